@@ -1,0 +1,85 @@
+# How things are built: library, command, example, benchmarks, CUDA backend.
+
+obj = $(patsubst %.c,$(B)/obj/%.o,$(1))
+LIB_OBJ := $(call obj,$(LIB_SRC))
+CLI_OBJ := $(call obj,$(CLI_SRC))
+EXAMPLE_OBJ := $(call obj,$(EXAMPLE_SRC))
+GPT_OBJ := $(call obj,$(GPT_SRC))
+BENCH_SUPPORT_OBJ := $(call obj,$(BENCH_SUPPORT_SRC))
+CUDA_OBJ := $(patsubst %.cu,$(B)/obj/%.cu.o,$(CUDA_SRC))
+
+STATIC_LIB := $(B)/libckptdelta.a
+SHARED_LIB := $(B)/libckptdelta.so.$(VERSION)
+CUDA_LIB := $(if $(HAVE_CUDA),$(B)/libckptdelta_cuda.so)
+CLI := $(if $(CLI_SRC),$(B)/ckptdelta)
+EXAMPLES := $(if $(EXAMPLE_SRC),$(B)/train_gpt)
+BENCHES := $(patsubst bench/%.c,$(B)/bench/%,$(BENCH_SRC))
+PROGRAMS := $(STATIC_LIB) $(SHARED_LIB) $(CUDA_LIB) $(CLI) $(EXAMPLES)
+
+say = @printf '  %-8s %s\n' $(1) $(2)
+
+# A change of compiler or flags rebuilds; an unchanged one touches nothing. The first line of a build checks for the
+# libraries, so that what is missing is named at once.
+$(B)/.flags: FORCE
+	@mkdir -p $(@D)
+	@printf '%s\n' '$(subst ','\'',$(CC) $(CKD_CPPFLAGS) $(CKD_CFLAGS) $(CKD_LDFLAGS) $(CKD_LIBS) $(NVCC) $(NVCC_FLAGS))' >$@.new
+	@if cmp -s $@.new $@; then rm -f $@.new; else \
+	    CC='$(CC)' DEPS_PREFIX='$(DEPS_PREFIX)' scripts/setup-deps.sh --check build && mv $@.new $@; fi
+	@case '$(B)' in build/current) ;; build/*) ln -sfn '$(patsubst build/%,%,$(B))' build/current ;; esac
+
+SCHEMA_H := $(if $(wildcard catalog/schema.sql),$(B)/gen/catalog_schema.h)
+$(B)/gen/catalog_schema.h: catalog/schema.sql scripts/embed-sql.sh
+	@mkdir -p $(@D)
+	@sh scripts/embed-sql.sh catalog_schema_sql $< >$@.new && mv $@.new $@
+
+$(B)/obj/cli/%.o: EXTRA_CPPFLAGS = $(JANSSON_CPPFLAGS)
+$(B)/obj/examples/%.o: OPT = -O3
+$(B)/obj/tests/%.o: EXTRA_CPPFLAGS = $(CMOCKA_CPPFLAGS) $(JANSSON_CPPFLAGS)
+
+$(B)/obj/%.o: %.c $(B)/.flags | $(SCHEMA_H)
+	$(call say,CC,$<)
+	@mkdir -p $(@D)
+	@$(CC) $(CKD_CPPFLAGS) $(EXTRA_CPPFLAGS) $(CKD_CFLAGS) -MMD -MP -c -o $@ $<
+
+# One relocatable object whose internal names are made local: a program that links the archive sees ckd_ names only.
+$(B)/ckptdelta.o: $(LIB_OBJ)
+	@$(CC) -r -nostdlib -o $@.new $(LIB_OBJ)
+	@$(OBJCOPY) --localize-hidden $@.new $@ && rm -f $@.new
+
+$(STATIC_LIB): $(B)/ckptdelta.o
+	$(call say,AR,$@)
+	@rm -f $@ && $(AR) rcs $@ $<
+
+$(SHARED_LIB): $(LIB_OBJ) mk/libckptdelta.map
+	$(call say,LINK,$@)
+	@$(CC) -shared -Wl,-soname,libckptdelta.so.$(SOVERSION) -Wl,--version-script=mk/libckptdelta.map \
+	    $(if $(SANFLAGS),,-Wl$(comma)--no-undefined) $(CKD_LDFLAGS) -o $@ $(LIB_OBJ) $(CKD_LIBS)
+	@ln -sfn $(@F) $(B)/libckptdelta.so.$(SOVERSION)
+	@ln -sfn libckptdelta.so.$(SOVERSION) $(B)/libckptdelta.so
+
+$(B)/ckptdelta: $(CLI_OBJ) $(STATIC_LIB)
+	$(call say,LINK,$@)
+	@$(CC) $(CKD_LDFLAGS) -o $@ $(CLI_OBJ) $(STATIC_LIB) $(CKD_LIBS) $(JANSSON_LIBS)
+
+$(B)/train_gpt: $(EXAMPLE_OBJ) $(STATIC_LIB)
+	$(call say,LINK,$@)
+	@$(CC) $(CKD_LDFLAGS) -o $@ $(EXAMPLE_OBJ) $(STATIC_LIB) $(CKD_LIBS)
+
+$(BENCHES): $(B)/bench/%: $(B)/obj/bench/%.o $(BENCH_SUPPORT_OBJ) $(STATIC_LIB)
+	$(call say,LINK,$@)
+	@mkdir -p $(@D)
+	@$(CC) $(CKD_LDFLAGS) -o $@ $< $(BENCH_SUPPORT_OBJ) $(STATIC_LIB) $(CKD_LIBS)
+
+$(B)/obj/%.cu.o: %.cu $(B)/.flags
+	$(call say,NVCC,$<)
+	@mkdir -p $(@D)
+	@$(NVCC) $(NVCC_FLAGS) -I. -Iengine -MMD -MP -MF $(@:.o=.d) -c -o $@ $<
+
+# The CUDA runtime is linked statically and finds the driver itself: the backend loads, and says no, where none is.
+$(B)/libckptdelta_cuda.so: $(CUDA_OBJ) mk/libckptdelta.map
+	$(call say,LINK,$@)
+	@$(NVCC) -shared -cudart static $(CUDA_ARCHS) -Xlinker -soname=libckptdelta_cuda.so \
+	    -Xlinker --version-script=mk/libckptdelta.map -Xlinker --as-needed -o $@ $(CUDA_OBJ) -lcublas
+
+-include $(patsubst %.o,%.d,$(LIB_OBJ) $(CLI_OBJ) $(EXAMPLE_OBJ) $(BENCH_SUPPORT_OBJ) $(CUDA_OBJ) \
+    $(call obj,$(BENCH_SRC)))

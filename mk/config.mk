@@ -1,0 +1,136 @@
+# What is being built, with what, and where: options, detection, flags. Nothing here has a recipe.
+
+# --- options (see `make help`)
+ifeq ($(origin CC),default)
+CC := gcc
+endif
+OPT ?= -O2
+SAN ?=
+WERROR ?= 0
+FUZZ ?= 0
+CUDA ?= auto
+DEPS_PREFIX ?=
+PREFIX ?= /usr/local
+BINDIR ?= $(PREFIX)/bin
+LIBDIR ?= $(PREFIX)/lib
+INCLUDEDIR ?= $(PREFIX)/include
+PKG_CONFIG ?= pkg-config
+OBJCOPY ?= objcopy
+
+comma := ,
+empty :=
+space := $(empty) $(empty)
+
+# --- the build folder: one for each combination of options, so that switching back and forth rebuilds nothing
+ifneq ($(filter-out 0 1,$(WERROR)),)
+$(error WERROR is 0 or 1, not "$(WERROR)")
+endif
+ifneq ($(filter-out 0 1,$(FUZZ)),)
+$(error FUZZ is 0 or 1, not "$(FUZZ)")
+endif
+ifneq ($(filter-out 0 1 auto,$(CUDA)),)
+$(error CUDA is 0, 1 or auto, not "$(CUDA)")
+endif
+san_list := $(subst $(comma),$(space),$(SAN))
+ifneq ($(filter-out address undefined leak thread,$(san_list)),)
+$(error SAN is a comma-separated list of address, undefined, leak, thread, not "$(SAN)")
+endif
+
+own_flags := $(strip $(CFLAGS) $(CPPFLAGS) $(LDFLAGS) $(DEPS_PREFIX) $(wordlist 2,9,$(CC)))
+KEY := $(notdir $(firstword $(CC)))$(subst $(space),,$(OPT))
+KEY := $(KEY)$(if $(SAN),-san-$(subst $(comma),-,$(SAN)))$(if $(filter 1,$(FUZZ)),-fuzz)
+KEY := $(KEY)$(if $(filter 1,$(WERROR)),-werror)$(if $(filter 0,$(CUDA)),-nocuda)
+ifneq ($(own_flags),)
+KEY := $(KEY)-$(firstword $(shell printf '%s' '$(own_flags)' | cksum))
+endif
+ifeq ($(origin O),command line)
+BUILD := $(O)
+endif
+BUILD ?= build/$(KEY)
+B := $(BUILD)
+
+# --- sources
+LIB_SRC := $(wildcard base/*.c codec/*.c catalog/*.c kernels/*.c engine/*.c)
+CLI_SRC := $(wildcard cli/*.c)
+EXAMPLE_SRC := $(wildcard examples/gpt_*.c examples/train_gpt.c)
+GPT_SRC := $(wildcard examples/gpt_*.c)
+BENCH_SRC := $(wildcard bench/bench_*.c)
+BENCH_SUPPORT_SRC := $(wildcard bench/support*.c)
+TEST_SRC := $(wildcard tests/test_*.c)
+TEST_SUPPORT_SRC := $(filter-out tests/support/fuzz_main.c,$(wildcard tests/support/*.c))
+FUZZ_SRC := $(wildcard tests/fuzz_*.c)
+CUDA_SRC := $(wildcard kernels/cuda/*.cu)
+
+version_of = $(shell sed -n 's/^.define CKD_VERSION_$(1)  *\([0-9][0-9]*\).*/\1/p' engine/ckptdelta.h)
+SOVERSION := $(call version_of,MAJOR)
+VERSION := $(SOVERSION).$(call version_of,MINOR).$(call version_of,PATCH)
+
+# --- libraries: pkg-config where it knows them, else the usual names on the usual paths
+pc_known = $(shell $(PKG_CONFIG) --exists $(1) 2>/dev/null && echo yes)
+pc_flags = $(if $(call pc_known,$(1)),$(shell $(PKG_CONFIG) $(2) $(1)),$(3))
+ifeq ($(DEPS_PREFIX),)
+DEPS_CPPFLAGS := $(sort $(call pc_flags,libzstd liblz4 libxxhash sqlite3,--cflags,))
+DEPS_LIBS := $(call pc_flags,libzstd liblz4 sqlite3,--libs,-lzstd -llz4 -lsqlite3)
+JANSSON_CPPFLAGS := $(call pc_flags,jansson,--cflags,)
+JANSSON_LIBS := $(call pc_flags,jansson,--libs,-ljansson)
+CMOCKA_CPPFLAGS := $(call pc_flags,cmocka,--cflags,)
+CMOCKA_LIBS := $(call pc_flags,cmocka,--libs,-lcmocka)
+else
+# A prefix of one's own: include/ and lib/, or the usr/ of Debian packages unpacked with `dpkg -x`.
+deps_include := $(wildcard $(addprefix $(DEPS_PREFIX)/,include usr/include usr/include/*-linux-gnu))
+deps_lib := $(wildcard $(addprefix $(DEPS_PREFIX)/,lib lib64 usr/lib usr/lib/*-linux-gnu lib/*-linux-gnu))
+DEPS_CPPFLAGS := $(addprefix -isystem ,$(deps_include))
+DEPS_LDFLAGS := $(foreach d,$(deps_lib),-L$(d) -Wl,-rpath,$(abspath $(d)))
+DEPS_LIBS := -lzstd -llz4 -lsqlite3
+JANSSON_LIBS := -ljansson
+CMOCKA_LIBS := -lcmocka
+endif
+SYS_LIBS := -pthread -lm -ldl
+
+# --- flags
+WARNINGS := -Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wold-style-definition \
+            -Wpointer-arith -Wvla -Wundef -Wwrite-strings -Wformat=2 -Wimplicit-fallthrough
+ifeq ($(WERROR),1)
+WARNINGS += -Werror
+endif
+# Sanitizers stop at the first finding. A float that does not fit an integer is undefined behaviour, too, and differs
+# between machines; -fsanitize=undefined alone does not look for it.
+ifneq ($(SAN),)
+SANFLAGS := -fsanitize=$(SAN) -fno-sanitize-recover=all -fno-omit-frame-pointer
+SANFLAGS += $(if $(filter undefined,$(san_list)),-fsanitize=float-cast-overflow)
+endif
+ifeq ($(FUZZ),1)
+SANFLAGS += -fsanitize=fuzzer-no-link
+FUZZ_CPPFLAGS := -DFUZZING_BUILD_MODE_UNSAFE_FOR_PRODUCTION=1
+endif
+# -ffp-contract=off: what a decoder computes must not depend on whether the machine has fused multiply-add.
+CKD_CFLAGS = -std=gnu11 $(OPT) -g -fPIC -fvisibility=hidden -ffp-contract=off -pthread $(WARNINGS) $(SANFLAGS) $(CFLAGS)
+CKD_CPPFLAGS = -I. -Iengine -I$(B)/gen -D_FILE_OFFSET_BITS=64 $(FUZZ_CPPFLAGS) $(DEPS_CPPFLAGS) $(CPPFLAGS)
+# The run path lets dlopen find the CUDA backend next to the program (build folder) or in ../lib (installed).
+CKD_LDFLAGS = -pthread $(SANFLAGS) -Wl,--as-needed -Wl,-rpath,'$$ORIGIN:$$ORIGIN/../lib' $(DEPS_LDFLAGS) $(LDFLAGS)
+CKD_LIBS = $(DEPS_LIBS) $(SYS_LIBS)
+
+# --- CUDA: the backend is a shared object of its own, opened at run time; nothing else is compiled differently
+CUDA_HOME ?= /usr/local/cuda
+NVCC ?= $(firstword $(shell command -v nvcc 2>/dev/null) $(wildcard $(CUDA_HOME)/bin/nvcc))
+CUDA_ARCHS := -gencode arch=compute_80,code=sm_80 -gencode arch=compute_90,code=sm_90 \
+              -gencode arch=compute_90,code=compute_90
+# The same arithmetic as the CPU: no contraction, no flush to zero, correctly rounded division and square root.
+NVCC_FLAGS = -std=c++17 -O3 --fmad=false --ftz=false --prec-div=true --prec-sqrt=true $(CUDA_ARCHS) \
+             -Xcompiler -fPIC,-fvisibility=hidden,-ffp-contract=off,-Wall,-Wextra $(if $(filter 1,$(WERROR)),-Werror all-warnings)
+CUDA_WHY :=
+ifeq ($(CUDA_SRC),)
+CUDA_WHY := no: there are no CUDA sources
+else ifeq ($(CUDA),0)
+CUDA_WHY := no: CUDA=0
+else ifeq ($(NVCC),)
+ifeq ($(CUDA),1)
+$(error CUDA=1, but nvcc is neither on PATH nor in $(CUDA_HOME)/bin: set CUDA_HOME or NVCC)
+endif
+CUDA_WHY := no: nvcc not found
+endif
+HAVE_CUDA := $(if $(CUDA_WHY),,yes)
+
+# --- as many jobs as there are cores, unless told otherwise: in a recipe, $(SUBMAKE) GOAL. (Only recipes can see -j.)
+JOBS := $(shell nproc 2>/dev/null || echo 2)
+SUBMAKE = $(MAKE) --no-print-directory $(if $(findstring -j,$(MAKEFLAGS)),,-j$(JOBS))

@@ -1,0 +1,71 @@
+# Tests, fuzzers and checks.
+
+# Debian's python first: the test modules are its packages, and another python3 on PATH may lack them.
+PYTHON ?= $(shell scripts/find-python.sh)
+TEST_TIMEOUT ?= 900
+FUZZ_SECONDS ?= 60
+
+TEST_SUPPORT_OBJ := $(call obj,$(TEST_SUPPORT_SRC))
+TESTS := $(patsubst tests/%.c,$(B)/tests/%,$(TEST_SRC))
+REPLAYS := $(patsubst tests/%.c,$(B)/tests/%,$(FUZZ_SRC))
+FUZZERS := $(patsubst tests/%.c,$(B)/fuzz/%,$(FUZZ_SRC))
+
+# Everything of the library with its internal names still visible.
+$(B)/obj/internal.a: $(LIB_OBJ)
+	@rm -f $@ && $(AR) rcs $@ $(LIB_OBJ)
+
+$(B)/tests/test_gpt: EXTRA_OBJ = $(GPT_OBJ)
+$(B)/tests/test_gpt: $(GPT_OBJ)
+
+$(TESTS): $(B)/tests/%: $(B)/obj/tests/%.o $(TEST_SUPPORT_OBJ) $(B)/obj/internal.a
+	$(call say,LINK,$@)
+	@mkdir -p $(@D)
+	@$(CC) $(CKD_LDFLAGS) -o $@ $< $(EXTRA_OBJ) $(TEST_SUPPORT_OBJ) $(B)/obj/internal.a $(CMOCKA_LIBS) $(CKD_LIBS)
+
+$(REPLAYS): $(B)/tests/%: $(B)/obj/tests/%.o $(B)/obj/tests/support/fuzz_main.o $(TEST_SUPPORT_OBJ) $(B)/obj/internal.a
+	$(call say,LINK,$@)
+	@mkdir -p $(@D)
+	@$(CC) $(CKD_LDFLAGS) -o $@ $< $(B)/obj/tests/support/fuzz_main.o $(TEST_SUPPORT_OBJ) $(B)/obj/internal.a \
+	    $(CMOCKA_LIBS) $(CKD_LIBS)
+
+$(FUZZERS): $(B)/fuzz/%: $(B)/obj/tests/%.o $(TEST_SUPPORT_OBJ) $(B)/obj/internal.a
+	$(call say,LINK,$@)
+	@mkdir -p $(@D)
+	@$(CC) $(CKD_LDFLAGS) -fsanitize=fuzzer -o $@ $< $(TEST_SUPPORT_OBJ) $(B)/obj/internal.a $(CMOCKA_LIBS) $(CKD_LIBS)
+
+.SECONDARY: $(call obj,$(TEST_SRC) $(FUZZ_SRC) $(BENCH_SRC) tests/support/fuzz_main.c)
+
+.PHONY: test build-tests test-run fuzz fuzz-run
+test:
+	@CC='$(CC)' DEPS_PREFIX='$(DEPS_PREFIX)' scripts/setup-deps.sh test
+	@+$(SUBMAKE) test-run
+
+build-tests: programs $(TESTS) $(REPLAYS)
+
+test-run: build-tests
+	@CC='$(CC)' CKPTDELTA_CFLAGS='$(SANFLAGS)' CKPTDELTA_LIBS='$(DEPS_LDFLAGS) $(CKD_LIBS)' \
+	    $(PYTHON) tests/run.py --build '$(B)' --san '$(SAN)' --jobs '$(JOBS)' \
+	    --timeout '$(TEST_TIMEOUT)' --only '$(T)' --pytest-args '$(PYTEST_ARGS)' --cuda '$(HAVE_CUDA)'
+
+fuzz:
+	@+$(SUBMAKE) CC=clang SAN=address,undefined FUZZ=1 CUDA=0 fuzz-run
+
+fuzz-run: $(FUZZERS)
+	@B='$(B)' sh scripts/run-fuzzers.sh '$(FUZZ_SECONDS)' $(FUZZERS)
+
+.PHONY: check-layers format check-format lint
+check-layers:
+	@$(or $(wildcard /usr/bin/python3),python3) scripts/check_layers.py .
+
+C_FILES := $(wildcard $(foreach d,base codec catalog kernels kernels/cuda engine cli examples bench tests tests/support,\
+             $(d)/*.c $(d)/*.h $(d)/*.cu $(d)/*.cuh))
+format:
+	@clang-format -i $(C_FILES)
+
+check-format:
+	@clang-format --dry-run -Werror $(C_FILES)
+
+lint: $(SCHEMA_H)
+	@B='$(B)' CKD_LINT_FLAGS='$(CKD_CPPFLAGS)' sh scripts/lint.sh $(LIB_SRC) $(CLI_SRC) $(EXAMPLE_SRC)
+
+-include $(patsubst %.o,%.d,$(TEST_SUPPORT_OBJ) $(call obj,$(TEST_SRC) $(FUZZ_SRC) tests/support/fuzz_main.c))

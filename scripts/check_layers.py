@@ -1,0 +1,189 @@
+"""Checks who includes and calls whom, and how long files and functions are: check_layers.py [ROOT]
+
+    cli, python, examples, bench -> engine -> kernels, codec, catalog -> base
+
+Reads sources as text, comments and string contents removed; functions are found by the layout that clang-format gives
+them (a definition ends its head with `{` outside any other braces, and its closing brace stands in the first column).
+Prints `file:line: what is wrong` for each finding and exits 1 if there is any. `tests/check_layers_selftest.sh` proves
+that each rule finds what it is for. Needs the standard library only.
+"""
+
+import re
+import sys
+from pathlib import Path
+
+LIBRARY = {"base", "codec", "catalog", "kernels", "engine"}
+USERS = {"cli", "python", "examples", "bench"}
+FREE = {"tests"}
+
+# The folders of ours from which each folder may include. The public header's types are everybody's.
+MAY_INCLUDE = {
+    "base": {"base"},
+    "codec": {"codec", "base"},
+    "catalog": {"catalog", "base"},
+    "kernels": {"kernels", "base"},
+    "engine": {"engine", "kernels", "codec", "catalog", "base"},
+    **{user: {user} for user in USERS},
+}
+PUBLIC_HEADER = {"ckptdelta.h", "engine/ckptdelta.h"}
+GENERATED = {"catalog_schema.h": "catalog"}
+
+# Foreign headers, and the only folders that may include them. Benchmarks compare with other coders.
+OWNERS = [
+    (r"sqlite3(ext)?\.h", {"catalog"}),
+    (r"(zstd.*|zdict|lz4.*)\.h", {"codec", "bench"}),
+    (r"xxh(ash|3|_.*)\.h", {"base"}),
+    (r"(cuda.*|cublas.*|cooperative_groups.*|cub/.*|thrust/.*|nvrtc.*|nvml.*)", {"kernels/cuda"}),
+    (r"jansson.*\.h", {"cli"}),
+    (r"argp\.h", {"cli", "examples", "bench"}),
+]
+
+FILE_CALLS = """open open64 openat openat2 creat fopen fdopen freopen mkstemp mkostemp tmpfile opendir fdopendir scandir
+    rename renameat renameat2 link linkat symlink symlinkat unlink unlinkat remove mkdir mkdirat rmdir
+    fsync fdatasync sync syncfs sync_file_range fallocate posix_fallocate ftruncate truncate copy_file_range
+    pread pwrite preadv pwritev flock fcntl lockf""".split()
+NEVER_CALLS = """mmap mmap64 mremap exit _exit _Exit quick_exit abort assert printf fprintf vprintf vfprintf puts fputs
+    putchar putc fputc perror fwrite signal sigaction setlocale system popen fork""".split()
+
+MAX_FILE_LINES = 600
+MAX_FUNCTION_LINES = 60
+MEASURED = LIBRARY | {"cli", "examples"}
+
+SUFFIXES = {".c", ".h", ".cu", ".cuh", ".cpp", ".hpp", ".inc"}
+INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')
+TOKEN = re.compile(r"""//(?:\\\n|[^\n])*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'""", re.DOTALL)
+
+
+def call_pattern(names):
+    """A call by name: not a longer name, not a member of a struct."""
+    return re.compile(r"(?<![\w.>])(?:" + "|".join(names) + r")\s*\(")
+
+
+FILE_CALL = call_pattern(FILE_CALLS)
+NEVER_CALL = call_pattern(NEVER_CALLS)
+
+
+def strip_comments(text):
+    """The text without comments and string contents; lines keep their numbers, includes their names."""
+    def blank(match):
+        token = match.group(0)
+        newlines = "\n" * token.count("\n")
+        if token[0] == "/":
+            return " " + newlines
+        line_start = text.rfind("\n", 0, match.start()) + 1
+        if re.match(r"\s*#\s*include\b", text[line_start:match.start()] + " "):
+            return token
+        return token[0] + newlines + token[0]
+    return TOKEN.sub(blank, text)
+
+
+class Source:
+    def __init__(self, root, path):
+        self.path = path.relative_to(root)
+        self.folder = self.path.parts[0]
+        raw = path.read_text(encoding="utf-8", errors="replace")
+        self.length = len(raw.splitlines())
+        self.lines = strip_comments(raw).splitlines()
+        self.findings = []
+
+    def find(self, number, message):
+        self.findings.append(f"{self.path}:{number}: {message}")
+
+    def exists_beside(self, root, name):
+        return (root / self.path.parent / name).is_file()
+
+
+def check_includes(source, root):
+    for number, line in enumerate(source.lines, 1):
+        match = INCLUDE.match(line)
+        if not match:
+            continue
+        kind, name = match.groups()
+        owner = owner_of(source, root, kind, name)
+        if owner is not None:
+            if owner not in MAY_INCLUDE[source.folder]:
+                source.find(number, f"{source.folder}/ must not include {name}, which is part of {owner}/")
+            continue
+        if name in PUBLIC_HEADER:
+            if source.folder in USERS and name != "ckptdelta.h":
+                source.find(number, 'include it as "ckptdelta.h" here')
+            continue
+        check_foreign(source, number, name)
+
+
+def owner_of(source, root, kind, name):
+    """The folder of ours that a header belongs to; None for the public header and foreign ones."""
+    if name in PUBLIC_HEADER:
+        return None
+    if name in GENERATED:
+        return GENERATED[name]
+    if kind == '"' and source.exists_beside(root, name):
+        target = (root / source.path.parent / name).resolve().relative_to(root.resolve())
+        return None if str(target) in PUBLIC_HEADER else target.parts[0]
+    first = name.split("/")[0]
+    if "/" in name and first in LIBRARY | USERS | FREE:
+        return first
+    # A bare name finds engine/'s headers, because the folder is on the include path.
+    return "engine" if (root / "engine" / name).is_file() else None
+
+
+def check_foreign(source, number, name):
+    for pattern, allowed in OWNERS:
+        inside = any(str(source.path).startswith(folder + "/") for folder in allowed)
+        if re.fullmatch(pattern, name) and not inside:
+            source.find(number, f"{name} belongs in {' and '.join(sorted(allowed))} only")
+
+
+def check_calls(source):
+    if source.folder not in LIBRARY:
+        return
+    for number, line in enumerate(source.lines, 1):
+        if line.lstrip().startswith("#") and "define" not in line:
+            continue
+        if source.folder != "base":
+            for match in FILE_CALL.finditer(line):
+                source.find(number, f"{match.group(0)}) is base/'s business: call base/file.h")
+        for match in NEVER_CALL.finditer(line):
+            source.find(number, f"the library never calls {match.group(0)})")
+
+
+def check_lengths(source):
+    if source.folder not in MEASURED:
+        return
+    if source.length > MAX_FILE_LINES:
+        source.find(source.length, f"{source.length} lines, {MAX_FILE_LINES} are the limit")
+    start = None
+    for number, line in enumerate(source.lines, 1):
+        line = line.rstrip()
+        if start is None:
+            if line == "{" or (re.search(r"\)\s*(const\s*|noexcept\s*)?\{$", line) and not line.startswith("}")):
+                start = number
+        elif line.startswith("}"):
+            length = number - start + 1
+            if length > MAX_FUNCTION_LINES:
+                source.find(start, f"a function of {length} lines, {MAX_FUNCTION_LINES} are the limit")
+            start = None
+    if start is not None:
+        source.find(start, "no closing brace in the first column: is the file formatted (make format)?")
+
+
+def main(argv):
+    root = Path(argv[1] if len(argv) > 1 else ".")
+    folders = sorted(LIBRARY | USERS)
+    paths = [p for f in folders for p in sorted((root / f).rglob("*")) if p.suffix in SUFFIXES and p.is_file()]
+    if not any(p.relative_to(root).parts[0] in LIBRARY for p in paths):
+        print(f"check_layers: no library sources under {root}")
+        return 1
+    findings = []
+    for path in paths:
+        source = Source(root, path)
+        check_includes(source, root)
+        check_calls(source)
+        check_lengths(source)
+        findings += source.findings
+    print("\n".join(findings) if findings else f"check_layers: {len(paths)} files, no findings")
+    return 1 if findings else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv))

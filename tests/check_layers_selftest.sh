@@ -1,0 +1,107 @@
+#!/bin/sh
+# scripts/check_layers.py finds each kind of violation, and nothing in a tree that has none.
+set -eu
+check=$PWD/scripts/check_layers.py
+python=${PYTHON:-python3}
+tree=$(mktemp -d)
+trap 'rm -rf "$tree"' EXIT
+failed=0
+
+# A small tree without violations, with what could be mistaken for one.
+clean_tree() {
+    rm -rf "${tree:?}"/*
+    for folder in base codec catalog kernels/cuda engine cli examples bench tests; do mkdir -p "$tree/$folder"; done
+    echo '#include "engine/ckptdelta.h"' >"$tree/base/file.h"
+    : >"$tree/engine/ckptdelta.h"
+    : >"$tree/engine/store.h"
+    : >"$tree/codec/codec.h"
+    : >"$tree/cli/cli.h"
+    printf '#include <fcntl.h>\n#include <xxhash.h>\n#include "base/file.h"\nint f(void)\n{\n    return open("a", 0);\n}\n' \
+        >"$tree/base/file.c"
+    printf '#include <sqlite3.h>\n#include "catalog_schema.h"\n#include "base/file.h"\n' >"$tree/catalog/catalog.c"
+    printf '#include <zstd.h>\n#include "codec.h"\n#include "base/file.h"\n#include "ckptdelta.h"\n' >"$tree/codec/codec.c"
+    printf '#include <cuda_runtime.h>\n' >"$tree/kernels/cuda/kernels.cu"
+    printf '#include "codec/codec.h"\n#include "store.h"\n/* open(x), "a" */\nint g(int a,\n      int b) {\n    %s\n%s\n}\n' \
+        'file_open(a); io->open(b); io.fsync(b); const char *s = "open(1) \" abort()";' \
+        '    return a; // abort() /* not a comment' >"$tree/engine/save.c"
+    printf '#include "ckptdelta.h"\n#include "cli.h"\n#include <jansson.h>\nint main(void) {\n    printf("");\n}\n' \
+        >"$tree/cli/main.c"
+    printf '#include "engine/store.h"\n#include "codec/codec.h"\n#include <sqlite3.h>\n' >"$tree/tests/test_x.c"
+}
+
+fail() {
+    echo "FAILED: $1"
+    failed=1
+}
+
+# finds FILE LINE TEXT: with TEXT appended to FILE, exactly one finding, in that file, at that line.
+finds() {
+    clean_tree
+    printf '%b\n' "$3" >>"$tree/$1"
+    if output=$("$python" "$check" "$tree"); then fail "$1: nothing found in: $3"; return; fi
+    case $output in
+        *"
+"*) fail "$1: more than one finding for: $3
+$output" ;;
+        "$1:$2: "*) ;;
+        *) fail "$1: expected line $2 for: $3
+$output" ;;
+    esac
+}
+
+clean_tree
+"$python" "$check" "$tree" >"$tree/output" || fail "findings in a clean tree: $(cat "$tree/output")"
+
+finds base/new.c 1 '#include "codec/codec.h"'
+finds base/new.c 2 '\n#include "engine/store.h"'
+finds base/new.c 1 '#include "store.h"'
+finds codec/new.c 1 '#include "../engine/store.h"' # by a relative path
+finds codec/new.c 1 '#include "kernels/kernels.h"'
+finds codec/new.c 1 '#include "catalog/catalog.h"'
+finds codec/new.c 1 '#include "catalog_schema.h"'
+finds catalog/new.c 1 '#include "codec/codec.h"'
+finds kernels/new.c 1 '#include "codec/codec.h"'
+finds kernels/cuda/new.cu 1 '#include "engine/store.h"'
+finds engine/new.c 1 '#include "cli/cli.h"'
+finds engine/new.c 1 '#include "tests/support/x.h"'
+finds cli/new.c 1 '#include "base/file.h"'
+finds cli/new.c 1 '#include "engine/ckptdelta.h"'
+finds cli/new.c 1 '#include "engine/store.h"'
+finds cli/new.c 1 '#  include "store.h"'
+finds examples/new.c 1 '#include "base/file.h"'
+finds bench/new.c 1 '#include "codec/codec.h"'
+finds engine/new.c 1 '#include <sqlite3.h>'
+finds engine/new.c 1 '#include <zstd.h>'
+finds kernels/new.c 1 '#include <lz4hc.h>'
+finds codec/new.c 1 '#include <xxhash.h>'
+finds kernels/new.c 1 '#include <cuda_runtime.h>'
+finds kernels/new.c 1 '#include <cublas_v2.h>'
+finds engine/new.c 1 '#include <jansson.h>'
+finds examples/new.c 1 '#include <sqlite3.h>'
+finds engine/new.c 3 'int f(void)\n{\n    return open("a", 0);\n}'
+for call in openat creat rename renameat2 link unlink fsync fdatasync fopen flock fcntl; do
+    finds codec/new.c 2 "void f(void) {\\n    x = ${call} (a);\\n}"
+done
+finds catalog/new.c 1 '#define OPEN(x) open(x, 0)'
+finds base/new.c 2 'void f(void) {\n    abort();\n}'
+finds engine/new.c 2 'void f(void) {\n    fprintf(stderr, "x");\n}'
+finds codec/new.c 2 'void f(void) {\n    assert(x);\n}'
+finds base/new.c 2 'void f(void) {\n    p = mmap(0);\n}'
+
+lines() { awk -v n="$1" -v text="$2" 'BEGIN { while (n-- > 0) printf "%s\\n", text }'; }
+finds engine/new.c 601 "$(lines 600 '')int x;"
+finds engine/new.c 1 "void f(void) {\\n$(lines 59 '    x();')}"
+finds cli/new.c 3 "void f(int a,\\n       int b)\\n{\\n$(lines 59 '    x();')}"
+finds examples/new.c 2 "void f(int a,\\n       int b) {\\n$(lines 59 '    x();')}"
+finds kernels/cuda/new.cu 1 "__global__ void f(int a) {\\n$(lines 59 '    x();')}"
+finds engine/new.c 1 'void f(void) {\n    x();\n    }'
+
+# At the limits there is nothing to find; a long table is no function.
+clean_tree
+{ printf 'void f(void) {\n%b}\n' "$(lines 58 '    x();')"; printf 'static int a[] = {\n%b};\n' "$(lines 530 '    1,')"; } \
+    >"$tree/engine/new.c"
+"$python" "$check" "$tree" >"$tree/output" || fail "findings at the limits: $(cat "$tree/output")"
+rm -rf "${tree:?}"/*
+if "$python" "$check" "$tree" >/dev/null; then fail "an empty tree passes"; fi
+[ $failed = 0 ] && echo "every violation was found"
+exit $failed

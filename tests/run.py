@@ -1,0 +1,252 @@
+"""Runs every test, in parallel, and counts: `make test` calls it.
+
+Four kinds of tests, all found by name (`tests/README.md` says how to write one):
+
+- programs `<build>/tests/test_*`, cmocka: each test function counts, from the XML that cmocka writes;
+- programs `<build>/tests/fuzz_*`, which replay `tests/corpus/<name>/`: one test each;
+- scripts `tests/check_*.sh`: one test each;
+- files `tests/**/test_*.py`, pytest: each test function counts, from the XML that pytest writes.
+
+A program that dies, runs out of time, or writes no readable XML is a failure, whatever it printed. Exit status 77 is a
+skip; its reason is the last line printed that begins with `SKIP:`. With CKD_REQUIRE_GPU=1 a skipped test that has `gpu`
+or `cuda` in its name is a failure. Needs the standard library only.
+"""
+
+import argparse
+import concurrent.futures
+import fnmatch
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+SKIP_STATUS = 77
+SHOWN_LINES = 150
+NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+
+class Job:
+    """One process to run, and what came of it."""
+
+    def __init__(self, kind, name, command):
+        self.kind, self.name, self.command = kind, name, command
+        self.passed = 0
+        self.failed = []  # (test, message)
+        self.skipped = []  # (test, reason)
+        self.output = ""
+        self.seconds = 0.0
+
+    def needs_gpu(self, test):
+        return re.search("cuda|gpu", f"{self.name} {test}", re.IGNORECASE) is not None
+
+    def skip(self, test, reason):
+        if os.environ.get("CKD_REQUIRE_GPU") == "1" and self.needs_gpu(test):
+            self.failed.append((test, f"skipped, but CKD_REQUIRE_GPU=1: {reason}"))
+        else:
+            self.skipped.append((test, reason))
+
+
+def find_jobs(args):
+    build, root = Path(args.build), args.root
+    jobs = []
+    for path in sorted(root.glob("tests/**/test_*.py")):
+        name = str(path.relative_to(root / "tests"))
+        jobs.append(Job("pytest", name, [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider",
+                                         "-o", "markers=slow: takes long; left out under sanitizers in CI",
+                                         "--rootdir", str(root / "tests")]
+                        + shlex.split(args.pytest_args) + [str(path)]))
+    for source in sorted(root.glob("tests/test_*.c")):
+        jobs.append(Job("cmocka", source.stem, [str(build / "tests" / source.stem)]))
+    for source in sorted(root.glob("tests/fuzz_*.c")):
+        corpus = root / "tests" / "corpus" / source.stem[len("fuzz_"):]
+        jobs.append(Job("replay", source.stem, [str(build / "tests" / source.stem)]
+                        + ([str(corpus)] if corpus.is_dir() else [])))
+    for path in sorted(root.glob("tests/check_*.sh")):
+        jobs.append(Job("script", path.name, ["sh", str(path)]))
+    wanted = args.only.split()
+    if wanted:
+        jobs = [j for j in jobs if any(matches(j.name, pattern) for pattern in wanted)]
+    return jobs
+
+
+def matches(name, pattern):
+    stem = Path(name).stem
+    bare = re.sub("^(test|fuzz|check)_", "", stem)
+    return any(fnmatch.fnmatch(n, pattern) for n in (name, stem, bare))
+
+
+def environment(args, temporary):
+    env = dict(os.environ)
+    build = str(Path(args.build).resolve())
+    env.update(CKPTDELTA=f"{build}/ckptdelta", CKPTDELTA_BUILD=build, TMPDIR=temporary, LC_ALL="C.UTF-8",
+               PYTHONDONTWRITEBYTECODE="1", PYTHON=sys.executable, CKPTDELTA_SAN=args.san, CMOCKA_MESSAGE_OUTPUT="XML")
+    # make's own variables would make a test that calls make part of this build.
+    for name in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "GNUMAKEFLAGS"):
+        env.pop(name, None)
+    # The driver's mappings and the address sanitizer's shadow gap exclude each other.
+    gap = ":protect_shadow_gap=0" if args.cuda else ""
+    env.setdefault("ASAN_OPTIONS", "detect_leaks=1:detect_stack_use_after_return=1:strict_string_checks=1" + gap)
+    env.setdefault("UBSAN_OPTIONS", "print_stacktrace=1")
+    env.setdefault("TSAN_OPTIONS", "halt_on_error=1:second_deadlock_stack=1")
+    return env
+
+
+def run(job, args):
+    results = Path(args.build).resolve() / "results" / re.sub("[^A-Za-z0-9_.-]", "_", job.name)
+    shutil.rmtree(results, ignore_errors=True)
+    results.mkdir(parents=True)
+    temporary = tempfile.mkdtemp(prefix="ckptdelta-test-")
+    command = list(job.command)
+    env = environment(args, temporary)
+    if job.kind == "cmocka":
+        env["CMOCKA_XML_FILE"] = f"{results}/%g.xml"
+    elif job.kind == "pytest":
+        command += ["--junitxml", f"{results}/pytest.xml", "--basetemp", f"{temporary}/pytest"]
+    start = time.monotonic()
+    try:
+        status = run_process(job, command, env, args)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    job.seconds = time.monotonic() - start
+    (results / "output.txt").write_text(job.output)
+    judge(job, status, sorted(results.glob("*.xml")), filtered=bool(args.pytest_args))
+
+
+def run_process(job, command, env, args):
+    """The exit status; negative for a signal, None if it ran out of time, a text if it could not be started."""
+    try:
+        process = subprocess.Popen(command, cwd=args.root, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                                   stderr=subprocess.STDOUT, start_new_session=True)
+    except OSError as error:
+        return f"cannot be started: {error}"
+    try:
+        output, _ = process.communicate(timeout=args.timeout)
+        status = process.returncode
+    except subprocess.TimeoutExpired:
+        kill_group(process)
+        output, _ = process.communicate()
+        status = None
+    else:
+        kill_group(process)  # what it may have left running
+    job.output = output.decode("utf-8", "replace")
+    return status
+
+
+def kill_group(process):
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+
+
+def judge(job, status, xml_files, filtered):
+    if job.kind in ("cmocka", "pytest"):
+        for path in xml_files:
+            try:
+                read_xml(job, path)
+            except (ElementTree.ParseError, OSError) as error:
+                job.failed.append(("-", f"unreadable result file {path.name}: {error}"))
+    counted = job.passed + len(job.failed) + len(job.skipped)
+    if status == SKIP_STATUS and len(job.failed) != SKIP_STATUS:
+        job.skip("-", skip_reason(job.output))
+    elif isinstance(status, str):
+        job.failed.append(("-", status))
+    elif status is None:
+        job.failed.append(("-", "ran out of time"))
+    elif status < 0:
+        job.failed.append(("-", f"killed by {signal.Signals(-status).name}"))
+    elif job.kind in ("script", "replay"):
+        if status == 0:
+            job.passed += 1
+        else:
+            job.failed.append(("-", f"exit status {status}"))
+    elif job.kind == "pytest" and status == 5 and filtered and counted == 0:
+        pass  # the filter left nothing of this file
+    elif status != 0 and not job.failed:
+        job.failed.append(("-", f"exit status {status}, but no failed test in its results"))
+    elif counted == 0:
+        job.failed.append(("-", "wrote no results"))
+
+
+def skip_reason(output):
+    reasons = re.findall(r"SKIP:\s*(.*)", output)
+    return reasons[-1].strip() if reasons else "no reason given"
+
+
+def read_xml(job, path):
+    text = NOT_XML.sub("?", path.read_text(encoding="utf-8", errors="replace"))
+    # cmocka writes one document for each group, to the same file if the names are the same.
+    text = re.sub(r"<\?xml.*?\?>", "", text)
+    for case in ElementTree.fromstring(f"<all>{text}</all>").iter("testcase"):
+        name = case.get("name", "?")
+        bad = [e for e in case if e.tag in ("failure", "error")]
+        skipped = case.find("skipped")
+        if bad:
+            job.failed.append((name, "\n".join((e.get("message") or e.text or "").strip() for e in bad)))
+        elif skipped is not None:
+            job.skip(name, skipped.get("message") or skipped.text or skip_reason(job.output))
+        else:
+            job.passed += 1
+
+
+def show(job):
+    parts = [f"{job.passed} passed"]
+    parts += [f"{len(job.failed)} FAILED"] if job.failed else []
+    parts += [f"{len(job.skipped)} skipped"] if job.skipped else []
+    print(f"  {'FAIL' if job.failed else 'ok':5} {job.name:32} {', '.join(parts):28} {job.seconds:7.1f} s", flush=True)
+
+
+def show_failure(job):
+    print(f"\n=== {job.name}: {' '.join(job.command)}")
+    lines = job.output.splitlines()
+    if len(lines) > SHOWN_LINES:
+        print(f"... {len(lines) - SHOWN_LINES} lines left out: see output.txt in the results folder")
+    print("\n".join(lines[-SHOWN_LINES:]))
+    for test, message in job.failed:
+        print(f"--- FAILED {job.name} {test}: {message.strip() or 'no message'}")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--build", required=True, help="the build folder")
+    parser.add_argument("--root", type=Path, default=Path(__file__).resolve().parent.parent, help="where tests/ lies")
+    parser.add_argument("--san", default="", help="the sanitizers it was built with")
+    parser.add_argument("--cuda", default="", help="not empty: the CUDA backend was built")
+    parser.add_argument("--jobs", type=int, default=0, help="processes at a time; 0: one for each core")
+    parser.add_argument("--timeout", type=float, default=900, help="seconds one of them may take")
+    parser.add_argument("--only", default="", help="run only what matches one of these patterns")
+    parser.add_argument("--pytest-args", default="", help="more arguments for pytest")
+    args = parser.parse_args()
+
+    jobs = find_jobs(args)
+    workers = args.jobs or len(os.sched_getaffinity(0))
+    with concurrent.futures.ThreadPoolExecutor(workers) as pool:
+        running = {pool.submit(run, job, args): job for job in jobs}
+        for future in concurrent.futures.as_completed(running):
+            future.result()
+            show(running[future])
+    for job in jobs:
+        if job.failed:
+            show_failure(job)
+    skipped = [(job, test, reason) for job in jobs for test, reason in job.skipped]
+    if skipped:
+        print("\nSkipped:")
+        for job, test, reason in skipped:
+            print(f"  {job.name}{'' if test == '-' else ' ' + test}: {reason.strip()}")
+    passed, failed = sum(j.passed for j in jobs), sum(len(j.failed) for j in jobs)
+    if passed + failed + len(skipped) == 0:
+        print("\nno test was found or matched")
+        failed = 1
+    print(f"\n{passed} passed, {failed} failed, {len(skipped)} skipped")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
