@@ -64,7 +64,7 @@ find_missing() {
         missing="$missing gcc libc6-dev libzstd-dev liblz4-dev libxxhash-dev libsqlite3-dev libjansson-dev"
         [ "$what" = test ] && missing="$missing libcmocka-dev"
     fi
-    need_command pkg-config "${PKG_CONFIG:-pkg-config}"
+    [ -n "$prefix" ] || need_command pkg-config "${PKG_CONFIG:-pkg-config}"
     if [ "$what" = test ]; then
         need_command sqlite3 sqlite3
         scripts/find-python.sh --check >/dev/null ||
