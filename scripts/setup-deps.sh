@@ -60,6 +60,9 @@ find_missing() {
         if [ "$what" = test ]; then
             need_header libcmocka-dev stdarg.h stddef.h stdint.h setjmp.h cmocka.h
         fi
+    elif [ "${compiler%% *}" != gcc ]; then
+        echo "ckptdelta: CC=$compiler cannot be run, or finds no <stdlib.h>" >&2
+        exit 1
     else
         missing="$missing gcc libc6-dev libzstd-dev liblz4-dev libxxhash-dev libsqlite3-dev libjansson-dev"
         [ "$what" = test ] && missing="$missing libcmocka-dev"
