@@ -1,0 +1,188 @@
+/* The growing buffer, the bounded cursor, and UTF-8. */
+#include "base/bytes.h"
+
+#include <stdlib.h>
+
+/* ---- writing ---- */
+
+#define SMALLEST_CAPACITY 256
+
+void bytes_free(bytes *b) {
+    free(b->data);
+    *b = (bytes){0};
+}
+
+/* By half again: appending stays linear, and a large buffer is not twice what it holds. */
+static bool grow(bytes *b, size_t needed) {
+    size_t capacity = b->capacity;
+    if (__builtin_add_overflow(capacity, capacity / 2, &capacity) || capacity < needed) {
+        capacity = needed;
+    }
+    if (capacity < SMALLEST_CAPACITY) {
+        capacity = SMALLEST_CAPACITY;
+    }
+    uint8_t *data = realloc(b->data, capacity);
+    if (data == NULL && capacity > needed && needed > 0) {
+        capacity = needed;
+        data = realloc(b->data, capacity);
+    }
+    if (data == NULL) {
+        return false;
+    }
+    b->data = data;
+    b->capacity = capacity;
+    return true;
+}
+
+void *bytes_extend(bytes *b, size_t size) {
+    size_t needed;
+    if (b->failed) {
+        return NULL;
+    }
+    if (__builtin_add_overflow(b->size, size, &needed) ||
+        ((needed > b->capacity || b->data == NULL) && !grow(b, needed))) {
+        b->failed = true;
+        return NULL;
+    }
+    void *at = b->data + b->size;
+    b->size = needed;
+    return at;
+}
+
+void bytes_put(bytes *b, const void *data, size_t size) {
+    void *to = bytes_extend(b, size);
+    if (to != NULL && size > 0) {
+        memcpy(to, data, size);
+    }
+}
+
+void bytes_put_u8(bytes *b, uint8_t v) {
+    bytes_put(b, &v, 1);
+}
+
+void bytes_put_u16(bytes *b, uint16_t v) {
+    void *to = bytes_extend(b, 2);
+    if (to != NULL) {
+        store_le16(to, v);
+    }
+}
+
+void bytes_put_u32(bytes *b, uint32_t v) {
+    void *to = bytes_extend(b, 4);
+    if (to != NULL) {
+        store_le32(to, v);
+    }
+}
+
+void bytes_put_u64(bytes *b, uint64_t v) {
+    void *to = bytes_extend(b, 8);
+    if (to != NULL) {
+        store_le64(to, v);
+    }
+}
+
+void bytes_put_string(bytes *b, const char *s) {
+    size_t size = strlen(s);
+    if (size > UINT16_MAX) {
+        b->failed = true;
+        return;
+    }
+    bytes_put_u16(b, (uint16_t)size);
+    bytes_put(b, s, size);
+}
+
+/* ---- reading ---- */
+
+const void *reader_take(reader *r, size_t size) {
+    static const uint8_t nothing[1];
+    if (r->failed || size > reader_left(r)) {
+        r->failed = true;
+        return NULL;
+    }
+    if (size == 0) {
+        return nothing; /* r->data may be NULL, which would look like a failure */
+    }
+    const uint8_t *at = r->data + r->at;
+    r->at += size;
+    return at;
+}
+
+uint8_t reader_u8(reader *r) {
+    const uint8_t *p = reader_take(r, 1);
+    return p != NULL ? *p : 0;
+}
+
+uint16_t reader_u16(reader *r) {
+    const void *p = reader_take(r, 2);
+    return p != NULL ? load_le16(p) : 0;
+}
+
+uint32_t reader_u32(reader *r) {
+    const void *p = reader_take(r, 4);
+    return p != NULL ? load_le32(p) : 0;
+}
+
+uint64_t reader_u64(reader *r) {
+    const void *p = reader_take(r, 8);
+    return p != NULL ? load_le64(p) : 0;
+}
+
+void reader_string(reader *r, char *out, size_t capacity) {
+    if (capacity > 0) {
+        out[0] = '\0';
+    }
+    size_t size = reader_u16(r);
+    const char *s = reader_take(r, size);
+    if (s == NULL) {
+        return;
+    }
+    if (size >= capacity || !utf8_valid(s, size)) {
+        r->failed = true;
+        return;
+    }
+    memcpy(out, s, size);
+    out[size] = '\0';
+}
+
+/* ---- UTF-8: the well-formed byte sequences of the Unicode Standard, table 3-7 ---- */
+
+/* Length of the character that starts at s, 0 if it is none. */
+static size_t utf8_character(const uint8_t *s, size_t left) {
+    uint8_t lead = s[0], low = 0x80, high = 0xbf;
+    size_t length;
+    if (lead < 0x80) {
+        return lead != 0;
+    } else if (lead >= 0xc2 && lead <= 0xdf) {
+        length = 2;
+    } else if (lead >= 0xe0 && lead <= 0xef) {
+        length = 3;
+        low = lead == 0xe0 ? 0xa0 : low;   /* shorter forms exist */
+        high = lead == 0xed ? 0x9f : high; /* surrogates */
+    } else if (lead >= 0xf0 && lead <= 0xf4) {
+        length = 4;
+        low = lead == 0xf0 ? 0x90 : low;
+        high = lead == 0xf4 ? 0x8f : high; /* beyond U+10FFFF */
+    } else {
+        return 0;
+    }
+    if (left < length || s[1] < low || s[1] > high) {
+        return 0;
+    }
+    for (size_t i = 2; i < length; i++) {
+        if ((s[i] & 0xc0) != 0x80) {
+            return 0;
+        }
+    }
+    return length;
+}
+
+bool utf8_valid(const char *s, size_t size) {
+    for (size_t at = 0; at < size;) {
+        size_t length = utf8_character((const uint8_t *)s + at, size - at);
+        if (length == 0) {
+            return false;
+        }
+        at += length;
+    }
+    return true;
+}

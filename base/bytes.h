@@ -1,0 +1,123 @@
+/*
+ * Bytes: little-endian fields, a growing buffer to write them into, a bounded cursor to read them from, and sizes that
+ * cannot overflow. Nothing here trusts its input; nothing is ever dumped as a struct.
+ */
+#ifndef BASE_BYTES_H
+#define BASE_BYTES_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+/* ---- sizes: false on overflow, *out untouched then ---- */
+static inline bool size_mul(uint64_t *out, uint64_t a, uint64_t b) {
+    uint64_t product; /* the builtin stores what is left of it on overflow, too */
+    if (__builtin_mul_overflow(a, b, &product)) {
+        return false;
+    }
+    *out = product;
+    return true;
+}
+static inline bool size_add(uint64_t *out, uint64_t a, uint64_t b) {
+    uint64_t sum;
+    if (__builtin_add_overflow(a, b, &sum)) {
+        return false;
+    }
+    *out = sum;
+    return true;
+}
+
+/* ---- little-endian scalars at any alignment ---- */
+static inline uint16_t load_le16(const void *p) {
+    const uint8_t *b = p;
+    return (uint16_t)(b[0] | b[1] << 8);
+}
+static inline uint32_t load_le32(const void *p) {
+    uint32_t v;
+    memcpy(&v, p, 4);
+#if __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
+    v = __builtin_bswap32(v);
+#endif
+    return v;
+}
+static inline uint64_t load_le64(const void *p) {
+    uint64_t v;
+    memcpy(&v, p, 8);
+#if __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
+    v = __builtin_bswap64(v);
+#endif
+    return v;
+}
+static inline void store_le16(void *p, uint16_t v) {
+    uint8_t *b = p;
+    b[0] = (uint8_t)v;
+    b[1] = (uint8_t)(v >> 8);
+}
+static inline void store_le32(void *p, uint32_t v) {
+#if __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
+    v = __builtin_bswap32(v);
+#endif
+    memcpy(p, &v, 4);
+}
+static inline void store_le64(void *p, uint64_t v) {
+#if __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
+    v = __builtin_bswap64(v);
+#endif
+    memcpy(p, &v, 8);
+}
+
+/*
+ * A growing byte buffer. Zero-initialise; release with bytes_free. An allocation that fails sets `failed`, which sticks
+ * until bytes_free: write all fields, then check once.
+ */
+typedef struct bytes {
+    uint8_t *data;
+    size_t size, capacity;
+    bool failed;
+} bytes;
+
+void bytes_free(bytes *b);
+/* Appends `size` uninitialised bytes and returns them, NULL on failure. Valid until the next append. */
+void *bytes_extend(bytes *b, size_t size);
+/* Empties the buffer and keeps its memory. */
+static inline void bytes_clear(bytes *b) {
+    b->size = 0;
+}
+/* `data` must not lie in the buffer itself. */
+void bytes_put(bytes *b, const void *data, size_t size);
+void bytes_put_u8(bytes *b, uint8_t v);
+void bytes_put_u16(bytes *b, uint16_t v);
+void bytes_put_u32(bytes *b, uint32_t v);
+void bytes_put_u64(bytes *b, uint64_t v);
+/* u16 length, then the bytes, no NUL. Longer than 65535 bytes: failed. */
+void bytes_put_string(bytes *b, const char *s);
+
+/* A cursor over bytes in memory. A read past the end sets `failed`, which sticks, and yields zeros. */
+typedef struct reader {
+    const uint8_t *data;
+    size_t size, at;
+    bool failed;
+} reader;
+
+static inline reader reader_of(const void *data, size_t size) {
+    return (reader){data, size, 0, false};
+}
+static inline size_t reader_left(const reader *r) {
+    return r->size - r->at;
+}
+/* The next `size` bytes, or NULL (and failed). Of no bytes: not NULL, not to be read. */
+const void *reader_take(reader *r, size_t size);
+uint8_t reader_u8(reader *r);
+uint16_t reader_u16(reader *r);
+uint32_t reader_u32(reader *r);
+uint64_t reader_u64(reader *r);
+/*
+ * A string as bytes_put_string writes it, into `out` with a NUL. Fails, with `out` empty, if longer than capacity - 1
+ * or if it contains a NUL or is not valid UTF-8.
+ */
+void reader_string(reader *r, char *out, size_t capacity);
+/* Is this valid UTF-8 (no overlong forms, no surrogates) without NUL? */
+bool utf8_valid(const char *s, size_t size);
+
+#endif

@@ -1,0 +1,36 @@
+/* Time and randomness. */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+#include "base/file.h"
+
+#include <errno.h>
+#include <sys/random.h>
+#include <time.h>
+
+static uint64_t clock_ns(clockid_t clock) {
+    struct timespec t = {0};
+    (void)clock_gettime(clock, &t); /* cannot fail for the two clocks that every Linux has */
+    return (uint64_t)t.tv_sec * UINT64_C(1000000000) + (uint64_t)t.tv_nsec;
+}
+
+uint64_t clock_wall_ns(void) {
+    return clock_ns(CLOCK_REALTIME);
+}
+
+uint64_t clock_monotonic_ns(void) {
+    return clock_ns(CLOCK_MONOTONIC);
+}
+
+ckd_status random_bytes(void *out, size_t size, ckd_error *err) {
+    for (size_t done = 0; done < size;) {
+        ssize_t got = getrandom((uint8_t *)out + done, size - done, 0);
+        if (got < 0 && errno != EINTR) {
+            int errnum = errno;
+            memset(out, 0, size);
+            return err_sys(err, errnum, NULL, "the system gives no random bytes");
+        }
+        done += got > 0 ? (size_t)got : 0;
+    }
+    return CKD_OK;
+}

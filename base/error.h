@@ -1,0 +1,36 @@
+/*
+ * Fills ckd_error: what went wrong, where (tensor, file, offset), and errno. All accept err == NULL; all return the
+ * status. Thread-safe; nothing is allocated. Arguments may point into *err. Texts that are too long
+ * are cut between UTF-8 characters, paths on the left.
+ */
+#ifndef BASE_ERROR_H
+#define BASE_ERROR_H
+
+#include "engine/ckptdelta.h"
+
+#define ERR_PRINTF(fmt, args) __attribute__((format(printf, fmt, args)))
+
+/* Starts a fresh error: clears tensor, file, offset and errno. */
+ckd_status err_set(ckd_error *err, ckd_status status, const char *format, ...) ERR_PRINTF(3, 4);
+
+/*
+ * A failed system call on `path` (may be NULL). The status follows errno: ENOSPC, EDQUOT -> NOSPACE; EROFS, EACCES and
+ * EPERM -> READ_ONLY; ENOENT -> NOT_FOUND; EEXIST -> EXISTS; ENOMEM -> NOMEM; else IO. ": " and what errno means (in
+ * English, whatever the locale) are appended.
+ */
+ckd_status err_sys(ckd_error *err, int errnum, const char *path, const char *format, ...) ERR_PRINTF(4, 5);
+
+/* "out of memory for %zu bytes of %s" */
+ckd_status err_nomem(ckd_error *err, size_t bytes, const char *what);
+
+/* CORRUPT (or UNSUPPORTED with err_unsupported) at an offset of a file; offset may be CKD_NO_OFFSET. */
+ckd_status err_corrupt(ckd_error *err, const char *path, uint64_t offset, const char *format, ...)
+    ERR_PRINTF(4, 5);
+ckd_status err_unsupported(ckd_error *err, const char *path, uint64_t offset, const char *format, ...)
+    ERR_PRINTF(4, 5);
+
+/* Adds where, if not yet set, to an error that was filled below, on its way up. Does nothing to CKD_OK. */
+ckd_status err_in_tensor(ckd_error *err, ckd_status status, const char *tensor);
+ckd_status err_in_file(ckd_error *err, ckd_status status, const char *path);
+
+#endif

@@ -1,0 +1,142 @@
+/*
+ * Files: the only place that opens, writes, syncs, links, renames, locks and removes. Each of these steps asks the
+ * fault hook first, so that tests can fail or kill the process at every one of them.
+ *
+ * A failed fsync is never retried on the same file: the caller drops the file and writes a new one.
+ */
+#ifndef BASE_FILE_H
+#define BASE_FILE_H
+
+#include <stdbool.h>
+
+#include "base/bytes.h"
+#include "base/error.h"
+
+/* ---- reading ---- */
+typedef struct file_reader file_reader;
+/*
+ * Errors: NOT_FOUND, IO (no permission and no regular file are IO, too), NOMEM. Reading is by pread: one reader may be
+ * used by several threads at once.
+ */
+ckd_status file_open_read(file_reader **out, const char *path, ckd_error *err);
+uint64_t file_size(const file_reader *f); /* at the time of opening */
+const char *file_path(const file_reader *f);
+/* Exactly `size` bytes at `offset`; CORRUPT with the path and offset if the file ends before. */
+ckd_status file_read_at(file_reader *f, uint64_t offset, void *to, size_t size, ckd_error *err);
+void file_close_read(file_reader *f); /* accepts NULL */
+/* A whole small file into `out` (cleared first, empty on failure); CORRUPT if larger than cap. */
+ckd_status file_read_all(bytes *out, const char *path, size_t cap, ckd_error *err);
+
+/*
+ * ---- writing new files ----
+ *
+ * The first write or sync that fails spoils the file: every later call but file_discard fails with the same status.
+ * A writer is used by one thread at a time.
+ */
+typedef struct file_writer file_writer;
+/*
+ * Creates path, which must not exist (EXISTS). Mode 0666 less the umask. Appends go through a buffer of `buffer` bytes
+ * (0: none); one that is larger than the buffer goes straight to the file.
+ */
+ckd_status file_create(file_writer **out, const char *path, size_t buffer, ckd_error *err);
+ckd_status file_append(file_writer *f, const void *data, size_t size, ckd_error *err);
+uint64_t file_written(const file_writer *f); /* bytes appended so far, buffered ones included */
+/* Flushes the buffer and makes data and size durable (fdatasync), not the name: dir_sync does that. Never retried. */
+ckd_status file_sync(file_writer *f, ckd_error *err);
+/* Flushes the buffer without syncing. */
+ckd_status file_flush(file_writer *f, ckd_error *err);
+/* Replaces bytes already appended (flushes first): for headers that are known last. INVALID beyond what was appended. */
+ckd_status file_write_at(file_writer *f, uint64_t offset, const void *data, size_t size, ckd_error *err);
+/* Flushes and closes. Frees f also on failure; the file stays then, and is the caller's to remove. */
+ckd_status file_close(file_writer *f, ckd_error *err);
+/*
+ * Closes and removes the file, unless its path has come to name another one, or this is a child forked by the process
+ * that created it. Accepts NULL.
+ */
+void file_discard(file_writer *f);
+
+/* ---- names ---- */
+/*
+ * Gives the file `from` the name `to` without replacing anything: EXISTS if `to` is there; of several at once one wins.
+ * Both on one file system. renameat2, or link and unlink where the file system lacks it; the old name may be left over
+ * then if it cannot be removed, which is no failure.
+ */
+ckd_status file_publish(const char *from, const char *to, ckd_error *err);
+/* Replaces `to` atomically. */
+ckd_status file_replace(const char *from, const char *to, ckd_error *err);
+ckd_status file_remove(const char *path, bool missing_ok, ckd_error *err);
+ckd_status dir_create(const char *path, bool exists_ok, ckd_error *err);
+ckd_status dir_sync(const char *path, ckd_error *err);
+/*
+ * create + append + sync + close + publish + dir_sync, through the temporary name `temp` beside it (EXISTS if that or
+ * path is there). For manifests and other small files. If dir_sync is what fails, the file has its name and may or may
+ * not keep it in a power cut; after any other failure neither name is left.
+ */
+ckd_status file_publish_bytes(const char *path, const char *temp, const void *data, size_t size,
+                              ckd_error *err);
+bool file_exists(const char *path);
+
+/* Names in a directory (without . and ..), sorted by bytes. Release with dir_list_free. NOT_FOUND if it is absent. */
+typedef struct dir_list {
+    char **names;
+    size_t count;
+} dir_list;
+ckd_status dir_list_read(dir_list *out, const char *path, ckd_error *err);
+void dir_list_free(dir_list *list);
+/*
+ * Apparent sizes of all regular files below path, added up; symbolic links are not followed, files that vanish
+ * meanwhile not counted. At most 64 directories deep (IO).
+ */
+ckd_status dir_bytes(uint64_t *out, const char *path, ckd_error *err);
+
+/*
+ * ---- locks: open file description locks, so that they end with the process and work between threads ----
+ *
+ * A child that a process forks while it holds a lock: lock_release in the parent ends the lock, in the child it only
+ * frees. If the parent dies without releasing, the lock lasts until the child ends, calls lock_release or exec.
+ */
+typedef enum lock_kind { LOCK_SHARED, LOCK_EXCLUSIVE } lock_kind;
+typedef struct file_lock file_lock;
+/*
+ * Opens path (created if `create`, else NOT_FOUND) and locks it, waiting up to timeout_ms (0: try once). BUSY when it
+ * cannot be had in time; the message names the path. A shared lock on an existing file needs only read permission.
+ * The file that is locked is the one that the path names when the call returns: whoever removes lock files does so
+ * while holding the lock exclusively. Waiting is by polling with growing pauses of up to 50 ms, in no particular order.
+ */
+ckd_status lock_acquire(file_lock **out, const char *path, lock_kind kind, bool create, uint32_t timeout_ms,
+                        ckd_error *err);
+/* The file stays. Accepts NULL. */
+void lock_release(file_lock *lock);
+
+/* ---- time and randomness ---- */
+uint64_t clock_wall_ns(void);
+uint64_t clock_monotonic_ns(void);
+ckd_status random_bytes(void *out, size_t size, ckd_error *err);
+
+/* ---- fault injection, for tests only ---- */
+typedef enum file_step {
+    STEP_CREATE,
+    STEP_WRITE,
+    STEP_SYNC,
+    STEP_CLOSE,
+    STEP_PUBLISH,
+    STEP_REPLACE,
+    STEP_REMOVE,
+    STEP_MKDIR,
+    STEP_DIR_SYNC,
+    STEP_OPEN,
+    STEP_READ,
+    STEP_LOCK
+} file_step;
+/*
+ * Called before each step: 0 goes on, an errno makes the step fail with it. A negative value -n on STEP_WRITE writes
+ * only the first n - 1 bytes of it and then fails with ENOSPC; on other steps it means EIO. A step is one flush of a
+ * buffer, one read, one lock_acquire (whatever it takes), never a repetition after EINTR. STEP_OPEN is also the listing
+ * of a directory. Removing a file that is missing is a step, too. Not thread-safe to change while files are in use.
+ */
+typedef int (*file_fault_fn)(void *context, file_step step, const char *path);
+void file_set_fault_hook(file_fault_fn hook, void *context);
+/* Reports a step done elsewhere on files of the store (SQLite's VFS), so that sweeps cover it; same result. */
+int file_fault_check(file_step step, const char *path);
+
+#endif

@@ -1,0 +1,133 @@
+/* Directories: what is in them, and how much. */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+#include "base/file_step.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define DEEPEST 64 /* nested directories that dir_bytes follows; each holds a descriptor meanwhile */
+
+static bool is_dot(const char *name) {
+    return name[0] == '.' && (name[1] == '\0' || (name[1] == '.' && name[2] == '\0'));
+}
+
+/* The next name that is not . or ..; NULL at the end (errno 0) or on failure. */
+static const char *next_name(DIR *dir) {
+    struct dirent *entry;
+    do {
+        errno = 0;
+        entry = readdir(dir);
+    } while (entry != NULL && is_dot(entry->d_name));
+    return entry != NULL ? entry->d_name : NULL;
+}
+
+static int by_name(const void *a, const void *b) {
+    return strcmp(*(char *const *)a, *(char *const *)b);
+}
+
+void dir_list_free(dir_list *list) {
+    for (size_t i = 0; i < list->count; i++) {
+        free(list->names[i]);
+    }
+    free(list->names);
+    *list = (dir_list){0};
+}
+
+static bool add_name(dir_list *list, size_t *capacity, const char *name) {
+    if (list->count == *capacity) {
+        size_t more = *capacity == 0 ? 64 : *capacity * 2;
+        char **names = more > SIZE_MAX / sizeof(*names) ? NULL : realloc(list->names, more * sizeof(*names));
+        if (names == NULL) {
+            return false;
+        }
+        list->names = names;
+        *capacity = more;
+    }
+    list->names[list->count] = strdup(name);
+    return list->names[list->count] != NULL && ++list->count > 0;
+}
+
+ckd_status dir_list_read(dir_list *out, const char *path, ckd_error *err) {
+    *out = (dir_list){0};
+    size_t capacity = 0;
+    const char *name;
+    int errnum = step_check(STEP_OPEN, path);
+    DIR *dir = errnum == 0 ? opendir(path) : NULL;
+    if (dir == NULL) {
+        return err_sys(err, errnum != 0 ? errnum : errno, path, "cannot list %s", path);
+    }
+    while (errnum == 0 && (name = next_name(dir)) != NULL) {
+        errnum = add_name(out, &capacity, name) ? 0 : ENOMEM;
+    }
+    errnum = errnum != 0 ? errnum : errno;
+    closedir(dir);
+    if (errnum != 0) {
+        dir_list_free(out);
+        return err_sys(err, errnum, path, "cannot list %s", path);
+    }
+    if (out->count > 1) {
+        qsort(out->names, out->count, sizeof(*out->names), by_name);
+    }
+    return CKD_OK;
+}
+
+static int add_directory(uint64_t *total, int parent, const char *name, int depth);
+
+/* What is gone again by the time it is looked at counts nothing: others may be saving and removing. */
+static int add_entry(uint64_t *total, int dir, const char *name, int depth) {
+    struct stat st;
+    if (fstatat(dir, name, &st, AT_SYMLINK_NOFOLLOW) != 0) {
+        return errno == ENOENT ? 0 : errno;
+    }
+    if (S_ISDIR(st.st_mode)) {
+        int errnum = add_directory(total, dir, name, depth + 1);
+        return errnum == ENOENT ? 0 : errnum;
+    }
+    if (S_ISREG(st.st_mode) && !size_add(total, *total, (uint64_t)st.st_size)) {
+        return EOVERFLOW;
+    }
+    return 0;
+}
+
+static int add_directory(uint64_t *total, int parent, const char *name, int depth) {
+    if (depth > DEEPEST) {
+        return ELOOP;
+    }
+    int fd = openat(parent, name, O_RDONLY | O_DIRECTORY | O_CLOEXEC | (depth > 0 ? O_NOFOLLOW : 0));
+    DIR *dir = fd >= 0 ? fdopendir(fd) : NULL;
+    if (dir == NULL) {
+        int errnum = errno;
+        if (fd >= 0) {
+            close(fd);
+        }
+        return errnum;
+    }
+    int errnum = 0;
+    const char *entry;
+    while (errnum == 0 && (entry = next_name(dir)) != NULL) {
+        errnum = add_entry(total, fd, entry, depth);
+    }
+    errnum = errnum != 0 ? errnum : errno;
+    closedir(dir);
+    return errnum;
+}
+
+ckd_status dir_bytes(uint64_t *out, const char *path, ckd_error *err) {
+    *out = 0;
+    uint64_t total = 0;
+    int errnum = step_check(STEP_OPEN, path);
+    if (errnum == 0) {
+        errnum = add_directory(&total, AT_FDCWD, path, 0);
+    }
+    if (errnum != 0) {
+        return err_sys(err, errnum, path, "cannot measure %s", path);
+    }
+    *out = total;
+    return CKD_OK;
+}

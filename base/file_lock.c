@@ -1,0 +1,146 @@
+/*
+ * Locks: fcntl's open file description locks. Unlike the older POSIX locks they belong to the descriptor: two
+ * threads exclude each other, and closing some other descriptor of the file releases nothing.
+ */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+#include "base/file_step.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+/* F_OFD_SETLKW cannot time out: ask, sleep, ask again, ever less often. */
+#define SLEEP_FIRST_NS   UINT64_C(500000)
+#define SLEEP_LONGEST_NS UINT64_C(50000000)
+#define REOPEN_MAX       1000 /* times that the file may be exchanged under us in one call */
+
+struct file_lock {
+    int fd;
+    pid_t process;
+};
+
+static int open_lock_file(int *fd, const char *path, lock_kind kind, bool create) {
+    int flags = (kind == LOCK_EXCLUSIVE ? O_RDWR : O_RDONLY) | O_CLOEXEC | O_NONBLOCK | O_NOCTTY;
+    do {
+        /* Without O_CREAT first: on a read-only file system that may fail even if the file is there. */
+        *fd = open(path, flags);
+        if (*fd < 0 && errno == ENOENT && create) {
+            *fd = open(path, flags | O_CREAT, 0666);
+        }
+    } while (*fd < 0 && errno == EINTR);
+    return *fd < 0 ? errno : 0;
+}
+
+/* An errno; EAGAIN: held by another. */
+static int try_lock(int fd, lock_kind kind) {
+    struct flock range = {.l_type = kind == LOCK_EXCLUSIVE ? F_WRLCK : F_RDLCK, .l_whence = SEEK_SET};
+    while (fcntl(fd, F_OFD_SETLK, &range) != 0) {
+        if (errno != EINTR) {
+            return errno == EACCES ? EAGAIN : errno;
+        }
+    }
+    return 0;
+}
+
+/* Whoever held the lock before may have removed the file; a lock on a file without a name excludes nobody. */
+static int still_named(bool *named, int fd, const char *path) {
+    struct stat held, there;
+    *named = false;
+    if (fstat(fd, &held) != 0) {
+        return errno;
+    }
+    if (stat(path, &there) != 0) {
+        return errno == ENOENT ? 0 : errno;
+    }
+    *named = held.st_dev == there.st_dev && held.st_ino == there.st_ino;
+    return 0;
+}
+
+static void sleep_ns(uint64_t ns) {
+    struct timespec t = {.tv_sec = (time_t)(ns / 1000000000), .tv_nsec = (long)(ns % 1000000000)};
+    (void)nanosleep(&t, NULL); /* cut short by a signal: asked a little sooner */
+}
+
+static int wait_for_lock(int fd, lock_kind kind, uint64_t deadline) {
+    uint64_t pause = SLEEP_FIRST_NS;
+    for (;;) {
+        int errnum = try_lock(fd, kind);
+        uint64_t now = clock_monotonic_ns();
+        if (errnum != EAGAIN || now >= deadline) {
+            return errnum;
+        }
+        sleep_ns(pause < deadline - now ? pause : deadline - now);
+        pause = pause * 2 < SLEEP_LONGEST_NS ? pause * 2 : SLEEP_LONGEST_NS;
+    }
+}
+
+/* Opens and locks; *fd is the locked file, or closed on failure. */
+static int lock_file(int *fd, const char *path, lock_kind kind, bool create, uint64_t deadline) {
+    for (int i = 0; i < REOPEN_MAX; i++) {
+        bool named = false;
+        int errnum = open_lock_file(fd, path, kind, create);
+        if (errnum != 0) {
+            return errnum;
+        }
+        errnum = wait_for_lock(*fd, kind, deadline);
+        if (errnum == 0) {
+            errnum = still_named(&named, *fd, path);
+        }
+        if (errnum == 0 && named) {
+            return 0;
+        }
+        close(*fd);
+        if (errnum != 0) {
+            return errnum;
+        }
+    }
+    return EAGAIN;
+}
+
+ckd_status lock_acquire(file_lock **out, const char *path, lock_kind kind, bool create, uint32_t timeout_ms,
+                        ckd_error *err) {
+    *out = NULL;
+    file_lock *lock = malloc(sizeof(*lock));
+    if (lock == NULL) {
+        return err_nomem(err, sizeof(*lock), "a lock");
+    }
+    int errnum = step_check(STEP_LOCK, path);
+    if (errnum == 0) {
+        uint64_t deadline = clock_monotonic_ns() + (uint64_t)timeout_ms * 1000000;
+        errnum = lock_file(&lock->fd, path, kind, create, deadline);
+    }
+    if (errnum == 0) {
+        lock->process = getpid();
+        *out = lock;
+        return CKD_OK;
+    }
+    free(lock);
+    if (errnum == EAGAIN) {
+        err_set(err, CKD_E_BUSY, "another process or handle holds the lock %s; waited %u ms: try again later",
+                path, (unsigned)timeout_ms);
+        return err_in_file(err, CKD_E_BUSY, path);
+    }
+    return err_sys(err, errnum, path, "cannot lock %s", path);
+}
+
+void lock_release(file_lock *lock) {
+    if (lock == NULL) {
+        return;
+    }
+    /*
+     * A child forked meanwhile shares the open file. So the owner unlocks before it closes, or the child would keep the
+     * lock; and the child only closes, or a destructor that runs there would take the lock from its parent.
+     */
+    if (lock->process == getpid()) {
+        struct flock range = {.l_type = F_UNLCK, .l_whence = SEEK_SET};
+        while (fcntl(lock->fd, F_OFD_SETLK, &range) != 0 && errno == EINTR) {
+        }
+    }
+    close(lock->fd);
+    free(lock);
+}

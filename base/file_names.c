@@ -1,0 +1,139 @@
+/* Names: publish, replace, remove, make directories. None of it is durable before the directory is synced. */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+#include "base/file_step.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static bool same_file(const char *a, const char *b) {
+    struct stat sa, sb;
+    return lstat(a, &sa) == 0 && lstat(b, &sb) == 0 && sa.st_dev == sb.st_dev && sa.st_ino == sb.st_ino;
+}
+
+/*
+ * For file systems without RENAME_NOREPLACE, NFS among them. Over NFS a link that was made may be reported as
+ * EEXIST, if the answer was lost and the question asked again: then both names are the same file.
+ */
+static int publish_by_link(const char *from, const char *to) {
+    if (link(from, to) != 0 && !(errno == EEXIST && same_file(from, to))) {
+        return errno;
+    }
+    /* Published. An old name that cannot be removed stays as a leftover: no reason to report a failure. */
+    (void)unlink(from);
+    return 0;
+}
+
+ckd_status file_publish(const char *from, const char *to, ckd_error *err) {
+    int errnum = step_check(STEP_PUBLISH, to);
+    if (errnum == 0 && renameat2(AT_FDCWD, from, AT_FDCWD, to, RENAME_NOREPLACE) != 0) {
+        errnum = errno == EINVAL || errno == ENOSYS ? publish_by_link(from, to) : errno;
+    }
+    return errnum == 0 ? CKD_OK : err_sys(err, errnum, to, "cannot publish %s as %s", from, to);
+}
+
+ckd_status file_replace(const char *from, const char *to, ckd_error *err) {
+    int errnum = step_check(STEP_REPLACE, to);
+    if (errnum == 0 && rename(from, to) != 0) {
+        errnum = errno;
+    }
+    return errnum == 0 ? CKD_OK : err_sys(err, errnum, to, "cannot replace %s by %s", to, from);
+}
+
+ckd_status file_remove(const char *path, bool missing_ok, ckd_error *err) {
+    int errnum = step_check(STEP_REMOVE, path);
+    if (errnum == 0 && unlink(path) != 0) {
+        errnum = errno == ENOENT && missing_ok ? 0 : errno;
+    }
+    return errnum == 0 ? CKD_OK : err_sys(err, errnum, path, "cannot remove %s", path);
+}
+
+static bool is_directory(const char *path) {
+    struct stat st;
+    return stat(path, &st) == 0 && S_ISDIR(st.st_mode);
+}
+
+ckd_status dir_create(const char *path, bool exists_ok, ckd_error *err) {
+    int errnum = step_check(STEP_MKDIR, path);
+    if (errnum == 0 && mkdir(path, 0777) != 0) {
+        int why = errno;
+        /* Not only EEXIST: a directory that is there on a read-only file system may answer EROFS. */
+        errnum = exists_ok && is_directory(path) ? 0 : why;
+    }
+    return errnum == 0 ? CKD_OK : err_sys(err, errnum, path, "cannot create the directory %s", path);
+}
+
+static int sync_directory(const char *path) {
+    int fd;
+    do {
+        fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    } while (fd < 0 && errno == EINTR);
+    if (fd < 0) {
+        return errno;
+    }
+    /* EINVAL: a file system that has no such thing as syncing a directory. */
+    int errnum = fsync(fd) != 0 && errno != EINVAL ? errno : 0;
+    close(fd);
+    return errnum;
+}
+
+ckd_status dir_sync(const char *path, ckd_error *err) {
+    int errnum = step_check(STEP_DIR_SYNC, path);
+    if (errnum == 0) {
+        errnum = sync_directory(path);
+    }
+    return errnum == 0 ? CKD_OK : err_sys(err, errnum, path, "cannot make the directory %s durable", path);
+}
+
+static ckd_status sync_parent(const char *path, ckd_error *err) {
+    const char *slash = strrchr(path, '/');
+    if (slash == NULL) {
+        return dir_sync(".", err);
+    }
+    size_t length = slash == path ? 1 : (size_t)(slash - path);
+    char *parent = malloc(length + 1);
+    if (parent == NULL) {
+        return err_nomem(err, length + 1, "a path");
+    }
+    memcpy(parent, path, length);
+    parent[length] = '\0';
+    ckd_status status = dir_sync(parent, err);
+    free(parent);
+    return status;
+}
+
+ckd_status file_publish_bytes(const char *path, const char *temp, const void *data, size_t size,
+                              ckd_error *err) {
+    file_writer *f;
+    ckd_status status = file_create(&f, temp, 0, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    status = file_append(f, data, size, err);
+    if (status == CKD_OK) {
+        status = file_sync(f, err);
+    }
+    if (status != CKD_OK) {
+        file_discard(f);
+        return status;
+    }
+    status = file_close(f, err);
+    if (status == CKD_OK) {
+        status = file_publish(temp, path, err);
+    }
+    if (status != CKD_OK) {
+        (void)file_remove(temp, true, NULL);
+        return status;
+    }
+    return sync_parent(path, err);
+}
+
+bool file_exists(const char *path) {
+    struct stat st;
+    return stat(path, &st) == 0;
+}

@@ -1,0 +1,137 @@
+/* Reading: pread, never a mapping (a mapped file that is cut short kills the process). */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+#include "base/file_step.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+struct file_reader {
+    int fd;
+    uint64_t size;
+    char path[];
+};
+
+/* A file that may not be read is no read-only store: IO, with the errno. */
+static ckd_status read_failed(ckd_error *err, int errnum, const char *path, const char *what) {
+    ckd_status status = err_sys(err, errnum, path, "cannot %s %s", what, path);
+    if (status != CKD_E_READ_ONLY) {
+        return status;
+    }
+    if (err != NULL) {
+        err->status = CKD_E_IO;
+    }
+    return CKD_E_IO;
+}
+
+/* O_NONBLOCK: a pipe under a chunk's name is an error, not a wait without end. It does nothing to files. */
+static ckd_status open_regular(int *fd, uint64_t *size, const char *path, ckd_error *err) {
+    struct stat st;
+    int fault = step_check(STEP_OPEN, path);
+    if (fault != 0) {
+        return read_failed(err, fault, path, "open");
+    }
+    do {
+        *fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
+    } while (*fd < 0 && errno == EINTR);
+    if (*fd < 0) {
+        return read_failed(err, errno, path, "open");
+    }
+    ckd_status status = CKD_OK;
+    if (fstat(*fd, &st) != 0) {
+        status = read_failed(err, errno, path, "stat");
+    } else if (!S_ISREG(st.st_mode)) {
+        status = err_set(err, CKD_E_IO, "%s is not a regular file", path);
+        err_in_file(err, status, path);
+    }
+    if (status != CKD_OK) {
+        close(*fd);
+        return status;
+    }
+    *size = (uint64_t)st.st_size;
+    return CKD_OK;
+}
+
+ckd_status file_open_read(file_reader **out, const char *path, ckd_error *err) {
+    *out = NULL;
+    size_t length = strlen(path) + 1;
+    file_reader *f = malloc(sizeof(*f) + length);
+    if (f == NULL) {
+        return err_nomem(err, sizeof(*f) + length, "a file reader");
+    }
+    memcpy(f->path, path, length);
+    ckd_status status = open_regular(&f->fd, &f->size, path, err);
+    if (status != CKD_OK) {
+        free(f);
+        return status;
+    }
+    *out = f;
+    return CKD_OK;
+}
+
+uint64_t file_size(const file_reader *f) {
+    return f->size;
+}
+
+const char *file_path(const file_reader *f) {
+    return f->path;
+}
+
+ckd_status file_read_at(file_reader *f, uint64_t offset, void *to, size_t size, ckd_error *err) {
+    uint64_t end;
+    if (!size_add(&end, offset, size) || end > INT64_MAX) {
+        return err_corrupt(err, f->path, offset, "%zu bytes at offset %llu lie beyond the end of %s", size,
+                           (unsigned long long)offset, f->path);
+    }
+    int fault = step_check(STEP_READ, f->path);
+    if (fault != 0) {
+        return read_failed(err, fault, f->path, "read");
+    }
+    for (size_t done = 0; done < size;) {
+        size_t part = size - done < FILE_IO_MAX ? size - done : FILE_IO_MAX;
+        ssize_t got = pread(f->fd, (uint8_t *)to + done, part, (off_t)(offset + done));
+        if (got == 0) {
+            return err_corrupt(err, f->path, offset,
+                               "%s ends at byte %llu, inside the %zu bytes at offset %llu", f->path,
+                               (unsigned long long)(offset + done), size, (unsigned long long)offset);
+        }
+        if (got < 0 && errno != EINTR) {
+            return read_failed(err, errno, f->path, "read");
+        }
+        done += got > 0 ? (size_t)got : 0;
+    }
+    return CKD_OK;
+}
+
+void file_close_read(file_reader *f) {
+    if (f != NULL) {
+        close(f->fd);
+        free(f);
+    }
+}
+
+ckd_status file_read_all(bytes *out, const char *path, size_t cap, ckd_error *err) {
+    file_reader *f;
+    bytes_clear(out);
+    ckd_status status = file_open_read(&f, path, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    if (f->size > cap) {
+        status = err_corrupt(err, path, CKD_NO_OFFSET, "%s has %llu bytes; at most %zu are expected here",
+                             path, (unsigned long long)f->size, cap);
+    } else {
+        size_t size = (size_t)f->size;
+        void *to = bytes_extend(out, size);
+        status = to == NULL ? err_nomem(err, size, "a file's content") : file_read_at(f, 0, to, size, err);
+    }
+    if (status != CKD_OK) {
+        bytes_clear(out);
+    }
+    file_close_read(f);
+    return status;
+}

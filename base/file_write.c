@@ -1,0 +1,205 @@
+/* Writing new files: append through a buffer, make durable once, close or discard. */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+#include "base/file_step.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+struct file_writer {
+    int fd;
+    pid_t process;
+    ckd_status failed; /* the first failure: what is on the disk is unknown from then on */
+    bool synced;       /* everything appended is durable */
+    uint64_t flushed;  /* bytes handed to the system; the buffer follows them */
+    size_t used, capacity;
+    uint8_t *buffer;
+    char *path; /* path and buffer are one allocation with this */
+};
+
+ckd_status file_create(file_writer **out, const char *path, size_t buffer, ckd_error *err) {
+    *out = NULL;
+    size_t length = strlen(path) + 1, size;
+    file_writer *f = NULL;
+    if (!__builtin_add_overflow(sizeof(*f) + length, buffer, &size)) {
+        f = malloc(size);
+    }
+    if (f == NULL) {
+        return err_nomem(err, buffer, "a file writer's buffer");
+    }
+    *f = (file_writer){.process = getpid(), .capacity = buffer, .path = (char *)(f + 1)};
+    memcpy(f->path, path, length);
+    f->buffer = (uint8_t *)f->path + length;
+    int errnum = step_check(STEP_CREATE, path);
+    if (errnum == 0) {
+        do {
+            f->fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+        } while (f->fd < 0 && errno == EINTR);
+        errnum = f->fd < 0 ? errno : 0;
+    }
+    if (errnum != 0) {
+        free(f);
+        return err_sys(err, errnum, path, "cannot create %s", path);
+    }
+    *out = f;
+    return CKD_OK;
+}
+
+static ckd_status fail(file_writer *f, ckd_error *err, int errnum, const char *what) {
+    f->failed = err_sys(err, errnum, f->path, "cannot %s %s", what, f->path);
+    return f->failed;
+}
+
+/* After a failure only file_discard and file_close are left. */
+static ckd_status refuse_failed(const file_writer *f, ckd_error *err) {
+    err_set(err, f->failed, "an earlier write or sync of %s failed: drop it and write a new file", f->path);
+    return err_in_file(err, f->failed, f->path);
+}
+
+/* One step of at most FILE_IO_MAX bytes; an errno, or 0 when all of it is written. */
+static int write_step(file_writer *f, uint64_t offset, const uint8_t *data, size_t size) {
+    int fault = file_fault_check(STEP_WRITE, f->path);
+    if (fault > 0) {
+        return fault;
+    }
+    if (fault < 0) { /* a disk that fills up in the middle of a write */
+        uint64_t room = (uint64_t)(-(int64_t)fault) - 1;
+        size = room < size ? (size_t)room : size;
+    }
+    for (size_t done = 0; done < size;) {
+        ssize_t put = pwrite(f->fd, data + done, size - done, (off_t)(offset + done));
+        if (put == 0) {
+            return EIO; /* never seen, but not to be waited for */
+        }
+        if (put < 0 && errno != EINTR) {
+            return errno;
+        }
+        done += put > 0 ? (size_t)put : 0;
+    }
+    return fault < 0 ? ENOSPC : 0;
+}
+
+static ckd_status write_out(file_writer *f, uint64_t offset, const void *data, size_t size, ckd_error *err) {
+    f->synced = false;
+    for (size_t done = 0; done < size;) {
+        size_t part = size - done < FILE_IO_MAX ? size - done : FILE_IO_MAX;
+        int errnum = write_step(f, offset + done, (const uint8_t *)data + done, part);
+        if (errnum != 0) {
+            return fail(f, err, errnum, "write");
+        }
+        done += part;
+    }
+    return CKD_OK;
+}
+
+ckd_status file_flush(file_writer *f, ckd_error *err) {
+    if (f->failed != CKD_OK) {
+        return refuse_failed(f, err);
+    }
+    if (f->used == 0) {
+        return CKD_OK;
+    }
+    ckd_status status = write_out(f, f->flushed, f->buffer, f->used, err);
+    if (status == CKD_OK) {
+        f->flushed += f->used;
+        f->used = 0;
+    }
+    return status;
+}
+
+ckd_status file_append(file_writer *f, const void *data, size_t size, ckd_error *err) {
+    uint64_t end;
+    if (f->failed != CKD_OK) {
+        return refuse_failed(f, err);
+    }
+    if (size == 0) {
+        return CKD_OK;
+    }
+    if (!size_add(&end, file_written(f), size) || end > INT64_MAX) {
+        return fail(f, err, EFBIG, "append to");
+    }
+    if (size > f->capacity - f->used) {
+        ckd_status status = file_flush(f, err);
+        if (status != CKD_OK) {
+            return status;
+        }
+    }
+    if (size > f->capacity - f->used) { /* larger than the whole buffer: not worth a copy */
+        ckd_status status = write_out(f, f->flushed, data, size, err);
+        f->flushed += status == CKD_OK ? size : 0;
+        return status;
+    }
+    memcpy(f->buffer + f->used, data, size);
+    f->used += size;
+    f->synced = false;
+    return CKD_OK;
+}
+
+uint64_t file_written(const file_writer *f) {
+    return f->flushed + f->used;
+}
+
+ckd_status file_write_at(file_writer *f, uint64_t offset, const void *data, size_t size, ckd_error *err) {
+    uint64_t end;
+    if (!size_add(&end, offset, size) || end > file_written(f)) {
+        err_set(err, CKD_E_INVALID, "%zu bytes at offset %llu of %s were never appended", size,
+                (unsigned long long)offset, f->path);
+        return err_in_file(err, CKD_E_INVALID, f->path);
+    }
+    ckd_status status = file_flush(f, err);
+    return status != CKD_OK ? status : write_out(f, offset, data, size, err);
+}
+
+ckd_status file_sync(file_writer *f, ckd_error *err) {
+    ckd_status status = file_flush(f, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    int errnum = step_check(STEP_SYNC, f->path);
+    if (errnum == 0 && fdatasync(f->fd) != 0) {
+        /* EINTR as well: Linux reports an error of writing back once, a second call would say yes. */
+        errnum = errno;
+    }
+    if (errnum != 0) {
+        return fail(f, err, errnum, "make durable");
+    }
+    f->synced = true;
+    return CKD_OK;
+}
+
+ckd_status file_close(file_writer *f, ckd_error *err) {
+    ckd_status status = file_flush(f, err);
+    int errnum = step_check(STEP_CLOSE, f->path);
+    if (close(f->fd) != 0 && errnum == 0 && !(errno == EINTR && f->synced)) {
+        errnum = errno; /* the descriptor is gone all the same; NFS reports a full disk here */
+    }
+    if (status == CKD_OK && errnum != 0) {
+        status = fail(f, err, errnum, "close");
+    }
+    free(f);
+    return status;
+}
+
+/* Does the path still name the open file? Once published or removed, another file may have the name. */
+static bool still_named(const file_writer *f) {
+    struct stat open_file, named;
+    return fstat(f->fd, &open_file) == 0 && lstat(f->path, &named) == 0 && open_file.st_dev == named.st_dev &&
+           open_file.st_ino == named.st_ino;
+}
+
+void file_discard(file_writer *f) {
+    if (f == NULL) {
+        return;
+    }
+    /* Removed before it is closed: while it is open, no other file can have its inode number. */
+    if (f->process == getpid() && still_named(f) && step_check(STEP_REMOVE, f->path) == 0) {
+        unlink(f->path);
+    }
+    (void)step_check(STEP_CLOSE, f->path);
+    close(f->fd);
+    free(f);
+}

@@ -1,0 +1,47 @@
+/* XXH3, compiled in: small pieces are hashed often, and the call would show. */
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+#include "base/bytes.h"
+#include "base/hash.h"
+
+#define PIECES_AT_ONCE 256
+
+static hash128 canonical(XXH128_hash_t h) {
+    XXH128_canonical_t c;
+    hash128 out;
+    XXH128_canonicalFromHash(&c, h);
+    memcpy(out.bytes, c.digest, sizeof(out.bytes));
+    return out;
+}
+
+uint64_t hash64(const void *data, size_t size) {
+    return XXH3_64bits(data, size);
+}
+
+hash128 hash128_of(const void *data, size_t size) {
+    return canonical(XXH3_128bits(data, size));
+}
+
+bool hash128_equal(const hash128 *a, const hash128 *b) {
+    return memcmp(a->bytes, b->bytes, sizeof(a->bytes)) == 0;
+}
+
+hash128 content_hash(const void *data, size_t size) {
+    const uint8_t *at = data;
+    uint8_t pieces[PIECES_AT_ONCE * 8];
+    size_t count = 0;
+    XXH3_state_t state;
+    XXH3_128bits_reset(&state);
+    while (size > 0) {
+        size_t piece = size < CONTENT_PIECE ? size : CONTENT_PIECE;
+        store_le64(pieces + 8 * count++, XXH3_64bits(at, piece));
+        at += piece;
+        size -= piece;
+        if (count == PIECES_AT_ONCE || size == 0) {
+            XXH3_128bits_update(&state, pieces, 8 * count);
+            count = 0;
+        }
+    }
+    return canonical(XXH3_128bits_digest(&state));
+}

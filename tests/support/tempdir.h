@@ -1,0 +1,18 @@
+/* A temporary directory for a test. */
+#ifndef TESTS_SUPPORT_TEMPDIR_H
+#define TESTS_SUPPORT_TEMPDIR_H
+
+/*
+ * Creates an empty directory ckptdelta-test-XXXXXX below $TMPDIR, or /tmp. The path is absolute. Never NULL: without
+ * it no test can go on, so that a failure says why and aborts. Release with tempdir_remove. Thread-safe.
+ */
+char *tempdir_create(void);
+
+/*
+ * Removes the directory and all below it, and frees the path; accepts NULL. Symbolic links are removed, never followed;
+ * other file systems mounted below are left alone. A path that does not end like one of tempdir_create, or something
+ * that cannot be removed, is a mistake of the test: it says so and aborts.
+ */
+void tempdir_remove(char *path);
+
+#endif
