@@ -1,0 +1,43 @@
+/*
+ * The class + ANS coder: integers as (symbol, low bits). Symbols are coded with tabled asymmetric numeral systems (Duda,
+ * arXiv:1311.2540) under a table chosen by the element's context; low bits are noise and stored as they are.
+ * codec/FORMAT.md, "Symbol streams", is normative. Self-contained: one stream per block, tables included.
+ *
+ * Two ways to split an integer of `width` bytes (1, 2, 4, 8):
+ * - SYMBOLS_CLASS, for residuals: signed, centred per table, symbol = magnitude class, low bits = what is below its leading bit;
+ * - SYMBOLS_SPLIT, for values: symbol = the leading bits (a float's exponent, after kernels' rotate_sign), low bits = the rest.
+ */
+#ifndef CODEC_SYMBOLS_H
+#define CODEC_SYMBOLS_H
+
+#include "base/error.h"
+
+typedef enum symbols_mode { SYMBOLS_CLASS = 0, SYMBOLS_SPLIT = 1 } symbols_mode;
+
+/* Tables and histograms of one worker. Not to be shared between threads at one time. */
+typedef struct symbols_workspace symbols_workspace;
+ckd_status symbols_workspace_create(symbols_workspace **out, ckd_error *err);
+void symbols_workspace_free(symbols_workspace *w);
+
+/*
+ * Plans the coding of n (<= 2^18) integers: histograms, choice of tables. context: n bytes, or NULL for one context.
+ * *bytes is the size of the stream to within a few bytes, an upper bound. The plan lives in the workspace, which holds two: slot 0 or 1
+ * (so that a delta and a standalone coding can be compared before either is written).
+ */
+void symbols_plan(symbols_workspace *w, int slot, symbols_mode mode, unsigned width, const void *values,
+                  const uint8_t *context, size_t n, size_t *bytes);
+/*
+ * Writes the stream planned in `slot` from the same values and context. capacity must be at least the planned bytes + 64.
+ * Returns its size, 0 if it does not fit (never happens with that capacity).
+ */
+size_t symbols_encode(symbols_workspace *w, int slot, const void *values, const uint8_t *context, size_t n, void *to,
+                      size_t capacity);
+
+/*
+ * Decodes exactly n integers. Any bytes give integers or CORRUPT, in time and memory bounded by n. The stream names its
+ * mode; whether it was made with contexts stands in it, too: `context` must be given then (CORRUPT if NULL).
+ */
+ckd_status symbols_decode(symbols_workspace *w, void *values, unsigned width, size_t n, const uint8_t *context,
+                          const void *from, size_t size, ckd_error *err);
+
+#endif

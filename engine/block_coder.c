@@ -1,0 +1,360 @@
+#include "engine/block_coder.h"
+
+#include <stdlib.h>
+
+#define PROBE_BYTES 16384u      /* of a block, to see whether zstd or LZ4 can win */
+#define PROBE_WHOLE 65536u      /* smaller blocks are tried whole */
+#define MIN_COPY_BYTES 64u      /* naming the values costs about as much */
+
+ckd_status block_job_init(block_job *job, ckd_error *err) {
+    memset(job, 0, sizeof(*job));
+    ckd_status status = decoder_init(&job->decoder, err);
+    return status == CKD_OK ? coder_create(&job->coder, err) : status;
+}
+
+void block_job_free(block_job *job) {
+    decoder_free(&job->decoder);
+    coder_free(job->coder);
+    bytes *const buffers[] = { &job->own,     &job->previous, &job->integers,           &job->residual,
+                               &job->context, &job->standalone.payload, &job->delta.payload };
+    for (size_t i = 0; i < sizeof(buffers) / sizeof(buffers[0]); i++) {
+        bytes_free(buffers[i]);
+    }
+    memset(job, 0, sizeof(*job));
+}
+
+static void *room(bytes *b, uint64_t size, ckd_error *err) {
+    bytes_clear(b);
+    void *p = bytes_extend(b, size ? size : 1);
+    if (!p) {
+        b->failed = false;
+        err_nomem(err, size, "coding scratch");
+    }
+    return p;
+}
+
+static uint64_t raw_size(const block_job *job, const tensor_context *tensor) {
+    return job->count * ckd_dtype_size(tensor->tensor->dtype);
+}
+
+static unsigned width_of(const tensor_context *tensor) { return (unsigned)ckd_dtype_size(tensor->tensor->dtype); }
+
+static bool is_float(ckd_dtype dtype) { return dtype >= CKD_F64 && dtype <= CKD_F8_E5M2; }
+
+/* ---- values that are stored already ---- */
+
+static void depend_on(block_job *job, predictor p, const ckd_id *checkpoint, const char *tensor, const hash128 *content) {
+    job->known = p == PREDICT_COPY || p == PREDICT_CAST;
+    job->predictor = p;
+    job->dependency = (dependency){ .kind = DEPENDS_VALUES, .checkpoint = *checkpoint, .tensor = tensor,
+                                    .same_span = true, .content = *content };
+}
+
+/* The parent's block over the very same span, if it was cut the same way. */
+static const record *matching_block(const block_job *job, const tensor_context *tensor) {
+    span mine = { tensor->region, job->first, job->count };
+    for (size_t s = 0; s < tensor->parent->shard_count; s++) {
+        const view_shard *shard = &tensor->parent->shards[s];
+        if (!region_equal(shard->region, tensor->region, tensor->shape.ndim)) {
+            continue;
+        }
+        size_t first, end;
+        view_shard_range(&first, &end, shard, &tensor->shape, &mine);
+        const record *r = first < end ? shard->blocks[first].record : NULL;
+        return r && r->first == job->first && r->count == job->count ? r : NULL;
+    }
+    return NULL;
+}
+
+/*
+ * Unchanged since the parent. If the parent only says so itself of an older checkpoint, that one is named: frozen tensors do not
+ * grow chains.
+ */
+static bool find_in_parent(block_job *job, const coding_context *save, const tensor_context *tensor) {
+    const record *r = job->parent_block;
+    if (!r || !hash128_equal(&r->content, &job->content)) {
+        return false;
+    }
+    const ckd_id *holder = &save->parent->manifest.checkpoint.id;
+    if (r->predictor == PREDICT_COPY && r->dependency_count && r->dependencies[0].same_span &&
+        !*r->dependencies[0].tensor && !id_equal(&r->dependencies[0].checkpoint, holder)) {
+        holder = &r->dependencies[0].checkpoint;
+    }
+    depend_on(job, PREDICT_COPY, holder, "", &job->content);
+    job->depth = r->depth;
+    job->chain = record_chain(r);
+    job->base_stored = r->base_stored;
+    job->base = base_cost(ckd_dtype_size(tensor->tensor->dtype), r->raw_size, r->base_stored);
+    return true;
+}
+
+static bool find_in_save(block_job *job, const coding_context *save, const tensor_context *tensor) {
+    span mine = { tensor->region, job->first, job->count };
+    const content_entry *e =
+        content_index_find(save->known, &job->content, tensor->tensor->dtype, &tensor->shape, &mine);
+    if (!e) {
+        return false;
+    }
+    bool rounded = !hash128_equal(&e->content, &e->stored);
+    depend_on(job, rounded ? PREDICT_CAST : PREDICT_COPY, &save->checkpoint, e->tensor, &e->stored);
+    job->depth = e->depth;
+    /* Loaded with the whole checkpoint, what it depends on is loaded anyway; loaded alone, it costs the same again. */
+    job->chain = (load_cost){ e->chain_stored, e->chain_work };
+    job->base_stored = (uint64_t)e->chain_stored;
+    job->base = job->chain;
+    return true;
+}
+
+/* ---- on its own ---- */
+
+static void keep_smaller(candidate *best, coding c, uint64_t size) {
+    if (!best->available || size < best->size) {
+        best->available = true;
+        best->encoded = false;
+        best->coding = c;
+        best->size = size;
+    }
+}
+
+/* Encodes with a byte codec and keeps the result if it beats what the candidate has. */
+static ckd_status try_codec(block_job *job, candidate *best, coding c, int level, unsigned width, const void *from,
+                            uint64_t size, ckd_error *err) {
+    uint64_t limit = best->available ? best->size : size;
+    bytes payload = { 0 };
+    size_t stored = 0;
+    void *to = room(&payload, limit + 64, err);
+    ckd_status status = to ? coder_encode(job->coder, c, level, width, from, size, to, limit, &stored, err)
+                           : CKD_E_NOMEM;
+    if (status == CKD_OK && stored && stored < limit) {
+        bytes old = best->payload;
+        payload.size = stored;
+        best->payload = payload;
+        payload = old;
+        keep_smaller(best, c, stored);
+        best->encoded = true;
+    }
+    bytes_free(&payload);
+    return status;
+}
+
+/* Can a codec come below `limit` of `size` bytes? Asked of a sample from the middle. */
+static ckd_status probe(block_job *job, bool *promising, coding c, int level, unsigned width, const void *from,
+                        uint64_t size, uint64_t limit, ckd_error *err) {
+    *promising = true;
+    if (size <= PROBE_WHOLE) {
+        return CKD_OK;
+    }
+    uint8_t sample[PROBE_BYTES];
+    uint64_t middle = (size - PROBE_BYTES) / 2 / width * width;
+    size_t stored = 0;
+    ckd_status status = coder_encode(job->coder, c, level, width, (const uint8_t *)from + middle, PROBE_BYTES,
+                                     sample, PROBE_BYTES, &stored, err);
+    *promising = stored && (double)stored / PROBE_BYTES < (double)limit / (double)size;
+    return status;
+}
+
+static ckd_status try_if_promising(block_job *job, candidate *best, coding c, int level, unsigned width,
+                                   const void *from, uint64_t size, ckd_error *err) {
+    bool promising;
+    ckd_status status = probe(job, &promising, c, level, width, from, size, best->available ? best->size : size, err);
+    return status == CKD_OK && promising ? try_codec(job, best, c, level, width, from, size, err) : status;
+}
+
+/* zstd or LZ4, plain and on byte planes. */
+static ckd_status try_byte_codecs(block_job *job, candidate *best, const coding_context *save, unsigned width,
+                                  const void *from, uint64_t size, ckd_error *err) {
+    bool lz4 = save->codec == CKD_CODEC_LZ4;
+    ckd_status status = try_if_promising(job, best, lz4 ? CODING_LZ4 : CODING_ZSTD, save->level, width, from, size, err);
+    if (status == CKD_OK && width > 1) {
+        status = try_if_promising(job, best, lz4 ? CODING_LZ4_PLANES : CODING_ZSTD_PLANES, save->level, width, from,
+                                  size, err);
+    }
+    return status;
+}
+
+static ckd_status plan_standalone(block_job *job, const coding_context *save, const tensor_context *tensor,
+                                  ckd_error *err) {
+    candidate *own = &job->standalone;
+    uint64_t raw = raw_size(job, tensor);
+    unsigned width = width_of(tensor);
+    own->available = own->encoded = false;
+    keep_smaller(own, CODING_RAW, raw);
+    if (save->codec == CKD_CODEC_AUTO) {
+        void *rotated = room(&job->integers, raw, err);
+        if (!rotated) {
+            return CKD_E_NOMEM;
+        }
+        if (is_float(tensor->tensor->dtype)) {
+            job->decoder.kernels->rotate_sign(tensor->tensor->dtype, rotated, job->values, job->count);
+        } else {
+            memcpy(rotated, job->values, raw);
+        }
+        size_t planned;
+        symbols_plan(coder_symbols(job->coder), 0, SYMBOLS_SPLIT, width, rotated, NULL, job->count, &planned);
+        keep_smaller(own, CODING_SYMBOLS, planned);
+    }
+    if (save->codec != CKD_CODEC_RAW) {
+        return try_byte_codecs(job, own, save, width, job->values, raw, err);
+    }
+    return CKD_OK;
+}
+
+/* ---- as a delta on the parent ---- */
+
+/* Depth and chain cost of the parent's values over this span; of partly used blocks, all counts. */
+static void measure_parent(block_job *job, const tensor_context *tensor) {
+    job->parent_depth = 0;
+    job->parent_chain = (load_cost){ 0, 0 };
+    if (job->parent_block) {
+        job->parent_depth = job->parent_block->depth;
+        job->parent_chain = record_chain(job->parent_block);
+        return;
+    }
+    span mine = { tensor->region, job->first, job->count };
+    for (size_t s = 0; s < tensor->parent->shard_count; s++) {
+        size_t first, end;
+        view_shard_range(&first, &end, &tensor->parent->shards[s], &tensor->shape, &mine);
+        for (size_t i = first; i < end; i++) {
+            const record *r = tensor->parent->shards[s].blocks[i].record;
+            load_cost chain = record_chain(r);
+            job->parent_chain.stored += chain.stored;
+            job->parent_chain.work += chain.work;
+            job->parent_depth = r->depth > job->parent_depth ? r->depth : job->parent_depth;
+        }
+    }
+}
+
+static ckd_status plan_delta(block_job *job, const coding_context *save, const tensor_context *tensor, ckd_error *err) {
+    uint64_t raw = raw_size(job, tensor);
+    unsigned width = width_of(tensor);
+    void *previous = room(&job->previous, raw, err);
+    void *residual = previous ? room(&job->residual, raw, err) : NULL;
+    uint8_t *context = residual ? room(&job->context, job->count, err) : NULL;
+    if (!context) {
+        return CKD_E_NOMEM;
+    }
+    span mine = { tensor->region, job->first, job->count };
+    ckd_status status = span_values(&job->decoder, save->views, save->parent, tensor->parent, &mine, previous, NULL, err);
+    if (status == CKD_E_CORRUPT || status == CKD_E_UNSUPPORTED) {
+        job->parent_damaged = true; /* old damage must not cost the new state */
+        return CKD_OK;
+    }
+    if (status != CKD_OK) {
+        return status;
+    }
+    const kernels *k = job->decoder.kernels;
+    hash128 parent_content = job->parent_block ? job->parent_block->content : content_hash(previous, raw);
+    depend_on(job, PREDICT_PARENT, &save->parent->manifest.checkpoint.id, "", &parent_content);
+    k->ordered_residual(tensor->tensor->dtype, residual, job->values, previous, job->count);
+    k->magnitude_context(tensor->tensor->dtype, context, previous, job->count);
+    candidate *delta = &job->delta;
+    if (save->codec == CKD_CODEC_AUTO) {
+        size_t planned;
+        symbols_plan(coder_symbols(job->coder), 1, SYMBOLS_CLASS, width, residual, context, job->count, &planned);
+        keep_smaller(delta, CODING_SYMBOLS, planned);
+        /* Few and clustered changes (rows of an embedding) are what the byte codecs see and symbols do not. */
+        return 4 * planned < raw ? try_byte_codecs(job, delta, save, width, residual, raw, err) : CKD_OK;
+    }
+    return try_byte_codecs(job, delta, save, width, residual, raw, err);
+}
+
+static bool is_master(const tensor_context *tensor) {
+    return tensor->tensor->role == CKD_ROLE_MASTER && tensor->tensor->dtype == CKD_F32;
+}
+
+static ckd_status hash_rounded(block_job *job, ckd_error *err) {
+    void *rounded = room(&job->residual, 2 * job->count, err);
+    if (!rounded) {
+        return CKD_E_NOMEM;
+    }
+    const kernels *k = job->decoder.kernels;
+    k->cast(CKD_BF16, rounded, CKD_F32, job->values, job->count);
+    job->rounded_bf16 = content_hash(rounded, 2 * job->count);
+    k->cast(CKD_F16, rounded, CKD_F32, job->values, job->count);
+    job->rounded_f16 = content_hash(rounded, 2 * job->count);
+    return CKD_OK;
+}
+
+ckd_status block_analyse(block_job *job, const coding_context *save, const tensor_context *tensor,
+                         const load_budget *budget, ckd_error *err) {
+    uint64_t raw = raw_size(job, tensor);
+    job->known = false;
+    job->chosen = NULL;
+    job->predictor = PREDICT_NONE;
+    job->depth = 0;
+    job->decoder.steps = 0;
+    job->parent_damaged = false;
+    job->standalone.available = job->delta.available = job->delta.encoded = false;
+    job->content = content_hash(job->values, raw);
+    ckd_status status = is_master(tensor) ? hash_rounded(job, err) : CKD_OK;
+    if (status != CKD_OK) {
+        return status;
+    }
+    job->parent_block = tensor->parent ? matching_block(job, tensor) : NULL;
+    if (raw >= MIN_COPY_BYTES && save->codec != CKD_CODEC_RAW &&
+        (find_in_parent(job, save, tensor) || find_in_save(job, save, tensor))) {
+        return CKD_OK;
+    }
+    status = plan_standalone(job, save, tensor, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    job->base_stored = job->standalone.size;
+    job->base = base_cost(width_of(tensor), raw, job->base_stored);
+    if (!tensor->parent || !job->try_delta || raw < MIN_COPY_BYTES || save->codec == CKD_CODEC_RAW) {
+        return CKD_OK;
+    }
+    measure_parent(job, tensor);
+    return budget_allows_parent(budget, &job->parent_chain, &job->base) ? plan_delta(job, save, tensor, err) : CKD_OK;
+}
+
+static load_cost chain_with(const load_cost *parent, predictor p, const candidate *c, const tensor_context *tensor,
+                            uint64_t raw) {
+    return (load_cost){ parent->stored + (double)c->size,
+                        parent->work + decode_work(p, c->coding, width_of(tensor), raw, c->size) };
+}
+
+void block_decide(block_job *job, const tensor_context *tensor, load_budget *budget) {
+    if (!job->known) {
+        uint64_t raw = raw_size(job, tensor);
+        const load_cost nothing = { 0, 0 };
+        job->standalone.chain = chain_with(&nothing, PREDICT_NONE, &job->standalone, tensor, raw);
+        job->chosen = &job->standalone;
+        job->predictor = PREDICT_NONE;
+        job->depth = 0;
+        if (job->delta.available) {
+            job->delta.chain = chain_with(&job->parent_chain, PREDICT_PARENT, &job->delta, tensor, raw);
+            if (budget_allows_delta(budget, &job->delta.chain, &job->base, job->delta.size, job->standalone.size)) {
+                job->chosen = &job->delta;
+                job->predictor = PREDICT_PARENT;
+                job->depth = job->parent_depth + 1;
+            }
+        }
+        job->chain = job->chosen->chain;
+    }
+    budget_add(budget, &job->chain, &job->base);
+}
+
+ckd_status block_encode(block_job *job, const tensor_context *tensor, ckd_error *err) {
+    candidate *c = job->chosen;
+    if (!c || c->encoded || c->coding == CODING_RAW) {
+        return CKD_OK; /* raw is written from the values themselves */
+    }
+    bool is_delta = c == &job->delta;
+    size_t capacity = c->size + 64;
+    void *to = room(&c->payload, capacity, err);
+    if (!to) {
+        return CKD_E_NOMEM;
+    }
+    size_t size = symbols_encode(coder_symbols(job->coder), is_delta ? 1 : 0,
+                                 is_delta ? job->residual.data : job->integers.data,
+                                 is_delta ? job->context.data : NULL, job->count, to, capacity);
+    if (size == 0) {
+        return err_in_tensor(err, err_set(err, CKD_E_INVALID, "the symbol coder exceeded its own plan of %llu bytes",
+                                          (unsigned long long)c->size),
+                             tensor->tensor->name);
+    }
+    c->size = c->payload.size = size;
+    c->encoded = true;
+    return CKD_OK;
+}

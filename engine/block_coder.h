@@ -1,0 +1,77 @@
+/*
+ * Coding one block: find it elsewhere, else predict and compare sizes, else store it raw.
+ *
+ *   block_analyse  (parallel)  hash; same values known? else plan it on its own and as a delta on the parent
+ *   block_decide   (in order)  the smallest that the load budget allows
+ *   block_encode   (parallel)  the payload
+ *
+ * Deciding in order makes the bytes written independent of the number of threads. Internal to engine/.
+ */
+#ifndef ENGINE_BLOCK_CODER_H
+#define ENGINE_BLOCK_CODER_H
+
+#include "engine/content_index.h"
+#include "engine/cost.h"
+#include "engine/values.h"
+
+/* What all blocks of a save share; read-only while jobs run. */
+typedef struct coding_context {
+    ckd_codec codec;
+    int level;
+    view_cache *views;
+    const view *parent;           /* NULL: no deltas */
+    const content_index *known;   /* of this save */
+    ckd_id checkpoint;
+} coding_context;
+
+/* What the blocks of one call share. */
+typedef struct tensor_context {
+    const record_tensor *tensor;
+    geometry shape;
+    const ckd_region *region; /* canonical */
+    const view_tensor *parent; /* same name, dtype and shape in the parent; NULL if there is none */
+} tensor_context;
+
+/* One way to store the block. size 0 and not available: not tried. */
+typedef struct candidate {
+    bool available, encoded; /* encoded: the payload is there already, else it is planned in the symbol coder */
+    coding coding;
+    uint64_t size;
+    load_cost chain;
+    bytes payload;
+} candidate;
+
+typedef struct block_job {
+    decoder decoder; /* reads the parent */
+    coder *coder;    /* plans and encodes: a plan must survive the reading of the parent */
+    uint64_t first, count;
+    const void *values; /* the caller's, or `own` */
+    bytes own, previous, integers, residual, context;
+    bool try_delta;
+
+    hash128 content;
+    hash128 rounded_bf16, rounded_f16; /* of a master's values, rounded: its low-precision copy will have one of them */
+    bool known;          /* stored already: predictor and dependency are set, nothing else to do */
+    predictor predictor;
+    dependency dependency;
+    uint32_t depth;
+    load_cost chain, base;
+    const record *parent_block; /* the parent's block over the same span, if there is one */
+    uint32_t parent_depth;
+    load_cost parent_chain;
+    candidate standalone, delta;
+    candidate *chosen;   /* NULL if known */
+    uint64_t base_stored;
+    bool parent_damaged; /* the parent's values could not be read: coded on its own instead */
+} block_job;
+
+ckd_status block_job_init(block_job *job, ckd_error *err);
+void block_job_free(block_job *job);
+
+ckd_status block_analyse(block_job *job, const coding_context *save, const tensor_context *tensor,
+                         const load_budget *budget, ckd_error *err);
+/* Sets chosen, predictor, chain, base and depth, and adds them to the budget. */
+void block_decide(block_job *job, const tensor_context *tensor, load_budget *budget);
+ckd_status block_encode(block_job *job, const tensor_context *tensor, ckd_error *err);
+
+#endif

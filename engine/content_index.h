@@ -1,0 +1,38 @@
+/*
+ * What this save has written already, by content: a block whose values stand in it again, as they are or rounded, is not
+ * stored a second time.
+ */
+#ifndef ENGINE_CONTENT_INDEX_H
+#define ENGINE_CONTENT_INDEX_H
+
+#include "base/error.h"
+#include "base/hash.h"
+#include "engine/region.h"
+
+/* Where known values stand. Tensor names are interned: compare by strcmp, they live as long as the index. */
+typedef struct content_entry {
+    hash128 content;   /* of the values in `dtype` */
+    hash128 stored;    /* of the block they come from: differs if they are its values rounded to `dtype` */
+    ckd_dtype dtype;
+    const char *tensor;
+    const ckd_region *region;
+    uint64_t first, count;
+    uint32_t ndim;
+    const uint64_t *shape;
+    uint32_t depth; /* what loading the block takes */
+    double chain_stored, chain_work;
+} content_entry;
+
+typedef struct content_index {
+    content_entry *slots; /* open addressing; tensor NULL: free */
+    size_t count, capacity;
+} content_index;
+
+void content_index_free(content_index *index);
+/* Adds an entry; the first of equal ones stays. Pointers must outlive the index. */
+ckd_status content_index_add(content_index *index, const content_entry *entry, ckd_error *err);
+/* An entry with this content over the same span of a tensor of the same shape; NULL if there is none. */
+const content_entry *content_index_find(const content_index *index, const hash128 *content, ckd_dtype dtype,
+                                        const geometry *shape, const span *where);
+
+#endif

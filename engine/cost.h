@@ -1,0 +1,48 @@
+/*
+ * What loading costs, and when a delta is worth it. A block's chain cost is what must be read and decoded to rebuild it;
+ * a base load is what an exact, standalone base of the same values would take. Both bytes and time are bounded.
+ *
+ * Decided here: a delta is taken only if
+ *  - it saves at least 3 % of the block coded on its own, and 2 % of the bytes it adds to the block's load;
+ *  - no block's chain costs more than max_load_cost (default 4) base loads, so no checkpoint, tensor or region does;
+ *  - the whole checkpoint costs at most newest_load_cost (default 2) base loads, because every checkpoint is the newest once
+ *    and a restart wants the newest. What is still to come is expected to cost what it cost in the parent.
+ * When the budget is spent, the next blocks are coded on their own. They are cheap for the saves that follow, so chains of
+ * different blocks end at different checkpoints and sizes stay even: there is no save that writes everything anew.
+ */
+#ifndef ENGINE_COST_H
+#define ENGINE_COST_H
+
+#include "codec/codings.h"
+#include "codec/record.h"
+
+typedef struct load_cost {
+    double stored; /* payload bytes to read */
+    double work;   /* nanoseconds to decode, on the machine that the constants were measured on */
+} load_cost;
+
+/* Decoding and verifying one payload, what it builds on excluded. */
+double decode_work(predictor p, coding c, size_t element_size, uint64_t raw_size, uint64_t stored_size);
+
+static inline load_cost record_chain(const record *r) {
+    return (load_cost){ (double)r->chain_stored, (double)r->chain_work };
+}
+/* The base load of a block, from what it would take on its own. */
+load_cost base_cost(size_t element_size, uint64_t raw_size, uint64_t base_stored);
+
+typedef struct load_budget {
+    double part_limit, whole_limit; /* in base loads */
+    load_cost chain, base;          /* of the blocks decided so far */
+    load_cost rest_chain, rest_base; /* expected of those still to come */
+} load_budget;
+
+/* Could any delta on a parent with this chain stay within the bound for a part? */
+bool budget_allows_parent(const load_budget *b, const load_cost *parent, const load_cost *base);
+/* Is this delta (its chain cost, its own size) worth it and within the bounds? */
+bool budget_allows_delta(const load_budget *b, const load_cost *chain, const load_cost *base, uint64_t delta_size,
+                         uint64_t standalone_size);
+void budget_add(load_budget *b, const load_cost *chain, const load_cost *base);
+/* chain / base, the larger of bytes and time; 1 if there is nothing to load. */
+double budget_load_cost(const load_budget *b);
+
+#endif

@@ -1,0 +1,107 @@
+#include "engine/damage.h"
+
+#include <stdlib.h>
+
+/* The path inside the store. Errors cut long paths on the left, so the store's path may be missing from it already. */
+static const char *inside(const damage_list *list, const char *file) {
+    size_t length = strlen(list->store_path);
+    if (strncmp(file, list->store_path, length) == 0) {
+        file += length;
+        while (*file == '/') {
+            file++;
+        }
+    }
+    return file;
+}
+
+static ckd_damage *find(const damage_list *list, const char *file, const ckd_error *why) {
+    for (size_t i = 0; i < list->result->damage_count; i++) {
+        ckd_damage *d = &list->result->damage[i];
+        if (d->offset == why->offset && strcmp(d->file, file) == 0 &&
+            (why->offset != CKD_NO_OFFSET || strcmp(d->tensor, why->tensor) == 0)) {
+            return d;
+        }
+    }
+    return NULL;
+}
+
+static ckd_damage *append(damage_list *list) {
+    ckd_verify_result *r = list->result;
+    if (r->damage_count == list->capacity) {
+        size_t capacity = list->capacity ? 2 * list->capacity : 16;
+        ckd_damage *grown = realloc(r->damage, capacity * sizeof(*grown));
+        if (!grown) {
+            return NULL;
+        }
+        r->damage = grown;
+        list->capacity = capacity;
+    }
+    ckd_damage *d = &r->damage[r->damage_count];
+    memset(d, 0, sizeof(*d));
+    return d;
+}
+
+static ckd_damage *new_damage(damage_list *list, const char *file, const ckd_error *why, uint64_t block) {
+    ckd_damage *d = append(list);
+    if (!d) {
+        return NULL;
+    }
+    char *file_copy = strdup(file), *tensor = strdup(why->tensor), *what = strdup(why->message);
+    if (!file_copy || !tensor || !what) {
+        free(file_copy);
+        free(tensor);
+        free(what);
+        return NULL;
+    }
+    *d = (ckd_damage){ .file = file_copy, .tensor = tensor, .what = what, .block = block, .offset = why->offset };
+    list->result->damage_count++;
+    return d;
+}
+
+static bool add_checkpoint(ckd_damage *d, const char *checkpoint) {
+    for (size_t i = 0; i < d->checkpoint_count; i++) {
+        if (strcmp(d->checkpoints[i], checkpoint) == 0) {
+            return true;
+        }
+    }
+    const char **grown = realloc((void *)d->checkpoints, (d->checkpoint_count + 1) * sizeof(*grown));
+    if (!grown) {
+        return false;
+    }
+    d->checkpoints = grown;
+    char *copy = strdup(checkpoint);
+    if (copy) {
+        grown[d->checkpoint_count++] = copy;
+    }
+    return copy != NULL;
+}
+
+ckd_status damage_add(damage_list *list, const ckd_error *why, uint64_t block, const char *checkpoint, ckd_error *err) {
+    const char *file = inside(list, why->file);
+    ckd_damage *d = find(list, file, why);
+    if (!d) {
+        d = new_damage(list, file, why, block);
+    }
+    if (!d || (*checkpoint && !add_checkpoint(d, checkpoint))) {
+        return err_nomem(err, sizeof(*d), "the list of damage");
+    }
+    return CKD_OK;
+}
+
+void ckd_verify_result_free(ckd_verify_result *result) {
+    if (!result) {
+        return;
+    }
+    for (size_t i = 0; i < result->damage_count; i++) {
+        ckd_damage *d = &result->damage[i];
+        for (size_t k = 0; k < d->checkpoint_count; k++) {
+            free((char *)d->checkpoints[k]);
+        }
+        free((void *)d->checkpoints);
+        free((char *)d->file);
+        free((char *)d->tensor);
+        free((char *)d->what);
+    }
+    free(result->damage);
+    free(result);
+}

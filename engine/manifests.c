@@ -1,0 +1,96 @@
+/* Reading manifests, and listing those that count. */
+#include <stdlib.h>
+
+#include "engine/store.h"
+
+ckd_status store_read_manifest(manifest *out, const ckd_store *store, const char *run, uint64_t step,
+                               uint32_t generation, ckd_error *err) {
+    memset(out, 0, sizeof(*out));
+    pathname p = path_manifest(store->path, run, step, generation);
+    bytes data = { 0 };
+    ckd_status status = file_read_all(&data, p.text, NOTE_MAX, err);
+    if (status == CKD_OK) {
+        status = manifest_decode(out, &store->id, data.data, data.size, p.text, err);
+    }
+    if (status == CKD_OK && (strcmp(out->checkpoint.run, run) != 0 || out->checkpoint.step != step ||
+                             out->checkpoint.generation != generation)) {
+        manifest_free(out);
+        status = err_corrupt(err, p.text, CKD_NO_OFFSET, "the manifest of %s@%llu stands under another name",
+                             out->checkpoint.run, (unsigned long long)out->checkpoint.step);
+    }
+    if (status == CKD_OK) {
+        out->checkpoint.stored_bytes += data.size;
+    }
+    bytes_free(&data);
+    return status;
+}
+
+static int by_name(const void *a, const void *b) {
+    const manifest_name *x = a, *y = b;
+    int order = strcmp(x->run, y->run);
+    if (order) {
+        return order;
+    }
+    if (x->step != y->step) {
+        return x->step < y->step ? -1 : 1;
+    }
+    return x->generation > y->generation ? -1 : x->generation < y->generation;
+}
+
+static ckd_status read_names(manifest_list *out, const ckd_store *store, const char *dir, ckd_error *err) {
+    memset(out, 0, sizeof(*out));
+    dir_list list;
+    ckd_status status = dir_list_read(&list, path_in(store->path, dir).text, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    out->items = calloc(list.count + 1, sizeof(*out->items));
+    if (!out->items) {
+        status = err_nomem(err, list.count * sizeof(*out->items), "manifest names");
+    }
+    for (size_t i = 0; i < list.count && out->items; i++) {
+        if (manifest_name_parse(&out->items[out->count], list.names[i])) {
+            out->count++;
+        }
+    }
+    dir_list_free(&list);
+    if (out->count) {
+        qsort(out->items, out->count, sizeof(*out->items), by_name);
+    }
+    return status;
+}
+
+static bool is_dead(const manifest_list *tombstones, const manifest_name *name) {
+    for (size_t i = 0; i < tombstones->count; i++) {
+        if (same_checkpoint_name(&tombstones->items[i], name) && tombstones->items[i].generation >= name->generation) {
+            return true;
+        }
+    }
+    return false;
+}
+
+ckd_status manifests_read(manifest_list *out, const ckd_store *store, ckd_error *err) {
+    manifest_list tombstones = { 0 };
+    ckd_status status = read_names(out, store, DIR_MANIFESTS, err);
+    if (status == CKD_OK) {
+        status = read_names(&tombstones, store, DIR_TOMBSTONES, err);
+        status = status == CKD_E_NOT_FOUND ? CKD_OK : status;
+    }
+    size_t kept = 0;
+    for (size_t i = 0; i < out->count && status == CKD_OK; i++) {
+        if (!is_dead(&tombstones, &out->items[i])) {
+            out->items[kept++] = out->items[i];
+        }
+    }
+    out->count = kept;
+    manifests_free(&tombstones);
+    if (status != CKD_OK) {
+        manifests_free(out);
+    }
+    return status;
+}
+
+void manifests_free(manifest_list *list) {
+    free(list->items);
+    memset(list, 0, sizeof(*list));
+}

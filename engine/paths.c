@@ -1,0 +1,110 @@
+#include "engine/paths.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+pathname path_in(const char *store, const char *relative) {
+    pathname p;
+    snprintf(p.text, sizeof(p.text), "%s/%s", store, relative);
+    return p;
+}
+
+pathname path_of(const char *store, const char *dir, const char *name) {
+    pathname p;
+    snprintf(p.text, sizeof(p.text), "%s/%s/%s", store, dir, name);
+    return p;
+}
+
+pathname path_chunk(const char *store, const ckd_id *file, const char *suffix) {
+    char hex[CKD_ID_TEXT];
+    ckd_id_text(hex, file);
+    pathname p;
+    snprintf(p.text, sizeof(p.text), "%s/" DIR_CHUNKS "/%s.ckd%s", store, hex, suffix);
+    return p;
+}
+
+pathname path_intent(const char *store, const ckd_id *save) {
+    char hex[CKD_ID_TEXT];
+    ckd_id_text(hex, save);
+    return path_of(store, DIR_INTENTS, hex);
+}
+
+pathname path_manifest(const char *store, const char *run, uint64_t step, uint32_t generation) {
+    pathname p;
+    snprintf(p.text, sizeof(p.text), "%s/" DIR_MANIFESTS "/%s.%" PRIu64 ".%" PRIu32, store, run, step, generation);
+    return p;
+}
+
+static bool run_char(char c) {
+    return (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || (c && strchr("._-~", c));
+}
+
+bool run_name_valid(const char *run) {
+    size_t length = run ? strlen(run) : 0;
+    if (length == 0 || length > CKD_RUN_MAX || run[0] == '.' || run[0] == '-') {
+        return false;
+    }
+    for (size_t i = 0; i < length; i++) {
+        if (!run_char(run[i])) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* Decimal digits without leading zeros, at most `limit`. */
+static bool parse_decimal(uint64_t *out, const char *text, size_t length, uint64_t limit) {
+    if (length == 0 || length > 20 || (length > 1 && text[0] == '0')) {
+        return false;
+    }
+    uint64_t value = 0;
+    for (size_t i = 0; i < length; i++) {
+        unsigned digit = (unsigned)(text[i] - '0');
+        if (digit > 9 || value > (limit - digit) / 10) {
+            return false;
+        }
+        value = value * 10 + digit;
+    }
+    *out = value;
+    return true;
+}
+
+bool manifest_name_parse(manifest_name *out, const char *name) {
+    memset(out, 0, sizeof(*out));
+    const char *last = strrchr(name, '.');
+    if (!last) {
+        return false;
+    }
+    const char *middle = last;
+    while (middle > name && middle[-1] != '.') {
+        middle--;
+    }
+    size_t run_length = (size_t)(middle - name);
+    if (run_length < 2 || run_length - 1 > CKD_RUN_MAX) {
+        return false;
+    }
+    uint64_t generation;
+    if (!parse_decimal(&out->step, middle, (size_t)(last - middle), INT64_MAX) ||
+        !parse_decimal(&generation, last + 1, strlen(last + 1), UINT32_MAX)) {
+        return false;
+    }
+    out->generation = (uint32_t)generation;
+    memcpy(out->run, name, run_length - 1);
+    return run_name_valid(out->run);
+}
+
+static int hex_digit(char c) {
+    return c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
+}
+
+bool id_parse(ckd_id *out, const char *text) {
+    for (size_t i = 0; i < sizeof(out->bytes); i++) {
+        int high = hex_digit(text[2 * i]), low = high < 0 ? -1 : hex_digit(text[2 * i + 1]);
+        if (low < 0) {
+            return false;
+        }
+        out->bytes[i] = (uint8_t)(high << 4 | low);
+    }
+    return true;
+}

@@ -1,0 +1,50 @@
+/* Where things stand in a store's directory. codec/FORMAT.md, "Store directory", is normative. */
+#ifndef ENGINE_PATHS_H
+#define ENGINE_PATHS_H
+
+#include <stdbool.h>
+
+#include "base/error.h"
+
+#define PATH_ROOM 4096 /* bytes for any path in a store; store paths are cut to fit at open */
+
+typedef struct pathname {
+    char text[PATH_ROOM];
+} pathname;
+
+#define DIR_CHUNKS "data/c"
+#define DIR_MANIFESTS "data/m"
+#define DIR_INTENTS "data/i"
+#define DIR_TOMBSTONES "data/t"
+#define DIR_NOTES "data/n"
+#define FILE_IDENTITY "data/store"
+#define FILE_PUBLISH_LOCK "data/lock"
+#define FILE_READER_LOCK "data/readers"
+#define FILE_CATALOG "catalog.db"
+
+/* STORE/RELATIVE */
+pathname path_in(const char *store, const char *relative);
+/* STORE/DIR/NAME */
+pathname path_of(const char *store, const char *dir, const char *name);
+/* STORE/data/c/HEX.ckd, with `suffix` ("" or ".tmp") appended */
+pathname path_chunk(const char *store, const ckd_id *file, const char *suffix);
+/* STORE/data/i/HEX */
+pathname path_intent(const char *store, const ckd_id *save);
+/* STORE/data/m/RUN.STEP.GENERATION */
+pathname path_manifest(const char *store, const char *run, uint64_t step, uint32_t generation);
+
+/* 1 to CKD_RUN_MAX of A-Z a-z 0-9 . _ - ~, not starting with a dot or a dash. */
+bool run_name_valid(const char *run);
+
+/* A manifest's or tombstone's file name taken apart, from the right. false: not such a name. */
+typedef struct manifest_name {
+    char run[CKD_RUN_MAX + 1];
+    uint64_t step;
+    uint32_t generation;
+} manifest_name;
+bool manifest_name_parse(manifest_name *out, const char *name);
+
+/* 32 hexadecimal digits at the start of text. */
+bool id_parse(ckd_id *out, const char *text);
+
+#endif

@@ -1,0 +1,98 @@
+/* What a store takes, by run, role and checkpoint. */
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "engine/store.h"
+
+#define ROLE_ROWS 8
+
+/* 0 for a file that is not there. */
+static uint64_t file_bytes(const char *path) {
+    file_reader *f;
+    uint64_t size = 0;
+    if (file_open_read(&f, path, NULL) == CKD_OK) {
+        size = file_size(f);
+        file_close_read(f);
+    }
+    return size;
+}
+
+static ckd_status file_sizes(ckd_report *r, const ckd_store *store, ckd_error *err) {
+    ckd_status status = dir_bytes(&r->stored_bytes, store->path, err);
+    if (status == CKD_OK) {
+        status = dir_bytes(&r->chunk_bytes, path_in(store->path, DIR_CHUNKS).text, err);
+    }
+    if (status == CKD_OK) {
+        status = dir_bytes(&r->manifest_bytes, path_in(store->path, DIR_MANIFESTS).text, err);
+    }
+    r->catalog_bytes = file_bytes(path_in(store->path, FILE_CATALOG).text) +
+                       file_bytes(path_in(store->path, FILE_CATALOG "-journal").text);
+    if (status == CKD_OK) {
+        r->other_bytes = r->stored_bytes - r->chunk_bytes - r->manifest_bytes - r->catalog_bytes;
+    }
+    return status;
+}
+
+static ckd_status usage_rows(ckd_report *r, ckd_store *store, ckd_error *err) {
+    ckd_checkpoint_list list = { 0 };
+    ckd_status status = catalog_list(&list, store->catalog, NULL, err);
+    r->by_checkpoint = list.items;
+    r->checkpoint_count = list.count;
+    for (size_t i = 0; i < list.count; i++) {
+        r->raw_bytes += list.items[i].raw_bytes;
+    }
+    if (status == CKD_OK) {
+        status = catalog_usage_by_run(&r->by_run, &r->run_count, store->catalog, err);
+    }
+    r->by_role = status == CKD_OK ? calloc(ROLE_ROWS + 1, sizeof(*r->by_role)) : NULL;
+    if (status == CKD_OK && !r->by_role) {
+        status = err_nomem(err, ROLE_ROWS * sizeof(*r->by_role), "a report");
+    }
+    return status == CKD_OK ? catalog_usage_by_role(r->by_role, &r->role_count, store->catalog, err) : status;
+}
+
+/* Headers, footers and rounding of index shares: what no tensor's records account for. */
+static void add_overhead(ckd_report *r) {
+    uint64_t accounted = 0, raw = 0;
+    for (size_t i = 0; i < r->role_count; i++) {
+        accounted += r->by_role[i].stored_bytes;
+        raw += r->by_role[i].raw_bytes;
+    }
+    ckd_usage *rest = &r->by_role[r->role_count++];
+    snprintf(rest->name, sizeof(rest->name), "overhead");
+    rest->checkpoints = r->checkpoint_count;
+    rest->raw_bytes = r->raw_bytes > raw ? r->raw_bytes - raw : 0;
+    rest->stored_bytes = r->chunk_bytes > accounted ? r->chunk_bytes - accounted : 0;
+}
+
+ckd_status ckd_store_report(ckd_report **out, ckd_store *store, ckd_error *err) {
+    *out = NULL;
+    ckd_report *r = calloc(1, sizeof(*r));
+    if (!r) {
+        return err_nomem(err, sizeof(*r), "a report");
+    }
+    pthread_mutex_lock(&store->mutex);
+    ckd_status status = usage_rows(r, store, err);
+    pthread_mutex_unlock(&store->mutex);
+    if (status == CKD_OK) {
+        status = file_sizes(r, store, err);
+    }
+    if (status != CKD_OK) {
+        ckd_report_free(r);
+        return status;
+    }
+    add_overhead(r);
+    *out = r;
+    return CKD_OK;
+}
+
+void ckd_report_free(ckd_report *report) {
+    if (!report) {
+        return;
+    }
+    ckd_checkpoint_list list = { report->checkpoint_count, report->by_checkpoint };
+    catalog_list_free(&list);
+    free(report->by_run);
+    free(report->by_role);
+    free(report);
+}

@@ -1,0 +1,74 @@
+/*
+ * A save in progress. Internal to engine/.
+ *
+ *   save_begin.c   where it goes (run, branch, duplicate), what it builds on, intent, chunk file
+ *   save_tensor.c  blocks: analyse, decide, encode, append
+ *   save_commit.c  seal (file durable) -> publish (manifest, the commit point) -> catalog
+ */
+#ifndef ENGINE_SAVE_H
+#define ENGINE_SAVE_H
+
+#include "engine/block_coder.h"
+
+typedef enum save_state { SAVE_OPEN, SAVE_FAILED, SAVE_SEALED } save_state;
+
+/* Where a save goes, decided under the publish lock. */
+typedef struct save_target {
+    char run[CKD_RUN_MAX + 1];
+    uint64_t step;
+    bool has_lineage;        /* there is a checkpoint that this state came from */
+    ckd_checkpoint lineage;  /* it: the delta's parent unless a base was asked for */
+    bool compare;            /* the checkpoint exists already: only compare with it */
+    ckd_checkpoint existing;
+    ckd_id branch_origin, resumed_from;
+    uint32_t lossy_resumes;
+} save_target;
+ckd_status save_resolve_target(save_target *out, ckd_store *store, const ckd_save_options *options, ckd_error *err);
+
+struct ckd_save {
+    ckd_store *store;
+    ckd_save_options options; /* its strings are not kept, but for metric_name */
+    char metric_name[32];
+    save_target target;
+    save_state state;
+    ckd_id checkpoint, writer_id, file_id;
+
+    file_lock *reader_lock; /* what the parents need is not unlinked */
+    file_lock *intent_lock; /* tells that this writer lives */
+    chunk_writer *writer;
+    bool file_named;        /* the chunk file has its final name */
+    note_file sealed;       /* once SAVE_SEALED */
+
+    view_cache views;
+    const view *parent;     /* of deltas; NULL: none */
+    const view *existing;   /* when comparing */
+    coding_context coding;
+    load_budget budget;
+    content_index known;
+    record_arena arena;     /* tensors, shapes and regions that `known` points to */
+    ckd_id *dependencies;
+    size_t dependency_count, dependency_capacity;
+
+    block_job *jobs;
+    uint32_t job_count;
+    uint64_t raw_bytes;     /* saved so far */
+    size_t tensors_compared, blobs_compared;
+    bool told_damage;
+    uint64_t begun_ns, analyse_ns, encode_ns, append_ns;
+};
+
+/* Releases everything; removes the chunk file unless keep_file, and the intent. */
+void save_free(ckd_save *save, bool keep_file);
+/* Remembers that this save depends on another checkpoint. */
+ckd_status save_depend(ckd_save *save, const ckd_id *checkpoint, ckd_error *err);
+/* STATE unless open; every public call on a save begins with it. */
+ckd_status save_check_open(const ckd_save *save, ckd_error *err);
+
+/* ---- save_compare.c: SAME_OK on a checkpoint that exists ---- */
+/* EXISTS, naming the tensor, if the block's values differ from the existing checkpoint's. */
+ckd_status save_compare_block(ckd_save *save, block_job *job, const tensor_context *tensor, ckd_error *err);
+ckd_status save_compare_blob(ckd_save *save, const char *name, const void *data, size_t size, ckd_error *err);
+/* EXISTS if the existing checkpoint holds more than was compared. */
+ckd_status save_compare_end(const ckd_save *save, ckd_error *err);
+
+#endif

@@ -1,0 +1,222 @@
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "engine/save.h"
+
+#define DEFAULT_MAX_LOAD_COST 4.0
+#define DEFAULT_NEWEST_LOAD_COST 2.0
+
+ckd_status save_check_open(const ckd_save *save, ckd_error *err) {
+    if (save->state == SAVE_OPEN) {
+        return CKD_OK;
+    }
+    return err_set(err, CKD_E_STATE, save->state == SAVE_FAILED
+                                         ? "an earlier call on this save failed; it can only be aborted"
+                                         : "the save is sealed; it can only be published, ended or aborted");
+}
+
+ckd_status save_depend(ckd_save *save, const ckd_id *checkpoint, ckd_error *err) {
+    for (size_t i = save->dependency_count; i-- > 0;) {
+        if (id_equal(&save->dependencies[i], checkpoint)) {
+            return CKD_OK;
+        }
+    }
+    if (save->dependency_count == save->dependency_capacity) {
+        size_t capacity = save->dependency_capacity ? 2 * save->dependency_capacity : 8;
+        ckd_id *grown = realloc(save->dependencies, capacity * sizeof(*grown));
+        if (!grown) {
+            return err_nomem(err, capacity * sizeof(*grown), "dependencies");
+        }
+        save->dependencies = grown;
+        save->dependency_capacity = capacity;
+    }
+    save->dependencies[save->dependency_count++] = *checkpoint;
+    return CKD_OK;
+}
+
+/* Durable before the chunk file exists, and locked by us before anybody can see it. Under the publish lock. */
+static ckd_status write_intent(ckd_save *save, ckd_error *err) {
+    note_file file = { .id = save->file_id, .rank = save->options.rank };
+    intent note = { .id = save->writer_id, .step = save->target.step, .rank = save->options.rank,
+                    .world = save->options.world, .files = &file, .file_count = 1 };
+    snprintf(note.run, sizeof(note.run), "%s", save->target.run);
+    if (save->target.has_lineage) {
+        note.dependencies = &save->target.lineage.id;
+        note.dependency_count = 1;
+    }
+    bytes data = { 0 };
+    intent_encode(&data, &save->store->id, &note);
+    char hex[CKD_ID_TEXT], temp[64];
+    ckd_id_text(hex, &save->writer_id);
+    snprintf(temp, sizeof(temp), ".tmp-%s", hex);
+    pathname p = path_intent(save->store->path, &save->writer_id);
+    ckd_status status = data.failed ? err_nomem(err, NOTE_MAX, "an intent") : CKD_OK;
+    if (status == CKD_OK) {
+        status = file_publish_bytes(p.text, path_of(save->store->path, DIR_INTENTS, temp).text, data.data, data.size, err);
+    }
+    if (status == CKD_OK) {
+        status = lock_acquire(&save->intent_lock, p.text, LOCK_SHARED, false, 0, err);
+    }
+    bytes_free(&data);
+    return status;
+}
+
+static void expect_parents_cost(load_budget *budget, const view *parent) {
+    for (size_t i = 0; i < parent->block_count; i++) {
+        const record *r = parent->blocks[i].record;
+        load_cost chain = record_chain(r), base = base_cost(ckd_dtype_size(r->tensor->dtype), r->raw_size, r->base_stored);
+        budget->rest_chain.stored += chain.stored;
+        budget->rest_chain.work += chain.work;
+        budget->rest_base.stored += base.stored;
+        budget->rest_base.work += base.work;
+    }
+}
+
+/* A parent that cannot be read does not cost the new state: it is saved as a base. */
+static ckd_status open_parent(ckd_save *save, ckd_error *err) {
+    ckd_error why = { 0 };
+    ckd_status status = views_get(&save->parent, &save->views, &save->target.lineage.id, &why);
+    if (status == CKD_E_CORRUPT || status == CKD_E_UNSUPPORTED) {
+        store_message(save->store, "%s@%llu cannot be read (%s: %s); saving a base instead of a delta on it",
+                      save->target.lineage.run, (unsigned long long)save->target.lineage.step, why.file, why.message);
+        return CKD_OK;
+    }
+    if (status != CKD_OK) {
+        if (err) {
+            *err = why;
+        }
+        return status;
+    }
+    expect_parents_cost(&save->budget, save->parent);
+    return CKD_OK;
+}
+
+static ckd_status prepare_coding(ckd_save *save, ckd_error *err) {
+    const ckd_save_options *o = &save->options;
+    save->budget.part_limit = o->max_load_cost > 0 ? o->max_load_cost : DEFAULT_MAX_LOAD_COST;
+    save->budget.whole_limit = o->newest_load_cost > 0 ? o->newest_load_cost : DEFAULT_NEWEST_LOAD_COST;
+    ckd_status status = CKD_OK;
+    if (save->target.compare) {
+        status = views_get(&save->existing, &save->views, &save->target.existing.id, err);
+    } else if (save->target.has_lineage && !o->base && o->codec != CKD_CODEC_RAW) {
+        status = open_parent(save, err);
+    }
+    save->coding = (coding_context){ .codec = o->codec, .level = o->level, .views = &save->views,
+                                     .parent = save->parent, .known = &save->known, .checkpoint = save->checkpoint };
+    if (status != CKD_OK) {
+        return status;
+    }
+    uint32_t jobs = pool_threads(save->store->pool);
+    save->jobs = calloc(jobs, sizeof(*save->jobs));
+    if (!save->jobs) {
+        return err_nomem(err, jobs * sizeof(*save->jobs), "block jobs");
+    }
+    for (; save->job_count < jobs && status == CKD_OK; save->job_count++) {
+        status = block_job_init(&save->jobs[save->job_count], err);
+    }
+    return status;
+}
+
+static ckd_status choose_ids(ckd_save *save, ckd_error *err) {
+    save->checkpoint = save->options.checkpoint_id;
+    ckd_status status = id_is_zero(&save->checkpoint) ? ckd_id_new(&save->checkpoint, err) : CKD_OK;
+    if (status == CKD_OK) {
+        status = ckd_id_new(&save->writer_id, err);
+    }
+    return status == CKD_OK ? ckd_id_new(&save->file_id, err) : status;
+}
+
+/* Everything that must not change between the decision and the intent happens under the publish lock. */
+static ckd_status enter_store(ckd_save *save, ckd_error *err) {
+    ckd_store *store = save->store;
+    file_lock *lock;
+    ckd_status status = store_lock_publish(&lock, store, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    pthread_mutex_lock(&store->mutex);
+    status = store_refresh(store, err);
+    if (status == CKD_OK) {
+        status = save_resolve_target(&save->target, store, &save->options, err);
+    }
+    pthread_mutex_unlock(&store->mutex);
+    if (status == CKD_OK) {
+        status = store_lock_reader(&save->reader_lock, store, err);
+    }
+    if (status == CKD_OK && !save->target.compare) {
+        status = write_intent(save, err);
+    }
+    lock_release(lock);
+    return status;
+}
+
+static ckd_status begin(ckd_save *save, ckd_error *err) {
+    ckd_status status = choose_ids(save, err);
+    if (status == CKD_OK) {
+        status = enter_store(save, err);
+    }
+    if (status == CKD_OK) {
+        status = prepare_coding(save, err);
+    }
+    if (status == CKD_OK && !save->target.compare) {
+        chunk_identity identity = { save->store->id, save->file_id, save->writer_id };
+        status = chunk_writer_create(&save->writer, path_chunk(save->store->path, &save->file_id, ".tmp").text, &identity,
+                                     err);
+    }
+    return status;
+}
+
+ckd_status ckd_save_begin(ckd_save **out, ckd_store *store, const ckd_save_options *options, ckd_error *err) {
+    *out = NULL;
+    ckd_status status = store_check_writable(store, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    ckd_save *save = calloc(1, sizeof(*save));
+    if (!save) {
+        return err_nomem(err, sizeof(*save), "a save");
+    }
+    save->store = store;
+    save->begun_ns = clock_monotonic_ns();
+    if (options) {
+        size_t size = options->struct_size < sizeof(*options) ? options->struct_size : sizeof(*options);
+        memcpy(&save->options, options, size);
+    }
+    save->options.world = save->options.world ? save->options.world : 1;
+    views_init(&save->views, store);
+    status = begin(save, err);
+    if (status != CKD_OK) {
+        save_free(save, false);
+        return status;
+    }
+    if (save->options.metric_name) {
+        snprintf(save->metric_name, sizeof(save->metric_name), "%s", save->options.metric_name);
+    }
+    *out = save;
+    return CKD_OK;
+}
+
+void save_free(ckd_save *save, bool keep_file) {
+    if (!save) {
+        return;
+    }
+    const char *root = save->store->path;
+    chunk_writer_abort(save->writer);
+    if (save->file_named && !keep_file) {
+        file_remove(path_chunk(root, &save->file_id, "").text, true, NULL);
+    }
+    if (save->intent_lock) {
+        file_remove(path_intent(root, &save->writer_id).text, true, NULL);
+    }
+    lock_release(save->intent_lock);
+    lock_release(save->reader_lock);
+    for (uint32_t i = 0; i < save->job_count; i++) {
+        block_job_free(&save->jobs[i]);
+    }
+    free(save->jobs);
+    free(save->dependencies);
+    content_index_free(&save->known);
+    arena_free(&save->arena);
+    views_free(&save->views);
+    free(save);
+}

@@ -1,0 +1,363 @@
+/*
+ * Committing: each rank's file durable -> publish lock -> parents still there -> manifest (the commit point) -> catalog.
+ * A failure before the manifest leaves nothing; a failure behind it (the catalog) loses nothing, and the next open for
+ * writing mends it.
+ */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "engine/save.h"
+
+ckd_status ckd_save_seal(ckd_part *out, ckd_save *save, ckd_error *err) {
+    *out = (ckd_part){ NULL, 0 };
+    ckd_status status = save_check_open(save, err);
+    if (status == CKD_OK && save->target.compare) {
+        status = err_set(err, CKD_E_STATE, "this save only compares with an existing checkpoint; commit it instead");
+    }
+    if (status != CKD_OK) {
+        return status;
+    }
+    save->sealed = (note_file){ .id = save->file_id, .rank = save->options.rank };
+    chunk_writer *writer = save->writer;
+    save->writer = NULL;
+    save->state = SAVE_FAILED; /* until it is not: a failed sync is never retried on the same file */
+    status = chunk_writer_finish(writer, &save->sealed.root, &save->sealed.size, err);
+    if (status == CKD_OK) {
+        pathname temp = path_chunk(save->store->path, &save->file_id, ".tmp");
+        save->file_named = true;
+        status = file_publish(temp.text, path_chunk(save->store->path, &save->file_id, "").text, err);
+        if (status != CKD_OK) {
+            file_remove(temp.text, true, NULL);
+        }
+    }
+    if (status == CKD_OK) {
+        status = dir_sync(path_in(save->store->path, DIR_CHUNKS).text, err);
+    }
+    bytes data = { 0 };
+    if (status == CKD_OK) {
+        part p = { .checkpoint = save->checkpoint, .rank = save->options.rank, .world = save->options.world,
+                   .file = save->sealed, .dependencies = save->dependencies, .dependency_count = save->dependency_count };
+        part_encode(&data, &save->store->id, &p);
+        status = data.failed ? err_nomem(err, data.size, "a part") : CKD_OK;
+    }
+    if (status != CKD_OK) {
+        bytes_free(&data);
+        return status;
+    }
+    save->state = SAVE_SEALED;
+    *out = (ckd_part){ data.data, data.size };
+    return CKD_OK;
+}
+
+void ckd_part_free(ckd_part *p) {
+    if (p) {
+        free(p->data);
+        *p = (ckd_part){ NULL, 0 };
+    }
+}
+
+/* ---- from parts to a manifest ---- */
+
+static ckd_status take_part(ckd_save *save, manifest *m, const ckd_part *bytes_of, ckd_error *err) {
+    part p;
+    ckd_status status = part_decode(&p, &save->store->id, bytes_of->data, bytes_of->size, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    if (!id_equal(&p.checkpoint, &save->checkpoint) || p.world != save->options.world || p.rank >= p.world) {
+        status = err_set(err, CKD_E_INVALID, "the part of rank %u belongs to another save", (unsigned)p.rank);
+    }
+    for (size_t i = 0; i < m->file_count && status == CKD_OK; i++) {
+        if (m->files[i].rank == p.rank) {
+            status = err_set(err, CKD_E_INVALID, "two parts of rank %u", (unsigned)p.rank);
+        }
+    }
+    for (size_t i = 0; i < p.dependency_count && status == CKD_OK; i++) {
+        status = save_depend(save, &p.dependencies[i], err);
+    }
+    if (status == CKD_OK) {
+        m->files[m->file_count++] = p.file;
+    }
+    part_free(&p);
+    return status;
+}
+
+static int by_rank(const void *a, const void *b) {
+    const note_file *x = a, *y = b;
+    return x->rank < y->rank ? -1 : x->rank > y->rank;
+}
+
+static ckd_status collect_parts(ckd_save *save, manifest *m, const ckd_part *parts, size_t count, ckd_error *err) {
+    if (count != save->options.world) {
+        return err_set(err, CKD_E_INVALID, "%zu parts for %u ranks", count, (unsigned)save->options.world);
+    }
+    m->files = calloc(count, sizeof(*m->files));
+    if (!m->files) {
+        return err_nomem(err, count * sizeof(*m->files), "a manifest's files");
+    }
+    for (size_t i = 0; i < count; i++) {
+        ckd_status status = take_part(save, m, &parts[i], err);
+        if (status != CKD_OK) {
+            return status;
+        }
+    }
+    qsort(m->files, count, sizeof(*m->files), by_rank);
+    m->dependencies = calloc(save->dependency_count + 1, sizeof(*m->dependencies));
+    if (!m->dependencies) {
+        return err_nomem(err, save->dependency_count * sizeof(*m->dependencies), "a manifest's dependencies");
+    }
+    if (save->dependency_count) {
+        memcpy(m->dependencies, save->dependencies, save->dependency_count * sizeof(*m->dependencies));
+    }
+    m->dependency_count = save->dependency_count;
+    return CKD_OK;
+}
+
+static void describe(const ckd_save *save, manifest *m) {
+    ckd_checkpoint *c = &m->checkpoint;
+    const save_target *t = &save->target;
+    *c = (ckd_checkpoint){ .id = save->checkpoint, .resumed_from = t->resumed_from, .step = t->step,
+                           .kind = m->dependency_count ? CKD_DELTA : CKD_BASE, .fidelity = CKD_EXACT,
+                           .lossy_resumes = t->lossy_resumes, .world = save->options.world,
+                           .created_ns = clock_wall_ns(), .metric = save->metric_name[0] ? save->options.metric : NAN };
+    memcpy(c->run, t->run, sizeof(c->run));
+    memcpy(c->metric_name, save->metric_name, sizeof(c->metric_name));
+    if (c->kind == CKD_DELTA && t->has_lineage) {
+        c->parent = t->lineage.id;
+    }
+    m->branch_origin = t->branch_origin;
+}
+
+/* Totals, depth and cost come from what the files hold, whoever wrote them. */
+static void add_totals(manifest *m, const view *v, role_total totals[CKD_ROLE_OTHER + 1]) {
+    ckd_checkpoint *c = &m->checkpoint;
+    load_budget cost = { 0 };
+    c->tensors = v->tensor_count;
+    for (size_t i = 0; i < v->tensor_count; i++) {
+        totals[v->tensors[i].tensor->role].tensors++;
+    }
+    for (size_t i = 0; i < v->block_count; i++) {
+        const record *r = v->blocks[i].record;
+        load_cost chain = record_chain(r), base = base_cost(ckd_dtype_size(r->tensor->dtype), r->raw_size, r->base_stored);
+        budget_add(&cost, &chain, &base);
+        c->raw_bytes += r->raw_size;
+        c->depth = r->depth > c->depth ? r->depth : c->depth;
+        totals[r->tensor->role].raw_bytes += r->raw_size;
+        totals[r->tensor->role].stored_bytes += view_stored_bytes(&v->blocks[i]);
+    }
+    for (size_t i = 0; i < v->blob_count; i++) {
+        c->raw_bytes += v->blobs[i].record->raw_size;
+    }
+    for (size_t i = 0; i < m->file_count; i++) {
+        c->stored_bytes += m->files[i].size;
+    }
+    c->load_cost = budget_load_cost(&cost);
+}
+
+static ckd_status complete_manifest(ckd_save *save, manifest *m, ckd_error *err) {
+    describe(save, m);
+    manifest copy = *m;
+    copy.files = calloc(m->file_count + 1, sizeof(*copy.files));
+    copy.dependencies = NULL;
+    copy.dependency_count = 0;
+    if (!copy.files) {
+        return err_nomem(err, m->file_count * sizeof(*copy.files), "a manifest's files");
+    }
+    memcpy(copy.files, m->files, m->file_count * sizeof(*copy.files));
+    view *v;
+    ckd_status status = view_open(&v, save->store->path, &copy, CKD_E_MISMATCH, err);
+    if (status == CKD_OK) {
+        status = view_check_tiling(v, CKD_E_MISMATCH, err);
+    }
+    role_total totals[CKD_ROLE_OTHER + 1] = { 0 };
+    m->roles = status == CKD_OK ? calloc(CKD_ROLE_OTHER + 1, sizeof(*m->roles)) : NULL;
+    if (status == CKD_OK && !m->roles) {
+        status = err_nomem(err, sizeof(totals), "role totals");
+    }
+    if (status == CKD_OK) {
+        add_totals(m, v, totals);
+        for (uint32_t role = CKD_ROLE_WEIGHT; role <= CKD_ROLE_OTHER; role++) {
+            totals[role].role = role;
+            if (totals[role].tensors) {
+                m->roles[m->role_count++] = totals[role];
+            }
+        }
+    }
+    view_close(v);
+    return status;
+}
+
+/* ---- publishing ---- */
+
+static ckd_status check_parents(ckd_save *save, const manifest *m, ckd_error *err) {
+    for (size_t i = 0; i < m->dependency_count; i++) {
+        ckd_checkpoint found;
+        ckd_status status = catalog_find_id(&found, save->store->catalog, &m->dependencies[i], err);
+        if (status == CKD_E_NOT_FOUND) {
+            char hex[CKD_ID_TEXT];
+            ckd_id_text(hex, &m->dependencies[i]);
+            status = err_set(err, CKD_E_NOT_FOUND, "checkpoint %s, which this delta builds on, was deleted meanwhile; "
+                             "save again, as a base", hex);
+        }
+        if (status != CKD_OK) {
+            return status;
+        }
+    }
+    return CKD_OK;
+}
+
+static ckd_status publish_manifest(const ckd_save *save, manifest *m, ckd_error *err) {
+    const char *root = save->store->path;
+    pathname p = path_manifest(root, m->checkpoint.run, m->checkpoint.step, m->checkpoint.generation);
+    if (file_exists(p.text)) {
+        return err_set(err, CKD_E_EXISTS, "another writer has committed %s@%llu meanwhile", m->checkpoint.run,
+                       (unsigned long long)m->checkpoint.step);
+    }
+    char hex[CKD_ID_TEXT], temp[64];
+    ckd_id_text(hex, &save->writer_id);
+    snprintf(temp, sizeof(temp), ".tmp-%s", hex);
+    bytes data = { 0 };
+    manifest_encode(&data, &save->store->id, m);
+    ckd_status status = data.failed ? err_nomem(err, data.size, "a manifest") : CKD_OK;
+    if (status == CKD_OK) {
+        status = file_publish_bytes(p.text, path_of(root, DIR_MANIFESTS, temp).text, data.data, data.size, err);
+        if (status != CKD_OK) {
+            file_remove(path_of(root, DIR_MANIFESTS, temp).text, true, NULL);
+            /* Under the publish lock nobody else made it: named but perhaps not durable is not committed. */
+            file_remove(p.text, true, NULL);
+        }
+    }
+    m->checkpoint.stored_bytes += data.size;
+    bytes_free(&data);
+    return status;
+}
+
+static ckd_status add_timings(const ckd_save *save, const manifest *m, ckd_error *err) {
+    const struct {
+        const char *stage;
+        uint64_t ns, bytes;
+    } stages[] = { { "analyse", save->analyse_ns, m->checkpoint.raw_bytes },
+                   { "encode", save->encode_ns, m->checkpoint.raw_bytes },
+                   { "write", save->append_ns, m->checkpoint.stored_bytes },
+                   { "total", clock_monotonic_ns() - save->begun_ns, m->checkpoint.raw_bytes } };
+    ckd_status status = CKD_OK;
+    for (size_t i = 0; i < sizeof(stages) / sizeof(stages[0]) && status == CKD_OK; i++) {
+        status = catalog_add_timing(save->store->catalog, &m->checkpoint.id, stages[i].stage, stages[i].ns,
+                                    stages[i].bytes, err);
+    }
+    return status;
+}
+
+/* Behind the commit point: whatever happens here, the checkpoint stays. */
+static void update_catalog(ckd_save *save, manifest *m) {
+    ckd_store *store = save->store;
+    ckd_error why = { 0 };
+    ckd_status status = catalog_begin(store->catalog, &why);
+    if (status == CKD_OK) {
+        manifest copy;
+        status = store_read_manifest(&copy, store, m->checkpoint.run, m->checkpoint.step, m->checkpoint.generation, &why);
+        if (status == CKD_OK) {
+            status = store_adopt(store, &copy, &why);
+        }
+        if (status == CKD_OK) {
+            status = add_timings(save, m, &why);
+        }
+        if (status == CKD_OK) {
+            status = catalog_commit(store->catalog, &why);
+        } else {
+            catalog_rollback(store->catalog);
+        }
+    }
+    if (status != CKD_OK) {
+        store_message(store, "%s@%llu is committed, but the catalog could not be updated (%s); the next open for "
+                      "writing will", m->checkpoint.run, (unsigned long long)m->checkpoint.step, why.message);
+    }
+}
+
+static ckd_status publish_locked(ckd_save *save, manifest *m, ckd_error *err) {
+    pthread_mutex_lock(&save->store->mutex);
+    ckd_status status = store_refresh(save->store, err);
+    if (status == CKD_OK) {
+        status = check_parents(save, m, err);
+    }
+    if (status == CKD_OK) {
+        status = publish_manifest(save, m, err);
+    }
+    if (status == CKD_OK) {
+        update_catalog(save, m);
+    }
+    pthread_mutex_unlock(&save->store->mutex);
+    return status;
+}
+
+static ckd_status publish(ckd_checkpoint *info, ckd_save *save, const ckd_part *parts, size_t count, ckd_error *err) {
+    if (save->state != SAVE_SEALED) {
+        return err_set(err, CKD_E_STATE, "a save is published after it was sealed");
+    }
+    manifest m = { 0 };
+    ckd_status status = collect_parts(save, &m, parts, count, err);
+    if (status == CKD_OK) {
+        status = complete_manifest(save, &m, err);
+    }
+    file_lock *lock = NULL;
+    if (status == CKD_OK) {
+        status = store_lock_publish(&lock, save->store, err);
+    }
+    if (status == CKD_OK) {
+        status = publish_locked(save, &m, err);
+    }
+    lock_release(lock);
+    if (status == CKD_OK && info) {
+        *info = m.checkpoint;
+    }
+    manifest_free(&m);
+    return status;
+}
+
+ckd_status ckd_save_publish(ckd_checkpoint *info, ckd_save *save, const ckd_part *parts, size_t count, ckd_error *err) {
+    if (info) {
+        memset(info, 0, sizeof(*info));
+    }
+    ckd_status status = publish(info, save, parts, count, err);
+    const save_target *t = &save->target;
+    /* A manifest that could not be taken back still names the file: recovery decides, not we. */
+    bool named = status != CKD_OK && status != CKD_E_EXISTS && save->state == SAVE_SEALED &&
+                 file_exists(path_manifest(save->store->path, t->run, t->step, 0).text);
+    save_free(save, status == CKD_OK || named);
+    return status;
+}
+
+static ckd_status finish_compare(ckd_checkpoint *info, ckd_save *save, ckd_error *err) {
+    ckd_status status = save_check_open(save, err);
+    if (status == CKD_OK) {
+        status = save_compare_end(save, err);
+    }
+    if (status == CKD_OK && info) {
+        *info = save->target.existing;
+    }
+    save_free(save, false);
+    return status;
+}
+
+ckd_status ckd_save_commit(ckd_checkpoint *info, ckd_save *save, ckd_error *err) {
+    if (info) {
+        memset(info, 0, sizeof(*info));
+    }
+    if (save->target.compare) {
+        return finish_compare(info, save, err);
+    }
+    ckd_part part_of_one;
+    ckd_status status = ckd_save_seal(&part_of_one, save, err);
+    if (status != CKD_OK) {
+        save_free(save, false);
+        return status;
+    }
+    status = ckd_save_publish(info, save, &part_of_one, 1, err);
+    ckd_part_free(&part_of_one);
+    return status;
+}
+
+void ckd_save_abort(ckd_save *save) { save_free(save, false); }
+
+void ckd_save_end(ckd_save *save) { save_free(save, true); }

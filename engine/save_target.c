@@ -1,0 +1,180 @@
+/* Where a save goes: its run, what it comes from, and what to do if the step is there already. */
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "engine/save.h"
+
+static ckd_status check_options(const ckd_save_options *o, ckd_error *err) {
+    if (!run_name_valid(o->run)) {
+        return err_set(err, CKD_E_INVALID,
+                       "'%.*s' is no run name: 1 to %d of A-Z a-z 0-9 . _ - ~, not starting with a dot or dash",
+                       CKD_RUN_MAX, o->run ? o->run : "", CKD_RUN_MAX);
+    }
+    if (o->step > INT64_MAX) {
+        return err_set(err, CKD_E_INVALID, "step %llu is too large; steps go up to 2^63 - 1", (unsigned long long)o->step);
+    }
+    if (o->fidelity != CKD_FIDELITY_DEFAULT && o->fidelity != CKD_EXACT) {
+        return err_set(err, CKD_E_UNSUPPORTED, "fidelity %d is not known to this version; it has: exact", (int)o->fidelity);
+    }
+    if (o->codec < CKD_CODEC_AUTO || o->codec > CKD_CODEC_LZ4) {
+        return err_set(err, CKD_E_INVALID, "unknown codec %d", (int)o->codec);
+    }
+    int top = o->codec == CKD_CODEC_LZ4 ? 12 : 19;
+    if (o->level < 0 || o->level > top) {
+        return err_set(err, CKD_E_INVALID, "level %d is outside 0 ... %d", o->level, top);
+    }
+    if (!(o->max_load_cost >= 0) || !(o->newest_load_cost >= 0) || (o->max_load_cost > 0 && o->max_load_cost < 1) ||
+        (o->newest_load_cost > 0 && o->newest_load_cost < 1)) {
+        return err_set(err, CKD_E_INVALID, "load costs are in base loads: 1 or more, or 0 for the default");
+    }
+    if (o->rank >= (o->world ? o->world : 1)) {
+        return err_set(err, CKD_E_INVALID, "rank %u of a world of %u", (unsigned)o->rank, (unsigned)o->world);
+    }
+    if (o->metric_name && strlen(o->metric_name) >= sizeof(((ckd_checkpoint *)0)->metric_name)) {
+        return err_set(err, CKD_E_INVALID, "the metric's name is longer than 31 bytes");
+    }
+    return o->world > 1 && id_is_zero(&o->checkpoint_id)
+               ? err_set(err, CKD_E_INVALID, "with several ranks, all must be given the same checkpoint_id")
+               : CKD_OK;
+}
+
+static ckd_status newest_of(ckd_checkpoint *out, bool *found, ckd_store *store, const char *run, uint64_t before,
+                            ckd_error *err) {
+    ckd_status status = catalog_newest(out, store->catalog, run, before, err);
+    *found = status == CKD_OK;
+    return status == CKD_E_NOT_FOUND ? CKD_OK : status;
+}
+
+/* RUN~K without its last number; false for a run that is no branch by name. */
+static bool branch_root(char root[CKD_RUN_MAX + 1], unsigned *number, const char *run) {
+    snprintf(root, CKD_RUN_MAX + 1, "%s", run);
+    char *tilde = strrchr(root, '~');
+    char *end = NULL;
+    unsigned long k = tilde && tilde[1] >= '1' && tilde[1] <= '9' ? strtoul(tilde + 1, &end, 10) : 0;
+    if (!tilde || tilde == root || !end || *end || k < 2 || k > 1000000) {
+        *number = 1;
+        return false;
+    }
+    *tilde = '\0';
+    *number = (unsigned)k;
+    return true;
+}
+
+static ckd_status branch_name(char out[CKD_RUN_MAX + 1], const char *root, unsigned number, ckd_error *err) {
+    int n = number < 2 ? snprintf(out, CKD_RUN_MAX + 1, "%s", root)
+                       : snprintf(out, CKD_RUN_MAX + 1, "%s~%u", root, number);
+    return n > CKD_RUN_MAX ? err_set(err, CKD_E_INVALID, "the branch's name '%s~%u' is too long", root, number) : CKD_OK;
+}
+
+/*
+ * A rewound run goes on under the name of its newest branch. A step that this branch is past already means that it was
+ * rewound once more, and begins the next branch.
+ */
+static ckd_status choose_branch(save_target *t, ckd_store *store, ckd_error *err) {
+    char root[CKD_RUN_MAX + 1], name[CKD_RUN_MAX + 1];
+    unsigned number;
+    branch_root(root, &number, t->run);
+    ckd_checkpoint newest = { 0 };
+    bool found = true;
+    ckd_status status = newest_of(&newest, &found, store, t->run, UINT64_MAX, err);
+    while (status == CKD_OK && found) {
+        ckd_checkpoint next;
+        status = branch_name(name, root, number + 1, err);
+        if (status == CKD_OK) {
+            status = newest_of(&next, &found, store, name, UINT64_MAX, err);
+        }
+        if (status == CKD_OK && found) {
+            newest = next;
+            number++;
+        }
+    }
+    if (status == CKD_OK && newest.run[0] && newest.step >= t->step) {
+        number++;
+    }
+    return status == CKD_OK ? branch_name(t->run, root, number, err) : status;
+}
+
+/* The newest checkpoint before the step, in this run or in those it branched off. */
+static ckd_status find_lineage(save_target *t, ckd_store *store, ckd_error *err) {
+    char root[CKD_RUN_MAX + 1], name[CKD_RUN_MAX + 1];
+    unsigned number;
+    branch_root(root, &number, t->run);
+    snprintf(name, sizeof(name), "%s", t->run);
+    for (;;) {
+        ckd_status status = newest_of(&t->lineage, &t->has_lineage, store, name, t->step, err);
+        if (status != CKD_OK || t->has_lineage || number <= 1) {
+            return status;
+        }
+        status = branch_name(name, root, --number, err);
+        if (status != CKD_OK) {
+            return status;
+        }
+    }
+}
+
+static ckd_status find_named(ckd_checkpoint *out, ckd_store *store, const char *run, uint64_t step, const char *what,
+                             ckd_error *err) {
+    ckd_status status = step == CKD_LATEST ? catalog_newest(out, store->catalog, run, UINT64_MAX, err)
+                                           : catalog_find(out, store->catalog, run, step, err);
+    if (status != CKD_E_NOT_FOUND) {
+        return status;
+    }
+    return step == CKD_LATEST ? err_set(err, status, "the %s, run '%s', has no checkpoints", what, run)
+                              : err_set(err, status, "the %s %s@%llu is not in the store", what, run,
+                                        (unsigned long long)step);
+}
+
+static ckd_status resolve_parent(save_target *t, ckd_store *store, const ckd_save_options *o, ckd_error *err) {
+    if (!o->parent_run) {
+        return find_lineage(t, store, err);
+    }
+    t->has_lineage = true;
+    return find_named(&t->lineage, store, o->parent_run, o->parent_step, "parent", err);
+}
+
+static ckd_status resolve_resume(save_target *t, ckd_store *store, const ckd_save_options *o, ckd_error *err) {
+    t->lossy_resumes = t->has_lineage ? t->lineage.lossy_resumes : 0;
+    if (!o->resumed_from_run) {
+        return CKD_OK;
+    }
+    ckd_checkpoint from;
+    ckd_status status =
+        find_named(&from, store, o->resumed_from_run, o->resumed_from_step, "checkpoint resumed from", err);
+    if (status == CKD_OK) {
+        t->resumed_from = from.id;
+        t->lossy_resumes = from.lossy_resumes + (from.fidelity != CKD_EXACT);
+    }
+    return status;
+}
+
+ckd_status save_resolve_target(save_target *out, ckd_store *store, const ckd_save_options *o, ckd_error *err) {
+    memset(out, 0, sizeof(*out));
+    ckd_status status = check_options(o, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    snprintf(out->run, sizeof(out->run), "%s", o->run);
+    out->step = o->step;
+    if (o->on_duplicate == CKD_DUPLICATE_BRANCH) {
+        status = choose_branch(out, store, err);
+    }
+    if (status == CKD_OK) {
+        status = catalog_find(&out->existing, store->catalog, out->run, out->step, err);
+        if (status == CKD_OK && o->on_duplicate != CKD_DUPLICATE_SAME_OK) {
+            return err_set(err, CKD_E_EXISTS, "run '%s' has a checkpoint at step %llu already; choose another run or "
+                           "step, or say what to do with duplicates", out->run, (unsigned long long)out->step);
+        }
+        out->compare = status == CKD_OK;
+        status = status == CKD_E_NOT_FOUND ? CKD_OK : status;
+    }
+    if (status == CKD_OK) {
+        status = resolve_parent(out, store, o, err);
+    }
+    if (status == CKD_OK) {
+        status = resolve_resume(out, store, o, err);
+    }
+    if (status == CKD_OK && out->has_lineage && strcmp(out->lineage.run, out->run) != 0) {
+        out->branch_origin = out->lineage.id;
+    }
+    return status;
+}

@@ -1,0 +1,297 @@
+/* Saving one tensor: its blocks are analysed and encoded in parallel, decided and written in order. */
+#include <stdlib.h>
+
+#include "engine/save.h"
+
+#define SKIP_AFTER 4u      /* deltas that lost in a row, after which most blocks of the tensor are not tried as one */
+#define RETRY_EVERY 8u
+
+static ckd_status check_description(const ckd_tensor *t, geometry *shape, uint64_t *elements, ckd_error *err) {
+    size_t length = t->name ? strlen(t->name) : 0;
+    if (length == 0 || length > CKD_NAME_MAX || !utf8_valid(t->name, length)) {
+        return err_set(err, CKD_E_INVALID, "a tensor's name must have 1 to %d bytes of UTF-8", CKD_NAME_MAX);
+    }
+    if (ckd_dtype_size(t->dtype) == 0) {
+        return err_in_tensor(err, err_set(err, CKD_E_INVALID, "unknown dtype %d", (int)t->dtype), t->name);
+    }
+    if (t->role < CKD_ROLE_AUTO || t->role > CKD_ROLE_OTHER) {
+        return err_in_tensor(err, err_set(err, CKD_E_INVALID, "unknown role %d", (int)t->role), t->name);
+    }
+    if (!geometry_init(shape, t->ndim, t->shape)) {
+        return err_in_tensor(err, err_set(err, CKD_E_INVALID, "a tensor has at most %d dimensions and 2^40 elements",
+                                          CKD_MAX_DIMS), t->name);
+    }
+    if (!region_count(elements, shape, &t->region)) {
+        return err_in_tensor(err, err_set(err, CKD_E_INVALID, "the region does not lie inside the tensor's shape"),
+                             t->name);
+    }
+    if (*elements && !t->data && !t->read) {
+        return err_in_tensor(err, err_set(err, CKD_E_INVALID, "neither data nor a read function"), t->name);
+    }
+    return CKD_OK;
+}
+
+/* Names and regions that the content index points to live as long as the save. */
+static ckd_status make_tensor_context(ckd_save *save, const ckd_tensor *t, const geometry *shape,
+                                      tensor_context *context, ckd_error *err) {
+    size_t length = strlen(t->name) + 1;
+    record_tensor *tensor = arena_alloc(&save->arena, sizeof(*tensor));
+    char *name = arena_alloc(&save->arena, length);
+    ckd_region *region = arena_alloc(&save->arena, sizeof(*region));
+    if (!tensor || !name || !region) {
+        return err_nomem(err, sizeof(*tensor) + length + sizeof(*region), "a tensor's description");
+    }
+    memcpy(name, t->name, length);
+    *region = region_canonical(shape, &t->region);
+    *tensor = (record_tensor){ .name = name, .checkpoint = save->checkpoint, .dtype = t->dtype, .ndim = t->ndim,
+                               .role = t->role == CKD_ROLE_AUTO ? ckd_role_of(name, t->dtype) : t->role };
+    memcpy(tensor->shape, shape->shape, t->ndim * sizeof(uint64_t));
+    *context = (tensor_context){ .tensor = tensor, .shape = *shape, .region = region };
+    const view *before = save->target.compare ? save->existing : save->parent;
+    const view_tensor *old = before ? view_find(before, name) : NULL;
+    bool same = old && old->tensor->dtype == t->dtype && old->shape.ndim == shape->ndim &&
+                memcmp(old->shape.shape, shape->shape, shape->ndim * sizeof(uint64_t)) == 0;
+    context->parent = same ? old : NULL;
+    return CKD_OK;
+}
+
+/* The block's elements, from the caller's memory or through its read function. */
+static ckd_status fetch(block_job *job, const ckd_tensor *t, ckd_error *err) {
+    size_t size = ckd_dtype_size(t->dtype);
+    if (t->data) {
+        job->values = (const uint8_t *)t->data + job->first * size;
+        return CKD_OK;
+    }
+    bytes_clear(&job->own);
+    void *to = bytes_extend(&job->own, job->count * size + 1);
+    if (!to) {
+        job->own.failed = false;
+        return err_nomem(err, job->count * size, "a block");
+    }
+    job->values = to;
+    if (job->count == 0) {
+        return CKD_OK;
+    }
+    if (err) {
+        memset(err, 0, sizeof(*err));
+        err->offset = CKD_NO_OFFSET;
+    }
+    ckd_status status = t->read(t->read_context, job->first, job->count, to, err);
+    if (status != CKD_OK && err && err->status == CKD_OK) {
+        err_set(err, status, "the read function of the tensor failed");
+    }
+    return status;
+}
+
+typedef struct batch {
+    ckd_save *save;
+    const tensor_context *tensor;
+} batch;
+
+static ckd_status analyse_one(void *context, size_t index, uint32_t worker, ckd_error *err) {
+    (void)worker;
+    batch *b = context;
+    block_job *job = &b->save->jobs[index];
+    return b->save->target.compare ? save_compare_block(b->save, job, b->tensor, err)
+                                   : block_analyse(job, &b->save->coding, b->tensor, &b->save->budget, err);
+}
+
+static ckd_status encode_one(void *context, size_t index, uint32_t worker, ckd_error *err) {
+    (void)worker;
+    batch *b = context;
+    return block_encode(&b->save->jobs[index], b->tensor, err);
+}
+
+static ckd_status remember(ckd_save *save, const block_job *job, const tensor_context *t, const record *r, ckd_error *err) {
+    content_entry entry = { .content = job->content, .stored = job->content, .dtype = t->tensor->dtype,
+                            .tensor = t->tensor->name, .region = t->region, .first = job->first, .count = job->count,
+                            .ndim = t->shape.ndim, .shape = t->tensor->shape, .depth = r->depth,
+                            .chain_stored = job->chain.stored, .chain_work = job->chain.work };
+    ckd_status status = content_index_add(&save->known, &entry, err);
+    if (status == CKD_OK && t->tensor->role == CKD_ROLE_MASTER && t->tensor->dtype == CKD_F32) {
+        entry.content = job->rounded_bf16;
+        entry.dtype = CKD_BF16;
+        status = content_index_add(&save->known, &entry, err);
+        entry.content = job->rounded_f16;
+        entry.dtype = CKD_F16;
+        status = status == CKD_OK ? content_index_add(&save->known, &entry, err) : status;
+    }
+    return status;
+}
+
+static ckd_status append(ckd_save *save, block_job *job, const tensor_context *t, ckd_error *err) {
+    const candidate *c = job->chosen;
+    uint64_t raw = job->count * ckd_dtype_size(t->tensor->dtype);
+    bool is_raw = c && c->coding == CODING_RAW;
+    record r = { .kind = RECORD_BLOCK, .coding = c ? (uint32_t)c->coding : CODING_RAW, .predictor = (uint32_t)job->predictor,
+                 .tensor = t->tensor, .region = t->region, .first = job->first, .count = job->count, .raw_size = raw,
+                 .stored_size = is_raw ? raw : c ? c->size : 0, .content = job->content, .depth = job->depth,
+                 .chain_stored = (uint64_t)job->chain.stored, .chain_work = (uint64_t)job->chain.work,
+                 .base_stored = job->base_stored, .dependencies = &job->dependency,
+                 .dependency_count = job->predictor == PREDICT_NONE ? 0 : 1 };
+    ckd_status status = CKD_OK;
+    if (r.dependency_count && !id_equal(&job->dependency.checkpoint, &save->checkpoint)) {
+        status = save_depend(save, &job->dependency.checkpoint, err);
+    }
+    if (status == CKD_OK) {
+        status = chunk_writer_append(save->writer, &r, is_raw ? job->values : c ? c->payload.data : NULL, err);
+    }
+    return status == CKD_OK ? remember(save, job, t, &r, err) : status;
+}
+
+/* How the deltas of one tensor fare, so that one which never wins is not tried at every block. */
+typedef struct delta_record {
+    uint32_t lost, since;
+} delta_record;
+
+static void prepare_trial(block_job *job, delta_record *tried) {
+    job->try_delta = tried->lost < SKIP_AFTER || tried->since++ % RETRY_EVERY == RETRY_EVERY - 1;
+}
+
+static void note_trial(const block_job *job, delta_record *tried) {
+    if (!job->known && job->delta.available) {
+        tried->lost = job->delta.size < job->standalone.size ? 0 : tried->lost + 1;
+    }
+}
+
+static ckd_status write_batch(ckd_save *save, uint32_t count, const tensor_context *t, delta_record *tried,
+                              ckd_error *err) {
+    batch b = { save, t };
+    uint64_t start = clock_monotonic_ns();
+    for (uint32_t i = 0; i < count; i++) {
+        block_decide(&save->jobs[i], t, &save->budget);
+        note_trial(&save->jobs[i], tried);
+        if (save->jobs[i].parent_damaged && !save->told_damage) {
+            save->told_damage = true;
+            store_message(save->store, "parts of %s@%llu are damaged; they are saved anew instead of as deltas (run "
+                          "ckptdelta verify)", save->target.lineage.run, (unsigned long long)save->target.lineage.step);
+        }
+    }
+    ckd_status status = pool_run(save->store->pool, count, encode_one, &b, err);
+    uint64_t encoded = clock_monotonic_ns();
+    for (uint32_t i = 0; i < count && status == CKD_OK; i++) {
+        status = append(save, &save->jobs[i], t, err);
+    }
+    save->encode_ns += encoded - start;
+    save->append_ns += clock_monotonic_ns() - encoded;
+    return status;
+}
+
+static ckd_status report_progress(ckd_save *save, uint64_t raw, ckd_error *err) {
+    save->raw_bytes += raw;
+    const ckd_save_options *o = &save->options;
+    if (o->on_progress && o->on_progress(o->progress_context, save->raw_bytes,
+                                         o->total_bytes > save->raw_bytes ? o->total_bytes : save->raw_bytes)) {
+        return err_set(err, CKD_E_CANCELLED, "the save was cancelled");
+    }
+    return CKD_OK;
+}
+
+/* The next blocks, one a job; returns how many. An empty region is one empty block: it says that the tensor exists. */
+static ckd_status save_batch(ckd_save *save, const ckd_tensor *tensor, const tensor_context *t, uint64_t *at,
+                             uint64_t elements, delta_record *tried, ckd_error *err) {
+    uint32_t count = 0;
+    uint64_t first = *at;
+    ckd_status status = CKD_OK;
+    do {
+        block_job *job = &save->jobs[count++];
+        job->first = *at;
+        job->count = elements - *at < CKD_BLOCK_ELEMENTS ? elements - *at : CKD_BLOCK_ELEMENTS;
+        *at += job->count;
+        prepare_trial(job, tried);
+        status = fetch(job, tensor, err);
+    } while (status == CKD_OK && count < save->job_count && *at < elements);
+    batch b = { save, t };
+    uint64_t start = clock_monotonic_ns();
+    if (status == CKD_OK) {
+        status = pool_run(save->store->pool, count, analyse_one, &b, err);
+    }
+    save->analyse_ns += clock_monotonic_ns() - start;
+    if (status == CKD_OK && !save->target.compare) {
+        status = write_batch(save, count, t, tried, err);
+    }
+    return status == CKD_OK ? report_progress(save, (*at - first) * ckd_dtype_size(tensor->dtype), err) : status;
+}
+
+/* The tensor's own figures replace those expected from the parent. */
+static void stop_expecting(load_budget *budget, const view_tensor *parent) {
+    for (size_t s = 0; s < parent->shard_count; s++) {
+        for (size_t i = 0; i < parent->shards[s].block_count; i++) {
+            const record *r = parent->shards[s].blocks[i].record;
+            load_cost chain = record_chain(r), base = base_cost(ckd_dtype_size(r->tensor->dtype), r->raw_size, r->base_stored);
+            budget->rest_chain.stored -= chain.stored;
+            budget->rest_chain.work -= chain.work;
+            budget->rest_base.stored -= base.stored;
+            budget->rest_base.work -= base.work;
+        }
+    }
+}
+
+static ckd_status save_region(ckd_save *save, const ckd_tensor *tensor, ckd_error *err) {
+    geometry shape;
+    uint64_t elements, at = 0;
+    tensor_context context;
+    ckd_status status = check_description(tensor, &shape, &elements, err);
+    if (status == CKD_OK) {
+        status = make_tensor_context(save, tensor, &shape, &context, err);
+    }
+    if (status != CKD_OK) {
+        return status;
+    }
+    if (context.parent && !save->target.compare && context.region->kind == CKD_REGION_WHOLE) {
+        stop_expecting(&save->budget, context.parent);
+    }
+    delta_record tried = { 0 };
+    do {
+        status = save_batch(save, tensor, &context, &at, elements, &tried, err);
+    } while (status == CKD_OK && at < elements);
+    save->tensors_compared += save->target.compare;
+    return status == CKD_OK ? CKD_OK : err_in_tensor(err, status, tensor->name);
+}
+
+ckd_status ckd_save_tensor(ckd_save *save, const ckd_tensor *tensor, ckd_error *err) {
+    ckd_status status = save_check_open(save, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    ckd_tensor description = { 0 };
+    memcpy(&description, tensor, tensor->struct_size < sizeof(description) ? tensor->struct_size : sizeof(description));
+    status = save_region(save, &description, err);
+    save->state = status == CKD_OK ? SAVE_OPEN : SAVE_FAILED;
+    return status;
+}
+
+ckd_status ckd_save_blob(ckd_save *save, const char *name, const void *data, size_t size, ckd_error *err) {
+    ckd_status status = save_check_open(save, err);
+    size_t length = name ? strlen(name) : 0;
+    if (status == CKD_OK && (length == 0 || length > CKD_NAME_MAX || !utf8_valid(name, length))) {
+        status = err_set(err, CKD_E_INVALID, "a blob's name must have 1 to %d bytes of UTF-8", CKD_NAME_MAX);
+    }
+    if (status == CKD_OK && size > CKD_BLOB_MAX) {
+        status = err_set(err, CKD_E_INVALID, "blob '%s' has %zu bytes; at most 1 GiB is allowed", name, size);
+    }
+    if (status != CKD_OK) {
+        return status;
+    }
+    if (save->target.compare) {
+        return save_compare_blob(save, name, data, size, err);
+    }
+    record_tensor tensor = { .name = name, .checkpoint = save->checkpoint, .role = CKD_ROLE_OTHER };
+    ckd_region region = { .kind = CKD_REGION_WHOLE };
+    bytes packed = { 0 };
+    size_t stored = 0;
+    if (bytes_extend(&packed, size + 1)) {
+        status = coder_encode(save->jobs[0].coder, CODING_ZSTD, 0, 1, data, size, packed.data, size, &stored, err);
+    }
+    bool is_raw = stored == 0;
+    record r = { .kind = RECORD_BLOB, .coding = is_raw ? CODING_RAW : CODING_ZSTD, .tensor = &tensor, .region = &region,
+                 .raw_size = size, .stored_size = is_raw ? size : stored, .content = content_hash(data, size),
+                 .chain_stored = is_raw ? size : stored, .base_stored = is_raw ? size : stored };
+    if (status == CKD_OK) {
+        status = chunk_writer_append(save->writer, &r, is_raw ? data : packed.data, err);
+    }
+    bytes_free(&packed);
+    save->raw_bytes += size;
+    save->state = status == CKD_OK ? SAVE_OPEN : SAVE_FAILED;
+    return status;
+}

@@ -1,0 +1,259 @@
+/* Opening, creating and closing a store; its locks. */
+#include "engine/store.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define DEFAULT_LOCK_TIMEOUT_MS 30000
+#define IDENTITY_MAX 4096
+
+void store_message(const ckd_store *store, const char *format, ...) {
+    if (!store->options.on_message) {
+        return;
+    }
+    char text[1024];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof(text), format, args);
+    va_end(args);
+    store->options.on_message(store->options.message_context, text);
+}
+
+ckd_status store_check_writable(const ckd_store *store, ckd_error *err) {
+    if (store->mode == CKD_OPEN_READ) {
+        return err_set(err, CKD_E_READ_ONLY, "store '%s' was opened for reading; open it with CKD_OPEN_WRITE",
+                       store->path);
+    }
+    return CKD_OK;
+}
+
+ckd_status store_lock_publish(file_lock **out, const ckd_store *store, ckd_error *err) {
+    pathname p = path_in(store->path, FILE_PUBLISH_LOCK);
+    return lock_acquire(out, p.text, LOCK_EXCLUSIVE, true, store->options.lock_timeout_ms, err);
+}
+
+ckd_status store_lock_reader(file_lock **out, const ckd_store *store, ckd_error *err) {
+    pathname p = path_in(store->path, FILE_READER_LOCK);
+    ckd_status status = lock_acquire(out, p.text, LOCK_SHARED, store->mode != CKD_OPEN_READ,
+                                     store->options.lock_timeout_ms, err);
+    /* A store copied without its lock files onto read-only media: nothing is unlinked there. */
+    return status == CKD_E_NOT_FOUND && store->mode == CKD_OPEN_READ ? CKD_OK : status;
+}
+
+static ckd_status read_identity(ckd_store *store, ckd_error *err) {
+    pathname p = path_in(store->path, FILE_IDENTITY);
+    bytes data = { 0 };
+    ckd_status status = file_read_all(&data, p.text, IDENTITY_MAX, err);
+    if (status == CKD_E_NOT_FOUND) {
+        status = err_set(err, CKD_E_NOT_FOUND, "no ckptdelta store at '%s' (there is no %s in it)", store->path,
+                         FILE_IDENTITY);
+    }
+    store_identity identity;
+    if (status == CKD_OK) {
+        status = store_identity_decode(&identity, data.data, data.size, p.text, err);
+    }
+    if (status == CKD_OK) {
+        store->id = identity.id;
+    }
+    bytes_free(&data);
+    return status;
+}
+
+/* A store may be created where there is nothing, or where an earlier creation was cut off. */
+static ckd_status check_creatable(const char *root, ckd_error *err) {
+    dir_list list;
+    ckd_status status = dir_list_read(&list, root, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    for (size_t i = 0; i < list.count && status == CKD_OK; i++) {
+        if (strcmp(list.names[i], "data") != 0) {
+            status = err_set(err, CKD_E_INVALID,
+                             "'%s' is not a ckptdelta store and not empty (it has '%s'); name a new or empty directory",
+                             root, list.names[i]);
+        }
+    }
+    dir_list_free(&list);
+    return status;
+}
+
+static ckd_status create_directories(const char *root, ckd_error *err) {
+    static const char *const dirs[] = { "data", DIR_CHUNKS, DIR_MANIFESTS, DIR_INTENTS, DIR_TOMBSTONES, DIR_NOTES };
+    ckd_status status = CKD_OK;
+    for (size_t i = 0; i < sizeof(dirs) / sizeof(dirs[0]) && status == CKD_OK; i++) {
+        status = dir_create(path_in(root, dirs[i]).text, true, err);
+    }
+    return status;
+}
+
+/* Under the publish lock, like everything that is published: recovery may remove temporary names then. */
+static ckd_status publish_identity(const ckd_store *store, ckd_error *err) {
+    store_identity identity = { .created_ns = clock_wall_ns() };
+    ckd_status status = ckd_id_new(&identity.id, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    bytes data = { 0 };
+    store_identity_encode(&data, &identity);
+    if (data.failed) {
+        status = err_nomem(err, IDENTITY_MAX, "the store's identity");
+    } else {
+        char hex[CKD_ID_TEXT];
+        ckd_id_text(hex, &identity.id);
+        char temp[64];
+        snprintf(temp, sizeof(temp), "data/.tmp-%s", hex);
+        status = file_publish_bytes(path_in(store->path, FILE_IDENTITY).text, path_in(store->path, temp).text,
+                                    data.data, data.size, err);
+        if (status == CKD_E_EXISTS) {
+            status = CKD_OK; /* another process created the store at the same time: its identity holds */
+        }
+    }
+    bytes_free(&data);
+    return status;
+}
+
+/* The directory that holds the store, for syncing the store's own name. */
+static pathname parent_directory(const char *root) {
+    pathname p;
+    snprintf(p.text, sizeof(p.text), "%s", root);
+    size_t length = strlen(p.text);
+    while (length > 1 && p.text[length - 1] == '/') {
+        p.text[--length] = '\0';
+    }
+    char *slash = strrchr(p.text, '/');
+    if (!slash) {
+        strcpy(p.text, ".");
+    } else {
+        slash[slash == p.text ? 1 : 0] = '\0';
+    }
+    return p;
+}
+
+static ckd_status create_store(ckd_store *store, ckd_error *err) {
+    if (file_exists(path_in(store->path, FILE_IDENTITY).text)) {
+        return CKD_OK;
+    }
+    ckd_status status = dir_create(store->path, true, err);
+    if (status == CKD_OK) {
+        status = check_creatable(store->path, err);
+    }
+    if (status == CKD_OK) {
+        status = create_directories(store->path, err);
+    }
+    file_lock *lock = NULL;
+    if (status == CKD_OK) {
+        status = lock_acquire(&lock, path_in(store->path, FILE_READER_LOCK).text, LOCK_EXCLUSIVE, true, 0, NULL);
+        status = status == CKD_E_BUSY ? CKD_OK : status; /* it exists, which is all that is wanted */
+        lock_release(lock);
+    }
+    if (status == CKD_OK) {
+        status = dir_sync(path_in(store->path, "data").text, err);
+    }
+    if (status == CKD_OK) {
+        status = store_lock_publish(&lock, store, err);
+    }
+    if (status == CKD_OK) {
+        status = publish_identity(store, err);
+        lock_release(lock);
+    }
+    if (status == CKD_OK) {
+        status = dir_sync(store->path, err);
+    }
+    return status == CKD_OK ? dir_sync(parent_directory(store->path).text, err) : status;
+}
+
+static ckd_status open_for_writing(ckd_store *store, ckd_error *err) {
+    file_lock *lock;
+    ckd_status status = store_lock_publish(&lock, store, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    status = store_recover(store, err);
+    if (status == CKD_OK) {
+        status = store_open_catalog(store, err);
+    }
+    lock_release(lock);
+    return status;
+}
+
+static ckd_status store_new(ckd_store **out, const char *root, ckd_open_mode mode, const ckd_store_options *options,
+                            ckd_error *err) {
+    *out = NULL;
+    if (!root || !*root || strlen(root) > PATH_ROOM - 256) {
+        return err_set(err, CKD_E_INVALID, "a store's path must have 1 to %d bytes", PATH_ROOM - 256);
+    }
+    if (mode < CKD_OPEN_READ || mode > CKD_OPEN_CREATE) {
+        return err_set(err, CKD_E_INVALID, "unknown open mode %d", (int)mode);
+    }
+    ckd_store *store = calloc(1, sizeof(*store));
+    if (!store) {
+        return err_nomem(err, sizeof(*store), "the store handle");
+    }
+    store->mode = mode;
+    pthread_mutex_init(&store->mutex, NULL);
+    if (options) {
+        size_t size = options->struct_size < sizeof(*options) ? options->struct_size : sizeof(*options);
+        memcpy(&store->options, options, size);
+    }
+    if (store->options.lock_timeout_ms == 0) {
+        store->options.lock_timeout_ms = DEFAULT_LOCK_TIMEOUT_MS;
+    }
+    store->path = strdup(root);
+    if (!store->path) {
+        ckd_store_close(store);
+        return err_nomem(err, strlen(root), "the store's path");
+    }
+    *out = store;
+    return CKD_OK;
+}
+
+/* All of opening but the catalog. */
+static ckd_status open_store(ckd_store **out, const char *root, ckd_open_mode mode, const ckd_store_options *options,
+                             ckd_error *err) {
+    ckd_status status = store_new(out, root, mode, options, err);
+    if (status == CKD_OK && mode == CKD_OPEN_CREATE) {
+        status = create_store(*out, err);
+    }
+    if (status == CKD_OK) {
+        status = read_identity(*out, err);
+    }
+    if (status == CKD_OK) {
+        status = pool_create(&(*out)->pool, (*out)->options.threads, err);
+    }
+    if (status != CKD_OK) {
+        ckd_store_close(*out);
+        *out = NULL;
+    }
+    return status;
+}
+
+ckd_status store_open_without_catalog(ckd_store **out, const char *root, const ckd_store_options *options,
+                                      ckd_error *err) {
+    return open_store(out, root, CKD_OPEN_WRITE, options, err);
+}
+
+ckd_status ckd_store_open(ckd_store **out, const char *root, ckd_open_mode mode, const ckd_store_options *options,
+                          ckd_error *err) {
+    ckd_status status = open_store(out, root, mode, options, err);
+    if (status == CKD_OK) {
+        status = mode == CKD_OPEN_READ ? store_open_catalog(*out, err) : open_for_writing(*out, err);
+    }
+    if (status != CKD_OK) {
+        ckd_store_close(*out);
+        *out = NULL;
+    }
+    return status;
+}
+
+void ckd_store_close(ckd_store *store) {
+    if (!store) {
+        return;
+    }
+    catalog_close(store->catalog);
+    pool_destroy(store->pool);
+    pthread_mutex_destroy(&store->mutex);
+    free(store->path);
+    free(store);
+}

@@ -1,0 +1,99 @@
+/*
+ * The open store: its identity, locks and catalog. Internal to engine/.
+ *
+ * Invariants:
+ *  1. A checkpoint exists if and only if a valid manifest names it and no tombstone does. The catalog only repeats that.
+ *  2. Manifests, tombstones, intents and the catalog change only under the publish lock.
+ *  3. A chunk file is named in an intent on disk before it is created, and keeps that intent until a manifest names it.
+ *  4. A store opened for reading writes nothing; if its catalog does not match the manifests, a catalog in memory does.
+ */
+#ifndef ENGINE_STORE_H
+#define ENGINE_STORE_H
+
+#include <pthread.h>
+
+#include "base/file.h"
+#include "base/threads.h"
+#include "catalog/catalog.h"
+#include "codec/note.h"
+#include "engine/paths.h"
+
+struct ckd_store {
+    char *path;
+    ckd_open_mode mode;
+    ckd_store_options options;
+    ckd_id id;
+    thread_pool *pool;
+    pthread_mutex_t mutex; /* guards the catalog, which several saves and loads of this handle may use */
+    catalog *catalog;
+    uint64_t manifests_skipped; /* damaged ones met while refreshing */
+};
+
+/* printf to the on_message callback, if any. */
+void store_message(const ckd_store *store, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+/* For rebuilding: an existing store, for writing, its catalog not opened. */
+ckd_status store_open_without_catalog(ckd_store **out, const char *path, const ckd_store_options *options,
+                                      ckd_error *err);
+
+/* READ_ONLY unless opened for writing. */
+ckd_status store_check_writable(const ckd_store *store, ckd_error *err);
+
+/* The publish lock; BUSY after the store's timeout. */
+ckd_status store_lock_publish(file_lock **out, const ckd_store *store, ckd_error *err);
+/* The shared reader lock: what it protects is not unlinked. */
+ckd_status store_lock_reader(file_lock **out, const ckd_store *store, ckd_error *err);
+
+/* Reads and decodes one manifest. NOT_FOUND, CORRUPT, UNSUPPORTED. */
+ckd_status store_read_manifest(manifest *out, const ckd_store *store, const char *run, uint64_t step,
+                               uint32_t generation, ckd_error *err);
+
+/* ---- refresh.c ---- */
+/*
+ * Makes the catalog agree with the manifests: adopts what it lacks, drops what is gone. For writers the caller holds the
+ * publish lock; readers get a new catalog in memory if the file disagrees.
+ */
+ckd_status store_refresh(ckd_store *store, ckd_error *err);
+/*
+ * Puts the catalog file aside as catalog.db.old and makes a new one from the manifests; under the publish lock. The catalog
+ * must be closed.
+ */
+ckd_status store_renew_catalog(ckd_store *store, ckd_error *err);
+/* Opens the catalog as the mode asks, and refreshes it. */
+ckd_status store_open_catalog(ckd_store *store, ckd_error *err);
+
+/* ---- adopt.c ---- */
+/*
+ * Adds one checkpoint to the catalog, from its manifest and the indexes of its chunk files. Takes over what m points to.
+ * Inside a transaction. A checkpoint whose chunk files cannot be read is added without its tensors, with a message.
+ */
+ckd_status store_adopt(ckd_store *store, manifest *m, ckd_error *err);
+
+/* ---- manifests.c ---- */
+/* The manifests in data/m that count: by run and step, of each the generations above its tombstone, highest first. */
+typedef struct manifest_list {
+    manifest_name *items;
+    size_t count;
+} manifest_list;
+ckd_status manifests_read(manifest_list *out, const ckd_store *store, ckd_error *err);
+void manifests_free(manifest_list *list);
+static inline bool same_checkpoint_name(const manifest_name *a, const manifest_name *b) {
+    return a->step == b->step && strcmp(a->run, b->run) == 0;
+}
+
+/* ---- recover.c ---- */
+/* Removes what writers that died have left. Under the publish lock. */
+ckd_status store_recover(ckd_store *store, ckd_error *err);
+
+/* ---- find.c ---- */
+/* Like ckd_store_find; the messages say what there is. Takes the mutex. */
+ckd_status store_find(ckd_checkpoint *out, ckd_store *store, const char *run, uint64_t step, ckd_error *err);
+ckd_status store_find_id(ckd_checkpoint *out, ckd_store *store, const ckd_id *id, ckd_error *err);
+
+static inline bool id_equal(const ckd_id *a, const ckd_id *b) { return memcmp(a, b, sizeof(*a)) == 0; }
+static inline bool id_is_zero(const ckd_id *id) {
+    static const ckd_id zero;
+    return id_equal(id, &zero);
+}
+
+#endif

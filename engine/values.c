@@ -1,0 +1,304 @@
+#include "engine/values.h"
+
+#include <stdlib.h>
+
+#define MAX_STEPS 4096 /* blocks read for one block; a chain is a handful */
+
+ckd_status decoder_init(decoder *d, ckd_error *err) {
+    memset(d, 0, sizeof(*d));
+    d->kernels = kernels_cpu();
+    return coder_create(&d->coder, err);
+}
+
+void decoder_free(decoder *d) {
+    coder_free(d->coder);
+    bytes_free(&d->stored);
+    bytes_free(&d->integers);
+    bytes_free(&d->context);
+    memset(d, 0, sizeof(*d));
+}
+
+static void *scratch(bytes *b, uint64_t size, ckd_error *err) {
+    bytes_clear(b);
+    void *p = bytes_extend(b, size ? size : 1);
+    if (!p) {
+        b->failed = false;
+        err_nomem(err, size, "decoding scratch");
+    }
+    return p;
+}
+
+/* Every failure on the way names the block it happened at. */
+static ckd_status at_block(const view_block *b, ckd_status status, ckd_error *err) {
+    if (err && status != CKD_OK && err->offset == CKD_NO_OFFSET) {
+        err->offset = b->record->offset;
+    }
+    err_in_file(err, status, file_path(b->chunk->file));
+    return err_in_tensor(err, status, b->record->tensor->name);
+}
+
+static ckd_status corrupt_block(const view_block *b, ckd_error *err, const char *what) {
+    err_corrupt(err, file_path(b->chunk->file), b->record->offset, "%s", what);
+    return err_in_tensor(err, CKD_E_CORRUPT, b->record->tensor->name);
+}
+
+static bool is_float(ckd_dtype dtype) { return dtype >= CKD_F64 && dtype <= CKD_F8_E5M2; }
+
+/* However damage of a payload shows, it is reported at its record. */
+static ckd_status read_payload_into(const view_block *b, void *to, ckd_error *err) {
+    ckd_status status = chunk_read_payload(b->chunk, b->record, to, err);
+    if (status == CKD_E_CORRUPT && err) {
+        err->offset = b->record->offset;
+    }
+    return status;
+}
+
+static ckd_status read_payload(decoder *d, const view_block *b, const void **payload, ckd_error *err) {
+    void *stored = scratch(&d->stored, b->record->stored_size, err);
+    *payload = stored;
+    return stored ? read_payload_into(b, stored, err) : CKD_E_NOMEM;
+}
+
+/* The payload holds the values. */
+static ckd_status decode_standalone(decoder *d, const view_block *b, void *to, ckd_error *err) {
+    const record *r = b->record;
+    ckd_dtype dtype = r->tensor->dtype;
+    if (r->coding == CODING_RAW) {
+        return r->stored_size == r->raw_size ? read_payload_into(b, to, err)
+                                             : corrupt_block(b, err, "a raw block of the wrong size");
+    }
+    const void *payload;
+    ckd_status status = read_payload(d, b, &payload, err);
+    if (status == CKD_OK) {
+        status = coder_decode(d->coder, (coding)r->coding, (unsigned)ckd_dtype_size(dtype), to, r->raw_size, NULL,
+                              payload, r->stored_size, err);
+    }
+    if (status == CKD_OK && r->coding == CODING_SYMBOLS && is_float(dtype)) {
+        d->kernels->unrotate_sign(dtype, to, to, r->count);
+    }
+    return status;
+}
+
+/* `to` holds the parent's values and becomes this block's. */
+static ckd_status apply_delta(decoder *d, const view_block *b, void *to, ckd_error *err) {
+    const record *r = b->record;
+    ckd_dtype dtype = r->tensor->dtype;
+    const void *payload;
+    ckd_status status = read_payload(d, b, &payload, err);
+    void *residual = status == CKD_OK ? scratch(&d->integers, r->raw_size, err) : NULL;
+    uint8_t *context = residual ? scratch(&d->context, r->count, err) : NULL;
+    if (!context) {
+        return status != CKD_OK ? status : CKD_E_NOMEM;
+    }
+    d->kernels->magnitude_context(dtype, context, to, r->count);
+    status = coder_decode(d->coder, (coding)r->coding, (unsigned)ckd_dtype_size(dtype), residual, r->raw_size, context,
+                          payload, r->stored_size, err);
+    if (status == CKD_OK) {
+        d->kernels->ordered_apply(dtype, to, to, residual, r->count);
+    }
+    return status;
+}
+
+/* The tensor that a VALUES dependency names, and the view it lies in. */
+static ckd_status find_dependency(const view **v, const view_tensor **t, view_cache *cache, const view *own,
+                                  const view_block *b, const dependency *on, ckd_error *err) {
+    ckd_status status = CKD_OK;
+    *v = own;
+    if (!id_equal(&on->checkpoint, &own->manifest.checkpoint.id)) {
+        status = views_get(v, cache, &on->checkpoint, err);
+        if (status == CKD_E_NOT_FOUND) {
+            char hex[CKD_ID_TEXT];
+            ckd_id_text(hex, &on->checkpoint);
+            err_corrupt(err, file_path(b->chunk->file), b->record->offset,
+                        "the block builds on checkpoint %s, which is not in the store", hex);
+            return CKD_E_CORRUPT;
+        }
+    }
+    if (status != CKD_OK) {
+        return status;
+    }
+    const char *name = on->tensor && *on->tensor ? on->tensor : b->record->tensor->name;
+    *t = view_find(*v, name);
+    return *t ? CKD_OK : corrupt_block(b, err, "the block builds on a tensor that is not in its checkpoint");
+}
+
+static ckd_status dependency_values(decoder *d, view_cache *cache, const view *own, const view_block *b,
+                                    ckd_dtype dtype, void *to, ckd_error *err) {
+    const record *r = b->record;
+    if (r->dependency_count == 0 || r->dependencies[0].kind != DEPENDS_VALUES) {
+        return corrupt_block(b, err, "the block names nothing to build on");
+    }
+    const dependency *on = &r->dependencies[0];
+    const view *v;
+    const view_tensor *t;
+    ckd_status status = find_dependency(&v, &t, cache, own, b, on, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    bool same_shape = t->shape.ndim == r->tensor->ndim &&
+                      memcmp(t->shape.shape, r->tensor->shape, t->shape.ndim * sizeof(uint64_t)) == 0;
+    span want = on->same_span ? (span){ r->region, r->first, r->count } : (span){ &on->region, on->first, on->count };
+    uint64_t elements;
+    if ((on->same_span && !same_shape) || (dtype != CKD_DTYPE_NONE && t->tensor->dtype != dtype) ||
+        want.count != r->count || !region_count(&elements, &t->shape, want.region) || want.first > elements ||
+        want.count > elements - want.first) {
+        return corrupt_block(b, err, "the block builds on values of another shape or dtype");
+    }
+    return span_values(d, cache, v, t, &want, to, &on->content, err);
+}
+
+static ckd_status cast_dependency(decoder *d, view_cache *cache, const view *v, const view_block *b, void *to,
+                                  ckd_error *err) {
+    const record *r = b->record;
+    const view_tensor *t = NULL;
+    const view *other;
+    ckd_status status = r->dependency_count ? find_dependency(&other, &t, cache, v, b, &r->dependencies[0], err)
+                                            : corrupt_block(b, err, "the block names nothing to build on");
+    if (status != CKD_OK) {
+        return status;
+    }
+    size_t size = r->count * ckd_dtype_size(t->tensor->dtype);
+    void *wide = malloc(size ? size : 1);
+    if (!wide) {
+        return err_nomem(err, size, "values to be rounded");
+    }
+    status = dependency_values(d, cache, v, b, CKD_DTYPE_NONE, wide, err);
+    if (status == CKD_OK && !d->kernels->cast(r->tensor->dtype, to, t->tensor->dtype, wide, r->count)) {
+        status = corrupt_block(b, err, "the block rounds a dtype that cannot be rounded to its own");
+    }
+    free(wide);
+    return status;
+}
+
+static ckd_status check_known(const view_block *b, ckd_error *err) {
+    const record *r = b->record;
+    const char *file = file_path(b->chunk->file);
+    if (!coding_known(r->coding)) {
+        return err_unsupported(err, file, r->offset, "the block has coding %u, which this version does not know; load "
+                               "it with a newer ckptdelta", (unsigned)r->coding);
+    }
+    if (r->predictor > PREDICT_CAST) {
+        return err_unsupported(err, file, r->offset, "the block has predictor %u, which this version does not know; "
+                               "load it with a newer ckptdelta", (unsigned)r->predictor);
+    }
+    return CKD_OK;
+}
+
+static ckd_status decode_block(decoder *d, view_cache *cache, const view *v, const view_block *b, void *to,
+                               ckd_error *err) {
+    if (++d->steps > MAX_STEPS) {
+        return corrupt_block(b, err, "the block's chain is too long or runs in a circle");
+    }
+    ckd_dtype dtype = b->record->tensor->dtype;
+    ckd_status status = check_known(b, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    switch (b->record->predictor) {
+    case PREDICT_NONE: status = decode_standalone(d, b, to, err); break;
+    case PREDICT_PARENT:
+        status = dependency_values(d, cache, v, b, dtype, to, err);
+        if (status == CKD_OK) {
+            status = apply_delta(d, b, to, err);
+        }
+        break;
+    case PREDICT_COPY: status = dependency_values(d, cache, v, b, dtype, to, err); break;
+    default: status = cast_dependency(d, cache, v, b, to, err); break;
+    }
+    if (status != CKD_OK) {
+        return status;
+    }
+    hash128 content = content_hash(to, b->record->raw_size);
+    return hash128_equal(&content, &b->record->content)
+               ? CKD_OK
+               : corrupt_block(b, err, "the rebuilt values do not have the content hash they were saved with");
+}
+
+static ckd_status block_values_step(decoder *d, view_cache *cache, const view *v, const view_block *b, void *to,
+                                    ckd_error *err) {
+    ckd_status status = decode_block(d, cache, v, b, to, err);
+    return status == CKD_OK ? CKD_OK : at_block(b, status, err);
+}
+
+ckd_status block_values(decoder *d, view_cache *cache, const view *v, const view_block *b, void *to, ckd_error *err) {
+    d->steps = 0;
+    return block_values_step(d, cache, v, b, to, err);
+}
+
+/* One block's share of a span: straight into place if it is all that is wanted, else through a buffer. */
+static ckd_status place_block(decoder *d, view_cache *cache, const view *v, const view_tensor *t, const view_block *b,
+                              const span *want, void *to, uint64_t *copied, ckd_error *err) {
+    span have = { b->record->region, b->record->first, b->record->count };
+    if (span_equal(&have, want, t->shape.ndim)) {
+        *copied += have.count;
+        return block_values_step(d, cache, v, b, to, err);
+    }
+    if (span_common(&t->shape, want, &have) == 0) {
+        return CKD_OK;
+    }
+    void *values = malloc(b->record->raw_size);
+    if (!values) {
+        return err_nomem(err, b->record->raw_size, "a block's values");
+    }
+    ckd_status status = block_values_step(d, cache, v, b, values, err);
+    if (status == CKD_OK) {
+        *copied += span_copy(&t->shape, ckd_dtype_size(t->tensor->dtype), to, want, values, &have);
+    }
+    free(values);
+    return status;
+}
+
+ckd_status block_into_span(decoder *d, view_cache *cache, const view *v, const view_tensor *t, const view_block *b,
+                           const span *want, void *to, uint64_t *copied, ckd_error *err) {
+    d->steps = 0;
+    return place_block(d, cache, v, t, b, want, to, copied, err);
+}
+
+ckd_status span_values(decoder *d, view_cache *cache, const view *v, const view_tensor *t, const span *want, void *to,
+                       const hash128 *expected, ckd_error *err) {
+    uint64_t copied = 0;
+    const view_block *exact = NULL; /* the one block that is all that is wanted: its hash is checked already */
+    for (size_t s = 0; s < t->shard_count; s++) {
+        size_t first, end;
+        view_shard_range(&first, &end, &t->shards[s], &t->shape, want);
+        for (size_t i = first; i < end; i++) {
+            const view_block *b = &t->shards[s].blocks[i];
+            ckd_status status = place_block(d, cache, v, t, b, want, to, &copied, err);
+            if (status != CKD_OK) {
+                return status;
+            }
+            exact = b->record->count == want->count ? b : exact;
+        }
+    }
+    if (copied != want->count) {
+        return err_in_tensor(err,
+                             err_set(err, CKD_E_CORRUPT, "the checkpoint holds %llu of %llu elements wanted",
+                                     (unsigned long long)copied, (unsigned long long)want->count),
+                             t->tensor->name);
+    }
+    if (expected && !(exact && hash128_equal(&exact->record->content, expected))) {
+        hash128 content = content_hash(to, want->count * ckd_dtype_size(t->tensor->dtype));
+        if (!hash128_equal(&content, expected)) {
+            return err_in_tensor(err, err_set(err, CKD_E_CORRUPT, "the values built on are not those that were"),
+                                 t->tensor->name);
+        }
+    }
+    return CKD_OK;
+}
+
+ckd_status blob_bytes(decoder *d, const view_block *b, void *to, ckd_error *err) {
+    const record *r = b->record;
+    const void *payload;
+    ckd_status status = check_known(b, err);
+    if (status == CKD_OK) {
+        status = read_payload(d, b, &payload, err);
+    }
+    if (status == CKD_OK) {
+        status = coder_decode(d->coder, (coding)r->coding, 1, to, r->raw_size, NULL, payload, r->stored_size, err);
+    }
+    hash128 content = status == CKD_OK ? content_hash(to, r->raw_size) : (hash128){ 0 };
+    if (status == CKD_OK && !hash128_equal(&content, &r->content)) {
+        status = corrupt_block(b, err, "the blob's bytes do not have the content hash they were saved with");
+    }
+    return status == CKD_OK ? CKD_OK : at_block(b, status, err);
+}

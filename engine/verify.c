@@ -1,0 +1,307 @@
+/*
+ * Verification: every manifest, every byte of the chunk files they name, every block's rebuilt values. It looks at the
+ * files, not at the catalog, and goes on behind damage, so that all of it is named.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "engine/damage.h"
+#include "engine/values.h"
+
+typedef struct verification {
+    ckd_store *store;
+    const ckd_verify_options *options;
+    ckd_verify_result *result;
+    damage_list damage;
+    view_cache views;
+    decoder decoder;
+    bytes values;
+    ckd_id *files; /* chunk files looked at already */
+    size_t file_count, file_capacity;
+    uint64_t total; /* raw bytes to look at */
+} verification;
+
+static bool is_damage(ckd_status status) {
+    return status == CKD_E_CORRUPT || status == CKD_E_UNSUPPORTED || status == CKD_E_NOT_FOUND;
+}
+
+/* Damage is noted, anything else ends the verification. */
+static ckd_status note(verification *v, ckd_status status, const ckd_error *why, uint64_t block, const char *checkpoint,
+                       ckd_error *err) {
+    if (status == CKD_OK) {
+        return CKD_OK;
+    }
+    if (is_damage(status)) {
+        return damage_add(&v->damage, why, block, checkpoint, err);
+    }
+    if (err) {
+        *err = *why;
+    }
+    return status;
+}
+
+static ckd_status progress(verification *v, uint64_t done, ckd_error *err) {
+    v->result->bytes += done;
+    const ckd_verify_options *o = v->options;
+    uint64_t total = v->total > v->result->bytes ? v->total : v->result->bytes;
+    return o->on_progress && o->on_progress(o->progress_context, v->result->bytes, total)
+               ? err_set(err, CKD_E_CANCELLED, "the verification was cancelled")
+               : CKD_OK;
+}
+
+/* ---- chunk files: every record's header and payload ---- */
+
+static bool seen(const verification *v, const ckd_id *file) {
+    for (size_t i = 0; i < v->file_count; i++) {
+        if (id_equal(&v->files[i], file)) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static ckd_status remember_file(verification *v, const ckd_id *file, ckd_error *err) {
+    if (v->file_count == v->file_capacity) {
+        size_t capacity = v->file_capacity ? 2 * v->file_capacity : 64;
+        ckd_id *grown = realloc(v->files, capacity * sizeof(*grown));
+        if (!grown) {
+            return err_nomem(err, capacity * sizeof(*grown), "the files looked at");
+        }
+        v->files = grown;
+        v->file_capacity = capacity;
+    }
+    v->files[v->file_count++] = *file;
+    return CKD_OK;
+}
+
+static ckd_status check_file_record(verification *v, const chunk *c, const record *r, ckd_error *err) {
+    ckd_status status = chunk_check_record(c, r, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    bytes_clear(&v->values);
+    void *to = bytes_extend(&v->values, r->stored_size + 1);
+    if (!to) {
+        v->values.failed = false;
+        return err_nomem(err, r->stored_size, "a payload");
+    }
+    return chunk_read_payload(c, r, to, err);
+}
+
+static ckd_status check_file(verification *v, const ckd_id *id, const char *checkpoint, ckd_error *err) {
+    chunk *c;
+    ckd_error why = { .offset = CKD_NO_OFFSET };
+    pathname p = path_chunk(v->store->path, id, "");
+    ckd_status status = chunk_open(&c, p.text, &why);
+    if (status != CKD_OK) {
+        err_in_file(&why, status, p.text);
+        return note(v, status, &why, CKD_NO_OFFSET, checkpoint, err);
+    }
+    for (size_t i = 0; i < c->record_count && status == CKD_OK; i++) {
+        const record *r = &c->records[i];
+        ckd_status found = check_file_record(v, c, r, &why);
+        if (is_damage(found)) {
+            why.offset = r->offset; /* one entry a record, however it shows */
+            err_in_tensor(&why, found, r->tensor->name);
+        }
+        status = note(v, found, &why, i, "", err);
+    }
+    chunk_close(c);
+    return status;
+}
+
+static ckd_status check_files(verification *v, const manifest *m, const char *checkpoint, ckd_error *err) {
+    for (size_t i = 0; i < m->file_count; i++) {
+        if (seen(v, &m->files[i].id)) {
+            continue;
+        }
+        ckd_status status = remember_file(v, &m->files[i].id, err);
+        if (status == CKD_OK) {
+            status = check_file(v, &m->files[i].id, checkpoint, err);
+        }
+        if (status != CKD_OK) {
+            return status;
+        }
+        v->result->files++;
+    }
+    return CKD_OK;
+}
+
+/* ---- values ---- */
+
+static uint64_t record_number(const view_block *b) { return (uint64_t)(b->record - b->chunk->records); }
+
+static ckd_status check_block(verification *v, const view *w, const view_block *b, bool blob, const char *checkpoint,
+                              ckd_error *err) {
+    bytes_clear(&v->values);
+    void *to = bytes_extend(&v->values, b->record->raw_size + 1);
+    if (!to) {
+        v->values.failed = false;
+        return err_nomem(err, b->record->raw_size, "a block's values");
+    }
+    ckd_error why = { .offset = CKD_NO_OFFSET };
+    ckd_status status = blob ? blob_bytes(&v->decoder, b, to, &why)
+                             : block_values(&v->decoder, &v->views, w, b, to, &why);
+    bool own = why.offset == b->record->offset && strstr(why.file, file_path(b->chunk->file));
+    status = note(v, status, &why, own ? record_number(b) : CKD_NO_OFFSET, checkpoint, err);
+    v->result->blocks++;
+    return status == CKD_OK ? progress(v, b->record->raw_size, err) : status;
+}
+
+static ckd_status check_values(verification *v, const view *w, const char *checkpoint, ckd_error *err) {
+    ckd_error why = { .offset = CKD_NO_OFFSET };
+    ckd_status status = view_check_tiling(w, CKD_E_CORRUPT, &why);
+    status = note(v, status, &why, CKD_NO_OFFSET, checkpoint, err);
+    for (size_t i = 0; i < w->block_count && status == CKD_OK; i++) {
+        status = check_block(v, w, &w->blocks[i], false, checkpoint, err);
+    }
+    for (size_t i = 0; i < w->blob_count && status == CKD_OK; i++) {
+        status = check_block(v, w, &w->blobs[i], true, checkpoint, err);
+    }
+    return status;
+}
+
+/* Quick: damage of a payload is found in check_files; which checkpoints need it, from what they depend on. */
+static ckd_status check_checkpoint(verification *v, const manifest_name *name, ckd_error *err) {
+    char checkpoint[CKD_RUN_MAX + 32];
+    snprintf(checkpoint, sizeof(checkpoint), "%s@%llu", name->run, (unsigned long long)name->step);
+    ckd_error why = { .offset = CKD_NO_OFFSET };
+    manifest m;
+    ckd_status status = store_read_manifest(&m, v->store, name->run, name->step, name->generation, &why);
+    v->result->checkpoints++;
+    if (status != CKD_OK) {
+        err_in_file(&why, status, path_manifest(v->store->path, name->run, name->step, name->generation).text);
+        return note(v, status, &why, CKD_NO_OFFSET, checkpoint, err);
+    }
+    ckd_id id = m.checkpoint.id;
+    status = check_files(v, &m, checkpoint, err);
+    manifest_free(&m);
+    if (status != CKD_OK) {
+        return status;
+    }
+    const view *w;
+    status = views_get(&w, &v->views, &id, &why);
+    if (status != CKD_OK) {
+        return note(v, status, &why, CKD_NO_OFFSET, checkpoint, err);
+    }
+    return v->options->quick ? CKD_OK : check_values(v, w, checkpoint, err);
+}
+
+/* ---- which checkpoints ---- */
+
+static bool wanted(const verification *v, const manifest_name *name) {
+    const ckd_verify_options *o = v->options;
+    return (!o->run || strcmp(o->run, name->run) == 0) && (!o->one_step || o->step == name->step);
+}
+
+static ckd_status check_all(verification *v, ckd_error *err) {
+    manifest_list list;
+    ckd_status status = manifests_read(&list, v->store, err);
+    for (size_t i = 0; i < list.count && status == CKD_OK; i++) {
+        bool newest = i == 0 || !same_checkpoint_name(&list.items[i - 1], &list.items[i]);
+        if (newest && wanted(v, &list.items[i])) {
+            status = check_checkpoint(v, &list.items[i], err);
+            /* Views hold files open: those of finished checkpoints go when there are many. */
+            if (v->views.count > 64) {
+                views_free(&v->views);
+                views_init(&v->views, v->store);
+            }
+        }
+    }
+    manifests_free(&list);
+    return status;
+}
+
+static ckd_status check_catalog(verification *v, ckd_error *err) {
+    ckd_error why = { .offset = CKD_NO_OFFSET };
+    pathname p = path_in(v->store->path, FILE_CATALOG);
+    catalog *c = NULL;
+    ckd_status status = catalog_open(&c, p.text, CATALOG_READ, &v->store->id, 1000, &why);
+    if (status == CKD_OK) {
+        status = catalog_check(c, &why);
+    }
+    catalog_close(c);
+    if (status != CKD_E_CORRUPT && status != CKD_E_NOT_FOUND) {
+        return CKD_OK; /* fine, or in use by a writer: the manifests are what counts */
+    }
+    err_in_file(&why, status, p.text);
+    return note(v, status, &why, CKD_NO_OFFSET, "", err);
+}
+
+static ckd_status expect_total(verification *v, ckd_error *err) {
+    ckd_checkpoint_list list = { 0 };
+    pthread_mutex_lock(&v->store->mutex);
+    ckd_status status = catalog_list(&list, v->store->catalog, v->options->run, err);
+    pthread_mutex_unlock(&v->store->mutex);
+    for (size_t i = 0; i < list.count; i++) {
+        if (!v->options->one_step || list.items[i].step == v->options->step) {
+            v->total += list.items[i].raw_bytes;
+        }
+    }
+    catalog_list_free(&list);
+    return status;
+}
+
+static ckd_status resolve_step(ckd_verify_options *o, char run[CKD_RUN_MAX + 1], ckd_store *store, ckd_error *err) {
+    if (!o->run && !o->one_step) {
+        return CKD_OK;
+    }
+    ckd_checkpoint found;
+    ckd_status status = store_find(&found, store, o->run, o->one_step ? o->step : CKD_LATEST, err);
+    if (status == CKD_OK) {
+        snprintf(run, CKD_RUN_MAX + 1, "%s", found.run);
+        o->run = run;
+        o->step = found.step;
+    }
+    return status;
+}
+
+static ckd_status run_verification(verification *v, ckd_error *err) {
+    file_lock *lock = NULL;
+    ckd_status status = store_lock_reader(&lock, v->store, err);
+    if (status == CKD_OK) {
+        status = decoder_init(&v->decoder, err);
+    }
+    if (status == CKD_OK) {
+        status = expect_total(v, err);
+    }
+    if (status == CKD_OK) {
+        status = check_catalog(v, err);
+    }
+    if (status == CKD_OK) {
+        status = check_all(v, err);
+    }
+    decoder_free(&v->decoder);
+    lock_release(lock);
+    return status;
+}
+
+ckd_status ckd_store_verify(ckd_verify_result **out, ckd_store *store, const ckd_verify_options *options,
+                            ckd_error *err) {
+    *out = NULL;
+    ckd_verify_options o = { 0 };
+    if (options) {
+        memcpy(&o, options, options->struct_size < sizeof(o) ? options->struct_size : sizeof(o));
+    }
+    char run[CKD_RUN_MAX + 1];
+    ckd_status status = resolve_step(&o, run, store, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    verification v = { .store = store, .options = &o, .result = calloc(1, sizeof(*v.result)) };
+    if (!v.result) {
+        return err_nomem(err, sizeof(*v.result), "a verification");
+    }
+    v.damage = (damage_list){ .result = v.result, .store_path = store->path };
+    views_init(&v.views, store);
+    status = run_verification(&v, err);
+    views_free(&v.views);
+    bytes_free(&v.values);
+    free(v.files);
+    if (status != CKD_OK) {
+        ckd_verify_result_free(v.result);
+        return status;
+    }
+    *out = v.result;
+    return CKD_OK;
+}

@@ -1,0 +1,441 @@
+#include "engine/view.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- collecting: all records of this checkpoint, from all files ---- */
+
+static ckd_status open_chunks(view *v, const char *store_path, ckd_error *err) {
+    v->chunks = calloc(v->manifest.file_count + 1, sizeof(chunk *));
+    if (!v->chunks) {
+        return err_nomem(err, v->manifest.file_count * sizeof(chunk *), "chunk handles");
+    }
+    for (size_t i = 0; i < v->manifest.file_count; i++) {
+        const note_file *file = &v->manifest.files[i];
+        pathname p = path_chunk(store_path, &file->id, "");
+        ckd_status status = chunk_open(&v->chunks[i], p.text, err);
+        if (status == CKD_E_NOT_FOUND) {
+            return err_corrupt(err, p.text, CKD_NO_OFFSET, "a chunk file of %s@%llu is missing",
+                               v->manifest.checkpoint.run, (unsigned long long)v->manifest.checkpoint.step);
+        }
+        if (status != CKD_OK) {
+            return err_in_file(err, status, p.text);
+        }
+        v->chunk_count++;
+        if (!hash128_equal(&v->chunks[i]->root, &file->root) || v->chunks[i]->size != file->size) {
+            return err_corrupt(err, p.text, CKD_NO_OFFSET, "this is not the chunk file that %s@%llu was committed with",
+                               v->manifest.checkpoint.run, (unsigned long long)v->manifest.checkpoint.step);
+        }
+    }
+    return CKD_OK;
+}
+
+static bool belongs(const view *v, const record *r) {
+    return id_equal(&r->tensor->checkpoint, &v->manifest.checkpoint.id);
+}
+
+static ckd_status collect_records(view *v, ckd_error *err) {
+    size_t total = 0;
+    for (size_t i = 0; i < v->chunk_count; i++) {
+        total += v->chunks[i]->record_count;
+    }
+    v->blocks = calloc(total + 1, sizeof(*v->blocks));
+    v->blobs = calloc(total + 1, sizeof(*v->blobs));
+    if (!v->blocks || !v->blobs) {
+        return err_nomem(err, total * sizeof(*v->blocks), "block references");
+    }
+    for (size_t i = 0; i < v->chunk_count; i++) {
+        for (size_t k = 0; k < v->chunks[i]->record_count; k++) {
+            const record *r = &v->chunks[i]->records[k];
+            view_block b = { r, v->chunks[i] };
+            if (r->kind == RECORD_BLOCK && belongs(v, r)) {
+                v->blocks[v->block_count++] = b;
+            } else if (r->kind == RECORD_BLOB && belongs(v, r)) {
+                v->blobs[v->blob_count++] = b;
+            }
+        }
+    }
+    return CKD_OK;
+}
+
+/* ---- arranging: by tensor, region, place ---- */
+
+static int by_name(const void *a, const void *b) {
+    const view_block *x = a, *y = b;
+    if (x->record->tensor == y->record->tensor) {
+        return x->record < y->record ? -1 : x->record > y->record;
+    }
+    int order = strcmp(x->record->tensor->name, y->record->tensor->name);
+    return order ? order : x->record < y->record ? -1 : x->record > y->record;
+}
+
+static int by_place(const void *a, const void *b, void *shape) {
+    const record *x = ((const view_block *)a)->record, *y = ((const view_block *)b)->record;
+    int order = region_compare(x->region, y->region, shape);
+    return order ? order : x->first < y->first ? -1 : x->first > y->first;
+}
+
+static ckd_status inconsistent_at(const view_block *b, ckd_status status, ckd_error *err, const char *what) {
+    err_corrupt(err, file_path(b->chunk->file), b->record->offset, "%s", what);
+    if (err) {
+        err->status = status;
+    }
+    return err_in_tensor(err, status, b->record->tensor->name);
+}
+
+static bool same_tensor(const record_tensor *a, const record_tensor *b) {
+    return a == b || (a->dtype == b->dtype && a->role == b->role && a->ndim == b->ndim &&
+                      memcmp(a->shape, b->shape, a->ndim * sizeof(uint64_t)) == 0);
+}
+
+/* Cuts the blocks of one tensor, sorted by place, into shards, and checks that each shard's blocks tile it. */
+static ckd_status arrange_shards(view *v, view_tensor *t, view_block *blocks, size_t count, ckd_status inconsistent,
+                                 ckd_error *err) {
+    t->shards = &v->shards[v->shard_count];
+    for (size_t i = 0; i < count;) {
+        view_shard *s = &v->shards[v->shard_count++];
+        t->shard_count++;
+        s->region = blocks[i].record->region;
+        s->blocks = &blocks[i];
+        if (!region_count(&s->elements, &t->shape, s->region)) {
+            return inconsistent_at(&blocks[i], inconsistent, err, "the region does not lie inside the tensor");
+        }
+        uint64_t next = 0;
+        do {
+            if (blocks[i].record->first != next) {
+                return inconsistent_at(&blocks[i], inconsistent, err, "blocks of a shard overlap or leave a gap");
+            }
+            next += blocks[i].record->count;
+            s->block_count++;
+            i++;
+        } while (i < count && next < s->elements && region_equal(blocks[i].record->region, s->region, t->shape.ndim));
+        if (next != s->elements) {
+            return inconsistent_at(&blocks[i - 1], inconsistent, err, "blocks of a shard are missing at its end");
+        }
+    }
+    return CKD_OK;
+}
+
+static ckd_status arrange_tensor(view *v, view_block *blocks, size_t count, ckd_status inconsistent, ckd_error *err) {
+    view_tensor *t = &v->tensors[v->tensor_count++];
+    t->tensor = blocks[0].record->tensor;
+    t->order = (size_t)-1;
+    for (size_t i = 0; i < count; i++) {
+        if (!same_tensor(t->tensor, blocks[i].record->tensor)) {
+            return inconsistent_at(&blocks[i], inconsistent, err,
+                                   "saved with another shape, dtype or role under the same name");
+        }
+    }
+    if (!geometry_init(&t->shape, t->tensor->ndim, t->tensor->shape)) {
+        return inconsistent_at(&blocks[0], inconsistent, err, "the shape has too many elements");
+    }
+    qsort_r(blocks, count, sizeof(*blocks), by_place, &t->shape);
+    return arrange_shards(v, t, blocks, count, inconsistent, err);
+}
+
+static ckd_status arrange(view *v, ckd_status inconsistent, ckd_error *err) {
+    qsort(v->blocks, v->block_count, sizeof(*v->blocks), by_name);
+    v->shards = calloc(v->block_count + 1, sizeof(*v->shards));
+    v->tensors = calloc(v->block_count + 1, sizeof(*v->tensors));
+    if (!v->shards || !v->tensors) {
+        return err_nomem(err, v->block_count * sizeof(*v->tensors), "tensor and shard tables");
+    }
+    for (size_t i = 0, end; i < v->block_count; i = end) {
+        const char *name = v->blocks[i].record->tensor->name;
+        for (end = i + 1; end < v->block_count && strcmp(v->blocks[end].record->tensor->name, name) == 0;) {
+            end++;
+        }
+        ckd_status status = arrange_tensor(v, &v->blocks[i], end - i, inconsistent, err);
+        if (status != CKD_OK) {
+            return status;
+        }
+    }
+    return CKD_OK;
+}
+
+/* ---- order saved: files by rank, records by offset ---- */
+
+typedef struct place {
+    size_t file;
+    uint64_t offset;
+    view_tensor *tensor;
+} place;
+
+static int by_file_offset(const void *a, const void *b) {
+    const place *x = a, *y = b;
+    if (x->file != y->file) {
+        return x->file < y->file ? -1 : 1;
+    }
+    return x->offset < y->offset ? -1 : x->offset > y->offset;
+}
+
+static size_t file_number(const view *v, const chunk *c) {
+    size_t i = 0;
+    while (i < v->chunk_count && v->chunks[i] != c) {
+        i++;
+    }
+    return i;
+}
+
+static place first_place(const view *v, view_tensor *t) {
+    place first = { (size_t)-1, UINT64_MAX, t };
+    for (size_t s = 0; s < t->shard_count; s++) {
+        for (size_t b = 0; b < t->shards[s].block_count; b++) {
+            const view_block *block = &t->shards[s].blocks[b];
+            place p = { file_number(v, block->chunk), block->record->offset, t };
+            if (by_file_offset(&p, &first) < 0) {
+                first = p;
+            }
+        }
+    }
+    return first;
+}
+
+static ckd_status number_tensors(view *v, ckd_error *err) {
+    place *places = calloc(v->tensor_count + 1, sizeof(*places));
+    if (!places) {
+        return err_nomem(err, v->tensor_count * sizeof(*places), "tensor order");
+    }
+    for (size_t i = 0; i < v->tensor_count; i++) {
+        places[i] = first_place(v, &v->tensors[i]);
+    }
+    qsort(places, v->tensor_count, sizeof(*places), by_file_offset);
+    for (size_t i = 0; i < v->tensor_count; i++) {
+        places[i].tensor->order = i;
+    }
+    free(places);
+    return CKD_OK;
+}
+
+ckd_status view_open(view **out, const char *store_path, manifest *m, ckd_status inconsistent, ckd_error *err) {
+    *out = NULL;
+    view *v = calloc(1, sizeof(*v));
+    if (!v) {
+        manifest_free(m);
+        return err_nomem(err, sizeof(*v), "a checkpoint's view");
+    }
+    v->manifest = *m;
+    memset(m, 0, sizeof(*m));
+    ckd_status status = open_chunks(v, store_path, err);
+    if (status == CKD_OK) {
+        status = collect_records(v, err);
+    }
+    if (status == CKD_OK) {
+        status = arrange(v, inconsistent, err);
+    }
+    if (status == CKD_OK) {
+        status = number_tensors(v, err);
+    }
+    if (status != CKD_OK) {
+        view_close(v);
+        return status;
+    }
+    *out = v;
+    return CKD_OK;
+}
+
+void view_close(view *v) {
+    if (!v) {
+        return;
+    }
+    for (size_t i = 0; i < v->chunk_count; i++) {
+        chunk_close(v->chunks[i]);
+    }
+    free(v->chunks);
+    free(v->blocks);
+    free(v->blobs);
+    free(v->shards);
+    free(v->tensors);
+    manifest_free(&v->manifest);
+    free(v);
+}
+
+/* ---- looking up ---- */
+
+static int name_against_tensor(const void *name, const void *tensor) {
+    return strcmp(name, ((const view_tensor *)tensor)->tensor->name);
+}
+
+const view_tensor *view_find(const view *v, const char *tensor) {
+    return v->tensor_count ? bsearch(tensor, v->tensors, v->tensor_count, sizeof(*v->tensors), name_against_tensor)
+                           : NULL;
+}
+
+const view_block *view_find_blob(const view *v, const char *name) {
+    for (size_t i = 0; i < v->blob_count; i++) {
+        if (strcmp(v->blobs[i].record->tensor->name, name) == 0) {
+            return &v->blobs[i];
+        }
+    }
+    return NULL;
+}
+
+/* The first block that ends behind element `at` of the shard. */
+static size_t block_at(const view_shard *s, uint64_t at) {
+    size_t low = 0, high = s->block_count;
+    while (low < high) {
+        size_t middle = low + (high - low) / 2;
+        const record *r = s->blocks[middle].record;
+        if (r->first + r->count <= at) {
+            low = middle + 1;
+        } else {
+            high = middle;
+        }
+    }
+    return low;
+}
+
+void view_shard_range(size_t *first, size_t *end, const view_shard *shard, const geometry *shape, const span *want) {
+    *first = *end = 0;
+    if (want->count == 0 || shard->elements == 0) {
+        return;
+    }
+    uint64_t global_first = region_global(shape, want->region, want->first);
+    uint64_t global_last = region_global(shape, want->region, want->first + want->count - 1);
+    uint64_t low = region_lower_bound(shape, shard->region, global_first);
+    uint64_t high = region_lower_bound(shape, shard->region, global_last + 1);
+    if (low < high) {
+        *first = block_at(shard, low);
+        *end = block_at(shard, high - 1) + 1;
+    }
+}
+
+ckd_status view_check_tiling(const view *v, ckd_status inconsistent, ckd_error *err) {
+    for (size_t i = 0; i < v->tensor_count; i++) {
+        const view_tensor *t = &v->tensors[i];
+        uint64_t covered = 0;
+        for (size_t a = 0; a < t->shard_count; a++) {
+            covered += t->shards[a].elements;
+            for (size_t b = a + 1; b < t->shard_count; b++) {
+                if (regions_overlap(&t->shape, t->shards[a].region, t->shards[b].region)) {
+                    return inconsistent_at(&t->shards[b].blocks[0], inconsistent, err,
+                                           "two saved regions of the tensor overlap");
+                }
+            }
+        }
+        if (covered != t->shape.elements) {
+            inconsistent_at(&t->shards[0].blocks[0], inconsistent, err, "");
+            return err_in_tensor(err,
+                                 err_set(err, inconsistent, "the saved regions hold %llu of the tensor's %llu elements",
+                                         (unsigned long long)covered, (unsigned long long)t->shape.elements),
+                                 t->tensor->name);
+        }
+    }
+    return CKD_OK;
+}
+
+uint64_t view_stored_bytes(const view_block *b) {
+    const chunk *c = b->chunk;
+    uint64_t headers = 0;
+    if (c->index_raw) {
+        headers = (uint64_t)((double)b->record->header_size * (double)c->index_stored / (double)c->index_raw);
+    }
+    return b->record->stored_size + b->record->header_size + headers;
+}
+
+const char *view_block_coding(const view_block *b) {
+    const record *r = b->record;
+    switch (r->predictor) {
+    case PREDICT_PARENT: return "delta";
+    case PREDICT_CAST: return "cast";
+    case PREDICT_COPY:
+        return r->dependency_count && id_equal(&r->dependencies[0].checkpoint, &r->tensor->checkpoint) ? "copy" : "same";
+    default: return r->coding == 0 ? "raw" : "standalone";
+    }
+}
+
+void view_add_shard(view_totals *totals, const view_shard *shard) {
+    for (size_t i = 0; i < shard->block_count; i++) {
+        const view_block *b = &shard->blocks[i];
+        const char *coding = view_block_coding(b);
+        totals->stored_bytes += view_stored_bytes(b);
+        totals->depth = b->record->depth > totals->depth ? b->record->depth : totals->depth;
+        if (!totals->coding) {
+            totals->coding = coding;
+        } else if (strcmp(totals->coding, coding) != 0) {
+            totals->coding = "mixed";
+        }
+    }
+}
+
+void view_tensor_info(ckd_tensor_info *out, const view_tensor *t) {
+    view_totals totals = { 0 };
+    for (size_t i = 0; i < t->shard_count; i++) {
+        view_add_shard(&totals, &t->shards[i]);
+    }
+    *out = (ckd_tensor_info){ .name = t->tensor->name, .role = t->tensor->role, .dtype = t->tensor->dtype,
+                              .ndim = t->shape.ndim, .elements = t->shape.elements, .shards = (uint32_t)t->shard_count,
+                              .raw_bytes = t->shape.elements * ckd_dtype_size(t->tensor->dtype),
+                              .stored_bytes = totals.stored_bytes, .coding = totals.coding, .depth = totals.depth };
+    memcpy(out->shape, t->shape.shape, sizeof(out->shape));
+}
+
+/* ---- views by checkpoint ---- */
+
+void views_init(view_cache *cache, ckd_store *store) {
+    memset(cache, 0, sizeof(*cache));
+    cache->store = store;
+    pthread_mutex_init(&cache->mutex, NULL);
+}
+
+static ckd_status open_by_id(view **out, ckd_store *store, const ckd_id *id, ckd_error *err) {
+    ckd_checkpoint found;
+    manifest m;
+    ckd_status status = store_find_id(&found, store, id, err);
+    if (status == CKD_OK) {
+        status = store_read_manifest(&m, store, found.run, found.step, found.generation, err);
+    }
+    if (status == CKD_OK && !id_equal(&m.checkpoint.id, id)) {
+        manifest_free(&m);
+        return err_set(err, CKD_E_CORRUPT, "%s@%llu is now another checkpoint than the one looked for", found.run,
+                       (unsigned long long)found.step);
+    }
+    return status == CKD_OK ? view_open(out, store->path, &m, CKD_E_CORRUPT, err) : status;
+}
+
+static ckd_status views_append(view_cache *cache, view *v, ckd_error *err) {
+    if (cache->count == cache->capacity) {
+        size_t capacity = cache->capacity ? 2 * cache->capacity : 8;
+        view **grown = realloc(cache->views, capacity * sizeof(*grown));
+        if (!grown) {
+            return err_nomem(err, capacity * sizeof(*grown), "views");
+        }
+        cache->views = grown;
+        cache->capacity = capacity;
+    }
+    cache->views[cache->count++] = v;
+    return CKD_OK;
+}
+
+ckd_status views_get(const view **out, view_cache *cache, const ckd_id *checkpoint, ckd_error *err) {
+    *out = NULL;
+    pthread_mutex_lock(&cache->mutex);
+    ckd_status status = CKD_OK;
+    view *found = NULL;
+    for (size_t i = 0; i < cache->count && !found; i++) {
+        if (id_equal(&cache->views[i]->manifest.checkpoint.id, checkpoint)) {
+            found = cache->views[i];
+        }
+    }
+    if (!found) {
+        status = open_by_id(&found, cache->store, checkpoint, err);
+        if (status == CKD_OK) {
+            status = views_append(cache, found, err);
+            if (status != CKD_OK) {
+                view_close(found);
+            }
+        }
+    }
+    pthread_mutex_unlock(&cache->mutex);
+    *out = status == CKD_OK ? found : NULL;
+    return status;
+}
+
+void views_free(view_cache *cache) {
+    for (size_t i = 0; i < cache->count; i++) {
+        view_close(cache->views[i]);
+    }
+    free(cache->views);
+    pthread_mutex_destroy(&cache->mutex);
+    memset(cache, 0, sizeof(*cache));
+}

@@ -1,0 +1,90 @@
+/*
+ * A view: one checkpoint opened for reading, its tensors, shards and blocks looked up by name and place. Immutable once
+ * open, so threads share it. Internal to engine/.
+ */
+#ifndef ENGINE_VIEW_H
+#define ENGINE_VIEW_H
+
+#include "codec/chunk.h"
+#include "engine/region.h"
+#include "engine/store.h"
+
+typedef struct view_block {
+    const record *record;
+    const chunk *chunk;
+} view_block;
+
+/* Its blocks lie in the region's order and tile it. */
+typedef struct view_shard {
+    const ckd_region *region; /* canonical */
+    uint64_t elements;
+    const view_block *blocks;
+    size_t block_count;
+} view_shard;
+
+typedef struct view_tensor {
+    const record_tensor *tensor;
+    geometry shape;
+    size_t order; /* position among the tensors in the order saved */
+    const view_shard *shards; /* ascending by first element */
+    size_t shard_count;
+} view_tensor;
+
+typedef struct view {
+    manifest manifest;
+    chunk **chunks;
+    size_t chunk_count;
+    view_block *blocks;
+    view_shard *shards;
+    view_tensor *tensors; /* by name */
+    size_t block_count, shard_count, tensor_count;
+    view_block *blobs;
+    size_t blob_count;
+} view;
+
+/*
+ * Opens the chunk files of a manifest and arranges what they hold of its checkpoint. Takes over what m points to (also on
+ * failure). `inconsistent` is the status for records that contradict each other: CORRUPT for a stored checkpoint,
+ * MISMATCH for one about to be committed.
+ */
+ckd_status view_open(view **out, const char *store_path, manifest *m, ckd_status inconsistent, ckd_error *err);
+void view_close(view *v); /* accepts NULL */
+
+/* NULL if there is none. */
+const view_tensor *view_find(const view *v, const char *tensor);
+const view_block *view_find_blob(const view *v, const char *name);
+
+/* Do the shards of every tensor tile it? `inconsistent` if not, naming tensor and gap or overlap. */
+ckd_status view_check_tiling(const view *v, ckd_status inconsistent, ckd_error *err);
+
+/* Blocks first ... end - 1 of the shard are those that can intersect the span (of the same tensor). */
+void view_shard_range(size_t *first, size_t *end, const view_shard *shard, const geometry *shape, const span *want);
+
+/* Sums over a shard's blocks; coding is "mixed" if they differ. */
+typedef struct view_totals {
+    uint64_t stored_bytes;
+    uint32_t depth;
+    const char *coding;
+} view_totals;
+void view_add_shard(view_totals *totals, const view_shard *shard); /* start from zero */
+/* One tensor as the public API shows it; its strings live as long as the view. */
+void view_tensor_info(ckd_tensor_info *out, const view_tensor *t);
+
+/* What a record adds to its checkpoint: payload, header, and its share of the index. */
+uint64_t view_stored_bytes(const view_block *b);
+/* "raw", "standalone", "delta", "same", "copy", "cast". */
+const char *view_block_coding(const view_block *b);
+
+/* ---- views of several checkpoints, opened as chains lead to them; thread-safe ---- */
+typedef struct view_cache {
+    ckd_store *store;
+    pthread_mutex_t mutex;
+    view **views;
+    size_t count, capacity;
+} view_cache;
+void views_init(view_cache *cache, ckd_store *store);
+/* The view lives as long as the cache. Errors name the checkpoint. */
+ckd_status views_get(const view **out, view_cache *cache, const ckd_id *checkpoint, ckd_error *err);
+void views_free(view_cache *cache);
+
+#endif

@@ -1,0 +1,55 @@
+/*
+ * Array arithmetic behind one table of functions a backend. The CPU table is the definition; other backends (CUDA) give
+ * the same bits. Callers own all buffers, nothing is allocated, nothing fails. Thread-safe. Buffers need no alignment; they must not
+ * overlap unless a comment allows it.
+ *
+ * All of it is integer arithmetic on the bits of the values, so neither rounding mode nor flush-to-zero of the host
+ * program matters, and NaN payloads, -0 and denormals pass unchanged.
+ */
+#ifndef KERNELS_KERNELS_H
+#define KERNELS_KERNELS_H
+
+#include <stdbool.h>
+
+#include "engine/ckptdelta.h"
+
+#define KERNELS_VERSION 1
+
+typedef struct kernels {
+    uint32_t version; /* KERNELS_VERSION: a backend of another one is not used */
+    const char *name;
+
+    /*
+     * residual[i] = order(current[i]) - order(previous[i]) modulo 2^width, width the dtype's bits. order() maps a
+     * float's bits to the integer whose order is that of the values (-0 just below +0), the identity for integers:
+     * nearby values have small differences. residual may be current or previous.
+     */
+    void (*ordered_residual)(ckd_dtype dtype, void *residual, const void *current, const void *previous, size_t n);
+    /* The inverse: current[i] from previous[i] and residual[i]. current may be previous or residual. */
+    void (*ordered_apply)(ckd_dtype dtype, void *current, const void *previous, const void *residual, size_t n);
+
+    /*
+     * Floats: bits rotated left by one, so that the exponent leads and the sign is the lowest bit; integers: unchanged.
+     * In place allowed.
+     */
+    void (*rotate_sign)(ckd_dtype dtype, void *rotated, const void *values, size_t n);
+    void (*unrotate_sign)(ckd_dtype dtype, void *values, const void *rotated, size_t n);
+
+    /*
+     * The context of each element in an entropy coder, from a value that the decoder knows: the biased exponent of a
+     * float (f64: clamped to that of f32), the bit length of an integer's magnitude. 0 ... 255.
+     */
+    void (*magnitude_context)(ckd_dtype dtype, uint8_t *context, const void *values, size_t n);
+
+    /*
+     * Rounds floats to a narrower float dtype, to nearest even, NaN to the quiet NaN 0x7fc0 (bf16) or 0x7e00 (f16),
+     * overflow to infinity, denormals kept. false if the pair of dtypes is not supported (f32 -> bf16, f32 -> f16,
+     * f64 -> f32 are).
+     */
+    bool (*cast)(ckd_dtype to, void *out, ckd_dtype from, const void *in, size_t n);
+} kernels;
+
+/* The reference backend. Never NULL. Chooses vector paths at run time; all give the same bits. */
+const kernels *kernels_cpu(void);
+
+#endif
