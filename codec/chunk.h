@@ -1,0 +1,60 @@
+/*
+ * Chunk files: header, records, index, footer. Immutable once written. codec/FORMAT.md, "Chunk files", is normative.
+ * The index is the sequence of all record headers with their offsets, compressed; the footer's root hash covers it, and
+ * through the checksums and content hashes in it everything else.
+ */
+#ifndef CODEC_CHUNK_H
+#define CODEC_CHUNK_H
+
+#include "base/file.h"
+#include "codec/record.h"
+
+typedef struct chunk_identity {
+    ckd_id store, file, writer;
+} chunk_identity;
+
+/* ---- writing: one thread ---- */
+typedef struct chunk_writer chunk_writer;
+/* Creates `path` (which must not exist) and writes the file header. Errors: EXISTS, NOSPACE, READ_ONLY, IO, NOMEM. */
+ckd_status chunk_writer_create(chunk_writer **out, const char *path, const chunk_identity *identity, ckd_error *err);
+/*
+ * Appends a record and its payload of r->stored_size bytes. Fills r->checksum, r->offset and r->header_size. What r points to
+ * may be freed afterwards. After a failure every further call but abort fails with the same status.
+ * Errors: INVALID (record_problem, or above the format's limits), NOSPACE, IO, NOMEM.
+ */
+ckd_status chunk_writer_append(chunk_writer *w, record *r, const void *payload, ckd_error *err);
+uint64_t chunk_writer_size(const chunk_writer *w);
+/*
+ * Writes index and footer, makes the file durable and closes it. The writer is freed, also on failure (the file is removed then).
+ * The name is durable only once its directory has been synced.
+ */
+ckd_status chunk_writer_finish(chunk_writer *w, hash128 *root, uint64_t *size, ckd_error *err);
+void chunk_writer_abort(chunk_writer *w); /* removes the file; accepts NULL */
+
+/* ---- reading: all but open and close may be called by several threads ---- */
+typedef struct chunk {
+    file_reader *file;
+    chunk_identity identity;
+    hash128 root;
+    uint64_t size;
+    uint64_t index_offset, index_stored, index_raw; /* bytes; for sharing out the index's size among its records */
+    const record *records; /* in file order */
+    size_t record_count;
+    record_arena arena;
+} chunk;
+/*
+ * Opens and checks header, footer and index (every checksum, all offsets sorted, disjoint and inside the file).
+ * Errors: NOT_FOUND, CORRUPT, UNSUPPORTED (version or feature bits), IO, NOMEM.
+ */
+ckd_status chunk_open(chunk **out, const char *path, ckd_error *err);
+void chunk_close(chunk *c); /* accepts NULL */
+/* Reads a payload (stored_size bytes) and checks its checksum. r is one of c->records, or a copy of one. */
+ckd_status chunk_read_payload(const chunk *c, const record *r, void *to, ckd_error *err);
+/*
+ * Checks that the header in front of the payload equals the index's copy, and that the bytes between it and the record
+ * before are zero. (A load does not need it; verify does.) r must point into c->records.
+ * With chunk_open, this and chunk_read_payload on all records, every byte of the file has been looked at.
+ */
+ckd_status chunk_check_record(const chunk *c, const record *r, ckd_error *err);
+
+#endif

@@ -1,0 +1,288 @@
+/* Opening a chunk file and reading from it. Nothing in it is trusted: see codec/FORMAT.md, "Chunk files". */
+#include <stdlib.h>
+#include <zstd.h>
+
+#include "codec/chunk_wire.h"
+
+#define COMPARE_PIECE 4096u
+
+static uint64_t footer_offset(const chunk *c) {
+    return c->size - CHUNK_FOOTER_SIZE;
+}
+
+/* ---- the two ends ---- */
+
+static ckd_status read_file_header(chunk *c, ckd_error *err) {
+    const char *path = file_path(c->file);
+    uint8_t data[CHUNK_HEADER_SIZE];
+    ckd_status status = file_read_at(c->file, 0, data, sizeof(data), err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    if (memcmp(data, CHUNK_MAGIC, 8) != 0) {
+        return err_corrupt(err, path, 0, "this is not a chunk file, or its beginning is damaged");
+    }
+    reader in = reader_of(data + 8, sizeof(data) - 8);
+    unsigned major = reader_u16(&in);
+    unsigned minor = reader_u16(&in);
+    uint32_t header_size = reader_u32(&in);
+    uint64_t required = reader_u64(&in);
+    reader_u64(&in); /* optional features: whoever does not know them may ignore them */
+    c->identity.store = wire_id(&in);
+    c->identity.file = wire_id(&in);
+    c->identity.writer = wire_id(&in);
+    if (header_size == CHUNK_HEADER_SIZE &&
+        !wire_hash_matches(reader_u64(&in), hash64(data, sizeof(data) - 8))) {
+        return err_corrupt(err, path, 0, "the file header's checksum does not match");
+    }
+    if (major != CHUNK_VERSION_MAJOR) {
+        return err_unsupported(err, path, 8,
+                               "chunk file of format version %u.%u, this build reads %u: use a newer one",
+                               major, minor, CHUNK_VERSION_MAJOR);
+    }
+    if (header_size != CHUNK_HEADER_SIZE) {
+        return err_corrupt(err, path, 12, "a file header of %u bytes is impossible", header_size);
+    }
+    if (required & ~CHUNK_FEATURES) {
+        return err_unsupported(
+            err, path, 16, "the chunk file needs features 0x%llx, which this build lacks: use a newer one",
+            (unsigned long long)(required & ~CHUNK_FEATURES));
+    }
+    return CKD_OK;
+}
+
+/* Are the footer's numbers possible? Then the index's memory is bounded by the file's size. */
+static const char *footer_problem(const chunk *c, const chunk_footer *f) {
+    uint64_t end;
+    if (f->index_offset < CHUNK_HEADER_SIZE || !size_add(&end, f->index_offset, f->index_stored) ||
+        end != footer_offset(c)) {
+        return "the index does not lie between records and footer";
+    }
+    uint64_t records = f->index_offset - CHUNK_HEADER_SIZE;
+    if (f->record_count > records / RECORD_HEADER_MIN) {
+        return "the file is too small for its number of records";
+    }
+    /* Every header stands in the file once more, the gap in front of it takes at most three bytes in the index. */
+    if (f->index_raw > CHUNK_INDEX_MAX || f->index_raw > records + 3 * f->record_count ||
+        f->index_raw < f->record_count * (RECORD_HEADER_MIN + 1)) {
+        return "the index's size does not fit the number of records";
+    }
+    if (f->index_coding > INDEX_ZSTD) {
+        return "the index's coding is unknown";
+    }
+    bool plausible =
+        f->index_coding == INDEX_RAW ? f->index_stored == f->index_raw : f->index_stored < f->index_raw;
+    return plausible ? NULL : "the index's sizes contradict each other";
+}
+
+static ckd_status read_footer(chunk *c, chunk_footer *f, ckd_error *err) {
+    const char *path = file_path(c->file);
+    uint8_t data[CHUNK_FOOTER_SIZE];
+    ckd_status status = file_read_at(c->file, footer_offset(c), data, sizeof(data), err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    reader in = reader_of(data, sizeof(data));
+    f->index_offset = reader_u64(&in);
+    f->index_stored = reader_u64(&in);
+    f->index_raw = reader_u64(&in);
+    f->record_count = reader_u64(&in);
+    f->root = wire_hash(&in);
+    f->index_hash = reader_u64(&in);
+    f->index_coding = reader_u32(&in);
+    if (reader_u32(&in) != CHUNK_FOOTER_MAGIC) {
+        return err_corrupt(err, path, footer_offset(c),
+                           "the chunk file has no footer: it is cut off, or its end is damaged");
+    }
+    if (!wire_hash_matches(reader_u64(&in), hash64(data, sizeof(data) - 8))) {
+        return err_corrupt(err, path, footer_offset(c), "the footer's checksum does not match");
+    }
+    const char *problem = footer_problem(c, f);
+    return problem ? err_corrupt(err, path, footer_offset(c), "%s", problem) : CKD_OK;
+}
+
+/* ---- the index ---- */
+
+/* The raw index, in `raw` (of f->index_raw bytes, malloc'ed). */
+static ckd_status unpack_index(const chunk *c, uint8_t *raw, const chunk_footer *f, ckd_error *err) {
+    const char *path = file_path(c->file);
+    uint8_t *stored = raw;
+    if (f->index_coding == INDEX_ZSTD) {
+        stored = malloc(f->index_stored + 1);
+        if (!stored) {
+            return err_nomem(err, f->index_stored, "a chunk file's index");
+        }
+    }
+    ckd_status status = file_read_at(c->file, f->index_offset, stored, f->index_stored, err);
+    if (status == CKD_OK && !wire_hash_matches(f->index_hash, hash64(stored, f->index_stored))) {
+        status = err_corrupt(err, path, f->index_offset, "the index's checksum does not match");
+    }
+    if (f->index_coding == INDEX_ZSTD) {
+        size_t size = status == CKD_OK ? ZSTD_decompress(raw, f->index_raw, stored, f->index_stored) : 0;
+        free(stored);
+        if (status == CKD_OK && size != f->index_raw) {
+            status = err_corrupt(err, path, f->index_offset, "the index does not decompress to its size");
+        }
+    }
+    return status;
+}
+
+static bool root_matches(const chunk_footer *f, const uint8_t *raw) {
+    hash128 root = hash128_of(raw, f->index_raw);
+    return wire_hash_matches(load_le64(f->root.bytes), load_le64(root.bytes)) &&
+           wire_hash_matches(load_le64(f->root.bytes + 8), load_le64(root.bytes + 8));
+}
+
+/* Turns the raw index into records. They follow each other in the file without overlap, and up to the index. */
+static ckd_status parse_index(chunk *c, const uint8_t *raw, const chunk_footer *f, ckd_error *err) {
+    const char *path = file_path(c->file);
+    record *records = calloc(f->record_count + 1, sizeof(*records));
+    c->records = records;
+    if (!records) {
+        return err_nomem(err, f->record_count * sizeof(*records), "records");
+    }
+    reader in = reader_of(raw, f->index_raw);
+    uint64_t end = CHUNK_HEADER_SIZE;
+    for (uint64_t i = 0; i < f->record_count; i++) {
+        record *r = &records[i];
+        uint64_t start = end + wire_varint_max(&in, CHUNK_GAP_MAX);
+        if (in.failed) {
+            return err_corrupt(err, path, f->index_offset,
+                               "the index ends early, or leaves too large a gap in the file");
+        }
+        ckd_status status = record_decode(r, &in, &c->arena, i ? r - 1 : NULL, path, start, err);
+        if (status != CKD_OK) {
+            return status;
+        }
+        /* start is at most index_offset + CHUNK_GAP_MAX, the header at most 1 MiB: only the payload can overflow */
+        if (!size_add(&end, start + r->header_size, r->stored_size) || end > f->index_offset) {
+            return err_corrupt(err, path, start, "a record does not lie between file header and index");
+        }
+    }
+    if (reader_left(&in) != 0 || end != f->index_offset) {
+        return err_corrupt(err, path, f->index_offset, "the index does not end where the records do");
+    }
+    c->record_count = f->record_count;
+    return CKD_OK;
+}
+
+static ckd_status read_index(chunk *c, const chunk_footer *f, ckd_error *err) {
+    uint8_t *raw = malloc(f->index_raw + 1);
+    if (!raw) {
+        return err_nomem(err, f->index_raw, "a chunk file's index");
+    }
+    ckd_status status = unpack_index(c, raw, f, err);
+    if (status == CKD_OK && !root_matches(f, raw)) {
+        status =
+            err_corrupt(err, file_path(c->file), f->index_offset, "the root hash does not match the index");
+    }
+    if (status == CKD_OK) {
+        status = parse_index(c, raw, f, err);
+    }
+    free(raw);
+    return status;
+}
+
+static ckd_status open_parts(chunk *c, const char *path, ckd_error *err) {
+    chunk_footer footer;
+    ckd_status status = file_open_read(&c->file, path, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    c->size = file_size(c->file);
+    if (c->size < CHUNK_HEADER_SIZE + CHUNK_FOOTER_SIZE) {
+        return err_corrupt(err, path, c->size, "%llu bytes are too few for a chunk file: it is cut off",
+                           (unsigned long long)c->size);
+    }
+    status = read_file_header(c, err);
+    if (status == CKD_OK) {
+        status = read_footer(c, &footer, err);
+    }
+    if (status == CKD_OK) {
+        status = read_index(c, &footer, err);
+    }
+    if (status == CKD_OK) {
+        c->root = footer.root;
+        c->index_offset = footer.index_offset;
+        c->index_stored = footer.index_stored;
+        c->index_raw = footer.index_raw;
+    }
+    return status;
+}
+
+ckd_status chunk_open(chunk **out, const char *path, ckd_error *err) {
+    *out = NULL;
+    chunk *c = calloc(1, sizeof(*c));
+    if (!c) {
+        return err_nomem(err, sizeof(*c), "a chunk file's handle");
+    }
+    ckd_status status = open_parts(c, path, err);
+    if (status != CKD_OK) {
+        chunk_close(c);
+        return status;
+    }
+    *out = c;
+    return CKD_OK;
+}
+
+void chunk_close(chunk *c) {
+    if (!c) {
+        return;
+    }
+    if (c->file) {
+        file_close_read(c->file);
+    }
+    arena_free(&c->arena);
+    free((void *)c->records);
+    free(c);
+}
+
+/* ---- records ---- */
+
+ckd_status chunk_read_payload(const chunk *c, const record *r, void *to, ckd_error *err) {
+    uint64_t offset = r->offset + r->header_size;
+    ckd_status status = file_read_at(c->file, offset, to, r->stored_size, err);
+    if (status == CKD_OK && !wire_hash_matches(r->checksum, hash64(to, r->stored_size))) {
+        status =
+            err_corrupt(err, file_path(c->file), offset, "the checksum of a record's payload does not match");
+    }
+    return status == CKD_OK ? CKD_OK : err_in_tensor(err, status, r->tensor->name);
+}
+
+/* `size` bytes of the file from `offset` on must be those in `want`. */
+static ckd_status compare_bytes(const chunk *c, uint64_t offset, const uint8_t *want, size_t size,
+                                const char *what, ckd_error *err) {
+    uint8_t piece[COMPARE_PIECE];
+    for (size_t done = 0; done < size;) {
+        size_t part = size - done < sizeof(piece) ? size - done : sizeof(piece);
+        ckd_status status = file_read_at(c->file, offset + done, piece, part, err);
+        if (status != CKD_OK) {
+            return status;
+        }
+        for (size_t i = 0; i < part; i++) {
+            if (piece[i] != (want ? want[done + i] : 0)) {
+                return err_corrupt(err, file_path(c->file), offset + done + i, "%s", what);
+            }
+        }
+        done += part;
+    }
+    return CKD_OK;
+}
+
+ckd_status chunk_check_record(const chunk *c, const record *r, ckd_error *err) {
+    uint64_t gap = CHUNK_HEADER_SIZE;
+    if (r > c->records) {
+        gap = r[-1].offset + r[-1].header_size + r[-1].stored_size;
+    }
+    ckd_status status =
+        compare_bytes(c, gap, NULL, r->offset - gap, "the bytes in front of a record are not zero", err);
+    bytes header = {0};
+    if (status == CKD_OK) {
+        record_encode(&header, r);
+        status = header.failed ? err_nomem(err, r->header_size, "a record header")
+                               : compare_bytes(c, r->offset, header.data, header.size,
+                                               "a record's header differs from its copy in the index", err);
+    }
+    bytes_free(&header);
+    return status == CKD_OK ? CKD_OK : err_in_tensor(err, status, r->tensor->name);
+}

@@ -1,0 +1,209 @@
+/* Writing a chunk file: header, records as they come, index, footer. */
+#include <stdlib.h>
+#include <zstd.h>
+
+#include "codec/chunk_wire.h"
+
+#define WRITE_BUFFER       (1u << 20)
+#define INDEX_LEVEL        3
+#define INDEX_ZSTD_MINIMUM 64u /* bytes below which compressing is not tried */
+
+struct chunk_writer {
+    file_writer *file;
+    char *path;
+    bytes header; /* the record header being written */
+    bytes index;  /* raw */
+    uint64_t count;
+    ckd_status failed; /* the first failure: what follows would have no place */
+};
+
+static void put_file_header(bytes *to, const chunk_identity *identity) {
+    bytes_put(to, CHUNK_MAGIC, 8);
+    bytes_put_u16(to, CHUNK_VERSION_MAJOR);
+    bytes_put_u16(to, CHUNK_VERSION_MINOR);
+    bytes_put_u32(to, CHUNK_HEADER_SIZE);
+    bytes_put_u64(to, CHUNK_FEATURES);
+    bytes_put_u64(to, 0); /* optional features */
+    wire_put_id(to, &identity->store);
+    wire_put_id(to, &identity->file);
+    wire_put_id(to, &identity->writer);
+    bytes_put_u64(to, to->failed ? 0 : hash64(to->data, to->size));
+}
+
+static void put_footer(bytes *to, const chunk_footer *f) {
+    size_t start = to->size;
+    bytes_put_u64(to, f->index_offset);
+    bytes_put_u64(to, f->index_stored);
+    bytes_put_u64(to, f->index_raw);
+    bytes_put_u64(to, f->record_count);
+    wire_put_hash(to, &f->root);
+    bytes_put_u64(to, f->index_hash);
+    bytes_put_u32(to, f->index_coding);
+    bytes_put_u32(to, CHUNK_FOOTER_MAGIC);
+    bytes_put_u64(to, to->failed ? 0 : hash64(to->data + start, to->size - start));
+}
+
+static void writer_free(chunk_writer *w) {
+    bytes_free(&w->header);
+    bytes_free(&w->index);
+    free(w->path);
+    free(w);
+}
+
+ckd_status chunk_writer_create(chunk_writer **out, const char *path, const chunk_identity *identity,
+                               ckd_error *err) {
+    *out = NULL;
+    chunk_writer *w = calloc(1, sizeof(*w));
+    if (w) {
+        w->path = strdup(path);
+        put_file_header(&w->header, identity);
+    }
+    if (!w || !w->path || w->header.failed) {
+        if (w) {
+            writer_free(w);
+        }
+        return err_nomem(err, sizeof(*w), "a chunk writer");
+    }
+    ckd_status status = file_create(&w->file, path, WRITE_BUFFER, err);
+    if (status == CKD_OK) {
+        status = file_append(w->file, w->header.data, w->header.size, err);
+    }
+    if (status != CKD_OK) {
+        chunk_writer_abort(w);
+        return status;
+    }
+    *out = w;
+    return CKD_OK;
+}
+
+/* Encodes the header into w->header and the index entry into w->index. */
+static ckd_status encode_record(chunk_writer *w, record *r, ckd_error *err) {
+    ckd_status ignored;
+    const char *problem = record_problem(r, &ignored);
+    if (problem) {
+        return err_in_tensor(err, err_set(err, CKD_E_INVALID, "a record cannot be written: %s", problem),
+                             r->tensor->name);
+    }
+    bytes_clear(&w->header);
+    record_encode(&w->header, r);
+    wire_put_varint(&w->index, 0); /* no gap in front of it */
+    bytes_put(&w->index, w->header.data, w->header.size);
+    if (w->header.failed || w->index.failed) {
+        return err_nomem(err, w->index.size, "a chunk file's index");
+    }
+    if (w->header.size > RECORD_HEADER_MAX || w->index.size > CHUNK_INDEX_MAX) {
+        return err_in_tensor(
+            err,
+            err_set(err, CKD_E_INVALID,
+                    "a record header of %zu bytes, or an index of %zu, is more than the format allows",
+                    w->header.size, w->index.size),
+            r->tensor->name);
+    }
+    return CKD_OK;
+}
+
+ckd_status chunk_writer_append(chunk_writer *w, record *r, const void *payload, ckd_error *err) {
+    if (w->failed != CKD_OK) {
+        return err_in_file(
+            err,
+            err_set(err, w->failed, "an earlier write of %s failed: drop it and write a new file", w->path),
+            w->path);
+    }
+    r->checksum = hash64(payload, r->stored_size);
+    r->offset = file_written(w->file);
+    r->header_size = 0;
+    ckd_status status = encode_record(w, r, err);
+    if (status == CKD_OK) {
+        r->header_size = (uint32_t)w->header.size;
+        status = file_append(w->file, w->header.data, w->header.size, err);
+    }
+    if (status == CKD_OK) {
+        status = file_append(w->file, payload, r->stored_size, err);
+    }
+    w->count += status == CKD_OK;
+    w->failed = status;
+    return status;
+}
+
+uint64_t chunk_writer_size(const chunk_writer *w) {
+    return file_written(w->file);
+}
+
+/* Appends the index, compressed if that makes it smaller, and says in the footer what it did. */
+static ckd_status append_index(chunk_writer *w, chunk_footer *footer, ckd_error *err) {
+    footer->index_offset = file_written(w->file);
+    footer->index_raw = footer->index_stored = w->index.size;
+    footer->record_count = w->count;
+    footer->root = hash128_of(w->index.data, w->index.size);
+    footer->index_coding = INDEX_RAW;
+    const void *stored = w->index.data;
+    bytes packed = {0};
+    if (w->index.size >= INDEX_ZSTD_MINIMUM) {
+        size_t bound = ZSTD_compressBound(w->index.size);
+        void *to = bytes_extend(&packed, bound);
+        size_t size = to ? ZSTD_compress(to, bound, w->index.data, w->index.size, INDEX_LEVEL) : 0;
+        if (!to || ZSTD_isError(size)) {
+            bytes_free(&packed);
+            return err_nomem(err, bound, "a compressed index");
+        }
+        if (size < w->index.size) {
+            footer->index_coding = INDEX_ZSTD;
+            footer->index_stored = size;
+            stored = packed.data;
+        }
+    }
+    footer->index_hash = hash64(stored, footer->index_stored);
+    ckd_status status = file_append(w->file, stored, footer->index_stored, err);
+    bytes_free(&packed);
+    return status;
+}
+
+static ckd_status append_end(chunk_writer *w, hash128 *root, uint64_t *size, ckd_error *err) {
+    chunk_footer footer;
+    if (w->failed != CKD_OK) {
+        return err_in_file(err, err_set(err, w->failed, "an earlier write of %s failed", w->path), w->path);
+    }
+    ckd_status status = append_index(w, &footer, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    bytes_clear(&w->header);
+    put_footer(&w->header, &footer);
+    if (w->header.failed) {
+        return err_nomem(err, CHUNK_FOOTER_SIZE, "a chunk file's footer");
+    }
+    status = file_append(w->file, w->header.data, w->header.size, err);
+    if (status == CKD_OK) {
+        *root = footer.root;
+        *size = file_written(w->file);
+        status = file_sync(w->file, err);
+    }
+    return status;
+}
+
+ckd_status chunk_writer_finish(chunk_writer *w, hash128 *root, uint64_t *size, ckd_error *err) {
+    *root = (hash128){{0}};
+    *size = 0;
+    ckd_status status = append_end(w, root, size, err);
+    if (status == CKD_OK) {
+        status = file_close(w->file, err);
+        w->file = NULL;
+        if (status != CKD_OK) {
+            file_remove(w->path, true, NULL); /* the first error is the one to tell */
+        }
+    }
+    if (status != CKD_OK) {
+        file_discard(w->file);
+        *root = (hash128){{0}};
+        *size = 0;
+    }
+    writer_free(w);
+    return status;
+}
+
+void chunk_writer_abort(chunk_writer *w) {
+    if (w) {
+        file_discard(w->file);
+        writer_free(w);
+    }
+}

@@ -1,0 +1,95 @@
+/*
+ * Notes: the small checksummed files of a store and the parts that ranks exchange. All share one envelope; codec/FORMAT.md,
+ * "Notes", is normative. Encoders append to a buffer (check failed, which a note above NOTE_MAX sets, too); decoders trust
+ * nothing, copy out, and name path and offset in errors: UNSUPPORTED for newer versions, feature bits, another kind of
+ * note, checkpoint or fidelity; CORRUPT else, also for a note of another store (`store` NULL: any will do); NOMEM.
+ */
+#ifndef CODEC_NOTE_H
+#define CODEC_NOTE_H
+
+#include "base/bytes.h"
+#include "base/error.h"
+#include "base/hash.h"
+
+#define NOTE_MAX (64u << 20)
+
+/* Stored: stable, appended only. RUN to POLICY are published like manifests, by generation. */
+typedef enum note_kind {
+    NOTE_STORE = 1, NOTE_MANIFEST = 2, NOTE_TOMBSTONE = 3, NOTE_INTENT = 4, NOTE_PART = 5,
+    NOTE_RUN = 6, NOTE_PIN = 7, NOTE_TAG = 8, NOTE_POLICY = 9
+} note_kind;
+
+/* A chunk file as manifests, intents and parts name it. Its name in data/c is hex(id).ckd. */
+typedef struct note_file {
+    ckd_id id;
+    uint32_t rank;
+    uint64_t size; /* 0 in an intent */
+    hash128 root;
+} note_file;
+
+typedef struct role_total {
+    uint32_t role;
+    uint64_t tensors, raw_bytes, stored_bytes;
+} role_total;
+
+/* Names a checkpoint's files and its lineage; its durable publication is the commit point. */
+typedef struct manifest {
+    ckd_checkpoint checkpoint; /* stored_bytes: of the records of this checkpoint in its files, the manifest excluded */
+    ckd_id branch_origin;      /* where this run left another one; zero if it did not */
+    ckd_id *dependencies;      /* other checkpoints that its blocks name */
+    size_t dependency_count;
+    note_file *files;
+    size_t file_count;
+    role_total *roles;
+    size_t role_count;
+} manifest;
+void manifest_encode(bytes *to, const ckd_id *store, const manifest *m);
+ckd_status manifest_decode(manifest *out, const ckd_id *store, const void *data, size_t size, const char *path, ckd_error *err);
+void manifest_free(manifest *m); /* frees what it points to */
+
+/* What a save or compaction in progress needs kept: its own files to be, and the checkpoints it builds on. */
+typedef struct intent {
+    ckd_id id;          /* of the save */
+    char run[CKD_RUN_MAX + 1];
+    uint64_t step;
+    uint32_t rank, world;
+    note_file *files;
+    size_t file_count;
+    ckd_id *dependencies;
+    size_t dependency_count;
+} intent;
+void intent_encode(bytes *to, const ckd_id *store, const intent *in);
+ckd_status intent_decode(intent *out, const ckd_id *store, const void *data, size_t size, const char *path, ckd_error *err);
+void intent_free(intent *in);
+
+/* What one rank reports to the coordinator of a save. */
+typedef struct part {
+    ckd_id checkpoint;
+    uint32_t rank, world;
+    note_file file;
+    ckd_id *dependencies;
+    size_t dependency_count;
+} part;
+void part_encode(bytes *to, const ckd_id *store, const part *p);
+ckd_status part_decode(part *out, const ckd_id *store, const void *data, size_t size, ckd_error *err);
+void part_free(part *p);
+
+/* A checkpoint that is being deleted: neither a rebuild nor an old catalog brings it back. */
+typedef struct tombstone {
+    ckd_id checkpoint;
+    char run[CKD_RUN_MAX + 1];
+    uint64_t step;
+    uint32_t generation; /* this one and all below are dead */
+} tombstone;
+void tombstone_encode(bytes *to, const ckd_id *store, const tombstone *t);
+ckd_status tombstone_decode(tombstone *out, const ckd_id *store, const void *data, size_t size, const char *path, ckd_error *err);
+
+/* The store's identity file. */
+typedef struct store_identity {
+    ckd_id id;
+    uint64_t created_ns;
+} store_identity;
+void store_identity_encode(bytes *to, const store_identity *s);
+ckd_status store_identity_decode(store_identity *out, const void *data, size_t size, const char *path, ckd_error *err);
+
+#endif

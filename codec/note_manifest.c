@@ -1,0 +1,104 @@
+/* The manifest: codec/FORMAT.md, "Manifest". */
+#include <stdlib.h>
+
+#include "codec/note_wire.h"
+
+static void put_roles(bytes *to, const role_total *roles, size_t count) {
+    bytes_put_u32(to, (uint32_t)count);
+    for (size_t i = 0; i < count; i++) {
+        bytes_put_u32(to, roles[i].role);
+        bytes_put_u64(to, roles[i].tensors);
+        bytes_put_u64(to, roles[i].raw_bytes);
+        bytes_put_u64(to, roles[i].stored_bytes);
+    }
+}
+
+void manifest_encode(bytes *to, const ckd_id *store, const manifest *m) {
+    const ckd_checkpoint *c = &m->checkpoint;
+    size_t start = note_begin(to, NOTE_MANIFEST, store, c->generation);
+    wire_put_id(to, &c->id);
+    wire_put_id(to, &c->parent);
+    wire_put_id(to, &c->resumed_from);
+    wire_put_id(to, &m->branch_origin);
+    bytes_put_string(to, c->run);
+    bytes_put_u64(to, c->step);
+    bytes_put_u16(to, (uint16_t)c->kind);
+    bytes_put_u16(to, (uint16_t)c->fidelity);
+    bytes_put_u32(to, c->lossy_resumes);
+    bytes_put_u32(to, c->depth);
+    bytes_put_u32(to, c->world);
+    bytes_put_u64(to, c->tensors);
+    bytes_put_u64(to, c->raw_bytes);
+    bytes_put_u64(to, c->stored_bytes);
+    wire_put_f64(to, c->load_cost);
+    bytes_put_u64(to, c->created_ns);
+    wire_put_f64(to, c->metric);
+    bytes_put_string(to, c->metric_name);
+    note_put_ids(to, m->dependencies, m->dependency_count);
+    note_put_files(to, m->files, m->file_count);
+    put_roles(to, m->roles, m->role_count);
+    note_end(to, start);
+}
+
+static void take_checkpoint(note_in *n, manifest *m) {
+    ckd_checkpoint *c = &m->checkpoint;
+    reader *in = &n->in;
+    c->generation = n->generation;
+    c->id = note_take_id(n);
+    c->parent = wire_id(in);
+    c->resumed_from = wire_id(in);
+    m->branch_origin = wire_id(in);
+    note_take_run(n, c->run);
+    c->step = note_take_step(n);
+    c->kind = (ckd_kind)reader_u16(in);
+    c->fidelity = (ckd_fidelity)reader_u16(in);
+    if (!in->failed && (c->kind < CKD_BASE || c->kind > CKD_KEYFRAME || c->fidelity != CKD_EXACT)) {
+        note_fail(n, CKD_E_UNSUPPORTED, "the checkpoint's kind or fidelity is unknown to this version");
+    }
+    c->lossy_resumes = reader_u32(in);
+    c->depth = reader_u32(in);
+    c->world = reader_u32(in);
+    c->tensors = reader_u64(in);
+    c->raw_bytes = reader_u64(in);
+    c->stored_bytes = reader_u64(in);
+    c->load_cost = wire_f64(in);
+    c->created_ns = reader_u64(in);
+    c->metric = wire_f64(in);
+    reader_string(in, c->metric_name, sizeof(c->metric_name));
+}
+
+static void take_roles(note_in *n, manifest *m) {
+    m->roles = note_take_array(n, &m->role_count, NOTE_ROLE_SIZE, sizeof(*m->roles));
+    for (size_t i = 0; i < m->role_count; i++) {
+        m->roles[i].role = reader_u32(&n->in);
+        m->roles[i].tensors = reader_u64(&n->in);
+        m->roles[i].raw_bytes = reader_u64(&n->in);
+        m->roles[i].stored_bytes = reader_u64(&n->in);
+    }
+}
+
+ckd_status manifest_decode(manifest *out, const ckd_id *store, const void *data, size_t size,
+                           const char *path, ckd_error *err) {
+    note_in n;
+    *out = (manifest){0};
+    ckd_status status = note_open(&n, NOTE_MANIFEST, store, data, size, path, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    take_checkpoint(&n, out);
+    out->dependencies = note_take_ids(&n, &out->dependency_count);
+    out->files = note_take_files(&n, &out->file_count);
+    take_roles(&n, out);
+    status = note_close(&n);
+    if (status != CKD_OK) {
+        manifest_free(out);
+    }
+    return status;
+}
+
+void manifest_free(manifest *m) {
+    free(m->dependencies);
+    free(m->files);
+    free(m->roles);
+    *m = (manifest){0};
+}

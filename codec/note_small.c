@@ -1,0 +1,143 @@
+/* Intents, parts, tombstones and the store's identity: codec/FORMAT.md, "Notes". */
+#include <stdlib.h>
+
+#include "codec/note_wire.h"
+
+/* Only notes that are published by generation have one. */
+static void check_no_generation(note_in *n) {
+    if (n->generation != 0) {
+        note_fail(n, CKD_E_CORRUPT, "a note of this kind has no generation");
+    }
+}
+
+void intent_encode(bytes *to, const ckd_id *store, const intent *in) {
+    size_t start = note_begin(to, NOTE_INTENT, store, 0);
+    wire_put_id(to, &in->id);
+    bytes_put_string(to, in->run);
+    bytes_put_u64(to, in->step);
+    bytes_put_u32(to, in->rank);
+    bytes_put_u32(to, in->world);
+    note_put_files(to, in->files, in->file_count);
+    note_put_ids(to, in->dependencies, in->dependency_count);
+    note_end(to, start);
+}
+
+ckd_status intent_decode(intent *out, const ckd_id *store, const void *data, size_t size, const char *path,
+                         ckd_error *err) {
+    note_in n;
+    *out = (intent){0};
+    ckd_status status = note_open(&n, NOTE_INTENT, store, data, size, path, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    check_no_generation(&n);
+    out->id = note_take_id(&n);
+    note_take_run(&n, out->run);
+    out->step = note_take_step(&n);
+    out->rank = reader_u32(&n.in);
+    out->world = reader_u32(&n.in);
+    note_check_rank(&n, out->rank, out->world);
+    out->files = note_take_files(&n, &out->file_count);
+    out->dependencies = note_take_ids(&n, &out->dependency_count);
+    status = note_close(&n);
+    if (status != CKD_OK) {
+        intent_free(out);
+    }
+    return status;
+}
+
+void intent_free(intent *in) {
+    free(in->files);
+    free(in->dependencies);
+    *in = (intent){0};
+}
+
+void part_encode(bytes *to, const ckd_id *store, const part *p) {
+    size_t start = note_begin(to, NOTE_PART, store, 0);
+    wire_put_id(to, &p->checkpoint);
+    bytes_put_u32(to, p->rank);
+    bytes_put_u32(to, p->world);
+    note_put_file(to, &p->file);
+    note_put_ids(to, p->dependencies, p->dependency_count);
+    note_end(to, start);
+}
+
+ckd_status part_decode(part *out, const ckd_id *store, const void *data, size_t size, ckd_error *err) {
+    note_in n;
+    *out = (part){0};
+    ckd_status status = note_open(&n, NOTE_PART, store, data, size, NULL, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    check_no_generation(&n);
+    out->checkpoint = note_take_id(&n);
+    out->rank = reader_u32(&n.in);
+    out->world = reader_u32(&n.in);
+    note_check_rank(&n, out->rank, out->world);
+    out->file = note_take_file(&n);
+    out->dependencies = note_take_ids(&n, &out->dependency_count);
+    status = note_close(&n);
+    if (status != CKD_OK) {
+        part_free(out);
+    }
+    return status;
+}
+
+void part_free(part *p) {
+    free(p->dependencies);
+    *p = (part){0};
+}
+
+void tombstone_encode(bytes *to, const ckd_id *store, const tombstone *t) {
+    size_t start = note_begin(to, NOTE_TOMBSTONE, store, t->generation);
+    wire_put_id(to, &t->checkpoint);
+    bytes_put_string(to, t->run);
+    bytes_put_u64(to, t->step);
+    note_end(to, start);
+}
+
+ckd_status tombstone_decode(tombstone *out, const ckd_id *store, const void *data, size_t size,
+                            const char *path, ckd_error *err) {
+    note_in n;
+    *out = (tombstone){0};
+    ckd_status status = note_open(&n, NOTE_TOMBSTONE, store, data, size, path, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    out->generation = n.generation;
+    out->checkpoint = note_take_id(&n);
+    note_take_run(&n, out->run);
+    out->step = note_take_step(&n);
+    status = note_close(&n);
+    if (status != CKD_OK) {
+        *out = (tombstone){0};
+    }
+    return status;
+}
+
+void store_identity_encode(bytes *to, const store_identity *s) {
+    size_t start = note_begin(to, NOTE_STORE, &s->id, 0);
+    bytes_put_u64(to, s->created_ns);
+    note_end(to, start);
+}
+
+ckd_status store_identity_decode(store_identity *out, const void *data, size_t size, const char *path,
+                                 ckd_error *err) {
+    note_in n;
+    *out = (store_identity){0};
+    ckd_status status = note_open(&n, NOTE_STORE, NULL, data, size, path, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    check_no_generation(&n);
+    if (wire_id_zero(&n.store)) {
+        note_fail(&n, CKD_E_CORRUPT, "the store's identity is zero");
+    }
+    out->id = n.store;
+    out->created_ns = reader_u64(&n.in);
+    status = note_close(&n);
+    if (status != CKD_OK) {
+        *out = (store_identity){0};
+    }
+    return status;
+}

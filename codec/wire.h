@@ -1,0 +1,42 @@
+/*
+ * Field types of the containers that base/bytes.h does not have: variable-length integers, identities, hashes. Writing
+ * to a buffer and reading from a cursor fail the way base/bytes.h's own functions do. codec/FORMAT.md, "Conventions".
+ */
+#ifndef CODEC_WIRE_H
+#define CODEC_WIRE_H
+
+#include "base/bytes.h"
+#include "base/hash.h"
+#include "engine/ckptdelta.h"
+
+/* ULEB128: seven bits a byte, lowest first, the top bit set on all bytes but the last. Always the shortest form. */
+void wire_put_varint(bytes *to, uint64_t v);
+/* Fails on more than 64 bits and on a form that is not the shortest. */
+uint64_t wire_varint(reader *from);
+/* Fails, and yields 0, above `limit`. */
+uint64_t wire_varint_max(reader *from, uint64_t limit);
+
+void wire_put_id(bytes *to, const ckd_id *id);
+ckd_id wire_id(reader *from);
+bool wire_id_zero(const ckd_id *id);
+void wire_put_hash(bytes *to, const hash128 *h);
+hash128 wire_hash(reader *from);
+/* An IEEE double as its 64 bits: NaNs keep their payload. */
+void wire_put_f64(bytes *to, double v);
+double wire_f64(reader *from);
+
+/*
+ * Does a stored checksum match? Fuzzers of the parsers are built so that every one does: hashes find damage, they must
+ * not be what keeps the parsers safe.
+ */
+static inline bool wire_hash_matches(uint64_t stored, uint64_t computed) {
+#ifdef FUZZING_BUILD_MODE_UNSAFE_FOR_PRODUCTION
+    (void)stored;
+    (void)computed;
+    return true;
+#else
+    return stored == computed;
+#endif
+}
+
+#endif

@@ -1,0 +1,513 @@
+/* Notes: manifests, intents, parts, tombstones and the store's identity; and everything that must not pass for one. */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdlib.h>
+
+#include <cmocka.h>
+
+#include "codec/note_wire.h"
+#include "support/samples.h"
+
+static const ckd_id store_id = {{0xaa, 0xbb}};
+
+/* ---- samples of each kind, and one way to decode any of them ---- */
+
+static ckd_id sample_ids[2];
+static note_file sample_files[2];
+static role_total sample_roles[2];
+
+static manifest sample_manifest(void) {
+    sample_ids[0] = sample_id(0x31);
+    sample_ids[1] = sample_id(0x32);
+    sample_files[0] = (note_file){sample_id(0x41), 0, 12345, hash128_of("a", 1)};
+    sample_files[1] = (note_file){sample_id(0x42), 1, UINT64_C(1) << 40, hash128_of("b", 1)};
+    sample_roles[0] = (role_total){CKD_ROLE_WEIGHT, 10, 4000, 3000};
+    sample_roles[1] = (role_total){CKD_ROLE_OTHER, 1, UINT64_MAX, 8};
+    manifest m = {
+        .checkpoint = {.id = sample_id(0x11),
+                       .parent = sample_id(0x12),
+                       .resumed_from = sample_id(0x13),
+                       .run = "gpt2.small~2_x-7",
+                       .step = INT64_MAX,
+                       .generation = 3,
+                       .kind = CKD_DELTA,
+                       .fidelity = CKD_EXACT,
+                       .lossy_resumes = 4,
+                       .depth = 5,
+                       .world = 2,
+                       .tensors = 11,
+                       .raw_bytes = UINT64_C(1) << 50,
+                       .stored_bytes = 3008,
+                       .load_cost = 1.25,
+                       .created_ns = 1700000000000000000,
+                       .metric = 3.5,
+                       .metric_name = "val_loss"},
+        .branch_origin = sample_id(0x14),
+        .dependencies = sample_ids,
+        .dependency_count = 2,
+        .files = sample_files,
+        .file_count = 2,
+        .roles = sample_roles,
+        .role_count = 2,
+    };
+    return m;
+}
+
+static intent sample_intent(void) {
+    manifest m = sample_manifest();
+    intent in = {.id = sample_id(0x51), .run = "run", .step = 7, .rank = 1, .world = 4};
+    in.files = m.files;
+    in.file_count = m.file_count;
+    in.dependencies = m.dependencies;
+    in.dependency_count = m.dependency_count;
+    return in;
+}
+
+static part sample_part(void) {
+    manifest m = sample_manifest();
+    part p = {.checkpoint = sample_id(0x61), .rank = 3, .world = 4, .file = m.files[1]};
+    p.dependencies = m.dependencies;
+    p.dependency_count = 1;
+    return p;
+}
+
+static const tombstone sample_tombstone = {
+    .checkpoint = {{0x71}}, .run = "dead.run", .step = 12, .generation = 9};
+static const store_identity sample_identity = {{{0xaa, 0xbb}}, 1234567890123456789};
+
+static bytes encode(note_kind kind) {
+    bytes b = {0};
+    manifest m = sample_manifest();
+    intent in = sample_intent();
+    part p = sample_part();
+    switch (kind) {
+    case NOTE_MANIFEST:
+        manifest_encode(&b, &store_id, &m);
+        break;
+    case NOTE_INTENT:
+        intent_encode(&b, &store_id, &in);
+        break;
+    case NOTE_PART:
+        part_encode(&b, &store_id, &p);
+        break;
+    case NOTE_TOMBSTONE:
+        tombstone_encode(&b, &store_id, &sample_tombstone);
+        break;
+    default:
+        store_identity_encode(&b, &sample_identity);
+    }
+    assert_false(b.failed);
+    return b;
+}
+
+/* Decodes from a copy of exactly the size, and frees the result; what failed must have left nothing. */
+static ckd_status decode(note_kind kind, const bytes *b, ckd_error *err) {
+    ckd_status status;
+    union {
+        manifest manifest;
+        intent intent;
+        part part;
+        tombstone tombstone;
+        store_identity identity;
+        char bytes[sizeof(manifest) + sizeof(intent)];
+    } out = {.bytes = {0}}, zero = {.bytes = {0}};
+    void *data = malloc(b->size ? b->size : 1);
+    memcpy(data, b->size ? b->data : (const uint8_t *)"", b->size);
+    switch (kind) {
+    case NOTE_MANIFEST:
+        status = manifest_decode(&out.manifest, &store_id, data, b->size, "a/note", err);
+        break;
+    case NOTE_INTENT:
+        status = intent_decode(&out.intent, &store_id, data, b->size, "a/note", err);
+        break;
+    case NOTE_PART:
+        status = part_decode(&out.part, &store_id, data, b->size, err);
+        break;
+    case NOTE_TOMBSTONE:
+        status = tombstone_decode(&out.tombstone, &store_id, data, b->size, "a/note", err);
+        break;
+    default:
+        status = store_identity_decode(&out.identity, data, b->size, "a/note", err);
+    }
+    if (status != CKD_OK) {
+        assert_memory_equal(&out, &zero, sizeof(out));
+    } else if (kind == NOTE_MANIFEST) {
+        manifest_free(&out.manifest);
+    } else if (kind == NOTE_INTENT) {
+        intent_free(&out.intent);
+    } else if (kind == NOTE_PART) {
+        part_free(&out.part);
+    }
+    free(data);
+    return status;
+}
+
+static const note_kind kinds[] = {NOTE_STORE, NOTE_MANIFEST, NOTE_TOMBSTONE, NOTE_INTENT, NOTE_PART};
+#define KIND_COUNT (sizeof(kinds) / sizeof(kinds[0]))
+
+static void reseal(bytes *b) {
+    store_le32(b->data + 36, (uint32_t)(b->size - NOTE_ENVELOPE_MIN));
+    store_le64(b->data + b->size - 8, hash64(b->data, b->size - 8));
+}
+
+/* ---- round trips ---- */
+
+static void test_manifest(void **state) {
+    (void)state;
+    manifest m = sample_manifest(), got;
+    bytes b = encode(NOTE_MANIFEST), again = {0};
+    assert_int_equal(manifest_decode(&got, &store_id, b.data, b.size, "p", NULL), CKD_OK);
+    const ckd_checkpoint *c = &got.checkpoint, *want = &m.checkpoint;
+    assert_memory_equal(&c->id, &want->id, 16);
+    assert_memory_equal(&c->parent, &want->parent, 16);
+    assert_memory_equal(&c->resumed_from, &want->resumed_from, 16);
+    assert_memory_equal(&got.branch_origin, &m.branch_origin, 16);
+    assert_string_equal(c->run, want->run);
+    assert_true(c->step == want->step && c->generation == 3 && c->kind == CKD_DELTA &&
+                c->fidelity == CKD_EXACT);
+    assert_true(c->lossy_resumes == 4 && c->depth == 5 && c->world == 2 && c->tensors == 11);
+    assert_true(c->raw_bytes == want->raw_bytes && c->stored_bytes == want->stored_bytes);
+    assert_true(c->load_cost == 1.25 && c->created_ns == want->created_ns && c->metric == 3.5);
+    assert_string_equal(c->metric_name, "val_loss");
+    assert_int_equal(got.dependency_count, 2);
+    assert_memory_equal(got.dependencies, m.dependencies, 32);
+    assert_int_equal(got.file_count, 2);
+    for (size_t i = 0; i < 2; i++) {
+        assert_memory_equal(&got.files[i].id, &m.files[i].id, 16);
+        assert_true(got.files[i].rank == m.files[i].rank && got.files[i].size == m.files[i].size);
+        assert_true(hash128_equal(&got.files[i].root, &m.files[i].root));
+        assert_true(got.roles[i].role == m.roles[i].role && got.roles[i].tensors == m.roles[i].tensors);
+        assert_true(got.roles[i].raw_bytes == m.roles[i].raw_bytes);
+        assert_true(got.roles[i].stored_bytes == m.roles[i].stored_bytes);
+    }
+    assert_int_equal(got.role_count, 2);
+    manifest_encode(&again, &store_id, &got);
+    assert_int_equal(again.size, b.size);
+    assert_memory_equal(again.data, b.data, b.size);
+    bytes_free(&again);
+    bytes_free(&b);
+    manifest_free(&got);
+    assert_null(got.files);
+    manifest_free(&got);
+}
+
+static void test_empty_lists_and_no_metric(void **state) {
+    (void)state;
+    manifest m = sample_manifest(), got;
+    m.dependency_count = m.file_count = m.role_count = 0;
+    m.checkpoint.metric = NAN;
+    m.checkpoint.metric_name[0] = '\0';
+    m.checkpoint.parent = (ckd_id){{0}};
+    bytes b = {0};
+    manifest_encode(&b, &store_id, &m);
+    assert_int_equal(manifest_decode(&got, &store_id, b.data, b.size, "p", NULL), CKD_OK);
+    assert_true(isnan(got.checkpoint.metric));
+    assert_true(wire_id_zero(&got.checkpoint.parent));
+    assert_null(got.files);
+    assert_int_equal(got.file_count + got.dependency_count + got.role_count, 0);
+    manifest_free(&got);
+    bytes_free(&b);
+}
+
+static void test_intent(void **state) {
+    (void)state;
+    intent want = sample_intent(), got;
+    bytes b = encode(NOTE_INTENT);
+    assert_int_equal(intent_decode(&got, &store_id, b.data, b.size, "p", NULL), CKD_OK);
+    assert_memory_equal(&got.id, &want.id, 16);
+    assert_string_equal(got.run, want.run);
+    assert_true(got.step == 7 && got.rank == 1 && got.world == 4);
+    assert_int_equal(got.file_count, 2);
+    assert_memory_equal(&got.files[1].id, &want.files[1].id, 16);
+    assert_int_equal(got.dependency_count, 2);
+    assert_memory_equal(got.dependencies, want.dependencies, 32);
+    intent_free(&got);
+    bytes_free(&b);
+}
+
+static void test_part_tombstone_identity(void **state) {
+    (void)state;
+    part want = sample_part(), got;
+    bytes b = encode(NOTE_PART);
+    assert_int_equal(part_decode(&got, &store_id, b.data, b.size, NULL), CKD_OK);
+    assert_memory_equal(&got.checkpoint, &want.checkpoint, 16);
+    assert_true(got.rank == 3 && got.world == 4 && got.file.rank == 1 && got.file.size == UINT64_C(1) << 40);
+    assert_true(hash128_equal(&got.file.root, &want.file.root));
+    assert_int_equal(got.dependency_count, 1);
+    assert_memory_equal(got.dependencies, want.dependencies, 16);
+    part_free(&got);
+    bytes_free(&b);
+
+    tombstone dead;
+    b = encode(NOTE_TOMBSTONE);
+    assert_int_equal(tombstone_decode(&dead, &store_id, b.data, b.size, "p", NULL), CKD_OK);
+    assert_memory_equal(&dead.checkpoint, &sample_tombstone.checkpoint, 16);
+    assert_string_equal(dead.run, "dead.run");
+    assert_true(dead.step == 12 && dead.generation == 9);
+    bytes_free(&b);
+
+    store_identity identity;
+    b = encode(NOTE_STORE);
+    assert_int_equal(b.size, 56);
+    assert_int_equal(store_identity_decode(&identity, b.data, b.size, "p", NULL), CKD_OK);
+    assert_memory_equal(&identity, &sample_identity, sizeof(identity));
+    bytes_free(&b);
+}
+
+/* ---- damage ---- */
+
+static void test_every_flipped_bit_is_found(void **state) {
+    (void)state;
+    for (size_t k = 0; k < KIND_COUNT; k++) {
+        bytes b = encode(kinds[k]);
+        assert_int_equal(decode(kinds[k], &b, NULL), CKD_OK);
+        for (size_t bit = 0; bit < 8 * b.size; bit++) {
+            b.data[bit / 8] ^= (uint8_t)(1u << bit % 8);
+            assert_int_equal(decode(kinds[k], &b, NULL), CKD_E_CORRUPT);
+            b.data[bit / 8] ^= (uint8_t)(1u << bit % 8);
+        }
+        bytes_free(&b);
+    }
+}
+
+/* Cut off, with the checksum as it was and with one that is right for what is left. */
+static void test_every_truncation_is_found(void **state) {
+    (void)state;
+    for (size_t k = 0; k < KIND_COUNT; k++) {
+        bytes whole = encode(kinds[k]);
+        for (size_t size = 0; size < whole.size; size++) {
+            ckd_error err;
+            bytes cut = {0};
+            bytes_put(&cut, whole.data, size);
+            assert_int_equal(decode(kinds[k], &cut, &err), CKD_E_CORRUPT);
+            if (size >= NOTE_ENVELOPE_MIN) {
+                reseal(&cut);
+                assert_int_equal(decode(kinds[k], &cut, &err), CKD_E_CORRUPT);
+                assert_in_range(err.offset, NOTE_ENVELOPE_FRONT, size);
+            }
+            bytes_free(&cut);
+        }
+        bytes_free(&whole);
+    }
+}
+
+static void test_trailing_bytes_are_refused(void **state) {
+    (void)state;
+    for (size_t k = 0; k < KIND_COUNT; k++) {
+        bytes b = encode(kinds[k]);
+        bytes_put_u8(&b, 0); /* behind the checksum */
+        assert_int_equal(decode(kinds[k], &b, NULL), CKD_E_CORRUPT);
+        reseal(&b); /* and inside the payload */
+        assert_int_equal(decode(kinds[k], &b, NULL), CKD_E_CORRUPT);
+        bytes_free(&b);
+    }
+}
+
+/* ---- envelopes ---- */
+
+static void test_envelope(void **state) {
+    (void)state;
+    for (size_t k = 0; k < KIND_COUNT; k++) {
+        ckd_error err;
+        bytes b = encode(kinds[k]);
+        store_le16(b.data + 8, 2); /* version */
+        reseal(&b);
+        assert_int_equal(decode(kinds[k], &b, &err), CKD_E_UNSUPPORTED);
+        assert_int_equal(err.offset, 8);
+        store_le16(b.data + 8, 1);
+        for (unsigned bit = 0; bit < 32; bit++) { /* required features */
+            store_le32(b.data + 12, 1u << bit);
+            reseal(&b);
+            assert_int_equal(decode(kinds[k], &b, &err), CKD_E_UNSUPPORTED);
+            assert_int_equal(err.offset, 12);
+        }
+        store_le32(b.data + 12, 0);
+        uint16_t kind = load_le16(b.data + 10);
+        for (unsigned other = 0; other < 300; other++) {
+            store_le16(b.data + 10, (uint16_t)other);
+            reseal(&b);
+            assert_int_equal(decode(kinds[k], &b, &err), other == kind ? CKD_OK : CKD_E_UNSUPPORTED);
+        }
+        store_le16(b.data + 10, kind);
+        store_le32(b.data + 32, 77); /* generation */
+        reseal(&b);
+        bool published = kind == NOTE_MANIFEST || kind == NOTE_TOMBSTONE;
+        assert_int_equal(decode(kinds[k], &b, &err), published ? CKD_OK : CKD_E_CORRUPT);
+        bytes_free(&b);
+    }
+}
+
+static void test_notes_of_another_store(void **state) {
+    (void)state;
+    for (size_t k = 1; k < KIND_COUNT; k++) {
+        ckd_error err;
+        bytes b = encode(kinds[k]);
+        b.data[20] ^= 1;
+        reseal(&b);
+        assert_int_equal(decode(kinds[k], &b, &err), CKD_E_CORRUPT);
+        assert_int_equal(err.offset, 16);
+        bytes_free(&b);
+    }
+    manifest got;
+    bytes b = encode(NOTE_MANIFEST);
+    assert_int_equal(manifest_decode(&got, NULL, b.data, b.size, "p", NULL), CKD_OK); /* any store */
+    manifest_free(&got);
+    bytes_free(&b);
+}
+
+/* ---- fields ---- */
+
+static ckd_status recode(const manifest *m, ckd_error *err) {
+    bytes b = {0};
+    manifest_encode(&b, &store_id, m);
+    ckd_status status = b.failed ? CKD_E_NOMEM : decode(NOTE_MANIFEST, &b, err);
+    bytes_free(&b);
+    return status;
+}
+
+static void test_run_names(void **state) {
+    (void)state;
+    static const char *const bad[] = {"",     ".x",          "-x",  "a/b", "a b",
+                                      "a\nb", "caf\xc3\xa9", "a:b", "*",   "\x7f"};
+    static const char *const good[] = {"a", "_", "~", "0", "a.b-c_d~2", "Z..9"};
+    manifest m = sample_manifest();
+    for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
+        strcpy(m.checkpoint.run, bad[i]);
+        assert_int_equal(recode(&m, NULL), CKD_E_CORRUPT);
+    }
+    for (size_t i = 0; i < sizeof(good) / sizeof(good[0]); i++) {
+        strcpy(m.checkpoint.run, good[i]);
+        assert_int_equal(recode(&m, NULL), CKD_OK);
+    }
+    memset(m.checkpoint.run, 'x', CKD_RUN_MAX);
+    m.checkpoint.run[CKD_RUN_MAX] = '\0';
+    assert_int_equal(recode(&m, NULL), CKD_OK);
+    /* One byte too long, which no struct manifest can say. */
+    bytes b = {0};
+    manifest_encode(&b, &store_id, &m);
+    bytes longer = {0};
+    bytes_put(&longer, b.data, NOTE_ENVELOPE_FRONT + 64);
+    bytes_put_u16(&longer, CKD_RUN_MAX + 1);
+    bytes_put_u8(&longer, 'y');
+    bytes_put(&longer, b.data + NOTE_ENVELOPE_FRONT + 66, b.size - NOTE_ENVELOPE_FRONT - 66);
+    reseal(&longer);
+    assert_int_equal(decode(NOTE_MANIFEST, &longer, NULL), CKD_E_CORRUPT);
+    bytes_free(&longer);
+    bytes_free(&b);
+}
+
+static void test_manifest_fields(void **state) {
+    (void)state;
+    ckd_error err;
+    manifest m = sample_manifest();
+    m.checkpoint.step = (uint64_t)INT64_MAX + 1;
+    assert_int_equal(recode(&m, &err), CKD_E_CORRUPT);
+    m = sample_manifest();
+    m.checkpoint.id = (ckd_id){{0}};
+    assert_int_equal(recode(&m, &err), CKD_E_CORRUPT);
+    m = sample_manifest();
+    m.files[1].id = (ckd_id){{0}};
+    assert_int_equal(recode(&m, &err), CKD_E_CORRUPT);
+    m = sample_manifest();
+    m.dependencies[0] = (ckd_id){{0}};
+    assert_int_equal(recode(&m, &err), CKD_E_CORRUPT);
+    for (unsigned kind = 0; kind < 6; kind++) {
+        m = sample_manifest();
+        m.checkpoint.kind = (ckd_kind)kind;
+        assert_int_equal(recode(&m, &err),
+                         kind >= CKD_BASE && kind <= CKD_KEYFRAME ? CKD_OK : CKD_E_UNSUPPORTED);
+    }
+    m = sample_manifest();
+    m.checkpoint.fidelity = (ckd_fidelity)2;
+    assert_int_equal(recode(&m, &err), CKD_E_UNSUPPORTED);
+    assert_string_equal(err.file, "a/note");
+}
+
+/* Counts that the note is too short for must not be allocated. */
+static void test_counts_that_lie(void **state) {
+    (void)state;
+    manifest m = sample_manifest();
+    bytes b = encode(NOTE_MANIFEST);
+    size_t roles = b.size - 8 - 4 - 2 * NOTE_ROLE_SIZE;
+    size_t files = roles - 4 - 2 * NOTE_FILE_SIZE;
+    size_t ids = files - 4 - 2 * NOTE_ID_SIZE;
+    const size_t places[] = {roles, files, ids};
+    static const uint32_t counts[] = {0, 1, 3, 4, 1000000, UINT32_MAX};
+    for (size_t p = 0; p < 3; p++) {
+        assert_int_equal(load_le32(b.data + places[p]), 2);
+        for (size_t i = 0; i < sizeof(counts) / sizeof(counts[0]); i++) {
+            store_le32(b.data + places[p], counts[i]);
+            reseal(&b);
+            assert_int_equal(decode(NOTE_MANIFEST, &b, NULL), CKD_E_CORRUPT);
+        }
+        store_le32(b.data + places[p], 2);
+    }
+    reseal(&b);
+    assert_int_equal(decode(NOTE_MANIFEST, &b, NULL), CKD_OK);
+    bytes_free(&b);
+    /* And a note above the limit is not written. */
+    m.dependency_count = NOTE_MAX / NOTE_ID_SIZE;
+    m.dependencies = calloc(m.dependency_count, sizeof(ckd_id));
+    assert_non_null(m.dependencies);
+    manifest_encode(&b, &store_id, &m);
+    assert_true(b.failed);
+    bytes_free(&b);
+    free(m.dependencies);
+}
+
+static void test_ranks(void **state) {
+    (void)state;
+    static const struct {
+        uint32_t rank, world;
+        ckd_status expected;
+    } cases[] = {{0, 1, CKD_OK}, {3, 4, CKD_OK}, {4, 4, CKD_E_CORRUPT}, {0, 0, CKD_E_CORRUPT}};
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        part p = sample_part();
+        p.rank = cases[i].rank;
+        p.world = cases[i].world;
+        bytes b = {0};
+        part_encode(&b, &store_id, &p);
+        assert_int_equal(decode(NOTE_PART, &b, NULL), cases[i].expected);
+        bytes_clear(&b);
+        intent in = sample_intent();
+        in.rank = cases[i].rank;
+        in.world = cases[i].world;
+        intent_encode(&b, &store_id, &in);
+        assert_int_equal(decode(NOTE_INTENT, &b, NULL), cases[i].expected);
+        bytes_free(&b);
+    }
+}
+
+/* Encoders append: what stands in the buffer stays, and is not part of the note. */
+static void test_encoders_append(void **state) {
+    (void)state;
+    bytes b = {0}, alone = encode(NOTE_TOMBSTONE);
+    bytes_put(&b, "before", 6);
+    tombstone_encode(&b, &store_id, &sample_tombstone);
+    assert_int_equal(b.size, 6 + alone.size);
+    assert_memory_equal(b.data + 6, alone.data, alone.size);
+    bytes_free(&b);
+    bytes_free(&alone);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_manifest),
+        cmocka_unit_test(test_empty_lists_and_no_metric),
+        cmocka_unit_test(test_intent),
+        cmocka_unit_test(test_part_tombstone_identity),
+        cmocka_unit_test(test_every_flipped_bit_is_found),
+        cmocka_unit_test(test_every_truncation_is_found),
+        cmocka_unit_test(test_trailing_bytes_are_refused),
+        cmocka_unit_test(test_envelope),
+        cmocka_unit_test(test_notes_of_another_store),
+        cmocka_unit_test(test_run_names),
+        cmocka_unit_test(test_manifest_fields),
+        cmocka_unit_test(test_counts_that_lie),
+        cmocka_unit_test(test_ranks),
+        cmocka_unit_test(test_encoders_append),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
