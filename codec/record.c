@@ -1,25 +1,8 @@
 /* What a record may say, and how it is written. codec/FORMAT.md, "Records". */
 #include "codec/record.h"
 
+#include "base/vocabulary.h"
 #include "codec/record_wire.h"
-
-/* Elements of a tensor; dimensions of size 0 count as 1 against the cap, so that it holds for empty tensors too. */
-static bool shape_elements(uint64_t *out, uint32_t ndim, const uint64_t *shape) {
-    uint64_t elements = 1;
-    bool empty = false;
-    if (ndim > CKD_MAX_DIMS) {
-        return false;
-    }
-    for (uint32_t d = 0; d < ndim; d++) {
-        if (shape[d] == 0) {
-            empty = true;
-        } else if (!size_mul(&elements, elements, shape[d]) || elements > CKD_MAX_ELEMENTS) {
-            return false;
-        }
-    }
-    *out = empty ? 0 : elements;
-    return true;
-}
 
 static bool box_elements(uint64_t *out, const ckd_region *box, uint32_t ndim, const uint64_t *shape) {
     for (uint32_t d = 0; d < ndim; d++) {

@@ -4,6 +4,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/vocabulary.h"
+
 pathname path_in(const char *store, const char *relative) {
     pathname p;
     snprintf(p.text, sizeof(p.text), "%s/%s", store, relative);
@@ -34,23 +36,6 @@ pathname path_manifest(const char *store, const char *run, uint64_t step, uint32
     pathname p;
     snprintf(p.text, sizeof(p.text), "%s/" DIR_MANIFESTS "/%s.%" PRIu64 ".%" PRIu32, store, run, step, generation);
     return p;
-}
-
-static bool run_char(char c) {
-    return (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || (c && strchr("._-~", c));
-}
-
-bool run_name_valid(const char *run) {
-    size_t length = run ? strlen(run) : 0;
-    if (length == 0 || length > CKD_RUN_MAX || run[0] == '.' || run[0] == '-') {
-        return false;
-    }
-    for (size_t i = 0; i < length; i++) {
-        if (!run_char(run[i])) {
-            return false;
-        }
-    }
-    return true;
 }
 
 /* Decimal digits without leading zeros, at most `limit`. */

@@ -33,9 +33,6 @@ pathname path_intent(const char *store, const ckd_id *save);
 /* STORE/data/m/RUN.STEP.GENERATION */
 pathname path_manifest(const char *store, const char *run, uint64_t step, uint32_t generation);
 
-/* 1 to CKD_RUN_MAX of A-Z a-z 0-9 . _ - ~, not starting with a dot or a dash. */
-bool run_name_valid(const char *run);
-
 /* A manifest's or tombstone's file name taken apart, from the right. false: not such a name. */
 typedef struct manifest_name {
     char run[CKD_RUN_MAX + 1];

@@ -2,28 +2,20 @@
 
 #include <string.h>
 
-#include "base/bytes.h"
+#include "base/vocabulary.h"
 #include "codec/record.h"
 
 bool geometry_init(geometry *g, uint32_t ndim, const uint64_t *shape) {
     memset(g, 0, sizeof(*g));
-    if (ndim > CKD_MAX_DIMS || (ndim && !shape)) {
+    if (!shape_elements(&g->elements, ndim, shape)) {
         return false;
     }
     g->ndim = ndim;
-    g->elements = 1;
-    bool empty = false;
+    uint64_t stride = 1;
     for (uint32_t d = ndim; d-- > 0;) {
         g->shape[d] = shape[d];
-        g->strides[d] = g->elements;
-        if (shape[d] == 0) {
-            empty = true; /* strides go on as if it were 1: the caps hold for empty tensors too */
-        } else if (!size_mul(&g->elements, g->elements, shape[d]) || g->elements > CKD_MAX_ELEMENTS) {
-            return false;
-        }
-    }
-    if (empty) {
-        g->elements = 0;
+        g->strides[d] = stride;
+        stride *= shape[d] ? shape[d] : 1;
     }
     return true;
 }
@@ -161,8 +153,8 @@ int region_compare(const ckd_region *a, const ckd_region *b, const geometry *g) 
     if (a->kind != b->kind) {
         return a->kind < b->kind ? -1 : 1;
     }
-    if (a->kind == CKD_REGION_FLAT) {
-        return a->count == b->count ? 0 : a->count < b->count ? -1 : 1;
+    if (a->start != b->start || a->count != b->count) { /* empty ranges begin nowhere */
+        return a->start != b->start ? (a->start < b->start ? -1 : 1) : a->count < b->count ? -1 : 1;
     }
     for (uint32_t d = 0; a->kind == CKD_REGION_BOX && d < g->ndim; d++) {
         if (a->offsets[d] != b->offsets[d]) {

@@ -2,6 +2,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "base/vocabulary.h"
 #include "engine/save.h"
 
 static ckd_status check_options(const ckd_save_options *o, ckd_error *err) {

@@ -1,0 +1,31 @@
+#include "base/vocabulary.h"
+
+#include <string.h>
+
+#include "base/bytes.h"
+
+bool run_name_valid(const char *run) {
+    static const char allowed[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-~";
+    size_t length = run ? strnlen(run, CKD_RUN_MAX + 1) : 0;
+    if (length == 0 || length > CKD_RUN_MAX || run[0] == '.' || run[0] == '-') {
+        return false;
+    }
+    return strspn(run, allowed) == length;
+}
+
+bool shape_elements(uint64_t *out, uint32_t ndim, const uint64_t *shape) {
+    uint64_t elements = 1;
+    bool empty = false;
+    if (ndim > CKD_MAX_DIMS || (ndim && !shape)) {
+        return false;
+    }
+    for (uint32_t d = 0; d < ndim; d++) {
+        if (shape[d] == 0) {
+            empty = true;
+        } else if (!size_mul(&elements, elements, shape[d]) || elements > CKD_MAX_ELEMENTS) {
+            return false;
+        }
+    }
+    *out = empty ? 0 : elements;
+    return true;
+}
