@@ -52,8 +52,8 @@ static const char *block_problem(const record *r, uint64_t elements, ckd_status 
         return "a block's raw size is not its number of elements times the size of its dtype";
     }
     bool bare = r->predictor == PREDICT_COPY || r->predictor == PREDICT_CAST;
-    if (bare && r->stored_size != 0) {
-        return "a copy has a payload";
+    if (bare && (r->stored_size != 0 || r->coding != 0)) {
+        return "a copy has a payload or a coding";
     }
     if ((bare || r->predictor == PREDICT_PARENT) && r->dependency_count == 0) {
         return "a block predicted from other values does not say from which";

@@ -1,0 +1,71 @@
+/*
+ * Notes from any bytes. In fuzz builds checksums match whatever they are. What is accepted must give the same bytes when it is
+ * written again.
+ */
+#include <stdlib.h>
+
+#include "codec/note_wire.h"
+#include "support/fuzz.h"
+
+static void check_same(const bytes *again, const uint8_t *data, size_t size) {
+    if (again->failed || again->size != size || memcmp(again->data, data, size - 8) != 0) {
+        abort();
+    }
+}
+
+static void try_manifest(const uint8_t *data, size_t size, const ckd_id *store, bytes *again) {
+    manifest m;
+    if (manifest_decode(&m, NULL, data, size, "fuzz", NULL) == CKD_OK) {
+        manifest_encode(again, store, &m);
+        check_same(again, data, size);
+    }
+    manifest_free(&m);
+}
+
+static void try_intent(const uint8_t *data, size_t size, const ckd_id *store, bytes *again) {
+    intent in;
+    if (intent_decode(&in, NULL, data, size, "fuzz", NULL) == CKD_OK) {
+        intent_encode(again, store, &in);
+        check_same(again, data, size);
+    }
+    intent_free(&in);
+}
+
+static void try_part(const uint8_t *data, size_t size, const ckd_id *store, bytes *again) {
+    part p;
+    if (part_decode(&p, NULL, data, size, NULL) == CKD_OK) {
+        part_encode(again, store, &p);
+        check_same(again, data, size);
+    }
+    part_free(&p);
+}
+
+static void try_small(const uint8_t *data, size_t size, const ckd_id *store, bytes *again) {
+    tombstone t;
+    store_identity s;
+    ckd_error err;
+    if (tombstone_decode(&t, NULL, data, size, "fuzz", &err) == CKD_OK) {
+        tombstone_encode(again, store, &t);
+        check_same(again, data, size);
+    }
+    if (store_identity_decode(&s, data, size, "fuzz", &err) == CKD_OK) {
+        bytes_clear(again);
+        store_identity_encode(again, &s);
+        check_same(again, data, size);
+    }
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
+    static void (*const tries[])(const uint8_t *, size_t, const ckd_id *,
+                                 bytes *) = {try_manifest, try_intent, try_part, try_small};
+    ckd_id store = {{0}};
+    if (size >= 32) {
+        memcpy(store.bytes, data + 16, 16);
+    }
+    for (size_t i = 0; i < sizeof(tries) / sizeof(tries[0]); i++) {
+        bytes again = {0};
+        tries[i](data, size, &store, &again);
+        bytes_free(&again);
+    }
+    return 0;
+}

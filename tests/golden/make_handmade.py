@@ -1,0 +1,432 @@
+"""Writes the handmade stores in v1/: make_handmade.py [FOLDER]
+
+Not written by the library, and not with its help: what stands here was worked out from codec/FORMAT.md, so that the library
+and the independent reader are both held against a third party. Run it only to add a store: those in v1/ are kept as they are
+(the same script writes the same bytes). What the stores contain goes into v1/handmade.json.
+"""
+
+import hashlib
+import json
+import struct
+import sys
+from pathlib import Path
+
+import numpy as np
+import xxhash
+import zstandard
+
+BLOCK, SIDE, GROUP, BLOB = 1, 2, 3, 4
+RAW, ZSTD = 0, 1
+NONE, PARENT, COPY, CAST = 0, 1, 2, 3
+DTYPES = {"f64": (1, 8), "f32": (2, 4), "f16": (3, 2), "bf16": (4, 2), "f8e4m3": (5, 1), "f8e5m2": (6, 1),
+          "i64": (7, 8), "i32": (8, 4), "i16": (9, 2), "i8": (10, 1), "u64": (11, 8), "u32": (12, 4), "u16": (13, 2),
+          "u8": (14, 1), "bool": (15, 1)}
+ROLES = {"weight": 1, "exp_avg": 2, "exp_avg_sq": 3, "master": 4, "other": 5}
+CREATED = 1_700_000_000_000_000_000
+NAN = float("nan")
+
+
+def identity(label):
+    """Ids are random in life; here they must be the same each time."""
+    return hashlib.sha256(b"handmade " + label.encode()).digest()[:16]
+
+
+ZERO = bytes(16)
+
+
+def hash64(data):
+    return struct.pack("<Q", xxhash.xxh3_64_intdigest(data))
+
+
+def hash128(data):
+    return xxhash.xxh3_128_digest(data)
+
+
+def content_hash(data):
+    return hash128(b"".join(hash64(data[i:i + 4096]) for i in range(0, len(data), 4096)))
+
+
+def varint(value):
+    out = bytearray()
+    while value > 127:
+        out.append(value & 127 | 128)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def varints(*values):
+    return b"".join(varint(v) for v in values)
+
+
+def name(text):
+    return varint(len(text.encode())) + text.encode()
+
+
+def string(text):
+    return struct.pack("<H", len(text.encode())) + text.encode()
+
+
+# --- regions: ("whole",), ("box", offsets, lengths), ("flat", start, count)
+
+WHOLE = ("whole",)
+
+
+def region_bytes(region):
+    if region[0] == "whole":
+        return varint(0)
+    if region[0] == "box":
+        return varints(1, *region[1], *region[2])
+    return varints(2, region[1], region[2])
+
+
+def select(values, region):
+    """The region's elements of an array, in the region's order."""
+    if region[0] == "box":
+        return values[tuple(slice(o, o + n) for o, n in zip(region[1], region[2]))].reshape(-1)
+    flat = values.reshape(-1)
+    return flat if region[0] == "whole" else flat[region[1]:region[1] + region[2]]
+
+
+# --- records
+
+def dependency(content, kind=1, checkpoint=None, tensor=None, span=None):
+    flags = (checkpoint is not None) | (tensor is not None) << 1 | (span is not None) << 2
+    out = varint(kind) + bytes([flags])
+    out += checkpoint if checkpoint is not None else b""
+    out += name(tensor) if tensor is not None else b""
+    out += region_bytes(span[0]) + varints(span[1], span[2]) if span is not None else b""
+    return out + content
+
+
+def record(checkpoint, tensor, payload, content, raw_size, kind=BLOCK, coding=RAW, predictor=NONE, role="weight",
+           dtype=0, shape=(), region=WHOLE, first=0, count=0, depth=0, dependencies=(), chain_stored=None):
+    """(header, payload)"""
+    fields = varints(kind, coding, predictor, ROLES[role], dtype, len(shape), *shape) + region_bytes(region)
+    fields += varints(first, count, raw_size, len(payload)) + hash64(payload) + content + checkpoint
+    fields += varints(depth, len(payload) if chain_stored is None else chain_stored, 1000 + raw_size, raw_size)
+    fields += name(tensor) + varint(len(dependencies)) + b"".join(dependencies)
+    header = b"CKDR" + struct.pack("<I", 16 + len(fields)) + fields
+    return header + hash64(header), payload
+
+
+def compress(data):
+    return zstandard.ZstdCompressor(level=19).compress(data)
+
+
+class Tensor:
+    """A tensor's bits as an array of unsigned integers, and what its records say of it."""
+
+    def __init__(self, checkpoint, tensor, dtype, array, role="weight"):
+        self.checkpoint, self.name, self.dtype, self.role = checkpoint, tensor, dtype, role
+        self.array = array
+        self.fixed = dict(role=role, dtype=DTYPES[dtype][0], shape=array.shape)
+
+    def bits(self, region=WHOLE, first=0, count=None):
+        part = select(self.array, region)
+        return part[first:len(part) if count is None else first + count].tobytes()
+
+    def block(self, region=WHOLE, first=0, count=None, coding=RAW, payload=None, **more):
+        values = self.bits(region, first, count)
+        if payload is None:
+            payload = compress(values) if coding == ZSTD else values
+        return record(self.checkpoint, self.name, payload, content_hash(values), len(values), region=region, first=first,
+                      count=len(values) // DTYPES[self.dtype][1], coding=coding, **self.fixed, **more)
+
+
+def ordered(bits, floating):
+    """Bits to integers whose order is that of the values."""
+    top = np.array(1 << (8 * bits.itemsize - 1), bits.dtype)
+    return np.where(bits & top, bits ^ (top - np.array(1, bits.dtype)), bits) if floating else bits
+
+
+def residual(current, previous, floating=True):
+    return (ordered(current, floating) - ordered(previous, floating)).tobytes()
+
+
+def blob(checkpoint, text, data, coding=RAW):
+    payload = compress(data) if coding == ZSTD else data
+    return record(checkpoint, text, payload, content_hash(data), len(data), kind=BLOB, coding=coding, role="other")
+
+
+# --- files
+
+def chunk_file(store, file, writer, records, gaps=None, compressed=True, required=0, optional=0, minor=0):
+    """gaps: zero bytes in front of record number i."""
+    gaps = gaps or {}
+    head = b"\x89CKD\r\n\x1a\n" + struct.pack("<HHIQQ", 1, minor, 88, required, optional) + store + file + writer
+    out, index = bytearray(head + hash64(head)), bytearray()
+    for i, (header, payload) in enumerate(records):
+        gap = gaps.get(i, 0)
+        index += varint(gap) + header
+        out += bytes(gap) + header + payload
+    stored = compress(bytes(index)) if compressed else bytes(index)
+    assert not compressed or len(stored) < len(index)
+    root = hash128(bytes(index))
+    footer = struct.pack("<QQQQ", len(out), len(stored), len(index), len(records)) + root + hash64(stored)
+    footer += struct.pack("<I", int(compressed)) + b"CKDF"
+    return bytes(out) + stored + footer + hash64(footer), root
+
+
+def note(kind, store, payload, generation=0, features=0):
+    out = b"\x89CKN\r\n\x1a\n" + struct.pack("<HHI", 1, kind, features) + store
+    out += struct.pack("<II", generation, len(payload)) + payload
+    return out + hash64(out)
+
+
+def manifest(store, checkpoint, run, step, files, generation=0, parent=ZERO, resumed=ZERO, origin=ZERO, kind=1, depth=0,
+             world=1, tensors=0, raw=0, metric=NAN, metric_name="", dependencies=(), totals=(), features=0):
+    payload = checkpoint + parent + resumed + origin + string(run) + struct.pack("<Q", step)
+    payload += struct.pack("<HHIII", kind, 1, 0, depth, world)
+    payload += struct.pack("<QQQdQd", tensors, raw, sum(f[2] for f in files), 1.0 + depth, CREATED + step % 1000, metric)
+    payload += string(metric_name)
+    payload += struct.pack("<I", len(dependencies)) + b"".join(dependencies)
+    payload += struct.pack("<I", len(files)) + b"".join(f[0] + struct.pack("<IQ", f[1], f[2]) + f[3] for f in files)
+    payload += struct.pack("<I", len(totals)) + b"".join(struct.pack("<IQQQ", *t) for t in totals)
+    return note(2, store, payload, generation, features)
+
+
+class Store:
+    def __init__(self, folder, label):
+        self.folder, self.id, self.label = folder, identity(label + " store"), label
+        self.expected = {"checkpoints": {}}
+        self.put("data/store", note(1, self.id, struct.pack("<Q", CREATED)))
+
+    def put(self, path, data):
+        target = self.folder / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(data)
+
+    def new_id(self, label):
+        return identity(f"{self.label} {label}")
+
+    def chunk(self, label, records, rank=0, keep=True, **options):
+        """Writes a chunk file; what a manifest says of it. keep False: names a file that is not there."""
+        file = self.new_id("file " + label)
+        data, root = chunk_file(self.id, file, self.new_id("writer " + label), records, **options)
+        if keep:
+            self.put(f"data/c/{file.hex()}.ckd", data)
+        return file, rank, len(data), root
+
+    def publish(self, checkpoint, run, step, files, generation=0, **fields):
+        data = manifest(self.id, checkpoint, run, step, files, generation, **fields)
+        self.put(f"data/m/{run}.{step}.{generation}", data)
+
+    def expect(self, run, step, tensors, blobs=()):
+        """What a reader must find: digests of the bytes."""
+        self.expected["checkpoints"][f"{run}@{step}"] = {
+            "tensors": {t.name: {"role": t.role, "dtype": t.dtype, "shape": list(t.array.shape),
+                                 "sha256": hashlib.sha256(t.bits()).hexdigest()} for t in tensors},
+            "blobs": {n: hashlib.sha256(d).hexdigest() for n, d in blobs}}
+
+
+# --- values: fixed, with everything that floats have
+
+def noise(count, seed):
+    """32 bits each, the same with every version of everything."""
+    return np.array([int.from_bytes(hashlib.sha256(f"{seed} {i}".encode()).digest()[:4], "little")
+                     for i in range(count)], dtype="<u4")
+
+
+def f32_bits(count, seed):
+    """Magnitudes from 2^-7 to 2."""
+    bits = noise(count, seed)
+    bits = (bits & 0x807fffff | (120 + (bits >> 27 & 7)) << 23).astype("<u4")
+    special = np.array([0x00000000, 0x80000000, 0x7f800000, 0xff800000, 0x7fc00001, 0xffa00000, 0x00000001, 0x807fffff],
+                       "<u4")
+    bits[:len(special[:count])] = special[:count]
+    return bits
+
+
+def nearby(bits, seed):
+    """A little later in training: most values move by some units in the last place, some not at all."""
+    moves = (noise(bits.size, seed) % 81).reshape(bits.shape)
+    moved = ordered(bits, True) + moves - np.array(40, "<u4")
+    return ordered(moved.astype("<u4"), True).astype("<u4")
+
+
+def bf16_of(f32):
+    """To nearest even; every NaN becomes 0x7fc0."""
+    wide = f32.astype("u8")
+    rounded = (wide + 0x7fff + (wide >> 16 & 1)) >> 16
+    nan = (wide & 0x7fffffff) > 0x7f800000
+    return np.where(nan, 0x7fc0, rounded).astype("<u2")
+
+
+# --- the stores
+
+def first_step(store):
+    """A base: three regions of one tensor, several blocks, everything that a reader has no use for."""
+    c = store.new_id("step 1")
+    embed = Tensor(c, "embed.weight", "f32", f32_bits(24, 1).reshape(6, 4))
+    left, right, rows = ("box", (0, 0), (3, 1)), ("box", (0, 1), (3, 3)), ("flat", 12, 12)
+    bias = Tensor(c, "bias", "bf16", np.arange(0x3f80, 0x3f85, dtype="<u2"))
+    long = Tensor(c, "long", "u8", np.arange(10, dtype="u1"), "other")
+    step = Tensor(c, "step", "i64", np.array(2**64 - 1, "<u8"), "other")
+    empty = Tensor(c, "empty", "f32", np.zeros((0, 3), "<u4"))
+    zeros = Tensor(c, "zeros", "f64", np.zeros((5, 40), "<u8"), "exp_avg")
+    config, rng = b'{"width": 4}', bytes(range(100)) * 3
+    parts = [
+        embed.block(right),
+        embed.block(left),
+        bias.block(),
+        record(c, "embed.weight", b"statistics", content_hash(b"statistics"), 10, kind=SIDE, dtype=2, shape=(6, 4)),
+        record(c, "embed.weight", b"?", content_hash(b"two"), 3, kind=SIDE, coding=999, dtype=2, shape=(6, 4)),
+        record(c, "adamw", b"0.9 0.95", content_hash(b"0.9 0.95"), 8, kind=GROUP, role="other"),
+        record(c, "bias", b"from the future", identity("anything"), 2**60, kind=200, coding=300, predictor=65535,
+               dtype=4, shape=(5,), count=5, dependencies=[dependency(identity("what"), kind=40, tensor="elsewhere",
+                                                                      span=(("flat", 70, 7), 3, 4))]),
+        embed.block(rows, 0, 5),
+        embed.block(rows, 5, 7),
+        long.block(first=0, count=7),
+        long.block(first=7, count=3),
+        step.block(),
+        empty.block(),
+        zeros.block(coding=ZSTD),
+        blob(c, "config", config),
+        blob(c, "rng/état", rng, ZSTD),
+    ]
+    return c, parts, [embed, bias, long, step, empty, zeros], [("config", config), ("rng/état", rng)]
+
+
+def second_step(store, before):
+    """A delta: on values that lie in other blocks, a copy, a rounded copy, and part of another tensor."""
+    c, old = store.new_id("step 2"), {t.name: t for t in before}
+    was = old["embed.weight"]
+    embed = Tensor(c, "embed.weight", "f32", nearby(was.array, 2))
+    master = Tensor(c, "master.head", "f32", f32_bits(12, 3).reshape(3, 4), "master")
+    head = Tensor(c, "head", "bf16", bf16_of(master.array))
+    slice_ = Tensor(c, "slice", "f32", nearby(was.array.reshape(-1)[9:14].copy(), 4))
+    long = Tensor(c, "long", "u8", (old["long"].array * 7 + 250).astype("u1"), "other")
+    bias, empty = Tensor(c, "bias", "bf16", old["bias"].array), Tensor(c, "empty", "f32", old["empty"].array)
+
+    def parent(tensor, previous, span=None, floating=True, **more):
+        values = previous.bits() if span is None else previous.bits(*span)
+        current = tensor.array.reshape(-1)
+        payload = residual(current, np.frombuffer(values, current.dtype), floating)
+        tensor_name = None if previous.name == tensor.name else previous.name
+        on = dependency(content_hash(values), checkpoint=previous.checkpoint, tensor=tensor_name, span=span)
+        return tensor.block(payload=payload, predictor=PARENT, depth=1, dependencies=[on], **more)
+
+    def same(tensor, previous, predictor):
+        elsewhere = None if previous.checkpoint == tensor.checkpoint else previous.checkpoint
+        tensor_name = None if previous.name == tensor.name else previous.name
+        on = dependency(content_hash(previous.bits()), checkpoint=elsewhere, tensor=tensor_name)
+        return tensor.block(payload=b"", predictor=predictor, dependencies=[on])
+
+    parts = [
+        parent(embed, was),
+        same(bias, old["bias"], COPY),
+        master.block(coding=ZSTD, payload=compress(master.bits())) if len(compress(master.bits())) < 48
+        else master.block(),
+        same(head, master, CAST),
+        parent(slice_, was, (("flat", 8, 10), 1, 5)),
+        parent(long, old["long"], floating=False),
+        empty.block(),
+    ]
+    return c, parts, [embed, bias, master, head, slice_, long, empty]
+
+
+def third_step(store, second, tensors):
+    """Two ranks; the first generation's files are gone, as after a compaction."""
+    c, old = store.new_id("step 3"), {t.name: t for t in tensors}
+    embed = Tensor(c, "embed.weight", "f32", nearby(old["embed.weight"].array, 5))
+    values = old["embed.weight"]
+    blocks = []
+    for region, count in ((("box", (0, 0), (6, 2)), 12), (("box", (0, 2), (6, 2)), 12)):
+        now = np.frombuffer(embed.bits(region), "<u4")
+        before = np.frombuffer(values.bits(region), "<u4")
+        on = dependency(content_hash(before.tobytes()), checkpoint=second)
+        blocks.append(embed.block(region, payload=residual(now, before), predictor=PARENT, depth=2, dependencies=[on]))
+        assert len(now) == count
+    gone = store.chunk("step 3 before", [embed.block()], keep=False, compressed=False)
+    files = [store.chunk("step 3 rank 0", blocks[:1], 0, compressed=False),
+             store.chunk("step 3 rank 1", blocks[1:], 1, compressed=False)]
+    store.publish(c, "hand.made", 3, [gone], 0, tensors=1, raw=96)
+    store.publish(c, "hand.made", 3, files, 1, parent=second, kind=2, depth=2, world=2, tensors=1, raw=96,
+                  dependencies=[second])
+    store.expect("hand.made", 3, [embed])
+
+
+def make_handmade(folder):
+    store = Store(folder, "handmade")
+    first, parts, tensors, blobs = first_step(store)
+    second, more, later = second_step(store, tensors)
+    both = store.chunk("steps 1 and 2", parts + more, gaps={1: 1, 9: 64, 20: 40}, optional=1 << 63, minor=3)
+    raw = sum(len(t.bits()) for t in tensors) + sum(len(d) for _, d in blobs)
+    store.publish(first, "hand.made", 1, [both], tensors=len(tensors), raw=raw, metric=2.5, metric_name="val_loss",
+                  totals=[(1, 4, 106, 106), (2, 1, 1600, 20), (5, 2, 18, 18)])
+    store.publish(second, "hand.made", 2, [both], parent=first, kind=2, depth=1, tensors=len(later),
+                  raw=sum(len(t.bits()) for t in later), dependencies=[first])
+    store.expect("hand.made", 1, tensors, blobs)
+    store.expect("hand.made", 2, later)
+    third_step(store, second, later)
+
+    dead = store.new_id("step 4")
+    gone = store.chunk("step 4", [Tensor(dead, "x", "u8", np.zeros(3, "u1")).block()], keep=False, compressed=False)
+    store.publish(dead, "hand.made", 4, [gone])
+    store.put("data/t/hand.made.4.0", note(3, store.id, dead + string("hand.made") + struct.pack("<Q", 4)))
+
+    last = store.new_id("last")
+    end = Tensor(last, "every.dtype.ends", "bool", np.array([[1], [0], [255]], "u1"), "other")
+    file = store.chunk("last", [end.block()], compressed=False)
+    store.publish(last, "other", 2**63 - 1, [file], origin=second, resumed=second, tensors=1, raw=3)
+    store.expect("other", 2**63 - 1, [end])
+    store.put("data/m/.tmp-" + "0" * 32, b"left by a writer that died")
+    store.put("data/m/what.is.this", b"not a manifest's name")
+    return store.expected
+
+
+def make_needs_coding(folder):
+    """A coding and a predictor that nobody knows, in blocks that are needed; the rest can be read."""
+    store = Store(folder, "needs-coding")
+    c = store.new_id("step 1")
+    good = Tensor(c, "good", "i32", np.arange(6, dtype="<u4"))
+    odd = Tensor(c, "odd", "f32", np.arange(6, dtype="<u4"))
+    strange = Tensor(c, "strange", "f32", np.arange(6, dtype="<u4"))
+    file = store.chunk("all", [good.block(), odd.block(coding=77), strange.block(predictor=9)])
+    store.publish(c, "run", 1, [file], tensors=3, raw=72)
+    store.expect("run", 1, [good])
+    store.expected["unsupported"] = {"run@1": {"odd": "77", "strange": "9"}}
+    return store.expected
+
+
+def make_needs_feature(folder):
+    """Required features: of a chunk file, and of a manifest."""
+    store = Store(folder, "needs-feature")
+    good, newer, newest = store.new_id("step 1"), store.new_id("step 2"), store.new_id("step 3")
+    tensor = Tensor(good, "t", "u8", np.arange(3, dtype="u1"))
+    store.publish(good, "run", 1, [store.chunk("1", [tensor.block()], compressed=False)], tensors=1, raw=3)
+    store.expect("run", 1, [tensor])
+    tensor = Tensor(newer, "t", "u8", np.arange(3, dtype="u1"))
+    store.publish(newer, "run", 2, [store.chunk("2", [tensor.block()], compressed=False, required=1 << 5)], tensors=1)
+    tensor = Tensor(newest, "t", "u8", np.arange(3, dtype="u1"))
+    file = store.chunk("3", [tensor.block()], compressed=False)
+    store.publish(newest, "run", 3, [file], tensors=1, features=1 << 9)
+    store.expected["unsupported"] = {"run@2": {"t": "0x20"}}
+    store.expected["unlisted"] = ["run@3"]
+    return store.expected
+
+
+def make_example(folder):
+    """The smallest store that means something: FORMAT.md explains its bytes."""
+    store = Store(folder, "example")
+    c = store.new_id("step 7")
+    tensor = Tensor(c, "w", "f32", np.array([1.0, -2.0, 0.5, 3.0], "<f4").view("<u4").reshape(2, 2))
+    store.publish(c, "demo", 7, [store.chunk("w", [tensor.block()], compressed=False)], tensors=1, raw=16,
+                  totals=[(1, 1, 16, 16)])
+    store.expect("demo", 7, [tensor])
+    return store.expected
+
+
+def main(argv):
+    root = Path(argv[1]) if len(argv) > 1 else Path(__file__).resolve().parent / "v1"
+    expected = {}
+    for label, make in (("handmade", make_handmade), ("needs-coding", make_needs_coding),
+                        ("needs-feature", make_needs_feature), ("example", make_example)):
+        expected[label] = make(root / label)
+    (root / "handmade.json").write_text(json.dumps(expected, indent=1, ensure_ascii=False, sort_keys=True) + "\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv)

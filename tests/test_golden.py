@@ -1,0 +1,211 @@
+"""Golden stores: the command and an independent reader give what is known to be in them, and refuse the same things.
+
+tests/golden/v1/ is kept for good: every later version must read it. The handmade stores come from tests/golden/make_handmade.py,
+which does not use the library; what they contain is in handmade.json.
+"""
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent
+GOLDEN = ROOT / "golden" / "v1"
+READER = ROOT / "reader" / "ckd_reader.py"
+SAFETENSORS = {"f8e4m3": "F8_E4M3", "f8e5m2": "F8_E5M2"}
+sys.path.insert(0, str(ROOT / "reader"))
+import ckd_reader  # noqa: E402
+from ckd_errors import Corrupt, Unsupported  # noqa: E402
+
+
+def expected_stores():
+    out = {}
+    for path in sorted(GOLDEN.glob("*.json")):
+        out.update(json.loads(path.read_text(encoding="utf-8")))
+    return out
+
+
+EXPECTED = expected_stores()
+CHECKPOINTS = [(store, key) for store, entry in EXPECTED.items() for key in entry["checkpoints"]]
+UNSUPPORTED = [(store, key, tensor, number) for store, entry in EXPECTED.items()
+               for key, tensors in entry.get("unsupported", {}).items() for tensor, number in tensors.items()]
+
+
+def command():
+    path = os.environ.get("CKPTDELTA")
+    if not path:
+        pytest.skip("CKPTDELTA does not name the command")
+    return path
+
+
+def ckptdelta(*args):
+    return subprocess.run([command(), *map(str, args)], capture_output=True, timeout=120, check=False)
+
+
+def split(key):
+    run, _, step = key.rpartition("@")
+    return run, int(step)
+
+
+@pytest.fixture
+def store(request, tmp_path):
+    """A copy: reading must not change a store, but a bug might."""
+    copy = tmp_path / request.param
+    shutil.copytree(GOLDEN / request.param, copy)
+    return copy
+
+
+def snapshot(folder):
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+def read_safetensors(path):
+    data = path.read_bytes()
+    size = struct.unpack_from("<Q", data)[0]
+    header = json.loads(data[8:8 + size])
+    header.pop("__metadata__", None)
+    return {name: (t["dtype"], t["shape"], data[8 + size + t["data_offsets"][0]:8 + size + t["data_offsets"][1]])
+            for name, t in header.items()}
+
+
+# --- the independent reader
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_reader_gives_what_is_expected(name):
+    opened = ckd_reader.Store(GOLDEN / name)
+    found = ckd_reader.describe(opened, opened.manifests)
+    expected = EXPECTED[name]
+    unsupported = expected.get("unsupported", {})
+    assert {k: v for k, v in found["checkpoints"].items() if v["tensors"]} == expected["checkpoints"]
+    assert set(found["checkpoints"]) == set(expected["checkpoints"]) | set(unsupported)
+    assert len(found["errors"]) == sum(map(len, unsupported.values())) + len(expected.get("unlisted", []))
+
+
+@pytest.mark.parametrize("name,key,tensor,number", UNSUPPORTED)
+def test_reader_names_what_it_does_not_know(name, key, tensor, number):
+    opened = ckd_reader.Store(GOLDEN / name)
+    with pytest.raises(Unsupported, match=re.escape(number)):
+        opened.checkpoint(*split(key)).tensor(tensor)
+
+
+def test_reader_finds_every_changed_byte_of_a_chunk_file(tmp_path):
+    """The reader holds the library to account only if it looks at everything itself."""
+    shutil.copytree(GOLDEN / "example", tmp_path / "s")
+    path = next((tmp_path / "s/data/c").iterdir())
+    data = path.read_bytes()
+    assert read_example(tmp_path / "s") == struct.pack("<4f", 1.0, -2.0, 0.5, 3.0)
+    for at in range(len(data)):
+        path.write_bytes(data[:at] + bytes([data[at] ^ 1 << at % 8]) + data[at + 1:])
+        with pytest.raises(Corrupt):
+            read_example(tmp_path / "s")
+    for size in range(len(data)):
+        path.write_bytes(data[:size])
+        with pytest.raises(Corrupt):
+            read_example(tmp_path / "s")
+
+
+def read_example(folder):
+    return ckd_reader.Store(folder).checkpoint("demo", 7).tensor("w").tobytes()
+
+
+def test_reader_command(tmp_path):
+    run = subprocess.run([sys.executable, READER, GOLDEN / "handmade", "hand.made@1", "--dump", "config"],
+                         capture_output=True, check=False)
+    assert (run.returncode, run.stdout) == (0, b'{"width": 4}')
+    run = subprocess.run([sys.executable, READER, GOLDEN / "example"], capture_output=True, check=False)
+    assert run.returncode == 0
+    assert hashlib.sha256(struct.pack("<4f", 1.0, -2.0, 0.5, 3.0)).hexdigest().encode() in run.stdout
+    run = subprocess.run([sys.executable, READER, GOLDEN / "needs-coding"], capture_output=True, check=False)
+    assert run.returncode == 1 and b"coding 77" in run.stderr
+    run = subprocess.run([sys.executable, READER, tmp_path], capture_output=True, check=False)
+    assert run.returncode == 1
+
+
+def test_examples_in_the_document_are_the_golden_files():
+    text = (ROOT.parent / "codec/FORMAT.md").read_text(encoding="utf-8")
+    listed = {}
+    for line in text[text.index("\n## Examples"):].splitlines():
+        heading = re.fullmatch(r"`(data/.+)`", line)
+        fields = re.match(r" {4}([0-9a-f]{4})  ((?:[0-9a-f]{2} ?){1,16})(?: |$)", line)
+        if heading:
+            current = listed.setdefault(heading[1], bytearray())
+        elif fields:
+            assert int(fields[1], 16) == len(current), line
+            current += bytes.fromhex(fields[2])
+    assert {name: bytes(data) for name, data in listed.items()} == snapshot(GOLDEN / "example")
+
+
+def test_handmade_stores_are_what_their_script_writes(tmp_path):
+    """Compressed bytes may differ with another zstd, and so may hashes over them; what is in them may not."""
+    subprocess.run([sys.executable, ROOT / "golden/make_handmade.py", tmp_path], check=True)
+    made = json.loads((tmp_path / "handmade.json").read_text(encoding="utf-8"))
+    assert made == json.loads((GOLDEN / "handmade.json").read_text(encoding="utf-8"))
+    for name in made:
+        assert set(snapshot(tmp_path / name)) == set(snapshot(GOLDEN / name))
+
+
+# --- the command
+
+@pytest.mark.parametrize("store", EXPECTED, indirect=True)
+def test_command_lists_from_manifests_alone(store):
+    expected = EXPECTED[store.name]
+    before = snapshot(store)
+    assert "catalog.db" not in before
+    run = ckptdelta("list", store, "--json")
+    assert run.returncode == 0, run.stderr
+    listed = {f"{c['run']}@{c['step']}" for c in json.loads(run.stdout)["checkpoints"]}
+    assert listed == set(expected["checkpoints"]) | set(expected.get("unsupported", {}))
+    assert snapshot(store) == before
+
+
+@pytest.mark.parametrize("store,key", CHECKPOINTS, indirect=["store"])
+def test_command_gives_what_is_expected(store, key):
+    expected = EXPECTED[store.name]["checkpoints"][key]["tensors"]
+    run_name, step = split(key)
+    out = store.parent / "out.safetensors"
+    wanted = [f"--tensor={name}" for name in expected] if "unsupported" in EXPECTED[store.name] else []
+    run = ckptdelta("load", store, "--run", run_name, "--step", step, "--out", out, *wanted)
+    assert run.returncode == 0, run.stderr
+    loaded = read_safetensors(out)
+    assert set(loaded) == set(expected)
+    for name, tensor in expected.items():
+        dtype, shape, data = loaded[name]
+        assert dtype == SAFETENSORS.get(tensor["dtype"], tensor["dtype"].upper())
+        assert shape == tensor["shape"]
+        assert hashlib.sha256(data).hexdigest() == tensor["sha256"], name
+
+
+@pytest.mark.parametrize("store,key,tensor,number", UNSUPPORTED, indirect=["store"])
+def test_command_names_what_it_does_not_know(store, key, tensor, number):
+    run_name, step = split(key)
+    out = store.parent / "out.safetensors"
+    before = snapshot(store)
+    run = ckptdelta("load", store, "--run", run_name, "--step", step, "--out", out, f"--tensor={tensor}")
+    assert run.returncode != 0
+    assert number in run.stderr.decode()
+    assert not out.exists()
+    assert snapshot(store) == before
+
+
+@pytest.mark.parametrize("store", ["handmade", "example"], indirect=True)
+def test_command_verifies(store):
+    run = ckptdelta("verify", store, "--json")
+    assert run.returncode == 0, run.stdout + run.stderr
+
+
+@pytest.mark.parametrize("store", EXPECTED, indirect=True)
+def test_rebuilding_the_catalog_removes_nothing(store):
+    """Not even what this version cannot read, and what only that may name."""
+    before = snapshot(store)
+    ckptdelta("rebuild", store)
+    after = snapshot(store)
+    assert "catalog.db" in after
+    kept = {name: data for name, data in before.items() if "/.tmp-" not in name}
+    assert {name: after.get(name) for name in kept} == kept
