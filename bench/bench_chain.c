@@ -68,7 +68,7 @@ static void drop_cache(const char *store) {
 
 static void load_all(ckd_load *load, void **values) {
     const ckd_tensor_list *list = ckd_load_tensors(load);
-    ckd_error err = { 0 };
+    ckd_error err = {0};
     for (size_t i = 0; i < list->count; i++) {
         ckd_load_request q = CKD_LOAD_REQUEST_INIT;
         q.name = list->items[i].name;
@@ -103,14 +103,15 @@ static int by_value(const void *a, const void *b) {
 }
 
 /* Opening the checkpoint is part of loading it. */
-static measure measure_load(ckd_store *store, const char *path, const ckd_checkpoint *c, void **values, int repeats) {
-    measure m = { 0, 0 };
+static measure measure_load(ckd_store *store, const char *path, const ckd_checkpoint *c, void **values,
+                            int repeats) {
+    measure m = {0, 0};
     double *times = calloc((size_t)repeats, sizeof(*times));
     for (int i = 0; i < repeats; i++) {
         drop_cache(path);
         double read = bytes_read(), start = bench_seconds();
         ckd_load *load;
-        ckd_error err = { 0 };
+        ckd_error err = {0};
         if (ckd_load_begin(&load, store, &c->id, &err) != CKD_OK) {
             die("load", &err);
         }
@@ -126,14 +127,15 @@ static measure measure_load(ckd_store *store, const char *path, const ckd_checkp
 }
 
 /* The same state as an exact, standalone base in a store of its own. */
-static ckd_checkpoint save_base(ckd_store *bases, const ckd_checkpoint *c, const ckd_tensor_list *list, void **values) {
+static ckd_checkpoint save_base(ckd_store *bases, const ckd_checkpoint *c, const ckd_tensor_list *list,
+                                void **values) {
     ckd_save_options o = CKD_SAVE_OPTIONS_INIT;
     o.run = c->run;
     o.step = c->step;
     o.base = 1;
     ckd_save *save;
     ckd_checkpoint info;
-    ckd_error err = { 0 };
+    ckd_error err = {0};
     if (ckd_save_begin(&save, bases, &o, &err) != CKD_OK) {
         die("base", &err);
     }
@@ -166,7 +168,7 @@ static void note_worst(worst *w, double bytes, double time) {
 
 static void measure_one(ckd_store *store, const options *o, ckd_store *bases, const char *base_path,
                         const ckd_checkpoint *c, worst *w, FILE *json, int last) {
-    ckd_error err = { 0 };
+    ckd_error err = {0};
     ckd_load *load;
     if (ckd_load_begin(&load, store, &c->id, &err) != CKD_OK) {
         die("load", &err);
@@ -178,14 +180,17 @@ static void measure_one(ckd_store *store, const options *o, ckd_store *bases, co
     double bytes = ours.bytes / plain.bytes, time = ours.seconds / plain.seconds;
     note_worst(w, bytes, time);
     printf("%10llu  %-5s %5u  %8.3f  %8.3f  %8.3f  %7.2f  %7.2f  %7.2f\n", (unsigned long long)c->step,
-           ckd_kind_name(c->kind), (unsigned)c->depth, (double)c->stored_bytes / 1e6, (double)base.stored_bytes / 1e6,
-           (double)c->raw_bytes / (double)c->stored_bytes, c->load_cost, bytes, time);
+           ckd_kind_name(c->kind), (unsigned)c->depth, (double)c->stored_bytes / 1e6,
+           (double)base.stored_bytes / 1e6, (double)c->raw_bytes / (double)c->stored_bytes, c->load_cost,
+           bytes, time);
     if (json) {
-        fprintf(json, "    {\"step\": %llu, \"kind\": \"%s\", \"depth\": %u, \"stored_bytes\": %llu, \"base_bytes\": %llu, "
-                "\"planned_cost\": %.4f, \"bytes_ratio\": %.4f, \"time_ratio\": %.4f, \"base_seconds\": %.6f}%s\n",
-                (unsigned long long)c->step, ckd_kind_name(c->kind), (unsigned)c->depth,
-                (unsigned long long)c->stored_bytes, (unsigned long long)base.stored_bytes, c->load_cost, bytes, time,
-                plain.seconds, last ? "" : ",");
+        fprintf(
+            json,
+            "    {\"step\": %llu, \"kind\": \"%s\", \"depth\": %u, \"stored_bytes\": %llu, \"base_bytes\": %llu, "
+            "\"planned_cost\": %.4f, \"bytes_ratio\": %.4f, \"time_ratio\": %.4f, \"base_seconds\": %.6f}%s\n",
+            (unsigned long long)c->step, ckd_kind_name(c->kind), (unsigned)c->depth,
+            (unsigned long long)c->stored_bytes, (unsigned long long)base.stored_bytes, c->load_cost, bytes,
+            time, plain.seconds, last ? "" : ",");
     }
     release(values, ckd_load_tensors(load)->count);
     ckd_load_end(load);
@@ -198,15 +203,15 @@ static void measure_run(const options *o, FILE *json) {
     ckd_store_options one_thread = CKD_STORE_OPTIONS_INIT;
     one_thread.threads = 1;
     ckd_checkpoint_list *list;
-    ckd_error err = { 0 };
+    ckd_error err = {0};
     if (ckd_store_open(&store, o->store, CKD_OPEN_READ, &one_thread, &err) != CKD_OK ||
         ckd_store_open(&bases, base_path, CKD_OPEN_CREATE, &one_thread, &err) != CKD_OK ||
         ckd_store_list(&list, store, o->run, &err) != CKD_OK) {
         die("open", &err);
     }
-    printf("%10s  %-5s %5s  %8s  %8s  %8s  %7s  %7s  %7s\n", "step", "kind", "depth", "MB", "base MB", "ratio", "planned",
-           "bytes", "time");
-    worst w = { 0, 0 };
+    printf("%10s  %-5s %5s  %8s  %8s  %8s  %7s  %7s  %7s\n", "step", "kind", "depth", "MB", "base MB",
+           "ratio", "planned", "bytes", "time");
+    worst w = {0, 0};
     double stored = 0, raw = 0;
     size_t deltas = 0;
     for (size_t i = 0; i < list->count; i++) {
@@ -215,11 +220,14 @@ static void measure_run(const options *o, FILE *json) {
         raw += (double)list->items[i].raw_bytes;
         deltas += list->items[i].kind == CKD_DELTA;
     }
-    printf("%zu checkpoints, %zu deltas, %.3fx in all; worst load: %.2f base loads in bytes, %.2f in time (one thread)\n",
-           list->count, deltas, raw / stored, w.bytes, w.time);
+    printf(
+        "%zu checkpoints, %zu deltas, %.3fx in all; worst load: %.2f base loads in bytes, %.2f in time (one thread)\n",
+        list->count, deltas, raw / stored, w.bytes, w.time);
     if (json) {
-        fprintf(json, "  ],\n  \"checkpoints\": %zu, \"deltas\": %zu, \"ratio\": %.4f, \"worst_bytes\": %.4f, \"worst_time\": %.4f\n}\n",
-                list->count, deltas, raw / stored, w.bytes, w.time);
+        fprintf(
+            json,
+            "  ],\n  \"checkpoints\": %zu, \"deltas\": %zu, \"ratio\": %.4f, \"worst_bytes\": %.4f, \"worst_time\": %.4f\n}\n",
+            list->count, deltas, raw / stored, w.bytes, w.time);
     }
     ckd_checkpoint_list_free(list);
     ckd_store_close(store);
@@ -228,7 +236,8 @@ static void measure_run(const options *o, FILE *json) {
 }
 
 int main(int argc, char **argv) {
-    options o = { .run = "gpt", .repeats = 5, .saves = 100, .every = 10, .json = "bench/results/bench_chain.json" };
+    options o = {
+        .run = "gpt", .repeats = 5, .saves = 100, .every = 10, .json = "bench/results/bench_chain.json"};
     for (int i = 1; i + 1 < argc; i += 2) {
         if (strcmp(argv[i], "--store") == 0) {
             o.store = argv[i + 1];
@@ -258,7 +267,8 @@ int main(int argc, char **argv) {
         perror(o.json);
         return 1;
     }
-    fprintf(json, "{\n  \"benchmark\": \"chain\",\n  \"machine\": \"%s\",\n  \"loads\": [\n", bench_machine());
+    fprintf(json, "{\n  \"benchmark\": \"chain\",\n  \"machine\": \"%s\",\n  \"loads\": [\n",
+            bench_machine());
     measure_run(&o, json);
     fclose(json);
     return 0;

@@ -40,8 +40,8 @@ const char *bench_machine(void) {
     strftime(date, sizeof(date), "%Y-%m-%d", gmtime_r(&now, &utc));
     processor(cpu, sizeof(cpu));
     double memory = (double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE) / (1u << 30);
-    snprintf(text, sizeof(text), "%s, %ld cores, %.0f GiB, gcc %s, %s", cpu, sysconf(_SC_NPROCESSORS_ONLN), memory,
-             __VERSION__, date);
+    snprintf(text, sizeof(text), "%s, %ld cores, %.0f GiB, gcc %s, %s", cpu, sysconf(_SC_NPROCESSORS_ONLN),
+             memory, __VERSION__, date);
     return text;
 }
 
@@ -62,7 +62,8 @@ void bench_train(const char *store, const char *run, int saves, int every) {
     snprintf(steps, sizeof(steps), "%d", saves * every);
     snprintf(interval, sizeof(interval), "%d", every);
     mkdir("bench/series", 0777);
-    fprintf(stderr, "training %s steps, saving every %s, into %s (kept for the next time)\n", steps, interval, store);
+    fprintf(stderr, "training %s steps, saving every %s, into %s (kept for the next time)\n", steps, interval,
+            store);
     pid_t child = fork();
     if (child == 0) {
         freopen("/dev/null", "w", stdout);
@@ -84,4 +85,6 @@ static int remove_one(const char *path, const struct stat *info, int kind, struc
     return remove(path);
 }
 
-void bench_remove_tree(const char *path) { nftw(path, remove_one, 16, FTW_DEPTH | FTW_PHYS); }
+void bench_remove_tree(const char *path) {
+    nftw(path, remove_one, 16, FTW_DEPTH | FTW_PHYS);
+}

@@ -16,25 +16,24 @@ static void file_row(catalog_file *row, const note_file *file) {
 
 static void shard_row(catalog_shard *row, const view_tensor *t, size_t index) {
     const view_shard *s = &t->shards[index];
-    view_totals totals = { 0 };
+    view_totals totals = {0};
     view_add_shard(&totals, s);
-    *row = (catalog_shard){ .tensor = t->tensor->name,
-                            .ordinal = (uint32_t)t->order,
-                            .index = (uint32_t)index,
-                            .role = t->tensor->role,
-                            .dtype = t->tensor->dtype,
-                            .ndim = t->tensor->ndim,
-                            .shape = t->tensor->shape,
-                            .region = s->region,
-                            .elements = s->elements,
-                            .raw_bytes = s->elements * ckd_dtype_size(t->tensor->dtype),
-                            .stored_bytes = totals.stored_bytes,
-                            .coding = totals.coding,
-                            .depth = totals.depth };
+    *row = (catalog_shard){.tensor = t->tensor->name,
+                           .ordinal = (uint32_t)t->order,
+                           .index = (uint32_t)index,
+                           .role = t->tensor->role,
+                           .dtype = t->tensor->dtype,
+                           .ndim = t->tensor->ndim,
+                           .shape = t->tensor->shape,
+                           .region = s->region,
+                           .elements = s->elements,
+                           .raw_bytes = s->elements * ckd_dtype_size(t->tensor->dtype),
+                           .stored_bytes = totals.stored_bytes,
+                           .coding = totals.coding,
+                           .depth = totals.depth};
 }
 
-static ckd_status add_rows(ckd_store *store, const manifest *m, const view *v,
-                           ckd_error *err) {
+static ckd_status add_rows(ckd_store *store, const manifest *m, const view *v, ckd_error *err) {
     size_t shard_count = v ? v->shard_count : 0, row = 0;
     catalog_file *files = calloc(m->file_count + 1, sizeof(*files));
     catalog_shard *shards = calloc(shard_count + 1, sizeof(*shards));
@@ -51,11 +50,11 @@ static ckd_status add_rows(ckd_store *store, const manifest *m, const view *v,
         }
     }
     if (status == CKD_OK) {
-        catalog_entry entry = { .checkpoint = &m->checkpoint,
-                                .files = files,
-                                .file_count = m->file_count,
-                                .shards = shards,
-                                .shard_count = row };
+        catalog_entry entry = {.checkpoint = &m->checkpoint,
+                               .files = files,
+                               .file_count = m->file_count,
+                               .shards = shards,
+                               .shard_count = row};
         status = catalog_add(store->catalog, &entry, err);
     }
     free(files);
@@ -69,7 +68,7 @@ ckd_status store_adopt(ckd_store *store, manifest *m, ckd_error *err) {
     uint64_t step = m->checkpoint.step;
     uint32_t generation = m->checkpoint.generation;
     view *v;
-    ckd_error why = { 0 };
+    ckd_error why = {0};
     ckd_status status = view_open(&v, store->path, m, CKD_E_CORRUPT, &why);
     if (status == CKD_OK) {
         status = add_rows(store, &v->manifest, v, err);
@@ -82,8 +81,8 @@ ckd_status store_adopt(ckd_store *store, manifest *m, ckd_error *err) {
         }
         return status;
     }
-    store_message(store, "%s@%llu is listed without its tensors: %s (%s)", run, (unsigned long long)step, why.message,
-                  why.file);
+    store_message(store, "%s@%llu is listed without its tensors: %s (%s)", run, (unsigned long long)step,
+                  why.message, why.file);
     manifest again;
     status = store_read_manifest(&again, store, run, step, generation, err);
     if (status == CKD_OK) {

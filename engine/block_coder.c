@@ -2,9 +2,9 @@
 
 #include <stdlib.h>
 
-#define PROBE_BYTES 16384u      /* of a block, to see whether zstd or LZ4 can win */
-#define PROBE_WHOLE 65536u      /* smaller blocks are tried whole */
-#define MIN_COPY_BYTES 64u      /* naming the values costs about as much */
+#define PROBE_BYTES    16384u /* of a block, to see whether zstd or LZ4 can win */
+#define PROBE_WHOLE    65536u /* smaller blocks are tried whole */
+#define MIN_COPY_BYTES 64u    /* naming the values costs about as much */
 
 ckd_status block_job_init(block_job *job, ckd_error *err) {
     memset(job, 0, sizeof(*job));
@@ -15,8 +15,8 @@ ckd_status block_job_init(block_job *job, ckd_error *err) {
 void block_job_free(block_job *job) {
     decoder_free(&job->decoder);
     coder_free(job->coder);
-    bytes *const buffers[] = { &job->own,     &job->previous, &job->integers,           &job->residual,
-                               &job->context, &job->standalone.payload, &job->delta.payload };
+    bytes *const buffers[] = {&job->own,     &job->previous,           &job->integers,     &job->residual,
+                              &job->context, &job->standalone.payload, &job->delta.payload};
     for (size_t i = 0; i < sizeof(buffers) / sizeof(buffers[0]); i++) {
         bytes_free(buffers[i]);
     }
@@ -37,22 +37,30 @@ static uint64_t raw_size(const block_job *job, const tensor_context *tensor) {
     return job->count * ckd_dtype_size(tensor->tensor->dtype);
 }
 
-static unsigned width_of(const tensor_context *tensor) { return (unsigned)ckd_dtype_size(tensor->tensor->dtype); }
+static unsigned width_of(const tensor_context *tensor) {
+    return (unsigned)ckd_dtype_size(tensor->tensor->dtype);
+}
 
-static bool is_float(ckd_dtype dtype) { return dtype >= CKD_F64 && dtype <= CKD_F8_E5M2; }
+static bool is_float(ckd_dtype dtype) {
+    return dtype >= CKD_F64 && dtype <= CKD_F8_E5M2;
+}
 
 /* ---- values that are stored already ---- */
 
-static void depend_on(block_job *job, predictor p, const ckd_id *checkpoint, const char *tensor, const hash128 *content) {
+static void depend_on(block_job *job, predictor p, const ckd_id *checkpoint, const char *tensor,
+                      const hash128 *content) {
     job->known = p == PREDICT_COPY || p == PREDICT_CAST;
     job->predictor = p;
-    job->dependency = (dependency){ .kind = DEPENDS_VALUES, .checkpoint = *checkpoint, .tensor = tensor,
-                                    .same_span = true, .content = *content };
+    job->dependency = (dependency){.kind = DEPENDS_VALUES,
+                                   .checkpoint = *checkpoint,
+                                   .tensor = tensor,
+                                   .same_span = true,
+                                   .content = *content};
 }
 
 /* The parent's block over the very same span, if it was cut the same way. */
 static const record *matching_block(const block_job *job, const tensor_context *tensor) {
-    span mine = { tensor->region, job->first, job->count };
+    span mine = {tensor->region, job->first, job->count};
     for (size_t s = 0; s < tensor->parent->shard_count; s++) {
         const view_shard *shard = &tensor->parent->shards[s];
         if (!region_equal(shard->region, tensor->region, tensor->shape.ndim)) {
@@ -89,7 +97,7 @@ static bool find_in_parent(block_job *job, const coding_context *save, const ten
 }
 
 static bool find_in_save(block_job *job, const coding_context *save, const tensor_context *tensor) {
-    span mine = { tensor->region, job->first, job->count };
+    span mine = {tensor->region, job->first, job->count};
     const content_entry *e =
         content_index_find(save->known, &job->content, tensor->tensor->dtype, &tensor->shape, &mine);
     if (!e) {
@@ -99,7 +107,7 @@ static bool find_in_save(block_job *job, const coding_context *save, const tenso
     depend_on(job, rounded ? PREDICT_CAST : PREDICT_COPY, &save->checkpoint, e->tensor, &e->stored);
     job->depth = e->depth;
     /* Loaded with the whole checkpoint, what it depends on is loaded anyway; loaded alone, it costs the same again. */
-    job->chain = (load_cost){ e->chain_stored, e->chain_work };
+    job->chain = (load_cost){e->chain_stored, e->chain_work};
     job->base_stored = (uint64_t)e->chain_stored;
     job->base = job->chain;
     return true;
@@ -117,14 +125,14 @@ static void keep_smaller(candidate *best, coding c, uint64_t size) {
 }
 
 /* Encodes with a byte codec and keeps the result if it beats what the candidate has. */
-static ckd_status try_codec(block_job *job, candidate *best, coding c, int level, unsigned width, const void *from,
-                            uint64_t size, ckd_error *err) {
+static ckd_status try_codec(block_job *job, candidate *best, coding c, int level, unsigned width,
+                            const void *from, uint64_t size, ckd_error *err) {
     uint64_t limit = best->available ? best->size : size;
-    bytes payload = { 0 };
+    bytes payload = {0};
     size_t stored = 0;
     void *to = room(&payload, limit + 64, err);
-    ckd_status status = to ? coder_encode(job->coder, c, level, width, from, size, to, limit, &stored, err)
-                           : CKD_E_NOMEM;
+    ckd_status status =
+        to ? coder_encode(job->coder, c, level, width, from, size, to, limit, &stored, err) : CKD_E_NOMEM;
     if (status == CKD_OK && stored && stored < limit) {
         bytes old = best->payload;
         payload.size = stored;
@@ -138,8 +146,8 @@ static ckd_status try_codec(block_job *job, candidate *best, coding c, int level
 }
 
 /* Can a codec come below `limit` of `size` bytes? Asked of a sample from the middle. */
-static ckd_status probe(block_job *job, bool *promising, coding c, int level, unsigned width, const void *from,
-                        uint64_t size, uint64_t limit, ckd_error *err) {
+static ckd_status probe(block_job *job, bool *promising, coding c, int level, unsigned width,
+                        const void *from, uint64_t size, uint64_t limit, ckd_error *err) {
     *promising = true;
     if (size <= PROBE_WHOLE) {
         return CKD_OK;
@@ -156,7 +164,8 @@ static ckd_status probe(block_job *job, bool *promising, coding c, int level, un
 static ckd_status try_if_promising(block_job *job, candidate *best, coding c, int level, unsigned width,
                                    const void *from, uint64_t size, ckd_error *err) {
     bool promising;
-    ckd_status status = probe(job, &promising, c, level, width, from, size, best->available ? best->size : size, err);
+    ckd_status status =
+        probe(job, &promising, c, level, width, from, size, best->available ? best->size : size, err);
     return status == CKD_OK && promising ? try_codec(job, best, c, level, width, from, size, err) : status;
 }
 
@@ -164,10 +173,11 @@ static ckd_status try_if_promising(block_job *job, candidate *best, coding c, in
 static ckd_status try_byte_codecs(block_job *job, candidate *best, const coding_context *save, unsigned width,
                                   const void *from, uint64_t size, ckd_error *err) {
     bool lz4 = save->codec == CKD_CODEC_LZ4;
-    ckd_status status = try_if_promising(job, best, lz4 ? CODING_LZ4 : CODING_ZSTD, save->level, width, from, size, err);
+    ckd_status status =
+        try_if_promising(job, best, lz4 ? CODING_LZ4 : CODING_ZSTD, save->level, width, from, size, err);
     if (status == CKD_OK && width > 1) {
-        status = try_if_promising(job, best, lz4 ? CODING_LZ4_PLANES : CODING_ZSTD_PLANES, save->level, width, from,
-                                  size, err);
+        status = try_if_promising(job, best, lz4 ? CODING_LZ4_PLANES : CODING_ZSTD_PLANES, save->level, width,
+                                  from, size, err);
     }
     return status;
 }
@@ -204,13 +214,13 @@ static ckd_status plan_standalone(block_job *job, const coding_context *save, co
 /* Depth and chain cost of the parent's values over this span; of partly used blocks, all counts. */
 static void measure_parent(block_job *job, const tensor_context *tensor) {
     job->parent_depth = 0;
-    job->parent_chain = (load_cost){ 0, 0 };
+    job->parent_chain = (load_cost){0, 0};
     if (job->parent_block) {
         job->parent_depth = job->parent_block->depth;
         job->parent_chain = record_chain(job->parent_block);
         return;
     }
-    span mine = { tensor->region, job->first, job->count };
+    span mine = {tensor->region, job->first, job->count};
     for (size_t s = 0; s < tensor->parent->shard_count; s++) {
         size_t first, end;
         view_shard_range(&first, &end, &tensor->parent->shards[s], &tensor->shape, &mine);
@@ -224,7 +234,8 @@ static void measure_parent(block_job *job, const tensor_context *tensor) {
     }
 }
 
-static ckd_status plan_delta(block_job *job, const coding_context *save, const tensor_context *tensor, ckd_error *err) {
+static ckd_status plan_delta(block_job *job, const coding_context *save, const tensor_context *tensor,
+                             ckd_error *err) {
     uint64_t raw = raw_size(job, tensor);
     unsigned width = width_of(tensor);
     void *previous = room(&job->previous, raw, err);
@@ -233,8 +244,9 @@ static ckd_status plan_delta(block_job *job, const coding_context *save, const t
     if (!context) {
         return CKD_E_NOMEM;
     }
-    span mine = { tensor->region, job->first, job->count };
-    ckd_status status = span_values(&job->decoder, save->views, save->parent, tensor->parent, &mine, previous, NULL, err);
+    span mine = {tensor->region, job->first, job->count};
+    ckd_status status =
+        span_values(&job->decoder, save->views, save->parent, tensor->parent, &mine, previous, NULL, err);
     if (status == CKD_E_CORRUPT || status == CKD_E_UNSUPPORTED) {
         job->parent_damaged = true; /* old damage must not cost the new state */
         return CKD_OK;
@@ -250,7 +262,8 @@ static ckd_status plan_delta(block_job *job, const coding_context *save, const t
     candidate *delta = &job->delta;
     if (save->codec == CKD_CODEC_AUTO) {
         size_t planned;
-        symbols_plan(coder_symbols(job->coder), 1, SYMBOLS_CLASS, width, residual, context, job->count, &planned);
+        symbols_plan(coder_symbols(job->coder), 1, SYMBOLS_CLASS, width, residual, context, job->count,
+                     &planned);
         keep_smaller(delta, CODING_SYMBOLS, planned);
         /* Few and clustered changes (rows of an embedding) are what the byte codecs see and symbols do not. */
         return 4 * planned < raw ? try_byte_codecs(job, delta, save, width, residual, raw, err) : CKD_OK;
@@ -305,26 +318,28 @@ ckd_status block_analyse(block_job *job, const coding_context *save, const tenso
         return CKD_OK;
     }
     measure_parent(job, tensor);
-    return budget_allows_parent(budget, &job->parent_chain, &job->base) ? plan_delta(job, save, tensor, err) : CKD_OK;
+    return budget_allows_parent(budget, &job->parent_chain, &job->base) ? plan_delta(job, save, tensor, err)
+                                                                        : CKD_OK;
 }
 
-static load_cost chain_with(const load_cost *parent, predictor p, const candidate *c, const tensor_context *tensor,
-                            uint64_t raw) {
-    return (load_cost){ parent->stored + (double)c->size,
-                        parent->work + decode_work(p, c->coding, width_of(tensor), raw, c->size) };
+static load_cost chain_with(const load_cost *parent, predictor p, const candidate *c,
+                            const tensor_context *tensor, uint64_t raw) {
+    return (load_cost){parent->stored + (double)c->size,
+                       parent->work + decode_work(p, c->coding, width_of(tensor), raw, c->size)};
 }
 
 void block_decide(block_job *job, const tensor_context *tensor, load_budget *budget) {
     if (!job->known) {
         uint64_t raw = raw_size(job, tensor);
-        const load_cost nothing = { 0, 0 };
+        const load_cost nothing = {0, 0};
         job->standalone.chain = chain_with(&nothing, PREDICT_NONE, &job->standalone, tensor, raw);
         job->chosen = &job->standalone;
         job->predictor = PREDICT_NONE;
         job->depth = 0;
         if (job->delta.available) {
             job->delta.chain = chain_with(&job->parent_chain, PREDICT_PARENT, &job->delta, tensor, raw);
-            if (budget_allows_delta(budget, &job->delta.chain, &job->base, job->delta.size, job->standalone.size)) {
+            if (budget_allows_delta(budget, &job->delta.chain, &job->base, job->delta.size,
+                                    job->standalone.size)) {
                 job->chosen = &job->delta;
                 job->predictor = PREDICT_PARENT;
                 job->depth = job->parent_depth + 1;
@@ -350,8 +365,10 @@ ckd_status block_encode(block_job *job, const tensor_context *tensor, ckd_error 
                                  is_delta ? job->residual.data : job->integers.data,
                                  is_delta ? job->context.data : NULL, job->count, to, capacity);
     if (size == 0) {
-        return err_in_tensor(err, err_set(err, CKD_E_INVALID, "the symbol coder exceeded its own plan of %llu bytes",
-                                          (unsigned long long)c->size),
+        return err_in_tensor(err,
+                             err_set(err, CKD_E_INVALID,
+                                     "the symbol coder exceeded its own plan of %llu bytes",
+                                     (unsigned long long)c->size),
                              tensor->tensor->name);
     }
     c->size = c->payload.size = size;

@@ -19,8 +19,8 @@ typedef struct coding_context {
     ckd_codec codec;
     int level;
     view_cache *views;
-    const view *parent;           /* NULL: no deltas */
-    const content_index *known;   /* of this save */
+    const view *parent;         /* NULL: no deltas */
+    const content_index *known; /* of this save */
     ckd_id checkpoint;
 } coding_context;
 
@@ -28,13 +28,14 @@ typedef struct coding_context {
 typedef struct tensor_context {
     const record_tensor *tensor;
     geometry shape;
-    const ckd_region *region; /* canonical */
+    const ckd_region *region;  /* canonical */
     const view_tensor *parent; /* same name, dtype and shape in the parent; NULL if there is none */
 } tensor_context;
 
 /* One way to store the block. size 0 and not available: not tried. */
 typedef struct candidate {
-    bool available, encoded; /* encoded: the payload is there already, else it is planned in the symbol coder */
+    bool available,
+        encoded; /* encoded: the payload is there already, else it is planned in the symbol coder */
     coding coding;
     uint64_t size;
     load_cost chain;
@@ -50,8 +51,9 @@ typedef struct block_job {
     bool try_delta;
 
     hash128 content;
-    hash128 rounded_bf16, rounded_f16; /* of a master's values, rounded: its low-precision copy will have one of them */
-    bool known;          /* stored already: predictor and dependency are set, nothing else to do */
+    hash128 rounded_bf16,
+        rounded_f16; /* of a master's values, rounded: its low-precision copy will have one of them */
+    bool known;      /* stored already: predictor and dependency are set, nothing else to do */
     predictor predictor;
     dependency dependency;
     uint32_t depth;
@@ -60,7 +62,7 @@ typedef struct block_job {
     uint32_t parent_depth;
     load_cost parent_chain;
     candidate standalone, delta;
-    candidate *chosen;   /* NULL if known */
+    candidate *chosen; /* NULL if known */
     uint64_t base_stored;
     bool parent_damaged; /* the parent's values could not be read: coded on its own instead */
 } block_job;

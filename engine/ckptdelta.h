@@ -58,22 +58,22 @@ typedef enum ckd_status {
     CKD_E_CANCELLED = 13   /* a progress callback asked to stop */
 } ckd_status;
 
-#define CKD_NAME_MAX 1023       /* bytes of a tensor or blob name */
-#define CKD_RUN_MAX 128         /* bytes of a run name */
-#define CKD_MAX_DIMS 16         /* dimensions of a tensor */
-#define CKD_MAX_ELEMENTS (UINT64_C(1) << 40) /* elements of a tensor */
+#define CKD_NAME_MAX       1023                /* bytes of a tensor or blob name */
+#define CKD_RUN_MAX        128                 /* bytes of a run name */
+#define CKD_MAX_DIMS       16                  /* dimensions of a tensor */
+#define CKD_MAX_ELEMENTS   (UINT64_C(1) << 40) /* elements of a tensor */
 #define CKD_BLOCK_ELEMENTS (UINT64_C(1) << 18) /* elements of a block at most */
-#define CKD_BLOB_MAX (UINT64_C(1) << 30) /* bytes of a blob */
-#define CKD_NO_OFFSET UINT64_MAX
+#define CKD_BLOB_MAX       (UINT64_C(1) << 30) /* bytes of a blob */
+#define CKD_NO_OFFSET      UINT64_MAX
 
 /* What went wrong, where. Fields that do not apply are "" or CKD_NO_OFFSET or 0. */
 typedef struct ckd_error {
     ckd_status status;
-    int sys_errno;       /* errno of the failed system call, else 0 */
-    uint64_t offset;     /* byte offset in `file` */
-    char message[512];   /* one sentence: what, why, and what to do */
-    char tensor[256];    /* FQN, cut if longer */
-    char file[512];      /* path, cut on the left if longer */
+    int sys_errno;     /* errno of the failed system call, else 0 */
+    uint64_t offset;   /* byte offset in `file` */
+    char message[512]; /* one sentence: what, why, and what to do */
+    char tensor[256];  /* FQN, cut if longer */
+    char file[512];    /* path, cut on the left if longer */
 } ckd_error;
 
 /* A stable upper-case name such as "CORRUPT". Never NULL; thread-safe. */
@@ -86,9 +86,21 @@ CKD_API const char *ckd_version(void);
 /* Numbers are stored in files: stable, appended only. */
 typedef enum ckd_dtype {
     CKD_DTYPE_NONE = 0,
-    CKD_F64 = 1, CKD_F32 = 2, CKD_F16 = 3, CKD_BF16 = 4, CKD_F8_E4M3 = 5, CKD_F8_E5M2 = 6,
-    CKD_I64 = 7, CKD_I32 = 8, CKD_I16 = 9, CKD_I8 = 10,
-    CKD_U64 = 11, CKD_U32 = 12, CKD_U16 = 13, CKD_U8 = 14, CKD_BOOL = 15
+    CKD_F64 = 1,
+    CKD_F32 = 2,
+    CKD_F16 = 3,
+    CKD_BF16 = 4,
+    CKD_F8_E4M3 = 5,
+    CKD_F8_E5M2 = 6,
+    CKD_I64 = 7,
+    CKD_I32 = 8,
+    CKD_I16 = 9,
+    CKD_I8 = 10,
+    CKD_U64 = 11,
+    CKD_U32 = 12,
+    CKD_U16 = 13,
+    CKD_U8 = 14,
+    CKD_BOOL = 15
 } ckd_dtype;
 
 /* Bytes of one element, 0 for an unknown dtype. */
@@ -97,8 +109,13 @@ CKD_API size_t ckd_dtype_size(ckd_dtype dtype);
 CKD_API const char *ckd_dtype_name(ckd_dtype dtype);
 
 typedef enum ckd_role {
-    CKD_ROLE_AUTO = 0, /* from the name: exp_avg.X, exp_avg_sq.X, max_exp_avg_sq.X, master.X belong to X; floats are weights */
-    CKD_ROLE_WEIGHT = 1, CKD_ROLE_EXP_AVG = 2, CKD_ROLE_EXP_AVG_SQ = 3, CKD_ROLE_MASTER = 4, CKD_ROLE_OTHER = 5
+    CKD_ROLE_AUTO =
+        0, /* from the name: exp_avg.X, exp_avg_sq.X, max_exp_avg_sq.X, master.X belong to X; floats are weights */
+    CKD_ROLE_WEIGHT = 1,
+    CKD_ROLE_EXP_AVG = 2,
+    CKD_ROLE_EXP_AVG_SQ = 3,
+    CKD_ROLE_MASTER = 4,
+    CKD_ROLE_OTHER = 5
 } ckd_role;
 
 CKD_API const char *ckd_role_name(ckd_role role);
@@ -119,10 +136,10 @@ typedef enum ckd_kind {
 CKD_API const char *ckd_kind_name(ckd_kind kind);
 
 typedef enum ckd_codec {
-    CKD_CODEC_AUTO = 0,  /* the smallest of what follows, tried where it can win */
-    CKD_CODEC_RAW = 1,   /* no compression (deltas are off, too) */
-    CKD_CODEC_ZSTD = 2,  /* zstd on values, byte planes and residuals only */
-    CKD_CODEC_LZ4 = 3    /* LZ4 on values, byte planes and residuals only: fastest */
+    CKD_CODEC_AUTO = 0, /* the smallest of what follows, tried where it can win */
+    CKD_CODEC_RAW = 1,  /* no compression (deltas are off, too) */
+    CKD_CODEC_ZSTD = 2, /* zstd on values, byte planes and residuals only */
+    CKD_CODEC_LZ4 = 3   /* LZ4 on values, byte planes and residuals only: fastest */
 } ckd_codec;
 
 /* A checkpoint's identity: 128 random bits, never reused, never changed. All zero: none. */
@@ -136,8 +153,10 @@ CKD_API void ckd_id_text(char text[CKD_ID_TEXT], const ckd_id *id);
 /* Which elements of a tensor one rank holds, in global coordinates. */
 typedef enum ckd_region_kind {
     CKD_REGION_WHOLE = 0, /* all of it */
-    CKD_REGION_BOX = 1,   /* offsets[d] <= i_d < offsets[d] + lengths[d]; ndim of each; row-major inside the box */
-    CKD_REGION_FLAT = 2   /* elements start ... start + count - 1 of the tensor's row-major order (FSDP, ZeRO) */
+    CKD_REGION_BOX =
+        1, /* offsets[d] <= i_d < offsets[d] + lengths[d]; ndim of each; row-major inside the box */
+    CKD_REGION_FLAT =
+        2 /* elements start ... start + count - 1 of the tensor's row-major order (FSDP, ZeRO) */
 } ckd_region_kind;
 
 typedef struct ckd_region {
@@ -152,9 +171,10 @@ typedef struct ckd_region {
 typedef struct ckd_store ckd_store;
 
 typedef enum ckd_open_mode {
-    CKD_OPEN_READ = 0,      /* changes nothing, not even a stale catalog */
-    CKD_OPEN_WRITE = 1,     /* an existing store; cleans up after writers that died, adopts what the catalog lacks */
-    CKD_OPEN_CREATE = 2     /* like WRITE, and creates the store if the directory is absent or empty */
+    CKD_OPEN_READ = 0, /* changes nothing, not even a stale catalog */
+    CKD_OPEN_WRITE =
+        1, /* an existing store; cleans up after writers that died, adopts what the catalog lacks */
+    CKD_OPEN_CREATE = 2 /* like WRITE, and creates the store if the directory is absent or empty */
 } ckd_open_mode;
 
 /* Told what is done and what there is to do, both in bytes of raw tensor data. Non-zero return cancels the call. */
@@ -169,7 +189,8 @@ typedef struct ckd_store_options {
     ckd_message_fn on_message;
     void *message_context;
 } ckd_store_options;
-#define CKD_STORE_OPTIONS_INIT { .struct_size = sizeof(ckd_store_options) }
+#define CKD_STORE_OPTIONS_INIT \
+    { .struct_size = sizeof(ckd_store_options) }
 
 /*
  * Opens the store in directory `path`. options may be NULL.
@@ -183,22 +204,22 @@ CKD_API void ckd_store_close(ckd_store *store);
 /* One checkpoint as the catalog knows it. */
 typedef struct ckd_checkpoint {
     ckd_id id;
-    ckd_id parent;          /* zero for a base */
-    ckd_id resumed_from;    /* zero: not known to have been resumed */
+    ckd_id parent;       /* zero for a base */
+    ckd_id resumed_from; /* zero: not known to have been resumed */
     char run[CKD_RUN_MAX + 1];
     uint64_t step;
-    uint32_t generation;    /* of its manifest: compaction publishes higher ones */
+    uint32_t generation; /* of its manifest: compaction publishes higher ones */
     ckd_kind kind;
     ckd_fidelity fidelity;
     uint32_t lossy_resumes; /* resumes from lossy checkpoints behind this state */
     uint32_t depth;         /* deltas to apply at most, over all blocks */
     uint32_t world;         /* ranks that wrote it */
     uint64_t tensors;
-    uint64_t raw_bytes;     /* of all tensors and blobs */
-    uint64_t stored_bytes;  /* of its chunk files and manifest */
-    double load_cost;       /* estimated cost of loading it, in loads of an exact base of the same state */
+    uint64_t raw_bytes;    /* of all tensors and blobs */
+    uint64_t stored_bytes; /* of its chunk files and manifest */
+    double load_cost;      /* estimated cost of loading it, in loads of an exact base of the same state */
     uint64_t created_ns;
-    double metric;          /* NaN: none */
+    double metric; /* NaN: none */
     char metric_name[32];
 } ckd_checkpoint;
 
@@ -208,7 +229,8 @@ typedef struct ckd_checkpoint_list {
 } ckd_checkpoint_list;
 
 /* All checkpoints, or those of one run (run may be NULL). The list is the caller's: ckd_checkpoint_list_free. */
-CKD_API ckd_status ckd_store_list(ckd_checkpoint_list **out, ckd_store *store, const char *run, ckd_error *err);
+CKD_API ckd_status ckd_store_list(ckd_checkpoint_list **out, ckd_store *store, const char *run,
+                                  ckd_error *err);
 CKD_API void ckd_checkpoint_list_free(ckd_checkpoint_list *list);
 
 #define CKD_LATEST UINT64_MAX
@@ -220,16 +242,18 @@ CKD_API ckd_status ckd_store_find(ckd_checkpoint *out, ckd_store *store, const c
                                   ckd_error *err);
 
 typedef struct ckd_tensor_info {
-    const char *name;        /* valid as long as the list */
+    const char *name; /* valid as long as the list */
     ckd_role role;
     ckd_dtype dtype;
     uint32_t ndim;
     uint64_t shape[CKD_MAX_DIMS];
     uint64_t elements;
     uint32_t shards;
-    uint64_t raw_bytes, stored_bytes; /* stored: payloads, record headers and this tensor's part of the index */
-    const char *coding;      /* "raw", "standalone", "delta", "same", "copy", "cast", "mixed"; valid as long as the list */
-    uint32_t depth;          /* deltas to apply at most */
+    uint64_t raw_bytes,
+        stored_bytes; /* stored: payloads, record headers and this tensor's part of the index */
+    const char *
+        coding; /* "raw", "standalone", "delta", "same", "copy", "cast", "mixed"; valid as long as the list */
+    uint32_t depth;           /* deltas to apply at most */
     double rel_l2, max_error; /* against what was saved; 0 in `exact` */
 } ckd_tensor_info;
 
@@ -239,7 +263,8 @@ typedef struct ckd_tensor_list {
 } ckd_tensor_list;
 
 /* The tensors of a checkpoint. Release with ckd_tensor_list_free. */
-CKD_API ckd_status ckd_store_tensors(ckd_tensor_list **out, ckd_store *store, const ckd_id *checkpoint, ckd_error *err);
+CKD_API ckd_status ckd_store_tensors(ckd_tensor_list **out, ckd_store *store, const ckd_id *checkpoint,
+                                     ckd_error *err);
 CKD_API void ckd_tensor_list_free(ckd_tensor_list *list);
 
 /* -------------------------------------------------------------------------------------------------------- save */
@@ -249,33 +274,38 @@ typedef struct ckd_save ckd_save;
 typedef enum ckd_on_duplicate {
     CKD_DUPLICATE_ERROR = 0,   /* EXISTS */
     CKD_DUPLICATE_SAME_OK = 1, /* fine if the stored content is identical, else EXISTS */
-    CKD_DUPLICATE_BRANCH = 2   /* continue as run~2 (~3, ...), a branch off the last checkpoint before this step */
+    CKD_DUPLICATE_BRANCH =
+        2 /* continue as run~2 (~3, ...), a branch off the last checkpoint before this step */
 } ckd_on_duplicate;
 
 typedef struct ckd_save_options {
     size_t struct_size;
-    const char *run;              /* required: 1 to 128 of A-Z a-z 0-9 . _ - ~, not starting with a dot or dash */
+    const char *run; /* required: 1 to 128 of A-Z a-z 0-9 . _ - ~, not starting with a dot or dash */
     uint64_t step;
     ckd_fidelity fidelity;
-    int base;                     /* non-zero: depend on no other checkpoint */
-    const char *parent_run;       /* with parent_step: the checkpoint to delta against; NULL: the run's newest before step */
-    uint64_t parent_step;         /* CKD_LATEST: the newest of parent_run */
-    const char *resumed_from_run; /* with resumed_from_step: the checkpoint that training was resumed from; NULL: none */
+    int base; /* non-zero: depend on no other checkpoint */
+    const char *
+        parent_run; /* with parent_step: the checkpoint to delta against; NULL: the run's newest before step */
+    uint64_t parent_step; /* CKD_LATEST: the newest of parent_run */
+    const char *
+        resumed_from_run; /* with resumed_from_step: the checkpoint that training was resumed from; NULL: none */
     uint64_t resumed_from_step;
     ckd_on_duplicate on_duplicate;
     ckd_codec codec;
-    int level;                    /* of zstd (1 ... 19) or LZ4 (1 ... 12); 0: 3 for zstd, fast for LZ4 */
-    double max_load_cost;         /* bound on the cost of loading any part of it, in base loads; 0: 4 */
-    double newest_load_cost;      /* bound on the cost of loading all of it; 0: 2 */
-    uint32_t rank, world;         /* world 0: 1. Each rank saves its regions into a file of its own */
-    ckd_id checkpoint_id;         /* world > 1: the same for all ranks (ckd_id_new by the coordinator); zero: a new one */
-    const char *metric_name;      /* recorded with the checkpoint, e.g. "val_loss"; NULL: none */
+    int level;               /* of zstd (1 ... 19) or LZ4 (1 ... 12); 0: 3 for zstd, fast for LZ4 */
+    double max_load_cost;    /* bound on the cost of loading any part of it, in base loads; 0: 4 */
+    double newest_load_cost; /* bound on the cost of loading all of it; 0: 2 */
+    uint32_t rank, world;    /* world 0: 1. Each rank saves its regions into a file of its own */
+    ckd_id
+        checkpoint_id; /* world > 1: the same for all ranks (ckd_id_new by the coordinator); zero: a new one */
+    const char *metric_name; /* recorded with the checkpoint, e.g. "val_loss"; NULL: none */
     double metric;
-    uint64_t total_bytes;         /* what will be saved, for the progress callback; 0: not known */
+    uint64_t total_bytes; /* what will be saved, for the progress callback; 0: not known */
     ckd_progress_fn on_progress;
     void *progress_context;
 } ckd_save_options;
-#define CKD_SAVE_OPTIONS_INIT { .struct_size = sizeof(ckd_save_options) }
+#define CKD_SAVE_OPTIONS_INIT \
+    { .struct_size = sizeof(ckd_save_options) }
 
 /* A new random id. Errors: IO. */
 CKD_API ckd_status ckd_id_new(ckd_id *out, ckd_error *err);
@@ -285,7 +315,8 @@ CKD_API ckd_status ckd_id_new(ckd_id *out, ckd_error *err);
  * a store; commits are serialised. Errors: EXISTS (this run has this step), NOT_FOUND (the parent), INVALID,
  * READ_ONLY, NOSPACE, IO, NOMEM, UNSUPPORTED.
  */
-CKD_API ckd_status ckd_save_begin(ckd_save **out, ckd_store *store, const ckd_save_options *options, ckd_error *err);
+CKD_API ckd_status ckd_save_begin(ckd_save **out, ckd_store *store, const ckd_save_options *options,
+                                  ckd_error *err);
 
 /*
  * Hands out `count` elements from `first` on, in the order of the region, into `to`. Returns CKD_OK, or the status
@@ -295,17 +326,18 @@ typedef ckd_status (*ckd_read_fn)(void *context, uint64_t first, uint64_t count,
 
 typedef struct ckd_tensor {
     size_t struct_size;
-    const char *name;           /* FQN: 1 to 1023 bytes of UTF-8, unique in the checkpoint but for its regions */
+    const char *name; /* FQN: 1 to 1023 bytes of UTF-8, unique in the checkpoint but for its regions */
     ckd_role role;
     ckd_dtype dtype;
-    uint32_t ndim;              /* 0: a scalar */
-    const uint64_t *shape;      /* global shape; may be NULL if ndim is 0 */
-    ckd_region region;          /* what this call saves of it; regions must tile the tensor when all ranks are done */
-    const void *data;           /* the region's elements, contiguous, any alignment; or NULL and: */
+    uint32_t ndim;         /* 0: a scalar */
+    const uint64_t *shape; /* global shape; may be NULL if ndim is 0 */
+    ckd_region region; /* what this call saves of it; regions must tile the tensor when all ranks are done */
+    const void *data;  /* the region's elements, contiguous, any alignment; or NULL and: */
     ckd_read_fn read;
     void *read_context;
 } ckd_tensor;
-#define CKD_TENSOR_INIT { .struct_size = sizeof(ckd_tensor) }
+#define CKD_TENSOR_INIT \
+    { .struct_size = sizeof(ckd_tensor) }
 
 /*
  * Codes and writes one tensor, or one region of it. Order matters in one way: a tensor that is a copy or a rounded
@@ -317,7 +349,8 @@ typedef struct ckd_tensor {
 CKD_API ckd_status ckd_save_tensor(ckd_save *save, const ckd_tensor *tensor, ckd_error *err);
 
 /* Stores named bytes (metadata, a data loader's position) with the checkpoint; at most 1 GiB each. */
-CKD_API ckd_status ckd_save_blob(ckd_save *save, const char *name, const void *data, size_t size, ckd_error *err);
+CKD_API ckd_status ckd_save_blob(ckd_save *save, const char *name, const void *data, size_t size,
+                                 ckd_error *err);
 
 /*
  * Commits a save of one rank (world 1): everything durable, manifest published, catalog updated, in this order; when
@@ -357,14 +390,15 @@ CKD_API const ckd_checkpoint *ckd_load_checkpoint(const ckd_load *load);
 typedef struct ckd_load_request {
     size_t struct_size;
     const char *name;
-    ckd_dtype dtype;        /* CKD_DTYPE_NONE: as stored; else MISMATCH if it differs */
-    uint32_t ndim;          /* with shape: MISMATCH if the global shape differs; shape NULL: not compared */
+    ckd_dtype dtype; /* CKD_DTYPE_NONE: as stored; else MISMATCH if it differs */
+    uint32_t ndim;   /* with shape: MISMATCH if the global shape differs; shape NULL: not compared */
     const uint64_t *shape;
-    ckd_region region;      /* what to load, in global coordinates, however it was saved */
-    void *data;             /* room for the region's elements, any alignment */
-    size_t size;            /* of data, in bytes: must be the region's size */
+    ckd_region region; /* what to load, in global coordinates, however it was saved */
+    void *data;        /* room for the region's elements, any alignment */
+    size_t size;       /* of data, in bytes: must be the region's size */
 } ckd_load_request;
-#define CKD_LOAD_REQUEST_INIT { .struct_size = sizeof(ckd_load_request) }
+#define CKD_LOAD_REQUEST_INIT \
+    { .struct_size = sizeof(ckd_load_request) }
 
 /*
  * Rebuilds a tensor, or a region of it, into the caller's memory, reading only what intersects. Every block used is
@@ -380,25 +414,26 @@ CKD_API void ckd_load_end(ckd_load *load);
 /* ------------------------------------------------------------------------------------ looking after a store */
 
 typedef struct ckd_damage {
-    const char *file;        /* path inside the store; "" if none */
-    const char *tensor;      /* "" if the damage is not inside a tensor's block */
-    uint64_t block;          /* record number in the file, CKD_NO_OFFSET if none */
-    uint64_t offset;         /* in the file, CKD_NO_OFFSET if unknown */
-    const char *what;        /* one sentence */
+    const char *file;               /* path inside the store; "" if none */
+    const char *tensor;             /* "" if the damage is not inside a tensor's block */
+    uint64_t block;                 /* record number in the file, CKD_NO_OFFSET if none */
+    uint64_t offset;                /* in the file, CKD_NO_OFFSET if unknown */
+    const char *what;               /* one sentence */
     const char *const *checkpoints; /* "RUN@STEP" of all that cannot be loaded because of it */
     size_t checkpoint_count;
 } ckd_damage;
 
 typedef struct ckd_verify_options {
     size_t struct_size;
-    const char *run;         /* NULL: all runs */
-    uint64_t step;           /* with run; CKD_LATEST: the newest. Ignored unless one_step is set */
+    const char *run; /* NULL: all runs */
+    uint64_t step;   /* with run; CKD_LATEST: the newest. Ignored unless one_step is set */
     int one_step;
-    int quick;               /* structure and stored checksums only, nothing is decoded */
+    int quick; /* structure and stored checksums only, nothing is decoded */
     ckd_progress_fn on_progress;
     void *progress_context;
 } ckd_verify_options;
-#define CKD_VERIFY_OPTIONS_INIT { .struct_size = sizeof(ckd_verify_options) }
+#define CKD_VERIFY_OPTIONS_INIT \
+    { .struct_size = sizeof(ckd_verify_options) }
 
 typedef struct ckd_verify_result {
     uint64_t checkpoints, files, blocks, bytes; /* looked at */
@@ -407,20 +442,20 @@ typedef struct ckd_verify_result {
 } ckd_verify_result;
 
 /* Checks every hash down to the reconstructed values. Damage found is a result, not an error: CKD_OK with a count. */
-CKD_API ckd_status ckd_store_verify(ckd_verify_result **out, ckd_store *store, const ckd_verify_options *options,
-                                    ckd_error *err);
+CKD_API ckd_status ckd_store_verify(ckd_verify_result **out, ckd_store *store,
+                                    const ckd_verify_options *options, ckd_error *err);
 CKD_API void ckd_verify_result_free(ckd_verify_result *result);
 
 typedef struct ckd_rebuild_result {
-    uint64_t checkpoints;  /* in the new catalog */
-    uint64_t skipped;      /* manifests that are damaged; each was told through on_message */
+    uint64_t checkpoints; /* in the new catalog */
+    uint64_t skipped;     /* manifests that are damaged; each was told through on_message */
 } ckd_rebuild_result;
 /*
  * Makes the catalog anew from manifests and chunk files; the old one is kept as catalog.db.old. Only timings and caches
  * are lost. Needs no open handle; fails with BUSY while another process writes. result may be NULL.
  */
-CKD_API ckd_status ckd_store_rebuild(ckd_rebuild_result *result, const char *path, const ckd_store_options *options,
-                                     ckd_error *err);
+CKD_API ckd_status ckd_store_rebuild(ckd_rebuild_result *result, const char *path,
+                                     const ckd_store_options *options, ckd_error *err);
 
 typedef struct ckd_usage {
     char name[CKD_RUN_MAX + 1]; /* run or role */
@@ -429,12 +464,13 @@ typedef struct ckd_usage {
 } ckd_usage;
 
 typedef struct ckd_report {
-    uint64_t raw_bytes;      /* what full copies of all checkpoints would take */
-    uint64_t stored_bytes;   /* apparent size of all files of the store; the sum of the parts below */
+    uint64_t raw_bytes;    /* what full copies of all checkpoints would take */
+    uint64_t stored_bytes; /* apparent size of all files of the store; the sum of the parts below */
     uint64_t chunk_bytes, manifest_bytes, catalog_bytes, other_bytes;
     size_t run_count, role_count, checkpoint_count;
-    ckd_usage *by_run;       /* stored: chunk files and manifests */
-    ckd_usage *by_role;      /* stored: payloads, record headers and index shares; "overhead" holds the rest of the chunk files */
+    ckd_usage *by_run; /* stored: chunk files and manifests */
+    ckd_usage *
+        by_role; /* stored: payloads, record headers and index shares; "overhead" holds the rest of the chunk files */
     ckd_checkpoint *by_checkpoint;
 } ckd_report;
 CKD_API ckd_status ckd_store_report(ckd_report **out, ckd_store *store, ckd_error *err);
@@ -444,10 +480,11 @@ typedef struct ckd_tensor_diff {
     const char *name;
     ckd_role role;
     ckd_dtype dtype;
-    int comparable;          /* 0: only in one of both, or another dtype or shape; the figures are 0 then */
-    const char *why;         /* "only in A", "only in B", "dtype", "shape", or "" */
-    uint64_t elements, changed;  /* changed: other bits */
-    double norm_a, norm_b, norm_diff, max_diff; /* L2 and maximum, over finite values; 0 for integers and bool */
+    int comparable;  /* 0: only in one of both, or another dtype or shape; the figures are 0 then */
+    const char *why; /* "only in A", "only in B", "dtype", "shape", or "" */
+    uint64_t elements, changed; /* changed: other bits */
+    double norm_a, norm_b, norm_diff,
+        max_diff; /* L2 and maximum, over finite values; 0 for integers and bool */
 } ckd_tensor_diff;
 typedef struct ckd_diff {
     size_t count;

@@ -16,7 +16,8 @@ static size_t home(const content_index *index, const hash128 *content) {
 
 static bool same_entry(const content_entry *a, const content_entry *b) {
     return a->dtype == b->dtype && a->count == b->count && a->first == b->first && a->ndim == b->ndim &&
-           hash128_equal(&a->content, &b->content) && memcmp(a->shape, b->shape, a->ndim * sizeof(uint64_t)) == 0 &&
+           hash128_equal(&a->content, &b->content) &&
+           memcmp(a->shape, b->shape, a->ndim * sizeof(uint64_t)) == 0 &&
            region_equal(a->region, b->region, a->ndim);
 }
 
@@ -33,7 +34,7 @@ static void insert(content_index *index, const content_entry *entry) {
 }
 
 static ckd_status grow(content_index *index, ckd_error *err) {
-    content_index bigger = { .capacity = index->capacity ? 2 * index->capacity : 256 };
+    content_index bigger = {.capacity = index->capacity ? 2 * index->capacity : 256};
     bigger.slots = calloc(bigger.capacity, sizeof(*bigger.slots));
     if (!bigger.slots) {
         return err_nomem(err, bigger.capacity * sizeof(*bigger.slots), "the content index");
@@ -64,8 +65,13 @@ const content_entry *content_index_find(const content_index *index, const hash12
     if (index->count == 0) {
         return NULL;
     }
-    content_entry wanted = { .content = *content, .dtype = dtype, .region = where->region, .first = where->first,
-                             .count = where->count, .ndim = shape->ndim, .shape = shape->shape };
+    content_entry wanted = {.content = *content,
+                            .dtype = dtype,
+                            .region = where->region,
+                            .first = where->first,
+                            .count = where->count,
+                            .ndim = shape->ndim,
+                            .shape = shape->shape};
     for (size_t at = home(index, content); index->slots[at].tensor; at = (at + 1) & (index->capacity - 1)) {
         if (same_entry(&index->slots[at], &wanted)) {
             return &index->slots[at];

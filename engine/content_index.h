@@ -11,8 +11,8 @@
 
 /* Where known values stand. Tensor names are interned: compare by strcmp, they live as long as the index. */
 typedef struct content_entry {
-    hash128 content;   /* of the values in `dtype` */
-    hash128 stored;    /* of the block they come from: differs if they are its values rounded to `dtype` */
+    hash128 content; /* of the values in `dtype` */
+    hash128 stored;  /* of the block they come from: differs if they are its values rounded to `dtype` */
     ckd_dtype dtype;
     const char *tensor;
     const ckd_region *region;

@@ -25,22 +25,22 @@ typedef struct load_cost {
 double decode_work(predictor p, coding c, size_t element_size, uint64_t raw_size, uint64_t stored_size);
 
 static inline load_cost record_chain(const record *r) {
-    return (load_cost){ (double)r->chain_stored, (double)r->chain_work };
+    return (load_cost){(double)r->chain_stored, (double)r->chain_work};
 }
 /* The base load of a block, from what it would take on its own. */
 load_cost base_cost(size_t element_size, uint64_t raw_size, uint64_t base_stored);
 
 typedef struct load_budget {
-    double part_limit, whole_limit; /* in base loads */
-    load_cost chain, base;          /* of the blocks decided so far */
+    double part_limit, whole_limit;  /* in base loads */
+    load_cost chain, base;           /* of the blocks decided so far */
     load_cost rest_chain, rest_base; /* expected of those still to come */
 } load_budget;
 
 /* Could any delta on a parent with this chain stay within the bound for a part? */
 bool budget_allows_parent(const load_budget *b, const load_cost *parent, const load_cost *base);
 /* Is this delta (its chain cost, its own size) worth it and within the bounds? */
-bool budget_allows_delta(const load_budget *b, const load_cost *chain, const load_cost *base, uint64_t delta_size,
-                         uint64_t standalone_size);
+bool budget_allows_delta(const load_budget *b, const load_cost *chain, const load_cost *base,
+                         uint64_t delta_size, uint64_t standalone_size);
 void budget_add(load_budget *b, const load_cost *chain, const load_cost *base);
 /* chain / base, the larger of bytes and time; 1 if there is nothing to load. */
 double budget_load_cost(const load_budget *b);

@@ -53,7 +53,8 @@ static ckd_damage *new_damage(damage_list *list, const char *file, const ckd_err
         free(what);
         return NULL;
     }
-    *d = (ckd_damage){ .file = file_copy, .tensor = tensor, .what = what, .block = block, .offset = why->offset };
+    *d = (ckd_damage){
+        .file = file_copy, .tensor = tensor, .what = what, .block = block, .offset = why->offset};
     list->result->damage_count++;
     return d;
 }
@@ -76,7 +77,8 @@ static bool add_checkpoint(ckd_damage *d, const char *checkpoint) {
     return copy != NULL;
 }
 
-ckd_status damage_add(damage_list *list, const ckd_error *why, uint64_t block, const char *checkpoint, ckd_error *err) {
+ckd_status damage_add(damage_list *list, const ckd_error *why, uint64_t block, const char *checkpoint,
+                      ckd_error *err) {
     const char *file = inside(list, why->file);
     ckd_damage *d = find(list, file, why);
     if (!d) {

@@ -14,6 +14,7 @@ typedef struct damage_list {
  * Adds what `why` tells (file, offset, tensor, message), or only the checkpoint ("" for none) to what is known of the same place.
  * block: record number in the file, CKD_NO_OFFSET if unknown.
  */
-ckd_status damage_add(damage_list *list, const ckd_error *why, uint64_t block, const char *checkpoint, ckd_error *err);
+ckd_status damage_add(damage_list *list, const ckd_error *why, uint64_t block, const char *checkpoint,
+                      ckd_error *err);
 
 #endif

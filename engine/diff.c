@@ -18,9 +18,11 @@ typedef struct comparison {
 static void add_block(ckd_tensor_diff *d, const comparison *c, uint64_t count) {
     size_t size = ckd_dtype_size(d->dtype);
     for (uint64_t i = 0; i < count; i++) {
-        const uint8_t *a = (const uint8_t *)c->values_a + i * size, *b = (const uint8_t *)c->values_b + i * size;
+        const uint8_t *a = (const uint8_t *)c->values_a + i * size,
+                      *b = (const uint8_t *)c->values_b + i * size;
         d->changed += memcmp(a, b, size) != 0;
-        double x = element_to_double(d->dtype, c->values_a, i), y = element_to_double(d->dtype, c->values_b, i);
+        double x = element_to_double(d->dtype, c->values_a, i),
+               y = element_to_double(d->dtype, c->values_b, i);
         if (isfinite(x)) {
             d->norm_a += x * x;
         }
@@ -35,8 +37,8 @@ static void add_block(ckd_tensor_diff *d, const comparison *c, uint64_t count) {
     }
 }
 
-static ckd_status load_piece(ckd_load *load, const ckd_tensor_info *t, uint64_t first, uint64_t count, void *to,
-                             ckd_error *err) {
+static ckd_status load_piece(ckd_load *load, const ckd_tensor_info *t, uint64_t first, uint64_t count,
+                             void *to, ckd_error *err) {
     ckd_load_request q = CKD_LOAD_REQUEST_INIT;
     q.name = t->name;
     q.region.kind = CKD_REGION_FLAT;
@@ -54,7 +56,8 @@ static ckd_status progress(comparison *c, uint64_t done, ckd_error *err) {
                : CKD_OK;
 }
 
-static ckd_status compare_values(ckd_tensor_diff *d, comparison *c, const ckd_tensor_info *t, ckd_error *err) {
+static ckd_status compare_values(ckd_tensor_diff *d, comparison *c, const ckd_tensor_info *t,
+                                 ckd_error *err) {
     ckd_status status = CKD_OK;
     for (uint64_t at = 0; at < t->elements && status == CKD_OK; at += CKD_BLOCK_ELEMENTS) {
         uint64_t count = t->elements - at < CKD_BLOCK_ELEMENTS ? t->elements - at : CKD_BLOCK_ELEMENTS;
@@ -82,10 +85,10 @@ static const ckd_tensor_info *find(const ckd_tensor_list *list, const char *name
     return NULL;
 }
 
-static ckd_status compare_tensor(ckd_tensor_diff *d, comparison *c, const ckd_tensor_info *a, const ckd_tensor_info *b,
-                                 ckd_error *err) {
+static ckd_status compare_tensor(ckd_tensor_diff *d, comparison *c, const ckd_tensor_info *a,
+                                 const ckd_tensor_info *b, ckd_error *err) {
     const ckd_tensor_info *t = a ? a : b;
-    *d = (ckd_tensor_diff){ .name = strdup(t->name), .role = t->role, .dtype = t->dtype, .why = "" };
+    *d = (ckd_tensor_diff){.name = strdup(t->name), .role = t->role, .dtype = t->dtype, .why = ""};
     if (!d->name) {
         return err_nomem(err, strlen(t->name), "a tensor's name");
     }
@@ -140,7 +143,7 @@ ckd_status ckd_store_diff(ckd_diff **out, ckd_store *store, const ckd_id *a, con
     if (!diff) {
         return err_nomem(err, sizeof(*diff), "a comparison");
     }
-    comparison c = { .on_progress = on_progress, .progress_context = progress_context };
+    comparison c = {.on_progress = on_progress, .progress_context = progress_context};
     ckd_status status = ckd_load_begin(&c.a, store, a, err);
     if (status == CKD_OK) {
         status = ckd_load_begin(&c.b, store, b, err);

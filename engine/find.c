@@ -29,7 +29,8 @@ static ckd_status resolve_run(char out[CKD_RUN_MAX + 1], ckd_store *store, const
     if (runs.count == 0) {
         status = err_set(err, CKD_E_NOT_FOUND, "the store has no checkpoints yet");
     } else if (run && !known) {
-        status = err_set(err, CKD_E_NOT_FOUND, "the store has no run '%.*s'; it has: %s", CKD_RUN_MAX, run, names);
+        status =
+            err_set(err, CKD_E_NOT_FOUND, "the store has no run '%.*s'; it has: %s", CKD_RUN_MAX, run, names);
     } else if (!run && runs.count > 1) {
         status = err_set(err, CKD_E_INVALID, "the store has several runs, name one of: %s", names);
     } else {
@@ -39,7 +40,8 @@ static ckd_status resolve_run(char out[CKD_RUN_MAX + 1], ckd_store *store, const
     return status;
 }
 
-static ckd_status find_locked(ckd_checkpoint *out, ckd_store *store, const char *run, uint64_t step, ckd_error *err) {
+static ckd_status find_locked(ckd_checkpoint *out, ckd_store *store, const char *run, uint64_t step,
+                              ckd_error *err) {
     char name[CKD_RUN_MAX + 1];
     ckd_status status = resolve_run(name, store, run, err);
     if (status != CKD_OK) {
@@ -53,8 +55,8 @@ static ckd_status find_locked(ckd_checkpoint *out, ckd_store *store, const char 
     }
     status = catalog_find(out, store->catalog, name, step, err);
     if (status == CKD_E_NOT_FOUND) {
-        status = err_set(err, CKD_E_NOT_FOUND, "run '%s' has no checkpoint at step %llu; its newest is %llu", name,
-                         (unsigned long long)step, (unsigned long long)newest.step);
+        status = err_set(err, CKD_E_NOT_FOUND, "run '%s' has no checkpoint at step %llu; its newest is %llu",
+                         name, (unsigned long long)step, (unsigned long long)newest.step);
     }
     return status;
 }
@@ -67,7 +69,8 @@ ckd_status store_find(ckd_checkpoint *out, ckd_store *store, const char *run, ui
     return status;
 }
 
-ckd_status ckd_store_find(ckd_checkpoint *out, ckd_store *store, const char *run, uint64_t step, ckd_error *err) {
+ckd_status ckd_store_find(ckd_checkpoint *out, ckd_store *store, const char *run, uint64_t step,
+                          ckd_error *err) {
     return store_find(out, store, run, step, err);
 }
 
@@ -108,7 +111,8 @@ void ckd_checkpoint_list_free(ckd_checkpoint_list *list) {
     }
 }
 
-ckd_status ckd_store_tensors(ckd_tensor_list **out, ckd_store *store, const ckd_id *checkpoint, ckd_error *err) {
+ckd_status ckd_store_tensors(ckd_tensor_list **out, ckd_store *store, const ckd_id *checkpoint,
+                             ckd_error *err) {
     *out = NULL;
     ckd_tensor_list *list = calloc(1, sizeof(*list));
     if (!list) {

@@ -64,21 +64,26 @@ ckd_status ckd_load_begin(ckd_load **out, ckd_store *store, const ckd_id *checkp
     return CKD_OK;
 }
 
-const ckd_tensor_list *ckd_load_tensors(const ckd_load *load) { return &load->tensors; }
+const ckd_tensor_list *ckd_load_tensors(const ckd_load *load) {
+    return &load->tensors;
+}
 
-const ckd_checkpoint *ckd_load_checkpoint(const ckd_load *load) { return &load->view->manifest.checkpoint; }
+const ckd_checkpoint *ckd_load_checkpoint(const ckd_load *load) {
+    return &load->view->manifest.checkpoint;
+}
 
-static ckd_status check_request(const ckd_load_request *q, const view_tensor *t, span *want, ckd_region *region,
-                                ckd_error *err) {
+static ckd_status check_request(const ckd_load_request *q, const view_tensor *t, span *want,
+                                ckd_region *region, ckd_error *err) {
     if (q->dtype != CKD_DTYPE_NONE && q->dtype != t->tensor->dtype) {
         return err_set(err, CKD_E_MISMATCH, "the tensor is stored as %s, %s was asked for",
                        ckd_dtype_name(t->tensor->dtype), ckd_dtype_name(q->dtype));
     }
-    if (q->shape && (q->ndim != t->shape.ndim ||
-                     memcmp(q->shape, t->shape.shape, q->ndim * sizeof(uint64_t)) != 0)) {
-        return err_set(err, CKD_E_MISMATCH, "the tensor is stored with another global shape than was asked for");
+    if (q->shape &&
+        (q->ndim != t->shape.ndim || memcmp(q->shape, t->shape.shape, q->ndim * sizeof(uint64_t)) != 0)) {
+        return err_set(err, CKD_E_MISMATCH,
+                       "the tensor is stored with another global shape than was asked for");
     }
-    *want = (span){ .region = region };
+    *want = (span){.region = region};
     if (!region_count(&want->count, &t->shape, &q->region)) {
         return err_set(err, CKD_E_INVALID, "the region asked for does not lie inside the tensor's shape");
     }
@@ -102,8 +107,8 @@ typedef struct placement {
 
 static ckd_status place_one(void *context, size_t index, uint32_t worker, ckd_error *err) {
     placement *p = context;
-    return block_into_span(&p->load->decoders[worker], &p->load->views, p->load->view, p->tensor, p->blocks[index],
-                           p->want, p->to, &p->copied[index], err);
+    return block_into_span(&p->load->decoders[worker], &p->load->views, p->load->view, p->tensor,
+                           p->blocks[index], p->want, p->to, &p->copied[index], err);
 }
 
 static size_t intersecting_blocks(const view_block **blocks, const view_tensor *t, const span *want) {
@@ -121,9 +126,10 @@ static size_t intersecting_blocks(const view_block **blocks, const view_tensor *
     return count;
 }
 
-static ckd_status place_all(ckd_load *load, const view_tensor *t, const span *want, void *to, ckd_error *err) {
+static ckd_status place_all(ckd_load *load, const view_tensor *t, const span *want, void *to,
+                            ckd_error *err) {
     size_t count = intersecting_blocks(NULL, t, want);
-    placement p = { .load = load, .tensor = t, .want = want, .to = to };
+    placement p = {.load = load, .tensor = t, .want = want, .to = to};
     p.blocks = calloc(count + 1, sizeof(*p.blocks));
     p.copied = calloc(count + 1, sizeof(*p.copied));
     ckd_status status = CKD_OK;
@@ -147,13 +153,14 @@ static ckd_status place_all(ckd_load *load, const view_tensor *t, const span *wa
 }
 
 ckd_status ckd_load_tensor(ckd_load *load, const ckd_load_request *request, ckd_error *err) {
-    ckd_load_request q = { 0 };
+    ckd_load_request q = {0};
     memcpy(&q, request, request->struct_size < sizeof(q) ? request->struct_size : sizeof(q));
     const view_tensor *t = q.name ? view_find(load->view, q.name) : NULL;
     if (!t) {
-        return err_in_tensor(err, err_set(err, CKD_E_NOT_FOUND, "%s@%llu has no such tensor",
-                                          load->view->manifest.checkpoint.run,
-                                          (unsigned long long)load->view->manifest.checkpoint.step),
+        return err_in_tensor(err,
+                             err_set(err, CKD_E_NOT_FOUND, "%s@%llu has no such tensor",
+                                     load->view->manifest.checkpoint.run,
+                                     (unsigned long long)load->view->manifest.checkpoint.step),
                              q.name ? q.name : "");
     }
     span want;
@@ -190,7 +197,9 @@ ckd_status ckd_load_blob(void **data, size_t *size, ckd_load *load, const char *
     return CKD_OK;
 }
 
-void ckd_blob_free(void *data) { free(data); }
+void ckd_blob_free(void *data) {
+    free(data);
+}
 
 void ckd_load_end(ckd_load *load) {
     if (!load) {

@@ -7,7 +7,7 @@ ckd_status store_read_manifest(manifest *out, const ckd_store *store, const char
                                uint32_t generation, ckd_error *err) {
     memset(out, 0, sizeof(*out));
     pathname p = path_manifest(store->path, run, step, generation);
-    bytes data = { 0 };
+    bytes data = {0};
     ckd_status status = file_read_all(&data, p.text, NOTE_MAX, err);
     if (status == CKD_OK) {
         status = manifest_decode(out, &store->id, data.data, data.size, p.text, err);
@@ -62,7 +62,8 @@ static ckd_status read_names(manifest_list *out, const ckd_store *store, const c
 
 static bool is_dead(const manifest_list *tombstones, const manifest_name *name) {
     for (size_t i = 0; i < tombstones->count; i++) {
-        if (same_checkpoint_name(&tombstones->items[i], name) && tombstones->items[i].generation >= name->generation) {
+        if (same_checkpoint_name(&tombstones->items[i], name) &&
+            tombstones->items[i].generation >= name->generation) {
             return true;
         }
     }
@@ -70,7 +71,7 @@ static bool is_dead(const manifest_list *tombstones, const manifest_name *name) 
 }
 
 ckd_status manifests_read(manifest_list *out, const ckd_store *store, ckd_error *err) {
-    manifest_list tombstones = { 0 };
+    manifest_list tombstones = {0};
     ckd_status status = read_names(out, store, DIR_MANIFESTS, err);
     if (status == CKD_OK) {
         status = read_names(&tombstones, store, DIR_TOMBSTONES, err);

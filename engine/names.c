@@ -5,7 +5,7 @@
 #include "engine/ckptdelta.h"
 
 #define STRINGIFY_(x) #x
-#define STRINGIFY(x) STRINGIFY_(x)
+#define STRINGIFY(x)  STRINGIFY_(x)
 
 const char *ckd_version(void) {
     return STRINGIFY(CKD_VERSION_MAJOR) "." STRINGIFY(CKD_VERSION_MINOR) "." STRINGIFY(CKD_VERSION_PATCH);
@@ -13,20 +13,34 @@ const char *ckd_version(void) {
 
 const char *ckd_status_name(ckd_status status) {
     switch (status) {
-    case CKD_OK: return "OK";
-    case CKD_E_INVALID: return "INVALID";
-    case CKD_E_NOMEM: return "NOMEM";
-    case CKD_E_IO: return "IO";
-    case CKD_E_NOSPACE: return "NOSPACE";
-    case CKD_E_NOT_FOUND: return "NOT_FOUND";
-    case CKD_E_EXISTS: return "EXISTS";
-    case CKD_E_CORRUPT: return "CORRUPT";
-    case CKD_E_UNSUPPORTED: return "UNSUPPORTED";
-    case CKD_E_BUSY: return "BUSY";
-    case CKD_E_READ_ONLY: return "READ_ONLY";
-    case CKD_E_STATE: return "STATE";
-    case CKD_E_MISMATCH: return "MISMATCH";
-    case CKD_E_CANCELLED: return "CANCELLED";
+    case CKD_OK:
+        return "OK";
+    case CKD_E_INVALID:
+        return "INVALID";
+    case CKD_E_NOMEM:
+        return "NOMEM";
+    case CKD_E_IO:
+        return "IO";
+    case CKD_E_NOSPACE:
+        return "NOSPACE";
+    case CKD_E_NOT_FOUND:
+        return "NOT_FOUND";
+    case CKD_E_EXISTS:
+        return "EXISTS";
+    case CKD_E_CORRUPT:
+        return "CORRUPT";
+    case CKD_E_UNSUPPORTED:
+        return "UNSUPPORTED";
+    case CKD_E_BUSY:
+        return "BUSY";
+    case CKD_E_READ_ONLY:
+        return "READ_ONLY";
+    case CKD_E_STATE:
+        return "STATE";
+    case CKD_E_MISMATCH:
+        return "MISMATCH";
+    case CKD_E_CANCELLED:
+        return "CANCELLED";
     }
     return "UNKNOWN";
 }
@@ -35,29 +49,37 @@ static const struct {
     const char *name;
     size_t size;
 } dtypes[] = {
-    [CKD_DTYPE_NONE] = { "none", 0 }, [CKD_F64] = { "f64", 8 },
-    [CKD_F32] = { "f32", 4 },         [CKD_F16] = { "f16", 2 },
-    [CKD_BF16] = { "bf16", 2 },       [CKD_F8_E4M3] = { "f8e4m3", 1 },
-    [CKD_F8_E5M2] = { "f8e5m2", 1 },  [CKD_I64] = { "i64", 8 },
-    [CKD_I32] = { "i32", 4 },         [CKD_I16] = { "i16", 2 },
-    [CKD_I8] = { "i8", 1 },           [CKD_U64] = { "u64", 8 },
-    [CKD_U32] = { "u32", 4 },         [CKD_U16] = { "u16", 2 },
-    [CKD_U8] = { "u8", 1 },           [CKD_BOOL] = { "bool", 1 },
+    [CKD_DTYPE_NONE] = {"none", 0}, [CKD_F64] = {"f64", 8},   [CKD_F32] = {"f32", 4},
+    [CKD_F16] = {"f16", 2},         [CKD_BF16] = {"bf16", 2}, [CKD_F8_E4M3] = {"f8e4m3", 1},
+    [CKD_F8_E5M2] = {"f8e5m2", 1},  [CKD_I64] = {"i64", 8},   [CKD_I32] = {"i32", 4},
+    [CKD_I16] = {"i16", 2},         [CKD_I8] = {"i8", 1},     [CKD_U64] = {"u64", 8},
+    [CKD_U32] = {"u32", 4},         [CKD_U16] = {"u16", 2},   [CKD_U8] = {"u8", 1},
+    [CKD_BOOL] = {"bool", 1},
 };
 #define DTYPE_COUNT (sizeof(dtypes) / sizeof(dtypes[0]))
 
-size_t ckd_dtype_size(ckd_dtype dtype) { return (size_t)dtype < DTYPE_COUNT ? dtypes[dtype].size : 0; }
+size_t ckd_dtype_size(ckd_dtype dtype) {
+    return (size_t)dtype < DTYPE_COUNT ? dtypes[dtype].size : 0;
+}
 
-const char *ckd_dtype_name(ckd_dtype dtype) { return (size_t)dtype < DTYPE_COUNT ? dtypes[dtype].name : "?"; }
+const char *ckd_dtype_name(ckd_dtype dtype) {
+    return (size_t)dtype < DTYPE_COUNT ? dtypes[dtype].name : "?";
+}
 
 const char *ckd_role_name(ckd_role role) {
     switch (role) {
-    case CKD_ROLE_AUTO: return "auto";
-    case CKD_ROLE_WEIGHT: return "weight";
-    case CKD_ROLE_EXP_AVG: return "exp_avg";
-    case CKD_ROLE_EXP_AVG_SQ: return "exp_avg_sq";
-    case CKD_ROLE_MASTER: return "master";
-    case CKD_ROLE_OTHER: return "other";
+    case CKD_ROLE_AUTO:
+        return "auto";
+    case CKD_ROLE_WEIGHT:
+        return "weight";
+    case CKD_ROLE_EXP_AVG:
+        return "exp_avg";
+    case CKD_ROLE_EXP_AVG_SQ:
+        return "exp_avg_sq";
+    case CKD_ROLE_MASTER:
+        return "master";
+    case CKD_ROLE_OTHER:
+        return "other";
     }
     return "?";
 }
@@ -67,10 +89,10 @@ ckd_role ckd_role_of(const char *tensor_name, ckd_dtype dtype) {
         const char *prefix;
         ckd_role role;
     } prefixes[] = {
-        { "exp_avg.", CKD_ROLE_EXP_AVG },
-        { "exp_avg_sq.", CKD_ROLE_EXP_AVG_SQ },
-        { "max_exp_avg_sq.", CKD_ROLE_EXP_AVG_SQ },
-        { "master.", CKD_ROLE_MASTER },
+        {"exp_avg.", CKD_ROLE_EXP_AVG},
+        {"exp_avg_sq.", CKD_ROLE_EXP_AVG_SQ},
+        {"max_exp_avg_sq.", CKD_ROLE_EXP_AVG_SQ},
+        {"master.", CKD_ROLE_MASTER},
     };
     if (dtype < CKD_F64 || dtype > CKD_F8_E5M2) {
         return CKD_ROLE_OTHER;
@@ -90,9 +112,12 @@ const char *ckd_fidelity_name(ckd_fidelity fidelity) {
 
 const char *ckd_kind_name(ckd_kind kind) {
     switch (kind) {
-    case CKD_BASE: return "base";
-    case CKD_DELTA: return "delta";
-    case CKD_KEYFRAME: return "keyframe";
+    case CKD_BASE:
+        return "base";
+    case CKD_DELTA:
+        return "delta";
+    case CKD_KEYFRAME:
+        return "keyframe";
     }
     return "?";
 }
@@ -106,4 +131,6 @@ void ckd_id_text(char text[CKD_ID_TEXT], const ckd_id *id) {
     text[2 * sizeof(id->bytes)] = '\0';
 }
 
-ckd_status ckd_id_new(ckd_id *out, ckd_error *err) { return random_bytes(out->bytes, sizeof(out->bytes), err); }
+ckd_status ckd_id_new(ckd_id *out, ckd_error *err) {
+    return random_bytes(out->bytes, sizeof(out->bytes), err);
+}

@@ -34,7 +34,8 @@ pathname path_intent(const char *store, const ckd_id *save) {
 
 pathname path_manifest(const char *store, const char *run, uint64_t step, uint32_t generation) {
     pathname p;
-    snprintf(p.text, sizeof(p.text), "%s/" DIR_MANIFESTS "/%s.%" PRIu64 ".%" PRIu32, store, run, step, generation);
+    snprintf(p.text, sizeof(p.text), "%s/" DIR_MANIFESTS "/%s.%" PRIu64 ".%" PRIu32, store, run, step,
+             generation);
     return p;
 }
 

@@ -12,15 +12,15 @@ typedef struct pathname {
     char text[PATH_ROOM];
 } pathname;
 
-#define DIR_CHUNKS "data/c"
-#define DIR_MANIFESTS "data/m"
-#define DIR_INTENTS "data/i"
-#define DIR_TOMBSTONES "data/t"
-#define DIR_NOTES "data/n"
-#define FILE_IDENTITY "data/store"
+#define DIR_CHUNKS        "data/c"
+#define DIR_MANIFESTS     "data/m"
+#define DIR_INTENTS       "data/i"
+#define DIR_TOMBSTONES    "data/t"
+#define DIR_NOTES         "data/n"
+#define FILE_IDENTITY     "data/store"
 #define FILE_PUBLISH_LOCK "data/lock"
-#define FILE_READER_LOCK "data/readers"
-#define FILE_CATALOG "catalog.db"
+#define FILE_READER_LOCK  "data/readers"
+#define FILE_CATALOG      "catalog.db"
 
 /* STORE/RELATIVE */
 pathname path_in(const char *store, const char *relative);

@@ -11,10 +11,10 @@ static ckd_status renew(ckd_rebuild_result *result, ckd_store *store, ckd_error 
         }
         lock_release(lock);
     }
-    ckd_checkpoint_list list = { 0 };
+    ckd_checkpoint_list list = {0};
     if (status == CKD_OK && result) {
         status = catalog_list(&list, store->catalog, NULL, err);
-        *result = (ckd_rebuild_result){ .checkpoints = list.count, .skipped = store->manifests_skipped };
+        *result = (ckd_rebuild_result){.checkpoints = list.count, .skipped = store->manifests_skipped};
         catalog_list_free(&list);
     }
     return status;

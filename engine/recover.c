@@ -31,8 +31,9 @@ static ckd_status read_named(named_files *named, const ckd_store *store, ckd_err
     ckd_status status = manifests_read(&list, store, err);
     for (size_t i = 0; i < list.count && status == CKD_OK; i++) {
         manifest m;
-        ckd_error why = { 0 };
-        status = store_read_manifest(&m, store, list.items[i].run, list.items[i].step, list.items[i].generation, &why);
+        ckd_error why = {0};
+        status = store_read_manifest(&m, store, list.items[i].run, list.items[i].step,
+                                     list.items[i].generation, &why);
         if (status == CKD_OK) {
             status = add_named(named, &m, err);
             manifest_free(&m);
@@ -82,9 +83,9 @@ static ckd_status visit_intent(const ckd_store *store, const char *name, named_f
     if (status != CKD_OK) {
         return CKD_OK; /* its writer lives, or has just ended by itself */
     }
-    bytes data = { 0 };
-    intent dead = { 0 };
-    ckd_error why = { 0 };
+    bytes data = {0};
+    intent dead = {0};
+    ckd_error why = {0};
     status = file_read_all(&data, p.text, NOTE_MAX, &why);
     if (status == CKD_OK) {
         status = intent_decode(&dead, &store->id, data.data, data.size, p.text, &why);
@@ -126,7 +127,7 @@ static ckd_status remove_temporaries(const ckd_store *store, const char *dir, ck
 }
 
 ckd_status store_recover(ckd_store *store, ckd_error *err) {
-    static const char *const dirs[] = { "data", DIR_MANIFESTS, DIR_INTENTS, DIR_TOMBSTONES };
+    static const char *const dirs[] = {"data", DIR_MANIFESTS, DIR_INTENTS, DIR_TOMBSTONES};
     ckd_status status = CKD_OK;
     for (size_t i = 0; i < sizeof(dirs) / sizeof(dirs[0]) && status == CKD_OK; i++) {
         status = remove_temporaries(store, dirs[i], err);
@@ -139,7 +140,7 @@ ckd_status store_recover(ckd_store *store, ckd_error *err) {
     if (status != CKD_OK) {
         return status;
     }
-    named_files named = { 0 };
+    named_files named = {0};
     bool loaded = false;
     for (size_t i = 0; i < list.count && status == CKD_OK; i++) {
         ckd_id id;

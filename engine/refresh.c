@@ -6,7 +6,7 @@
 /* Adopts the highest valid generation among items[0 ... count - 1], which name the same checkpoint. */
 static ckd_status adopt_newest(ckd_store *store, const manifest_name *items, size_t count, ckd_error *err) {
     for (size_t i = 0; i < count; i++) {
-        ckd_error why = { 0 };
+        ckd_error why = {0};
         manifest m;
         ckd_status status =
             store_read_manifest(&m, store, items[i].run, items[i].step, items[i].generation, &why);
@@ -20,8 +20,8 @@ static ckd_status adopt_newest(ckd_store *store, const manifest_name *items, siz
             return status;
         }
         store->manifests_skipped++;
-        store_message(store, "manifest %s.%llu.%u is not used: %s", items[i].run, (unsigned long long)items[i].step,
-                      (unsigned)items[i].generation, why.message);
+        store_message(store, "manifest %s.%llu.%u is not used: %s", items[i].run,
+                      (unsigned long long)items[i].step, (unsigned)items[i].generation, why.message);
     }
     return CKD_OK;
 }
@@ -48,7 +48,8 @@ static ckd_status merge(ckd_store *store, const manifest_list *manifests, const 
         while (k < known->count && compare_names(&manifests->items[i], &known->items[k]) > 0) {
             *differ = true;
             ckd_status status =
-                apply ? catalog_remove(store->catalog, known->items[k].run, known->items[k].step, err) : CKD_OK;
+                apply ? catalog_remove(store->catalog, known->items[k].run, known->items[k].step, err)
+                      : CKD_OK;
             if (status != CKD_OK) {
                 return status;
             }
@@ -95,7 +96,8 @@ static ckd_status apply_in_transaction(ckd_store *store, const manifest_list *ma
 static ckd_status use_memory(ckd_store *store, ckd_error *err) {
     catalog_close(store->catalog);
     store->catalog = NULL;
-    return catalog_open(&store->catalog, NULL, CATALOG_MEMORY, &store->id, store->options.lock_timeout_ms, err);
+    return catalog_open(&store->catalog, NULL, CATALOG_MEMORY, &store->id, store->options.lock_timeout_ms,
+                        err);
 }
 
 ckd_status store_refresh(ckd_store *store, ckd_error *err) {
@@ -104,7 +106,7 @@ ckd_status store_refresh(ckd_store *store, ckd_error *err) {
     if (status != CKD_OK) {
         return status;
     }
-    ckd_checkpoint_list known = { 0 };
+    ckd_checkpoint_list known = {0};
     bool differ = false;
     status = catalog_list(&known, store->catalog, NULL, err);
     if (status == CKD_OK) {
@@ -122,12 +124,15 @@ ckd_status store_refresh(ckd_store *store, ckd_error *err) {
     return status;
 }
 
-static bool replaceable(ckd_status status) { return status == CKD_E_CORRUPT || status == CKD_E_NOT_FOUND; }
+static bool replaceable(ckd_status status) {
+    return status == CKD_E_CORRUPT || status == CKD_E_NOT_FOUND;
+}
 
 static ckd_status open_for_reading(ckd_store *store, ckd_error *err) {
     pathname p = path_in(store->path, FILE_CATALOG);
-    ckd_error why = { 0 };
-    ckd_status status = catalog_open(&store->catalog, p.text, CATALOG_READ, &store->id, 1000, &why);
+    ckd_error why = {0};
+    ckd_status status =
+        catalog_open(&store->catalog, p.text, CATALOG_READ, &store->id, store->options.lock_timeout_ms, &why);
     if (status == CKD_OK) {
         status = store_refresh(store, &why);
     }
@@ -157,7 +162,8 @@ ckd_status store_renew_catalog(ckd_store *store, ckd_error *err) {
         status = dir_sync(store->path, err);
     }
     if (status == CKD_OK) {
-        status = catalog_open(&store->catalog, p.text, CATALOG_WRITE, &store->id, store->options.lock_timeout_ms, err);
+        status = catalog_open(&store->catalog, p.text, CATALOG_WRITE, &store->id,
+                              store->options.lock_timeout_ms, err);
     }
     return status == CKD_OK ? store_refresh(store, err) : status;
 }
@@ -167,15 +173,18 @@ ckd_status store_open_catalog(ckd_store *store, ckd_error *err) {
         return open_for_reading(store, err);
     }
     pathname p = path_in(store->path, FILE_CATALOG);
-    ckd_error why = { 0 };
-    ckd_status status =
-        catalog_open(&store->catalog, p.text, CATALOG_WRITE, &store->id, store->options.lock_timeout_ms, &why);
+    ckd_error why = {0};
+    ckd_status status = catalog_open(&store->catalog, p.text, CATALOG_WRITE, &store->id,
+                                     store->options.lock_timeout_ms, &why);
     if (status == CKD_OK) {
         status = store_refresh(store, &why);
     }
     if (replaceable(status)) {
-        store_message(store, "the catalog is damaged (%s); making it anew from the manifests, the old one is kept as "
-                             FILE_CATALOG ".old", why.message);
+        store_message(
+            store,
+            "the catalog is damaged (%s); making it anew from the manifests, the old one is kept as " FILE_CATALOG
+            ".old",
+            why.message);
         catalog_close(store->catalog);
         store->catalog = NULL;
         return store_renew_catalog(store, err);

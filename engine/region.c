@@ -25,7 +25,7 @@ bool region_count(uint64_t *elements, const geometry *g, const ckd_region *regio
 }
 
 ckd_region region_canonical(const geometry *g, const ckd_region *region) {
-    ckd_region out = { .kind = region->kind };
+    ckd_region out = {.kind = region->kind};
     bool whole = true;
     if (region->kind == CKD_REGION_BOX) {
         for (uint32_t d = 0; d < g->ndim; d++) {
@@ -38,7 +38,7 @@ ckd_region region_canonical(const geometry *g, const ckd_region *region) {
         out.count = region->count;
         whole = region->count == g->elements;
     }
-    return whole ? (ckd_region){ .kind = CKD_REGION_WHOLE } : out;
+    return whole ? (ckd_region){.kind = CKD_REGION_WHOLE} : out;
 }
 
 bool region_equal(const ckd_region *a, const ckd_region *b, uint32_t ndim) {
@@ -67,7 +67,7 @@ typedef struct runs {
 } runs;
 
 static runs runs_of(const geometry *g, const ckd_region *region) {
-    runs r = { g, region, 0, 0, 0 };
+    runs r = {g, region, 0, 0, 0};
     uint64_t elements;
     if (!region_count(&elements, g, region) || elements == 0) {
         return r;
@@ -192,7 +192,7 @@ static void walk_to(walk *w, uint64_t index) {
 }
 
 static walk walk_begin(const geometry *g, const span *s) {
-    walk w = { .r = runs_of(g, s->region), .first = s->first, .end = s->first + s->count };
+    walk w = {.r = runs_of(g, s->region), .first = s->first, .end = s->first + s->count};
     if (w.r.count == 0 || s->count == 0) {
         w.done = true;
     } else {
@@ -250,10 +250,12 @@ uint64_t span_copy(const geometry *g, size_t element_size, void *to, const span 
     return copied;
 }
 
-uint64_t span_common(const geometry *g, const span *a, const span *b) { return span_copy(g, 0, NULL, a, NULL, b); }
+uint64_t span_common(const geometry *g, const span *a, const span *b) {
+    return span_copy(g, 0, NULL, a, NULL, b);
+}
 
 bool regions_overlap(const geometry *g, const ckd_region *a, const ckd_region *b) {
-    span whole_a = { a, 0, 0 }, whole_b = { b, 0, 0 };
+    span whole_a = {a, 0, 0}, whole_b = {b, 0, 0};
     if (!region_count(&whole_a.count, g, a) || !region_count(&whole_b.count, g, b)) {
         return false;
     }

@@ -34,7 +34,7 @@ static ckd_status file_sizes(ckd_report *r, const ckd_store *store, ckd_error *e
 }
 
 static ckd_status usage_rows(ckd_report *r, ckd_store *store, ckd_error *err) {
-    ckd_checkpoint_list list = { 0 };
+    ckd_checkpoint_list list = {0};
     ckd_status status = catalog_list(&list, store->catalog, NULL, err);
     r->by_checkpoint = list.items;
     r->checkpoint_count = list.count;
@@ -90,7 +90,7 @@ void ckd_report_free(ckd_report *report) {
     if (!report) {
         return;
     }
-    ckd_checkpoint_list list = { report->checkpoint_count, report->by_checkpoint };
+    ckd_checkpoint_list list = {report->checkpoint_count, report->by_checkpoint};
     catalog_list_free(&list);
     free(report->by_run);
     free(report->by_role);

@@ -16,14 +16,15 @@ typedef enum save_state { SAVE_OPEN, SAVE_FAILED, SAVE_SEALED } save_state;
 typedef struct save_target {
     char run[CKD_RUN_MAX + 1];
     uint64_t step;
-    bool has_lineage;        /* there is a checkpoint that this state came from */
-    ckd_checkpoint lineage;  /* it: the delta's parent unless a base was asked for */
-    bool compare;            /* the checkpoint exists already: only compare with it */
+    bool has_lineage;       /* there is a checkpoint that this state came from */
+    ckd_checkpoint lineage; /* it: the delta's parent unless a base was asked for */
+    bool compare;           /* the checkpoint exists already: only compare with it */
     ckd_checkpoint existing;
     ckd_id branch_origin, resumed_from;
     uint32_t lossy_resumes;
 } save_target;
-ckd_status save_resolve_target(save_target *out, ckd_store *store, const ckd_save_options *options, ckd_error *err);
+ckd_status save_resolve_target(save_target *out, ckd_store *store, const ckd_save_options *options,
+                               ckd_error *err);
 
 struct ckd_save {
     ckd_store *store;
@@ -36,22 +37,22 @@ struct ckd_save {
     file_lock *reader_lock; /* what the parents need is not unlinked */
     file_lock *intent_lock; /* tells that this writer lives */
     chunk_writer *writer;
-    bool file_named;        /* the chunk file has its final name */
-    note_file sealed;       /* once SAVE_SEALED */
+    bool file_named;  /* the chunk file has its final name */
+    note_file sealed; /* once SAVE_SEALED */
 
     view_cache views;
-    const view *parent;     /* of deltas; NULL: none */
-    const view *existing;   /* when comparing */
+    const view *parent;   /* of deltas; NULL: none */
+    const view *existing; /* when comparing */
     coding_context coding;
     load_budget budget;
     content_index known;
-    record_arena arena;     /* tensors, shapes and regions that `known` points to */
+    record_arena arena; /* tensors, shapes and regions that `known` points to */
     ckd_id *dependencies;
     size_t dependency_count, dependency_capacity;
 
     block_job *jobs;
     uint32_t job_count;
-    uint64_t raw_bytes;     /* saved so far */
+    uint64_t raw_bytes; /* saved so far */
     size_t tensors_compared, blobs_compared;
     bool told_damage;
     uint64_t begun_ns, analyse_ns, encode_ns, append_ns;

@@ -3,16 +3,17 @@
 
 #include "engine/save.h"
 
-#define DEFAULT_MAX_LOAD_COST 4.0
+#define DEFAULT_MAX_LOAD_COST    4.0
 #define DEFAULT_NEWEST_LOAD_COST 2.0
 
 ckd_status save_check_open(const ckd_save *save, ckd_error *err) {
     if (save->state == SAVE_OPEN) {
         return CKD_OK;
     }
-    return err_set(err, CKD_E_STATE, save->state == SAVE_FAILED
-                                         ? "an earlier call on this save failed; it can only be aborted"
-                                         : "the save is sealed; it can only be published, ended or aborted");
+    return err_set(err, CKD_E_STATE,
+                   save->state == SAVE_FAILED
+                       ? "an earlier call on this save failed; it can only be aborted"
+                       : "the save is sealed; it can only be published, ended or aborted");
 }
 
 ckd_status save_depend(ckd_save *save, const ckd_id *checkpoint, ckd_error *err) {
@@ -36,15 +37,19 @@ ckd_status save_depend(ckd_save *save, const ckd_id *checkpoint, ckd_error *err)
 
 /* Durable before the chunk file exists, and locked by us before anybody can see it. Under the publish lock. */
 static ckd_status write_intent(ckd_save *save, ckd_error *err) {
-    note_file file = { .id = save->file_id, .rank = save->options.rank };
-    intent note = { .id = save->writer_id, .step = save->target.step, .rank = save->options.rank,
-                    .world = save->options.world, .files = &file, .file_count = 1 };
+    note_file file = {.id = save->file_id, .rank = save->options.rank};
+    intent note = {.id = save->writer_id,
+                   .step = save->target.step,
+                   .rank = save->options.rank,
+                   .world = save->options.world,
+                   .files = &file,
+                   .file_count = 1};
     snprintf(note.run, sizeof(note.run), "%s", save->target.run);
     if (save->target.has_lineage) {
         note.dependencies = &save->target.lineage.id;
         note.dependency_count = 1;
     }
-    bytes data = { 0 };
+    bytes data = {0};
     intent_encode(&data, &save->store->id, &note);
     char hex[CKD_ID_TEXT], temp[64];
     ckd_id_text(hex, &save->writer_id);
@@ -52,7 +57,8 @@ static ckd_status write_intent(ckd_save *save, ckd_error *err) {
     pathname p = path_intent(save->store->path, &save->writer_id);
     ckd_status status = data.failed ? err_nomem(err, NOTE_MAX, "an intent") : CKD_OK;
     if (status == CKD_OK) {
-        status = file_publish_bytes(p.text, path_of(save->store->path, DIR_INTENTS, temp).text, data.data, data.size, err);
+        status = file_publish_bytes(p.text, path_of(save->store->path, DIR_INTENTS, temp).text, data.data,
+                                    data.size, err);
     }
     if (status == CKD_OK) {
         status = lock_acquire(&save->intent_lock, p.text, LOCK_SHARED, false, 0, err);
@@ -64,7 +70,8 @@ static ckd_status write_intent(ckd_save *save, ckd_error *err) {
 static void expect_parents_cost(load_budget *budget, const view *parent) {
     for (size_t i = 0; i < parent->block_count; i++) {
         const record *r = parent->blocks[i].record;
-        load_cost chain = record_chain(r), base = base_cost(ckd_dtype_size(r->tensor->dtype), r->raw_size, r->base_stored);
+        load_cost chain = record_chain(r),
+                  base = base_cost(ckd_dtype_size(r->tensor->dtype), r->raw_size, r->base_stored);
         budget->rest_chain.stored += chain.stored;
         budget->rest_chain.work += chain.work;
         budget->rest_base.stored += base.stored;
@@ -74,11 +81,12 @@ static void expect_parents_cost(load_budget *budget, const view *parent) {
 
 /* A parent that cannot be read does not cost the new state: it is saved as a base. */
 static ckd_status open_parent(ckd_save *save, ckd_error *err) {
-    ckd_error why = { 0 };
+    ckd_error why = {0};
     ckd_status status = views_get(&save->parent, &save->views, &save->target.lineage.id, &why);
     if (status == CKD_E_CORRUPT || status == CKD_E_UNSUPPORTED) {
         store_message(save->store, "%s@%llu cannot be read (%s: %s); saving a base instead of a delta on it",
-                      save->target.lineage.run, (unsigned long long)save->target.lineage.step, why.file, why.message);
+                      save->target.lineage.run, (unsigned long long)save->target.lineage.step, why.file,
+                      why.message);
         return CKD_OK;
     }
     if (status != CKD_OK) {
@@ -101,8 +109,12 @@ static ckd_status prepare_coding(ckd_save *save, ckd_error *err) {
     } else if (save->target.has_lineage && !o->base && o->codec != CKD_CODEC_RAW) {
         status = open_parent(save, err);
     }
-    save->coding = (coding_context){ .codec = o->codec, .level = o->level, .views = &save->views,
-                                     .parent = save->parent, .known = &save->known, .checkpoint = save->checkpoint };
+    save->coding = (coding_context){.codec = o->codec,
+                                    .level = o->level,
+                                    .views = &save->views,
+                                    .parent = save->parent,
+                                    .known = &save->known,
+                                    .checkpoint = save->checkpoint};
     if (status != CKD_OK) {
         return status;
     }
@@ -159,9 +171,9 @@ static ckd_status begin(ckd_save *save, ckd_error *err) {
         status = prepare_coding(save, err);
     }
     if (status == CKD_OK && !save->target.compare) {
-        chunk_identity identity = { save->store->id, save->file_id, save->writer_id };
-        status = chunk_writer_create(&save->writer, path_chunk(save->store->path, &save->file_id, ".tmp").text, &identity,
-                                     err);
+        chunk_identity identity = {save->store->id, save->file_id, save->writer_id};
+        status = chunk_writer_create(
+            &save->writer, path_chunk(save->store->path, &save->file_id, ".tmp").text, &identity, err);
     }
     return status;
 }

@@ -10,15 +10,16 @@
 #include "engine/save.h"
 
 ckd_status ckd_save_seal(ckd_part *out, ckd_save *save, ckd_error *err) {
-    *out = (ckd_part){ NULL, 0 };
+    *out = (ckd_part){NULL, 0};
     ckd_status status = save_check_open(save, err);
     if (status == CKD_OK && save->target.compare) {
-        status = err_set(err, CKD_E_STATE, "this save only compares with an existing checkpoint; commit it instead");
+        status = err_set(err, CKD_E_STATE,
+                         "this save only compares with an existing checkpoint; commit it instead");
     }
     if (status != CKD_OK) {
         return status;
     }
-    save->sealed = (note_file){ .id = save->file_id, .rank = save->options.rank };
+    save->sealed = (note_file){.id = save->file_id, .rank = save->options.rank};
     chunk_writer *writer = save->writer;
     save->writer = NULL;
     save->state = SAVE_FAILED; /* until it is not: a failed sync is never retried on the same file */
@@ -34,10 +35,14 @@ ckd_status ckd_save_seal(ckd_part *out, ckd_save *save, ckd_error *err) {
     if (status == CKD_OK) {
         status = dir_sync(path_in(save->store->path, DIR_CHUNKS).text, err);
     }
-    bytes data = { 0 };
+    bytes data = {0};
     if (status == CKD_OK) {
-        part p = { .checkpoint = save->checkpoint, .rank = save->options.rank, .world = save->options.world,
-                   .file = save->sealed, .dependencies = save->dependencies, .dependency_count = save->dependency_count };
+        part p = {.checkpoint = save->checkpoint,
+                  .rank = save->options.rank,
+                  .world = save->options.world,
+                  .file = save->sealed,
+                  .dependencies = save->dependencies,
+                  .dependency_count = save->dependency_count};
         part_encode(&data, &save->store->id, &p);
         status = data.failed ? err_nomem(err, data.size, "a part") : CKD_OK;
     }
@@ -46,14 +51,14 @@ ckd_status ckd_save_seal(ckd_part *out, ckd_save *save, ckd_error *err) {
         return status;
     }
     save->state = SAVE_SEALED;
-    *out = (ckd_part){ data.data, data.size };
+    *out = (ckd_part){data.data, data.size};
     return CKD_OK;
 }
 
 void ckd_part_free(ckd_part *p) {
     if (p) {
         free(p->data);
-        *p = (ckd_part){ NULL, 0 };
+        *p = (ckd_part){NULL, 0};
     }
 }
 
@@ -88,7 +93,8 @@ static int by_rank(const void *a, const void *b) {
     return x->rank < y->rank ? -1 : x->rank > y->rank;
 }
 
-static ckd_status collect_parts(ckd_save *save, manifest *m, const ckd_part *parts, size_t count, ckd_error *err) {
+static ckd_status collect_parts(ckd_save *save, manifest *m, const ckd_part *parts, size_t count,
+                                ckd_error *err) {
     if (count != save->options.world) {
         return err_set(err, CKD_E_INVALID, "%zu parts for %u ranks", count, (unsigned)save->options.world);
     }
@@ -117,10 +123,15 @@ static ckd_status collect_parts(ckd_save *save, manifest *m, const ckd_part *par
 static void describe(const ckd_save *save, manifest *m) {
     ckd_checkpoint *c = &m->checkpoint;
     const save_target *t = &save->target;
-    *c = (ckd_checkpoint){ .id = save->checkpoint, .resumed_from = t->resumed_from, .step = t->step,
-                           .kind = m->dependency_count ? CKD_DELTA : CKD_BASE, .fidelity = CKD_EXACT,
-                           .lossy_resumes = t->lossy_resumes, .world = save->options.world,
-                           .created_ns = clock_wall_ns(), .metric = save->metric_name[0] ? save->options.metric : NAN };
+    *c = (ckd_checkpoint){.id = save->checkpoint,
+                          .resumed_from = t->resumed_from,
+                          .step = t->step,
+                          .kind = m->dependency_count ? CKD_DELTA : CKD_BASE,
+                          .fidelity = CKD_EXACT,
+                          .lossy_resumes = t->lossy_resumes,
+                          .world = save->options.world,
+                          .created_ns = clock_wall_ns(),
+                          .metric = save->metric_name[0] ? save->options.metric : NAN};
     memcpy(c->run, t->run, sizeof(c->run));
     memcpy(c->metric_name, save->metric_name, sizeof(c->metric_name));
     if (c->kind == CKD_DELTA && t->has_lineage) {
@@ -132,14 +143,15 @@ static void describe(const ckd_save *save, manifest *m) {
 /* Totals, depth and cost come from what the files hold, whoever wrote them. */
 static void add_totals(manifest *m, const view *v, role_total totals[CKD_ROLE_OTHER + 1]) {
     ckd_checkpoint *c = &m->checkpoint;
-    load_budget cost = { 0 };
+    load_budget cost = {0};
     c->tensors = v->tensor_count;
     for (size_t i = 0; i < v->tensor_count; i++) {
         totals[v->tensors[i].tensor->role].tensors++;
     }
     for (size_t i = 0; i < v->block_count; i++) {
         const record *r = v->blocks[i].record;
-        load_cost chain = record_chain(r), base = base_cost(ckd_dtype_size(r->tensor->dtype), r->raw_size, r->base_stored);
+        load_cost chain = record_chain(r),
+                  base = base_cost(ckd_dtype_size(r->tensor->dtype), r->raw_size, r->base_stored);
         budget_add(&cost, &chain, &base);
         c->raw_bytes += r->raw_size;
         c->depth = r->depth > c->depth ? r->depth : c->depth;
@@ -170,7 +182,7 @@ static ckd_status complete_manifest(ckd_save *save, manifest *m, ckd_error *err)
     if (status == CKD_OK) {
         status = view_check_tiling(v, CKD_E_MISMATCH, err);
     }
-    role_total totals[CKD_ROLE_OTHER + 1] = { 0 };
+    role_total totals[CKD_ROLE_OTHER + 1] = {0};
     m->roles = status == CKD_OK ? calloc(CKD_ROLE_OTHER + 1, sizeof(*m->roles)) : NULL;
     if (status == CKD_OK && !m->roles) {
         status = err_nomem(err, sizeof(totals), "role totals");
@@ -197,8 +209,10 @@ static ckd_status check_parents(ckd_save *save, const manifest *m, ckd_error *er
         if (status == CKD_E_NOT_FOUND) {
             char hex[CKD_ID_TEXT];
             ckd_id_text(hex, &m->dependencies[i]);
-            status = err_set(err, CKD_E_NOT_FOUND, "checkpoint %s, which this delta builds on, was deleted meanwhile; "
-                             "save again, as a base", hex);
+            status = err_set(err, CKD_E_NOT_FOUND,
+                             "checkpoint %s, which this delta builds on, was deleted meanwhile; "
+                             "save again, as a base",
+                             hex);
         }
         if (status != CKD_OK) {
             return status;
@@ -217,11 +231,12 @@ static ckd_status publish_manifest(const ckd_save *save, manifest *m, ckd_error 
     char hex[CKD_ID_TEXT], temp[64];
     ckd_id_text(hex, &save->writer_id);
     snprintf(temp, sizeof(temp), ".tmp-%s", hex);
-    bytes data = { 0 };
+    bytes data = {0};
     manifest_encode(&data, &save->store->id, m);
     ckd_status status = data.failed ? err_nomem(err, data.size, "a manifest") : CKD_OK;
     if (status == CKD_OK) {
-        status = file_publish_bytes(p.text, path_of(root, DIR_MANIFESTS, temp).text, data.data, data.size, err);
+        status =
+            file_publish_bytes(p.text, path_of(root, DIR_MANIFESTS, temp).text, data.data, data.size, err);
         if (status != CKD_OK) {
             file_remove(path_of(root, DIR_MANIFESTS, temp).text, true, NULL);
             /* Under the publish lock nobody else made it: named but perhaps not durable is not committed. */
@@ -237,10 +252,10 @@ static ckd_status add_timings(const ckd_save *save, const manifest *m, ckd_error
     const struct {
         const char *stage;
         uint64_t ns, bytes;
-    } stages[] = { { "analyse", save->analyse_ns, m->checkpoint.raw_bytes },
-                   { "encode", save->encode_ns, m->checkpoint.raw_bytes },
-                   { "write", save->append_ns, m->checkpoint.stored_bytes },
-                   { "total", clock_monotonic_ns() - save->begun_ns, m->checkpoint.raw_bytes } };
+    } stages[] = {{"analyse", save->analyse_ns, m->checkpoint.raw_bytes},
+                  {"encode", save->encode_ns, m->checkpoint.raw_bytes},
+                  {"write", save->append_ns, m->checkpoint.stored_bytes},
+                  {"total", clock_monotonic_ns() - save->begun_ns, m->checkpoint.raw_bytes}};
     ckd_status status = CKD_OK;
     for (size_t i = 0; i < sizeof(stages) / sizeof(stages[0]) && status == CKD_OK; i++) {
         status = catalog_add_timing(save->store->catalog, &m->checkpoint.id, stages[i].stage, stages[i].ns,
@@ -252,11 +267,12 @@ static ckd_status add_timings(const ckd_save *save, const manifest *m, ckd_error
 /* Behind the commit point: whatever happens here, the checkpoint stays. */
 static void update_catalog(ckd_save *save, manifest *m) {
     ckd_store *store = save->store;
-    ckd_error why = { 0 };
+    ckd_error why = {0};
     ckd_status status = catalog_begin(store->catalog, &why);
     if (status == CKD_OK) {
         manifest copy;
-        status = store_read_manifest(&copy, store, m->checkpoint.run, m->checkpoint.step, m->checkpoint.generation, &why);
+        status = store_read_manifest(&copy, store, m->checkpoint.run, m->checkpoint.step,
+                                     m->checkpoint.generation, &why);
         if (status == CKD_OK) {
             status = store_adopt(store, &copy, &why);
         }
@@ -270,8 +286,10 @@ static void update_catalog(ckd_save *save, manifest *m) {
         }
     }
     if (status != CKD_OK) {
-        store_message(store, "%s@%llu is committed, but the catalog could not be updated (%s); the next open for "
-                      "writing will", m->checkpoint.run, (unsigned long long)m->checkpoint.step, why.message);
+        store_message(store,
+                      "%s@%llu is committed, but the catalog could not be updated (%s); the next open for "
+                      "writing will",
+                      m->checkpoint.run, (unsigned long long)m->checkpoint.step, why.message);
     }
 }
 
@@ -291,11 +309,12 @@ static ckd_status publish_locked(ckd_save *save, manifest *m, ckd_error *err) {
     return status;
 }
 
-static ckd_status publish(ckd_checkpoint *info, ckd_save *save, const ckd_part *parts, size_t count, ckd_error *err) {
+static ckd_status publish(ckd_checkpoint *info, ckd_save *save, const ckd_part *parts, size_t count,
+                          ckd_error *err) {
     if (save->state != SAVE_SEALED) {
         return err_set(err, CKD_E_STATE, "a save is published after it was sealed");
     }
-    manifest m = { 0 };
+    manifest m = {0};
     ckd_status status = collect_parts(save, &m, parts, count, err);
     if (status == CKD_OK) {
         status = complete_manifest(save, &m, err);
@@ -315,7 +334,8 @@ static ckd_status publish(ckd_checkpoint *info, ckd_save *save, const ckd_part *
     return status;
 }
 
-ckd_status ckd_save_publish(ckd_checkpoint *info, ckd_save *save, const ckd_part *parts, size_t count, ckd_error *err) {
+ckd_status ckd_save_publish(ckd_checkpoint *info, ckd_save *save, const ckd_part *parts, size_t count,
+                            ckd_error *err) {
     if (info) {
         memset(info, 0, sizeof(*info));
     }
@@ -358,6 +378,10 @@ ckd_status ckd_save_commit(ckd_checkpoint *info, ckd_save *save, ckd_error *err)
     return status;
 }
 
-void ckd_save_abort(ckd_save *save) { save_free(save, false); }
+void ckd_save_abort(ckd_save *save) {
+    save_free(save, false);
+}
 
-void ckd_save_end(ckd_save *save) { save_free(save, true); }
+void ckd_save_end(ckd_save *save) {
+    save_free(save, true);
+}

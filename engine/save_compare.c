@@ -19,16 +19,18 @@ ckd_status save_compare_block(ckd_save *save, block_job *job, const tensor_conte
         job->previous.failed = false;
         return err_nomem(err, size, "stored values to compare with");
     }
-    span mine = { tensor->region, job->first, job->count };
+    span mine = {tensor->region, job->first, job->count};
     job->decoder.steps = 0;
-    ckd_status status = span_values(&job->decoder, &save->views, save->existing, tensor->parent, &mine, stored, NULL, err);
+    ckd_status status =
+        span_values(&job->decoder, &save->views, save->existing, tensor->parent, &mine, stored, NULL, err);
     if (status == CKD_OK && size && memcmp(stored, job->values, size) != 0) {
         status = err_in_tensor(err, differs(save, "tensor", tensor->tensor->name, err), tensor->tensor->name);
     }
     return status;
 }
 
-ckd_status save_compare_blob(ckd_save *save, const char *name, const void *data, size_t size, ckd_error *err) {
+ckd_status save_compare_blob(ckd_save *save, const char *name, const void *data, size_t size,
+                             ckd_error *err) {
     const view_block *b = view_find_blob(save->existing, name);
     hash128 content = content_hash(data, size);
     save->blobs_compared++;
@@ -38,9 +40,11 @@ ckd_status save_compare_blob(ckd_save *save, const char *name, const void *data,
 }
 
 ckd_status save_compare_end(const ckd_save *save, ckd_error *err) {
-    if (save->tensors_compared >= save->existing->tensor_count && save->blobs_compared >= save->existing->blob_count) {
+    if (save->tensors_compared >= save->existing->tensor_count &&
+        save->blobs_compared >= save->existing->blob_count) {
         return CKD_OK;
     }
-    return err_set(err, CKD_E_EXISTS, "run '%s' has another checkpoint at step %llu already: it holds more tensors or blobs",
+    return err_set(err, CKD_E_EXISTS,
+                   "run '%s' has another checkpoint at step %llu already: it holds more tensors or blobs",
                    save->target.run, (unsigned long long)save->target.step);
 }

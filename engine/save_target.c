@@ -7,15 +7,18 @@
 
 static ckd_status check_options(const ckd_save_options *o, ckd_error *err) {
     if (!run_name_valid(o->run)) {
-        return err_set(err, CKD_E_INVALID,
-                       "'%.*s' is no run name: 1 to %d of A-Z a-z 0-9 . _ - ~, not starting with a dot or dash",
-                       CKD_RUN_MAX, o->run ? o->run : "", CKD_RUN_MAX);
+        return err_set(
+            err, CKD_E_INVALID,
+            "'%.*s' is no run name: 1 to %d of A-Z a-z 0-9 . _ - ~, not starting with a dot or dash",
+            CKD_RUN_MAX, o->run ? o->run : "", CKD_RUN_MAX);
     }
     if (o->step > INT64_MAX) {
-        return err_set(err, CKD_E_INVALID, "step %llu is too large; steps go up to 2^63 - 1", (unsigned long long)o->step);
+        return err_set(err, CKD_E_INVALID, "step %llu is too large; steps go up to 2^63 - 1",
+                       (unsigned long long)o->step);
     }
     if (o->fidelity != CKD_FIDELITY_DEFAULT && o->fidelity != CKD_EXACT) {
-        return err_set(err, CKD_E_UNSUPPORTED, "fidelity %d is not known to this version; it has: exact", (int)o->fidelity);
+        return err_set(err, CKD_E_UNSUPPORTED, "fidelity %d is not known to this version; it has: exact",
+                       (int)o->fidelity);
     }
     if (o->codec < CKD_CODEC_AUTO || o->codec > CKD_CODEC_LZ4) {
         return err_set(err, CKD_E_INVALID, "unknown codec %d", (int)o->codec);
@@ -24,7 +27,8 @@ static ckd_status check_options(const ckd_save_options *o, ckd_error *err) {
     if (o->level < 0 || o->level > top) {
         return err_set(err, CKD_E_INVALID, "level %d is outside 0 ... %d", o->level, top);
     }
-    if (!(o->max_load_cost >= 0) || !(o->newest_load_cost >= 0) || (o->max_load_cost > 0 && o->max_load_cost < 1) ||
+    if (!(o->max_load_cost >= 0) || !(o->newest_load_cost >= 0) ||
+        (o->max_load_cost > 0 && o->max_load_cost < 1) ||
         (o->newest_load_cost > 0 && o->newest_load_cost < 1)) {
         return err_set(err, CKD_E_INVALID, "load costs are in base loads: 1 or more, or 0 for the default");
     }
@@ -39,8 +43,8 @@ static ckd_status check_options(const ckd_save_options *o, ckd_error *err) {
                : CKD_OK;
 }
 
-static ckd_status newest_of(ckd_checkpoint *out, bool *found, ckd_store *store, const char *run, uint64_t before,
-                            ckd_error *err) {
+static ckd_status newest_of(ckd_checkpoint *out, bool *found, ckd_store *store, const char *run,
+                            uint64_t before, ckd_error *err) {
     ckd_status status = catalog_newest(out, store->catalog, run, before, err);
     *found = status == CKD_OK;
     return status == CKD_E_NOT_FOUND ? CKD_OK : status;
@@ -64,7 +68,9 @@ static bool branch_root(char root[CKD_RUN_MAX + 1], unsigned *number, const char
 static ckd_status branch_name(char out[CKD_RUN_MAX + 1], const char *root, unsigned number, ckd_error *err) {
     int n = number < 2 ? snprintf(out, CKD_RUN_MAX + 1, "%s", root)
                        : snprintf(out, CKD_RUN_MAX + 1, "%s~%u", root, number);
-    return n > CKD_RUN_MAX ? err_set(err, CKD_E_INVALID, "the branch's name '%s~%u' is too long", root, number) : CKD_OK;
+    return n > CKD_RUN_MAX
+               ? err_set(err, CKD_E_INVALID, "the branch's name '%s~%u' is too long", root, number)
+               : CKD_OK;
 }
 
 /*
@@ -75,7 +81,7 @@ static ckd_status choose_branch(save_target *t, ckd_store *store, ckd_error *err
     char root[CKD_RUN_MAX + 1], name[CKD_RUN_MAX + 1];
     unsigned number;
     branch_root(root, &number, t->run);
-    ckd_checkpoint newest = { 0 };
+    ckd_checkpoint newest = {0};
     bool found = true;
     ckd_status status = newest_of(&newest, &found, store, t->run, UINT64_MAX, err);
     while (status == CKD_OK && found) {
@@ -113,8 +119,8 @@ static ckd_status find_lineage(save_target *t, ckd_store *store, ckd_error *err)
     }
 }
 
-static ckd_status find_named(ckd_checkpoint *out, ckd_store *store, const char *run, uint64_t step, const char *what,
-                             ckd_error *err) {
+static ckd_status find_named(ckd_checkpoint *out, ckd_store *store, const char *run, uint64_t step,
+                             const char *what, ckd_error *err) {
     ckd_status status = step == CKD_LATEST ? catalog_newest(out, store->catalog, run, UINT64_MAX, err)
                                            : catalog_find(out, store->catalog, run, step, err);
     if (status != CKD_E_NOT_FOUND) {
@@ -125,7 +131,8 @@ static ckd_status find_named(ckd_checkpoint *out, ckd_store *store, const char *
                                         (unsigned long long)step);
 }
 
-static ckd_status resolve_parent(save_target *t, ckd_store *store, const ckd_save_options *o, ckd_error *err) {
+static ckd_status resolve_parent(save_target *t, ckd_store *store, const ckd_save_options *o,
+                                 ckd_error *err) {
     if (!o->parent_run) {
         return find_lineage(t, store, err);
     }
@@ -133,7 +140,8 @@ static ckd_status resolve_parent(save_target *t, ckd_store *store, const ckd_sav
     return find_named(&t->lineage, store, o->parent_run, o->parent_step, "parent", err);
 }
 
-static ckd_status resolve_resume(save_target *t, ckd_store *store, const ckd_save_options *o, ckd_error *err) {
+static ckd_status resolve_resume(save_target *t, ckd_store *store, const ckd_save_options *o,
+                                 ckd_error *err) {
     t->lossy_resumes = t->has_lineage ? t->lineage.lossy_resumes : 0;
     if (!o->resumed_from_run) {
         return CKD_OK;
@@ -148,7 +156,8 @@ static ckd_status resolve_resume(save_target *t, ckd_store *store, const ckd_sav
     return status;
 }
 
-ckd_status save_resolve_target(save_target *out, ckd_store *store, const ckd_save_options *o, ckd_error *err) {
+ckd_status save_resolve_target(save_target *out, ckd_store *store, const ckd_save_options *o,
+                               ckd_error *err) {
     memset(out, 0, sizeof(*out));
     ckd_status status = check_options(o, err);
     if (status != CKD_OK) {
@@ -162,8 +171,10 @@ ckd_status save_resolve_target(save_target *out, ckd_store *store, const ckd_sav
     if (status == CKD_OK) {
         status = catalog_find(&out->existing, store->catalog, out->run, out->step, err);
         if (status == CKD_OK && o->on_duplicate != CKD_DUPLICATE_SAME_OK) {
-            return err_set(err, CKD_E_EXISTS, "run '%s' has a checkpoint at step %llu already; choose another run or "
-                           "step, or say what to do with duplicates", out->run, (unsigned long long)out->step);
+            return err_set(err, CKD_E_EXISTS,
+                           "run '%s' has a checkpoint at step %llu already; choose another run or "
+                           "step, or say what to do with duplicates",
+                           out->run, (unsigned long long)out->step);
         }
         out->compare = status == CKD_OK;
         status = status == CKD_E_NOT_FOUND ? CKD_OK : status;

@@ -3,10 +3,12 @@
 
 #include "engine/save.h"
 
-#define SKIP_AFTER 4u      /* deltas that lost in a row, after which most blocks of the tensor are not tried as one */
+#define SKIP_AFTER \
+    4u /* deltas that lost in a row, after which most blocks of the tensor are not tried as one */
 #define RETRY_EVERY 8u
 
-static ckd_status check_description(const ckd_tensor *t, geometry *shape, uint64_t *elements, ckd_error *err) {
+static ckd_status check_description(const ckd_tensor *t, geometry *shape, uint64_t *elements,
+                                    ckd_error *err) {
     size_t length = t->name ? strlen(t->name) : 0;
     if (length == 0 || length > CKD_NAME_MAX || !utf8_valid(t->name, length)) {
         return err_set(err, CKD_E_INVALID, "a tensor's name must have 1 to %d bytes of UTF-8", CKD_NAME_MAX);
@@ -18,12 +20,14 @@ static ckd_status check_description(const ckd_tensor *t, geometry *shape, uint64
         return err_in_tensor(err, err_set(err, CKD_E_INVALID, "unknown role %d", (int)t->role), t->name);
     }
     if (!geometry_init(shape, t->ndim, t->shape)) {
-        return err_in_tensor(err, err_set(err, CKD_E_INVALID, "a tensor has at most %d dimensions and 2^40 elements",
-                                          CKD_MAX_DIMS), t->name);
+        return err_in_tensor(
+            err,
+            err_set(err, CKD_E_INVALID, "a tensor has at most %d dimensions and 2^40 elements", CKD_MAX_DIMS),
+            t->name);
     }
     if (!region_count(elements, shape, &t->region)) {
-        return err_in_tensor(err, err_set(err, CKD_E_INVALID, "the region does not lie inside the tensor's shape"),
-                             t->name);
+        return err_in_tensor(
+            err, err_set(err, CKD_E_INVALID, "the region does not lie inside the tensor's shape"), t->name);
     }
     if (*elements && !t->data && !t->read) {
         return err_in_tensor(err, err_set(err, CKD_E_INVALID, "neither data nor a read function"), t->name);
@@ -43,10 +47,13 @@ static ckd_status make_tensor_context(ckd_save *save, const ckd_tensor *t, const
     }
     memcpy(name, t->name, length);
     *region = region_canonical(shape, &t->region);
-    *tensor = (record_tensor){ .name = name, .checkpoint = save->checkpoint, .dtype = t->dtype, .ndim = t->ndim,
-                               .role = t->role == CKD_ROLE_AUTO ? ckd_role_of(name, t->dtype) : t->role };
+    *tensor = (record_tensor){.name = name,
+                              .checkpoint = save->checkpoint,
+                              .dtype = t->dtype,
+                              .ndim = t->ndim,
+                              .role = t->role == CKD_ROLE_AUTO ? ckd_role_of(name, t->dtype) : t->role};
     memcpy(tensor->shape, shape->shape, t->ndim * sizeof(uint64_t));
-    *context = (tensor_context){ .tensor = tensor, .shape = *shape, .region = region };
+    *context = (tensor_context){.tensor = tensor, .shape = *shape, .region = region};
     const view *before = save->target.compare ? save->existing : save->parent;
     const view_tensor *old = before ? view_find(before, name) : NULL;
     bool same = old && old->tensor->dtype == t->dtype && old->shape.ndim == shape->ndim &&
@@ -102,11 +109,20 @@ static ckd_status encode_one(void *context, size_t index, uint32_t worker, ckd_e
     return block_encode(&b->save->jobs[index], b->tensor, err);
 }
 
-static ckd_status remember(ckd_save *save, const block_job *job, const tensor_context *t, const record *r, ckd_error *err) {
-    content_entry entry = { .content = job->content, .stored = job->content, .dtype = t->tensor->dtype,
-                            .tensor = t->tensor->name, .region = t->region, .first = job->first, .count = job->count,
-                            .ndim = t->shape.ndim, .shape = t->tensor->shape, .depth = r->depth,
-                            .chain_stored = job->chain.stored, .chain_work = job->chain.work };
+static ckd_status remember(ckd_save *save, const block_job *job, const tensor_context *t, const record *r,
+                           ckd_error *err) {
+    content_entry entry = {.content = job->content,
+                           .stored = job->content,
+                           .dtype = t->tensor->dtype,
+                           .tensor = t->tensor->name,
+                           .region = t->region,
+                           .first = job->first,
+                           .count = job->count,
+                           .ndim = t->shape.ndim,
+                           .shape = t->tensor->shape,
+                           .depth = r->depth,
+                           .chain_stored = job->chain.stored,
+                           .chain_work = job->chain.work};
     ckd_status status = content_index_add(&save->known, &entry, err);
     if (status == CKD_OK && t->tensor->role == CKD_ROLE_MASTER && t->tensor->dtype == CKD_F32) {
         entry.content = job->rounded_bf16;
@@ -123,18 +139,34 @@ static ckd_status append(ckd_save *save, block_job *job, const tensor_context *t
     const candidate *c = job->chosen;
     uint64_t raw = job->count * ckd_dtype_size(t->tensor->dtype);
     bool is_raw = c && c->coding == CODING_RAW;
-    record r = { .kind = RECORD_BLOCK, .coding = c ? (uint32_t)c->coding : CODING_RAW, .predictor = (uint32_t)job->predictor,
-                 .tensor = t->tensor, .region = t->region, .first = job->first, .count = job->count, .raw_size = raw,
-                 .stored_size = is_raw ? raw : c ? c->size : 0, .content = job->content, .depth = job->depth,
-                 .chain_stored = (uint64_t)job->chain.stored, .chain_work = (uint64_t)job->chain.work,
-                 .base_stored = job->base_stored, .dependencies = &job->dependency,
-                 .dependency_count = job->predictor == PREDICT_NONE ? 0 : 1 };
+    record r = {.kind = RECORD_BLOCK,
+                .coding = c ? (uint32_t)c->coding : CODING_RAW,
+                .predictor = (uint32_t)job->predictor,
+                .tensor = t->tensor,
+                .region = t->region,
+                .first = job->first,
+                .count = job->count,
+                .raw_size = raw,
+                .stored_size = is_raw ? raw
+                               : c    ? c->size
+                                      : 0,
+                .content = job->content,
+                .depth = job->depth,
+                .chain_stored = (uint64_t)job->chain.stored,
+                .chain_work = (uint64_t)job->chain.work,
+                .base_stored = job->base_stored,
+                .dependencies = &job->dependency,
+                .dependency_count = job->predictor == PREDICT_NONE ? 0 : 1};
     ckd_status status = CKD_OK;
     if (r.dependency_count && !id_equal(&job->dependency.checkpoint, &save->checkpoint)) {
         status = save_depend(save, &job->dependency.checkpoint, err);
     }
     if (status == CKD_OK) {
-        status = chunk_writer_append(save->writer, &r, is_raw ? job->values : c ? c->payload.data : NULL, err);
+        status = chunk_writer_append(save->writer, &r,
+                                     is_raw ? job->values
+                                     : c    ? c->payload.data
+                                            : NULL,
+                                     err);
     }
     return status == CKD_OK ? remember(save, job, t, &r, err) : status;
 }
@@ -156,15 +188,17 @@ static void note_trial(const block_job *job, delta_record *tried) {
 
 static ckd_status write_batch(ckd_save *save, uint32_t count, const tensor_context *t, delta_record *tried,
                               ckd_error *err) {
-    batch b = { save, t };
+    batch b = {save, t};
     uint64_t start = clock_monotonic_ns();
     for (uint32_t i = 0; i < count; i++) {
         block_decide(&save->jobs[i], t, &save->budget);
         note_trial(&save->jobs[i], tried);
         if (save->jobs[i].parent_damaged && !save->told_damage) {
             save->told_damage = true;
-            store_message(save->store, "parts of %s@%llu are damaged; they are saved anew instead of as deltas (run "
-                          "ckptdelta verify)", save->target.lineage.run, (unsigned long long)save->target.lineage.step);
+            store_message(save->store,
+                          "parts of %s@%llu are damaged; they are saved anew instead of as deltas (run "
+                          "ckptdelta verify)",
+                          save->target.lineage.run, (unsigned long long)save->target.lineage.step);
         }
     }
     ckd_status status = pool_run(save->store->pool, count, encode_one, &b, err);
@@ -180,8 +214,9 @@ static ckd_status write_batch(ckd_save *save, uint32_t count, const tensor_conte
 static ckd_status report_progress(ckd_save *save, uint64_t raw, ckd_error *err) {
     save->raw_bytes += raw;
     const ckd_save_options *o = &save->options;
-    if (o->on_progress && o->on_progress(o->progress_context, save->raw_bytes,
-                                         o->total_bytes > save->raw_bytes ? o->total_bytes : save->raw_bytes)) {
+    if (o->on_progress &&
+        o->on_progress(o->progress_context, save->raw_bytes,
+                       o->total_bytes > save->raw_bytes ? o->total_bytes : save->raw_bytes)) {
         return err_set(err, CKD_E_CANCELLED, "the save was cancelled");
     }
     return CKD_OK;
@@ -201,7 +236,7 @@ static ckd_status save_batch(ckd_save *save, const ckd_tensor *tensor, const ten
         prepare_trial(job, tried);
         status = fetch(job, tensor, err);
     } while (status == CKD_OK && count < save->job_count && *at < elements);
-    batch b = { save, t };
+    batch b = {save, t};
     uint64_t start = clock_monotonic_ns();
     if (status == CKD_OK) {
         status = pool_run(save->store->pool, count, analyse_one, &b, err);
@@ -210,7 +245,8 @@ static ckd_status save_batch(ckd_save *save, const ckd_tensor *tensor, const ten
     if (status == CKD_OK && !save->target.compare) {
         status = write_batch(save, count, t, tried, err);
     }
-    return status == CKD_OK ? report_progress(save, (*at - first) * ckd_dtype_size(tensor->dtype), err) : status;
+    return status == CKD_OK ? report_progress(save, (*at - first) * ckd_dtype_size(tensor->dtype), err)
+                            : status;
 }
 
 /* The tensor's own figures replace those expected from the parent. */
@@ -218,7 +254,8 @@ static void stop_expecting(load_budget *budget, const view_tensor *parent) {
     for (size_t s = 0; s < parent->shard_count; s++) {
         for (size_t i = 0; i < parent->shards[s].block_count; i++) {
             const record *r = parent->shards[s].blocks[i].record;
-            load_cost chain = record_chain(r), base = base_cost(ckd_dtype_size(r->tensor->dtype), r->raw_size, r->base_stored);
+            load_cost chain = record_chain(r),
+                      base = base_cost(ckd_dtype_size(r->tensor->dtype), r->raw_size, r->base_stored);
             budget->rest_chain.stored -= chain.stored;
             budget->rest_chain.work -= chain.work;
             budget->rest_base.stored -= base.stored;
@@ -241,7 +278,7 @@ static ckd_status save_region(ckd_save *save, const ckd_tensor *tensor, ckd_erro
     if (context.parent && !save->target.compare && context.region->kind == CKD_REGION_WHOLE) {
         stop_expecting(&save->budget, context.parent);
     }
-    delta_record tried = { 0 };
+    delta_record tried = {0};
     do {
         status = save_batch(save, tensor, &context, &at, elements, &tried, err);
     } while (status == CKD_OK && at < elements);
@@ -254,8 +291,9 @@ ckd_status ckd_save_tensor(ckd_save *save, const ckd_tensor *tensor, ckd_error *
     if (status != CKD_OK) {
         return status;
     }
-    ckd_tensor description = { 0 };
-    memcpy(&description, tensor, tensor->struct_size < sizeof(description) ? tensor->struct_size : sizeof(description));
+    ckd_tensor description = {0};
+    memcpy(&description, tensor,
+           tensor->struct_size < sizeof(description) ? tensor->struct_size : sizeof(description));
     status = save_region(save, &description, err);
     save->state = status == CKD_OK ? SAVE_OPEN : SAVE_FAILED;
     return status;
@@ -276,17 +314,24 @@ ckd_status ckd_save_blob(ckd_save *save, const char *name, const void *data, siz
     if (save->target.compare) {
         return save_compare_blob(save, name, data, size, err);
     }
-    record_tensor tensor = { .name = name, .checkpoint = save->checkpoint, .role = CKD_ROLE_OTHER };
-    ckd_region region = { .kind = CKD_REGION_WHOLE };
-    bytes packed = { 0 };
+    record_tensor tensor = {.name = name, .checkpoint = save->checkpoint, .role = CKD_ROLE_OTHER};
+    ckd_region region = {.kind = CKD_REGION_WHOLE};
+    bytes packed = {0};
     size_t stored = 0;
     if (bytes_extend(&packed, size + 1)) {
-        status = coder_encode(save->jobs[0].coder, CODING_ZSTD, 0, 1, data, size, packed.data, size, &stored, err);
+        status =
+            coder_encode(save->jobs[0].coder, CODING_ZSTD, 0, 1, data, size, packed.data, size, &stored, err);
     }
     bool is_raw = stored == 0;
-    record r = { .kind = RECORD_BLOB, .coding = is_raw ? CODING_RAW : CODING_ZSTD, .tensor = &tensor, .region = &region,
-                 .raw_size = size, .stored_size = is_raw ? size : stored, .content = content_hash(data, size),
-                 .chain_stored = is_raw ? size : stored, .base_stored = is_raw ? size : stored };
+    record r = {.kind = RECORD_BLOB,
+                .coding = is_raw ? CODING_RAW : CODING_ZSTD,
+                .tensor = &tensor,
+                .region = &region,
+                .raw_size = size,
+                .stored_size = is_raw ? size : stored,
+                .content = content_hash(data, size),
+                .chain_stored = is_raw ? size : stored,
+                .base_stored = is_raw ? size : stored};
     if (status == CKD_OK) {
         status = chunk_writer_append(save->writer, &r, is_raw ? data : packed.data, err);
     }

@@ -7,7 +7,7 @@
 #include <string.h>
 
 #define DEFAULT_LOCK_TIMEOUT_MS 30000
-#define IDENTITY_MAX 4096
+#define IDENTITY_MAX            4096
 
 void store_message(const ckd_store *store, const char *format, ...) {
     if (!store->options.on_message) {
@@ -44,11 +44,11 @@ ckd_status store_lock_reader(file_lock **out, const ckd_store *store, ckd_error 
 
 static ckd_status read_identity(ckd_store *store, ckd_error *err) {
     pathname p = path_in(store->path, FILE_IDENTITY);
-    bytes data = { 0 };
+    bytes data = {0};
     ckd_status status = file_read_all(&data, p.text, IDENTITY_MAX, err);
     if (status == CKD_E_NOT_FOUND) {
-        status = err_set(err, CKD_E_NOT_FOUND, "no ckptdelta store at '%s' (there is no %s in it)", store->path,
-                         FILE_IDENTITY);
+        status = err_set(err, CKD_E_NOT_FOUND, "no ckptdelta store at '%s' (there is no %s in it)",
+                         store->path, FILE_IDENTITY);
     }
     store_identity identity;
     if (status == CKD_OK) {
@@ -70,9 +70,10 @@ static ckd_status check_creatable(const char *root, ckd_error *err) {
     }
     for (size_t i = 0; i < list.count && status == CKD_OK; i++) {
         if (strcmp(list.names[i], "data") != 0) {
-            status = err_set(err, CKD_E_INVALID,
-                             "'%s' is not a ckptdelta store and not empty (it has '%s'); name a new or empty directory",
-                             root, list.names[i]);
+            status = err_set(
+                err, CKD_E_INVALID,
+                "'%s' is not a ckptdelta store and not empty (it has '%s'); name a new or empty directory",
+                root, list.names[i]);
         }
     }
     dir_list_free(&list);
@@ -80,7 +81,8 @@ static ckd_status check_creatable(const char *root, ckd_error *err) {
 }
 
 static ckd_status create_directories(const char *root, ckd_error *err) {
-    static const char *const dirs[] = { "data", DIR_CHUNKS, DIR_MANIFESTS, DIR_INTENTS, DIR_TOMBSTONES, DIR_NOTES };
+    static const char *const dirs[] = {"data",      DIR_CHUNKS,     DIR_MANIFESTS,
+                                       DIR_INTENTS, DIR_TOMBSTONES, DIR_NOTES};
     ckd_status status = CKD_OK;
     for (size_t i = 0; i < sizeof(dirs) / sizeof(dirs[0]) && status == CKD_OK; i++) {
         status = dir_create(path_in(root, dirs[i]).text, true, err);
@@ -90,12 +92,12 @@ static ckd_status create_directories(const char *root, ckd_error *err) {
 
 /* Under the publish lock, like everything that is published: recovery may remove temporary names then. */
 static ckd_status publish_identity(const ckd_store *store, ckd_error *err) {
-    store_identity identity = { .created_ns = clock_wall_ns() };
+    store_identity identity = {.created_ns = clock_wall_ns()};
     ckd_status status = ckd_id_new(&identity.id, err);
     if (status != CKD_OK) {
         return status;
     }
-    bytes data = { 0 };
+    bytes data = {0};
     store_identity_encode(&data, &identity);
     if (data.failed) {
         status = err_nomem(err, IDENTITY_MAX, "the store's identity");
@@ -144,7 +146,8 @@ static ckd_status create_store(ckd_store *store, ckd_error *err) {
     }
     file_lock *lock = NULL;
     if (status == CKD_OK) {
-        status = lock_acquire(&lock, path_in(store->path, FILE_READER_LOCK).text, LOCK_EXCLUSIVE, true, 0, NULL);
+        status =
+            lock_acquire(&lock, path_in(store->path, FILE_READER_LOCK).text, LOCK_EXCLUSIVE, true, 0, NULL);
         status = status == CKD_E_BUSY ? CKD_OK : status; /* it exists, which is all that is wanted */
         lock_release(lock);
     }
@@ -178,8 +181,8 @@ static ckd_status open_for_writing(ckd_store *store, ckd_error *err) {
     return status;
 }
 
-static ckd_status store_new(ckd_store **out, const char *root, ckd_open_mode mode, const ckd_store_options *options,
-                            ckd_error *err) {
+static ckd_status store_new(ckd_store **out, const char *root, ckd_open_mode mode,
+                            const ckd_store_options *options, ckd_error *err) {
     *out = NULL;
     if (!root || !*root || strlen(root) > PATH_ROOM - 256) {
         return err_set(err, CKD_E_INVALID, "a store's path must have 1 to %d bytes", PATH_ROOM - 256);
@@ -210,8 +213,8 @@ static ckd_status store_new(ckd_store **out, const char *root, ckd_open_mode mod
 }
 
 /* All of opening but the catalog. */
-static ckd_status open_store(ckd_store **out, const char *root, ckd_open_mode mode, const ckd_store_options *options,
-                             ckd_error *err) {
+static ckd_status open_store(ckd_store **out, const char *root, ckd_open_mode mode,
+                             const ckd_store_options *options, ckd_error *err) {
     ckd_status status = store_new(out, root, mode, options, err);
     if (status == CKD_OK && mode == CKD_OPEN_CREATE) {
         status = create_store(*out, err);
@@ -234,8 +237,8 @@ ckd_status store_open_without_catalog(ckd_store **out, const char *root, const c
     return open_store(out, root, CKD_OPEN_WRITE, options, err);
 }
 
-ckd_status ckd_store_open(ckd_store **out, const char *root, ckd_open_mode mode, const ckd_store_options *options,
-                          ckd_error *err) {
+ckd_status ckd_store_open(ckd_store **out, const char *root, ckd_open_mode mode,
+                          const ckd_store_options *options, ckd_error *err) {
     ckd_status status = open_store(out, root, mode, options, err);
     if (status == CKD_OK) {
         status = mode == CKD_OPEN_READ ? store_open_catalog(*out, err) : open_for_writing(*out, err);

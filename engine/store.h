@@ -90,7 +90,9 @@ ckd_status store_recover(ckd_store *store, ckd_error *err);
 ckd_status store_find(ckd_checkpoint *out, ckd_store *store, const char *run, uint64_t step, ckd_error *err);
 ckd_status store_find_id(ckd_checkpoint *out, ckd_store *store, const ckd_id *id, ckd_error *err);
 
-static inline bool id_equal(const ckd_id *a, const ckd_id *b) { return memcmp(a, b, sizeof(*a)) == 0; }
+static inline bool id_equal(const ckd_id *a, const ckd_id *b) {
+    return memcmp(a, b, sizeof(*a)) == 0;
+}
 static inline bool id_is_zero(const ckd_id *id) {
     static const ckd_id zero;
     return id_equal(id, &zero);

@@ -46,10 +46,15 @@ double element_to_double(ckd_dtype dtype, const void *values, uint64_t i) {
         memcpy(&value, &bits, sizeof(value));
         return value;
     }
-    case CKD_F16: return decode_small(load_le16(p), 5, 10);
-    case CKD_BF16: return decode_small(load_le16(p), 8, 7);
-    case CKD_F8_E4M3: return decode_e4m3(*p);
-    case CKD_F8_E5M2: return decode_small(*p, 5, 2);
-    default: return 0;
+    case CKD_F16:
+        return decode_small(load_le16(p), 5, 10);
+    case CKD_BF16:
+        return decode_small(load_le16(p), 8, 7);
+    case CKD_F8_E4M3:
+        return decode_e4m3(*p);
+    case CKD_F8_E5M2:
+        return decode_small(*p, 5, 2);
+    default:
+        return 0;
     }
 }

@@ -42,7 +42,9 @@ static ckd_status corrupt_block(const view_block *b, ckd_error *err, const char 
     return err_in_tensor(err, CKD_E_CORRUPT, b->record->tensor->name);
 }
 
-static bool is_float(ckd_dtype dtype) { return dtype >= CKD_F64 && dtype <= CKD_F8_E5M2; }
+static bool is_float(ckd_dtype dtype) {
+    return dtype >= CKD_F64 && dtype <= CKD_F8_E5M2;
+}
 
 /* However damage of a payload shows, it is reported at its record. */
 static ckd_status read_payload_into(const view_block *b, void *to, ckd_error *err) {
@@ -70,8 +72,8 @@ static ckd_status decode_standalone(decoder *d, const view_block *b, void *to, c
     const void *payload;
     ckd_status status = read_payload(d, b, &payload, err);
     if (status == CKD_OK) {
-        status = coder_decode(d->coder, (coding)r->coding, (unsigned)ckd_dtype_size(dtype), to, r->raw_size, NULL,
-                              payload, r->stored_size, err);
+        status = coder_decode(d->coder, (coding)r->coding, (unsigned)ckd_dtype_size(dtype), to, r->raw_size,
+                              NULL, payload, r->stored_size, err);
     }
     if (status == CKD_OK && r->coding == CODING_SYMBOLS && is_float(dtype)) {
         d->kernels->unrotate_sign(dtype, to, to, r->count);
@@ -91,8 +93,8 @@ static ckd_status apply_delta(decoder *d, const view_block *b, void *to, ckd_err
         return status != CKD_OK ? status : CKD_E_NOMEM;
     }
     d->kernels->magnitude_context(dtype, context, to, r->count);
-    status = coder_decode(d->coder, (coding)r->coding, (unsigned)ckd_dtype_size(dtype), residual, r->raw_size, context,
-                          payload, r->stored_size, err);
+    status = coder_decode(d->coder, (coding)r->coding, (unsigned)ckd_dtype_size(dtype), residual, r->raw_size,
+                          context, payload, r->stored_size, err);
     if (status == CKD_OK) {
         d->kernels->ordered_apply(dtype, to, to, residual, r->count);
     }
@@ -137,7 +139,8 @@ static ckd_status dependency_values(decoder *d, view_cache *cache, const view *o
     }
     bool same_shape = t->shape.ndim == r->tensor->ndim &&
                       memcmp(t->shape.shape, r->tensor->shape, t->shape.ndim * sizeof(uint64_t)) == 0;
-    span want = on->same_span ? (span){ r->region, r->first, r->count } : (span){ &on->region, on->first, on->count };
+    span want =
+        on->same_span ? (span){r->region, r->first, r->count} : (span){&on->region, on->first, on->count};
     uint64_t elements;
     if ((on->same_span && !same_shape) || (dtype != CKD_DTYPE_NONE && t->tensor->dtype != dtype) ||
         want.count != r->count || !region_count(&elements, &t->shape, want.region) || want.first > elements ||
@@ -152,8 +155,9 @@ static ckd_status cast_dependency(decoder *d, view_cache *cache, const view *v, 
     const record *r = b->record;
     const view_tensor *t = NULL;
     const view *other;
-    ckd_status status = r->dependency_count ? find_dependency(&other, &t, cache, v, b, &r->dependencies[0], err)
-                                            : corrupt_block(b, err, "the block names nothing to build on");
+    ckd_status status = r->dependency_count
+                            ? find_dependency(&other, &t, cache, v, b, &r->dependencies[0], err)
+                            : corrupt_block(b, err, "the block names nothing to build on");
     if (status != CKD_OK) {
         return status;
     }
@@ -174,12 +178,16 @@ static ckd_status check_known(const view_block *b, ckd_error *err) {
     const record *r = b->record;
     const char *file = file_path(b->chunk->file);
     if (!coding_known(r->coding)) {
-        return err_unsupported(err, file, r->offset, "the block has coding %u, which this version does not know; load "
-                               "it with a newer ckptdelta", (unsigned)r->coding);
+        return err_unsupported(err, file, r->offset,
+                               "the block has coding %u, which this version does not know; load "
+                               "it with a newer ckptdelta",
+                               (unsigned)r->coding);
     }
     if (r->predictor > PREDICT_CAST) {
-        return err_unsupported(err, file, r->offset, "the block has predictor %u, which this version does not know; "
-                               "load it with a newer ckptdelta", (unsigned)r->predictor);
+        return err_unsupported(err, file, r->offset,
+                               "the block has predictor %u, which this version does not know; "
+                               "load it with a newer ckptdelta",
+                               (unsigned)r->predictor);
     }
     return CKD_OK;
 }
@@ -195,15 +203,21 @@ static ckd_status decode_block(decoder *d, view_cache *cache, const view *v, con
         return status;
     }
     switch (b->record->predictor) {
-    case PREDICT_NONE: status = decode_standalone(d, b, to, err); break;
+    case PREDICT_NONE:
+        status = decode_standalone(d, b, to, err);
+        break;
     case PREDICT_PARENT:
         status = dependency_values(d, cache, v, b, dtype, to, err);
         if (status == CKD_OK) {
             status = apply_delta(d, b, to, err);
         }
         break;
-    case PREDICT_COPY: status = dependency_values(d, cache, v, b, dtype, to, err); break;
-    default: status = cast_dependency(d, cache, v, b, to, err); break;
+    case PREDICT_COPY:
+        status = dependency_values(d, cache, v, b, dtype, to, err);
+        break;
+    default:
+        status = cast_dependency(d, cache, v, b, to, err);
+        break;
     }
     if (status != CKD_OK) {
         return status;
@@ -211,24 +225,27 @@ static ckd_status decode_block(decoder *d, view_cache *cache, const view *v, con
     hash128 content = content_hash(to, b->record->raw_size);
     return hash128_equal(&content, &b->record->content)
                ? CKD_OK
-               : corrupt_block(b, err, "the rebuilt values do not have the content hash they were saved with");
+               : corrupt_block(b, err,
+                               "the rebuilt values do not have the content hash they were saved with");
 }
 
-static ckd_status block_values_step(decoder *d, view_cache *cache, const view *v, const view_block *b, void *to,
-                                    ckd_error *err) {
+static ckd_status block_values_step(decoder *d, view_cache *cache, const view *v, const view_block *b,
+                                    void *to, ckd_error *err) {
     ckd_status status = decode_block(d, cache, v, b, to, err);
     return status == CKD_OK ? CKD_OK : at_block(b, status, err);
 }
 
-ckd_status block_values(decoder *d, view_cache *cache, const view *v, const view_block *b, void *to, ckd_error *err) {
+ckd_status block_values(decoder *d, view_cache *cache, const view *v, const view_block *b, void *to,
+                        ckd_error *err) {
     d->steps = 0;
     return block_values_step(d, cache, v, b, to, err);
 }
 
 /* One block's share of a span: straight into place if it is all that is wanted, else through a buffer. */
-static ckd_status place_block(decoder *d, view_cache *cache, const view *v, const view_tensor *t, const view_block *b,
-                              const span *want, void *to, uint64_t *copied, ckd_error *err) {
-    span have = { b->record->region, b->record->first, b->record->count };
+static ckd_status place_block(decoder *d, view_cache *cache, const view *v, const view_tensor *t,
+                              const view_block *b, const span *want, void *to, uint64_t *copied,
+                              ckd_error *err) {
+    span have = {b->record->region, b->record->first, b->record->count};
     if (span_equal(&have, want, t->shape.ndim)) {
         *copied += have.count;
         return block_values_step(d, cache, v, b, to, err);
@@ -248,16 +265,18 @@ static ckd_status place_block(decoder *d, view_cache *cache, const view *v, cons
     return status;
 }
 
-ckd_status block_into_span(decoder *d, view_cache *cache, const view *v, const view_tensor *t, const view_block *b,
-                           const span *want, void *to, uint64_t *copied, ckd_error *err) {
+ckd_status block_into_span(decoder *d, view_cache *cache, const view *v, const view_tensor *t,
+                           const view_block *b, const span *want, void *to, uint64_t *copied,
+                           ckd_error *err) {
     d->steps = 0;
     return place_block(d, cache, v, t, b, want, to, copied, err);
 }
 
-ckd_status span_values(decoder *d, view_cache *cache, const view *v, const view_tensor *t, const span *want, void *to,
-                       const hash128 *expected, ckd_error *err) {
+ckd_status span_values(decoder *d, view_cache *cache, const view *v, const view_tensor *t, const span *want,
+                       void *to, const hash128 *expected, ckd_error *err) {
     uint64_t copied = 0;
-    const view_block *exact = NULL; /* the one block that is all that is wanted: its hash is checked already */
+    const view_block *exact =
+        NULL; /* the one block that is all that is wanted: its hash is checked already */
     for (size_t s = 0; s < t->shard_count; s++) {
         size_t first, end;
         view_shard_range(&first, &end, &t->shards[s], &t->shape, want);
@@ -279,7 +298,8 @@ ckd_status span_values(decoder *d, view_cache *cache, const view *v, const view_
     if (expected && !(exact && hash128_equal(&exact->record->content, expected))) {
         hash128 content = content_hash(to, want->count * ckd_dtype_size(t->tensor->dtype));
         if (!hash128_equal(&content, expected)) {
-            return err_in_tensor(err, err_set(err, CKD_E_CORRUPT, "the values built on are not those that were"),
+            return err_in_tensor(err,
+                                 err_set(err, CKD_E_CORRUPT, "the values built on are not those that were"),
                                  t->tensor->name);
         }
     }
@@ -294,9 +314,10 @@ ckd_status blob_bytes(decoder *d, const view_block *b, void *to, ckd_error *err)
         status = read_payload(d, b, &payload, err);
     }
     if (status == CKD_OK) {
-        status = coder_decode(d->coder, (coding)r->coding, 1, to, r->raw_size, NULL, payload, r->stored_size, err);
+        status =
+            coder_decode(d->coder, (coding)r->coding, 1, to, r->raw_size, NULL, payload, r->stored_size, err);
     }
-    hash128 content = status == CKD_OK ? content_hash(to, r->raw_size) : (hash128){ 0 };
+    hash128 content = status == CKD_OK ? content_hash(to, r->raw_size) : (hash128){0};
     if (status == CKD_OK && !hash128_equal(&content, &r->content)) {
         status = corrupt_block(b, err, "the blob's bytes do not have the content hash they were saved with");
     }

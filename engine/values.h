@@ -13,29 +13,30 @@
 typedef struct decoder {
     coder *coder;
     const kernels *kernels;
-    bytes stored;    /* payload as read */
-    bytes integers;  /* decoded residuals */
+    bytes stored;   /* payload as read */
+    bytes integers; /* decoded residuals */
     bytes context;
-    uint32_t steps;  /* blocks decoded for the present top-level block: bounds cycles and hostile fan-out */
+    uint32_t steps; /* blocks decoded for the present top-level block: bounds cycles and hostile fan-out */
 } decoder;
 ckd_status decoder_init(decoder *d, ckd_error *err);
 void decoder_free(decoder *d);
 
 /* The values of one block of `v` into `to` (raw_size bytes, any alignment). */
-ckd_status block_values(decoder *d, view_cache *cache, const view *v, const view_block *b, void *to, ckd_error *err);
+ckd_status block_values(decoder *d, view_cache *cache, const view *v, const view_block *b, void *to,
+                        ckd_error *err);
 
 /*
  * One block's share of a span: its values that the span wants, into their places in `to`. Adds to *copied how many.
  */
-ckd_status block_into_span(decoder *d, view_cache *cache, const view *v, const view_tensor *t, const view_block *b,
-                           const span *want, void *to, uint64_t *copied, ckd_error *err);
+ckd_status block_into_span(decoder *d, view_cache *cache, const view *v, const view_tensor *t,
+                           const view_block *b, const span *want, void *to, uint64_t *copied, ckd_error *err);
 
 /*
  * The values of a span of a tensor of `v` into `to`, contiguous. CORRUPT if the stored regions do not cover the span,
  * MISMATCH if dtype is not the stored one. expected: their content hash, if the caller knows it.
  */
-ckd_status span_values(decoder *d, view_cache *cache, const view *v, const view_tensor *t, const span *want, void *to,
-                       const hash128 *expected, ckd_error *err);
+ckd_status span_values(decoder *d, view_cache *cache, const view *v, const view_tensor *t, const span *want,
+                       void *to, const hash128 *expected, ckd_error *err);
 
 /* The bytes of a blob (raw_size of them), verified. */
 ckd_status blob_bytes(decoder *d, const view_block *b, void *to, ckd_error *err);

@@ -26,8 +26,8 @@ static bool is_damage(ckd_status status) {
 }
 
 /* Damage is noted, anything else ends the verification. */
-static ckd_status note(verification *v, ckd_status status, const ckd_error *why, uint64_t block, const char *checkpoint,
-                       ckd_error *err) {
+static ckd_status note(verification *v, ckd_status status, const ckd_error *why, uint64_t block,
+                       const char *checkpoint, ckd_error *err) {
     if (status == CKD_OK) {
         return CKD_OK;
     }
@@ -90,7 +90,7 @@ static ckd_status check_file_record(verification *v, const chunk *c, const recor
 
 static ckd_status check_file(verification *v, const ckd_id *id, const char *checkpoint, ckd_error *err) {
     chunk *c;
-    ckd_error why = { .offset = CKD_NO_OFFSET };
+    ckd_error why = {.offset = CKD_NO_OFFSET};
     pathname p = path_chunk(v->store->path, id, "");
     ckd_status status = chunk_open(&c, p.text, &why);
     if (status != CKD_OK) {
@@ -129,19 +129,21 @@ static ckd_status check_files(verification *v, const manifest *m, const char *ch
 
 /* ---- values ---- */
 
-static uint64_t record_number(const view_block *b) { return (uint64_t)(b->record - b->chunk->records); }
+static uint64_t record_number(const view_block *b) {
+    return (uint64_t)(b->record - b->chunk->records);
+}
 
-static ckd_status check_block(verification *v, const view *w, const view_block *b, bool blob, const char *checkpoint,
-                              ckd_error *err) {
+static ckd_status check_block(verification *v, const view *w, const view_block *b, bool blob,
+                              const char *checkpoint, ckd_error *err) {
     bytes_clear(&v->values);
     void *to = bytes_extend(&v->values, b->record->raw_size + 1);
     if (!to) {
         v->values.failed = false;
         return err_nomem(err, b->record->raw_size, "a block's values");
     }
-    ckd_error why = { .offset = CKD_NO_OFFSET };
-    ckd_status status = blob ? blob_bytes(&v->decoder, b, to, &why)
-                             : block_values(&v->decoder, &v->views, w, b, to, &why);
+    ckd_error why = {.offset = CKD_NO_OFFSET};
+    ckd_status status =
+        blob ? blob_bytes(&v->decoder, b, to, &why) : block_values(&v->decoder, &v->views, w, b, to, &why);
     bool own = why.offset == b->record->offset && strstr(why.file, file_path(b->chunk->file));
     status = note(v, status, &why, own ? record_number(b) : CKD_NO_OFFSET, checkpoint, err);
     v->result->blocks++;
@@ -149,7 +151,7 @@ static ckd_status check_block(verification *v, const view *w, const view_block *
 }
 
 static ckd_status check_values(verification *v, const view *w, const char *checkpoint, ckd_error *err) {
-    ckd_error why = { .offset = CKD_NO_OFFSET };
+    ckd_error why = {.offset = CKD_NO_OFFSET};
     ckd_status status = view_check_tiling(w, CKD_E_CORRUPT, &why);
     status = note(v, status, &why, CKD_NO_OFFSET, checkpoint, err);
     for (size_t i = 0; i < w->block_count && status == CKD_OK; i++) {
@@ -165,12 +167,13 @@ static ckd_status check_values(verification *v, const view *w, const char *check
 static ckd_status check_checkpoint(verification *v, const manifest_name *name, ckd_error *err) {
     char checkpoint[CKD_RUN_MAX + 32];
     snprintf(checkpoint, sizeof(checkpoint), "%s@%llu", name->run, (unsigned long long)name->step);
-    ckd_error why = { .offset = CKD_NO_OFFSET };
+    ckd_error why = {.offset = CKD_NO_OFFSET};
     manifest m;
     ckd_status status = store_read_manifest(&m, v->store, name->run, name->step, name->generation, &why);
     v->result->checkpoints++;
     if (status != CKD_OK) {
-        err_in_file(&why, status, path_manifest(v->store->path, name->run, name->step, name->generation).text);
+        err_in_file(&why, status,
+                    path_manifest(v->store->path, name->run, name->step, name->generation).text);
         return note(v, status, &why, CKD_NO_OFFSET, checkpoint, err);
     }
     ckd_id id = m.checkpoint.id;
@@ -213,7 +216,7 @@ static ckd_status check_all(verification *v, ckd_error *err) {
 }
 
 static ckd_status check_catalog(verification *v, ckd_error *err) {
-    ckd_error why = { .offset = CKD_NO_OFFSET };
+    ckd_error why = {.offset = CKD_NO_OFFSET};
     pathname p = path_in(v->store->path, FILE_CATALOG);
     catalog *c = NULL;
     ckd_status status = catalog_open(&c, p.text, CATALOG_READ, &v->store->id, 1000, &why);
@@ -229,7 +232,7 @@ static ckd_status check_catalog(verification *v, ckd_error *err) {
 }
 
 static ckd_status expect_total(verification *v, ckd_error *err) {
-    ckd_checkpoint_list list = { 0 };
+    ckd_checkpoint_list list = {0};
     pthread_mutex_lock(&v->store->mutex);
     ckd_status status = catalog_list(&list, v->store->catalog, v->options->run, err);
     pthread_mutex_unlock(&v->store->mutex);
@@ -242,7 +245,8 @@ static ckd_status expect_total(verification *v, ckd_error *err) {
     return status;
 }
 
-static ckd_status resolve_step(ckd_verify_options *o, char run[CKD_RUN_MAX + 1], ckd_store *store, ckd_error *err) {
+static ckd_status resolve_step(ckd_verify_options *o, char run[CKD_RUN_MAX + 1], ckd_store *store,
+                               ckd_error *err) {
     if (!o->run && !o->one_step) {
         return CKD_OK;
     }
@@ -279,7 +283,7 @@ static ckd_status run_verification(verification *v, ckd_error *err) {
 ckd_status ckd_store_verify(ckd_verify_result **out, ckd_store *store, const ckd_verify_options *options,
                             ckd_error *err) {
     *out = NULL;
-    ckd_verify_options o = { 0 };
+    ckd_verify_options o = {0};
     if (options) {
         memcpy(&o, options, options->struct_size < sizeof(o) ? options->struct_size : sizeof(o));
     }
@@ -288,11 +292,11 @@ ckd_status ckd_store_verify(ckd_verify_result **out, ckd_store *store, const ckd
     if (status != CKD_OK) {
         return status;
     }
-    verification v = { .store = store, .options = &o, .result = calloc(1, sizeof(*v.result)) };
+    verification v = {.store = store, .options = &o, .result = calloc(1, sizeof(*v.result))};
     if (!v.result) {
         return err_nomem(err, sizeof(*v.result), "a verification");
     }
-    v.damage = (damage_list){ .result = v.result, .store_path = store->path };
+    v.damage = (damage_list){.result = v.result, .store_path = store->path};
     views_init(&v.views, store);
     status = run_verification(&v, err);
     views_free(&v.views);

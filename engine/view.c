@@ -23,7 +23,8 @@ static ckd_status open_chunks(view *v, const char *store_path, ckd_error *err) {
         }
         v->chunk_count++;
         if (!hash128_equal(&v->chunks[i]->root, &file->root) || v->chunks[i]->size != file->size) {
-            return err_corrupt(err, p.text, CKD_NO_OFFSET, "this is not the chunk file that %s@%llu was committed with",
+            return err_corrupt(err, p.text, CKD_NO_OFFSET,
+                               "this is not the chunk file that %s@%llu was committed with",
                                v->manifest.checkpoint.run, (unsigned long long)v->manifest.checkpoint.step);
         }
     }
@@ -47,7 +48,7 @@ static ckd_status collect_records(view *v, ckd_error *err) {
     for (size_t i = 0; i < v->chunk_count; i++) {
         for (size_t k = 0; k < v->chunks[i]->record_count; k++) {
             const record *r = &v->chunks[i]->records[k];
-            view_block b = { r, v->chunks[i] };
+            view_block b = {r, v->chunks[i]};
             if (r->kind == RECORD_BLOCK && belongs(v, r)) {
                 v->blocks[v->block_count++] = b;
             } else if (r->kind == RECORD_BLOB && belongs(v, r)) {
@@ -89,8 +90,8 @@ static bool same_tensor(const record_tensor *a, const record_tensor *b) {
 }
 
 /* Cuts the blocks of one tensor, sorted by place, into shards, and checks that each shard's blocks tile it. */
-static ckd_status arrange_shards(view *v, view_tensor *t, view_block *blocks, size_t count, ckd_status inconsistent,
-                                 ckd_error *err) {
+static ckd_status arrange_shards(view *v, view_tensor *t, view_block *blocks, size_t count,
+                                 ckd_status inconsistent, ckd_error *err) {
     t->shards = &v->shards[v->shard_count];
     for (size_t i = 0; i < count;) {
         view_shard *s = &v->shards[v->shard_count++];
@@ -98,25 +99,30 @@ static ckd_status arrange_shards(view *v, view_tensor *t, view_block *blocks, si
         s->region = blocks[i].record->region;
         s->blocks = &blocks[i];
         if (!region_count(&s->elements, &t->shape, s->region)) {
-            return inconsistent_at(&blocks[i], inconsistent, err, "the region does not lie inside the tensor");
+            return inconsistent_at(&blocks[i], inconsistent, err,
+                                   "the region does not lie inside the tensor");
         }
         uint64_t next = 0;
         do {
             if (blocks[i].record->first != next) {
-                return inconsistent_at(&blocks[i], inconsistent, err, "blocks of a shard overlap or leave a gap");
+                return inconsistent_at(&blocks[i], inconsistent, err,
+                                       "blocks of a shard overlap or leave a gap");
             }
             next += blocks[i].record->count;
             s->block_count++;
             i++;
-        } while (i < count && next < s->elements && region_equal(blocks[i].record->region, s->region, t->shape.ndim));
+        } while (i < count && next < s->elements &&
+                 region_equal(blocks[i].record->region, s->region, t->shape.ndim));
         if (next != s->elements) {
-            return inconsistent_at(&blocks[i - 1], inconsistent, err, "blocks of a shard are missing at its end");
+            return inconsistent_at(&blocks[i - 1], inconsistent, err,
+                                   "blocks of a shard are missing at its end");
         }
     }
     return CKD_OK;
 }
 
-static ckd_status arrange_tensor(view *v, view_block *blocks, size_t count, ckd_status inconsistent, ckd_error *err) {
+static ckd_status arrange_tensor(view *v, view_block *blocks, size_t count, ckd_status inconsistent,
+                                 ckd_error *err) {
     view_tensor *t = &v->tensors[v->tensor_count++];
     t->tensor = blocks[0].record->tensor;
     t->order = (size_t)-1;
@@ -178,11 +184,11 @@ static size_t file_number(const view *v, const chunk *c) {
 }
 
 static place first_place(const view *v, view_tensor *t) {
-    place first = { (size_t)-1, UINT64_MAX, t };
+    place first = {(size_t)-1, UINT64_MAX, t};
     for (size_t s = 0; s < t->shard_count; s++) {
         for (size_t b = 0; b < t->shards[s].block_count; b++) {
             const view_block *block = &t->shards[s].blocks[b];
-            place p = { file_number(v, block->chunk), block->record->offset, t };
+            place p = {file_number(v, block->chunk), block->record->offset, t};
             if (by_file_offset(&p, &first) < 0) {
                 first = p;
             }
@@ -207,7 +213,8 @@ static ckd_status number_tensors(view *v, ckd_error *err) {
     return CKD_OK;
 }
 
-ckd_status view_open(view **out, const char *store_path, manifest *m, ckd_status inconsistent, ckd_error *err) {
+ckd_status view_open(view **out, const char *store_path, manifest *m, ckd_status inconsistent,
+                     ckd_error *err) {
     *out = NULL;
     view *v = calloc(1, sizeof(*v));
     if (!v) {
@@ -257,8 +264,9 @@ static int name_against_tensor(const void *name, const void *tensor) {
 }
 
 const view_tensor *view_find(const view *v, const char *tensor) {
-    return v->tensor_count ? bsearch(tensor, v->tensors, v->tensor_count, sizeof(*v->tensors), name_against_tensor)
-                           : NULL;
+    return v->tensor_count
+               ? bsearch(tensor, v->tensors, v->tensor_count, sizeof(*v->tensors), name_against_tensor)
+               : NULL;
 }
 
 const view_block *view_find_blob(const view *v, const char *name) {
@@ -285,7 +293,8 @@ static size_t block_at(const view_shard *s, uint64_t at) {
     return low;
 }
 
-void view_shard_range(size_t *first, size_t *end, const view_shard *shard, const geometry *shape, const span *want) {
+void view_shard_range(size_t *first, size_t *end, const view_shard *shard, const geometry *shape,
+                      const span *want) {
     *first = *end = 0;
     if (want->count == 0 || shard->elements == 0) {
         return;
@@ -316,7 +325,8 @@ ckd_status view_check_tiling(const view *v, ckd_status inconsistent, ckd_error *
         if (covered != t->shape.elements) {
             inconsistent_at(&t->shards[0].blocks[0], inconsistent, err, "");
             return err_in_tensor(err,
-                                 err_set(err, inconsistent, "the saved regions hold %llu of the tensor's %llu elements",
+                                 err_set(err, inconsistent,
+                                         "the saved regions hold %llu of the tensor's %llu elements",
                                          (unsigned long long)covered, (unsigned long long)t->shape.elements),
                                  t->tensor->name);
         }
@@ -336,11 +346,16 @@ uint64_t view_stored_bytes(const view_block *b) {
 const char *view_block_coding(const view_block *b) {
     const record *r = b->record;
     switch (r->predictor) {
-    case PREDICT_PARENT: return "delta";
-    case PREDICT_CAST: return "cast";
+    case PREDICT_PARENT:
+        return "delta";
+    case PREDICT_CAST:
+        return "cast";
     case PREDICT_COPY:
-        return r->dependency_count && id_equal(&r->dependencies[0].checkpoint, &r->tensor->checkpoint) ? "copy" : "same";
-    default: return r->coding == 0 ? "raw" : "standalone";
+        return r->dependency_count && id_equal(&r->dependencies[0].checkpoint, &r->tensor->checkpoint)
+                   ? "copy"
+                   : "same";
+    default:
+        return r->coding == 0 ? "raw" : "standalone";
     }
 }
 
@@ -359,14 +374,20 @@ void view_add_shard(view_totals *totals, const view_shard *shard) {
 }
 
 void view_tensor_info(ckd_tensor_info *out, const view_tensor *t) {
-    view_totals totals = { 0 };
+    view_totals totals = {0};
     for (size_t i = 0; i < t->shard_count; i++) {
         view_add_shard(&totals, &t->shards[i]);
     }
-    *out = (ckd_tensor_info){ .name = t->tensor->name, .role = t->tensor->role, .dtype = t->tensor->dtype,
-                              .ndim = t->shape.ndim, .elements = t->shape.elements, .shards = (uint32_t)t->shard_count,
-                              .raw_bytes = t->shape.elements * ckd_dtype_size(t->tensor->dtype),
-                              .stored_bytes = totals.stored_bytes, .coding = totals.coding, .depth = totals.depth };
+    *out = (ckd_tensor_info){.name = t->tensor->name,
+                             .role = t->tensor->role,
+                             .dtype = t->tensor->dtype,
+                             .ndim = t->shape.ndim,
+                             .elements = t->shape.elements,
+                             .shards = (uint32_t)t->shard_count,
+                             .raw_bytes = t->shape.elements * ckd_dtype_size(t->tensor->dtype),
+                             .stored_bytes = totals.stored_bytes,
+                             .coding = totals.coding,
+                             .depth = totals.depth};
     memcpy(out->shape, t->shape.shape, sizeof(out->shape));
 }
 
@@ -387,8 +408,8 @@ static ckd_status open_by_id(view **out, ckd_store *store, const ckd_id *id, ckd
     }
     if (status == CKD_OK && !id_equal(&m.checkpoint.id, id)) {
         manifest_free(&m);
-        return err_set(err, CKD_E_CORRUPT, "%s@%llu is now another checkpoint than the one looked for", found.run,
-                       (unsigned long long)found.step);
+        return err_set(err, CKD_E_CORRUPT, "%s@%llu is now another checkpoint than the one looked for",
+                       found.run, (unsigned long long)found.step);
     }
     return status == CKD_OK ? view_open(out, store->path, &m, CKD_E_CORRUPT, err) : status;
 }

@@ -25,7 +25,7 @@ typedef struct view_shard {
 typedef struct view_tensor {
     const record_tensor *tensor;
     geometry shape;
-    size_t order; /* position among the tensors in the order saved */
+    size_t order;             /* position among the tensors in the order saved */
     const view_shard *shards; /* ascending by first element */
     size_t shard_count;
 } view_tensor;
@@ -47,7 +47,8 @@ typedef struct view {
  * failure). `inconsistent` is the status for records that contradict each other: CORRUPT for a stored checkpoint,
  * MISMATCH for one about to be committed.
  */
-ckd_status view_open(view **out, const char *store_path, manifest *m, ckd_status inconsistent, ckd_error *err);
+ckd_status view_open(view **out, const char *store_path, manifest *m, ckd_status inconsistent,
+                     ckd_error *err);
 void view_close(view *v); /* accepts NULL */
 
 /* NULL if there is none. */
@@ -58,7 +59,8 @@ const view_block *view_find_blob(const view *v, const char *name);
 ckd_status view_check_tiling(const view *v, ckd_status inconsistent, ckd_error *err);
 
 /* Blocks first ... end - 1 of the shard are those that can intersect the span (of the same tensor). */
-void view_shard_range(size_t *first, size_t *end, const view_shard *shard, const geometry *shape, const span *want);
+void view_shard_range(size_t *first, size_t *end, const view_shard *shard, const geometry *shape,
+                      const span *want);
 
 /* Sums over a shard's blocks; coding is "mixed" if they differ. */
 typedef struct view_totals {

@@ -41,14 +41,15 @@ static size_t enumerate(uint64_t *out, const geometry *g, const ckd_region *r) {
 }
 
 static ckd_region random_region(const geometry *g) {
-    ckd_region r = { .kind = (ckd_region_kind)random_below(3) };
+    ckd_region r = {.kind = (ckd_region_kind)random_below(3)};
     if (r.kind == CKD_REGION_FLAT) {
         r.start = random_below(g->elements + 1);
         r.count = random_below(g->elements - r.start + 1);
     } else if (r.kind == CKD_REGION_BOX) {
         for (uint32_t d = 0; d < g->ndim; d++) {
             r.offsets[d] = random_below(4) ? random_below(g->shape[d] + 1) : 0;
-            r.lengths[d] = random_below(3) ? g->shape[d] - r.offsets[d] : random_below(g->shape[d] - r.offsets[d] + 1);
+            r.lengths[d] =
+                random_below(3) ? g->shape[d] - r.offsets[d] : random_below(g->shape[d] - r.offsets[d] + 1);
         }
     }
     return r;
@@ -76,7 +77,7 @@ static void test_random_spans_intersect_like_sets(void **unused) {
         uint64_t count;
         assert_true(region_count(&count, &g, &ra));
         assert_int_equal(count, na);
-        span a = { &ra, random_below(na + 1), 0 }, b = { &rb, random_below(nb + 1), 0 };
+        span a = {&ra, random_below(na + 1), 0}, b = {&rb, random_below(nb + 1), 0};
         a.count = random_below(na - a.first + 1);
         b.count = random_below(nb - b.first + 1);
         for (size_t i = 0; i < b.count; i++) {
@@ -134,8 +135,9 @@ static void test_bounds_and_order(void **unused) {
 static void test_caps(void **unused) {
     (void)unused;
     geometry g;
-    uint64_t most[] = { 1u << 20, 1u << 20 }, more[] = { 1u << 20, 1u << 20, 2 }, overflow[] = { UINT64_MAX, UINT64_MAX, 0 };
-    uint64_t many[CKD_MAX_DIMS + 1] = { 0 };
+    uint64_t most[] = {1u << 20, 1u << 20}, more[] = {1u << 20, 1u << 20, 2},
+             overflow[] = {UINT64_MAX, UINT64_MAX, 0};
+    uint64_t many[CKD_MAX_DIMS + 1] = {0};
     assert_true(geometry_init(&g, 2, most));
     assert_true(g.elements == CKD_MAX_ELEMENTS);
     assert_false(geometry_init(&g, 3, more));
@@ -144,14 +146,14 @@ static void test_caps(void **unused) {
     assert_false(geometry_init(&g, 1, NULL));
     assert_true(geometry_init(&g, 0, NULL));
     assert_int_equal(g.elements, 1);
-    uint64_t count, shape[] = { 10, 10 };
+    uint64_t count, shape[] = {10, 10};
     assert_true(geometry_init(&g, 2, shape));
     ckd_region outside[] = {
-        { .kind = CKD_REGION_FLAT, .start = 50, .count = 51 },
-        { .kind = CKD_REGION_FLAT, .start = UINT64_MAX, .count = 2 },
-        { .kind = CKD_REGION_BOX, .offsets = { 5, 0 }, .lengths = { 6, 10 } },
-        { .kind = CKD_REGION_BOX, .offsets = { UINT64_MAX, 0 }, .lengths = { 2, 10 } },
-        { .kind = (ckd_region_kind)7 },
+        {.kind = CKD_REGION_FLAT, .start = 50, .count = 51},
+        {.kind = CKD_REGION_FLAT, .start = UINT64_MAX, .count = 2},
+        {.kind = CKD_REGION_BOX, .offsets = {5, 0}, .lengths = {6, 10}},
+        {.kind = CKD_REGION_BOX, .offsets = {UINT64_MAX, 0}, .lengths = {2, 10}},
+        {.kind = (ckd_region_kind)7},
     };
     for (size_t i = 0; i < sizeof(outside) / sizeof(outside[0]); i++) {
         assert_false(region_count(&count, &g, &outside[i]));
@@ -163,9 +165,9 @@ static void test_caps(void **unused) {
 static void test_huge_tensor(void **unused) {
     (void)unused;
     geometry g;
-    uint64_t shape[] = { 1u << 16, 1u << 12, 1u << 12 };
+    uint64_t shape[] = {1u << 16, 1u << 12, 1u << 12};
     assert_true(geometry_init(&g, 3, shape));
-    ckd_region box = { .kind = CKD_REGION_BOX, .offsets = { 65000, 17, 4000 }, .lengths = { 500, 4000, 96 } };
+    ckd_region box = {.kind = CKD_REGION_BOX, .offsets = {65000, 17, 4000}, .lengths = {500, 4000, 96}};
     uint64_t count;
     assert_true(region_count(&count, &g, &box));
     assert_true(count == UINT64_C(500) * 4000 * 96);
@@ -173,8 +175,8 @@ static void test_huge_tensor(void **unused) {
     assert_true(last == (UINT64_C(65499) << 24) + (UINT64_C(4016) << 12) + 4095);
     assert_true(region_lower_bound(&g, &box, last) == count - 1);
     assert_true(region_lower_bound(&g, &box, last + 1) == count);
-    ckd_region flat = { .kind = CKD_REGION_FLAT, .start = last - 99, .count = 100 };
-    span a = { &box, 0, count }, b = { &flat, 0, 100 };
+    ckd_region flat = {.kind = CKD_REGION_FLAT, .start = last - 99, .count = 100};
+    span a = {&box, 0, count}, b = {&flat, 0, 100};
     assert_int_equal(span_common(&g, &a, &b), 96);
 }
 

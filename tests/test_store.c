@@ -26,7 +26,7 @@ static int teardown(void **state) {
 static void test_round_trip_of_every_dtype(void **state) {
     ckd_store *store = store_create(*state);
     for (int dtype = CKD_F64; dtype <= CKD_BOOL; dtype++) {
-        static const uint64_t counts[] = { 0, 1, 2, 3, 31, 255, 4096, 300000 };
+        static const uint64_t counts[] = {0, 1, 2, 3, 31, 255, 4096, 300000};
         for (size_t i = 0; i < sizeof(counts) / sizeof(counts[0]); i++) {
             char run[32];
             snprintf(run, sizeof(run), "d%d.n%zu", dtype, i);
@@ -81,7 +81,7 @@ static void test_special_values_survive(void **state) {
 static void test_chain_of_deltas_comes_back_at_every_step(void **state) {
     ckd_store *store = store_create(*state);
     enum { STEPS = 12 };
-    uint64_t shape[] = { 700, 1000 }, n = shape[0] * shape[1];
+    uint64_t shape[] = {700, 1000}, n = shape[0] * shape[1];
     uint8_t *steps[STEPS];
     uint32_t deltas = 0;
     for (uint64_t s = 0; s < STEPS; s++) {
@@ -92,7 +92,7 @@ static void test_chain_of_deltas_comes_back_at_every_step(void **state) {
         ckd_checkpoint c = save_one(store, "run", s, "layer.weight", CKD_F32, 2, shape, steps[s]);
         deltas += c.kind == CKD_DELTA;
         assert_true(c.load_cost >= 1 && c.load_cost <= 2);
-        assert_int_equal(c.kind == CKD_DELTA, memcmp(&c.parent, &(ckd_id){ { 0 } }, sizeof(ckd_id)) != 0);
+        assert_int_equal(c.kind == CKD_DELTA, memcmp(&c.parent, &(ckd_id){{0}}, sizeof(ckd_id)) != 0);
     }
     assert_true(deltas >= STEPS / 2);
     for (uint64_t s = 0; s < STEPS; s++) {
@@ -118,7 +118,7 @@ static void test_unchanged_and_identical_tensors_cost_next_to_nothing(void **sta
         const char *name;
         ckd_dtype dtype;
         const void *data;
-    } tensors[] = { { "master.w", CKD_F32, values }, { "w", CKD_BF16, rounded }, { "tied", CKD_F32, values } };
+    } tensors[] = {{"master.w", CKD_F32, values}, {"w", CKD_BF16, rounded}, {"tied", CKD_F32, values}};
     uint64_t stored[2];
     for (uint64_t step = 0; step < 2; step++) {
         ckd_save *save = begin_save(store, "run", step);
@@ -148,7 +148,7 @@ static void test_unchanged_and_identical_tensors_cost_next_to_nothing(void **sta
 
 static void test_any_region_of_any_sharding(void **state) {
     ckd_store *store = store_create(*state);
-    uint64_t shape[] = { 9, 40, 1500 }, n = 9 * 40 * 1500;
+    uint64_t shape[] = {9, 40, 1500}, n = 9 * 40 * 1500;
     float *values = random_values(CKD_F32, n, 11);
     for (uint64_t step = 0; step < 3; step++) {
         save_sharded(store, "run", step, "t", 3, shape, values, step);
@@ -167,14 +167,14 @@ static void test_regions_must_tile(void **state) {
     float *values = random_values(CKD_F32, n, 1);
     static const struct {
         uint64_t start, count;
-    } wrong[][2] = { { { 0, 500 }, { 501, 499 } }, { { 0, 500 }, { 499, 501 } }, { { 0, 500 }, { 0, 500 } } };
+    } wrong[][2] = {{{0, 500}, {501, 499}}, {{0, 500}, {499, 501}}, {{0, 500}, {0, 500}}};
     for (size_t i = 0; i < 3; i++) {
         ckd_save *save = begin_save(store, "run", i);
         for (size_t k = 0; k < 2; k++) {
-            ckd_region r = { .kind = CKD_REGION_FLAT, .start = wrong[i][k].start, .count = wrong[i][k].count };
+            ckd_region r = {.kind = CKD_REGION_FLAT, .start = wrong[i][k].start, .count = wrong[i][k].count};
             add_tensor(save, "t", CKD_F32, 1, &n, &r, values);
         }
-        ckd_error err = { 0 };
+        ckd_error err = {0};
         assert_int_equal(ckd_save_commit(NULL, save, &err), CKD_E_MISMATCH);
         assert_string_equal(err.tensor, "t");
     }
@@ -212,7 +212,8 @@ static void test_size_never_exceeds_raw_by_much(void **state) {
             records += (n + CKD_BLOCK_ELEMENTS - 1) / CKD_BLOCK_ELEMENTS;
             ckd_checkpoint c;
             assert_int_equal(ckd_save_commit(&c, save, NULL), CKD_OK);
-            assert_true((double)c.stored_bytes <= (double)c.raw_bytes * 1.001 + 256.0 * (double)records + 65536);
+            assert_true((double)c.stored_bytes <=
+                        (double)c.raw_bytes * 1.001 + 256.0 * (double)records + 65536);
         }
     }
     free(noise);
@@ -265,7 +266,7 @@ static void test_blobs_metric_and_lineage(void **state) {
 static void test_four_ranks_one_commit(void **state) {
     enum { WORLD = 4 };
     ckd_store *store = store_create(*state);
-    uint64_t shape[] = { 1002, 64 }, n = shape[0] * shape[1];
+    uint64_t shape[] = {1002, 64}, n = shape[0] * shape[1];
     float *values = random_values(CKD_F32, n, 21);
     ckd_save *saves[WORLD];
     ckd_part parts[WORLD];
@@ -279,7 +280,7 @@ static void test_four_ranks_one_commit(void **state) {
         o.checkpoint_id = id;
         assert_int_equal(ckd_save_begin(&saves[rank], store, &o, NULL), CKD_OK);
         uint64_t first = n * rank / WORLD, end = n * (rank + 1) / WORLD;
-        ckd_region r = { .kind = CKD_REGION_FLAT, .start = first, .count = end - first };
+        ckd_region r = {.kind = CKD_REGION_FLAT, .start = first, .count = end - first};
         add_tensor(saves[rank], "t", CKD_F32, 2, shape, &r, values + first);
         assert_int_equal(ckd_save_seal(&parts[rank], saves[rank], NULL), CKD_OK);
     }
@@ -313,7 +314,8 @@ int main(void) {
         cmocka_unit_test_setup_teardown(test_round_trip_of_every_dtype, setup, teardown),
         cmocka_unit_test_setup_teardown(test_special_values_survive, setup, teardown),
         cmocka_unit_test_setup_teardown(test_chain_of_deltas_comes_back_at_every_step, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_unchanged_and_identical_tensors_cost_next_to_nothing, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_unchanged_and_identical_tensors_cost_next_to_nothing, setup,
+                                        teardown),
         cmocka_unit_test_setup_teardown(test_any_region_of_any_sharding, setup, teardown),
         cmocka_unit_test_setup_teardown(test_regions_must_tile, setup, teardown),
         cmocka_unit_test_setup_teardown(test_size_never_exceeds_raw_by_much, setup, teardown),

@@ -22,14 +22,16 @@ ckd_store *store_reopen(const char *dir, ckd_open_mode mode) {
     char path[4096];
     snprintf(path, sizeof(path), "%s/store", dir);
     ckd_store *store;
-    ckd_error err = { 0 };
+    ckd_error err = {0};
     if (ckd_store_open(&store, path, mode, NULL, &err) != CKD_OK) {
         fail_msg("open: %s (%s)", err.message, err.file);
     }
     return store;
 }
 
-ckd_store *store_create(const char *dir) { return store_reopen(dir, CKD_OPEN_CREATE); }
+ckd_store *store_create(const char *dir) {
+    return store_reopen(dir, CKD_OPEN_CREATE);
+}
 
 void *random_bits(uint64_t count, unsigned seed) {
     uint64_t state = seed * 7919u + 1;
@@ -100,7 +102,7 @@ ckd_save *begin_save(ckd_store *store, const char *run, uint64_t step) {
     o.run = run;
     o.step = step;
     ckd_save *save;
-    ckd_error err = { 0 };
+    ckd_error err = {0};
     if (ckd_save_begin(&save, store, &o, &err) != CKD_OK) {
         fail_msg("begin: %s (%s)", err.message, err.file);
     }
@@ -118,7 +120,7 @@ void add_tensor(ckd_save *save, const char *name, ckd_dtype dtype, uint32_t ndim
     if (region) {
         t.region = *region;
     }
-    ckd_error err = { 0 };
+    ckd_error err = {0};
     if (ckd_save_tensor(save, &t, &err) != CKD_OK) {
         fail_msg("save %s: %s (%s at %llu)", name, err.message, err.file, (unsigned long long)err.offset);
     }
@@ -126,15 +128,15 @@ void add_tensor(ckd_save *save, const char *name, ckd_dtype dtype, uint32_t ndim
 
 static ckd_checkpoint commit(ckd_save *save) {
     ckd_checkpoint info;
-    ckd_error err = { 0 };
+    ckd_error err = {0};
     if (ckd_save_commit(&info, save, &err) != CKD_OK) {
         fail_msg("commit: %s (%s, tensor %s)", err.message, err.file, err.tensor);
     }
     return info;
 }
 
-ckd_checkpoint save_one(ckd_store *store, const char *run, uint64_t step, const char *name, ckd_dtype dtype, uint32_t ndim,
-                        const uint64_t *shape, const void *data) {
+ckd_checkpoint save_one(ckd_store *store, const char *run, uint64_t step, const char *name, ckd_dtype dtype,
+                        uint32_t ndim, const uint64_t *shape, const void *data) {
     ckd_save *save = begin_save(store, run, step);
     add_tensor(save, name, dtype, ndim, shape, NULL, data);
     return commit(save);
@@ -151,23 +153,24 @@ static float *gather(const geometry *g, const ckd_region *r, const float *values
     return out;
 }
 
-static void save_piece(ckd_save *save, const char *name, const geometry *g, const ckd_region *r, const float *values) {
+static void save_piece(ckd_save *save, const char *name, const geometry *g, const ckd_region *r,
+                       const float *values) {
     uint64_t count;
     float *piece = gather(g, r, values, &count);
     add_tensor(save, name, CKD_F32, g->ndim, g->shape, r, piece);
     free(piece);
 }
 
-void save_sharded(ckd_store *store, const char *run, uint64_t step, const char *name, uint32_t ndim, const uint64_t *shape,
-                  const float *values, uint64_t layout) {
+void save_sharded(ckd_store *store, const char *run, uint64_t step, const char *name, uint32_t ndim,
+                  const uint64_t *shape, const float *values, uint64_t layout) {
     geometry g;
     assert_true(geometry_init(&g, ndim, shape));
     ckd_save *save = begin_save(store, run, step);
     for (uint64_t part = 0; part < 4; part++) {
-        ckd_region r = { .kind = CKD_REGION_BOX };
+        ckd_region r = {.kind = CKD_REGION_BOX};
         memcpy(r.lengths, shape, ndim * sizeof(*shape));
         if (layout % 3 == 0) { /* quarters of the flat range */
-            r = (ckd_region){ .kind = CKD_REGION_FLAT, .start = g.elements * part / 4 };
+            r = (ckd_region){.kind = CKD_REGION_FLAT, .start = g.elements * part / 4};
             r.count = g.elements * (part + 1) / 4 - r.start;
         } else { /* slabs of the last dimension, or a grid of the last two */
             uint32_t last = ndim - 1;
@@ -186,7 +189,7 @@ void save_sharded(ckd_store *store, const char *run, uint64_t step, const char *
 
 static ckd_load *begin_load(ckd_store *store, const char *run, uint64_t step) {
     ckd_checkpoint found;
-    ckd_error err = { 0 };
+    ckd_error err = {0};
     ckd_load *load = NULL;
     if (ckd_store_find(&found, store, run, step, &err) != CKD_OK ||
         ckd_load_begin(&load, store, &found.id, &err) != CKD_OK) {
@@ -201,7 +204,7 @@ static void load_region(ckd_load *load, const char *name, const ckd_region *regi
     q.region = *region;
     q.data = to;
     q.size = size;
-    ckd_error err = { 0 };
+    ckd_error err = {0};
     if (ckd_load_tensor(load, &q, &err) != CKD_OK) {
         fail_msg("load %s: %s (%s at %llu)", name, err.message, err.file, (unsigned long long)err.offset);
     }
@@ -211,7 +214,7 @@ void *load_whole(ckd_store *store, const char *run, uint64_t step, const char *n
     ckd_load *load = begin_load(store, run, step);
     void *to = malloc(size + 1);
     assert_non_null(to);
-    ckd_region whole = { .kind = CKD_REGION_WHOLE };
+    ckd_region whole = {.kind = CKD_REGION_WHOLE};
     load_region(load, name, &whole, to, size);
     ckd_load_end(load);
     return to;
@@ -222,7 +225,7 @@ void check_random_region(ckd_store *store, const char *run, uint64_t step, const
     uint64_t state = seed + 4242u, count;
     geometry g;
     assert_true(geometry_init(&g, ndim, shape));
-    ckd_region r = { .kind = next_random(&state) % 3 ? CKD_REGION_BOX : CKD_REGION_FLAT };
+    ckd_region r = {.kind = next_random(&state) % 3 ? CKD_REGION_BOX : CKD_REGION_FLAT};
     if (r.kind == CKD_REGION_FLAT) {
         r.start = next_random(&state) % g.elements;
         r.count = next_random(&state) % (g.elements - r.start + 1);
@@ -244,7 +247,7 @@ void check_random_region(ckd_store *store, const char *run, uint64_t step, const
 
 size_t verify_damage(ckd_store *store) {
     ckd_verify_result *result;
-    ckd_error err = { 0 };
+    ckd_error err = {0};
     if (ckd_store_verify(&result, store, NULL, &err) != CKD_OK) {
         fail_msg("verify: %s (%s)", err.message, err.file);
     }

@@ -21,11 +21,11 @@ ckd_save *begin_save(ckd_store *store, const char *run, uint64_t step);
 void add_tensor(ckd_save *save, const char *name, ckd_dtype dtype, uint32_t ndim, const uint64_t *shape,
                 const ckd_region *region, const void *data);
 /* A checkpoint of one tensor. */
-ckd_checkpoint save_one(ckd_store *store, const char *run, uint64_t step, const char *name, ckd_dtype dtype, uint32_t ndim,
-                        const uint64_t *shape, const void *data);
+ckd_checkpoint save_one(ckd_store *store, const char *run, uint64_t step, const char *name, ckd_dtype dtype,
+                        uint32_t ndim, const uint64_t *shape, const void *data);
 /* An f32 tensor in several regions: flat ranges, rows or a grid, by `layout`. */
-void save_sharded(ckd_store *store, const char *run, uint64_t step, const char *name, uint32_t ndim, const uint64_t *shape,
-                  const float *values, uint64_t layout);
+void save_sharded(ckd_store *store, const char *run, uint64_t step, const char *name, uint32_t ndim,
+                  const uint64_t *shape, const float *values, uint64_t layout);
 /* malloc'ed. */
 void *load_whole(ckd_store *store, const char *run, uint64_t step, const char *name, size_t size);
 /* Loads a random box or range of an f32 tensor and compares it with `values`. */
