@@ -65,10 +65,14 @@ $(B)/train_gpt: $(EXAMPLE_OBJ) $(STATIC_LIB)
 	$(call say,LINK,$@)
 	@$(CC) $(CKD_LDFLAGS) -o $@ $(EXAMPLE_OBJ) $(STATIC_LIB) $(CKD_LIBS)
 
-$(BENCHES): $(B)/bench/%: $(B)/obj/bench/%.o $(BENCH_SUPPORT_OBJ) $(STATIC_LIB)
+# Everything of the library with its internal names still visible: for tests and benchmarks, which look inside.
+$(B)/obj/internal.a: $(LIB_OBJ)
+	@rm -f $@ && $(AR) rcs $@ $(LIB_OBJ)
+
+$(BENCHES): $(B)/bench/%: $(B)/obj/bench/%.o $(BENCH_SUPPORT_OBJ) $(B)/obj/internal.a
 	$(call say,LINK,$@)
 	@mkdir -p $(@D)
-	@$(CC) $(CKD_LDFLAGS) -o $@ $< $(BENCH_SUPPORT_OBJ) $(STATIC_LIB) $(CKD_LIBS)
+	@$(CC) $(CKD_LDFLAGS) -o $@ $< $(BENCH_SUPPORT_OBJ) $(B)/obj/internal.a $(CKD_LIBS)
 
 $(B)/obj/%.cu.o: %.cu $(B)/.flags
 	$(call say,NVCC,$<)

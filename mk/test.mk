@@ -10,10 +10,6 @@ TESTS := $(patsubst tests/%.c,$(B)/tests/%,$(TEST_SRC))
 REPLAYS := $(patsubst tests/%.c,$(B)/tests/%,$(FUZZ_SRC))
 FUZZERS := $(patsubst tests/%.c,$(B)/fuzz/%,$(FUZZ_SRC))
 
-# Everything of the library with its internal names still visible.
-$(B)/obj/internal.a: $(LIB_OBJ)
-	@rm -f $@ && $(AR) rcs $@ $(LIB_OBJ)
-
 $(B)/tests/test_gpt: EXTRA_OBJ = $(GPT_OBJ)
 $(B)/tests/test_gpt: $(GPT_OBJ)
 

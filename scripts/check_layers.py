@@ -1,6 +1,6 @@
 """Checks who includes and calls whom, and how long files and functions are: check_layers.py [ROOT]
 
-    cli, python, examples, bench -> engine -> kernels, codec, catalog -> base
+    cli, python, examples, bench -> engine -> kernels, codec, catalog -> base     (bench also -> kernels, codec, base)
 
 Reads sources as text, comments and string contents removed; functions are found by the layout that clang-format gives
 them (a definition ends its head with `{` outside any other braces, and its closing brace stands in the first column).

@@ -27,6 +27,7 @@ clean_tree() {
     printf '#include "ckptdelta.h"\n#include "cli.h"\n#include <jansson.h>\nint main(void) {\n    printf("");\n}\n' \
         >"$tree/cli/main.c"
     printf '#include "engine/store.h"\n#include "codec/codec.h"\n#include <sqlite3.h>\n' >"$tree/tests/test_x.c"
+    printf '#include "ckptdelta.h"\n#include "codec/codec.h"\n#include <zstd.h>\n' >"$tree/bench/bench_x.c"
 }
 
 fail() {
@@ -69,7 +70,8 @@ finds cli/new.c 1 '#include "engine/ckptdelta.h"'
 finds cli/new.c 1 '#include "engine/store.h"'
 finds cli/new.c 1 '#  include "store.h"'
 finds examples/new.c 1 '#include "base/file.h"'
-finds bench/new.c 1 '#include "codec/codec.h"'
+finds bench/new.c 1 '#include "engine/store.h"'
+finds bench/new.c 1 '#include "catalog/catalog.h"'
 finds engine/new.c 1 '#include <sqlite3.h>'
 finds engine/new.c 1 '#include <zstd.h>'
 finds kernels/new.c 1 '#include <lz4hc.h>'

@@ -103,6 +103,7 @@ def run(job, args):
     shutil.rmtree(results, ignore_errors=True)
     results.mkdir(parents=True)
     temporary = tempfile.mkdtemp(prefix="ckptdelta-test-")
+    os.chmod(temporary, 0o755)  # for tests that give up root's rights
     command = list(job.command)
     env = environment(args, temporary)
     if job.kind == "cmocka":
