@@ -145,6 +145,9 @@ uint64_t file_written(const file_writer *f) {
 
 ckd_status file_write_at(file_writer *f, uint64_t offset, const void *data, size_t size, ckd_error *err) {
     uint64_t end;
+    if (f->failed != CKD_OK) {
+        return refuse_failed(f, err);
+    }
     if (!size_add(&end, offset, size) || end > file_written(f)) {
         err_set(err, CKD_E_INVALID, "%zu bytes at offset %llu of %s were never appended", size,
                 (unsigned long long)offset, f->path);

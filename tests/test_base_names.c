@@ -1,0 +1,555 @@
+/*
+ * base/file: names and directories; every step failing, every step the last one before a crash. The program's own
+ * renameat2, link and fsync take the place of the C library's.
+ */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+#include <stdarg.h>
+#include <stddef.h>
+#include <setjmp.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "base/file.h"
+#include "tests/support/small_files.h"
+#include "tests/support/tempdir.h"
+
+static struct {
+    int rename_errno;      /* of a file system without RENAME_NOREPLACE */
+    bool link_answer_lost; /* link works and says EEXIST, as NFS may */
+    int link_errno, fsync_errno;
+    unsigned links, fsyncs;
+} fake;
+
+int renameat2(int old_dir, const char *from, int new_dir, const char *to, unsigned flags) {
+    if (fake.rename_errno != 0) {
+        errno = fake.rename_errno;
+        return -1;
+    }
+    return (int)syscall(SYS_renameat2, old_dir, from, new_dir, to, flags);
+}
+
+int link(const char *from, const char *to) {
+    fake.links++;
+    int result = fake.link_errno == 0 ? (int)syscall(SYS_linkat, AT_FDCWD, from, AT_FDCWD, to, 0) : -1;
+    if (fake.link_errno != 0 || (result == 0 && fake.link_answer_lost)) {
+        errno = fake.link_errno != 0 ? fake.link_errno : EEXIST;
+        return -1;
+    }
+    return result;
+}
+
+int fsync(int fd) {
+    fake.fsyncs++;
+    if (fake.fsync_errno != 0) {
+        errno = fake.fsync_errno;
+        return -1;
+    }
+    return (int)syscall(SYS_fsync, fd);
+}
+
+typedef struct place {
+    char *dir;
+    char path[512], temp[512];
+} place;
+
+static int set_up(void **state) {
+    place *p = calloc(1, sizeof(*p));
+    if (p == NULL) {
+        return -1;
+    }
+    p->dir = tempdir_create();
+    snprintf(p->path, sizeof(p->path), "%s/manifest", p->dir);
+    snprintf(p->temp, sizeof(p->temp), "%s/.temp", p->dir);
+    memset(&fake, 0, sizeof(fake));
+    *state = p;
+    return 0;
+}
+
+static int tear_down(void **state) {
+    place *p = *state;
+    file_set_fault_hook(NULL, NULL);
+    memset(&fake, 0, sizeof(fake));
+    tempdir_remove(p->dir);
+    free(p);
+    return 0;
+}
+
+/* ---- publish ---- */
+
+static const int rename_errnos[] = {0, EINVAL, ENOSYS};
+
+static void test_publish(void **state) {
+    place *p = *state;
+    for (size_t i = 0; i < 3; i++) {
+        ckd_error err;
+        fake.rename_errno = rename_errnos[i];
+        fake.links = 0;
+        write_small_file(p->temp, "new", 3);
+        assert_int_equal(file_publish(p->temp, p->path, &err), CKD_OK);
+        assert_false(file_exists(p->temp));
+        assert_content(p->path, "new", 3);
+        write_small_file(p->temp, "other", 5);
+        assert_int_equal(file_publish(p->temp, p->path, &err), CKD_E_EXISTS);
+        assert_int_equal(err.sys_errno, EEXIST);
+        assert_string_equal(err.file, p->path);
+        assert_non_null(strstr(err.message, p->temp));
+        assert_content(p->path, "new", 3);
+        assert_content(p->temp, "other", 5);
+        assert_int_equal(fake.links, i == 0 ? 0 : 2);
+        assert_int_equal(file_remove(p->temp, false, NULL), CKD_OK);
+        assert_int_equal(file_publish(p->temp, p->path, &err), CKD_E_NOT_FOUND);
+        assert_int_equal(file_remove(p->path, false, NULL), CKD_OK);
+        assert_int_equal(file_publish(p->temp, p->path, &err), CKD_E_NOT_FOUND);
+    }
+}
+
+static void test_publish_where_links_fail(void **state) {
+    place *p = *state;
+    ckd_error err;
+    write_small_file(p->temp, "new", 3);
+    fake.rename_errno = EINVAL;
+    fake.link_answer_lost = true; /* done, but it looks as if somebody else had been first */
+    assert_int_equal(file_publish(p->temp, p->path, NULL), CKD_OK);
+    assert_content(p->path, "new", 3);
+    assert_false(file_exists(p->temp));
+    write_small_file(p->temp, "other", 5);
+    assert_int_equal(file_publish(p->temp, p->path, NULL), CKD_E_EXISTS); /* somebody else was first */
+    fake.link_answer_lost = false;
+    fake.link_errno = EPERM; /* no hard links at all */
+    assert_int_equal(file_publish(p->temp, p->path, &err), CKD_E_READ_ONLY);
+    assert_int_equal(err.sys_errno, EPERM);
+    fake.rename_errno = EXDEV; /* no reason to try a link */
+    fake.link_errno = 0;
+    fake.links = 0;
+    assert_int_equal(file_publish(p->temp, p->path, &err), CKD_E_IO);
+    assert_int_equal(fake.links, 0);
+    assert_content(p->path, "new", 3);
+    assert_content(p->temp, "other", 5);
+}
+
+#define RACERS 6
+#define ROUNDS 60
+
+static int child_status(pid_t child) {
+    int status;
+    assert_int_equal(waitpid(child, &status, 0), child);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 1000 + status;
+}
+
+/* One racer: publishes ROUNDS files; `wins` counts the winners of each round, in memory that all share. */
+static int race(const char *dir, int racer, int start, int (*wins)[RACERS]) {
+    char go, temp[600], path[600];
+    if (read(start, &go, 1) != 0) { /* the end of the pipe is the shot */
+        return 1;
+    }
+    for (int round = 0; round < ROUNDS; round++) {
+        uint64_t content[2] = {(uint64_t)racer, (uint64_t)round};
+        file_writer *f;
+        snprintf(temp, sizeof(temp), "%s/temp.%d.%d", dir, racer, round);
+        snprintf(path, sizeof(path), "%s/round.%d", dir, round);
+        if (file_create(&f, temp, 0, NULL) != CKD_OK ||
+            file_append(f, content, sizeof(content), NULL) != CKD_OK || file_close(f, NULL) != CKD_OK) {
+            return 2;
+        }
+        ckd_status status = file_publish(temp, path, NULL);
+        if (status != CKD_OK && status != CKD_E_EXISTS) {
+            return 3;
+        }
+        wins[round][racer] = status == CKD_OK;
+        if (file_exists(temp) != (status == CKD_E_EXISTS)) {
+            return 4;
+        }
+    }
+    return 0;
+}
+
+static void test_race_has_one_winner(void **state) {
+    place *p = *state;
+    size_t size = sizeof(int[ROUNDS][RACERS]);
+    for (size_t i = 0; i < 2; i++) {
+        char dir[512], path[600];
+        snprintf(dir, sizeof(dir), "%s/race%zu", p->dir, i);
+        assert_int_equal(dir_create(dir, false, NULL), CKD_OK);
+        int(*wins)[RACERS] = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+        assert_ptr_not_equal(wins, MAP_FAILED);
+        fake.rename_errno = rename_errnos[i];
+        int start[2];
+        pid_t racers[RACERS];
+        assert_int_equal(pipe(start), 0);
+        for (int r = 0; r < RACERS; r++) {
+            racers[r] = fork();
+            if (racers[r] == 0) {
+                close(start[1]);
+                _exit(race(dir, r, start[0], wins));
+            }
+        }
+        close(start[0]);
+        close(start[1]);
+        for (int r = 0; r < RACERS; r++) {
+            assert_int_equal(child_status(racers[r]), 0);
+        }
+        for (int round = 0; round < ROUNDS; round++) {
+            int winner = -1, count = 0;
+            for (int r = 0; r < RACERS; r++) {
+                winner = wins[round][r] ? r : winner;
+                count += wins[round][r];
+            }
+            assert_int_equal(count, 1);
+            uint64_t want[2] = {(uint64_t)winner, (uint64_t)round};
+            snprintf(path, sizeof(path), "%s/round.%d", dir, round);
+            assert_content(path, want, sizeof(want));
+        }
+        munmap(wins, size);
+    }
+}
+
+/* ---- other names ---- */
+
+static void test_replace_and_remove(void **state) {
+    place *p = *state;
+    ckd_error err;
+    write_small_file(p->temp, "new", 3);
+    assert_int_equal(file_replace(p->temp, p->path, NULL), CKD_OK); /* nothing there yet */
+    write_small_file(p->temp, "newer", 5);
+    assert_int_equal(file_replace(p->temp, p->path, NULL), CKD_OK);
+    assert_content(p->path, "newer", 5);
+    assert_false(file_exists(p->temp));
+    assert_int_equal(file_replace(p->temp, p->path, &err), CKD_E_NOT_FOUND);
+    assert_string_equal(err.file, p->path);
+    assert_content(p->path, "newer", 5);
+
+    assert_int_equal(file_remove(p->path, false, NULL), CKD_OK);
+    assert_false(file_exists(p->path));
+    assert_int_equal(file_remove(p->path, true, NULL), CKD_OK);
+    assert_int_equal(file_remove(p->path, false, &err), CKD_E_NOT_FOUND);
+    assert_string_equal(err.file, p->path);
+    assert_int_not_equal(file_remove(p->dir, true, NULL), CKD_OK); /* no file */
+    assert_true(file_exists(p->dir));
+}
+
+static void test_directories(void **state) {
+    place *p = *state;
+    ckd_error err;
+    assert_int_equal(dir_create(p->path, false, NULL), CKD_OK);
+    assert_int_equal(dir_create(p->path, true, NULL), CKD_OK);
+    assert_int_equal(dir_create(p->path, false, &err), CKD_E_EXISTS);
+    assert_string_equal(err.file, p->path);
+    write_small_file(p->temp, "", 0);
+    assert_int_equal(dir_create(p->temp, true, NULL), CKD_E_EXISTS); /* a file is no directory */
+    char deep[600];
+    snprintf(deep, sizeof(deep), "%s/no/dir", p->dir);
+    assert_int_equal(dir_create(deep, true, NULL), CKD_E_NOT_FOUND);
+
+    assert_int_equal(dir_sync(p->path, NULL), CKD_OK);
+    assert_int_equal(fake.fsyncs, 1);
+    assert_int_equal(dir_sync(deep, &err), CKD_E_NOT_FOUND);
+    assert_int_equal(dir_sync(p->temp, &err), CKD_E_IO);
+    fake.fsync_errno = EINVAL; /* a file system that knows no such thing */
+    assert_int_equal(dir_sync(p->path, NULL), CKD_OK);
+    fake.fsync_errno = EIO;
+    assert_int_equal(dir_sync(p->path, &err), CKD_E_IO);
+    assert_int_equal(err.sys_errno, EIO);
+    assert_string_equal(err.file, p->path);
+}
+
+static void test_list(void **state) {
+    place *p = *state;
+    dir_list list;
+    ckd_error err;
+    assert_int_equal(dir_list_read(&list, p->dir, NULL), CKD_OK);
+    assert_int_equal(list.count, 0);
+    dir_list_free(&list);
+    for (int i = 0; i < 300; i++) {
+        char path[600];
+        snprintf(path, sizeof(path), "%s/%d", p->dir, i * 7919 % 1000);
+        write_small_file(path, "", 0);
+    }
+    write_small_file(p->temp, "", 0);
+    assert_int_equal(dir_create(p->path, false, NULL), CKD_OK);
+    assert_int_equal(dir_list_read(&list, p->dir, NULL), CKD_OK);
+    assert_int_equal(list.count, 302);
+    assert_string_equal(list.names[0], ".temp");
+    assert_string_equal(list.names[1], "0");
+    assert_string_equal(list.names[301], "manifest");
+    for (size_t i = 1; i < list.count; i++) {
+        assert_true(strcmp(list.names[i - 1], list.names[i]) < 0);
+    }
+    dir_list_free(&list);
+    assert_null(list.names);
+    dir_list_free(&list);
+    char absent[600];
+    snprintf(absent, sizeof(absent), "%s/absent", p->dir);
+    memset(&list, 1, sizeof(list));
+    assert_int_equal(dir_list_read(&list, absent, &err), CKD_E_NOT_FOUND);
+    assert_string_equal(err.file, absent);
+    assert_int_equal(list.count, 0);
+    assert_null(list.names);
+    assert_int_equal(dir_list_read(&list, p->temp, NULL), CKD_E_IO);
+}
+
+static void test_bytes_of_a_directory(void **state) {
+    place *p = *state;
+    uint64_t total = 7;
+    ckd_error err;
+    assert_int_equal(dir_bytes(&total, p->dir, NULL), CKD_OK);
+    assert_int_equal(total, 0);
+    write_small_file(p->temp, "12345", 5);
+    char deep[4096], path[4200];
+    snprintf(deep, sizeof(deep), "%s", p->dir);
+    for (int i = 0; i < 20; i++) {
+        strcat(deep, "/d");
+        assert_int_equal(dir_create(deep, false, NULL), CKD_OK);
+        snprintf(path, sizeof(path), "%s/f", deep);
+        write_small_file(path, "1234567890", 10);
+    }
+    assert_int_equal(truncate(path, (off_t)1 << 33), 0); /* apparent size: nearly nothing is allocated */
+    snprintf(path, sizeof(path), "%s/loop", deep);
+    assert_int_equal(symlink(p->dir, path), 0); /* neither followed nor counted */
+    snprintf(path, sizeof(path), "%s/file-link", p->dir);
+    assert_int_equal(symlink(p->temp, path), 0);
+    assert_int_equal(mkfifo(p->path, 0600), 0);
+    assert_int_equal(dir_bytes(&total, p->dir, NULL), CKD_OK);
+    assert_true(total == 5 + 19 * 10 + (UINT64_C(1) << 33));
+    snprintf(path, sizeof(path), "%s/link", p->dir);
+    assert_int_equal(symlink(p->dir, path), 0); /* but the path itself may be a link to the store */
+    uint64_t through = 0;
+    assert_int_equal(dir_bytes(&through, path, NULL), CKD_OK);
+    assert_true(through == total);
+    for (int i = 20; i < 70; i++) {
+        strcat(deep, "/d");
+        assert_int_equal(dir_create(deep, false, NULL), CKD_OK);
+    }
+    assert_int_equal(dir_bytes(&total, p->dir, &err), CKD_E_IO);
+    assert_int_equal(total, 0);
+    assert_string_equal(err.file, p->dir);
+    assert_int_equal(dir_bytes(&total, p->temp, NULL), CKD_E_IO);
+    snprintf(path, sizeof(path), "%s/absent", p->dir);
+    assert_int_equal(dir_bytes(&total, path, NULL), CKD_E_NOT_FOUND);
+}
+
+/* ---- every step failing ---- */
+
+typedef struct sweep {
+    unsigned at, seen;
+    int answer;     /* 0: the process ends at this step */
+    file_step step; /* the one that was reached */
+    char path[512];
+    file_step all[32];
+} sweep;
+
+static int answer_nth(void *context, file_step step, const char *path) {
+    sweep *s = context;
+    if (s->seen < 32) {
+        s->all[s->seen] = step;
+    }
+    if (s->seen++ != s->at) {
+        return 0;
+    }
+    s->step = step;
+    snprintf(s->path, sizeof(s->path), "%s", path);
+    if (s->answer == 0) {
+        _exit(77);
+    }
+    return s->answer;
+}
+
+static const char text[] = "the bytes of a manifest";
+
+static void test_publish_bytes(void **state) {
+    place *p = *state;
+    ckd_error err;
+    sweep all = {.at = UINT32_MAX};
+    file_set_fault_hook(answer_nth, &all);
+    assert_int_equal(file_publish_bytes(p->path, p->temp, text, sizeof(text), NULL), CKD_OK);
+    file_set_fault_hook(NULL, NULL);
+    static const file_step want[] = {STEP_CREATE, STEP_WRITE,   STEP_SYNC,
+                                     STEP_CLOSE,  STEP_PUBLISH, STEP_DIR_SYNC};
+    assert_int_equal(all.seen, 6);
+    assert_memory_equal(all.all, want, sizeof(want));
+    assert_int_equal(fake.fsyncs, 1);
+    assert_content(p->path, text, sizeof(text));
+    assert_false(file_exists(p->temp));
+    assert_int_equal(file_publish_bytes(p->path, p->temp, "other", 5, &err), CKD_E_EXISTS);
+    assert_string_equal(err.file, p->path);
+    assert_false(file_exists(p->temp));
+    assert_content(p->path, text, sizeof(text));
+    write_small_file(p->temp, "a living writer's", 17);
+    char second[600];
+    snprintf(second, sizeof(second), "%s/second", p->dir);
+    assert_int_equal(file_publish_bytes(second, p->temp, "other", 5, &err), CKD_E_EXISTS);
+    assert_string_equal(err.file, p->temp);
+    assert_content(p->temp, "a living writer's", 17); /* not ours to remove */
+    assert_false(file_exists(second));
+    assert_int_equal(file_remove(p->temp, false, NULL), CKD_OK);
+    assert_int_equal(file_publish_bytes(second, p->temp, NULL, 0, NULL), CKD_OK);
+    assert_content(second, "", 0);
+}
+
+static void test_publish_bytes_without_a_slash(void **state) {
+    place *p = *state;
+    int before = open(".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    assert_true(before >= 0);
+    assert_int_equal(chdir(p->dir), 0);
+    ckd_status status = file_publish_bytes("name", "temp", text, sizeof(text), NULL);
+    assert_int_equal(fchdir(before), 0);
+    close(before);
+    assert_int_equal(status, CKD_OK);
+    snprintf(p->path, sizeof(p->path), "%s/name", p->dir);
+    assert_content(p->path, text, sizeof(text));
+}
+
+/* Whichever step fails: all or nothing under the name, no leftover, and the right error. */
+static void test_publish_bytes_failing_anywhere(void **state) {
+    place *p = *state;
+    static const int answers[] = {EIO, ENOSPC, EROFS, -1, -5, -1000};
+    for (size_t a = 0; a < sizeof(answers) / sizeof(*answers); a++) {
+        for (unsigned at = 0;; at++) {
+            ckd_error err;
+            sweep s = {.at = at, .answer = answers[a]};
+            file_set_fault_hook(answer_nth, &s);
+            ckd_status status = file_publish_bytes(p->path, p->temp, text, sizeof(text), &err);
+            file_set_fault_hook(NULL, NULL);
+            assert_false(file_exists(p->temp));
+            if (s.seen <= at) {
+                assert_int_equal(status, CKD_OK);
+                assert_int_equal(at, 6);
+                assert_int_equal(file_remove(p->path, false, NULL), CKD_OK);
+                break;
+            }
+            int errnum = answers[a] > 0 ? answers[a] : s.step == STEP_WRITE ? ENOSPC : EIO;
+            assert_int_equal(err.sys_errno, errnum);
+            assert_int_equal(status, errnum == ENOSPC  ? CKD_E_NOSPACE
+                                     : errnum == EROFS ? CKD_E_READ_ONLY
+                                                       : CKD_E_IO);
+            assert_int_equal(err.status, status);
+            const char *where = s.step == STEP_PUBLISH ? p->path : s.step == STEP_DIR_SYNC ? p->dir : p->temp;
+            assert_string_equal(s.path, where);
+            assert_string_equal(err.file, where);
+            assert_int_equal(file_exists(p->path), s.step == STEP_DIR_SYNC);
+            if (s.step == STEP_DIR_SYNC) {
+                assert_content(p->path, text, sizeof(text));
+            }
+            assert_int_equal(file_remove(p->path, true, NULL), CKD_OK);
+        }
+    }
+}
+
+/* Whichever step is the last: the name is absent or complete, and complete from the publishing on. */
+static void test_publish_bytes_dying_anywhere(void **state) {
+    place *p = *state;
+    for (unsigned at = 0;; at++) {
+        pid_t child = fork();
+        if (child == 0) {
+            sweep s = {.at = at};
+            file_set_fault_hook(answer_nth, &s);
+            ckd_status status = file_publish_bytes(p->path, p->temp, text, sizeof(text), NULL);
+            _exit(status == CKD_OK ? 0 : 1);
+        }
+        int status = child_status(child);
+        assert_int_equal(file_exists(p->path), at >= 5);
+        assert_int_equal(file_exists(p->temp), at >= 1 && at < 5);
+        if (at >= 5) {
+            assert_content(p->path, text, sizeof(text));
+        }
+        assert_int_equal(file_remove(p->path, true, NULL), CKD_OK);
+        assert_int_equal(file_remove(p->temp, true, NULL), CKD_OK);
+        if (status == 0) {
+            assert_int_equal(at, 6);
+            break;
+        }
+        assert_int_equal(status, 77);
+    }
+}
+
+static ckd_status one_call(int which, const place *p, const char *other, ckd_error *err) {
+    uint64_t total;
+    dir_list list;
+    file_lock *lock;
+    file_reader *opened;
+    switch (which) {
+    case 0:
+        return file_replace(p->temp, p->path, err);
+    case 1:
+        return file_remove(p->path, true, err);
+    case 2:
+        return dir_create(other, true, err);
+    case 3:
+        return dir_sync(p->dir, err);
+    case 4:
+        return file_open_read(&opened, p->path, err);
+    case 5:
+        return dir_list_read(&list, p->dir, err);
+    case 6:
+        return dir_bytes(&total, p->dir, err);
+    case 7:
+        return lock_acquire(&lock, other, LOCK_EXCLUSIVE, true, 0, err);
+    default:
+        return file_publish(p->temp, other, err);
+    }
+}
+
+/* Each step that one call makes asks once, names its path, and does nothing if told to fail. */
+static void test_each_step_asks(void **state) {
+    place *p = *state;
+    char other[600];
+    snprintf(other, sizeof(other), "%s/other", p->dir);
+    write_small_file(p->path, "old", 3);
+    write_small_file(p->temp, "new", 3);
+    for (int which = 0; which < 9; which++) {
+        static const file_step want[] = {STEP_REPLACE, STEP_REMOVE, STEP_MKDIR, STEP_DIR_SYNC, STEP_OPEN,
+                                         STEP_OPEN,    STEP_OPEN,   STEP_LOCK,  STEP_PUBLISH};
+        const char *const paths[] = {p->path, p->path, other, p->dir, p->path, p->dir, p->dir, other, other};
+        ckd_error err;
+        sweep s = {.answer = EMFILE};
+        file_set_fault_hook(answer_nth, &s);
+        ckd_status status = one_call(which, p, other, &err);
+        file_set_fault_hook(NULL, NULL);
+        assert_int_equal(status, CKD_E_IO);
+        assert_int_equal(err.sys_errno, EMFILE);
+        assert_string_equal(err.file, paths[which]);
+        assert_int_equal(s.seen, 1);
+        assert_int_equal(s.step, want[which]);
+        assert_string_equal(s.path, paths[which]);
+        assert_false(file_exists(other));
+        assert_content(p->path, "old", 3);
+        assert_content(p->temp, "new", 3);
+    }
+    sweep elsewhere = {.answer = -4};
+    assert_int_equal(file_fault_check(STEP_WRITE, "catalog.db"), 0);
+    file_set_fault_hook(answer_nth, &elsewhere);
+    assert_int_equal(file_fault_check(STEP_WRITE, "catalog.db"), -4);
+    assert_string_equal(elsewhere.path, "catalog.db");
+    assert_int_equal(file_fault_check(STEP_WRITE, "catalog.db"), 0);
+    file_set_fault_hook(NULL, NULL);
+}
+
+int main(void) {
+#define WITH_PLACE(test) cmocka_unit_test_setup_teardown(test, set_up, tear_down)
+    const struct CMUnitTest tests[] = {
+        WITH_PLACE(test_publish),
+        WITH_PLACE(test_publish_where_links_fail),
+        WITH_PLACE(test_race_has_one_winner),
+        WITH_PLACE(test_replace_and_remove),
+        WITH_PLACE(test_directories),
+        WITH_PLACE(test_list),
+        WITH_PLACE(test_bytes_of_a_directory),
+        WITH_PLACE(test_publish_bytes),
+        WITH_PLACE(test_publish_bytes_without_a_slash),
+        WITH_PLACE(test_publish_bytes_failing_anywhere),
+        WITH_PLACE(test_publish_bytes_dying_anywhere),
+        WITH_PLACE(test_each_step_asks),
+    };
+    return cmocka_run_group_tests_name("base_names", tests, NULL, NULL);
+}
