@@ -25,7 +25,7 @@ void symbols_workspace_free(symbols_workspace *w);
  * (so that a delta and a standalone coding can be compared before either is written).
  */
 void symbols_plan(symbols_workspace *w, int slot, symbols_mode mode, unsigned width, const void *values,
-                  const uint8_t *context, size_t n, size_t *bytes);
+                  const uint8_t *context, size_t n, size_t *planned);
 /*
  * Writes the stream planned in `slot` from the same values and context. capacity must be at least the planned bytes + 64.
  * Returns its size, 0 if it does not fit (never happens with that capacity).

@@ -78,7 +78,7 @@ static const record *matching_block(const block_job *job, const tensor_context *
  * Unchanged since the parent. If the parent only says so itself of an older checkpoint, that one is named: frozen tensors do not
  * grow chains.
  */
-static bool find_in_parent(block_job *job, const coding_context *save, const tensor_context *tensor) {
+static bool find_in_parent(block_job *job, const coding_context *save) {
     const record *r = job->parent_block;
     if (!r || !hash128_equal(&r->content, &job->content)) {
         return false;
@@ -92,7 +92,7 @@ static bool find_in_parent(block_job *job, const coding_context *save, const ten
     job->depth = r->depth;
     job->chain = record_chain(r);
     job->base_stored = r->base_stored;
-    job->base = base_cost(ckd_dtype_size(tensor->tensor->dtype), r->raw_size, r->base_stored);
+    job->base = record_base(r);
     return true;
 }
 
@@ -305,7 +305,7 @@ ckd_status block_analyse(block_job *job, const coding_context *save, const tenso
     }
     job->parent_block = tensor->parent ? matching_block(job, tensor) : NULL;
     if (raw >= MIN_COPY_BYTES && save->codec != CKD_CODEC_RAW &&
-        (find_in_parent(job, save, tensor) || find_in_save(job, save, tensor))) {
+        (find_in_parent(job, save) || find_in_save(job, save, tensor))) {
         return CKD_OK;
     }
     status = plan_standalone(job, save, tensor, err);
@@ -334,6 +334,7 @@ void block_decide(block_job *job, const tensor_context *tensor, load_budget *bud
         const load_cost nothing = {0, 0};
         job->standalone.chain = chain_with(&nothing, PREDICT_NONE, &job->standalone, tensor, raw);
         job->chosen = &job->standalone;
+        job->base = job->standalone.chain;
         job->predictor = PREDICT_NONE;
         job->depth = 0;
         if (job->delta.available) {

@@ -5,7 +5,7 @@
  * the machine's speed.
  */
 #define WORK_VERIFY 0.08 /* checksum, content hash, copy */
-#define WORK_APPLY  0.12 /* context and ordered difference of a delta */
+#define WORK_APPLY  0.5  /* context and ordered difference of a delta */
 #define WORK_LZ4    0.35
 #define WORK_ZSTD   0.9
 #define WORK_PLANES 0.15
@@ -44,6 +44,11 @@ load_cost base_cost(size_t element_size, uint64_t raw_size, uint64_t base_stored
     coding c = base_stored < raw_size ? CODING_SYMBOLS : CODING_RAW;
     return (load_cost){(double)base_stored,
                        decode_work(PREDICT_NONE, c, element_size, raw_size, base_stored)};
+}
+
+load_cost record_base(const record *r) {
+    return r->depth == 0 ? record_chain(r)
+                         : base_cost(ckd_dtype_size(r->tensor->dtype), r->raw_size, r->base_stored);
 }
 
 static bool within(const load_cost *chain, const load_cost *base, double limit) {

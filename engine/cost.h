@@ -29,6 +29,8 @@ static inline load_cost record_chain(const record *r) {
 }
 /* The base load of a block, from what it would take on its own. */
 load_cost base_cost(size_t element_size, uint64_t raw_size, uint64_t base_stored);
+/* The same for a stored block. Without deltas behind it, loading it is a base load by definition. */
+load_cost record_base(const record *r);
 
 typedef struct load_budget {
     double part_limit, whole_limit;  /* in base loads */

@@ -70,8 +70,7 @@ static ckd_status write_intent(ckd_save *save, ckd_error *err) {
 static void expect_parents_cost(load_budget *budget, const view *parent) {
     for (size_t i = 0; i < parent->block_count; i++) {
         const record *r = parent->blocks[i].record;
-        load_cost chain = record_chain(r),
-                  base = base_cost(ckd_dtype_size(r->tensor->dtype), r->raw_size, r->base_stored);
+        load_cost chain = record_chain(r), base = record_base(r);
         budget->rest_chain.stored += chain.stored;
         budget->rest_chain.work += chain.work;
         budget->rest_base.stored += base.stored;

@@ -254,8 +254,7 @@ static void stop_expecting(load_budget *budget, const view_tensor *parent) {
     for (size_t s = 0; s < parent->shard_count; s++) {
         for (size_t i = 0; i < parent->shards[s].block_count; i++) {
             const record *r = parent->shards[s].blocks[i].record;
-            load_cost chain = record_chain(r),
-                      base = base_cost(ckd_dtype_size(r->tensor->dtype), r->raw_size, r->base_stored);
+            load_cost chain = record_chain(r), base = record_base(r);
             budget->rest_chain.stored -= chain.stored;
             budget->rest_chain.work -= chain.work;
             budget->rest_base.stored -= base.stored;

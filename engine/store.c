@@ -80,7 +80,7 @@ static ckd_status check_creatable(const char *root, ckd_error *err) {
     return status;
 }
 
-static ckd_status create_directories(const char *root, ckd_error *err) {
+ckd_status store_make_directories(const char *root, ckd_error *err) {
     static const char *const dirs[] = {"data",      DIR_CHUNKS,     DIR_MANIFESTS,
                                        DIR_INTENTS, DIR_TOMBSTONES, DIR_NOTES};
     ckd_status status = CKD_OK;
@@ -142,7 +142,7 @@ static ckd_status create_store(ckd_store *store, ckd_error *err) {
         status = check_creatable(store->path, err);
     }
     if (status == CKD_OK) {
-        status = create_directories(store->path, err);
+        status = store_make_directories(store->path, err);
     }
     file_lock *lock = NULL;
     if (status == CKD_OK) {

@@ -81,6 +81,9 @@ static inline bool same_checkpoint_name(const manifest_name *a, const manifest_n
     return a->step == b->step && strcmp(a->run, b->run) == 0;
 }
 
+/* The folders of a store, where they are missing: copies and archives drop empty ones. */
+ckd_status store_make_directories(const char *root, ckd_error *err);
+
 /* ---- recover.c ---- */
 /* Removes what writers that died have left. Under the publish lock. */
 ckd_status store_recover(ckd_store *store, ckd_error *err);

@@ -224,8 +224,8 @@ static ckd_status check_catalog(verification *v, ckd_error *err) {
         status = catalog_check(c, &why);
     }
     catalog_close(c);
-    if (status != CKD_E_CORRUPT && status != CKD_E_NOT_FOUND) {
-        return CKD_OK; /* fine, or in use by a writer: the manifests are what counts */
+    if (status != CKD_E_CORRUPT) {
+        return CKD_OK; /* fine, missing (the next writer makes it) or in use by a writer: the manifests are what counts */
     }
     err_in_file(&why, status, p.text);
     return note(v, status, &why, CKD_NO_OFFSET, "", err);

@@ -300,8 +300,16 @@ static void test_four_ranks_one_commit(void **state) {
         check_random_region(store, "run", 0, "t", 2, shape, values, seed);
     }
     change_values(CKD_F32, values, n, 4);
-    ckd_checkpoint next = save_one(store, "run", 1, "t", CKD_F32, 2, shape, values);
-    assert_int_equal(next.kind, CKD_DELTA); /* another layout, the parent's values read across it */
+    ckd_save_options o = CKD_SAVE_OPTIONS_INIT; /* another layout: the parent's values are read across it */
+    o.run = "run";
+    o.step = 1;
+    o.newest_load_cost = 4;
+    ckd_save *save;
+    ckd_checkpoint next;
+    assert_int_equal(ckd_save_begin(&save, store, &o, NULL), CKD_OK);
+    add_tensor(save, "t", CKD_F32, 2, shape, NULL, values);
+    assert_int_equal(ckd_save_commit(&next, save, NULL), CKD_OK);
+    assert_int_equal(next.kind, CKD_DELTA);
     back = load_whole(store, "run", 1, "t", n * 4);
     assert_memory_equal(back, values, n * 4);
     free(back);

@@ -1,0 +1,148 @@
+/*
+ * The catalog: what the store holds, for queries. SQLite, used nowhere else. Everything in it but timings can be made
+ * anew from manifests and chunk files, so a damaged catalog loses nothing.
+ *
+ * Written by one process at a time (the engine holds the publish lock), read by many. Rollback journal, not WAL:
+ * SQLite 3.40 has a known WAL-reset race, and WAL does not work on network file systems. synchronous=EXTRA,
+ * trusted_schema=OFF, defensive mode, user_version checked. A handle is used by one thread at a time.
+ *
+ * What stands in the file is believed only after it was checked: its tables word for word at opening (schema.sql), every
+ * value when it is read. So every call may return CORRUPT, and none crashes or runs for ever, whatever the file holds.
+ * What SQLite cannot see (a digit changed in place) is for the manifests to contradict. Any call may also return BUSY, IO
+ * and NOMEM. Numbers are stored up to 2^63 - 1; larger ones are INVALID.
+ *
+ * No other code may open catalog.db while a handle of the same process is open: closing any descriptor of a file drops
+ * the locks that SQLite holds on it (POSIX). To rename it or to ask for its size is fine.
+ */
+#ifndef CATALOG_CATALOG_H
+#define CATALOG_CATALOG_H
+
+#include "base/error.h"
+#include "base/hash.h"
+
+typedef struct catalog catalog;
+
+typedef enum catalog_mode {
+    CATALOG_READ, /* the file must exist; nothing is written, not even a journal is rolled back that another needs */
+    CATALOG_WRITE, /* created with the schema if absent or of no bytes; what a writer that died left is rolled back */
+    CATALOG_MEMORY /* empty, in memory: what readers use when the file is missing, damaged or stale; may be written */
+} catalog_mode;
+
+/*
+ * path is ignored for CATALOG_MEMORY. busy_timeout_ms: how long SQLite may wait for its own locks.
+ * Errors: NOT_FOUND (READ: no such file; WRITE: no such folder), CORRUPT (not a database, damaged, another store's id,
+ * another schema, in WAL mode; READ: a writer died in a commit and left a journal that only a writer may roll back),
+ * UNSUPPORTED (a newer user_version), BUSY, READ_ONLY, NOSPACE, IO, NOMEM.
+ * A READ handle meets CORRUPT in the same way later, if a writer dies while it is open.
+ */
+ckd_status catalog_open(catalog **out, const char *path, catalog_mode mode, const ckd_id *store,
+                        uint32_t busy_timeout_ms, ckd_error *err);
+/* Rolls back what was not committed; does nothing in a child of fork. Accepts NULL. */
+void catalog_close(catalog *c);
+
+/*
+ * One transaction (BEGIN IMMEDIATE). Everything that writes happens inside one, else it fails with STATE. Errors: BUSY
+ * (another process writes), READ_ONLY, STATE (one is open already), CORRUPT, NOSPACE, IO, NOMEM.
+ */
+ckd_status catalog_begin(catalog *c, ckd_error *err);
+/*
+ * Makes it durable; rolls back by itself on failure. Errors: BUSY (readers did not give way in time), STATE (no
+ * transaction: a failure that SQLite could not survive has rolled it back before), NOSPACE, IO. After IO it may have been
+ * committed all the same.
+ */
+ckd_status catalog_commit(catalog *c, ckd_error *err);
+/* Does nothing without a transaction. */
+void catalog_rollback(catalog *c);
+
+typedef struct catalog_file {
+    char name[64]; /* file name inside data/c */
+    uint32_t rank;
+    uint64_t size;
+    hash128 root;
+} catalog_file;
+
+/* What one rank holds of one tensor. All shards of a tensor have the same ordinal, role, dtype and shape. */
+typedef struct catalog_shard {
+    const char *tensor;
+    uint32_t ordinal; /* position of the tensor in the order saved */
+    uint32_t index;   /* of the shard within the tensor */
+    ckd_role role;
+    ckd_dtype dtype;
+    uint32_t ndim;
+    const uint64_t *shape;
+    const ckd_region *region;
+    uint64_t elements, raw_bytes, stored_bytes;
+    const char *coding; /* 1 to 31 bytes */
+    uint32_t depth;
+    double rel_l2, max_error; /* NaN: not known */
+} catalog_shard;
+
+typedef struct catalog_entry {
+    const ckd_checkpoint *checkpoint;
+    uint64_t manifest_bytes; /* for show; checkpoint->stored_bytes includes it already */
+    const catalog_file *files;
+    size_t file_count;
+    const catalog_shard *shards;
+    size_t shard_count;
+} catalog_entry;
+
+/*
+ * Adds a checkpoint with all that belongs to it; replaces an older generation of the same (run, step) and id, whose
+ * timings stay. On failure nothing of it is in the transaction, which can go on unless the failure was fatal to it.
+ * Errors: EXISTS (the same or a newer generation is there, or this (run, step) with another id, or this id elsewhere),
+ * INVALID (names, numbers, shards that contradict each other), STATE, NOSPACE.
+ */
+ckd_status catalog_add(catalog *c, const catalog_entry *entry, ckd_error *err);
+/* Removes a checkpoint with all that belongs to it. Errors: NOT_FOUND, STATE, NOSPACE. */
+ckd_status catalog_remove(catalog *c, const char *run, uint64_t step, ckd_error *err);
+
+/*
+ * Queries see one snapshot, inside a transaction with what it has written. They fill caller-visible lists, whose items
+ * are released with the functions below (ckd_checkpoint_list_free and ckd_tensor_list_free also free the list itself).
+ */
+/* By run, then step. run NULL: all runs; an unknown run: an empty list. */
+ckd_status catalog_list(ckd_checkpoint_list *out, catalog *c, const char *run, ckd_error *err);
+void catalog_list_free(ckd_checkpoint_list *list); /* frees items only */
+/* NOT_FOUND without a message about what to do: the engine adds it. */
+ckd_status catalog_find(ckd_checkpoint *out, catalog *c, const char *run, uint64_t step, ckd_error *err);
+ckd_status catalog_find_id(ckd_checkpoint *out, catalog *c, const ckd_id *id, ckd_error *err);
+/* The newest of the run with step < before (UINT64_MAX: the newest of all). */
+ckd_status catalog_newest(ckd_checkpoint *out, catalog *c, const char *run, uint64_t before, ckd_error *err);
+
+/*
+ * Tensors of a checkpoint in the order saved, shards folded together ("mixed" coding if they differ, depth and errors the
+ * maximum, NaN if one is not known). Errors: NOT_FOUND.
+ */
+ckd_status catalog_tensors(ckd_tensor_list *out, catalog *c, const ckd_id *id, ckd_error *err);
+void catalog_tensors_free(ckd_tensor_list *list); /* frees items and their strings only */
+
+/* Names, in order, of the runs that have a checkpoint. */
+typedef struct catalog_names {
+    char **names;
+    size_t count;
+} catalog_names;
+ckd_status catalog_runs(catalog_names *out, catalog *c, ckd_error *err);
+void catalog_names_free(catalog_names *names);
+
+/*
+ * Totals for the report: per role over all shards of all checkpoints, by role; roles without tensors are left out. Room
+ * for 8 rows; *count is how many were filled. The cost grows with checkpoints, not with shards.
+ */
+ckd_status catalog_usage_by_role(ckd_usage rows[8], size_t *count, catalog *c, ckd_error *err);
+/*
+ * Per run, by name: chunk files and manifests. A file that several checkpoints of the run share counts once; one that runs
+ * share counts for each of them. malloc'ed rows, released with free; NULL if there is no run.
+ */
+ckd_status catalog_usage_by_run(ckd_usage **rows, size_t *count, catalog *c, ckd_error *err);
+
+/*
+ * Timings are advisory: stage names are free text of 1 to 63 bytes ("encode", "write", "sync", "publish"); a stage told
+ * again replaces what it was. Errors: NOT_FOUND (the checkpoint), INVALID, STATE.
+ */
+ckd_status catalog_add_timing(catalog *c, const ckd_id *id, const char *stage, uint64_t ns, uint64_t bytes,
+                              ckd_error *err);
+
+/* SQLite's own integrity check, and that no row refers to one that is gone: CORRUPT with the first complaint. */
+ckd_status catalog_check(catalog *c, ckd_error *err);
+
+#endif

@@ -1,0 +1,184 @@
+/*
+ * Inside the catalog: the handle, its statements, and rows read as if a stranger had written the file.
+ *
+ * Every statement the catalog runs is in one table in catalog_sql.c, prepared at its first use and finalised with the
+ * handle. A query_* call takes one of them from begin to end; no other use of it may be under way in between.
+ */
+#ifndef CATALOG_CATALOG_DB_H
+#define CATALOG_CATALOG_DB_H
+
+#include <sqlite3.h>
+#include <stdbool.h>
+
+#include "base/vocabulary.h"
+#include "catalog/catalog.h"
+#include "catalog/fault_vfs.h"
+
+typedef enum statement {
+    S_PAGE_COUNT,
+    S_BEGIN_READ,
+    S_BEGIN_WRITE,
+    S_COMMIT,
+    S_ROLLBACK,
+    S_SAVEPOINT,
+    S_RELEASE,
+    S_ROLLBACK_TO,
+    S_META_GET,
+    S_META_PUT,
+    S_RUN_KEY,
+    S_RUN_ADD,
+    S_RUN_DROP,
+    S_CHECKPOINT_AT,
+    S_CHECKPOINT_KEY,
+    S_CHECKPOINT_ADD,
+    S_CHECKPOINT_REPLACE,
+    S_CHECKPOINT_DROP,
+    S_FILES_DROP,
+    S_FILE_ADD,
+    S_NAME_KEY,
+    S_NAME_ADD,
+    S_SHARDS_DROP,
+    S_SHARD_ADD,
+    S_TOTALS_DROP,
+    S_TOTAL_ADD,
+    S_TIMING_PUT,
+    S_LIST_ALL,
+    S_LIST_RUN,
+    S_FIND,
+    S_FIND_ID,
+    S_NEWEST,
+    S_RUNS,
+    S_TENSORS,
+    S_ROLE_NAMES,
+    S_TOTALS,
+    S_RUN_TOTALS,
+    S_RUN_FILES,
+    S_INTEGRITY,
+    S_FOREIGN_KEYS,
+    STATEMENT_COUNT
+} statement;
+
+typedef struct statement_text {
+    const char *sql;
+    const char *doing; /* completes "cannot ..." */
+} statement_text;
+extern const statement_text statement_texts[STATEMENT_COUNT];
+
+struct catalog {
+    sqlite3 *db;
+    fault_vfs *vfs; /* NULL in memory */
+    catalog_mode mode;
+    char *path;      /* for messages */
+    int64_t process; /* that opened it */
+    uint64_t page_size;
+    uint64_t
+        work_limit; /* how often a statement may call back before it is taken for endless: from the file's size */
+    uint64_t work_left; /* of the statement that runs */
+    sqlite3_stmt *stmts[STATEMENT_COUNT];
+};
+
+/*
+ * What a failed SQLite call means to the caller, with the handle's path: FULL -> NOSPACE, BUSY and LOCKED -> BUSY,
+ * CORRUPT, NOTADB and whatever shows that the tables or rows are not ours (a statement that does not fit, a broken
+ * constraint) -> CORRUPT, READONLY -> READ_ONLY, NOMEM, I/O by errno. A journal that a reader may not roll back is CORRUPT. `doing` completes "cannot ...".
+ */
+ckd_status catalog_fail(const catalog *c, int rc, const char *doing, ckd_error *err);
+/* The file holds what it cannot. CORRUPT with the handle's path. */
+ckd_status catalog_damaged(const catalog *c, ckd_error *err, const char *format, ...) ERR_PRINTF(3, 4);
+
+/*
+ * STATE in a child of the process that opened the handle: the child does not hold the locks that SQLite believes it holds.
+ */
+ckd_status handle_usable(const catalog *c, ckd_error *err);
+
+/*
+ * One snapshot for several statements: opens a read transaction unless one of the caller's is under way, and sets the
+ * work limit from the size of the file. snapshot_end closes what snapshot_begin opened.
+ */
+ckd_status snapshot_begin(catalog *c, bool *opened, ckd_error *err);
+void snapshot_end(catalog *c, bool opened);
+/* Sets the work limit alone. */
+ckd_status work_limit_set(catalog *c, ckd_error *err);
+/* For sqlite3_progress_handler: counts down work_left. */
+int work_left_count(void *handle);
+enum { WORK_UNIT = 1000 }; /* virtual machine instructions between two calls of it */
+
+/*
+ * Compares identity, version, tables and store, in one snapshot. blank: there is nothing in the file yet, and nothing was
+ * verified. Errors: CORRUPT, UNSUPPORTED, and those of catalog_fail.
+ */
+ckd_status tables_verify(bool *blank, catalog *c, const ckd_id *store, ckd_error *err);
+/* Creates the tables of a blank file, unless another process was faster. */
+ckd_status tables_create(catalog *c, const ckd_id *store, ckd_error *err);
+
+typedef struct query {
+    catalog *c;
+    sqlite3_stmt *stmt;
+    const char *doing;
+    int bound;      /* the first bind that failed */
+    int bad_column; /* the first column that held what the schema forbids, -1: none */
+    bool no_memory;
+} query;
+
+/* query_end must follow, also on failure. */
+ckd_status query_begin(query *q, catalog *c, statement which, ckd_error *err);
+/* Steps to the next row. On the way in it reports failed binds and bad columns of the row before. */
+ckd_status query_next(bool *row, query *q, ckd_error *err);
+/* Resets the statement: ends its read lock. What was read from a row is gone. */
+void query_end(query *q);
+/* All in one for statements without parameters and results. */
+ckd_status catalog_run(catalog *c, statement which, ckd_error *err);
+
+/* Parameters, counted from 1. Texts and ids must live until query_end. Numbers above INT64_MAX are refused. */
+void bind_u64(query *q, int at, uint64_t value);
+void bind_key(query *q, int at, int64_t value);
+void bind_real(query *q, int at, double value); /* NaN: NULL */
+void bind_text(query *q, int at, const char *text);
+void bind_blob16(query *q, int at, const void *data);
+void bind_id(query *q, int at, const ckd_id *id); /* zero: NULL */
+
+/* Columns, counted from 0. A value of the wrong type or outside its limits sets bad_column and yields zeros. */
+uint64_t column_u64(query *q, int at, uint64_t most);
+uint32_t column_u32(query *q, int at, uint32_t least, uint32_t most);
+int64_t column_key(query *q, int at);
+double column_real(query *q, int at); /* NULL: NaN */
+void column_id(ckd_id *out, query *q, int at, bool may_be_null);
+/* Valid UTF-8 of `least` ... `most` bytes without NUL; the pointer lives until the next step. Never NULL. */
+const char *column_text(query *q, int at, size_t least, size_t most);
+/* The first bad column as CORRUPT, or CKD_OK. */
+ckd_status query_row_status(const query *q, ckd_error *err);
+
+enum { CODING_MAX = 31, STAGE_MAX = 63 }; /* bytes of these names */
+
+/* Valid UTF-8 of `least` ... `most` bytes? Fits an INTEGER column? */
+bool text_storable(const char *text, size_t least, size_t most);
+bool number_storable(uint64_t value);
+
+/* The shards of an entry sorted by tensor and index, and what they add up to by role; all of the entry is validated. */
+typedef struct entry_plan {
+    const catalog_shard **shards;
+    uint64_t raw[CKD_ROLE_OTHER + 1], stored[CKD_ROLE_OTHER + 1];
+    bool present[CKD_ROLE_OTHER + 1];
+} entry_plan;
+/* Errors: INVALID, NOMEM. entry_plan_free must follow, also on failure. */
+ckd_status entry_plan_init(entry_plan *p, const catalog_entry *entry, ckd_error *err);
+void entry_plan_free(entry_plan *p);
+
+/* The row of a checkpoint; 0: there is none. */
+ckd_status checkpoint_key(int64_t *key, catalog *c, const ckd_id *id, ckd_error *err);
+/*
+ * Room for one more item in an array that grows by doubling: the array, moved perhaps, or NULL (NOMEM) with the old one
+ * as it was.
+ */
+void *list_grow(void *array, size_t count, size_t *capacity, size_t size, ckd_error *err);
+
+/*
+ * Geometry as text that a person can read: '[768, 3072]'. Shapes hold at most CKD_MAX_ELEMENTS elements.
+ * the parser returns false where a shape is none; region_format where an end overflows.
+ */
+enum { SHAPE_TEXT = 360, REGION_TEXT = 720 };
+void shape_format(char out[SHAPE_TEXT], uint32_t ndim, const uint64_t *shape);
+bool shape_parse(uint32_t *ndim, uint64_t shape[CKD_MAX_DIMS], const char *text);
+bool region_format(char out[REGION_TEXT], uint32_t ndim, const ckd_region *region);
+
+#endif

@@ -1,0 +1,225 @@
+/* Looking up checkpoints and runs. Lists must come in their order: that alone unmasks most damaged trees. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "catalog/catalog_db.h"
+
+/* ---- checkpoints ---- */
+
+/* The columns of CHECKPOINT_COLUMNS in catalog_db.c. */
+static ckd_status checkpoint_read(ckd_checkpoint *out, query *q, ckd_error *err) {
+    static const ckd_id none;
+    memset(out, 0, sizeof(*out));
+    const char *run = column_text(q, 0, 1, CKD_RUN_MAX);
+    memcpy(out->run, run, strlen(run) + 1);
+    out->step = column_u64(q, 1, INT64_MAX);
+    column_id(&out->id, q, 2, false);
+    column_id(&out->parent, q, 3, true);
+    column_id(&out->resumed_from, q, 4, true);
+    out->generation = column_u32(q, 5, 0, UINT32_MAX);
+    out->kind = (ckd_kind)column_u32(q, 6, CKD_BASE, CKD_KEYFRAME);
+    out->fidelity = (ckd_fidelity)column_u32(q, 7, CKD_EXACT, CKD_EXACT);
+    out->lossy_resumes = column_u32(q, 8, 0, UINT32_MAX);
+    out->depth = column_u32(q, 9, 0, UINT32_MAX);
+    out->world = column_u32(q, 10, 0, UINT32_MAX);
+    out->tensors = column_u64(q, 11, INT64_MAX);
+    out->raw_bytes = column_u64(q, 12, INT64_MAX);
+    out->stored_bytes = column_u64(q, 13, INT64_MAX);
+    out->load_cost = column_real(q, 14);
+    out->created_ns = column_u64(q, 15, INT64_MAX);
+    out->metric = column_real(q, 16);
+    const char *metric = column_text(q, 17, 0, sizeof(out->metric_name) - 1);
+    memcpy(out->metric_name, metric, strlen(metric) + 1);
+    ckd_status status = query_row_status(q, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    bool parent = memcmp(&out->parent, &none, sizeof(none)) != 0;
+    if (!run_name_valid(out->run) || memcmp(&out->id, &none, sizeof(none)) == 0 ||
+        (out->kind == CKD_BASE && parent) || (out->kind == CKD_DELTA && !parent)) {
+        return catalog_damaged(q->c, err, "a checkpoint contradicts itself");
+    }
+    return CKD_OK;
+}
+
+/* The only row of a query that is set up already. NOT_FOUND if there is none. */
+static ckd_status checkpoint_only(ckd_checkpoint *out, query *q, ckd_error *err) {
+    bool row = false;
+    ckd_status status = query_next(&row, q, err);
+    if (status == CKD_OK) {
+        status = row ? checkpoint_read(out, q, err) : err_set(err, CKD_E_NOT_FOUND, "no such checkpoint");
+    }
+    if (status != CKD_OK) {
+        memset(out, 0, sizeof(*out));
+    }
+    return status;
+}
+
+static ckd_status find_by_step(ckd_checkpoint *out, catalog *c, statement which, const char *run,
+                               uint64_t step, ckd_error *err) {
+    query q;
+    bool opened;
+    memset(out, 0, sizeof(*out));
+    ckd_status status = snapshot_begin(c, &opened, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    status = query_begin(&q, c, which, err);
+    if (status == CKD_OK) {
+        bind_text(&q, 1, run);
+        bind_u64(&q, 2, step);
+        status = checkpoint_only(out, &q, err);
+    }
+    query_end(&q);
+    snapshot_end(c, opened);
+    return status;
+}
+
+ckd_status catalog_find(ckd_checkpoint *out, catalog *c, const char *run, uint64_t step, ckd_error *err) {
+    memset(out, 0, sizeof(*out));
+    if (step > INT64_MAX) {
+        return err_set(err, CKD_E_NOT_FOUND, "no such checkpoint");
+    }
+    return find_by_step(out, c, S_FIND, run, step, err);
+}
+
+ckd_status catalog_newest(ckd_checkpoint *out, catalog *c, const char *run, uint64_t before, ckd_error *err) {
+    memset(out, 0, sizeof(*out));
+    if (before == 0) {
+        return err_set(err, CKD_E_NOT_FOUND, "no such checkpoint");
+    }
+    return find_by_step(out, c, S_NEWEST, run, before - 1 > INT64_MAX ? INT64_MAX : before - 1, err);
+}
+
+ckd_status catalog_find_id(ckd_checkpoint *out, catalog *c, const ckd_id *id, ckd_error *err) {
+    query q;
+    bool opened;
+    memset(out, 0, sizeof(*out));
+    ckd_status status = snapshot_begin(c, &opened, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    status = query_begin(&q, c, S_FIND_ID, err);
+    if (status == CKD_OK) {
+        bind_blob16(&q, 1, id->bytes);
+        status = checkpoint_only(out, &q, err);
+    }
+    query_end(&q);
+    snapshot_end(c, opened);
+    return status;
+}
+
+static ckd_status list_rows(ckd_checkpoint_list *out, query *q, ckd_error *err) {
+    size_t capacity = 0;
+    bool row;
+    ckd_status status;
+    while ((status = query_next(&row, q, err)) == CKD_OK && row) {
+        ckd_checkpoint *items = list_grow(out->items, out->count, &capacity, sizeof(*items), err);
+        if (!items) {
+            return CKD_E_NOMEM;
+        }
+        out->items = items;
+        ckd_checkpoint *now = &items[out->count];
+        status = checkpoint_read(now, q, err);
+        if (status != CKD_OK) {
+            return status;
+        }
+        if (out->count) {
+            int order = strcmp(now[-1].run, now->run);
+            if (order > 0 || (order == 0 && now[-1].step >= now->step)) {
+                return catalog_damaged(q->c, err, "checkpoints are out of order");
+            }
+        }
+        out->count++;
+    }
+    return status;
+}
+
+ckd_status catalog_list(ckd_checkpoint_list *out, catalog *c, const char *run, ckd_error *err) {
+    query q;
+    bool opened;
+    *out = (ckd_checkpoint_list){0};
+    ckd_status status = snapshot_begin(c, &opened, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    status = query_begin(&q, c, run ? S_LIST_RUN : S_LIST_ALL, err);
+    if (status == CKD_OK) {
+        if (run) {
+            bind_text(&q, 1, run);
+        }
+        status = list_rows(out, &q, err);
+    }
+    query_end(&q);
+    snapshot_end(c, opened);
+    if (status != CKD_OK) {
+        catalog_list_free(out);
+    }
+    return status;
+}
+
+void catalog_list_free(ckd_checkpoint_list *list) {
+    if (list) {
+        free(list->items);
+        *list = (ckd_checkpoint_list){0};
+    }
+}
+
+/* ---- runs ---- */
+
+static ckd_status run_rows(catalog_names *out, query *q, ckd_error *err) {
+    size_t capacity = 0;
+    bool row;
+    ckd_status status;
+    while ((status = query_next(&row, q, err)) == CKD_OK && row) {
+        const char *name = column_text(q, 0, 1, CKD_RUN_MAX);
+        status = query_row_status(q, err);
+        if (status != CKD_OK) {
+            return status;
+        }
+        if (!run_name_valid(name) || (out->count && strcmp(out->names[out->count - 1], name) >= 0)) {
+            return catalog_damaged(q->c, err, "the names of its runs are none, or out of order");
+        }
+        char **names = list_grow(out->names, out->count, &capacity, sizeof(*names), err);
+        if (!names) {
+            return CKD_E_NOMEM;
+        }
+        out->names = names;
+        names[out->count] = strdup(name);
+        if (!names[out->count]) {
+            return err_nomem(err, strlen(name) + 1, "a name");
+        }
+        out->count++;
+    }
+    return status;
+}
+
+ckd_status catalog_runs(catalog_names *out, catalog *c, ckd_error *err) {
+    query q;
+    bool opened;
+    *out = (catalog_names){0};
+    ckd_status status = snapshot_begin(c, &opened, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    status = query_begin(&q, c, S_RUNS, err);
+    if (status == CKD_OK) {
+        status = run_rows(out, &q, err);
+    }
+    query_end(&q);
+    snapshot_end(c, opened);
+    if (status != CKD_OK) {
+        catalog_names_free(out);
+    }
+    return status;
+}
+
+void catalog_names_free(catalog_names *names) {
+    if (names) {
+        for (size_t i = 0; i < names->count; i++) {
+            free(names->names[i]);
+        }
+        free(names->names);
+        *names = (catalog_names){0};
+    }
+}

@@ -1,0 +1,288 @@
+#include "catalog/fault_vfs.h"
+
+#include <errno.h>
+#include <sqlite3.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/file.h"
+
+struct fault_vfs {
+    sqlite3_vfs vfs;
+    sqlite3_vfs *real;
+    int last_errno;
+    char name[40];
+};
+
+/* What SQLite allocates for a file: this, and right behind it the real VFS's own. */
+typedef struct shim_file {
+    sqlite3_file base;
+    fault_vfs *owner;
+    const char *path; /* SQLite's, which keeps it as long as the file is open; NULL for temporary files */
+    sqlite3_file *real;
+} shim_file;
+
+enum { REAL_OFFSET = (sizeof(shim_file) + 15) / 16 * 16 };
+
+static shim_file *shim(sqlite3_file *file) {
+    return (shim_file *)file;
+}
+static fault_vfs *owner_of(sqlite3_vfs *vfs) {
+    return vfs->pAppData;
+}
+
+/* Notes errno right after a step of the real VFS has failed. BUSY is no failure, and SHORT_READ has no errno. */
+static int noted(fault_vfs *owner, int rc) {
+    if (rc != SQLITE_OK && rc != SQLITE_BUSY && rc != SQLITE_IOERR_SHORT_READ) {
+        owner->last_errno = errno;
+    }
+    return rc;
+}
+
+/* Asks the hook. 0: go on; else what it returned, with errno noted. */
+static int ask(fault_vfs *owner, file_step step, const char *path) {
+    int fault = path ? file_fault_check(step, path) : 0;
+    if (fault) {
+        owner->last_errno = fault > 0 ? fault : step == STEP_WRITE ? ENOSPC : EIO;
+    }
+    return fault;
+}
+
+/* ---- files ---- */
+
+static int shim_close(sqlite3_file *file) {
+    shim_file *f = shim(file);
+    int rc = f->real->pMethods ? f->real->pMethods->xClose(f->real) : SQLITE_OK;
+    f->base.pMethods = NULL;
+    return rc;
+}
+
+static int shim_read(sqlite3_file *file, void *to, int size, sqlite3_int64 offset) {
+    shim_file *f = shim(file);
+    if (ask(f->owner, STEP_READ, f->path)) {
+        return SQLITE_IOERR_READ;
+    }
+    return noted(f->owner, f->real->pMethods->xRead(f->real, to, size, offset));
+}
+
+static int shim_write(sqlite3_file *file, const void *data, int size, sqlite3_int64 offset) {
+    shim_file *f = shim(file);
+    int fault = ask(f->owner, STEP_WRITE, f->path);
+    if (fault > 0) {
+        return fault == ENOSPC ? SQLITE_FULL : SQLITE_IOERR_WRITE;
+    }
+    if (fault < 0) { /* a disk that fills up in the middle of a write */
+        int room = -(fault + 1), part = room < size ? room : size;
+        int rc = part ? f->real->pMethods->xWrite(f->real, data, part, offset) : SQLITE_OK;
+        return rc != SQLITE_OK ? noted(f->owner, rc) : SQLITE_FULL;
+    }
+    return noted(f->owner, f->real->pMethods->xWrite(f->real, data, size, offset));
+}
+
+static int shim_truncate(sqlite3_file *file, sqlite3_int64 size) {
+    shim_file *f = shim(file);
+    if (ask(f->owner, STEP_WRITE, f->path)) {
+        return SQLITE_IOERR_TRUNCATE;
+    }
+    return noted(f->owner, f->real->pMethods->xTruncate(f->real, size));
+}
+
+static int shim_sync(sqlite3_file *file, int flags) {
+    shim_file *f = shim(file);
+    if (ask(f->owner, STEP_SYNC, f->path)) {
+        return SQLITE_IOERR_FSYNC;
+    }
+    return noted(f->owner, f->real->pMethods->xSync(f->real, flags));
+}
+
+static int shim_file_size(sqlite3_file *file, sqlite3_int64 *size) {
+    shim_file *f = shim(file);
+    return noted(f->owner, f->real->pMethods->xFileSize(f->real, size));
+}
+
+static int shim_lock(sqlite3_file *file, int level) {
+    shim_file *f = shim(file);
+    int fault = ask(f->owner, STEP_LOCK, f->path);
+    if (fault) {
+        return fault == EAGAIN || fault == EBUSY ? SQLITE_BUSY : SQLITE_IOERR_LOCK;
+    }
+    return noted(f->owner, f->real->pMethods->xLock(f->real, level));
+}
+
+static int shim_unlock(sqlite3_file *file, int level) {
+    shim_file *f = shim(file);
+    return noted(f->owner, f->real->pMethods->xUnlock(f->real, level));
+}
+
+static int shim_check_reserved(sqlite3_file *file, int *reserved) {
+    shim_file *f = shim(file);
+    return noted(f->owner, f->real->pMethods->xCheckReservedLock(f->real, reserved));
+}
+
+static int shim_control(sqlite3_file *file, int op, void *argument) {
+    shim_file *f = shim(file);
+    return f->real->pMethods->xFileControl(f->real, op, argument);
+}
+
+static int shim_sector_size(sqlite3_file *file) {
+    shim_file *f = shim(file);
+    return f->real->pMethods->xSectorSize(f->real);
+}
+
+static int shim_characteristics(sqlite3_file *file) {
+    shim_file *f = shim(file);
+    return f->real->pMethods->xDeviceCharacteristics(f->real);
+}
+
+/* Version 1: no xShmMap, no xFetch. */
+static const sqlite3_io_methods shim_methods = {
+    .iVersion = 1,
+    .xClose = shim_close,
+    .xRead = shim_read,
+    .xWrite = shim_write,
+    .xTruncate = shim_truncate,
+    .xSync = shim_sync,
+    .xFileSize = shim_file_size,
+    .xLock = shim_lock,
+    .xUnlock = shim_unlock,
+    .xCheckReservedLock = shim_check_reserved,
+    .xFileControl = shim_control,
+    .xSectorSize = shim_sector_size,
+    .xDeviceCharacteristics = shim_characteristics,
+};
+
+/* ---- the VFS ---- */
+
+static int shim_open(sqlite3_vfs *vfs, const char *path, sqlite3_file *file, int flags, int *out_flags) {
+    fault_vfs *owner = owner_of(vfs);
+    shim_file *f = shim(file);
+    *f = (shim_file){.owner = owner, .path = path};
+    f->real = (sqlite3_file *)(void *)((char *)file + REAL_OFFSET);
+    memset(f->real, 0, (size_t)owner->real->szOsFile);
+    if (ask(owner, flags & SQLITE_OPEN_CREATE ? STEP_CREATE : STEP_OPEN, path)) {
+        return SQLITE_CANTOPEN;
+    }
+    int rc = noted(owner, owner->real->xOpen(owner->real, path, f->real, flags, out_flags));
+    f->base.pMethods = f->real->pMethods ? &shim_methods : NULL;
+    return rc;
+}
+
+/* The real VFS would unlink and sync the folder in one go; apart, the fault hook sees both steps. */
+static int sync_parent(fault_vfs *owner, const char *path) {
+    const char *slash = strrchr(path, '/');
+    size_t length = slash && slash > path ? (size_t)(slash - path) : 1;
+    char *folder = slash ? malloc(length + 1) : NULL;
+    if (!folder) {
+        owner->last_errno = slash ? ENOMEM : EINVAL;
+        return slash ? SQLITE_IOERR_NOMEM : SQLITE_IOERR_DIR_FSYNC;
+    }
+    memcpy(folder, path, length);
+    folder[length] = '\0';
+    ckd_error err;
+    ckd_status status = dir_sync(folder, &err);
+    free(folder);
+    if (status != CKD_OK) {
+        owner->last_errno = err.sys_errno;
+        return SQLITE_IOERR_DIR_FSYNC;
+    }
+    return SQLITE_OK;
+}
+
+static int shim_delete(sqlite3_vfs *vfs, const char *path, int sync) {
+    fault_vfs *owner = owner_of(vfs);
+    if (ask(owner, STEP_REMOVE, path)) {
+        return SQLITE_IOERR_DELETE;
+    }
+    int rc = noted(owner, owner->real->xDelete(owner->real, path, 0));
+    return rc == SQLITE_OK && sync ? sync_parent(owner, path) : rc;
+}
+
+static int shim_access(sqlite3_vfs *vfs, const char *path, int flags, int *result) {
+    fault_vfs *owner = owner_of(vfs);
+    return noted(owner, owner->real->xAccess(owner->real, path, flags, result));
+}
+
+static int shim_full_path(sqlite3_vfs *vfs, const char *path, int size, char *out) {
+    fault_vfs *owner = owner_of(vfs);
+    return noted(owner, owner->real->xFullPathname(owner->real, path, size, out));
+}
+
+static int shim_randomness(sqlite3_vfs *vfs, int size, char *out) {
+    sqlite3_vfs *real = owner_of(vfs)->real;
+    return real->xRandomness(real, size, out);
+}
+
+static int shim_sleep(sqlite3_vfs *vfs, int microseconds) {
+    sqlite3_vfs *real = owner_of(vfs)->real;
+    return real->xSleep(real, microseconds);
+}
+
+static int shim_time(sqlite3_vfs *vfs, double *out) {
+    sqlite3_vfs *real = owner_of(vfs)->real;
+    return real->xCurrentTime(real, out);
+}
+
+static int shim_last_error(sqlite3_vfs *vfs, int size, char *out) {
+    (void)size;
+    (void)out;
+    return owner_of(vfs)->last_errno;
+}
+
+static sqlite3_vfs shim_vfs_of(fault_vfs *owner) {
+    return (sqlite3_vfs){
+        .iVersion = 1,
+        .szOsFile = REAL_OFFSET + owner->real->szOsFile,
+        .mxPathname = owner->real->mxPathname,
+        .zName = owner->name,
+        .pAppData = owner,
+        .xOpen = shim_open,
+        .xDelete = shim_delete,
+        .xAccess = shim_access,
+        .xFullPathname = shim_full_path,
+        .xRandomness = shim_randomness,
+        .xSleep = shim_sleep,
+        .xCurrentTime = shim_time,
+        .xGetLastError = shim_last_error,
+    };
+}
+
+ckd_status fault_vfs_new(fault_vfs **out, ckd_error *err) {
+    *out = NULL;
+    sqlite3_vfs *real = sqlite3_initialize() == SQLITE_OK ? sqlite3_vfs_find(NULL) : NULL;
+    if (!real) {
+        return err_set(err, CKD_E_IO, "SQLite has no way to reach the disk (no default VFS)");
+    }
+    fault_vfs *vfs = calloc(1, sizeof(*vfs));
+    if (!vfs) {
+        return err_nomem(err, sizeof(*vfs), "a catalog handle");
+    }
+    vfs->real = real;
+    snprintf(vfs->name, sizeof(vfs->name), "ckptdelta-%p", (void *)vfs);
+    vfs->vfs = shim_vfs_of(vfs);
+    int rc = sqlite3_vfs_register(&vfs->vfs, 0);
+    if (rc != SQLITE_OK) {
+        free(vfs);
+        return err_set(err, CKD_E_IO, "SQLite does not take a VFS: %s", sqlite3_errstr(rc));
+    }
+    *out = vfs;
+    return CKD_OK;
+}
+
+const char *fault_vfs_name(const fault_vfs *vfs) {
+    return vfs->name;
+}
+
+void fault_vfs_free(fault_vfs *vfs) {
+    if (vfs) {
+        sqlite3_vfs_unregister(&vfs->vfs);
+        free(vfs);
+    }
+}
+
+int fault_vfs_errno(const fault_vfs *vfs) {
+    return vfs->last_errno;
+}
+void fault_vfs_forget(fault_vfs *vfs) {
+    vfs->last_errno = 0;
+}

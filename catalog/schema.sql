@@ -1,0 +1,145 @@
+-- The catalog of a ckptdelta store: what the store holds, for queries. Look into it with `sqlite3 -readonly catalog.db`;
+-- the views checkpoint_list and tensor_list are meant for people, the library never reads them. Change nothing by
+-- hand: everything here but timings is made from the manifests and chunk files, and `ckptdelta rebuild` makes it anew.
+--
+-- Conventions. Sizes are bytes, lengths are elements, times are nanoseconds since 1970. An id is 16 bytes. `key` is a
+-- number of this file only, meaningless elsewhere. Numbers of the vocabulary (role, dtype, ...) are those of
+-- ckptdelta.h. NULL is an id that is not there, or a figure that is not known (not a number).
+--
+-- The library compares these statements word for word with those inside a file before it trusts it: whoever changes one
+-- raises user_version.
+
+PRAGMA application_id = 1667985508; -- 0x636b7064, "ckpd"
+PRAGMA user_version = 1;
+
+-- 'format': of the tables, '1'. 'store': the id of the store that this catalog belongs to, 32 hexadecimal digits.
+CREATE TABLE meta (
+    key TEXT NOT NULL PRIMARY KEY,
+    value TEXT NOT NULL
+) STRICT, WITHOUT ROWID;
+INSERT INTO meta VALUES ('format', '1');
+
+-- The names of numbers, for people and reports.
+CREATE TABLE vocabulary (
+    what TEXT NOT NULL,
+    number INTEGER NOT NULL,
+    word TEXT NOT NULL,
+    PRIMARY KEY (what, number)
+) STRICT, WITHOUT ROWID;
+INSERT INTO vocabulary VALUES
+    ('kind', 1, 'base'), ('kind', 2, 'delta'), ('kind', 3, 'keyframe'),
+    ('fidelity', 1, 'exact'),
+    ('role', 1, 'weight'), ('role', 2, 'exp_avg'), ('role', 3, 'exp_avg_sq'), ('role', 4, 'master'), ('role', 5, 'other'),
+    ('dtype', 1, 'f64'), ('dtype', 2, 'f32'), ('dtype', 3, 'f16'), ('dtype', 4, 'bf16'), ('dtype', 5, 'f8e4m3'),
+    ('dtype', 6, 'f8e5m2'), ('dtype', 7, 'i64'), ('dtype', 8, 'i32'), ('dtype', 9, 'i16'), ('dtype', 10, 'i8'),
+    ('dtype', 11, 'u64'), ('dtype', 12, 'u32'), ('dtype', 13, 'u16'), ('dtype', 14, 'u8'), ('dtype', 15, 'bool');
+
+-- Runs that have at least one checkpoint.
+CREATE TABLE runs (
+    key INTEGER PRIMARY KEY,
+    name TEXT NOT NULL UNIQUE CHECK (length(name) BETWEEN 1 AND 128 AND name NOT GLOB '*[^A-Za-z0-9._~-]*')
+) STRICT;
+
+-- One row a checkpoint: the newest generation of its manifest. UNIQUE (run, step) is the order of every list.
+CREATE TABLE checkpoints (
+    key INTEGER PRIMARY KEY,
+    id BLOB NOT NULL UNIQUE CHECK (length(id) = 16 AND id <> zeroblob(16)),
+    run INTEGER NOT NULL REFERENCES runs (key),
+    step INTEGER NOT NULL CHECK (step >= 0),
+    parent BLOB CHECK (length(parent) = 16),             -- the checkpoint that this one is a delta on
+    resumed_from BLOB CHECK (length(resumed_from) = 16), -- the checkpoint that training was resumed from
+    generation INTEGER NOT NULL CHECK (generation BETWEEN 0 AND 4294967295),
+    kind INTEGER NOT NULL CHECK (kind BETWEEN 1 AND 3),
+    fidelity INTEGER NOT NULL CHECK (fidelity BETWEEN 1 AND 255),
+    lossy_resumes INTEGER NOT NULL CHECK (lossy_resumes BETWEEN 0 AND 4294967295),
+    depth INTEGER NOT NULL CHECK (depth BETWEEN 0 AND 4294967295),
+    world INTEGER NOT NULL CHECK (world BETWEEN 0 AND 4294967295),
+    tensors INTEGER NOT NULL CHECK (tensors >= 0),
+    raw_bytes INTEGER NOT NULL CHECK (raw_bytes >= 0),
+    stored_bytes INTEGER NOT NULL CHECK (stored_bytes >= 0),
+    manifest_bytes INTEGER NOT NULL CHECK (manifest_bytes >= 0),
+    load_cost REAL,
+    created_ns INTEGER NOT NULL CHECK (created_ns >= 0),
+    metric REAL,
+    metric_name TEXT NOT NULL CHECK (length(metric_name) <= 31),
+    UNIQUE (run, step),
+    CHECK (kind <> 1 OR parent IS NULL),
+    CHECK (kind <> 2 OR parent IS NOT NULL)
+) STRICT;
+
+-- The chunk files of a checkpoint, as its manifest names them. Compaction may put several checkpoints into one file.
+CREATE TABLE files (
+    checkpoint INTEGER NOT NULL REFERENCES checkpoints (key) ON DELETE CASCADE,
+    ordinal INTEGER NOT NULL CHECK (ordinal >= 0), -- position in the manifest
+    name TEXT NOT NULL CHECK (length(name) BETWEEN 1 AND 63),
+    rank INTEGER NOT NULL CHECK (rank BETWEEN 0 AND 4294967295),
+    size INTEGER NOT NULL CHECK (size >= 0),
+    root BLOB NOT NULL CHECK (length(root) = 16),  -- root hash, as in the file's footer
+    PRIMARY KEY (checkpoint, ordinal)
+) STRICT, WITHOUT ROWID;
+
+-- Names are kept when the last checkpoint that uses them goes: the next one will use them again.
+CREATE TABLE tensor_names (
+    key INTEGER PRIMARY KEY,
+    name TEXT NOT NULL UNIQUE CHECK (length(CAST(name AS BLOB)) BETWEEN 1 AND 1023)
+) STRICT;
+
+-- What one rank holds of one tensor of one checkpoint.
+CREATE TABLE shards (
+    checkpoint INTEGER NOT NULL REFERENCES checkpoints (key) ON DELETE CASCADE,
+    tensor INTEGER NOT NULL REFERENCES tensor_names (key),
+    shard INTEGER NOT NULL CHECK (shard BETWEEN 0 AND 4294967295),     -- number within the tensor
+    ordinal INTEGER NOT NULL CHECK (ordinal BETWEEN 0 AND 4294967295), -- position of the tensor in the order saved
+    role INTEGER NOT NULL CHECK (role BETWEEN 1 AND 5),
+    dtype INTEGER NOT NULL CHECK (dtype BETWEEN 1 AND 15),
+    shape TEXT NOT NULL,  -- of the whole tensor: '[768, 3072]', '[]' for a scalar
+    region TEXT NOT NULL, -- 'whole'; 'box [0:384, 0:3072]' from:behind in each dimension; 'flat 1000+500' start+count
+    elements INTEGER NOT NULL CHECK (elements >= 0), -- of this shard
+    raw_bytes INTEGER NOT NULL CHECK (raw_bytes >= 0),
+    stored_bytes INTEGER NOT NULL CHECK (stored_bytes >= 0),
+    coding TEXT NOT NULL CHECK (length(CAST(coding AS BLOB)) BETWEEN 1 AND 31),
+    depth INTEGER NOT NULL CHECK (depth BETWEEN 0 AND 4294967295),
+    rel_l2 REAL,          -- error against what was saved, 0 in `exact`
+    max_error REAL,
+    PRIMARY KEY (checkpoint, tensor, shard)
+) STRICT, WITHOUT ROWID;
+
+-- Sums over shards, kept when a checkpoint is added, so that a report need not read them all.
+CREATE TABLE role_totals (
+    checkpoint INTEGER NOT NULL REFERENCES checkpoints (key) ON DELETE CASCADE,
+    role INTEGER NOT NULL CHECK (role BETWEEN 1 AND 5),
+    raw_bytes INTEGER NOT NULL CHECK (raw_bytes >= 0),
+    stored_bytes INTEGER NOT NULL CHECK (stored_bytes >= 0),
+    PRIMARY KEY (checkpoint, role)
+) STRICT, WITHOUT ROWID;
+
+-- How long the stages of a save took; the only thing here that a rebuild loses.
+CREATE TABLE timings (
+    checkpoint INTEGER NOT NULL REFERENCES checkpoints (key) ON DELETE CASCADE,
+    stage TEXT NOT NULL CHECK (length(CAST(stage AS BLOB)) BETWEEN 1 AND 63),
+    ns INTEGER NOT NULL CHECK (ns >= 0),
+    bytes INTEGER NOT NULL CHECK (bytes >= 0),
+    PRIMARY KEY (checkpoint, stage)
+) STRICT, WITHOUT ROWID;
+
+CREATE VIEW checkpoint_list AS
+SELECT r.name AS run, c.step, k.word AS kind, f.word AS fidelity, c.depth, c.world, c.tensors, c.raw_bytes,
+       c.stored_bytes, round(1.0 * c.raw_bytes / nullif(c.stored_bytes, 0), 2) AS ratio, c.load_cost,
+       datetime(c.created_ns / 1000000000, 'unixepoch') AS created, c.metric_name, c.metric, c.generation,
+       lower(hex(c.id)) AS id, lower(hex(c.parent)) AS parent, lower(hex(c.resumed_from)) AS resumed_from
+FROM checkpoints c
+JOIN runs r ON r.key = c.run
+LEFT JOIN vocabulary k ON k.what = 'kind' AND k.number = c.kind
+LEFT JOIN vocabulary f ON f.what = 'fidelity' AND f.number = c.fidelity
+ORDER BY r.name, c.step;
+
+CREATE VIEW tensor_list AS
+SELECT r.name AS run, c.step, n.name AS tensor, s.shard, o.word AS role, d.word AS dtype, s.shape, s.region, s.elements,
+       s.raw_bytes, s.stored_bytes, s.coding, s.depth, s.rel_l2, s.max_error
+FROM shards s
+JOIN checkpoints c ON c.key = s.checkpoint
+JOIN runs r ON r.key = c.run
+JOIN tensor_names n ON n.key = s.tensor
+LEFT JOIN vocabulary o ON o.what = 'role' AND o.number = s.role
+LEFT JOIN vocabulary d ON d.what = 'dtype' AND d.number = s.dtype
+ORDER BY r.name, c.step, s.ordinal, s.shard;

@@ -1,0 +1,120 @@
+/* ckptdelta list: the checkpoints of a store. */
+#include <inttypes.h>
+#include <stdio.h>
+
+#include "cli/commands.h"
+#include "cli/json_out.h"
+#include "cli/options.h"
+#include "cli/table.h"
+#include "cli/text.h"
+
+enum { OPT_RUN = 0x200 };
+
+static const struct argp_option options_table[] = {
+    {"run", OPT_RUN, "RUN", 0, "Only this run", 1},
+    {0},
+};
+
+static const char doc[] = "List the checkpoints of a store, by run and step."
+                          "\vExamples:\n"
+                          "  ckptdelta list ckpts\n"
+                          "  ckptdelta list ckpts --run gpt -v\n"
+                          "  ckptdelta list ckpts --json\n";
+
+typedef struct arguments {
+    cli_options common;
+    const char *run;
+} arguments;
+
+static error_t parse(int key, char *arg, struct argp_state *state) {
+    arguments *a = state->input;
+    switch (key) {
+    case ARGP_KEY_INIT:
+        state->child_inputs[0] = &a->common;
+        return 0;
+    case OPT_RUN:
+        a->run = arg;
+        return 0;
+    default:
+        return ARGP_ERR_UNKNOWN;
+    }
+}
+
+static ckd_status print_json(const ckd_checkpoint_list *list, const ckd_checkpoint_list *all,
+                             ckd_error *err) {
+    json_t *items = json_array();
+    for (size_t i = 0; i < list->count; i++) {
+        cli_json_append(&items, cli_json_checkpoint(&list->items[i], all));
+    }
+    return cli_json_print(json_pack("{s:i, s:o}", "schema", 1, "checkpoints", items), err);
+}
+
+static void print_verbose_cells(cli_table *t, const ckd_checkpoint *c, const ckd_checkpoint_list *all) {
+    const ckd_checkpoint *parent = cli_by_id(all, &c->parent), *from = cli_by_id(all, &c->resumed_from);
+    char id[CKD_ID_TEXT];
+    ckd_id_text(id, &c->id);
+    cli_table_cell(t, "%s", parent ? cli_place_of(parent).text : "-");
+    cli_table_cell(t, "%s", from ? cli_place_of(from).text : "-");
+    cli_table_cell(t, "%s", cli_text_number(c->load_cost).text);
+    cli_table_cell(t, "%" PRIu64, c->tensors);
+    cli_table_cell(t, c->metric_name[0] ? "%s=%g" : "-", c->metric_name, c->metric);
+    cli_table_cell(t, "%s", id);
+}
+
+static ckd_status print_text(const ckd_checkpoint_list *list, const ckd_checkpoint_list *all, bool verbose,
+                             ckd_error *err) {
+    cli_table *t = cli_table_new(
+        verbose ? "RUN|>STEP|KIND|FIDELITY|>RAW|>STORED|>RATIO|>DEPTH|CREATED|PARENT|RESUMED FROM|"
+                  ">LOAD COST|>TENSORS|METRIC|ID"
+                : "RUN|>STEP|KIND|FIDELITY|>RAW|>STORED|>RATIO|>DEPTH|CREATED");
+    for (size_t i = 0; i < list->count; i++) {
+        const ckd_checkpoint *c = &list->items[i];
+        cli_table_cell(t, "%s", c->run);
+        cli_table_cell(t, "%" PRIu64, c->step);
+        cli_table_cell(t, "%s", ckd_kind_name(c->kind));
+        cli_table_cell(t, "%s", ckd_fidelity_name(c->fidelity));
+        cli_table_cell(t, "%s", cli_text_size(c->raw_bytes).text);
+        cli_table_cell(t, "%s", cli_text_size(c->stored_bytes).text);
+        cli_table_cell(t, "%s", cli_text_ratio(c->raw_bytes, c->stored_bytes).text);
+        cli_table_cell(t, "%" PRIu32, c->depth);
+        cli_table_cell(t, "%s", cli_text_time(c->created_ns).text);
+        if (verbose) {
+            print_verbose_cells(t, c, all);
+        }
+    }
+    return cli_table_print(t, err);
+}
+
+static ckd_status run(const arguments *a, ckd_error *err) {
+    ckd_store *store = NULL;
+    ckd_checkpoint_list *all = NULL, *list = NULL;
+    ckd_status status = cli_open_store(&store, &a->common, CKD_OPEN_READ, err);
+    if (status == CKD_OK) {
+        status = ckd_store_list(&all, store, NULL, err);
+    }
+    if (status == CKD_OK) {
+        status = ckd_store_list(&list, store, a->run, err);
+    }
+    if (status == CKD_OK && a->run && list->count == 0) {
+        status = cli_error(err, CKD_E_NOT_FOUND,
+                           "the store has no run '%.128s'; ckptdelta list shows what there is", a->run);
+    }
+    if (status == CKD_OK && a->common.json) {
+        status = print_json(list, all, err);
+    } else if (status == CKD_OK && cli_talks(&a->common)) {
+        status = print_text(list, all, a->common.verbose > 0, err);
+    }
+    ckd_checkpoint_list_free(list);
+    ckd_checkpoint_list_free(all);
+    ckd_store_close(store);
+    return status;
+}
+
+int cmd_list(int argc, char **argv) {
+    static const struct argp_child children[] = {{&cli_common_argp, 0, 0, 0}, {0}};
+    static const struct argp argp = {options_table, parse, "STORE", doc, children, 0, 0};
+    arguments a = {.common.command = "list"};
+    argp_parse(&argp, argc, argv, 0, NULL, &a);
+    ckd_error err;
+    return run(&a, &err) == CKD_OK ? CLI_DONE : cli_fail(&err);
+}

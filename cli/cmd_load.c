@@ -1,0 +1,292 @@
+/* ckptdelta load: one checkpoint -> a safetensors file. */
+#include <fnmatch.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cli/commands.h"
+#include "cli/interrupt.h"
+#include "cli/json_out.h"
+#include "cli/options.h"
+#include "cli/output_file.h"
+#include "cli/progress.h"
+#include "cli/safetensors.h"
+#include "cli/text.h"
+
+#define METADATA_BLOB "safetensors.metadata"
+#define PIECE_BYTES   (UINT64_C(16) << 20)
+
+enum { OPT_OUT = 0x200, OPT_TENSOR, OPT_FORCE };
+
+static const struct argp_option options_table[] = {
+    {"out", OPT_OUT, "FILE", 0, "The file to write (required); it appears complete or not at all", 2},
+    {"tensor", OPT_TENSOR, "GLOB", 0, "Only tensors whose names match; may be given several times", 2},
+    {"force", OPT_FORCE, 0, 0, "Replace FILE if it exists", 2},
+    {0},
+};
+
+static const char doc[] =
+    "Write a checkpoint to a safetensors file, every value verified. Without --run: the only run; without --step: the "
+    "newest checkpoint."
+    "\vExamples:\n"
+    "  ckptdelta load ckpts --out newest.safetensors\n"
+    "  ckptdelta load ckpts --run gpt --step 100 --out step100.safetensors\n"
+    "  ckptdelta load ckpts --tensor 'layers.0.*' --tensor '*.bias' --out part\n";
+
+typedef struct arguments {
+    cli_options common;
+    cli_pick pick;
+    const char *out;
+    bool force;
+    char **globs;
+    size_t glob_count;
+} arguments;
+
+static error_t parse(int key, char *arg, struct argp_state *state) {
+    arguments *a = state->input;
+    switch (key) {
+    case ARGP_KEY_INIT:
+        state->child_inputs[0] = state->child_inputs[1] = &a->common;
+        state->child_inputs[2] = &a->pick;
+        return 0;
+    case OPT_OUT:
+        a->out = arg;
+        return 0;
+    case OPT_TENSOR:
+        a->globs[a->glob_count++] = arg;
+        return 0;
+    case OPT_FORCE:
+        a->force = true;
+        return 0;
+    case ARGP_KEY_END:
+        if (!a->out) {
+            argp_error(state, "--out names the FILE to write");
+        }
+        return 0;
+    default:
+        return ARGP_ERR_UNKNOWN;
+    }
+}
+
+static bool wanted(const arguments *a, const char *name) {
+    for (size_t i = 0; i < a->glob_count; i++) {
+        if (fnmatch(a->globs[i], name, 0) == 0) {
+            return true;
+        }
+    }
+    return a->glob_count == 0;
+}
+
+/* What is to be written. Names belong to the load. */
+typedef struct content {
+    safetensors_tensor *tensors;
+    size_t count;
+    uint64_t data_size;
+    char *header;
+    size_t header_size;
+} content;
+
+static void content_free(content *c) {
+    free(c->tensors);
+    free(c->header);
+}
+
+static ckd_status choose_tensors(content *c, const arguments *a, const ckd_tensor_list *list,
+                                 ckd_error *err) {
+    c->tensors = calloc(list->count ? list->count : 1, sizeof(*c->tensors));
+    if (!c->tensors) {
+        return cli_error_nomem(err);
+    }
+    for (size_t i = 0; i < list->count; i++) {
+        const ckd_tensor_info *info = &list->items[i];
+        if (!wanted(a, info->name)) {
+            continue;
+        }
+        safetensors_tensor *t = &c->tensors[c->count++];
+        t->name = info->name;
+        t->dtype = info->dtype;
+        t->ndim = info->ndim;
+        t->elements = info->elements;
+        memcpy(t->shape, info->shape, info->ndim * sizeof(info->shape[0]));
+    }
+    if (c->count == 0 && a->glob_count > 0) {
+        return cli_error(err, CKD_E_NOT_FOUND,
+                         "no tensor of this checkpoint matches --tensor; ckptdelta show lists them");
+    }
+    return safetensors_arrange(&c->data_size, c->tensors, c->count, err);
+}
+
+/* NULL if the checkpoint has none. */
+static ckd_status load_metadata(json_t **out, ckd_load *load, ckd_error *err) {
+    *out = NULL;
+    void *text;
+    size_t size;
+    ckd_status status = ckd_load_blob(&text, &size, load, METADATA_BLOB, err);
+    if (status == CKD_OK) {
+        status = safetensors_metadata_parse(out, text, size, err);
+        ckd_blob_free(text);
+    }
+    return status == CKD_E_NOT_FOUND ? CKD_OK : status;
+}
+
+static ckd_status prepare(content *c, const arguments *a, ckd_load *load, ckd_error *err) {
+    json_t *metadata = NULL;
+    ckd_status status = choose_tensors(c, a, ckd_load_tensors(load), err);
+    if (status == CKD_OK) {
+        status = load_metadata(&metadata, load, err);
+    }
+    if (status == CKD_OK) {
+        status = safetensors_format_header(&c->header, &c->header_size, c->tensors, c->count, metadata, err);
+    }
+    json_decref(metadata);
+    return status;
+}
+
+typedef struct copying {
+    ckd_load *load;
+    cli_output *output;
+    cli_progress *progress;
+    uint64_t done, total;
+    void *buffer; /* PIECE_BYTES */
+} copying;
+
+/* Piece by piece; pieces end where blocks of a whole tensor end, so that none is decoded twice. */
+static ckd_status copy_tensor(copying *c, const safetensors_tensor *t, ckd_error *err) {
+    uint64_t element = ckd_dtype_size(t->dtype), most = PIECE_BYTES / element;
+    most -= most % CKD_BLOCK_ELEMENTS;
+    for (uint64_t first = 0; first < t->elements; first += most) {
+        uint64_t count = t->elements - first < most ? t->elements - first : most;
+        ckd_load_request request = CKD_LOAD_REQUEST_INIT;
+        request.name = t->name;
+        request.region = (ckd_region){.kind = CKD_REGION_FLAT, .start = first, .count = count};
+        request.data = c->buffer;
+        request.size = (size_t)(count * element);
+        ckd_status status = ckd_load_tensor(c->load, &request, err);
+        if (status == CKD_OK) {
+            status = cli_output_write(c->output, c->buffer, request.size, err);
+        }
+        if (status != CKD_OK) {
+            return status;
+        }
+        c->done += request.size;
+        if (cli_progress_update(c->progress, c->done, c->total)) {
+            return cli_error(err, CKD_E_CANCELLED, "interrupted; nothing was written");
+        }
+    }
+    return CKD_OK;
+}
+
+static ckd_status write_content(const arguments *a, const content *c, ckd_load *load, ckd_error *err) {
+    cli_progress progress;
+    cli_progress_begin(&progress, "loading", a->common.quiet);
+    copying copy = {
+        .load = load, .progress = &progress, .total = c->data_size, .buffer = malloc(PIECE_BYTES)};
+    cli_interrupt_catch();
+    ckd_status status =
+        copy.buffer ? cli_output_open(&copy.output, a->out, a->force, c->header_size + c->data_size, err)
+                    : cli_error_nomem(err);
+    if (status == CKD_OK) {
+        status = cli_output_write(copy.output, c->header, c->header_size, err);
+    }
+    for (size_t i = 0; i < c->count && status == CKD_OK; i++) {
+        status = copy_tensor(&copy, &c->tensors[i], err);
+    }
+    if (status == CKD_OK) {
+        status = cli_output_commit(copy.output, err);
+    } else {
+        cli_output_drop(copy.output);
+    }
+    cli_progress_end(&progress);
+    free(copy.buffer);
+    return status;
+}
+
+static ckd_status tell(const arguments *a, const content *c, ckd_store *store, const ckd_load *load,
+                       ckd_error *err) {
+    const ckd_checkpoint *from = ckd_load_checkpoint(load);
+    if (a->common.json) {
+        ckd_checkpoint_list *all;
+        ckd_status status = ckd_store_list(&all, store, NULL, err);
+        if (status == CKD_OK) {
+            status = cli_json_print(json_pack("{s:i, s:[o], s:o, s:I, s:I}", "schema", 1, "checkpoints",
+                                              cli_json_checkpoint(from, all), "out", cli_json_text(a->out),
+                                              "tensor_count", (json_int_t)c->count, "bytes",
+                                              (json_int_t)(c->header_size + c->data_size)),
+                                    err);
+        }
+        ckd_checkpoint_list_free(all);
+        return status;
+    }
+    if (cli_talks(&a->common)) {
+        printf("loaded %s into ", cli_place_of(from).text);
+        cli_print_clean(stdout, a->out);
+        printf(": %zu tensor%s, %s\n", c->count, c->count == 1 ? "" : "s", cli_text_size(c->data_size).text);
+    }
+    for (size_t i = 0; i < c->count && a->common.verbose && cli_talks(&a->common); i++) {
+        fputs("  ", stdout);
+        cli_print_clean(stdout, c->tensors[i].name);
+        putchar('\n');
+    }
+    return CKD_OK;
+}
+
+static ckd_status load_to_file(const arguments *a, ckd_store *store, ckd_error *err) {
+    ckd_checkpoint from;
+    ckd_load *load = NULL;
+    content c = {0};
+    ckd_status status = cli_find(&from, store, a->pick.run, a->pick.step, err);
+    if (status == CKD_OK) {
+        status = ckd_load_begin(&load, store, &from.id, err);
+    }
+    if (status == CKD_OK) {
+        status = prepare(&c, a, load, err);
+    }
+    if (status == CKD_OK) {
+        status = write_content(a, &c, load, err);
+    }
+    if (status == CKD_OK) {
+        status = tell(a, &c, store, load, err);
+    }
+    content_free(&c);
+    ckd_load_end(load);
+    return status;
+}
+
+static int run(const arguments *a) {
+    ckd_error err;
+    ckd_store *store = NULL;
+    ckd_status status = cli_output_check(a->out, a->force, &err);
+    if (status == CKD_OK) {
+        status = cli_open_store(&store, &a->common, CKD_OPEN_READ, &err);
+    }
+    if (status == CKD_OK) {
+        status = load_to_file(a, store, &err);
+    }
+    ckd_store_close(store);
+    if (status == CKD_OK) {
+        return CLI_DONE;
+    }
+    int code = cli_fail(&err);
+    if (status == CKD_E_CORRUPT) {
+        cli_note("'ckptdelta verify %s' names all that is damaged, and the newest checkpoint that is intact",
+                 a->common.store);
+    }
+    return code;
+}
+
+int cmd_load(int argc, char **argv) {
+    static const struct argp_child children[] = {
+        {&cli_common_argp, 0, 0, 0}, {&cli_threads_argp, 0, 0, 0}, {&cli_pick_argp, 0, 0, 0}, {0}};
+    static const struct argp argp = {options_table, parse, "STORE", doc, children, 0, 0};
+    arguments a = {.common.command = "load", .globs = calloc((size_t)argc, sizeof(char *))};
+    if (!a.globs) {
+        ckd_error err;
+        cli_error_nomem(&err);
+        return cli_fail(&err);
+    }
+    argp_parse(&argp, argc, argv, 0, NULL, &a);
+    int code = run(&a);
+    free(a.globs);
+    return code;
+}

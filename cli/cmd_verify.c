@@ -1,0 +1,242 @@
+/* ckptdelta verify: every hash, down to the reconstructed values; what is damaged, and what is still intact. */
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cli/commands.h"
+#include "cli/json_out.h"
+#include "cli/options.h"
+#include "cli/progress.h"
+#include "cli/text.h"
+
+enum { OPT_QUICK = 0x200 };
+
+static const struct argp_option options_table[] = {
+    {"quick", OPT_QUICK, 0, 0, "Only structure and checksums of what is stored; decode nothing", 2},
+    {0},
+};
+
+static const char doc[] =
+    "Check every hash of a store, down to the reconstructed values of every tensor: of all runs, of one run, or of one "
+    "checkpoint with all it depends on. Exit status 4 if anything is damaged; each damage is told with the checkpoints that "
+    "cannot be loaded because of it, and for each run the newest checkpoint that is intact."
+    "\vExamples:\n"
+    "  ckptdelta verify ckpts\n"
+    "  ckptdelta verify ckpts --run gpt --step latest\n"
+    "  ckptdelta verify ckpts --quick --json\n";
+
+typedef struct arguments {
+    cli_options common;
+    cli_pick pick;
+    bool quick;
+} arguments;
+
+static error_t parse(int key, char *arg, struct argp_state *state) {
+    (void)arg;
+    arguments *a = state->input;
+    switch (key) {
+    case ARGP_KEY_INIT:
+        state->child_inputs[0] = state->child_inputs[1] = &a->common;
+        state->child_inputs[2] = &a->pick;
+        return 0;
+    case OPT_QUICK:
+        a->quick = true;
+        return 0;
+    default:
+        return ARGP_ERR_UNKNOWN;
+    }
+}
+
+static bool is_damaged(const ckd_verify_result *result, const ckd_checkpoint *c) {
+    cli_place_text place = cli_place_of(c);
+    for (size_t i = 0; i < result->damage_count; i++) {
+        for (size_t j = 0; j < result->damage[i].checkpoint_count; j++) {
+            if (strcmp(result->damage[i].checkpoints[j], place.text) == 0) {
+                return true;
+            }
+        }
+    }
+    return false;
+}
+
+/* The newest intact checkpoint of each run that has damage, in the order of runs; all of them are in `all`. */
+typedef struct survivors {
+    const ckd_checkpoint **items;
+    size_t count;
+    size_t damaged; /* checkpoints that cannot be loaded */
+} survivors;
+
+static ckd_status find_intact(survivors *out, const ckd_verify_result *result, const ckd_checkpoint_list *all,
+                              ckd_error *err) {
+    *out = (survivors){.items = calloc(all->count ? all->count : 1, sizeof(*out->items))};
+    if (!out->items) {
+        return cli_error_nomem(err);
+    }
+    for (size_t i = 0; i < all->count;) {
+        const ckd_checkpoint *newest = NULL;
+        const char *run = all->items[i].run;
+        size_t damaged = 0;
+        for (; i < all->count && strcmp(all->items[i].run, run) == 0; i++) {
+            if (is_damaged(result, &all->items[i])) {
+                damaged++;
+            } else {
+                newest = &all->items[i];
+            }
+        }
+        if (damaged && newest) {
+            out->items[out->count++] = newest;
+        }
+        out->damaged += damaged;
+    }
+    return CKD_OK;
+}
+
+/* -------------------------------------------------------------------------------------------------------- JSON */
+
+static json_t *json_number(uint64_t number) {
+    return number == CKD_NO_OFFSET ? json_null() : json_integer((json_int_t)number);
+}
+
+static json_t *json_damage(const ckd_damage *d) {
+    json_t *checkpoints = json_array();
+    for (size_t i = 0; i < d->checkpoint_count; i++) {
+        cli_json_append(&checkpoints, cli_json_text(d->checkpoints[i]));
+    }
+    return json_pack("{s:o, s:o, s:o, s:o, s:o, s:o}", "file", cli_json_text(d->file), "tensor",
+                     d->tensor[0] ? cli_json_text(d->tensor) : json_null(), "block", json_number(d->block),
+                     "offset", json_number(d->offset), "what", cli_json_text(d->what), "checkpoints",
+                     checkpoints);
+}
+
+static ckd_status print_json(const ckd_verify_result *r, const survivors *intact, ckd_error *err) {
+    json_t *damage = json_array(), *newest = json_array();
+    for (size_t i = 0; i < r->damage_count; i++) {
+        cli_json_append(&damage, json_damage(&r->damage[i]));
+    }
+    for (size_t i = 0; i < intact->count; i++) {
+        cli_json_append(&newest, json_string(cli_place_of(intact->items[i]).text));
+    }
+    return cli_json_print(json_pack("{s:i, s:b, s:I, s:I, s:I, s:I, s:o, s:o}", "schema", 1, "ok",
+                                    r->damage_count == 0, "checkpoints", (json_int_t)r->checkpoints, "files",
+                                    (json_int_t)r->files, "blocks", (json_int_t)r->blocks, "bytes",
+                                    (json_int_t)r->bytes, "damage", damage, "newest_intact", newest),
+                          err);
+}
+
+/* -------------------------------------------------------------------------------------------------------- text */
+
+static void print_damage(const ckd_damage *d) {
+    cli_print_clean(stdout, d->what);
+    const char *separator = "\n  at ";
+    if (d->file[0]) {
+        printf("%sfile ", separator);
+        cli_print_clean(stdout, d->file);
+        separator = ", ";
+    }
+    if (d->offset != CKD_NO_OFFSET) {
+        printf("%soffset %" PRIu64, separator, d->offset);
+        separator = ", ";
+    }
+    if (d->block != CKD_NO_OFFSET) {
+        printf("%srecord %" PRIu64, separator, d->block);
+        separator = ", ";
+    }
+    if (d->tensor[0]) {
+        printf("%stensor ", separator);
+        cli_print_clean(stdout, d->tensor);
+    }
+    fputs(d->checkpoint_count ? "\n  cannot be loaded: " : "\n  every checkpoint can be loaded", stdout);
+    for (size_t i = 0; i < d->checkpoint_count; i++) {
+        printf("%s%s", i ? ", " : "", d->checkpoints[i]);
+    }
+    putchar('\n');
+}
+
+static void print_text(const ckd_verify_result *r, const survivors *intact, const arguments *a) {
+    for (size_t i = 0; i < r->damage_count; i++) {
+        print_damage(&r->damage[i]);
+    }
+    for (size_t i = 0; i < intact->count; i++) {
+        printf("the newest intact checkpoint of run %s is step %" PRIu64
+               ": ckptdelta load %s --run %s --step %" PRIu64 " --out FILE\n",
+               intact->items[i]->run, intact->items[i]->step, a->common.store, intact->items[i]->run,
+               intact->items[i]->step);
+    }
+    printf("%s %" PRIu64 " checkpoints, %" PRIu64 " files, %" PRIu64 " blocks, %s: %s\n",
+           a->quick ? "checked, decoding nothing," : "verified", r->checkpoints, r->files, r->blocks,
+           cli_text_size(r->bytes).text, r->damage_count ? "DAMAGED" : "no damage");
+}
+
+/* ------------------------------------------------------------------------------------------------------ checking */
+
+static ckd_status verify(ckd_verify_result **out, const arguments *a, ckd_store *store, ckd_error *err) {
+    ckd_verify_options options = CKD_VERIFY_OPTIONS_INIT;
+    options.run = a->pick.run;
+    options.quick = a->quick;
+    ckd_checkpoint one;
+    if (a->pick.step_given) {
+        ckd_status status = cli_find(&one, store, a->pick.run, a->pick.step, err);
+        if (status != CKD_OK) {
+            return status;
+        }
+        options.run = one.run;
+        options.step = one.step;
+        options.one_step = 1;
+    }
+    cli_progress progress;
+    cli_progress_begin(&progress, "verifying", a->common.quiet);
+    options.on_progress = cli_progress_update;
+    options.progress_context = &progress;
+    ckd_status status = ckd_store_verify(out, store, &options, err);
+    cli_progress_end(&progress);
+    return status;
+}
+
+static ckd_status tell(const arguments *a, const ckd_verify_result *result, ckd_store *store,
+                       ckd_error *err) {
+    ckd_checkpoint_list *all;
+    survivors intact = {0};
+    ckd_status status = ckd_store_list(&all, store, NULL, err);
+    if (status == CKD_OK) {
+        status = find_intact(&intact, result, all, err);
+    }
+    if (status == CKD_OK && a->common.json) {
+        status = print_json(result, &intact, err);
+    } else if (status == CKD_OK && cli_talks(&a->common)) {
+        print_text(result, &intact, a);
+    }
+    if (status == CKD_OK && result->damage_count > 0) {
+        status = cli_error(err, CKD_E_CORRUPT, "%zu place%s damaged; %zu of %zu checkpoints cannot be loaded",
+                           result->damage_count, result->damage_count == 1 ? " is" : "s are", intact.damaged,
+                           all->count);
+    }
+    free(intact.items);
+    ckd_checkpoint_list_free(all);
+    return status;
+}
+
+static ckd_status run(const arguments *a, ckd_error *err) {
+    ckd_store *store = NULL;
+    ckd_verify_result *result = NULL;
+    ckd_status status = cli_open_store(&store, &a->common, CKD_OPEN_READ, err);
+    if (status == CKD_OK) {
+        status = verify(&result, a, store, err);
+    }
+    if (status == CKD_OK) {
+        status = tell(a, result, store, err);
+    }
+    ckd_verify_result_free(result);
+    ckd_store_close(store);
+    return status;
+}
+
+int cmd_verify(int argc, char **argv) {
+    static const struct argp_child children[] = {
+        {&cli_common_argp, 0, 0, 0}, {&cli_threads_argp, 0, 0, 0}, {&cli_pick_argp, 0, 0, 0}, {0}};
+    static const struct argp argp = {options_table, parse, "STORE", doc, children, 0, 0};
+    arguments a = {.common.command = "verify"};
+    argp_parse(&argp, argc, argv, 0, NULL, &a);
+    ckd_error err;
+    return run(&a, &err) == CKD_OK ? CLI_DONE : cli_fail(&err);
+}

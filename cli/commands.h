@@ -1,0 +1,14 @@
+/* The subcommands: argv[0] is "ckptdelta NAME" for messages. Each returns the exit status. */
+#ifndef CLI_COMMANDS_H
+#define CLI_COMMANDS_H
+
+int cmd_save(int argc, char **argv);
+int cmd_load(int argc, char **argv);
+int cmd_list(int argc, char **argv);
+int cmd_show(int argc, char **argv);
+int cmd_diff(int argc, char **argv);
+int cmd_report(int argc, char **argv);
+int cmd_verify(int argc, char **argv);
+int cmd_rebuild(int argc, char **argv);
+
+#endif

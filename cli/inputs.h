@@ -1,0 +1,33 @@
+/* The files of one save, taken together: every tensor once, the metadata of all. */
+#ifndef CLI_INPUTS_H
+#define CLI_INPUTS_H
+
+#include "cli/roles.h"
+#include "cli/safetensors.h"
+
+typedef struct cli_input {
+    const safetensors_file *file;
+    const safetensors_tensor *tensor;
+    ckd_role role;
+} cli_input;
+
+typedef struct cli_inputs {
+    safetensors_file **files;
+    size_t file_count;
+    cli_input *tensors; /* in the order to save: masters first, so that copies of them are found */
+    size_t count;
+    json_t *metadata; /* of all files; NULL if none has any */
+    uint64_t bytes;   /* of all tensors */
+} cli_inputs;
+
+/*
+ * Opens and checks all files. INVALID if two of them have the same tensor, or different values under the same key of their
+ * metadata. Release with cli_inputs_close, also after a failure.
+ */
+ckd_status cli_inputs_open(cli_inputs *out, char *const *paths, size_t count, cli_roles *roles,
+                           ckd_error *err);
+/* IO if a file was written to meanwhile. */
+ckd_status cli_inputs_check_unchanged(const cli_inputs *inputs, ckd_error *err);
+void cli_inputs_close(cli_inputs *inputs);
+
+#endif

@@ -1,0 +1,55 @@
+/*
+ * What several commands have in common: arguments by glibc's argp, values in them, opening the store, choosing a
+ * checkpoint. Parsers end the process with status 2 and a hint when an argument makes no sense.
+ */
+#ifndef CLI_OPTIONS_H
+#define CLI_OPTIONS_H
+
+#include <argp.h>
+
+#include "cli/errors.h"
+
+/* STORE, --json, -q, -v: every command. */
+typedef struct cli_options {
+    const char *command; /* "save" */
+    const char *store;   /* the first argument */
+    bool json, quiet;
+    int verbose;
+    uint32_t threads; /* 0: one per core */
+} cli_options;
+extern const struct argp cli_common_argp;
+/* --threads, for commands that code or decode; input: the cli_options as well. */
+extern const struct argp cli_threads_argp;
+
+/* --run and --step, to choose a checkpoint. */
+typedef struct cli_pick {
+    const char *run; /* NULL: the only one */
+    uint64_t step;
+    bool step_given;
+} cli_pick;
+extern const struct argp cli_pick_argp;
+
+/* A run and a step as written: RUN@STEP. */
+typedef struct cli_place {
+    char run[CKD_RUN_MAX + 1]; /* "": not given */
+    uint64_t step;             /* CKD_LATEST for `latest` */
+} cli_place;
+
+/* Parsers of values. They return false if the text is none. Numbers are decimal digits only. */
+bool cli_parse_u64(uint64_t *out, const char *text);
+bool cli_parse_double(double *out, const char *text);
+bool cli_parse_step(uint64_t *out, const char *text); /* a number, or `latest` */
+bool cli_parse_place(cli_place *out, const char *text);
+
+/* Human output on stdout, unless -q or --json asks for none. */
+bool cli_talks(const cli_options *options);
+
+/* Opens the store; messages of the library become notes. */
+ckd_status cli_open_store(ckd_store **out, const cli_options *options, ckd_open_mode mode, ckd_error *err);
+/*
+ * The checkpoint at (run, step). run NULL: the only run; with several, INVALID and a message that lists them.
+ * NOT_FOUND says what there is.
+ */
+ckd_status cli_find(ckd_checkpoint *out, ckd_store *store, const char *run, uint64_t step, ckd_error *err);
+
+#endif

@@ -1,0 +1,32 @@
+/*
+ * Loops compiled twice: for any processor, and for x86-64 with AVX2 and BMI2, chosen at run time. Write the loop once as
+ * an always-inline function, call it from two functions marked CPU_PLAIN and CPU_AVX2. Internal to codec/.
+ */
+#ifndef CODEC_CPU_H
+#define CODEC_CPU_H
+
+#include <stdbool.h>
+
+#define CPU_INLINE static inline __attribute__((always_inline, unused))
+
+/* Loops worth vectorising are, whatever the build's level; clang does so from -O2 on. */
+#if defined(__GNUC__) && !defined(__clang__)
+#define CPU_PLAIN __attribute__((optimize("O3")))
+#else
+#define CPU_PLAIN
+#endif
+
+#if defined(__x86_64__)
+#define CPU_AVX2 CPU_PLAIN __attribute__((target("avx2,bmi,bmi2,lzcnt")))
+static inline bool cpu_has_avx2(void) {
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi") &&
+           __builtin_cpu_supports("bmi2") && __builtin_cpu_supports("lzcnt");
+}
+#else
+#define CPU_AVX2 CPU_PLAIN
+static inline bool cpu_has_avx2(void) {
+    return false;
+}
+#endif
+
+#endif

@@ -1,0 +1,228 @@
+/*
+ * Writing a planned symbol stream. The coder is a stack: integers are written from the last to the first, so that the
+ * decoder, which reads the bits from the end, meets them in order.
+ */
+#include <string.h>
+
+#include "base/bytes.h"
+#include "codec/cpu.h"
+#include "codec/symbols_work.h"
+
+/* ---- tables: as in FSE (Collet), so that one addition and one shift give the number of state bits ---- */
+
+static void build_codes(symbols_workspace *w, const symbols_header *h, unsigned table, const uint8_t *remap) {
+    const symbols_table *t = &h->table[table];
+    uint8_t owner[SYMBOLS_MAX_STATES];
+    uint32_t first_state[SYMBOLS_ALPHABET];
+    symbols_code by_symbol[SYMBOLS_ALPHABET] = {{0}};
+    uint32_t states = 1u << h->log, given = 0;
+    int32_t offset = (int32_t)(table * SYMBOLS_MAX_STATES);
+    for (unsigned s = t->first; s <= t->last; s++) {
+        uint32_t n = t->counts[s];
+        if (n) {
+            uint32_t most = n == 1 ? h->log : h->log - (31u - (uint32_t)__builtin_clz(n - 1));
+            by_symbol[s].base = symbols_base(h, table, s);
+            by_symbol[s].low_bits = (uint8_t)symbols_low_bits(h, s);
+            by_symbol[s].add_bits = (most << 16) - (n << most);
+            by_symbol[s].add_state = offset + (int32_t)given - (int32_t)n;
+        }
+        first_state[s] = given;
+        given += n;
+    }
+    symbols_spread(owner, t, h->log);
+    uint16_t *next = w->next_state + offset;
+    for (uint32_t u = 0; u < states; u++) {
+        next[first_state[owner[u]]++] = (uint16_t)(states + u);
+    }
+    for (unsigned s = 0; s < SYMBOLS_ALPHABET; s++) {
+        w->codes[table][s] = by_symbol[remap[s]];
+    }
+}
+
+/* ---- bits, upwards from the start of the payload ---- */
+
+typedef struct bit_sink {
+    uint8_t *to, *end;
+    uint64_t bits; /* not yet written: the lowest `count` */
+    unsigned count;
+    bool full;
+} bit_sink;
+
+/* At most 56 bits. */
+static void sink_put(bit_sink *s, uint64_t value, unsigned bits) {
+    s->bits |= value << s->count;
+    s->count += bits;
+    while (s->count >= 8) {
+        if (s->to == s->end) {
+            s->full = true;
+            return;
+        }
+        *s->to++ = (uint8_t)s->bits;
+        s->bits >>= 8;
+        s->count -= 8;
+    }
+}
+
+/* Writes whole bytes; needs room for eight. */
+CPU_INLINE void sink_put_fast(bit_sink *s, uint64_t value, unsigned bits) {
+    s->bits |= value << s->count;
+    s->count += bits;
+    store_le64(s->to, s->bits);
+    s->to += s->count >> 3;
+    s->bits >>= s->count & 56;
+    s->count &= 7;
+}
+
+/* ---- elements ---- */
+
+typedef struct element_source {
+    const symbols_workspace *w;
+    const uint8_t *symbols, *values;
+    const uint8_t *context; /* NULL: all in table 0 */
+    uint8_t table_of[SYMBOLS_CONTEXTS];
+} element_source;
+
+CPU_INLINE uint64_t load_integer(const uint8_t *values, unsigned width, size_t i) {
+    switch (width) {
+    case 1:
+        return values[i];
+    case 2:
+        return load_le16(values + 2 * i);
+    case 4:
+        return load_le32(values + 4 * i);
+    default:
+        return load_le64(values + 8 * i);
+    }
+}
+
+CPU_INLINE const symbols_code *code_of(const element_source *from, bool contexts, size_t i) {
+    return &from->w->codes[contexts ? from->table_of[from->context[i]] : 0][from->symbols[i]];
+}
+
+CPU_INLINE uint64_t low_bits_of(const element_source *from, unsigned width, const symbols_code *code,
+                                size_t i) {
+    return (load_integer(from->values, width, i) - code->base) & ((UINT64_C(1) << code->low_bits) - 1);
+}
+
+/* One integer, with all checks. */
+static void encode_slowly(bit_sink *sink, uint32_t *state, const element_source *from, unsigned width,
+                          size_t i) {
+    const symbols_code *code = code_of(from, from->context != NULL, i);
+    unsigned number = (*state + code->add_bits) >> 16;
+    sink_put(sink, *state & ((1u << number) - 1), number);
+    uint64_t low = low_bits_of(from, width, code, i);
+    unsigned first = code->low_bits > 32 ? 32 : code->low_bits;
+    sink_put(sink, low & ((UINT64_C(1) << first) - 1), first);
+    sink_put(sink, first < 32 ? 0 : low >> 32, code->low_bits - first);
+    *state = from->w->next_state[(int32_t)(*state >> number) + code->add_state];
+}
+
+/* Integers end - 1 down to 0, eight at a time, one for each lane; `end` is a multiple of 8. Stops where room gets scarce. */
+CPU_INLINE size_t encode_fast(bit_sink *sink, uint32_t *states, const element_source *from, unsigned width,
+                              bool contexts, size_t end) {
+    bit_sink s = *sink;
+    uint32_t state[SYMBOLS_MAX_LANES];
+    memcpy(state, states, sizeof(state));
+    while (end && (size_t)(s.end - s.to) >= SYMBOLS_MAX_LANES * 16 + 8) {
+        end -= SYMBOLS_MAX_LANES;
+#pragma GCC unroll 8
+        for (unsigned j = SYMBOLS_MAX_LANES; j-- > 0;) {
+            const symbols_code *code = code_of(from, contexts, end + j);
+            unsigned number = (state[j] + code->add_bits) >> 16;
+            uint64_t bits = state[j] & ((1u << number) - 1);
+            state[j] = from->w->next_state[(int32_t)(state[j] >> number) + code->add_state];
+            if (width < 8) {
+                uint64_t difference = load_integer(from->values, width, end + j) - code->base;
+                uint64_t low = difference & (UINT64_MAX >> (64 - 8 * width));
+                sink_put_fast(&s, bits | low << number, number + code->low_bits);
+            } else {
+                uint64_t low = low_bits_of(from, width, code, end + j);
+                sink_put_fast(&s, bits | (low & UINT32_MAX) << number,
+                              number + (code->low_bits < 32 ? code->low_bits : 32));
+                sink_put_fast(&s, low >> 32, code->low_bits < 32 ? 0 : code->low_bits - 32u);
+            }
+        }
+    }
+    memcpy(states, state, sizeof(state));
+    *sink = s;
+    return end;
+}
+
+typedef size_t (*fast_loop)(bit_sink *, uint32_t *, const element_source *, size_t);
+
+#define DEFINE_LOOPS(width)                                                                                  \
+    CPU_AVX2 static size_t fast_avx2_##width(bit_sink *sink, uint32_t *states, const element_source *from,   \
+                                             size_t end) {                                                   \
+        return from->context ? encode_fast(sink, states, from, width, true, end)                             \
+                             : encode_fast(sink, states, from, width, false, end);                           \
+    }                                                                                                        \
+    CPU_PLAIN static size_t fast_plain_##width(bit_sink *sink, uint32_t *states, const element_source *from, \
+                                               size_t end) {                                                 \
+        return from->context ? encode_fast(sink, states, from, width, true, end)                             \
+                             : encode_fast(sink, states, from, width, false, end);                           \
+    }
+DEFINE_LOOPS(1)
+DEFINE_LOOPS(2)
+DEFINE_LOOPS(4)
+DEFINE_LOOPS(8)
+
+static fast_loop loop_for(unsigned width) {
+    bool avx2 = cpu_has_avx2();
+    switch (width) {
+    case 1:
+        return avx2 ? fast_avx2_1 : fast_plain_1;
+    case 2:
+        return avx2 ? fast_avx2_2 : fast_plain_2;
+    case 4:
+        return avx2 ? fast_avx2_4 : fast_plain_4;
+    default:
+        return avx2 ? fast_avx2_8 : fast_plain_8;
+    }
+}
+
+static void encode_elements(bit_sink *sink, uint32_t *states, const element_source *from,
+                            const symbols_header *h, unsigned width, size_t n) {
+    unsigned lanes = 1u << h->lanes_log;
+    size_t i = n;
+    if (lanes == SYMBOLS_MAX_LANES) {
+        for (; i % SYMBOLS_MAX_LANES; i--) {
+            encode_slowly(sink, &states[(i - 1) % lanes], from, width, i - 1);
+        }
+        i = loop_for(width)(sink, states, from, i);
+    }
+    for (; i > 0 && !sink->full; i--) {
+        encode_slowly(sink, &states[(i - 1) % lanes], from, width, i - 1);
+    }
+}
+
+size_t symbols_encode(symbols_workspace *w, int slot, const void *values, const uint8_t *context, size_t n,
+                      void *to, size_t capacity) {
+    const symbols_slot *p = &w->slot[slot];
+    const symbols_header *h = &p->header;
+    if (n == 0 || n != p->count || n > SYMBOLS_MAX_COUNT) {
+        return 0;
+    }
+    size_t header = symbols_header_size(h, p->width);
+    if (capacity <= header) {
+        return 0;
+    }
+    symbols_header_write(h, p->width, to);
+    element_source from = {
+        .w = w, .symbols = p->symbols, .values = values, .context = h->contexts ? context : NULL};
+    symbols_map_contexts(from.table_of, h);
+    for (unsigned t = 0; t < h->tables; t++) {
+        build_codes(w, h, t, p->remap);
+    }
+    bit_sink sink = {(uint8_t *)to + header, (uint8_t *)to + capacity, 0, 0, false};
+    uint32_t states[SYMBOLS_MAX_LANES];
+    for (unsigned j = 0; j < SYMBOLS_MAX_LANES; j++) {
+        states[j] = 1u << h->log;
+    }
+    encode_elements(&sink, states, &from, h, p->width, n);
+    for (unsigned j = 1u << h->lanes_log; j-- > 0;) {
+        sink_put(&sink, states[j] - (1u << h->log), h->log);
+    }
+    sink_put(&sink, 1, 1); /* marks the end; the rest of the last byte is 0 */
+    sink_put(&sink, 0, (unsigned)(-sink.count & 7));
+    return sink.full ? 0 : (size_t)(sink.to - (uint8_t *)to);
+}

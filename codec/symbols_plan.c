@@ -1,0 +1,257 @@
+/* Planning a symbol stream: integers to symbols, their histogram, tables. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/bytes.h"
+#include "codec/symbols_work.h"
+
+ckd_status symbols_workspace_create(symbols_workspace **out, ckd_error *err) {
+    symbols_workspace *w = calloc(1, sizeof(*w));
+    *out = w;
+    if (!w) {
+        return err_nomem(err, sizeof(*w), "the symbol coder");
+    }
+    for (unsigned i = 1; i <= SYMBOLS_MAX_STATES; i++) {
+        w->log2_of[i] = log2f((float)i);
+    }
+    return CKD_OK;
+}
+
+void symbols_workspace_free(symbols_workspace *w) {
+    free(w);
+}
+
+/* ---- histogram ---- */
+
+static void clear_histogram(symbols_histogram *h) {
+    for (unsigned c = 0; c < SYMBOLS_CONTEXTS; c++) {
+        if (h->seen[c]) {
+            memset(h->count[0][c], 0, sizeof(h->count[0][c]));
+            memset(h->count[1][c], 0, sizeof(h->count[1][c]));
+            h->seen[c] = false;
+        }
+    }
+}
+
+static void count_symbols(symbols_histogram *h, const uint8_t *symbols, const uint8_t *context, size_t n) {
+    clear_histogram(h);
+    size_t i = 0;
+    if (!context) {
+        h->seen[0] = n > 0;
+        for (; i + 2 <= n; i += 2) {
+            h->count[0][0][symbols[i]]++;
+            h->count[1][0][symbols[i + 1]]++;
+        }
+    } else {
+        for (; i + 2 <= n; i += 2) {
+            h->count[0][context[i]][symbols[i]]++;
+            h->count[1][context[i + 1]][symbols[i + 1]]++;
+            h->seen[context[i]] = h->seen[context[i + 1]] = true;
+        }
+    }
+    if (i < n) {
+        unsigned c = context ? context[i] : 0;
+        h->count[0][c][symbols[i]]++;
+        h->seen[c] = true;
+    }
+}
+
+/* ---- CLASS ---- */
+
+#define CENTRE_SAMPLES 512
+
+static int64_t signed_at(const void *values, unsigned width, size_t i) {
+    const uint8_t *at = (const uint8_t *)values + i * width;
+    switch (width) {
+    case 1:
+        return (int8_t)*at;
+    case 2:
+        return (int16_t)load_le16(at);
+    case 4:
+        return (int32_t)load_le32(at);
+    default:
+        return (int64_t)load_le64(at);
+    }
+}
+
+static int compare(const void *a, const void *b) {
+    int64_t x = *(const int64_t *)a, y = *(const int64_t *)b;
+    return (x > y) - (x < y);
+}
+
+/* Low bits that the samples would have around a centre: classes are about as many around any. */
+static uint64_t sampled_bits(const int64_t *samples, size_t n, unsigned width, int64_t centre) {
+    uint64_t bits = 0;
+    for (size_t i = 0; i < n; i++) {
+        uint64_t u = (uint64_t)samples[i] - (uint64_t)centre;
+        unsigned shift = 64 - 8 * width;
+        bits += symbols_class_of((int64_t)(u << shift) >> shift) >> 1;
+    }
+    return bits;
+}
+
+/* The median of a sample, if differences to it are shorter by an eighth of a bit at least; else 0. */
+static uint64_t choose_centre(const void *values, unsigned width, size_t n) {
+    int64_t samples[CENTRE_SAMPLES];
+    size_t count = n < CENTRE_SAMPLES ? n : CENTRE_SAMPLES;
+    for (size_t i = 0; i < count; i++) {
+        samples[i] = signed_at(values, width, i * n / count);
+    }
+    qsort(samples, count, sizeof(samples[0]), compare);
+    int64_t median = samples[count / 2];
+    uint64_t plain = sampled_bits(samples, count, width, 0);
+    uint64_t centred = sampled_bits(samples, count, width, median);
+    if (centred + count / 8 + 8 * width >= plain) {
+        return 0;
+    }
+    return width == 8 ? (uint64_t)median : (uint64_t)median & ((UINT64_C(1) << (8 * width)) - 1);
+}
+
+static void plan_classes(symbols_workspace *w, symbols_slot *p, const void *values, const uint8_t *context) {
+    symbols_header *h = &p->header;
+    uint64_t centre = choose_centre(values, p->width, p->count);
+    for (unsigned t = 0; t < SYMBOLS_MAX_TABLES; t++) {
+        h->table[t].centre = centre;
+    }
+    symbols_classify(p->symbols, p->width, values, centre, p->count);
+    count_symbols(&w->histogram, p->symbols, context, p->count);
+    for (unsigned s = 0; s < SYMBOLS_ALPHABET; s++) {
+        p->remap[s] = (uint8_t)s;
+    }
+}
+
+/* ---- SPLIT ---- */
+
+/* The cost of one table over the counts, in bits, low bits included. */
+static double split_bits(const symbols_workspace *w, const uint32_t *counts, size_t n, unsigned low_bits) {
+    double bits = (double)n * ((double)symbols_log2(w, (uint32_t)n) + low_bits);
+    for (unsigned s = 0; s < SYMBOLS_ALPHABET; s++) {
+        if (counts[s]) {
+            bits += 6.0 - (double)((float)counts[s] * symbols_log2(w, counts[s]));
+        }
+    }
+    return bits;
+}
+
+/*
+ * The finest split has up to 256 symbols. A coarser one needs a smaller table and loses little where neighbouring
+ * symbols are about as frequent.
+ */
+static unsigned choose_coarsening(symbols_workspace *w, uint64_t bias, unsigned low_bits, unsigned width,
+                                  size_t n) {
+    uint32_t counts[SYMBOLS_ALPHABET] = {0};
+    for (unsigned c = 0; c < SYMBOLS_CONTEXTS; c++) {
+        for (unsigned s = 0; w->histogram.seen[c] && s < SYMBOLS_ALPHABET; s++) {
+            counts[s] += w->histogram.count[0][c][s] + w->histogram.count[1][c][s];
+        }
+    }
+    double best = split_bits(w, counts, n, low_bits);
+    unsigned chosen = 0;
+    for (unsigned j = 1; low_bits + j < 8 * width; j++) {
+        uint32_t coarser[SYMBOLS_ALPHABET] = {0};
+        unsigned odd = (unsigned)(bias >> (j - 1) & 1);
+        for (unsigned s = 0; s < SYMBOLS_ALPHABET; s++) {
+            if (counts[s]) {
+                coarser[(s + odd) >> 1] += counts[s];
+            }
+        }
+        double bits = split_bits(w, coarser, n, low_bits + j);
+        if (bits < best * 1.0002) {
+            chosen = j;
+            best = bits < best ? bits : best;
+        }
+        memcpy(counts, coarser, sizeof(counts));
+    }
+    return chosen;
+}
+
+/* Adds the counts of a split to those of the coarser one that they become. */
+static void coarsen_histogram(symbols_histogram *h, const uint8_t *remap) {
+    for (unsigned c = 0; c < SYMBOLS_CONTEXTS; c++) {
+        if (!h->seen[c]) {
+            continue;
+        }
+        uint32_t coarser[SYMBOLS_ALPHABET] = {0};
+        for (unsigned s = 0; s < SYMBOLS_ALPHABET; s++) {
+            uint32_t count = h->count[0][c][s] + h->count[1][c][s];
+            if (count) {
+                coarser[remap[s]] += count;
+            }
+        }
+        memcpy(h->count[0][c], coarser, sizeof(coarser));
+        memset(h->count[1][c], 0, sizeof(coarser));
+    }
+}
+
+static void plan_split(symbols_workspace *w, symbols_slot *p, const void *values, const uint8_t *context) {
+    symbols_header *h = &p->header;
+    uint64_t low, high;
+    symbols_range(&low, &high, p->width, values, p->count);
+    unsigned low_bits = 0;
+    while ((high >> low_bits) - (low >> low_bits) >= SYMBOLS_ALPHABET) {
+        low_bits++;
+    }
+    uint64_t bias = low >> low_bits;
+    symbols_split(p->symbols, p->width, values, low_bits, bias, p->count);
+    count_symbols(&w->histogram, p->symbols, context, p->count);
+    unsigned coarser = choose_coarsening(w, bias, low_bits, p->width, p->count);
+    for (unsigned s = 0; s < SYMBOLS_ALPHABET; s++) {
+        p->remap[s] = (uint8_t)(((bias + s) >> coarser) - (bias >> coarser));
+    }
+    if (coarser) {
+        coarsen_histogram(&w->histogram, p->remap);
+    }
+    h->low_bits = low_bits + coarser;
+    h->bias = bias >> coarser;
+    for (unsigned t = 0; t < SYMBOLS_MAX_TABLES; t++) {
+        h->table[t].centre = 0;
+    }
+}
+
+/* ---- the plan ---- */
+
+/* Low bits of all integers, and the most that state bits can take beyond the estimate. */
+static void measure(const symbols_workspace *w, symbols_slot *p, const symbols_groups *groups,
+                    double symbol_bits) {
+    const symbols_header *h = &p->header;
+    uint64_t low = 0, most = 0;
+    for (unsigned g = 0; g < groups->count; g++) {
+        const symbols_table *t = &h->table[g];
+        const uint32_t *counts = w->merged[groups->row[g]];
+        for (unsigned s = t->first; s <= t->last; s++) {
+            if (counts[s]) {
+                unsigned log_count = 31u - (unsigned)__builtin_clz(t->counts[s]);
+                low += (uint64_t)counts[s] * symbols_low_bits(h, s);
+                most += (uint64_t)counts[s] * (h->log - log_count);
+            }
+        }
+    }
+    uint64_t states = (uint64_t)h->log << h->lanes_log;
+    size_t header = symbols_header_size(h, p->width);
+    p->bits = low + (uint64_t)symbol_bits + states;
+    p->bound = header + (size_t)((low + most + states) / 8) + 2;
+}
+
+void symbols_plan(symbols_workspace *w, int slot, symbols_mode mode, unsigned width, const void *values,
+                  const uint8_t *context, size_t n, size_t *planned) {
+    symbols_slot *p = &w->slot[slot];
+    p->header.mode = mode;
+    p->header.lanes_log = n < 2048 ? 0 : 3;
+    p->width = width;
+    p->count = n;
+    if (n == 0 || n > SYMBOLS_MAX_COUNT) {
+        *planned = p->bound = 1;
+        return;
+    }
+    if (mode == SYMBOLS_CLASS) {
+        plan_classes(w, p, values, context);
+    } else {
+        plan_split(w, p, values, context);
+    }
+    symbols_groups groups;
+    symbols_group(w, &groups);
+    double symbol_bits = symbols_choose_tables(w, &p->header, &groups, width, n);
+    measure(w, p, &groups, symbol_bits);
+    *planned = symbols_header_size(&p->header, width) + (size_t)(p->bits / 8) + 1 + (size_t)(p->bits >> 12);
+}

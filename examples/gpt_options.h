@@ -1,0 +1,30 @@
+/* The options of train_gpt. Strings point into argv or the environment. */
+#ifndef CKPTDELTA_EXAMPLES_GPT_OPTIONS_H
+#define CKPTDELTA_EXAMPLES_GPT_OPTIONS_H
+
+#include "examples/gpt.h"
+
+enum { GPT_DUMP_STEPS_MAX = 64 };
+
+typedef struct gpt_options {
+    gpt_config model;
+    gpt_adamw adamw;
+    uint64_t steps, seed;
+    int threads; /* 0: one per core */
+    const char *text;
+    uint64_t log_every, eval_every; /* eval_every 0: at the end only */
+    const char *losses;             /* file that receives every step's loss; NULL: none */
+    const char *store, *run;
+    uint64_t save_every;    /* 0: at the end only */
+    int resume;             /* from resume_run at resume_step */
+    const char *resume_run; /* NULL: run */
+    uint64_t resume_step;   /* CKD_LATEST: the newest */
+    const char *dump;       /* directory of raw tensors; NULL: none */
+    uint64_t dump_steps[GPT_DUMP_STEPS_MAX];
+    size_t dump_step_count; /* 0: dump at every save_every steps */
+} gpt_options;
+
+/* Exits with a message on options that make no sense (this is a program's, not a library's, function). */
+void gpt_options_parse(gpt_options *out, int argc, char **argv);
+
+#endif

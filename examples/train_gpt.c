@@ -1,0 +1,211 @@
+/*
+ * train_gpt: a real training run with checkpoints. The path: options -> text -> model -> (resume) -> for each step:
+ * batch, forward, backward, AdamW, and now and then a save.
+ */
+#include <errno.h>
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "examples/gpt_options.h"
+
+enum { VALIDATION_BATCHES = 16 };
+
+typedef struct trainer {
+    const gpt_options *options;
+    gpt_pool *pool;
+    gpt_model *model;
+    gpt_text text;
+    uint8_t *tokens, *targets;
+    ckd_store *store;
+    FILE *losses;
+    gpt_progress progress;
+    gpt_lineage lineage;
+    double logged_at; /* seconds */
+    uint64_t logged_step;
+} trainer;
+
+static double seconds(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+static int core_count(void) {
+    long cores = sysconf(_SC_NPROCESSORS_ONLN);
+    return cores < 1 ? 1 : cores > 16 ? 16 : (int)cores;
+}
+
+/* ------------------------------------------------------------------------------------------------------- setup */
+
+static void store_says(void *context, const char *message) {
+    (void)context;
+    fprintf(stderr, "store: %s\n", message);
+}
+
+static int open_store(trainer *t) {
+    ckd_error err = {0};
+    ckd_store_options options = CKD_STORE_OPTIONS_INIT;
+    options.threads = (uint32_t)gpt_pool_threads(t->pool);
+    options.on_message = store_says;
+    if (ckd_store_open(&t->store, t->options->store, CKD_OPEN_CREATE, &options, &err) == CKD_OK)
+        return 0;
+    fprintf(stderr, "train_gpt: cannot open the store %s: %s (%s)\n", t->options->store, err.message,
+            ckd_status_name(err.status));
+    return -1;
+}
+
+/* A plain --resume of a run without checkpoints starts afresh, so that one command line serves all restarts. */
+static int resume(trainer *t) {
+    const gpt_options *o = t->options;
+    const char *run = o->resume_run ? o->resume_run : o->run;
+    ckd_checkpoint newest;
+    if (!o->resume_run && o->resume_step == CKD_LATEST &&
+        ckd_store_find(&newest, t->store, run, CKD_LATEST, NULL) == CKD_E_NOT_FOUND) {
+        printf("run %s has no checkpoint yet: starting at step 0\n", run);
+        return 0;
+    }
+    if (gpt_state_load(t->store, run, o->resume_step, t->model, &t->text, &t->progress))
+        return -1;
+    t->lineage.resumed_run = run;
+    t->lineage.resumed_step = t->progress.step;
+    t->lineage.branch = strcmp(run, o->run) != 0;
+    printf("resumed from %s at step %" PRIu64 "\n", run, t->progress.step);
+    return 0;
+}
+
+static int set_up(trainer *t) {
+    const gpt_options *o = t->options;
+    size_t batch_bytes = (size_t)o->model.batch * (size_t)o->model.context;
+    t->progress.seed = o->seed;
+    t->lineage.run = o->run;
+    t->pool = gpt_pool_new(o->threads ? o->threads : core_count());
+    t->tokens = malloc(batch_bytes);
+    t->targets = malloc(batch_bytes);
+    if (!t->pool || !t->tokens || !t->targets) {
+        fprintf(stderr, "train_gpt: out of memory, or threads cannot be started\n");
+        return -1;
+    }
+    if (gpt_text_load(&t->text, o->text) || gpt_model_new(&t->model, &o->model, t->pool, o->seed))
+        return -1;
+    printf("text: %zu bytes, %s; model: %zu parameters in %zu tensors; %d thread(s)\n", t->text.size,
+           t->text.source, t->model->parameter_count, t->model->tensor_count, gpt_pool_threads(t->pool));
+    if (o->store && open_store(t))
+        return -1;
+    if (o->resume && resume(t))
+        return -1;
+    if (o->losses && !(t->losses = fopen(o->losses, "a"))) {
+        fprintf(stderr, "train_gpt: cannot write %s: %s\n", o->losses, strerror(errno));
+        return -1;
+    }
+    return 0;
+}
+
+static void tear_down(trainer *t) {
+    if (t->losses)
+        fclose(t->losses);
+    ckd_store_close(t->store);
+    gpt_model_free(t->model);
+    gpt_text_free(&t->text);
+    gpt_pool_free(t->pool);
+    free(t->tokens);
+    free(t->targets);
+}
+
+/* ---------------------------------------------------------------------------------------------------- training */
+
+static double validation_loss(trainer *t) {
+    double sum = 0;
+    for (size_t i = 0; i < VALIDATION_BATCHES; i++) {
+        gpt_text_validation(&t->text, &t->model->config, i, VALIDATION_BATCHES, t->tokens, t->targets);
+        sum += gpt_forward(t->model, t->tokens, t->targets);
+    }
+    return sum / VALIDATION_BATCHES;
+}
+
+static int due(uint64_t step, uint64_t every) {
+    return every && step % every == 0;
+}
+
+static int dump_due(const gpt_options *o, uint64_t step) {
+    if (o->dump_step_count == 0)
+        return due(step, o->save_every);
+    for (size_t i = 0; i < o->dump_step_count; i++)
+        if (o->dump_steps[i] == step)
+            return 1;
+    return 0;
+}
+
+static int save(trainer *t, double loss) {
+    ckd_checkpoint info;
+    double start = seconds();
+    if (gpt_state_save(t->store, &t->lineage, t->model, &t->text, &t->progress, loss, &info))
+        return -1;
+    t->lineage.branch = 0;
+    printf("saved step %" PRIu64 ": %s, %.2f MB for %.2f MB, %.0f ms\n", info.step, ckd_kind_name(info.kind),
+           (double)info.stored_bytes / 1e6, (double)info.raw_bytes / 1e6, 1e3 * (seconds() - start));
+    return 0;
+}
+
+/* Everything that happens after a step besides training. */
+static int after_step(trainer *t, double loss, double norm) {
+    const gpt_options *o = t->options;
+    uint64_t step = t->progress.step;
+    if (t->losses &&
+        (fprintf(t->losses, "%" PRIu64 " %a %.6f\n", step, loss, loss) < 0 || fflush(t->losses) != 0)) {
+        fprintf(stderr, "train_gpt: cannot write %s: %s\n", o->losses, strerror(errno));
+        return -1;
+    }
+    if (due(step, o->log_every)) {
+        double now = seconds(), tokens = (double)(step - t->logged_step) * o->model.batch * o->model.context;
+        printf("step %" PRIu64 "  loss %.4f  gradient norm %.3f  %.0f tokens/s\n", step, loss, norm,
+               tokens / (now - t->logged_at));
+        t->logged_at = now;
+        t->logged_step = step;
+    }
+    if (t->store && (due(step, o->save_every) || step == o->steps) && save(t, loss))
+        return -1;
+    if (o->dump && dump_due(o, step) && gpt_state_dump(o->dump, t->model, step))
+        return -1;
+    if (due(step, o->eval_every) || step == o->steps)
+        printf("step %" PRIu64 "  validation loss %.4f\n", step, validation_loss(t));
+    fflush(stdout);
+    return 0;
+}
+
+static int train(trainer *t) {
+    const gpt_options *o = t->options;
+    t->logged_at = seconds();
+    t->logged_step = t->progress.step;
+    if (t->progress.step >= o->steps)
+        printf("nothing to do: step %" PRIu64 " is reached already\n", o->steps);
+    while (t->progress.step < o->steps) {
+        uint64_t step = t->progress.step + 1;
+        gpt_text_batch(&t->text, &t->model->config, o->seed, step, t->tokens, t->targets, NULL);
+        double loss = gpt_forward(t->model, t->tokens, t->targets);
+        if (!isfinite(loss)) {
+            fprintf(stderr, "train_gpt: the loss of step %" PRIu64 " is not finite; try a smaller --lr\n",
+                    step);
+            return -1;
+        }
+        gpt_backward(t->model, t->tokens);
+        double norm = gpt_adamw_step(t->model, &o->adamw, step);
+        t->progress.step = step;
+        if (after_step(t, loss, norm))
+            return -1;
+    }
+    return 0;
+}
+
+int main(int argc, char **argv) {
+    gpt_options options;
+    gpt_options_parse(&options, argc, argv);
+    trainer t = {.options = &options};
+    int failed = set_up(&t) || train(&t);
+    tear_down(&t);
+    return failed ? EXIT_FAILURE : EXIT_SUCCESS;
+}

@@ -1,0 +1,7 @@
+/* The loops of kernels/cpu_loops.h, compiled for AVX2. */
+#if defined(__x86_64__)
+#define CPU_TABLE  kernels_cpu_avx2
+#define CPU_NAME   "cpu, avx2"
+#define CPU_TARGET __attribute__((target("avx2,bmi")))
+#include "kernels/cpu_loops.h"
+#endif

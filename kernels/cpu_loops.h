@@ -1,0 +1,224 @@
+/*
+ * The CPU backend: one loop a function and dtype, written so that compilers vectorise it. Included by one .c file for
+ * each instruction set, which defines CPU_TABLE, CPU_NAME and CPU_TARGET; no header in the usual sense.
+ *
+ * Elements are read and written with memcpy: buffers need no alignment, and compilers turn it into plain moves.
+ */
+#include <string.h>
+
+#include "kernels/cpu.h"
+#include "kernels/scalar.h"
+
+/*
+ * Vectorised whatever the build's level; clang does so from -O2 on. CPU_NO_CARRY: buffers are apart or the same, so no
+ * element depends on another one.
+ */
+#if defined(__GNUC__) && !defined(__clang__)
+#define CPU_LOOP     CPU_TARGET __attribute__((optimize("O3")))
+#define CPU_NO_CARRY _Pragma("GCC ivdep")
+#else
+#define CPU_LOOP     CPU_TARGET
+#define CPU_NO_CARRY _Pragma("clang loop vectorize(assume_safety)")
+#endif
+
+#define LOAD(type, name, from, i) \
+    type name;                    \
+    memcpy(&name, (const uint8_t *)(from) + (i) * sizeof(type), sizeof(type))
+#define STORE(type, to, i, value)                                             \
+    do {                                                                      \
+        type stored_ = (type)(value);                                         \
+        memcpy((uint8_t *)(to) + (i) * sizeof(type), &stored_, sizeof(type)); \
+    } while (0)
+
+/* ---- residuals and rotations, by width ---- */
+
+#define DEFINE_ORDERED(kind, width, order)                                                                 \
+    CPU_LOOP static void residual_##kind##_##width(void *residual, const void *current,                    \
+                                                   const void *previous, size_t n) {                       \
+        CPU_NO_CARRY                                                                                       \
+        for (size_t i = 0; i < n; i++) {                                                                   \
+            LOAD(uint##width##_t, a, current, i);                                                          \
+            LOAD(uint##width##_t, b, previous, i);                                                         \
+            STORE(uint##width##_t, residual, i, order(a) - order(b));                                      \
+        }                                                                                                  \
+    }                                                                                                      \
+    CPU_LOOP static void apply_##kind##_##width(void *current, const void *previous, const void *residual, \
+                                                size_t n) {                                                \
+        CPU_NO_CARRY                                                                                       \
+        for (size_t i = 0; i < n; i++) {                                                                   \
+            LOAD(uint##width##_t, a, previous, i);                                                         \
+            LOAD(uint##width##_t, b, residual, i);                                                         \
+            STORE(uint##width##_t, current, i, order((uint##width##_t)(order(a) + b)));                    \
+        }                                                                                                  \
+    }
+#define DEFINE_ROTATE(width)                                                             \
+    CPU_LOOP static void rotate_##width(void *rotated, const void *values, size_t n) {   \
+        CPU_NO_CARRY                                                                     \
+        for (size_t i = 0; i < n; i++) {                                                 \
+            LOAD(uint##width##_t, a, values, i);                                         \
+            STORE(uint##width##_t, rotated, i, scalar_rotate_##width(a));                \
+        }                                                                                \
+    }                                                                                    \
+    CPU_LOOP static void unrotate_##width(void *values, const void *rotated, size_t n) { \
+        CPU_NO_CARRY                                                                     \
+        for (size_t i = 0; i < n; i++) {                                                 \
+            LOAD(uint##width##_t, a, rotated, i);                                        \
+            STORE(uint##width##_t, values, i, scalar_unrotate_##width(a));               \
+        }                                                                                \
+    }
+#define DEFINE_WIDTH(width)                             \
+    DEFINE_ORDERED(float, width, scalar_order_##width)  \
+    DEFINE_ORDERED(integer, width, scalar_same_##width) \
+    DEFINE_ROTATE(width)
+
+DEFINE_WIDTH(8)
+DEFINE_WIDTH(16)
+DEFINE_WIDTH(32)
+DEFINE_WIDTH(64)
+
+/* ---- contexts, by dtype ---- */
+
+#define DEFINE_CONTEXT(name, type, function)                                              \
+    CPU_LOOP static void context_##name(uint8_t *context, const void *values, size_t n) { \
+        CPU_NO_CARRY                                                                      \
+        for (size_t i = 0; i < n; i++) {                                                  \
+            LOAD(type, a, values, i);                                                     \
+            context[i] = function(a);                                                     \
+        }                                                                                 \
+    }
+DEFINE_CONTEXT(f64, uint64_t, scalar_context_f64)
+DEFINE_CONTEXT(f32, uint32_t, scalar_context_f32)
+DEFINE_CONTEXT(f16, uint16_t, scalar_context_f16)
+DEFINE_CONTEXT(bf16, uint16_t, scalar_context_bf16)
+DEFINE_CONTEXT(f8_e4m3, uint8_t, scalar_context_f8_e4m3)
+DEFINE_CONTEXT(f8_e5m2, uint8_t, scalar_context_f8_e5m2)
+DEFINE_CONTEXT(i64, int64_t, scalar_context_signed)
+DEFINE_CONTEXT(i32, int32_t, scalar_context_signed)
+DEFINE_CONTEXT(i16, int16_t, scalar_context_signed)
+DEFINE_CONTEXT(i8, int8_t, scalar_context_signed)
+DEFINE_CONTEXT(u64, uint64_t, scalar_context_unsigned)
+DEFINE_CONTEXT(u32, uint32_t, scalar_context_unsigned)
+DEFINE_CONTEXT(u16, uint16_t, scalar_context_unsigned)
+DEFINE_CONTEXT(u8, uint8_t, scalar_context_unsigned)
+
+/* ---- casts ---- */
+
+#define DEFINE_CAST(name, narrow, wide, function)                    \
+    CPU_LOOP static void name(void *out, const void *in, size_t n) { \
+        CPU_NO_CARRY                                                 \
+        for (size_t i = 0; i < n; i++) {                             \
+            LOAD(wide, a, in, i);                                    \
+            STORE(narrow, out, i, function(a));                      \
+        }                                                            \
+    }
+DEFINE_CAST(cast_f32_bf16, uint16_t, uint32_t, scalar_bf16_from_f32)
+DEFINE_CAST(cast_f32_f16, uint16_t, uint32_t, scalar_f16_from_f32)
+DEFINE_CAST(cast_f64_f32, uint32_t, uint64_t, scalar_f32_from_f64)
+
+/* ---- the table's functions: choose the loop ---- */
+
+typedef void (*binary_loop)(void *, const void *, const void *, size_t);
+typedef void (*unary_loop)(void *, const void *, size_t);
+typedef void (*context_loop)(uint8_t *, const void *, size_t);
+
+typedef struct dtype_loops {
+    binary_loop residual, apply;
+    unary_loop rotate, unrotate; /* NULL: the values as they are */
+    context_loop context;
+    size_t size;
+} dtype_loops;
+
+#define FLOAT_LOOPS(width, name)                                                                       \
+    {                                                                                                  \
+        residual_float_##width, apply_float_##width, rotate_##width, unrotate_##width, context_##name, \
+            (width) / 8                                                                                \
+    }
+#define INTEGER_LOOPS(width, name) \
+    { residual_integer_##width, apply_integer_##width, NULL, NULL, context_##name, (width) / 8 }
+
+static const dtype_loops loops_of[] = {
+    [CKD_F64] = FLOAT_LOOPS(64, f64),        [CKD_F32] = FLOAT_LOOPS(32, f32),
+    [CKD_F16] = FLOAT_LOOPS(16, f16),        [CKD_BF16] = FLOAT_LOOPS(16, bf16),
+    [CKD_F8_E4M3] = FLOAT_LOOPS(8, f8_e4m3), [CKD_F8_E5M2] = FLOAT_LOOPS(8, f8_e5m2),
+    [CKD_I64] = INTEGER_LOOPS(64, i64),      [CKD_I32] = INTEGER_LOOPS(32, i32),
+    [CKD_I16] = INTEGER_LOOPS(16, i16),      [CKD_I8] = INTEGER_LOOPS(8, i8),
+    [CKD_U64] = INTEGER_LOOPS(64, u64),      [CKD_U32] = INTEGER_LOOPS(32, u32),
+    [CKD_U16] = INTEGER_LOOPS(16, u16),      [CKD_U8] = INTEGER_LOOPS(8, u8),
+    [CKD_BOOL] = INTEGER_LOOPS(8, u8),
+};
+
+/* NULL for no dtype: the functions do nothing then. */
+static const dtype_loops *loops_for(ckd_dtype dtype) {
+    size_t known = sizeof(loops_of) / sizeof(loops_of[0]);
+    return (size_t)dtype < known && loops_of[dtype].size ? &loops_of[dtype] : NULL;
+}
+
+static void ordered_residual(ckd_dtype dtype, void *residual, const void *current, const void *previous,
+                             size_t n) {
+    const dtype_loops *loops = loops_for(dtype);
+    if (loops) {
+        loops->residual(residual, current, previous, n);
+    }
+}
+
+static void ordered_apply(ckd_dtype dtype, void *current, const void *previous, const void *residual,
+                          size_t n) {
+    const dtype_loops *loops = loops_for(dtype);
+    if (loops) {
+        loops->apply(current, previous, residual, n);
+    }
+}
+
+static void rotate_or_copy(unary_loop rotate, size_t element, void *to, const void *from, size_t n) {
+    if (rotate) {
+        rotate(to, from, n);
+    } else if (n && to != from) {
+        memcpy(to, from, n * element);
+    }
+}
+
+static void rotate_sign(ckd_dtype dtype, void *rotated, const void *values, size_t n) {
+    const dtype_loops *loops = loops_for(dtype);
+    if (loops) {
+        rotate_or_copy(loops->rotate, loops->size, rotated, values, n);
+    }
+}
+
+static void unrotate_sign(ckd_dtype dtype, void *values, const void *rotated, size_t n) {
+    const dtype_loops *loops = loops_for(dtype);
+    if (loops) {
+        rotate_or_copy(loops->unrotate, loops->size, values, rotated, n);
+    }
+}
+
+static void magnitude_context(ckd_dtype dtype, uint8_t *context, const void *values, size_t n) {
+    const dtype_loops *loops = loops_for(dtype);
+    if (loops) {
+        loops->context(context, values, n);
+    }
+}
+
+static bool cast(ckd_dtype to, void *out, ckd_dtype from, const void *in, size_t n) {
+    unary_loop loop = NULL;
+    if (from == CKD_F32) {
+        loop = to == CKD_BF16 ? cast_f32_bf16 : (to == CKD_F16 ? cast_f32_f16 : NULL);
+    } else if (from == CKD_F64 && to == CKD_F32) {
+        loop = cast_f64_f32;
+    }
+    if (!loop) {
+        return false;
+    }
+    loop(out, in, n);
+    return true;
+}
+
+const kernels CPU_TABLE = {
+    .version = KERNELS_VERSION,
+    .name = CPU_NAME,
+    .ordered_residual = ordered_residual,
+    .ordered_apply = ordered_apply,
+    .rotate_sign = rotate_sign,
+    .unrotate_sign = unrotate_sign,
+    .magnitude_context = magnitude_context,
+    .cast = cast,
+};

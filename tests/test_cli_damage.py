@@ -1,0 +1,264 @@
+"""Damaged stores: named by verify down to file, tensor and checkpoints; never loaded as if intact; nothing left behind."""
+
+import ctypes
+import os
+import shutil
+
+import numpy as np
+import pytest
+
+import support_safetensors as st
+from support_cli import CORRUPT, DONE, FAILED, check_documented, run, state, store  # noqa: F401
+
+
+@pytest.fixture
+def chain(store):
+    """Three deltas on a base, and a run of its own."""
+    for step in range(4):
+        store.save(step, state(1, step), "--max-load-cost", 100, "--newest-load-cost", 100)
+    store.save(0, state(5), run_name="b")
+    assert [c["depth"] for c in store.checkpoints()] == [0, 1, 2, 3, 0]
+    return store
+
+
+def chunk_of(store, action):
+    """The chunk file that an action adds."""
+    before = set(store.files())
+    action()
+    chunk, = [p for name, p in store.files().items() if name not in before and name.parts[:2] == ("data", "c")]
+    return chunk
+
+
+def flip(path, at, mask=0x10):
+    content = bytearray(path.read_bytes())
+    content[at] ^= mask
+    path.write_bytes(content)
+
+
+def fails_to_load(store, *args):
+    """Status 4, a message, no file and no temporary file."""
+    out = store.folder / "broken-out"
+    failed = store.call("load", *args, "--out", out, expect=CORRUPT)
+    assert not out.exists() and not store.temporary_files()
+    assert "verify" in failed.err
+    return failed
+
+
+def verified(store, *args, expect=CORRUPT):
+    result = store.call("verify", "--json", *args, expect=expect).json()
+    check_documented(result, "`verify`")
+    assert result["ok"] == (expect == DONE) == (not result["damage"])
+    return result
+
+
+def test_an_intact_store(chain):
+    result = verified(chain, expect=DONE)
+    assert result["checkpoints"] == 5 and result["newest_intact"] == [] and result["blocks"] >= 5 * len(state(1))
+    one = verified(chain, "--run", "b", "--step", "latest", expect=DONE)
+    assert one["checkpoints"] == 1 and one["blocks"] < result["blocks"]
+    assert verified(chain, "--run", "a", expect=DONE)["checkpoints"] == 4
+
+
+def test_a_damaged_base(store):
+    base = chunk_of(store, lambda: store.save(0, state(1)))
+    for step in (1, 2):
+        store.save(step, state(1, step))
+    store.save(7, state(2), "--base")
+    store.save(0, state(5), run_name="b")
+    flip(base, base.stat().st_size // 2)
+    result = verified(store)
+    files = {d["file"] for d in result["damage"]}
+    assert files == {str(base.relative_to(store.path))}
+    affected = {c for d in result["damage"] for c in d["checkpoints"]}
+    assert affected == {"a@0", "a@1", "a@2"}
+    assert result["newest_intact"] == ["a@7"]
+    tensors = {d["tensor"] for d in result["damage"]}
+    assert tensors & set(state(1)), "the damaged tensor is named"
+    failed = fails_to_load(store, "--run", "a", "--step", 0)
+    assert base.name in failed.err
+    assert st.same(store.load("--run", "a", "--step", 7)[0], state(2))
+    assert st.same(store.load("--run", "b")[0], state(5))
+    text = store.call("verify", expect=CORRUPT)
+    assert "cannot be loaded: a@0" in text.out and "--run a --step 7" in text.out and "DAMAGED" in text.out
+    assert store.call("verify", "-q", expect=CORRUPT).out == ""
+
+
+def test_only_what_is_damaged_is_lost(store):
+    """A flipped bit in one tensor leaves the others of the same checkpoint loadable."""
+    noise = np.random.default_rng(1)
+    tensors = {name: noise.standard_normal(50_000) for name in ("first", "second")}
+    chunk = chunk_of(store, lambda: store.save(1, tensors, "--codec", "raw"))
+    content = chunk.read_bytes()
+    at = content.index(tensors["second"].tobytes()[:64])
+    flip(chunk, at + 1000)
+    result = verified(store)
+    assert [d["tensor"] for d in result["damage"]] == ["second"]
+    assert result["damage"][0]["checkpoints"] == ["a@1"] and result["newest_intact"] == []
+    failed = fails_to_load(store)
+    assert "second" in failed.err
+    assert st.same(store.load("--tensor", "first")[0], {"first": tensors["first"]})
+
+
+def test_flipped_bits_everywhere(store):
+    """Wherever a bit flips in a chunk file, nothing wrong is ever loaded, and verify sees what a load sees."""
+    chunk = chunk_of(store, lambda: store.save(1, state(3, width=16), metadata={"k": "v"}))
+    content = chunk.read_bytes()
+    expected = st.read(_load(store, DONE))
+    silent = 0
+    for at in range(0, len(content), max(1, len(content) // 60)):
+        flip(chunk, at)
+        code, out = _try(store)
+        verdict = _verify_code(store)
+        if code == DONE:
+            assert st.same(st.read(out)[0], expected[0]) and st.read(out)[1] == expected[1]
+            silent += 1
+        else:
+            assert code == CORRUPT and not out.exists()
+            assert verdict == CORRUPT, f"a load fails and verify does not see why: byte {at}"
+        assert verdict == CORRUPT, f"byte {at} of the chunk file can change unseen"
+        assert not store.temporary_files()
+        chunk.write_bytes(content)
+    assert st.read(_load(store, DONE)) == expected
+    assert silent < 30
+
+
+def _try(store):
+    out = store.folder / "try"
+    if out.exists():
+        out.unlink()
+    for code in (DONE, CORRUPT):
+        try:
+            run("load", store.path, "--out", out, expect=code, **({} if code else {"expect_message": ""}))
+            return code, out
+        except AssertionError:
+            continue
+    raise AssertionError("neither loaded nor corrupt")
+
+
+def _load(store, code):
+    got, out = _try(store)
+    assert got == code
+    return out
+
+
+def _verify_code(store):
+    for code in (DONE, CORRUPT):
+        try:
+            run("verify", store.path, "--json", expect=code, **({} if code else {"expect_message": ""}))
+            return code
+        except AssertionError:
+            continue
+    raise AssertionError("verify neither passes nor finds damage")
+
+
+@pytest.mark.parametrize("how", ["missing", "empty", "cut", "longer"])
+def test_chunk_files_of_the_wrong_size(store, how):
+    chunk = chunk_of(store, lambda: store.save(1, state(1)))
+    store.save(2, state(2), "--base")
+    content = chunk.read_bytes()
+    if how == "missing":
+        chunk.unlink()
+    else:
+        chunk.write_bytes({"empty": b"", "cut": content[:-1], "longer": content + b"x"}[how])
+    result = verified(store)
+    assert {c for d in result["damage"] for c in d["checkpoints"]} == {"a@1"}
+    assert any(d["file"].endswith(chunk.name) for d in result["damage"])
+    assert result["newest_intact"] == ["a@2"]
+    fails_to_load(store, "--step", 1)
+    assert st.same(store.load("--step", 2)[0], state(2))
+
+
+def test_quick_sees_damage_of_what_is_stored(store):
+    chunk = chunk_of(store, lambda: store.save(1, state(1)))
+    flip(chunk, chunk.stat().st_size // 2)
+    assert verified(store, "--quick")["damage"]
+
+
+def test_damage_elsewhere_is_not_reported_for_one_checkpoint(store):
+    chunk = chunk_of(store, lambda: store.save(1, state(1)))
+    store.save(2, state(2), "--base")
+    flip(chunk, chunk.stat().st_size // 2)
+    assert verified(store, "--step", 2, "--run", "a", expect=DONE)["ok"]
+    assert not verified(store, "--step", 1)["ok"]
+
+
+def test_a_damaged_manifest(store):
+    store.save(1, state(1))
+    before = set(store.files())
+    store.save(2, state(2), "--base")
+    manifests = [p for name, p in store.files().items() if name not in before and "m" in name.parts]
+    assert len(manifests) == 1
+    flip(manifests[0], manifests[0].stat().st_size // 2)
+    result = store.call("rebuild", "--json", expect=CORRUPT)
+    assert result.json() == {"schema": 1, "checkpoints": 1, "skipped": 1}
+    assert "manifest" in result.err
+    assert st.same(store.load("--step", 1)[0], state(1))
+    assert verified(store)["damage"]
+
+
+@pytest.mark.parametrize("damage", ["missing", "garbage", "flipped"])
+def test_a_lost_catalog_costs_nothing(chain, damage):
+    catalog = chain.path / "catalog.db"
+    if damage == "missing":
+        catalog.unlink()
+    elif damage == "garbage":
+        catalog.write_bytes(b"not a database" * 100)
+    else:
+        flip(catalog, 10)
+    before = {n: p.read_bytes() for n, p in chain.files().items()}
+    listed = chain.call("list", "--json", expect_message="").json()["checkpoints"]
+    assert [(c["run"], c["step"]) for c in listed] == [("a", 0), ("a", 1), ("a", 2), ("a", 3), ("b", 0)]
+    assert {n: p.read_bytes() for n, p in chain.files().items()} == before, "reading must not write"
+    assert chain.call("rebuild", "--json", expect_message="").json()["checkpoints"] == 5
+    assert st.same(chain.load("--run", "a")[0], state(1, 3))
+
+
+def test_nothing_is_written_for_a_failed_load_over_an_old_file(store):
+    chunk = chunk_of(store, lambda: store.save(1, state(1)))
+    flip(chunk, chunk.stat().st_size // 2)
+    out = store.folder / "out"
+    out.write_text("precious")
+    store.call("load", "--out", out, "--force", expect=CORRUPT)
+    assert out.read_text() == "precious" and not store.temporary_files()
+
+
+def without_overrides():
+    """Run between fork and exec: takes from root the right to ignore permissions."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    for capability in (1, 2, 3):  # CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH, CAP_FOWNER
+        if os.geteuid() == 0 and libc.prctl(24, capability, 0, 0, 0) != 0:  # PR_CAPBSET_DROP
+            raise OSError(ctypes.get_errno(), "prctl")
+
+
+def set_modes(root, file_mode, folder_mode):
+    for folder, _, files in os.walk(root):
+        os.chmod(folder, folder_mode)
+        for name in files:
+            os.chmod(os.path.join(folder, name), file_mode)
+
+
+def test_a_read_only_store(chain):
+    """It can be read and verified; a save says why not."""
+    extra = chain.file(state(1))
+    set_modes(chain.path, 0o444, 0o555)
+    try:
+        out = chain.folder / "o"
+        run("load", chain.path, "--run", "a", "--out", out, preexec_fn=without_overrides)
+        assert st.same(st.read(out)[0], state(1, 3))
+        for command in ("list", "report", "verify"):
+            run(command, chain.path, preexec_fn=without_overrides)
+        run("save", chain.path, "--run", "a", "--step", 9, extra, expect=FAILED, preexec_fn=without_overrides)
+        run("rebuild", chain.path, expect=FAILED, preexec_fn=without_overrides)
+    finally:
+        set_modes(chain.path, 0o644, 0o755)
+    assert len(chain.checkpoints()) == 5
+
+
+def test_a_copied_store_is_a_store(chain):
+    moved = chain.folder / "moved"
+    shutil.copytree(chain.path, moved)
+    shutil.rmtree(chain.path)
+    assert run("verify", moved, "--json").json()["ok"]
+    out = chain.folder / "o"
+    run("load", moved, "--run", "a", "--out", out)
+    assert st.same(st.read(out)[0], state(1, 3))

@@ -1,0 +1,228 @@
+"""What a newcomer meets: help, examples in it, wrong arguments and what is said about them, exit statuses, progress."""
+
+import os
+import pty
+import re
+import select
+import shlex
+import signal
+import subprocess
+import time
+
+import numpy as np
+import pytest
+
+import support_safetensors as st
+from support_cli import COMMAND, DOC, FAILED, NOT_FOUND, USAGE, run, state, store  # noqa: F401
+
+COMMANDS = ["save", "load", "list", "show", "diff", "report", "verify", "rebuild"]
+
+
+def test_general_help():
+    text = run("--help").out
+    for name in COMMANDS:
+        assert re.search(rf"^  {name} +\w", text, re.MULTILINE)
+    assert max(len(line) for line in text.splitlines()) <= 80
+    for other in (["help"], ["-h"], ["-?"]):
+        assert run(*other).out == text
+    without = subprocess.run([COMMAND], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=60)
+    assert (without.returncode, without.stdout, without.stderr) == (USAGE, "", text)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_of_each_command(command):
+    text = run(command, "--help").out
+    assert text.startswith(f"Usage: ckptdelta {command} [OPTION...] STORE")
+    assert "Example" in text and f"\n  ckptdelta {command} " in text
+    assert run("help", command).out == text
+    assert max(len(line) for line in text.splitlines()) <= 80 and text.endswith("\n")
+    examples = re.split("Examples?:\n", text)[1].splitlines()
+    assert examples and all(line.startswith("  ") for line in examples), "an example was wrapped"
+    for option in ("--json", "--quiet", "--verbose", "--help"):
+        assert option in text
+    assert run(command, "--usage").out.startswith(f"Usage: ckptdelta {command}")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_docs_and_help_name_the_same_options(command):
+    """Every long option of the help stands in docs/cli.md."""
+    doc = DOC.read_text()
+    for option in re.findall(r"--[a-z][a-z-]+", run(command, "--help").out):
+        if option not in ("--help", "--usage", "--version", "--quiet", "--verbose"):
+            assert option in doc, option
+
+
+def test_version():
+    header = (DOC.parent.parent / "engine/ckptdelta.h").read_text()
+    version = ".".join(re.search(rf"CKD_VERSION_{part} (\d+)", header)[1] for part in ("MAJOR", "MINOR", "PATCH"))
+    assert run("--version").out == run("-V").out == run("list", "--version").out == f"ckptdelta {version}\n"
+
+
+def test_the_examples_of_the_help_work(tmp_path):
+    """The first try that --help shows, word by word; the names in it are ours."""
+    for step in (100, 200):
+        st.write(tmp_path / f"step{step}.safetensors", state(1, step // 100))
+    lines = [line for line in run("--help").out.splitlines() if line.startswith("  ckptdelta ")]
+    assert len(lines) >= 5
+    for line in lines:
+        words = shlex.split(line)
+        assert words[0] == "ckptdelta"
+        run(*words[1:], cwd=tmp_path)
+    assert st.same(st.read(tmp_path / "restored.safetensors")[0], state(1, 1))
+
+
+@pytest.mark.parametrize("args", [
+    ["frobnicate"], ["help", "frobnicate"], ["list"], ["list", "--frobnicate", "s"], ["list", "s", "more"],
+    ["list", "s", "--run"], ["show", "s", "--step", "-1"], ["show", "s", "--step", "newest"], ["show", "s", "extra"],
+    ["load", "s"], ["load", "--out", "x"], ["load", "s", "--out", "x", "--step", "1e3"], ["load", "s", "y", "--out", "x"],
+    ["load", "s", "--out", "x", "--threads", "0"], ["load", "s", "--out", "x", "--threads", "many"],
+    ["diff", "s"], ["diff", "s", "1"], ["diff", "s", "1", "2", "3"], ["diff", "s", "1", "x"], ["diff", "s", "1", "a@"],
+    ["report"], ["report", "s", "x"], ["verify"], ["rebuild"], ["rebuild", "s", "x"],
+    ["save"], ["save", "s"], ["save", "s", "f"], ["save", "s", "--run", "a", "f"], ["save", "s", "--step", "1", "f"],
+    ["save", "s", "--run", "a", "--step", "1"], ["save", "s", "--run", "a", "--step", "-1", "f"],
+    ["save", "s", "--run", "a", "--step", "9223372036854775808", "f"], ["save", "s", "--run", "a", "--step", "latest", "f"],
+    ["save", "s", "--run", "a", "--step", "1", "--fidelity", "near", "f"],
+    ["save", "s", "--run", "a", "--step", "1", "--codec", "gzip", "f"],
+    ["save", "s", "--run", "a", "--step", "1", "--codec", "z", "f"],
+    ["save", "s", "--run", "a", "--step", "1", "--level", "20", "f"],
+    ["save", "s", "--run", "a", "--step", "1", "--on-duplicate", "ignore", "f"],
+    ["save", "s", "--run", "a", "--step", "1", "--max-load-cost", "0.5", "f"],
+    ["save", "s", "--run", "a", "--step", "1", "--newest-load-cost", "nan", "f"],
+    ["save", "s", "--run", "a", "--step", "1", "--base", "--parent", "a@0", "f"],
+])
+def test_wrong_usage(tmp_path, args):
+    refused = run(*args, expect=USAGE, cwd=tmp_path)
+    assert "help" in refused.err
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["", "-a", ".a", "a b", "a/b", "a@b", "\u00e9", "x" * 129])
+def test_bad_run_names(store, name):
+    path = store.file({"w": np.ones(1, np.float32)})
+    run("save", store.path, f"--run={name}", "--step", 1, path, expect=USAGE)
+    assert not store.path.exists() or not store.checkpoints()
+
+
+def test_good_run_names(store):
+    for name in ("a", "A-1.b_c~7", "x" * 128):
+        store.save(1, {"w": np.ones(1, np.float32)}, run_name=name)
+    assert len(store.checkpoints()) == 3
+
+
+def test_options_stand_anywhere(store):
+    path = store.file(state(1))
+    run("save", "--run=a", path.parent / "store", "--step", "1", path, "-q")
+    run("save", "--step=2", "--run", "a", "-q", "--", store.path, path)
+    assert [c["step"] for c in store.checkpoints()] == [1, 2]
+    assert run("list", "--json", store.path).out == run("list", store.path, "--json").out
+
+
+def test_what_is_no_store(tmp_path):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "precious").write_text("x")
+    (tmp_path / "file").write_text("x")
+    st.write(tmp_path / "in.safetensors", state(1))
+    for command in (["list"], ["show"], ["report"], ["verify"], ["rebuild"], ["load", "--out", tmp_path / "o"],
+                    ["diff", "1", "2"]):
+        for name in ("absent", "folder"):
+            assert name in run(command[0], tmp_path / name, *command[1:], expect=NOT_FOUND).err
+    refused = run("save", tmp_path / "folder", "--run", "a", "--step", 1, tmp_path / "in.safetensors", expect=USAGE)
+    assert "not a ckptdelta store" in refused.err
+    assert sorted(p.name for p in (tmp_path / "folder").iterdir()) == ["precious"]
+    # A file where the store should be: whatever the reason is called, it is told and nothing is touched.
+    done = subprocess.run([COMMAND, "list", tmp_path / "file"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                          timeout=60)
+    assert done.returncode in (FAILED, NOT_FOUND) and done.stderr and (tmp_path / "file").read_text() == "x"
+
+
+def test_a_newer_store_is_named(store):
+    """Not a crash and not `no such store`: what cannot be verified is status 4."""
+    store.save(1, state(1))
+    identity = store.path / "data" / "store"
+    candidates = [identity] if identity.exists() else [
+        p for p in store.path.iterdir() if p.is_file() and p.stat().st_size < 4096 and not p.name.endswith(".lock")]
+    assert candidates
+    content = bytearray(candidates[0].read_bytes())
+    content[len(content) // 2] ^= 0xFF
+    candidates[0].write_bytes(content)
+    run("list", store.path, expect=4)
+
+
+# -------------------------------------------------------------------------------------------------- terminal
+
+def until(condition, process):
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and process.poll() is None:
+        if condition():
+            return True
+        time.sleep(0.005)
+    return False
+
+
+def on_terminal(*args, pause_when):
+    """Standard error is a terminal; the command is stopped for more than a second while it is busy. (status, what it showed)"""
+    controller, terminal = pty.openpty()
+    process = subprocess.Popen([COMMAND, *map(str, args)], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                               stderr=terminal)
+    os.close(terminal)
+    assert until(pause_when, process)
+    process.send_signal(signal.SIGSTOP)
+    time.sleep(1.1)
+    process.send_signal(signal.SIGCONT)
+    shown = b""
+    while select.select([controller], [], [], 300)[0]:
+        try:
+            data = os.read(controller, 65536)
+        except OSError:  # how a terminal ends
+            break
+        shown += data
+    os.close(controller)
+    return process.wait(timeout=300), shown.decode()
+
+
+@pytest.mark.parametrize("quiet", [False, True])
+def test_progress_on_a_terminal(store, quiet):
+    """Four blocks that take the largest effort: time enough to be stopped in between."""
+    path = store.file({"w": np.random.default_rng(1).standard_normal(1 << 20)})
+    code, shown = on_terminal("save", store.path, "--run", "a", "--codec", "zstd", "--level", "19", "--threads", "1",
+                              "--step", 1, path, *(["-q"] if quiet else []),
+                              pause_when=lambda: store.path.exists() and list(store.path.glob("data/c/*")))
+    assert code == 0
+    if quiet:
+        assert shown == ""
+        return
+    assert re.search(r"saving  [0-9.]+ \w+ of 8.0 MiB  \d+ %  [0-9.]+ \w+/s(  [^\r\x1b]* left)?", shown), shown
+    assert shown.endswith("\r\x1b[K"), "the line is cleared at the end"
+
+
+# --------------------------------------------------------------------------------------------------- signals
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_load_leaves_nothing(store, number):
+    """Four pieces of 16 MiB: it is stopped when the first byte is there, and meets the signal when it goes on."""
+    big = np.random.default_rng(1).integers(0, 255, 64 << 20, dtype=np.uint8)
+    store.save(1, {"w": big})
+    out = store.folder / "out"
+    process = subprocess.Popen([COMMAND, "load", store.path, "--out", out], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert until(store.temporary_files, process)
+    process.send_signal(signal.SIGSTOP)
+    process.send_signal(number)
+    process.send_signal(signal.SIGCONT)
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 128 + number and b"interrupted" in err
+    assert not out.exists() and not store.temporary_files()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_save_leaves_no_checkpoint(store, number):
+    store.save(1, state(1))
+    before = set(store.files())
+    big = store.file({"w": np.random.default_rng(1).standard_normal(12 << 20)})
+    process = subprocess.Popen([COMMAND, "save", store.path, "--run", "a", "--step", "2", "--codec", "zstd", "--level", "19",
+                                "--threads", "1", big], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert until(lambda: set(store.files()) - before, process)
+    process.send_signal(number)
+    _, err = process.communicate(timeout=300)
+    assert process.returncode == 128 + number and b"interrupted" in err
+    assert [c["step"] for c in store.checkpoints()] == [1]
+    assert set(store.files()) == before

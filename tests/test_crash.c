@@ -1,0 +1,332 @@
+/*
+ * A process killed at any step (write, sync, rename, link, unlink, mkdir, directory sync, lock, SQLite's included): whatever
+ * it had reported committed is there and right, nothing half-made is listed, reading changes nothing, the next writer
+ * clears what was left, and goes on.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "base/file.h"
+#include "tests/support/scenes.h"
+#include "tests/support/scratch.h"
+#include "tests/support/tempdir.h"
+
+/* ---- the child ---- */
+
+/* Kills the process before the step, or lets half of a write happen and kills it then. */
+typedef struct killer {
+    unsigned long at; /* which step, from 1; 0: the first that matches */
+    bool torn;
+    file_step step;
+    const char *where; /* part of the path */
+    unsigned long seen;
+    bool dying;
+} killer;
+
+static int kill_hook(void *context, file_step step, const char *path) {
+    killer *k = context;
+    if (step == STEP_READ || step == STEP_OPEN) {
+        return 0; /* changes nothing: killed there is killed at the next one that does */
+    }
+    bool now = k->at ? ++k->seen == k->at : step == k->step && strstr(path, k->where);
+    if (k->dying || (now && !(k->torn && step == STEP_WRITE))) {
+        raise(SIGKILL);
+    }
+    k->dying = now;
+    return now ? -4 : 0; /* three bytes of it */
+}
+
+/* What a child does; it reports each commit through `report`. Returns 0 if all went well. */
+typedef int (*child_fn)(const char *dir, int report);
+
+static int report_commit(int report, uint64_t step) {
+    uint8_t byte = (uint8_t)step;
+    return write(report, &byte, 1) == 1 ? 0 : 3;
+}
+
+static int save_step(ckd_store *store, uint64_t step, bool ranks, int report) {
+    scene s = scene_of(step);
+    ckd_status status = ranks ? scene_save_ranks(NULL, store, &s, NULL) : scene_save(NULL, store, &s, NULL);
+    return status == CKD_OK ? report_commit(report, step) : 2;
+}
+
+static int save_steps(const char *dir, uint64_t first, uint64_t count, bool ranks, int report) {
+    ckd_store *store;
+    int code = scene_open(&store, dir, CKD_OPEN_CREATE, NULL) == CKD_OK ? 0 : 1;
+    for (uint64_t i = 0; i < count && code == 0; i++) {
+        code = save_step(store, first + i, ranks, report);
+    }
+    ckd_store_close(store);
+    return code;
+}
+
+static int child_creates(const char *dir, int report) {
+    return save_steps(dir, 0, 1, false, report);
+}
+static int child_saves_delta(const char *dir, int report) {
+    return save_steps(dir, 2, 1, false, report);
+}
+static int child_saves_ranks(const char *dir, int report) {
+    return save_steps(dir, 2, 1, true, report);
+}
+static int child_opens(const char *dir, int report) {
+    return save_steps(dir, 0, 0, false, report);
+}
+static int child_rebuilds(const char *dir, int report) {
+    (void)report;
+    return ckd_store_rebuild(NULL, store_path_of(dir, ""), NULL, NULL) == CKD_OK ? 0 : 1;
+}
+static int child_aborts(const char *dir, int report) {
+    (void)report;
+    ckd_store *store;
+    ckd_save *save = NULL;
+    ckd_save_options o = CKD_SAVE_OPTIONS_INIT;
+    o.run = SCENE_RUN;
+    o.step = 2;
+    if (scene_open(&store, dir, CKD_OPEN_WRITE, NULL) != CKD_OK) {
+        return 1;
+    }
+    int code = ckd_save_begin(&save, store, &o, NULL) == CKD_OK && ckd_save_blob(save, "b", "x", 1, NULL) == CKD_OK ? 0 : 2;
+    ckd_save_abort(save);
+    ckd_store_close(store);
+    return code;
+}
+
+/* Bits of the steps that were reported; *finished: it came to its end. */
+static uint64_t run_child(bool *finished, child_fn act, const char *dir, killer *k) {
+    int ends[2], state;
+    assert_int_equal(pipe(ends), 0);
+    fflush(NULL);
+    pid_t pid = fork();
+    assert_true(pid >= 0);
+    if (pid == 0) {
+        close(ends[0]);
+        file_set_fault_hook(kill_hook, k);
+        _exit(act(dir, ends[1]));
+    }
+    close(ends[1]);
+    uint64_t committed = 0;
+    uint8_t byte;
+    while (read(ends[0], &byte, 1) == 1) {
+        committed |= UINT64_C(1) << byte;
+    }
+    close(ends[0]);
+    assert_int_equal(waitpid(pid, &state, 0), pid);
+    *finished = WIFEXITED(state) && WEXITSTATUS(state) == 0;
+    if (!*finished && !(WIFSIGNALED(state) && WTERMSIG(state) == SIGKILL)) {
+        fail_msg("the child ended with %d, signal %d", WEXITSTATUS(state), WTERMSIG(state));
+    }
+    return committed;
+}
+
+/* ---- afterwards ---- */
+
+/* Bits of the steps that are listed, each of which must load to the right values. */
+static uint64_t check_listed(ckd_store *store) {
+    ckd_checkpoint_list *list;
+    ckd_error err = { 0 };
+    if (ckd_store_list(&list, store, NULL, &err) != CKD_OK) {
+        fail_msg("list: %s", err.message);
+    }
+    uint64_t mask = 0;
+    for (size_t i = 0; i < list->count; i++) {
+        scene s = scene_of(list->items[i].step);
+        if (scene_load_id(store, &list->items[i].id, &s, &err) != CKD_OK) {
+            fail_msg("listed, but: %s (%s)", err.message, err.file);
+        }
+        mask |= UINT64_C(1) << s.step;
+    }
+    ckd_checkpoint_list_free(list);
+    return mask;
+}
+
+static uint64_t check_reading(const char *dir) {
+    ckd_store *store;
+    ckd_error err = { 0 };
+    char *before = tree_describe(dir);
+    ckd_status status = scene_open(&store, dir, CKD_OPEN_READ, &err);
+    if (status != CKD_OK && status != CKD_E_NOT_FOUND) {
+        fail_msg("open for reading: %s", err.message);
+    }
+    uint64_t mask = status == CKD_OK ? check_listed(store) : 0;
+    ckd_store_close(store);
+    char *after = tree_describe(dir);
+    assert_string_equal(before, after);
+    free(before);
+    free(after);
+    return mask;
+}
+
+static void check_writing(const char *dir, uint64_t mask, uint64_t next) {
+    ckd_store *store;
+    ckd_error err = { 0 };
+    if (scene_open(&store, dir, CKD_OPEN_CREATE, &err) != CKD_OK) {
+        fail_msg("open for writing: %s (%s)", err.message, err.file);
+    }
+    assert_int_equal(check_listed(store), mask);
+    store_check_clean(dir);
+    scene s = scene_of(next);
+    ckd_status status = scene_save(NULL, store, &s, &err);
+    if (status != ((mask >> next & 1) ? CKD_E_EXISTS : CKD_OK)) {
+        fail_msg("the next save: %s", err.message);
+    }
+    assert_int_equal(scene_load(store, &s, &err), CKD_OK);
+    scene_check(store, 0, 0);
+    ckd_store_close(store);
+    store_check_clean(dir);
+}
+
+/* `committed` must be there, of all else only the step `attempted` may. */
+static void check_survivors(const char *dir, uint64_t committed, uint64_t attempted) {
+    uint64_t mask = check_reading(dir);
+    assert_int_equal(mask & committed, committed);
+    assert_int_equal(mask & ~(committed | UINT64_C(1) << attempted), 0);
+    check_writing(dir, mask, attempted);
+}
+
+/* ---- sweeps ---- */
+
+typedef struct sweep {
+    const char *template; /* a directory with a store, NULL: begin with nothing */
+    child_fn act;
+    uint64_t before;      /* bits of the steps in the template */
+    uint64_t attempted;   /* the step that the child or its predecessor saves */
+} sweep;
+
+static bool kill_once(const sweep *w, unsigned long at, bool torn) {
+    char *dir = tempdir_create(), store[1024];
+    killer k = { .at = at, .torn = torn };
+    bool finished;
+    snprintf(store, sizeof(store), "%s/store", dir);
+    if (w->template) {
+        tree_copy(store_path_of(w->template, ""), store);
+    }
+    uint64_t committed = w->before | run_child(&finished, w->act, dir, &k);
+    check_survivors(dir, committed, w->attempted);
+    tempdir_remove(dir);
+    return finished;
+}
+
+/* Returns how many steps there are: the child was killed at each of them. */
+static unsigned long kill_everywhere(const char *what, const sweep *w) {
+    unsigned long at = 1, stride = under_sanitizer() ? 7 : 1, kills = 0;
+    for (; !kill_once(w, at, at % 2); at += stride) {
+        kills++;
+    }
+    print_message("%s: killed at %lu steps\n", what, kills);
+    return kills;
+}
+
+static int setup(void **state) {
+    *state = tempdir_create();
+    return 0;
+}
+
+static int teardown(void **state) {
+    tempdir_remove(*state);
+    return 0;
+}
+
+static void test_killed_while_creating_a_store_and_saving_a_base(void **state) {
+    (void)state;
+    sweep w = { .act = child_creates };
+    assert_true(kill_everywhere("new store", &w) >= 15);
+}
+
+static void test_killed_while_saving_a_delta(void **state) {
+    scene_make(*state, 0, 2);
+    sweep w = { .template = *state, .act = child_saves_delta, .before = 3, .attempted = 2 };
+    assert_true(kill_everywhere("delta", &w) >= 10);
+}
+
+static void test_killed_while_two_ranks_save(void **state) {
+    scene_make(*state, 0, 2);
+    sweep w = { .template = *state, .act = child_saves_ranks, .before = 3, .attempted = 2 };
+    assert_true(kill_everywhere("two ranks", &w) >= 10);
+}
+
+static void test_killed_while_aborting(void **state) {
+    scene_make(*state, 0, 2);
+    sweep w = { .template = *state, .act = child_aborts, .before = 3, .attempted = 2 };
+    assert_true(kill_everywhere("abort", &w) >= 5);
+}
+
+/* Makes DIR/store as a writer of step 2 leaves it that is killed at a certain step. */
+static uint64_t make_killed(const char *dir, file_step step, const char *where) {
+    killer k = { .step = step, .where = where };
+    bool finished;
+    scene_make(dir, 0, 2);
+    uint64_t committed = run_child(&finished, child_saves_delta, dir, &k);
+    assert_false(finished);
+    return 3 | committed;
+}
+
+static const struct {
+    const char *what;
+    file_step step;
+    const char *where;
+    bool published; /* its manifest is */
+} deaths[] = {
+    { "chunk file not named", STEP_SYNC, ".ckd.tmp", false },
+    { "no manifest", STEP_CREATE, "data/m/.tmp-", false },
+    { "manifest not named", STEP_PUBLISH, "data/m/run", false },
+    { "manifest not synced", STEP_DIR_SYNC, "data/m", true },
+    { "catalog half written", STEP_SYNC, "catalog.db", true },
+    { "intent not removed", STEP_REMOVE, "data/i", true },
+};
+enum { DEATHS = sizeof(deaths) / sizeof(deaths[0]) };
+
+static void kill_after_deaths(const char *what, child_fn act) {
+    for (size_t i = 0; i < DEATHS; i++) {
+        char *dir = tempdir_create(), label[96];
+        uint64_t before = make_killed(dir, deaths[i].step, deaths[i].where);
+        sweep w = { .template = dir, .act = act, .before = before | (deaths[i].published ? 4 : 0), .attempted = 2 };
+        snprintf(label, sizeof(label), "%s, %s", what, deaths[i].what);
+        assert_true(kill_everywhere(label, &w) >= 2);
+        tempdir_remove(dir);
+    }
+}
+
+static void test_killed_in_recovery(void **state) {
+    (void)state;
+    kill_after_deaths("recovery", child_opens);
+}
+
+static void test_killed_in_rebuild(void **state) {
+    (void)state;
+    kill_after_deaths("rebuild", child_rebuilds);
+}
+
+static void test_killed_while_the_catalog_is_mended(void **state) {
+    static const char noise[4096] = "this is not a database";
+    scene_make(*state, 0, 3);
+    write_whole_file(store_path_of(*state, "catalog.db"), noise, sizeof(noise));
+    sweep w = { .template = *state, .act = child_opens, .before = 7, .attempted = 3 };
+    assert_true(kill_everywhere("mending", &w) >= 5);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(test_killed_while_creating_a_store_and_saving_a_base, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_killed_while_saving_a_delta, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_killed_while_two_ranks_save, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_killed_while_aborting, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_killed_in_recovery, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_killed_in_rebuild, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_killed_while_the_catalog_is_mended, setup, teardown),
+    };
+    scratch_begin();
+    int failed = cmocka_run_group_tests_name("crash", tests, NULL, NULL);
+    scratch_end();
+    return failed;
+}
