@@ -89,7 +89,7 @@ SYS_LIBS := -pthread -lm -ldl
 
 # --- flags
 WARNINGS := -Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wold-style-definition \
-            -Wpointer-arith -Wvla -Wundef -Wwrite-strings -Wformat=2 -Wimplicit-fallthrough
+            -Wpointer-arith -Wvla -Wundef -Wwrite-strings -Wformat=2 -Wno-format-nonliteral
 ifeq ($(WERROR),1)
 WARNINGS += -Werror
 endif
