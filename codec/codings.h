@@ -39,11 +39,11 @@ size_t coding_bound(size_t size);
  * *stored = 0 and CKD_OK when the result would not be smaller than `limit` bytes (so the caller stops trying): capacity
  * >= min(limit, coding_bound(size)).
  */
-ckd_status coder_encode(coder *c, coding how, int level, unsigned width, const void *from, size_t size, void *to,
-                        size_t limit, size_t *stored, ckd_error *err);
+ckd_status coder_encode(coder *c, coding how, int level, unsigned width, const void *from, size_t size,
+                        void *to, size_t limit, size_t *stored, ckd_error *err);
 
 /* Decodes to exactly raw bytes, else CORRUPT. context as in symbols_decode; only CODING_SYMBOLS looks at it. */
-ckd_status coder_decode(coder *c, coding how, unsigned width, void *to, size_t raw, const uint8_t *context, const void *from,
-                        size_t stored, ckd_error *err);
+ckd_status coder_decode(coder *c, coding how, unsigned width, void *to, size_t raw, const uint8_t *context,
+                        const void *from, size_t stored, ckd_error *err);
 
 #endif

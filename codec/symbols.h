@@ -30,14 +30,14 @@ void symbols_plan(symbols_workspace *w, int slot, symbols_mode mode, unsigned wi
  * Writes the stream planned in `slot` from the same values and context. capacity must be at least the planned bytes + 64.
  * Returns its size, 0 if it does not fit (never happens with that capacity).
  */
-size_t symbols_encode(symbols_workspace *w, int slot, const void *values, const uint8_t *context, size_t n, void *to,
-                      size_t capacity);
+size_t symbols_encode(symbols_workspace *w, int slot, const void *values, const uint8_t *context, size_t n,
+                      void *to, size_t capacity);
 
 /*
  * Decodes exactly n integers. Any bytes give integers or CORRUPT, in time and memory bounded by n. The stream names its
  * mode; whether it was made with contexts stands in it, too: `context` must be given then (CORRUPT if NULL).
  */
-ckd_status symbols_decode(symbols_workspace *w, void *values, unsigned width, size_t n, const uint8_t *context,
-                          const void *from, size_t size, ckd_error *err);
+ckd_status symbols_decode(symbols_workspace *w, void *values, unsigned width, size_t n,
+                          const uint8_t *context, const void *from, size_t size, ckd_error *err);
 
 #endif

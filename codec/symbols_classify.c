@@ -10,44 +10,43 @@
     memcpy(&name, (const uint8_t *)(from) + (i) * sizeof(type), sizeof(type))
 
 /*
- * The bit length of a magnitude below 2^32 from a float's exponent, which vectorises where counting zeros does not.
- * Without the bit below the leading one, rounding cannot reach the next power of two, in no rounding mode.
+ * symbols_class_of for differences of up to 32 bits, from a float's exponent, which vectorises where counting zeros does
+ * not. Without the bit eight below the leading one, rounding stops there in every rounding mode: the bits above are exact.
  */
-CPU_INLINE uint32_t length_by_float(uint32_t magnitude) {
-    uint32_t top = magnitude & ~(magnitude >> 1);
-    float as_float = (float)(int32_t)(top & UINT32_C(0x7fffffff));
-    uint32_t bits;
-    memcpy(&bits, &as_float, 4);
-    uint32_t length = bits >> 23;
-    length = length ? length - 126 : 0;
-    return magnitude >> 31 ? 32 : length;
-}
-
-CPU_INLINE uint8_t class_32(uint32_t u) {
-    uint32_t sign = UINT32_C(0) - (u >> 31);
-    return (uint8_t)(2 * length_by_float((u ^ sign) - sign) - sign);
+CPU_INLINE uint8_t class_32(uint32_t u, unsigned bits, unsigned fine) {
+    int32_t d = (int32_t)(u << (33 - bits)) >> (33 - bits);
+    uint32_t sign = (uint32_t)(d >> 31);
+    uint32_t magnitude = ((uint32_t)d ^ sign) - sign;
+    float as_float = (float)(int32_t)(magnitude & ~(magnitude >> 8));
+    uint32_t size;
+    memcpy(&size, &as_float, 4);
+    size = (size >> (23 - fine)) - ((126 + fine) << fine);
+    size = magnitude >> fine ? size : magnitude;
+    uint32_t symbol = 2 * size - (size ? 1 : 0) - sign;
+    uint32_t changed = UINT32_C(0) - ((u ^ (uint32_t)d) >> (bits - 1) & 1);
+    return (uint8_t)(symbol ^ changed);
 }
 
 CPU_INLINE void classify(uint8_t *symbols, unsigned width, const void *values, uint64_t centre, size_t n) {
     if (width == 1) {
         for (size_t i = 0; i < n; i++) {
             LOAD(uint8_t, v, values, i);
-            symbols[i] = class_32((uint32_t)(int8_t)(v - (uint8_t)centre));
+            symbols[i] = class_32((uint8_t)(v - (uint8_t)centre), 8, SYMBOLS_FINE_8);
         }
     } else if (width == 2) {
         for (size_t i = 0; i < n; i++) {
             LOAD(uint16_t, v, values, i);
-            symbols[i] = class_32((uint32_t)(int16_t)(v - (uint16_t)centre));
+            symbols[i] = class_32((uint16_t)(v - (uint16_t)centre), 16, SYMBOLS_FINE_16);
         }
     } else if (width == 4) {
         for (size_t i = 0; i < n; i++) {
             LOAD(uint32_t, v, values, i);
-            symbols[i] = class_32(v - (uint32_t)centre);
+            symbols[i] = class_32(v - (uint32_t)centre, 32, SYMBOLS_FINE_32);
         }
     } else {
         for (size_t i = 0; i < n; i++) {
             LOAD(uint64_t, v, values, i);
-            symbols[i] = (uint8_t)symbols_class_of((int64_t)(v - centre));
+            symbols[i] = (uint8_t)symbols_class_of(v - centre, 64, SYMBOLS_FINE_64);
         }
     }
 }

@@ -12,7 +12,8 @@ typedef struct state_filler {
     uint16_t visits[SYMBOLS_ALPHABET]; /* the x of a symbol's next state: count ... 2 count - 1 */
 } state_filler;
 
-CPU_INLINE void fill_states(symbols_workspace *w, unsigned table, unsigned width, state_filler *f) {
+CPU_INLINE void fill_states(symbols_workspace *w, unsigned table, unsigned width, bool wide,
+                            state_filler *f) {
     const symbols_header *h = &w->decoding;
     const symbols_table *t = &h->table[table];
     size_t offset = (size_t)table << h->log;
@@ -21,7 +22,7 @@ CPU_INLINE void fill_states(symbols_workspace *w, unsigned table, unsigned width
     uint64_t base[SYMBOLS_ALPHABET];
     uint8_t low[SYMBOLS_ALPHABET];
     for (unsigned s = t->first; s <= t->last; s++) {
-        base[s] = symbols_base(h, table, s);
+        base[s] = symbols_base(h, width, table, s);
         low[s] = (uint8_t)symbols_low_bits(h, s);
     }
     for (unsigned u = 0; u < 1u << h->log; u++) {
@@ -29,7 +30,7 @@ CPU_INLINE void fill_states(symbols_workspace *w, unsigned table, unsigned width
         unsigned x = f->visits[s]++;
         unsigned state_bits = h->log - (31u - (unsigned)__builtin_clz(x));
         uint16_t next = (uint16_t)((x << state_bits) - (1u << h->log));
-        if (width < 8) {
+        if (!wide) {
             w->states.narrow[offset + u] = (symbols_state){.base = (uint32_t)base[s],
                                                            .next = next,
                                                            .state_bits = (uint8_t)state_bits,
@@ -45,9 +46,9 @@ static void build_states(symbols_workspace *w, unsigned width) {
     state_filler filler;
     for (unsigned t = 0; t < w->decoding.tables; t++) {
         if (width < 8) {
-            fill_states(w, t, 4, &filler);
+            fill_states(w, t, width, false, &filler);
         } else {
-            fill_states(w, t, 8, &filler);
+            fill_states(w, t, 8, true, &filler);
         }
     }
 }

@@ -10,7 +10,8 @@
 
 /* ---- tables: as in FSE (Collet), so that one addition and one shift give the number of state bits ---- */
 
-static void build_codes(symbols_workspace *w, const symbols_header *h, unsigned table, const uint8_t *remap) {
+static void build_codes(symbols_workspace *w, const symbols_header *h, unsigned width, unsigned table,
+                        const uint8_t *remap) {
     const symbols_table *t = &h->table[table];
     uint8_t owner[SYMBOLS_MAX_STATES];
     uint32_t first_state[SYMBOLS_ALPHABET];
@@ -21,7 +22,7 @@ static void build_codes(symbols_workspace *w, const symbols_header *h, unsigned 
         uint32_t n = t->counts[s];
         if (n) {
             uint32_t most = n == 1 ? h->log : h->log - (31u - (uint32_t)__builtin_clz(n - 1));
-            by_symbol[s].base = symbols_base(h, table, s);
+            by_symbol[s].base = symbols_base(h, width, table, s);
             by_symbol[s].low_bits = (uint8_t)symbols_low_bits(h, s);
             by_symbol[s].add_bits = (most << 16) - (n << most);
             by_symbol[s].add_state = offset + (int32_t)given - (int32_t)n;
@@ -211,7 +212,7 @@ size_t symbols_encode(symbols_workspace *w, int slot, const void *values, const 
         .w = w, .symbols = p->symbols, .values = values, .context = h->contexts ? context : NULL};
     symbols_map_contexts(from.table_of, h);
     for (unsigned t = 0; t < h->tables; t++) {
-        build_codes(w, h, t, p->remap);
+        build_codes(w, h, p->width, t, p->remap);
     }
     bit_sink sink = {(uint8_t *)to + header, (uint8_t *)to + capacity, 0, 0, false};
     uint32_t states[SYMBOLS_MAX_LANES];

@@ -33,36 +33,53 @@ typedef struct symbols_header {
     unsigned tables;    /* 1 ... 16 */
     uint8_t
         range_end[SYMBOLS_MAX_TABLES]; /* the last context of each table, ascending; the last one is 255 */
+    unsigned fine;                     /* CLASS: bits of the magnitude in the symbol, below the leading one */
     unsigned low_bits;                 /* SPLIT: bits below the symbol */
     uint64_t bias;                     /* SPLIT: subtracted from the leading bits */
     symbols_table table[SYMBOLS_MAX_TABLES];
 } symbols_header;
 
-/* CLASS: the symbol of the difference u, sign extended: twice its magnitude's bit length, plus 1 if it is negative. */
-static inline unsigned symbols_class_of(int64_t u) {
-    uint64_t magnitude = u < 0 ? UINT64_C(0) - (uint64_t)u : (uint64_t)u;
-    unsigned length = magnitude ? 64u - (unsigned)__builtin_clzll(magnitude) : 0;
-    return 2 * length + (u < 0);
-}
-/* The bits below the leading one of a class. */
-static inline unsigned symbols_class_low(unsigned symbol) {
-    return symbol < 4 ? 0 : (symbol >> 1) - 1;
-}
-/* The smallest integer of a class, modulo 2^64; its low bits are added to it. */
-static inline uint64_t symbols_class_base(unsigned symbol) {
-    unsigned length = symbol >> 1;
-    if (length == 0) {
-        return 0;
+/*
+ * CLASS. Of the difference u of two values' bits, `bits` wide, the top bit says whether a float's sign changed, and the
+ * rest d, as a signed number, how far its magnitude moved: without that a weight that crosses zero would look like the
+ * largest of changes. The symbol is the size of |d|, its sign and the top bit; the size is |d| itself below 2^fine and
+ * otherwise its bit length and the `fine` bits below the leading one, numbered on. Symbols count up from 0 where the top
+ * bit is unchanged and down from 255 where it changed.
+ */
+static inline unsigned symbols_size_of(uint64_t magnitude, unsigned fine) {
+    if (magnitude >> fine == 0) {
+        return (unsigned)magnitude;
     }
-    return symbol & 1 ? UINT64_C(1) - (UINT64_C(1) << (length - 1) << 1) : UINT64_C(1) << (length - 1);
+    unsigned length = 64u - (unsigned)__builtin_clzll(magnitude);
+    unsigned below = (unsigned)(magnitude >> (length - 1 - fine)) & ((1u << fine) - 1);
+    return (length - fine) << fine | below;
 }
-/* The highest symbol of a mode. Symbol 1 of CLASS, "negative zero", has no states. */
-static inline unsigned symbols_last_of(symbols_mode mode, unsigned width) {
-    return mode == SYMBOLS_CLASS ? 16 * width + 1 : SYMBOLS_ALPHABET - 1;
+static inline unsigned symbols_class_of(uint64_t u, unsigned bits, unsigned fine) {
+    uint64_t d = (uint64_t)((int64_t)(u << (65 - bits)) >> (65 - bits));
+    bool changed = (u ^ d) >> (bits - 1) & 1;
+    bool negative = d >> 63;
+    unsigned size = symbols_size_of(negative ? UINT64_C(0) - d : d, fine);
+    unsigned symbol = size ? 2 * size - 1 + negative : 0;
+    return changed ? 255 - symbol : symbol;
+}
+/* The bits that a class stores below its leading ones. */
+static inline unsigned symbols_class_low(unsigned symbol, unsigned fine) {
+    unsigned size = ((symbol < 128 ? symbol : 255 - symbol) + 1) / 2;
+    return size >> fine < 2 ? 0 : (size >> fine) - 1;
+}
+/* The smallest u of a class, modulo 2^bits if the result is taken so; its low bits are added to it. */
+static inline uint64_t symbols_class_base(unsigned symbol, unsigned bits, unsigned fine) {
+    bool changed = symbol >= 128;
+    symbol = changed ? 255 - symbol : symbol;
+    unsigned size = (symbol + 1) / 2, low = symbols_class_low(symbol, fine);
+    bool negative = symbol && symbol % 2 == 0;
+    uint64_t leading = size >> fine ? (UINT64_C(1) << fine | (size & ((1u << fine) - 1))) << low : size;
+    uint64_t base = negative ? UINT64_C(1) - leading - (UINT64_C(1) << low) : leading;
+    return base + ((uint64_t)changed << (bits - 1));
 }
 /* Bits stored below the symbol, and what they are added to (centre or bias included), modulo 2^64. */
 unsigned symbols_low_bits(const symbols_header *h, unsigned symbol);
-uint64_t symbols_base(const symbols_header *h, unsigned table, unsigned symbol);
+uint64_t symbols_base(const symbols_header *h, unsigned width, unsigned table, unsigned symbol);
 
 /* owner[state] = symbol, for 2^log states. The counts must add up to 2^log. */
 void symbols_spread(uint8_t *owner, const symbols_table *table, unsigned log);

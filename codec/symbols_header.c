@@ -6,14 +6,14 @@
 #include "base/bytes.h"
 
 unsigned symbols_low_bits(const symbols_header *h, unsigned symbol) {
-    return h->mode == SYMBOLS_SPLIT ? h->low_bits : symbols_class_low(symbol);
+    return h->mode == SYMBOLS_SPLIT ? h->low_bits : symbols_class_low(symbol, h->fine);
 }
 
-uint64_t symbols_base(const symbols_header *h, unsigned table, unsigned symbol) {
+uint64_t symbols_base(const symbols_header *h, unsigned width, unsigned table, unsigned symbol) {
     if (h->mode == SYMBOLS_SPLIT) {
         return (h->bias + symbol) << h->low_bits;
     }
-    return symbols_class_base(symbol) + h->table[table].centre;
+    return symbols_class_base(symbol, 8 * width, h->fine) + h->table[table].centre;
 }
 
 /*
@@ -99,7 +99,9 @@ static size_t put_header(const symbols_header *h, unsigned width, uint8_t *to) {
             put(&w, h->range_end[t], 8);
         }
     }
-    if (h->mode == SYMBOLS_SPLIT) {
+    if (h->mode == SYMBOLS_CLASS) {
+        put(&w, h->fine, 2);
+    } else {
         put(&w, h->low_bits, 6);
         put(&w, h->bias, 8 * width - h->low_bits);
     }
@@ -170,11 +172,15 @@ static bool get_table(bit_reader *r, const symbols_header *h, unsigned width, sy
     }
     t->first = (uint16_t)get(r, 8);
     t->last = (uint16_t)get(r, 8);
-    if (r->failed || t->first > t->last || t->last > symbols_last_of(h->mode, width) ||
-        !get_counts(r, t, h->log)) {
+    if (r->failed || t->first > t->last || !get_counts(r, t, h->log)) {
         return false;
     }
-    return h->mode == SYMBOLS_SPLIT || t->counts[1] == 0;
+    for (unsigned s = t->first; h->mode == SYMBOLS_CLASS && s <= t->last; s++) {
+        if (t->counts[s] && symbols_class_low(s, h->fine) > 8 * width - 2) {
+            return false;
+        }
+    }
+    return true;
 }
 
 static bool get_ranges(bit_reader *r, symbols_header *h) {
@@ -193,9 +199,11 @@ static bool get_ranges(bit_reader *r, symbols_header *h) {
 }
 
 static bool get_split(bit_reader *r, symbols_header *h, unsigned width) {
-    h->low_bits = 0;
+    h->fine = h->low_bits = 0;
     h->bias = 0;
-    if (h->mode == SYMBOLS_SPLIT) {
+    if (h->mode == SYMBOLS_CLASS) {
+        h->fine = (unsigned)get(r, 2);
+    } else {
         h->low_bits = (unsigned)get(r, 6);
         if (h->low_bits >= 8 * width) {
             return false;

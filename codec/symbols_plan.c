@@ -84,9 +84,7 @@ static int compare(const void *a, const void *b) {
 static uint64_t sampled_bits(const int64_t *samples, size_t n, unsigned width, int64_t centre) {
     uint64_t bits = 0;
     for (size_t i = 0; i < n; i++) {
-        uint64_t u = (uint64_t)samples[i] - (uint64_t)centre;
-        unsigned shift = 64 - 8 * width;
-        bits += symbols_class_of((int64_t)(u << shift) >> shift) >> 1;
+        bits += symbols_class_low(symbols_class_of((uint64_t)samples[i] - (uint64_t)centre, 8 * width, 0), 0);
     }
     return bits;
 }
@@ -108,6 +106,11 @@ static uint64_t choose_centre(const void *values, unsigned width, size_t n) {
     return width == 8 ? (uint64_t)median : (uint64_t)median & ((UINT64_C(1) << (8 * width)) - 1);
 }
 
+static unsigned finest(unsigned width) {
+    return width == 1 ? SYMBOLS_FINE_8
+                      : (width == 2 ? SYMBOLS_FINE_16 : (width == 4 ? SYMBOLS_FINE_32 : SYMBOLS_FINE_64));
+}
+
 static void plan_classes(symbols_workspace *w, symbols_slot *p, const void *values, const uint8_t *context) {
     symbols_header *h = &p->header;
     uint64_t centre = choose_centre(values, p->width, p->count);
@@ -116,6 +119,7 @@ static void plan_classes(symbols_workspace *w, symbols_slot *p, const void *valu
     }
     symbols_classify(p->symbols, p->width, values, centre, p->count);
     count_symbols(&w->histogram, p->symbols, context, p->count);
+    h->fine = finest(p->width);
     for (unsigned s = 0; s < SYMBOLS_ALPHABET; s++) {
         p->remap[s] = (uint8_t)s;
     }

@@ -59,7 +59,13 @@ struct symbols_workspace {
 
 /* ---- splitting integers (symbols_classify.c) ---- */
 
-/* CLASS symbols of values - centre. */
+/* The finest classes whose symbols, with changed and unchanged top bit, fit a byte, by the integers' bits. */
+#define SYMBOLS_FINE_8  3
+#define SYMBOLS_FINE_16 2
+#define SYMBOLS_FINE_32 1
+#define SYMBOLS_FINE_64 0
+
+/* The finest CLASS symbols of values - centre. */
 void symbols_classify(uint8_t *symbols, unsigned width, const void *values, uint64_t centre, size_t n);
 /* The smallest and the largest of n >= 1 unsigned integers. */
 void symbols_range(uint64_t *low, uint64_t *high, unsigned width, const void *values, size_t n);

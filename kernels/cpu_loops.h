@@ -32,24 +32,24 @@
 
 /* ---- residuals and rotations, by width ---- */
 
-#define DEFINE_ORDERED(kind, width, order)                                                                 \
-    CPU_LOOP static void residual_##kind##_##width(void *residual, const void *current,                    \
-                                                   const void *previous, size_t n) {                       \
-        CPU_NO_CARRY                                                                                       \
-        for (size_t i = 0; i < n; i++) {                                                                   \
-            LOAD(uint##width##_t, a, current, i);                                                          \
-            LOAD(uint##width##_t, b, previous, i);                                                         \
-            STORE(uint##width##_t, residual, i, order(a) - order(b));                                      \
-        }                                                                                                  \
-    }                                                                                                      \
-    CPU_LOOP static void apply_##kind##_##width(void *current, const void *previous, const void *residual, \
-                                                size_t n) {                                                \
-        CPU_NO_CARRY                                                                                       \
-        for (size_t i = 0; i < n; i++) {                                                                   \
-            LOAD(uint##width##_t, a, previous, i);                                                         \
-            LOAD(uint##width##_t, b, residual, i);                                                         \
-            STORE(uint##width##_t, current, i, order((uint##width##_t)(order(a) + b)));                    \
-        }                                                                                                  \
+#define DEFINE_RESIDUAL(width)                                                                       \
+    CPU_LOOP static void residual_##width(void *residual, const void *current, const void *previous, \
+                                          size_t n) {                                                \
+        CPU_NO_CARRY                                                                                 \
+        for (size_t i = 0; i < n; i++) {                                                             \
+            LOAD(uint##width##_t, a, current, i);                                                    \
+            LOAD(uint##width##_t, b, previous, i);                                                   \
+            STORE(uint##width##_t, residual, i, a - b);                                              \
+        }                                                                                            \
+    }                                                                                                \
+    CPU_LOOP static void apply_##width(void *current, const void *previous, const void *residual,    \
+                                       size_t n) {                                                   \
+        CPU_NO_CARRY                                                                                 \
+        for (size_t i = 0; i < n; i++) {                                                             \
+            LOAD(uint##width##_t, a, previous, i);                                                   \
+            LOAD(uint##width##_t, b, residual, i);                                                   \
+            STORE(uint##width##_t, current, i, a + b);                                               \
+        }                                                                                            \
     }
 #define DEFINE_ROTATE(width)                                                             \
     CPU_LOOP static void rotate_##width(void *rotated, const void *values, size_t n) {   \
@@ -66,9 +66,8 @@
             STORE(uint##width##_t, values, i, scalar_unrotate_##width(a));               \
         }                                                                                \
     }
-#define DEFINE_WIDTH(width)                             \
-    DEFINE_ORDERED(float, width, scalar_order_##width)  \
-    DEFINE_ORDERED(integer, width, scalar_same_##width) \
+#define DEFINE_WIDTH(width) \
+    DEFINE_RESIDUAL(width)  \
     DEFINE_ROTATE(width)
 
 DEFINE_WIDTH(8)
@@ -128,13 +127,10 @@ typedef struct dtype_loops {
     size_t size;
 } dtype_loops;
 
-#define FLOAT_LOOPS(width, name)                                                                       \
-    {                                                                                                  \
-        residual_float_##width, apply_float_##width, rotate_##width, unrotate_##width, context_##name, \
-            (width) / 8                                                                                \
-    }
+#define FLOAT_LOOPS(width, name) \
+    { residual_##width, apply_##width, rotate_##width, unrotate_##width, context_##name, (width) / 8 }
 #define INTEGER_LOOPS(width, name) \
-    { residual_integer_##width, apply_integer_##width, NULL, NULL, context_##name, (width) / 8 }
+    { residual_##width, apply_##width, NULL, NULL, context_##name, (width) / 8 }
 
 static const dtype_loops loops_of[] = {
     [CKD_F64] = FLOAT_LOOPS(64, f64),        [CKD_F32] = FLOAT_LOOPS(32, f32),

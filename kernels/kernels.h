@@ -20,13 +20,15 @@ typedef struct kernels {
     const char *name;
 
     /*
-     * residual[i] = order(current[i]) - order(previous[i]) modulo 2^width, width the dtype's bits. order() maps a
-     * float's bits to the integer whose order is that of the values (-0 just below +0), the identity for integers:
-     * nearby values have small differences. residual may be current or previous.
+     * residual[i] = the bits of current[i] minus the bits of previous[i], as integers modulo 2^width, width the dtype's
+     * bits. Floats as well: nearby values of one sign have small differences, and where the sign changed, that flips the
+     * top bit of the difference of the magnitudes. residual may be current or previous.
      */
-    void (*ordered_residual)(ckd_dtype dtype, void *residual, const void *current, const void *previous, size_t n);
+    void (*ordered_residual)(ckd_dtype dtype, void *residual, const void *current, const void *previous,
+                             size_t n);
     /* The inverse: current[i] from previous[i] and residual[i]. current may be previous or residual. */
-    void (*ordered_apply)(ckd_dtype dtype, void *current, const void *previous, const void *residual, size_t n);
+    void (*ordered_apply)(ckd_dtype dtype, void *current, const void *previous, const void *residual,
+                          size_t n);
 
     /*
      * Floats: bits rotated left by one, so that the exponent leads and the sign is the lowest bit; integers: unchanged.
@@ -37,14 +39,14 @@ typedef struct kernels {
 
     /*
      * The context of each element in an entropy coder, from a value that the decoder knows: the biased exponent of a
-     * float (f64: clamped to that of f32), the bit length of an integer's magnitude. 0 ... 255.
+     * float (f64: in f32's bias, clamped to 0 ... 255), the bit length of an integer's magnitude. 0 ... 255.
      */
     void (*magnitude_context)(ckd_dtype dtype, uint8_t *context, const void *values, size_t n);
 
     /*
      * Rounds floats to a narrower float dtype, to nearest even, NaN to the quiet NaN 0x7fc0 (bf16) or 0x7e00 (f16),
-     * overflow to infinity, denormals kept. false if the pair of dtypes is not supported (f32 -> bf16, f32 -> f16,
-     * f64 -> f32 are).
+     * 0x7fc00000 (f32), overflow to infinity, denormals kept. false if the pair of dtypes is not supported (f32 -> bf16,
+     * f32 -> f16, f64 -> f32 are).
      */
     bool (*cast)(ckd_dtype to, void *out, ckd_dtype from, const void *in, size_t n);
 } kernels;

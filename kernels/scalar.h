@@ -16,36 +16,6 @@
 #define KERNELS_FN static inline __attribute__((always_inline, unused))
 #endif
 
-/*
- * The integer whose signed order is that of the floats: positive ones keep their bits, negative ones have all bits but
- * the sign inverted, so that -0 is -1 and +0 is 0. It is its own inverse.
- */
-KERNELS_FN uint8_t scalar_order_8(uint8_t bits) {
-    return (uint8_t)(bits ^ (uint8_t)(0u - (bits >> 7)) >> 1);
-}
-KERNELS_FN uint16_t scalar_order_16(uint16_t bits) {
-    return (uint16_t)(bits ^ (uint16_t)(0u - (bits >> 15)) >> 1);
-}
-KERNELS_FN uint32_t scalar_order_32(uint32_t bits) {
-    return bits ^ (UINT32_C(0) - (bits >> 31)) >> 1;
-}
-KERNELS_FN uint64_t scalar_order_64(uint64_t bits) {
-    return bits ^ (UINT64_C(0) - (bits >> 63)) >> 1;
-}
-/* Integers are in order already. */
-KERNELS_FN uint8_t scalar_same_8(uint8_t bits) {
-    return bits;
-}
-KERNELS_FN uint16_t scalar_same_16(uint16_t bits) {
-    return bits;
-}
-KERNELS_FN uint32_t scalar_same_32(uint32_t bits) {
-    return bits;
-}
-KERNELS_FN uint64_t scalar_same_64(uint64_t bits) {
-    return bits;
-}
-
 /* Bits rotated left by one, and back. */
 KERNELS_FN uint8_t scalar_rotate_8(uint8_t bits) {
     return (uint8_t)((uint32_t)bits << 1 | bits >> 7);
