@@ -19,7 +19,7 @@ typedef enum record_kind {
 
 typedef enum predictor {
     PREDICT_NONE = 0,   /* the payload holds the values */
-    PREDICT_PARENT = 1, /* the payload holds ordered differences to the first dependency's values */
+    PREDICT_PARENT = 1, /* the payload holds differences to the bits of the first dependency's values */
     PREDICT_COPY = 2,   /* no payload: the values are the first dependency's */
     PREDICT_CAST = 3    /* no payload: the first dependency's values, rounded to this dtype */
 } predictor;

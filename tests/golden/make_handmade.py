@@ -134,14 +134,9 @@ class Tensor:
                       count=len(values) // DTYPES[self.dtype][1], coding=coding, **self.fixed, **more)
 
 
-def ordered(bits, floating):
-    """Bits to integers whose order is that of the values."""
-    top = np.array(1 << (8 * bits.itemsize - 1), bits.dtype)
-    return np.where(bits & top, bits ^ (top - np.array(1, bits.dtype)), bits) if floating else bits
-
-
-def residual(current, previous, floating=True):
-    return (ordered(current, floating) - ordered(previous, floating)).tobytes()
+def residual(current, previous):
+    """Differences of the bits, as integers of the same width."""
+    return (current - previous).tobytes()
 
 
 def blob(checkpoint, text, data, coding=RAW):
@@ -241,8 +236,7 @@ def f32_bits(count, seed):
 def nearby(bits, seed):
     """A little later in training: most values move by some units in the last place, some not at all."""
     moves = (noise(bits.size, seed) % 81).reshape(bits.shape)
-    moved = ordered(bits, True) + moves - np.array(40, "<u4")
-    return ordered(moved.astype("<u4"), True).astype("<u4")
+    return (bits + moves - np.array(40, "<u4")).astype("<u4")
 
 
 def bf16_of(f32):
@@ -300,10 +294,10 @@ def second_step(store, before):
     long = Tensor(c, "long", "u8", (old["long"].array * 7 + 250).astype("u1"), "other")
     bias, empty = Tensor(c, "bias", "bf16", old["bias"].array), Tensor(c, "empty", "f32", old["empty"].array)
 
-    def parent(tensor, previous, span=None, floating=True, **more):
+    def parent(tensor, previous, span=None, **more):
         values = previous.bits() if span is None else previous.bits(*span)
         current = tensor.array.reshape(-1)
-        payload = residual(current, np.frombuffer(values, current.dtype), floating)
+        payload = residual(current, np.frombuffer(values, current.dtype))
         tensor_name = None if previous.name == tensor.name else previous.name
         on = dependency(content_hash(values), checkpoint=previous.checkpoint, tensor=tensor_name, span=span)
         return tensor.block(payload=payload, predictor=PARENT, depth=1, dependencies=[on], **more)
@@ -321,7 +315,7 @@ def second_step(store, before):
         else master.block(),
         same(head, master, CAST),
         parent(slice_, was, (("flat", 8, 10), 1, 5)),
-        parent(long, old["long"], floating=False),
+        parent(long, old["long"]),
         empty.block(),
     ]
     return c, parts, [embed, bias, master, head, slice_, long, empty]

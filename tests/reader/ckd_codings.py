@@ -35,15 +35,8 @@ def decode(coding, payload, size, width, context):
 
 # --- transformations
 
-def order(floating, bits):
-    if not floating:
-        return bits
-    top = np.array(1 << (8 * bits.itemsize - 1), bits.dtype)
-    return np.where(bits & top, bits ^ (top - np.array(1, bits.dtype)), bits)
-
-
-def applied(floating, previous, residual):
-    return order(floating, order(floating, previous) + residual)
+def applied(previous, residual):
+    return previous + residual
 
 
 def unrotated(bits):

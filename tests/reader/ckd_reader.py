@@ -484,7 +484,7 @@ class Checkpoint:
             raise type(error)(f"{where}: {error}") from None
         integers = np.frombuffer(data, f"<u{tensor.size}")
         if block.predictor == 1:
-            return ckd_codings.applied(floating, before[0], integers)
+            return ckd_codings.applied(before[0], integers)
         return ckd_codings.unrotated(integers) if block.coding == 5 and floating else integers
 
     def dependency(self, block, budget):
