@@ -11,10 +11,10 @@ CUDA_OBJ := $(patsubst %.cu,$(B)/obj/%.cu.o,$(CUDA_SRC))
 STATIC_LIB := $(B)/libckptdelta.a
 SHARED_LIB := $(B)/libckptdelta.so.$(VERSION)
 CUDA_LIB := $(if $(HAVE_CUDA),$(B)/libckptdelta_cuda.so)
-CLI := $(if $(CLI_SRC),$(B)/ckptdelta)
-EXAMPLES := $(if $(EXAMPLE_SRC),$(B)/train_gpt)
+CLI := $(B)/ckptdelta
+EXAMPLE := $(B)/train_gpt
 BENCHES := $(patsubst bench/%.c,$(B)/bench/%,$(BENCH_SRC))
-PROGRAMS := $(STATIC_LIB) $(SHARED_LIB) $(CUDA_LIB) $(CLI) $(EXAMPLES)
+PROGRAMS := $(STATIC_LIB) $(SHARED_LIB) $(CUDA_LIB) $(CLI) $(EXAMPLE)
 
 say = @printf '  %-8s %s\n' $(1) $(2)
 
@@ -27,13 +27,19 @@ $(B)/.flags: FORCE
 	    CC='$(CC)' DEPS_PREFIX='$(DEPS_PREFIX)' scripts/setup-deps.sh --check build && mv $@.new $@; fi
 	@case '$(B)' in build/current) ;; build/*) ln -sfn '$(patsubst build/%,%,$(B))' build/current ;; esac
 
-SCHEMA_H := $(if $(wildcard catalog/schema.sql),$(B)/gen/catalog_schema.h)
-$(B)/gen/catalog_schema.h: catalog/schema.sql scripts/embed-sql.sh
+# Nor does what was linked from a file that is gone stay: a change of the list of files links anew.
+$(B)/.objects: FORCE
+	@mkdir -p $(@D)
+	@echo '$(LIB_OBJ) $(CLI_OBJ) $(EXAMPLE_OBJ) $(CUDA_OBJ)' >$@.new
+	@if cmp -s $@.new $@; then rm -f $@.new; else mv $@.new $@; fi
+
+SCHEMA_H := $(B)/gen/catalog_schema.h
+$(SCHEMA_H): catalog/schema.sql scripts/embed-sql.sh
 	@mkdir -p $(@D)
 	@sh scripts/embed-sql.sh catalog_schema_sql $< >$@.new && mv $@.new $@
 
 $(B)/obj/cli/%.o: EXTRA_CPPFLAGS = $(JANSSON_CPPFLAGS)
-$(B)/obj/examples/%.o: OPT = -O3
+$(B)/obj/examples/%.o: private OPT = -O3
 $(B)/obj/tests/%.o: EXTRA_CPPFLAGS = $(CMOCKA_CPPFLAGS) $(JANSSON_CPPFLAGS)
 
 $(B)/obj/%.o: %.c $(B)/.flags | $(SCHEMA_H)
@@ -42,7 +48,7 @@ $(B)/obj/%.o: %.c $(B)/.flags | $(SCHEMA_H)
 	@$(CC) $(CKD_CPPFLAGS) $(EXTRA_CPPFLAGS) $(CKD_CFLAGS) -MMD -MP -c -o $@ $<
 
 # One relocatable object whose internal names are made local: a program that links the archive sees ckd_ names only.
-$(B)/ckptdelta.o: $(LIB_OBJ)
+$(B)/ckptdelta.o: $(LIB_OBJ) $(B)/.objects
 	@$(CC) -r -nostdlib -o $@.new $(LIB_OBJ)
 	@$(OBJCOPY) --localize-hidden $@.new $@ && rm -f $@.new
 
@@ -50,23 +56,23 @@ $(STATIC_LIB): $(B)/ckptdelta.o
 	$(call say,AR,$@)
 	@rm -f $@ && $(AR) rcs $@ $<
 
-$(SHARED_LIB): $(LIB_OBJ) mk/libckptdelta.map
+$(SHARED_LIB): $(LIB_OBJ) $(B)/.objects mk/libckptdelta.map
 	$(call say,LINK,$@)
 	@$(CC) -shared -Wl,-soname,libckptdelta.so.$(SOVERSION) -Wl,--version-script=mk/libckptdelta.map \
 	    $(if $(SANFLAGS),,-Wl$(comma)--no-undefined) $(CKD_LDFLAGS) -o $@ $(LIB_OBJ) $(CKD_LIBS)
 	@ln -sfn $(@F) $(B)/libckptdelta.so.$(SOVERSION)
 	@ln -sfn libckptdelta.so.$(SOVERSION) $(B)/libckptdelta.so
 
-$(B)/ckptdelta: $(CLI_OBJ) $(STATIC_LIB)
+$(B)/ckptdelta: $(CLI_OBJ) $(B)/.objects $(STATIC_LIB)
 	$(call say,LINK,$@)
 	@$(CC) $(CKD_LDFLAGS) -o $@ $(CLI_OBJ) $(STATIC_LIB) $(CKD_LIBS) $(JANSSON_LIBS)
 
-$(B)/train_gpt: $(EXAMPLE_OBJ) $(STATIC_LIB)
+$(B)/train_gpt: $(EXAMPLE_OBJ) $(B)/.objects $(STATIC_LIB)
 	$(call say,LINK,$@)
 	@$(CC) $(CKD_LDFLAGS) -o $@ $(EXAMPLE_OBJ) $(STATIC_LIB) $(CKD_LIBS)
 
 # Everything of the library with its internal names still visible: for tests and benchmarks, which look inside.
-$(B)/obj/internal.a: $(LIB_OBJ)
+$(B)/obj/internal.a: $(LIB_OBJ) $(B)/.objects
 	@rm -f $@ && $(AR) rcs $@ $(LIB_OBJ)
 
 $(BENCHES): $(B)/bench/%: $(B)/obj/bench/%.o $(BENCH_SUPPORT_OBJ) $(B)/obj/internal.a
@@ -80,7 +86,7 @@ $(B)/obj/%.cu.o: %.cu $(B)/.flags
 	@$(NVCC) $(NVCC_FLAGS) -I. -Iengine -MMD -MP -MF $(@:.o=.d) -c -o $@ $<
 
 # The CUDA runtime is linked statically and finds the driver itself: the backend loads, and says no, where none is.
-$(B)/libckptdelta_cuda.so: $(CUDA_OBJ) mk/libckptdelta.map
+$(B)/libckptdelta_cuda.so: $(CUDA_OBJ) $(B)/.objects mk/libckptdelta.map
 	$(call say,LINK,$@)
 	@$(NVCC) -shared -cudart static $(CUDA_ARCHS) -Xlinker -soname=libckptdelta_cuda.so \
 	    -Xlinker --version-script=mk/libckptdelta.map -Xlinker --as-needed -o $@ $(CUDA_OBJ) -lcublas
