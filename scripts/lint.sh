@@ -19,10 +19,10 @@ misc-redundant-expression,performance-*,\
 fi
 if command -v cppcheck >/dev/null 2>&1; then
     ran=yes
-    # It cannot parse every compound literal (internalAstError); that is no finding.
+    # It cannot parse every compound literal (internalAstError), and does not see what a call fills in (uninitStructMember).
     # shellcheck disable=SC2086
     cppcheck --quiet --std=c11 --enable=warning,performance,portability --inline-suppr --error-exitcode=1 \
-        --suppress=missingIncludeSystem --suppress=internalAstError $CKD_LINT_FLAGS "$@" || status=1
+        --suppress=missingIncludeSystem --suppress=internalAstError --suppress=uninitStructMember $CKD_LINT_FLAGS "$@" || status=1
 fi
 [ -n "$ran" ] || { echo "neither clang-tidy nor cppcheck is installed"; exit 1; }
 exit $status
