@@ -75,6 +75,8 @@ ckd_status dir_sync(const char *path, ckd_error *err);
 ckd_status file_publish_bytes(const char *path, const char *temp, const void *data, size_t size,
                               ckd_error *err);
 bool file_exists(const char *path);
+/* Its size without opening it (closing a file would drop SQLite's locks on it); 0 if it is not there. */
+uint64_t file_bytes(const char *path);
 
 /* Names in a directory (without . and ..), sorted by bytes. Release with dir_list_free. NOT_FOUND if it is absent. */
 typedef struct dir_list {

@@ -137,3 +137,8 @@ bool file_exists(const char *path) {
     struct stat st;
     return stat(path, &st) == 0;
 }
+
+uint64_t file_bytes(const char *path) {
+    struct stat st;
+    return stat(path, &st) == 0 && S_ISREG(st.st_mode) ? (uint64_t)st.st_size : 0;
+}

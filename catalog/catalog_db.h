@@ -173,8 +173,8 @@ ckd_status checkpoint_key(int64_t *key, catalog *c, const ckd_id *id, ckd_error 
 void *list_grow(void *array, size_t count, size_t *capacity, size_t size, ckd_error *err);
 
 /*
- * Geometry as text that a person can read: '[768, 3072]'. Shapes hold at most CKD_MAX_ELEMENTS elements.
- * the parser returns false where a shape is none; region_format where an end overflows.
+ * Geometry as text that a person can read, such as '[768, 3072]'; schema.sql has it all. shape_parse returns false for any
+ * other text (shape_elements says how many elements are too many), region_format where an end overflows.
  */
 enum { SHAPE_TEXT = 360, REGION_TEXT = 720 };
 void shape_format(char out[SHAPE_TEXT], uint32_t ndim, const uint64_t *shape);

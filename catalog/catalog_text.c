@@ -1,4 +1,4 @@
-/* What the catalog stores as text that a person reads: shapes and regions; and the names of runs. */
+/* What the catalog stores as text that a person reads: shapes and regions. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>

@@ -114,7 +114,10 @@ static ckd_status choose_tensors(content *c, const arguments *a, const ckd_tenso
         return cli_error(err, CKD_E_NOT_FOUND,
                          "no tensor of this checkpoint matches --tensor; ckptdelta show lists them");
     }
-    return safetensors_arrange(&c->data_size, c->tensors, c->count, err);
+    uint64_t data_size = 0;
+    ckd_status status = safetensors_arrange(&data_size, c->tensors, c->count, err);
+    c->data_size = data_size;
+    return status;
 }
 
 /* NULL if the checkpoint has none. */
@@ -136,9 +139,13 @@ static ckd_status prepare(content *c, const arguments *a, ckd_load *load, ckd_er
     if (status == CKD_OK) {
         status = load_metadata(&metadata, load, err);
     }
+    char *header = NULL;
+    size_t header_size = 0;
     if (status == CKD_OK) {
-        status = safetensors_format_header(&c->header, &c->header_size, c->tensors, c->count, metadata, err);
+        status = safetensors_format_header(&header, &header_size, c->tensors, c->count, metadata, err);
     }
+    c->header = header;
+    c->header_size = header_size;
     json_decref(metadata);
     return status;
 }

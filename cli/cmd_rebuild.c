@@ -50,10 +50,11 @@ int cmd_rebuild(int argc, char **argv) {
         status = tell(&options, &result, &err);
     }
     if (status == CKD_OK && result.skipped > 0) {
-        status = cli_error(
-            &err, CKD_E_CORRUPT,
-            "%" PRIu64 " damaged manifest%s left out of the new catalog; their checkpoints cannot be loaded",
-            result.skipped, result.skipped == 1 ? " was" : "s were");
+        status =
+            cli_error(&err, CKD_E_CORRUPT,
+                      "%" PRIu64 " damaged manifest%s left out of the new catalog; what %s cannot be loaded",
+                      result.skipped, result.skipped == 1 ? " was" : "s were",
+                      result.skipped == 1 ? "it names" : "they name");
     }
     return status == CKD_OK ? CLI_DONE : cli_fail(&err);
 }

@@ -44,12 +44,13 @@ static ckd_status print_json(const ckd_report *r, ckd_error *err) {
         cli_json_append(&by_checkpoint, cli_json_checkpoint(&r->by_checkpoint[i], &all));
     }
     return cli_json_print(
-        json_pack("{s:i, s:I, s:I, s:I, s:o, s:I, s:I, s:I, s:I, s:o, s:o, s:o}", "schema", 1, "checkpoints",
-                  (json_int_t)r->checkpoint_count, "raw_bytes", (json_int_t)r->raw_bytes, "stored_bytes",
-                  (json_int_t)r->stored_bytes, "ratio", cli_json_ratio(r->raw_bytes, r->stored_bytes),
-                  "chunk_bytes", (json_int_t)r->chunk_bytes, "manifest_bytes", (json_int_t)r->manifest_bytes,
-                  "catalog_bytes", (json_int_t)r->catalog_bytes, "other_bytes", (json_int_t)r->other_bytes,
-                  "by_run", json_usage(r->by_run, r->run_count, "run"), "by_role",
+        json_pack("{s:i, s:I, s:I, s:I, s:o, s:I, s:I, s:I, s:I, s:I, s:o, s:o, s:o}", "schema", 1,
+                  "checkpoints", (json_int_t)r->checkpoint_count, "raw_bytes", (json_int_t)r->raw_bytes,
+                  "stored_bytes", (json_int_t)r->stored_bytes, "ratio",
+                  cli_json_ratio(r->raw_bytes, r->stored_bytes), "chunk_bytes", (json_int_t)r->chunk_bytes,
+                  "manifest_bytes", (json_int_t)r->manifest_bytes, "catalog_bytes",
+                  (json_int_t)r->catalog_bytes, "ready_bytes", (json_int_t)r->ready_bytes, "other_bytes",
+                  (json_int_t)r->other_bytes, "by_run", json_usage(r->by_run, r->run_count, "run"), "by_role",
                   json_usage(r->by_role, r->role_count, "role"), "by_checkpoint", by_checkpoint),
         err);
 }
@@ -85,8 +86,9 @@ static ckd_status print_text(const ckd_report *r, bool verbose, ckd_error *err) 
     printf("%zu checkpoint%s: %s logical, %s stored, %s\n", r->checkpoint_count,
            r->checkpoint_count == 1 ? "" : "s", cli_text_size(r->raw_bytes).text,
            cli_text_size(r->stored_bytes).text, cli_text_ratio(r->raw_bytes, r->stored_bytes).text);
-    printf("stored: %s chunk files, %s manifests, %s catalog, %s other\n", cli_text_size(r->chunk_bytes).text,
-           cli_text_size(r->manifest_bytes).text, cli_text_size(r->catalog_bytes).text,
+    printf("stored: %s chunk files, %s manifests, %s catalog, %s copies kept ready, %s other\n",
+           cli_text_size(r->chunk_bytes).text, cli_text_size(r->manifest_bytes).text,
+           cli_text_size(r->catalog_bytes).text, cli_text_size(r->ready_bytes).text,
            cli_text_size(r->other_bytes).text);
     ckd_status status = print_usage(r->by_run, r->run_count, "RUN|>CHECKPOINTS|>LOGICAL|>STORED|>RATIO", err);
     if (status == CKD_OK) {

@@ -56,9 +56,9 @@ static const struct argp_option options_table[] = {
     {"fidelity", OPT_FIDELITY, "NAME", 0, "exact: bit for bit (default, and all this version has)", 4},
     {"codec", OPT_CODEC, "NAME", 0, "auto (default), zstd, lz4 or raw", 4},
     {"level", OPT_LEVEL, "N", 0, "Effort of zstd (1 to 19) or LZ4 (1 to 12)", 4},
-    {"max-load-cost", OPT_MAX_LOAD_COST, "X", 0, "No part of it may take longer to load than X bases (4)", 4},
+    {"max-load-cost", OPT_MAX_LOAD_COST, "X", 0, "It may not take longer to load than X bases (4)", 4},
     {"newest-load-cost", OPT_NEWEST_LOAD_COST, "X", 0,
-     "All of it may not take longer to load than X bases (2)", 4},
+     "The same as long as it is the newest of its run: what costs too much is kept ready (2)", 4},
     {0},
 };
 
@@ -67,7 +67,7 @@ static const char doc[] =
     "is committed until everything is on disk; a save that fails or is interrupted leaves no checkpoint."
     "\vExamples:\n"
     "  ckptdelta save ckpts --run gpt --step 100 step100.safetensors\n"
-    "  ckptdelta save ckpts --run gpt --step 200 model-*.safetensors optim.safetensors\n"
+    "  ckptdelta save ckpts --run gpt --step 200 model.safetensors opt.safetensors\n"
     "  ckptdelta save ckpts --run tuned --step 0 --parent gpt@200 tuned.safetensors\n"
     "  ckptdelta save ckpts --run gpt --step 300 --metric val_loss=2.71 \\\n"
     "      --role 'ema.*=other' step300.safetensors\n";
@@ -82,6 +82,7 @@ typedef struct arguments {
     cli_roles roles;
     char **files;
     size_t file_count;
+    cli_progress progress;
 } arguments;
 
 /* The number of `text` among names separated by '|'; -1 if it is none of them. */
@@ -348,11 +349,10 @@ static int save_inputs(arguments *a, cli_inputs *inputs) {
     if (cli_open_store(&store, &a->common, CKD_OPEN_CREATE, &err) != CKD_OK) {
         return cli_fail(&err);
     }
-    cli_progress progress;
-    cli_progress_begin(&progress, "saving", a->common.quiet);
+    cli_progress_begin(&a->progress, "saving", a->common.quiet);
     a->save.total_bytes = inputs->bytes;
     a->save.on_progress = cli_progress_update;
-    a->save.progress_context = &progress;
+    a->save.progress_context = &a->progress;
     cli_interrupt_catch();
     ckd_checkpoint before = {0}, info = {0};
     bool had = ckd_store_find(&before, store, a->save.run, a->save.step, NULL) == CKD_OK;
@@ -360,7 +360,7 @@ static int save_inputs(arguments *a, cli_inputs *inputs) {
     if (status == CKD_OK) {
         status = save_all(&info, store, &a->save, inputs, &err);
     }
-    cli_progress_end(&progress);
+    cli_progress_end(&a->progress);
     bool was_there = had && memcmp(&before.id, &info.id, sizeof(info.id)) == 0;
     int code = status == CKD_OK ? tell(a, &info, store, was_there) : cli_fail(&err);
     if (status == CKD_E_EXISTS) {

@@ -48,48 +48,81 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
     }
 }
 
-static bool is_damaged(const ckd_verify_result *result, const ckd_checkpoint *c) {
-    cli_place_text place = cli_place_of(c);
-    for (size_t i = 0; i < result->damage_count; i++) {
-        for (size_t j = 0; j < result->damage[i].checkpoint_count; j++) {
-            if (strcmp(result->damage[i].checkpoints[j], place.text) == 0) {
-                return true;
-            }
+/* What is left of the runs that have damage. A lost checkpoint may have fallen out of the catalog, too. */
+typedef struct survivors {
+    const char **lost; /* "RUN@STEP" of what cannot be loaded, sorted, each once; they belong to the result */
+    size_t lost_count;
+    /* The newest that is intact, of each run with damage, by name; they belong to the list. */
+    const ckd_checkpoint **newest;
+    size_t count;
+} survivors;
+
+static int by_text(const void *left, const void *right) {
+    return strcmp(*(const char *const *)left, *(const char *const *)right);
+}
+
+static ckd_status collect_lost(survivors *out, const ckd_verify_result *r, ckd_error *err) {
+    size_t total = 0, count = 0;
+    for (size_t i = 0; i < r->damage_count; i++) {
+        total += r->damage[i].checkpoint_count;
+    }
+    out->lost = calloc(total ? total : 1, sizeof(*out->lost));
+    if (!out->lost) {
+        return cli_error_nomem(err);
+    }
+    for (size_t i = 0; i < r->damage_count; i++) {
+        for (size_t j = 0; j < r->damage[i].checkpoint_count; j++) {
+            out->lost[count++] = r->damage[i].checkpoints[j];
+        }
+    }
+    qsort(out->lost, count, sizeof(*out->lost), by_text);
+    for (size_t i = 0; i < count; i++) {
+        if (i == 0 || strcmp(out->lost[i], out->lost[i - 1]) != 0) {
+            out->lost[out->lost_count++] = out->lost[i];
+        }
+    }
+    return CKD_OK;
+}
+
+static bool has_damage(const survivors *left, const char *run) {
+    size_t length = strlen(run);
+    for (size_t i = 0; i < left->lost_count; i++) {
+        if (strncmp(left->lost[i], run, length) == 0 && left->lost[i][length] == '@') {
+            return true;
         }
     }
     return false;
 }
 
-/* The newest intact checkpoint of each run that has damage, in the order of runs; all of them are in `all`. */
-typedef struct survivors {
-    const ckd_checkpoint **items;
-    size_t count;
-    size_t damaged; /* checkpoints that cannot be loaded */
-} survivors;
+/* Looks at the checkpoints of one run, from `begin` of the list on; returns where the next run begins. */
+static size_t find_newest(survivors *left, const ckd_checkpoint_list *all, size_t begin) {
+    const char *run = all->items[begin].run;
+    const ckd_checkpoint *newest = NULL;
+    size_t end = begin;
+    for (; end < all->count && strcmp(all->items[end].run, run) == 0; end++) {
+        cli_place_text place = cli_place_of(&all->items[end]);
+        const char *name = place.text;
+        if (!bsearch(&name, left->lost, left->lost_count, sizeof(*left->lost), by_text)) {
+            newest = &all->items[end];
+        }
+    }
+    if (newest && has_damage(left, run)) {
+        left->newest[left->count++] = newest;
+    }
+    return end;
+}
 
-static ckd_status find_intact(survivors *out, const ckd_verify_result *result, const ckd_checkpoint_list *all,
-                              ckd_error *err) {
-    *out = (survivors){.items = calloc(all->count ? all->count : 1, sizeof(*out->items))};
-    if (!out->items) {
+static ckd_status find_survivors(survivors *out, const ckd_verify_result *r, const ckd_checkpoint_list *all,
+                                 ckd_error *err) {
+    *out = (survivors){.newest = calloc(all->count ? all->count : 1, sizeof(*out->newest))};
+    if (!out->newest) {
         return cli_error_nomem(err);
     }
-    for (size_t i = 0; i < all->count;) {
-        const ckd_checkpoint *newest = NULL;
-        const char *run = all->items[i].run;
-        size_t damaged = 0;
-        for (; i < all->count && strcmp(all->items[i].run, run) == 0; i++) {
-            if (is_damaged(result, &all->items[i])) {
-                damaged++;
-            } else {
-                newest = &all->items[i];
-            }
-        }
-        if (damaged && newest) {
-            out->items[out->count++] = newest;
-        }
-        out->damaged += damaged;
+    ckd_status status = collect_lost(out, r, err);
+    for (size_t i = 0; i < all->count && status == CKD_OK;) {
+        i = find_newest(out, all, i);
     }
-    return CKD_OK;
+    return status;
 }
 
 /* -------------------------------------------------------------------------------------------------------- JSON */
@@ -109,13 +142,13 @@ static json_t *json_damage(const ckd_damage *d) {
                      checkpoints);
 }
 
-static ckd_status print_json(const ckd_verify_result *r, const survivors *intact, ckd_error *err) {
+static ckd_status print_json(const ckd_verify_result *r, const survivors *left, ckd_error *err) {
     json_t *damage = json_array(), *newest = json_array();
     for (size_t i = 0; i < r->damage_count; i++) {
         cli_json_append(&damage, json_damage(&r->damage[i]));
     }
-    for (size_t i = 0; i < intact->count; i++) {
-        cli_json_append(&newest, json_string(cli_place_of(intact->items[i]).text));
+    for (size_t i = 0; i < left->count; i++) {
+        cli_json_append(&newest, json_string(cli_place_of(left->newest[i]).text));
     }
     return cli_json_print(json_pack("{s:i, s:b, s:I, s:I, s:I, s:I, s:o, s:o}", "schema", 1, "ok",
                                     r->damage_count == 0, "checkpoints", (json_int_t)r->checkpoints, "files",
@@ -153,15 +186,15 @@ static void print_damage(const ckd_damage *d) {
     putchar('\n');
 }
 
-static void print_text(const ckd_verify_result *r, const survivors *intact, const arguments *a) {
+static void print_text(const ckd_verify_result *r, const survivors *left, const arguments *a) {
     for (size_t i = 0; i < r->damage_count; i++) {
         print_damage(&r->damage[i]);
     }
-    for (size_t i = 0; i < intact->count; i++) {
+    for (size_t i = 0; i < left->count; i++) {
         printf("the newest intact checkpoint of run %s is step %" PRIu64
                ": ckptdelta load %s --run %s --step %" PRIu64 " --out FILE\n",
-               intact->items[i]->run, intact->items[i]->step, a->common.store, intact->items[i]->run,
-               intact->items[i]->step);
+               left->newest[i]->run, left->newest[i]->step, a->common.store, left->newest[i]->run,
+               left->newest[i]->step);
     }
     printf("%s %" PRIu64 " checkpoints, %" PRIu64 " files, %" PRIu64 " blocks, %s: %s\n",
            a->quick ? "checked, decoding nothing," : "verified", r->checkpoints, r->files, r->blocks,
@@ -196,22 +229,23 @@ static ckd_status verify(ckd_verify_result **out, const arguments *a, ckd_store 
 static ckd_status tell(const arguments *a, const ckd_verify_result *result, ckd_store *store,
                        ckd_error *err) {
     ckd_checkpoint_list *all;
-    survivors intact = {0};
+    survivors left = {0};
     ckd_status status = ckd_store_list(&all, store, NULL, err);
     if (status == CKD_OK) {
-        status = find_intact(&intact, result, all, err);
+        status = find_survivors(&left, result, all, err);
     }
     if (status == CKD_OK && a->common.json) {
-        status = print_json(result, &intact, err);
+        status = print_json(result, &left, err);
     } else if (status == CKD_OK && cli_talks(&a->common)) {
-        print_text(result, &intact, a);
+        print_text(result, &left, a);
     }
     if (status == CKD_OK && result->damage_count > 0) {
-        status = cli_error(err, CKD_E_CORRUPT, "%zu place%s damaged; %zu of %zu checkpoints cannot be loaded",
-                           result->damage_count, result->damage_count == 1 ? " is" : "s are", intact.damaged,
-                           all->count);
+        status = cli_error(err, CKD_E_CORRUPT, "%zu place%s damaged; %zu checkpoint%s cannot be loaded",
+                           result->damage_count, result->damage_count == 1 ? " is" : "s are", left.lost_count,
+                           left.lost_count == 1 ? "" : "s");
     }
-    free(intact.items);
+    free(left.newest);
+    free(left.lost);
     ckd_checkpoint_list_free(all);
     return status;
 }

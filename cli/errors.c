@@ -15,8 +15,8 @@ static void copy_path(char *to, size_t room, const char *path) {
     snprintf(to, room, "%s", length < room ? path : path + (length - room + 1));
 }
 
-static void set(ckd_error *err, ckd_status status, const char *file, uint64_t offset, const char *format,
-                va_list args) {
+static CLI_PRINTF(5, 0) void set(ckd_error *err, ckd_status status, const char *file, uint64_t offset,
+                                 const char *format, va_list args) {
     memset(err, 0, sizeof(*err));
     err->status = status;
     err->offset = offset;

@@ -43,7 +43,7 @@ static void print_help(FILE *to) {
           "  ckptdelta list ckpts\n"
           "  ckptdelta load ckpts --step 100 --out restored.safetensors\n"
           "  ckptdelta report ckpts\n"
-          "The first creates the store ./ckpts, the second adds what changed since step 100.\n"
+          "The first creates the store ./ckpts, the second adds what has changed since.\n"
           "\n"
           "Exit status: 0 done, 1 failed, 2 wrong usage, 3 not found, 4 corrupt or\n"
           "unverifiable data.\n",

@@ -76,8 +76,11 @@ static ckd_status add_tensors(json_t *root, const safetensors_tensor *tensors, s
     return CKD_OK;
 }
 
-static ckd_status join(char **out, size_t *size, const char *json, ckd_error *err) {
-    size_t length = strlen(json), padded = (length + 7) / 8 * 8;
+static ckd_status dump(char **out, size_t *size, const json_t *root, ckd_error *err) {
+    size_t length = json_dumpb(root, NULL, 0, JSON_COMPACT), padded = (length + 7) / 8 * 8;
+    if (length == 0) {
+        return cli_error_nomem(err);
+    }
     if (padded > SAFETENSORS_HEADER_MAX) {
         return cli_error(
             err, CKD_E_UNSUPPORTED,
@@ -91,8 +94,11 @@ static ckd_status join(char **out, size_t *size, const char *json, ckd_error *er
     for (size_t i = 0; i < 8; i++) {
         bytes[i] = (char)(uint8_t)((uint64_t)padded >> (8 * i));
     }
-    memcpy(bytes + 8, json, length);
-    memset(bytes + 8 + length, ' ', padded - length);
+    memset(bytes + 8, ' ', padded);
+    if (json_dumpb(root, bytes + 8, length, JSON_COMPACT) != length) {
+        free(bytes);
+        return cli_error_nomem(err);
+    }
     *out = bytes;
     *size = 8 + padded;
     return CKD_OK;
@@ -109,9 +115,7 @@ ckd_status safetensors_format_header(char **out, size_t *size, const safetensors
     }
     ckd_status status = add_tensors(root, tensors, count, err);
     if (status == CKD_OK) {
-        char *json = json_dumps(root, JSON_COMPACT);
-        status = json ? join(out, size, json, err) : cli_error_nomem(err);
-        free(json);
+        status = dump(out, size, root, err);
     }
     json_decref(root);
     return status;

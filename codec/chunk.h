@@ -29,6 +29,8 @@ uint64_t chunk_writer_size(const chunk_writer *w);
  * The name is durable only once its directory has been synced.
  */
 ckd_status chunk_writer_finish(chunk_writer *w, hash128 *root, uint64_t *size, ckd_error *err);
+/* The same without making it durable: for copies that nothing depends on. */
+ckd_status chunk_writer_close(chunk_writer *w, ckd_error *err);
 void chunk_writer_abort(chunk_writer *w); /* removes the file; accepts NULL */
 
 /* ---- reading: all but open and close may be called by several threads ---- */

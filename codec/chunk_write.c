@@ -176,8 +176,30 @@ static ckd_status append_end(chunk_writer *w, hash128 *root, uint64_t *size, ckd
     if (status == CKD_OK) {
         *root = footer.root;
         *size = file_written(w->file);
-        status = file_sync(w->file, err);
     }
+    return status;
+}
+
+static ckd_status close_file(chunk_writer *w, ckd_error *err) {
+    ckd_status status = file_close(w->file, err);
+    w->file = NULL;
+    if (status != CKD_OK) {
+        file_remove(w->path, true, NULL); /* the first error is the one to tell */
+    }
+    return status;
+}
+
+ckd_status chunk_writer_close(chunk_writer *w, ckd_error *err) {
+    hash128 root;
+    uint64_t size;
+    ckd_status status = append_end(w, &root, &size, err);
+    if (status == CKD_OK) {
+        status = close_file(w, err);
+    }
+    if (status != CKD_OK) {
+        file_discard(w->file);
+    }
+    writer_free(w);
     return status;
 }
 
@@ -186,11 +208,10 @@ ckd_status chunk_writer_finish(chunk_writer *w, hash128 *root, uint64_t *size, c
     *size = 0;
     ckd_status status = append_end(w, root, size, err);
     if (status == CKD_OK) {
-        status = file_close(w->file, err);
-        w->file = NULL;
-        if (status != CKD_OK) {
-            file_remove(w->path, true, NULL); /* the first error is the one to tell */
-        }
+        status = file_sync(w->file, err);
+    }
+    if (status == CKD_OK) {
+        status = close_file(w, err);
     }
     if (status != CKD_OK) {
         file_discard(w->file);

@@ -17,10 +17,9 @@
 #endif
 
 #if defined(__x86_64__)
-#define CPU_AVX2 CPU_PLAIN __attribute__((target("avx2,bmi,bmi2,lzcnt")))
+#define CPU_AVX2 CPU_PLAIN __attribute__((target("avx2,bmi,bmi2")))
 static inline bool cpu_has_avx2(void) {
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi") &&
-           __builtin_cpu_supports("bmi2") && __builtin_cpu_supports("lzcnt");
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2");
 }
 #else
 #define CPU_AVX2 CPU_PLAIN

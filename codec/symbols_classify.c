@@ -18,11 +18,13 @@ CPU_INLINE uint8_t class_32(uint32_t u, unsigned bits, unsigned fine) {
     uint32_t sign = (uint32_t)(d >> 31);
     uint32_t magnitude = ((uint32_t)d ^ sign) - sign;
     float as_float = (float)(int32_t)(magnitude & ~(magnitude >> 8));
-    uint32_t size;
-    memcpy(&size, &as_float, 4);
-    size = (size >> (23 - fine)) - ((126 + fine) << fine);
-    size = magnitude >> fine ? size : magnitude;
-    uint32_t symbol = 2 * size - (size ? 1 : 0) - sign;
+    uint32_t exponent;
+    memcpy(&exponent, &as_float, 4);
+    int32_t size = (int32_t)(exponent >> (23 - fine)) - (int32_t)((126 + fine) << fine);
+    /* Below 2^fine the magnitude is the size, and the larger of both. Branches would keep the loop from being vectorised. */
+    int32_t small = (int32_t)(magnitude < 1u << fine ? magnitude : 1u << fine);
+    size = size > small ? size : small;
+    uint32_t symbol = 2 * (uint32_t)size - (uint32_t)(size < 1 ? size : 1) - sign;
     uint32_t changed = UINT32_C(0) - ((u ^ (uint32_t)d) >> (bits - 1) & 1);
     return (uint8_t)(symbol ^ changed);
 }

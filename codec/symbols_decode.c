@@ -57,7 +57,8 @@ static void build_states(symbols_workspace *w, unsigned width) {
 
 typedef struct bit_source {
     const uint8_t *from;
-    size_t at; /* bits below which nothing has been read */
+    size_t at;   /* bits below which nothing has been read */
+    size_t safe; /* a word read from here on down lies inside the payload */
     bool failed;
 } bit_source;
 
@@ -133,58 +134,77 @@ CPU_INLINE uint64_t lowest(uint64_t v, unsigned bits) {
     return v & ((UINT64_C(1) << bits) - 1);
 }
 
+/* One integer of up to 4 bytes: the state's entry, then one word that holds its state bits and low bits. */
+CPU_INLINE uint32_t step_narrow(uint32_t *state, size_t *at, const symbols_state *table,
+                                const uint8_t *from) {
+    const symbols_state *e = table + *state;
+    unsigned bits = e->bits, state_bits = e->state_bits;
+    *at -= bits;
+    uint64_t field = load_le64(from + (*at >> 3)) >> (*at & 7);
+    *state = e->next + (uint32_t)lowest(field, state_bits);
+    return e->base + (uint32_t)(lowest(field, bits) >> state_bits);
+}
+
+/* One of 8 bytes: up to 62 low bits need a second word. */
+CPU_INLINE uint64_t step_wide(uint32_t *state, size_t *at, const symbols_state_wide *table,
+                              const uint8_t *from) {
+    const symbols_state_wide *e = table + *state;
+    unsigned high_bits = e->low_bits > 32 ? e->low_bits - 32u : 0;
+    unsigned bits = e->low_bits - high_bits + e->state_bits;
+    *at -= high_bits;
+    uint64_t high = lowest(load_le64(from + (*at >> 3)) >> (*at & 7), high_bits);
+    *at -= bits;
+    uint64_t field = load_le64(from + (*at >> 3)) >> (*at & 7);
+    *state = e->next + (uint32_t)lowest(field, e->state_bits);
+    return e->base + (high << 32 | lowest(field, bits) >> e->state_bits);
+}
+
+/* The most bits that eight integers take. */
+#define FAST_BITS(width) (SYMBOLS_MAX_LANES * ((width) < 8 ? 32 + SYMBOLS_MAX_LOG : 64 + SYMBOLS_MAX_LOG))
+
 /*
- * Eight integers at a time, one for each lane, as long as the worst eight could not read below the payload's start (the
- * words loaded reach seven bytes below what is needed). Returns how many were decoded.
+ * Eight integers at a time, one for each lane, as long as the worst eight could not read below the payload's start.
+ * Starts where words can no longer reach beyond its end. Returns how many were decoded.
  */
-CPU_INLINE size_t decode_fast(bit_source *bits, uint32_t *states, const element_sink *to, unsigned width,
-                              bool contexts) {
+CPU_INLINE size_t decode_fast(bit_source *bits, uint32_t *states, const element_sink *to, size_t i,
+                              unsigned width, bool contexts) {
     uint32_t state[SYMBOLS_MAX_LANES];
     memcpy(state, states, sizeof(state));
-    const uint8_t *from = bits->from;
-    size_t at = bits->at, i = 0;
-    while (i + SYMBOLS_MAX_LANES <= to->n && at >= SYMBOLS_MAX_LANES * (width < 8 ? 56 : 88) + 64) {
+    const symbols_state *const restrict narrow = to->w->states.narrow;
+    const symbols_state_wide *const restrict wide = to->w->states.wide;
+    const uint32_t *const restrict offset = to->offset;
+    const uint8_t *const restrict context = to->context;
+    const uint8_t *const restrict from = bits->from;
+    uint8_t *const restrict values = to->values;
+    size_t at = bits->at, end = to->n;
+    for (; i + SYMBOLS_MAX_LANES <= end && at >= FAST_BITS(width); i += SYMBOLS_MAX_LANES) {
 #pragma GCC unroll 8
         for (unsigned j = 0; j < SYMBOLS_MAX_LANES; j++) {
-            size_t entry = (contexts ? to->offset[to->context[i + j]] : 0) + state[j];
-            uint64_t word = load_le64(from + (at >> 3) - 7);
-            unsigned above = (unsigned)(at & 7) + 56;
+            size_t table = contexts ? offset[context[i + j]] : 0;
             if (width < 8) {
-                const symbols_state *e = &to->w->states.narrow[entry];
-                uint64_t field = word >> ((above - e->bits) & 63);
-                state[j] = e->next + (uint32_t)lowest(field, e->state_bits);
-                store_integer(to->values, width, i + j, e->base + (lowest(field, e->bits) >> e->state_bits));
-                at -= e->bits;
+                store_integer(values, width, i + j, step_narrow(&state[j], &at, narrow + table, from));
             } else {
-                const symbols_state_wide *e = &to->w->states.wide[entry];
-                unsigned high_bits = e->low_bits > 32 ? e->low_bits - 32u : 0;
-                uint64_t high = lowest(word >> (above - high_bits), high_bits);
-                at -= high_bits;
-                word = load_le64(from + (at >> 3) - 7);
-                unsigned field_bits = e->low_bits - high_bits + e->state_bits;
-                uint64_t field = lowest(word >> ((unsigned)(at & 7) + 56 - field_bits), field_bits);
-                state[j] = e->next + (uint32_t)lowest(field, e->state_bits);
-                store_integer(to->values, width, i + j, e->base + (high << 32 | field >> e->state_bits));
-                at -= field_bits;
+                store_integer(values, width, i + j, step_wide(&state[j], &at, wide + table, from));
             }
         }
-        i += SYMBOLS_MAX_LANES;
     }
     memcpy(states, state, sizeof(state));
     bits->at = at;
     return i;
 }
 
-typedef size_t (*fast_loop)(bit_source *, uint32_t *, const element_sink *);
+typedef size_t (*fast_loop)(bit_source *, uint32_t *, const element_sink *, size_t);
 
-#define DEFINE_LOOPS(width)                                                                                  \
-    CPU_AVX2 static size_t fast_avx2_##width(bit_source *bits, uint32_t *states, const element_sink *to) {   \
-        return to->context ? decode_fast(bits, states, to, width, true)                                      \
-                           : decode_fast(bits, states, to, width, false);                                    \
-    }                                                                                                        \
-    CPU_PLAIN static size_t fast_plain_##width(bit_source *bits, uint32_t *states, const element_sink *to) { \
-        return to->context ? decode_fast(bits, states, to, width, true)                                      \
-                           : decode_fast(bits, states, to, width, false);                                    \
+#define DEFINE_LOOPS(width)                                                                                \
+    CPU_AVX2 static size_t fast_avx2_##width(bit_source *bits, uint32_t *states, const element_sink *to,   \
+                                             size_t i) {                                                   \
+        return to->context ? decode_fast(bits, states, to, i, width, true)                                 \
+                           : decode_fast(bits, states, to, i, width, false);                               \
+    }                                                                                                      \
+    CPU_PLAIN static size_t fast_plain_##width(bit_source *bits, uint32_t *states, const element_sink *to, \
+                                               size_t i) {                                                 \
+        return to->context ? decode_fast(bits, states, to, i, width, true)                                 \
+                           : decode_fast(bits, states, to, i, width, false);                               \
     }
 DEFINE_LOOPS(1)
 DEFINE_LOOPS(2)
@@ -211,7 +231,7 @@ static bool find_end(bit_source *bits, const uint8_t *payload, size_t size) {
         return false;
     }
     unsigned mark = 31u - (unsigned)__builtin_clz(payload[size - 1]);
-    *bits = (bit_source){payload, 8 * (size - 1) + mark, false};
+    *bits = (bit_source){payload, 8 * (size - 1) + mark, size > 8 ? 8 * (size - 8) : 0, false};
     return true;
 }
 
@@ -222,7 +242,13 @@ static bool decode_elements(const element_sink *to, const symbols_header *h, uns
     for (unsigned j = 0; j < lanes; j++) {
         states[j] = (uint32_t)source_get(bits, h->log);
     }
-    size_t i = lanes == SYMBOLS_MAX_LANES && !bits->failed ? loop_for(width)(bits, states, to) : 0;
+    size_t i = 0;
+    if (lanes == SYMBOLS_MAX_LANES) {
+        for (; i < to->n && !bits->failed && (bits->at > bits->safe || i % lanes); i++) {
+            decode_slowly(bits, &states[i % lanes], to, width, i);
+        }
+        i = bits->failed ? i : loop_for(width)(bits, states, to, i);
+    }
     for (; i < to->n && !bits->failed; i++) {
         decode_slowly(bits, &states[i % lanes], to, width, i);
     }

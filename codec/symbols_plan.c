@@ -22,41 +22,6 @@ void symbols_workspace_free(symbols_workspace *w) {
     free(w);
 }
 
-/* ---- histogram ---- */
-
-static void clear_histogram(symbols_histogram *h) {
-    for (unsigned c = 0; c < SYMBOLS_CONTEXTS; c++) {
-        if (h->seen[c]) {
-            memset(h->count[0][c], 0, sizeof(h->count[0][c]));
-            memset(h->count[1][c], 0, sizeof(h->count[1][c]));
-            h->seen[c] = false;
-        }
-    }
-}
-
-static void count_symbols(symbols_histogram *h, const uint8_t *symbols, const uint8_t *context, size_t n) {
-    clear_histogram(h);
-    size_t i = 0;
-    if (!context) {
-        h->seen[0] = n > 0;
-        for (; i + 2 <= n; i += 2) {
-            h->count[0][0][symbols[i]]++;
-            h->count[1][0][symbols[i + 1]]++;
-        }
-    } else {
-        for (; i + 2 <= n; i += 2) {
-            h->count[0][context[i]][symbols[i]]++;
-            h->count[1][context[i + 1]][symbols[i + 1]]++;
-            h->seen[context[i]] = h->seen[context[i + 1]] = true;
-        }
-    }
-    if (i < n) {
-        unsigned c = context ? context[i] : 0;
-        h->count[0][c][symbols[i]]++;
-        h->seen[c] = true;
-    }
-}
-
 /* ---- CLASS ---- */
 
 #define CENTRE_SAMPLES 512
@@ -118,7 +83,7 @@ static void plan_classes(symbols_workspace *w, symbols_slot *p, const void *valu
         h->table[t].centre = centre;
     }
     symbols_classify(p->symbols, p->width, values, centre, p->count);
-    count_symbols(&w->histogram, p->symbols, context, p->count);
+    symbols_count(&w->histogram, p->symbols, context, p->count);
     h->fine = finest(p->width);
     for (unsigned s = 0; s < SYMBOLS_ALPHABET; s++) {
         p->remap[s] = (uint8_t)s;
@@ -145,10 +110,8 @@ static double split_bits(const symbols_workspace *w, const uint32_t *counts, siz
 static unsigned choose_coarsening(symbols_workspace *w, uint64_t bias, unsigned low_bits, unsigned width,
                                   size_t n) {
     uint32_t counts[SYMBOLS_ALPHABET] = {0};
-    for (unsigned c = 0; c < SYMBOLS_CONTEXTS; c++) {
-        for (unsigned s = 0; w->histogram.seen[c] && s < SYMBOLS_ALPHABET; s++) {
-            counts[s] += w->histogram.count[0][c][s] + w->histogram.count[1][c][s];
-        }
+    for (unsigned c = w->histogram.first_context; c <= w->histogram.last_context; c++) {
+        symbols_counts_of(counts, &w->histogram, c);
     }
     double best = split_bits(w, counts, n, low_bits);
     unsigned chosen = 0;
@@ -172,19 +135,15 @@ static unsigned choose_coarsening(symbols_workspace *w, uint64_t bias, unsigned 
 
 /* Adds the counts of a split to those of the coarser one that they become. */
 static void coarsen_histogram(symbols_histogram *h, const uint8_t *remap) {
-    for (unsigned c = 0; c < SYMBOLS_CONTEXTS; c++) {
-        if (!h->seen[c]) {
-            continue;
-        }
-        uint32_t coarser[SYMBOLS_ALPHABET] = {0};
+    for (unsigned c = h->first_context; c <= h->last_context; c++) {
+        uint32_t fine[SYMBOLS_ALPHABET] = {0};
+        symbols_counts_of(fine, h, c);
+        uint32_t *coarse = h->count[0] + (size_t)c * SYMBOLS_ALPHABET;
+        memset(coarse, 0, sizeof(fine));
+        memset(h->count[1] + (size_t)c * SYMBOLS_ALPHABET, 0, sizeof(fine));
         for (unsigned s = 0; s < SYMBOLS_ALPHABET; s++) {
-            uint32_t count = h->count[0][c][s] + h->count[1][c][s];
-            if (count) {
-                coarser[remap[s]] += count;
-            }
+            coarse[remap[s]] += fine[s];
         }
-        memcpy(h->count[0][c], coarser, sizeof(coarser));
-        memset(h->count[1][c], 0, sizeof(coarser));
     }
 }
 
@@ -198,7 +157,7 @@ static void plan_split(symbols_workspace *w, symbols_slot *p, const void *values
     }
     uint64_t bias = low >> low_bits;
     symbols_split(p->symbols, p->width, values, low_bits, bias, p->count);
-    count_symbols(&w->histogram, p->symbols, context, p->count);
+    symbols_count(&w->histogram, p->symbols, context, p->count);
     unsigned coarser = choose_coarsening(w, bias, low_bits, p->width, p->count);
     for (unsigned s = 0; s < SYMBOLS_ALPHABET; s++) {
         p->remap[s] = (uint8_t)(((bias + s) >> coarser) - (bias >> coarser));

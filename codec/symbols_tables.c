@@ -38,20 +38,16 @@ static void measure_join(const symbols_workspace *w, group *g, const group *next
 
 static size_t collect(symbols_workspace *w, group *groups) {
     size_t count = 0;
-    for (unsigned c = 0; c < SYMBOLS_CONTEXTS; c++) {
-        if (!w->histogram.seen[c]) {
-            continue;
-        }
+    for (unsigned c = w->histogram.first_context; c <= w->histogram.last_context; c++) {
         group *g = &groups[count];
         uint32_t *row = w->merged[count];
-        g->total = 0;
-        for (unsigned s = 0; s < SYMBOLS_ALPHABET; s++) {
-            row[s] = w->histogram.count[0][c][s] + w->histogram.count[1][c][s];
-            g->total += row[s];
+        memset(row, 0, sizeof(w->merged[count]));
+        g->total = symbols_counts_of(row, &w->histogram, c);
+        if (g->total) {
+            g->row = (uint8_t)count++;
+            g->end = (uint8_t)c;
+            g->bits = bits_of(w, g->total, row, NULL);
         }
-        g->row = (uint8_t)count++;
-        g->end = (uint8_t)c;
-        g->bits = bits_of(w, g->total, row, NULL);
     }
     return count;
 }

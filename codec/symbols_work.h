@@ -15,10 +15,13 @@ typedef struct symbols_slot {
     uint8_t remap[SYMBOLS_ALPHABET];    /* SPLIT: from the finest split to the chosen one */
 } symbols_slot;
 
-/* How often each symbol occurs in each context. Two halves, so that equal neighbours do not wait for each other. */
+/*
+ * How often each symbol occurs in each context. In two halves, so that equal neighbours do not wait for each other. All
+ * zero but for the contexts first_context ... last_context.
+ */
 typedef struct symbols_histogram {
-    uint32_t count[2][SYMBOLS_CONTEXTS][SYMBOLS_ALPHABET];
-    bool seen[SYMBOLS_CONTEXTS]; /* contexts with counts; all others are zero */
+    uint32_t count[2][SYMBOLS_CONTEXTS * SYMBOLS_ALPHABET];
+    unsigned first_context, last_context;
 } symbols_histogram;
 
 /* A state of the decoder: what the symbol stands for, and where to go. */
@@ -73,7 +76,12 @@ void symbols_range(uint64_t *low, uint64_t *high, unsigned width, const void *va
 void symbols_split(uint8_t *symbols, unsigned width, const void *values, unsigned low_bits, uint64_t bias,
                    size_t n);
 
-/* ---- statistics (symbols_tables.c) ---- */
+/* ---- statistics (symbols_histogram.c, symbols_tables.c) ---- */
+
+/* Counts n symbols; context NULL: all in context 0. */
+void symbols_count(symbols_histogram *h, const uint8_t *symbols, const uint8_t *context, size_t n);
+/* Adds the counts of a context, 256 of them, to `to`; returns their sum. */
+uint32_t symbols_counts_of(uint32_t *to, const symbols_histogram *h, unsigned context);
 
 /* log2 of n, to about 1e-3; 0 for 0. */
 static inline float symbols_log2(const symbols_workspace *w, uint32_t n) {

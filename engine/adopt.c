@@ -69,17 +69,14 @@ ckd_status store_adopt(ckd_store *store, manifest *m, ckd_error *err) {
     uint32_t generation = m->checkpoint.generation;
     view *v;
     ckd_error why = {0};
-    ckd_status status = view_open(&v, store->path, m, CKD_E_CORRUPT, &why);
+    ckd_status status = view_open(&v, store, m, CKD_E_CORRUPT, &why);
     if (status == CKD_OK) {
         status = add_rows(store, &v->manifest, v, err);
         view_close(v);
         return status;
     }
-    if (status != CKD_E_CORRUPT && status != CKD_E_UNSUPPORTED) {
-        if (err) {
-            *err = why;
-        }
-        return status;
+    if (status != CKD_E_CORRUPT && status != CKD_E_UNSUPPORTED && status != CKD_E_IO) {
+        return err_from(err, status, &why);
     }
     store_message(store, "%s@%llu is listed without its tensors: %s (%s)", run, (unsigned long long)step,
                   why.message, why.file);

@@ -247,7 +247,7 @@ static ckd_status plan_delta(block_job *job, const coding_context *save, const t
     span mine = {tensor->region, job->first, job->count};
     ckd_status status =
         span_values(&job->decoder, save->views, save->parent, tensor->parent, &mine, previous, NULL, err);
-    if (status == CKD_E_CORRUPT || status == CKD_E_UNSUPPORTED) {
+    if (status == CKD_E_CORRUPT || status == CKD_E_UNSUPPORTED || status == CKD_E_IO) {
         job->parent_damaged = true; /* old damage must not cost the new state */
         return CKD_OK;
     }
@@ -306,7 +306,7 @@ ckd_status block_analyse(block_job *job, const coding_context *save, const tenso
     job->parent_block = tensor->parent ? matching_block(job, tensor) : NULL;
     if (raw >= MIN_COPY_BYTES && save->codec != CKD_CODEC_RAW &&
         (find_in_parent(job, save) || find_in_save(job, save, tensor))) {
-        return CKD_OK;
+        return job->depth > 0 ? plan_standalone(job, save, tensor, err) : CKD_OK;
     }
     status = plan_standalone(job, save, tensor, err);
     if (status != CKD_OK) {
@@ -328,32 +328,43 @@ static load_cost chain_with(const load_cost *parent, predictor p, const candidat
                        parent->work + decode_work(p, c->coding, width_of(tensor), raw, c->size)};
 }
 
-void block_decide(block_job *job, const tensor_context *tensor, load_budget *budget) {
-    if (!job->known) {
-        uint64_t raw = raw_size(job, tensor);
-        const load_cost nothing = {0, 0};
-        job->standalone.chain = chain_with(&nothing, PREDICT_NONE, &job->standalone, tensor, raw);
-        job->chosen = &job->standalone;
-        job->base = job->standalone.chain;
-        job->predictor = PREDICT_NONE;
-        job->depth = 0;
-        if (job->delta.available) {
-            job->delta.chain = chain_with(&job->parent_chain, PREDICT_PARENT, &job->delta, tensor, raw);
-            if (budget_allows_delta(budget, &job->delta.chain, &job->base, job->delta.size,
-                                    job->standalone.size)) {
-                job->chosen = &job->delta;
-                job->predictor = PREDICT_PARENT;
-                job->depth = job->parent_depth + 1;
-            }
-        }
-        job->chain = job->chosen->chain;
-    }
-    budget_add(budget, &job->chain, &job->base);
+/* A block that stays as it was is planned on its own only if its chain is long enough to want a ready copy. */
+static load_cost standalone_cost(const block_job *job, const tensor_context *tensor) {
+    const load_cost nothing = {0, 0};
+    return chain_with(&nothing, PREDICT_NONE, &job->standalone, tensor, raw_size(job, tensor));
 }
 
-ckd_status block_encode(block_job *job, const tensor_context *tensor, ckd_error *err) {
-    candidate *c = job->chosen;
-    if (!c || c->encoded || c->coding == CODING_RAW) {
+static void choose(block_job *job, const tensor_context *tensor, const load_budget *budget) {
+    job->standalone.chain = standalone_cost(job, tensor);
+    job->chosen = &job->standalone;
+    job->base = job->standalone.chain;
+    job->predictor = PREDICT_NONE;
+    job->depth = 0;
+    if (job->delta.available) {
+        job->delta.chain =
+            chain_with(&job->parent_chain, PREDICT_PARENT, &job->delta, tensor, raw_size(job, tensor));
+        if (budget_allows_delta(budget, &job->delta.chain, &job->base, job->delta.size,
+                                job->standalone.size)) {
+            job->chosen = &job->delta;
+            job->predictor = PREDICT_PARENT;
+            job->depth = job->parent_depth + 1;
+        }
+    }
+    job->chain = job->chosen->chain;
+}
+
+void block_decide(block_job *job, const tensor_context *tensor, load_budget *budget) {
+    if (!job->known) {
+        choose(job, tensor, budget);
+    }
+    job->keep_ready =
+        job->depth > 0 && job->standalone.available && budget_wants_ready(budget, &job->chain, &job->base);
+    load_cost ready = job->keep_ready ? standalone_cost(job, tensor) : job->chain;
+    budget_add(budget, &job->chain, &ready, &job->base);
+}
+
+static ckd_status encode_candidate(block_job *job, candidate *c, ckd_error *err) {
+    if (c->encoded || c->coding == CODING_RAW) {
         return CKD_OK; /* raw is written from the values themselves */
     }
     bool is_delta = c == &job->delta;
@@ -366,13 +377,18 @@ ckd_status block_encode(block_job *job, const tensor_context *tensor, ckd_error 
                                  is_delta ? job->residual.data : job->integers.data,
                                  is_delta ? job->context.data : NULL, job->count, to, capacity);
     if (size == 0) {
-        return err_in_tensor(err,
-                             err_set(err, CKD_E_INVALID,
-                                     "the symbol coder exceeded its own plan of %llu bytes",
-                                     (unsigned long long)c->size),
-                             tensor->tensor->name);
+        return err_set(err, CKD_E_INVALID, "the symbol coder exceeded its own plan of %llu bytes",
+                       (unsigned long long)c->size);
     }
     c->size = c->payload.size = size;
     c->encoded = true;
     return CKD_OK;
+}
+
+ckd_status block_encode(block_job *job, const tensor_context *tensor, ckd_error *err) {
+    ckd_status status = job->chosen ? encode_candidate(job, job->chosen, err) : CKD_OK;
+    if (status == CKD_OK && job->keep_ready) {
+        status = encode_candidate(job, &job->standalone, err);
+    }
+    return status == CKD_OK ? CKD_OK : err_in_tensor(err, status, tensor->tensor->name);
 }

@@ -2,9 +2,8 @@
  * Coding one block: find it elsewhere, else predict and compare sizes, else store it raw.
  *
  *   block_analyse  (parallel)  hash; same values known? else plan it on its own and as a delta on the parent
- *   block_decide   (in order)  the smallest that the load budget allows
- *   block_encode   (parallel)  the payload
- *
+ *   block_decide   (in order)  the smallest that the load budget allows *   block_encode   (parallel)  the payload, and that of the ready copy if one is to be kept
+*
  * Deciding in order makes the bytes written independent of the number of threads. Internal to engine/.
  */
 #ifndef ENGINE_BLOCK_CODER_H
@@ -63,6 +62,7 @@ typedef struct block_job {
     load_cost parent_chain;
     candidate standalone, delta;
     candidate *chosen; /* NULL if known */
+    bool keep_ready;   /* standalone is to be written as well, as a ready copy */
     uint64_t base_stored;
     bool parent_damaged; /* the parent's values could not be read: coded on its own instead */
 } block_job;

@@ -293,8 +293,8 @@ typedef struct ckd_save_options {
     ckd_on_duplicate on_duplicate;
     ckd_codec codec;
     int level;               /* of zstd (1 ... 19) or LZ4 (1 ... 12); 0: 3 for zstd, fast for LZ4 */
-    double max_load_cost;    /* bound on the cost of loading any part of it, in base loads; 0: 4 */
-    double newest_load_cost; /* bound on the cost of loading all of it; 0: 2 */
+    double max_load_cost;    /* bound on the cost of loading it, in base loads; 0: 4 */
+    double newest_load_cost; /* the same while it is its run's newest, by evictable copies; 0: 2 */
     uint32_t rank, world;    /* world 0: 1. Each rank saves its regions into a file of its own */
     ckd_id
         checkpoint_id; /* world > 1: the same for all ranks (ckd_id_new by the coordinator); zero: a new one */
@@ -466,7 +466,9 @@ typedef struct ckd_usage {
 typedef struct ckd_report {
     uint64_t raw_bytes;    /* what full copies of all checkpoints would take */
     uint64_t stored_bytes; /* apparent size of all files of the store; the sum of the parts below */
-    uint64_t chunk_bytes, manifest_bytes, catalog_bytes, other_bytes;
+    uint64_t chunk_bytes, manifest_bytes, catalog_bytes;
+    uint64_t ready_bytes; /* evictable copies that keep loading the newest checkpoint of each run cheap */
+    uint64_t other_bytes;
     size_t run_count, role_count, checkpoint_count;
     ckd_usage *by_run; /* stored: chunk files and manifests */
     ckd_usage *

@@ -14,7 +14,9 @@
 /* Estimates of size and time are not exact, and the bounds are promises: plan a little inside them. */
 #define MARGIN              0.92
 #define MIN_SAVING          0.03
-#define MIN_SAVING_PER_LOAD 0.02
+#define MIN_SAVING_PER_LOAD 0.015
+/* Decoding a delta takes longer than its bytes suggest: a part may cost that much more in time. */
+#define PART_WORK 2.0
 
 double decode_work(predictor p, coding c, size_t element_size, uint64_t raw_size, uint64_t stored_size) {
     double raw = (double)raw_size, work = WORK_VERIFY * raw;
@@ -55,8 +57,17 @@ static bool within(const load_cost *chain, const load_cost *base, double limit) 
     return chain->stored <= limit * base->stored && chain->work <= limit * base->work;
 }
 
+static load_cost sum(const load_cost *a, const load_cost *b, const load_cost *c) {
+    return (load_cost){a->stored + b->stored + c->stored, a->work + b->work + c->work};
+}
+
+static bool part_within(const load_budget *b, const load_cost *chain, const load_cost *base) {
+    return chain->stored <= MARGIN * b->limit * base->stored &&
+           chain->work <= MARGIN * PART_WORK * b->limit * base->work;
+}
+
 bool budget_allows_parent(const load_budget *b, const load_cost *parent, const load_cost *base) {
-    return within(parent, base, MARGIN * b->part_limit);
+    return part_within(b, parent, base);
 }
 
 bool budget_allows_delta(const load_budget *b, const load_cost *chain, const load_cost *base,
@@ -66,19 +77,27 @@ bool budget_allows_delta(const load_budget *b, const load_cost *chain, const loa
     if (saving < MIN_SAVING * (double)standalone_size || saving < MIN_SAVING_PER_LOAD * added) {
         return false;
     }
-    load_cost all_chain = {b->chain.stored + chain->stored + b->rest_chain.stored,
-                           b->chain.work + chain->work + b->rest_chain.work};
-    load_cost all_base = {b->base.stored + base->stored + b->rest_base.stored,
-                          b->base.work + base->work + b->rest_base.work};
-    return within(chain, base, MARGIN * b->part_limit) &&
-           within(&all_chain, &all_base, MARGIN * b->whole_limit);
+    load_cost all_chain = sum(&b->chain, chain, &b->rest_chain);
+    load_cost all_base = sum(&b->base, base, &b->rest_base);
+    return part_within(b, chain, base) && within(&all_chain, &all_base, MARGIN * b->limit);
 }
 
-void budget_add(load_budget *b, const load_cost *chain, const load_cost *base) {
-    b->chain.stored += chain->stored;
-    b->chain.work += chain->work;
-    b->base.stored += base->stored;
-    b->base.work += base->work;
+bool budget_wants_ready(const load_budget *b, const load_cost *chain, const load_cost *base) {
+    /* Whatever is still to come can be kept ready as well: it costs a base load at least. */
+    load_cost all_ready = sum(&b->ready, chain, &b->rest_base);
+    load_cost all_base = sum(&b->base, base, &b->rest_base);
+    return !within(&all_ready, &all_base, MARGIN * b->newest_limit);
+}
+
+static void add(load_cost *to, const load_cost *cost) {
+    to->stored += cost->stored;
+    to->work += cost->work;
+}
+
+void budget_add(load_budget *b, const load_cost *chain, const load_cost *ready, const load_cost *base) {
+    add(&b->chain, chain);
+    add(&b->ready, ready);
+    add(&b->base, base);
 }
 
 double budget_load_cost(const load_budget *b) {

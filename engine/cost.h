@@ -3,12 +3,15 @@
  * a base load is what an exact, standalone base of the same values would take. Both bytes and time are bounded.
  *
  * Decided here: a delta is taken only if
- *  - it saves at least 3 % of the block coded on its own, and 2 % of the bytes it adds to the block's load;
- *  - no block's chain costs more than max_load_cost (default 4) base loads, so no checkpoint, tensor or region does;
- *  - the whole checkpoint costs at most newest_load_cost (default 2) base loads, because every checkpoint is the newest once
- *    and a restart wants the newest. What is still to come is expected to cost what it cost in the parent.
+ *  - it saves at least 3 % of the block coded on its own, and 1.5 % of the bytes it adds to the block's load;
+ *  - the block's own chain stays below max_load_cost (default 4) base loads in bytes and twice that in time;
+ *  - the whole checkpoint costs at most max_load_cost base loads. What is still to come is expected to cost what it cost
+ *    in the parent.
  * When the budget is spent, the next blocks are coded on their own. They are cheap for the saves that follow, so chains of
  * different blocks end at different checkpoints and sizes stay even: there is no save that writes everything anew.
+ *
+ * A restart wants the newest checkpoint, and so does the next save. Blocks whose chains would make loading it cost more
+ * than newest_load_cost (default 2) base loads are written once more, on their own, as an evictable copy (ready.h).
  */
 #ifndef ENGINE_COST_H
 #define ENGINE_COST_H
@@ -33,17 +36,21 @@ load_cost base_cost(size_t element_size, uint64_t raw_size, uint64_t base_stored
 load_cost record_base(const record *r);
 
 typedef struct load_budget {
-    double part_limit, whole_limit;  /* in base loads */
+    double limit, newest_limit;      /* in base loads */
+    load_cost ready;                 /* of the blocks decided so far, with their ready copies */
     load_cost chain, base;           /* of the blocks decided so far */
     load_cost rest_chain, rest_base; /* expected of those still to come */
 } load_budget;
 
 /* Could any delta on a parent with this chain stay within the bound for a part? */
 bool budget_allows_parent(const load_budget *b, const load_cost *parent, const load_cost *base);
+/* Must this block be kept ready, for the newest checkpoint to stay within its bound? */
+bool budget_wants_ready(const load_budget *b, const load_cost *chain, const load_cost *base);
 /* Is this delta (its chain cost, its own size) worth it and within the bounds? */
 bool budget_allows_delta(const load_budget *b, const load_cost *chain, const load_cost *base,
                          uint64_t delta_size, uint64_t standalone_size);
-void budget_add(load_budget *b, const load_cost *chain, const load_cost *base);
+/* ready: what loading the block costs while its checkpoint is the newest. */
+void budget_add(load_budget *b, const load_cost *chain, const load_cost *ready, const load_cost *base);
 /* chain / base, the larger of bytes and time; 1 if there is nothing to load. */
 double budget_load_cost(const load_budget *b);
 

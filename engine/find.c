@@ -13,10 +13,16 @@ static void list_runs(char *text, size_t room, const catalog_names *runs) {
     }
 }
 
+typedef struct find_question {
+    ckd_checkpoint *out;
+    const char *run;
+    uint64_t step;
+} find_question;
+
 /* The run asked for, or the only one there is. */
-static ckd_status resolve_run(char out[CKD_RUN_MAX + 1], ckd_store *store, const char *run, ckd_error *err) {
+static ckd_status resolve_run(char out[CKD_RUN_MAX + 1], catalog *c, const char *run, ckd_error *err) {
     catalog_names runs;
-    ckd_status status = catalog_runs(&runs, store->catalog, err);
+    ckd_status status = catalog_runs(&runs, c, err);
     if (status != CKD_OK) {
         return status;
     }
@@ -40,33 +46,33 @@ static ckd_status resolve_run(char out[CKD_RUN_MAX + 1], ckd_store *store, const
     return status;
 }
 
-static ckd_status find_locked(ckd_checkpoint *out, ckd_store *store, const char *run, uint64_t step,
-                              ckd_error *err) {
+static ckd_status ask_find(void *context, catalog *c, ckd_error *err) {
+    const find_question *q = context;
     char name[CKD_RUN_MAX + 1];
-    ckd_status status = resolve_run(name, store, run, err);
+    ckd_status status = resolve_run(name, c, q->run, err);
     if (status != CKD_OK) {
         return status;
     }
     ckd_checkpoint newest;
-    status = catalog_newest(&newest, store->catalog, name, UINT64_MAX, err);
-    if (status != CKD_OK || step == CKD_LATEST) {
-        *out = newest;
+    status = catalog_newest(&newest, c, name, UINT64_MAX, err);
+    if (status == CKD_OK && q->step == CKD_LATEST) {
+        *q->out = newest;
+    }
+    if (status != CKD_OK || q->step == CKD_LATEST) {
         return status;
     }
-    status = catalog_find(out, store->catalog, name, step, err);
+    status = catalog_find(q->out, c, name, q->step, err);
     if (status == CKD_E_NOT_FOUND) {
         status = err_set(err, CKD_E_NOT_FOUND, "run '%s' has no checkpoint at step %llu; its newest is %llu",
-                         name, (unsigned long long)step, (unsigned long long)newest.step);
+                         name, (unsigned long long)q->step, (unsigned long long)newest.step);
     }
     return status;
 }
 
 ckd_status store_find(ckd_checkpoint *out, ckd_store *store, const char *run, uint64_t step, ckd_error *err) {
     memset(out, 0, sizeof(*out));
-    pthread_mutex_lock(&store->mutex);
-    ckd_status status = find_locked(out, store, run, step, err);
-    pthread_mutex_unlock(&store->mutex);
-    return status;
+    find_question q = {out, run, step};
+    return store_ask(store, ask_find, &q, err);
 }
 
 ckd_status ckd_store_find(ckd_checkpoint *out, ckd_store *store, const char *run, uint64_t step,
@@ -74,11 +80,20 @@ ckd_status ckd_store_find(ckd_checkpoint *out, ckd_store *store, const char *run
     return store_find(out, store, run, step, err);
 }
 
+typedef struct id_question {
+    void *out;
+    const ckd_id *id;
+} id_question;
+
+static ckd_status ask_find_id(void *context, catalog *c, ckd_error *err) {
+    const id_question *q = context;
+    return catalog_find_id(q->out, c, q->id, err);
+}
+
 ckd_status store_find_id(ckd_checkpoint *out, ckd_store *store, const ckd_id *id, ckd_error *err) {
     memset(out, 0, sizeof(*out));
-    pthread_mutex_lock(&store->mutex);
-    ckd_status status = catalog_find_id(out, store->catalog, id, err);
-    pthread_mutex_unlock(&store->mutex);
+    id_question q = {out, id};
+    ckd_status status = store_ask(store, ask_find_id, &q, err);
     if (status == CKD_E_NOT_FOUND) {
         char hex[CKD_ID_TEXT];
         ckd_id_text(hex, id);
@@ -87,15 +102,34 @@ ckd_status store_find_id(ckd_checkpoint *out, ckd_store *store, const ckd_id *id
     return status;
 }
 
+typedef struct list_question {
+    ckd_checkpoint_list *out;
+    const char *run;
+} list_question;
+
+static ckd_status ask_list(void *context, catalog *c, ckd_error *err) {
+    const list_question *q = context;
+    return catalog_list(q->out, c, q->run, err);
+}
+
+ckd_status store_list(ckd_checkpoint_list *out, ckd_store *store, const char *run, ckd_error *err) {
+    memset(out, 0, sizeof(*out));
+    list_question q = {out, run};
+    return store_ask(store, ask_list, &q, err);
+}
+
+static ckd_status ask_tensors(void *context, catalog *c, ckd_error *err) {
+    const id_question *q = context;
+    return catalog_tensors(q->out, c, q->id, err);
+}
+
 ckd_status ckd_store_list(ckd_checkpoint_list **out, ckd_store *store, const char *run, ckd_error *err) {
     *out = NULL;
     ckd_checkpoint_list *list = calloc(1, sizeof(*list));
     if (!list) {
         return err_nomem(err, sizeof(*list), "a list");
     }
-    pthread_mutex_lock(&store->mutex);
-    ckd_status status = catalog_list(list, store->catalog, run, err);
-    pthread_mutex_unlock(&store->mutex);
+    ckd_status status = store_list(list, store, run, err);
     if (status != CKD_OK) {
         free(list);
         return status;
@@ -118,9 +152,8 @@ ckd_status ckd_store_tensors(ckd_tensor_list **out, ckd_store *store, const ckd_
     if (!list) {
         return err_nomem(err, sizeof(*list), "a list");
     }
-    pthread_mutex_lock(&store->mutex);
-    ckd_status status = catalog_tensors(list, store->catalog, checkpoint, err);
-    pthread_mutex_unlock(&store->mutex);
+    id_question q = {list, checkpoint};
+    ckd_status status = store_ask(store, ask_tensors, &q, err);
     if (status != CKD_OK) {
         free(list);
         return status;

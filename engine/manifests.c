@@ -91,6 +91,35 @@ ckd_status manifests_read(manifest_list *out, const ckd_store *store, ckd_error 
     return status;
 }
 
+ckd_status manifests_new_generation(uint32_t *out, const ckd_store *store, const char *run, uint64_t step,
+                                    ckd_error *err) {
+    manifest_list manifests, tombstones = {0};
+    *out = 0;
+    ckd_status status = manifests_read(&manifests, store, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    for (size_t i = 0; i < manifests.count && status == CKD_OK; i++) {
+        if (manifests.items[i].step == step && strcmp(manifests.items[i].run, run) == 0) {
+            status = err_set(err, CKD_E_EXISTS, "there is a manifest of %s@%llu already", run,
+                             (unsigned long long)step);
+        }
+    }
+    manifests_free(&manifests);
+    if (status == CKD_OK) {
+        status = read_names(&tombstones, store, DIR_TOMBSTONES, err);
+        status = status == CKD_E_NOT_FOUND ? CKD_OK : status;
+    }
+    for (size_t i = 0; i < tombstones.count && status == CKD_OK; i++) {
+        const manifest_name *t = &tombstones.items[i];
+        if (t->step == step && strcmp(t->run, run) == 0 && t->generation >= *out) {
+            *out = t->generation + 1;
+        }
+    }
+    manifests_free(&tombstones);
+    return status;
+}
+
 void manifests_free(manifest_list *list) {
     free(list->items);
     memset(list, 0, sizeof(*list));

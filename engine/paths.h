@@ -16,6 +16,7 @@ typedef struct pathname {
 #define DIR_MANIFESTS     "data/m"
 #define DIR_INTENTS       "data/i"
 #define DIR_TOMBSTONES    "data/t"
+#define DIR_READY         "data/k"
 #define DIR_NOTES         "data/n"
 #define FILE_IDENTITY     "data/store"
 #define FILE_PUBLISH_LOCK "data/lock"

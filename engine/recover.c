@@ -27,8 +27,12 @@ static ckd_status add_named(named_files *named, const manifest *m, ckd_error *er
 }
 
 static ckd_status read_named(named_files *named, const ckd_store *store, ckd_error *err) {
-    manifest_list list;
-    ckd_status status = manifests_read(&list, store, err);
+    manifest_list list = {0};
+    /* A manifest whose writer died before it was durable counts from now on, so no power cut may take it away. */
+    ckd_status status = dir_sync(path_in(store->path, DIR_MANIFESTS).text, err);
+    if (status == CKD_OK) {
+        status = manifests_read(&list, store, err);
+    }
     for (size_t i = 0; i < list.count && status == CKD_OK; i++) {
         manifest m;
         ckd_error why = {0};
@@ -61,11 +65,8 @@ static ckd_status clean_intent(const ckd_store *store, const char *intent_path, 
     ckd_status status = CKD_OK;
     for (size_t i = 0; i < dead->file_count && status == CKD_OK; i++) {
         const ckd_id *id = &dead->files[i].id;
-        if (is_named(named, id)) {
-            continue;
-        }
         status = file_remove(path_chunk(store->path, id, ".tmp").text, true, err);
-        if (status == CKD_OK) {
+        if (status == CKD_OK && !is_named(named, id)) {
             status = file_remove(path_chunk(store->path, id, "").text, true, err);
         }
     }

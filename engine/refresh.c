@@ -1,30 +1,21 @@
-/* Keeping the catalog in step with the manifests, which are the truth. */
+/* Bringing a catalog in step with the manifests, which are the truth. */
 #include <stdlib.h>
 
 #include "engine/store.h"
 
-/* Adopts the highest valid generation among items[0 ... count - 1], which name the same checkpoint. */
-static ckd_status adopt_newest(ckd_store *store, const manifest_name *items, size_t count, ckd_error *err) {
-    for (size_t i = 0; i < count; i++) {
-        ckd_error why = {0};
-        manifest m;
-        ckd_status status =
-            store_read_manifest(&m, store, items[i].run, items[i].step, items[i].generation, &why);
-        if (status == CKD_OK) {
-            return store_adopt(store, &m, err);
-        }
-        if (status != CKD_E_CORRUPT && status != CKD_E_UNSUPPORTED && status != CKD_E_NOT_FOUND) {
-            if (err) {
-                *err = why;
-            }
-            return status;
-        }
-        store->manifests_skipped++;
-        store_message(store, "manifest %s.%llu.%u is not used: %s", items[i].run,
-                      (unsigned long long)items[i].step, (unsigned)items[i].generation, why.message);
-    }
-    return CKD_OK;
-}
+/* One (run, step) of either side: its manifests, newest generation first, and what the catalog has of it. */
+typedef struct pairing {
+    const manifest_name *items;
+    size_t count;                /* 0: no manifest counts */
+    const ckd_checkpoint *known; /* NULL: not in the catalog */
+} pairing;
+
+/* Both lists are sorted by run and step. */
+typedef struct cursor {
+    const manifest_list *manifests;
+    const ckd_checkpoint_list *known;
+    size_t manifest, checkpoint;
+} cursor;
 
 static size_t generations(const manifest_list *list, size_t first) {
     size_t end = first + 1;
@@ -39,52 +30,100 @@ static int compare_names(const manifest_name *a, const ckd_checkpoint *b) {
     return order ? order : a->step < b->step ? -1 : a->step > b->step;
 }
 
-/* Merges the sorted manifests with the sorted catalog. With `apply` 0 only tells whether they differ. */
-static ckd_status merge(ckd_store *store, const manifest_list *manifests, const ckd_checkpoint_list *known,
-                        bool apply, bool *differ, ckd_error *err) {
-    size_t k = 0;
-    for (size_t i = 0; i < manifests->count;) {
-        size_t count = generations(manifests, i);
-        while (k < known->count && compare_names(&manifests->items[i], &known->items[k]) > 0) {
-            *differ = true;
-            ckd_status status =
-                apply ? catalog_remove(store->catalog, known->items[k].run, known->items[k].step, err)
-                      : CKD_OK;
-            if (status != CKD_OK) {
-                return status;
-            }
-            k++;
-        }
-        bool here = k < known->count && compare_names(&manifests->items[i], &known->items[k]) == 0;
-        if (!here || known->items[k].generation != manifests->items[i].generation) {
-            *differ = true;
-            ckd_status status = apply ? adopt_newest(store, &manifests->items[i], count, err) : CKD_OK;
-            if (status != CKD_OK) {
-                return status;
-            }
-        }
-        k += here;
-        i += count;
+static bool next_pairing(pairing *out, cursor *c) {
+    *out = (pairing){0};
+    bool has_manifest = c->manifest < c->manifests->count, has_known = c->checkpoint < c->known->count;
+    int order = !has_manifest ? 1
+                : !has_known
+                    ? -1
+                    : compare_names(&c->manifests->items[c->manifest], &c->known->items[c->checkpoint]);
+    if (has_manifest && order <= 0) {
+        out->items = &c->manifests->items[c->manifest];
+        out->count = generations(c->manifests, c->manifest);
+        c->manifest += out->count;
     }
-    for (; k < known->count; k++) {
-        *differ = true;
-        ckd_status status =
-            apply ? catalog_remove(store->catalog, known->items[k].run, known->items[k].step, err) : CKD_OK;
-        if (status != CKD_OK) {
-            return status;
+    if (has_known && order >= 0) {
+        out->known = &c->known->items[c->checkpoint++];
+    }
+    return has_manifest || has_known;
+}
+
+static bool agrees(const pairing *p) {
+    return p->count && p->known && p->known->generation == p->items[0].generation;
+}
+
+/* Removes the row unless catalog_add can replace it, which keeps its timings. */
+static ckd_status make_room(ckd_store *store, const ckd_checkpoint *known, const ckd_checkpoint *next,
+                            ckd_error *err) {
+    bool replaceable = !known || (known->generation < next->generation && id_equal(&known->id, &next->id));
+    return replaceable ? CKD_OK : catalog_remove(store->catalog, known->run, known->step, err);
+}
+
+static void skip(ckd_store *store, const manifest_name *name, const ckd_error *why) {
+    store->manifests_skipped++;
+    store_message(store, "manifest %s.%llu.%u is not used: %s", name->run, (unsigned long long)name->step,
+                  (unsigned)name->generation, why->message);
+}
+
+/* A manifest that cannot be read is no reason not to list the others. */
+static bool may_be_skipped(ckd_status status) {
+    return status == CKD_E_CORRUPT || status == CKD_E_UNSUPPORTED || status == CKD_E_NOT_FOUND ||
+           status == CKD_E_IO;
+}
+
+/* Adopts the highest valid generation. None: the checkpoint is not listed. */
+static ckd_status adopt_newest(ckd_store *store, const pairing *p, ckd_error *err) {
+    for (size_t i = 0; i < p->count; i++) {
+        const manifest_name *name = &p->items[i];
+        ckd_error why = {0};
+        manifest m;
+        ckd_status status = store_read_manifest(&m, store, name->run, name->step, name->generation, &why);
+        if (status != CKD_OK && !may_be_skipped(status)) {
+            return err_from(err, status, &why);
         }
+        if (status == CKD_OK) {
+            status = make_room(store, p->known, &m.checkpoint, err);
+            if (status != CKD_OK) {
+                manifest_free(&m);
+                return status;
+            }
+            status = store_adopt(store, &m, &why);
+            /* Contradicts itself, or has the id of another one: whoever wrote it, the rest of the store is not to suffer. */
+            if (status != CKD_E_INVALID && status != CKD_E_EXISTS) {
+                return err_from(err, status, &why);
+            }
+        }
+        skip(store, name, &why);
     }
     return CKD_OK;
 }
 
+static ckd_status apply(ckd_store *store, const manifest_list *manifests, const ckd_checkpoint_list *known,
+                        ckd_error *err) {
+    pairing p;
+    cursor c = {manifests, known, 0, 0};
+    ckd_status status = CKD_OK;
+    while (status == CKD_OK && next_pairing(&p, &c)) { /* first: an id may have moved to another name */
+        if (p.count == 0) {
+            status = catalog_remove(store->catalog, p.known->run, p.known->step, err);
+        }
+    }
+    c = (cursor){manifests, known, 0, 0};
+    while (status == CKD_OK && next_pairing(&p, &c)) {
+        if (p.count && !agrees(&p)) {
+            status = adopt_newest(store, &p, err);
+        }
+    }
+    return status;
+}
+
 static ckd_status apply_in_transaction(ckd_store *store, const manifest_list *manifests,
                                        const ckd_checkpoint_list *known, ckd_error *err) {
-    bool differ = false;
     ckd_status status = catalog_begin(store->catalog, err);
     if (status != CKD_OK) {
         return status;
     }
-    status = merge(store, manifests, known, true, &differ, err);
+    status = apply(store, manifests, known, err);
     if (status != CKD_OK) {
         catalog_rollback(store->catalog);
         return status;
@@ -92,105 +131,44 @@ static ckd_status apply_in_transaction(ckd_store *store, const manifest_list *ma
     return catalog_commit(store->catalog, err);
 }
 
-/* A reader may not change the file: it works on a catalog of its own, in memory. */
-static ckd_status use_memory(ckd_store *store, ckd_error *err) {
-    catalog_close(store->catalog);
-    store->catalog = NULL;
-    return catalog_open(&store->catalog, NULL, CATALOG_MEMORY, &store->id, store->options.lock_timeout_ms,
-                        err);
+static bool all_agree(const manifest_list *manifests, const ckd_checkpoint_list *known) {
+    pairing p;
+    cursor c = {manifests, known, 0, 0};
+    bool agree = true;
+    while (agree && next_pairing(&p, &c)) {
+        agree = agrees(&p);
+    }
+    return agree;
 }
 
-ckd_status store_refresh(ckd_store *store, ckd_error *err) {
-    manifest_list manifests;
-    ckd_status status = manifests_read(&manifests, store, err);
-    if (status != CKD_OK) {
-        return status;
-    }
+/* The manifests are listed; what a writer's catalog says is durable, also where the writer of a manifest died before. */
+static ckd_status merge(merge_result *result, ckd_store *store, const manifest_list *manifests,
+                        ckd_error *err) {
     ckd_checkpoint_list known = {0};
-    bool differ = false;
-    status = catalog_list(&known, store->catalog, NULL, err);
-    if (status == CKD_OK) {
-        status = merge(store, &manifests, &known, false, &differ, err);
-    }
-    if (status == CKD_OK && differ && store->mode == CKD_OPEN_READ) {
-        catalog_list_free(&known);
-        status = use_memory(store, err);
-    }
-    if (status == CKD_OK && differ) {
-        status = apply_in_transaction(store, &manifests, &known, err);
+    ckd_status status = catalog_list(&known, store->catalog, NULL, err);
+    result->catalog_failed = status != CKD_OK;
+    if (status == CKD_OK && !all_agree(manifests, &known)) {
+        bool durable = store->mode != CKD_OPEN_READ;
+        result->behind = !durable && !store->catalog_in_memory;
+        if (durable) {
+            status = dir_sync(path_in(store->path, DIR_MANIFESTS).text, err);
+        }
+        if (status == CKD_OK && !result->behind) {
+            status = apply_in_transaction(store, manifests, &known, err);
+            result->catalog_failed = status != CKD_OK;
+        }
     }
     catalog_list_free(&known);
-    manifests_free(&manifests);
     return status;
 }
 
-static bool replaceable(ckd_status status) {
-    return status == CKD_E_CORRUPT || status == CKD_E_NOT_FOUND;
-}
-
-static ckd_status open_for_reading(ckd_store *store, ckd_error *err) {
-    pathname p = path_in(store->path, FILE_CATALOG);
-    ckd_error why = {0};
-    ckd_status status =
-        catalog_open(&store->catalog, p.text, CATALOG_READ, &store->id, store->options.lock_timeout_ms, &why);
+ckd_status store_merge(merge_result *result, ckd_store *store, ckd_error *err) {
+    *result = (merge_result){0};
+    manifest_list manifests;
+    ckd_status status = manifests_read(&manifests, store, err);
     if (status == CKD_OK) {
-        status = store_refresh(store, &why);
-    }
-    if (status == CKD_OK || status == CKD_E_NOMEM) {
-        if (err && status != CKD_OK) {
-            *err = why;
-        }
-        return status;
-    }
-    /* Missing, damaged, newer, locked, or with a journal that only a writer may roll back: the manifests know it all. */
-    if (status != CKD_E_NOT_FOUND) {
-        store_message(store, "the catalog is not used, the manifests are read instead: %s", why.message);
-    }
-    status = use_memory(store, err);
-    return status == CKD_OK ? store_refresh(store, err) : status;
-}
-
-ckd_status store_renew_catalog(ckd_store *store, ckd_error *err) {
-    pathname p = path_in(store->path, FILE_CATALOG), old = path_in(store->path, FILE_CATALOG ".old");
-    pathname journal = path_in(store->path, FILE_CATALOG "-journal");
-    /* The journal first: it must never be applied to the new file. */
-    ckd_status status = file_remove(journal.text, true, err);
-    if (status == CKD_OK && file_exists(p.text)) {
-        status = file_replace(p.text, old.text, err);
-    }
-    if (status == CKD_OK) {
-        status = dir_sync(store->path, err);
-    }
-    if (status == CKD_OK) {
-        status = catalog_open(&store->catalog, p.text, CATALOG_WRITE, &store->id,
-                              store->options.lock_timeout_ms, err);
-    }
-    return status == CKD_OK ? store_refresh(store, err) : status;
-}
-
-ckd_status store_open_catalog(ckd_store *store, ckd_error *err) {
-    if (store->mode == CKD_OPEN_READ) {
-        return open_for_reading(store, err);
-    }
-    pathname p = path_in(store->path, FILE_CATALOG);
-    ckd_error why = {0};
-    ckd_status status = catalog_open(&store->catalog, p.text, CATALOG_WRITE, &store->id,
-                                     store->options.lock_timeout_ms, &why);
-    if (status == CKD_OK) {
-        status = store_refresh(store, &why);
-    }
-    if (replaceable(status)) {
-        store_message(
-            store,
-            "the catalog is damaged (%s); making it anew from the manifests, the old one is kept as " FILE_CATALOG
-            ".old",
-            why.message);
-        catalog_close(store->catalog);
-        store->catalog = NULL;
-        return store_renew_catalog(store, err);
-    }
-    if (status != CKD_OK && err) {
-        *err = why;
+        status = merge(result, store, &manifests, err);
+        manifests_free(&manifests);
     }
     return status;
 }

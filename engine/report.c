@@ -6,17 +6,6 @@
 
 #define ROLE_ROWS 8
 
-/* 0 for a file that is not there. */
-static uint64_t file_bytes(const char *path) {
-    file_reader *f;
-    uint64_t size = 0;
-    if (file_open_read(&f, path, NULL) == CKD_OK) {
-        size = file_size(f);
-        file_close_read(f);
-    }
-    return size;
-}
-
 static ckd_status file_sizes(ckd_report *r, const ckd_store *store, ckd_error *err) {
     ckd_status status = dir_bytes(&r->stored_bytes, store->path, err);
     if (status == CKD_OK) {
@@ -25,30 +14,51 @@ static ckd_status file_sizes(ckd_report *r, const ckd_store *store, ckd_error *e
     if (status == CKD_OK) {
         status = dir_bytes(&r->manifest_bytes, path_in(store->path, DIR_MANIFESTS).text, err);
     }
+    if (status == CKD_OK) {
+        status = dir_bytes(&r->ready_bytes, path_in(store->path, DIR_READY).text, err);
+        status = status == CKD_E_NOT_FOUND ? CKD_OK : status;
+    }
     r->catalog_bytes = file_bytes(path_in(store->path, FILE_CATALOG).text) +
                        file_bytes(path_in(store->path, FILE_CATALOG "-journal").text);
     if (status == CKD_OK) {
-        r->other_bytes = r->stored_bytes - r->chunk_bytes - r->manifest_bytes - r->catalog_bytes;
+        r->other_bytes =
+            r->stored_bytes - r->chunk_bytes - r->manifest_bytes - r->catalog_bytes - r->ready_bytes;
     }
     return status;
 }
 
-static ckd_status usage_rows(ckd_report *r, ckd_store *store, ckd_error *err) {
+static void free_rows(ckd_report *r) {
+    ckd_checkpoint_list list = {r->checkpoint_count, r->by_checkpoint};
+    catalog_list_free(&list);
+    free(r->by_run);
+    free(r->by_role);
+    memset(r, 0, sizeof(*r));
+}
+
+static ckd_status fill_rows(ckd_report *r, catalog *c, ckd_error *err) {
     ckd_checkpoint_list list = {0};
-    ckd_status status = catalog_list(&list, store->catalog, NULL, err);
+    ckd_status status = catalog_list(&list, c, NULL, err);
     r->by_checkpoint = list.items;
     r->checkpoint_count = list.count;
     for (size_t i = 0; i < list.count; i++) {
         r->raw_bytes += list.items[i].raw_bytes;
     }
     if (status == CKD_OK) {
-        status = catalog_usage_by_run(&r->by_run, &r->run_count, store->catalog, err);
+        status = catalog_usage_by_run(&r->by_run, &r->run_count, c, err);
     }
     r->by_role = status == CKD_OK ? calloc(ROLE_ROWS + 1, sizeof(*r->by_role)) : NULL;
     if (status == CKD_OK && !r->by_role) {
         status = err_nomem(err, ROLE_ROWS * sizeof(*r->by_role), "a report");
     }
-    return status == CKD_OK ? catalog_usage_by_role(r->by_role, &r->role_count, store->catalog, err) : status;
+    return status == CKD_OK ? catalog_usage_by_role(r->by_role, &r->role_count, c, err) : status;
+}
+
+static ckd_status ask_rows(void *context, catalog *c, ckd_error *err) {
+    ckd_status status = fill_rows(context, c, err);
+    if (status != CKD_OK) {
+        free_rows(context);
+    }
+    return status;
 }
 
 /* Headers, footers and rounding of index shares: what no tensor's records account for. */
@@ -71,9 +81,7 @@ ckd_status ckd_store_report(ckd_report **out, ckd_store *store, ckd_error *err) 
     if (!r) {
         return err_nomem(err, sizeof(*r), "a report");
     }
-    pthread_mutex_lock(&store->mutex);
-    ckd_status status = usage_rows(r, store, err);
-    pthread_mutex_unlock(&store->mutex);
+    ckd_status status = store_ask(store, ask_rows, r, err);
     if (status == CKD_OK) {
         status = file_sizes(r, store, err);
     }
@@ -87,12 +95,8 @@ ckd_status ckd_store_report(ckd_report **out, ckd_store *store, ckd_error *err) 
 }
 
 void ckd_report_free(ckd_report *report) {
-    if (!report) {
-        return;
+    if (report) {
+        free_rows(report);
+        free(report);
     }
-    ckd_checkpoint_list list = {report->checkpoint_count, report->by_checkpoint};
-    catalog_list_free(&list);
-    free(report->by_run);
-    free(report->by_role);
-    free(report);
 }

@@ -8,9 +8,18 @@
 #ifndef ENGINE_SAVE_H
 #define ENGINE_SAVE_H
 
+#include <sys/types.h>
+
 #include "engine/block_coder.h"
 
 typedef enum save_state { SAVE_OPEN, SAVE_FAILED, SAVE_SEALED } save_state;
+
+/* How a save ends, as far as its files are concerned. */
+typedef enum save_end {
+    SAVE_DROPPED,   /* nothing names its chunk file */
+    SAVE_COMMITTED, /* a manifest does */
+    SAVE_UNDECIDED  /* a manifest may: recovery will see, by the intent that stays */
+} save_end;
 
 /* Where a save goes, decided under the publish lock. */
 typedef struct save_target {
@@ -37,8 +46,12 @@ struct ckd_save {
     file_lock *reader_lock; /* what the parents need is not unlinked */
     file_lock *intent_lock; /* tells that this writer lives */
     chunk_writer *writer;
-    bool file_named;  /* the chunk file has its final name */
-    note_file sealed; /* once SAVE_SEALED */
+    chunk_writer *ready; /* copies of long chains; NULL: none needed so far */
+    bool ready_closed;   /* they stand under their temporary name */
+    bool ready_failed;   /* no copies: they are not worth failing a save for */
+    bool undecided;      /* a manifest was named, and may not have been taken back */
+    pid_t process;       /* whose files these are: not a forked child's */
+    note_file sealed;    /* once SAVE_SEALED */
 
     view_cache views;
     const view *parent;   /* of deltas; NULL: none */
@@ -58,8 +71,8 @@ struct ckd_save {
     uint64_t begun_ns, analyse_ns, encode_ns, append_ns;
 };
 
-/* Releases everything; removes the chunk file unless keep_file, and the intent. */
-void save_free(ckd_save *save, bool keep_file);
+/* Releases everything, and removes what is to go. If some of that fails, the intent stays, for recovery. */
+void save_free(ckd_save *save, save_end end);
 /* Remembers that this save depends on another checkpoint. */
 ckd_status save_depend(ckd_save *save, const ckd_id *checkpoint, ckd_error *err);
 /* STATE unless open; every public call on a save begins with it. */

@@ -1,6 +1,8 @@
 #include <stdio.h>
 #include <stdlib.h>
+#include <unistd.h>
 
+#include "engine/ready.h"
 #include "engine/save.h"
 
 #define DEFAULT_MAX_LOAD_COST    4.0
@@ -63,6 +65,9 @@ static ckd_status write_intent(ckd_save *save, ckd_error *err) {
     if (status == CKD_OK) {
         status = lock_acquire(&save->intent_lock, p.text, LOCK_SHARED, false, 0, err);
     }
+    if (status != CKD_OK) {
+        file_remove(p.text, true, NULL);
+    }
     bytes_free(&data);
     return status;
 }
@@ -82,7 +87,8 @@ static void expect_parents_cost(load_budget *budget, const view *parent) {
 static ckd_status open_parent(ckd_save *save, ckd_error *err) {
     ckd_error why = {0};
     ckd_status status = views_get(&save->parent, &save->views, &save->target.lineage.id, &why);
-    if (status == CKD_E_CORRUPT || status == CKD_E_UNSUPPORTED) {
+    if (status == CKD_E_CORRUPT || status == CKD_E_UNSUPPORTED || status == CKD_E_IO ||
+        status == CKD_E_NOT_FOUND) {
         store_message(save->store, "%s@%llu cannot be read (%s: %s); saving a base instead of a delta on it",
                       save->target.lineage.run, (unsigned long long)save->target.lineage.step, why.file,
                       why.message);
@@ -100,8 +106,8 @@ static ckd_status open_parent(ckd_save *save, ckd_error *err) {
 
 static ckd_status prepare_coding(ckd_save *save, ckd_error *err) {
     const ckd_save_options *o = &save->options;
-    save->budget.part_limit = o->max_load_cost > 0 ? o->max_load_cost : DEFAULT_MAX_LOAD_COST;
-    save->budget.whole_limit = o->newest_load_cost > 0 ? o->newest_load_cost : DEFAULT_NEWEST_LOAD_COST;
+    save->budget.limit = o->max_load_cost > 0 ? o->max_load_cost : DEFAULT_MAX_LOAD_COST;
+    save->budget.newest_limit = o->newest_load_cost > 0 ? o->newest_load_cost : DEFAULT_NEWEST_LOAD_COST;
     ckd_status status = CKD_OK;
     if (save->target.compare) {
         status = views_get(&save->existing, &save->views, &save->target.existing.id, err);
@@ -151,6 +157,10 @@ static ckd_status enter_store(ckd_save *save, ckd_error *err) {
         status = save_resolve_target(&save->target, store, &save->options, err);
     }
     pthread_mutex_unlock(&store->mutex);
+    if (status == CKD_OK && !save->target.compare) {
+        uint32_t generation;
+        status = manifests_new_generation(&generation, store, save->target.run, save->target.step, err);
+    }
     if (status == CKD_OK) {
         status = store_lock_reader(&save->reader_lock, store, err);
     }
@@ -188,6 +198,7 @@ ckd_status ckd_save_begin(ckd_save **out, ckd_store *store, const ckd_save_optio
         return err_nomem(err, sizeof(*save), "a save");
     }
     save->store = store;
+    save->process = getpid();
     save->begun_ns = clock_monotonic_ns();
     if (options) {
         size_t size = options->struct_size < sizeof(*options) ? options->struct_size : sizeof(*options);
@@ -197,7 +208,7 @@ ckd_status ckd_save_begin(ckd_save **out, ckd_store *store, const ckd_save_optio
     views_init(&save->views, store);
     status = begin(save, err);
     if (status != CKD_OK) {
-        save_free(save, false);
+        save_free(save, SAVE_DROPPED);
         return status;
     }
     if (save->options.metric_name) {
@@ -207,16 +218,31 @@ ckd_status ckd_save_begin(ckd_save **out, ckd_store *store, const ckd_save_optio
     return CKD_OK;
 }
 
-void save_free(ckd_save *save, bool keep_file) {
+/* false if some of it may be left. */
+static bool remove_files(const ckd_save *save, save_end end) {
+    const char *root = save->store->path;
+    ckd_status status = file_remove(path_chunk(root, &save->file_id, ".tmp").text, true, NULL);
+    if (status == CKD_OK && end == SAVE_DROPPED) {
+        status = file_remove(path_chunk(root, &save->file_id, "").text, true, NULL);
+        if (status == CKD_OK) {
+            status = dir_sync(path_in(root, DIR_CHUNKS).text, NULL); /* gone before the intent is */
+        }
+    }
+    return status == CKD_OK;
+}
+
+void save_free(ckd_save *save, save_end end) {
     if (!save) {
         return;
     }
     const char *root = save->store->path;
     chunk_writer_abort(save->writer);
-    if (save->file_named && !keep_file) {
-        file_remove(path_chunk(root, &save->file_id, "").text, true, NULL);
+    chunk_writer_abort(save->ready);
+    if (save->ready_closed && save->process == getpid()) {
+        pathname p = path_ready(save->store->path, &save->checkpoint, save->options.rank, &save->writer_id);
+        file_remove(p.text, true, NULL);
     }
-    if (save->intent_lock) {
+    if (save->intent_lock && save->process == getpid() && remove_files(save, end) && end != SAVE_UNDECIDED) {
         file_remove(path_intent(root, &save->writer_id).text, true, NULL);
     }
     lock_release(save->intent_lock);

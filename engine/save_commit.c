@@ -7,7 +7,26 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "engine/ready.h"
 #include "engine/save.h"
+
+/* Under its temporary name until the checkpoint is committed. */
+static void close_ready(ckd_save *save) {
+    if (save->ready) {
+        save->ready_closed = chunk_writer_close(save->ready, NULL) == CKD_OK;
+        save->ready = NULL;
+    }
+}
+
+/* The checkpoint is committed: its copies get the name that loads look for. */
+static void name_ready(ckd_save *save) {
+    if (save->ready_closed) {
+        const char *root = save->store->path;
+        pathname temp = path_ready(root, &save->checkpoint, save->options.rank, &save->writer_id);
+        pathname final = path_ready(root, &save->checkpoint, save->options.rank, NULL);
+        save->ready_closed = file_replace(temp.text, final.text, NULL) != CKD_OK;
+    }
+}
 
 ckd_status ckd_save_seal(ckd_part *out, ckd_save *save, ckd_error *err) {
     *out = (ckd_part){NULL, 0};
@@ -19,6 +38,7 @@ ckd_status ckd_save_seal(ckd_part *out, ckd_save *save, ckd_error *err) {
     if (status != CKD_OK) {
         return status;
     }
+    close_ready(save);
     save->sealed = (note_file){.id = save->file_id, .rank = save->options.rank};
     chunk_writer *writer = save->writer;
     save->writer = NULL;
@@ -26,11 +46,7 @@ ckd_status ckd_save_seal(ckd_part *out, ckd_save *save, ckd_error *err) {
     status = chunk_writer_finish(writer, &save->sealed.root, &save->sealed.size, err);
     if (status == CKD_OK) {
         pathname temp = path_chunk(save->store->path, &save->file_id, ".tmp");
-        save->file_named = true;
         status = file_publish(temp.text, path_chunk(save->store->path, &save->file_id, "").text, err);
-        if (status != CKD_OK) {
-            file_remove(temp.text, true, NULL);
-        }
     }
     if (status == CKD_OK) {
         status = dir_sync(path_in(save->store->path, DIR_CHUNKS).text, err);
@@ -151,7 +167,7 @@ static void add_totals(manifest *m, const view *v, role_total totals[CKD_ROLE_OT
     for (size_t i = 0; i < v->block_count; i++) {
         const record *r = v->blocks[i].record;
         load_cost chain = record_chain(r), base = record_base(r);
-        budget_add(&cost, &chain, &base);
+        budget_add(&cost, &chain, &chain, &base);
         c->raw_bytes += r->raw_size;
         c->depth = r->depth > c->depth ? r->depth : c->depth;
         totals[r->tensor->role].raw_bytes += r->raw_size;
@@ -177,7 +193,7 @@ static ckd_status complete_manifest(ckd_save *save, manifest *m, ckd_error *err)
     }
     memcpy(copy.files, m->files, m->file_count * sizeof(*copy.files));
     view *v;
-    ckd_status status = view_open(&v, save->store->path, &copy, CKD_E_MISMATCH, err);
+    ckd_status status = view_open(&v, save->store, &copy, CKD_E_MISMATCH, err);
     if (status == CKD_OK) {
         status = view_check_tiling(v, CKD_E_MISMATCH, err);
     }
@@ -220,29 +236,56 @@ static ckd_status check_parents(ckd_save *save, const manifest *m, ckd_error *er
     return CKD_OK;
 }
 
-static ckd_status publish_manifest(const ckd_save *save, manifest *m, ckd_error *err) {
-    const char *root = save->store->path;
-    pathname p = path_manifest(root, m->checkpoint.run, m->checkpoint.step, m->checkpoint.generation);
-    if (file_exists(p.text)) {
-        return err_set(err, CKD_E_EXISTS, "another writer has committed %s@%llu meanwhile", m->checkpoint.run,
-                       (unsigned long long)m->checkpoint.step);
+/* A rank that has died in between may have been cleaned up after. Under the publish lock what is there stays. */
+static ckd_status check_files(const ckd_save *save, const manifest *m, ckd_error *err) {
+    for (size_t i = 0; i < m->file_count; i++) {
+        if (!file_exists(path_chunk(save->store->path, &m->files[i].id, "").text)) {
+            return err_set(
+                err, CKD_E_NOT_FOUND,
+                "the chunk file of rank %u is gone: its process ended before the commit; save again",
+                (unsigned)m->files[i].rank);
+        }
     }
-    char hex[CKD_ID_TEXT], temp[64];
-    ckd_id_text(hex, &save->writer_id);
-    snprintf(temp, sizeof(temp), ".tmp-%s", hex);
-    bytes data = {0};
-    manifest_encode(&data, &save->store->id, m);
-    ckd_status status = data.failed ? err_nomem(err, data.size, "a manifest") : CKD_OK;
+    return CKD_OK;
+}
+
+/* Named but perhaps not durable is not committed. If it cannot be taken back durably, recovery decides. */
+static void take_back(ckd_save *save, const pathname *manifest_path) {
+    ckd_status status = file_remove(manifest_path->text, true, NULL);
     if (status == CKD_OK) {
+        status = dir_sync(path_in(save->store->path, DIR_MANIFESTS).text, NULL);
+    }
+    save->undecided = status != CKD_OK;
+}
+
+static ckd_status publish_manifest(ckd_save *save, manifest *m, ckd_error *err) {
+    const char *root = save->store->path;
+    ckd_checkpoint *c = &m->checkpoint;
+    ckd_status status = manifests_new_generation(&c->generation, save->store, c->run, c->step, err);
+    if (status == CKD_E_EXISTS) {
+        return err_set(err, CKD_E_EXISTS, "another writer has committed %s@%llu meanwhile", c->run,
+                       (unsigned long long)c->step);
+    }
+    bytes data = {0};
+    if (status == CKD_OK) {
+        manifest_encode(&data, &save->store->id, m);
+        status = data.failed ? err_nomem(err, data.size, "a manifest") : CKD_OK;
+    }
+    if (status == CKD_OK) {
+        pathname p = path_manifest(root, c->run, c->step, c->generation);
+        char hex[CKD_ID_TEXT], temp[64];
+        ckd_id_text(hex, &save->writer_id);
+        snprintf(temp, sizeof(temp), ".tmp-%s", hex);
         status =
             file_publish_bytes(p.text, path_of(root, DIR_MANIFESTS, temp).text, data.data, data.size, err);
         if (status != CKD_OK) {
             file_remove(path_of(root, DIR_MANIFESTS, temp).text, true, NULL);
-            /* Under the publish lock nobody else made it: named but perhaps not durable is not committed. */
-            file_remove(p.text, true, NULL);
+        }
+        if (status != CKD_OK && status != CKD_E_EXISTS) { /* that one would be another writer's */
+            take_back(save, &p);
         }
     }
-    m->checkpoint.stored_bytes += data.size;
+    c->stored_bytes += data.size;
     bytes_free(&data);
     return status;
 }
@@ -285,9 +328,10 @@ static void update_catalog(ckd_save *save, manifest *m) {
         }
     }
     if (status != CKD_OK) {
+        store_use_memory(store, NULL); /* so that this handle finds it */
         store_message(store,
-                      "%s@%llu is committed, but the catalog could not be updated (%s); the next open for "
-                      "writing will",
+                      "%s@%llu is committed, but the catalog could not be updated (%s); the next save or "
+                      "open for writing will",
                       m->checkpoint.run, (unsigned long long)m->checkpoint.step, why.message);
     }
 }
@@ -299,10 +343,15 @@ static ckd_status publish_locked(ckd_save *save, manifest *m, ckd_error *err) {
         status = check_parents(save, m, err);
     }
     if (status == CKD_OK) {
+        status = check_files(save, m, err);
+    }
+    if (status == CKD_OK) {
         status = publish_manifest(save, m, err);
     }
     if (status == CKD_OK) {
         update_catalog(save, m);
+        name_ready(save);
+        ready_evict(save->store);
     }
     pthread_mutex_unlock(&save->store->mutex);
     return status;
@@ -339,11 +388,7 @@ ckd_status ckd_save_publish(ckd_checkpoint *info, ckd_save *save, const ckd_part
         memset(info, 0, sizeof(*info));
     }
     ckd_status status = publish(info, save, parts, count, err);
-    const save_target *t = &save->target;
-    /* A manifest that could not be taken back still names the file: recovery decides, not we. */
-    bool named = status != CKD_OK && status != CKD_E_EXISTS && save->state == SAVE_SEALED &&
-                 file_exists(path_manifest(save->store->path, t->run, t->step, 0).text);
-    save_free(save, status == CKD_OK || named);
+    save_free(save, status == CKD_OK ? SAVE_COMMITTED : save->undecided ? SAVE_UNDECIDED : SAVE_DROPPED);
     return status;
 }
 
@@ -355,7 +400,7 @@ static ckd_status finish_compare(ckd_checkpoint *info, ckd_save *save, ckd_error
     if (status == CKD_OK && info) {
         *info = save->target.existing;
     }
-    save_free(save, false);
+    save_free(save, SAVE_DROPPED);
     return status;
 }
 
@@ -369,7 +414,7 @@ ckd_status ckd_save_commit(ckd_checkpoint *info, ckd_save *save, ckd_error *err)
     ckd_part part_of_one;
     ckd_status status = ckd_save_seal(&part_of_one, save, err);
     if (status != CKD_OK) {
-        save_free(save, false);
+        save_free(save, SAVE_DROPPED);
         return status;
     }
     status = ckd_save_publish(info, save, &part_of_one, 1, err);
@@ -378,9 +423,15 @@ ckd_status ckd_save_commit(ckd_checkpoint *info, ckd_save *save, ckd_error *err)
 }
 
 void ckd_save_abort(ckd_save *save) {
-    save_free(save, false);
+    save_free(save, SAVE_DROPPED);
 }
 
 void ckd_save_end(ckd_save *save) {
-    save_free(save, true);
+    if (save && save->state == SAVE_SEALED) {
+        name_ready(save);
+    }
+    uint32_t generation;
+    bool committed = save && manifests_new_generation(&generation, save->store, save->target.run,
+                                                      save->target.step, NULL) == CKD_E_EXISTS;
+    save_free(save, committed ? SAVE_COMMITTED : SAVE_UNDECIDED);
 }

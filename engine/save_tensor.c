@@ -1,6 +1,7 @@
 /* Saving one tensor: its blocks are analysed and encoded in parallel, decided and written in order. */
 #include <stdlib.h>
 
+#include "engine/ready.h"
 #include "engine/save.h"
 
 #define SKIP_AFTER \
@@ -135,6 +136,33 @@ static ckd_status remember(ckd_save *save, const block_job *job, const tensor_co
     return status;
 }
 
+/* The block once more, coded on its own. Its loss costs speed, never data: the save goes on without copies then. */
+static void append_ready(ckd_save *save, const block_job *job, const record *of) {
+    const candidate *c = &job->standalone;
+    bool is_raw = c->coding == CODING_RAW;
+    record r = *of;
+    r.coding = (uint32_t)c->coding;
+    r.predictor = PREDICT_NONE;
+    r.stored_size = is_raw ? of->raw_size : c->size;
+    r.dependency_count = 0;
+    r.depth = 0;
+    r.chain_stored = r.base_stored = r.stored_size;
+    ckd_status status = CKD_OK;
+    if (!save->ready) {
+        pathname p = path_ready(save->store->path, &save->checkpoint, save->options.rank, &save->writer_id);
+        chunk_identity identity = {save->store->id, save->file_id, save->writer_id};
+        status = chunk_writer_create(&save->ready, p.text, &identity, NULL);
+    }
+    if (status == CKD_OK) {
+        status = chunk_writer_append(save->ready, &r, is_raw ? job->values : c->payload.data, NULL);
+    }
+    if (status != CKD_OK) {
+        chunk_writer_abort(save->ready);
+        save->ready = NULL;
+        save->ready_failed = true;
+    }
+}
+
 static ckd_status append(ckd_save *save, block_job *job, const tensor_context *t, ckd_error *err) {
     const candidate *c = job->chosen;
     uint64_t raw = job->count * ckd_dtype_size(t->tensor->dtype);
@@ -167,6 +195,9 @@ static ckd_status append(ckd_save *save, block_job *job, const tensor_context *t
                                      : c    ? c->payload.data
                                             : NULL,
                                      err);
+    }
+    if (status == CKD_OK && job->keep_ready && !save->ready_failed) {
+        append_ready(save, job, &r);
     }
     return status == CKD_OK ? remember(save, job, t, &r, err) : status;
 }

@@ -1,4 +1,5 @@
 /* Opening, creating and closing a store; its locks. */
+#include "engine/ready.h"
 #include "engine/store.h"
 
 #include <stdarg.h>
@@ -81,8 +82,8 @@ static ckd_status check_creatable(const char *root, ckd_error *err) {
 }
 
 ckd_status store_make_directories(const char *root, ckd_error *err) {
-    static const char *const dirs[] = {"data",      DIR_CHUNKS,     DIR_MANIFESTS,
-                                       DIR_INTENTS, DIR_TOMBSTONES, DIR_NOTES};
+    static const char *const dirs[] = {"data",         DIR_CHUNKS, DIR_MANIFESTS, DIR_INTENTS,
+                                       DIR_TOMBSTONES, DIR_READY,  DIR_NOTES};
     ckd_status status = CKD_OK;
     for (size_t i = 0; i < sizeof(dirs) / sizeof(dirs[0]) && status == CKD_OK; i++) {
         status = dir_create(path_in(root, dirs[i]).text, true, err);
@@ -147,7 +148,7 @@ static ckd_status create_store(ckd_store *store, ckd_error *err) {
     file_lock *lock = NULL;
     if (status == CKD_OK) {
         status =
-            lock_acquire(&lock, path_in(store->path, FILE_READER_LOCK).text, LOCK_EXCLUSIVE, true, 0, NULL);
+            lock_acquire(&lock, path_in(store->path, FILE_READER_LOCK).text, LOCK_EXCLUSIVE, true, 0, err);
         status = status == CKD_E_BUSY ? CKD_OK : status; /* it exists, which is all that is wanted */
         lock_release(lock);
     }
@@ -161,10 +162,20 @@ static ckd_status create_store(ckd_store *store, ckd_error *err) {
         status = publish_identity(store, err);
         lock_release(lock);
     }
+    return status;
+}
+
+/*
+ * The store's own names, durable before anything in it is promised: whoever created it may have died before that. Above
+ * the store there may be a directory that we may not open.
+ */
+static ckd_status sync_own_names(const ckd_store *store, ckd_error *err) {
+    ckd_status status = dir_sync(store->path, err);
     if (status == CKD_OK) {
-        status = dir_sync(store->path, err);
+        status = dir_sync(parent_directory(store->path).text, err);
+        status = status == CKD_E_READ_ONLY ? CKD_OK : status;
     }
-    return status == CKD_OK ? dir_sync(parent_directory(store->path).text, err) : status;
+    return status;
 }
 
 static ckd_status open_for_writing(ckd_store *store, ckd_error *err) {
@@ -173,9 +184,15 @@ static ckd_status open_for_writing(ckd_store *store, ckd_error *err) {
     if (status != CKD_OK) {
         return status;
     }
-    status = store_recover(store, err);
+    status = sync_own_names(store, err);
+    if (status == CKD_OK) {
+        status = store_recover(store, err);
+    }
     if (status == CKD_OK) {
         status = store_open_catalog(store, err);
+    }
+    if (status == CKD_OK) {
+        ready_evict(store);
     }
     lock_release(lock);
     return status;

@@ -6,11 +6,13 @@
  *  2. Manifests, tombstones, intents and the catalog change only under the publish lock.
  *  3. A chunk file is named in an intent on disk before it is created, and keeps that intent until a manifest names it.
  *  4. A store opened for reading writes nothing; if its catalog does not match the manifests, a catalog in memory does.
+ *  5. A chunk file that a manifest may name is never removed; one that may be left over keeps its intent.
  */
 #ifndef ENGINE_STORE_H
 #define ENGINE_STORE_H
 
 #include <pthread.h>
+#include <string.h>
 
 #include "base/file.h"
 #include "base/threads.h"
@@ -24,8 +26,9 @@ struct ckd_store {
     ckd_store_options options;
     ckd_id id;
     thread_pool *pool;
-    pthread_mutex_t mutex; /* guards the catalog, which several saves and loads of this handle may use */
-    catalog *catalog;
+    pthread_mutex_t mutex;      /* guards the catalog, which several saves and loads of this handle may use */
+    catalog *catalog;           /* NULL after failures; store_ask and store_refresh care for that */
+    bool catalog_in_memory;     /* instead of the file */
     uint64_t manifests_skipped; /* damaged ones met while refreshing */
 };
 
@@ -49,18 +52,34 @@ ckd_status store_read_manifest(manifest *out, const ckd_store *store, const char
                                uint32_t generation, ckd_error *err);
 
 /* ---- refresh.c ---- */
+typedef struct merge_result {
+    bool behind;         /* the file disagrees, and may not be written: the store was opened for reading */
+    bool catalog_failed; /* the failure is the catalog's, not that of the manifests */
+} merge_result;
 /*
- * Makes the catalog agree with the manifests: adopts what it lacks, drops what is gone. For writers the caller holds the
- * publish lock; readers get a new catalog in memory if the file disagrees.
+ * Makes the catalog that is open agree with the manifests: adopts what it lacks, drops what is gone. Of a writer, what the
+ * catalog lists is durable afterwards. A writer's file only under the publish lock.
+ */
+ckd_status store_merge(merge_result *result, ckd_store *store, ckd_error *err);
+
+/* ---- store_catalog.c; all but store_ask with the mutex held, or before the handle is shared ---- */
+/* Opens the catalog as the mode asks, in step with the manifests. For writers under the publish lock. */
+ckd_status store_open_catalog(ckd_store *store, ckd_error *err);
+/*
+ * Writers, under the publish lock, before they rely on the catalog or change it: in step with the manifests, mended if
+ * it is damaged or was taken away, in memory if it cannot be used now.
  */
 ckd_status store_refresh(ckd_store *store, ckd_error *err);
-/*
- * Puts the catalog file aside as catalog.db.old and makes a new one from the manifests; under the publish lock. The catalog
- * must be closed.
- */
+/* Puts the file aside as catalog.db.old and makes a new one from the manifests; under the publish lock. */
 ckd_status store_renew_catalog(ckd_store *store, ckd_error *err);
-/* Opens the catalog as the mode asks, and refreshes it. */
-ckd_status store_open_catalog(ckd_store *store, ckd_error *err);
+/* Leaves the file alone, and works with a catalog in memory. */
+ckd_status store_use_memory(ckd_store *store, ckd_error *err);
+/*
+ * Asks the catalog something; takes the mutex. If the file fails, or is behind, the manifests are asked. A question must
+ * release what it got when it fails, as it may be asked twice.
+ */
+typedef ckd_status (*store_question)(void *context, catalog *c, ckd_error *err);
+ckd_status store_ask(ckd_store *store, store_question question, void *context, ckd_error *err);
 
 /* ---- adopt.c ---- */
 /*
@@ -77,6 +96,12 @@ typedef struct manifest_list {
 } manifest_list;
 ckd_status manifests_read(manifest_list *out, const ckd_store *store, ckd_error *err);
 void manifests_free(manifest_list *list);
+/*
+ * The generation that a new checkpoint at (run, step) gets: above its tombstone. EXISTS if a manifest of it counts, whether
+ * that can be read or not.
+ */
+ckd_status manifests_new_generation(uint32_t *out, const ckd_store *store, const char *run, uint64_t step,
+                                    ckd_error *err);
 static inline bool same_checkpoint_name(const manifest_name *a, const manifest_name *b) {
     return a->step == b->step && strcmp(a->run, b->run) == 0;
 }
@@ -92,7 +117,16 @@ ckd_status store_recover(ckd_store *store, ckd_error *err);
 /* Like ckd_store_find; the messages say what there is. Takes the mutex. */
 ckd_status store_find(ckd_checkpoint *out, ckd_store *store, const char *run, uint64_t step, ckd_error *err);
 ckd_status store_find_id(ckd_checkpoint *out, ckd_store *store, const ckd_id *id, ckd_error *err);
+/* Like ckd_store_list; release the items with catalog_list_free. */
+ckd_status store_list(ckd_checkpoint_list *out, ckd_store *store, const char *run, ckd_error *err);
 
+/* Hands on what happened below. */
+static inline ckd_status err_from(ckd_error *err, ckd_status status, const ckd_error *why) {
+    if (err && status != CKD_OK) {
+        *err = *why;
+    }
+    return status;
+}
 static inline bool id_equal(const ckd_id *a, const ckd_id *b) {
     return memcmp(a, b, sizeof(*a)) == 0;
 }

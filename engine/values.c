@@ -229,8 +229,21 @@ static ckd_status decode_block(decoder *d, view_cache *cache, const view *v, con
                                "the rebuilt values do not have the content hash they were saved with");
 }
 
+/* From the ready copy, if there is one and it is intact. */
+static bool ready_values(decoder *d, const view_block *b, void *to) {
+    view_block copy = {.record = b->ready, .chunk = b->ready_chunk};
+    if (!b->ready || check_known(&copy, NULL) != CKD_OK || decode_standalone(d, &copy, to, NULL) != CKD_OK) {
+        return false;
+    }
+    hash128 content = content_hash(to, b->record->raw_size);
+    return hash128_equal(&content, &b->record->content);
+}
+
 static ckd_status block_values_step(decoder *d, view_cache *cache, const view *v, const view_block *b,
                                     void *to, ckd_error *err) {
+    if (ready_values(d, b, to)) {
+        return CKD_OK;
+    }
     ckd_status status = decode_block(d, cache, v, b, to, err);
     return status == CKD_OK ? CKD_OK : at_block(b, status, err);
 }

@@ -208,6 +208,7 @@ static ckd_status check_all(verification *v, ckd_error *err) {
             if (v->views.count > 64) {
                 views_free(&v->views);
                 views_init(&v->views, v->store);
+                v->views.use_ready = false;
             }
         }
     }
@@ -233,9 +234,7 @@ static ckd_status check_catalog(verification *v, ckd_error *err) {
 
 static ckd_status expect_total(verification *v, ckd_error *err) {
     ckd_checkpoint_list list = {0};
-    pthread_mutex_lock(&v->store->mutex);
-    ckd_status status = catalog_list(&list, v->store->catalog, v->options->run, err);
-    pthread_mutex_unlock(&v->store->mutex);
+    ckd_status status = store_list(&list, v->store, v->options->run, err);
     for (size_t i = 0; i < list.count; i++) {
         if (!v->options->one_step || list.items[i].step == v->options->step) {
             v->total += list.items[i].raw_bytes;
@@ -298,6 +297,7 @@ ckd_status ckd_store_verify(ckd_verify_result **out, ckd_store *store, const ckd
     }
     v.damage = (damage_list){.result = v.result, .store_path = store->path};
     views_init(&v.views, store);
+    v.views.use_ready = false; /* the blocks themselves are what counts */
     status = run_verification(&v, err);
     views_free(&v.views);
     bytes_free(&v.values);

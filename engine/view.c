@@ -1,18 +1,20 @@
 #include "engine/view.h"
 
+#include "engine/ready.h"
+
 #include <stdlib.h>
 #include <string.h>
 
 /* ---- collecting: all records of this checkpoint, from all files ---- */
 
-static ckd_status open_chunks(view *v, const char *store_path, ckd_error *err) {
+static ckd_status open_chunks(view *v, const ckd_store *store, ckd_error *err) {
     v->chunks = calloc(v->manifest.file_count + 1, sizeof(chunk *));
     if (!v->chunks) {
         return err_nomem(err, v->manifest.file_count * sizeof(chunk *), "chunk handles");
     }
     for (size_t i = 0; i < v->manifest.file_count; i++) {
         const note_file *file = &v->manifest.files[i];
-        pathname p = path_chunk(store_path, &file->id, "");
+        pathname p = path_chunk(store->path, &file->id, "");
         ckd_status status = chunk_open(&v->chunks[i], p.text, err);
         if (status == CKD_E_NOT_FOUND) {
             return err_corrupt(err, p.text, CKD_NO_OFFSET, "a chunk file of %s@%llu is missing",
@@ -22,7 +24,9 @@ static ckd_status open_chunks(view *v, const char *store_path, ckd_error *err) {
             return err_in_file(err, status, p.text);
         }
         v->chunk_count++;
-        if (!hash128_equal(&v->chunks[i]->root, &file->root) || v->chunks[i]->size != file->size) {
+        const chunk_identity *identity = &v->chunks[i]->identity;
+        if (!hash128_equal(&v->chunks[i]->root, &file->root) || v->chunks[i]->size != file->size ||
+            !id_equal(&identity->file, &file->id) || !id_equal(&identity->store, &store->id)) {
             return err_corrupt(err, p.text, CKD_NO_OFFSET,
                                "this is not the chunk file that %s@%llu was committed with",
                                v->manifest.checkpoint.run, (unsigned long long)v->manifest.checkpoint.step);
@@ -48,7 +52,7 @@ static ckd_status collect_records(view *v, ckd_error *err) {
     for (size_t i = 0; i < v->chunk_count; i++) {
         for (size_t k = 0; k < v->chunks[i]->record_count; k++) {
             const record *r = &v->chunks[i]->records[k];
-            view_block b = {r, v->chunks[i]};
+            view_block b = {.record = r, .chunk = v->chunks[i]};
             if (r->kind == RECORD_BLOCK && belongs(v, r)) {
                 v->blocks[v->block_count++] = b;
             } else if (r->kind == RECORD_BLOB && belongs(v, r)) {
@@ -213,7 +217,7 @@ static ckd_status number_tensors(view *v, ckd_error *err) {
     return CKD_OK;
 }
 
-ckd_status view_open(view **out, const char *store_path, manifest *m, ckd_status inconsistent,
+ckd_status view_open(view **out, const ckd_store *store, manifest *m, ckd_status inconsistent,
                      ckd_error *err) {
     *out = NULL;
     view *v = calloc(1, sizeof(*v));
@@ -223,7 +227,7 @@ ckd_status view_open(view **out, const char *store_path, manifest *m, ckd_status
     }
     v->manifest = *m;
     memset(m, 0, sizeof(*m));
-    ckd_status status = open_chunks(v, store_path, err);
+    ckd_status status = open_chunks(v, store, err);
     if (status == CKD_OK) {
         status = collect_records(v, err);
     }
@@ -248,7 +252,11 @@ void view_close(view *v) {
     for (size_t i = 0; i < v->chunk_count; i++) {
         chunk_close(v->chunks[i]);
     }
+    for (size_t i = 0; i < v->ready_count; i++) {
+        chunk_close(v->ready_chunks[i]);
+    }
     free(v->chunks);
+    free(v->ready_chunks);
     free(v->blocks);
     free(v->blobs);
     free(v->shards);
@@ -396,10 +404,11 @@ void view_tensor_info(ckd_tensor_info *out, const view_tensor *t) {
 void views_init(view_cache *cache, ckd_store *store) {
     memset(cache, 0, sizeof(*cache));
     cache->store = store;
+    cache->use_ready = true;
     pthread_mutex_init(&cache->mutex, NULL);
 }
 
-static ckd_status open_by_id(view **out, ckd_store *store, const ckd_id *id, ckd_error *err) {
+static ckd_status open_by_id(view **out, ckd_store *store, const ckd_id *id, bool use_ready, ckd_error *err) {
     ckd_checkpoint found;
     manifest m;
     ckd_status status = store_find_id(&found, store, id, err);
@@ -411,7 +420,16 @@ static ckd_status open_by_id(view **out, ckd_store *store, const ckd_id *id, ckd
         return err_set(err, CKD_E_CORRUPT, "%s@%llu is now another checkpoint than the one looked for",
                        found.run, (unsigned long long)found.step);
     }
-    return status == CKD_OK ? view_open(out, store->path, &m, CKD_E_CORRUPT, err) : status;
+    if (status == CKD_OK) {
+        status = view_open(out, store, &m, CKD_E_CORRUPT, err);
+    }
+    if (status == CKD_OK && use_ready) {
+        status = ready_attach(*out, store->path, err);
+        if (status != CKD_OK) {
+            view_close(*out);
+        }
+    }
+    return status;
 }
 
 static ckd_status views_append(view_cache *cache, view *v, ckd_error *err) {
@@ -439,7 +457,7 @@ ckd_status views_get(const view **out, view_cache *cache, const ckd_id *checkpoi
         }
     }
     if (!found) {
-        status = open_by_id(&found, cache->store, checkpoint, err);
+        status = open_by_id(&found, cache->store, checkpoint, cache->use_ready, err);
         if (status == CKD_OK) {
             status = views_append(cache, found, err);
             if (status != CKD_OK) {

@@ -12,6 +12,8 @@
 typedef struct view_block {
     const record *record;
     const chunk *chunk;
+    const record *ready; /* a copy that needs nothing else, or NULL (ready.h) */
+    const chunk *ready_chunk;
 } view_block;
 
 /* Its blocks lie in the region's order and tile it. */
@@ -40,6 +42,8 @@ typedef struct view {
     size_t block_count, shard_count, tensor_count;
     view_block *blobs;
     size_t blob_count;
+    chunk **ready_chunks;
+    size_t ready_count;
 } view;
 
 /*
@@ -47,7 +51,7 @@ typedef struct view {
  * failure). `inconsistent` is the status for records that contradict each other: CORRUPT for a stored checkpoint,
  * MISMATCH for one about to be committed.
  */
-ckd_status view_open(view **out, const char *store_path, manifest *m, ckd_status inconsistent,
+ckd_status view_open(view **out, const ckd_store *store, manifest *m, ckd_status inconsistent,
                      ckd_error *err);
 void view_close(view *v); /* accepts NULL */
 
@@ -81,6 +85,7 @@ const char *view_block_coding(const view_block *b);
 typedef struct view_cache {
     ckd_store *store;
     pthread_mutex_t mutex;
+    bool use_ready; /* set by views_init; verification wants the blocks themselves */
     view **views;
     size_t count, capacity;
 } view_cache;

@@ -6,7 +6,7 @@ set -u
 
 build=${1:?usage: demo.sh BUILD_DIR}
 build=$(cd "$build" && pwd) || exit 1
-steps=${DEMO_STEPS:-300} # save every twentieth of it, kill at about two thirds
+steps=${DEMO_STEPS:-240} # save every twentieth of it, kill at about two thirds
 every=$((steps / 20))
 kill_at=$((every * 13))
 trainer=

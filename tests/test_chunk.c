@@ -228,8 +228,18 @@ static void test_footers_that_lie(void **state) {
     snprintf(path, sizeof(path), "%s/lying", f->dir);
     bytes original = {0};
     bytes_put(&original, f->data.data, f->data.size);
-    static const uint64_t values[] = {0,         1, 95, 1000, UINT32_MAX, UINT64_C(1) << 31, UINT64_MAX - 71,
-                                      UINT64_MAX};
+    /* The last one, times the least size of an index entry, is 59 modulo 2^64. */
+    static const uint64_t values[] = {
+        0,
+        1,
+        95,
+        1000,
+        UINT32_MAX,
+        UINT64_C(1) << 31,
+        UINT64_MAX - 71,
+        UINT64_MAX,
+        UINT64_C(245956587649460689),
+    };
     for (size_t field = 0; field < 4; field++) { /* index offset, stored, raw, record count */
         for (size_t v = 0; v < sizeof(values) / sizeof(values[0]); v++) {
             memcpy(f->data.data, original.data, original.size);

@@ -19,6 +19,7 @@
 #include "base/file.h"
 #include "tests/support/scenes.h"
 #include "tests/support/scratch.h"
+#include "tests/support/survivors.h"
 #include "tests/support/tempdir.h"
 
 /* ---- the child ---- */
@@ -129,71 +130,6 @@ static uint64_t run_child(bool *finished, child_fn act, const char *dir, killer 
     return committed;
 }
 
-/* ---- afterwards ---- */
-
-/* Bits of the steps that are listed, each of which must load to the right values. */
-static uint64_t check_listed(ckd_store *store) {
-    ckd_checkpoint_list *list;
-    ckd_error err = { 0 };
-    if (ckd_store_list(&list, store, NULL, &err) != CKD_OK) {
-        fail_msg("list: %s", err.message);
-    }
-    uint64_t mask = 0;
-    for (size_t i = 0; i < list->count; i++) {
-        scene s = scene_of(list->items[i].step);
-        if (scene_load_id(store, &list->items[i].id, &s, &err) != CKD_OK) {
-            fail_msg("listed, but: %s (%s)", err.message, err.file);
-        }
-        mask |= UINT64_C(1) << s.step;
-    }
-    ckd_checkpoint_list_free(list);
-    return mask;
-}
-
-static uint64_t check_reading(const char *dir) {
-    ckd_store *store;
-    ckd_error err = { 0 };
-    char *before = tree_describe(dir);
-    ckd_status status = scene_open(&store, dir, CKD_OPEN_READ, &err);
-    if (status != CKD_OK && status != CKD_E_NOT_FOUND) {
-        fail_msg("open for reading: %s", err.message);
-    }
-    uint64_t mask = status == CKD_OK ? check_listed(store) : 0;
-    ckd_store_close(store);
-    char *after = tree_describe(dir);
-    assert_string_equal(before, after);
-    free(before);
-    free(after);
-    return mask;
-}
-
-static void check_writing(const char *dir, uint64_t mask, uint64_t next) {
-    ckd_store *store;
-    ckd_error err = { 0 };
-    if (scene_open(&store, dir, CKD_OPEN_CREATE, &err) != CKD_OK) {
-        fail_msg("open for writing: %s (%s)", err.message, err.file);
-    }
-    assert_int_equal(check_listed(store), mask);
-    store_check_clean(dir);
-    scene s = scene_of(next);
-    ckd_status status = scene_save(NULL, store, &s, &err);
-    if (status != ((mask >> next & 1) ? CKD_E_EXISTS : CKD_OK)) {
-        fail_msg("the next save: %s", err.message);
-    }
-    assert_int_equal(scene_load(store, &s, &err), CKD_OK);
-    scene_check(store, 0, 0);
-    ckd_store_close(store);
-    store_check_clean(dir);
-}
-
-/* `committed` must be there, of all else only the step `attempted` may. */
-static void check_survivors(const char *dir, uint64_t committed, uint64_t attempted) {
-    uint64_t mask = check_reading(dir);
-    assert_int_equal(mask & committed, committed);
-    assert_int_equal(mask & ~(committed | UINT64_C(1) << attempted), 0);
-    check_writing(dir, mask, attempted);
-}
-
 /* ---- sweeps ---- */
 
 typedef struct sweep {
@@ -212,7 +148,7 @@ static bool kill_once(const sweep *w, unsigned long at, bool torn) {
         tree_copy(store_path_of(w->template, ""), store);
     }
     uint64_t committed = w->before | run_child(&finished, w->act, dir, &k);
-    check_survivors(dir, committed, w->attempted);
+    survivors_check(dir, committed, UINT64_C(1) << w->attempted, w->attempted);
     tempdir_remove(dir);
     return finished;
 }

@@ -335,6 +335,7 @@ static void test_fields_are_checked(void **state) {
         {AT_NAME_SIZE, 1, 1, {13}, CKD_E_CORRUPT},
         {AT_NAME_SIZE, 1, 1, {0}, CKD_E_CORRUPT},
         {AT_NAME, 1, 1, {0}, CKD_E_CORRUPT},
+        {AT_NAME + 3, 1, 1, {0}, CKD_E_CORRUPT}, /* "lay" and what nobody would see */
         {AT_NAME, 1, 1, {0xff}, CKD_E_CORRUPT},
         {AT_NAME, 1, 1, {'"'}, CKD_OK},
         {AT_DEPENDENCIES, 1, 1, {1}, CKD_E_CORRUPT},
@@ -446,6 +447,26 @@ static void test_many_dependencies(void **state) {
     bytes_free(&b);
 }
 
+/* Many dependencies with long names: more than a header may have. */
+static void test_largest_header(void **state) {
+    (void)state;
+    static dependency many[RECORD_MAX_DEPENDENCIES];
+    static char name[CKD_NAME_MAX + 1];
+    memset(name, 'n', CKD_NAME_MAX);
+    record r = sample_block();
+    for (size_t i = 0; i < RECORD_MAX_DEPENDENCIES; i++) {
+        many[i] = (dependency){
+            .kind = DEPENDS_SIDE, .checkpoint = r.tensor->checkpoint, .tensor = name, .same_span = true};
+    }
+    r.dependencies = many;
+    for (r.dependency_count = 1004; r.dependency_count <= 1006; r.dependency_count++) {
+        bytes b = encode(&r);
+        assert_int_equal(decode(&b, NULL), b.size <= RECORD_HEADER_MAX ? CKD_OK : CKD_E_CORRUPT);
+        assert_in_range(b.size, RECORD_HEADER_MAX - 3000, RECORD_HEADER_MAX + 3000);
+        bytes_free(&b);
+    }
+}
+
 static void test_sizes_by_kind(void **state) {
     (void)state;
     static const struct {
@@ -537,6 +558,7 @@ int main(void) {
         cmocka_unit_test(test_sizes_in_front),
         cmocka_unit_test(test_dependency_encoding_is_checked),
         cmocka_unit_test(test_many_dependencies),
+        cmocka_unit_test(test_largest_header),
         cmocka_unit_test(test_sizes_by_kind),
         cmocka_unit_test(test_unsupported_names_the_tensor),
         cmocka_unit_test(test_equal_parts_are_shared),

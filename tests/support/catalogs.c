@@ -45,9 +45,9 @@ static void fill_shards(catalog_shard *s, uint64_t seed) {
         {"layers.0.weight", 0, 1, 2, CKD_ROLE_WEIGHT, CKD_F32, matrix, &boxes[1], 1179648, 4718592,
          "standalone", 0, 0.5, 1e-4},
         {"exp_avg.layers.0.weight", 1, 0, 2, CKD_ROLE_EXP_AVG, CKD_F32, matrix, &flats[0], 1000000, 4000000,
-         "delta", 1, 0.125, 0},
+         "delta", 1, (double)NAN, 0},
         {"exp_avg.layers.0.weight", 1, 1, 2, CKD_ROLE_EXP_AVG, CKD_F32, matrix, &flats[1], 1359296, 5437184,
-         "delta", 2, (double)NAN, 0},
+         "delta", 2, 0.125, 0},
         {"a.step", 2, 0, 0, CKD_ROLE_OTHER, CKD_I64, NULL, &whole, 1, 8, "raw", 0, 0, 0},
         {"größe", 3, 7, 2, CKD_ROLE_WEIGHT, CKD_BF16, empty, &whole, 0, 0, "same", 1, 0, 0},
     };

@@ -159,19 +159,20 @@ static ckd_save_options options_of(const scene *s) {
     return o;
 }
 
-ckd_status scene_save(ckd_checkpoint *info, ckd_store *store, const scene *s, ckd_error *err) {
-    ckd_save_options o = options_of(s);
-    ckd_save *save;
-    ckd_status status = ckd_save_begin(&save, store, &o, err);
-    if (status != CKD_OK) {
-        return status;
-    }
-    status = save_share(save, s, 0, 1, err);
+ckd_status scene_finish(ckd_checkpoint *info, ckd_save *save, const scene *s, ckd_error *err) {
+    ckd_status status = save_share(save, s, 0, 1, err);
     if (status != CKD_OK) {
         ckd_save_abort(save);
         return status;
     }
     return ckd_save_commit(info, save, err);
+}
+
+ckd_status scene_save(ckd_checkpoint *info, ckd_store *store, const scene *s, ckd_error *err) {
+    ckd_save_options o = options_of(s);
+    ckd_save *save;
+    ckd_status status = ckd_save_begin(&save, store, &o, err);
+    return status == CKD_OK ? scene_finish(info, save, s, err) : status;
 }
 
 ckd_status scene_save_ranks(ckd_checkpoint *info, ckd_store *store, const scene *s, ckd_error *err) {

@@ -28,6 +28,9 @@ ckd_status scene_save(ckd_checkpoint *info, ckd_store *store, const scene *s, ck
 /* The same by two ranks of this process, each with half of every tensor. */
 ckd_status scene_save_ranks(ckd_checkpoint *info, ckd_store *store, const scene *s, ckd_error *err);
 
+/* Gives a save that was begun all of the scene, and commits it. */
+ckd_status scene_finish(ckd_checkpoint *info, ckd_save *save, const scene *s, ckd_error *err);
+
 #define SCENE_WRONG ((ckd_status)1000) /* loaded, and not what was saved: the one thing that must never be */
 /* Loads all of it and compares. CKD_OK, SCENE_WRONG (err names the tensor), or the first status that was not CKD_OK. */
 ckd_status scene_load(ckd_store *store, const scene *s, ckd_error *err);

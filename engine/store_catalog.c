@@ -1,0 +1,149 @@
+/*
+ * Which catalog a handle works with: the file, or, where that cannot be used, one in memory that is made from the
+ * manifests. Nothing depends on the file: a writer goes on without it, and tries it again the next time.
+ */
+#include "engine/store.h"
+
+static ckd_status use_file(ckd_store *store, ckd_error *err) {
+    catalog_mode mode = store->mode == CKD_OPEN_READ ? CATALOG_READ : CATALOG_WRITE;
+    catalog_close(store->catalog);
+    store->catalog = NULL;
+    store->catalog_in_memory = false;
+    return catalog_open(&store->catalog, path_in(store->path, FILE_CATALOG).text, mode, &store->id,
+                        store->options.lock_timeout_ms, err);
+}
+
+ckd_status store_use_memory(ckd_store *store, ckd_error *err) {
+    catalog_close(store->catalog);
+    store->catalog = NULL;
+    store->catalog_in_memory = true;
+    ckd_status status = catalog_open(&store->catalog, NULL, CATALOG_MEMORY, &store->id, 0, err);
+    merge_result merged;
+    return status == CKD_OK ? store_merge(&merged, store, err) : status;
+}
+
+static ckd_status open_for_reading(ckd_store *store, ckd_error *err) {
+    ckd_error why = {0};
+    merge_result merged = {0};
+    ckd_status status = use_file(store, &why);
+    if (status == CKD_OK) {
+        status = store_merge(&merged, store, &why);
+    }
+    if ((status == CKD_OK && !merged.behind) || status == CKD_E_NOMEM) {
+        return err_from(err, status, &why);
+    }
+    /* Missing, damaged, newer, locked, or with a journal that only a writer may roll back: the manifests know it all. */
+    if (status != CKD_OK && status != CKD_E_NOT_FOUND) {
+        store_message(store, "the catalog is not used, the manifests are read instead: %s", why.message);
+    }
+    return store_use_memory(store, err);
+}
+
+/* `catalog_failed` tells whether it was the file that failed. */
+static ckd_status refresh_file(bool *catalog_failed, ckd_store *store, ckd_error *err) {
+    merge_result merged = {.catalog_failed = true};
+    ckd_status status = CKD_OK;
+    if (!store->catalog || store->catalog_in_memory) {
+        status = use_file(store, err);
+    }
+    if (status == CKD_OK) {
+        status = store_merge(&merged, store, err);
+    }
+    *catalog_failed = status != CKD_OK && merged.catalog_failed;
+    return status;
+}
+
+/*
+ * The old name goes durably before the old journal: whatever happens in between, no journal is applied to another
+ * database, and none that is needed is lost (SQLite ignores the journal of an empty database).
+ */
+static ckd_status put_aside(const ckd_store *store, ckd_error *err) {
+    pathname p = path_in(store->path, FILE_CATALOG);
+    ckd_status status = CKD_OK;
+    if (file_exists(p.text)) {
+        status = file_replace(p.text, path_in(store->path, FILE_CATALOG ".old").text, err);
+    }
+    if (status == CKD_OK) {
+        status = dir_sync(store->path, err);
+    }
+    return status == CKD_OK ? file_remove(path_in(store->path, FILE_CATALOG "-journal").text, true, err)
+                            : status;
+}
+
+ckd_status store_renew_catalog(ckd_store *store, ckd_error *err) {
+    catalog_close(store->catalog);
+    store->catalog = NULL;
+    ckd_status status = put_aside(store, err);
+    bool ignored;
+    return status == CKD_OK ? refresh_file(&ignored, store, err) : status;
+}
+
+ckd_status store_refresh(ckd_store *store, ckd_error *err) {
+    ckd_error why = {0};
+    bool catalog_failed;
+    ckd_status status = refresh_file(&catalog_failed, store, &why);
+    if (catalog_failed && (status == CKD_E_CORRUPT || status == CKD_E_NOT_FOUND)) {
+        store_message(store,
+                      "the catalog is damaged (%s); making it anew from the manifests, the old one is kept "
+                      "as " FILE_CATALOG ".old",
+                      why.message);
+        status = store_renew_catalog(store, &why);
+    }
+    /* A newer version's catalog, or one that may not be written, says that this store is not ours to write. */
+    if (!catalog_failed || status == CKD_OK || status == CKD_E_NOMEM || status == CKD_E_UNSUPPORTED ||
+        status == CKD_E_READ_ONLY) {
+        return err_from(err, status, &why);
+    }
+    store_message(store, "going on without the catalog: %s", why.message);
+    return store_use_memory(store, err);
+}
+
+ckd_status store_open_catalog(ckd_store *store, ckd_error *err) {
+    return store->mode == CKD_OPEN_READ ? open_for_reading(store, err) : store_refresh(store, err);
+}
+
+/* ---- questions ---- */
+
+/* A reader's file may also be behind: whoever wrote the newest manifests may not have come to the catalog. */
+static bool ask_again(const ckd_store *store, ckd_status status) {
+    switch (status) {
+    case CKD_E_NOT_FOUND:
+        return store->mode == CKD_OPEN_READ;
+    case CKD_E_CORRUPT:
+    case CKD_E_BUSY:
+    case CKD_E_IO:
+    case CKD_E_NOSPACE:
+        return true;
+    default:
+        return false;
+    }
+}
+
+/* A catalog that the question can be asked of, as new as the manifests. */
+static ckd_status catch_up(ckd_store *store, ckd_status failed, ckd_error *err) {
+    merge_result merged = {0};
+    if (store->catalog && store->catalog_in_memory) {
+        return store_merge(&merged, store, err);
+    }
+    if (failed == CKD_E_NOT_FOUND && store_merge(&merged, store, NULL) == CKD_OK && !merged.behind) {
+        return CKD_OK;
+    }
+    return store_use_memory(store, err);
+}
+
+ckd_status store_ask(ckd_store *store, store_question question, void *context, ckd_error *err) {
+    ckd_error why = {0};
+    pthread_mutex_lock(&store->mutex);
+    ckd_status status = CKD_E_CORRUPT;
+    if (store->catalog && !store->catalog_in_memory) {
+        status = question(context, store->catalog, &why);
+    }
+    if (ask_again(store, status)) {
+        status = catch_up(store, status, &why);
+        if (status == CKD_OK) {
+            status = question(context, store->catalog, &why);
+        }
+    }
+    pthread_mutex_unlock(&store->mutex);
+    return err_from(err, status, &why);
+}

@@ -1,0 +1,157 @@
+"""Writes a golden store with the library: make_library.py COMMAND [FOLDER]
+
+COMMAND is the built `ckptdelta`. Run once for each version of the format whose stores are to be kept for good; FOLDER is
+v1/library by default and must not exist. What went in is recorded in FOLDER.json, from the arrays themselves, not from
+what came out. Fails unless every coding and predictor of the format has been used.
+
+The runs differ in their codec. Each has a base and deltas, and among its tensors all dtypes, shapes with 0 to 4
+dimensions, values that do not change, that change a little and that change wholly, copies and rounded copies.
+"""
+
+import hashlib
+import json
+import shutil
+import struct
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent / "reader"))
+import ckd_reader  # noqa: E402
+
+SAFETENSORS = {"f8e4m3": "F8_E4M3", "f8e5m2": "F8_E5M2"}
+METADATA = {"format": "pt", "note": "golden"}
+CODINGS, PREDICTORS = range(6), range(4)
+INTEGERS = {"i64": 8, "i32": 4, "i16": 2, "i8": 1, "u64": 8, "u32": 4, "u16": 2, "u8": 1}
+
+
+def bf16(values):
+    bits = values.astype("<f4").view("<u4").astype("<u8")
+    return ((bits + 0x7fff + (bits >> 16 & 1)) >> 16).astype("<u2")
+
+
+class Model:
+    """Tensors as bytes, moved by something like training."""
+
+    def __init__(self, seed, small):
+        self.rng = np.random.default_rng(seed)
+        self.small = small
+        side = 24 if small else 48
+        self.weights = {f"layer.{i}": self.rng.standard_normal((side, side)) * 0.02 for i in range(2)}
+        self.moment = {name: w * 0.01 for name, w in self.weights.items()}
+        self.counts = np.zeros(4096 if small else 300000, dtype="<u1")
+        self.words = {name: self.rng.integers(0, 200, 64, dtype=np.int64) - 100 for name in INTEGERS}
+        self.noise = self.rng.bytes(500)
+
+    def move(self, scale):
+        for name, w in self.weights.items():
+            self.moment[name] = 0.9 * self.moment[name] + self.rng.standard_normal(w.shape) * scale
+            self.weights[name] = w - 0.001 * self.moment[name]
+        self.counts[self.rng.integers(0, len(self.counts), 100)] += 1
+        for name in INTEGERS:
+            self.words[name] = self.words[name] + (self.rng.random(64) < 0.3)
+
+    def tensors(self):
+        """{name: (dtype, shape, bytes)}"""
+        out = {}
+
+        def put(name, dtype, shape, data):
+            out[name] = (dtype, list(shape), data if isinstance(data, bytes) else data.tobytes())
+
+        first = self.weights["layer.0"]
+        for name, w in self.weights.items():
+            put("master." + name, "f32", w.shape, w.astype("<f4"))
+            put(name, "bf16", w.shape, bf16(w))
+            put("exp_avg." + name, "f32", w.shape, self.moment[name].astype("<f4"))
+            put("exp_avg_sq." + name, "f32", w.shape, (self.moment[name] ** 2).astype("<f4"))
+        put("half", "f16", first.shape, first.astype("<f4").astype("<f2"))
+        put("tied", "f32", first.shape, first.astype("<f4"))
+        put("wide", "f64", first.shape, first)
+        put("conv", "f32", (4, 3, first.size // 48, 2), first.reshape(-1)[:first.size // 2].astype("<f4"))
+        put("f8.a", "f8e4m3", (64,), (first.reshape(-1)[:64].astype("<f2").view("<u2") >> 7).astype("<u1"))
+        put("f8.b", "f8e5m2", (64,), (first.reshape(-1)[:64].astype("<f2").view("<u2") >> 8).astype("<u1"))
+        special = np.array([0.0, -0.0, np.inf, -np.inf, np.nan, 1e-42, -1e-42, 3e38], "<f4")
+        put("special", "f32", (8,), special.view("<u4") + np.array([0, 0, 0, 0, 5, 0, 0, 0], "<u4"))
+        for name, size in INTEGERS.items():
+            put(name, name, (8, 8), self.words[name].astype(f"<i{size}"))
+        put("flags", "bool", (3, 3), (self.words["u8"][:9] % 2).astype("<u1"))
+        put("counts", "u8", (len(self.counts),), self.counts)
+        put("frozen", "u8", (500,), self.noise)
+        put("scalar", "i64", (), struct.pack("<q", int(self.words["i64"][0])))
+        put("empty", "f32", (0, 7), b"")
+        return out
+
+
+def write_safetensors(path, tensors):
+    header, at = {"__metadata__": METADATA}, 0
+    for name, (dtype, shape, data) in tensors.items():
+        header[name] = {"dtype": SAFETENSORS.get(dtype, dtype.upper()), "shape": shape,
+                        "data_offsets": [at, at + len(data)]}
+        at += len(data)
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    path.write_bytes(struct.pack("<Q", len(text)) + text + b"".join(t[2] for t in tensors.values()))
+
+
+def make(command, folder):
+    """{RUN@STEP: tensors that were saved}"""
+    saved = {}
+    with tempfile.TemporaryDirectory() as scratch:
+        def save(run, step, model, *options):
+            file = Path(scratch) / "in.safetensors"
+            saved[f"{run}@{step}"] = model.tensors()
+            write_safetensors(file, model.tensors())
+            subprocess.run([command, "save", folder, "--run", run, "--step", str(step), *options, file], check=True)
+
+        for seed, codec in enumerate(("auto", "zstd", "lz4", "raw")):
+            model = Model(seed, small=codec != "auto")
+            save(codec, 10, model, "--codec", codec, "--metric", f"loss={3 - seed / 4}")
+            for step, scale in ((20, 1e-5), (30, 1e-3)):
+                model.move(scale)
+                save(codec, step, model, "--codec", codec)
+        auto = Model(0, small=False)
+        auto.move(1e-5)
+        auto.move(1e-4)
+        save("branch.x", 25, auto, "--parent", "auto@20", "--resumed-from", "auto@20")
+    return saved
+
+
+def coverage(store):
+    used = set()
+    for key in store.manifests:
+        for tensor in store.checkpoint(*key).tensors.values():
+            used |= {(b.predictor, b.coding) for b in tensor.blocks if b.count}
+    return used
+
+
+def main(argv):
+    command, folder = argv[1], Path(argv[2]) if len(argv) > 2 else HERE / "v1" / "library"
+    if folder.exists():
+        sys.exit(f"{folder} exists; golden stores are written once")
+    saved = make(str(Path(command).resolve()), folder)
+    for name in ("catalog.db", "catalog.db-journal", "data/lock", "data/readers"):
+        (folder / name).unlink(missing_ok=True)
+    for name in ("i", "t", "n"):
+        shutil.rmtree(folder / "data" / name, ignore_errors=True)
+    store = ckd_reader.Store(folder)
+    used = coverage(store)
+    print("predictor, coding:", sorted(used))
+    assert {c for _, c in used} == set(CODINGS) and {p for p, _ in used} == set(PREDICTORS), "not everything was used"
+    expected = {}
+    for (run, step) in store.manifests:
+        checkpoint = store.checkpoint(run, step)
+        expected[f"{run}@{step}"] = {
+            "tensors": {n: {"role": ckd_reader.ROLES[checkpoint.tensors[n].role], "dtype": d, "shape": s,
+                            "sha256": hashlib.sha256(b).hexdigest()} for n, (d, s, b) in saved[f"{run}@{step}"].items()},
+            "blobs": {n: hashlib.sha256(checkpoint.blob(n)).hexdigest() for n in checkpoint.blobs}}
+    assert set(expected) == set(saved)
+    text = json.dumps({folder.name: {"checkpoints": expected}}, indent=1, sort_keys=True)
+    folder.with_suffix(".json").write_text(text + "\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv)
