@@ -42,6 +42,7 @@ typedef struct manifest {
     size_t file_count;
     role_total *roles;
     size_t role_count;
+    uint64_t file_bytes; /* of the manifest's own file; set by who reads it, not stored */
 } manifest;
 void manifest_encode(bytes *to, const ckd_id *store, const manifest *m);
 ckd_status manifest_decode(manifest *out, const ckd_id *store, const void *data, size_t size, const char *path, ckd_error *err);

@@ -51,6 +51,7 @@ static ckd_status add_rows(ckd_store *store, const manifest *m, const view *v, c
     }
     if (status == CKD_OK) {
         catalog_entry entry = {.checkpoint = &m->checkpoint,
+                               .manifest_bytes = m->file_bytes,
                                .files = files,
                                .file_count = m->file_count,
                                .shards = shards,

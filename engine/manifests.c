@@ -20,6 +20,7 @@ ckd_status store_read_manifest(manifest *out, const ckd_store *store, const char
     }
     if (status == CKD_OK) {
         out->checkpoint.stored_bytes += data.size;
+        out->file_bytes = data.size;
     }
     bytes_free(&data);
     return status;
