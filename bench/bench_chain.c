@@ -198,7 +198,7 @@ static void measure_one(ckd_store *store, const options *o, ckd_store *bases, co
 
 static void measure_run(const options *o, FILE *json) {
     char base_path[4096];
-    snprintf(base_path, sizeof(base_path), "%s.bases-%ld", o->store, (long)getpid());
+    snprintf(base_path, sizeof(base_path), "%.4000s.bases-%ld", o->store, (long)getpid());
     ckd_store *store, *bases;
     ckd_store_options one_thread = CKD_STORE_OPTIONS_INIT;
     one_thread.threads = 1;

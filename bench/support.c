@@ -9,10 +9,18 @@
 #include <time.h>
 #include <unistd.h>
 
-double bench_seconds(void) {
+static double clock_seconds(clockid_t clock) {
     struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
+    clock_gettime(clock, &t);
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+double bench_seconds(void) {
+    return clock_seconds(CLOCK_MONOTONIC);
+}
+
+double bench_cpu_seconds(void) {
+    return clock_seconds(CLOCK_PROCESS_CPUTIME_ID);
 }
 
 static void processor(char *out, size_t room) {
@@ -56,19 +64,29 @@ static void trainer_path(char *out, size_t room) {
     snprintf(out, room, "%s/train_gpt", self);
 }
 
-void bench_train(const char *store, const char *run, int saves, int every) {
-    char trainer[4200], steps[32], interval[32];
+int bench_file_exists(const char *path) {
+    return access(path, R_OK) == 0;
+}
+
+void bench_run_trainer(const char *const *arguments) {
+    char trainer[4200];
+    const char *argv[64];
+    int argc = 0;
     trainer_path(trainer, sizeof(trainer));
-    snprintf(steps, sizeof(steps), "%d", saves * every);
-    snprintf(interval, sizeof(interval), "%d", every);
-    mkdir("bench/series", 0777);
-    fprintf(stderr, "training %s steps, saving every %s, into %s (kept for the next time)\n", steps, interval,
-            store);
+    argv[argc++] = trainer;
+    fprintf(stderr, "training (kept for the next time):");
+    for (; *arguments && argc < 63; arguments++) {
+        fprintf(stderr, " %s", *arguments);
+        argv[argc++] = *arguments;
+    }
+    fprintf(stderr, "\n");
+    argv[argc] = NULL;
+    fflush(stdout); /* or the child prints it once more */
     pid_t child = fork();
     if (child == 0) {
-        freopen("/dev/null", "w", stdout);
-        execl(trainer, trainer, "--store", store, "--run", run, "--steps", steps, "--save-every", interval,
-              "--schedule", "constant", "--resume", (char *)NULL);
+        if (freopen("/dev/null", "w", stdout)) {
+            execv(trainer, (char *const *)argv);
+        }
         _exit(127);
     }
     int status = 0;
@@ -76,6 +94,15 @@ void bench_train(const char *store, const char *run, int saves, int every) {
         fprintf(stderr, "%s failed (status %d)\n", trainer, status);
         exit(1);
     }
+}
+
+void bench_train(const char *store, const char *run, int saves, int every) {
+    char steps[32], interval[32];
+    snprintf(steps, sizeof(steps), "%d", saves * every);
+    snprintf(interval, sizeof(interval), "%d", every);
+    mkdir("bench/series", 0777);
+    bench_run_trainer((const char *[]){"--store", store, "--run", run, "--steps", steps, "--save-every",
+                                       interval, "--schedule", "constant", "--resume", NULL});
 }
 
 static int remove_one(const char *path, const struct stat *info, int kind, struct FTW *where) {

@@ -4,10 +4,16 @@
 
 /* Monotonic. */
 double bench_seconds(void);
+/* Time this process has computed: what a core takes for it, however busy the machine is. */
+double bench_cpu_seconds(void);
 /* "MODEL, N cores, M GiB, COMPILER, DATE": results mean nothing without it. Static. */
 const char *bench_machine(void);
 /* Trains (train_gpt beside this program) until `store` holds `saves` checkpoints of `run`, `every` steps apart; resumes. */
 void bench_train(const char *store, const char *run, int saves, int every);
+/* Runs train_gpt with these options (NULL at the end), its output dropped. */
+void bench_run_trainer(const char *const *arguments);
+/* Is there such a file? */
+int bench_file_exists(const char *path);
 /* rm -r of what the benchmark made itself. */
 void bench_remove_tree(const char *path);
 
