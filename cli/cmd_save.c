@@ -233,9 +233,6 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
 
 static ckd_status read_input(void *context, uint64_t first, uint64_t count, void *to, ckd_error *err) {
     const cli_input *input = context;
-    if (cli_interrupted()) {
-        return cli_error(err, CKD_E_CANCELLED, "interrupted");
-    }
     return safetensors_read(input->file, input->tensor, first, count, to, err);
 }
 

@@ -140,8 +140,9 @@ ckd_status cli_output_commit(cli_output *o, ckd_error *err) {
     if (close(fd) != 0 && status == CKD_OK) {
         status = cli_error_sys(err, errno, o->temporary, "cannot make the output durable");
     }
-    if (status == CKD_OK) {
-        status = cli_output_check(o->path, o->force, err);
+    /* rename() would replace a device as well. */
+    if (status == CKD_OK && o->force) {
+        status = cli_output_check(o->path, true, err);
     }
     if (status == CKD_OK && give_name(o) != 0) {
         status = cli_error_sys(err, errno, o->path, "cannot give the output its name");
