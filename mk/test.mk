@@ -13,6 +13,13 @@ FUZZERS := $(patsubst tests/%.c,$(B)/fuzz/%,$(FUZZ_SRC))
 $(B)/tests/test_gpt: EXTRA_OBJ = $(GPT_OBJ)
 $(B)/tests/test_gpt: $(GPT_OBJ)
 
+# Tests of the command's parts link with all of it but its main().
+CLI_PART_OBJ := $(filter-out $(B)/obj/cli/main.o,$(CLI_OBJ))
+CLI_TESTS := $(filter $(B)/tests/test_cli% $(B)/tests/test_safetensors% $(B)/tests/fuzz_safetensors% \
+    $(B)/fuzz/fuzz_safetensors%,$(TESTS) $(REPLAYS) $(FUZZERS))
+$(CLI_TESTS): EXTRA_OBJ = $(CLI_PART_OBJ) $(JANSSON_LIBS)
+$(CLI_TESTS): $(CLI_PART_OBJ)
+
 $(TESTS): $(B)/tests/%: $(B)/obj/tests/%.o $(TEST_SUPPORT_OBJ) $(B)/obj/internal.a
 	$(call say,LINK,$@)
 	@mkdir -p $(@D)
@@ -21,13 +28,13 @@ $(TESTS): $(B)/tests/%: $(B)/obj/tests/%.o $(TEST_SUPPORT_OBJ) $(B)/obj/internal
 $(REPLAYS): $(B)/tests/%: $(B)/obj/tests/%.o $(B)/obj/tests/support/fuzz_main.o $(TEST_SUPPORT_OBJ) $(B)/obj/internal.a
 	$(call say,LINK,$@)
 	@mkdir -p $(@D)
-	@$(CC) $(CKD_LDFLAGS) -o $@ $< $(B)/obj/tests/support/fuzz_main.o $(TEST_SUPPORT_OBJ) $(B)/obj/internal.a \
+	@$(CC) $(CKD_LDFLAGS) -o $@ $< $(EXTRA_OBJ) $(B)/obj/tests/support/fuzz_main.o $(TEST_SUPPORT_OBJ) $(B)/obj/internal.a \
 	    $(CMOCKA_LIBS) $(CKD_LIBS)
 
 $(FUZZERS): $(B)/fuzz/%: $(B)/obj/tests/%.o $(TEST_SUPPORT_OBJ) $(B)/obj/internal.a
 	$(call say,LINK,$@)
 	@mkdir -p $(@D)
-	@$(CC) $(CKD_LDFLAGS) -fsanitize=fuzzer -o $@ $< $(TEST_SUPPORT_OBJ) $(B)/obj/internal.a $(CMOCKA_LIBS) $(CKD_LIBS)
+	@$(CC) $(CKD_LDFLAGS) -fsanitize=fuzzer -o $@ $< $(EXTRA_OBJ) $(TEST_SUPPORT_OBJ) $(B)/obj/internal.a $(CMOCKA_LIBS) $(CKD_LIBS)
 
 .SECONDARY: $(call obj,$(TEST_SRC) $(FUZZ_SRC) $(BENCH_SRC) tests/support/fuzz_main.c)
 

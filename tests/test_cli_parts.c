@@ -1,0 +1,349 @@
+/* Parts of the command that need no store: figures as text, values of options, roles, progress, output files. */
+#include <errno.h>
+#include <math.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <cmocka.h>
+
+#include "cli/interrupt.h"
+#include "cli/options.h"
+#include "cli/output_file.h"
+#include "cli/progress.h"
+#include "cli/roles.h"
+#include "cli/text.h"
+
+#define SECOND UINT64_C(1000000000)
+
+static void test_sizes(void **state) {
+    (void)state;
+    static const struct {
+        uint64_t bytes;
+        const char *text;
+    } cases[] = {
+        {0, "0 B"},
+        {1023, "1023 B"},
+        {1024, "1.0 KiB"},
+        {1536, "1.5 KiB"},
+        {1048524, "1023.9 KiB"},
+        {1048575, "1.0 MiB"},
+        {12897485, "12.3 MiB"},
+        {UINT64_C(1) << 40, "1.0 TiB"},
+        {UINT64_MAX, "16.0 EiB"},
+    };
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++)
+        assert_string_equal(cli_text_size(cases[i].bytes).text, cases[i].text);
+}
+
+static void test_other_figures(void **state) {
+    (void)state;
+    assert_string_equal(cli_text_ratio(131, 100).text, "1.31x");
+    assert_string_equal(cli_text_ratio(123456, 1000).text, "123x");
+    assert_string_equal(cli_text_ratio(0, 100).text, "-");
+    assert_string_equal(cli_text_ratio(100, 0).text, "-");
+    assert_string_equal(cli_text_duration(0.4).text, "0 s");
+    assert_string_equal(cli_text_duration(59.4).text, "59 s");
+    assert_string_equal(cli_text_duration(59.6).text, "1 min 0 s");
+    assert_string_equal(cli_text_duration(3725).text, "1 h 2 min");
+    assert_string_equal(cli_text_duration(INFINITY).text, "long");
+    assert_string_equal(cli_text_duration(NAN).text, "long");
+    assert_string_equal(cli_text_time(0).text, "1970-01-01T00:00:00Z");
+    assert_string_equal(cli_text_time(UINT64_C(1709210096) * SECOND + 999999999).text,
+                        "2024-02-29T12:34:56Z");
+    assert_string_equal(cli_text_number(NAN).text, "-");
+    assert_string_equal(cli_text_number(1.25e-7).text, "1.25e-07");
+}
+
+/* A tensor's name may hold an escape sequence; the terminal must not see it. */
+static void test_control_characters_are_shown(void **state) {
+    (void)state;
+    static const struct {
+        const char *text, *clean;
+    } cases[] = {
+        {"plain \xc3\xa9 \xe2\x82\xac", "plain \xc3\xa9 \xe2\x82\xac"},
+        {"\x1b[31mred\n\t\x7f", "\\x1b[31mred\\x0a\\x09\\x7f"},
+        {"\xc2\x9b"
+         "2J \xc2\xa0",
+         "\\xc2\\x9b2J \xc2\xa0"},
+        {"", ""},
+    };
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        char *clean = cli_clean_copy(cases[i].text);
+        assert_string_equal(clean, cases[i].clean);
+        free(clean);
+    }
+    assert_int_equal(cli_text_width("\xc3\xa9\xe2\x82\xac"
+                                    "a"),
+                     3);
+}
+
+static void test_numbers(void **state) {
+    (void)state;
+    uint64_t number;
+    double real;
+    assert_true(cli_parse_u64(&number, "18446744073709551615"));
+    assert_true(number == UINT64_MAX);
+    static const char *const bad[] = {"",   "-1", "+1", " 1", "1 ", "0x10", "1e3", "18446744073709551616",
+                                      "1.0"};
+    for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++)
+        assert_false(cli_parse_u64(&number, bad[i]));
+    assert_true(cli_parse_double(&real, "-2.5e-3"));
+    assert_true(real == -2.5e-3);
+    static const char *const bad_reals[] = {"", "x", "1x", "nan", "inf", "1e999"};
+    for (size_t i = 0; i < sizeof(bad_reals) / sizeof(bad_reals[0]); i++)
+        assert_false(cli_parse_double(&real, bad_reals[i]));
+}
+
+static void test_places(void **state) {
+    (void)state;
+    cli_place place;
+    assert_true(cli_parse_place(&place, "gpt~2@100"));
+    assert_string_equal(place.run, "gpt~2");
+    assert_int_equal(place.step, 100);
+    assert_true(cli_parse_place(&place, "latest"));
+    assert_string_equal(place.run, "");
+    assert_true(place.step == CKD_LATEST);
+    assert_true(cli_parse_place(&place, "a@latest"));
+    assert_true(place.step == CKD_LATEST);
+    static const char *const bad[] = {"", "@1", "a@", "a@-1", "a", "a@9223372036854775808", "a@newest"};
+    for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++)
+        assert_false(cli_parse_place(&place, bad[i]));
+    char longest[CKD_RUN_MAX + 4];
+    memset(longest, 'r', sizeof(longest));
+    strcpy(longest + CKD_RUN_MAX, "@1");
+    assert_true(cli_parse_place(&place, longest));
+    strcpy(longest + CKD_RUN_MAX, "r@1");
+    assert_false(cli_parse_place(&place, longest));
+}
+
+static void test_roles(void **state) {
+    (void)state;
+    cli_roles roles = {0};
+    ckd_error err;
+    assert_int_equal(cli_roles_add(&roles, "ema.*=other", &err), CKD_OK);
+    assert_int_equal(cli_roles_add(&roles, "*.a=b=master", &err), CKD_OK);
+    assert_int_equal(cli_roles_add(&roles, "ema.x=weight", &err), CKD_OK);
+    assert_int_equal(cli_roles_find(&roles, "ema.x", CKD_F32), CKD_ROLE_OTHER);
+    assert_int_equal(cli_roles_find(&roles, "deep/er.a=b", CKD_F32), CKD_ROLE_MASTER);
+    assert_int_equal(cli_roles_find(&roles, "exp_avg_sq.w", CKD_F32), CKD_ROLE_EXP_AVG_SQ);
+    assert_int_equal(cli_roles_find(&roles, "max_exp_avg_sq.w", CKD_F32), CKD_ROLE_EXP_AVG_SQ);
+    assert_int_equal(cli_roles_find(&roles, "exp_avg.w", CKD_BF16), CKD_ROLE_EXP_AVG);
+    assert_int_equal(cli_roles_find(&roles, "master.w", CKD_F32), CKD_ROLE_MASTER);
+    assert_int_equal(cli_roles_find(&roles, "w", CKD_F32), CKD_ROLE_WEIGHT);
+    assert_int_equal(cli_roles_find(&roles, "w", CKD_I64), CKD_ROLE_OTHER);
+    assert_true(roles.rules[0].used && roles.rules[1].used && !roles.rules[2].used);
+    static const char *const bad[] = {"", "x", "=weight", "x=", "x=auto", "x=Weight"};
+    for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++)
+        assert_int_equal(cli_roles_add(&roles, bad[i], &err), CKD_E_INVALID);
+    assert_int_equal(roles.count, 3);
+    cli_roles_free(&roles);
+}
+
+/* ---------------------------------------------------------------------------------------------------- progress */
+
+static void test_progress_is_drawn_seldom(void **state) {
+    (void)state;
+    cli_progress p = {.verb = "saving", .enabled = true, .started_ns = 5 * SECOND};
+    assert_false(cli_progress_due(&p, 6 * SECOND - 1));
+    assert_true(cli_progress_due(&p, 6 * SECOND));
+    p.drawn = true;
+    p.drawn_ns = 6 * SECOND;
+    assert_false(cli_progress_due(&p, 6 * SECOND + SECOND / 5 - 1));
+    assert_true(cli_progress_due(&p, 6 * SECOND + SECOND / 5));
+    p.enabled = false;
+    assert_false(cli_progress_due(&p, 100 * SECOND));
+}
+
+static void test_progress_line(void **state) {
+    (void)state;
+    cli_progress p = {.verb = "saving", .started_ns = 1};
+    char line[256];
+    uint64_t mib = UINT64_C(1) << 20;
+    cli_progress_line(line, sizeof(line), &p, 300 * mib, 1200 * mib, 1 + 2 * SECOND);
+    assert_string_equal(line, "saving  300.0 MiB of 1.2 GiB  25 %  150.0 MiB/s  6 s left");
+    cli_progress_line(line, sizeof(line), &p, 300 * mib, 0, 1 + 2 * SECOND);
+    assert_string_equal(line, "saving  300.0 MiB  150.0 MiB/s");
+    cli_progress_line(line, sizeof(line), &p, 0, 1200 * mib, 1 + SECOND);
+    assert_string_equal(line, "saving  0 B of 1.2 GiB  0 %  0 B/s");
+    cli_progress_line(line, sizeof(line), &p, 1300 * mib, 1200 * mib, 1 + SECOND);
+    assert_string_equal(line, "saving  1.3 GiB of 1.2 GiB  100 %  1.3 GiB/s  0 s left");
+}
+
+/* Standard error of a test is a file or a pipe. */
+static void test_progress_is_for_terminals(void **state) {
+    (void)state;
+    int keep = dup(STDERR_FILENO), pipes[2];
+    assert_int_equal(pipe(pipes), 0);
+    assert_true(dup2(pipes[1], STDERR_FILENO) >= 0);
+    cli_progress p;
+    cli_progress_begin(&p, "saving", false);
+    bool enabled = p.enabled;
+    dup2(keep, STDERR_FILENO);
+    close(keep);
+    close(pipes[0]);
+    close(pipes[1]);
+    assert_false(enabled);
+}
+
+static void test_a_signal_cancels(void **state) {
+    (void)state;
+    cli_progress p = {.verb = "saving"};
+    assert_int_equal(cli_progress_update(&p, 1, 2), 0);
+    cli_interrupt_catch();
+    assert_int_equal(raise(SIGTERM), 0);
+    assert_int_equal(cli_interrupted(), SIGTERM);
+    assert_true(cli_progress_update(&p, 1, 2) != 0);
+    struct sigaction now;
+    assert_int_equal(sigaction(SIGTERM, NULL, &now), 0);
+    assert_true(now.sa_handler == SIG_DFL); /* a second one kills */
+    signal(SIGINT, SIG_DFL);
+    signal(SIGHUP, SIG_DFL);
+}
+
+/* ------------------------------------------------------------------------------------------------- output files */
+
+typedef struct fixture {
+    char folder[64], path[96];
+} fixture;
+
+static int make_folder(void **state) {
+    static fixture f;
+    const char *tmp = getenv("TMPDIR");
+    snprintf(f.folder, sizeof(f.folder), "%s/out-XXXXXX", tmp && strlen(tmp) < 40 ? tmp : "/tmp");
+    if (!mkdtemp(f.folder))
+        return -1;
+    snprintf(f.path, sizeof(f.path), "%s/out", f.folder);
+    *state = &f;
+    return 0;
+}
+
+/* rmdir fails if a temporary file was left. */
+static int remove_folder(void **state) {
+    fixture *f = *state;
+    if (unlink(f->path) != 0)
+        rmdir(f->path);
+    return rmdir(f->folder);
+}
+
+static void put(const char *path, const char *text) {
+    FILE *file = fopen(path, "w");
+    assert_non_null(file);
+    fputs(text, file);
+    assert_int_equal(fclose(file), 0);
+}
+
+static void assert_content(const char *path, const char *text) {
+    char content[64] = "";
+    FILE *file = fopen(path, "r");
+    assert_non_null(file);
+    size_t size = fread(content, 1, sizeof(content) - 1, file);
+    fclose(file);
+    assert_int_equal(size, strlen(text));
+    assert_string_equal(content, text);
+}
+
+static cli_output *open_output(const fixture *f, bool force) {
+    cli_output *out;
+    ckd_error err;
+    assert_int_equal(cli_output_open(&out, f->path, force, 6, &err), CKD_OK);
+    assert_int_equal(cli_output_write(out, "new", 3, &err), CKD_OK);
+    assert_int_equal(cli_output_write(out, "er\n", 3, &err), CKD_OK);
+    return out;
+}
+
+static void test_output_appears_when_committed(void **state) {
+    fixture *f = *state;
+    ckd_error err;
+    cli_output *out = open_output(f, false);
+    assert_int_equal(access(f->path, F_OK), -1);
+    assert_int_equal(cli_output_commit(out, &err), CKD_OK);
+    assert_content(f->path, "newer\n");
+}
+
+static void test_output_that_is_dropped(void **state) {
+    fixture *f = *state;
+    cli_output_drop(open_output(f, false));
+    assert_int_equal(access(f->path, F_OK), -1);
+    cli_output_drop(NULL);
+}
+
+static void test_output_replaces_nothing(void **state) {
+    fixture *f = *state;
+    ckd_error err;
+    put(f->path, "old");
+    assert_int_equal(cli_output_check(f->path, false, &err), CKD_E_EXISTS);
+    assert_non_null(strstr(err.message, "--force"));
+    assert_int_equal(cli_output_check(f->path, true, &err), CKD_OK);
+    /* Also when the file appears later than the check. */
+    assert_int_equal(cli_output_commit(open_output(f, false), &err), CKD_E_EXISTS);
+    assert_content(f->path, "old");
+    assert_int_equal(cli_output_commit(open_output(f, true), &err), CKD_OK);
+    assert_content(f->path, "newer\n");
+}
+
+/* --force must never replace a device or a folder. */
+static void test_output_replaces_files_only(void **state) {
+    fixture *f = *state;
+    ckd_error err;
+    assert_int_equal(mkdir(f->path, 0700), 0);
+    assert_int_equal(cli_output_check(f->path, true, &err), CKD_E_EXISTS);
+    assert_int_equal(cli_output_commit(open_output(f, true), &err), CKD_E_EXISTS);
+    assert_int_equal(cli_output_check("/dev/null", true, &err), CKD_E_EXISTS);
+}
+
+static void test_output_names(void **state) {
+    fixture *f = *state;
+    cli_output *out;
+    ckd_error err;
+    char path[512];
+    snprintf(path, sizeof(path), "%s/", f->folder);
+    assert_int_equal(cli_output_open(&out, path, false, 0, &err), CKD_E_INVALID);
+    assert_null(out);
+    snprintf(path, sizeof(path), "%s/absent/out", f->folder);
+    assert_int_equal(cli_output_open(&out, path, false, 0, &err), CKD_E_NOT_FOUND);
+    assert_int_equal(err.sys_errno, ENOENT);
+    /* The longest name there is: the temporary one is cut. */
+    snprintf(path, sizeof(path), "%s/%0255d", f->folder, 1);
+    assert_int_equal(cli_output_open(&out, path, false, 0, &err), CKD_OK);
+    assert_int_equal(cli_output_commit(out, &err), CKD_OK);
+    assert_int_equal(unlink(path), 0);
+    /* Without a folder: the current one. */
+    char before[512];
+    assert_non_null(getcwd(before, sizeof(before)));
+    assert_int_equal(chdir(f->folder), 0);
+    ckd_status status = cli_output_open(&out, "out", false, 0, &err);
+    if (status == CKD_OK)
+        status = cli_output_commit(out, &err);
+    assert_int_equal(chdir(before), 0);
+    assert_int_equal(status, CKD_OK);
+    assert_content(f->path, "");
+}
+
+#define WITH_FOLDER(test) cmocka_unit_test_setup_teardown(test, make_folder, remove_folder)
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_sizes),
+        cmocka_unit_test(test_other_figures),
+        cmocka_unit_test(test_control_characters_are_shown),
+        cmocka_unit_test(test_numbers),
+        cmocka_unit_test(test_places),
+        cmocka_unit_test(test_roles),
+        cmocka_unit_test(test_progress_is_drawn_seldom),
+        cmocka_unit_test(test_progress_line),
+        cmocka_unit_test(test_progress_is_for_terminals),
+        cmocka_unit_test(test_a_signal_cancels),
+        WITH_FOLDER(test_output_appears_when_committed),
+        WITH_FOLDER(test_output_that_is_dropped),
+        WITH_FOLDER(test_output_replaces_nothing),
+        WITH_FOLDER(test_output_replaces_files_only),
+        WITH_FOLDER(test_output_names),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
