@@ -325,8 +325,8 @@ static void print_saved(const arguments *a, const ckd_checkpoint *c, const ckd_c
 
 static int tell(const arguments *a, const ckd_checkpoint *info, ckd_store *store, bool was_there) {
     if (strcmp(info->run, a->save.run) != 0) {
-        cli_note("run '%s' has a step %" PRIu64 " already: this one continues as run '%s'", a->save.run,
-                 a->save.step, info->run);
+        cli_note("run '%s' was rewound: step %" PRIu64 " goes on as run '%s'", a->save.run, a->save.step,
+                 info->run);
     }
     ckd_error err;
     ckd_checkpoint_list *all;
