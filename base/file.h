@@ -75,6 +75,8 @@ ckd_status dir_sync(const char *path, ckd_error *err);
 ckd_status file_publish_bytes(const char *path, const char *temp, const void *data, size_t size,
                               ckd_error *err);
 bool file_exists(const char *path);
+/* The inode behind a name, 0 if there is none: tells whether a file was replaced. */
+uint64_t file_inode(const char *path);
 /* Its size without opening it (closing a file would drop SQLite's locks on it); 0 if it is not there. */
 uint64_t file_bytes(const char *path);
 

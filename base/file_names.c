@@ -138,6 +138,11 @@ bool file_exists(const char *path) {
     return stat(path, &st) == 0;
 }
 
+uint64_t file_inode(const char *path) {
+    struct stat info;
+    return stat(path, &info) == 0 ? (uint64_t)info.st_ino : 0;
+}
+
 uint64_t file_bytes(const char *path) {
     struct stat st;
     return stat(path, &st) == 0 && S_ISREG(st.st_mode) ? (uint64_t)st.st_size : 0;

@@ -2,6 +2,7 @@
 
 #include <stdlib.h>
 
+#define MAX_HOLDERS    64u    /* checkpoints that one builds on: each is open while this one is loaded */
 #define PROBE_BYTES    16384u /* of a block, to see whether zstd or LZ4 can win */
 #define PROBE_WHOLE    65536u /* smaller blocks are tried whole */
 #define MIN_COPY_BYTES 64u    /* naming the values costs about as much */
@@ -9,6 +10,7 @@
 ckd_status block_job_init(block_job *job, ckd_error *err) {
     memset(job, 0, sizeof(*job));
     ckd_status status = decoder_init(&job->decoder, err);
+    job->decoder.step_limit = MAX_SAVE_STEPS;
     return status == CKD_OK ? coder_create(&job->coder, err) : status;
 }
 
@@ -59,10 +61,11 @@ static void depend_on(block_job *job, predictor p, const ckd_id *checkpoint, con
 }
 
 /* The parent's block over the very same span, if it was cut the same way. */
-static const record *matching_block(const block_job *job, const tensor_context *tensor) {
+static const record *matching_block(const block_job *job, const tensor_context *tensor,
+                                    const view_tensor *in) {
     span mine = {tensor->region, job->first, job->count};
-    for (size_t s = 0; s < tensor->parent->shard_count; s++) {
-        const view_shard *shard = &tensor->parent->shards[s];
+    for (size_t s = 0; s < in->shard_count; s++) {
+        const view_shard *shard = &in->shards[s];
         if (!region_equal(shard->region, tensor->region, tensor->shape.ndim)) {
             continue;
         }
@@ -78,7 +81,27 @@ static const record *matching_block(const block_job *job, const tensor_context *
  * Unchanged since the parent. If the parent only says so itself of an older checkpoint, that one is named: frozen tensors do not
  * grow chains.
  */
-static bool find_in_parent(block_job *job, const coding_context *save) {
+static bool may_depend(const coding_context *save, const ckd_id *checkpoint) {
+    bool named = save->dependency_count < MAX_HOLDERS;
+    for (size_t i = 0; i < save->dependency_count && !named; i++) {
+        named = id_equal(&save->dependencies[i], checkpoint);
+    }
+    return named;
+}
+
+/* Is the block still where it is said to be? Its payload is not read: that is verification's work. */
+static bool holder_has(const coding_context *save, const ckd_id *holder, const block_job *job,
+                       const tensor_context *tensor) {
+    const view *v;
+    const view_tensor *t = NULL;
+    if (views_get(&v, save->views, holder, NULL) == CKD_OK) {
+        t = view_find(v, tensor->tensor->name);
+    }
+    const record *r = t ? matching_block(job, tensor, t) : NULL;
+    return r && hash128_equal(&r->content, &job->content);
+}
+
+static bool find_in_parent(block_job *job, const coding_context *save, const tensor_context *tensor) {
     const record *r = job->parent_block;
     if (!r || !hash128_equal(&r->content, &job->content)) {
         return false;
@@ -87,6 +110,13 @@ static bool find_in_parent(block_job *job, const coding_context *save) {
     if (r->predictor == PREDICT_COPY && r->dependency_count && r->dependencies[0].same_span &&
         !*r->dependencies[0].tensor && !id_equal(&r->dependencies[0].checkpoint, holder)) {
         holder = &r->dependencies[0].checkpoint;
+    }
+    if (!may_depend(save, holder)) {
+        return false;
+    }
+    if (!holder_has(save, holder, job, tensor)) {
+        job->parent_damaged = true;
+        return false;
     }
     depend_on(job, PREDICT_COPY, holder, "", &job->content);
     job->depth = r->depth;
@@ -303,9 +333,9 @@ ckd_status block_analyse(block_job *job, const coding_context *save, const tenso
     if (status != CKD_OK) {
         return status;
     }
-    job->parent_block = tensor->parent ? matching_block(job, tensor) : NULL;
+    job->parent_block = tensor->parent ? matching_block(job, tensor, tensor->parent) : NULL;
     if (raw >= MIN_COPY_BYTES && save->codec != CKD_CODEC_RAW &&
-        (find_in_parent(job, save) || find_in_save(job, save, tensor))) {
+        (find_in_parent(job, save, tensor) || find_in_save(job, save, tensor))) {
         return job->depth > 0 ? plan_standalone(job, save, tensor, err) : CKD_OK;
     }
     status = plan_standalone(job, save, tensor, err);
@@ -318,6 +348,10 @@ ckd_status block_analyse(block_job *job, const coding_context *save, const tenso
         return CKD_OK;
     }
     measure_parent(job, tensor);
+    if (job->parent_depth >= MAX_SAVE_DEPTH) {
+        return CKD_OK;
+    }
+
     return budget_allows_parent(budget, &job->parent_chain, &job->base) ? plan_delta(job, save, tensor, err)
                                                                         : CKD_OK;
 }
@@ -363,22 +397,27 @@ void block_decide(block_job *job, const tensor_context *tensor, load_budget *bud
     budget_add(budget, &job->chain, &ready, &job->base);
 }
 
-static ckd_status encode_candidate(block_job *job, candidate *c, ckd_error *err) {
+/*
+ * The payload of a planned candidate. A plan is an estimate: what turns out no smaller than the values themselves is
+ * stored raw if it is the values, and given up (available = false) if it is a delta.
+ */
+static ckd_status encode_candidate(block_job *job, candidate *c, uint64_t raw, ckd_error *err) {
     if (c->encoded || c->coding == CODING_RAW) {
         return CKD_OK; /* raw is written from the values themselves */
     }
     bool is_delta = c == &job->delta;
-    size_t capacity = c->size + 64;
-    void *to = room(&c->payload, capacity, err);
+    void *to = room(&c->payload, raw + 64, err);
     if (!to) {
         return CKD_E_NOMEM;
     }
     size_t size = symbols_encode(coder_symbols(job->coder), is_delta ? 1 : 0,
                                  is_delta ? job->residual.data : job->integers.data,
-                                 is_delta ? job->context.data : NULL, job->count, to, capacity);
-    if (size == 0) {
-        return err_set(err, CKD_E_INVALID, "the symbol coder exceeded its own plan of %llu bytes",
-                       (unsigned long long)c->size);
+                                 is_delta ? job->context.data : NULL, job->count, to, raw + 64);
+    if (size == 0 || size >= raw) {
+        c->available = !is_delta;
+        c->coding = CODING_RAW;
+        c->size = raw;
+        return CKD_OK;
     }
     c->size = c->payload.size = size;
     c->encoded = true;
@@ -386,9 +425,17 @@ static ckd_status encode_candidate(block_job *job, candidate *c, ckd_error *err)
 }
 
 ckd_status block_encode(block_job *job, const tensor_context *tensor, ckd_error *err) {
-    ckd_status status = job->chosen ? encode_candidate(job, job->chosen, err) : CKD_OK;
-    if (status == CKD_OK && job->keep_ready) {
-        status = encode_candidate(job, &job->standalone, err);
+    uint64_t raw = raw_size(job, tensor);
+    ckd_status status = job->chosen ? encode_candidate(job, job->chosen, raw, err) : CKD_OK;
+    if (status == CKD_OK && job->chosen == &job->delta && !job->delta.available) {
+        job->chosen = &job->standalone;
+        job->predictor = PREDICT_NONE;
+        job->depth = 0;
+        job->chain = job->standalone.chain;
+        job->keep_ready = false;
+    }
+    if (status == CKD_OK && (job->keep_ready || job->chosen == &job->standalone)) {
+        status = encode_candidate(job, &job->standalone, raw, err);
     }
     return status == CKD_OK ? CKD_OK : err_in_tensor(err, status, tensor->tensor->name);
 }

@@ -21,6 +21,8 @@ typedef struct coding_context {
     const view *parent;         /* NULL: no deltas */
     const content_index *known; /* of this save */
     ckd_id checkpoint;
+    const ckd_id *dependencies; /* named so far */
+    size_t dependency_count;
 } coding_context;
 
 /* What the blocks of one call share. */

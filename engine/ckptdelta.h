@@ -179,7 +179,10 @@ typedef enum ckd_open_mode {
 
 /* Told what is done and what there is to do, both in bytes of raw tensor data. Non-zero return cancels the call. */
 typedef int (*ckd_progress_fn)(void *context, uint64_t done, uint64_t total);
-/* Told things a person may want to know and no call fails for (a catalog that was rebuilt, leftovers removed). */
+/*
+ * Told things a person may want to know and no call fails for (a catalog that was rebuilt, leftovers removed). Must not call the
+ * library: the store's locks are held.
+ */
 typedef void (*ckd_message_fn)(void *context, const char *message);
 
 typedef struct ckd_store_options {
@@ -273,7 +276,7 @@ typedef struct ckd_save ckd_save;
 
 typedef enum ckd_on_duplicate {
     CKD_DUPLICATE_ERROR = 0,   /* EXISTS */
-    CKD_DUPLICATE_SAME_OK = 1, /* fine if the stored content is identical, else EXISTS */
+    CKD_DUPLICATE_SAME_OK = 1, /* fine if the stored content is identical, else EXISTS; for world 1 */
     CKD_DUPLICATE_BRANCH =
         2 /* continue as run~2 (~3, ...), a branch off the last checkpoint before this step */
 } ckd_on_duplicate;
@@ -355,7 +358,7 @@ CKD_API ckd_status ckd_save_blob(ckd_save *save, const char *name, const void *d
 /*
  * Commits a save of one rank (world 1): everything durable, manifest published, catalog updated, in this order; when
  * it returns CKD_OK the checkpoint survives a power cut. Frees the save, also on failure (nothing is committed then).
- * info may be NULL. Errors: EXISTS (another writer was first; with SAME_OK only if the content differs), MISMATCH
+ * info may be NULL. Errors: EXISTS (another writer was first), MISMATCH
  * (regions do not tile a tensor), NOT_FOUND (the parent was deleted), BUSY, NOSPACE, IO, NOMEM.
  */
 CKD_API ckd_status ckd_save_commit(ckd_checkpoint *info, ckd_save *save, ckd_error *err);
@@ -419,7 +422,7 @@ typedef struct ckd_damage {
     uint64_t block;                 /* record number in the file, CKD_NO_OFFSET if none */
     uint64_t offset;                /* in the file, CKD_NO_OFFSET if unknown */
     const char *what;               /* one sentence */
-    const char *const *checkpoints; /* "RUN@STEP" of all that cannot be loaded because of it */
+    const char *const *checkpoints; /* "RUN@STEP" of all that cannot be loaded because of it; if quick, of all that may need it */
     size_t checkpoint_count;
 } ckd_damage;
 

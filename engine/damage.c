@@ -83,9 +83,45 @@ ckd_status damage_add(damage_list *list, const ckd_error *why, uint64_t block, c
     ckd_damage *d = find(list, file, why);
     if (!d) {
         d = new_damage(list, file, why, block);
+    } else if (d->block == CKD_NO_OFFSET) {
+        d->block = block; /* met before from another file, which could not tell */
     }
     if (!d || (*checkpoint && !add_checkpoint(d, checkpoint))) {
         return err_nomem(err, sizeof(*d), "the list of damage");
+    }
+    return CKD_OK;
+}
+
+static bool names(const ckd_damage *d, const char *checkpoint) {
+    bool found = false;
+    for (size_t i = 0; i < d->checkpoint_count && !found; i++) {
+        found = strcmp(d->checkpoints[i], checkpoint) == 0;
+    }
+    return found;
+}
+
+static bool depends_on_named(const lineage *l, const ckd_damage *d, const lineage *all, size_t count) {
+    for (size_t i = 0; i < l->dependency_count; i++) {
+        for (size_t k = 0; k < count; k++) {
+            if (memcmp(&all[k].id, &l->dependencies[i], sizeof(ckd_id)) == 0 && names(d, all[k].name)) {
+                return true;
+            }
+        }
+    }
+    return false;
+}
+
+ckd_status damage_spread(damage_list *list, const lineage *all, size_t count, ckd_error *err) {
+    for (size_t i = 0; i < list->result->damage_count; i++) {
+        ckd_damage *d = &list->result->damage[i];
+        for (size_t before = 0; before != d->checkpoint_count;) { /* until nobody is added */
+            before = d->checkpoint_count;
+            for (size_t k = 0; k < count; k++) {
+                if (depends_on_named(&all[k], d, all, count) && !add_checkpoint(d, all[k].name)) {
+                    return err_nomem(err, sizeof(*d), "the list of damage");
+                }
+            }
+        }
     }
     return CKD_OK;
 }

@@ -17,4 +17,14 @@ typedef struct damage_list {
 ckd_status damage_add(damage_list *list, const ckd_error *why, uint64_t block, const char *checkpoint,
                       ckd_error *err);
 
+/* A checkpoint and what its manifest says that it depends on. */
+typedef struct lineage {
+    ckd_id id;
+    char name[CKD_RUN_MAX + 32]; /* RUN@STEP */
+    ckd_id *dependencies;
+    size_t dependency_count;
+} lineage;
+/* Adds to each entry the checkpoints that depend on those it names, directly or through others. */
+ckd_status damage_spread(damage_list *list, const lineage *all, size_t count, ckd_error *err);
+
 #endif

@@ -81,7 +81,7 @@ static bool outdated(ckd_store *store, const ckd_id *id) {
 
 void ready_evict(ckd_store *store) {
     dir_list list;
-    if (dir_list_read(&list, path_in(store->path, DIR_READY).text, NULL) != CKD_OK) {
+    if (!store->catalog || dir_list_read(&list, path_in(store->path, DIR_READY).text, NULL) != CKD_OK) {
         return;
     }
     for (size_t i = 0; i < list.count; i++) {

@@ -254,10 +254,24 @@ uint64_t span_common(const geometry *g, const span *a, const span *b) {
     return span_copy(g, 0, NULL, a, NULL, b);
 }
 
+/* Boxes of elements overlap if their intervals do in every dimension. */
+static bool boxes_overlap(const geometry *g, const ckd_region *a, const ckd_region *b) {
+    for (uint32_t d = 0; d < g->ndim; d++) {
+        if (a->offsets[d] + a->lengths[d] <= b->offsets[d] ||
+            b->offsets[d] + b->lengths[d] <= a->offsets[d] || a->lengths[d] == 0 || b->lengths[d] == 0) {
+            return false;
+        }
+    }
+    return true;
+}
+
 bool regions_overlap(const geometry *g, const ckd_region *a, const ckd_region *b) {
     span whole_a = {a, 0, 0}, whole_b = {b, 0, 0};
     if (!region_count(&whole_a.count, g, a) || !region_count(&whole_b.count, g, b)) {
         return false;
+    }
+    if (a->kind == CKD_REGION_BOX && b->kind == CKD_REGION_BOX) {
+        return boxes_overlap(g, a, b);
     }
     walk wa = walk_begin(g, &whole_a), wb = walk_begin(g, &whole_b);
     uint64_t length;

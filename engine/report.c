@@ -21,8 +21,10 @@ static ckd_status file_sizes(ckd_report *r, const ckd_store *store, ckd_error *e
     r->catalog_bytes = file_bytes(path_in(store->path, FILE_CATALOG).text) +
                        file_bytes(path_in(store->path, FILE_CATALOG "-journal").text);
     if (status == CKD_OK) {
-        r->other_bytes =
-            r->stored_bytes - r->chunk_bytes - r->manifest_bytes - r->catalog_bytes - r->ready_bytes;
+        uint64_t known = r->chunk_bytes + r->manifest_bytes + r->catalog_bytes + r->ready_bytes;
+        /* A save in between may have added to the parts measured later. */
+        r->stored_bytes = r->stored_bytes > known ? r->stored_bytes : known;
+        r->other_bytes = r->stored_bytes - known;
     }
     return status;
 }

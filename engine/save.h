@@ -66,7 +66,8 @@ struct ckd_save {
     block_job *jobs;
     uint32_t job_count;
     uint64_t raw_bytes; /* saved so far */
-    size_t tensors_compared, blobs_compared;
+    size_t blobs_compared;
+    uint64_t elements_compared;
     bool told_damage;
     uint64_t begun_ns, analyse_ns, encode_ns, append_ns;
 };
@@ -75,6 +76,8 @@ struct ckd_save {
 void save_free(ckd_save *save, save_end end);
 /* Remembers that this save depends on another checkpoint. */
 ckd_status save_depend(ckd_save *save, const ckd_id *checkpoint, ckd_error *err);
+/* INVALID if a checkpoint of the store has this save's id. With the store's mutex. */
+ckd_status save_check_id_unused(const ckd_save *save, ckd_error *err);
 /* STATE unless open; every public call on a save begins with it. */
 ckd_status save_check_open(const ckd_save *save, ckd_error *err);
 

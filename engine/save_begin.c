@@ -156,6 +156,9 @@ static ckd_status enter_store(ckd_save *save, ckd_error *err) {
     if (status == CKD_OK) {
         status = save_resolve_target(&save->target, store, &save->options, err);
     }
+    if (status == CKD_OK) {
+        status = save_check_id_unused(save, err);
+    }
     pthread_mutex_unlock(&store->mutex);
     if (status == CKD_OK && !save->target.compare) {
         uint32_t generation;

@@ -150,8 +150,8 @@ static void describe(const ckd_save *save, manifest *m) {
                           .metric = save->metric_name[0] ? save->options.metric : NAN};
     memcpy(c->run, t->run, sizeof(c->run));
     memcpy(c->metric_name, save->metric_name, sizeof(c->metric_name));
-    if (c->kind == CKD_DELTA && t->has_lineage) {
-        c->parent = t->lineage.id;
+    if (c->kind == CKD_DELTA) { /* another rank may have found a parent where this one had none */
+        c->parent = t->has_lineage ? t->lineage.id : m->dependencies[0];
     }
     m->branch_origin = t->branch_origin;
 }
@@ -336,9 +336,24 @@ static void update_catalog(ckd_save *save, manifest *m) {
     }
 }
 
+/* Two checkpoints of one id: deltas could not tell them apart. */
+ckd_status save_check_id_unused(const ckd_save *save, ckd_error *err) {
+    ckd_checkpoint same;
+    ckd_status status = catalog_find_id(&same, save->store->catalog, &save->checkpoint, err);
+    if (status == CKD_OK) {
+        return err_set(err, CKD_E_INVALID,
+                       "checkpoint_id is that of %s@%llu already; make a new one with ckd_id_new", same.run,
+                       (unsigned long long)same.step);
+    }
+    return status == CKD_E_NOT_FOUND ? CKD_OK : status;
+}
+
 static ckd_status publish_locked(ckd_save *save, manifest *m, ckd_error *err) {
     pthread_mutex_lock(&save->store->mutex);
     ckd_status status = store_refresh(save->store, err);
+    if (status == CKD_OK) {
+        status = save_check_id_unused(save, err);
+    }
     if (status == CKD_OK) {
         status = check_parents(save, m, err);
     }
@@ -423,15 +438,20 @@ ckd_status ckd_save_commit(ckd_checkpoint *info, ckd_save *save, ckd_error *err)
 }
 
 void ckd_save_abort(ckd_save *save) {
-    save_free(save, SAVE_DROPPED);
+    /* With the part in the coordinator's hands nobody here can tell whether a manifest will name the file: recovery does. */
+    bool handed_out = save && save->state == SAVE_SEALED && save->options.world > 1;
+    save_free(save, handed_out ? SAVE_UNDECIDED : SAVE_DROPPED);
 }
 
 void ckd_save_end(ckd_save *save) {
-    if (save && save->state == SAVE_SEALED) {
-        name_ready(save);
+    if (!save) {
+        return;
     }
-    uint32_t generation;
-    bool committed = save && manifests_new_generation(&generation, save->store, save->target.run,
-                                                      save->target.step, NULL) == CKD_E_EXISTS;
-    save_free(save, committed ? SAVE_COMMITTED : SAVE_UNDECIDED);
+    ckd_checkpoint committed;
+    save_end end = SAVE_UNDECIDED;
+    if (store_find_id(&committed, save->store, &save->checkpoint, NULL) == CKD_OK) {
+        name_ready(save);
+        end = SAVE_COMMITTED;
+    }
+    save_free(save, end);
 }

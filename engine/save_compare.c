@@ -40,8 +40,11 @@ ckd_status save_compare_blob(ckd_save *save, const char *name, const void *data,
 }
 
 ckd_status save_compare_end(const ckd_save *save, ckd_error *err) {
-    if (save->tensors_compared >= save->existing->tensor_count &&
-        save->blobs_compared >= save->existing->blob_count) {
+    uint64_t elements = 0;
+    for (size_t i = 0; i < save->existing->tensor_count; i++) {
+        elements += save->existing->tensors[i].shape.elements;
+    }
+    if (save->elements_compared >= elements && save->blobs_compared >= save->existing->blob_count) {
         return CKD_OK;
     }
     return err_set(err, CKD_E_EXISTS,

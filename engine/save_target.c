@@ -35,8 +35,9 @@ static ckd_status check_options(const ckd_save_options *o, ckd_error *err) {
     if (o->rank >= (o->world ? o->world : 1)) {
         return err_set(err, CKD_E_INVALID, "rank %u of a world of %u", (unsigned)o->rank, (unsigned)o->world);
     }
-    if (o->metric_name && strlen(o->metric_name) >= sizeof(((ckd_checkpoint *)0)->metric_name)) {
-        return err_set(err, CKD_E_INVALID, "the metric's name is longer than 31 bytes");
+    if (o->metric_name && (strlen(o->metric_name) >= sizeof(((ckd_checkpoint *)0)->metric_name) ||
+                           !utf8_valid(o->metric_name, strlen(o->metric_name)))) {
+        return err_set(err, CKD_E_INVALID, "the metric's name is longer than 31 bytes, or not UTF-8");
     }
     return o->world > 1 && id_is_zero(&o->checkpoint_id)
                ? err_set(err, CKD_E_INVALID, "with several ranks, all must be given the same checkpoint_id")
@@ -86,8 +87,8 @@ static ckd_status choose_branch(save_target *t, ckd_store *store, ckd_error *err
     ckd_status status = newest_of(&newest, &found, store, t->run, UINT64_MAX, err);
     while (status == CKD_OK && found) {
         ckd_checkpoint next;
-        status = branch_name(name, root, number + 1, err);
-        if (status == CKD_OK) {
+        found = branch_name(name, root, number + 1, NULL) == CKD_OK; /* too long a name has no run */
+        if (found) {
             status = newest_of(&next, &found, store, name, UINT64_MAX, err);
         }
         if (status == CKD_OK && found) {

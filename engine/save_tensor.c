@@ -269,6 +269,8 @@ static ckd_status save_batch(ckd_save *save, const ckd_tensor *tensor, const ten
     } while (status == CKD_OK && count < save->job_count && *at < elements);
     batch b = {save, t};
     uint64_t start = clock_monotonic_ns();
+    save->coding.dependencies = save->dependencies;
+    save->coding.dependency_count = save->dependency_count;
     if (status == CKD_OK) {
         status = pool_run(save->store->pool, count, analyse_one, &b, err);
     }
@@ -312,7 +314,7 @@ static ckd_status save_region(ckd_save *save, const ckd_tensor *tensor, ckd_erro
     do {
         status = save_batch(save, tensor, &context, &at, elements, &tried, err);
     } while (status == CKD_OK && at < elements);
-    save->tensors_compared += save->target.compare;
+    save->elements_compared += save->target.compare ? elements : 0;
     return status == CKD_OK ? CKD_OK : err_in_tensor(err, status, tensor->name);
 }
 
@@ -342,7 +344,9 @@ ckd_status ckd_save_blob(ckd_save *save, const char *name, const void *data, siz
         return status;
     }
     if (save->target.compare) {
-        return save_compare_blob(save, name, data, size, err);
+        status = save_compare_blob(save, name, data, size, err);
+        save->state = status == CKD_OK ? SAVE_OPEN : SAVE_FAILED;
+        return status;
     }
     record_tensor tensor = {.name = name, .checkpoint = save->checkpoint, .role = CKD_ROLE_OTHER};
     ckd_region region = {.kind = CKD_REGION_WHOLE};

@@ -141,6 +141,9 @@ static ckd_status create_store(ckd_store *store, ckd_error *err) {
     ckd_status status = dir_create(store->path, true, err);
     if (status == CKD_OK) {
         status = check_creatable(store->path, err);
+        if (status == CKD_E_INVALID && file_exists(path_in(store->path, FILE_IDENTITY).text)) {
+            return CKD_OK; /* another process has created it in between */
+        }
     }
     if (status == CKD_OK) {
         status = store_make_directories(store->path, err);

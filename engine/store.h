@@ -29,6 +29,7 @@ struct ckd_store {
     pthread_mutex_t mutex;      /* guards the catalog, which several saves and loads of this handle may use */
     catalog *catalog;           /* NULL after failures; store_ask and store_refresh care for that */
     bool catalog_in_memory;     /* instead of the file */
+    uint64_t catalog_number;    /* of the file that is open: a rebuild puts another one in its place */
     uint64_t manifests_skipped; /* damaged ones met while refreshing */
 };
 

@@ -4,13 +4,30 @@
  */
 #include "engine/store.h"
 
+/* Writers of a store wait for each other at the publish lock; who holds SQLite's own locks longer is a stranger. */
+#define SQLITE_PATIENCE_MS 1000
+
+/*
+ * A rebuild, by whatever process, put another file in the place of ours. Asked by name only: closing any descriptor of
+ * the file would drop SQLite's locks on it.
+ */
+static void drop_replaced_file(ckd_store *store) {
+    if (store->catalog && !store->catalog_in_memory &&
+        file_inode(path_in(store->path, FILE_CATALOG).text) != store->catalog_number) {
+        catalog_close(store->catalog);
+        store->catalog = NULL;
+    }
+}
+
 static ckd_status use_file(ckd_store *store, ckd_error *err) {
     catalog_mode mode = store->mode == CKD_OPEN_READ ? CATALOG_READ : CATALOG_WRITE;
     catalog_close(store->catalog);
     store->catalog = NULL;
     store->catalog_in_memory = false;
-    return catalog_open(&store->catalog, path_in(store->path, FILE_CATALOG).text, mode, &store->id,
-                        store->options.lock_timeout_ms, err);
+    pathname p = path_in(store->path, FILE_CATALOG);
+    ckd_status status = catalog_open(&store->catalog, p.text, mode, &store->id, SQLITE_PATIENCE_MS, err);
+    store->catalog_number = status == CKD_OK ? file_inode(p.text) : 0;
+    return status;
 }
 
 ckd_status store_use_memory(ckd_store *store, ckd_error *err) {
@@ -43,6 +60,7 @@ static ckd_status open_for_reading(ckd_store *store, ckd_error *err) {
 static ckd_status refresh_file(bool *catalog_failed, ckd_store *store, ckd_error *err) {
     merge_result merged = {.catalog_failed = true};
     ckd_status status = CKD_OK;
+    drop_replaced_file(store);
     if (!store->catalog || store->catalog_in_memory) {
         status = use_file(store, err);
     }
@@ -135,6 +153,10 @@ ckd_status store_ask(ckd_store *store, store_question question, void *context, c
     ckd_error why = {0};
     pthread_mutex_lock(&store->mutex);
     ckd_status status = CKD_E_CORRUPT;
+    drop_replaced_file(store);
+    if (!store->catalog) {
+        use_file(store, NULL); /* else the manifests answer */
+    }
     if (store->catalog && !store->catalog_in_memory) {
         status = question(context, store->catalog, &why);
     }

@@ -2,11 +2,10 @@
 
 #include <stdlib.h>
 
-#define MAX_STEPS 4096 /* blocks read for one block; a chain is a handful */
-
 ckd_status decoder_init(decoder *d, ckd_error *err) {
     memset(d, 0, sizeof(*d));
     d->kernels = kernels_cpu();
+    d->step_limit = MAX_STEPS;
     return coder_create(&d->coder, err);
 }
 
@@ -28,13 +27,14 @@ static void *scratch(bytes *b, uint64_t size, ckd_error *err) {
     return p;
 }
 
-/* Every failure on the way names the block it happened at. */
+/* Every failure on the way names the block it happened at, unless it names another file: the damage is there. */
 static ckd_status at_block(const view_block *b, ckd_status status, ckd_error *err) {
-    if (err && status != CKD_OK && err->offset == CKD_NO_OFFSET) {
+    if (err && status != CKD_OK && !err->file[0]) {
+        err_in_file(err, status, file_path(b->chunk->file));
         err->offset = b->record->offset;
+        err_in_tensor(err, status, b->record->tensor->name);
     }
-    err_in_file(err, status, file_path(b->chunk->file));
-    return err_in_tensor(err, status, b->record->tensor->name);
+    return status;
 }
 
 static ckd_status corrupt_block(const view_block *b, ckd_error *err, const char *what) {
@@ -194,7 +194,7 @@ static ckd_status check_known(const view_block *b, ckd_error *err) {
 
 static ckd_status decode_block(decoder *d, view_cache *cache, const view *v, const view_block *b, void *to,
                                ckd_error *err) {
-    if (++d->steps > MAX_STEPS) {
+    if (++d->steps > d->step_limit || d->depth >= MAX_DEPTH) {
         return corrupt_block(b, err, "the block's chain is too long or runs in a circle");
     }
     ckd_dtype dtype = b->record->tensor->dtype;
@@ -244,7 +244,9 @@ static ckd_status block_values_step(decoder *d, view_cache *cache, const view *v
     if (ready_values(d, b, to)) {
         return CKD_OK;
     }
+    d->depth++;
     ckd_status status = decode_block(d, cache, v, b, to, err);
+    d->depth--;
     return status == CKD_OK ? CKD_OK : at_block(b, status, err);
 }
 
@@ -299,7 +301,8 @@ ckd_status span_values(decoder *d, view_cache *cache, const view *v, const view_
             if (status != CKD_OK) {
                 return status;
             }
-            exact = b->record->count == want->count ? b : exact;
+            span have = {b->record->region, b->record->first, b->record->count};
+            exact = span_equal(&have, want, t->shape.ndim) ? b : exact;
         }
     }
     if (copied != want->count) {

@@ -9,6 +9,11 @@
 #include "engine/view.h"
 #include "kernels/kernels.h"
 
+#define MAX_STEPS      4096u /* blocks read for one block; a chain is a handful */
+#define MAX_SAVE_STEPS 1024u /* the same for a parent that a delta is made on */
+#define MAX_DEPTH      256u  /* blocks on blocks */
+#define MAX_SAVE_DEPTH 128u
+
 /* Scratch of one worker. */
 typedef struct decoder {
     coder *coder;
@@ -16,7 +21,9 @@ typedef struct decoder {
     bytes stored;   /* payload as read */
     bytes integers; /* decoded residuals */
     bytes context;
-    uint32_t steps; /* blocks decoded for the present top-level block: bounds cycles and hostile fan-out */
+    uint32_t steps;      /* blocks decoded for the present top-level block: bounds hostile fan-out */
+    uint32_t depth;      /* of the present recursion: bounds circles, and the stack */
+    uint32_t step_limit; /* MAX_STEPS; a save stays far below, so that what it commits can be loaded */
 } decoder;
 ckd_status decoder_init(decoder *d, ckd_error *err);
 void decoder_free(decoder *d);

@@ -2,6 +2,7 @@
  * Verification: every manifest, every byte of the chunk files they name, every block's rebuilt values. It looks at the
  * files, not at the catalog, and goes on behind damage, so that all of it is named.
  */
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -19,10 +20,15 @@ typedef struct verification {
     ckd_id *files; /* chunk files looked at already */
     size_t file_count, file_capacity;
     uint64_t total; /* raw bytes to look at */
+    lineage *lineages; /* of all checkpoints; only if quick: else decoding shows who needs what */
+    size_t lineage_count;
 } verification;
 
-static bool is_damage(ckd_status status) {
-    return status == CKD_E_CORRUPT || status == CKD_E_UNSUPPORTED || status == CKD_E_NOT_FOUND;
+/* What the disk cannot read any more is damage, too; other troubles (no permission, too many open files) are ours. */
+static bool is_damage(ckd_status status, const ckd_error *why) {
+    return status == CKD_E_CORRUPT || status == CKD_E_UNSUPPORTED || status == CKD_E_NOT_FOUND ||
+           (status == CKD_E_IO &&
+            (why->sys_errno == EIO || why->sys_errno == EUCLEAN || why->sys_errno == EBADMSG));
 }
 
 /* Damage is noted, anything else ends the verification. */
@@ -31,7 +37,7 @@ static ckd_status note(verification *v, ckd_status status, const ckd_error *why,
     if (status == CKD_OK) {
         return CKD_OK;
     }
-    if (is_damage(status)) {
+    if (is_damage(status, why)) {
         return damage_add(&v->damage, why, block, checkpoint, err);
     }
     if (err) {
@@ -88,6 +94,16 @@ static ckd_status check_file_record(verification *v, const chunk *c, const recor
     return chunk_read_payload(c, r, to, err);
 }
 
+/* The checkpoint that a record belongs to; "" if not known. */
+static const char *owner_of(const verification *v, const record *r) {
+    for (size_t i = 0; i < v->lineage_count; i++) {
+        if (id_equal(&v->lineages[i].id, &r->tensor->checkpoint)) {
+            return v->lineages[i].name;
+        }
+    }
+    return "";
+}
+
 static ckd_status check_file(verification *v, const ckd_id *id, const char *checkpoint, ckd_error *err) {
     chunk *c;
     ckd_error why = {.offset = CKD_NO_OFFSET};
@@ -100,11 +116,11 @@ static ckd_status check_file(verification *v, const ckd_id *id, const char *chec
     for (size_t i = 0; i < c->record_count && status == CKD_OK; i++) {
         const record *r = &c->records[i];
         ckd_status found = check_file_record(v, c, r, &why);
-        if (is_damage(found)) {
+        if (is_damage(found, &why)) {
             why.offset = r->offset; /* one entry a record, however it shows */
             err_in_tensor(&why, found, r->tensor->name);
         }
-        status = note(v, found, &why, i, "", err);
+        status = note(v, found, &why, i, owner_of(v, r), err);
     }
     chunk_close(c);
     return status;
@@ -163,10 +179,14 @@ static ckd_status check_values(verification *v, const view *w, const char *check
     return status;
 }
 
-/* Quick: damage of a payload is found in check_files; which checkpoints need it, from what they depend on. */
+static void checkpoint_text(char out[CKD_RUN_MAX + 32], const manifest_name *name) {
+    snprintf(out, CKD_RUN_MAX + 32, "%s@%llu", name->run, (unsigned long long)name->step);
+}
+
+/* Quick: damage of a payload is found in check_files; which checkpoints may need it, from what they depend on. */
 static ckd_status check_checkpoint(verification *v, const manifest_name *name, ckd_error *err) {
     char checkpoint[CKD_RUN_MAX + 32];
-    snprintf(checkpoint, sizeof(checkpoint), "%s@%llu", name->run, (unsigned long long)name->step);
+    checkpoint_text(checkpoint, name);
     ckd_error why = {.offset = CKD_NO_OFFSET};
     manifest m;
     ckd_status status = store_read_manifest(&m, v->store, name->run, name->step, name->generation, &why);
@@ -197,9 +217,40 @@ static bool wanted(const verification *v, const manifest_name *name) {
     return (!o->run || strcmp(o->run, name->run) == 0) && (!o->one_step || o->step == name->step);
 }
 
+/* Manifests that cannot be read are left out: check_checkpoint names them. */
+static ckd_status read_lineages(verification *v, const manifest_list *list, ckd_error *err) {
+    v->lineages = calloc(list->count + 1, sizeof(*v->lineages));
+    if (!v->lineages) {
+        return err_nomem(err, list->count * sizeof(*v->lineages), "what depends on what");
+    }
+    for (size_t i = 0; i < list->count; i++) {
+        const manifest_name *name = &list->items[i];
+        manifest m;
+        if (store_read_manifest(&m, v->store, name->run, name->step, name->generation, NULL) == CKD_OK) {
+            lineage *l = &v->lineages[v->lineage_count++];
+            *l = (lineage){.id = m.checkpoint.id, .dependencies = m.dependencies,
+                           .dependency_count = m.dependency_count};
+            checkpoint_text(l->name, name);
+            m.dependencies = NULL;
+            manifest_free(&m);
+        }
+    }
+    return CKD_OK;
+}
+
+static void free_lineages(verification *v) {
+    for (size_t i = 0; i < v->lineage_count; i++) {
+        free(v->lineages[i].dependencies);
+    }
+    free(v->lineages);
+}
+
 static ckd_status check_all(verification *v, ckd_error *err) {
     manifest_list list;
     ckd_status status = manifests_read(&list, v->store, err);
+    if (status == CKD_OK && v->options->quick) {
+        status = read_lineages(v, &list, err);
+    }
     for (size_t i = 0; i < list.count && status == CKD_OK; i++) {
         bool newest = i == 0 || !same_checkpoint_name(&list.items[i - 1], &list.items[i]);
         if (newest && wanted(v, &list.items[i])) {
@@ -213,7 +264,7 @@ static ckd_status check_all(verification *v, ckd_error *err) {
         }
     }
     manifests_free(&list);
-    return status;
+    return status == CKD_OK ? damage_spread(&v->damage, v->lineages, v->lineage_count, err) : status;
 }
 
 static ckd_status check_catalog(verification *v, ckd_error *err) {
@@ -302,6 +353,7 @@ ckd_status ckd_store_verify(ckd_verify_result **out, ckd_store *store, const ckd
     views_free(&v.views);
     bytes_free(&v.values);
     free(v.files);
+    free_lineages(&v);
     if (status != CKD_OK) {
         ckd_verify_result_free(v.result);
         return status;

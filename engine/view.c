@@ -143,6 +143,16 @@ static ckd_status arrange_tensor(view *v, view_block *blocks, size_t count, ckd_
     return arrange_shards(v, t, blocks, count, inconsistent, err);
 }
 
+static ckd_status arrange_blobs(view *v, ckd_status inconsistent, ckd_error *err) {
+    qsort(v->blobs, v->blob_count, sizeof(*v->blobs), by_name);
+    for (size_t i = 1; i < v->blob_count; i++) {
+        if (strcmp(v->blobs[i - 1].record->tensor->name, v->blobs[i].record->tensor->name) == 0) {
+            return inconsistent_at(&v->blobs[i], inconsistent, err, "two blobs have this name");
+        }
+    }
+    return CKD_OK;
+}
+
 static ckd_status arrange(view *v, ckd_status inconsistent, ckd_error *err) {
     qsort(v->blocks, v->block_count, sizeof(*v->blocks), by_name);
     v->shards = calloc(v->block_count + 1, sizeof(*v->shards));
@@ -230,6 +240,9 @@ ckd_status view_open(view **out, const ckd_store *store, manifest *m, ckd_status
     ckd_status status = open_chunks(v, store, err);
     if (status == CKD_OK) {
         status = collect_records(v, err);
+    }
+    if (status == CKD_OK) {
+        status = arrange_blobs(v, inconsistent, err);
     }
     if (status == CKD_OK) {
         status = arrange(v, inconsistent, err);
