@@ -17,21 +17,21 @@ static void build_codes(symbols_workspace *w, const symbols_header *h, unsigned 
     uint32_t first_state[SYMBOLS_ALPHABET];
     symbols_code by_symbol[SYMBOLS_ALPHABET] = {{0}};
     uint32_t states = 1u << h->log, given = 0;
-    int32_t offset = (int32_t)(table * SYMBOLS_MAX_STATES);
+    uint16_t *next = w->next_state + (size_t)(table + 1) * SYMBOLS_MAX_STATES;
     for (unsigned s = t->first; s <= t->last; s++) {
         uint32_t n = t->counts[s];
         if (n) {
             uint32_t most = n == 1 ? h->log : h->log - (31u - (uint32_t)__builtin_clz(n - 1));
-            by_symbol[s].base = symbols_base(h, width, table, s);
-            by_symbol[s].low_bits = (uint8_t)symbols_low_bits(h, s);
-            by_symbol[s].add_bits = (most << 16) - (n << most);
-            by_symbol[s].add_state = offset + (int32_t)given - (int32_t)n;
+            symbols_meaning meaning = symbols_mean(h, width, table, s);
+            by_symbol[s] = (symbols_code){.next = next + given - n,
+                                          .add_bits = (most << 16) - (n << most),
+                                          .low_bits = meaning.low,
+                                          .base = meaning.base};
         }
         first_state[s] = given;
         given += n;
     }
     symbols_spread(owner, t, h->log);
-    uint16_t *next = w->next_state + offset;
     for (uint32_t u = 0; u < states; u++) {
         next[first_state[owner[u]]++] = (uint16_t)(states + u);
     }
@@ -64,7 +64,7 @@ static void sink_put(bit_sink *s, uint64_t value, unsigned bits) {
     }
 }
 
-/* Writes whole bytes; needs room for eight. */
+/* At most 56 bits; needs room for eight bytes. */
 CPU_INLINE void sink_put_fast(bit_sink *s, uint64_t value, unsigned bits) {
     s->bits |= value << s->count;
     s->count += bits;
@@ -77,10 +77,9 @@ CPU_INLINE void sink_put_fast(bit_sink *s, uint64_t value, unsigned bits) {
 /* ---- elements ---- */
 
 typedef struct element_source {
-    const symbols_workspace *w;
+    const symbols_code *codes[SYMBOLS_CONTEXTS]; /* of the context's table, by symbol */
     const uint8_t *symbols, *values;
-    const uint8_t *context; /* NULL: all in table 0 */
-    uint8_t table_of[SYMBOLS_CONTEXTS];
+    const uint8_t *context; /* NULL: all as in context 0 */
 } element_source;
 
 CPU_INLINE uint64_t load_integer(const uint8_t *values, unsigned width, size_t i) {
@@ -96,54 +95,89 @@ CPU_INLINE uint64_t load_integer(const uint8_t *values, unsigned width, size_t i
     }
 }
 
-CPU_INLINE const symbols_code *code_of(const element_source *from, bool contexts, size_t i) {
-    return &from->w->codes[contexts ? from->table_of[from->context[i]] : 0][from->symbols[i]];
-}
-
-CPU_INLINE uint64_t low_bits_of(const element_source *from, unsigned width, const symbols_code *code,
-                                size_t i) {
-    return (load_integer(from->values, width, i) - code->base) & ((UINT64_C(1) << code->low_bits) - 1);
+CPU_INLINE uint64_t lowest(uint64_t v, unsigned bits) {
+    return v & ((UINT64_C(1) << bits) - 1);
 }
 
 /* One integer, with all checks. */
 static void encode_slowly(bit_sink *sink, uint32_t *state, const element_source *from, unsigned width,
                           size_t i) {
-    const symbols_code *code = code_of(from, from->context != NULL, i);
+    const symbols_code *code = from->codes[from->context ? from->context[i] : 0] + from->symbols[i];
     unsigned number = (*state + code->add_bits) >> 16;
-    sink_put(sink, *state & ((1u << number) - 1), number);
-    uint64_t low = low_bits_of(from, width, code, i);
+    sink_put(sink, lowest(*state, number), number);
+    uint64_t low = lowest(load_integer(from->values, width, i) - code->base, code->low_bits);
     unsigned first = code->low_bits > 32 ? 32 : code->low_bits;
-    sink_put(sink, low & ((UINT64_C(1) << first) - 1), first);
+    sink_put(sink, lowest(low, first), first);
     sink_put(sink, first < 32 ? 0 : low >> 32, code->low_bits - first);
-    *state = from->w->next_state[(int32_t)(*state >> number) + code->add_state];
+    *state = code->next[*state >> number];
 }
 
-/* Integers end - 1 down to 0, eight at a time, one for each lane; `end` is a multiple of 8. Stops where room gets scarce. */
+/* An integer's state bits below its low bits: of up to 4 bytes at most 44 bits, of up to 2 bytes at most 28. */
+CPU_INLINE uint64_t step_narrow(unsigned *bits, uint32_t *state, const symbols_code *code, uint64_t value,
+                                unsigned width) {
+    unsigned number = (*state + code->add_bits) >> 16;
+    uint64_t low = (value - code->base) & (UINT64_MAX >> (64 - 8 * width));
+    uint64_t field = lowest(*state, number) | low << number;
+    *bits = number + code->low_bits;
+    *state = code->next[*state >> number];
+    return field;
+}
+
+CPU_INLINE void step_wide(bit_sink *s, uint32_t *state, const symbols_code *code, uint64_t value) {
+    unsigned number = (*state + code->add_bits) >> 16;
+    unsigned first = code->low_bits < 32 ? code->low_bits : 32;
+    uint64_t low = lowest(value - code->base, code->low_bits);
+    sink_put_fast(s, lowest(*state, number) | lowest(low, first) << number, number + first);
+    sink_put_fast(s, low >> 32, code->low_bits - first);
+    *state = code->next[*state >> number];
+}
+
+/* Bytes that eight integers may need, and one word beyond. */
+#define FAST_ROOM (SYMBOLS_MAX_LANES * 16 + 8)
+
+/*
+ * Integers end - 1 down to 0, eight at a time, one for each lane; `end` is a multiple of 8. Stops where room gets scarce.
+ * Written out lane by lane: compilers asked to unroll do too much of it.
+ */
 CPU_INLINE size_t encode_fast(bit_sink *sink, uint32_t *states, const element_source *from, unsigned width,
                               bool contexts, size_t end) {
     bit_sink s = *sink;
     uint32_t state[SYMBOLS_MAX_LANES];
     memcpy(state, states, sizeof(state));
-    while (end && (size_t)(s.end - s.to) >= SYMBOLS_MAX_LANES * 16 + 8) {
-        end -= SYMBOLS_MAX_LANES;
-#pragma GCC unroll 8
-        for (unsigned j = SYMBOLS_MAX_LANES; j-- > 0;) {
-            const symbols_code *code = code_of(from, contexts, end + j);
-            unsigned number = (state[j] + code->add_bits) >> 16;
-            uint64_t bits = state[j] & ((1u << number) - 1);
-            state[j] = from->w->next_state[(int32_t)(state[j] >> number) + code->add_state];
-            if (width < 8) {
-                uint64_t difference = load_integer(from->values, width, end + j) - code->base;
-                uint64_t low = difference & (UINT64_MAX >> (64 - 8 * width));
-                sink_put_fast(&s, bits | low << number, number + code->low_bits);
-            } else {
-                uint64_t low = low_bits_of(from, width, code, end + j);
-                sink_put_fast(&s, bits | (low & UINT32_MAX) << number,
-                              number + (code->low_bits < 32 ? code->low_bits : 32));
-                sink_put_fast(&s, low >> 32, code->low_bits < 32 ? 0 : code->low_bits - 32u);
-            }
-        }
+    const symbols_code *const *const restrict codes = from->codes;
+    const symbols_code *const all = codes[0];
+    const uint8_t *const restrict context = from->context;
+    const uint8_t *const restrict symbols = from->symbols;
+    const uint8_t *const restrict values = from->values;
+#define CODE(j)  ((contexts ? codes[context[end + (j)]] : all) + symbols[end + (j)])
+#define VALUE(j) load_integer(values, width, end + (j))
+#define TWO(j)                                                                                          \
+    if (width == 8) {                                                                                   \
+        step_wide(&s, &state[(j) + 1], CODE((j) + 1), VALUE((j) + 1));                                  \
+        step_wide(&s, &state[j], CODE(j), VALUE(j));                                                    \
+    } else {                                                                                            \
+        unsigned bits, bits_2;                                                                          \
+        uint64_t field_2 = step_narrow(&bits_2, &state[(j) + 1], CODE((j) + 1), VALUE((j) + 1), width); \
+        if (width == 4) {                                                                               \
+            sink_put_fast(&s, field_2, bits_2);                                                         \
+        }                                                                                               \
+        uint64_t field = step_narrow(&bits, &state[j], CODE(j), VALUE(j), width);                       \
+        if (width == 4) {                                                                               \
+            sink_put_fast(&s, field, bits);                                                             \
+        } else { /* two of them fit a word */                                                           \
+            sink_put_fast(&s, field_2 | field << bits_2, bits + bits_2);                                \
+        }                                                                                               \
     }
+    while (end && (size_t)(s.end - s.to) >= FAST_ROOM) {
+        end -= SYMBOLS_MAX_LANES;
+        TWO(6)
+        TWO(4)
+        TWO(2)
+        TWO(0)
+    }
+#undef TWO
+#undef VALUE
+#undef CODE
     memcpy(states, state, sizeof(state));
     *sink = s;
     return end;
@@ -208,11 +242,14 @@ size_t symbols_encode(symbols_workspace *w, int slot, const void *values, const 
         return 0;
     }
     symbols_header_write(h, p->width, to);
-    element_source from = {
-        .w = w, .symbols = p->symbols, .values = values, .context = h->contexts ? context : NULL};
-    symbols_map_contexts(from.table_of, h);
     for (unsigned t = 0; t < h->tables; t++) {
-        build_codes(w, h, p->width, t, p->remap);
+        build_codes(w, h, p->width, t, p->remap[t]);
+    }
+    element_source from = {.symbols = p->symbols, .values = values, .context = h->contexts ? context : NULL};
+    uint8_t table_of[SYMBOLS_CONTEXTS];
+    symbols_map_contexts(table_of, h);
+    for (unsigned c = 0; c < SYMBOLS_CONTEXTS; c++) {
+        from.codes[c] = w->codes[table_of[c]];
     }
     bit_sink sink = {(uint8_t *)to + header, (uint8_t *)to + capacity, 0, 0, false};
     uint32_t states[SYMBOLS_MAX_LANES];

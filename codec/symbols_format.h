@@ -23,6 +23,7 @@ typedef struct symbols_table {
     uint16_t first, last; /* the lowest and the highest symbol with states */
     uint16_t counts[SYMBOLS_ALPHABET];
     uint64_t centre; /* CLASS: added to what the class says, modulo 2^bits */
+    unsigned floor;  /* CLASS: log2 of the width of the class around the centre */
 } symbols_table;
 
 typedef struct symbols_header {
@@ -62,24 +63,22 @@ static inline unsigned symbols_class_of(uint64_t u, unsigned bits, unsigned fine
     unsigned symbol = size ? 2 * size - 1 + negative : 0;
     return changed ? 255 - symbol : symbol;
 }
-/* The bits that a class stores below its leading ones. */
-static inline unsigned symbols_class_low(unsigned symbol, unsigned fine) {
-    unsigned size = ((symbol < 128 ? symbol : 255 - symbol) + 1) / 2;
-    return size >> fine < 2 ? 0 : (size >> fine) - 1;
+
+/*
+ * What a symbol of a table stands for: its `low` bits are added to `base`, modulo 2^bits. A table may have a floor: its
+ * symbols 0 and 255 then hold all d of -2^(floor - 1) ... 2^(floor - 1) - 1, and the others go on from there. Rare small
+ * differences share states that way.
+ */
+typedef struct symbols_meaning {
+    uint64_t base;
+    unsigned low;
+} symbols_meaning;
+
+/* The sizes that a floor swallows, 0 not counted. */
+static inline unsigned symbols_below_floor(unsigned floor, unsigned fine) {
+    return floor ? symbols_size_of(UINT64_C(1) << (floor - 1), fine) - 1 : 0;
 }
-/* The smallest u of a class, modulo 2^bits if the result is taken so; its low bits are added to it. */
-static inline uint64_t symbols_class_base(unsigned symbol, unsigned bits, unsigned fine) {
-    bool changed = symbol >= 128;
-    symbol = changed ? 255 - symbol : symbol;
-    unsigned size = (symbol + 1) / 2, low = symbols_class_low(symbol, fine);
-    bool negative = symbol && symbol % 2 == 0;
-    uint64_t leading = size >> fine ? (UINT64_C(1) << fine | (size & ((1u << fine) - 1))) << low : size;
-    uint64_t base = negative ? UINT64_C(1) - leading - (UINT64_C(1) << low) : leading;
-    return base + ((uint64_t)changed << (bits - 1));
-}
-/* Bits stored below the symbol, and what they are added to (centre or bias included), modulo 2^64. */
-unsigned symbols_low_bits(const symbols_header *h, unsigned symbol);
-uint64_t symbols_base(const symbols_header *h, unsigned width, unsigned table, unsigned symbol);
+symbols_meaning symbols_mean(const symbols_header *h, unsigned width, unsigned table, unsigned symbol);
 
 /* owner[state] = symbol, for 2^log states. The counts must add up to 2^log. */
 void symbols_spread(uint8_t *owner, const symbols_table *table, unsigned log);

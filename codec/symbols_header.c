@@ -5,15 +5,29 @@
 
 #include "base/bytes.h"
 
-unsigned symbols_low_bits(const symbols_header *h, unsigned symbol) {
-    return h->mode == SYMBOLS_SPLIT ? h->low_bits : symbols_class_low(symbol, h->fine);
+static symbols_meaning class_meaning(const symbols_table *t, unsigned bits, unsigned fine, unsigned symbol) {
+    bool changed = symbol >= 128;
+    unsigned index = changed ? 255 - symbol : symbol;
+    uint64_t base = t->centre + ((uint64_t)changed << (bits - 1));
+    if (index == 0) {
+        return (symbols_meaning){t->floor ? base - (UINT64_C(1) << (t->floor - 1)) : base, t->floor};
+    }
+    unsigned size = (index + 1) / 2 + symbols_below_floor(t->floor, fine);
+    unsigned length = size >> fine; /* less `fine`; 0 where the size is the magnitude */
+    unsigned low = length < 2 ? 0 : length - 1;
+    if (low > bits - 2) { /* no such class: nothing that 64 bits could shift */
+        return (symbols_meaning){0, low};
+    }
+    uint64_t leading = length ? (UINT64_C(1) << fine | (size & ((1u << fine) - 1))) << low : size;
+    bool negative = index % 2 == 0;
+    return (symbols_meaning){base + (negative ? UINT64_C(1) - leading - (UINT64_C(1) << low) : leading), low};
 }
 
-uint64_t symbols_base(const symbols_header *h, unsigned width, unsigned table, unsigned symbol) {
+symbols_meaning symbols_mean(const symbols_header *h, unsigned width, unsigned table, unsigned symbol) {
     if (h->mode == SYMBOLS_SPLIT) {
-        return (h->bias + symbol) << h->low_bits;
+        return (symbols_meaning){(h->bias + symbol) << h->low_bits, h->low_bits};
     }
-    return symbols_class_base(symbol, 8 * width, h->fine) + h->table[table].centre;
+    return class_meaning(&h->table[table], 8 * width, h->fine, symbol);
 }
 
 /*
@@ -61,9 +75,18 @@ static unsigned bit_length(unsigned v) {
     return v ? 32u - (unsigned)__builtin_clz(v) : 0;
 }
 
+/* Elias gamma of value + 1: as many zeros as it has bits below the leading one, a one, and those bits. */
+static void put_gamma(bit_writer *w, unsigned value) {
+    unsigned length = bit_length(value + 1);
+    put(w, 0, length - 1);
+    put(w, 1, 1);
+    put(w, value + 1, length - 1); /* without the leading one */
+}
+
 /*
  * All counts but the last, which the others imply. Neighbours are of similar size: the bit length is coded as its
- * difference to the one before, 0 1 -1 2 -2 ... in unary, the bits below the leading one as they are.
+ * difference to the one before, 0 1 -1 2 -2 ... in unary, the bits below the leading one as they are. A count of zero is
+ * followed by the number of further ones.
  */
 static void put_counts(bit_writer *w, const symbols_table *t, unsigned log) {
     unsigned before = log / 2;
@@ -72,7 +95,16 @@ static void put_counts(bit_writer *w, const symbols_table *t, unsigned log) {
         unsigned steps = length > before ? 2 * (length - before) - 1 : 2 * (before - length);
         put(w, (UINT64_C(1) << steps) - 1, steps + 1);
         put(w, t->counts[s], length ? length - 1 : 0); /* put drops the leading one */
-        before = length;
+        if (length == 0) {
+            unsigned zeros = 0;
+            while (t->counts[s + 1] == 0) { /* that of `last` is not */
+                zeros++;
+                s++;
+            }
+            put_gamma(w, zeros);
+        } else {
+            before = length;
+        }
     }
 }
 
@@ -80,6 +112,7 @@ static void put_table(bit_writer *w, const symbols_header *h, unsigned width, co
     if (h->mode == SYMBOLS_CLASS) {
         put(w, t->centre != 0, 1);
         put(w, t->centre, t->centre ? 8 * width : 0);
+        put(w, t->floor, 6);
     }
     put(w, t->first, 8);
     put(w, t->last, 8);
@@ -139,19 +172,42 @@ static uint64_t get(bit_reader *r, unsigned bits) {
     return value;
 }
 
+/* Numbers up to 254; more is no stream of ours. */
+static unsigned get_gamma(bit_reader *r) {
+    unsigned length = 0;
+    while (length < 8 && !r->failed && !get(r, 1)) {
+        length++;
+    }
+    r->failed |= length == 8;
+    return r->failed ? 0 : (1u << length | (unsigned)get(r, length)) - 1;
+}
+
+/* The next count's bit length; false if there is no such count. */
+static bool get_length(bit_reader *r, unsigned *length, unsigned before, unsigned log) {
+    unsigned steps = 0;
+    while (steps <= 2 * SYMBOLS_MAX_LOG && get(r, 1)) {
+        steps++;
+    }
+    *length = steps & 1 ? before + (steps + 1) / 2 : before - steps / 2;
+    return !r->failed && *length <= log; /* below 0 is far above */
+}
+
 static bool get_counts(bit_reader *r, symbols_table *t, unsigned log) {
     unsigned before = log / 2, left = 1u << log;
     for (unsigned s = t->first; s < t->last; s++) {
-        unsigned steps = 0;
-        while (steps <= 2 * SYMBOLS_MAX_LOG && get(r, 1)) {
-            steps++;
-        }
-        unsigned length = steps & 1 ? before + (steps + 1) / 2 : before - steps / 2;
-        if (r->failed || length > log) { /* also where the difference went below 0 */
+        unsigned length;
+        if (!get_length(r, &length, before, log) || (length == 0 && s == t->first)) {
             return false;
         }
-        unsigned count = length ? 1u << (length - 1) | (unsigned)get(r, length - 1) : 0;
-        if (count >= left || (s == t->first && count == 0)) {
+        if (length == 0) {
+            s += get_gamma(r);
+            if (r->failed || s >= t->last) {
+                return false;
+            }
+            continue;
+        }
+        unsigned count = 1u << (length - 1) | (unsigned)get(r, length - 1);
+        if (count >= left) {
             return false;
         }
         t->counts[s] = (uint16_t)count;
@@ -162,11 +218,18 @@ static bool get_counts(bit_reader *r, symbols_table *t, unsigned log) {
     return !r->failed;
 }
 
-static bool get_table(bit_reader *r, const symbols_header *h, unsigned width, symbols_table *t) {
+static bool get_table(bit_reader *r, symbols_header *h, unsigned width, unsigned table) {
+    symbols_table *t = &h->table[table];
     memset(t, 0, sizeof(*t));
-    if (h->mode == SYMBOLS_CLASS && get(r, 1)) {
-        t->centre = get(r, 8 * width);
-        if (t->centre == 0) {
+    if (h->mode == SYMBOLS_CLASS) {
+        if (get(r, 1)) {
+            t->centre = get(r, 8 * width);
+            if (t->centre == 0) {
+                return false;
+            }
+        }
+        t->floor = (unsigned)get(r, 6);
+        if (t->floor > 8 * width - 2) {
             return false;
         }
     }
@@ -175,8 +238,9 @@ static bool get_table(bit_reader *r, const symbols_header *h, unsigned width, sy
     if (r->failed || t->first > t->last || !get_counts(r, t, h->log)) {
         return false;
     }
-    for (unsigned s = t->first; h->mode == SYMBOLS_CLASS && s <= t->last; s++) {
-        if (t->counts[s] && symbols_class_low(s, h->fine) > 8 * width - 2) {
+    for (unsigned s = t->first; s <= t->last; s++) {
+        if (t->counts[s] &&
+            symbols_mean(h, width, table, s).low > 8 * width - (h->mode == SYMBOLS_CLASS ? 2 : 1)) {
             return false;
         }
     }
@@ -234,7 +298,7 @@ ckd_status symbols_header_read(symbols_header *h, unsigned width, const uint8_t 
         return err_corrupt(err, NULL, CKD_NO_OFFSET, "a symbol stream's split makes no sense");
     }
     for (unsigned t = 0; t < h->tables; t++) {
-        if (!get_table(&r, h, width, &h->table[t])) {
+        if (!get_table(&r, h, width, t)) {
             return err_corrupt(err, NULL, CKD_NO_OFFSET, "table %u of a symbol stream makes no sense", t);
         }
     }

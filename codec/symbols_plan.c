@@ -49,7 +49,8 @@ static int compare(const void *a, const void *b) {
 static uint64_t sampled_bits(const int64_t *samples, size_t n, unsigned width, int64_t centre) {
     uint64_t bits = 0;
     for (size_t i = 0; i < n; i++) {
-        bits += symbols_class_low(symbols_class_of((uint64_t)samples[i] - (uint64_t)centre, 8 * width, 0), 0);
+        unsigned symbol = symbols_class_of((uint64_t)samples[i] - (uint64_t)centre, 8 * width, 0);
+        bits += (symbol < 128 ? symbol : 255 - symbol) / 2;
     }
     return bits;
 }
@@ -85,9 +86,6 @@ static void plan_classes(symbols_workspace *w, symbols_slot *p, const void *valu
     symbols_classify(p->symbols, p->width, values, centre, p->count);
     symbols_count(&w->histogram, p->symbols, context, p->count);
     h->fine = finest(p->width);
-    for (unsigned s = 0; s < SYMBOLS_ALPHABET; s++) {
-        p->remap[s] = (uint8_t)s;
-    }
 }
 
 /* ---- SPLIT ---- */
@@ -160,15 +158,19 @@ static void plan_split(symbols_workspace *w, symbols_slot *p, const void *values
     symbols_count(&w->histogram, p->symbols, context, p->count);
     unsigned coarser = choose_coarsening(w, bias, low_bits, p->width, p->count);
     for (unsigned s = 0; s < SYMBOLS_ALPHABET; s++) {
-        p->remap[s] = (uint8_t)(((bias + s) >> coarser) - (bias >> coarser));
+        p->remap[0][s] = (uint8_t)(((bias + s) >> coarser) - (bias >> coarser));
+    }
+    for (unsigned t = 1; t < SYMBOLS_MAX_TABLES; t++) {
+        memcpy(p->remap[t], p->remap[0], sizeof(p->remap[0]));
     }
     if (coarser) {
-        coarsen_histogram(&w->histogram, p->remap);
+        coarsen_histogram(&w->histogram, p->remap[0]);
     }
     h->low_bits = low_bits + coarser;
     h->bias = bias >> coarser;
     for (unsigned t = 0; t < SYMBOLS_MAX_TABLES; t++) {
         h->table[t].centre = 0;
+        h->table[t].floor = 0;
     }
 }
 
@@ -185,7 +187,7 @@ static void measure(const symbols_workspace *w, symbols_slot *p, const symbols_g
         for (unsigned s = t->first; s <= t->last; s++) {
             if (counts[s]) {
                 unsigned log_count = 31u - (unsigned)__builtin_clz(t->counts[s]);
-                low += (uint64_t)counts[s] * symbols_low_bits(h, s);
+                low += (uint64_t)counts[s] * symbols_mean(h, p->width, g, s).low;
                 most += (uint64_t)counts[s] * (h->log - log_count);
             }
         }
@@ -214,6 +216,9 @@ void symbols_plan(symbols_workspace *w, int slot, symbols_mode mode, unsigned wi
     }
     symbols_groups groups;
     symbols_group(w, &groups);
+    if (mode == SYMBOLS_CLASS) {
+        symbols_choose_floors(w, p, &groups);
+    }
     double symbol_bits = symbols_choose_tables(w, &p->header, &groups, width, n);
     measure(w, p, &groups, symbol_bits);
     *planned = symbols_header_size(&p->header, width) + (size_t)(p->bits / 8) + 1 + (size_t)(p->bits >> 12);

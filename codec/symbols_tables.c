@@ -1,145 +1,74 @@
 /*
- * The encoder's statistics: which contexts share a table, how many states a table has, and how they are shared among its
- * symbols. All of it is the encoder's freedom: what it decides is written in the stream.
+ * How many states a table has, and how they are shared among its symbols. All of it is the encoder's freedom: what it
+ * decides is written in the stream.
  */
 #include "codec/symbols_work.h"
 
 #include <string.h>
 
-/* ---- groups of contexts ---- */
+/* The symbols of a table that occur. */
+typedef struct shares {
+    unsigned symbols;
+    uint8_t symbol[SYMBOLS_ALPHABET];
+    float count[SYMBOLS_ALPHABET];
+    uint16_t states[SYMBOLS_ALPHABET];
+    float change[SYMBOLS_ALPHABET]; /* bits lost by taking a state away, or, negative, won by giving one */
+} shares;
 
-/* A group while contexts are being joined. */
-typedef struct group {
-    uint32_t total;
-    float bits;      /* of its symbols with a table of their own, and of that table */
-    float join_gain; /* bits saved by joining it with the next group */
-    uint8_t row, end;
-} group;
+/* Counts so large that no change is: a symbol's last state is never taken away. */
+#define NEVER 1e30f
 
-/* About what a symbol and a table cost in the header. */
-#define TABLE_BITS        20.0f
-#define TABLE_SYMBOL_BITS 6.0f
-
-static float bits_of(const symbols_workspace *w, uint32_t total, const uint32_t *a, const uint32_t *b) {
-    float bits = TABLE_BITS + (float)total * symbols_log2(w, total);
-    for (unsigned s = 0; s < SYMBOLS_ALPHABET; s++) {
-        uint32_t c = a[s] + (b ? b[s] : 0);
-        if (c) {
-            bits += TABLE_SYMBOL_BITS - (float)c * symbols_log2(w, c);
-        }
+static float cost_of_change(float count, unsigned states, bool taking) {
+    if (taking) {
+        return states > 1 ? count / ((float)states - 0.5f) : NEVER;
     }
-    return bits;
+    return -count / ((float)states + 0.5f);
 }
-
-static void measure_join(const symbols_workspace *w, group *g, const group *next) {
-    g->join_gain =
-        g->bits + next->bits - bits_of(w, g->total + next->total, w->merged[g->row], w->merged[next->row]);
-}
-
-static size_t collect(symbols_workspace *w, group *groups) {
-    size_t count = 0;
-    for (unsigned c = w->histogram.first_context; c <= w->histogram.last_context; c++) {
-        group *g = &groups[count];
-        uint32_t *row = w->merged[count];
-        memset(row, 0, sizeof(w->merged[count]));
-        g->total = symbols_counts_of(row, &w->histogram, c);
-        if (g->total) {
-            g->row = (uint8_t)count++;
-            g->end = (uint8_t)c;
-            g->bits = bits_of(w, g->total, row, NULL);
-        }
-    }
-    return count;
-}
-
-static void join(symbols_workspace *w, group *groups, size_t count, size_t at) {
-    group *g = &groups[at];
-    const group *next = &groups[at + 1];
-    for (unsigned s = 0; s < SYMBOLS_ALPHABET; s++) {
-        w->merged[g->row][s] += w->merged[next->row][s];
-    }
-    g->total += next->total;
-    g->end = next->end;
-    g->bits = g->bits + next->bits - g->join_gain;
-    memmove(&groups[at + 1], &groups[at + 2], (count - at - 2) * sizeof(*groups));
-    if (at > 0) {
-        measure_join(w, &groups[at - 1], g);
-    }
-    if (at + 2 < count) {
-        measure_join(w, g, &groups[at + 1]);
-    }
-}
-
-void symbols_group(symbols_workspace *w, symbols_groups *out) {
-    group groups[SYMBOLS_CONTEXTS];
-    size_t count = collect(w, groups);
-    for (size_t i = 0; i + 1 < count; i++) {
-        measure_join(w, &groups[i], &groups[i + 1]);
-    }
-    while (count > 1) {
-        size_t best = 0;
-        for (size_t i = 1; i + 1 < count; i++) {
-            best = groups[i].join_gain > groups[best].join_gain ? i : best;
-        }
-        if (count <= SYMBOLS_MAX_TABLES && groups[best].join_gain <= 0) {
-            break;
-        }
-        join(w, groups, count--, best);
-    }
-    out->count = (unsigned)count;
-    for (size_t i = 0; i < count; i++) {
-        out->row[i] = groups[i].row;
-        out->end[i] = groups[i].end;
-    }
-}
-
-/* ---- states ---- */
 
 /* Gives and takes states where that costs least until they add up. */
-static void balance(symbols_table *t, const uint32_t *counts, int surplus) {
-    while (surplus != 0) {
-        unsigned best = t->first;
-        float best_cost = 0;
-        for (unsigned s = t->first; s <= t->last; s++) {
-            unsigned n = t->counts[s];
-            if (n == 0 || (surplus > 0 && n == 1)) {
-                continue;
-            }
-            float cost = (float)counts[s] / (surplus > 0 ? (float)n - 0.5f : -(float)n - 0.5f);
-            if (best_cost == 0 || cost < best_cost) {
-                best = s;
-                best_cost = cost;
-            }
+static void balance(shares *s, int surplus) {
+    bool taking = surplus > 0;
+    for (unsigned i = 0; i < s->symbols; i++) {
+        s->change[i] = cost_of_change(s->count[i], s->states[i], taking);
+    }
+    for (; surplus != 0; surplus += taking ? -1 : 1) {
+        unsigned best = 0;
+        for (unsigned i = 1; i < s->symbols; i++) {
+            best = s->change[i] < s->change[best] ? i : best;
         }
-        t->counts[best] = (uint16_t)(t->counts[best] + (surplus > 0 ? -1 : 1));
-        surplus += surplus > 0 ? -1 : 1;
+        s->states[best] = (uint16_t)(s->states[best] + (taking ? -1 : 1));
+        s->change[best] = cost_of_change(s->count[best], s->states[best], taking);
     }
 }
 
 /* Shares 2^log states among the symbols; every symbol that occurs gets one. Returns the bits that coding costs then. */
 static float share_states(const symbols_workspace *w, symbols_table *t, const uint32_t *counts,
                           unsigned log) {
-    uint64_t total = 0;
-    unsigned first = SYMBOLS_ALPHABET, last = 0;
-    for (unsigned s = 0; s < SYMBOLS_ALPHABET; s++) {
-        if (counts[s]) {
-            first = first == SYMBOLS_ALPHABET ? s : first;
-            last = s;
-            total += counts[s];
+    shares s;
+    s.symbols = 0;
+    uint32_t total = 0;
+    for (unsigned i = 0; i < SYMBOLS_ALPHABET; i++) {
+        if (counts[i]) {
+            s.symbol[s.symbols] = (uint8_t)i;
+            s.count[s.symbols++] = (float)counts[i];
+            total += counts[i];
         }
     }
-    t->first = (uint16_t)first;
-    t->last = (uint16_t)last;
+    float scale = (float)(1u << log) / (float)total;
     int surplus = -(1 << log);
-    for (unsigned s = first; s <= last; s++) {
-        uint64_t states = (((uint64_t)counts[s] << log) + total / 2) / total;
-        t->counts[s] = (uint16_t)(counts[s] && !states ? 1 : states);
-        surplus += t->counts[s];
+    for (unsigned i = 0; i < s.symbols; i++) {
+        unsigned states = (unsigned)(s.count[i] * scale + 0.5f);
+        s.states[i] = (uint16_t)(states ? states : 1);
+        surplus += s.states[i];
     }
-    balance(t, counts, surplus);
+    balance(&s, surplus);
+    t->first = s.symbol[0];
+    t->last = s.symbol[s.symbols - 1];
+    memset(t->counts, 0, sizeof(t->counts));
     float bits = 0;
-    for (unsigned s = first; s <= last; s++) {
-        bits += (float)counts[s] * ((float)log - w->log2_of[t->counts[s]]);
+    for (unsigned i = 0; i < s.symbols; i++) {
+        t->counts[s.symbol[i]] = s.states[i];
+        bits += s.count[i] * ((float)log - w->log2_of[s.states[i]]);
     }
     return bits;
 }
@@ -151,6 +80,19 @@ static double share_all(symbols_workspace *w, symbols_header *h, const symbols_g
         bits += (double)share_states(w, &h->table[g], w->merged[groups->row[g]], log);
     }
     return bits;
+}
+
+static double low_bits(const symbols_workspace *w, const symbols_header *h, const symbols_groups *groups,
+                       unsigned width) {
+    uint64_t bits = 0;
+    for (unsigned g = 0; g < groups->count; g++) {
+        for (unsigned s = 0; s < SYMBOLS_ALPHABET; s++) {
+            if (w->merged[groups->row[g]][s]) {
+                bits += (uint64_t)w->merged[groups->row[g]][s] * symbols_mean(h, width, g, s).low;
+            }
+        }
+    }
+    return (double)bits;
 }
 
 /* All symbols of a table must find room, twice over so that the common ones get their share. */
@@ -169,24 +111,29 @@ static unsigned smallest_log(const symbols_workspace *w, const symbols_groups *g
     return log;
 }
 
-/* More states code more exactly, but leave the nearest cache, take time to set up and bytes to describe. */
+/*
+ * More states code more exactly, but leave the nearest cache, take time to set up and bytes to describe: a doubling must
+ * save one part in 2000 of the stream.
+ */
 double symbols_choose_tables(symbols_workspace *w, symbols_header *h, const symbols_groups *groups,
                              unsigned width, size_t n) {
-    unsigned log = smallest_log(w, groups);
     unsigned lanes = 1u << h->lanes_log;
     h->tables = groups->count;
     h->contexts = groups->count > 1;
     memcpy(h->range_end, groups->end, groups->count);
     h->range_end[groups->count - 1] = SYMBOLS_CONTEXTS - 1;
     unsigned usual = n < 1024 ? SYMBOLS_MIN_LOG : 9;
+    unsigned log = smallest_log(w, groups);
     log = log < usual ? usual : log;
+    double low = low_bits(w, h, groups, width);
     double bits = share_all(w, h, groups, log);
     double all = bits + (double)(8 * symbols_header_size(h, width) + lanes * log);
     while (log < SYMBOLS_MAX_LOG) {
         double next_bits = share_all(w, h, groups, log + 1);
         double next = next_bits + (double)(8 * symbols_header_size(h, width) + lanes * (log + 1));
-        if (next > all * 0.9995) {
-            return share_all(w, h, groups, log);
+        if (all - next < (all + low) / 2000) {
+            bits = share_all(w, h, groups, log);
+            break;
         }
         log++;
         bits = next_bits;

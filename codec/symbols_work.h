@@ -11,8 +11,8 @@ typedef struct symbols_slot {
     size_t count;
     uint64_t bits;                      /* of the payload, estimated */
     size_t bound;                       /* bytes of the stream, at most */
-    uint8_t symbols[SYMBOLS_MAX_COUNT]; /* of each integer, before `remap` */
-    uint8_t remap[SYMBOLS_ALPHABET];    /* SPLIT: from the finest split to the chosen one */
+    uint8_t symbols[SYMBOLS_MAX_COUNT]; /* of each integer, before `remap`: the finest ones */
+    uint8_t remap[SYMBOLS_MAX_TABLES][SYMBOLS_ALPHABET]; /* of each table: to its own symbols */
 } symbols_slot;
 
 /*
@@ -40,10 +40,10 @@ typedef struct symbols_state_wide {
 
 /* A symbol of the encoder (as in FSE): which state bits to write, and where to look up the next state. */
 typedef struct symbols_code {
-    uint64_t base;     /* subtracted from the integer: the low bits */
-    uint32_t add_bits; /* (state + add_bits) >> 16: the number of state bits */
-    int32_t add_state; /* (state >> number) + add_state: index of the next state */
-    uint8_t low_bits;
+    const uint16_t *next; /* at (state >> number of bits) */
+    uint32_t add_bits;    /* (state + add_bits) >> 16: the number of state bits */
+    uint32_t low_bits;
+    uint64_t base; /* subtracted from the integer: the low bits */
 } symbols_code;
 
 struct symbols_workspace {
@@ -53,7 +53,8 @@ struct symbols_workspace {
     uint32_t merged[SYMBOLS_CONTEXTS][SYMBOLS_ALPHABET]; /* counts of groups of contexts */
     float log2_of[SYMBOLS_MAX_STATES + 1];
     symbols_code codes[SYMBOLS_MAX_TABLES][SYMBOLS_ALPHABET];
-    uint16_t next_state[SYMBOLS_MAX_TABLES * SYMBOLS_MAX_STATES];
+    uint16_t
+        next_state[(SYMBOLS_MAX_TABLES + 1) * SYMBOLS_MAX_STATES]; /* the first part is only pointed into */
     union {
         symbols_state narrow[SYMBOLS_MAX_TABLES * SYMBOLS_MAX_STATES];
         symbols_state_wide wide[SYMBOLS_MAX_TABLES * SYMBOLS_MAX_STATES];
@@ -98,6 +99,11 @@ typedef struct symbols_groups {
 
 /* Joins neighbouring contexts until at most 16 groups are left and no further join would save bits. */
 void symbols_group(symbols_workspace *w, symbols_groups *groups);
+/*
+ * CLASS: gives each group the floor that makes it smallest; its counts become those of its own symbols. low_bits is what
+ * all integers store below their symbols.
+ */
+void symbols_choose_floors(symbols_workspace *w, symbols_slot *p, const symbols_groups *groups);
 /* Chooses the table size and fills the header's tables; returns payload bits, estimated, without low bits. */
 double symbols_choose_tables(symbols_workspace *w, symbols_header *h, const symbols_groups *groups,
                              unsigned width, size_t n);

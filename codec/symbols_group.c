@@ -1,0 +1,183 @@
+/*
+ * Which contexts share a table, and which small differences share a class. All of it is the encoder's freedom: what it
+ * decides is written in the stream.
+ */
+#include "codec/symbols_work.h"
+
+#include <string.h>
+
+/* A group while contexts are being joined. */
+typedef struct group {
+    uint32_t total;
+    float bits;      /* of its symbols with a table of their own, and of that table */
+    float join_gain; /* bits saved by joining it with the next group */
+    uint8_t row, end;
+} group;
+
+/* About what a symbol and a table cost in the header. */
+#define TABLE_BITS        20.0f
+#define TABLE_SYMBOL_BITS 6.0f
+/* What a table must save of all symbols' bits, because setting it up takes the decoder time. */
+#define TABLE_WORTH 0.0004f
+
+static float bits_of(const symbols_workspace *w, uint32_t total, const uint32_t *a, const uint32_t *b) {
+    float bits = TABLE_BITS + (float)total * symbols_log2(w, total);
+    for (unsigned s = 0; s < SYMBOLS_ALPHABET; s++) {
+        uint32_t c = a[s] + (b ? b[s] : 0);
+        if (c) {
+            bits += TABLE_SYMBOL_BITS - (float)c * symbols_log2(w, c);
+        }
+    }
+    return bits;
+}
+
+static void measure_join(const symbols_workspace *w, group *g, const group *next) {
+    g->join_gain =
+        g->bits + next->bits - bits_of(w, g->total + next->total, w->merged[g->row], w->merged[next->row]);
+}
+
+static size_t collect(symbols_workspace *w, group *groups) {
+    size_t count = 0;
+    for (unsigned c = w->histogram.first_context; c <= w->histogram.last_context; c++) {
+        group *g = &groups[count];
+        uint32_t *row = w->merged[count];
+        memset(row, 0, sizeof(w->merged[count]));
+        g->total = symbols_counts_of(row, &w->histogram, c);
+        if (g->total) {
+            g->row = (uint8_t)count++;
+            g->end = (uint8_t)c;
+            g->bits = bits_of(w, g->total, row, NULL);
+        }
+    }
+    return count;
+}
+
+static void join(symbols_workspace *w, group *groups, size_t count, size_t at) {
+    group *g = &groups[at];
+    const group *next = &groups[at + 1];
+    for (unsigned s = 0; s < SYMBOLS_ALPHABET; s++) {
+        w->merged[g->row][s] += w->merged[next->row][s];
+    }
+    g->total += next->total;
+    g->end = next->end;
+    g->bits = g->bits + next->bits - g->join_gain;
+    memmove(&groups[at + 1], &groups[at + 2], (count - at - 2) * sizeof(*groups));
+    if (at > 0) {
+        measure_join(w, &groups[at - 1], g);
+    }
+    if (at + 2 < count) {
+        measure_join(w, g, &groups[at + 1]);
+    }
+}
+
+void symbols_group(symbols_workspace *w, symbols_groups *out) {
+    group groups[SYMBOLS_CONTEXTS];
+    size_t count = collect(w, groups);
+    float worth = 0;
+    for (size_t i = 0; i < count; i++) {
+        worth += groups[i].bits * TABLE_WORTH;
+    }
+    for (size_t i = 0; i + 1 < count; i++) {
+        measure_join(w, &groups[i], &groups[i + 1]);
+    }
+    while (count > 1) {
+        size_t best = 0;
+        for (size_t i = 1; i + 1 < count; i++) {
+            best = groups[i].join_gain > groups[best].join_gain ? i : best;
+        }
+        if (count <= SYMBOLS_MAX_TABLES && groups[best].join_gain + worth <= 0) {
+            break;
+        }
+        join(w, groups, count--, best);
+    }
+    out->count = (unsigned)count;
+    for (size_t i = 0; i < count; i++) {
+        out->row[i] = groups[i].row;
+        out->end[i] = groups[i].end;
+    }
+}
+
+/* ---- floors ---- */
+
+#define FLOOR_STATES 1024.0f /* about as many as tables have */
+
+/*
+ * Bits of a symbol that occurs c times of n, low bits and its place in the table included. A rare one takes a whole state
+ * from the others.
+ */
+static float symbol_bits(const symbols_workspace *w, uint32_t n, uint32_t c, unsigned low) {
+    if (c == 0) {
+        return 0;
+    }
+    float state = (float)n / FLOOR_STATES, count = (float)c;
+    float places =
+        count < state ? 10.0f + 1.44f * (state / count - 1) : symbols_log2(w, n) - symbols_log2(w, c);
+    return TABLE_SYMBOL_BITS + count * (places + (float)low);
+}
+
+#define SIZES 65 /* of the 128 symbols with and as many without a changed top bit */
+
+/* counts of all symbols of a size, and the bits they take from this size on */
+typedef struct size_costs {
+    uint32_t same[SIZES], changed[SIZES];
+    float bits_from[SIZES + 1];
+} size_costs;
+
+static void measure_sizes(const symbols_workspace *w, size_costs *costs, const uint32_t *counts, uint32_t n,
+                          unsigned fine) {
+    memset(costs, 0, sizeof(*costs));
+    for (unsigned size = SIZES; size-- > 0;) {
+        float bits = costs->bits_from[size + 1];
+        unsigned low = size >> fine < 2 ? 0 : (size >> fine) - 1;
+        for (unsigned i = size ? 2 * size - 1 : 0; i <= 2 * size && i < 128; i++) {
+            bits += symbol_bits(w, n, counts[i], low) + symbol_bits(w, n, counts[255 - i], low);
+            costs->same[size] += counts[i];
+            costs->changed[size] += counts[255 - i];
+        }
+        costs->bits_from[size] = bits;
+    }
+}
+
+static unsigned choose_floor(const symbols_workspace *w, const uint32_t *counts, uint32_t n, unsigned bits,
+                             unsigned fine) {
+    size_costs costs;
+    measure_sizes(w, &costs, counts, n, fine);
+    uint32_t same = costs.same[0], changed = costs.changed[0];
+    float best = costs.bits_from[0];
+    unsigned floor = 0, swallowed = 0;
+    for (unsigned k = 1; k <= bits - 2; k++) {
+        for (unsigned below = symbols_below_floor(k, fine); swallowed < below;) {
+            swallowed++;
+            same += costs.same[swallowed];
+            changed += costs.changed[swallowed];
+        }
+        float cost =
+            costs.bits_from[swallowed + 1] + symbol_bits(w, n, same, k) + symbol_bits(w, n, changed, k);
+        if (cost < best) {
+            best = cost;
+            floor = k;
+        }
+    }
+    return floor;
+}
+
+void symbols_choose_floors(symbols_workspace *w, symbols_slot *p, const symbols_groups *groups) {
+    for (unsigned g = 0; g < groups->count; g++) {
+        uint32_t *counts = w->merged[groups->row[g]];
+        uint32_t own[SYMBOLS_ALPHABET] = {0};
+        uint32_t n = 0;
+        for (unsigned s = 0; s < SYMBOLS_ALPHABET; s++) {
+            n += counts[s];
+        }
+        symbols_table *t = &p->header.table[g];
+        t->floor = choose_floor(w, counts, n, 8 * p->width, p->header.fine);
+        unsigned below = symbols_below_floor(t->floor, p->header.fine);
+        for (unsigned s = 0; s < SYMBOLS_ALPHABET; s++) {
+            unsigned index = s < 128 ? s : 255 - s;
+            index = (index + 1) / 2 <= below ? 0 : index - 2 * below;
+            p->remap[g][s] = (uint8_t)(s < 128 ? index : 255 - index);
+            own[p->remap[g][s]] += counts[s];
+        }
+        memcpy(counts, own, sizeof(own));
+    }
+}
