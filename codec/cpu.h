@@ -21,7 +21,16 @@
 static inline bool cpu_has_avx2(void) {
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2");
 }
+/* Counting bits is no instruction of the oldest x86-64. */
+#define CPU_POPCOUNT __attribute__((target("bmi,popcnt")))
+static inline bool cpu_has_popcount(void) {
+    return __builtin_cpu_supports("bmi") && __builtin_cpu_supports("popcnt");
+}
 #else
+#define CPU_POPCOUNT
+static inline bool cpu_has_popcount(void) {
+    return true;
+}
 #define CPU_AVX2 CPU_PLAIN
 static inline bool cpu_has_avx2(void) {
     return false;

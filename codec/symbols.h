@@ -21,14 +21,16 @@ void symbols_workspace_free(symbols_workspace *w);
 
 /*
  * Plans the coding of n (<= 2^18) integers: histograms, choice of tables. context: n bytes, or NULL for one context.
- * *bytes is the size of the stream to within a few bytes, an upper bound. The plan lives in the workspace, which holds two: slot 0 or 1
- * (so that a delta and a standalone coding can be compared before either is written).
+ * *planned is the size to expect in bytes, one part in 1024 for safety included. The plan lives in the workspace, which holds two: slot 0 or 1 (so that a delta and a standalone coding can be compared before either is
+ * written).
  */
 void symbols_plan(symbols_workspace *w, int slot, symbols_mode mode, unsigned width, const void *values,
                   const uint8_t *context, size_t n, size_t *planned);
+/* The most that the stream planned in `slot` can take, in bytes. */
+size_t symbols_bound(const symbols_workspace *w, int slot);
 /*
- * Writes the stream planned in `slot` from the same values and context. capacity must be at least the planned bytes + 64.
- * Returns its size, 0 if it does not fit (never happens with that capacity).
+ * Writes the stream planned in `slot` from the same values and context. Returns its size, 0 if that exceeds capacity (which
+ * symbols_bound excludes). Of no integers the stream is empty.
  */
 size_t symbols_encode(symbols_workspace *w, int slot, const void *values, const uint8_t *context, size_t n,
                       void *to, size_t capacity);

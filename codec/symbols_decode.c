@@ -288,16 +288,8 @@ static bool decode_elements(const element_sink *to, const symbols_header *h, uns
     return !bits->failed && bits->at == 0 && left == 0;
 }
 
-ckd_status symbols_decode(symbols_workspace *w, void *values, unsigned width, size_t n,
-                          const uint8_t *context, const void *from, size_t size, ckd_error *err) {
-    if (n > SYMBOLS_MAX_COUNT || (width != 1 && width != 2 && width != 4 && width != 8)) {
-        return err_set(err, CKD_E_INVALID, "a symbol stream of %zu integers of %u bytes", n, width);
-    }
-    if (n == 0) {
-        return size == 0
-                   ? CKD_OK
-                   : err_corrupt(err, NULL, CKD_NO_OFFSET, "a symbol stream of nothing has %zu bytes", size);
-    }
+ckd_status symbols_dense_decode(symbols_workspace *w, void *values, unsigned width, size_t n,
+                                const uint8_t *context, const void *from, size_t size, ckd_error *err) {
     const symbols_header *h = &w->decoding;
     size_t used;
     ckd_status status = symbols_header_read(&w->decoding, width, from, size, &used, err);

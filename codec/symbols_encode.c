@@ -230,13 +230,9 @@ static void encode_elements(bit_sink *sink, uint32_t *states, const element_sour
     }
 }
 
-size_t symbols_encode(symbols_workspace *w, int slot, const void *values, const uint8_t *context, size_t n,
-                      void *to, size_t capacity) {
-    const symbols_slot *p = &w->slot[slot];
+size_t symbols_dense_encode(symbols_workspace *w, const symbols_slot *p, const void *values,
+                            const uint8_t *context, void *to, size_t capacity) {
     const symbols_header *h = &p->header;
-    if (n == 0 || n != p->count || n > SYMBOLS_MAX_COUNT) {
-        return 0;
-    }
     size_t header = symbols_header_size(h, p->width);
     if (capacity <= header) {
         return 0;
@@ -256,7 +252,7 @@ size_t symbols_encode(symbols_workspace *w, int slot, const void *values, const 
     for (unsigned j = 0; j < SYMBOLS_MAX_LANES; j++) {
         states[j] = 1u << h->log;
     }
-    encode_elements(&sink, states, &from, h, p->width, n);
+    encode_elements(&sink, states, &from, h, p->width, p->count);
     for (unsigned j = 1u << h->lanes_log; j-- > 0;) {
         sink_put(&sink, states[j] - (1u << h->log), h->log);
     }

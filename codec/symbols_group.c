@@ -16,7 +16,7 @@ typedef struct group {
 
 /* About what a symbol and a table cost in the header. */
 #define TABLE_BITS        20.0f
-#define TABLE_SYMBOL_BITS 6.0f
+#define TABLE_SYMBOL_BITS 8.0f
 /* What a table must save of all symbols' bits, because setting it up takes the decoder time. */
 #define TABLE_WORTH 0.0004f
 
@@ -97,6 +97,82 @@ void symbols_group(symbols_workspace *w, symbols_groups *out) {
     }
 }
 
+/* ---- how fine classes are ---- */
+
+/* A size with one bit less of the magnitude below the leading one. */
+static unsigned coarser_size(unsigned size, unsigned fine) {
+    if (size >> fine == 0) {
+        return symbols_size_of(size, fine - 1);
+    }
+    return ((size >> fine) + 1) << (fine - 1) | (size & ((1u << fine) - 1)) >> 1;
+}
+
+static unsigned coarser_symbol(unsigned symbol, unsigned fine) {
+    unsigned index = symbol < 128 ? symbol : 255 - symbol;
+    if (index) {
+        index = 2 * coarser_size((index + 1) / 2, fine) - index % 2;
+    }
+    return symbol < 128 ? index : 255 - index;
+}
+
+/* Bits of all groups' symbols and of what these leave below them. */
+static float class_bits(const symbols_workspace *w, const symbols_groups *groups, unsigned fine) {
+    float bits = 0;
+    for (unsigned g = 0; g < groups->count; g++) {
+        const uint32_t *counts = w->merged[groups->row[g]];
+        uint32_t total = 0;
+        for (unsigned s = 0; s < SYMBOLS_ALPHABET; s++) {
+            if (counts[s]) {
+                unsigned size = ((s < 128 ? s : 255 - s) + 1) / 2 >> fine;
+                bits += (float)counts[s] * (float)(size < 2 ? 0 : size - 1);
+                total += counts[s];
+            }
+        }
+        bits += bits_of(w, total, counts, NULL);
+    }
+    return bits;
+}
+
+static void coarsen(symbols_workspace *w, const symbols_groups *groups, uint8_t *symbol, unsigned fine) {
+    for (unsigned g = 0; g < groups->count; g++) {
+        uint32_t *counts = w->merged[groups->row[g]];
+        uint32_t coarser[SYMBOLS_ALPHABET] = {0};
+        for (unsigned s = 0; s < SYMBOLS_ALPHABET; s++) {
+            if (counts[s]) {
+                coarser[coarser_symbol(s, fine)] += counts[s];
+            }
+        }
+        memcpy(counts, coarser, sizeof(coarser));
+    }
+    for (unsigned s = 0; s < SYMBOLS_ALPHABET; s++) {
+        symbol[s] = (uint8_t)coarser_symbol(symbol[s], fine);
+    }
+}
+
+/* Coarser as long as that saves bits: few integers do not pay for large tables. */
+static void choose_fine(symbols_workspace *w, symbols_slot *p, const symbols_groups *groups,
+                        uint8_t *symbol) {
+    for (unsigned s = 0; s < SYMBOLS_ALPHABET; s++) {
+        symbol[s] = (uint8_t)s;
+    }
+    float bits = class_bits(w, groups, p->header.fine);
+    size_t used = (groups->row[groups->count - 1] + 1u) * sizeof(w->merged[0]);
+    while (p->header.fine > 0) {
+        memcpy(w->finer, w->merged, used);
+        uint8_t finer_symbol[SYMBOLS_ALPHABET];
+        memcpy(finer_symbol, symbol, sizeof(finer_symbol));
+        coarsen(w, groups, symbol, p->header.fine);
+        float coarser_bits = class_bits(w, groups, p->header.fine - 1);
+        if (coarser_bits >= bits) {
+            memcpy(w->merged, w->finer, used);
+            memcpy(symbol, finer_symbol, sizeof(finer_symbol));
+            return;
+        }
+        bits = coarser_bits;
+        p->header.fine--;
+    }
+}
+
 /* ---- floors ---- */
 
 #define FLOOR_STATES 1024.0f /* about as many as tables have */
@@ -161,7 +237,9 @@ static unsigned choose_floor(const symbols_workspace *w, const uint32_t *counts,
     return floor;
 }
 
-void symbols_choose_floors(symbols_workspace *w, symbols_slot *p, const symbols_groups *groups) {
+void symbols_choose_classes(symbols_workspace *w, symbols_slot *p, const symbols_groups *groups) {
+    uint8_t symbol[SYMBOLS_ALPHABET];
+    choose_fine(w, p, groups, symbol);
     for (unsigned g = 0; g < groups->count; g++) {
         uint32_t *counts = w->merged[groups->row[g]];
         uint32_t own[SYMBOLS_ALPHABET] = {0};
@@ -172,11 +250,15 @@ void symbols_choose_floors(symbols_workspace *w, symbols_slot *p, const symbols_
         symbols_table *t = &p->header.table[g];
         t->floor = choose_floor(w, counts, n, 8 * p->width, p->header.fine);
         unsigned below = symbols_below_floor(t->floor, p->header.fine);
+        uint8_t above[SYMBOLS_ALPHABET];
         for (unsigned s = 0; s < SYMBOLS_ALPHABET; s++) {
             unsigned index = s < 128 ? s : 255 - s;
             index = (index + 1) / 2 <= below ? 0 : index - 2 * below;
-            p->remap[g][s] = (uint8_t)(s < 128 ? index : 255 - index);
-            own[p->remap[g][s]] += counts[s];
+            above[s] = (uint8_t)(s < 128 ? index : 255 - index);
+            own[above[s]] += counts[s];
+        }
+        for (unsigned s = 0; s < SYMBOLS_ALPHABET; s++) {
+            p->remap[g][s] = above[symbol[s]];
         }
         memcpy(counts, own, sizeof(own));
     }

@@ -1,26 +1,9 @@
-/* Planning a symbol stream: integers to symbols, their histogram, tables. */
-#include <math.h>
+/* Planning a dense stream: integers to symbols, their histogram, tables. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/bytes.h"
 #include "codec/symbols_work.h"
-
-ckd_status symbols_workspace_create(symbols_workspace **out, ckd_error *err) {
-    symbols_workspace *w = calloc(1, sizeof(*w));
-    *out = w;
-    if (!w) {
-        return err_nomem(err, sizeof(*w), "the symbol coder");
-    }
-    for (unsigned i = 1; i <= SYMBOLS_MAX_STATES; i++) {
-        w->log2_of[i] = log2f((float)i);
-    }
-    return CKD_OK;
-}
-
-void symbols_workspace_free(symbols_workspace *w) {
-    free(w);
-}
 
 /* ---- CLASS ---- */
 
@@ -198,28 +181,26 @@ static void measure(const symbols_workspace *w, symbols_slot *p, const symbols_g
     p->bound = header + (size_t)((low + most + states) / 8) + 2;
 }
 
-void symbols_plan(symbols_workspace *w, int slot, symbols_mode mode, unsigned width, const void *values,
-                  const uint8_t *context, size_t n, size_t *planned) {
-    symbols_slot *p = &w->slot[slot];
+size_t symbols_dense_plan(symbols_workspace *w, symbols_slot *p, symbols_groups *groups, symbols_mode mode,
+                          unsigned width, const void *values, const uint8_t *context, size_t n) {
     p->header.mode = mode;
     p->header.lanes_log = n < 2048 ? 0 : 3;
     p->width = width;
     p->count = n;
-    if (n == 0 || n > SYMBOLS_MAX_COUNT) {
-        *planned = p->bound = 1;
-        return;
-    }
     if (mode == SYMBOLS_CLASS) {
         plan_classes(w, p, values, context);
     } else {
         plan_split(w, p, values, context);
     }
-    symbols_groups groups;
-    symbols_group(w, &groups);
-    if (mode == SYMBOLS_CLASS) {
-        symbols_choose_floors(w, p, &groups);
+    symbols_group(w, groups);
+    p->zeros = 0;
+    for (unsigned g = 0; g < groups->count; g++) {
+        p->zeros += w->merged[groups->row[g]][0];
     }
-    double symbol_bits = symbols_choose_tables(w, &p->header, &groups, width, n);
-    measure(w, p, &groups, symbol_bits);
-    *planned = symbols_header_size(&p->header, width) + (size_t)(p->bits / 8) + 1 + (size_t)(p->bits >> 12);
+    if (mode == SYMBOLS_CLASS) {
+        symbols_choose_classes(w, p, groups);
+    }
+    double symbol_bits = symbols_choose_tables(w, &p->header, groups, width, n);
+    measure(w, p, groups, symbol_bits);
+    return symbols_header_size(&p->header, width) + (size_t)(p->bits / 8) + 1;
 }

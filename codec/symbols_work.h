@@ -2,13 +2,33 @@
 #ifndef CODEC_SYMBOLS_WORK_H
 #define CODEC_SYMBOLS_WORK_H
 
+#pragma message("FROM THE LEAD, 13:34: time is nearly up. By 13:44 at the latest: (1) finish or DROP the sparse mode so that it compiles with WERROR=1 and passes, (2) commit codec/ kernels/ tests (test_kernels, test_symbols, test_codings, fuzz_symbols), (3) write the Payload codings + Symbol streams section of FORMAT.md (helper 7 waits for it to write the Python reader), commit, then report. bench_exact exists already (I wrote it). Delete this pragma first.")
 #include "codec/symbols_format.h"
 
-/* A planned stream. */
+/*
+ * The changes of a sparse stream: pairs of a gap and a difference, range by range, and the context that each of these
+ * integers has in the dense stream that holds them (the range; for differences 16 more).
+ */
+#define SYMBOLS_SPARSE        0x80u /* the first byte of a sparse stream */
+#define SYMBOLS_SPARSE_MOST   4     /* a decoder takes at most one pair for so many elements */
+#define SYMBOLS_SPARSE_WORTH  32    /* and the encoder tries with at most one for so many */
+#define SYMBOLS_SPARSE_HEADER (2u + SYMBOLS_MAX_TABLES * 4u)
+typedef struct symbols_sparse {
+    unsigned ranges;
+    uint8_t range_end[SYMBOLS_MAX_TABLES];
+    uint32_t count[SYMBOLS_MAX_TABLES]; /* pairs of each range */
+    size_t pairs;
+    uint64_t changed[SYMBOLS_MAX_COUNT / 64]; /* elements that are not zero (encoder) */
+    uint8_t context[SYMBOLS_MAX_COUNT / SYMBOLS_SPARSE_MOST * 2];
+    uint8_t integers[SYMBOLS_MAX_COUNT / SYMBOLS_SPARSE_MOST * 2 * 8];
+} symbols_sparse;
+
+/* A planned dense stream. */
 typedef struct symbols_slot {
     symbols_header header;
     unsigned width;
     size_t count;
+    size_t zeros;                       /* integers whose finest symbol is 0 */
     uint64_t bits;                      /* of the payload, estimated */
     size_t bound;                       /* bytes of the stream, at most */
     uint8_t symbols[SYMBOLS_MAX_COUNT]; /* of each integer, before `remap`: the finest ones */
@@ -46,11 +66,28 @@ typedef struct symbols_code {
     uint64_t base; /* subtracted from the integer: the low bits */
 } symbols_code;
 
+/* Ranges of contexts, each with the counts of its symbols. */
+typedef struct symbols_groups {
+    unsigned count;
+    uint8_t end[SYMBOLS_CONTEXTS]; /* last context */
+    uint8_t row[SYMBOLS_CONTEXTS]; /* of `merged` */
+} symbols_groups;
+
+/* A planned stream: a dense one, or a sparse one, whose integers are a dense one. */
+typedef struct symbols_plan_slot {
+    symbols_slot dense;
+    bool is_sparse;
+    symbols_sparse sparse;
+    symbols_slot pairs;
+} symbols_plan_slot;
+
 struct symbols_workspace {
-    symbols_slot slot[2];
+    symbols_plan_slot plan[2];
+    symbols_sparse decoding_sparse;
     symbols_histogram histogram;
     symbols_header decoding;
     uint32_t merged[SYMBOLS_CONTEXTS][SYMBOLS_ALPHABET]; /* counts of groups of contexts */
+    uint32_t finer[SYMBOLS_CONTEXTS][SYMBOLS_ALPHABET];  /* `merged` before classes became coarser */
     float log2_of[SYMBOLS_MAX_STATES + 1];
     symbols_code codes[SYMBOLS_MAX_TABLES][SYMBOLS_ALPHABET];
     uint16_t
@@ -60,6 +97,31 @@ struct symbols_workspace {
         symbols_state_wide wide[SYMBOLS_MAX_TABLES * SYMBOLS_MAX_STATES];
     } states;
 };
+
+/* ---- dense streams: as the public functions (symbols_plan.c, symbols_encode.c, symbols_decode.c) ---- */
+
+/* Fills the slot and the groups of contexts it found. Returns the size to expect, in bytes. n >= 1. */
+size_t symbols_dense_plan(symbols_workspace *w, symbols_slot *p, symbols_groups *groups, symbols_mode mode,
+                          unsigned width, const void *values, const uint8_t *context, size_t n);
+size_t symbols_dense_encode(symbols_workspace *w, const symbols_slot *p, const void *values,
+                            const uint8_t *context, void *to, size_t capacity);
+ckd_status symbols_dense_decode(symbols_workspace *w, void *values, unsigned width, size_t n,
+                                const uint8_t *context, const void *from, size_t size, ckd_error *err);
+
+/* ---- sparse streams (symbols_sparse.c) ---- */
+
+/*
+ * Collects all elements whose symbol is not 0. groups are the ranges of contexts; context may be NULL for one. False if
+ * they are not few.
+ */
+bool symbols_gather(symbols_sparse *s, const symbols_groups *groups, const uint8_t *symbols, unsigned width,
+                    const void *values, const uint8_t *context, size_t n);
+/* The inverse; false if a gap leads beyond the range's elements. */
+bool symbols_scatter(const symbols_sparse *s, unsigned width, void *values, const uint8_t *context, size_t n);
+/* Writes what stands before the dense stream, at most SYMBOLS_SPARSE_HEADER bytes; returns its size. */
+size_t symbols_sparse_write(const symbols_sparse *s, uint8_t *to);
+/* Reads it, and sets the contexts of all integers of the dense stream. False if it makes no sense for n elements. */
+bool symbols_sparse_read(symbols_sparse *s, const uint8_t *from, size_t size, size_t n, size_t *used);
 
 /* ---- splitting integers (symbols_classify.c) ---- */
 
@@ -90,20 +152,13 @@ static inline float symbols_log2(const symbols_workspace *w, uint32_t n) {
     return w->log2_of[n >> shift] + (float)shift;
 }
 
-/* Ranges of contexts, each with the counts of its symbols. */
-typedef struct symbols_groups {
-    unsigned count;
-    uint8_t end[SYMBOLS_CONTEXTS]; /* last context */
-    uint8_t row[SYMBOLS_CONTEXTS]; /* of `merged` */
-} symbols_groups;
-
 /* Joins neighbouring contexts until at most 16 groups are left and no further join would save bits. */
 void symbols_group(symbols_workspace *w, symbols_groups *groups);
 /*
- * CLASS: gives each group the floor that makes it smallest; its counts become those of its own symbols. low_bits is what
- * all integers store below their symbols.
+ * CLASS: chooses how fine classes are, and for each group the floor that makes it smallest. The counts become those of
+ * the tables' own symbols.
  */
-void symbols_choose_floors(symbols_workspace *w, symbols_slot *p, const symbols_groups *groups);
+void symbols_choose_classes(symbols_workspace *w, symbols_slot *p, const symbols_groups *groups);
 /* Chooses the table size and fills the header's tables; returns payload bits, estimated, without low bits. */
 double symbols_choose_tables(symbols_workspace *w, symbols_header *h, const symbols_groups *groups,
                              unsigned width, size_t n);

@@ -1,0 +1,141 @@
+/* Symbol streams: chooses between dense and sparse ones. */
+#include "codec/symbols.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "codec/symbols_work.h"
+
+/* Fewer elements are not worth two headers. */
+#define SPARSE_MIN_COUNT 1024
+
+ckd_status symbols_workspace_create(symbols_workspace **out, ckd_error *err) {
+    symbols_workspace *w = calloc(1, sizeof(*w));
+    *out = w;
+    if (!w) {
+        return err_nomem(err, sizeof(*w), "the symbol coder");
+    }
+    for (unsigned i = 1; i <= SYMBOLS_MAX_STATES; i++) {
+        w->log2_of[i] = log2f((float)i);
+    }
+    return CKD_OK;
+}
+
+void symbols_workspace_free(symbols_workspace *w) {
+    free(w);
+}
+
+/* The size as a sparse stream; SIZE_MAX if there are too many changes for one. */
+static size_t plan_sparse(symbols_workspace *w, symbols_plan_slot *p, const symbols_groups *groups,
+                          const void *values, const uint8_t *context) {
+    const symbols_slot *dense = &p->dense;
+    if (dense->header.mode != SYMBOLS_CLASS || dense->header.table[0].centre ||
+        dense->count < SPARSE_MIN_COUNT ||
+        dense->zeros < dense->count - dense->count / SYMBOLS_SPARSE_WORTH ||
+        !symbols_gather(&p->sparse, groups, dense->symbols, dense->width, values, context, dense->count)) {
+        return SIZE_MAX;
+    }
+    uint8_t header[SYMBOLS_SPARSE_HEADER];
+    size_t size = symbols_sparse_write(&p->sparse, header);
+    if (p->sparse.pairs) {
+        symbols_groups unused;
+        size += symbols_dense_plan(w, &p->pairs, &unused, SYMBOLS_CLASS, dense->width, p->sparse.integers,
+                                   p->sparse.context, 2 * p->sparse.pairs);
+    }
+    return size;
+}
+
+void symbols_plan(symbols_workspace *w, int slot, symbols_mode mode, unsigned width, const void *values,
+                  const uint8_t *context, size_t n, size_t *planned) {
+    symbols_plan_slot *p = &w->plan[slot];
+    p->dense.count = 0;
+    p->is_sparse = false;
+    *planned = 0;
+    if (n == 0 || n > SYMBOLS_MAX_COUNT) {
+        return;
+    }
+    symbols_groups groups;
+    *planned = symbols_dense_plan(w, &p->dense, &groups, mode, width, values, context, n);
+    size_t sparse = plan_sparse(w, p, &groups, values, context);
+    /* Sparse streams are several times as fast: they may be a little larger. */
+    if (sparse != SIZE_MAX && sparse <= *planned + *planned / 64) {
+        p->is_sparse = true;
+        *planned = sparse;
+    }
+    *planned += *planned / 1024;
+}
+
+size_t symbols_bound(const symbols_workspace *w, int slot) {
+    const symbols_plan_slot *p = &w->plan[slot];
+    if (p->is_sparse) {
+        return SYMBOLS_SPARSE_HEADER + (p->sparse.pairs ? p->pairs.bound : 0);
+    }
+    return p->dense.count ? p->dense.bound : 0;
+}
+
+static size_t encode_sparse(symbols_workspace *w, const symbols_plan_slot *p, uint8_t *to, size_t capacity) {
+    uint8_t header[SYMBOLS_SPARSE_HEADER];
+    size_t used = symbols_sparse_write(&p->sparse, header);
+    if (used > capacity) {
+        return 0;
+    }
+    memcpy(to, header, used);
+    if (p->sparse.pairs == 0) {
+        return used;
+    }
+    size_t size =
+        symbols_dense_encode(w, &p->pairs, p->sparse.integers, p->sparse.context, to + used, capacity - used);
+    return size ? used + size : 0;
+}
+
+size_t symbols_encode(symbols_workspace *w, int slot, const void *values, const uint8_t *context, size_t n,
+                      void *to, size_t capacity) {
+    const symbols_plan_slot *p = &w->plan[slot];
+    if (n == 0 || n != p->dense.count) {
+        return 0;
+    }
+    return p->is_sparse ? encode_sparse(w, p, to, capacity)
+                        : symbols_dense_encode(w, &p->dense, values, context, to, capacity);
+}
+
+static ckd_status decode_sparse(symbols_workspace *w, void *values, unsigned width, size_t n,
+                                const uint8_t *context, const uint8_t *from, size_t size, ckd_error *err) {
+    symbols_sparse *s = &w->decoding_sparse;
+    size_t used;
+    if (!symbols_sparse_read(s, from, size, n, &used)) {
+        return err_corrupt(err, NULL, CKD_NO_OFFSET, "a sparse symbol stream's header makes no sense");
+    }
+    if (s->ranges > 1 && !context) {
+        return err_corrupt(err, NULL, CKD_NO_OFFSET, "a symbol stream wants contexts where there are none");
+    }
+    if (s->pairs) {
+        ckd_status status = symbols_dense_decode(w, s->integers, width, 2 * s->pairs, s->context, from + used,
+                                                 size - used, err);
+        if (status != CKD_OK) {
+            return status;
+        }
+    } else if (used != size) {
+        return err_corrupt(err, NULL, CKD_NO_OFFSET, "a sparse symbol stream does not end where it should");
+    }
+    if (!symbols_scatter(s, width, values, context, n)) {
+        return err_corrupt(err, NULL, CKD_NO_OFFSET, "a gap in a sparse symbol stream leads beyond its end");
+    }
+    return CKD_OK;
+}
+
+ckd_status symbols_decode(symbols_workspace *w, void *values, unsigned width, size_t n,
+                          const uint8_t *context, const void *from, size_t size, ckd_error *err) {
+    if (n > SYMBOLS_MAX_COUNT || (width != 1 && width != 2 && width != 4 && width != 8)) {
+        return err_set(err, CKD_E_INVALID, "a symbol stream of %zu integers of %u bytes", n, width);
+    }
+    if (n == 0) {
+        return size == 0
+                   ? CKD_OK
+                   : err_corrupt(err, NULL, CKD_NO_OFFSET, "a symbol stream of nothing has %zu bytes", size);
+    }
+    const uint8_t *first = from;
+    return size && *first == SYMBOLS_SPARSE
+               ? decode_sparse(w, values, width, n, context, from, size, err)
+               : symbols_dense_decode(w, values, width, n, context, from, size, err);
+}
