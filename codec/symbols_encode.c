@@ -51,6 +51,9 @@ typedef struct bit_sink {
 
 /* At most 56 bits. */
 static void sink_put(bit_sink *s, uint64_t value, unsigned bits) {
+    if (s->full) {
+        return;
+    }
     s->bits |= value << s->count;
     s->count += bits;
     while (s->count >= 8) {

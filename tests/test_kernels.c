@@ -1,0 +1,414 @@
+/* kernels/: each function against a plain definition, both instruction sets, buffers at any alignment, sentinels around. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include <fenv.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "kernels/cpu.h"
+
+#define SENTINEL 0xa5
+#define GUARD    64
+#define MOST     4099
+
+typedef struct guarded {
+    uint8_t *all, *at;
+    size_t size;
+} guarded;
+
+/* `size` bytes at an odd address, with sentinels on both sides. */
+static guarded guarded_new(size_t size, size_t shift) {
+    guarded g = {malloc(size + 2 * GUARD + shift), NULL, size};
+    assert_non_null(g.all);
+    memset(g.all, SENTINEL, size + 2 * GUARD + shift);
+    g.at = g.all + GUARD + shift;
+    return g;
+}
+
+static void guarded_free(guarded *g) {
+    for (uint8_t *p = g->all; p < g->at; p++) {
+        assert_int_equal(*p, SENTINEL);
+    }
+    for (size_t i = 0; i < GUARD; i++) {
+        assert_int_equal(g->at[g->size + i], SENTINEL);
+    }
+    free(g->all);
+}
+
+static uint64_t seed = 1;
+static uint64_t next_random(void) {
+    seed ^= seed << 13;
+    seed ^= seed >> 7;
+    seed ^= seed << 17;
+    return seed;
+}
+
+static uint64_t load(const void *from, size_t width, size_t i) {
+    uint64_t v = 0;
+    memcpy(&v, (const uint8_t *)from + i * width, width); /* little endian, as all tests of bits here */
+    return v;
+}
+static void store(void *to, size_t width, size_t i, uint64_t v) {
+    memcpy((uint8_t *)to + i * width, &v, width);
+}
+static uint64_t mask_of(size_t width) {
+    return UINT64_MAX >> (64 - 8 * width);
+}
+
+/* Zeros, ones, infinities, NaNs, denormals and neighbours of powers of two, of either sign; then anything. */
+static uint64_t pattern(size_t i, size_t width) {
+    static const uint64_t f64[] = {0,
+                                   1,
+                                   2,
+                                   0xfffffffffffff,
+                                   0x10000000000000,
+                                   0x3ff0000000000000,
+                                   0x3fefffffffffffff,
+                                   0x7fefffffffffffff,
+                                   0x7ff0000000000000,
+                                   0x7ff0000000000001,
+                                   0x7ff8000000000000,
+                                   0x7fffffffffffffff};
+    static const uint64_t f32[] = {0,          1,          0x7fffff,   0x800000,   0x3f800000, 0x3f7fffff,
+                                   0x7f7fffff, 0x7f800000, 0x7f800001, 0x7fc00000, 0x7fffffff, 0x33000000};
+    static const uint64_t f16[] = {0,      1,      0x3ff,  0x400,  0x3c00, 0x7bff,
+                                   0x7c00, 0x7c01, 0x7e00, 0x7fff, 0x7f80, 0x7fc0};
+    static const uint64_t f8[] = {0, 1, 7, 8, 0x38, 0x3c, 0x7b, 0x7c, 0x7e, 0x7f, 0x40, 0x55};
+    const uint64_t *special = width == 8 ? f64 : (width == 4 ? f32 : (width == 2 ? f16 : f8));
+    if (i < 24) {
+        return special[i / 2] | (i % 2 ? UINT64_C(1) << (8 * width - 1) : 0);
+    }
+    return (next_random() >> (next_random() % (8 * width))) & mask_of(width);
+}
+
+static const size_t counts[] = {0, 1, 2, 3, 7, 8, 15, 24, 31, 32, 33, 63, 64, 65, 255, 4096, MOST};
+#define COUNTS (sizeof(counts) / sizeof(counts[0]))
+
+static size_t backends(const kernels *out[3]) {
+    size_t n = 0;
+    out[n++] = kernels_cpu();
+    out[n++] = &kernels_cpu_portable;
+#if defined(KERNELS_HAVE_AVX2)
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi")) {
+        out[n++] = &kernels_cpu_avx2;
+    }
+#endif
+    return n;
+}
+
+#define EACH_CASE(k, d, c)                        \
+    const kernels *all_[3];                       \
+    size_t backends_ = backends(all_);            \
+    for (size_t b_ = 0; b_ < backends_; b_++)     \
+        for (int d = CKD_F64; d <= CKD_BOOL; d++) \
+            for (size_t c_ = 0, c = counts[0]; c_ < COUNTS && ((c = counts[c_]), (k = all_[b_])); c_++)
+
+static void test_table(void **state) {
+    (void)state;
+    const kernels *all[3];
+    size_t n = backends(all);
+    for (size_t i = 0; i < n; i++) {
+        assert_int_equal(all[i]->version, KERNELS_VERSION);
+        assert_true(all[i]->name[0]);
+    }
+}
+
+static void test_residual_and_back(void **state) {
+    (void)state;
+    const kernels *k;
+    EACH_CASE(k, d, n) {
+        size_t width = ckd_dtype_size((ckd_dtype)d), size = n * width;
+        guarded a = guarded_new(size, 1), b = guarded_new(size, 3), r = guarded_new(size, 5);
+        for (size_t i = 0; i < n; i++) {
+            store(a.at, width, i, pattern(i, width));
+            store(b.at, width, i, pattern((i * 7 + 5) % (n + 24), width));
+        }
+        k->ordered_residual((ckd_dtype)d, r.at, a.at, b.at, n);
+        for (size_t i = 0; i < n; i++) {
+            uint64_t want = (load(a.at, width, i) - load(b.at, width, i)) & mask_of(width);
+            assert_true(load(r.at, width, i) == want);
+        }
+        guarded c = guarded_new(size, 7);
+        k->ordered_apply((ckd_dtype)d, c.at, b.at, r.at, n);
+        assert_true(n == 0 || memcmp(c.at, a.at, size) == 0);
+        /* in place, each of the ways the header allows */
+        k->ordered_apply((ckd_dtype)d, r.at, b.at, r.at, n);
+        assert_true(n == 0 || memcmp(r.at, a.at, size) == 0);
+        k->ordered_residual((ckd_dtype)d, c.at, c.at, b.at, n);
+        k->ordered_apply((ckd_dtype)d, b.at, b.at, c.at, n);
+        assert_true(n == 0 || memcmp(b.at, a.at, size) == 0);
+        k->ordered_residual((ckd_dtype)d, b.at, a.at, b.at, n);
+        for (size_t i = 0; i < n; i++) {
+            assert_true(load(b.at, width, i) == 0);
+        }
+        guarded_free(&a);
+        guarded_free(&b);
+        guarded_free(&c);
+        guarded_free(&r);
+    }
+}
+
+static void test_rotation(void **state) {
+    (void)state;
+    const kernels *k;
+    EACH_CASE(k, d, n) {
+        size_t width = ckd_dtype_size((ckd_dtype)d), size = n * width;
+        guarded a = guarded_new(size, 3), b = guarded_new(size, 1);
+        for (size_t i = 0; i < n; i++) {
+            store(a.at, width, i, pattern(i, width));
+        }
+        k->rotate_sign((ckd_dtype)d, b.at, a.at, n);
+        for (size_t i = 0; i < n; i++) {
+            uint64_t v = load(a.at, width, i);
+            uint64_t want = d <= CKD_F8_E5M2 ? (v << 1 | v >> (8 * width - 1)) & mask_of(width) : v;
+            assert_true(load(b.at, width, i) == want);
+        }
+        k->unrotate_sign((ckd_dtype)d, b.at, b.at, n);
+        assert_true(n == 0 || memcmp(a.at, b.at, size) == 0);
+        guarded_free(&a);
+        guarded_free(&b);
+    }
+}
+
+static unsigned bit_length(uint64_t v) {
+    unsigned length = 0;
+    for (; v; v >>= 1) {
+        length++;
+    }
+    return length;
+}
+
+static unsigned expected_context(int d, size_t width, uint64_t v) {
+    switch (d) {
+    case CKD_F64: {
+        int e = (int)(v >> 52 & 2047) - 896;
+        return (unsigned)(e < 0 ? 0 : (e > 255 ? 255 : e));
+    }
+    case CKD_F32:
+        return v >> 23 & 255;
+    case CKD_F16:
+        return v >> 10 & 31;
+    case CKD_BF16:
+        return v >> 7 & 255;
+    case CKD_F8_E4M3:
+        return v >> 3 & 15;
+    case CKD_F8_E5M2:
+        return v >> 2 & 31;
+    case CKD_I64:
+    case CKD_I32:
+    case CKD_I16:
+    case CKD_I8:
+        return bit_length(v >> (8 * width - 1) ? (UINT64_C(0) - v) & mask_of(width) : v);
+    default:
+        return bit_length(v);
+    }
+}
+
+static void test_context(void **state) {
+    (void)state;
+    const kernels *k;
+    EACH_CASE(k, d, n) {
+        size_t width = ckd_dtype_size((ckd_dtype)d);
+        guarded a = guarded_new(n * width, 1), c = guarded_new(n, 1);
+        for (size_t i = 0; i < n; i++) {
+            store(a.at, width, i, pattern(i, width));
+        }
+        k->magnitude_context((ckd_dtype)d, c.at, a.at, n);
+        for (size_t i = 0; i < n; i++) {
+            assert_int_equal(c.at[i], expected_context(d, width, load(a.at, width, i)));
+        }
+        guarded_free(&a);
+        guarded_free(&c);
+    }
+}
+
+/* The value of a small float's bits, exactly. */
+static double small_value(uint32_t bits, int exponent_bits, int mantissa_bits) {
+    int exponent = (int)(bits >> mantissa_bits) & ((1 << exponent_bits) - 1);
+    int bias = (1 << (exponent_bits - 1)) - 1;
+    double mantissa = (double)(bits & ((1u << mantissa_bits) - 1));
+    return exponent ? ldexp(mantissa + (double)(1u << mantissa_bits), exponent - bias - mantissa_bits)
+                    : ldexp(mantissa, 1 - bias - mantissa_bits);
+}
+
+/* The result must be the nearest value, the even one of two, of magnitudes only; the sign is checked apart. */
+static void check_nearest(double x, uint32_t result, int exponent_bits, int mantissa_bits) {
+    uint32_t infinity = ((1u << exponent_bits) - 1) << mantissa_bits;
+    double largest = small_value(infinity - 1, exponent_bits, mantissa_bits);
+    double step = largest - small_value(infinity - 2, exponent_bits, mantissa_bits);
+    if (x >= largest + step / 2) {
+        assert_int_equal(result, infinity);
+        return;
+    }
+    assert_true(result < infinity);
+    double distance = fabs(x - small_value(result, exponent_bits, mantissa_bits));
+    double below = result ? fabs(x - small_value(result - 1, exponent_bits, mantissa_bits)) : INFINITY;
+    double above =
+        result + 1 < infinity ? fabs(x - small_value(result + 1, exponent_bits, mantissa_bits)) : INFINITY;
+    assert_true(distance <= below && distance <= above);
+    assert_true((distance < below && distance < above) || result % 2 == 0);
+}
+
+static uint32_t cast_one(const kernels *k, ckd_dtype to, ckd_dtype from, uint64_t bits) {
+    uint32_t out = 0;
+    assert_true(k->cast(to, &out, from, &bits, 1));
+    return out;
+}
+
+static void check_f32_casts(const kernels *k, uint32_t bits) {
+    static const struct {
+        ckd_dtype to;
+        int exponent, mantissa;
+        uint32_t nan;
+    } targets[] = {{CKD_BF16, 8, 7, 0x7fc0}, {CKD_F16, 5, 10, 0x7e00}};
+    for (size_t t = 0; t < 2; t++) {
+        uint32_t out = cast_one(k, targets[t].to, CKD_F32, bits);
+        if ((bits & 0x7fffffff) > 0x7f800000) {
+            assert_int_equal(out, targets[t].nan);
+        } else {
+            assert_int_equal(out >> 15, bits >> 31);
+            uint32_t magnitude = bits & 0x7fffffff;
+            double x = magnitude == 0x7f800000 ? INFINITY : small_value(magnitude, 8, 23);
+            check_nearest(x, out & 0x7fff, targets[t].exponent, targets[t].mantissa);
+        }
+    }
+}
+
+static void check_f64_cast(const kernels *k, uint64_t bits) {
+    uint32_t out = cast_one(k, CKD_F32, CKD_F64, bits);
+    uint64_t magnitude = bits & INT64_MAX;
+    if (magnitude > UINT64_C(0x7ff0000000000000)) {
+        assert_int_equal(out, 0x7fc00000);
+        return;
+    }
+    double x;
+    memcpy(&x, &magnitude, 8);
+    float want = (float)x; /* the compiler's own, in the default rounding mode */
+    uint32_t want_bits;
+    memcpy(&want_bits, &want, 4);
+    assert_int_equal(out & 0x7fffffff, want_bits);
+    assert_int_equal(out >> 31, bits >> 63);
+}
+
+static void test_casts(void **state) {
+    (void)state;
+    const kernels *all[3];
+    size_t n = backends(all);
+    for (size_t b = 0; b < n; b++) {
+        for (size_t i = 0; i < 24; i++) {
+            check_f32_casts(all[b], (uint32_t)pattern(i, 4));
+            check_f64_cast(all[b], pattern(i, 8));
+        }
+        for (uint32_t e = 0; e < 256; e++) { /* around each exponent, and half way between results */
+            static const uint32_t mantissas[] = {0,        1,        0xfff,    0x1000,   0x1001,   0x7fff,
+                                                 0x8000,   0x8001,   0x17fff,  0x18000,  0x18001,  0x2fff,
+                                                 0x3000,   0x3001,   0x3fffff, 0x400000, 0x400001, 0x7fefff,
+                                                 0x7ff000, 0x7f8000, 0x7fffff};
+            for (size_t m = 0; m < sizeof(mantissas) / sizeof(mantissas[0]); m++) {
+                check_f32_casts(all[b], e << 23 | mantissas[m]);
+                check_f32_casts(all[b], UINT32_C(0x80000000) | e << 23 | mantissas[m]);
+            }
+        }
+        for (uint64_t e = 860; e < 1160; e++) {
+            static const uint64_t mantissas[] = {0,
+                                                 1,
+                                                 0xfffffff,
+                                                 0x10000000,
+                                                 0x10000001,
+                                                 0x30000000,
+                                                 0x2fffffff,
+                                                 0xfffffffffffff,
+                                                 0xfffffe0000000,
+                                                 0xffffff0000000,
+                                                 0x8000000000000,
+                                                 0x7ffffffffffff,
+                                                 0x8000000000001};
+            for (size_t m = 0; m < sizeof(mantissas) / sizeof(mantissas[0]); m++) {
+                check_f64_cast(all[b], e << 52 | mantissas[m]);
+                check_f64_cast(all[b], UINT64_C(1) << 63 | e << 52 | mantissas[m]);
+            }
+        }
+        for (size_t i = 0; i < 20000; i++) {
+            check_f32_casts(all[b], (uint32_t)next_random());
+            check_f64_cast(all[b], (next_random() >> 12 & 0x800fffffffffffff) | (860 + next_random() % 300)
+                                                                                    << 52);
+        }
+    }
+}
+
+/* Many at a time give what one gives; nothing is written outside; other pairs are refused. */
+static void test_casts_of_arrays(void **state) {
+    (void)state;
+    static const struct {
+        ckd_dtype to, from;
+    } pairs[] = {{CKD_BF16, CKD_F32}, {CKD_F16, CKD_F32}, {CKD_F32, CKD_F64}};
+    const kernels *all[3];
+    size_t backend_count = backends(all);
+    for (size_t b = 0; b < backend_count; b++) {
+        for (size_t p = 0; p < 3; p++) {
+            size_t wide = ckd_dtype_size(pairs[p].from), narrow = wide / 2;
+            for (size_t c = 0; c < COUNTS; c++) {
+                size_t n = counts[c];
+                guarded a = guarded_new(n * wide, 1), r = guarded_new(n * narrow, 3);
+                for (size_t i = 0; i < n; i++) {
+                    store(a.at, wide, i, pattern(i, wide));
+                }
+                assert_true(all[b]->cast(pairs[p].to, r.at, pairs[p].from, a.at, n));
+                for (size_t i = 0; i < n; i++) {
+                    uint32_t want =
+                        cast_one(&kernels_cpu_portable, pairs[p].to, pairs[p].from, load(a.at, wide, i));
+                    assert_int_equal(load(r.at, narrow, i), want);
+                }
+                guarded_free(&a);
+                guarded_free(&r);
+            }
+        }
+        uint64_t in = 0, out = 77;
+        assert_false(all[b]->cast(CKD_F64, &out, CKD_F32, &in, 1));
+        assert_false(all[b]->cast(CKD_BF16, &out, CKD_F64, &in, 1));
+        assert_false(all[b]->cast(CKD_F32, &out, CKD_F32, &in, 1));
+        assert_false(all[b]->cast(CKD_I32, &out, CKD_F32, &in, 1));
+        assert_int_equal(out, 77);
+    }
+}
+
+/* The host program may have set any rounding mode. */
+static void test_rounding_modes(void **state) {
+    (void)state;
+    static const int modes[] = {FE_UPWARD, FE_DOWNWARD, FE_TOWARDZERO};
+    const kernels *all[3];
+    size_t n = backends(all);
+    uint32_t in[64];
+    uint16_t want[64], got[64];
+    for (size_t i = 0; i < 64; i++) {
+        in[i] = (uint32_t)pattern(i, 4);
+    }
+    for (size_t b = 0; b < n; b++) {
+        for (int to = CKD_F16; to <= CKD_BF16; to++) {
+            assert_true(all[b]->cast((ckd_dtype)to, want, CKD_F32, in, 64));
+            for (size_t m = 0; m < 3; m++) {
+                assert_int_equal(fesetround(modes[m]), 0);
+                bool ok = all[b]->cast((ckd_dtype)to, got, CKD_F32, in, 64);
+                fesetround(FE_TONEAREST);
+                assert_true(ok);
+                assert_memory_equal(got, want, sizeof(want));
+            }
+        }
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_table),          cmocka_unit_test(test_residual_and_back),
+        cmocka_unit_test(test_rotation),       cmocka_unit_test(test_context),
+        cmocka_unit_test(test_casts),          cmocka_unit_test(test_casts_of_arrays),
+        cmocka_unit_test(test_rounding_modes),
+    };
+    return cmocka_run_group_tests_name("kernels", tests, NULL, NULL);
+}
