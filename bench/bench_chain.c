@@ -25,7 +25,8 @@ typedef struct options {
 } options;
 
 typedef struct measure {
-    double seconds; /* median */
+    double seconds; /* median, wall clock */
+    double cpu;     /* median, of processor time: what remains when the machine is busy with other things */
     double bytes;   /* read from files */
 } measure;
 
@@ -105,11 +106,11 @@ static int by_value(const void *a, const void *b) {
 /* Opening the checkpoint is part of loading it. */
 static measure measure_load(ckd_store *store, const char *path, const ckd_checkpoint *c, void **values,
                             int repeats) {
-    measure m = {0, 0};
-    double *times = calloc((size_t)repeats, sizeof(*times));
+    measure m = {0, 0, 0};
+    double *times = calloc((size_t)repeats, sizeof(*times)), *cpu = calloc((size_t)repeats, sizeof(*cpu));
     for (int i = 0; i < repeats; i++) {
         drop_cache(path);
-        double read = bytes_read(), start = bench_seconds();
+        double read = bytes_read(), start = bench_seconds(), start_cpu = bench_cpu_seconds();
         ckd_load *load;
         ckd_error err = {0};
         if (ckd_load_begin(&load, store, &c->id, &err) != CKD_OK) {
@@ -118,11 +119,15 @@ static measure measure_load(ckd_store *store, const char *path, const ckd_checkp
         load_all(load, values);
         ckd_load_end(load);
         times[i] = bench_seconds() - start;
+        cpu[i] = bench_cpu_seconds() - start_cpu;
         m.bytes = bytes_read() - read;
     }
     qsort(times, (size_t)repeats, sizeof(*times), by_value);
+    qsort(cpu, (size_t)repeats, sizeof(*cpu), by_value);
     m.seconds = times[repeats / 2];
+    m.cpu = cpu[repeats / 2];
     free(times);
+    free(cpu);
     return m;
 }
 
@@ -158,10 +163,11 @@ static ckd_checkpoint save_base(ckd_store *bases, const ckd_checkpoint *c, const
 }
 
 typedef struct worst {
-    double bytes, time;
+    double bytes, time, cpu;
 } worst;
 
-static void note_worst(worst *w, double bytes, double time) {
+static void note_worst(worst *w, double bytes, double time, double cpu) {
+    w->cpu = cpu > w->cpu ? cpu : w->cpu;
     w->bytes = bytes > w->bytes ? bytes : w->bytes;
     w->time = time > w->time ? time : w->time;
 }
@@ -177,20 +183,20 @@ static void measure_one(ckd_store *store, const options *o, ckd_store *bases, co
     measure ours = measure_load(store, o->store, c, values, o->repeats);
     ckd_checkpoint base = save_base(bases, c, ckd_load_tensors(load), values);
     measure plain = measure_load(bases, base_path, &base, values, o->repeats);
-    double bytes = ours.bytes / plain.bytes, time = ours.seconds / plain.seconds;
-    note_worst(w, bytes, time);
-    printf("%10llu  %-5s %5u  %8.3f  %8.3f  %8.3f  %7.2f  %7.2f  %7.2f\n", (unsigned long long)c->step,
+    double bytes = ours.bytes / plain.bytes, time = ours.seconds / plain.seconds, cpu = ours.cpu / plain.cpu;
+    note_worst(w, bytes, time, cpu);
+    printf("%10llu  %-5s %5u  %8.3f  %8.3f  %8.3f  %7.2f  %7.2f  %7.2f  %7.2f\n", (unsigned long long)c->step,
            ckd_kind_name(c->kind), (unsigned)c->depth, (double)c->stored_bytes / 1e6,
            (double)base.stored_bytes / 1e6, (double)c->raw_bytes / (double)c->stored_bytes, c->load_cost,
-           bytes, time);
+           bytes, time, cpu);
     if (json) {
         fprintf(
             json,
             "    {\"step\": %llu, \"kind\": \"%s\", \"depth\": %u, \"stored_bytes\": %llu, \"base_bytes\": %llu, "
-            "\"planned_cost\": %.4f, \"bytes_ratio\": %.4f, \"time_ratio\": %.4f, \"base_seconds\": %.6f}%s\n",
+            "\"planned_cost\": %.4f, \"bytes_ratio\": %.4f, \"time_ratio\": %.4f, \"cpu_ratio\": %.4f, \"base_seconds\": %.6f}%s\n",
             (unsigned long long)c->step, ckd_kind_name(c->kind), (unsigned)c->depth,
             (unsigned long long)c->stored_bytes, (unsigned long long)base.stored_bytes, c->load_cost, bytes,
-            time, plain.seconds, last ? "" : ",");
+            time, cpu, plain.seconds, last ? "" : ",");
     }
     release(values, ckd_load_tensors(load)->count);
     ckd_load_end(load);
@@ -209,9 +215,9 @@ static void measure_run(const options *o, FILE *json) {
         ckd_store_list(&list, store, o->run, &err) != CKD_OK) {
         die("open", &err);
     }
-    printf("%10s  %-5s %5s  %8s  %8s  %8s  %7s  %7s  %7s\n", "step", "kind", "depth", "MB", "base MB",
-           "ratio", "planned", "bytes", "time");
-    worst w = {0, 0};
+    printf("%10s  %-5s %5s  %8s  %8s  %8s  %7s  %7s  %7s  %7s\n", "step", "kind", "depth", "MB", "base MB",
+           "ratio", "planned", "bytes", "time", "cpu");
+    worst w = {0, 0, 0};
     double stored = 0, raw = 0;
     size_t deltas = 0;
     for (size_t i = 0; i < list->count; i++) {
@@ -221,13 +227,13 @@ static void measure_run(const options *o, FILE *json) {
         deltas += list->items[i].kind == CKD_DELTA;
     }
     printf(
-        "%zu checkpoints, %zu deltas, %.3fx in all; worst load: %.2f base loads in bytes, %.2f in time (one thread)\n",
-        list->count, deltas, raw / stored, w.bytes, w.time);
+        "%zu checkpoints, %zu deltas, %.3fx in all; worst load: %.2f base loads in bytes, %.2f in time, %.2f in processor time (one thread)\n",
+        list->count, deltas, raw / stored, w.bytes, w.time, w.cpu);
     if (json) {
         fprintf(
             json,
-            "  ],\n  \"checkpoints\": %zu, \"deltas\": %zu, \"ratio\": %.4f, \"worst_bytes\": %.4f, \"worst_time\": %.4f\n}\n",
-            list->count, deltas, raw / stored, w.bytes, w.time);
+            "  ],\n  \"checkpoints\": %zu, \"deltas\": %zu, \"ratio\": %.4f, \"worst_bytes\": %.4f, \"worst_time\": %.4f, \"worst_cpu\": %.4f\n}\n",
+            list->count, deltas, raw / stored, w.bytes, w.time, w.cpu);
     }
     ckd_checkpoint_list_free(list);
     ckd_store_close(store);
