@@ -110,6 +110,10 @@ static void take_dependency(header_reader *h, const record *r, dependency *d) {
     reader *in = &h->in;
     d->kind = (uint32_t)wire_varint_max(in, WIRE_ENUM_MAX);
     uint32_t flags = reader_u8(in);
+    if (flags > DEPENDENCY_FLAGS) {
+        in->failed = true;
+        return;
+    }
     d->checkpoint = flags & DEPENDENCY_OTHER_CHECKPOINT ? wire_id(in) : r->tensor->checkpoint;
     d->tensor = "";
     if (flags & DEPENDENCY_OTHER_TENSOR) {
@@ -124,7 +128,7 @@ static void take_dependency(header_reader *h, const record *r, dependency *d) {
     }
     d->content = wire_hash(in);
     if (!in->failed && !h->no_memory && flags != record_dependency_flags(r, d)) {
-        in->failed = true; /* unknown flags, or said although it is as in the record */
+        in->failed = true; /* said although it is as in the record */
     }
 }
 

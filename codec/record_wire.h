@@ -11,6 +11,7 @@
 #define DEPENDENCY_OTHER_CHECKPOINT 1u
 #define DEPENDENCY_OTHER_TENSOR     2u
 #define DEPENDENCY_OTHER_SPAN       4u
+#define DEPENDENCY_FLAGS            7u
 
 /* The only flags that a dependency may be written with. */
 uint32_t record_dependency_flags(const record *r, const dependency *d);

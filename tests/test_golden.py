@@ -1,7 +1,8 @@
 """Golden stores: the command and an independent reader give what is known to be in them, and refuse the same things.
 
 tests/golden/v1/ is kept for good: every later version must read it. The handmade stores come from tests/golden/make_handmade.py,
-which does not use the library; what they contain is in handmade.json.
+which does not use the library; `library` was written by the library's first version through tests/golden/make_library.py.
+What they contain is in the .json files beside them.
 """
 
 import hashlib
@@ -21,7 +22,10 @@ GOLDEN = ROOT / "golden" / "v1"
 READER = ROOT / "reader" / "ckd_reader.py"
 SAFETENSORS = {"f8e4m3": "F8_E4M3", "f8e5m2": "F8_E5M2"}
 sys.path.insert(0, str(ROOT / "reader"))
+sys.path.insert(0, str(ROOT / "golden"))
 import ckd_reader  # noqa: E402
+import ckd_symbols  # noqa: E402
+import make_library  # noqa: E402
 from ckd_errors import Corrupt, Unsupported  # noqa: E402
 
 
@@ -142,6 +146,32 @@ def test_examples_in_the_document_are_the_golden_files():
     assert {name: bytes(data) for name, data in listed.items()} == snapshot(GOLDEN / "example")
 
 
+def test_example_streams_in_the_document():
+    text = (ROOT.parent / "codec/FORMAT.md").read_text(encoding="utf-8")
+    text = text[text.index("\n## Payload codings"):]
+    blocks = [re.findall(r"^ {4}((?:[0-9a-f]{2}(?: (?! )|(?=  )|$))+)", part, re.MULTILINE)
+              for part in text.split("integers of 16 bits")[1:]]
+    dense, sparse = (bytes.fromhex("".join(lines)) for lines in (blocks[0][:1], blocks[1]))
+    assert ckd_symbols.decode(dense, 8, 16, None) == [0, 1, 0, 65535, 0, 0, 5, 0]
+    values = ckd_symbols.decode(sparse, 4096, 16, None)
+    assert {i: v for i, v in enumerate(values) if v} == {1000: 7, 1001: 1, 4000: 65535}
+
+
+def test_reader_reads_what_the_command_writes_now(tmp_path):
+    """Other values than in the golden store, so that the document describes the encoder of today as well."""
+    seed = int.from_bytes(os.urandom(4), "little")
+    print("seed", seed)
+    saved = make_library.make(command(), tmp_path / "store", seed)
+    opened = ckd_reader.Store(tmp_path / "store")
+    assert {f"{run}@{step}" for run, step in opened.manifests} == set(saved)
+    for (run, step) in opened.manifests:
+        checkpoint = opened.checkpoint(run, step)
+        assert set(checkpoint.tensors) == set(saved[f"{run}@{step}"])
+        for name, (_, shape, data) in saved[f"{run}@{step}"].items():
+            assert checkpoint.tensor(name).tobytes() == data, name
+            assert list(checkpoint.tensors[name].shape) == shape
+
+
 def test_handmade_stores_are_what_their_script_writes(tmp_path):
     """Compressed bytes may differ with another zstd, and so may hashes over them; what is in them may not."""
     subprocess.run([sys.executable, ROOT / "golden/make_handmade.py", tmp_path], check=True)
@@ -194,7 +224,7 @@ def test_command_names_what_it_does_not_know(store, key, tensor, number):
     assert snapshot(store) == before
 
 
-@pytest.mark.parametrize("store", ["handmade", "example"], indirect=True)
+@pytest.mark.parametrize("store", ["handmade", "codings", "example", "library"], indirect=True)
 def test_command_verifies(store):
     run = ckptdelta("verify", store, "--json")
     assert run.returncode == 0, run.stdout + run.stderr

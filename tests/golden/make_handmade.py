@@ -371,6 +371,38 @@ def make_handmade(folder):
     return store.expected
 
 
+def make_codings(folder):
+    """Each coding once, in payloads that were worked out by hand; the symbol streams are the examples of FORMAT.md."""
+    store = Store(folder, "codings")
+    c = store.new_id("step 1")
+    dense = bytes.fromhex("0012000e3efe1f0556f3a2")
+    sparse = bytes.fromhex("80 00 03 00 22 00 86 3e fb 1f 68 5f 3f 1c 67 db 09 bf e8 18")
+    few = np.zeros(4096, "<u2")
+    few[[1000, 1001, 4000]] = 7, 1, 2**16 - 1
+    # One literal, a match of 58 bytes at distance 1, five literals: 64 times `a`.
+    run = bytes([0x1f]) + b"a" + bytes([1, 0, 39, 0x50]) + b"aaaaa"
+    # 32 times `a`, and 32 times `b`: the planes of 32 times 0x6261.
+    two = bytes([0x1f]) + b"a" + bytes([1, 0, 12, 0x1f]) + b"b" + bytes([1, 0, 7, 0x50]) + b"bbbbb"
+    planes = np.arange(0x4000, 0x4100, dtype="<u2")
+    tensors = {
+        Tensor(c, "dense", "i16", np.array([0, 1, 0, 2**16 - 1, 0, 0, 5, 0], "<u2")): (5, dense),
+        # The same integers are these bits rotated left by one.
+        Tensor(c, "rotated", "bf16", np.array([0, 0x8000, 0, 2**16 - 1, 0, 0, 0x8002, 0], "<u2")): (5, dense),
+        Tensor(c, "sparse", "u16", few): (5, sparse),
+        Tensor(c, "nothing", "f8e5m2", np.zeros(1 << 18, "u1")): (5, bytes([0x80, 0, 0])),
+        Tensor(c, "lz4", "i64", np.frombuffer(b"a" * 64, "<u8")): (2, run),
+        Tensor(c, "lz4.planes", "u16", np.full(32, 0x6261, "<u2")): (4, two),
+        Tensor(c, "zstd", "f16", planes): (1, compress(planes.tobytes())),
+        Tensor(c, "zstd.planes", "f16", planes):
+            (3, compress(planes.astype("u1").tobytes() + (planes >> 8).astype("u1").tobytes())),
+    }
+    blocks = [tensor.block(coding=coding, payload=payload) for tensor, (coding, payload) in tensors.items()]
+    store.publish(c, "run", 1, [store.chunk("all", blocks)], tensors=len(blocks),
+                  raw=sum(len(t.bits()) for t in tensors))
+    store.expect("run", 1, list(tensors))
+    return store.expected
+
+
 def make_needs_coding(folder):
     """A coding and a predictor that nobody knows, in blocks that are needed; the rest can be read."""
     store = Store(folder, "needs-coding")
@@ -416,7 +448,7 @@ def make_example(folder):
 def main(argv):
     root = Path(argv[1]) if len(argv) > 1 else Path(__file__).resolve().parent / "v1"
     expected = {}
-    for label, make in (("handmade", make_handmade), ("needs-coding", make_needs_coding),
+    for label, make in (("handmade", make_handmade), ("codings", make_codings), ("needs-coding", make_needs_coding),
                         ("needs-feature", make_needs_feature), ("example", make_example)):
         expected[label] = make(root / label)
     (root / "handmade.json").write_text(json.dumps(expected, indent=1, ensure_ascii=False, sort_keys=True) + "\n")

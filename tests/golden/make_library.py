@@ -22,10 +22,13 @@ import numpy as np
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent / "reader"))
 import ckd_reader  # noqa: E402
+import ckd_symbols  # noqa: E402
 
 SAFETENSORS = {"f8e4m3": "F8_E4M3", "f8e5m2": "F8_E5M2"}
 METADATA = {"format": "pt", "note": "golden"}
 CODINGS, PREDICTORS = range(6), range(4)
+STREAMS = {"dense, CLASS, with contexts", "dense, CLASS, without contexts", "dense, SPLIT, without contexts",
+           "sparse, one range", "sparse, several ranges"}
 INTEGERS = {"i64": 8, "i32": 4, "i16": 2, "i8": 1, "u64": 8, "u32": 4, "u16": 2, "u8": 1}
 
 
@@ -46,12 +49,19 @@ class Model:
         self.counts = np.zeros(4096 if small else 300000, dtype="<u1")
         self.words = {name: self.rng.integers(0, 200, 64, dtype=np.int64) - 100 for name in INTEGERS}
         self.noise = self.rng.bytes(500)
+        self.tuned = bf16(self.rng.standard_normal(400 if small else 16384) * 0.05)
+        self.seen = self.rng.integers(1 << 20, 1 << 21, 64 if small else 4096).astype("<u4")
+        self.rows = (self.rng.standard_normal((4, 16) if small else (256, 16)) * 0.02).astype("<f4")
 
     def move(self, scale):
         for name, w in self.weights.items():
             self.moment[name] = 0.9 * self.moment[name] + self.rng.standard_normal(w.shape) * scale
             self.weights[name] = w - 0.001 * self.moment[name]
         self.counts[self.rng.integers(0, len(self.counts), 100)] += 1
+        few = self.rng.integers(0, len(self.tuned), len(self.tuned) // 200)
+        self.tuned[few] += self.rng.integers(0, 2, len(few)).astype("<u2") * 2 - 1
+        self.seen[self.rng.integers(0, len(self.seen), 5)] += 1
+        self.rows[self.rng.integers(0, len(self.rows), 3)] += np.float32(1e-6)
         for name in INTEGERS:
             self.words[name] = self.words[name] + (self.rng.random(64) < 0.3)
 
@@ -68,6 +78,9 @@ class Model:
             put(name, "bf16", w.shape, bf16(w))
             put("exp_avg." + name, "f32", w.shape, self.moment[name].astype("<f4"))
             put("exp_avg_sq." + name, "f32", w.shape, (self.moment[name] ** 2).astype("<f4"))
+        put("tuned", "bf16", self.tuned.shape, self.tuned)
+        put("seen", "i32", self.seen.shape, self.seen)
+        put("rows", "f32", self.rows.shape, self.rows)
         put("half", "f16", first.shape, first.astype("<f4").astype("<f2"))
         put("tied", "f32", first.shape, first.astype("<f4"))
         put("wide", "f64", first.shape, first)
@@ -97,7 +110,7 @@ def write_safetensors(path, tensors):
     path.write_bytes(struct.pack("<Q", len(text)) + text + b"".join(t[2] for t in tensors.values()))
 
 
-def make(command, folder):
+def make(command, folder, seed=0):
     """{RUN@STEP: tensors that were saved}"""
     saved = {}
     with tempfile.TemporaryDirectory() as scratch:
@@ -105,27 +118,40 @@ def make(command, folder):
             file = Path(scratch) / "in.safetensors"
             saved[f"{run}@{step}"] = model.tensors()
             write_safetensors(file, model.tensors())
-            subprocess.run([command, "save", folder, "--run", run, "--step", str(step), *options, file], check=True)
+            subprocess.run([command, "save", folder, "--run", run, "--step", str(step), "--quiet", *options, file],
+                           check=True)
 
-        for seed, codec in enumerate(("auto", "zstd", "lz4", "raw")):
-            model = Model(seed, small=codec != "auto")
-            save(codec, 10, model, "--codec", codec, "--metric", f"loss={3 - seed / 4}")
+        for number, codec in enumerate(("auto", "zstd", "lz4", "raw")):
+            model = Model(seed + number, small=codec != "auto")
+            save(codec, 10, model, "--codec", codec, "--metric", f"loss={3 - number / 4}")
             for step, scale in ((20, 1e-5), (30, 1e-3)):
                 model.move(scale)
                 save(codec, step, model, "--codec", codec)
-        auto = Model(0, small=False)
+        auto = Model(seed, small=False)
         auto.move(1e-5)
         auto.move(1e-4)
         save("branch.x", 25, auto, "--parent", "auto@20", "--resumed-from", "auto@20")
     return saved
 
 
+def kind_of_stream(payload, width):
+    if payload[0] == 0x80:
+        return f"sparse, {'several ranges' if payload[1] else 'one range'}"
+    header = ckd_symbols.Header(payload, width)
+    return f"dense, {'SPLIT' if header.mode else 'CLASS'}, {'with' if header.contexts else 'without'} contexts"
+
+
 def coverage(store):
-    used = set()
+    """The (predictor, coding) pairs and the kinds of symbol streams that occur."""
+    used, streams = set(), set()
     for key in store.manifests:
         for tensor in store.checkpoint(*key).tensors.values():
-            used |= {(b.predictor, b.coding) for b in tensor.blocks if b.count}
-    return used
+            for block in tensor.blocks:
+                if block.count:
+                    used.add((block.predictor, block.coding))
+                if block.count and block.coding == 5:
+                    streams.add(kind_of_stream(block.chunk.payload(block), 8 * tensor.size))
+    return used, streams
 
 
 def main(argv):
@@ -135,12 +161,13 @@ def main(argv):
     saved = make(str(Path(command).resolve()), folder)
     for name in ("catalog.db", "catalog.db-journal", "data/lock", "data/readers"):
         (folder / name).unlink(missing_ok=True)
-    for name in ("i", "t", "n"):
+    for name in ("i", "t", "n", "k"):
         shutil.rmtree(folder / "data" / name, ignore_errors=True)
     store = ckd_reader.Store(folder)
-    used = coverage(store)
+    used, streams = coverage(store)
     print("predictor, coding:", sorted(used))
-    assert {c for _, c in used} == set(CODINGS) and {p for p, _ in used} == set(PREDICTORS), "not everything was used"
+    print("symbol streams:", sorted(streams))
+    assert STREAMS <= streams and {c for _, c in used} == set(CODINGS) and {p for p, _ in used} == set(PREDICTORS), "not everything was used"
     expected = {}
     for (run, step) in store.manifests:
         checkpoint = store.checkpoint(run, step)

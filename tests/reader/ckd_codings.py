@@ -1,8 +1,10 @@
 """Payload codings and transformations of values, after codec/FORMAT.md. Part of the independent reader."""
 
+import lz4.block
 import numpy as np
 import zstandard
 
+import ckd_symbols
 from ckd_errors import Corrupt, Unsupported
 
 F64, F32, F16, BF16 = 1, 2, 3, 4
@@ -11,15 +13,34 @@ SIGNED = range(7, 11)
 EXPONENT = {F32: (23, 8), F16: (10, 5), BF16: (7, 8), 5: (3, 4), 6: (2, 5)}  # bits below it, bits of it
 
 
-def unzstd(data, size):
-    """Exactly `size` bytes."""
+def unzstd(data, size, declared=False):
+    """Exactly one frame of `size` bytes; `declared`: its header must say so."""
+    if data[:4] != b"\x28\xb5\x2f\xfd":
+        raise Corrupt("not a zstd frame")
     try:
-        out = zstandard.ZstdDecompressor().decompress(data, max_output_size=size)
+        if declared and zstandard.get_frame_parameters(data).content_size != size:
+            raise Corrupt("a zstd frame does not declare the raw size")
+        out = zstandard.ZstdDecompressor().decompress(data, max_output_size=size, allow_extra_data=False)
     except zstandard.ZstdError as error:
         raise Corrupt(f"zstd: {error}") from None
     if len(out) != size:
         raise Corrupt("a zstd frame has another size than declared")
     return out
+
+
+def unlz4(data, size):
+    try:
+        out = lz4.block.decompress(data, uncompressed_size=size)
+    except lz4.block.LZ4BlockError as error:
+        raise Corrupt(f"LZ4: {error}") from None
+    if len(out) != size:
+        raise Corrupt("an LZ4 block gives another size")
+    return out
+
+
+def from_planes(data, width):
+    count = len(data) // width
+    return np.frombuffer(data, np.uint8).reshape(width, count).T.tobytes()
 
 
 def decode(coding, payload, size, width, context):
@@ -29,7 +50,16 @@ def decode(coding, payload, size, width, context):
             raise Corrupt("a raw payload of another size")
         return payload
     if coding == 1:
-        return unzstd(payload, size)
+        return unzstd(payload, size, declared=True)
+    if coding == 2:
+        return unlz4(payload, size)
+    if coding == 3:
+        return from_planes(unzstd(payload, size, declared=True), width)
+    if coding == 4:
+        return from_planes(unlz4(payload, size), width)
+    if coding == 5:
+        values = ckd_symbols.decode(payload, size // width, 8 * width, context)
+        return b"".join(v.to_bytes(width, "little") for v in values)
     raise Unsupported(f"coding {coding}")
 
 

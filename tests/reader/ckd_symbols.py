@@ -1,0 +1,256 @@
+"""Symbol streams, after codec/FORMAT.md, "Symbol streams". Part of the independent reader."""
+
+from ckd_errors import Corrupt, Unsupported
+
+CLASS, SPLIT = 0, 1
+MAX_COUNT = 2**18
+
+
+class Bits:
+    """Bit fields from the lowest bit of the first byte up."""
+
+    def __init__(self, data):
+        self.data, self.at = data, 0
+
+    def take(self, count):
+        value = 0
+        for i in range(count):
+            byte = self.at >> 3
+            if byte >= len(self.data):
+                raise Corrupt("a symbol stream's header ends early")
+            value |= (self.data[byte] >> (self.at & 7) & 1) << i
+            self.at += 1
+        return value
+
+
+class Table:
+    def __init__(self, bits, mode, log, width):
+        self.centre = self.floor = 0
+        if mode == CLASS:
+            if bits.take(1):
+                self.centre = bits.take(width)
+                if self.centre == 0:
+                    raise Corrupt("a centre of 0 is spelled out")
+            self.floor = bits.take(6)
+            if self.floor > width - 2:
+                raise Corrupt("a floor is too high")
+        self.first, self.last = bits.take(8), bits.take(8)
+        if self.last < self.first:
+            raise Corrupt("a table's symbols end before they begin")
+        self.counts = self.read_counts(bits, log)
+
+    def read_counts(self, bits, log):
+        left, expected, counts, symbol = 1 << log, log // 2, {}, self.first
+        while symbol < self.last:
+            ones = 0
+            while bits.take(1):
+                ones += 1
+            length = expected + (ones + 1) // 2 if ones % 2 else expected - ones // 2
+            if not 0 <= length <= log:
+                raise Corrupt("the bit length of a count")
+            if length:
+                counts[symbol] = (1 << length - 1) + bits.take(length - 1)
+                expected = length
+                left -= counts[symbol]
+                if left <= 0:
+                    raise Corrupt("counts are more than there are states")
+                symbol += 1
+                continue
+            if symbol == self.first:
+                raise Corrupt("the first symbol has no states")
+            zeros = 0
+            while not bits.take(1):
+                zeros += 1
+                if zeros > 7:
+                    raise Corrupt("a run of symbols without states is too long")
+            symbol += 1 + (1 << zeros) + bits.take(zeros) - 1
+            if symbol > self.last:
+                raise Corrupt("a run of symbols without states goes beyond the last one")
+        counts[self.last] = left
+        return counts
+
+
+class Header:
+    def __init__(self, data, width):
+        bits = Bits(data)
+        self.width, self.mode, self.contexts = width, bits.take(1), bits.take(1)
+        self.lanes, self.log = 1 << bits.take(2), bits.take(3) + 5
+        if bits.take(1):
+            raise Unsupported(f"a symbol stream of kind {data[0]:#x}")
+        tables = bits.take(4) + 1 if self.contexts else 1
+        self.ends = ascending([bits.take(8) for _ in range(tables - 1)])
+        self.fine = bits.take(2) if self.mode == CLASS else 0
+        self.k = bits.take(6) if self.mode == SPLIT else 0
+        if self.k >= width:
+            raise Corrupt("more low bits than an integer has")
+        self.bias = bits.take(width - self.k) if self.mode == SPLIT else 0
+        self.tables = [Table(bits, self.mode, self.log, width) for _ in range(tables)]
+        if bits.take(-bits.at % 8):
+            raise Corrupt("the bits behind a symbol stream's header are not zero")
+        self.size = bits.at // 8
+        self.states = [self.spread(table) for table in self.tables]
+
+    def size_of(self, m):
+        if m < 1 << self.fine:
+            return m
+        length = m.bit_length()
+        return (length - self.fine << self.fine) + (m >> length - 1 - self.fine & (1 << self.fine) - 1)
+
+    def meaning(self, table, symbol):
+        """(base, low)"""
+        if self.mode == SPLIT:
+            return self.bias + symbol << self.k, self.k
+        flip = 1 << self.width - 1 if symbol >= 128 else 0
+        index = 255 - symbol if symbol >= 128 else symbol
+        start = table.centre + flip
+        if index == 0:
+            return start - (1 << table.floor - 1 if table.floor else 0), table.floor
+        z = (index + 1) // 2 + (self.size_of(1 << table.floor - 1) - 1 if table.floor else 0)
+        e = z >> self.fine
+        low = e - 1 if e >= 2 else 0
+        if low > self.width - 2:
+            raise Corrupt("a symbol has more low bits than an integer")
+        h = (1 << self.fine) + z % (1 << self.fine) << low if e >= 1 else z
+        return (start + h if index % 2 else start + 1 - h - (1 << low)), low
+
+    def spread(self, table):
+        """For each state: (base, low bits, next state, bits to add to it)."""
+        total = 1 << self.log
+        owner, p = [None] * total, 0
+        for symbol in sorted(table.counts):
+            for _ in range(table.counts[symbol]):
+                owner[p] = symbol
+                p = (p + total // 2 + total // 8 + 3) % total
+        meaning = {s: self.meaning(table, s) for s in table.counts}
+        given, out = dict(table.counts), []
+        for symbol in owner:
+            x = given[symbol]
+            given[symbol] += 1
+            more = self.log - (x.bit_length() - 1)
+            out.append((*meaning[symbol], (x << more) - total, more))
+        return out
+
+    def table_of_contexts(self):
+        return [number for number, (start, end) in enumerate(ranges(self.ends)) for _ in range(start, end + 1)]
+
+
+def ascending(ends):
+    if any(b <= a for a, b in zip(ends, ends[1:])) or 255 in ends:
+        raise Corrupt("ranges of contexts do not ascend")
+    return ends
+
+
+def ranges(ends):
+    """(first, last) context of each range."""
+    return list(zip([0] + [e + 1 for e in ends], ends + [255]))
+
+
+def decode_dense(data, count, width, context):
+    header = Header(data, width)
+    payload = data[header.size:]
+    if not payload or payload[-1] == 0:
+        raise Corrupt("a symbol stream has no end mark")
+    if header.contexts and context is None:
+        raise Corrupt("a symbol stream needs contexts where there are none")
+    number = int.from_bytes(payload, "little")
+    position = number.bit_length() - 1
+    mask = (1 << width) - 1
+    words = Words(number)
+    tables = header.states
+    table_of = header.table_of_contexts() if header.contexts else None
+    lanes, out = [], []
+    for _ in range(header.lanes):
+        position -= header.log
+        lanes.append(words.at(position, header.log))
+    for i in range(count):
+        lane = i % header.lanes
+        states = tables[table_of[context[i]]] if header.contexts else tables[0]
+        base, low, following, more = states[lanes[lane]]
+        position -= low
+        out.append(base + words.at(position, low) & mask)
+        position -= more
+        lanes[lane] = following + words.at(position, more)
+    if position or any(lanes):
+        raise Corrupt("a symbol stream does not end where it should")
+    return out
+
+
+class Words:
+    """Bits of a large number, by position."""
+
+    def __init__(self, number):
+        self.data = number.to_bytes((number.bit_length() + 7) // 8 + 16, "little")
+
+    def at(self, position, count):
+        if position < 0:
+            raise Corrupt("a symbol stream ends early")
+        window = int.from_bytes(self.data[position >> 3:(position >> 3) + 16], "little")
+        return window >> (position & 7) & (1 << count) - 1
+
+
+def take_varint(data, at):
+    value = 0
+    for i in range(10):
+        if at + i >= len(data):
+            break
+        byte = data[at + i]
+        value |= (byte & 127) << 7 * i
+        if byte < 128:
+            if byte == 0 and i > 0 or value >= 2**64:
+                break
+            return value, at + i + 1
+    raise Corrupt("a number in a sparse stream")
+
+
+def decode_sparse(data, count, width, context):
+    if len(data) < 2 or data[1] > 15:
+        raise Corrupt("ranges of a sparse stream")
+    number, at = data[1] + 1, 2
+    if len(data) < at + number - 1:
+        raise Corrupt("a sparse stream ends early")
+    parts = ranges(ascending(list(data[at:at + number - 1])))
+    at += number - 1
+    if number > 1 and context is None:
+        raise Corrupt("a sparse stream needs contexts where there are none")
+    pairs = []
+    for _ in range(number):
+        value, at = take_varint(data, at)
+        pairs.append(value)
+    total = sum(pairs)
+    if total > count // 4:
+        raise Corrupt("a sparse stream has too many values")
+    if total == 0:
+        if at != len(data):
+            raise Corrupt("bytes behind an empty sparse stream")
+        return [0] * count
+    inner_context = [c for r, m in enumerate(pairs) for _ in range(m) for c in (r, 16 + r)]
+    inner = decode_dense(data[at:], 2 * total, width, inner_context)
+    out, taken = [0] * count, 0
+    for (first, last), m in zip(parts, pairs):
+        members = range(count) if number == 1 else [i for i in range(count) if first <= context[i] <= last]
+        place = 0
+        for i in range(taken, taken + m):
+            place += inner[2 * i]
+            if place >= len(members):
+                raise Corrupt("a gap leads beyond the last element")
+            out[members[place]] = inner[2 * i + 1]
+            place += 1
+        taken += m
+    return out
+
+
+def decode(data, count, width, context):
+    """`count` integers of `width` bits. context: a byte for each, or None."""
+    if count > MAX_COUNT:
+        raise Corrupt("a symbol stream of too many integers")
+    if count == 0:
+        if data:
+            raise Corrupt("a symbol stream of no integers is not empty")
+        return []
+    if not data:
+        raise Corrupt("a symbol stream is empty")
+    if data[0] > 0x80:
+        raise Unsupported(f"a symbol stream of kind {data[0]:#x}")
+    if data[0] == 0x80:
+        return decode_sparse(data, count, width, context)
+    return decode_dense(data, count, width, context)
