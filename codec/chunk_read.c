@@ -1,6 +1,7 @@
 /* Opening a chunk file and reading from it. Nothing in it is trusted: see codec/FORMAT.md, "Chunk files". */
 #include <stdlib.h>
 #include <zstd.h>
+#include <zstd_errors.h>
 
 #include "codec/chunk_wire.h"
 
@@ -120,7 +121,9 @@ static ckd_status unpack_index(const chunk *c, uint8_t *raw, const chunk_footer 
     if (f->index_coding == INDEX_ZSTD) {
         size_t size = status == CKD_OK ? ZSTD_decompress(raw, f->index_raw, stored, f->index_stored) : 0;
         free(stored);
-        if (status == CKD_OK && size != f->index_raw) {
+        if (status == CKD_OK && ZSTD_getErrorCode(size) == ZSTD_error_memory_allocation) {
+            status = err_nomem(err, f->index_raw, "decompressing a chunk file's index");
+        } else if (status == CKD_OK && size != f->index_raw) {
             status = err_corrupt(err, path, f->index_offset, "the index does not decompress to its size");
         }
     }

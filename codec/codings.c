@@ -119,8 +119,8 @@ static ckd_status encode_zstd(coder *c, int level, const void *from, size_t size
         return err_set(err, CKD_E_INVALID, "zstd has no level %d: choose %d to %d", level, ZSTD_minCLevel(),
                        ZSTD_maxCLevel());
     }
-    size_t result =
-        ZSTD_compressCCtx(c->zstd_out, to, limit, from, size, level ? level : ZSTD_CLEVEL_DEFAULT);
+    size_t room = limit < coding_bound(size) ? limit : coding_bound(size); /* the caller need not have more */
+    size_t result = ZSTD_compressCCtx(c->zstd_out, to, room, from, size, level ? level : ZSTD_CLEVEL_DEFAULT);
     if (!ZSTD_isError(result)) {
         *stored = result < limit ? result : 0;
         return CKD_OK;
@@ -139,7 +139,8 @@ static ckd_status encode_lz4(coder *c, int level, const void *from, size_t size,
     if (size > LZ4_MAX_INPUT_SIZE) {
         return CKD_OK; /* more than one LZ4 block can hold: no result below the limit */
     }
-    int capacity = limit > LZ4_MAX_INPUT_SIZE ? LZ4_MAX_INPUT_SIZE : (int)limit;
+    size_t room = limit < coding_bound(size) ? limit : coding_bound(size);
+    int capacity = room > LZ4_MAX_INPUT_SIZE ? LZ4_MAX_INPUT_SIZE : (int)room;
     int result;
     if (level == 0) {
         result = LZ4_compress_fast_extState(c->lz4, from, to, (int)size, capacity, 1);

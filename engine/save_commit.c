@@ -6,6 +6,7 @@
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 #include "engine/ready.h"
 #include "engine/save.h"
@@ -438,9 +439,16 @@ ckd_status ckd_save_commit(ckd_checkpoint *info, ckd_save *save, ckd_error *err)
 }
 
 void ckd_save_abort(ckd_save *save) {
-    /* With the part in the coordinator's hands nobody here can tell whether a manifest will name the file: recovery does. */
+    /* With the part in the coordinator's hands only recovery can tell whether a manifest names the file. It looks at once. */
     bool handed_out = save && save->state == SAVE_SEALED && save->options.world > 1;
+    bool ours = save && save->process == getpid();
+    ckd_store *store = save ? save->store : NULL;
+    file_lock *lock;
     save_free(save, handed_out ? SAVE_UNDECIDED : SAVE_DROPPED);
+    if (handed_out && ours && store_lock_publish(&lock, store, NULL) == CKD_OK) {
+        store_recover(store, NULL);
+        lock_release(lock);
+    }
 }
 
 void ckd_save_end(ckd_save *save) {

@@ -204,6 +204,10 @@ static ckd_status check_checkpoint(verification *v, const manifest_name *name, c
     }
     const view *w;
     status = views_get(&w, &v->views, &id, &why);
+    if (status == CKD_E_NOT_FOUND) {
+        status = err_corrupt(&why, path_manifest(v->store->path, name->run, name->step, name->generation).text,
+                             CKD_NO_OFFSET, "it cannot be listed: it contradicts itself, or another one has its id");
+    }
     if (status != CKD_OK) {
         return note(v, status, &why, CKD_NO_OFFSET, checkpoint, err);
     }
