@@ -104,28 +104,38 @@ static ckd_status read_footer(chunk *c, chunk_footer *f, ckd_error *err) {
 
 /* ---- the index ---- */
 
+/* Exactly one frame that states the raw size, so that no byte of the index is without meaning. */
+static ckd_status decompress_index(const char *path, void *raw, const void *stored, const chunk_footer *f,
+                                   ckd_error *err) {
+    bool one_frame = ZSTD_getFrameContentSize(stored, f->index_stored) == f->index_raw &&
+                     ZSTD_findFrameCompressedSize(stored, f->index_stored) == f->index_stored;
+    size_t size = one_frame ? ZSTD_decompress(raw, f->index_raw, stored, f->index_stored) : 0;
+    if (ZSTD_getErrorCode(size) == ZSTD_error_memory_allocation) {
+        return err_nomem(err, f->index_raw, "decompressing a chunk file's index");
+    }
+    if (!one_frame || size != f->index_raw) {
+        return err_corrupt(err, path, f->index_offset, "the index does not decompress to its size");
+    }
+    return CKD_OK;
+}
+
 /* The raw index, in `raw` (of f->index_raw bytes, malloc'ed). */
 static ckd_status unpack_index(const chunk *c, uint8_t *raw, const chunk_footer *f, ckd_error *err) {
     const char *path = file_path(c->file);
-    uint8_t *stored = raw;
-    if (f->index_coding == INDEX_ZSTD) {
-        stored = malloc(f->index_stored + 1);
-        if (!stored) {
-            return err_nomem(err, f->index_stored, "a chunk file's index");
-        }
+    bool packed = f->index_coding == INDEX_ZSTD;
+    uint8_t *stored = packed ? malloc(f->index_stored + 1) : raw;
+    if (!stored) {
+        return err_nomem(err, f->index_stored, "a chunk file's index");
     }
     ckd_status status = file_read_at(c->file, f->index_offset, stored, f->index_stored, err);
     if (status == CKD_OK && !wire_hash_matches(f->index_hash, hash64(stored, f->index_stored))) {
         status = err_corrupt(err, path, f->index_offset, "the index's checksum does not match");
     }
-    if (f->index_coding == INDEX_ZSTD) {
-        size_t size = status == CKD_OK ? ZSTD_decompress(raw, f->index_raw, stored, f->index_stored) : 0;
+    if (status == CKD_OK && packed) {
+        status = decompress_index(path, raw, stored, f, err);
+    }
+    if (packed) {
         free(stored);
-        if (status == CKD_OK && ZSTD_getErrorCode(size) == ZSTD_error_memory_allocation) {
-            status = err_nomem(err, f->index_raw, "decompressing a chunk file's index");
-        } else if (status == CKD_OK && size != f->index_raw) {
-            status = err_corrupt(err, path, f->index_offset, "the index does not decompress to its size");
-        }
     }
     return status;
 }

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <cmocka.h>
+#include <zstd.h>
 
 #include "codec/chunk_wire.h"
 #include "support/samples.h"
@@ -366,6 +367,46 @@ static void test_payload_that_leaves_the_file(void **state) {
     }
 }
 
+/* The same index, compressed in ways that leave room for bytes without meaning. */
+static void test_index_is_one_frame(void **state) {
+    fixture *f = *state;
+    char path[600];
+    uint8_t raw[2048], packed[4096];
+    snprintf(path, sizeof(path), "%s/frames", f->dir);
+    const uint8_t *footer = f->data.data + f->data.size - CHUNK_FOOTER_SIZE;
+    uint64_t offset = load_le64(footer), raw_size = load_le64(footer + 16);
+    assert_int_equal(load_le32(footer + 56), INDEX_ZSTD);
+    assert_int_equal(ZSTD_decompress(raw, sizeof(raw), f->data.data + offset, load_le64(footer + 8)),
+                     raw_size);
+    for (int how = 0; how < 4; how++) {
+        size_t half = how == 1 ? raw_size / 2 : raw_size;
+        size_t size = ZSTD_compress(packed, sizeof(packed), raw, half, 3);
+        if (how == 1) { /* two frames */
+            size += ZSTD_compress(packed + size, sizeof(packed) - size, raw + half, raw_size - half, 3);
+        } else if (how == 2) { /* a skippable frame behind it */
+            memcpy(packed + size, "\x50\x2a\x4d\x18\x01\x00\x00\x00x", 9);
+            size += 9;
+        } else if (how == 3) { /* no content size */
+            ZSTD_CCtx *context = ZSTD_createCCtx();
+            ZSTD_CCtx_setParameter(context, ZSTD_c_contentSizeFlag, 0);
+            size = ZSTD_compress2(context, packed, sizeof(packed), raw, raw_size);
+            ZSTD_freeCCtx(context);
+        }
+        assert_false(ZSTD_isError(size));
+        bytes b = {0};
+        bytes_put(&b, f->data.data, offset);
+        bytes_put(&b, packed, size);
+        bytes_put(&b, footer, CHUNK_FOOTER_SIZE);
+        store_le64(b.data + b.size - CHUNK_FOOTER_SIZE + 8, size);
+        store_le64(b.data + b.size - CHUNK_FOOTER_SIZE + 48, hash64(packed, size));
+        reseal_footer(&b);
+        put_file(path, b.data, b.size);
+        assert_true(size < raw_size);
+        assert_int_equal(check_all(path, NULL), how ? CKD_E_CORRUPT : CKD_OK);
+        bytes_free(&b);
+    }
+}
+
 static void test_empty_file(void **state) {
     fixture *f = *state;
     char path[600];
@@ -513,6 +554,7 @@ int main(void) {
         WITH_FILE(test_footers_that_lie),
         WITH_FILE(test_records_must_tile_the_file),
         WITH_FILE(test_payload_that_leaves_the_file),
+        WITH_FILE(test_index_is_one_frame),
         WITH_FILE(test_empty_file),
         WITH_FILE(test_overhead),
         WITH_FILE(test_writer_refuses_nonsense),

@@ -13,12 +13,12 @@ SIGNED = range(7, 11)
 EXPONENT = {F32: (23, 8), F16: (10, 5), BF16: (7, 8), 5: (3, 4), 6: (2, 5)}  # bits below it, bits of it
 
 
-def unzstd(data, size, declared=False):
-    """Exactly one frame of `size` bytes; `declared`: its header must say so."""
+def unzstd(data, size):
+    """Exactly one frame of `size` bytes, whose header says so."""
     if data[:4] != b"\x28\xb5\x2f\xfd":
         raise Corrupt("not a zstd frame")
     try:
-        if declared and zstandard.get_frame_parameters(data).content_size != size:
+        if zstandard.get_frame_parameters(data).content_size != size:
             raise Corrupt("a zstd frame does not declare the raw size")
         out = zstandard.ZstdDecompressor().decompress(data, max_output_size=size, allow_extra_data=False)
     except zstandard.ZstdError as error:
@@ -50,11 +50,11 @@ def decode(coding, payload, size, width, context):
             raise Corrupt("a raw payload of another size")
         return payload
     if coding == 1:
-        return unzstd(payload, size, declared=True)
+        return unzstd(payload, size)
     if coding == 2:
         return unlz4(payload, size)
     if coding == 3:
-        return from_planes(unzstd(payload, size, declared=True), width)
+        return from_planes(unzstd(payload, size), width)
     if coding == 4:
         return from_planes(unlz4(payload, size), width)
     if coding == 5:
