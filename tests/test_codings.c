@@ -212,6 +212,12 @@ static void test_one_frame_only(void **state) {
     memmove(to + sizeof(skippable), to, first);
     memcpy(to, skippable, sizeof(skippable));
     assert_int_equal(decode(out, CODING_ZSTD, 1, 64, to, first + sizeof(skippable), NULL), CKD_E_CORRUPT);
+    /* frames that add nothing to the values are still more than one */
+    memmove(to, to + sizeof(skippable), first);
+    memcpy(to + first, skippable, sizeof(skippable));
+    assert_int_equal(decode(out, CODING_ZSTD, 1, 64, to, first + sizeof(skippable), NULL), CKD_E_CORRUPT);
+    second = ZSTD_compress(to + first, sizeof(to) - first, data, 0, 3);
+    assert_int_equal(decode(out, CODING_ZSTD, 1, 64, to, first + second, NULL), CKD_E_CORRUPT);
     /* a frame that does not say how much it holds */
     ZSTD_CCtx *c = ZSTD_createCCtx();
     ZSTD_CCtx_setParameter(c, ZSTD_c_contentSizeFlag, 0);

@@ -6,6 +6,7 @@
 
 #include <cmocka.h>
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -478,6 +479,62 @@ static void test_refusals(void **state) {
     expect(CKD_E_CORRUPT, 2, 3999, NULL, "800003002200863efb1f685f3f1c67db09bfe818");
 }
 
+/*
+ * Where a table has one symbol only, states never change and take no bits: the checks at the end are all there is, each by
+ * itself. 0x01 begins: SPLIT, one lane, log 5; then k = 8 of 16 bits, bias 0, first = last = 0.
+ */
+static void test_each_check_at_the_end(void **state) {
+    (void)state;
+    /* bits: 1 0 00 000 0 | 000100 | 00000000 | 00000000 | 00000000 | 00 */
+    static const char header[] = "0108000000";
+    char stream[64];
+    /* payload of two integers with 8 low bits each, then the state (5 bits), then the mark */
+    snprintf(stream, sizeof(stream), "%s%s", header, "112220");
+    expect(CKD_OK, 2, 2, NULL, stream);
+    expect(CKD_E_CORRUPT, 2, 1, NULL, stream); /* bits are left; the state is 0 */
+    expect(CKD_E_CORRUPT, 2, 3, NULL, stream); /* bits are missing */
+    snprintf(stream, sizeof(stream), "%s%s", header, "112223");
+    expect(CKD_E_CORRUPT, 2, 2, NULL, stream); /* all bits are taken; the state is 3 */
+}
+
+/* A gap of 2^64 - 1, or of as many elements as there are, must not come round to an element again. */
+static void test_gaps_that_lead_too_far(void **state) {
+    (void)state;
+    static const uint64_t gaps[] = {0, 1, 61, 62, 63, 64, UINT64_MAX, UINT64_MAX - 3, UINT64_C(1) << 32};
+    for (size_t g = 0; g < sizeof(gaps) / sizeof(gaps[0]); g++) {
+        uint64_t pairs[4] = {0, 5, gaps[g], 6};
+        uint8_t context[4] = {0, 16, 0, 16}, stream[256] = {SYMBOLS_SPARSE, 0, 2};
+        symbols_groups groups;
+        symbols_slot *p = &work->plan[0].pairs;
+        symbols_dense_plan(work, p, &groups, SYMBOLS_CLASS, 8, pairs, context, 4);
+        size_t size = symbols_dense_encode(work, p, pairs, context, stream + 3, sizeof(stream) - 3);
+        assert_true(size > 0);
+        uint64_t values[64];
+        ckd_status status = symbols_decode(work, values, 8, 64, NULL, stream, 3 + size, NULL);
+        assert_int_equal(status, gaps[g] <= 62 ? CKD_OK : CKD_E_CORRUPT);
+        for (size_t i = 0; status == CKD_OK && i < 64; i++) {
+            assert_true(values[i] == (i == 0 ? 5 : (i == 1 + gaps[g] ? 6 : 0)));
+        }
+    }
+}
+
+/* At most one pair for four elements, whatever the pairs say. */
+static void test_too_many_pairs(void **state) {
+    (void)state;
+    uint16_t pairs[12], values[24];
+    uint8_t context[12], stream[256] = {SYMBOLS_SPARSE, 0, 6};
+    for (size_t i = 0; i < 12; i++) {
+        pairs[i] = i % 2 ? 9 : 0;
+        context[i] = (uint8_t)(16 * (i % 2));
+    }
+    symbols_groups groups;
+    symbols_slot *p = &work->plan[0].pairs;
+    symbols_dense_plan(work, p, &groups, SYMBOLS_CLASS, 2, pairs, context, 12);
+    size_t size = 3 + symbols_dense_encode(work, p, pairs, context, stream + 3, sizeof(stream) - 3);
+    assert_int_equal(symbols_decode(work, values, 2, 24, NULL, stream, size, NULL), CKD_OK);
+    assert_int_equal(symbols_decode(work, values, 2, 23, NULL, stream, size, NULL), CKD_E_CORRUPT);
+}
+
 static void test_examples_of_the_format(void **state) {
     (void)state;
     static const uint8_t dense[] = {0x00, 0x12, 0x00, 0x0e, 0x3e, 0xfe, 0x1f, 0x05, 0x56, 0xf3, 0xa2};
@@ -508,6 +565,9 @@ int main(void) {
         cmocka_unit_test(test_truncations),
         cmocka_unit_test(test_random_bytes),
         cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_each_check_at_the_end),
+        cmocka_unit_test(test_gaps_that_lead_too_far),
+        cmocka_unit_test(test_too_many_pairs),
         cmocka_unit_test(test_examples_of_the_format),
     };
     return cmocka_run_group_tests_name("symbols", tests, set_up, tear_down);
