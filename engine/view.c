@@ -1,7 +1,9 @@
 #include "engine/view.h"
 
 #include "engine/ready.h"
+#include "engine/tiling.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -173,6 +175,53 @@ static ckd_status arrange(view *v, ckd_status inconsistent, ckd_error *err) {
     return CKD_OK;
 }
 
+/* ---- do the shards of every tensor tile it? ---- */
+
+#define PAIRS_MAX (1u << 22) /* compared at most to find a culprit */
+
+/* A shard that overlaps one before it. Of very many shards only those that begin near each other are compared. */
+static const view_shard *find_overlap(const view_tensor *t) {
+    size_t reach = 1 + PAIRS_MAX / (t->shard_count + 1);
+    for (size_t a = 0; a < t->shard_count; a++) {
+        for (size_t b = a + 1; b < t->shard_count && b - a <= reach; b++) {
+            if (regions_overlap(&t->shape, t->shards[a].region, t->shards[b].region)) {
+                return &t->shards[b];
+            }
+        }
+    }
+    return NULL;
+}
+
+static ckd_status not_tiled(const view_tensor *t, uint64_t held, ckd_status inconsistent, ckd_error *err) {
+    const view_shard *second = find_overlap(t);
+    if (second || held == t->shape.elements) {
+        return inconsistent_at(&(second ? second : &t->shards[0])->blocks[0], inconsistent, err,
+                               "two saved regions of the tensor overlap");
+    }
+    char what[128];
+    snprintf(what, sizeof(what), "the saved regions hold %llu of the tensor's %llu elements",
+             (unsigned long long)held, (unsigned long long)t->shape.elements);
+    return inconsistent_at(&t->shards[0].blocks[0], inconsistent, err, what);
+}
+
+static ckd_status check_tiling(const view *v, ckd_status inconsistent, ckd_error *err) {
+    uint64_t seed = load_le64(v->manifest.checkpoint.id.bytes); /* random, and older than the regions */
+    for (size_t i = 0; i < v->tensor_count; i++) {
+        const view_tensor *t = &v->tensors[i];
+        if (t->shard_count == 1 && t->shards[0].elements == t->shape.elements) {
+            continue;
+        }
+        tiling cover = tiling_begin(&t->shape, seed);
+        for (size_t s = 0; s < t->shard_count; s++) {
+            tiling_add(&cover, t->shards[s].region);
+        }
+        if (!tiling_complete(&cover)) {
+            return not_tiled(t, cover.elements, inconsistent, err);
+        }
+    }
+    return CKD_OK;
+}
+
 /* ---- order saved: files by rank, records by offset ---- */
 
 typedef struct place {
@@ -246,6 +295,9 @@ ckd_status view_open(view **out, const ckd_store *store, manifest *m, ckd_status
     }
     if (status == CKD_OK) {
         status = arrange(v, inconsistent, err);
+    }
+    if (status == CKD_OK) {
+        status = check_tiling(v, inconsistent, err);
     }
     if (status == CKD_OK) {
         status = number_tensors(v, err);
@@ -328,31 +380,6 @@ void view_shard_range(size_t *first, size_t *end, const view_shard *shard, const
         *first = block_at(shard, low);
         *end = block_at(shard, high - 1) + 1;
     }
-}
-
-ckd_status view_check_tiling(const view *v, ckd_status inconsistent, ckd_error *err) {
-    for (size_t i = 0; i < v->tensor_count; i++) {
-        const view_tensor *t = &v->tensors[i];
-        uint64_t covered = 0;
-        for (size_t a = 0; a < t->shard_count; a++) {
-            covered += t->shards[a].elements;
-            for (size_t b = a + 1; b < t->shard_count; b++) {
-                if (regions_overlap(&t->shape, t->shards[a].region, t->shards[b].region)) {
-                    return inconsistent_at(&t->shards[b].blocks[0], inconsistent, err,
-                                           "two saved regions of the tensor overlap");
-                }
-            }
-        }
-        if (covered != t->shape.elements) {
-            inconsistent_at(&t->shards[0].blocks[0], inconsistent, err, "");
-            return err_in_tensor(err,
-                                 err_set(err, inconsistent,
-                                         "the saved regions hold %llu of the tensor's %llu elements",
-                                         (unsigned long long)covered, (unsigned long long)t->shape.elements),
-                                 t->tensor->name);
-        }
-    }
-    return CKD_OK;
 }
 
 uint64_t view_stored_bytes(const view_block *b) {

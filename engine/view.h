@@ -28,7 +28,7 @@ typedef struct view_tensor {
     const record_tensor *tensor;
     geometry shape;
     size_t order;             /* position among the tensors in the order saved */
-    const view_shard *shards; /* ascending by first element */
+    const view_shard *shards; /* ascending by first element; they tile the tensor */
     size_t shard_count;
 } view_tensor;
 
@@ -48,8 +48,8 @@ typedef struct view {
 
 /*
  * Opens the chunk files of a manifest and arranges what they hold of its checkpoint. Takes over what m points to (also on
- * failure). `inconsistent` is the status for records that contradict each other: CORRUPT for a stored checkpoint,
- * MISMATCH for one about to be committed.
+ * failure). `inconsistent` is the status for records that contradict each other, or leave something of a tensor out:
+ * CORRUPT for a stored checkpoint, MISMATCH for one about to be committed.
  */
 ckd_status view_open(view **out, const ckd_store *store, manifest *m, ckd_status inconsistent,
                      ckd_error *err);
@@ -58,9 +58,6 @@ void view_close(view *v); /* accepts NULL */
 /* NULL if there is none. */
 const view_tensor *view_find(const view *v, const char *tensor);
 const view_block *view_find_blob(const view *v, const char *name);
-
-/* Do the shards of every tensor tile it? `inconsistent` if not, naming tensor and gap or overlap. */
-ckd_status view_check_tiling(const view *v, ckd_status inconsistent, ckd_error *err);
 
 /* Blocks first ... end - 1 of the shard are those that can intersect the span (of the same tensor). */
 void view_shard_range(size_t *first, size_t *end, const view_shard *shard, const geometry *shape,
