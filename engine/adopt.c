@@ -76,7 +76,9 @@ ckd_status store_adopt(ckd_store *store, manifest *m, ckd_error *err) {
         view_close(v);
         return status;
     }
-    if (status != CKD_E_CORRUPT && status != CKD_E_UNSUPPORTED && status != CKD_E_IO) {
+    bool tolerable = status == CKD_E_CORRUPT || status == CKD_E_UNSUPPORTED ||
+                     (status == CKD_E_IO && (store->catalog_in_memory || store->list_unreadable));
+    if (!tolerable) {
         return err_from(err, status, &why);
     }
     store_message(store, "%s@%llu is listed without its tensors: %s (%s)", run, (unsigned long long)step,

@@ -30,6 +30,7 @@ struct ckd_store {
     catalog *catalog;           /* NULL after failures; store_ask and store_refresh care for that */
     bool catalog_in_memory;     /* instead of the file */
     uint64_t catalog_number;    /* of the file that is open: a rebuild puts another one in its place */
+    bool list_unreadable;       /* checkpoints whose chunk files cannot be read now: without their tensors, for good */
     uint64_t manifests_skipped; /* damaged ones met while refreshing */
 };
 
@@ -71,8 +72,11 @@ ckd_status store_open_catalog(ckd_store *store, ckd_error *err);
  * it is damaged or was taken away, in memory if it cannot be used now.
  */
 ckd_status store_refresh(ckd_store *store, ckd_error *err);
-/* Puts the file aside as catalog.db.old and makes a new one from the manifests; under the publish lock. */
-ckd_status store_renew_catalog(ckd_store *store, ckd_error *err);
+/*
+ * Puts the file aside as catalog.db.old and makes a new one from the manifests; under the publish lock. IO if a chunk file
+ * cannot be read, unless `even_unreadable`: then its checkpoint is listed without its tensors.
+ */
+ckd_status store_renew_catalog(ckd_store *store, bool even_unreadable, ckd_error *err);
 /* Leaves the file alone, and works with a catalog in memory. */
 ckd_status store_use_memory(ckd_store *store, ckd_error *err);
 /*
@@ -85,7 +89,9 @@ ckd_status store_ask(ckd_store *store, store_question question, void *context, c
 /* ---- adopt.c ---- */
 /*
  * Adds one checkpoint to the catalog, from its manifest and the indexes of its chunk files. Takes over what m points to.
- * Inside a transaction. A checkpoint whose chunk files cannot be read is added without its tensors, with a message.
+ * Inside a transaction. A checkpoint whose chunk files are damaged is added without its tensors, with a message. One whose
+ * files the system does not let us read may be fine in a moment: IO, so that the file does not lack its tensors from then
+ * on; without them only in memory, or if list_unreadable is set.
  */
 ckd_status store_adopt(ckd_store *store, manifest *m, ckd_error *err);
 

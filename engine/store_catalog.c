@@ -88,12 +88,22 @@ static ckd_status put_aside(const ckd_store *store, ckd_error *err) {
                             : status;
 }
 
-ckd_status store_renew_catalog(ckd_store *store, ckd_error *err) {
+ckd_status store_renew_catalog(ckd_store *store, bool even_unreadable, ckd_error *err) {
     catalog_close(store->catalog);
     store->catalog = NULL;
-    ckd_status status = put_aside(store, err);
     bool ignored;
-    return status == CKD_OK ? refresh_file(&ignored, store, err) : status;
+    ckd_status status = put_aside(store, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    status = refresh_file(&ignored, store, err);
+    if (status == CKD_E_IO && even_unreadable) {
+        store->manifests_skipped = 0;
+        store->list_unreadable = true;
+        status = refresh_file(&ignored, store, err);
+        store->list_unreadable = false;
+    }
+    return status;
 }
 
 ckd_status store_refresh(ckd_store *store, ckd_error *err) {
@@ -105,7 +115,7 @@ ckd_status store_refresh(ckd_store *store, ckd_error *err) {
                       "the catalog is damaged (%s); making it anew from the manifests, the old one is kept "
                       "as " FILE_CATALOG ".old",
                       why.message);
-        status = store_renew_catalog(store, &why);
+        status = store_renew_catalog(store, false, &why);
     }
     /* A newer version's catalog, or one that may not be written, says that this store is not ours to write. */
     if (!catalog_failed || status == CKD_OK || status == CKD_E_NOMEM || status == CKD_E_UNSUPPORTED ||

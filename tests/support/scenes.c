@@ -91,7 +91,7 @@ static size_t blob_text(char out[96], const scene *s) {
 }
 
 scene scene_of(uint64_t step) {
-    return (scene){ SCENE_RUN, step, SCENE_ROWS };
+    return (scene){ .run = SCENE_RUN, .step = step, .rows = SCENE_ROWS };
 }
 
 /* ---- saving ---- */
@@ -155,7 +155,8 @@ static ckd_save_options options_of(const scene *s) {
     o.metric = 1.0 / (double)(s->step + 1);
     /* Both ways to code residuals. The bounds are out of reach: these states are too small for cost to mean much. */
     o.codec = s->step % 2 ? CKD_CODEC_AUTO : CKD_CODEC_ZSTD;
-    o.max_load_cost = o.newest_load_cost = 1000;
+    o.max_load_cost = 1000;
+    o.newest_load_cost = s->ready ? 1 : 1000;
     return o;
 }
 
@@ -442,7 +443,7 @@ static void check_no_leftover(const char *dir, const char *folder) {
     for (size_t i = 0; i < list.count; i++) {
         const char *name = list.names[i];
         ckd_id id;
-        bool stray = intents || strncmp(name, ".tmp", 4) == 0 ||
+        bool stray = intents || strstr(name, ".tmp") ||
                      (chunks && (strlen(name) != 36 || strcmp(name + 32, ".ckd") != 0 || !id_parse(&id, name) ||
                                  !manifests_name(dir, &id)));
         if (stray) {
@@ -453,7 +454,8 @@ static void check_no_leftover(const char *dir, const char *folder) {
 }
 
 void store_check_clean(const char *dir) {
-    static const char *const folders[] = { "data", DIR_CHUNKS, DIR_MANIFESTS, DIR_INTENTS, DIR_TOMBSTONES };
+    static const char *const folders[] = { "data",      DIR_CHUNKS,     DIR_MANIFESTS,
+                                           DIR_INTENTS, DIR_TOMBSTONES, DIR_READY };
     for (size_t i = 0; i < sizeof(folders) / sizeof(folders[0]); i++) {
         check_no_leftover(dir, folders[i]);
     }

@@ -20,6 +20,7 @@ typedef struct scene {
     const char *run;
     uint64_t step;
     uint64_t rows;
+    bool ready; /* with copies of every block, as long chains get them */
 } scene;
 scene scene_of(uint64_t step); /* SCENE_RUN, 6 rows */
 

@@ -15,5 +15,7 @@ uint64_t survivors_listed(ckd_store *store);
  * `possible` may. No store at all is fine if nothing was committed. Failures fail the running test.
  */
 void survivors_check(const char *dir, uint64_t committed, uint64_t possible, uint64_t next);
+/* The same without the reading handle, the verification and the next save: a third of the time. */
+void survivors_glance(const char *dir, uint64_t committed, uint64_t possible);
 
 #endif

@@ -1,0 +1,566 @@
+/*
+ * Operations that fail, one after the other: every create, write, sync, close, rename, unlink, mkdir, directory sync, open,
+ * read and lock, SQLite's included, with EIO, with ENOSPC, and writes in the middle; once, or from then on for ever. A
+ * call that fails says why and leaks no descriptor; one that failed for a moment works when it is made again, on the same
+ * handle; nothing that was committed is lost or wrong; what was left over goes at the next open for writing.
+ */
+#include <errno.h>
+#include <malloc.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "base/file.h"
+#include "tests/support/scenes.h"
+#include "tests/support/scratch.h"
+#include "tests/support/survivors.h"
+#include "tests/support/tempdir.h"
+
+/* ---- faults ---- */
+
+enum { TORN = -4 }; /* three bytes of a write, then ENOSPC */
+
+typedef enum counted { ALL_STEPS, CHANGES, WRITES } counted;
+
+typedef enum lasting {
+    ONCE,
+    THERE,
+    EVERYWHERE
+} lasting; /* THERE: for ever, but only in the folder of the first */
+
+typedef struct faulter {
+    unsigned long at; /* which step of those that count, from 1; 0: the first that matches */
+    counted counted;
+    int fault; /* what the hook answers */
+    lasting lasting;
+    file_step step;
+    const char *where; /* part of the path */
+    unsigned long seen, hits;
+    file_step hit_step; /* of the first */
+    char hit_path[512];
+} faulter;
+
+static faulter current; /* said when a test fails: see teardown */
+
+static bool counts(const faulter *f, file_step step) {
+    return f->counted == ALL_STEPS || step == STEP_WRITE ||
+           (f->counted == CHANGES && step != STEP_READ && step != STEP_OPEN && step != STEP_LOCK);
+}
+
+static bool same_folder(const char *a, const char *b) {
+    const char *slash = strrchr(a, '/');
+    size_t length = slash ? (size_t)(slash - a) : 0;
+    return slash && strncmp(a, b, length) == 0 && strrchr(b, '/') == b + length;
+}
+
+/* Is this step still under what the first fault began? */
+static bool lasts(const faulter *f, const char *path) {
+    return f->hits && (f->lasting == EVERYWHERE || (f->lasting == THERE && same_folder(path, f->hit_path)));
+}
+
+static int fault_hook(void *context, file_step step, const char *path) {
+    faulter *f = context;
+    bool now =
+        f->at ? counts(f, step) && ++f->seen == f->at : !f->hits && step == f->step && strstr(path, f->where);
+    if (!now && !lasts(f, path)) {
+        return 0;
+    }
+    if (f->hits++ == 0) {
+        f->hit_step = step;
+        snprintf(f->hit_path, sizeof(f->hit_path), "%s", path);
+    }
+    return f->fault;
+}
+
+static size_t open_descriptors(void) {
+    dir_list list;
+    assert_int_equal(dir_list_read(&list, "/proc/self/fd", NULL), CKD_OK);
+    size_t count = list.count;
+    dir_list_free(&list);
+    return count;
+}
+
+/* ---- calls ---- */
+
+/* A call failed: it must be for the fault, which happened in it, and say so. */
+static void check_failure(const char *call, unsigned long hits_before, ckd_status status,
+                          const ckd_error *err) {
+    if (current.hits == hits_before) {
+        fail_msg("%s: %s without a fault in it: %s (%s)", call, ckd_status_name(status), err->message,
+                 err->file);
+    }
+    int fault = current.fault == TORN ? ENOSPC : current.fault;
+    if (status != err->status || err->sys_errno != fault || !err->file[0] ||
+        status != (fault == ENOSPC ? CKD_E_NOSPACE : CKD_E_IO)) {
+        fail_msg("%s: %s, errno %d, file '%s', message '%s'", call, ckd_status_name(status), err->sys_errno,
+                 err->file, err->message);
+    }
+    const char *reason = fault == ENOSPC ? "No space left" : "Input/output error";
+    if (!strstr(err->message, reason)) {
+        fail_msg("%s: the message does not say why: %s", call, err->message);
+    }
+}
+
+typedef ckd_status (*call_fn)(void *context, ckd_error *err);
+
+/* Makes the call, and once more if it failed for a moment: then it must work. */
+static ckd_status attempt(const char *name, call_fn call, void *context) {
+    ckd_error err = {0};
+    for (int i = 0; i < 2; i++) {
+        unsigned long hits = current.hits;
+        ckd_status status = call(context, &err);
+        if (status == CKD_OK) {
+            return CKD_OK;
+        }
+        check_failure(name, hits, status, &err);
+        if (current.lasting != ONCE) {
+            return status;
+        }
+    }
+    fail_msg("%s: failed again without a fault: %s (%s)", name, err.message, err.file);
+    return err.status;
+}
+
+/* What is being done to the store, and what of it was reported committed. */
+typedef struct action {
+    const char *dir;
+    ckd_store *store;
+    ckd_open_mode mode;
+    uint64_t step, committed;
+} action;
+
+static ckd_status call_open(void *context, ckd_error *err) {
+    action *a = context;
+    return scene_open(&a->store, a->dir, a->mode, err);
+}
+
+static ckd_status call_save(void *context, ckd_error *err) {
+    action *a = context;
+    scene s = scene_of(a->step);
+    return scene_save(NULL, a->store, &s, err);
+}
+
+static ckd_status call_save_ranks(void *context, ckd_error *err) {
+    action *a = context;
+    scene s = scene_of(a->step);
+    return scene_save_ranks(NULL, a->store, &s, err);
+}
+
+static ckd_status call_rebuild(void *context, ckd_error *err) {
+    ckd_rebuild_result result;
+    ckd_status status = ckd_store_rebuild(&result, store_path_of(((action *)context)->dir, ""), NULL, err);
+    assert_int_equal(status == CKD_OK, result.checkpoints > 0);
+    return status;
+}
+
+/* What cannot be read for a moment may be missing from a list, then. */
+static ckd_status call_list(void *context, ckd_error *err) {
+    ckd_checkpoint_list *list;
+    unsigned long hits = current.hits;
+    ckd_status status = ckd_store_list(&list, ((action *)context)->store, NULL, err);
+    assert_true(status != CKD_OK || list->count == 3 || current.hits > hits);
+    ckd_checkpoint_list_free(list);
+    return status;
+}
+
+static ckd_status call_load(void *context, ckd_error *err) {
+    scene s = scene_of(((action *)context)->step);
+    return scene_load(((action *)context)->store, &s, err);
+}
+
+static ckd_status call_verify(void *context, ckd_error *err) {
+    ckd_verify_result *result;
+    unsigned long hits = current.hits;
+    ckd_status status = ckd_store_verify(&result, ((action *)context)->store, NULL, err);
+    assert_true(status != CKD_OK || (result->checkpoints == 3 && result->damage_count == 0) ||
+                current.hits > hits);
+    ckd_verify_result_free(result);
+    return status;
+}
+
+static ckd_status call_report(void *context, ckd_error *err) {
+    ckd_report *report;
+    unsigned long hits = current.hits;
+    ckd_status status = ckd_store_report(&report, ((action *)context)->store, err);
+    assert_true(status != CKD_OK || report->checkpoint_count == 3 || current.hits > hits);
+    ckd_report_free(report);
+    return status;
+}
+
+/* Begins, saves a blob, and gives up. */
+static ckd_status call_abort(void *context, ckd_error *err) {
+    ckd_save *save;
+    ckd_save_options o = CKD_SAVE_OPTIONS_INIT;
+    o.run = SCENE_RUN;
+    o.step = ((action *)context)->step;
+    ckd_status status = ckd_save_begin(&save, ((action *)context)->store, &o, err);
+    if (status == CKD_OK) {
+        status = ckd_save_blob(save, "b", "x", 1, err);
+    }
+    ckd_save_abort(save);
+    return status;
+}
+
+/* ---- actions ---- */
+
+typedef void (*act_fn)(action *a);
+
+static void act_steps(action *a, ckd_open_mode mode, call_fn save, uint64_t first, uint64_t count) {
+    a->mode = mode;
+    if (attempt("open", call_open, a) == CKD_OK) {
+        for (a->step = first; a->step < first + count; a->step++) {
+            if (attempt("save", save, a) == CKD_OK) {
+                a->committed |= UINT64_C(1) << a->step;
+            }
+        }
+    }
+}
+
+static void act_creates(action *a) {
+    act_steps(a, CKD_OPEN_CREATE, call_save, 0, 1);
+}
+static void act_saves_delta(action *a) {
+    act_steps(a, CKD_OPEN_WRITE, call_save, 2, 1);
+}
+static ckd_status call_save_ready(void *context, ckd_error *err) {
+    action *a = context;
+    scene s = scene_of(a->step);
+    s.ready = true;
+    return scene_save(NULL, a->store, &s, err);
+}
+static void act_saves_ready(action *a) {
+    act_steps(a, CKD_OPEN_WRITE, call_save_ready, 2, 1);
+}
+static void act_saves_ranks(action *a) {
+    act_steps(a, CKD_OPEN_WRITE, call_save_ranks, 2, 1);
+}
+static void act_reads(action *a) {
+    a->mode = CKD_OPEN_READ;
+    if (attempt("open", call_open, a) == CKD_OK) {
+        attempt("list", call_list, a);
+        for (a->step = 0; a->step < 3; a->step++) {
+            attempt("load", call_load, a);
+        }
+        attempt("verify", call_verify, a);
+        attempt("report", call_report, a);
+    }
+}
+static void act_opens(action *a) {
+    act_steps(a, CKD_OPEN_WRITE, NULL, 0, 0);
+}
+static void act_rebuilds(action *a) {
+    attempt("rebuild", call_rebuild, a);
+}
+static void act_aborts(action *a) {
+    a->mode = CKD_OPEN_WRITE;
+    a->step = 2;
+    if (attempt("open", call_open, a) == CKD_OK) {
+        attempt("abort", call_abort, a);
+    }
+}
+
+/* ---- sweeps ---- */
+
+typedef struct sweep {
+    const char *template; /* a directory with a store, NULL: begin with nothing */
+    act_fn act;
+    uint64_t before;   /* bits of the steps in the template */
+    uint64_t possible; /* bits of the steps that are tried */
+    uint64_t next;     /* the step to save afterwards */
+    bool reads;        /* and nothing else */
+} sweep;
+
+static void act_under_fault(action *a, const sweep *w) {
+    size_t descriptors = open_descriptors();
+    file_set_fault_hook(fault_hook, &current);
+    w->act(a);
+    ckd_store_close(a->store);
+    file_set_fault_hook(NULL, NULL);
+    assert_int_equal(open_descriptors(), descriptors);
+}
+
+/* A sample of them, with one error or the other, in seconds; CKD_TEST_BIG=1: every step, with each error, in minutes. */
+typedef struct manner {
+    counted counted;
+    lasting lasting;
+    int faults[2];        /* in turn */
+    unsigned long stride; /* from one step to the next */
+} manner;
+static const manner few[] = {
+    {ALL_STEPS, ONCE, {EIO, ENOSPC}, 3},
+    {CHANGES, EVERYWHERE, {ENOSPC, EIO}, 5},
+    {CHANGES, THERE, {ENOSPC, EIO}, 4},
+    {WRITES, ONCE, {TORN, TORN}, 3},
+};
+static const manner of_reads[] = {
+    {ALL_STEPS, ONCE, {EIO, ENOSPC}, 2},
+    {ALL_STEPS, EVERYWHERE, {ENOSPC, EIO}, 3},
+};
+static const manner many[] = {
+    {ALL_STEPS, ONCE, {EIO, EIO}, 1},       {ALL_STEPS, EVERYWHERE, {EIO, EIO}, 1},
+    {ALL_STEPS, ONCE, {ENOSPC, ENOSPC}, 1}, {ALL_STEPS, EVERYWHERE, {ENOSPC, ENOSPC}, 1},
+    {CHANGES, THERE, {EIO, EIO}, 1},        {WRITES, ONCE, {TORN, TORN}, 1},
+};
+
+static bool thorough(void) {
+    return getenv("CKD_TEST_BIG") != NULL;
+}
+
+/* false if there are fewer steps. */
+static bool fail_at(const sweep *w, const manner *how, unsigned long at) {
+    char *dir = tempdir_create();
+    action a = {.dir = dir};
+    current = (faulter){.at = at,
+                        .counted = how->counted,
+                        .fault = how->faults[at / how->stride % 2],
+                        .lasting = how->lasting};
+    if (w->template) {
+        tree_copy(store_path_of(w->template, ""), store_path_of(dir, ""));
+    }
+    char *before = w->reads ? tree_describe(dir) : NULL;
+    act_under_fault(&a, w);
+    if (w->reads) {
+        char *after = tree_describe(dir);
+        assert_string_equal(before, after);
+        free(before);
+        free(after);
+        tempdir_remove(dir);
+        return current.hits > 0;
+    }
+    /* What failed for a moment was done again. What failed for ever may have been named before, never to be taken back. */
+    assert_true(how->lasting != ONCE || a.committed == w->possible);
+    if (thorough() || at % 8 < 2) {
+        survivors_check(dir, w->before | a.committed, w->possible, w->next);
+    } else {
+        survivors_glance(dir, w->before | a.committed, w->possible);
+    }
+    tempdir_remove(dir);
+    return current.hits > 0;
+}
+
+/* Returns how many steps there are. */
+static unsigned long fail_everywhere(const char *what, const sweep *w) {
+    const manner *hows = thorough() ? many : w->reads ? of_reads : few;
+    size_t count = thorough() ? sizeof(many) / sizeof(many[0])
+                   : w->reads ? sizeof(of_reads) / sizeof(of_reads[0])
+                              : sizeof(few) / sizeof(few[0]);
+    unsigned long steps = 0, points = 0;
+    for (size_t i = 0; i < count; i++) {
+        unsigned long at = 1, stride = hows[i].stride * (under_sanitizer() ? 2 : 1);
+        for (; fail_at(w, &hows[i], at); at += stride) {
+            points++;
+        }
+        steps = at > steps ? at - 1 : steps;
+    }
+    current = (faulter){0};
+    print_message("%s: %lu steps, %lu faults\n", what, steps, points);
+    return steps;
+}
+
+static int setup(void **state) {
+    *state = tempdir_create();
+    return 0;
+}
+
+static int teardown(void **state) {
+    file_set_fault_hook(NULL, NULL);
+    if (current.hits) {
+        print_message("the fault: %d at step %lu (kind %d of %s)%s\n", current.fault, current.at,
+                      (int)current.hit_step, current.hit_path,
+                      current.lasting == ONCE    ? ""
+                      : current.lasting == THERE ? ", for ever there"
+                                                 : ", for ever");
+    }
+    current = (faulter){0};
+    tempdir_remove(*state);
+    return 0;
+}
+
+static void test_creating_a_store_and_saving_a_base(void **state) {
+    (void)state;
+    sweep w = {.act = act_creates, .possible = 1, .next = 1};
+    assert_true(fail_everywhere("new store", &w) >= 100);
+}
+
+static void test_saving_a_delta(void **state) {
+    scene_make(*state, 0, 2);
+    sweep w = {*state, act_saves_delta, .before = 3, .possible = 4, .next = 3};
+    assert_true(fail_everywhere("delta", &w) >= 100);
+}
+
+/* Copies are not worth failing a save for. */
+static void test_saving_with_ready_copies(void **state) {
+    dir_list copies;
+    scene_make(*state, 0, 2);
+    sweep w = {*state, act_saves_ready, .before = 3, .possible = 4, .next = 3};
+    assert_true(fail_everywhere("ready copies", &w) >= 100);
+    action a = {.dir = *state};
+    act_saves_ready(&a);
+    ckd_store_close(a.store);
+    assert_int_equal(dir_list_read(&copies, store_path_of(*state, "data/k"), NULL), CKD_OK);
+    assert_int_equal(copies.count, 1);
+    dir_list_free(&copies);
+}
+
+static void test_reading(void **state) {
+    scene_make(*state, 0, 2);
+    action a = {.dir = *state};
+    act_saves_ready(&a);
+    ckd_store_close(a.store);
+    sweep w = {*state, act_reads, .reads = true};
+    assert_true(fail_everywhere("reading", &w) >= 50);
+}
+
+static void test_saving_by_two_ranks(void **state) {
+    scene_make(*state, 0, 2);
+    sweep w = {*state, act_saves_ranks, .before = 3, .possible = 4, .next = 3};
+    assert_true(fail_everywhere("two ranks", &w) >= 100);
+}
+
+static void test_aborting(void **state) {
+    scene_make(*state, 0, 2);
+    sweep w = {*state, act_aborts, .before = 3, .possible = 0, .next = 2};
+    assert_true(fail_everywhere("abort", &w) >= 30);
+}
+
+/* ---- leftovers ---- */
+
+static const struct {
+    const char *what;
+    file_step step;
+    const char *where;
+    bool published; /* its manifest is */
+} leftovers[] = {
+    {"chunk file not named", STEP_SYNC, ".ckd.tmp", false},
+    {"no manifest", STEP_CREATE, "data/m/.tmp-", false},
+    {"manifest not named", STEP_PUBLISH, "data/m/run", false},
+    {"manifest not synced", STEP_DIR_SYNC, "data/m", true},
+    {"catalog half written", STEP_SYNC, "catalog.db", true},
+    {"intent not removed", STEP_REMOVE, "data/i", true},
+};
+enum { LEFTOVERS = sizeof(leftovers) / sizeof(leftovers[0]) };
+
+/* DIR/store as a writer of step 2 leaves it for which nothing worked any more from a certain step on. */
+static void make_leftover(const char *dir, size_t i) {
+    scene_make(dir, 0, 2);
+    action a = {.dir = dir, .mode = CKD_OPEN_WRITE, .step = 2};
+    assert_int_equal(call_open(&a, NULL), CKD_OK);
+    faulter f = {.step = leftovers[i].step, .where = leftovers[i].where, .fault = EIO, .lasting = EVERYWHERE};
+    file_set_fault_hook(fault_hook, &f);
+    (void)call_save(&a, NULL);
+    ckd_store_close(a.store);
+    file_set_fault_hook(NULL, NULL);
+    assert_true(f.hits > 0);
+}
+
+static void fail_after_leftovers(const char *what, act_fn act, size_t stride, unsigned long least) {
+    for (size_t i = 0; i < LEFTOVERS; i += stride) {
+        char *dir = tempdir_create(), label[96];
+        make_leftover(dir, i);
+        sweep w = {dir, act, .before = leftovers[i].published ? 7 : 3, .possible = 0, .next = 3};
+        snprintf(label, sizeof(label), "%s, %s", what, leftovers[i].what);
+        assert_true(fail_everywhere(label, &w) >= least);
+        tempdir_remove(dir);
+    }
+}
+
+static void test_recovering(void **state) {
+    (void)state;
+    fail_after_leftovers("recovery", act_opens, 1, 20);
+}
+
+static void test_rebuilding(void **state) {
+    (void)state;
+    fail_after_leftovers("rebuild", act_rebuilds, thorough() ? 1 : 4, 50);
+}
+
+static void test_mending_the_catalog(void **state) {
+    static const char noise[4096] = "this is not a database";
+    scene_make(*state, 0, 3);
+    write_whole_file(store_path_of(*state, "catalog.db"), noise, sizeof(noise));
+    sweep w = {*state, act_opens, .before = 7, .next = 3};
+    assert_true(fail_everywhere("mending", &w) >= 50);
+}
+
+/* ---- a file that cannot be read ---- */
+
+static int bad_file_hook(void *context, file_step step, const char *path) {
+    return (step == STEP_OPEN || step == STEP_READ) && strstr(path, context) ? EIO : 0;
+}
+
+/* The name in data/c that is not in `known`. */
+static void new_chunk_file(char name[64], const char *dir, const dir_list *known) {
+    dir_list now;
+    assert_int_equal(dir_list_read(&now, store_path_of(dir, "data/c"), NULL), CKD_OK);
+    assert_int_equal(now.count, known->count + 1);
+    size_t i = 0;
+    while (i < known->count && strcmp(now.names[i], known->names[i]) == 0) {
+        i++;
+    }
+    snprintf(name, 64, "%s", now.names[i]);
+    dir_list_free(&now);
+}
+
+/* The newest checkpoint's file has a bad sector: all but that checkpoint goes on, and its tensors come back with it. */
+static void test_a_file_that_cannot_be_read(void **state) {
+    char bad[64];
+    dir_list known;
+    action a = {.dir = *state, .mode = CKD_OPEN_WRITE, .step = 2};
+    scene unreadable = scene_of(2);
+    ckd_rebuild_result rebuilt;
+    ckd_error err;
+    scene_make(*state, 0, 2);
+    assert_int_equal(dir_list_read(&known, store_path_of(*state, "data/c"), NULL), CKD_OK);
+    scene_make(*state, 2, 1);
+    new_chunk_file(bad, *state, &known);
+    dir_list_free(&known);
+    assert_int_equal(remove(store_path_of(*state, "catalog.db")), 0);
+
+    file_set_fault_hook(bad_file_hook, bad);
+    assert_int_equal(call_open(&a, NULL), CKD_OK);
+    assert_int_equal(scene_load(a.store, &unreadable, &err), CKD_E_IO);
+    assert_non_null(strstr(err.file, bad));
+    a.step = 3;
+    assert_int_equal(call_save(&a, NULL), CKD_OK);
+    ckd_store_close(a.store);
+    file_set_fault_hook(NULL, NULL);
+    survivors_glance(*state, 15, 0);
+
+    file_set_fault_hook(bad_file_hook, bad);
+    assert_int_equal(ckd_store_rebuild(&rebuilt, store_path_of(*state, ""), NULL, NULL), CKD_OK);
+    assert_int_equal(rebuilt.checkpoints, 4);
+    file_set_fault_hook(NULL, NULL);
+    assert_int_equal(ckd_store_rebuild(&rebuilt, store_path_of(*state, ""), NULL, NULL), CKD_OK);
+    survivors_check(*state, 15, 0, 4);
+}
+
+#define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        TEST(test_creating_a_store_and_saving_a_base),
+        TEST(test_saving_a_delta),
+        TEST(test_saving_with_ready_copies),
+        TEST(test_saving_by_two_ranks),
+        TEST(test_aborting),
+        TEST(test_recovering),
+        TEST(test_rebuilding),
+        TEST(test_mending_the_catalog),
+        TEST(test_reading),
+        TEST(test_a_file_that_cannot_be_read),
+    };
+    (void)mallopt(M_MMAP_THRESHOLD,
+                  1 << 30); /* memory freed is kept: most of the time would go into page faults */
+    (void)mallopt(M_TRIM_THRESHOLD, 1 << 30);
+    scratch_begin();
+    int failed = cmocka_run_group_tests_name("faults", tests, NULL, NULL);
+    scratch_end();
+    return failed;
+}
