@@ -12,7 +12,7 @@
  *   delta     ours on the parent: classes of ordered differences by ANS, low bits raw
  *   ours      the smaller of both, block by block, as a save takes it (tables and headers of streams counted)
  *
- * Speeds are of raw bytes per second of processor time, medians; `ours` includes context, residual, both plans and the content hash.
+ * Speeds are of raw bytes per second of processor time, medians; `ours` includes samples, plans and the content hash.
  */
 #include <glob.h>
 #include <stdio.h>
@@ -23,7 +23,7 @@
 
 #include "base/hash.h"
 #include "bench/support.h"
-#include "codec/symbols.h"
+#include "engine/block_plan.h"
 #include "kernels/kernels.h"
 
 enum { BLOCK = 1 << 18, MAX_TENSORS = 512, ROLES = 3, MAX_REPEATS = 9 };
@@ -36,7 +36,7 @@ typedef struct options {
 /* One role of one state: all its tensors one after the other; a block never spans two. */
 typedef struct state {
     uint8_t *bytes;
-    size_t size, ends[MAX_TENSORS], tensors; /* ends in elements */
+    size_t size, ends[MAX_TENSORS], columns[MAX_TENSORS], tensors; /* ends in elements */
 } state;
 
 typedef struct result {
@@ -57,7 +57,12 @@ static int role_of(const char *name) {
     return strncmp(name, "exp_avg_sq.", 11) == 0 ? 2 : strncmp(name, "exp_avg.", 8) == 0 ? 1 : 0;
 }
 
-static void append_file(state *s, const char *path) {
+/* Of the example GPT's tensors, which come without their shapes: all but one kind of matrix have as many as the model is wide. */
+static size_t columns_of(const char *name, int width) {
+    return (size_t)(strstr(name, "mlp.proj.weight") ? 4 * width : width);
+}
+
+static void append_file(state *s, const char *path, int width) {
     FILE *f = fopen(path, "rb");
     struct stat info;
     if (!f || fstat(fileno(f), &info) != 0 || s->tensors == MAX_TENSORS) {
@@ -68,11 +73,12 @@ static void append_file(state *s, const char *path) {
         die(path);
     }
     s->size += (size_t)info.st_size;
+    s->columns[s->tensors] = columns_of(path, width);
     s->ends[s->tensors++] = s->size / 4;
     fclose(f);
 }
 
-static void read_state(state roles[ROLES], const char *dir) {
+static void read_state(state roles[ROLES], const char *dir, int width) {
     char pattern[4200];
     glob_t found;
     snprintf(pattern, sizeof(pattern), "%s/*.f32", dir);
@@ -81,7 +87,7 @@ static void read_state(state roles[ROLES], const char *dir) {
         die(pattern);
     }
     for (size_t i = 0; i < found.gl_pathc; i++) {
-        append_file(&roles[role_of(strrchr(found.gl_pathv[i], '/') + 1)], found.gl_pathv[i]);
+        append_file(&roles[role_of(strrchr(found.gl_pathv[i], '/') + 1)], found.gl_pathv[i], width);
     }
     globfree(&found);
 }
@@ -173,31 +179,32 @@ typedef struct coding_job {
     ckd_dtype dtype;
     size_t width;
     symbols_workspace *work;
-    uint8_t *rotated, *residual, *context, *stream;
+    block_plan plan;
+    uint8_t *residual, *context, *stream;
     coded *blocks;
     size_t block_count;
     double alone, delta;
 } coding_job;
 
 static void encode_block(coding_job *j, const state *now, const state *before, size_t first, size_t count,
-                         size_t *at) {
-    const kernels *k = kernels_cpu();
+                         const symbols_grid *grid, size_t *at) {
     const uint8_t *values = now->bytes + first * j->width, *parent = before->bytes + first * j->width;
-    size_t alone, delta, raw = count * j->width;
+    size_t raw = count * j->width;
     volatile uint8_t keep = content_hash(values, raw).bytes[0];
     (void)keep;
-    k->rotate_sign(j->dtype, j->rotated, values, count);
-    symbols_plan(j->work, 0, SYMBOLS_SPLIT, (unsigned)j->width, j->rotated, NULL, count, &alone);
-    k->ordered_residual(j->dtype, j->residual, values, parent, count);
-    k->magnitude_context(j->dtype, j->context, parent, count);
-    symbols_plan(j->work, 1, SYMBOLS_CLASS, (unsigned)j->width, j->residual, j->context, count, &delta);
+    block_plan *p = &j->plan;
+    if (block_plan_begin(p, j->dtype, values, count, grid, true, NULL) != CKD_OK ||
+        block_plan_delta(p, parent, NULL) != CKD_OK) {
+        die("planning");
+    }
+    bool delta = p->delta_planned && p->delta < p->alone;
+    if (!delta && block_plan_alone(p, NULL) != CKD_OK) {
+        die("planning");
+    }
     coded *b = &j->blocks[j->block_count++];
-    *b = (coded){*at, 0, first, count, delta < alone};
-    j->alone += (double)(alone < raw ? alone : raw);
-    j->delta += (double)(delta < raw ? delta : raw);
-    if ((b->delta ? delta : alone) < raw) {
-        b->size = symbols_encode(j->work, b->delta, b->delta ? j->residual : j->rotated,
-                                 b->delta ? j->context : NULL, count, j->stream + *at, raw + 64);
+    *b = (coded){*at, 0, first, count, delta};
+    if ((delta ? p->delta : p->alone) < raw) {
+        b->size = block_plan_encode(p, delta, j->stream + *at, raw + 64);
     } else {
         b->size = raw; /* raw: told by its size */
         memcpy(j->stream + *at, values, raw);
@@ -205,17 +212,39 @@ static void encode_block(coding_job *j, const state *now, const state *before, s
     *at += b->size;
 }
 
-static size_t encode_all(coding_job *j, const state *now, const state *before) {
+typedef void (*block_step)(coding_job *, const state *now, const state *before, size_t first, size_t count,
+                           const symbols_grid *grid, size_t *at);
+
+/* Returns the bytes written. */
+static size_t each_block(coding_job *j, const state *now, const state *before, block_step step) {
     size_t at = 0, first = 0;
     j->block_count = 0;
-    j->alone = j->delta = 0;
     for (size_t t = 0; t < now->tensors; t++) {
-        for (; first < now->ends[t]; first += BLOCK < now->ends[t] - first ? BLOCK : now->ends[t] - first) {
-            encode_block(j, now, before, first, now->ends[t] - first < BLOCK ? now->ends[t] - first : BLOCK,
-                         &at);
+        size_t begin = first, count;
+        for (; first < now->ends[t]; first += count) {
+            symbols_grid grid = {now->columns[t], (first - begin) % now->columns[t]};
+            count = now->ends[t] - first < BLOCK ? now->ends[t] - first : BLOCK;
+            step(j, now, before, first, count, &grid, &at);
         }
     }
     return at;
+}
+
+/* Not timed: what each way takes, where encode_block asks a sample. */
+static void measure_block(coding_job *j, const state *now, const state *before, size_t first, size_t count,
+                          const symbols_grid *grid, size_t *at) {
+    (void)at;
+    const kernels *k = kernels_cpu();
+    const uint8_t *values = now->bytes + first * j->width, *parent = before->bytes + first * j->width;
+    size_t raw = count * j->width, delta;
+    if (block_plan_begin(&j->plan, j->dtype, values, count, grid, false, NULL) != CKD_OK) {
+        die("planning");
+    }
+    k->ordered_residual(j->dtype, j->residual, values, parent, count);
+    k->magnitude_context(j->dtype, j->context, parent, count);
+    symbols_plan(j->work, 1, SYMBOLS_CLASS, (unsigned)j->width, j->residual, j->context, NULL, count, &delta);
+    j->alone += (double)(j->plan.alone < raw ? j->plan.alone : raw);
+    j->delta += (double)(delta < raw ? delta : raw);
 }
 
 static void decode_all(coding_job *j, const state *before, uint8_t *back) {
@@ -252,18 +281,18 @@ static void measure_ours(result *r, const state *now, const state *before, ckd_d
     double encode[MAX_REPEATS], decode[MAX_REPEATS];
     size_t size = 0, blocks = now->size / width / BLOCK + now->tensors + 1;
     uint8_t *back = malloc(now->size);
-    j.rotated = malloc(BLOCK * width);
     j.residual = malloc(BLOCK * width);
     j.context = malloc(BLOCK);
     j.stream = malloc(now->size + blocks * 128);
     j.blocks = calloc(blocks, sizeof(*j.blocks));
-    if (!back || !j.rotated || !j.residual || !j.context || !j.stream || !j.blocks ||
+    if (!back || !j.residual || !j.context || !j.stream || !j.blocks ||
         symbols_workspace_create(&j.work, NULL) != CKD_OK) {
         die("memory");
     }
+    block_plan_init(&j.plan, kernels_cpu(), j.work);
     for (int i = 0; i < repeats; i++) {
         double start = bench_cpu_seconds();
-        size = encode_all(&j, now, before);
+        size = each_block(&j, now, before, encode_block);
         encode[i] = bench_cpu_seconds() - start;
         start = bench_cpu_seconds();
         decode_all(&j, before, back);
@@ -272,13 +301,14 @@ static void measure_ours(result *r, const state *now, const state *before, ckd_d
             die("our own coding does not come back");
         }
     }
+    each_block(&j, now, before, measure_block);
     r->alone += j.alone;
     r->delta += j.delta;
     r->ours += (double)size;
     r->ours_encode += median(encode, repeats);
     r->ours_decode += median(decode, repeats);
+    block_plan_free(&j.plan);
     symbols_workspace_free(j.work);
-    free(j.rotated);
     free(j.residual);
     free(j.context);
     free(j.stream);
@@ -359,8 +389,8 @@ static void measure_series(const options *o, int which, FILE *json) {
         make_series(dir, sizeof(dir), o->width, seed);
         snprintf(before_dir, sizeof(before_dir), "%s/%s", dir, series[which].parent);
         snprintf(now_dir, sizeof(now_dir), "%s/%s", dir, series[which].child);
-        read_state(before, before_dir);
-        read_state(now, now_dir);
+        read_state(before, before_dir, o->width);
+        read_state(now, now_dir, o->width);
         for (int role = 0; role < ROLES; role++) {
             measure_pair(&fp32[role], &now[role], &before[role], CKD_F32, o->repeats);
             state half = rounded(&now[role]), half_before = rounded(&before[role]);

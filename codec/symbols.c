@@ -40,28 +40,48 @@ static size_t plan_sparse(symbols_workspace *w, symbols_plan_slot *p, const symb
     size_t size = symbols_sparse_write(&p->sparse, header);
     if (p->sparse.pairs) {
         symbols_groups unused;
-        size += symbols_dense_plan(w, &p->pairs, &unused, SYMBOLS_CLASS, dense->width, p->sparse.integers,
+        size += symbols_dense_plan(w, &p->inner, &unused, SYMBOLS_CLASS, dense->width, p->sparse.integers,
                                    p->sparse.context, 2 * p->sparse.pairs);
     }
     return size;
 }
 
+static size_t plan_framed(symbols_workspace *w, symbols_plan_slot *p, const symbols_grid *grid,
+                          unsigned width, const void *values, size_t n) {
+    size_t size = symbols_framed_plan(w, &p->dense, &p->frame, &p->is_framed, grid, width, values, n);
+    if (!p->is_framed) {
+        return size;
+    }
+    symbols_groups unused;
+    size_t levels = 0;
+    if (p->frame.columns) {
+        levels = symbols_dense_plan(w, &p->inner, &unused, SYMBOLS_SPLIT, 1, p->frame.level, NULL,
+                                    p->frame.rows + p->frame.columns);
+    }
+    uint8_t header[SYMBOLS_FRAMED_HEADER];
+    return size + levels + symbols_frame_write(&p->frame, levels, header);
+}
+
 void symbols_plan(symbols_workspace *w, int slot, symbols_mode mode, unsigned width, const void *values,
-                  const uint8_t *context, size_t n, size_t *planned) {
+                  const uint8_t *context, const symbols_grid *grid, size_t n, size_t *planned) {
     symbols_plan_slot *p = &w->plan[slot];
     p->dense.count = 0;
-    p->is_sparse = false;
+    p->is_sparse = p->is_framed = false;
     *planned = 0;
     if (n == 0 || n > SYMBOLS_MAX_COUNT) {
         return;
     }
-    symbols_groups groups;
-    *planned = symbols_dense_plan(w, &p->dense, &groups, mode, width, values, context, n);
-    size_t sparse = plan_sparse(w, p, &groups, values, context);
-    /* Sparse streams are several times as fast: they may be a little larger. */
-    if (sparse != SIZE_MAX && sparse <= *planned + *planned / 64) {
-        p->is_sparse = true;
-        *planned = sparse;
+    if (mode == SYMBOLS_SPLIT && !context) {
+        *planned = plan_framed(w, p, grid, width, values, n);
+    } else {
+        symbols_groups groups;
+        *planned = symbols_dense_plan(w, &p->dense, &groups, mode, width, values, context, n);
+        size_t sparse = plan_sparse(w, p, &groups, values, context);
+        /* Sparse streams are several times as fast: they may be a little larger. */
+        if (sparse != SIZE_MAX && sparse <= *planned + *planned / 64) {
+            p->is_sparse = true;
+            *planned = sparse;
+        }
     }
     *planned += *planned / 1024;
 }
@@ -69,7 +89,10 @@ void symbols_plan(symbols_workspace *w, int slot, symbols_mode mode, unsigned wi
 size_t symbols_bound(const symbols_workspace *w, int slot) {
     const symbols_plan_slot *p = &w->plan[slot];
     if (p->is_sparse) {
-        return SYMBOLS_SPARSE_HEADER + (p->sparse.pairs ? p->pairs.bound : 0);
+        return SYMBOLS_SPARSE_HEADER + (p->sparse.pairs ? p->inner.bound : 0);
+    }
+    if (p->is_framed) {
+        return SYMBOLS_FRAMED_HEADER + (p->frame.columns ? p->inner.bound : 0) + p->dense.bound;
     }
     return p->dense.count ? p->dense.bound : 0;
 }
@@ -85,7 +108,40 @@ static size_t encode_sparse(symbols_workspace *w, const symbols_plan_slot *p, ui
         return used;
     }
     size_t size =
-        symbols_dense_encode(w, &p->pairs, p->sparse.integers, p->sparse.context, to + used, capacity - used);
+        symbols_dense_encode(w, &p->inner, p->sparse.integers, p->sparse.context, to + used, capacity - used);
+    return size ? used + size : 0;
+}
+
+/* The frame, and the levels' stream if there are levels; 0 if there is no room. Leaves the elements' contexts. */
+static size_t encode_frame(symbols_workspace *w, const symbols_plan_slot *p, size_t n, uint8_t *to,
+                           size_t capacity) {
+    uint8_t header[SYMBOLS_FRAMED_HEADER];
+    size_t used = symbols_frame_write(&p->frame, 0, header), size = 0;
+    if (used > capacity) {
+        return 0;
+    }
+    if (p->frame.columns) { /* the stream's size, which comes before it, may be longer than that of 0 */
+        uint8_t *levels = to + used;
+        size = symbols_dense_encode(w, &p->inner, p->frame.level, NULL, levels, capacity - used);
+        used = symbols_frame_write(&p->frame, size, header);
+        if (size == 0 || used + size > capacity) {
+            return 0;
+        }
+        memmove(to + used, levels, size);
+        symbols_fill_levels(w->level_context, &p->frame, n);
+    }
+    memcpy(to, header, used);
+    return used + size;
+}
+
+static size_t encode_framed(symbols_workspace *w, const symbols_plan_slot *p, const void *values, size_t n,
+                            uint8_t *to, size_t capacity) {
+    size_t used = encode_frame(w, p, n, to, capacity);
+    if (used == 0) {
+        return 0;
+    }
+    const uint8_t *context = p->frame.columns ? w->level_context : NULL;
+    size_t size = symbols_dense_encode(w, &p->dense, values, context, to + used, capacity - used);
     return size ? used + size : 0;
 }
 
@@ -95,7 +151,10 @@ size_t symbols_encode(symbols_workspace *w, int slot, const void *values, const 
     if (n == 0 || n != p->dense.count) {
         return 0;
     }
-    return p->is_sparse ? encode_sparse(w, p, to, capacity)
+    if (p->is_sparse) {
+        return encode_sparse(w, p, to, capacity);
+    }
+    return p->is_framed ? encode_framed(w, p, values, n, to, capacity)
                         : symbols_dense_encode(w, &p->dense, values, context, to, capacity);
 }
 
@@ -124,6 +183,30 @@ static ckd_status decode_sparse(symbols_workspace *w, void *values, unsigned wid
     return CKD_OK;
 }
 
+static ckd_status decode_framed(symbols_workspace *w, void *values, unsigned width, size_t n,
+                                const uint8_t *from, size_t size, ckd_error *err) {
+    symbols_frame *f = &w->decoding_frame;
+    size_t used, stream_size;
+    if (!symbols_frame_read(f, &stream_size, width, from, size, n, &used)) {
+        return err_corrupt(err, NULL, CKD_NO_OFFSET, "a framed symbol stream's header makes no sense");
+    }
+    ckd_status status = CKD_OK;
+    if (f->columns) {
+        status =
+            symbols_dense_decode(w, f->level, 1, f->rows + f->columns, NULL, from + used, stream_size, err);
+        used += stream_size;
+        symbols_fill_levels(w->level_context, f, n);
+    }
+    if (status == CKD_OK) {
+        status = symbols_dense_decode(w, values, width, n, f->columns ? w->level_context : NULL, from + used,
+                                      size - used, err);
+    }
+    if (status == CKD_OK) {
+        symbols_add_shared(f, width, values, n);
+    }
+    return status;
+}
+
 ckd_status symbols_decode(symbols_workspace *w, void *values, unsigned width, size_t n,
                           const uint8_t *context, const void *from, size_t size, ckd_error *err) {
     if (n > SYMBOLS_MAX_COUNT || (width != 1 && width != 2 && width != 4 && width != 8)) {
@@ -134,8 +217,10 @@ ckd_status symbols_decode(symbols_workspace *w, void *values, unsigned width, si
                    ? CKD_OK
                    : err_corrupt(err, NULL, CKD_NO_OFFSET, "a symbol stream of nothing has %zu bytes", size);
     }
-    const uint8_t *first = from;
-    return size && *first == SYMBOLS_SPARSE
-               ? decode_sparse(w, values, width, n, context, from, size, err)
-               : symbols_dense_decode(w, values, width, n, context, from, size, err);
+    unsigned first = size ? *(const uint8_t *)from : 0;
+    if (first == SYMBOLS_SPARSE) {
+        return decode_sparse(w, values, width, n, context, from, size, err);
+    }
+    return first == SYMBOLS_FRAMED ? decode_framed(w, values, width, n, from, size, err)
+                                   : symbols_dense_decode(w, values, width, n, context, from, size, err);
 }

@@ -19,13 +19,25 @@ typedef struct symbols_workspace symbols_workspace;
 ckd_status symbols_workspace_create(symbols_workspace **out, ckd_error *err);
 void symbols_workspace_free(symbols_workspace *w);
 
+/* How the integers lie in a matrix: integer i is in column (phase + i) % columns. phase < columns. */
+typedef struct symbols_grid {
+    uint64_t columns, phase;
+} symbols_grid;
+
 /*
- * Plans the coding of n (<= 2^18) integers: histograms, choice of tables. context: n bytes, or NULL for one context.
+ * Plans the coding of n (<= 2^18) integers: histograms, choice of tables. context: n bytes, or NULL for one context. grid: NULL, or,
+ * only without contexts and in SPLIT, where rows and columns are: their levels may then take the place of contexts.
  * *planned is the size to expect in bytes, one part in 1024 for safety included. The plan lives in the workspace, which holds two: slot 0 or 1 (so that a delta and a standalone coding can be compared before either is
  * written).
  */
 void symbols_plan(symbols_workspace *w, int slot, symbols_mode mode, unsigned width, const void *values,
-                  const uint8_t *context, size_t n, size_t *planned);
+                  const uint8_t *context, const symbols_grid *grid, size_t n, size_t *planned);
+/*
+ * The size to expect of a stream of `of` integers, of which n (1 ... 2^18) are given as a sample. Otherwise as symbols_plan, with a grid of
+ * the sample's own. Any plan of the workspace is lost.
+ */
+size_t symbols_estimate(symbols_workspace *w, symbols_mode mode, unsigned width, const void *values,
+                        const uint8_t *context, const symbols_grid *grid, size_t n, size_t of);
 /* The most that the stream planned in `slot` can take, in bytes. */
 size_t symbols_bound(const symbols_workspace *w, int slot);
 /*

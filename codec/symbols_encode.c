@@ -83,6 +83,7 @@ typedef struct element_source {
     const symbols_code *codes[SYMBOLS_CONTEXTS]; /* of the context's table, by symbol */
     const uint8_t *symbols, *values;
     const uint8_t *context; /* NULL: all as in context 0 */
+    unsigned shift;
 } element_source;
 
 CPU_INLINE uint64_t load_integer(const uint8_t *values, unsigned width, size_t i) {
@@ -108,7 +109,8 @@ static void encode_slowly(bit_sink *sink, uint32_t *state, const element_source 
     const symbols_code *code = from->codes[from->context ? from->context[i] : 0] + from->symbols[i];
     unsigned number = (*state + code->add_bits) >> 16;
     sink_put(sink, lowest(*state, number), number);
-    uint64_t low = lowest(load_integer(from->values, width, i) - code->base, code->low_bits);
+    uint64_t value = load_integer(from->values, width, i) >> from->shift;
+    uint64_t low = lowest(value - code->base, code->low_bits);
     unsigned first = code->low_bits > 32 ? 32 : code->low_bits;
     sink_put(sink, lowest(low, first), first);
     sink_put(sink, first < 32 ? 0 : low >> 32, code->low_bits - first);
@@ -152,8 +154,9 @@ CPU_INLINE size_t encode_fast(bit_sink *sink, uint32_t *states, const element_so
     const uint8_t *const restrict context = from->context;
     const uint8_t *const restrict symbols = from->symbols;
     const uint8_t *const restrict values = from->values;
+    const unsigned shift = from->shift;
 #define CODE(j)  ((contexts ? codes[context[end + (j)]] : all) + symbols[end + (j)])
-#define VALUE(j) load_integer(values, width, end + (j))
+#define VALUE(j) (load_integer(values, width, end + (j)) >> shift)
 #define TWO(j)                                                                                          \
     if (width == 8) {                                                                                   \
         step_wide(&s, &state[(j) + 1], CODE((j) + 1), VALUE((j) + 1));                                  \
@@ -244,7 +247,8 @@ size_t symbols_dense_encode(symbols_workspace *w, const symbols_slot *p, const v
     for (unsigned t = 0; t < h->tables; t++) {
         build_codes(w, h, p->width, t, p->remap[t]);
     }
-    element_source from = {.symbols = p->symbols, .values = values, .context = h->contexts ? context : NULL};
+    element_source from = {
+        .symbols = p->symbols, .values = values, .context = h->contexts ? context : NULL, .shift = p->shift};
     uint8_t table_of[SYMBOLS_CONTEXTS];
     symbols_map_contexts(table_of, h);
     for (unsigned c = 0; c < SYMBOLS_CONTEXTS; c++) {

@@ -6,6 +6,41 @@
 
 #include <string.h>
 
+#include "codec/cpu.h"
+
+/* ---- symbols in a few bins ---- */
+
+typedef struct binning {
+    unsigned bins;
+    float symbols_per_bin;
+    uint8_t bin[SYMBOLS_ALPHABET];
+} binning;
+
+/*
+ * What tells contexts apart is where their symbols lie. Bins hold about as much, a rare symbol counting as well. Of
+ * neighbours one is a positive and the other a negative difference: they never share one.
+ */
+static void choose_bins(binning *q, const uint32_t *total, uint32_t n) {
+    float symbols = 0, mass = 0;
+    for (unsigned s = 0; s < SYMBOLS_ALPHABET; s++) {
+        symbols += total[s] != 0;
+    }
+    q->bins = 0;
+    for (unsigned i = 0; i < SYMBOLS_ALPHABET; i++) {
+        unsigned s = i < SYMBOLS_ALPHABET / 2 ? 2 * i : 2 * i + 1 - SYMBOLS_ALPHABET;
+        q->bin[s] = (uint8_t)q->bins;
+        mass += total[s] ? (float)total[s] / (float)n + 1 / symbols : 0;
+        if (q->bins + 1 < SYMBOLS_BINS && mass * SYMBOLS_BINS >= 2) {
+            q->bins++;
+            mass = 0;
+        }
+    }
+    q->bins++;
+    q->symbols_per_bin = symbols / (float)q->bins;
+}
+
+/* ---- joining ---- */
+
 /* A group while contexts are being joined. */
 typedef struct group {
     uint32_t total;
@@ -20,65 +55,100 @@ typedef struct group {
 /* What a table must save of all symbols' bits, because setting it up takes the decoder time. */
 #define TABLE_WORTH 0.0004f
 
-static float bits_of(const symbols_workspace *w, uint32_t total, const uint32_t *a, const uint32_t *b) {
+static float bits_of(const symbols_workspace *w, const binning *q, uint32_t total, const uint32_t *a,
+                     const uint32_t *b) {
     float bits = TABLE_BITS + (float)total * symbols_log2(w, total);
-    for (unsigned s = 0; s < SYMBOLS_ALPHABET; s++) {
-        uint32_t c = a[s] + (b ? b[s] : 0);
+    float symbol_bits = TABLE_SYMBOL_BITS * q->symbols_per_bin;
+    for (unsigned i = 0; i < q->bins; i++) {
+        uint32_t c = a[i] + (b ? b[i] : 0);
         if (c) {
-            bits += TABLE_SYMBOL_BITS - (float)c * symbols_log2(w, c);
+            bits += symbol_bits - (float)c * symbols_log2(w, c);
         }
     }
     return bits;
 }
 
-static void measure_join(const symbols_workspace *w, group *g, const group *next) {
+static void measure_join(const symbols_workspace *w, const binning *q, group *g, const group *next) {
     g->join_gain =
-        g->bits + next->bits - bits_of(w, g->total + next->total, w->merged[g->row], w->merged[next->row]);
+        g->bits + next->bits - bits_of(w, q, g->total + next->total, w->binned[g->row], w->binned[next->row]);
 }
 
-static size_t collect(symbols_workspace *w, group *groups) {
-    size_t count = 0;
+/* Contexts, neighbours together until they have one element in so many, and enough to pay for a table. */
+#define LEAST_SHARE 64
+#define LEAST_COUNT 48
+
+/* The contexts that occur; `merged` becomes the counts of each. Returns how many. */
+CPU_PLAIN static size_t collect(symbols_workspace *w, group *groups, uint32_t *total, size_t n) {
+    size_t count = 0, least = n / LEAST_SHARE < LEAST_COUNT ? LEAST_COUNT : n / LEAST_SHARE;
+    group *g = NULL;
+    memset(total, 0, SYMBOLS_ALPHABET * sizeof(*total));
     for (unsigned c = w->histogram.first_context; c <= w->histogram.last_context; c++) {
-        group *g = &groups[count];
-        uint32_t *row = w->merged[count];
-        memset(row, 0, sizeof(w->merged[count]));
-        g->total = symbols_counts_of(row, &w->histogram, c);
-        if (g->total) {
-            g->row = (uint8_t)count++;
-            g->end = (uint8_t)c;
-            g->bits = bits_of(w, g->total, row, NULL);
+        if (!g) {
+            g = &groups[count];
+            *g = (group){.row = (uint8_t)count};
+            memset(w->merged[count], 0, sizeof(w->merged[count]));
+        }
+        uint32_t here = symbols_counts_of(w->merged[count], &w->histogram, c);
+        g->total += here;
+        g->end = here ? (uint8_t)c : g->end;
+        if (g->total && (g->total >= least || c == w->histogram.last_context)) {
+            for (unsigned s = 0; s < SYMBOLS_ALPHABET; s++) {
+                total[s] += w->merged[count][s];
+            }
+            count++;
+            g = NULL;
         }
     }
     return count;
 }
 
-static void join(symbols_workspace *w, group *groups, size_t count, size_t at) {
+static void bin_all(symbols_workspace *w, const binning *q, group *groups, size_t count,
+                    const uint32_t *total) {
+    uint8_t symbol[SYMBOLS_ALPHABET];
+    unsigned symbols = 0;
+    for (unsigned s = 0; s < SYMBOLS_ALPHABET; s++) {
+        symbol[symbols] = (uint8_t)s;
+        symbols += total[s] != 0;
+    }
+    for (size_t i = 0; i < count; i++) {
+        uint32_t *bins = w->binned[i];
+        memset(bins, 0, sizeof(w->binned[i]));
+        for (unsigned k = 0; k < symbols; k++) {
+            bins[q->bin[symbol[k]]] += w->merged[i][symbol[k]];
+        }
+        groups[i].bits = bits_of(w, q, groups[i].total, bins, NULL);
+    }
+}
+
+CPU_PLAIN static void join(symbols_workspace *w, const binning *q, group *groups, size_t count, size_t at) {
     group *g = &groups[at];
     const group *next = &groups[at + 1];
     for (unsigned s = 0; s < SYMBOLS_ALPHABET; s++) {
         w->merged[g->row][s] += w->merged[next->row][s];
+    }
+    for (unsigned i = 0; i < q->bins; i++) {
+        w->binned[g->row][i] += w->binned[next->row][i];
     }
     g->total += next->total;
     g->end = next->end;
     g->bits = g->bits + next->bits - g->join_gain;
     memmove(&groups[at + 1], &groups[at + 2], (count - at - 2) * sizeof(*groups));
     if (at > 0) {
-        measure_join(w, &groups[at - 1], g);
+        measure_join(w, q, &groups[at - 1], g);
     }
     if (at + 2 < count) {
-        measure_join(w, g, &groups[at + 1]);
+        measure_join(w, q, g, &groups[at + 1]);
     }
 }
 
-void symbols_group(symbols_workspace *w, symbols_groups *out) {
-    group groups[SYMBOLS_CONTEXTS];
-    size_t count = collect(w, groups);
+/* Joins neighbours as long as there are too many or bits are saved. Returns how many are left. */
+static size_t join_all(symbols_workspace *w, const binning *q, group *groups, size_t count) {
     float worth = 0;
     for (size_t i = 0; i < count; i++) {
         worth += groups[i].bits * TABLE_WORTH;
     }
     for (size_t i = 0; i + 1 < count; i++) {
-        measure_join(w, &groups[i], &groups[i + 1]);
+        measure_join(w, q, &groups[i], &groups[i + 1]);
     }
     while (count > 1) {
         size_t best = 0;
@@ -88,7 +158,20 @@ void symbols_group(symbols_workspace *w, symbols_groups *out) {
         if (count <= SYMBOLS_MAX_TABLES && groups[best].join_gain + worth <= 0) {
             break;
         }
-        join(w, groups, count--, best);
+        join(w, q, groups, count--, best);
+    }
+    return count;
+}
+
+void symbols_group(symbols_workspace *w, symbols_groups *out, size_t n) {
+    group groups[SYMBOLS_CONTEXTS];
+    uint32_t total[SYMBOLS_ALPHABET];
+    size_t count = collect(w, groups, total, n);
+    if (count > 1) {
+        binning q;
+        choose_bins(&q, total, (uint32_t)n);
+        bin_all(w, &q, groups, count, total);
+        count = join_all(w, &q, groups, count);
     }
     out->count = (unsigned)count;
     for (size_t i = 0; i < count; i++) {
@@ -115,6 +198,20 @@ static unsigned coarser_symbol(unsigned symbol, unsigned fine) {
     return symbol < 128 ? index : 255 - index;
 }
 
+float symbols_table_bits(const symbols_workspace *w, const uint32_t *counts, uint32_t total,
+                         float *table_bits) {
+    float bits = (float)total * symbols_log2(w, total);
+    unsigned symbols = 0;
+    for (unsigned s = 0; s < SYMBOLS_ALPHABET; s++) {
+        if (counts[s]) {
+            bits -= (float)counts[s] * symbols_log2(w, counts[s]);
+            symbols++;
+        }
+    }
+    *table_bits = TABLE_BITS + TABLE_SYMBOL_BITS * (float)symbols;
+    return bits;
+}
+
 /* Bits of all groups' symbols and of what these leave below them. */
 static float class_bits(const symbols_workspace *w, const symbols_groups *groups, unsigned fine) {
     float bits = 0;
@@ -128,7 +225,9 @@ static float class_bits(const symbols_workspace *w, const symbols_groups *groups
                 total += counts[s];
             }
         }
-        bits += bits_of(w, total, counts, NULL);
+        float table_bits;
+        bits += symbols_table_bits(w, counts, total, &table_bits);
+        bits += table_bits;
     }
     return bits;
 }

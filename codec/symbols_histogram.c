@@ -78,7 +78,7 @@ void symbols_count(symbols_histogram *h, const uint8_t *symbols, const uint8_t *
     }
 }
 
-uint32_t symbols_counts_of(uint32_t *to, const symbols_histogram *h, unsigned context) {
+CPU_PLAIN uint32_t symbols_counts_of(uint32_t *to, const symbols_histogram *h, unsigned context) {
     const uint32_t *even = h->count[0] + (size_t)context * SYMBOLS_ALPHABET;
     const uint32_t *odd = h->count[1] + (size_t)context * SYMBOLS_ALPHABET;
     uint32_t total = 0;

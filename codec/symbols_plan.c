@@ -7,7 +7,7 @@
 
 /* ---- CLASS ---- */
 
-#define CENTRE_SAMPLES 512
+#define CENTRE_SAMPLES 65
 
 static int64_t signed_at(const void *values, unsigned width, size_t i) {
     const uint8_t *at = (const uint8_t *)values + i * width;
@@ -60,101 +60,123 @@ static unsigned finest(unsigned width) {
                       : (width == 2 ? SYMBOLS_FINE_16 : (width == 4 ? SYMBOLS_FINE_32 : SYMBOLS_FINE_64));
 }
 
-static void plan_classes(symbols_workspace *w, symbols_slot *p, const void *values, const uint8_t *context) {
+static void classify(symbols_slot *p, const void *values) {
     symbols_header *h = &p->header;
     uint64_t centre = choose_centre(values, p->width, p->count);
     for (unsigned t = 0; t < SYMBOLS_MAX_TABLES; t++) {
         h->table[t].centre = centre;
     }
     symbols_classify(p->symbols, p->width, values, centre, p->count);
-    symbols_count(&w->histogram, p->symbols, context, p->count);
     h->fine = finest(p->width);
 }
 
 /* ---- SPLIT ---- */
 
-/* The cost of one table over the counts, in bits, low bits included. */
-static double split_bits(const symbols_workspace *w, const uint32_t *counts, size_t n, unsigned low_bits) {
-    double bits = (double)n * ((double)symbols_log2(w, (uint32_t)n) + low_bits);
-    for (unsigned s = 0; s < SYMBOLS_ALPHABET; s++) {
-        if (counts[s]) {
-            bits += 6.0 - (double)((float)counts[s] * symbols_log2(w, counts[s]));
+/* Bits below the symbols of the finest split, which has up to 256 of them from the lowest integer to the highest. */
+static unsigned finest_split(uint64_t low, uint64_t high, unsigned least) {
+    while ((high >> least) - (low >> least) >= SYMBOLS_ALPHABET) {
+        least++;
+    }
+    return least;
+}
+
+#define SHARED_WORTH 128 /* bits that leaving shared ones away must save */
+
+/* frame NULL: every bit is coded. */
+static void split_finely(symbols_slot *p, symbols_frame *frame, const void *values) {
+    uint64_t low, high;
+    symbols_range(&low, &high, p->width, values, p->count);
+    unsigned bits = finest_split(low, high, 0);
+    p->shift = 0;
+    if (frame) {
+        symbols_shared_bits(frame, p->width, values, p->count);
+        uint64_t saved = frame->shift < bits ? frame->shift : bits;
+        if (saved * p->count < SHARED_WORTH) {
+            frame->shift = 0;
+            frame->shared = 0;
         }
+        p->shift = frame->shift;
+        bits = finest_split(low, high, p->shift);
+    }
+    p->header.low_bits = bits - p->shift;
+    p->header.bias = low >> bits;
+    symbols_split(p->symbols, p->width, values, bits, p->header.bias, p->count);
+}
+
+/* The counts of symbols that a split has, in groups. */
+typedef struct split_counts {
+    unsigned rows, symbols;
+    uint32_t count[SYMBOLS_MAX_TABLES][SYMBOLS_ALPHABET];
+} split_counts;
+
+/* What coding takes with a table for each group, low bits not included. */
+static double split_bits(const symbols_workspace *w, const split_counts *c) {
+    double bits = 0;
+    for (unsigned g = 0; g < c->rows; g++) {
+        uint32_t n = 0;
+        float saved = 0;
+        for (unsigned s = 0; s < c->symbols; s++) {
+            uint32_t count = c->count[g][s];
+            if (count) {
+                saved += (float)count * symbols_log2(w, count) - 6.0f;
+                n += count;
+            }
+        }
+        bits += (double)((float)n * symbols_log2(w, n) - saved);
     }
     return bits;
 }
 
-/*
- * The finest split has up to 256 symbols. A coarser one needs a smaller table and loses little where neighbouring
- * symbols are about as frequent.
- */
-static unsigned choose_coarsening(symbols_workspace *w, uint64_t bias, unsigned low_bits, unsigned width,
-                                  size_t n) {
-    uint32_t counts[SYMBOLS_ALPHABET] = {0};
-    for (unsigned c = w->histogram.first_context; c <= w->histogram.last_context; c++) {
-        symbols_counts_of(counts, &w->histogram, c);
-    }
-    double best = split_bits(w, counts, n, low_bits);
-    unsigned chosen = 0;
-    for (unsigned j = 1; low_bits + j < 8 * width; j++) {
-        uint32_t coarser[SYMBOLS_ALPHABET] = {0};
-        unsigned odd = (unsigned)(bias >> (j - 1) & 1);
-        for (unsigned s = 0; s < SYMBOLS_ALPHABET; s++) {
-            if (counts[s]) {
-                coarser[(s + odd) >> 1] += counts[s];
-            }
+/* One bit less in the symbols. */
+static void halve(split_counts *to, const split_counts *from, unsigned odd) {
+    to->rows = from->rows;
+    to->symbols = ((from->symbols - 1 + odd) >> 1) + 1;
+    for (unsigned g = 0; g < from->rows; g++) {
+        memset(to->count[g], 0, to->symbols * sizeof(to->count[g][0]));
+        for (unsigned s = 0; s < from->symbols; s++) {
+            to->count[g][(s + odd) >> 1] += from->count[g][s];
         }
-        double bits = split_bits(w, coarser, n, low_bits + j);
+    }
+}
+
+/*
+ * A coarser split needs smaller tables and loses little where neighbouring symbols are about as frequent. Leaves the
+ * groups' counts as the chosen split has them.
+ */
+static void choose_split(symbols_workspace *w, symbols_slot *p, const symbols_groups *groups) {
+    symbols_header *h = &p->header;
+    split_counts at[2];
+    unsigned now = 0, chosen = 0;
+    at[0].rows = groups->count;
+    at[0].symbols = SYMBOLS_ALPHABET;
+    for (unsigned g = 0; g < groups->count; g++) {
+        memcpy(at[0].count[g], w->merged[groups->row[g]], sizeof(at[0].count[g]));
+    }
+    double best = split_bits(w, &at[0]);
+    for (unsigned j = 1; h->low_bits + p->shift + j < 8 * p->width && at[now].symbols > 1; j++) {
+        halve(&at[!now], &at[now], (unsigned)(h->bias >> (j - 1) & 1));
+        now = !now;
+        double bits = split_bits(w, &at[now]) + (double)p->count * j;
         if (bits < best * 1.0002) {
             chosen = j;
             best = bits < best ? bits : best;
-        }
-        memcpy(counts, coarser, sizeof(counts));
-    }
-    return chosen;
-}
-
-/* Adds the counts of a split to those of the coarser one that they become. */
-static void coarsen_histogram(symbols_histogram *h, const uint8_t *remap) {
-    for (unsigned c = h->first_context; c <= h->last_context; c++) {
-        uint32_t fine[SYMBOLS_ALPHABET] = {0};
-        symbols_counts_of(fine, h, c);
-        uint32_t *coarse = h->count[0] + (size_t)c * SYMBOLS_ALPHABET;
-        memset(coarse, 0, sizeof(fine));
-        memset(h->count[1] + (size_t)c * SYMBOLS_ALPHABET, 0, sizeof(fine));
-        for (unsigned s = 0; s < SYMBOLS_ALPHABET; s++) {
-            coarse[remap[s]] += fine[s];
+            for (unsigned g = 0; g < groups->count; g++) {
+                uint32_t *to = w->merged[groups->row[g]];
+                memset(to, 0, sizeof(w->merged[0]));
+                memcpy(to, at[now].count[g], at[now].symbols * sizeof(to[0]));
+            }
         }
     }
-}
-
-static void plan_split(symbols_workspace *w, symbols_slot *p, const void *values, const uint8_t *context) {
-    symbols_header *h = &p->header;
-    uint64_t low, high;
-    symbols_range(&low, &high, p->width, values, p->count);
-    unsigned low_bits = 0;
-    while ((high >> low_bits) - (low >> low_bits) >= SYMBOLS_ALPHABET) {
-        low_bits++;
-    }
-    uint64_t bias = low >> low_bits;
-    symbols_split(p->symbols, p->width, values, low_bits, bias, p->count);
-    symbols_count(&w->histogram, p->symbols, context, p->count);
-    unsigned coarser = choose_coarsening(w, bias, low_bits, p->width, p->count);
     for (unsigned s = 0; s < SYMBOLS_ALPHABET; s++) {
-        p->remap[0][s] = (uint8_t)(((bias + s) >> coarser) - (bias >> coarser));
+        p->remap[0][s] = (uint8_t)(((h->bias + s) >> chosen) - (h->bias >> chosen));
     }
-    for (unsigned t = 1; t < SYMBOLS_MAX_TABLES; t++) {
-        memcpy(p->remap[t], p->remap[0], sizeof(p->remap[0]));
-    }
-    if (coarser) {
-        coarsen_histogram(&w->histogram, p->remap[0]);
-    }
-    h->low_bits = low_bits + coarser;
-    h->bias = bias >> coarser;
     for (unsigned t = 0; t < SYMBOLS_MAX_TABLES; t++) {
+        memcpy(p->remap[t], p->remap[0], sizeof(p->remap[0]));
         h->table[t].centre = 0;
         h->table[t].floor = 0;
     }
+    h->low_bits += chosen;
+    h->bias >>= chosen;
 }
 
 /* ---- the plan ---- */
@@ -181,26 +203,106 @@ static void measure(const symbols_workspace *w, symbols_slot *p, const symbols_g
     p->bound = header + (size_t)((low + most + states) / 8) + 2;
 }
 
-size_t symbols_dense_plan(symbols_workspace *w, symbols_slot *p, symbols_groups *groups, symbols_mode mode,
-                          unsigned width, const void *values, const uint8_t *context, size_t n) {
+/* From the histogram to groups of contexts and their own symbols. */
+static void refine(symbols_workspace *w, symbols_slot *p, symbols_groups *groups) {
+    symbols_group(w, groups, p->count);
+    p->zeros = 0;
+    for (unsigned g = 0; g < groups->count; g++) {
+        p->zeros += w->merged[groups->row[g]][0];
+    }
+    if (p->header.mode == SYMBOLS_CLASS) {
+        symbols_choose_classes(w, p, groups);
+    } else {
+        choose_split(w, p, groups);
+    }
+}
+
+/* From there to tables. Returns the size to expect, in bytes. */
+static size_t finish(symbols_workspace *w, symbols_slot *p, const symbols_groups *groups) {
+    double symbol_bits = symbols_choose_tables(w, &p->header, groups, p->width, p->count);
+    measure(w, p, groups, symbol_bits);
+    return symbols_header_size(&p->header, p->width) + (size_t)(p->bits / 8) + 1;
+}
+
+/* To symbols and their histogram. */
+static void begin(symbols_workspace *w, symbols_slot *p, symbols_mode mode, unsigned width,
+                  const void *values, const uint8_t *context, size_t n) {
     p->header.mode = mode;
     p->header.lanes_log = n < 2048 ? 0 : 3;
     p->width = width;
     p->count = n;
     if (mode == SYMBOLS_CLASS) {
-        plan_classes(w, p, values, context);
+        p->shift = 0;
+        classify(p, values);
     } else {
-        plan_split(w, p, values, context);
+        split_finely(p, NULL, values);
     }
-    symbols_group(w, groups);
-    p->zeros = 0;
-    for (unsigned g = 0; g < groups->count; g++) {
-        p->zeros += w->merged[groups->row[g]][0];
+    symbols_count(&w->histogram, p->symbols, context, n);
+}
+
+/* The same in SPLIT, with what a frame can say. */
+static void begin_framed(symbols_workspace *w, symbols_slot *p, symbols_frame *frame,
+                         const symbols_grid *grid, unsigned width, const void *values, size_t n) {
+    p->header.mode = SYMBOLS_SPLIT;
+    p->header.lanes_log = n < 2048 ? 0 : 3;
+    p->width = width;
+    p->count = n;
+    split_finely(p, frame, values);
+    symbols_choose_levels(frame, &w->level_sums, grid, p->symbols, n);
+    if (frame->columns) {
+        symbols_fill_levels(w->level_context, frame, n);
     }
-    if (mode == SYMBOLS_CLASS) {
-        symbols_choose_classes(w, p, groups);
+    symbols_count(&w->histogram, p->symbols, frame->columns ? w->level_context : NULL, n);
+}
+
+size_t symbols_dense_plan(symbols_workspace *w, symbols_slot *p, symbols_groups *groups, symbols_mode mode,
+                          unsigned width, const void *values, const uint8_t *context, size_t n) {
+    begin(w, p, mode, width, values, context, n);
+    refine(w, p, groups);
+    return finish(w, p, groups);
+}
+
+size_t symbols_framed_plan(symbols_workspace *w, symbols_slot *p, symbols_frame *frame, bool *framed,
+                           const symbols_grid *grid, unsigned width, const void *values, size_t n) {
+    symbols_groups groups;
+    begin_framed(w, p, frame, grid, width, values, n);
+    refine(w, p, &groups);
+    if (groups.count == 1) {
+        frame->columns = frame->rows = 0; /* rows and columns say nothing after all */
     }
-    double symbol_bits = symbols_choose_tables(w, &p->header, groups, width, n);
-    measure(w, p, groups, symbol_bits);
-    return symbols_header_size(&p->header, width) + (size_t)(p->bits / 8) + 1;
+    *framed = frame->columns || frame->shift;
+    return finish(w, p, &groups);
+}
+
+#define LEVEL_BITS 4.5 /* about what a level takes */
+
+size_t symbols_estimate(symbols_workspace *w, symbols_mode mode, unsigned width, const void *values,
+                        const uint8_t *context, const symbols_grid *grid, size_t n, size_t of) {
+    symbols_plan_slot *plan = &w->plan[mode == SYMBOLS_CLASS];
+    symbols_slot *p = &plan->dense;
+    symbols_groups groups;
+    double more = (double)of / (double)n, bits = 0;
+    if (mode == SYMBOLS_SPLIT && !context) {
+        begin_framed(w, p, &plan->frame, grid, width, values, n);
+        bits = LEVEL_BITS * (more * plan->frame.rows + plan->frame.columns);
+    } else {
+        begin(w, p, mode, width, values, context, n);
+    }
+    refine(w, p, &groups);
+    for (unsigned g = 0; g < groups.count; g++) {
+        const uint32_t *counts = w->merged[groups.row[g]];
+        uint64_t low = 0;
+        uint32_t total = 0;
+        for (unsigned s = 0; s < SYMBOLS_ALPHABET; s++) {
+            if (counts[s]) {
+                low += (uint64_t)counts[s] * symbols_mean(&p->header, width, g, s).low;
+                total += counts[s];
+            }
+        }
+        float tables = 0;
+        float symbols = symbols_table_bits(w, counts, total, &tables);
+        bits += (double)tables + more * ((double)symbols + (double)low);
+    }
+    p->count = 0; /* nothing is planned */
+    return (size_t)(bits / 8) + 1;
 }

@@ -129,10 +129,12 @@ double symbols_choose_tables(symbols_workspace *w, symbols_header *h, const symb
     double bits = share_all(w, h, groups, log);
     double all = bits + (double)(8 * symbols_header_size(h, width) + lanes * log);
     while (log < SYMBOLS_MAX_LOG) {
+        memcpy(w->smaller, h->table, groups->count * sizeof(h->table[0]));
         double next_bits = share_all(w, h, groups, log + 1);
         double next = next_bits + (double)(8 * symbols_header_size(h, width) + lanes * (log + 1));
         if (all - next < (all + low) / 2000) {
-            bits = share_all(w, h, groups, log);
+            memcpy(h->table, w->smaller, groups->count * sizeof(h->table[0]));
+            h->log = log;
             break;
         }
         log++;

@@ -22,10 +22,32 @@ typedef struct symbols_sparse {
     uint8_t integers[SYMBOLS_MAX_COUNT / SYMBOLS_SPARSE_MOST * 2 * 8];
 } symbols_sparse;
 
+/*
+ * What a framed stream says before its integers: lowest bits that all of these share, and levels of rows and columns, which
+ * added up are the contexts of the elements. In a decoder at most n / FRAMED_MOST levels.
+ */
+#define SYMBOLS_FRAMED        0x81u /* the first byte of a framed stream */
+#define SYMBOLS_FRAMED_MOST   8
+#define SYMBOLS_FRAMED_HEADER 32u
+typedef struct symbols_frame {
+    uint64_t shared; /* the lowest `shift` bits of every integer */
+    unsigned shift;
+    /* element i is in row (phase + i) / columns, column (phase + i) % columns; columns = 0: there are no levels */
+    uint32_t columns, phase, rows;
+    uint8_t level[SYMBOLS_MAX_COUNT / SYMBOLS_FRAMED_MOST]; /* of the rows, then of the columns */
+} symbols_frame;
+
+/* Of the rows, then of the columns (encoder). */
+typedef struct symbols_level_sums {
+    uint32_t sum[SYMBOLS_MAX_COUNT / SYMBOLS_FRAMED_MOST], count[SYMBOLS_MAX_COUNT / SYMBOLS_FRAMED_MOST];
+    float mean[SYMBOLS_MAX_COUNT / SYMBOLS_FRAMED_MOST];
+} symbols_level_sums;
+
 /* A planned dense stream. */
 typedef struct symbols_slot {
     symbols_header header;
     unsigned width;
+    unsigned shift; /* of each integer this many lowest bits are left away */
     size_t count;
     size_t zeros;                       /* integers whose finest symbol is 0 */
     uint64_t bits;                      /* of the payload, estimated */
@@ -65,6 +87,8 @@ typedef struct symbols_code {
     uint64_t base; /* subtracted from the integer: the low bits */
 } symbols_code;
 
+#define SYMBOLS_BINS 64 /* of symbols, to compare contexts by */
+
 /* Ranges of contexts, each with the counts of its symbols. */
 typedef struct symbols_groups {
     unsigned count;
@@ -72,21 +96,34 @@ typedef struct symbols_groups {
     uint8_t row[SYMBOLS_CONTEXTS]; /* of `merged` */
 } symbols_groups;
 
-/* A planned stream: a dense one, or a sparse one, whose integers are a dense one. */
+/*
+ * A planned stream: a dense one; a sparse one, whose integers are a dense one; or a framed one, whose integers are a dense
+ * one and whose levels, if it has any, are another.
+ */
 typedef struct symbols_plan_slot {
     symbols_slot dense;
-    bool is_sparse;
-    symbols_sparse sparse;
-    symbols_slot pairs;
+    bool is_sparse, is_framed;
+    union {
+        symbols_sparse sparse;
+        symbols_frame frame;
+    };
+    symbols_slot inner; /* the sparse stream's pairs, or the levels */
 } symbols_plan_slot;
 
 struct symbols_workspace {
     symbols_plan_slot plan[2];
-    symbols_sparse decoding_sparse;
+    union {
+        symbols_sparse decoding_sparse;
+        symbols_frame decoding_frame;
+    };
+    symbols_level_sums level_sums;
+    uint8_t level_context[SYMBOLS_MAX_COUNT]; /* of the elements, made of levels */
     symbols_histogram histogram;
     symbols_header decoding;
     uint32_t merged[SYMBOLS_CONTEXTS][SYMBOLS_ALPHABET]; /* counts of groups of contexts */
+    uint32_t binned[SYMBOLS_CONTEXTS][SYMBOLS_BINS];     /* the same in bins of symbols */
     uint32_t finer[SYMBOLS_CONTEXTS][SYMBOLS_ALPHABET];  /* `merged` before classes became coarser */
+    symbols_table smaller[SYMBOLS_MAX_TABLES];           /* tables before they got more states */
     float log2_of[SYMBOLS_MAX_STATES + 1];
     symbols_code codes[SYMBOLS_MAX_TABLES][SYMBOLS_ALPHABET];
     uint16_t
@@ -102,6 +139,12 @@ struct symbols_workspace {
 /* Fills the slot and the groups of contexts it found. Returns the size to expect, in bytes. n >= 1. */
 size_t symbols_dense_plan(symbols_workspace *w, symbols_slot *p, symbols_groups *groups, symbols_mode mode,
                           unsigned width, const void *values, const uint8_t *context, size_t n);
+/*
+ * The same in SPLIT, framed: leaves away the bits that all integers share and takes levels as contexts, which are then in
+ * `level_context`, each if it is worth it. *framed is false if neither is.
+ */
+size_t symbols_framed_plan(symbols_workspace *w, symbols_slot *p, symbols_frame *frame, bool *framed,
+                           const symbols_grid *grid, unsigned width, const void *values, size_t n);
 size_t symbols_dense_encode(symbols_workspace *w, const symbols_slot *p, const void *values,
                             const uint8_t *context, void *to, size_t capacity);
 ckd_status symbols_dense_decode(symbols_workspace *w, void *values, unsigned width, size_t n,
@@ -122,6 +165,23 @@ size_t symbols_sparse_write(const symbols_sparse *s, uint8_t *to);
 /* Reads it, and sets the contexts of all integers of the dense stream. False if it makes no sense for n elements. */
 bool symbols_sparse_read(symbols_sparse *s, const uint8_t *from, size_t size, size_t n, size_t *used);
 
+/* ---- frames (symbols_frame.c, symbols_levels.c) ---- */
+
+/* Finds the lowest bits that all n >= 1 integers share. */
+void symbols_shared_bits(symbols_frame *f, unsigned width, const void *values, size_t n);
+/* The inverse of leaving them away, in place. */
+void symbols_add_shared(const symbols_frame *f, unsigned width, void *values, size_t n);
+/* Chooses levels from the elements' symbols. columns is 0 if rows and columns say too little. */
+void symbols_choose_levels(symbols_frame *f, symbols_level_sums *s, const symbols_grid *grid,
+                           const uint8_t *symbols, size_t n);
+/* The contexts of n elements. */
+void symbols_fill_levels(uint8_t *context, const symbols_frame *f, size_t n);
+/* Writes the frame, at most SYMBOLS_FRAMED_HEADER bytes; the levels' own stream comes next. Returns its size. */
+size_t symbols_frame_write(const symbols_frame *f, size_t stream_size, uint8_t *to);
+/* Reads it. False if it makes no sense for n elements. */
+bool symbols_frame_read(symbols_frame *f, size_t *stream_size, unsigned width, const uint8_t *from,
+                        size_t size, size_t n, size_t *used);
+
 /* ---- splitting integers (symbols_classify.c) ---- */
 
 /* The finest classes whose symbols, with changed and unchanged top bit, fit a byte, by the integers' bits. */
@@ -134,7 +194,7 @@ bool symbols_sparse_read(symbols_sparse *s, const uint8_t *from, size_t size, si
 void symbols_classify(uint8_t *symbols, unsigned width, const void *values, uint64_t centre, size_t n);
 /* The smallest and the largest of n >= 1 unsigned integers. */
 void symbols_range(uint64_t *low, uint64_t *high, unsigned width, const void *values, size_t n);
-/* SPLIT symbols: (value >> low_bits) - bias, which must lie in 0 ... 255. */
+/* SPLIT symbols: (value >> low_bits) - bias, which must lie in 0 ... 255. low_bits < the integers' bits. */
 void symbols_split(uint8_t *symbols, unsigned width, const void *values, unsigned low_bits, uint64_t bias,
                    size_t n);
 
@@ -152,7 +212,10 @@ static inline float symbols_log2(const symbols_workspace *w, uint32_t n) {
 }
 
 /* Joins neighbouring contexts until at most 16 groups are left and no further join would save bits. */
-void symbols_group(symbols_workspace *w, symbols_groups *groups);
+void symbols_group(symbols_workspace *w, symbols_groups *groups, size_t n);
+/* Bits of all symbols of a table, and, about, of the table. */
+float symbols_table_bits(const symbols_workspace *w, const uint32_t *counts, uint32_t total,
+                         float *table_bits);
 /*
  * CLASS: chooses how fine classes are, and for each group the floor that makes it smallest. The counts become those of
  * the tables' own symbols.

@@ -11,14 +11,20 @@ ckd_status block_job_init(block_job *job, ckd_error *err) {
     memset(job, 0, sizeof(*job));
     ckd_status status = decoder_init(&job->decoder, err);
     job->decoder.step_limit = MAX_SAVE_STEPS;
-    return status == CKD_OK ? coder_create(&job->coder, err) : status;
+    if (status == CKD_OK) {
+        status = coder_create(&job->coder, err);
+    }
+    if (status == CKD_OK) {
+        block_plan_init(&job->plan, job->decoder.kernels, coder_symbols(job->coder));
+    }
+    return status;
 }
 
 void block_job_free(block_job *job) {
     decoder_free(&job->decoder);
     coder_free(job->coder);
-    bytes *const buffers[] = {&job->own,     &job->previous,           &job->integers,     &job->residual,
-                              &job->context, &job->standalone.payload, &job->delta.payload};
+    block_plan_free(&job->plan);
+    bytes *const buffers[] = {&job->own, &job->previous, &job->standalone.payload, &job->delta.payload};
     for (size_t i = 0; i < sizeof(buffers) / sizeof(buffers[0]); i++) {
         bytes_free(buffers[i]);
     }
@@ -41,10 +47,6 @@ static uint64_t raw_size(const block_job *job, const tensor_context *tensor) {
 
 static unsigned width_of(const tensor_context *tensor) {
     return (unsigned)ckd_dtype_size(tensor->tensor->dtype);
-}
-
-static bool is_float(ckd_dtype dtype) {
-    return dtype >= CKD_F64 && dtype <= CKD_F8_E5M2;
 }
 
 /* ---- values that are stored already ---- */
@@ -212,29 +214,24 @@ static ckd_status try_byte_codecs(block_job *job, candidate *best, const coding_
     return status;
 }
 
+/* may_estimate: a delta is going to be tried, and its size says whether this one's must be known exactly. */
 static ckd_status plan_standalone(block_job *job, const coding_context *save, const tensor_context *tensor,
-                                  ckd_error *err) {
+                                  bool may_estimate, ckd_error *err) {
     candidate *own = &job->standalone;
     uint64_t raw = raw_size(job, tensor);
-    unsigned width = width_of(tensor);
     own->available = own->encoded = false;
     keep_smaller(own, CODING_RAW, raw);
     if (save->codec == CKD_CODEC_AUTO) {
-        void *rotated = room(&job->integers, raw, err);
-        if (!rotated) {
-            return CKD_E_NOMEM;
+        symbols_grid grid = block_grid(&tensor->shape, tensor->region, job->first);
+        ckd_status status = block_plan_begin(&job->plan, tensor->tensor->dtype, job->values, job->count,
+                                             &grid, may_estimate, err);
+        if (status != CKD_OK) {
+            return status;
         }
-        if (is_float(tensor->tensor->dtype)) {
-            job->decoder.kernels->rotate_sign(tensor->tensor->dtype, rotated, job->values, job->count);
-        } else {
-            memcpy(rotated, job->values, raw);
-        }
-        size_t planned;
-        symbols_plan(coder_symbols(job->coder), 0, SYMBOLS_SPLIT, width, rotated, NULL, job->count, &planned);
-        keep_smaller(own, CODING_SYMBOLS, planned);
+        keep_smaller(own, CODING_SYMBOLS, job->plan.alone);
     }
     if (save->codec != CKD_CODEC_RAW) {
-        return try_byte_codecs(job, own, save, width, job->values, raw, err);
+        return try_byte_codecs(job, own, save, width_of(tensor), job->values, raw, err);
     }
     return CKD_OK;
 }
@@ -264,14 +261,33 @@ static void measure_parent(block_job *job, const tensor_context *tensor) {
     }
 }
 
+/* As symbols. What the block takes on its own is known better, too, afterwards. */
+static ckd_status plan_delta_symbols(block_job *job, const coding_context *save, unsigned width, uint64_t raw,
+                                     ckd_error *err) {
+    ckd_status status = block_plan_delta(&job->plan, job->previous.data, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    if (job->standalone.coding == CODING_SYMBOLS) {
+        job->standalone.size = job->plan.alone;
+    }
+    job->delta_lost = !job->plan.delta_planned;
+    if (job->delta_lost) {
+        return CKD_OK;
+    }
+    keep_smaller(&job->delta, CODING_SYMBOLS, job->plan.delta);
+    /* Few and clustered changes (rows of an embedding) are what the byte codecs see and symbols do not. */
+    return 4 * job->plan.delta < raw
+               ? try_byte_codecs(job, &job->delta, save, width, job->plan.residual.data, raw, err)
+               : CKD_OK;
+}
+
 static ckd_status plan_delta(block_job *job, const coding_context *save, const tensor_context *tensor,
                              ckd_error *err) {
     uint64_t raw = raw_size(job, tensor);
     unsigned width = width_of(tensor);
     void *previous = room(&job->previous, raw, err);
-    void *residual = previous ? room(&job->residual, raw, err) : NULL;
-    uint8_t *context = residual ? room(&job->context, job->count, err) : NULL;
-    if (!context) {
+    if (!previous) {
         return CKD_E_NOMEM;
     }
     span mine = {tensor->region, job->first, job->count};
@@ -284,21 +300,18 @@ static ckd_status plan_delta(block_job *job, const coding_context *save, const t
     if (status != CKD_OK) {
         return status;
     }
-    const kernels *k = job->decoder.kernels;
     hash128 parent_content = job->parent_block ? job->parent_block->content : content_hash(previous, raw);
     depend_on(job, PREDICT_PARENT, &save->parent->manifest.checkpoint.id, "", &parent_content);
-    k->ordered_residual(tensor->tensor->dtype, residual, job->values, previous, job->count);
-    k->magnitude_context(tensor->tensor->dtype, context, previous, job->count);
-    candidate *delta = &job->delta;
     if (save->codec == CKD_CODEC_AUTO) {
-        size_t planned;
-        symbols_plan(coder_symbols(job->coder), 1, SYMBOLS_CLASS, width, residual, context, job->count,
-                     &planned);
-        keep_smaller(delta, CODING_SYMBOLS, planned);
-        /* Few and clustered changes (rows of an embedding) are what the byte codecs see and symbols do not. */
-        return 4 * planned < raw ? try_byte_codecs(job, delta, save, width, residual, raw, err) : CKD_OK;
+        return plan_delta_symbols(job, save, width, raw, err);
     }
-    return try_byte_codecs(job, delta, save, width, residual, raw, err);
+    void *residual = room(&job->plan.residual, raw, err);
+    if (!residual) {
+        return CKD_E_NOMEM;
+    }
+    job->decoder.kernels->ordered_residual(tensor->tensor->dtype, residual, job->values, previous,
+                                           job->count);
+    return try_byte_codecs(job, &job->delta, save, width, residual, raw, err);
 }
 
 static bool is_master(const tensor_context *tensor) {
@@ -306,7 +319,7 @@ static bool is_master(const tensor_context *tensor) {
 }
 
 static ckd_status hash_rounded(block_job *job, ckd_error *err) {
-    void *rounded = room(&job->residual, 2 * job->count, err);
+    void *rounded = room(&job->previous, 2 * job->count, err);
     if (!rounded) {
         return CKD_E_NOMEM;
     }
@@ -326,7 +339,7 @@ ckd_status block_analyse(block_job *job, const coding_context *save, const tenso
     job->predictor = PREDICT_NONE;
     job->depth = 0;
     job->decoder.steps = 0;
-    job->parent_damaged = false;
+    job->parent_damaged = job->delta_lost = false;
     job->standalone.available = job->delta.available = job->delta.encoded = false;
     job->content = content_hash(job->values, raw);
     ckd_status status = is_master(tensor) ? hash_rounded(job, err) : CKD_OK;
@@ -336,24 +349,23 @@ ckd_status block_analyse(block_job *job, const coding_context *save, const tenso
     job->parent_block = tensor->parent ? matching_block(job, tensor, tensor->parent) : NULL;
     if (raw >= MIN_COPY_BYTES && save->codec != CKD_CODEC_RAW &&
         (find_in_parent(job, save, tensor) || find_in_save(job, save, tensor))) {
-        return job->depth > 0 ? plan_standalone(job, save, tensor, err) : CKD_OK;
+        return job->depth > 0 ? plan_standalone(job, save, tensor, false, err) : CKD_OK;
     }
-    status = plan_standalone(job, save, tensor, err);
+    bool delta = tensor->parent && job->try_delta && raw >= MIN_COPY_BYTES && save->codec != CKD_CODEC_RAW;
+    if (delta) {
+        measure_parent(job, tensor);
+        delta = job->parent_depth < MAX_SAVE_DEPTH;
+    }
+    status = plan_standalone(job, save, tensor, delta, err);
     if (status != CKD_OK) {
         return status;
     }
+    job->base = base_cost(width_of(tensor), raw, job->standalone.size);
+    if (delta && budget_allows_parent(budget, &job->parent_chain, &job->base)) {
+        status = plan_delta(job, save, tensor, err);
+    }
     job->base_stored = job->standalone.size;
-    job->base = base_cost(width_of(tensor), raw, job->base_stored);
-    if (!tensor->parent || !job->try_delta || raw < MIN_COPY_BYTES || save->codec == CKD_CODEC_RAW) {
-        return CKD_OK;
-    }
-    measure_parent(job, tensor);
-    if (job->parent_depth >= MAX_SAVE_DEPTH) {
-        return CKD_OK;
-    }
-
-    return budget_allows_parent(budget, &job->parent_chain, &job->base) ? plan_delta(job, save, tensor, err)
-                                                                        : CKD_OK;
+    return status;
 }
 
 static load_cost chain_with(const load_cost *parent, predictor p, const candidate *c,
@@ -410,9 +422,11 @@ static ckd_status encode_candidate(block_job *job, candidate *c, uint64_t raw, c
     if (!to) {
         return CKD_E_NOMEM;
     }
-    size_t size = symbols_encode(coder_symbols(job->coder), is_delta ? 1 : 0,
-                                 is_delta ? job->residual.data : job->integers.data,
-                                 is_delta ? job->context.data : NULL, job->count, to, raw + 64);
+    ckd_status status = is_delta ? CKD_OK : block_plan_alone(&job->plan, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    size_t size = block_plan_encode(&job->plan, is_delta, to, raw + 64);
     if (size == 0 || size >= raw) {
         c->available = !is_delta;
         c->coding = CODING_RAW;

@@ -2,13 +2,15 @@
  * Coding one block: find it elsewhere, else predict and compare sizes, else store it raw.
  *
  *   block_analyse  (parallel)  hash; same values known? else plan it on its own and as a delta on the parent
- *   block_decide   (in order)  the smallest that the load budget allows *   block_encode   (parallel)  the payload, and that of the ready copy if one is to be kept
-*
+ *   block_decide   (in order)  the smallest that the load budget allows
+ *   block_encode   (parallel)  the payload, and that of the ready copy if one is to be kept
+ *
  * Deciding in order makes the bytes written independent of the number of threads. Internal to engine/.
  */
 #ifndef ENGINE_BLOCK_CODER_H
 #define ENGINE_BLOCK_CODER_H
 
+#include "engine/block_plan.h"
 #include "engine/content_index.h"
 #include "engine/cost.h"
 #include "engine/values.h"
@@ -35,8 +37,7 @@ typedef struct tensor_context {
 
 /* One way to store the block. size 0 and not available: not tried. */
 typedef struct candidate {
-    bool available,
-        encoded; /* encoded: the payload is there already, else it is planned in the symbol coder */
+    bool available, encoded; /* encoded: the payload is there already, else it is planned, or estimated */
     coding coding;
     uint64_t size;
     load_cost chain;
@@ -48,8 +49,9 @@ typedef struct block_job {
     coder *coder;    /* plans and encodes: a plan must survive the reading of the parent */
     uint64_t first, count;
     const void *values; /* the caller's, or `own` */
-    bytes own, previous, integers, residual, context;
-    bool try_delta;
+    bytes own, previous;
+    block_plan plan;
+    bool try_delta, delta_lost; /* delta_lost: it was tried and is not smaller by enough */
 
     hash128 content;
     hash128 rounded_bf16,

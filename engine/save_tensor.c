@@ -212,8 +212,9 @@ static void prepare_trial(block_job *job, delta_record *tried) {
 }
 
 static void note_trial(const block_job *job, delta_record *tried) {
-    if (!job->known && job->delta.available) {
-        tried->lost = job->delta.size < job->standalone.size ? 0 : tried->lost + 1;
+    if (!job->known && (job->delta.available || job->delta_lost)) {
+        bool won = job->delta.available && job->delta.size < job->standalone.size;
+        tried->lost = won ? 0 : tried->lost + 1;
     }
 }
 

@@ -28,7 +28,7 @@ static void code_again(coder *c, const uint8_t *values, unsigned width, size_t n
                        symbols_mode mode) {
     symbols_workspace *w = coder_symbols(c);
     size_t planned;
-    symbols_plan(w, 0, mode, width, values, context, n, &planned);
+    symbols_plan(w, 0, mode, width, values, context, NULL, n, &planned);
     size_t bound = symbols_bound(w, 0);
     uint8_t *stream = malloc(bound ? bound : 1), *back = malloc(n * width + 1);
     require(stream && back);

@@ -235,7 +235,7 @@ static void test_symbols_through_the_table(void **state) {
         values[i] = (uint32_t)next_random() >> (8 + 6 * (i % 3));
     }
     size_t planned, stored = 0;
-    symbols_plan(coder_symbols(work), 0, SYMBOLS_CLASS, 4, values, context, 3000, &planned);
+    symbols_plan(coder_symbols(work), 0, SYMBOLS_CLASS, 4, values, context, NULL, 3000, &planned);
     uint8_t *to = malloc(symbols_bound(coder_symbols(work), 0));
     stored = symbols_encode(coder_symbols(work), 0, values, context, 3000, to,
                             symbols_bound(coder_symbols(work), 0));
