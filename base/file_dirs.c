@@ -9,6 +9,7 @@
 #include <fcntl.h>
 #include <stdlib.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 #define DEEPEST 64 /* nested directories that dir_bytes follows; each holds a descriptor meanwhile */
@@ -130,4 +131,15 @@ ckd_status dir_bytes(uint64_t *out, const char *path, ckd_error *err) {
     }
     *out = total;
     return CKD_OK;
+}
+
+uint64_t dir_room(const char *path) {
+    struct statvfs fs;
+    uint64_t room;
+    /* A tmpfs without a limit has no blocks, as it says. */
+    if (statvfs(path, &fs) != 0 || fs.f_blocks == 0 ||
+        __builtin_mul_overflow(fs.f_bavail, fs.f_frsize, &room)) {
+        return UINT64_MAX;
+    }
+    return room;
 }

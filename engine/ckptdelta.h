@@ -197,7 +197,9 @@ typedef struct ckd_store_options {
 
 /*
  * Opens the store in directory `path`. options may be NULL.
- * Errors: NOT_FOUND (no store there), UNSUPPORTED (another format version), READ_ONLY, CORRUPT, BUSY, IO, NOMEM.
+ * For writing, the path may have at most 493 bytes, made absolute and links resolved.
+ * Errors: NOT_FOUND (no store there), UNSUPPORTED (another format version), INVALID (a path that is too long, or that of
+ * something else), READ_ONLY, CORRUPT, BUSY, IO, NOMEM.
  */
 CKD_API ckd_status ckd_store_open(ckd_store **out, const char *path, ckd_open_mode mode,
                                   const ckd_store_options *options, ckd_error *err);
@@ -276,7 +278,7 @@ typedef struct ckd_save ckd_save;
 
 typedef enum ckd_on_duplicate {
     CKD_DUPLICATE_ERROR = 0,   /* EXISTS */
-    CKD_DUPLICATE_SAME_OK = 1, /* fine if the stored content is identical, else EXISTS; for world 1 */
+    CKD_DUPLICATE_SAME_OK = 1, /* fine if the stored content is identical, else EXISTS; INVALID if world > 1 */
     CKD_DUPLICATE_BRANCH =
         2 /* continue as run~2 (~3, ...), a branch off the last checkpoint before this step */
 } ckd_on_duplicate;
@@ -315,8 +317,9 @@ CKD_API ckd_status ckd_id_new(ckd_id *out, ckd_error *err);
 
 /*
  * Begins a save: makes the intent durable and opens this rank's chunk file. Any number of saves may be under way in
- * a store; commits are serialised. Errors: EXISTS (this run has this step), NOT_FOUND (the parent), INVALID,
- * READ_ONLY, NOSPACE, IO, NOMEM, UNSUPPORTED.
+ * a store; commits are serialised. Errors: EXISTS (this run has this step), CORRUPT or UNSUPPORTED (a manifest that cannot
+ * be read has this run and step: err->file names it, and a branch is possible), NOT_FOUND (the parent), INVALID, READ_ONLY,
+ * NOSPACE, IO, NOMEM.
  */
 CKD_API ckd_status ckd_save_begin(ckd_save **out, ckd_store *store, const ckd_save_options *options,
                                   ckd_error *err);

@@ -8,7 +8,8 @@
 typedef struct comparison {
     ckd_load *a, *b;
     const ckd_tensor_list *in_a, *in_b;
-    void *values_a, *values_b; /* room for one block of the widest dtype */
+    const ckd_tensor_info **names_a, **names_b; /* the same, by name */
+    void *values_a, *values_b;                  /* room for one block of the widest dtype */
     ckd_progress_fn on_progress;
     void *progress_context;
     uint64_t done, total;
@@ -76,13 +77,27 @@ static ckd_status compare_values(ckd_tensor_diff *d, comparison *c, const ckd_te
     return status;
 }
 
-static const ckd_tensor_info *find(const ckd_tensor_list *list, const char *name) {
-    for (size_t i = 0; i < list->count; i++) {
-        if (strcmp(list->items[i].name, name) == 0) {
-            return &list->items[i];
-        }
+static int by_name(const void *a, const void *b) {
+    return strcmp((*(const ckd_tensor_info *const *)a)->name, (*(const ckd_tensor_info *const *)b)->name);
+}
+
+/* Its tensors by name; NULL when out of memory. */
+static const ckd_tensor_info **sorted(const ckd_tensor_list *list) {
+    const ckd_tensor_info **out = calloc(list->count + 1, sizeof(*out));
+    for (size_t i = 0; out && i < list->count; i++) {
+        out[i] = &list->items[i];
     }
-    return NULL;
+    if (out) {
+        qsort(out, list->count, sizeof(*out), by_name);
+    }
+    return out;
+}
+
+static const ckd_tensor_info *find(const ckd_tensor_info *const *tensors, size_t count, const char *name) {
+    ckd_tensor_info wanted = {.name = name};
+    const ckd_tensor_info *key = &wanted, *const *found =
+                                              bsearch(&key, tensors, count, sizeof(*tensors), by_name);
+    return found ? *found : NULL;
 }
 
 static ckd_status compare_tensor(ckd_tensor_diff *d, comparison *c, const ckd_tensor_info *a,
@@ -110,11 +125,12 @@ static ckd_status compare_all(ckd_diff *diff, comparison *c, ckd_error *err) {
     ckd_status status = CKD_OK;
     for (size_t i = 0; i < c->in_a->count && status == CKD_OK; i++) {
         const ckd_tensor_info *a = &c->in_a->items[i];
-        status = compare_tensor(&diff->items[diff->count++], c, a, find(c->in_b, a->name), err);
+        status =
+            compare_tensor(&diff->items[diff->count++], c, a, find(c->names_b, c->in_b->count, a->name), err);
     }
     for (size_t i = 0; i < c->in_b->count && status == CKD_OK; i++) {
         const ckd_tensor_info *b = &c->in_b->items[i];
-        if (!find(c->in_a, b->name)) {
+        if (!find(c->names_a, c->in_a->count, b->name)) {
             status = compare_tensor(&diff->items[diff->count++], c, NULL, b, err);
         }
     }
@@ -127,12 +143,16 @@ static ckd_status run_comparison(ckd_diff *diff, comparison *c, ckd_error *err) 
     c->total = ckd_load_checkpoint(c->a)->raw_bytes;
     c->values_a = malloc(CKD_BLOCK_ELEMENTS * sizeof(double));
     c->values_b = malloc(CKD_BLOCK_ELEMENTS * sizeof(double));
+    c->names_a = sorted(c->in_a);
+    c->names_b = sorted(c->in_b);
     diff->items = calloc(c->in_a->count + c->in_b->count + 1, sizeof(*diff->items));
-    ckd_status status = c->values_a && c->values_b && diff->items
+    ckd_status status = c->values_a && c->values_b && c->names_a && c->names_b && diff->items
                             ? compare_all(diff, c, err)
                             : err_nomem(err, CKD_BLOCK_ELEMENTS * sizeof(double), "a comparison");
     free(c->values_a);
     free(c->values_b);
+    free(c->names_a);
+    free(c->names_b);
     return status;
 }
 

@@ -113,7 +113,17 @@ ckd_status manifests_new_generation(uint32_t *out, const ckd_store *store, const
     }
     for (size_t i = 0; i < tombstones.count && status == CKD_OK; i++) {
         const manifest_name *t = &tombstones.items[i];
-        if (t->step == step && strcmp(t->run, run) == 0 && t->generation >= *out) {
+        if (t->step != step || strcmp(t->run, run) != 0) {
+            continue;
+        }
+        if (t->generation == UINT32_MAX) {
+            *out = 0;
+            status =
+                err_set(err, CKD_E_INVALID,
+                        "%s@%llu was deleted in the last generation that there is; save another step, or "
+                        "to another run",
+                        run, (unsigned long long)step);
+        } else if (t->generation >= *out) {
             *out = t->generation + 1;
         }
     }

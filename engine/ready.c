@@ -94,3 +94,17 @@ void ready_evict(ckd_store *store) {
     }
     dir_list_free(&list);
 }
+
+bool ready_drop_all(ckd_store *store) {
+    dir_list list;
+    bool dropped = false;
+    if (dir_list_read(&list, path_in(store->path, DIR_READY).text, NULL) != CKD_OK) {
+        return false;
+    }
+    for (size_t i = 0; i < list.count; i++) {
+        pathname p = path_of(store->path, DIR_READY, list.names[i]);
+        dropped = file_remove(p.text, false, NULL) == CKD_OK || dropped;
+    }
+    dir_list_free(&list);
+    return dropped;
+}

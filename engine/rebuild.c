@@ -14,7 +14,9 @@ static ckd_status renew(ckd_rebuild_result *result, ckd_store *store, ckd_error 
     ckd_checkpoint_list list = {0};
     if (status == CKD_OK && result) {
         status = catalog_list(&list, store->catalog, NULL, err);
-        *result = (ckd_rebuild_result){.checkpoints = list.count, .skipped = store->manifests_skipped};
+        if (status == CKD_OK) {
+            *result = (ckd_rebuild_result){.checkpoints = list.count, .skipped = store->manifests_skipped};
+        }
         catalog_list_free(&list);
     }
     return status;

@@ -48,10 +48,6 @@ static bool next_pairing(pairing *out, cursor *c) {
     return has_manifest || has_known;
 }
 
-static bool agrees(const pairing *p) {
-    return p->count && p->known && p->known->generation == p->items[0].generation;
-}
-
 /* Removes the row unless catalog_add can replace it, which keeps its timings. */
 static ckd_status make_room(ckd_store *store, const ckd_checkpoint *known, const ckd_checkpoint *next,
                             ckd_error *err) {
@@ -69,6 +65,34 @@ static void skip(ckd_store *store, const manifest_name *name, const ckd_error *w
 static bool may_be_skipped(ckd_status status) {
     return status == CKD_E_CORRUPT || status == CKD_E_UNSUPPORTED || status == CKD_E_NOT_FOUND ||
            status == CKD_E_IO;
+}
+
+static bool says_the_same(const ckd_checkpoint *a, const ckd_checkpoint *b) {
+    return id_equal(&a->id, &b->id) && id_equal(&a->parent, &b->parent) && a->kind == b->kind &&
+           a->created_ns == b->created_ns && a->raw_bytes == b->raw_bytes &&
+           a->stored_bytes == b->stored_bytes;
+}
+
+/*
+ * Does the catalog have this checkpoint as it is? Names tell as long as a handle has one file open, which only changes with
+ * the manifests. A file that is new to the handle may be an old one that was put back, whose names mean other checkpoints.
+ */
+static ckd_status agrees(bool *out, const ckd_store *store, const pairing *p, ckd_error *err) {
+    *out = p->count && p->known && p->known->generation == p->items[0].generation;
+    if (!*out || store->catalog_compared) {
+        return CKD_OK;
+    }
+    manifest m;
+    ckd_error why = {0};
+    ckd_status status =
+        store_read_manifest(&m, store, p->items[0].run, p->items[0].step, p->items[0].generation, &why);
+    if (status == CKD_OK) {
+        *out = says_the_same(&m.checkpoint, p->known);
+        manifest_free(&m);
+    }
+    return may_be_skipped(status)
+               ? CKD_OK
+               : err_from(err, status, &why); /* the row says no less than the damage does */
 }
 
 /* Adopts the highest valid generation. None: the checkpoint is not listed. */
@@ -110,7 +134,11 @@ static ckd_status apply(ckd_store *store, const manifest_list *manifests, const 
     }
     c = (cursor){manifests, known, 0, 0};
     while (status == CKD_OK && next_pairing(&p, &c)) {
-        if (p.count && !agrees(&p)) {
+        bool agree = true;
+        if (p.count) {
+            status = agrees(&agree, store, &p, err);
+        }
+        if (!agree && status == CKD_OK) {
             status = adopt_newest(store, &p, err);
         }
     }
@@ -131,14 +159,16 @@ static ckd_status apply_in_transaction(ckd_store *store, const manifest_list *ma
     return catalog_commit(store->catalog, err);
 }
 
-static bool all_agree(const manifest_list *manifests, const ckd_checkpoint_list *known) {
+static ckd_status all_agree(bool *out, const ckd_store *store, const manifest_list *manifests,
+                            const ckd_checkpoint_list *known, ckd_error *err) {
     pairing p;
     cursor c = {manifests, known, 0, 0};
-    bool agree = true;
-    while (agree && next_pairing(&p, &c)) {
-        agree = agrees(&p);
+    ckd_status status = CKD_OK;
+    *out = true;
+    while (*out && status == CKD_OK && next_pairing(&p, &c)) {
+        status = agrees(out, store, &p, err);
     }
-    return agree;
+    return status;
 }
 
 /* The manifests are listed; what a writer's catalog says is durable, also where the writer of a manifest died before. */
@@ -147,7 +177,11 @@ static ckd_status merge(merge_result *result, ckd_store *store, const manifest_l
     ckd_checkpoint_list known = {0};
     ckd_status status = catalog_list(&known, store->catalog, NULL, err);
     result->catalog_failed = status != CKD_OK;
-    if (status == CKD_OK && !all_agree(manifests, &known)) {
+    bool agree = true;
+    if (status == CKD_OK) {
+        status = all_agree(&agree, store, manifests, &known, err);
+    }
+    if (status == CKD_OK && !agree) {
         bool durable = store->mode != CKD_OPEN_READ;
         result->behind = !durable && !store->catalog_in_memory;
         if (durable) {
@@ -159,6 +193,7 @@ static ckd_status merge(merge_result *result, ckd_store *store, const manifest_l
         }
     }
     catalog_list_free(&known);
+    store->catalog_compared = store->catalog_compared || (status == CKD_OK && !result->behind);
     return status;
 }
 

@@ -4,6 +4,7 @@
  *   save_begin.c   where it goes (run, branch, duplicate), what it builds on, intent, chunk file
  *   save_tensor.c  blocks: analyse, decide, encode, append
  *   save_commit.c  seal (file durable) -> publish (manifest, the commit point) -> catalog
+ *   save_room.c    on a full disk: what gives way to the save
  */
 #ifndef ENGINE_SAVE_H
 #define ENGINE_SAVE_H
@@ -46,12 +47,13 @@ struct ckd_save {
     file_lock *reader_lock; /* what the parents need is not unlinked */
     file_lock *intent_lock; /* tells that this writer lives */
     chunk_writer *writer;
-    chunk_writer *ready; /* copies of long chains; NULL: none needed so far */
-    bool ready_closed;   /* they stand under their temporary name */
-    bool ready_failed;   /* no copies: they are not worth failing a save for */
-    bool undecided;      /* a manifest was named, and may not have been taken back */
-    pid_t process;       /* whose files these are: not a forked child's */
-    note_file sealed;    /* once SAVE_SEALED */
+    chunk_writer *ready;  /* copies of long chains; NULL: none needed so far */
+    bool ready_closed;    /* they stand under their temporary name */
+    bool ready_failed;    /* no copies: they are not worth failing a save for */
+    uint64_t index_bytes; /* about what the index of what was written will take */
+    bool undecided;       /* a manifest was named, and may not have been taken back */
+    pid_t process;        /* whose files these are: not a forked child's */
+    note_file sealed;     /* once SAVE_SEALED */
 
     view_cache views;
     const view *parent;   /* of deltas; NULL: none */
@@ -80,6 +82,14 @@ ckd_status save_depend(ckd_save *save, const ckd_id *checkpoint, ckd_error *err)
 ckd_status save_check_id_unused(const ckd_save *save, ckd_error *err);
 /* STATE unless open; every public call on a save begins with it. */
 ckd_status save_check_open(const ckd_save *save, ckd_error *err);
+
+/* ---- save_room.c; not while the jobs of a batch run ---- */
+/* Before bytes of payload go into the chunk file, and of copies into the ready copy: if need be, copies give way. */
+void save_make_room(ckd_save *save, uint64_t payload, uint64_t copies);
+/* Removes all ready copies, this save's included. false: there were none. */
+bool save_drop_copies(ckd_save *save);
+/* A write failed with `status`: has there been room made for another try, in a new file? */
+bool save_may_retry(ckd_save *save, ckd_status status);
 
 /* ---- save_compare.c: SAME_OK on a checkpoint that exists ---- */
 /* EXISTS, naming the tensor, if the block's values differ from the existing checkpoint's. */

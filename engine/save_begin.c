@@ -143,6 +143,35 @@ static ckd_status choose_ids(ckd_save *save, ckd_error *err) {
     return status == CKD_OK ? ckd_id_new(&save->file_id, err) : status;
 }
 
+/* A manifest that the catalog does not list has the name that this one's would get. */
+static ckd_status explain_manifest(const ckd_save *save, ckd_error *err) {
+    const save_target *t = &save->target;
+    manifest_list list;
+    ckd_status status = manifests_read(&list, save->store, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    size_t at = 0;
+    while (at < list.count && (list.items[at].step != t->step || strcmp(list.items[at].run, t->run) != 0)) {
+        at++;
+    }
+    uint32_t generation = at < list.count ? list.items[at].generation : 0;
+    manifests_free(&list);
+    manifest m;
+    ckd_error why = {0};
+    status = store_read_manifest(&m, save->store, t->run, t->step, generation, &why);
+    if (status == CKD_OK) {
+        manifest_free(&m);
+        err_set(&why, CKD_OK, "it contradicts itself, or another one has its id");
+    }
+    status =
+        err_set(err, status == CKD_E_UNSUPPORTED ? status : CKD_E_CORRUPT,
+                "a manifest that cannot be used stands at %s@%llu; restore it from a copy, or remove it to "
+                "give that checkpoint up, or save to another run or as a branch: %s",
+                t->run, (unsigned long long)t->step, why.message);
+    return err_in_file(err, status, path_manifest(save->store->path, t->run, t->step, generation).text);
+}
+
 /* Everything that must not change between the decision and the intent happens under the publish lock. */
 static ckd_status enter_store(ckd_save *save, ckd_error *err) {
     ckd_store *store = save->store;
@@ -163,15 +192,23 @@ static ckd_status enter_store(ckd_save *save, ckd_error *err) {
     if (status == CKD_OK && !save->target.compare) {
         uint32_t generation;
         status = manifests_new_generation(&generation, store, save->target.run, save->target.step, err);
+        status = status == CKD_E_EXISTS ? explain_manifest(save, err) : status;
     }
     if (status == CKD_OK) {
         status = store_lock_reader(&save->reader_lock, store, err);
     }
     if (status == CKD_OK && !save->target.compare) {
         status = write_intent(save, err);
+        status = save_may_retry(save, status) ? write_intent(save, err) : status;
     }
     lock_release(lock);
     return status;
+}
+
+static ckd_status create_chunk_file(ckd_save *save, ckd_error *err) {
+    pathname p = path_chunk(save->store->path, &save->file_id, ".tmp");
+    chunk_identity identity = {save->store->id, save->file_id, save->writer_id};
+    return chunk_writer_create(&save->writer, p.text, &identity, err);
 }
 
 static ckd_status begin(ckd_save *save, ckd_error *err) {
@@ -183,9 +220,8 @@ static ckd_status begin(ckd_save *save, ckd_error *err) {
         status = prepare_coding(save, err);
     }
     if (status == CKD_OK && !save->target.compare) {
-        chunk_identity identity = {save->store->id, save->file_id, save->writer_id};
-        status = chunk_writer_create(
-            &save->writer, path_chunk(save->store->path, &save->file_id, ".tmp").text, &identity, err);
+        status = create_chunk_file(save, err);
+        status = save_may_retry(save, status) ? create_chunk_file(save, err) : status;
     }
     return status;
 }

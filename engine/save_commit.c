@@ -39,7 +39,7 @@ ckd_status ckd_save_seal(ckd_part *out, ckd_save *save, ckd_error *err) {
     if (status != CKD_OK) {
         return status;
     }
-    close_ready(save);
+    save_make_room(save, 0, 0);
     save->sealed = (note_file){.id = save->file_id, .rank = save->options.rank};
     chunk_writer *writer = save->writer;
     save->writer = NULL;
@@ -52,8 +52,10 @@ ckd_status ckd_save_seal(ckd_part *out, ckd_save *save, ckd_error *err) {
     if (status == CKD_OK) {
         status = dir_sync(path_in(save->store->path, DIR_CHUNKS).text, err);
     }
+    save_may_retry(save, status); /* not this save, but the caller's next one */
     bytes data = {0};
     if (status == CKD_OK) {
+        close_ready(save); /* last: it is to have what room is left */
         part p = {.checkpoint = save->checkpoint,
                   .rank = save->options.rank,
                   .world = save->options.world,
@@ -283,7 +285,7 @@ static ckd_status publish_manifest(ckd_save *save, manifest *m, ckd_error *err) 
             take_back(save, &p);
         }
     }
-    c->stored_bytes += data.size;
+    c->stored_bytes += status == CKD_OK ? data.size : 0;
     bytes_free(&data);
     return status;
 }
@@ -304,26 +306,35 @@ static ckd_status add_timings(const ckd_save *save, const manifest *m, ckd_error
     return status;
 }
 
+static ckd_status add_to_catalog(ckd_save *save, const manifest *m, ckd_error *err) {
+    ckd_store *store = save->store;
+    ckd_status status = catalog_begin(store->catalog, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    manifest copy;
+    status = store_read_manifest(&copy, store, m->checkpoint.run, m->checkpoint.step,
+                                 m->checkpoint.generation, err);
+    if (status == CKD_OK) {
+        status = store_adopt(store, &copy, err);
+    }
+    if (status == CKD_OK) {
+        status = add_timings(save, m, err);
+    }
+    if (status == CKD_OK) {
+        return catalog_commit(store->catalog, err);
+    }
+    catalog_rollback(store->catalog);
+    return status;
+}
+
 /* Behind the commit point: whatever happens here, the checkpoint stays. */
-static void update_catalog(ckd_save *save, manifest *m) {
+static void update_catalog(ckd_save *save, const manifest *m) {
     ckd_store *store = save->store;
     ckd_error why = {0};
-    ckd_status status = catalog_begin(store->catalog, &why);
-    if (status == CKD_OK) {
-        manifest copy;
-        status = store_read_manifest(&copy, store, m->checkpoint.run, m->checkpoint.step,
-                                     m->checkpoint.generation, &why);
-        if (status == CKD_OK) {
-            status = store_adopt(store, &copy, &why);
-        }
-        if (status == CKD_OK) {
-            status = add_timings(save, m, &why);
-        }
-        if (status == CKD_OK) {
-            status = catalog_commit(store->catalog, &why);
-        } else {
-            catalog_rollback(store->catalog);
-        }
+    ckd_status status = add_to_catalog(save, m, &why);
+    if (save_may_retry(save, status)) { /* SQLite is full before it syncs: its transaction left nothing */
+        status = add_to_catalog(save, m, &why);
     }
     if (status != CKD_OK) {
         store_use_memory(store, NULL); /* so that this handle finds it */
@@ -360,6 +371,9 @@ static ckd_status publish_locked(ckd_save *save, manifest *m, ckd_error *err) {
     }
     if (status == CKD_OK) {
         status = publish_manifest(save, m, err);
+        if (!save->undecided && save_may_retry(save, status)) {
+            status = publish_manifest(save, m, err);
+        }
     }
     if (status == CKD_OK) {
         update_catalog(save, m);

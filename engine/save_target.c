@@ -32,6 +32,16 @@ static ckd_status check_options(const ckd_save_options *o, ckd_error *err) {
         (o->newest_load_cost > 0 && o->newest_load_cost < 1)) {
         return err_set(err, CKD_E_INVALID, "load costs are in base loads: 1 or more, or 0 for the default");
     }
+    if (o->on_duplicate < CKD_DUPLICATE_ERROR || o->on_duplicate > CKD_DUPLICATE_BRANCH) {
+        return err_set(err, CKD_E_INVALID, "on_duplicate %d is not known", (int)o->on_duplicate);
+    }
+    if (o->on_duplicate == CKD_DUPLICATE_SAME_OK && o->world > 1) {
+        return err_set(
+            err, CKD_E_INVALID,
+            "CKD_DUPLICATE_SAME_OK is for one rank; with %u, look for the step with ckd_store_find "
+            "before the ranks begin",
+            (unsigned)o->world);
+    }
     if (o->rank >= (o->world ? o->world : 1)) {
         return err_set(err, CKD_E_INVALID, "rank %u of a world of %u", (unsigned)o->rank, (unsigned)o->world);
     }
@@ -74,32 +84,44 @@ static ckd_status branch_name(char out[CKD_RUN_MAX + 1], const char *root, unsig
                : CKD_OK;
 }
 
+/* By their names, so that a manifest which cannot be read counts, too: its name is taken. */
+static bool newest_step(uint64_t *step, const manifest_list *manifests, const char *run) {
+    bool found = false;
+    for (size_t i = 0; i < manifests->count; i++) {
+        const manifest_name *m = &manifests->items[i];
+        if (strcmp(m->run, run) == 0 && (!found || m->step > *step)) {
+            *step = m->step;
+            found = true;
+        }
+    }
+    return found;
+}
+
 /*
  * A rewound run goes on under the name of its newest branch. A step that this branch is past already means that it was
  * rewound once more, and begins the next branch.
  */
-static ckd_status choose_branch(save_target *t, ckd_store *store, ckd_error *err) {
+static ckd_status choose_branch(save_target *t, const ckd_store *store, ckd_error *err) {
     char root[CKD_RUN_MAX + 1], name[CKD_RUN_MAX + 1];
     unsigned number;
-    branch_root(root, &number, t->run);
-    ckd_checkpoint newest = {0};
-    bool found = true;
-    ckd_status status = newest_of(&newest, &found, store, t->run, UINT64_MAX, err);
-    while (status == CKD_OK && found) {
-        ckd_checkpoint next;
-        found = branch_name(name, root, number + 1, NULL) == CKD_OK; /* too long a name has no run */
-        if (found) {
-            status = newest_of(&next, &found, store, name, UINT64_MAX, err);
-        }
-        if (status == CKD_OK && found) {
-            newest = next;
-            number++;
-        }
+    manifest_list manifests;
+    ckd_status status = manifests_read(&manifests, store, err);
+    if (status != CKD_OK) {
+        return status;
     }
-    if (status == CKD_OK && newest.run[0] && newest.step >= t->step) {
+    branch_root(root, &number, t->run);
+    uint64_t newest = 0;
+    bool begun = newest_step(&newest, &manifests, t->run);
+    /* Too long a name has no run. */
+    while (begun && branch_name(name, root, number + 1, NULL) == CKD_OK &&
+           newest_step(&newest, &manifests, name)) {
         number++;
     }
-    return status == CKD_OK ? branch_name(t->run, root, number, err) : status;
+    if (begun && newest >= t->step) {
+        number++;
+    }
+    manifests_free(&manifests);
+    return branch_name(t->run, root, number, err);
 }
 
 /* The newest checkpoint before the step, in this run or in those it branched off. */

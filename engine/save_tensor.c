@@ -6,7 +6,8 @@
 
 #define SKIP_AFTER \
     4u /* deltas that lost in a row, after which most blocks of the tensor are not tried as one */
-#define RETRY_EVERY 8u
+#define RETRY_EVERY  8u
+#define HEADER_BYTES 512u /* of a record, about, its tensor's name not counted */
 
 static ckd_status check_description(const ckd_tensor *t, geometry *shape, uint64_t *elements,
                                     ckd_error *err) {
@@ -218,6 +219,24 @@ static void note_trial(const block_job *job, delta_record *tried) {
     }
 }
 
+static uint64_t payload_size(const block_job *job, const candidate *c, const tensor_context *t) {
+    uint64_t raw = job->count * ckd_dtype_size(t->tensor->dtype);
+    return c && c->coding != CODING_RAW ? c->size : c ? raw : 0;
+}
+
+/* For the batch as it was decided. */
+static void make_room(ckd_save *save, uint32_t count, const tensor_context *t) {
+    uint64_t payload = 0, copies = 0, header = HEADER_BYTES + strlen(t->tensor->name);
+    for (uint32_t i = 0; i < count; i++) {
+        const block_job *job = &save->jobs[i];
+        payload += header + payload_size(job, job->chosen, t);
+        copies +=
+            job->keep_ready && !save->ready_failed ? header + payload_size(job, &job->standalone, t) : 0;
+        save->index_bytes += header;
+    }
+    save_make_room(save, payload, copies);
+}
+
 static ckd_status write_batch(ckd_save *save, uint32_t count, const tensor_context *t, delta_record *tried,
                               ckd_error *err) {
     batch b = {save, t};
@@ -235,6 +254,7 @@ static ckd_status write_batch(ckd_save *save, uint32_t count, const tensor_conte
     }
     ckd_status status = pool_run(save->store->pool, count, encode_one, &b, err);
     uint64_t encoded = clock_monotonic_ns();
+    make_room(save, count, t);
     for (uint32_t i = 0; i < count && status == CKD_OK; i++) {
         status = append(save, &save->jobs[i], t, err);
     }
@@ -328,6 +348,7 @@ ckd_status ckd_save_tensor(ckd_save *save, const ckd_tensor *tensor, ckd_error *
     memcpy(&description, tensor,
            tensor->struct_size < sizeof(description) ? tensor->struct_size : sizeof(description));
     status = save_region(save, &description, err);
+    save_may_retry(save, status); /* not this save, but the caller's next one */
     save->state = status == CKD_OK ? SAVE_OPEN : SAVE_FAILED;
     return status;
 }
@@ -368,8 +389,11 @@ ckd_status ckd_save_blob(ckd_save *save, const char *name, const void *data, siz
                 .chain_stored = is_raw ? size : stored,
                 .base_stored = is_raw ? size : stored};
     if (status == CKD_OK) {
+        save->index_bytes += HEADER_BYTES + length;
+        save_make_room(save, HEADER_BYTES + length + r.stored_size, 0);
         status = chunk_writer_append(save->writer, &r, is_raw ? data : packed.data, err);
     }
+    save_may_retry(save, status);
     bytes_free(&packed);
     save->raw_bytes += size;
     save->state = status == CKD_OK ? SAVE_OPEN : SAVE_FAILED;

@@ -9,6 +9,7 @@
 
 #define DEFAULT_LOCK_TIMEOUT_MS 30000
 #define IDENTITY_MAX            4096
+#define CATALOG_PATH_MAX        504 /* bytes: SQLite allows 512, its journal's name included */
 
 void store_message(const ckd_store *store, const char *format, ...) {
     if (!store->options.on_message) {
@@ -232,10 +233,56 @@ static ckd_status store_new(ckd_store **out, const char *root, ckd_open_mode mod
     return CKD_OK;
 }
 
+/* What SQLite will make of the path: absolute, without links. malloc'ed; NULL if the path leads nowhere. */
+static char *resolve(const char *root) {
+    char *real = realpath(root, NULL);
+    if (real) {
+        return real;
+    }
+    char *parent = realpath(parent_directory(root).text, NULL); /* the store is yet to be created */
+    if (!parent) {
+        return NULL;
+    }
+    size_t end = strlen(root);
+    while (end > 0 && root[end - 1] == '/') {
+        end--;
+    }
+    size_t name = end;
+    while (name > 0 && root[name - 1] != '/') {
+        name--;
+    }
+    size_t size = strlen(parent) + 1 + (end - name) + 1;
+    real = malloc(size);
+    if (real) {
+        snprintf(real, size, "%s/%.*s", parent, (int)(end - name), root + name);
+    }
+    free(parent);
+    return real;
+}
+
+/* Readers can do without the catalog; a writer would make it anew at every save. */
+static ckd_status check_length(const char *root, ckd_error *err) {
+    char *real = resolve(root);
+    size_t length = strlen(real ? real : root), limit = CATALOG_PATH_MAX - strlen("/" FILE_CATALOG);
+    free(real);
+    if (length <= limit) {
+        return CKD_OK;
+    }
+    err_set(
+        err, CKD_E_INVALID,
+        "the store's path has %zu bytes, links resolved; a store can only be written where it has at most %zu: "
+        "choose a shorter one, or move the store",
+        length, limit);
+    return err_in_file(err, CKD_E_INVALID, root);
+}
+
 /* All of opening but the catalog. */
 static ckd_status open_store(ckd_store **out, const char *root, ckd_open_mode mode,
                              const ckd_store_options *options, ckd_error *err) {
     ckd_status status = store_new(out, root, mode, options, err);
+    if (status == CKD_OK && mode != CKD_OPEN_READ) {
+        status = check_length(root, err);
+    }
     if (status == CKD_OK && mode == CKD_OPEN_CREATE) {
         status = create_store(*out, err);
     }

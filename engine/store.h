@@ -31,6 +31,7 @@ struct ckd_store {
     bool catalog_in_memory;     /* instead of the file */
     uint64_t catalog_number;    /* of the file that is open: a rebuild puts another one in its place */
     bool list_unreadable;       /* checkpoints whose chunk files cannot be read now: without their tensors, for good */
+    bool catalog_compared;      /* with what the manifests say, not only with their names */
     uint64_t manifests_skipped; /* damaged ones met while refreshing */
 };
 
@@ -105,7 +106,7 @@ ckd_status manifests_read(manifest_list *out, const ckd_store *store, ckd_error 
 void manifests_free(manifest_list *list);
 /*
  * The generation that a new checkpoint at (run, step) gets: above its tombstone. EXISTS if a manifest of it counts, whether
- * that can be read or not.
+ * that can be read or not; INVALID if no generation is left.
  */
 ckd_status manifests_new_generation(uint32_t *out, const ckd_store *store, const char *run, uint64_t step,
                                     ckd_error *err);

@@ -24,6 +24,7 @@ static ckd_status use_file(ckd_store *store, ckd_error *err) {
     catalog_close(store->catalog);
     store->catalog = NULL;
     store->catalog_in_memory = false;
+    store->catalog_compared = false;
     pathname p = path_in(store->path, FILE_CATALOG);
     ckd_status status = catalog_open(&store->catalog, p.text, mode, &store->id, SQLITE_PATIENCE_MS, err);
     store->catalog_number = status == CKD_OK ? file_inode(p.text) : 0;
@@ -34,6 +35,7 @@ ckd_status store_use_memory(ckd_store *store, ckd_error *err) {
     catalog_close(store->catalog);
     store->catalog = NULL;
     store->catalog_in_memory = true;
+    store->catalog_compared = true; /* it is made from the manifests alone */
     ckd_status status = catalog_open(&store->catalog, NULL, CATALOG_MEMORY, &store->id, 0, err);
     merge_result merged;
     return status == CKD_OK ? store_merge(&merged, store, err) : status;
@@ -164,8 +166,8 @@ ckd_status store_ask(ckd_store *store, store_question question, void *context, c
     pthread_mutex_lock(&store->mutex);
     ckd_status status = CKD_E_CORRUPT;
     drop_replaced_file(store);
-    if (!store->catalog) {
-        use_file(store, NULL); /* else the manifests answer */
+    if (!store->catalog) { /* nobody has compared the new file with the manifests, and a writer may not mend it now */
+        store->mode == CKD_OPEN_READ ? open_for_reading(store, NULL) : store_use_memory(store, NULL);
     }
     if (store->catalog && !store->catalog_in_memory) {
         status = question(context, store->catalog, &why);

@@ -310,6 +310,17 @@ ckd_status view_open(view **out, const ckd_store *store, manifest *m, ckd_status
     return CKD_OK;
 }
 
+static void drop_ready(view *v) {
+    for (size_t i = 0; i < v->block_count && v->ready_count; i++) {
+        v->blocks[i].ready = NULL;
+        v->blocks[i].ready_chunk = NULL;
+    }
+    for (size_t i = 0; i < v->ready_count; i++) {
+        chunk_close(v->ready_chunks[i]);
+    }
+    v->ready_count = 0;
+}
+
 void view_close(view *v) {
     if (!v) {
         return;
@@ -317,9 +328,7 @@ void view_close(view *v) {
     for (size_t i = 0; i < v->chunk_count; i++) {
         chunk_close(v->chunks[i]);
     }
-    for (size_t i = 0; i < v->ready_count; i++) {
-        chunk_close(v->ready_chunks[i]);
-    }
+    drop_ready(v);
     free(v->chunks);
     free(v->ready_chunks);
     free(v->blocks);
@@ -508,6 +517,13 @@ ckd_status views_get(const view **out, view_cache *cache, const ckd_id *checkpoi
     pthread_mutex_unlock(&cache->mutex);
     *out = status == CKD_OK ? found : NULL;
     return status;
+}
+
+void views_drop_ready(view_cache *cache) {
+    cache->use_ready = false;
+    for (size_t i = 0; i < cache->count; i++) {
+        drop_ready(cache->views[i]);
+    }
 }
 
 void views_free(view_cache *cache) {

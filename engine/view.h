@@ -89,6 +89,8 @@ typedef struct view_cache {
 void views_init(view_cache *cache, ckd_store *store);
 /* The view lives as long as the cache. Errors name the checkpoint. */
 ckd_status views_get(const view **out, view_cache *cache, const ckd_id *checkpoint, ckd_error *err);
+/* Closes the ready copies of all views and does without from now on. Not while another thread uses the cache. */
+void views_drop_ready(view_cache *cache);
 void views_free(view_cache *cache);
 
 #endif

@@ -1,0 +1,358 @@
+/* A disk that is full but for ready copies: they give way to a save, wherever in it the disk fills up. */
+#include <errno.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "base/file.h"
+#include "tests/support/checkpoints.h"
+#include "tests/support/scratch.h"
+#include "tests/support/tempdir.h"
+
+enum { N = 800000, SMALL = 300000, DISK = 48 << 20 };
+
+typedef struct disk {
+    char *dir, path[2048]; /* the disk is mounted on `path`, in `dir` */
+    bool mounted;
+    ckd_store *store;
+    float *values; /* of the newest checkpoint of "run" */
+    uint8_t *noise;
+    size_t problems; /* told: of the catalog */
+} disk;
+
+static void hear(void *context, const char *message) {
+    disk *d = context;
+    d->problems += strstr(message, "catalog") != NULL;
+}
+
+static ckd_save *begin(disk *d, const char *run, uint64_t step) {
+    ckd_save_options o = CKD_SAVE_OPTIONS_INIT;
+    o.run = run;
+    o.step = step;
+    o.newest_load_cost = 1; /* every delta gets a copy */
+    ckd_save *save;
+    ckd_error err = {0};
+    if (ckd_save_begin(&save, d->store, &o, &err) != CKD_OK) {
+        fail_msg("begin: %s (%s)", err.message, err.file);
+    }
+    return save;
+}
+
+static void commit(ckd_save *save) {
+    ckd_error err = {0};
+    if (ckd_save_commit(NULL, save, &err) != CKD_OK) {
+        fail_msg("commit: %s (%s)", err.message, err.file);
+    }
+}
+
+/* A run whose newest checkpoint has copies, on a disk with a lot of room. */
+static int setup(void **state) {
+    disk *d = calloc(1, sizeof(*d));
+    *state = d;
+    d->dir = tempdir_create();
+    snprintf(d->path, sizeof(d->path), "%s/disk", d->dir);
+    assert_int_equal(mkdir(d->path, 0777), 0);
+    d->mounted = scratch_mount(d->path, DISK);
+    if (!d->mounted) {
+        return 0;
+    }
+    char path[4096];
+    snprintf(path, sizeof(path), "%s/store", d->path);
+    ckd_store_options o = CKD_STORE_OPTIONS_INIT;
+    o.on_message = hear;
+    o.message_context = d;
+    o.threads = 1;
+    assert_int_equal(ckd_store_open(&d->store, path, CKD_OPEN_CREATE, &o, NULL), CKD_OK);
+    uint64_t n = N;
+    d->values = random_values(CKD_F32, N, 5);
+    d->noise = random_bits(SMALL * 4, 6);
+    for (uint64_t step = 0; step < 2; step++) {
+        ckd_save *save = begin(d, "run", step);
+        add_tensor(save, "t", CKD_F32, 1, &n, NULL, d->values);
+        commit(save);
+        if (step == 0) {
+            change_values(CKD_F32, d->values, N, 1);
+        }
+    }
+    return 0;
+}
+
+static int teardown(void **state) {
+    disk *d = *state;
+    ckd_store_close(d->store);
+    free(d->values);
+    free(d->noise);
+    if (d->mounted) {
+        scratch_unmount(d->path);
+    }
+    tempdir_remove(d->dir);
+    free(d);
+    return 0;
+}
+
+static void need_disk(const disk *d) {
+    if (!d->mounted) {
+        print_message("skipped: a tmpfs cannot be mounted here (%s)\n", strerror(errno));
+        skip();
+    }
+}
+
+/* Bytes in data/k. */
+static uint64_t copies(const disk *d) {
+    char path[4096];
+    uint64_t total;
+    snprintf(path, sizeof(path), "%s/store/data/k", d->path);
+    assert_int_equal(dir_bytes(&total, path, NULL), CKD_OK);
+    return total;
+}
+
+/* Until `room` bytes are left. */
+static void fill(const disk *d, uint64_t room) {
+    char path[4096];
+    struct statvfs fs;
+    snprintf(path, sizeof(path), "%s/filler", d->path);
+    int f = open(path, O_WRONLY | O_CREAT, 0666);
+    assert_true(f >= 0);
+    assert_int_equal(statvfs(d->path, &fs), 0);
+    uint64_t available = fs.f_bavail * fs.f_frsize;
+    assert_true(available > room);
+    assert_int_equal(posix_fallocate(f, 0, (off_t)(available - room)), 0);
+    close(f);
+}
+
+static void check_run(disk *d, const char *run, uint64_t step, const char *name, const void *values,
+                      size_t size) {
+    void *back = load_whole(d->store, run, step, name, size);
+    assert_memory_equal(back, values, size);
+    free(back);
+}
+
+static void check_all(disk *d) {
+    assert_int_equal(copies(d), 0);
+    assert_int_equal(d->problems, 0);
+    check_run(d, "run", 1, "t", d->values, N * 4);
+    assert_int_equal(verify_damage(d->store), 0);
+}
+
+static void add_noise(disk *d, ckd_save *save) {
+    uint64_t n = SMALL;
+    add_tensor(save, "noise", CKD_F32, 1, &n, NULL, d->noise);
+}
+
+static void test_there_are_copies_while_there_is_room(void **state) {
+    disk *d = *state;
+    need_disk(d);
+    assert_true(copies(d) > SMALL * 4 + 200000); /* what the tests below rely on */
+    ckd_save *save = begin(d, "other", 1);
+    add_noise(d, save);
+    commit(save);
+    assert_true(copies(d) > 0);
+}
+
+static void test_disk_fills_up_before_a_save(void **state) {
+    disk *d = *state;
+    need_disk(d);
+    fill(d, 0);
+    ckd_save *save = begin(d, "other", 1);
+    add_noise(d, save);
+    commit(save);
+    check_run(d, "other", 1, "noise", d->noise, SMALL * 4);
+    check_all(d);
+}
+
+/* The save itself reads its parent through the copies: their room is free only when it has closed them. */
+static void test_disk_fills_up_when_a_save_has_begun(void **state) {
+    disk *d = *state;
+    need_disk(d);
+    ckd_save *save = begin(d, "run", 2);
+    uint64_t n = N;
+    fill(d, 16384);
+    assert_true(copies(d) > 0);
+    add_noise(d, save);
+    add_tensor(save, "t", CKD_F32, 1, &n, NULL, d->values); /* unchanged, and now read without the copies */
+    commit(save);
+    check_run(d, "run", 2, "noise", d->noise, SMALL * 4);
+    check_run(d, "run", 2, "t", d->values, N * 4);
+    check_all(d);
+}
+
+/* What gives way is the copy that this save is making. */
+static void test_disk_fills_up_in_the_middle(void **state) {
+    disk *d = *state;
+    need_disk(d);
+    char path[4096];
+    snprintf(path, sizeof(path), "rm '%s'/store/data/k/*", d->path);
+    assert_int_equal(system(path), 0);
+    ckd_save *save = begin(d, "run", 2);
+    uint64_t n = N;
+    change_values(CKD_F32, d->values, N, 2);
+    add_tensor(save, "t", CKD_F32, 1, &n, NULL, d->values);
+    uint64_t half = SMALL / 2;
+    assert_true(copies(d) > half * 4 + 100000);
+    fill(d, 1 << 20); /* that much may be in a buffer */
+    add_tensor(save, "noise", CKD_F32, 1, &half, NULL, d->noise);
+    commit(save);
+    check_run(d, "run", 2, "t", d->values, N * 4);
+    check_run(d, "run", 2, "noise", d->noise, half * 4);
+    assert_int_equal(copies(d), 0);
+    assert_int_equal(d->problems, 0);
+    assert_int_equal(verify_damage(d->store), 0);
+}
+
+static void test_disk_fills_up_before_a_large_blob(void **state) {
+    disk *d = *state;
+    need_disk(d);
+    ckd_save *save = begin(d, "other", 1);
+    fill(d, 16384);
+    ckd_error err = {0};
+    assert_int_equal(ckd_save_blob(save, "noise", d->noise, SMALL * 4, &err), CKD_OK);
+    commit(save);
+    check_all(d);
+}
+
+static ckd_save *begin_small(disk *d) {
+    ckd_save *save = begin(d, "other", 1);
+    uint64_t one = 1;
+    add_tensor(save, "one", CKD_F32, 1, &one, NULL, d->values);
+    return save;
+}
+
+static void test_disk_fills_up_before_the_index(void **state) {
+    disk *d = *state;
+    need_disk(d);
+    ckd_save *save = begin_small(d);
+    fill(d, 0);
+    commit(save);
+    check_run(d, "other", 1, "one", d->values, 4);
+    check_all(d);
+}
+
+/* What checkpoints say that they take is what is there. */
+static void check_sizes(const disk *d) {
+    char path[4096];
+    uint64_t chunks, manifests, told = 0;
+    snprintf(path, sizeof(path), "%s/store/data/c", d->path);
+    assert_int_equal(dir_bytes(&chunks, path, NULL), CKD_OK);
+    snprintf(path, sizeof(path), "%s/store/data/m", d->path);
+    assert_int_equal(dir_bytes(&manifests, path, NULL), CKD_OK);
+    ckd_checkpoint_list *list;
+    assert_int_equal(ckd_store_list(&list, d->store, NULL, NULL), CKD_OK);
+    for (size_t i = 0; i < list->count; i++) {
+        told += list->items[i].stored_bytes;
+    }
+    ckd_checkpoint_list_free(list);
+    assert_int_equal(told, chunks + manifests);
+}
+
+static void seal_fill_and_publish(disk *d, uint64_t room) {
+    need_disk(d);
+    ckd_save *save = begin_small(d);
+    ckd_part part_of_one;
+    assert_int_equal(ckd_save_seal(&part_of_one, save, NULL), CKD_OK);
+    assert_true(copies(d) > 0);
+    fill(d, room);
+    ckd_checkpoint info;
+    ckd_error err = {0};
+    if (ckd_save_publish(&info, save, &part_of_one, 1, &err) != CKD_OK) {
+        fail_msg("publish: %s (%s)", err.message, err.file);
+    }
+    ckd_part_free(&part_of_one);
+    check_run(d, "other", 1, "one", d->values, 4);
+    check_all(d);
+    check_sizes(d);
+}
+
+static void test_disk_fills_up_before_the_manifest(void **state) {
+    seal_fill_and_publish(*state, 0);
+}
+
+static void test_disk_has_room_for_the_manifest_only(void **state) {
+    seal_fill_and_publish(*state, 4096);
+}
+
+/* ---- copies that cannot be made ---- */
+
+typedef struct fault {
+    file_step step;
+    int error;
+    size_t met;
+} fault;
+
+static int fail_copies(void *context, file_step step, const char *path) {
+    fault *f = context;
+    bool hit = step == f->step && strstr(path, "/data/k/") != NULL;
+    f->met += hit;
+    return hit ? f->error : 0;
+}
+
+static void test_a_copy_that_cannot_be_made_fails_nothing(void **state) {
+    disk *d = *state;
+    need_disk(d);
+    static const file_step steps[] = {STEP_CREATE,  STEP_WRITE,  STEP_CLOSE,
+                                      STEP_REPLACE, STEP_REMOVE, STEP_OPEN};
+    static const int errors[] = {ENOSPC, EIO, EROFS};
+    uint64_t n = N, step = 2;
+    for (size_t s = 0; s < sizeof(steps) / sizeof(steps[0]); s++) {
+        size_t met = 0;
+        for (size_t e = 0; e < sizeof(errors) / sizeof(errors[0]); e++, step++) {
+            fault f = {steps[s], errors[e], 0};
+            change_values(CKD_F32, d->values, N, (unsigned)step);
+            file_set_fault_hook(fail_copies, &f);
+            ckd_save *save = begin(d, "run", step);
+            add_tensor(save, "t", CKD_F32, 1, &n, NULL, d->values);
+            commit(save);
+            file_set_fault_hook(NULL, NULL);
+            check_run(d, "run", step, "t", d->values, N * 4);
+            met += f.met;
+        }
+        assert_true(met > 0);
+        assert_int_equal(verify_damage(d->store), 0);
+    }
+}
+
+static int no_room_for_one_chunk(void *context, file_step step, const char *path) {
+    size_t *left = context;
+    return step == STEP_CREATE && strstr(path, "/data/c/") && *left && (*left)-- ? ENOSPC : 0;
+}
+
+static void test_a_chunk_file_that_cannot_be_made_at_first(void **state) {
+    disk *d = *state;
+    need_disk(d);
+    size_t left = 1;
+    file_set_fault_hook(no_room_for_one_chunk, &left);
+    ckd_save *save = begin_small(d);
+    file_set_fault_hook(NULL, NULL);
+    commit(save);
+    assert_int_equal(left, 0);
+    check_run(d, "other", 1, "one", d->values, 4);
+    check_all(d);
+}
+
+#define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        TEST(test_there_are_copies_while_there_is_room),
+        TEST(test_disk_fills_up_before_a_save),
+        TEST(test_disk_fills_up_when_a_save_has_begun),
+        TEST(test_disk_fills_up_in_the_middle),
+        TEST(test_disk_fills_up_before_a_large_blob),
+        TEST(test_disk_fills_up_before_the_index),
+        TEST(test_disk_fills_up_before_the_manifest),
+        TEST(test_disk_has_room_for_the_manifest_only),
+        TEST(test_a_chunk_file_that_cannot_be_made_at_first),
+        TEST(test_a_copy_that_cannot_be_made_fails_nothing),
+    };
+    return cmocka_run_group_tests_name("full disk", tests, NULL, NULL);
+}

@@ -1,0 +1,433 @@
+/*
+ * Stores that are not as they were left: names taken by what cannot be read, the last generation, paths that are too
+ * long, catalogs of another time; and what calls give out that fail or look at whole checkpoints.
+ */
+#include <errno.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "base/file.h"
+#include "engine/store.h"
+#include "tests/support/checkpoints.h"
+#include "tests/support/tempdir.h"
+
+enum { N = 4096 };
+static const uint64_t shape_n = N;
+
+static int setup(void **state) {
+    *state = tempdir_create();
+    return *state == NULL;
+}
+
+static int teardown(void **state) {
+    tempdir_remove(*state);
+    return 0;
+}
+
+static ckd_save_options options_of(const char *run, uint64_t step) {
+    ckd_save_options o = CKD_SAVE_OPTIONS_INIT;
+    o.run = run;
+    o.step = step;
+    return o;
+}
+
+static ckd_save *begin_with(ckd_store *store, const ckd_save_options *o) {
+    ckd_save *save;
+    assert_int_equal(ckd_save_begin(&save, store, o, NULL), CKD_OK);
+    return save;
+}
+
+/* ---- names that are taken ---- */
+
+static void store_path(char out[2048], const char *dir, const char *relative) {
+    snprintf(out, 2048, "%s/store/%s", dir, relative);
+}
+
+static void damage(const char *path) {
+    FILE *f = fopen(path, "r+b");
+    assert_non_null(f);
+    fseek(f, 40, SEEK_SET);
+    int byte = fgetc(f);
+    fseek(f, 40, SEEK_SET);
+    fputc(byte ^ 1, f);
+    fclose(f);
+}
+
+/* Its manifest cannot be read, and the catalog that knew it is gone. */
+static ckd_store *reopen_with_damaged_manifest(const char *dir, const char *damaged) {
+    char path[2048];
+    store_path(path, dir, damaged);
+    damage(path);
+    store_path(path, dir, "catalog.db");
+    assert_int_equal(unlink(path), 0);
+    return store_reopen(dir, CKD_OPEN_WRITE);
+}
+
+static void test_a_damaged_manifest_blocks_its_name_and_says_so(void **state) {
+    ckd_store *store = store_create(*state);
+    float *values = random_values(CKD_F32, N, 1);
+    for (uint64_t step = 1; step < 3; step++) {
+        save_one(store, "run", step, "t", CKD_F32, 1, &shape_n, values);
+    }
+    ckd_store_close(store);
+    store = reopen_with_damaged_manifest(*state, "data/m/run.2.0");
+    ckd_save_options o = options_of("run", 2);
+    ckd_save *save;
+    for (int same_ok = 0; same_ok < 2; same_ok++) {
+        ckd_error err;
+        o.on_duplicate = same_ok ? CKD_DUPLICATE_SAME_OK : CKD_DUPLICATE_ERROR;
+        assert_int_equal(ckd_save_begin(&save, store, &o, &err), CKD_E_CORRUPT);
+        assert_null(save);
+        assert_non_null(strstr(err.file, "data/m/run.2.0"));
+        assert_non_null(strstr(err.message, "remove it"));
+        assert_non_null(strstr(err.message, "branch"));
+    }
+    o.on_duplicate = CKD_DUPLICATE_BRANCH;
+    static const struct {
+        uint64_t step;
+        const char *run;
+    } expected[] = {{2, "run~2"}, {3, "run~2"}, {3, "run~3"}};
+    for (size_t i = 0; i < 3; i++) {
+        o.step = expected[i].step;
+        save = begin_with(store, &o);
+        add_tensor(save, "t", CKD_F32, 1, &shape_n, NULL, values);
+        ckd_checkpoint info;
+        assert_int_equal(ckd_save_commit(&info, save, NULL), CKD_OK);
+        assert_string_equal(info.run, expected[i].run);
+    }
+    free(values);
+    ckd_store_close(store);
+}
+
+/* Whether its step is taken does not depend on what the catalog happens to know. */
+static void test_a_branch_with_a_damaged_manifest_is_left_for_the_next(void **state) {
+    ckd_store *store = store_create(*state);
+    float *values = random_values(CKD_F32, N, 1);
+    ckd_save_options o = options_of("run", 5);
+    o.on_duplicate = CKD_DUPLICATE_BRANCH;
+    static const char *const expected[] = {"run", "run~2", "run~3"};
+    for (int i = 0; i < 3; i++) {
+        if (i == 2) {
+            ckd_store_close(store);
+            store = reopen_with_damaged_manifest(*state, "data/m/run~2.5.0");
+        }
+        ckd_save *save = begin_with(store, &o);
+        add_tensor(save, "t", CKD_F32, 1, &shape_n, NULL, values);
+        ckd_checkpoint info;
+        assert_int_equal(ckd_save_commit(&info, save, NULL), CKD_OK);
+        assert_string_equal(info.run, expected[i]);
+    }
+    free(values);
+    ckd_store_close(store);
+}
+
+static void test_generations_end(void **state) {
+    ckd_store *store = store_create(*state);
+    float *values = random_values(CKD_F32, N, 1);
+    char path[2048];
+    ckd_save_options o = options_of("run", 1);
+    static const char *const tombstones[] = {"data/t/run.1.4294967295", "data/t/run.1.7"};
+    for (int i = 0; i < 2; i++) { /* the name alone counts */
+        store_path(path, *state, tombstones[i]);
+        FILE *f = fopen(path, "w");
+        assert_non_null(f);
+        fclose(f);
+    }
+    ckd_save *save;
+    ckd_error err;
+    assert_int_equal(ckd_save_begin(&save, store, &o, &err), CKD_E_INVALID);
+    assert_non_null(strstr(err.message, "generation"));
+    assert_int_equal(unlink(path), 0);
+    assert_int_equal(ckd_save_begin(&save, store, &o, &err), CKD_E_INVALID);
+    store_path(path, *state, "data/t/run.1.4294967294");
+    char last[2048];
+    store_path(last, *state, tombstones[0]);
+    assert_int_equal(rename(last, path), 0);
+    save = begin_with(store, &o);
+    add_tensor(save, "t", CKD_F32, 1, &shape_n, NULL, values);
+    ckd_checkpoint info;
+    assert_int_equal(ckd_save_commit(&info, save, NULL), CKD_OK);
+    assert_true(info.generation == UINT32_MAX);
+    free(values);
+    ckd_store_close(store);
+}
+
+static void test_same_ok_is_for_one_rank(void **state) {
+    ckd_store *store = store_create(*state);
+    ckd_save_options o = options_of("run", 1);
+    o.on_duplicate = CKD_DUPLICATE_SAME_OK;
+    assert_int_equal(ckd_id_new(&o.checkpoint_id, NULL), CKD_OK);
+    ckd_error err;
+    ckd_save *save;
+    o.world = 2;
+    assert_int_equal(ckd_save_begin(&save, store, &o, &err), CKD_E_INVALID);
+    assert_non_null(strstr(err.message, "SAME_OK"));
+    assert_null(save);
+    o.world = 1;
+    ckd_save_abort(begin_with(store, &o));
+    o.on_duplicate = (ckd_on_duplicate)3;
+    assert_int_equal(ckd_save_begin(&save, store, &o, &err), CKD_E_INVALID);
+    ckd_store_close(store);
+}
+
+/* ---- paths ---- */
+
+/* Makes the folders of DIR/0123.../0123..., of `length` bytes in all but for the last name. */
+static void deep_path(char *out, const char *dir, size_t length) {
+    size_t at = (size_t)sprintf(out, "%s", dir);
+    while (at + 1 < length) {
+        size_t name = length - at - 1 > 100 ? 50 : length - at - 1;
+        if (at > strlen(dir)) {
+            assert_int_equal(mkdir(out, 0777), 0);
+        }
+        out[at++] = '/';
+        memset(out + at, 'p', name);
+        at += name;
+        out[at] = '\0';
+    }
+    assert_int_equal(strlen(out), length);
+}
+
+typedef struct heard {
+    size_t count;
+    char last[1024];
+} heard;
+
+static void hear(void *context, const char *message) {
+    heard *h = context;
+    h->count++;
+    snprintf(h->last, sizeof(h->last), "%s", message);
+}
+
+static void test_the_longest_path(void **state) {
+    char *dir = realpath(*state, NULL), path[2048], longer[2048];
+    assert_non_null(dir);
+    heard told = {0};
+    ckd_store_options o = CKD_STORE_OPTIONS_INIT;
+    o.on_message = hear;
+    o.message_context = &told;
+    deep_path(path, dir, 493);
+    ckd_store *store;
+    ckd_error err;
+    uint64_t one = 1;
+    float value = 1;
+    assert_int_equal(ckd_store_open(&store, path, CKD_OPEN_CREATE, &o, &err), CKD_OK);
+    save_one(store, "run", 1, "t", CKD_F32, 1, &one, &value);
+    save_one(store, "run", 2, "t", CKD_F32, 1, &one, &value);
+    ckd_store_close(store);
+    assert_int_equal(told.count, 0); /* nothing was wrong with the catalog */
+    snprintf(longer, sizeof(longer), "%sp", path);
+    for (int mode = CKD_OPEN_WRITE; mode <= CKD_OPEN_CREATE; mode++) {
+        assert_int_equal(ckd_store_open(&store, longer, (ckd_open_mode)mode, &o, &err), CKD_E_INVALID);
+        assert_null(store);
+        assert_non_null(strstr(err.message, "493"));
+    }
+    assert_int_equal(access(longer, F_OK), -1); /* nothing was begun */
+    strcat(longer, "/");
+    assert_int_equal(ckd_store_open(&store, longer, CKD_OPEN_CREATE, &o, &err), CKD_E_INVALID);
+    longer[strlen(longer) - 1] = '\0';
+    assert_int_equal(rename(path, longer), 0);
+    assert_int_equal(ckd_store_open(&store, longer, CKD_OPEN_WRITE, &o, &err), CKD_E_INVALID);
+    assert_int_equal(ckd_store_rebuild(NULL, longer, &o, &err), CKD_E_INVALID);
+    assert_int_equal(ckd_store_open(&store, longer, CKD_OPEN_READ, &o, &err), CKD_OK);
+    ckd_checkpoint found;
+    assert_int_equal(ckd_store_find(&found, store, "run", CKD_LATEST, &err), CKD_OK);
+    assert_int_equal(found.step, 2);
+    ckd_store_close(store);
+    /* A short link does not help SQLite, nor does a relative path. */
+    char link_path[2048], before[4096];
+    snprintf(link_path, sizeof(link_path), "%s/link", dir);
+    assert_int_equal(symlink(longer, link_path), 0);
+    assert_int_equal(ckd_store_open(&store, link_path, CKD_OPEN_WRITE, &o, &err), CKD_E_INVALID);
+    assert_non_null(getcwd(before, sizeof(before)));
+    *strrchr(path, '/') = '\0';
+    assert_int_equal(chdir(path), 0);
+    assert_int_equal(ckd_store_open(&store, strrchr(longer, '/') + 1, CKD_OPEN_WRITE, &o, &err),
+                     CKD_E_INVALID);
+    assert_int_equal(ckd_store_open(&store, "new", CKD_OPEN_CREATE, &o, &err), CKD_OK);
+    ckd_store_close(store);
+    assert_int_equal(chdir(before), 0);
+    free(dir);
+}
+
+/* ---- catalogs that are not this store's present ---- */
+
+static void copy_file(const char *from, const char *to) {
+    char command[8192];
+    snprintf(command, sizeof(command), "cp '%s' '%s'", from, to);
+    assert_int_equal(system(command), 0);
+}
+
+static ckd_status read_store_id(ckd_id *out, const char *dir) {
+    char path[2048];
+    store_path(path, dir, "data/store");
+    bytes data = {0};
+    store_identity identity = {0};
+    ckd_status status = file_read_all(&data, path, 4096, NULL);
+    if (status == CKD_OK) {
+        status = store_identity_decode(&identity, data.data, data.size, path, NULL);
+    }
+    *out = identity.id;
+    bytes_free(&data);
+    return status;
+}
+
+static void expect_newest(ckd_store *store, const ckd_checkpoint *expected, const float *values) {
+    ckd_checkpoint found;
+    assert_int_equal(ckd_store_find(&found, store, "run", CKD_LATEST, NULL), CKD_OK);
+    assert_memory_equal(&found.id, &expected->id, sizeof(found.id));
+    float *back = load_whole(store, "run", 1, "t", N * 4);
+    assert_memory_equal(back, values, N * 4);
+    free(back);
+}
+
+/* run@1 was removed and saved anew: the names in an old catalog are right, what they mean is not. */
+static void test_an_old_catalog_is_not_believed(void **state) {
+    char catalog_path[2048], old[2048], first[2048];
+    store_path(catalog_path, *state, "catalog.db");
+    store_path(old, *state, "data/old-catalog");
+    store_path(first, *state, "data/m/run.1.0");
+    ckd_store *store = store_create(*state);
+    float *values = random_values(CKD_F32, N, 1);
+    save_one(store, "run", 1, "t", CKD_F32, 1, &shape_n, values);
+    ckd_store_close(store);
+    copy_file(catalog_path, old);
+    assert_int_equal(unlink(first), 0);
+    change_values(CKD_F32, values, N, 3);
+    store = store_reopen(*state, CKD_OPEN_WRITE);
+    ckd_checkpoint second = save_one(store, "run", 1, "t", CKD_F32, 1, &shape_n, values);
+    assert_int_equal(second.generation, 0);
+    ckd_store_close(store);
+
+    ckd_store *reading = store_reopen(*state, CKD_OPEN_READ), *writing = store_reopen(*state, CKD_OPEN_WRITE);
+    expect_newest(reading, &second, values);
+    expect_newest(writing, &second, values);
+    char swapped[2048]; /* under those handles */
+    store_path(swapped, *state, "swapped");
+    copy_file(old, swapped);
+    assert_int_equal(rename(swapped, catalog_path), 0);
+    expect_newest(reading, &second, values);
+    expect_newest(writing, &second, values);
+    ckd_store_close(reading);
+    ckd_store_close(writing);
+
+    store = store_reopen(*state, CKD_OPEN_READ);
+    expect_newest(store, &second, values);
+    ckd_store_close(store);
+    store = store_reopen(*state, CKD_OPEN_WRITE); /* mends it */
+    expect_newest(store, &second, values);
+    ckd_store_close(store);
+    ckd_id any = {{0}};
+    catalog *mended;
+    ckd_checkpoint row;
+    assert_int_equal(read_store_id(&any, *state), CKD_OK);
+    assert_int_equal(catalog_open(&mended, catalog_path, CATALOG_READ, &any, 1000, NULL), CKD_OK);
+    assert_int_equal(catalog_find(&row, mended, "run", 1, NULL), CKD_OK);
+    assert_memory_equal(&row.id, &second.id, sizeof(row.id));
+    catalog_close(mended);
+    free(values);
+}
+
+/* ---- outputs of what fails ---- */
+
+static int fail_one_step(void *context, file_step step, const char *path) {
+    (void)step;
+    (void)path;
+    long *left = context;
+    return (*left)-- == 0 ? EIO : 0;
+}
+
+static void test_a_failed_rebuild_gives_no_result(void **state) {
+    ckd_store *store = store_create(*state);
+    float *values = random_values(CKD_F32, N, 1);
+    for (uint64_t step = 1; step < 4; step++) {
+        save_one(store, "run", step, "t", CKD_F32, 1, &shape_n, values);
+    }
+    ckd_store_close(store);
+    free(values);
+    char path[2048];
+    store_path(path, *state, "data/m/run.2.0");
+    damage(path);
+    store_path(path, *state, "");
+    static const ckd_rebuild_result none;
+    size_t failures = 0;
+    for (long at = 0;; at++) {
+        ckd_rebuild_result result = {77, 77};
+        long left = at;
+        file_set_fault_hook(fail_one_step, &left);
+        ckd_status status = ckd_store_rebuild(&result, path, NULL, NULL);
+        file_set_fault_hook(NULL, NULL);
+        if (status != CKD_OK) {
+            assert_memory_equal(&result, &none, sizeof(none));
+            failures++;
+        } else if (left >= 0) { /* nothing failed any more */
+            assert_int_equal(result.checkpoints, 2);
+            assert_int_equal(result.skipped, 1);
+            break;
+        }
+    }
+    assert_true(failures > 10);
+}
+
+/* ---- comparing ---- */
+
+/* By name, whatever the order they were saved in. */
+static void test_a_comparison_finds_every_tensor(void **state) {
+    enum { TENSORS = 200 };
+    ckd_store *store = store_create(*state);
+    uint64_t n = 4;
+    ckd_checkpoint infos[2];
+    for (unsigned step = 0; step < 2; step++) {
+        ckd_save *save = begin_save(store, "run", step);
+        for (unsigned i = 0; i < TENSORS; i++) {
+            char name[32];
+            unsigned t = step ? TENSORS - i : i; /* 0 only in the first, TENSORS only in the second */
+            float values[4] = {1, 2, 3, (float)t + (t % 3 == 0 && step ? 1.0f : 0.0f)};
+            snprintf(name, sizeof(name), "layer.%u", t);
+            add_tensor(save, name, CKD_F32, 1, &n, NULL, values);
+        }
+        assert_int_equal(ckd_save_commit(&infos[step], save, NULL), CKD_OK);
+    }
+    ckd_diff *diff;
+    assert_int_equal(ckd_store_diff(&diff, store, &infos[0].id, &infos[1].id, NULL, NULL, NULL), CKD_OK);
+    assert_int_equal(diff->count, TENSORS + 1);
+    for (unsigned i = 0; i <= TENSORS; i++) {
+        const ckd_tensor_diff *d = &diff->items[i];
+        char name[32];
+        snprintf(name, sizeof(name), "layer.%u", i); /* the first's order, then what only the second has */
+        assert_string_equal(d->name, name);
+        bool both = i > 0 && i < TENSORS;
+        assert_int_equal(d->comparable, both);
+        assert_string_equal(d->why, both ? "" : i ? "only in B" : "only in A");
+        assert_int_equal(d->changed, both && i % 3 == 0);
+        assert_true(d->max_diff == (both && i % 3 == 0 ? 1.0 : 0.0));
+    }
+    ckd_diff_free(diff);
+    ckd_store_close(store);
+}
+
+#define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        TEST(test_a_damaged_manifest_blocks_its_name_and_says_so),
+        TEST(test_a_branch_with_a_damaged_manifest_is_left_for_the_next),
+        TEST(test_generations_end),
+        TEST(test_same_ok_is_for_one_rank),
+        TEST(test_the_longest_path),
+        TEST(test_an_old_catalog_is_not_believed),
+        TEST(test_a_failed_rebuild_gives_no_result),
+        TEST(test_a_comparison_finds_every_tensor),
+    };
+    return cmocka_run_group_tests_name("odd stores", tests, NULL, NULL);
+}
