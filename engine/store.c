@@ -33,7 +33,13 @@ ckd_status store_check_writable(const ckd_store *store, ckd_error *err) {
 
 ckd_status store_lock_publish(file_lock **out, const ckd_store *store, ckd_error *err) {
     pathname p = path_in(store->path, FILE_PUBLISH_LOCK);
-    return lock_acquire(out, p.text, LOCK_EXCLUSIVE, true, store->options.lock_timeout_ms, err);
+    ckd_status status = lock_acquire(out, p.text, LOCK_EXCLUSIVE, true, store->options.lock_timeout_ms, err);
+    /* Who writes comes here first: what it means for all of the store. */
+    if (status == CKD_E_READ_ONLY && err) {
+        err_sys(err, err->sys_errno, p.text,
+                "the store '%s' is read-only for us, it can only be opened for reading", store->path);
+    }
+    return status;
 }
 
 ckd_status store_lock_reader(file_lock **out, const ckd_store *store, ckd_error *err) {

@@ -13,6 +13,10 @@ FUZZERS := $(patsubst tests/%.c,$(B)/fuzz/%,$(FUZZ_SRC))
 $(B)/tests/test_gpt: EXTRA_OBJ = $(GPT_OBJ)
 $(B)/tests/test_gpt: $(GPT_OBJ)
 
+# Its allocations fail when the test says so.
+$(B)/tests/test_nomem: EXTRA_OBJ = $(foreach f,malloc calloc realloc strdup opendir realpath ZSTD_createCCtx ZSTD_createDCtx,\
+    -Wl$(comma)--wrap=$(f))
+
 # Tests of the command's parts link with all of it but its main().
 CLI_PART_OBJ := $(filter-out $(B)/obj/cli/main.o,$(CLI_OBJ))
 CLI_TESTS := $(filter $(B)/tests/test_cli% $(B)/tests/test_safetensors% $(B)/tests/fuzz_safetensors% \

@@ -18,6 +18,7 @@
 #include <cmocka.h>
 
 #include "base/file.h"
+#include "tests/support/actions.h"
 #include "tests/support/scenes.h"
 #include "tests/support/scratch.h"
 #include "tests/support/survivors.h"
@@ -29,11 +30,8 @@ enum { TORN = -4 }; /* three bytes of a write, then ENOSPC */
 
 typedef enum counted { ALL_STEPS, CHANGES, WRITES } counted;
 
-typedef enum lasting {
-    ONCE,
-    THERE,
-    EVERYWHERE
-} lasting; /* THERE: for ever, but only in the folder of the first */
+/* THERE: for ever, but only in the folder of the first. */
+typedef enum lasting { ONCE, THERE, EVERYWHERE } lasting;
 
 typedef struct faulter {
     unsigned long at; /* which step of those that count, from 1; 0: the first that matches */
@@ -42,7 +40,8 @@ typedef struct faulter {
     lasting lasting;
     file_step step;
     const char *where; /* part of the path */
-    unsigned long seen, hits;
+    unsigned long seen;
+    trouble trouble;
     file_step hit_step; /* of the first */
     char hit_path[512];
 } faulter;
@@ -62,40 +61,26 @@ static bool same_folder(const char *a, const char *b) {
 
 /* Is this step still under what the first fault began? */
 static bool lasts(const faulter *f, const char *path) {
-    return f->hits && (f->lasting == EVERYWHERE || (f->lasting == THERE && same_folder(path, f->hit_path)));
+    return f->trouble.hits &&
+           (f->lasting == EVERYWHERE || (f->lasting == THERE && same_folder(path, f->hit_path)));
 }
 
 static int fault_hook(void *context, file_step step, const char *path) {
     faulter *f = context;
-    bool now =
-        f->at ? counts(f, step) && ++f->seen == f->at : !f->hits && step == f->step && strstr(path, f->where);
+    bool now = f->at ? counts(f, step) && ++f->seen == f->at
+                     : !f->trouble.hits && step == f->step && strstr(path, f->where);
     if (!now && !lasts(f, path)) {
         return 0;
     }
-    if (f->hits++ == 0) {
+    if (f->trouble.hits++ == 0) {
         f->hit_step = step;
         snprintf(f->hit_path, sizeof(f->hit_path), "%s", path);
     }
     return f->fault;
 }
 
-static size_t open_descriptors(void) {
-    dir_list list;
-    assert_int_equal(dir_list_read(&list, "/proc/self/fd", NULL), CKD_OK);
-    size_t count = list.count;
-    dir_list_free(&list);
-    return count;
-}
-
-/* ---- calls ---- */
-
-/* A call failed: it must be for the fault, which happened in it, and say so. */
-static void check_failure(const char *call, unsigned long hits_before, ckd_status status,
-                          const ckd_error *err) {
-    if (current.hits == hits_before) {
-        fail_msg("%s: %s without a fault in it: %s (%s)", call, ckd_status_name(status), err->message,
-                 err->file);
-    }
+/* A call failed under a fault: it must say so. */
+static void check_failure(const char *call, ckd_status status, const ckd_error *err) {
     int fault = current.fault == TORN ? ENOSPC : current.fault;
     if (status != err->status || err->sys_errno != fault || !err->file[0] ||
         status != (fault == ENOSPC ? CKD_E_NOSPACE : CKD_E_IO)) {
@@ -105,164 +90,6 @@ static void check_failure(const char *call, unsigned long hits_before, ckd_statu
     const char *reason = fault == ENOSPC ? "No space left" : "Input/output error";
     if (!strstr(err->message, reason)) {
         fail_msg("%s: the message does not say why: %s", call, err->message);
-    }
-}
-
-typedef ckd_status (*call_fn)(void *context, ckd_error *err);
-
-/* Makes the call, and once more if it failed for a moment: then it must work. */
-static ckd_status attempt(const char *name, call_fn call, void *context) {
-    ckd_error err = {0};
-    for (int i = 0; i < 2; i++) {
-        unsigned long hits = current.hits;
-        ckd_status status = call(context, &err);
-        if (status == CKD_OK) {
-            return CKD_OK;
-        }
-        check_failure(name, hits, status, &err);
-        if (current.lasting != ONCE) {
-            return status;
-        }
-    }
-    fail_msg("%s: failed again without a fault: %s (%s)", name, err.message, err.file);
-    return err.status;
-}
-
-/* What is being done to the store, and what of it was reported committed. */
-typedef struct action {
-    const char *dir;
-    ckd_store *store;
-    ckd_open_mode mode;
-    uint64_t step, committed;
-} action;
-
-static ckd_status call_open(void *context, ckd_error *err) {
-    action *a = context;
-    return scene_open(&a->store, a->dir, a->mode, err);
-}
-
-static ckd_status call_save(void *context, ckd_error *err) {
-    action *a = context;
-    scene s = scene_of(a->step);
-    return scene_save(NULL, a->store, &s, err);
-}
-
-static ckd_status call_save_ranks(void *context, ckd_error *err) {
-    action *a = context;
-    scene s = scene_of(a->step);
-    return scene_save_ranks(NULL, a->store, &s, err);
-}
-
-static ckd_status call_rebuild(void *context, ckd_error *err) {
-    ckd_rebuild_result result;
-    ckd_status status = ckd_store_rebuild(&result, store_path_of(((action *)context)->dir, ""), NULL, err);
-    assert_int_equal(status == CKD_OK, result.checkpoints > 0);
-    return status;
-}
-
-/* What cannot be read for a moment may be missing from a list, then. */
-static ckd_status call_list(void *context, ckd_error *err) {
-    ckd_checkpoint_list *list;
-    unsigned long hits = current.hits;
-    ckd_status status = ckd_store_list(&list, ((action *)context)->store, NULL, err);
-    assert_true(status != CKD_OK || list->count == 3 || current.hits > hits);
-    ckd_checkpoint_list_free(list);
-    return status;
-}
-
-static ckd_status call_load(void *context, ckd_error *err) {
-    scene s = scene_of(((action *)context)->step);
-    return scene_load(((action *)context)->store, &s, err);
-}
-
-static ckd_status call_verify(void *context, ckd_error *err) {
-    ckd_verify_result *result;
-    unsigned long hits = current.hits;
-    ckd_status status = ckd_store_verify(&result, ((action *)context)->store, NULL, err);
-    assert_true(status != CKD_OK || (result->checkpoints == 3 && result->damage_count == 0) ||
-                current.hits > hits);
-    ckd_verify_result_free(result);
-    return status;
-}
-
-static ckd_status call_report(void *context, ckd_error *err) {
-    ckd_report *report;
-    unsigned long hits = current.hits;
-    ckd_status status = ckd_store_report(&report, ((action *)context)->store, err);
-    assert_true(status != CKD_OK || report->checkpoint_count == 3 || current.hits > hits);
-    ckd_report_free(report);
-    return status;
-}
-
-/* Begins, saves a blob, and gives up. */
-static ckd_status call_abort(void *context, ckd_error *err) {
-    ckd_save *save;
-    ckd_save_options o = CKD_SAVE_OPTIONS_INIT;
-    o.run = SCENE_RUN;
-    o.step = ((action *)context)->step;
-    ckd_status status = ckd_save_begin(&save, ((action *)context)->store, &o, err);
-    if (status == CKD_OK) {
-        status = ckd_save_blob(save, "b", "x", 1, err);
-    }
-    ckd_save_abort(save);
-    return status;
-}
-
-/* ---- actions ---- */
-
-typedef void (*act_fn)(action *a);
-
-static void act_steps(action *a, ckd_open_mode mode, call_fn save, uint64_t first, uint64_t count) {
-    a->mode = mode;
-    if (attempt("open", call_open, a) == CKD_OK) {
-        for (a->step = first; a->step < first + count; a->step++) {
-            if (attempt("save", save, a) == CKD_OK) {
-                a->committed |= UINT64_C(1) << a->step;
-            }
-        }
-    }
-}
-
-static void act_creates(action *a) {
-    act_steps(a, CKD_OPEN_CREATE, call_save, 0, 1);
-}
-static void act_saves_delta(action *a) {
-    act_steps(a, CKD_OPEN_WRITE, call_save, 2, 1);
-}
-static ckd_status call_save_ready(void *context, ckd_error *err) {
-    action *a = context;
-    scene s = scene_of(a->step);
-    s.ready = true;
-    return scene_save(NULL, a->store, &s, err);
-}
-static void act_saves_ready(action *a) {
-    act_steps(a, CKD_OPEN_WRITE, call_save_ready, 2, 1);
-}
-static void act_saves_ranks(action *a) {
-    act_steps(a, CKD_OPEN_WRITE, call_save_ranks, 2, 1);
-}
-static void act_reads(action *a) {
-    a->mode = CKD_OPEN_READ;
-    if (attempt("open", call_open, a) == CKD_OK) {
-        attempt("list", call_list, a);
-        for (a->step = 0; a->step < 3; a->step++) {
-            attempt("load", call_load, a);
-        }
-        attempt("verify", call_verify, a);
-        attempt("report", call_report, a);
-    }
-}
-static void act_opens(action *a) {
-    act_steps(a, CKD_OPEN_WRITE, NULL, 0, 0);
-}
-static void act_rebuilds(action *a) {
-    attempt("rebuild", call_rebuild, a);
-}
-static void act_aborts(action *a) {
-    a->mode = CKD_OPEN_WRITE;
-    a->step = 2;
-    if (attempt("open", call_open, a) == CKD_OK) {
-        attempt("abort", call_abort, a);
     }
 }
 
@@ -316,11 +143,12 @@ static bool thorough(void) {
 /* false if there are fewer steps. */
 static bool fail_at(const sweep *w, const manner *how, unsigned long at) {
     char *dir = tempdir_create();
-    action a = {.dir = dir};
+    action a = {.dir = dir, .trouble = &current.trouble};
     current = (faulter){.at = at,
                         .counted = how->counted,
                         .fault = how->faults[at / how->stride % 2],
-                        .lasting = how->lasting};
+                        .lasting = how->lasting,
+                        .trouble = {.once = how->lasting == ONCE, .check_failure = check_failure}};
     if (w->template) {
         tree_copy(store_path_of(w->template, ""), store_path_of(dir, ""));
     }
@@ -332,7 +160,7 @@ static bool fail_at(const sweep *w, const manner *how, unsigned long at) {
         free(before);
         free(after);
         tempdir_remove(dir);
-        return current.hits > 0;
+        return current.trouble.hits > 0;
     }
     /* What failed for a moment was done again. What failed for ever may have been named before, never to be taken back. */
     assert_true(how->lasting != ONCE || a.committed == w->possible);
@@ -342,7 +170,7 @@ static bool fail_at(const sweep *w, const manner *how, unsigned long at) {
         survivors_glance(dir, w->before | a.committed, w->possible);
     }
     tempdir_remove(dir);
-    return current.hits > 0;
+    return current.trouble.hits > 0;
 }
 
 /* Returns how many steps there are. */
@@ -371,7 +199,7 @@ static int setup(void **state) {
 
 static int teardown(void **state) {
     file_set_fault_hook(NULL, NULL);
-    if (current.hits) {
+    if (current.trouble.hits) {
         print_message("the fault: %d at step %lu (kind %d of %s)%s\n", current.fault, current.at,
                       (int)current.hit_step, current.hit_path,
                       current.lasting == ONCE    ? ""
@@ -401,7 +229,7 @@ static void test_saving_with_ready_copies(void **state) {
     scene_make(*state, 0, 2);
     sweep w = {*state, act_saves_ready, .before = 3, .possible = 4, .next = 3};
     assert_true(fail_everywhere("ready copies", &w) >= 100);
-    action a = {.dir = *state};
+    action a = {.dir = *state, .trouble = &current.trouble};
     act_saves_ready(&a);
     ckd_store_close(a.store);
     assert_int_equal(dir_list_read(&copies, store_path_of(*state, "data/k"), NULL), CKD_OK);
@@ -411,7 +239,7 @@ static void test_saving_with_ready_copies(void **state) {
 
 static void test_reading(void **state) {
     scene_make(*state, 0, 2);
-    action a = {.dir = *state};
+    action a = {.dir = *state, .trouble = &current.trouble};
     act_saves_ready(&a);
     ckd_store_close(a.store);
     sweep w = {*state, act_reads, .reads = true};
@@ -457,7 +285,7 @@ static void make_leftover(const char *dir, size_t i) {
     (void)call_save(&a, NULL);
     ckd_store_close(a.store);
     file_set_fault_hook(NULL, NULL);
-    assert_true(f.hits > 0);
+    assert_true(f.trouble.hits > 0);
 }
 
 static void fail_after_leftovers(const char *what, act_fn act, size_t stride, unsigned long least) {

@@ -110,7 +110,7 @@ static ckd_status save_range(ckd_save *save, const scene_tensor *t, const scene 
     }
     void *values = calloc(end - first + 1, 8);
     if (!values) {
-        return CKD_E_NOMEM;
+        return err_nomem(err, (end - first) * 8, "a scene");
     }
     fill(values, t, s, first, end - first);
     description.data = values;
@@ -227,7 +227,7 @@ static ckd_status load_tensor(ckd_load *load, const scene_tensor *t, const scene
     q.shape = shape;
     q.data = got;
     q.size = size;
-    ckd_status status = want && got ? ckd_load_tensor(load, &q, err) : CKD_E_NOMEM;
+    ckd_status status = want && got ? ckd_load_tensor(load, &q, err) : err_nomem(err, size, "a scene");
     if (status == CKD_OK) {
         fill(want, t, s, 0, elements);
         status = memcmp(want, got, size) == 0 ? CKD_OK : wrong(err, t->name);

@@ -1,0 +1,178 @@
+#include "tests/support/actions.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+
+#include <cmocka.h>
+
+#include "base/file.h"
+#include "tests/support/scenes.h"
+
+size_t open_descriptors(void) {
+    dir_list list;
+    assert_int_equal(dir_list_read(&list, "/proc/self/fd", NULL), CKD_OK);
+    size_t count = list.count;
+    dir_list_free(&list);
+    return count;
+}
+
+typedef ckd_status (*call_fn)(action *a, ckd_error *err);
+
+/* Makes the call, and once more if it failed for a moment: then it must work. */
+static ckd_status attempt(action *a, const char *name, call_fn call) {
+    ckd_error err = {0};
+    for (int i = 0; i < 2; i++) {
+        unsigned long hits = a->trouble->hits;
+        ckd_status status = call(a, &err);
+        if (status == CKD_OK) {
+            return CKD_OK;
+        }
+        if (a->trouble->hits == hits) {
+            fail_msg("%s: %s without a fault in it: %s (%s)", name, ckd_status_name(status), err.message,
+                     err.file);
+        }
+        a->trouble->check_failure(name, status, &err);
+        if (!a->trouble->once) {
+            return status;
+        }
+    }
+    fail_msg("%s: failed again: %s (%s)", name, err.message, err.file);
+    return err.status;
+}
+
+/* ---- calls ---- */
+
+ckd_status call_open(action *a, ckd_error *err) {
+    return scene_open(&a->store, a->dir, a->mode, err);
+}
+
+ckd_status call_save(action *a, ckd_error *err) {
+    scene s = scene_of(a->step);
+    return scene_save(NULL, a->store, &s, err);
+}
+
+static ckd_status call_save_ready(action *a, ckd_error *err) {
+    scene s = scene_of(a->step);
+    s.ready = true;
+    return scene_save(NULL, a->store, &s, err);
+}
+
+static ckd_status call_save_ranks(action *a, ckd_error *err) {
+    scene s = scene_of(a->step);
+    return scene_save_ranks(NULL, a->store, &s, err);
+}
+
+static ckd_status call_rebuild(action *a, ckd_error *err) {
+    ckd_rebuild_result result;
+    ckd_store_options o = CKD_STORE_OPTIONS_INIT;
+    o.threads = 1;
+    ckd_status status = ckd_store_rebuild(&result, store_path_of(a->dir, ""), &o, err);
+    assert_int_equal(status == CKD_OK, result.checkpoints > 0);
+    return status;
+}
+
+/* What cannot be read for a moment may be missing from a list, then. */
+static ckd_status call_list(action *a, ckd_error *err) {
+    ckd_checkpoint_list *list;
+    unsigned long hits = a->trouble->hits;
+    ckd_status status = ckd_store_list(&list, a->store, NULL, err);
+    assert_true(status != CKD_OK || list->count == 3 || a->trouble->hits > hits);
+    ckd_checkpoint_list_free(list);
+    return status;
+}
+
+static ckd_status call_load(action *a, ckd_error *err) {
+    scene s = scene_of(a->step);
+    return scene_load(a->store, &s, err);
+}
+
+static ckd_status call_verify(action *a, ckd_error *err) {
+    ckd_verify_result *result;
+    unsigned long hits = a->trouble->hits;
+    ckd_status status = ckd_store_verify(&result, a->store, NULL, err);
+    assert_true(status != CKD_OK || (result->checkpoints == 3 && result->damage_count == 0) ||
+                a->trouble->hits > hits);
+    ckd_verify_result_free(result);
+    return status;
+}
+
+static ckd_status call_report(action *a, ckd_error *err) {
+    ckd_report *report;
+    unsigned long hits = a->trouble->hits;
+    ckd_status status = ckd_store_report(&report, a->store, err);
+    assert_true(status != CKD_OK || report->checkpoint_count == 3 || a->trouble->hits > hits);
+    ckd_report_free(report);
+    return status;
+}
+
+/* Begins, saves a blob, and gives up. */
+static ckd_status call_abort(action *a, ckd_error *err) {
+    ckd_save *save;
+    ckd_save_options o = CKD_SAVE_OPTIONS_INIT;
+    o.run = SCENE_RUN;
+    o.step = a->step;
+    ckd_status status = ckd_save_begin(&save, a->store, &o, err);
+    if (status == CKD_OK) {
+        status = ckd_save_blob(save, "b", "x", 1, err);
+    }
+    ckd_save_abort(save);
+    return status;
+}
+
+/* ---- actions ---- */
+
+static void act_steps(action *a, ckd_open_mode mode, call_fn save, uint64_t first, uint64_t count) {
+    a->mode = mode;
+    if (attempt(a, "open", call_open) == CKD_OK) {
+        for (a->step = first; a->step < first + count; a->step++) {
+            if (attempt(a, "save", save) == CKD_OK) {
+                a->committed |= UINT64_C(1) << a->step;
+            }
+        }
+    }
+}
+
+void act_creates(action *a) {
+    act_steps(a, CKD_OPEN_CREATE, call_save, 0, 1);
+}
+
+void act_saves_delta(action *a) {
+    act_steps(a, CKD_OPEN_WRITE, call_save, 2, 1);
+}
+
+void act_saves_ready(action *a) {
+    act_steps(a, CKD_OPEN_WRITE, call_save_ready, 2, 1);
+}
+
+void act_saves_ranks(action *a) {
+    act_steps(a, CKD_OPEN_WRITE, call_save_ranks, 2, 1);
+}
+
+void act_reads(action *a) {
+    a->mode = CKD_OPEN_READ;
+    if (attempt(a, "open", call_open) == CKD_OK) {
+        attempt(a, "list", call_list);
+        for (a->step = 0; a->step < 3; a->step++) {
+            attempt(a, "load", call_load);
+        }
+        attempt(a, "verify", call_verify);
+        attempt(a, "report", call_report);
+    }
+}
+
+void act_opens(action *a) {
+    act_steps(a, CKD_OPEN_WRITE, NULL, 0, 0);
+}
+
+void act_rebuilds(action *a) {
+    attempt(a, "rebuild", call_rebuild);
+}
+
+void act_aborts(action *a) {
+    a->mode = CKD_OPEN_WRITE;
+    a->step = 2;
+    if (attempt(a, "open", call_open) == CKD_OK) {
+        attempt(a, "abort", call_abort);
+    }
+}

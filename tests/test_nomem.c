@@ -1,0 +1,259 @@
+/*
+ * Memory that cannot be had: every allocation of the library, of zstd's contexts and of SQLite fails, once, or from then on
+ * for ever. A call that fails says NOMEM and leaks nothing; one that failed for a moment works when it is made again, on
+ * the same handle; nothing that was committed is lost or wrong; what was left over goes at the next open for writing.
+ *
+ * The linker sends the library's calls of malloc and the like here (see mk/test.mk), SQLite lets itself be configured.
+ */
+#include <dirent.h>
+#include <errno.h>
+#include <malloc.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+#include <sqlite3.h>
+#include <sys/wait.h>
+#include <unistd.h>
+#include <zstd.h>
+
+#include "base/file.h"
+#include "tests/support/actions.h"
+#include "tests/support/scenes.h"
+#include "tests/support/scratch.h"
+#include "tests/support/survivors.h"
+#include "tests/support/tempdir.h"
+
+/* ---- allocations ---- */
+
+typedef enum allocator { LIBRARY, SQLITE } allocator;
+
+/* One thread at a time allocates while it is on. */
+static struct {
+    bool on, for_ever;
+    allocator from;
+    unsigned long at, seen; /* which allocation of `from`, from 1 */
+    trouble trouble;
+} shortage;
+
+/* Is this allocation to fail? */
+static bool fails(allocator from) {
+    if (!shortage.on || from != shortage.from) {
+        return false;
+    }
+    shortage.seen++;
+    bool now = shortage.seen == shortage.at || (shortage.for_ever && shortage.seen > shortage.at);
+    shortage.trouble.hits += now;
+    if (now) {
+        errno = ENOMEM;
+    }
+    return now;
+}
+
+#define WRAPPED(result, name, parameters, arguments)            \
+    result __real_##name parameters;                            \
+    result __wrap_##name parameters;                            \
+    result __wrap_##name parameters {                           \
+        return fails(LIBRARY) ? NULL : __real_##name arguments; \
+    }
+
+WRAPPED(void *, malloc, (size_t size), (size))
+WRAPPED(void *, calloc, (size_t count, size_t size), (count, size))
+WRAPPED(void *, realloc, (void *block, size_t size), (block, size))
+WRAPPED(char *, strdup, (const char *text), (text))
+WRAPPED(DIR *, opendir, (const char *path), (path))
+WRAPPED(char *, realpath, (const char *path, char *out), (path, out))
+WRAPPED(ZSTD_CCtx *, ZSTD_createCCtx, (void), ())
+WRAPPED(ZSTD_DCtx *, ZSTD_createDCtx, (void), ())
+
+static sqlite3_mem_methods sqlite_memory;
+
+static void *sqlite_malloc(int size) {
+    return fails(SQLITE) ? NULL : sqlite_memory.xMalloc(size);
+}
+static void *sqlite_realloc(void *block, int size) {
+    return fails(SQLITE) ? NULL : sqlite_memory.xRealloc(block, size);
+}
+
+/* Before SQLite's first use. */
+static void take_over_sqlite(void) {
+    sqlite3_mem_methods ours;
+    if (sqlite3_config(SQLITE_CONFIG_GETMALLOC, &sqlite_memory) != SQLITE_OK) {
+        abort();
+    }
+    ours = sqlite_memory;
+    ours.xMalloc = sqlite_malloc;
+    ours.xRealloc = sqlite_realloc;
+    if (sqlite3_config(SQLITE_CONFIG_MALLOC, &ours) != SQLITE_OK) {
+        abort();
+    }
+}
+
+static void check_failure(const char *call, ckd_status status, const ckd_error *err) {
+    if (status != CKD_E_NOMEM || err->status != status || !strstr(err->message, "memory")) {
+        fail_msg("%s: %s, message '%s' (%s)", call, ckd_status_name(status), err->message, err->file);
+    }
+}
+
+/* ---- sweeps ---- */
+
+typedef struct sweep {
+    const char *template; /* a directory with a store, NULL: begin with nothing */
+    act_fn act;
+    uint64_t before;   /* bits of the steps in the template */
+    uint64_t possible; /* bits of the steps that are tried */
+    uint64_t next;     /* the step to save afterwards */
+} sweep;
+
+/* false if there are fewer allocations. */
+static bool fail_at(const sweep *w, allocator from, bool for_ever, unsigned long at) {
+    char *dir = tempdir_create();
+    action a = {.dir = dir, .trouble = &shortage.trouble};
+    if (w->template) {
+        tree_copy(store_path_of(w->template, ""), store_path_of(dir, ""));
+    }
+    size_t descriptors = open_descriptors();
+    shortage.from = from;
+    shortage.for_ever = for_ever;
+    shortage.at = at;
+    shortage.seen = 0;
+    shortage.trouble = (trouble){.once = !for_ever, .check_failure = check_failure};
+    shortage.on = true;
+    w->act(&a);
+    shortage.on = false;
+    ckd_store_close(a.store);
+    assert_int_equal(open_descriptors(), descriptors);
+    assert_true(for_ever || a.committed == w->possible);
+    if (at % 16 == 1) {
+        survivors_check(dir, w->before | a.committed, w->possible, w->next);
+    } else {
+        survivors_glance(dir, w->before | a.committed, w->possible);
+    }
+    tempdir_remove(dir);
+    return shortage.trouble.hits > 0;
+}
+
+/* From one allocation to the next: SQLite has far more of them. CKD_TEST_BIG=1: minutes instead of seconds. */
+static unsigned long stride_of(allocator from, bool for_ever) {
+    if (getenv("CKD_TEST_BIG")) {
+        return from == LIBRARY ? 1 : 17;
+    }
+    return (from == LIBRARY ? 4 : 127) * (for_ever ? 2u : 1u) * (under_sanitizer() ? 2u : 1u);
+}
+
+/* Returns how many allocations of the library there are. */
+static unsigned long fail_everywhere(const char *what, const sweep *w) {
+    unsigned long counts[2] = {0, 0}, points = 0;
+    for (int i = 0; i < 4; i++) {
+        allocator from = i < 2 ? LIBRARY : SQLITE;
+        unsigned long at = 1, stride = stride_of(from, i % 2);
+        for (; fail_at(w, from, i % 2, at); at += stride) {
+            points++;
+        }
+        counts[from] = at - 1;
+    }
+    print_message("%s: %lu allocations, %lu by SQLite, %lu failures\n", what, counts[LIBRARY], counts[SQLITE],
+                  points);
+    shortage.at = 0;
+    return counts[LIBRARY];
+}
+
+static int setup(void **state) {
+    *state = tempdir_create();
+    return 0;
+}
+
+static int teardown(void **state) {
+    shortage.on = false;
+    if (shortage.at) {
+        print_message("the failure: allocation %lu of %s%s\n", shortage.at,
+                      shortage.from == SQLITE ? "SQLite" : "the library",
+                      shortage.for_ever ? ", for ever" : "");
+    }
+    shortage.at = 0;
+    tempdir_remove(*state);
+    return 0;
+}
+
+static void test_creating_a_store_and_saving_a_base(void **state) {
+    (void)state;
+    sweep w = {.act = act_creates, .possible = 1, .next = 1};
+    assert_true(fail_everywhere("new store", &w) >= 100);
+}
+
+static void test_saving(void **state) {
+    static const struct {
+        const char *what;
+        act_fn act;
+        uint64_t possible;
+    } saves[] = {{"delta", act_saves_delta, 4},
+                 {"ready copies", act_saves_ready, 4},
+                 {"two ranks", act_saves_ranks, 4},
+                 {"abort", act_aborts, 0}};
+    scene_make(*state, 0, 2);
+    for (size_t i = 0; i < sizeof(saves) / sizeof(saves[0]); i++) {
+        sweep w = {*state, saves[i].act, .before = 3, .possible = saves[i].possible, .next = 3};
+        assert_true(fail_everywhere(saves[i].what, &w) >= 50);
+    }
+}
+
+/* What a writer of step 2 leaves that dies in the middle of it. */
+static void leave_behind(const char *dir) {
+    int ended;
+    pid_t pid = fork();
+    assert_true(pid >= 0);
+    if (pid == 0) {
+        ckd_store *store;
+        ckd_save *save;
+        ckd_save_options o = CKD_SAVE_OPTIONS_INIT;
+        o.run = SCENE_RUN;
+        o.step = 2;
+        _exit(scene_open(&store, dir, CKD_OPEN_WRITE, NULL) != CKD_OK ||
+              ckd_save_begin(&save, store, &o, NULL) != CKD_OK ||
+              ckd_save_blob(save, "b", "x", 1, NULL) != CKD_OK);
+    }
+    assert_int_equal(waitpid(pid, &ended, 0), pid);
+    assert_int_equal(ended, 0);
+}
+
+/* With an intent to clean up after, and a manifest to adopt. */
+static void test_recovering_and_rebuilding(void **state) {
+    scene_make(*state, 0, 2);
+    leave_behind(*state);
+    assert_int_equal(remove(store_path_of(*state, "catalog.db")), 0);
+    sweep open = {*state, act_opens, .before = 3, .next = 2};
+    assert_true(fail_everywhere("recovery", &open) >= 50);
+    sweep rebuild = {*state, act_rebuilds, .before = 3, .next = 2};
+    assert_true(fail_everywhere("rebuild", &rebuild) >= 50);
+}
+
+static void test_reading(void **state) {
+    scene_make(*state, 0, 3);
+    sweep w = {*state, act_reads, .before = 7, .next = 3};
+    assert_true(fail_everywhere("reading", &w) >= 100);
+}
+
+#define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        TEST(test_creating_a_store_and_saving_a_base),
+        TEST(test_saving),
+        TEST(test_recovering_and_rebuilding),
+        TEST(test_reading),
+    };
+    take_over_sqlite();
+    (void)mallopt(M_MMAP_THRESHOLD,
+                  1 << 30); /* memory freed is kept: most of the time would go into page faults */
+    (void)mallopt(M_TRIM_THRESHOLD, 1 << 30);
+    scratch_begin();
+    int failed = cmocka_run_group_tests_name("nomem", tests, NULL, NULL);
+    scratch_end();
+    return failed;
+}
