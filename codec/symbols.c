@@ -86,6 +86,11 @@ void symbols_plan(symbols_workspace *w, int slot, symbols_mode mode, unsigned wi
     *planned += *planned / 1024;
 }
 
+size_t symbols_coded(const symbols_workspace *w, int slot) {
+    const symbols_plan_slot *p = &w->plan[slot];
+    return p->is_sparse ? 2 * p->sparse.pairs : p->dense.count;
+}
+
 size_t symbols_bound(const symbols_workspace *w, int slot) {
     const symbols_plan_slot *p = &w->plan[slot];
     if (p->is_sparse) {

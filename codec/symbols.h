@@ -38,6 +38,8 @@ void symbols_plan(symbols_workspace *w, int slot, symbols_mode mode, unsigned wi
  */
 size_t symbols_estimate(symbols_workspace *w, symbols_mode mode, unsigned width, const void *values,
                         const uint8_t *context, const symbols_grid *grid, size_t n, size_t of);
+/* Integers that the stream planned in `slot` holds, which is what decoding takes: of a sparse one fewer than n. */
+size_t symbols_coded(const symbols_workspace *w, int slot);
 /* The most that the stream planned in `slot` can take, in bytes. */
 size_t symbols_bound(const symbols_workspace *w, int slot);
 /*

@@ -369,15 +369,15 @@ ckd_status block_analyse(block_job *job, const coding_context *save, const tenso
 }
 
 static load_cost chain_with(const load_cost *parent, predictor p, const candidate *c,
-                            const tensor_context *tensor, uint64_t raw) {
+                            const tensor_context *tensor, uint64_t raw, uint64_t symbols) {
     return (load_cost){parent->stored + (double)c->size,
-                       parent->work + decode_work(p, c->coding, width_of(tensor), raw, c->size)};
+                       parent->work + decode_work(p, c->coding, width_of(tensor), raw, c->size, symbols)};
 }
 
 /* A block that stays as it was is planned on its own only if its chain is long enough to want a ready copy. */
 static load_cost standalone_cost(const block_job *job, const tensor_context *tensor) {
     const load_cost nothing = {0, 0};
-    return chain_with(&nothing, PREDICT_NONE, &job->standalone, tensor, raw_size(job, tensor));
+    return chain_with(&nothing, PREDICT_NONE, &job->standalone, tensor, raw_size(job, tensor), job->count);
 }
 
 static void choose(block_job *job, const tensor_context *tensor, const load_budget *budget) {
@@ -387,8 +387,8 @@ static void choose(block_job *job, const tensor_context *tensor, const load_budg
     job->predictor = PREDICT_NONE;
     job->depth = 0;
     if (job->delta.available) {
-        job->delta.chain =
-            chain_with(&job->parent_chain, PREDICT_PARENT, &job->delta, tensor, raw_size(job, tensor));
+        job->delta.chain = chain_with(&job->parent_chain, PREDICT_PARENT, &job->delta, tensor,
+                                      raw_size(job, tensor), job->plan.delta_symbols);
         if (budget_allows_delta(budget, &job->delta.chain, &job->base, job->delta.size,
                                 job->standalone.size)) {
             job->chosen = &job->delta;

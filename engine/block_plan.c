@@ -154,6 +154,7 @@ static ckd_status plan_delta(block_plan *p, ckd_error *err) {
     p->kernels->ordered_residual(p->dtype, residual, p->values, p->previous, p->count);
     p->kernels->magnitude_context(p->dtype, context, p->previous, p->count);
     symbols_plan(p->work, 1, SYMBOLS_CLASS, p->width, residual, context, NULL, p->count, &p->delta);
+    p->delta_symbols = symbols_coded(p->work, 1);
     p->delta_planned = true;
     return CKD_OK;
 }

@@ -22,6 +22,7 @@ typedef struct block_plan {
     bytes integers, residual, context; /* `residual` also holds a sample */
     /* Bytes. Estimated from a sample where not planned. */
     size_t alone, delta;
+    size_t delta_symbols; /* integers in the delta's stream */
     bool alone_planned, delta_planned;
 } block_plan;
 

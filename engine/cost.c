@@ -9,7 +9,8 @@
 #define WORK_LZ4    0.35
 #define WORK_ZSTD   0.9
 #define WORK_PLANES 0.15
-#define WORK_SYMBOL 3.2 /* a symbol, not a byte */
+#define WORK_SYMBOL  3.2 /* a symbol, not a byte */
+#define WORK_SCATTER 0.6 /* an element of a sparse stream */
 
 /* Estimates of size and time are not exact, and the bounds are promises: plan a little inside them. */
 #define MARGIN              0.80
@@ -19,8 +20,9 @@
 /* Decoding a delta takes longer than its bytes suggest: a part may cost that much more in time. */
 #define PART_WORK 2.0
 
-double decode_work(predictor p, coding c, size_t element_size, uint64_t raw_size, uint64_t stored_size) {
-    double raw = (double)raw_size, work = WORK_VERIFY * raw;
+double decode_work(predictor p, coding c, size_t element_size, uint64_t raw_size, uint64_t stored_size,
+                   uint64_t symbols) {
+    double raw = (double)raw_size, work = WORK_VERIFY * raw, elements = raw / (double)element_size;
     if (p == PREDICT_COPY || p == PREDICT_CAST) {
         return work;
     }
@@ -29,7 +31,8 @@ double decode_work(predictor p, coding c, size_t element_size, uint64_t raw_size
     }
     switch (c) {
     case CODING_SYMBOLS:
-        return work + WORK_SYMBOL * raw / (double)element_size;
+        return work + WORK_SYMBOL * (double)symbols +
+               ((double)symbols < elements ? WORK_SCATTER * elements : 0);
     case CODING_ZSTD_PLANES:
         work += WORK_PLANES * raw; /* fall through */
     case CODING_ZSTD:
@@ -46,7 +49,8 @@ double decode_work(predictor p, coding c, size_t element_size, uint64_t raw_size
 load_cost base_cost(size_t element_size, uint64_t raw_size, uint64_t base_stored) {
     coding c = base_stored < raw_size ? CODING_SYMBOLS : CODING_RAW;
     return (load_cost){(double)base_stored,
-                       decode_work(PREDICT_NONE, c, element_size, raw_size, base_stored)};
+                       decode_work(PREDICT_NONE, c, element_size, raw_size, base_stored,
+                                   raw_size / element_size)};
 }
 
 load_cost record_base(const record *r) {

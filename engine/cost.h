@@ -24,8 +24,12 @@ typedef struct load_cost {
     double work;   /* nanoseconds to decode, on the machine that the constants were measured on */
 } load_cost;
 
-/* Decoding and verifying one payload, what it builds on excluded. */
-double decode_work(predictor p, coding c, size_t element_size, uint64_t raw_size, uint64_t stored_size);
+/*
+ * Decoding and verifying one payload, what it builds on excluded. symbols: integers in a symbol stream, as many as elements or,
+ * in a sparse one, fewer.
+ */
+double decode_work(predictor p, coding c, size_t element_size, uint64_t raw_size, uint64_t stored_size,
+                   uint64_t symbols);
 
 static inline load_cost record_chain(const record *r) {
     return (load_cost){(double)r->chain_stored, (double)r->chain_work};
