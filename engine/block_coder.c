@@ -214,6 +214,12 @@ static ckd_status try_byte_codecs(block_job *job, candidate *best, const coding_
     return status;
 }
 
+/* What the parent's values over this span take on their own; 0 if that is not known. Of values a save earlier it is about the same. */
+static uint64_t expected_alone(const block_job *job) {
+    const record *r = job->parent_block;
+    return r && (r->predictor == PREDICT_NONE || r->predictor == PREDICT_PARENT) ? r->base_stored : 0;
+}
+
 /* may_estimate: a delta is going to be tried, and its size says whether this one's must be known exactly. */
 static ckd_status plan_standalone(block_job *job, const coding_context *save, const tensor_context *tensor,
                                   bool may_estimate, ckd_error *err) {
@@ -224,7 +230,7 @@ static ckd_status plan_standalone(block_job *job, const coding_context *save, co
     if (save->codec == CKD_CODEC_AUTO) {
         symbols_grid grid = block_grid(&tensor->shape, tensor->region, job->first);
         ckd_status status = block_plan_begin(&job->plan, tensor->tensor->dtype, job->values, job->count,
-                                             &grid, may_estimate, err);
+                                             &grid, may_estimate, expected_alone(job), err);
         if (status != CKD_OK) {
             return status;
         }

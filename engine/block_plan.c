@@ -160,7 +160,7 @@ static ckd_status plan_delta(block_plan *p, ckd_error *err) {
 }
 
 ckd_status block_plan_begin(block_plan *p, ckd_dtype dtype, const void *values, size_t count,
-                            const symbols_grid *grid, bool try_delta, ckd_error *err) {
+                            const symbols_grid *grid, bool try_delta, uint64_t expected, ckd_error *err) {
     p->dtype = dtype;
     p->width = (unsigned)ckd_dtype_size(dtype);
     p->values = values;
@@ -169,7 +169,11 @@ ckd_status block_plan_begin(block_plan *p, ckd_dtype dtype, const void *values, 
     p->grid = *grid;
     p->alone = p->delta = 0;
     p->alone_planned = p->delta_planned = false;
-    return try_delta && count >= SAMPLED_FROM ? estimate_alone(p, err) : block_plan_alone(p, err);
+    if (!try_delta || count < SAMPLED_FROM) {
+        return block_plan_alone(p, err);
+    }
+    p->alone = (size_t)expected;
+    return expected ? CKD_OK : estimate_alone(p, err);
 }
 
 /*

@@ -33,11 +33,12 @@ void block_plan_free(block_plan *p);
 symbols_grid block_grid(const geometry *g, const ckd_region *region, uint64_t first);
 
 /*
- * Sets `alone`: planned, or estimated if a delta will be tried and the block is large enough to have a sample. values: count
- * elements, which must stay as they are until the block is encoded.
+ * Sets `alone`: planned, or, if a delta will be tried and the block is large enough to have a sample, estimated. `expected` is what the
+ * caller knows of it, such as what the block took in the parent; 0: nothing. values: count elements, which must stay as
+ * they are until the block is encoded.
  */
 ckd_status block_plan_begin(block_plan *p, ckd_dtype dtype, const void *values, size_t count,
-                            const symbols_grid *grid, bool try_delta, ckd_error *err);
+                            const symbols_grid *grid, bool try_delta, uint64_t expected, ckd_error *err);
 /*
  * Sets `delta`, and plans whichever of the two may win, or both. previous: count elements, only needed during the call. The
  * residual and its contexts are there afterwards if the delta is planned.
