@@ -113,7 +113,7 @@ static unsigned smallest_log(const symbols_workspace *w, const symbols_groups *g
 
 /*
  * More states code more exactly, but leave the nearest cache, take time to set up and bytes to describe: a doubling must
- * save one part in 2000 of the stream.
+ * save one part in 700 of the stream.
  */
 double symbols_choose_tables(symbols_workspace *w, symbols_header *h, const symbols_groups *groups,
                              unsigned width, size_t n) {
@@ -122,7 +122,7 @@ double symbols_choose_tables(symbols_workspace *w, symbols_header *h, const symb
     h->contexts = groups->count > 1;
     memcpy(h->range_end, groups->end, groups->count);
     h->range_end[groups->count - 1] = SYMBOLS_CONTEXTS - 1;
-    unsigned usual = n < 1024 ? SYMBOLS_MIN_LOG : 9;
+    unsigned usual = n < 1024 ? SYMBOLS_MIN_LOG : 8;
     unsigned log = smallest_log(w, groups);
     log = log < usual ? usual : log;
     double low = low_bits(w, h, groups, width);
@@ -132,7 +132,7 @@ double symbols_choose_tables(symbols_workspace *w, symbols_header *h, const symb
         memcpy(w->smaller, h->table, groups->count * sizeof(h->table[0]));
         double next_bits = share_all(w, h, groups, log + 1);
         double next = next_bits + (double)(8 * symbols_header_size(h, width) + lanes * (log + 1));
-        if (all - next < (all + low) / 2000) {
+        if (all - next < (all + low) / 700) {
             memcpy(h->table, w->smaller, groups->count * sizeof(h->table[0]));
             h->log = log;
             break;

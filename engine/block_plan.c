@@ -168,40 +168,38 @@ ckd_status block_plan_begin(block_plan *p, ckd_dtype dtype, const void *values, 
     p->count = count;
     p->grid = *grid;
     p->alone = p->delta = 0;
-    p->alone_planned = p->delta_planned = false;
+    p->alone_planned = p->delta_planned = p->alone_sampled = false;
     if (!try_delta || count < SAMPLED_FROM) {
         return block_plan_alone(p, err);
     }
     p->alone = (size_t)expected;
+    p->alone_sampled = !expected;
     return expected ? CKD_OK : estimate_alone(p, err);
 }
 
 /*
- * Samples are a percent or two off. A delta must save some percent to be taken at all, so it is given up a little before
- * it could win; and where it wins by far, what the block would take on its own need not be known exactly.
+ * Samples are a percent or two off, and several where they have to tell what levels of rows and columns gain. A delta must
+ * save some percent to be taken at all, so it is given up a little before it could win; and where it wins by far, what the
+ * block would take on its own need not be known exactly.
  */
-#define DELTA_LOST 0.985
-#define DELTA_WON  0.90
+#define DELTA_LOST        0.985
+#define DELTA_WON         0.95
+#define DELTA_WON_SAMPLED 0.90
 
 ckd_status block_plan_delta(block_plan *p, const void *previous, ckd_error *err) {
     p->previous = previous;
-    bool may_lose = true;
+    double won = (double)p->alone * (p->alone_sampled ? DELTA_WON_SAMPLED : DELTA_WON);
     if (p->count >= SAMPLED_FROM) {
         ckd_status status = estimate_delta(p, err);
         if (status != CKD_OK) {
             return status;
         }
-        double ratio = (double)p->delta / (double)p->alone;
-        if (ratio > DELTA_LOST) {
+        if ((double)p->delta > DELTA_LOST * (double)p->alone) {
             return block_plan_alone(p, err);
         }
-        may_lose = ratio > DELTA_WON;
     }
     ckd_status status = plan_delta(p, err);
-    if (status == CKD_OK && (may_lose || (double)p->delta > DELTA_WON * (double)p->alone)) {
-        status = block_plan_alone(p, err);
-    }
-    return status;
+    return status == CKD_OK && (double)p->delta > won ? block_plan_alone(p, err) : status;
 }
 
 size_t block_plan_encode(block_plan *p, bool delta, void *to, size_t capacity) {

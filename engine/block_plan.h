@@ -23,7 +23,7 @@ typedef struct block_plan {
     /* Bytes. Estimated from a sample where not planned. */
     size_t alone, delta;
     size_t delta_symbols; /* integers in the delta's stream */
-    bool alone_planned, delta_planned;
+    bool alone_planned, delta_planned, alone_sampled;
 } block_plan;
 
 void block_plan_init(block_plan *p, const kernels *k, symbols_workspace *work);
