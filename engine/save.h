@@ -36,6 +36,12 @@ typedef struct save_target {
 ckd_status save_resolve_target(save_target *out, ckd_store *store, const ckd_save_options *options,
                                ckd_error *err);
 
+/* What of an existing checkpoint was found to be the same. */
+typedef struct comparison {
+    struct compared_tensor *tensors; /* in the order of the view's */
+    bool *blobs;
+} comparison;
+
 struct ckd_save {
     ckd_store *store;
     ckd_save_options options; /* its strings are not kept, but for metric_name */
@@ -67,9 +73,8 @@ struct ckd_save {
 
     block_job *jobs;
     uint32_t job_count;
-    uint64_t raw_bytes; /* saved so far */
-    size_t blobs_compared;
-    uint64_t elements_compared;
+    uint64_t raw_bytes;  /* saved so far */
+    comparison compared; /* with `existing` */
     bool told_damage;
     uint64_t begun_ns, analyse_ns, encode_ns, append_ns;
 };
@@ -92,10 +97,14 @@ bool save_drop_copies(ckd_save *save);
 bool save_may_retry(ckd_save *save, ckd_status status);
 
 /* ---- save_compare.c: SAME_OK on a checkpoint that exists ---- */
+ckd_status save_compare_begin(ckd_save *save, ckd_error *err);
 /* EXISTS, naming the tensor, if the block's values differ from the existing checkpoint's. */
 ckd_status save_compare_block(ckd_save *save, block_job *job, const tensor_context *tensor, ckd_error *err);
+/* All blocks of the tensor's region were the same. */
+void save_compared_region(ckd_save *save, const tensor_context *tensor);
 ckd_status save_compare_blob(ckd_save *save, const char *name, const void *data, size_t size, ckd_error *err);
-/* EXISTS if the existing checkpoint holds more than was compared. */
+/* EXISTS unless everything that the existing checkpoint holds was compared, once. */
 ckd_status save_compare_end(const ckd_save *save, ckd_error *err);
+void save_compare_free(ckd_save *save);
 
 #endif

@@ -110,7 +110,7 @@ static ckd_status prepare_coding(ckd_save *save, ckd_error *err) {
     save->budget.newest_limit = o->newest_load_cost > 0 ? o->newest_load_cost : DEFAULT_NEWEST_LOAD_COST;
     ckd_status status = CKD_OK;
     if (save->target.compare) {
-        status = views_get(&save->existing, &save->views, &save->target.existing.id, err);
+        status = save_compare_begin(save, err);
     } else if (save->target.has_lineage && !o->base && o->codec != CKD_CODEC_RAW) {
         status = open_parent(save, err);
     }
@@ -291,6 +291,7 @@ void save_free(ckd_save *save, save_end end) {
     }
     free(save->jobs);
     free(save->dependencies);
+    save_compare_free(save);
     content_index_free(&save->known);
     arena_free(&save->arena);
     views_free(&save->views);

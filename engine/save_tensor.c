@@ -335,7 +335,9 @@ static ckd_status save_region(ckd_save *save, const ckd_tensor *tensor, ckd_erro
     do {
         status = save_batch(save, tensor, &context, &at, elements, &tried, err);
     } while (status == CKD_OK && at < elements);
-    save->elements_compared += save->target.compare ? elements : 0;
+    if (status == CKD_OK && save->target.compare) {
+        save_compared_region(save, &context);
+    }
     return status == CKD_OK ? CKD_OK : err_in_tensor(err, status, tensor->name);
 }
 

@@ -2,6 +2,7 @@
 #include <dirent.h>
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -128,6 +129,48 @@ static void test_same_ok_wants_all_of_it(void **state) {
         ckd_status commit = ckd_save_commit(NULL, save, NULL);
         assert_int_equal(commit, attempt == 1 ? CKD_E_EXISTS : attempt == 2 ? CKD_E_STATE : CKD_OK);
     }
+    free(values);
+    ckd_store_close(store);
+}
+
+/* A comparison takes no less than a save would: every element, blob and empty tensor, once. */
+static void test_same_ok_wants_each_of_it_once(void **state) {
+    ckd_store *store = store_create(*state);
+    float *values = random_values(CKD_F32, N, 1);
+    memcpy(values + N / 2, values, N / 2 * 4);
+    ckd_save_options o = options_of("run", 1);
+    o.on_duplicate = CKD_DUPLICATE_SAME_OK;
+    ckd_region half = {.kind = CKD_REGION_FLAT, .start = 0, .count = N / 2};
+    ckd_region rest = {.kind = CKD_REGION_FLAT, .start = N / 2, .count = N / 2};
+    uint64_t none = 0;
+    static const struct {
+        bool twice, without_empty, without_blob;
+        ckd_status expected;
+        const char *tensor;
+    } cases[] = {{false, false, false, CKD_OK, ""}, /* saves it */
+                 {false, false, false, CKD_OK, ""},
+                 {true, false, false, CKD_E_MISMATCH, "a"},
+                 {false, true, false, CKD_E_EXISTS, "empty"},
+                 {false, false, true, CKD_E_EXISTS, "y"}};
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        ckd_save *save = begin_with(store, &o);
+        add_tensor(save, "a", CKD_F32, 1, &shape_n, &half, values);
+        add_tensor(save, "a", CKD_F32, 1, &shape_n, cases[i].twice ? &half : &rest, values);
+        if (!cases[i].without_empty) {
+            add_tensor(save, "empty", CKD_F32, 1, &none, NULL, NULL);
+        }
+        assert_int_equal(ckd_save_blob(save, "x", "1", 1, NULL), CKD_OK);
+        if (!cases[i].without_blob) {
+            assert_int_equal(ckd_save_blob(save, "y", "2", 1, NULL), CKD_OK);
+        }
+        ckd_error err = {0};
+        assert_int_equal(ckd_save_commit(NULL, save, &err), cases[i].expected);
+        assert_string_equal(err.tensor, cases[i].tensor);
+    }
+    ckd_save *save = begin_with(store, &o);
+    assert_int_equal(ckd_save_blob(save, "x", "1", 1, NULL), CKD_OK);
+    assert_int_equal(ckd_save_blob(save, "x", "1", 1, NULL), CKD_E_MISMATCH);
+    ckd_save_abort(save);
     free(values);
     ckd_store_close(store);
 }
@@ -269,6 +312,7 @@ int main(void) {
         TEST(test_ranks_that_see_other_parents),
         TEST(test_names_that_cannot_be_stored),
         TEST(test_same_ok_wants_all_of_it),
+        TEST(test_same_ok_wants_each_of_it_once),
         TEST(test_branches_of_the_longest_names),
         TEST(test_a_lost_origin_does_not_cost_the_new_state),
         TEST(test_residuals_that_defy_the_plan),
