@@ -49,12 +49,14 @@ void symbols_fill_levels(uint8_t *context, const symbols_frame *f, size_t n) {
 /* Fewer elements for each level are not worth them. */
 #define MIN_ELEMENTS 4096
 #define MIN_SHARE    16
+#define SAMPLE_SHARE 3
 /* Bits an element must lose, by the variance that rows and columns explain. */
 #define MIN_GAIN 0.04f
 /* Levels are that much finer than the deviation that they leave. */
 #define FINENESS 3.0f
 
-static bool set_grid(symbols_frame *f, const symbols_grid *grid, size_t n) {
+/* n elements of `of`: levels must be worth it to these, and a sample must have some elements for each of its own. */
+static bool set_grid(symbols_frame *f, const symbols_grid *grid, size_t n, size_t of) {
     f->columns = 0;
     if (!grid || n < MIN_ELEMENTS || grid->columns == 0 || grid->columns > n ||
         grid->phase >= grid->columns) {
@@ -63,7 +65,9 @@ static bool set_grid(symbols_frame *f, const symbols_grid *grid, size_t n) {
     f->columns = (uint32_t)grid->columns;
     f->phase = (uint32_t)grid->phase;
     f->rows = (uint32_t)((f->phase + n + f->columns - 1) / f->columns);
-    return f->rows > 1 && f->rows + f->columns <= n / MIN_SHARE;
+    size_t rows = (f->phase + of + f->columns - 1) / f->columns;
+    return f->rows > 1 && rows + f->columns <= of / MIN_SHARE &&
+           f->rows + f->columns <= n / (n < of ? SAMPLE_SHARE : MIN_SHARE);
 }
 
 /*
@@ -175,8 +179,8 @@ static bool choose(symbols_frame *f, symbols_level_sums *s, const uint8_t *symbo
 }
 
 void symbols_choose_levels(symbols_frame *f, symbols_level_sums *s, const symbols_grid *grid,
-                           const uint8_t *symbols, size_t n) {
-    if (!set_grid(f, grid, n) || !choose(f, s, symbols, n)) {
+                           const uint8_t *symbols, size_t n, size_t of) {
+    if (!set_grid(f, grid, n, of) || !choose(f, s, symbols, n)) {
         f->columns = f->rows = 0;
     }
 }

@@ -242,13 +242,13 @@ static void begin(symbols_workspace *w, symbols_slot *p, symbols_mode mode, unsi
 
 /* The same in SPLIT, with what a frame can say. */
 static void begin_framed(symbols_workspace *w, symbols_slot *p, symbols_frame *frame,
-                         const symbols_grid *grid, unsigned width, const void *values, size_t n) {
+                         const symbols_grid *grid, unsigned width, const void *values, size_t n, size_t of) {
     p->header.mode = SYMBOLS_SPLIT;
     p->header.lanes_log = n < 2048 ? 0 : 3;
     p->width = width;
     p->count = n;
     split_finely(p, frame, values);
-    symbols_choose_levels(frame, &w->level_sums, grid, p->symbols, n);
+    symbols_choose_levels(frame, &w->level_sums, grid, p->symbols, n, of);
     if (frame->columns) {
         symbols_fill_levels(w->level_context, frame, n);
     }
@@ -265,7 +265,7 @@ size_t symbols_dense_plan(symbols_workspace *w, symbols_slot *p, symbols_groups 
 size_t symbols_framed_plan(symbols_workspace *w, symbols_slot *p, symbols_frame *frame, bool *framed,
                            const symbols_grid *grid, unsigned width, const void *values, size_t n) {
     symbols_groups groups;
-    begin_framed(w, p, frame, grid, width, values, n);
+    begin_framed(w, p, frame, grid, width, values, n, n);
     refine(w, p, &groups);
     if (groups.count == 1) {
         frame->columns = frame->rows = 0; /* rows and columns say nothing after all */
@@ -283,7 +283,7 @@ size_t symbols_estimate(symbols_workspace *w, symbols_mode mode, unsigned width,
     symbols_groups groups;
     double more = (double)of / (double)n, bits = 0;
     if (mode == SYMBOLS_SPLIT && !context) {
-        begin_framed(w, p, &plan->frame, grid, width, values, n);
+        begin_framed(w, p, &plan->frame, grid, width, values, n, of);
         bits = LEVEL_BITS * (more * plan->frame.rows + plan->frame.columns);
     } else {
         begin(w, p, mode, width, values, context, n);

@@ -171,9 +171,9 @@ bool symbols_sparse_read(symbols_sparse *s, const uint8_t *from, size_t size, si
 void symbols_shared_bits(symbols_frame *f, unsigned width, const void *values, size_t n);
 /* The inverse of leaving them away, in place. */
 void symbols_add_shared(const symbols_frame *f, unsigned width, void *values, size_t n);
-/* Chooses levels from the elements' symbols. columns is 0 if rows and columns say too little. */
+/* Chooses levels from the symbols of n elements, a sample of `of`. columns is 0 if rows and columns say too little. */
 void symbols_choose_levels(symbols_frame *f, symbols_level_sums *s, const symbols_grid *grid,
-                           const uint8_t *symbols, size_t n);
+                           const uint8_t *symbols, size_t n, size_t of);
 /* The contexts of n elements. */
 void symbols_fill_levels(uint8_t *context, const symbols_frame *f, size_t n);
 /* Writes the frame, at most SYMBOLS_FRAMED_HEADER bytes; the levels' own stream comes next. Returns its size. */

@@ -1,6 +1,7 @@
 /*
  * symbols_decode and coder_decode from any bytes: they must stay inside their buffers, which are allocated to the byte,
- * and what symbols_decode accepts must survive being coded again. The first four bytes choose coding, width and count.
+ * and what symbols_decode accepts must survive being coded again, with rows and columns as well. The first four bytes choose coding or
+ * columns, width and count.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -25,10 +26,10 @@ static uint8_t *exactly(const uint8_t *from, size_t size) {
 }
 
 static void code_again(coder *c, const uint8_t *values, unsigned width, size_t n, const uint8_t *context,
-                       symbols_mode mode) {
+                       const symbols_grid *grid, symbols_mode mode) {
     symbols_workspace *w = coder_symbols(c);
     size_t planned;
-    symbols_plan(w, 0, mode, width, values, context, NULL, n, &planned);
+    symbols_plan(w, 0, mode, width, values, context, grid, n, &planned);
     size_t bound = symbols_bound(w, 0);
     uint8_t *stream = malloc(bound ? bound : 1), *back = malloc(n * width + 1);
     require(stream && back);
@@ -60,8 +61,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
                                      size - HEADER, NULL);
     require(status == CKD_OK || status == CKD_E_CORRUPT || status == CKD_E_UNSUPPORTED);
     if (status == CKD_OK && how == CODING_SYMBOLS) {
-        code_again(c, exact, width, n, context, SYMBOLS_CLASS);
-        code_again(c, exact, width, n, NULL, SYMBOLS_SPLIT);
+        symbols_grid grid = {1u + (data[0] & 127), data[3] % (1u + (data[0] & 127))};
+        code_again(c, exact, width, n, context, NULL, SYMBOLS_CLASS);
+        code_again(c, exact, width, n, NULL, NULL, SYMBOLS_SPLIT);
+        code_again(c, exact, width, n, NULL, &grid, SYMBOLS_SPLIT);
     }
     free(exact);
     free(stream);

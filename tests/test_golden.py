@@ -1,7 +1,8 @@
 """Golden stores: the command and an independent reader give what is known to be in them, and refuse the same things.
 
 tests/golden/v1/ is kept for good: every later version must read it. The handmade stores come from tests/golden/make_handmade.py,
-which does not use the library; `library` was written by the library's first version through tests/golden/make_library.py.
+which does not use the library; `library` was written by the library's first version through tests/golden/make_library.py,
+`library-2` by the first one that writes framed streams, through make_frames() there.
 What they contain is in the .json files beside them.
 """
 
@@ -25,6 +26,7 @@ sys.path.insert(0, str(ROOT / "reader"))
 sys.path.insert(0, str(ROOT / "golden"))
 import ckd_reader  # noqa: E402
 import ckd_symbols  # noqa: E402
+import make_handmade  # noqa: E402
 import make_library  # noqa: E402
 from ckd_errors import Corrupt, Unsupported  # noqa: E402
 
@@ -151,17 +153,21 @@ def test_example_streams_in_the_document():
     text = text[text.index("\n## Payload codings"):]
     blocks = [re.findall(r"^ {4}((?:[0-9a-f]{2}(?: (?! )|(?=  )|$))+)", part, re.MULTILINE)
               for part in text.split("integers of 16 bits")[1:]]
-    dense, sparse = (bytes.fromhex("".join(lines)) for lines in (blocks[0][:1], blocks[1]))
+    dense, sparse, framed = (bytes.fromhex("".join(lines)) for lines in (blocks[0][:1], *blocks[1:]))
     assert ckd_symbols.decode(dense, 8, 16, None) == [0, 1, 0, 65535, 0, 0, 5, 0]
     values = ckd_symbols.decode(sparse, 4096, 16, None)
     assert {i: v for i, v in enumerate(values) if v} == {1000: 7, 1001: 1, 4000: 65535}
+    places = [divmod(i, 16) for i in range(4, 4 + 272)]
+    assert ckd_symbols.decode(framed, 272, 16, None) == [1 + 4 * ((row >= 9) + (column >= 8)) for row, column in places]
+    assert framed == make_handmade.FRAME_EXAMPLE
 
 
-def test_reader_reads_what_the_command_writes_now(tmp_path):
-    """Other values than in the golden store, so that the document describes the encoder of today as well."""
+@pytest.mark.parametrize("making", [make_library.make, make_library.make_frames])
+def test_reader_reads_what_the_command_writes_now(tmp_path, making):
+    """Other values than in the golden stores, so that the document describes the encoder of today as well."""
     seed = int.from_bytes(os.urandom(4), "little")
     print("seed", seed)
-    saved = make_library.make(command(), tmp_path / "store", seed)
+    saved = making(command(), tmp_path / "store", seed)
     opened = ckd_reader.Store(tmp_path / "store")
     assert {f"{run}@{step}" for run, step in opened.manifests} == set(saved)
     for (run, step) in opened.manifests:
@@ -170,15 +176,27 @@ def test_reader_reads_what_the_command_writes_now(tmp_path):
         for name, (_, shape, data) in saved[f"{run}@{step}"].items():
             assert checkpoint.tensor(name).tobytes() == data, name
             assert list(checkpoint.tensors[name].shape) == shape
+    if making is make_library.make_frames:
+        assert make_library.FRAMES <= make_library.coverage(opened)[1]
+
+
+def test_golden_stores_use_every_kind_of_stream():
+    """Those that the library wrote, and of framed ones as many in the handmade store."""
+    of = {name: make_library.coverage(ckd_reader.Store(GOLDEN / name))[1] for name in ("library", "library-2", "frames")}
+    assert make_library.STREAMS <= of["library"] | of["library-2"]
+    assert make_library.FRAMES <= of["library-2"]
+    parts = ("", ", shared bits", ", levels", ", shared bits, levels", ", shared bits, levels, phase")
+    assert {"framed" + part for part in parts} <= of["frames"]
 
 
 def test_handmade_stores_are_what_their_script_writes(tmp_path):
     """Compressed bytes may differ with another zstd, and so may hashes over them; what is in them may not."""
     subprocess.run([sys.executable, ROOT / "golden/make_handmade.py", tmp_path], check=True)
-    made = json.loads((tmp_path / "handmade.json").read_text(encoding="utf-8"))
-    assert made == json.loads((GOLDEN / "handmade.json").read_text(encoding="utf-8"))
-    for name in made:
-        assert set(snapshot(tmp_path / name)) == set(snapshot(GOLDEN / name))
+    for listed in ("handmade.json", "frames.json"):
+        made = json.loads((tmp_path / listed).read_text(encoding="utf-8"))
+        assert made == json.loads((GOLDEN / listed).read_text(encoding="utf-8"))
+        for name in made:
+            assert set(snapshot(tmp_path / name)) == set(snapshot(GOLDEN / name))
 
 
 # --- the command
@@ -224,7 +242,7 @@ def test_command_names_what_it_does_not_know(store, key, tensor, number):
     assert snapshot(store) == before
 
 
-@pytest.mark.parametrize("store", ["handmade", "codings", "example", "library"], indirect=True)
+@pytest.mark.parametrize("store", ["handmade", "codings", "frames", "example", "library", "library-2"], indirect=True)
 def test_command_verifies(store):
     run = ckptdelta("verify", store, "--json")
     assert run.returncode == 0, run.stdout + run.stderr

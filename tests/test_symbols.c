@@ -425,6 +425,14 @@ static void test_random_bytes(void **state) {
             stream[0] = SYMBOLS_SPARSE;
             stream[1] %= 20;
         }
+        if (size > 6 && i % 3 == 1) {
+            stream[0] = SYMBOLS_FRAMED;
+            stream[1] %= 16;
+            stream[2] = (uint8_t)(stream[2] & 127u >> (stream[1] < 7 ? 7 - stream[1] : 0));
+            stream[3] &= 127;
+            stream[4] = stream[3] ? (uint8_t)(stream[4] % stream[3]) : stream[4];
+            stream[5] %= 100;
+        }
         uint8_t *exact = exactly(stream, size);
         ckd_status status = decode_into(all, &d, i % 2 ? context : NULL, exact, size);
         assert_true(status == CKD_OK || status == CKD_E_CORRUPT || status == CKD_E_UNSUPPORTED);

@@ -2,7 +2,7 @@
 
 Not written by the library, and not with its help: what stands here was worked out from codec/FORMAT.md, so that the library
 and the independent reader are both held against a third party. Run it only to add a store: those in v1/ are kept as they are
-(the same script writes the same bytes). What the stores contain goes into v1/handmade.json.
+(the same script writes the same bytes). What the stores contain goes into v1/handmade.json, that of later ones into a file each.
 """
 
 import hashlib
@@ -403,6 +403,121 @@ def make_codings(folder):
     return store.expected
 
 
+# --- framed streams, of integers that need no arithmetic: a table with one symbol takes no bits
+
+def bit_fields(fields):
+    """(value, bits) each, the lowest bits first."""
+    number = at = 0
+    for value, bits in fields:
+        assert 0 <= value < 1 << bits
+        number |= value << at
+        at += bits
+    return number.to_bytes((at + 7) // 8, "little")
+
+
+def dense_stream(values, width, k, bias=0, tables=None, contexts=None):
+    """SPLIT, one lane, 32 states. tables: {last context: symbol}, for one symbol each; without contexts {255: symbol}."""
+    tables = tables or {255: 0}
+    ends = sorted(tables)
+    fields = [(1, 1), (int(contexts is not None), 1), (0, 2), (0, 3), (0, 1)]
+    if contexts is not None:
+        fields += [(len(ends) - 1, 4)] + [(end, 8) for end in ends[:-1]]
+    fields += [(k, 6), (bias, width - k)] + [(tables[end], 8) for end in ends for _ in range(2)]
+    payload = 1 << 5  # the mark and the lane's state, from the top down; then what each integer takes
+    for i, value in enumerate(values):
+        symbol = tables[next(end for end in ends if contexts is None or contexts[i] <= end)]
+        assert value >> k == bias + symbol, (i, value)
+        payload = payload << k | value & (1 << k) - 1
+    return bit_fields(fields) + payload.to_bytes(payload.bit_length() // 8 + 1 - (payload.bit_length() % 8 == 0), "little")
+
+
+def frame(shift, shared, columns=0, phase=0, levels=b""):
+    head = bytes([0x81, shift]) + varints(shared, columns)
+    return head + varints(phase, len(levels)) + levels if columns else head
+
+
+def level_contexts(count, columns, phase, rows_levels, columns_levels):
+    return [min(rows_levels[i // columns] + columns_levels[i % columns], 255) for i in range(phase, phase + count)]
+
+
+def wide_noise(count, seed, bits):
+    words = noise(2 * count, seed).astype("u8")
+    return [int(v) >> 64 - bits for v in words[::2] << np.uint64(32) | words[1::2]]
+
+
+def framed(count, width, k, seed, shift=0, shared=0, bias=0, columns=0, phase=0, levels=(), tables=None, level_bits=7):
+    """(payload, integers) with noise for low bits; levels: those of the rows, then those of the columns."""
+    lows, contexts, stream = wide_noise(count, seed, k) if k else [0] * count, None, b""
+    symbols = [0] * count
+    if columns:
+        rows = (phase + count + columns - 1) // columns
+        contexts = level_contexts(count, columns, phase, levels[:rows], levels[rows:])
+        assert len(levels) == rows + columns <= count // 8
+        stream = dense_stream(levels, 8, level_bits, tables={255: 0} if max(levels) < 128 else {255: 1})
+        symbols = [tables[next(end for end in sorted(tables) if c <= end)] for c in contexts]
+    inner = [bias + s << k | low for s, low in zip(symbols, lows)]
+    payload = frame(shift, shared, columns, phase, stream) + dense_stream(inner, width, k, bias, tables, contexts)
+    mask = (1 << width) - 1
+    return payload, [(x << shift | shared) & mask for x in inner]
+
+
+def back(integers, width):
+    """Float values of these integers: rotated right by one."""
+    return [x >> 1 | (x & 1) << width - 1 for x in integers]
+
+
+FRAME_EXAMPLE = bytes.fromhex("81 02 01 10 04 0a 01 01 00 00 00 ff 00 ff 01 80"
+                              "03 02 10 00 00 00 00 00 04 04 08 08 00 20")
+
+
+def make_frames(folder):
+    """Framed streams: shared bits, levels, both, in all widths; one is the example of FORMAT.md."""
+    store = Store(folder, "frames")
+    c, later = store.new_id("step 1"), store.new_id("step 2")
+    tensors = {}
+
+    def put(name, dtype, payload, integers, role="weight"):
+        width = 8 * DTYPES[dtype][1]
+        bits = back(integers, width) if dtype in ("f64", "f32", "bf16") else integers
+        tensors[Tensor(c, name, dtype, np.array(bits, f"<u{width // 8}"), role)] = payload
+
+    def lines(rows, columns, most, seed):
+        return [int(v) % (most + 1) for v in noise(rows + columns, seed)]
+
+    put("shared.u8", "u8", *framed(40, 8, 1, "u8", 7, 0x2a))
+    put("shared.bf16", "bf16", *framed(333, 16, 9, "bf16", 1, 1, bias=60))  # all of them negative
+    put("shared.f32", "f32", *framed(100, 32, 9, "f32", 17, 0, bias=60))  # bf16 values
+    # What does not fit 64 bits is dropped: the bias is 2^39 + 7 of 40 bits.
+    put("shared.i64", "i64", *framed(77, 64, 24, "i64", 40, 0xabcdef0123, bias=2**39 + 7))
+    put("shared.nothing", "u16", *framed(99, 16, 10, "u16", bias=62))
+    example = level_contexts(272, 16, 4, [0] * 9 + [1] * 9, [0] * 8 + [1] * 8)
+    put("levels.example", "i16", FRAME_EXAMPLE, [4 * x + 1 for x in example])
+    put("levels.u8", "u8", *framed(24 * 40, 8, 3, "l8", columns=40, levels=lines(24, 40, 127, 1),
+                                   tables={99: 3, 180: 8, 255: 30}))
+    put("levels.f32", "f32", *framed(6000 - 11, 32, 20, "l32", 1, 0, 900, columns=60, levels=lines(100, 60, 9, 2),
+                                     tables={n: 3 * n for n in range(15)} | {255: 45}), "exp_avg_sq")
+    put("levels.f64", "f64", *framed(5864, 64, 47, "l64", 2, 3, 1000, 300, 129, lines(20, 300, 40, 3),
+                                     {30: 0, 31: 200, 255: 7}))
+    # Sums of levels of 128 to 255 are 255, which has a table of its own.
+    put("levels.many", "u16", *framed(31 * 33, 16, 4, "many", columns=33, levels=[128 + v for v in lines(31, 33, 127, 4)],
+                                      tables={254: 1, 255: 2}))
+    blocks = [t.block(coding=5, payload=payload) for t, payload in tensors.items()]
+    store.publish(c, "run", 1, [store.chunk("all", blocks)], tensors=len(blocks), raw=sum(len(t.bits()) for t in tensors))
+    store.expect("run", 1, list(tensors))
+
+    # Under a delta contexts come from the levels as well, not from the values before.
+    was = next(t for t in tensors if t.name == "levels.f32")
+    payload, differences = framed(was.array.size, 32, 6, "delta", columns=60, levels=lines(100, 60, 9, 5),
+                                  tables={5: 0, 11: 1, 255: 2})
+    now = Tensor(later, was.name, "f32", (was.array + np.array(differences, "<u4")).astype("<u4"), "exp_avg_sq")
+    on = dependency(content_hash(was.bits()), checkpoint=c)
+    block = now.block(coding=5, payload=payload, predictor=PARENT, depth=1, dependencies=[on])
+    store.publish(later, "run", 2, [store.chunk("delta", [block], compressed=False)], parent=c, kind=2, depth=1, tensors=1,
+                  raw=len(now.bits()), dependencies=[c])
+    store.expect("run", 2, [now])
+    return store.expected
+
+
 def make_needs_coding(folder):
     """A coding and a predictor that nobody knows, in blocks that are needed; the rest can be read."""
     store = Store(folder, "needs-coding")
@@ -445,13 +560,18 @@ def make_example(folder):
     return store.expected
 
 
+def write_expected(path, expected):
+    path.write_text(json.dumps(expected, indent=1, ensure_ascii=False, sort_keys=True) + "\n", encoding="utf-8")
+
+
 def main(argv):
     root = Path(argv[1]) if len(argv) > 1 else Path(__file__).resolve().parent / "v1"
     expected = {}
     for label, make in (("handmade", make_handmade), ("codings", make_codings), ("needs-coding", make_needs_coding),
                         ("needs-feature", make_needs_feature), ("example", make_example)):
         expected[label] = make(root / label)
-    (root / "handmade.json").write_text(json.dumps(expected, indent=1, ensure_ascii=False, sort_keys=True) + "\n")
+    write_expected(root / "handmade.json", expected)
+    write_expected(root / "frames.json", {"frames": make_frames(root / "frames")})
 
 
 if __name__ == "__main__":

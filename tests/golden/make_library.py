@@ -1,11 +1,12 @@
-"""Writes a golden store with the library: make_library.py COMMAND [FOLDER]
+"""Writes golden stores with the library: make_library.py COMMAND FOLDER
 
-COMMAND is the built `ckptdelta`. Run once for each version of the format whose stores are to be kept for good; FOLDER is
-v1/library by default and must not exist. What went in is recorded in FOLDER.json, from the arrays themselves, not from
-what came out. Fails unless every coding and predictor of the format has been used.
+COMMAND is the built `ckptdelta`. Run once for each version of the format whose stores are to be kept for good (v1/library,
+v1/library-2); FOLDER and FOLDER-2 must not exist. What went in is recorded in FOLDER.json and FOLDER-2.json, from the
+arrays themselves, not from what came out. Fails unless every coding, predictor and kind of symbol stream has been used.
 
-The runs differ in their codec. Each has a base and deltas, and among its tensors all dtypes, shapes with 0 to 4
-dimensions, values that do not change, that change a little and that change wholly, copies and rounded copies.
+The runs of the first differ in their codec. Each has a base and deltas, and among its tensors all dtypes, shapes with 0 to 4
+dimensions, values that do not change, that change a little and that change wholly, copies and rounded copies. The second
+has matrices whose rows and columns differ, and integers that share bits.
 """
 
 import hashlib
@@ -29,6 +30,7 @@ METADATA = {"format": "pt", "note": "golden"}
 CODINGS, PREDICTORS = range(6), range(4)
 STREAMS = {"dense, CLASS, with contexts", "dense, CLASS, without contexts", "dense, SPLIT, without contexts",
            "sparse, one range", "sparse, several ranges"}
+FRAMES = {"framed, shared bits", "framed, levels", "framed, shared bits, levels", "framed, levels, phase"}
 INTEGERS = {"i64": 8, "i32": 4, "i16": 2, "i8": 1, "u64": 8, "u32": 4, "u16": 2, "u8": 1}
 
 
@@ -99,6 +101,47 @@ class Model:
         return out
 
 
+def scaled(rng, rows, columns, spread):
+    """A matrix whose rows and columns differ in scale."""
+    scale = np.exp(spread * (rng.standard_normal((rows, 1)) + rng.standard_normal((1, columns))))
+    return rng.standard_normal((rows, columns)) * scale * 0.01
+
+
+class Matrices:
+    """Tensors for framed streams, as Model has them."""
+
+    def __init__(self, seed):
+        self.rng = np.random.default_rng(seed)
+        self.gradient = {size: scaled(self.rng, 60 + size, 100, 1.0) for size in (1, 2, 4, 8)}
+        self.tokens = (np.abs(scaled(self.rng, 920, 300, 1.0)) * 250).clip(0, 255).astype("<u1")
+        self.kernel = scaled(self.rng, 48, 16 * 9, 1.0)
+        self.wide = bf16(self.rng.standard_normal(3000)).astype("<u4") << 16
+        self.even = self.rng.integers(0, 1 << 18, 3000).astype("<u8") << 20 | 5
+        self.seen = self.rng.integers(1 << 20, (1 << 20) + 8, 16384).astype("<u4")
+
+    def move(self):
+        for g in self.gradient.values():
+            g *= 1 + 1e-3 * self.rng.standard_normal(g.shape)
+        self.tokens[self.rng.integers(0, 920, 3)] += 1
+        self.kernel = scaled(self.rng, 48, 16 * 9, 1.0)
+        self.wide = bf16(self.rng.standard_normal(3000)).astype("<u4") << 16
+        self.seen[self.rng.integers(0, 16384, 30)] += self.rng.integers(1, 50000, 30).astype("<u4")
+
+    def tensors(self):
+        g = self.gradient
+        tensors = {"exp_avg_sq.w": ("f32", g[4].shape, (g[4] ** 2).astype("<f4")),
+                   "exp_avg_sq.half": ("bf16", g[2].shape, bf16(g[2] ** 2)),
+                   "exp_avg.w": ("f32", g[4].shape, g[4].astype("<f4")),
+                   "exact": ("f64", g[8].shape, g[8]),
+                   "levels": ("i8", g[1].shape, (g[1] * 400).clip(-128, 127).astype("<i1")),
+                   "tokens": ("u8", self.tokens.shape, self.tokens),
+                   "kernel": ("f32", (48, 16, 3, 3), self.kernel.astype("<f4")),
+                   "wide": ("f32", self.wide.shape, self.wide),
+                   "even": ("i64", self.even.shape, self.even),
+                   "seen": ("i32", self.seen.shape, self.seen)}
+        return {name: (dtype, list(shape), data.tobytes()) for name, (dtype, shape, data) in tensors.items()}
+
+
 def write_safetensors(path, tensors):
     header, at = {"__metadata__": METADATA}, 0
     for name, (dtype, shape, data) in tensors.items():
@@ -110,31 +153,55 @@ def write_safetensors(path, tensors):
     path.write_bytes(struct.pack("<Q", len(text)) + text + b"".join(t[2] for t in tensors.values()))
 
 
-def make(command, folder, seed=0):
-    """{RUN@STEP: tensors that were saved}"""
-    saved = {}
-    with tempfile.TemporaryDirectory() as scratch:
-        def save(run, step, model, *options):
+class Saver:
+    """Saves models with the command, and keeps what was saved: {RUN@STEP: tensors}."""
+
+    def __init__(self, command, folder):
+        self.command, self.folder, self.saved = command, folder, {}
+
+    def save(self, run, step, model, *options):
+        tensors = self.saved[f"{run}@{step}"] = model.tensors()
+        with tempfile.TemporaryDirectory() as scratch:
             file = Path(scratch) / "in.safetensors"
-            saved[f"{run}@{step}"] = model.tensors()
-            write_safetensors(file, model.tensors())
-            subprocess.run([command, "save", folder, "--run", run, "--step", str(step), "--quiet", *options, file],
+            write_safetensors(file, tensors)
+            subprocess.run([self.command, "save", self.folder, "--run", run, "--step", str(step), "--quiet", *options, file],
                            check=True)
 
-        for number, codec in enumerate(("auto", "zstd", "lz4", "raw")):
-            model = Model(seed + number, small=codec != "auto")
-            save(codec, 10, model, "--codec", codec, "--metric", f"loss={3 - number / 4}")
-            for step, scale in ((20, 1e-5), (30, 1e-3)):
-                model.move(scale)
-                save(codec, step, model, "--codec", codec)
-        auto = Model(seed, small=False)
-        auto.move(1e-5)
-        auto.move(1e-4)
-        save("branch.x", 25, auto, "--parent", "auto@20", "--resumed-from", "auto@20")
-    return saved
+
+def make(command, folder, seed=0):
+    """{RUN@STEP: tensors that were saved}"""
+    saver = Saver(command, folder)
+    for number, codec in enumerate(("auto", "zstd", "lz4", "raw")):
+        model = Model(seed + number, small=codec != "auto")
+        saver.save(codec, 10, model, "--codec", codec, "--metric", f"loss={3 - number / 4}")
+        for step, scale in ((20, 1e-5), (30, 1e-3)):
+            model.move(scale)
+            saver.save(codec, step, model, "--codec", codec)
+    auto = Model(seed, small=False)
+    auto.move(1e-5)
+    auto.move(1e-4)
+    saver.save("branch.x", 25, auto, "--parent", "auto@20", "--resumed-from", "auto@20")
+    return saver.saved
+
+
+def make_frames(command, folder, seed=0):
+    """The same, with framed streams."""
+    saver, model = Saver(command, folder), Matrices(seed)
+    saver.save("auto", 10, model)
+    model.move()
+    saver.save("auto", 20, model)
+    return saver.saved
+
+
+def kind_of_frame(payload):
+    columns, at = ckd_symbols.take_varint(payload, ckd_symbols.take_varint(payload, 2)[1])
+    parts = ["framed"] + ["shared bits"] * bool(payload[1]) + ["levels"] * bool(columns)
+    return ", ".join(parts + ["phase"] * bool(columns and payload[at]))
 
 
 def kind_of_stream(payload, width):
+    if payload[0] == 0x81:
+        return kind_of_frame(payload)
     if payload[0] == 0x80:
         return f"sparse, {'several ranges' if payload[1] else 'one range'}"
     header = ckd_symbols.Header(payload, width)
@@ -154,20 +221,20 @@ def coverage(store):
     return used, streams
 
 
-def main(argv):
-    command, folder = argv[1], Path(argv[2]) if len(argv) > 2 else HERE / "v1" / "library"
-    if folder.exists():
-        sys.exit(f"{folder} exists; golden stores are written once")
-    saved = make(str(Path(command).resolve()), folder)
+def clean(folder):
+    """Leaves what is the format's."""
     for name in ("catalog.db", "catalog.db-journal", "data/lock", "data/readers"):
         (folder / name).unlink(missing_ok=True)
     for name in ("i", "t", "n", "k"):
         shutil.rmtree(folder / "data" / name, ignore_errors=True)
+
+
+def describe(folder, saved):
+    """Writes FOLDER.json; returns what the store makes use of."""
     store = ckd_reader.Store(folder)
     used, streams = coverage(store)
     print("predictor, coding:", sorted(used))
     print("symbol streams:", sorted(streams))
-    assert STREAMS <= streams and {c for _, c in used} == set(CODINGS) and {p for p, _ in used} == set(PREDICTORS), "not everything was used"
     expected = {}
     for (run, step) in store.manifests:
         checkpoint = store.checkpoint(run, step)
@@ -178,6 +245,23 @@ def main(argv):
     assert set(expected) == set(saved)
     text = json.dumps({folder.name: {"checkpoints": expected}}, indent=1, sort_keys=True)
     folder.with_suffix(".json").write_text(text + "\n")
+    return used, streams
+
+
+def write_golden(command, folder, making):
+    if folder.exists():
+        sys.exit(f"{folder} exists; golden stores are written once")
+    saved = making(command, folder)
+    clean(folder)
+    return describe(folder, saved)
+
+
+def main(argv):
+    command, folder = str(Path(argv[1]).resolve()), Path(argv[2])
+    used, streams = write_golden(command, folder, make)
+    assert {c for _, c in used} == set(CODINGS) and {p for p, _ in used} == set(PREDICTORS), "not everything was used"
+    more = write_golden(command, folder.with_name(folder.name + "-2"), make_frames)[1]
+    assert STREAMS <= streams | more and FRAMES <= more, "not every kind of stream was used"
 
 
 if __name__ == "__main__":

@@ -199,7 +199,7 @@ def take_varint(data, at):
             if byte == 0 and i > 0 or value >= 2**64:
                 break
             return value, at + i + 1
-    raise Corrupt("a number in a sparse stream")
+    raise Corrupt("a number in a sparse or framed stream")
 
 
 def decode_sparse(data, count, width, context):
@@ -239,6 +239,38 @@ def decode_sparse(data, count, width, context):
     return out
 
 
+def framed_grid(data, at, count):
+    """(columns, phase, rows, size of the levels' stream, where that begins); all zero but the last without levels."""
+    columns, at = take_varint(data, at)
+    if columns == 0:
+        return 0, 0, 0, 0, at
+    phase, at = take_varint(data, at)
+    size, at = take_varint(data, at)
+    rows = (phase + count + columns - 1) // columns
+    if columns > count // 8 or phase >= columns or rows + columns > count // 8:
+        raise Corrupt("rows and columns of a framed stream")
+    return columns, phase, rows, size, at
+
+
+def decode_framed(data, count, width):
+    if len(data) < 2 or data[1] >= width:
+        raise Corrupt("the number of shared bits of a framed stream")
+    shift = data[1]
+    shared, at = take_varint(data, 2)
+    if shared >> shift:
+        raise Corrupt("the shared bits of a framed stream")
+    columns, phase, rows, size, at = framed_grid(data, at, count)
+    context = None
+    if columns:
+        if size > len(data) - at:
+            raise Corrupt("a framed stream ends in its levels")
+        levels = decode_dense(data[at:at + size], rows + columns, 8, None)
+        places = [divmod(i, columns) for i in range(phase, phase + count)]
+        context = [min(levels[row] + levels[rows + column], 255) for row, column in places]
+    mask = (1 << width) - 1
+    return [(x << shift) + shared & mask for x in decode_dense(data[at + size:], count, width, context)]
+
+
 def decode(data, count, width, context):
     """`count` integers of `width` bits. context: a byte for each, or None."""
     if count > MAX_COUNT:
@@ -249,8 +281,10 @@ def decode(data, count, width, context):
         return []
     if not data:
         raise Corrupt("a symbol stream is empty")
-    if data[0] > 0x80:
+    if data[0] > 0x81:
         raise Unsupported(f"a symbol stream of kind {data[0]:#x}")
+    if data[0] == 0x81:
+        return decode_framed(data, count, width)
     if data[0] == 0x80:
         return decode_sparse(data, count, width, context)
     return decode_dense(data, count, width, context)

@@ -1,0 +1,381 @@
+/* engine/block_plan.h: rows and columns of regions; blocks planned on their own and as deltas, and what their streams decode to. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/block_plan.h"
+
+static symbols_workspace *work, *reading;
+static block_plan plan; /* one for all blocks, as a worker has it */
+
+static int set_up(void **state) {
+    (void)state;
+    if (symbols_workspace_create(&work, NULL) != CKD_OK ||
+        symbols_workspace_create(&reading, NULL) != CKD_OK) {
+        return -1;
+    }
+    block_plan_init(&plan, kernels_cpu(), work);
+    return 0;
+}
+
+static int tear_down(void **state) {
+    (void)state;
+    block_plan_free(&plan);
+    symbols_workspace_free(work);
+    symbols_workspace_free(reading);
+    return 0;
+}
+
+static uint64_t seed = 88172645463325252u;
+static uint64_t next_random(void) {
+    seed ^= seed << 13;
+    seed ^= seed >> 7;
+    seed ^= seed << 17;
+    return seed;
+}
+
+/* ---- rows and columns ---- */
+
+static void check_grid(uint32_t ndim, const uint64_t *shape, const ckd_region *region, uint64_t first,
+                       uint64_t columns, uint64_t phase) {
+    geometry g;
+    assert_true(geometry_init(&g, ndim, shape));
+    uint64_t elements;
+    assert_true(region_count(&elements, &g, region));
+    symbols_grid grid = block_grid(&g, region, first);
+    assert_int_equal(grid.columns, columns);
+    assert_int_equal(grid.phase, phase);
+}
+
+#define WHOLE(columns, phase, first, ...)                                                                  \
+    check_grid(sizeof((uint64_t[]){__VA_ARGS__}) / 8, (uint64_t[]){__VA_ARGS__}, &(ckd_region){.kind = 0}, \
+               first, columns, phase)
+
+static void test_grids_of_whole_tensors(void **state) {
+    (void)state;
+    check_grid(0, NULL, &(ckd_region){.kind = CKD_REGION_WHOLE}, 0, 1, 0); /* a scalar */
+    WHOLE(100, 0, 0, 100);
+    WHOLE(100, 37, 37, 100);
+    WHOLE(7, 0, 0, 7);
+    WHOLE(64, 0, 0, 10, 64);
+    WHOLE(64, 5, 64 * 3 + 5, 10, 64);
+    WHOLE(32, 0, 0, 10, 32);
+    WHOLE(310, 33, 33, 10, 31); /* rows of 31 are joined */
+    WHOLE(144, 0, 0, 64, 16, 3, 3);
+    WHOLE(144, 262144 % 144, 262144, 512, 16, 3, 3);
+    WHOLE(48, 262144 % 48, 262144, 512, 512, 3, 48);
+    WHOLE(49, 1, 49 * 2 + 1, 96, 48, 7, 7);
+    WHOLE(768, 256, 262144, 50304, 768);
+    WHOLE(40, 0, 0, 2, 3, 40);
+    WHOLE(36, 0, 0, 1, 4, 9);
+    WHOLE(1, 0, 0, 1, 1, 1);
+    WHOLE(0, 0, 0, 0, 7);
+    WHOLE(0, 0, 0, 5, 0, 7);
+    WHOLE(70, 0, 0, 0, 70); /* no elements, though rows would have some */
+}
+
+static void test_grids_of_regions(void **state) {
+    (void)state;
+    uint64_t matrix[] = {100, 256}, kernel[] = {64, 32, 3, 3};
+    ckd_region box = {.kind = CKD_REGION_BOX, .offsets = {10, 64}, .lengths = {50, 64}};
+    check_grid(2, matrix, &box, 0, 64, 0);
+    check_grid(2, matrix, &box, 64 * 7 + 3, 64, 3);
+    ckd_region narrow = {.kind = CKD_REGION_BOX, .offsets = {0, 0}, .lengths = {100, 8}};
+    check_grid(2, matrix, &narrow, 0, 800, 0);
+    ckd_region part = {.kind = CKD_REGION_BOX, .offsets = {0, 8, 0, 0}, .lengths = {64, 8, 3, 3}};
+    check_grid(4, kernel, &part, 75, 72, 3);
+    ckd_region flat = {.kind = CKD_REGION_FLAT, .start = 1000, .count = 10000};
+    check_grid(2, matrix, &flat, 0, 256, 1000 % 256);
+    check_grid(2, matrix, &flat, 300, 256, 1300 % 256);
+    check_grid(4, kernel, &flat, 17, 288, 1017 % 288);
+    check_grid(1, (uint64_t[]){30000}, &flat, 17, 30000, 1017);
+}
+
+/* ---- blocks ---- */
+
+typedef enum change {
+    UNCHANGED,
+    CLOSE,   /* a delta is clearly better */
+    SIMILAR, /* about equal */
+    FAR,     /* nothing to do with what was before */
+    CHANGES
+} change;
+
+/* From a uniform pair; Box and Muller. */
+static double normal(void) {
+    double u = ((double)(next_random() >> 11) + 0.5) * 0x1p-53, v = (double)(next_random() >> 11) * 0x1p-53;
+    return sqrt(-2 * log(u)) * cos(6.283185307179586 * v);
+}
+
+static void store(uint8_t *to, ckd_dtype dtype, size_t i, double v) {
+    float f = (float)v;
+    uint32_t bits;
+    memcpy(&bits, &f, 4);
+    int32_t whole = (1 << 24) + (int32_t)(v * 1e6);
+    uint8_t byte = (uint8_t)(128 + (int)(fmax(-1, fmin(1, 10 * v)) * 100));
+    uint16_t half = (uint16_t)(bits >> 16);
+    switch (dtype) {
+    case CKD_F64:
+        memcpy(to + 8 * i, &v, 8);
+        break;
+    case CKD_F32:
+        memcpy(to + 4 * i, &f, 4);
+        break;
+    case CKD_BF16:
+        memcpy(to + 2 * i, &half, 2);
+        break;
+    case CKD_I32:
+        memcpy(to + 4 * i, &whole, 4);
+        break;
+    default:
+        to[i] = byte;
+    }
+}
+
+/* How much smaller the change is than the value, so that a delta costs about as much. */
+static double similar(ckd_dtype dtype) {
+    return dtype == CKD_U8 || dtype == CKD_BF16 ? 0.3 : 0.8;
+}
+
+typedef struct block {
+    ckd_dtype dtype;
+    size_t count, size;
+    symbols_grid grid;
+    uint8_t *values, *previous; /* allocated to the byte */
+} block;
+
+/* Weights: rows and columns differ in scale. */
+static block make(ckd_dtype dtype, size_t count, change how, symbols_grid grid) {
+    size_t size = count * ckd_dtype_size(dtype);
+    block b = {dtype, count, size, grid, malloc(size), malloc(size)};
+    double scale[1024];
+    assert_true(b.values && b.previous);
+    for (size_t i = 0; i < 1024; i++) {
+        scale[i] = 0.02 * exp(0.5 * normal());
+    }
+    for (size_t i = 0; i < count; i++) {
+        size_t at = i + (size_t)grid.phase;
+        double s = scale[at / grid.columns % 512] * scale[512 + at % grid.columns % 512] * 50;
+        double before = s * normal(), by = how == CLOSE ? 1e-3 : similar(dtype);
+        double now = how == UNCHANGED ? before : before * (1 + by * normal());
+        store(b.previous, dtype, i, before);
+        store(b.values, dtype, i, how == FAR ? s * normal() : now);
+    }
+    return b;
+}
+
+static void block_free(block *b) {
+    free(b->values);
+    free(b->previous);
+}
+
+static bool is_float(ckd_dtype dtype) {
+    return dtype >= CKD_F64 && dtype <= CKD_F8_E5M2;
+}
+
+/* As a reader does it. Returns the size. */
+static size_t check_stream(const block *b, bool delta) {
+    size_t capacity = symbols_bound(work, delta);
+    uint8_t *stream = malloc(capacity + 1), *got = malloc(b->size), *context = malloc(b->count);
+    assert_true(stream && got && context);
+    stream[capacity] = 0xa5;
+    size_t size = block_plan_encode(&plan, delta, stream, capacity);
+    assert_true(size > 0 && size <= capacity && stream[capacity] == 0xa5);
+    assert_int_equal(block_plan_encode(&plan, delta, stream, size - 1), 0);
+    assert_int_equal(block_plan_encode(&plan, delta, stream, size), size);
+    const kernels *k = kernels_cpu();
+    k->magnitude_context(b->dtype, context, b->previous, b->count);
+    assert_int_equal(symbols_decode(reading, got, (unsigned)ckd_dtype_size(b->dtype), b->count,
+                                    delta ? context : NULL, stream, size, NULL),
+                     CKD_OK);
+    if (delta) {
+        k->ordered_apply(b->dtype, got, b->previous, got, b->count);
+    } else if (is_float(b->dtype)) {
+        k->unrotate_sign(b->dtype, got, got, b->count);
+    }
+    assert_memory_equal(got, b->values, b->size);
+    free(context);
+    free(got);
+    free(stream);
+    return size;
+}
+
+static bool about(size_t a, size_t b, double part) {
+    return fabs((double)a - (double)b) <= part * (double)b + 64;
+}
+
+/* What was said of a stream, exactly where it was planned. */
+static void check_size(const block *b, bool delta) {
+    size_t said = delta ? plan.delta : plan.alone;
+    assert_true(about(said, check_stream(b, delta), 0.004));
+}
+
+static const ckd_dtype dtypes[] = {CKD_F32, CKD_BF16, CKD_I32, CKD_U8, CKD_F64};
+#define DTYPES     5
+#define SAMPLED_AT 16384 /* elements */
+
+/* previous must not be needed after the call: it is gone, and the values' own copy is all there is. */
+static void plan_delta(const block *b, uint64_t expected) {
+    assert_int_equal(block_plan_begin(&plan, b->dtype, b->values, b->count, &b->grid, true, expected, NULL),
+                     CKD_OK);
+    assert_true(plan.alone > 0 && !plan.delta_planned);
+    assert_int_equal(plan.alone_planned, b->count < SAMPLED_AT);
+    uint8_t *previous = malloc(b->size);
+    assert_non_null(previous);
+    memcpy(previous, b->previous, b->size);
+    assert_int_equal(block_plan_delta(&plan, previous, NULL), CKD_OK);
+    memset(previous, 0xa5, b->size);
+    free(previous);
+    assert_true(plan.alone_planned || plan.delta_planned);
+    assert_true(plan.delta > 0 && plan.alone > 0);
+}
+
+static void check_flags(const block *b, change how) {
+    if (b->count < SAMPLED_AT) {
+        assert_true(plan.alone_planned && plan.delta_planned);
+        return;
+    }
+    /* Where one wins by far, the other is not planned. */
+    if (how == UNCHANGED || how == CLOSE) {
+        assert_true(plan.delta_planned && !plan.alone_planned);
+    } else if (how == FAR) {
+        assert_true(plan.alone_planned && !plan.delta_planned);
+    }
+}
+
+/* Rows differ, and a sample may have no more than four of them. */
+static double deviation(const block *b) {
+    return b->grid.columns <= 256 ? 0.04 : 0.15;
+}
+
+static void check_block(const block *b, change how) {
+    plan_delta(b, 0);
+    check_flags(b, how);
+    if (plan.delta_planned) {
+        check_size(b, true);
+        assert_true(how == UNCHANGED && b->count >= SAMPLED_AT ? plan.delta_symbols == 0
+                                                               : plan.delta_symbols <= b->count);
+        assert_true(how == UNCHANGED || b->dtype == CKD_BF16 || b->dtype == CKD_U8 ||
+                    plan.delta_symbols == b->count);
+    }
+    size_t alone = plan.alone, delta = plan.delta;
+    bool estimated = !plan.alone_planned;
+    assert_int_equal(block_plan_alone(&plan, NULL), CKD_OK);
+    assert_true(plan.alone_planned && about(alone, plan.alone, estimated ? deviation(b) : 0));
+    check_size(b, false);
+    if (plan.delta_planned) { /* it has survived the other plan */
+        assert_int_equal(plan.delta, delta);
+        check_size(b, true);
+    }
+    if (b->count >= 100 && how <= CLOSE) {
+        assert_true(plan.delta < plan.alone);
+    }
+}
+
+static void test_blocks(void **state) {
+    (void)state;
+    static const size_t counts[] = {1, 100, 16383, 16384, 20011, 65536, 262144};
+    static const symbols_grid grids[] = {{256, 0}, {768, 100}, {1000, 999}, {64, 7}};
+    for (size_t t = 0; t < DTYPES; t++) {
+        for (size_t c = 0; c < sizeof(counts) / sizeof(counts[0]); c++) {
+            for (int how = 0; how < CHANGES; how++) {
+                block b = make(dtypes[t], counts[c], (change)how, grids[(t + c + (size_t)how) % 4]);
+                check_block(&b, (change)how);
+                block_free(&b);
+            }
+        }
+    }
+}
+
+/* Samples are taken from inside the block, whatever its rows are; a sanitizer sees more of that. */
+static void test_all_samples(void **state) {
+    (void)state;
+    for (int i = 0; i < 60; i++) {
+        size_t count = SAMPLED_AT + next_random() % 8000;
+        uint64_t columns = 1 + next_random() % (i % 2 ? 300 : 2 * count);
+        symbols_grid grid = {columns, next_random() % columns};
+        block b = make(CKD_BF16, count, i % 3 ? CLOSE : FAR, grid);
+        check_block(&b, i % 3 ? CLOSE : FAR);
+        block_free(&b);
+    }
+    block b = make(CKD_BF16, SAMPLED_AT, CLOSE, (symbols_grid){1, 0});
+    b.grid = (symbols_grid){0, 0}; /* of a tensor that has none */
+    check_block(&b, CLOSE);
+    block_free(&b);
+}
+
+/* What the caller expects takes the place of a sample, right or wrong; what is written is right in any case. */
+static void test_expected(void **state) {
+    (void)state;
+    for (int how = 0; how < CHANGES; how++) {
+        block b = make(CKD_F32, 40000, (change)how, (symbols_grid){200, 0});
+        plan_delta(&b, 0);
+        assert_int_equal(block_plan_alone(&plan, NULL), CKD_OK);
+        const uint64_t right = plan.alone, expected[] = {right, right * 2, right / 2, 1, UINT64_C(1) << 40};
+        for (size_t i = 0; i < 5; i++) {
+            plan_delta(&b, expected[i]);
+            if (i == 0) {
+                check_flags(&b, (change)how);
+            }
+            if (expected[i] == 1) {
+                assert_true(plan.alone_planned && plan.alone == right);
+            }
+            for (int delta = 0; delta < 2; delta++) {
+                if (delta ? plan.delta_planned : plan.alone_planned) {
+                    check_size(&b, delta);
+                }
+            }
+        }
+        block_free(&b);
+    }
+}
+
+static void test_without_delta(void **state) {
+    (void)state;
+    static const size_t counts[] = {1, 100, 16384, 100000};
+    for (size_t t = 0; t < DTYPES; t++) {
+        for (size_t c = 0; c < 4; c++) {
+            block b = make(dtypes[t], counts[c], FAR, (symbols_grid){128, 0});
+            uint64_t expected = c % 2 ? 77 : 0;
+            assert_int_equal(
+                block_plan_begin(&plan, b.dtype, b.values, b.count, &b.grid, false, expected, NULL), CKD_OK);
+            assert_true(plan.alone_planned && !plan.delta_planned && plan.delta == 0);
+            check_size(&b, false);
+            block_free(&b);
+        }
+    }
+}
+
+/* The grid gets through to the stream: second moments are smaller with it. */
+static void test_rows_and_columns_pay(void **state) {
+    (void)state;
+    block b = make(CKD_F32, 65536, FAR, (symbols_grid){256, 0});
+    size_t size[2];
+    for (int i = 0; i < 2; i++) {
+        symbols_grid grid = {i ? 256 : 0, 0};
+        assert_int_equal(block_plan_begin(&plan, b.dtype, b.values, b.count, &grid, false, 0, NULL), CKD_OK);
+        size[i] = check_stream(&b, false);
+    }
+    assert_true(size[1] < size[0] - size[0] / 200);
+    block_free(&b);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_grids_of_whole_tensors),
+        cmocka_unit_test(test_grids_of_regions),
+        cmocka_unit_test(test_blocks),
+        cmocka_unit_test(test_all_samples),
+        cmocka_unit_test(test_expected),
+        cmocka_unit_test(test_without_delta),
+        cmocka_unit_test(test_rows_and_columns_pay),
+    };
+    return cmocka_run_group_tests_name("block plan", tests, set_up, tear_down);
+}
