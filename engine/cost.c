@@ -5,11 +5,13 @@
  * the machine's speed.
  */
 #define WORK_VERIFY 0.08 /* checksum, content hash, copy */
-#define WORK_APPLY  0.5  /* context and ordered difference of a delta */
+#define WORK_APPLY  0.06 /* context and ordered difference of a delta */
 #define WORK_LZ4    0.35
 #define WORK_ZSTD   0.9
 #define WORK_PLANES 0.15
-#define WORK_SYMBOL  3.2 /* a symbol, not a byte */
+#define WORK_SYMBOL 2.4 /* a symbol, not a byte */
+#define WORK_TABLES \
+    0.7 /* a symbol of a delta more: its tables, one for each range of contexts, crowd the cache */
 #define WORK_SCATTER 0.6 /* an element of a sparse stream */
 
 /* Estimates of size and time are not exact, and the bounds are promises: plan a little inside them. */
@@ -31,8 +33,8 @@ double decode_work(predictor p, coding c, size_t element_size, uint64_t raw_size
     }
     switch (c) {
     case CODING_SYMBOLS:
-        return work + WORK_SYMBOL * (double)symbols +
-               ((double)symbols < elements ? WORK_SCATTER * elements : 0);
+        work += (WORK_SYMBOL + (p == PREDICT_PARENT ? WORK_TABLES : 0)) * (double)symbols;
+        return work + ((double)symbols < elements ? WORK_SCATTER * elements : 0);
     case CODING_ZSTD_PLANES:
         work += WORK_PLANES * raw; /* fall through */
     case CODING_ZSTD:
@@ -48,9 +50,8 @@ double decode_work(predictor p, coding c, size_t element_size, uint64_t raw_size
 
 load_cost base_cost(size_t element_size, uint64_t raw_size, uint64_t base_stored) {
     coding c = base_stored < raw_size ? CODING_SYMBOLS : CODING_RAW;
-    return (load_cost){(double)base_stored,
-                       decode_work(PREDICT_NONE, c, element_size, raw_size, base_stored,
-                                   raw_size / element_size)};
+    return (load_cost){(double)base_stored, decode_work(PREDICT_NONE, c, element_size, raw_size, base_stored,
+                                                        raw_size / element_size)};
 }
 
 load_cost record_base(const record *r) {
