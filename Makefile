@@ -7,7 +7,7 @@ SHELL := /bin/sh
 
 include mk/config.mk
 
-.PHONY: all programs demo demo-run bench bench-run help config print-build-dir install install-files uninstall clean FORCE
+.PHONY: all programs demo demo-run bench bench-run bench-quality bench-quality-run help config print-build-dir install install-files uninstall clean FORCE
 FORCE:
 
 include mk/build.mk
@@ -30,6 +30,12 @@ bench:
 
 bench-run: programs $(BENCHES)
 	@CKPTDELTA_BUILD='$(abspath $(B))' '$(B)/bench/bench_exact' $(BENCH_ARGS)
+
+bench-quality:
+	@+$(SUBMAKE) bench-quality-run
+
+bench-quality-run: programs $(B)/bench/bench_quality
+	@'$(B)/bench/bench_quality' $(BENCH_ARGS)
 
 print-build-dir:
 	@echo '$(B)'

@@ -69,22 +69,28 @@ int bench_file_exists(const char *path) {
 }
 
 void bench_run_trainer(const char *const *arguments) {
+    fprintf(stderr, "training (kept for the next time):");
+    for (const char *const *a = arguments; *a; a++) {
+        fprintf(stderr, " %s", *a);
+    }
+    fprintf(stderr, "\n");
+    bench_run_trainer_into("/dev/null", arguments);
+}
+
+void bench_run_trainer_into(const char *output, const char *const *arguments) {
     char trainer[4200];
     const char *argv[64];
     int argc = 0;
     trainer_path(trainer, sizeof(trainer));
     argv[argc++] = trainer;
-    fprintf(stderr, "training (kept for the next time):");
-    for (; *arguments && argc < 63; arguments++) {
-        fprintf(stderr, " %s", *arguments);
-        argv[argc++] = *arguments;
+    while (*arguments && argc < 63) {
+        argv[argc++] = *arguments++;
     }
-    fprintf(stderr, "\n");
     argv[argc] = NULL;
     fflush(stdout); /* or the child prints it once more */
     pid_t child = fork();
     if (child == 0) {
-        if (freopen("/dev/null", "w", stdout)) {
+        if (freopen(output, "w", stdout)) {
             execv(trainer, (char *const *)argv);
         }
         _exit(127);

@@ -12,6 +12,8 @@ const char *bench_machine(void);
 void bench_train(const char *store, const char *run, int saves, int every);
 /* Runs train_gpt with these options (NULL at the end), its output dropped. */
 void bench_run_trainer(const char *const *arguments);
+/* The same without a word, its output into a file. */
+void bench_run_trainer_into(const char *output, const char *const *arguments);
 /* Is there such a file? */
 int bench_file_exists(const char *path);
 /* rm -r of what the benchmark made itself. */

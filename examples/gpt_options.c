@@ -15,6 +15,7 @@ enum {
     O_BATCH,
     O_STEPS,
     O_SEED,
+    O_BATCH_SEED,
     O_THREADS,
     O_TEXT,
     O_LR,
@@ -49,6 +50,7 @@ static const struct argp_option option_table[] = {
     {0, 0, 0, 0, "Training:", 2},
     {"steps", O_STEPS, "N", 0, "train up to this step (200)", 2},
     {"seed", O_SEED, "N", 0, "of weights and batches (1)", 2},
+    {"batch-seed", O_BATCH_SEED, "N", 0, "with --resume-run: draw batches from this seed from here on", 2},
     {"threads", O_THREADS, "N", 0, "changes the speed, never a bit of the result (one per core)", 2},
     {"text", O_TEXT, "FILE", 0, "train on FILE instead of $TEXT or text found in /usr", 2},
     {"lr", O_LR, "X", 0, "AdamW's learning rate (1e-3)", 2},
@@ -170,6 +172,8 @@ static void check_all(gpt_options *o, const struct argp_state *state) {
         argp_error(state, "there is nowhere to save to or resume from: name a --store");
     if (o->resume && !o->store)
         argp_error(state, "a resume needs a --store");
+    if (o->reseed && !o->resume_run)
+        argp_error(state, "--batch-seed is for a branch off another run: name it with --resume-run");
     if (!(o->adamw.min_lr >= 0))
         o->adamw.min_lr = o->adamw.lr / 10;
     o->adamw.steps = o->steps;
@@ -183,6 +187,9 @@ static error_t parse_option(int key, char *text, struct argp_state *state) {
         break;
     case O_SEED:
         o->seed = whole(state, text, 0, UINT64_MAX);
+        break;
+    case O_BATCH_SEED:
+        o->reseed = 1, o->batch_seed = whole(state, text, 0, UINT64_MAX);
         break;
     case O_THREADS:
         o->threads = small(state, text);

@@ -10,6 +10,8 @@ typedef struct gpt_options {
     gpt_config model;
     gpt_adamw adamw;
     uint64_t steps, seed;
+    int reseed; /* after the resume, batches come from batch_seed, and saves say so */
+    uint64_t batch_seed;
     int threads; /* 0: one per core */
     const char *text;
     uint64_t log_every, eval_every; /* eval_every 0: at the end only */

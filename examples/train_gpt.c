@@ -71,6 +71,8 @@ static int resume(trainer *t) {
     }
     if (gpt_state_load(t->store, run, o->resume_step, t->model, &t->text, &t->progress))
         return -1;
+    if (o->reseed)
+        t->progress.seed = o->batch_seed;
     t->lineage.resumed_run = run;
     t->lineage.resumed_step = t->progress.step;
     t->lineage.branch = strcmp(run, o->run) != 0;
@@ -185,7 +187,7 @@ static int train(trainer *t) {
         printf("nothing to do: step %" PRIu64 " is reached already\n", o->steps);
     while (t->progress.step < o->steps) {
         uint64_t step = t->progress.step + 1;
-        gpt_text_batch(&t->text, &t->model->config, o->seed, step, t->tokens, t->targets, NULL);
+        gpt_text_batch(&t->text, &t->model->config, t->progress.seed, step, t->tokens, t->targets, NULL);
         double loss = gpt_forward(t->model, t->tokens, t->targets);
         if (!isfinite(loss)) {
             fprintf(stderr, "train_gpt: the loss of step %" PRIu64 " is not finite; try a smaller --lr\n",

@@ -6,6 +6,7 @@ CLI_OBJ := $(call obj,$(CLI_SRC))
 EXAMPLE_OBJ := $(call obj,$(EXAMPLE_SRC))
 GPT_OBJ := $(call obj,$(GPT_SRC))
 BENCH_SUPPORT_OBJ := $(call obj,$(BENCH_SUPPORT_SRC))
+BENCH_QUALITY_OBJ := $(call obj,$(BENCH_QUALITY_SRC))
 CUDA_OBJ := $(patsubst %.cu,$(B)/obj/%.cu.o,$(CUDA_SRC))
 
 STATIC_LIB := $(B)/libckptdelta.a
@@ -75,10 +76,13 @@ $(B)/train_gpt: $(EXAMPLE_OBJ) $(B)/.objects $(STATIC_LIB)
 $(B)/obj/internal.a: $(LIB_OBJ) $(B)/.objects
 	@rm -f $@ && $(AR) rcs $@ $(LIB_OBJ)
 
+$(B)/bench/bench_quality: EXTRA_OBJ = $(BENCH_QUALITY_OBJ)
+$(B)/bench/bench_quality: $(BENCH_QUALITY_OBJ)
+
 $(BENCHES): $(B)/bench/%: $(B)/obj/bench/%.o $(BENCH_SUPPORT_OBJ) $(B)/obj/internal.a
 	$(call say,LINK,$@)
 	@mkdir -p $(@D)
-	@$(CC) $(CKD_LDFLAGS) -o $@ $< $(BENCH_SUPPORT_OBJ) $(B)/obj/internal.a $(CKD_LIBS)
+	@$(CC) $(CKD_LDFLAGS) -o $@ $< $(EXTRA_OBJ) $(BENCH_SUPPORT_OBJ) $(B)/obj/internal.a $(CKD_LIBS)
 
 $(B)/obj/%.cu.o: %.cu $(B)/.flags
 	$(call say,NVCC,$<)
@@ -92,4 +96,4 @@ $(B)/libckptdelta_cuda.so: $(CUDA_OBJ) $(B)/.objects mk/libckptdelta.map
 	    -Xlinker --version-script=mk/libckptdelta.map -Xlinker --as-needed -o $@ $(CUDA_OBJ) -lcublas
 
 -include $(patsubst %.o,%.d,$(LIB_OBJ) $(CLI_OBJ) $(EXAMPLE_OBJ) $(BENCH_SUPPORT_OBJ) $(CUDA_OBJ) \
-    $(call obj,$(BENCH_SRC)))
+    $(BENCH_QUALITY_OBJ) $(call obj,$(BENCH_SRC)))

@@ -13,6 +13,9 @@ FUZZERS := $(patsubst tests/%.c,$(B)/fuzz/%,$(FUZZ_SRC))
 $(B)/tests/test_gpt: EXTRA_OBJ = $(GPT_OBJ)
 $(B)/tests/test_gpt: $(GPT_OBJ)
 
+$(B)/tests/test_excp: EXTRA_OBJ = $(B)/obj/bench/excp.o
+$(B)/tests/test_excp: $(B)/obj/bench/excp.o
+
 # Its allocations fail when the test says so.
 $(B)/tests/test_nomem: EXTRA_OBJ = $(foreach f,malloc calloc realloc strdup opendir realpath ZSTD_createCCtx ZSTD_createDCtx,\
     -Wl$(comma)--wrap=$(f))

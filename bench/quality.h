@@ -1,0 +1,160 @@
+/*
+ * bench_quality's parts: states, training runs, coders, chains, results. Everything exits with a message when something fails.
+ *
+ *   series (train_gpt) -> states -> for each coder: encode -> file -> decode -> ... -> last state -> store -> resume -> losses
+ */
+#ifndef BENCH_QUALITY_H
+#define BENCH_QUALITY_H
+
+#include <ckptdelta.h>
+#include <stdio.h>
+
+enum {
+    QUALITY_PARTS = 3, /* weight, exp_avg, exp_avg_sq */
+    QUALITY_MAX_CODERS = 12,
+    QUALITY_MAX_SEEDS = 8,
+    QUALITY_MAX_DELTAS = 64,
+    QUALITY_MAX_ORDERS = 8,
+    QUALITY_MAX_GROUPS = 8,
+    QUALITY_PATH = 512
+};
+
+typedef struct quality_options {
+    int seeds;
+    int start, every, deltas; /* the chain: states at start, start + every, ... */
+    int resumed;              /* steps trained on from the last state */
+    int orders;               /* batch orders besides the series' own, for the noise */
+    int threads;              /* of train_gpt; 0: its default */
+    int full;
+    int width;
+    double beta2;
+    const char *json, *svg;
+} quality_options;
+
+void quality_die(const char *what, const char *why) __attribute__((noreturn));
+
+/* ---- states (quality_state.c) ---- */
+
+typedef struct quality_tensor {
+    char name[128];
+    uint32_t ndim;
+    uint64_t shape[CKD_MAX_DIMS];
+    size_t count;
+    float *parts[QUALITY_PARTS];
+} quality_tensor;
+
+/* Counters and the like: a few bytes that every coder keeps as they are. */
+typedef struct quality_small {
+    char name[128];
+    ckd_dtype dtype;
+    uint32_t ndim;
+    uint64_t shape[CKD_MAX_DIMS];
+    size_t size;
+    uint8_t data[64];
+} quality_small;
+
+typedef struct quality_state {
+    uint64_t step;
+    size_t count, parameters;
+    quality_tensor *tensors;
+    size_t small_count;
+    quality_small smalls[8];
+    char config[256]; /* train_gpt's blob */
+    size_t config_size;
+} quality_state;
+
+/* Loads a checkpoint; `bytes` (or NULL) becomes what it takes in the store. */
+quality_state quality_load(uint64_t *bytes, const char *store, const char *run, uint64_t step);
+/* Saves one, as a base of a new run or as a delta on the run's last one. */
+void quality_save(const char *store, const char *run, const quality_state *s, ckd_fidelity fidelity,
+                  int base);
+/* The same tensors, their values NaN: whoever fills it has to fill all of it. */
+quality_state quality_blank(const quality_state *like);
+int quality_same(const quality_state *a, const quality_state *b);
+void quality_free(quality_state *s);
+
+/* ---- training (quality_train.c) ---- */
+
+typedef struct quality_series {
+    const quality_options *options;
+    int width, seed;
+    double beta2;
+    char dir[QUALITY_PATH], store[QUALITY_PATH]; /* of the training run "gpt" */
+    char work[QUALITY_PATH];                     /* emptied before and removed afterwards */
+} quality_series;
+
+typedef struct quality_losses {
+    double at_load, training,
+        after; /* validation loss, mean training loss over the resumed steps, validation loss */
+} quality_losses;
+
+/* Trains it, or goes on where an interruption left it. */
+void quality_make_series(quality_series *out, const quality_options *o, int width, double beta2, int seed);
+uint64_t quality_last_step(const quality_options *o);
+/* Puts the state into a store as an exact checkpoint and trains on from it. batch_seed 0: on the series' own batches. */
+quality_losses quality_resume(const quality_series *series, const char *name, const quality_state *s,
+                              int batch_seed);
+
+/* ---- coders (quality_coders.c) ---- */
+
+/*
+ * A way to code a state given the reconstructed previous one (NULL: the first state of a chain, to be coded exactly). encode runs in a
+ * process of its own, which ends with it: all that decode can know is what stands in the files of `dir`.
+ */
+typedef struct quality_coder quality_coder;
+struct quality_coder {
+    const char *name, *what;
+    void (*encode)(const quality_coder *coder, const char *dir, const quality_state *now,
+                   const quality_state *before);
+    /* Fills `now`, a blank; returns the bytes of this state's files. */
+    uint64_t (*decode)(const quality_coder *coder, const char *dir, quality_state *now,
+                       const quality_state *before);
+    int bit_exact;         /* what comes back must be what went in */
+    int unsized;           /* its size means nothing */
+    ckd_fidelity fidelity; /* of the library */
+    double alpha;          /* of ExCP */
+};
+extern const quality_coder quality_coders[];
+extern const size_t quality_coder_count;
+
+/* ---- results (bench_quality.c, quality_report.c, quality_svg.c) ---- */
+
+typedef struct quality_result {
+    double first;                    /* bits per parameter of the first state */
+    double bits[QUALITY_MAX_DELTAS]; /* of each delta */
+    double moved,
+        kept; /* shares of the last state: weights that the delta changes, first moments that are not zero */
+    quality_losses losses;
+} quality_result;
+
+/* All seeds of one model. */
+typedef struct quality_group {
+    int width, seeds;
+    double beta2;
+    size_t parameters;
+    quality_result results[QUALITY_MAX_CODERS][QUALITY_MAX_SEEDS];
+    quality_losses orders[QUALITY_MAX_ORDERS][QUALITY_MAX_SEEDS]; /* exact resumes on other batches */
+} quality_group;
+
+/* Mean and sample deviation over seeds (0 for one). */
+typedef struct quality_figure {
+    double mean, spread;
+} quality_figure;
+
+typedef struct quality_row {
+    quality_figure bits, late_bits, first, at_load, training, after, moved,
+        kept; /* losses: minus the exact resume's */
+} quality_row;
+
+/* Codes the chain with one coder; the last reconstructed state is the caller's. */
+quality_state quality_run_chain(quality_result *r, const quality_coder *coder, const char *dir,
+                                const quality_state *states, int count);
+quality_row quality_summary(const quality_group *g, int coder, int deltas);
+/* Deviation over batch orders of the exact resume, pooled over seeds: only `training` and `after` are set. */
+quality_losses quality_noise(const quality_group *g, int orders);
+void quality_print(const quality_group *g, const quality_options *o);
+void quality_write_json(const quality_group *groups, int count, const quality_options *o);
+/* The ratio in the second half of the chain against the gap of the validation loss after the resume. */
+void quality_write_svg(const quality_group *groups, int count, const quality_options *o);
+
+#endif

@@ -1,0 +1,69 @@
+#include <math.h>
+#include <stdlib.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "bench/quality.h"
+
+/* What the encoder knows dies with its process. */
+static void encode_apart(const quality_coder *coder, const char *dir, const quality_state *now,
+                         const quality_state *before) {
+    fflush(NULL);
+    pid_t child = fork();
+    if (child == 0) {
+        coder->encode(coder, dir, now, before);
+        _exit(0);
+    }
+    int status = 0;
+    if (child < 0 || waitpid(child, &status, 0) < 0 || status != 0) {
+        quality_die(coder->name, "encoding failed");
+    }
+}
+
+/* The blank was NaN: a value that the decoder did not set shows. */
+static void check_filled(const quality_coder *coder, const quality_state *s) {
+    for (size_t i = 0; i < s->count; i++) {
+        for (int part = 0; part < QUALITY_PARTS; part++) {
+            for (size_t k = 0; k < s->tensors[i].count; k++) {
+                if (isnan(s->tensors[i].parts[part][k])) {
+                    quality_die(coder->name, "the decoder left values out");
+                }
+            }
+        }
+    }
+}
+
+static void note_shares(quality_result *r, const quality_state *now, const quality_state *before) {
+    double moved = 0, kept = 0;
+    for (size_t i = 0; i < now->count; i++) {
+        const quality_tensor *t = &now->tensors[i];
+        for (size_t k = 0; k < t->count; k++) {
+            moved += t->parts[0][k] != before->tensors[i].parts[0][k];
+            kept += t->parts[1][k] != 0;
+        }
+    }
+    r->moved = moved / (double)now->parameters;
+    r->kept = kept / (double)now->parameters;
+}
+
+quality_state quality_run_chain(quality_result *r, const quality_coder *coder, const char *dir,
+                                const quality_state *states, int count) {
+    quality_state before = {0};
+    *r = (quality_result){0};
+    for (int i = 0; i < count; i++) {
+        encode_apart(coder, dir, &states[i], i ? &before : NULL);
+        quality_state now = quality_blank(&states[i]);
+        double bits = 8.0 * (double)coder->decode(coder, dir, &now, i ? &before : NULL);
+        check_filled(coder, &now);
+        if ((i == 0 || coder->bit_exact) && !quality_same(&now, &states[i])) {
+            quality_die(coder->name, "a state that should be exact is not");
+        }
+        *(i ? &r->bits[i - 1] : &r->first) = bits / (double)now.parameters;
+        if (i) {
+            note_shares(r, &now, &before);
+        }
+        quality_free(&before);
+        before = now;
+    }
+    return before;
+}

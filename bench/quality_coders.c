@@ -1,0 +1,227 @@
+/*
+ * The coders, one row each, and the loop that codes a chain with one of them. Files of a state: DIR/STEP; the library keeps a store in
+ * DIR. What is a file here is compressed by `xz -6`, the command, on the whole of it.
+ */
+#include <inttypes.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "bench/excp.h"
+#include "bench/quality.h"
+
+/* ---- files through xz ---- */
+
+static void file_path(char path[QUALITY_PATH], const char *dir, uint64_t step) {
+    snprintf(path, QUALITY_PATH, "%.400s/%" PRIu64 ".xz", dir, step);
+}
+
+static void write_xz(const char *dir, uint64_t step, const uint8_t *data, size_t size) {
+    char path[QUALITY_PATH], line[QUALITY_PATH + 32];
+    file_path(path, dir, step);
+    snprintf(line, sizeof(line), "xz -6 -c >'%s'", path);
+    FILE *pipe = popen(line, "w");
+    if (!pipe || fwrite(data, 1, size, pipe) != size || pclose(pipe) != 0) {
+        quality_die(path, "xz failed");
+    }
+}
+
+/* All of it into memory, the caller's; `stored` is the size of the file. */
+static uint8_t *read_xz(size_t *size, uint64_t *stored, const char *dir, uint64_t step) {
+    char path[QUALITY_PATH], line[QUALITY_PATH + 32];
+    struct stat info;
+    file_path(path, dir, step);
+    snprintf(line, sizeof(line), "xz -dc <'%s'", path);
+    FILE *pipe = stat(path, &info) == 0 ? popen(line, "r") : NULL;
+    uint8_t *data = NULL;
+    size_t got = pipe != NULL;
+    for (*size = 0; got; *size += got) {
+        data = realloc(data, *size + (1u << 20));
+        got = data ? fread(data + *size, 1, 1u << 20, pipe) : 0;
+    }
+    if (!pipe || pclose(pipe) != 0 || !data) {
+        quality_die(path, "xz cannot read it");
+    }
+    *stored = (uint64_t)info.st_size;
+    return data;
+}
+
+/* ---- plain floats: first states, and those without moments ---- */
+
+static void plain_encode(const char *dir, const quality_state *now, int parts) {
+    excp_bytes bytes = {.data = malloc(now->parameters * sizeof(float) * (size_t)parts)};
+    for (int part = 0; bytes.data && part < parts; part++) {
+        for (size_t i = 0; i < now->count; i++) {
+            size_t size = now->tensors[i].count * sizeof(float);
+            memcpy(bytes.data + bytes.size, now->tensors[i].parts[part], size);
+            bytes.size += size;
+        }
+    }
+    if (!bytes.data) {
+        quality_die(dir, "no memory");
+    }
+    write_xz(dir, now->step, bytes.data, bytes.size);
+    free(bytes.data);
+}
+
+/* Parts that the file lacks become zero. */
+static uint64_t plain_decode(const char *dir, quality_state *now, int parts) {
+    uint64_t stored;
+    size_t size, at = 0;
+    uint8_t *data = read_xz(&size, &stored, dir, now->step);
+    if (size != now->parameters * sizeof(float) * (size_t)parts) {
+        quality_die(dir, "a file of the wrong length");
+    }
+    for (int part = 0; part < QUALITY_PARTS; part++) {
+        for (size_t i = 0; i < now->count; i++) {
+            size_t bytes = now->tensors[i].count * sizeof(float);
+            if (part < parts) {
+                memcpy(now->tensors[i].parts[part], data + at, bytes);
+                at += bytes;
+            } else {
+                memset(now->tensors[i].parts[part], 0, bytes);
+            }
+        }
+    }
+    free(data);
+    return stored;
+}
+
+static void weights_encode(const quality_coder *coder, const char *dir, const quality_state *now,
+                           const quality_state *before) {
+    (void)coder;
+    plain_encode(dir, now, before ? 1 : QUALITY_PARTS);
+}
+
+static uint64_t weights_decode(const quality_coder *coder, const char *dir, quality_state *now,
+                               const quality_state *before) {
+    (void)coder;
+    return plain_decode(dir, now, before ? 1 : QUALITY_PARTS);
+}
+
+/* ---- the library: it knows itself what it will reconstruct ---- */
+
+static void library_path(char path[QUALITY_PATH], const char *dir) {
+    snprintf(path, QUALITY_PATH, "%.400s/store", dir);
+}
+
+static void library_encode(const quality_coder *coder, const char *dir, const quality_state *now,
+                           const quality_state *before) {
+    char path[QUALITY_PATH];
+    library_path(path, dir);
+    quality_save(path, "chain", now, before ? coder->fidelity : CKD_EXACT, !before);
+}
+
+static uint64_t library_decode(const quality_coder *coder, const char *dir, quality_state *now,
+                               const quality_state *before) {
+    (void)coder;
+    (void)before;
+    char path[QUALITY_PATH];
+    uint64_t stored;
+    library_path(path, dir);
+    uint64_t step = now->step;
+    quality_free(now);
+    *now = quality_load(&stored, path, "chain", step);
+    return stored;
+}
+
+/* ---- ExCP ---- */
+
+static float *copy_of(const float *values, size_t count) {
+    float *copy = malloc((count + !count) * sizeof(*copy));
+    if (!copy) {
+        quality_die("ExCP", "no memory");
+    }
+    return memcpy(copy, values, count * sizeof(*copy));
+}
+
+/* The three arrays of a tensor as they are to be quantised. */
+static void excp_prune(float *parts[QUALITY_PARTS], const quality_tensor *now, const quality_tensor *before,
+                       double alpha) {
+    for (int part = 0; part < QUALITY_PARTS; part++) {
+        parts[part] = copy_of(now->parts[part], now->count);
+    }
+    for (size_t i = 0; i < now->count; i++) {
+        parts[0][i] -= before->parts[0][i];
+    }
+    double threshold = excp_threshold(parts[0], parts[2], now->count, alpha);
+    if (threshold < 0) {
+        quality_die("ExCP", "no memory");
+    }
+    excp_prune_weights(parts[0], now->count, threshold);
+    excp_prune_moments(parts[1], parts[2], parts[0], now->count, EXCP_BETA);
+}
+
+/* All residuals, then all first moments, then all second ones: like goes to like, which xz likes best. */
+static void excp_encode(const quality_coder *coder, const char *dir, const quality_state *now,
+                        const quality_state *before) {
+    if (!before) {
+        plain_encode(dir, now, QUALITY_PARTS);
+        return;
+    }
+    excp_bytes streams[QUALITY_PARTS] = {{0}}, all = {0};
+    for (size_t i = 0; i < now->count; i++) {
+        float *parts[QUALITY_PARTS];
+        excp_prune(parts, &now->tensors[i], &before->tensors[i], coder->alpha);
+        for (int part = 0; part < QUALITY_PARTS; part++) {
+            if (excp_write(&streams[part], parts[part], now->tensors[i].count)) {
+                quality_die("ExCP", "no memory");
+            }
+            free(parts[part]);
+        }
+    }
+    all.data = malloc(streams[0].size + streams[1].size + streams[2].size);
+    for (int part = 0; all.data && part < QUALITY_PARTS; part++) {
+        memcpy(all.data + all.size, streams[part].data, streams[part].size);
+        all.size += streams[part].size;
+        free(streams[part].data);
+    }
+    if (!all.data) {
+        quality_die("ExCP", "no memory");
+    }
+    write_xz(dir, now->step, all.data, all.size);
+    free(all.data);
+}
+
+static uint64_t excp_decode(const quality_coder *coder, const char *dir, quality_state *now,
+                            const quality_state *before) {
+    (void)coder;
+    if (!before) {
+        return plain_decode(dir, now, QUALITY_PARTS);
+    }
+    uint64_t stored;
+    excp_input in;
+    uint8_t *data = read_xz(&in.size, &stored, dir, now->step);
+    in.data = data;
+    for (int part = 0; part < QUALITY_PARTS; part++) {
+        for (size_t i = 0; i < now->count; i++) {
+            if (excp_read(now->tensors[i].parts[part], now->tensors[i].count, &in)) {
+                quality_die(dir, "a file of ExCP's that cannot be read");
+            }
+        }
+    }
+    if (in.size != 0) {
+        quality_die(dir, "a file of ExCP's with too much in it");
+    }
+    free(data);
+    for (size_t i = 0; i < now->count; i++) {
+        for (size_t k = 0; k < now->tensors[i].count; k++) {
+            now->tensors[i].parts[0][k] += before->tensors[i].parts[0][k];
+        }
+    }
+    return stored;
+}
+
+/* ---- the table ---- */
+
+const quality_coder quality_coders[] = {
+    {"exact", "the library, bit for bit", library_encode, library_decode, .bit_exact = 1,
+     .fidelity = CKD_EXACT},
+    {"excp", "ExCP with its own alpha, 5e-5", excp_encode, excp_decode, .alpha = EXCP_ALPHA},
+    {"excp-2.5", "ExCP, always 2.5 medians", excp_encode, excp_decode, .alpha = INFINITY},
+    {"no-moments", "exact weights, zero moments", weights_encode, weights_decode, .unsized = 1},
+};
+const size_t quality_coder_count = sizeof(quality_coders) / sizeof(quality_coders[0]);
