@@ -97,7 +97,10 @@ static int child_aborts(const char *dir, int report) {
     if (scene_open(&store, dir, CKD_OPEN_WRITE, NULL) != CKD_OK) {
         return 1;
     }
-    int code = ckd_save_begin(&save, store, &o, NULL) == CKD_OK && ckd_save_blob(save, "b", "x", 1, NULL) == CKD_OK ? 0 : 2;
+    int code =
+        ckd_save_begin(&save, store, &o, NULL) == CKD_OK && ckd_save_blob(save, "b", "x", 1, NULL) == CKD_OK
+            ? 0
+            : 2;
     ckd_save_abort(save);
     ckd_store_close(store);
     return code;
@@ -135,13 +138,13 @@ static uint64_t run_child(bool *finished, child_fn act, const char *dir, killer 
 typedef struct sweep {
     const char *template; /* a directory with a store, NULL: begin with nothing */
     child_fn act;
-    uint64_t before;      /* bits of the steps in the template */
-    uint64_t attempted;   /* the step that the child or its predecessor saves */
+    uint64_t before;    /* bits of the steps in the template */
+    uint64_t attempted; /* the step that the child or its predecessor saves */
 } sweep;
 
 static bool kill_once(const sweep *w, unsigned long at, bool torn) {
     char *dir = tempdir_create(), store[1024];
-    killer k = { .at = at, .torn = torn };
+    killer k = {.at = at, .torn = torn};
     bool finished;
     snprintf(store, sizeof(store), "%s/store", dir);
     if (w->template) {
@@ -175,31 +178,31 @@ static int teardown(void **state) {
 
 static void test_killed_while_creating_a_store_and_saving_a_base(void **state) {
     (void)state;
-    sweep w = { .act = child_creates };
+    sweep w = {.act = child_creates};
     assert_true(kill_everywhere("new store", &w) >= 15);
 }
 
 static void test_killed_while_saving_a_delta(void **state) {
     scene_make(*state, 0, 2);
-    sweep w = { .template = *state, .act = child_saves_delta, .before = 3, .attempted = 2 };
+    sweep w = {.template = *state, .act = child_saves_delta, .before = 3, .attempted = 2};
     assert_true(kill_everywhere("delta", &w) >= 10);
 }
 
 static void test_killed_while_two_ranks_save(void **state) {
     scene_make(*state, 0, 2);
-    sweep w = { .template = *state, .act = child_saves_ranks, .before = 3, .attempted = 2 };
+    sweep w = {.template = *state, .act = child_saves_ranks, .before = 3, .attempted = 2};
     assert_true(kill_everywhere("two ranks", &w) >= 10);
 }
 
 static void test_killed_while_aborting(void **state) {
     scene_make(*state, 0, 2);
-    sweep w = { .template = *state, .act = child_aborts, .before = 3, .attempted = 2 };
+    sweep w = {.template = *state, .act = child_aborts, .before = 3, .attempted = 2};
     assert_true(kill_everywhere("abort", &w) >= 5);
 }
 
 /* Makes DIR/store as a writer of step 2 leaves it that is killed at a certain step. */
 static uint64_t make_killed(const char *dir, file_step step, const char *where) {
-    killer k = { .step = step, .where = where };
+    killer k = {.step = step, .where = where};
     bool finished;
     scene_make(dir, 0, 2);
     uint64_t committed = run_child(&finished, child_saves_delta, dir, &k);
@@ -213,12 +216,12 @@ static const struct {
     const char *where;
     bool published; /* its manifest is */
 } deaths[] = {
-    { "chunk file not named", STEP_SYNC, ".ckd.tmp", false },
-    { "no manifest", STEP_CREATE, "data/m/.tmp-", false },
-    { "manifest not named", STEP_PUBLISH, "data/m/run", false },
-    { "manifest not synced", STEP_DIR_SYNC, "data/m", true },
-    { "catalog half written", STEP_SYNC, "catalog.db", true },
-    { "intent not removed", STEP_REMOVE, "data/i", true },
+    {"chunk file not named", STEP_SYNC, ".ckd.tmp", false},
+    {"no manifest", STEP_CREATE, "data/m/.tmp-", false},
+    {"manifest not named", STEP_PUBLISH, "data/m/run", false},
+    {"manifest not synced", STEP_DIR_SYNC, "data/m", true},
+    {"catalog half written", STEP_SYNC, "catalog.db", true},
+    {"intent not removed", STEP_REMOVE, "data/i", true},
 };
 enum { DEATHS = sizeof(deaths) / sizeof(deaths[0]) };
 
@@ -226,7 +229,8 @@ static void kill_after_deaths(const char *what, child_fn act) {
     for (size_t i = 0; i < DEATHS; i++) {
         char *dir = tempdir_create(), label[96];
         uint64_t before = make_killed(dir, deaths[i].step, deaths[i].where);
-        sweep w = { .template = dir, .act = act, .before = before | (deaths[i].published ? 4 : 0), .attempted = 2 };
+        sweep w = {
+            .template = dir, .act = act, .before = before | (deaths[i].published ? 4 : 0), .attempted = 2};
         snprintf(label, sizeof(label), "%s, %s", what, deaths[i].what);
         assert_true(kill_everywhere(label, &w) >= 2);
         tempdir_remove(dir);
@@ -247,13 +251,14 @@ static void test_killed_while_the_catalog_is_mended(void **state) {
     static const char noise[4096] = "this is not a database";
     scene_make(*state, 0, 3);
     write_whole_file(store_path_of(*state, "catalog.db"), noise, sizeof(noise));
-    sweep w = { .template = *state, .act = child_opens, .before = 7, .attempted = 3 };
+    sweep w = {.template = *state, .act = child_opens, .before = 7, .attempted = 3};
     assert_true(kill_everywhere("mending", &w) >= 5);
 }
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(test_killed_while_creating_a_store_and_saving_a_base, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_killed_while_creating_a_store_and_saving_a_base, setup,
+                                        teardown),
         cmocka_unit_test_setup_teardown(test_killed_while_saving_a_delta, setup, teardown),
         cmocka_unit_test_setup_teardown(test_killed_while_two_ranks_save, setup, teardown),
         cmocka_unit_test_setup_teardown(test_killed_while_aborting, setup, teardown),

@@ -32,9 +32,9 @@ typedef struct scene_tensor {
 
 /* In the order saved; all but the scalar and the empty one are rows x COLUMNS. */
 static const scene_tensor tensors[SCENE_TENSORS] = {
-    { "master.w", CKD_F32, 2, false },   { "w", CKD_BF16, 2, false },    { "exp_avg.w", CKD_F32, 2, true },
-    { "embedding", CKD_F32, 2, false },  { "tied", CKD_F32, 2, false },  { "count", CKD_I64, 0, false },
-    { "empty", CKD_F32, 2, false },
+    {"master.w", CKD_F32, 2, false},  {"w", CKD_BF16, 2, false},   {"exp_avg.w", CKD_F32, 2, true},
+    {"embedding", CKD_F32, 2, false}, {"tied", CKD_F32, 2, false}, {"count", CKD_I64, 0, false},
+    {"empty", CKD_F32, 2, false},
 };
 
 static uint64_t mix(uint64_t z) { /* the finaliser of splitmix64 */
@@ -91,13 +91,13 @@ static size_t blob_text(char out[96], const scene *s) {
 }
 
 scene scene_of(uint64_t step) {
-    return (scene){ .run = SCENE_RUN, .step = step, .rows = SCENE_ROWS };
+    return (scene){.run = SCENE_RUN, .step = step, .rows = SCENE_ROWS};
 }
 
 /* ---- saving ---- */
 
-static ckd_status save_range(ckd_save *save, const scene_tensor *t, const scene *s, uint64_t first, uint64_t end,
-                             uint64_t elements, ckd_error *err) {
+static ckd_status save_range(ckd_save *save, const scene_tensor *t, const scene *s, uint64_t first,
+                             uint64_t end, uint64_t elements, ckd_error *err) {
     uint64_t shape[2];
     tensor_shape(shape, t, s);
     ckd_tensor description = CKD_TENSOR_INIT;
@@ -106,7 +106,7 @@ static ckd_status save_range(ckd_save *save, const scene_tensor *t, const scene 
     description.ndim = t->ndim;
     description.shape = shape;
     if (first > 0 || end < elements) {
-        description.region = (ckd_region){ .kind = CKD_REGION_FLAT, .start = first, .count = end - first };
+        description.region = (ckd_region){.kind = CKD_REGION_FLAT, .start = first, .count = end - first};
     }
     void *values = calloc(end - first + 1, 8);
     if (!values) {
@@ -129,7 +129,8 @@ static ckd_status save_share(ckd_save *save, const scene *s, uint64_t rank, uint
         if (!split && rank > 0) {
             continue;
         }
-        uint64_t first = split ? elements * rank / world : 0, end = split ? elements * (rank + 1) / world : elements;
+        uint64_t first = split ? elements * rank / world : 0,
+                 end = split ? elements * (rank + 1) / world : elements;
         uint64_t middle = t->halves ? first + (end - first) / 2 : end;
         status = save_range(save, t, s, first, middle, elements, err);
         if (status == CKD_OK && middle < end) {
@@ -178,8 +179,8 @@ ckd_status scene_save(ckd_checkpoint *info, ckd_store *store, const scene *s, ck
 
 ckd_status scene_save_ranks(ckd_checkpoint *info, ckd_store *store, const scene *s, ckd_error *err) {
     ckd_save_options o = options_of(s);
-    ckd_save *saves[2] = { NULL, NULL };
-    ckd_part parts[2] = { { NULL, 0 }, { NULL, 0 } };
+    ckd_save *saves[2] = {NULL, NULL};
+    ckd_part parts[2] = {{NULL, 0}, {NULL, 0}};
     o.world = 2;
     ckd_status status = ckd_id_new(&o.checkpoint_id, err);
     for (; o.rank < 2 && status == CKD_OK; o.rank++) {
@@ -237,7 +238,8 @@ static ckd_status load_tensor(ckd_load *load, const scene_tensor *t, const scene
     return status;
 }
 
-static ckd_status load_blob(ckd_load *load, const char *name, const char *want, size_t want_size, ckd_error *err) {
+static ckd_status load_blob(ckd_load *load, const char *name, const char *want, size_t want_size,
+                            ckd_error *err) {
     void *data;
     size_t size;
     ckd_status status = ckd_load_blob(&data, &size, load, name, err);
@@ -296,7 +298,7 @@ ckd_status scene_open(ckd_store **out, const char *dir, ckd_open_mode mode, ckd_
 
 void scene_make(const char *dir, uint64_t first, uint64_t count) {
     ckd_store *store = NULL;
-    ckd_error err = { 0 };
+    ckd_error err = {0};
     ckd_status status = scene_open(&store, dir, CKD_OPEN_CREATE, &err);
     for (uint64_t i = 0; i < count && status == CKD_OK; i++) {
         scene s = scene_of(first + i);
@@ -310,13 +312,14 @@ void scene_make(const char *dir, uint64_t first, uint64_t count) {
 
 static void check_undamaged(ckd_store *store) {
     ckd_verify_result *result;
-    ckd_error err = { 0 };
+    ckd_error err = {0};
     if (ckd_store_verify(&result, store, NULL, &err) != CKD_OK) {
         fail_msg("verify: %s (%s)", err.message, err.file);
     }
     if (result->damage_count) {
         const ckd_damage *d = result->damage;
-        fail_msg("verify: %s at %llu, tensor '%s': %s", d->file, (unsigned long long)d->offset, d->tensor, d->what);
+        fail_msg("verify: %s at %llu, tensor '%s': %s", d->file, (unsigned long long)d->offset, d->tensor,
+                 d->what);
     }
     ckd_verify_result_free(result);
 }
@@ -324,7 +327,7 @@ static void check_undamaged(ckd_store *store) {
 void scene_check(ckd_store *store, uint64_t first, uint64_t count) {
     for (uint64_t i = 0; i < count; i++) {
         scene s = scene_of(first + i);
-        ckd_error err = { 0 };
+        ckd_error err = {0};
         if (scene_load(store, &s, &err) != CKD_OK) {
             fail_msg("step %llu: %s (%s)", (unsigned long long)s.step, err.message, err.file);
         }
@@ -384,7 +387,7 @@ static void describe_below(bytes *out, const char *path, const char *shown) {
 }
 
 char *tree_describe(const char *path) {
-    bytes out = { 0 };
+    bytes out = {0};
     describe_below(&out, path, "");
     bytes_put_u8(&out, 0);
     assert_false(out.failed);
@@ -444,8 +447,8 @@ static void check_no_leftover(const char *dir, const char *folder) {
         const char *name = list.names[i];
         ckd_id id;
         bool stray = intents || strstr(name, ".tmp") ||
-                     (chunks && (strlen(name) != 36 || strcmp(name + 32, ".ckd") != 0 || !id_parse(&id, name) ||
-                                 !manifests_name(dir, &id)));
+                     (chunks && (strlen(name) != 36 || strcmp(name + 32, ".ckd") != 0 ||
+                                 !id_parse(&id, name) || !manifests_name(dir, &id)));
         if (stray) {
             fail_msg("left over: %s/%s", folder, name);
         }
@@ -454,8 +457,8 @@ static void check_no_leftover(const char *dir, const char *folder) {
 }
 
 void store_check_clean(const char *dir) {
-    static const char *const folders[] = { "data",      DIR_CHUNKS,     DIR_MANIFESTS,
-                                           DIR_INTENTS, DIR_TOMBSTONES, DIR_READY };
+    static const char *const folders[] = {"data",      DIR_CHUNKS,     DIR_MANIFESTS,
+                                          DIR_INTENTS, DIR_TOMBSTONES, DIR_READY};
     for (size_t i = 0; i < sizeof(folders) / sizeof(folders[0]); i++) {
         check_no_leftover(dir, folders[i]);
     }
@@ -484,7 +487,8 @@ static void check_equal(const ckd_checkpoint *a, const ckd_checkpoint *b) {
     assert_int_equal(a->stored_bytes, b->stored_bytes);
     assert_int_equal(a->created_ns, b->created_ns);
     assert_memory_equal(&a->load_cost, &b->load_cost, sizeof(double));
-    assert_true(memcmp(&a->metric, &b->metric, sizeof(double)) == 0 || (a->metric != a->metric && b->metric != b->metric));
+    assert_true(memcmp(&a->metric, &b->metric, sizeof(double)) == 0 ||
+                (a->metric != a->metric && b->metric != b->metric));
 }
 
 void lists_check_equal(const ckd_checkpoint_list *a, const ckd_checkpoint_list *b) {

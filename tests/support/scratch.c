@@ -31,7 +31,8 @@ bool scratch_mount(const char *directory, unsigned long bytes) {
 }
 
 bool scratch_remount(const char *directory, bool read_only) {
-    return mount(NULL, directory, NULL, MS_REMOUNT | MS_NODEV | MS_NOSUID | (read_only ? MS_RDONLY : 0ul), NULL) == 0;
+    return mount(NULL, directory, NULL, MS_REMOUNT | MS_NODEV | MS_NOSUID | (read_only ? MS_RDONLY : 0ul),
+                 NULL) == 0;
 }
 
 void scratch_unmount(const char *directory) {
