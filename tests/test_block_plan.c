@@ -367,6 +367,24 @@ static void test_rows_and_columns_pay(void **state) {
     block_free(&b);
 }
 
+/* Samples are of whole rows, wherever in a row the block begins. */
+static void test_samples_of_rows(void **state) {
+    (void)state;
+    block b = make(CKD_F32, 65536, CLOSE, (symbols_grid){512, 256});
+    double level[129];
+    for (size_t row = 0; row < 129; row++) {
+        level[row] = exp(3 * normal());
+    }
+    for (size_t i = 0; i < b.count; i++) {
+        store(b.values, CKD_F32, i, level[(256 + i) / 512] * normal());
+    }
+    assert_int_equal(block_plan_begin(&plan, b.dtype, b.values, b.count, &b.grid, true, 0, NULL), CKD_OK);
+    double estimated = (double)plan.alone;
+    assert_true(!plan.alone_planned && block_plan_alone(&plan, NULL) == CKD_OK);
+    assert_true(fabs(estimated / (double)plan.alone - 1) < 0.025);
+    block_free(&b);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_grids_of_whole_tensors),
@@ -376,6 +394,7 @@ int main(void) {
         cmocka_unit_test(test_expected),
         cmocka_unit_test(test_without_delta),
         cmocka_unit_test(test_rows_and_columns_pay),
+        cmocka_unit_test(test_samples_of_rows),
     };
     return cmocka_run_group_tests_name("block plan", tests, set_up, tear_down);
 }

@@ -70,7 +70,7 @@ static const unsigned widths[] = {1, 2, 4, 8};
 static void test_shared_bits_without_avx2(void **state) {
     (void)state;
     enum { MOST = 300 };
-    uint8_t values[2][MOST * 8 + 8];
+    uint8_t values[2][MOST * 8 + 8] = {{0}};
     for (int round = 0; round < 20000; round++) {
         unsigned width = widths[next_random() % 4], shift = (unsigned)(next_random() % (8 * width));
         size_t n = 1 + next_random() % MOST, at = next_random() % 8, odd = next_random() % n;
