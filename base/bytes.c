@@ -49,6 +49,16 @@ void *bytes_extend(bytes *b, size_t size) {
     return at;
 }
 
+void *bytes_scratch(bytes *b, uint64_t size, const char *what, ckd_error *err) {
+    bytes_clear(b);
+    void *room = size <= SIZE_MAX ? bytes_extend(b, size ? (size_t)size : 1) : NULL;
+    if (!room) {
+        b->failed = false;
+        err_nomem(err, (size_t)size, what);
+    }
+    return room;
+}
+
 void bytes_put(bytes *b, const void *data, size_t size) {
     void *to = bytes_extend(b, size);
     if (to != NULL && size > 0) {

@@ -10,6 +10,8 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "base/error.h"
+
 /* ---- sizes: false on overflow, *out untouched then ---- */
 static inline bool size_mul(uint64_t *out, uint64_t a, uint64_t b) {
     uint64_t product; /* the builtin stores what is left of it on overflow, too */
@@ -80,6 +82,11 @@ typedef struct bytes {
 void bytes_free(bytes *b);
 /* Appends `size` uninitialised bytes and returns them, NULL on failure. Valid until the next append. */
 void *bytes_extend(bytes *b, size_t size);
+/*
+ * A buffer that is used again and again: room for `size` uninitialised bytes instead of what it held. NULL, with NOMEM in err, if
+ * there is none; the buffer stays usable. `what` is for the message.
+ */
+void *bytes_scratch(bytes *b, uint64_t size, const char *what, ckd_error *err);
 /* Empties the buffer and keeps its memory. */
 static inline void bytes_clear(bytes *b) {
     b->size = 0;

@@ -86,19 +86,6 @@ typedef struct element_source {
     unsigned shift;
 } element_source;
 
-CPU_INLINE uint64_t load_integer(const uint8_t *values, unsigned width, size_t i) {
-    switch (width) {
-    case 1:
-        return values[i];
-    case 2:
-        return load_le16(values + 2 * i);
-    case 4:
-        return load_le32(values + 4 * i);
-    default:
-        return load_le64(values + 8 * i);
-    }
-}
-
 CPU_INLINE uint64_t lowest(uint64_t v, unsigned bits) {
     return v & ((UINT64_C(1) << bits) - 1);
 }
@@ -109,7 +96,7 @@ static void encode_slowly(bit_sink *sink, uint32_t *state, const element_source 
     const symbols_code *code = from->codes[from->context ? from->context[i] : 0] + from->symbols[i];
     unsigned number = (*state + code->add_bits) >> 16;
     sink_put(sink, lowest(*state, number), number);
-    uint64_t value = load_integer(from->values, width, i) >> from->shift;
+    uint64_t value = symbols_load(from->values, width, i) >> from->shift;
     uint64_t low = lowest(value - code->base, code->low_bits);
     unsigned first = code->low_bits > 32 ? 32 : code->low_bits;
     sink_put(sink, lowest(low, first), first);
@@ -156,7 +143,7 @@ CPU_INLINE size_t encode_fast(bit_sink *sink, uint32_t *states, const element_so
     const uint8_t *const restrict values = from->values;
     const unsigned shift = from->shift;
 #define CODE(j)  ((contexts ? codes[context[end + (j)]] : all) + symbols[end + (j)])
-#define VALUE(j) (load_integer(values, width, end + (j)) >> shift)
+#define VALUE(j) (symbols_load(values, width, end + (j)) >> shift)
 #define TWO(j)                                                                                          \
     if (width == 8) {                                                                                   \
         step_wide(&s, &state[(j) + 1], CODE((j) + 1), VALUE((j) + 1));                                  \

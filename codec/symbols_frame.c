@@ -8,24 +8,11 @@
 
 #define SAMPLE 64 /* integers that tell most arrays apart at once */
 
-CPU_INLINE uint64_t load_integer(const uint8_t *values, unsigned width, size_t i) {
-    switch (width) {
-    case 1:
-        return values[i];
-    case 2:
-        return load_le16(values + 2 * i);
-    case 4:
-        return load_le32(values + 4 * i);
-    default:
-        return load_le64(values + 8 * i);
-    }
-}
-
 /* The bits in which any integer differs from the first. */
 CPU_INLINE uint64_t differing(unsigned width, const uint8_t *values, size_t n) {
-    uint64_t first = load_integer(values, width, 0), any = 0;
+    uint64_t first = symbols_load(values, width, 0), any = 0;
     for (size_t i = 0; i < n; i++) {
-        any |= load_integer(values, width, i) ^ first;
+        any |= symbols_load(values, width, i) ^ first;
     }
     return any;
 }
@@ -59,7 +46,7 @@ void symbols_shared_bits(symbols_frame *f, unsigned width, const void *values, s
         bits = (cpu_has_avx2() ? differing_avx2 : differing_plain)(width, values, n);
         f->shift = trailing_zeros(bits, most);
     }
-    f->shared = load_integer(values, width, 0) & ((UINT64_C(1) << f->shift) - 1);
+    f->shared = symbols_load(values, width, 0) & ((UINT64_C(1) << f->shift) - 1);
 }
 
 #define ADD_ALL(type, load, store)                                                   \
@@ -98,23 +85,15 @@ void symbols_add_shared(const symbols_frame *f, unsigned width, void *values, si
 
 /* ---- the header ---- */
 
-static size_t put_varint(uint8_t *to, size_t at, uint64_t v) {
-    for (; v >= 128; v >>= 7) {
-        to[at++] = (uint8_t)(v | 128);
-    }
-    to[at++] = (uint8_t)v;
-    return at;
-}
-
 size_t symbols_frame_write(const symbols_frame *f, size_t stream_size, uint8_t *to) {
     size_t at = 0;
     to[at++] = SYMBOLS_FRAMED;
     to[at++] = (uint8_t)f->shift;
-    at = put_varint(to, at, f->shared);
-    at = put_varint(to, at, f->columns);
+    at = symbols_put_varint(to, at, f->shared);
+    at = symbols_put_varint(to, at, f->columns);
     if (f->columns) {
-        at = put_varint(to, at, f->phase);
-        at = put_varint(to, at, stream_size);
+        at = symbols_put_varint(to, at, f->phase);
+        at = symbols_put_varint(to, at, stream_size);
     }
     return at;
 }

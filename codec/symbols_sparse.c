@@ -205,11 +205,7 @@ size_t symbols_sparse_write(const symbols_sparse *s, uint8_t *to) {
         to[at++] = s->range_end[r];
     }
     for (unsigned r = 0; r < s->ranges; r++) {
-        uint32_t count = s->count[r];
-        for (; count >= 128; count >>= 7) {
-            to[at++] = (uint8_t)(count | 128);
-        }
-        to[at++] = (uint8_t)count;
+        at = symbols_put_varint(to, at, s->count[r]);
     }
     return at;
 }

@@ -2,6 +2,8 @@
 #ifndef CODEC_SYMBOLS_WORK_H
 #define CODEC_SYMBOLS_WORK_H
 
+#include "base/bytes.h"
+#include "codec/cpu.h"
 #include "codec/symbols_format.h"
 
 /*
@@ -149,6 +151,29 @@ size_t symbols_dense_encode(symbols_workspace *w, const symbols_slot *p, const v
                             const uint8_t *context, void *to, size_t capacity);
 ckd_status symbols_dense_decode(symbols_workspace *w, void *values, unsigned width, size_t n,
                                 const uint8_t *context, const void *from, size_t size, ckd_error *err);
+
+/* Integer i of an array of integers of `width` bytes. */
+CPU_INLINE uint64_t symbols_load(const uint8_t *values, unsigned width, size_t i) {
+    switch (width) {
+    case 1:
+        return values[i];
+    case 2:
+        return load_le16(values + 2 * i);
+    case 4:
+        return load_le32(values + 4 * i);
+    default:
+        return load_le64(values + 8 * i);
+    }
+}
+
+/* As wire_put_varint, to memory; returns where it ends. */
+static inline size_t symbols_put_varint(uint8_t *to, size_t at, uint64_t v) {
+    for (; v >= 128; v >>= 7) {
+        to[at++] = (uint8_t)(v | 128);
+    }
+    to[at++] = (uint8_t)v;
+    return at;
+}
 
 /* ---- sparse streams (symbols_sparse.c) ---- */
 

@@ -31,16 +31,6 @@ void block_job_free(block_job *job) {
     memset(job, 0, sizeof(*job));
 }
 
-static void *room(bytes *b, uint64_t size, ckd_error *err) {
-    bytes_clear(b);
-    void *p = bytes_extend(b, size ? size : 1);
-    if (!p) {
-        b->failed = false;
-        err_nomem(err, size, "coding scratch");
-    }
-    return p;
-}
-
 static uint64_t raw_size(const block_job *job, const tensor_context *tensor) {
     return job->count * ckd_dtype_size(tensor->tensor->dtype);
 }
@@ -162,7 +152,7 @@ static ckd_status try_codec(block_job *job, candidate *best, coding c, int level
     uint64_t limit = best->available ? best->size : size;
     bytes payload = {0};
     size_t stored = 0;
-    void *to = room(&payload, limit + 64, err);
+    void *to = bytes_scratch(&payload, limit + 64, "coding scratch", err);
     ckd_status status =
         to ? coder_encode(job->coder, c, level, width, from, size, to, limit, &stored, err) : CKD_E_NOMEM;
     if (status == CKD_OK && stored && stored < limit) {
@@ -292,7 +282,7 @@ static ckd_status plan_delta(block_job *job, const coding_context *save, const t
                              ckd_error *err) {
     uint64_t raw = raw_size(job, tensor);
     unsigned width = width_of(tensor);
-    void *previous = room(&job->previous, raw, err);
+    void *previous = bytes_scratch(&job->previous, raw, "coding scratch", err);
     if (!previous) {
         return CKD_E_NOMEM;
     }
@@ -311,7 +301,7 @@ static ckd_status plan_delta(block_job *job, const coding_context *save, const t
     if (save->codec == CKD_CODEC_AUTO) {
         return plan_delta_symbols(job, save, width, raw, err);
     }
-    void *residual = room(&job->plan.residual, raw, err);
+    void *residual = bytes_scratch(&job->plan.residual, raw, "coding scratch", err);
     if (!residual) {
         return CKD_E_NOMEM;
     }
@@ -325,7 +315,7 @@ static bool is_master(const tensor_context *tensor) {
 }
 
 static ckd_status hash_rounded(block_job *job, ckd_error *err) {
-    void *rounded = room(&job->previous, 2 * job->count, err);
+    void *rounded = bytes_scratch(&job->previous, 2 * job->count, "coding scratch", err);
     if (!rounded) {
         return CKD_E_NOMEM;
     }
@@ -424,7 +414,7 @@ static ckd_status encode_candidate(block_job *job, candidate *c, uint64_t raw, c
         return CKD_OK; /* raw is written from the values themselves */
     }
     bool is_delta = c == &job->delta;
-    void *to = room(&c->payload, raw + 64, err);
+    void *to = bytes_scratch(&c->payload, raw + 64, "coding scratch", err);
     if (!to) {
         return CKD_E_NOMEM;
     }

@@ -14,16 +14,6 @@ void block_plan_free(block_plan *p) {
     bytes_free(&p->context);
 }
 
-static void *room(bytes *b, uint64_t size, ckd_error *err) {
-    bytes_clear(b);
-    void *p = bytes_extend(b, size ? size : 1);
-    if (!p) {
-        b->failed = false;
-        err_nomem(err, size, "coding scratch");
-    }
-    return p;
-}
-
 static bool is_float(ckd_dtype dtype) {
     return dtype >= CKD_F64 && dtype <= CKD_F8_E5M2;
 }
@@ -83,7 +73,7 @@ static void take_sample(uint8_t *to, const sampling *s, const uint8_t *from, uns
 static ckd_status sampled(block_plan *p, uint8_t **values, uint8_t **previous, uint8_t **integers,
                           const sampling *s, ckd_error *err) {
     size_t size = s->pieces * s->length * p->width;
-    *values = room(&p->residual, 3 * size, err);
+    *values = bytes_scratch(&p->residual, 3 * size, "coding scratch", err);
     if (!*values) {
         return CKD_E_NOMEM;
     }
@@ -114,7 +104,7 @@ static ckd_status estimate_delta(block_plan *p, ckd_error *err) {
     sampling s = choose_sample(p);
     size_t n = s.pieces * s.length;
     uint8_t *values, *previous, *integers;
-    uint8_t *context = room(&p->context, n, err);
+    uint8_t *context = bytes_scratch(&p->context, n, "coding scratch", err);
     ckd_status status = context ? sampled(p, &values, &previous, &integers, &s, err) : CKD_E_NOMEM;
     if (status == CKD_OK) {
         take_sample(previous, &s, p->previous, p->width);
@@ -133,7 +123,7 @@ ckd_status block_plan_alone(block_plan *p, ckd_error *err) {
     }
     const void *integers = p->values;
     if (is_float(p->dtype)) {
-        void *rotated = room(&p->integers, p->count * p->width, err);
+        void *rotated = bytes_scratch(&p->integers, p->count * p->width, "coding scratch", err);
         if (!rotated) {
             return CKD_E_NOMEM;
         }
@@ -146,8 +136,8 @@ ckd_status block_plan_alone(block_plan *p, ckd_error *err) {
 }
 
 static ckd_status plan_delta(block_plan *p, ckd_error *err) {
-    void *residual = room(&p->residual, p->count * p->width, err);
-    uint8_t *context = residual ? room(&p->context, p->count, err) : NULL;
+    void *residual = bytes_scratch(&p->residual, p->count * p->width, "coding scratch", err);
+    uint8_t *context = residual ? bytes_scratch(&p->context, p->count, "coding scratch", err) : NULL;
     if (!context) {
         return CKD_E_NOMEM;
     }

@@ -17,16 +17,6 @@ void decoder_free(decoder *d) {
     memset(d, 0, sizeof(*d));
 }
 
-static void *scratch(bytes *b, uint64_t size, ckd_error *err) {
-    bytes_clear(b);
-    void *p = bytes_extend(b, size ? size : 1);
-    if (!p) {
-        b->failed = false;
-        err_nomem(err, size, "decoding scratch");
-    }
-    return p;
-}
-
 /* Every failure on the way names the block it happened at, unless it names another file: the damage is there. */
 static ckd_status at_block(const view_block *b, ckd_status status, ckd_error *err) {
     if (err && status != CKD_OK && !err->file[0]) {
@@ -56,7 +46,7 @@ static ckd_status read_payload_into(const view_block *b, void *to, ckd_error *er
 }
 
 static ckd_status read_payload(decoder *d, const view_block *b, const void **payload, ckd_error *err) {
-    void *stored = scratch(&d->stored, b->record->stored_size, err);
+    void *stored = bytes_scratch(&d->stored, b->record->stored_size, "decoding scratch", err);
     *payload = stored;
     return stored ? read_payload_into(b, stored, err) : CKD_E_NOMEM;
 }
@@ -87,8 +77,9 @@ static ckd_status apply_delta(decoder *d, const view_block *b, void *to, ckd_err
     ckd_dtype dtype = r->tensor->dtype;
     const void *payload;
     ckd_status status = read_payload(d, b, &payload, err);
-    void *residual = status == CKD_OK ? scratch(&d->integers, r->raw_size, err) : NULL;
-    uint8_t *context = residual ? scratch(&d->context, r->count, err) : NULL;
+    void *residual =
+        status == CKD_OK ? bytes_scratch(&d->integers, r->raw_size, "decoding scratch", err) : NULL;
+    uint8_t *context = residual ? bytes_scratch(&d->context, r->count, "decoding scratch", err) : NULL;
     if (!context) {
         return status != CKD_OK ? status : CKD_E_NOMEM;
     }
