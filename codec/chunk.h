@@ -16,7 +16,8 @@ typedef struct chunk_identity {
 /* ---- writing: one thread ---- */
 typedef struct chunk_writer chunk_writer;
 /* Creates `path` (which must not exist) and writes the file header. Errors: EXISTS, NOSPACE, READ_ONLY, IO, NOMEM. */
-ckd_status chunk_writer_create(chunk_writer **out, const char *path, const chunk_identity *identity, ckd_error *err);
+ckd_status chunk_writer_create(chunk_writer **out, const char *path, const chunk_identity *identity,
+                               ckd_error *err);
 /*
  * Appends a record and its payload of r->stored_size bytes. Fills r->checksum, r->offset and r->header_size. What r points to
  * may be freed afterwards. After a failure every further call but abort fails with the same status.
@@ -39,7 +40,8 @@ typedef struct chunk {
     chunk_identity identity;
     hash128 root;
     uint64_t size;
-    uint64_t index_offset, index_stored, index_raw; /* bytes; for sharing out the index's size among its records */
+    uint64_t index_offset, index_stored,
+        index_raw;         /* bytes; for sharing out the index's size among its records */
     const record *records; /* in file order */
     size_t record_count;
     record_arena arena;

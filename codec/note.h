@@ -15,8 +15,15 @@
 
 /* Stored: stable, appended only. RUN to POLICY are published like manifests, by generation. */
 typedef enum note_kind {
-    NOTE_STORE = 1, NOTE_MANIFEST = 2, NOTE_TOMBSTONE = 3, NOTE_INTENT = 4, NOTE_PART = 5,
-    NOTE_RUN = 6, NOTE_PIN = 7, NOTE_TAG = 8, NOTE_POLICY = 9
+    NOTE_STORE = 1,
+    NOTE_MANIFEST = 2,
+    NOTE_TOMBSTONE = 3,
+    NOTE_INTENT = 4,
+    NOTE_PART = 5,
+    NOTE_RUN = 6,
+    NOTE_PIN = 7,
+    NOTE_TAG = 8,
+    NOTE_POLICY = 9
 } note_kind;
 
 /* A chunk file as manifests, intents and parts name it. Its name in data/c is hex(id).ckd. */
@@ -34,9 +41,10 @@ typedef struct role_total {
 
 /* Names a checkpoint's files and its lineage; its durable publication is the commit point. */
 typedef struct manifest {
-    ckd_checkpoint checkpoint; /* stored_bytes: of the records of this checkpoint in its files, the manifest excluded */
-    ckd_id branch_origin;      /* where this run left another one; zero if it did not */
-    ckd_id *dependencies;      /* other checkpoints that its blocks name */
+    ckd_checkpoint
+        checkpoint; /* stored_bytes: of the records of this checkpoint in its files, the manifest excluded */
+    ckd_id branch_origin; /* where this run left another one; zero if it did not */
+    ckd_id *dependencies; /* other checkpoints that its blocks name */
     size_t dependency_count;
     note_file *files;
     size_t file_count;
@@ -45,12 +53,13 @@ typedef struct manifest {
     uint64_t file_bytes; /* of the manifest's own file; set by who reads it, not stored */
 } manifest;
 void manifest_encode(bytes *to, const ckd_id *store, const manifest *m);
-ckd_status manifest_decode(manifest *out, const ckd_id *store, const void *data, size_t size, const char *path, ckd_error *err);
+ckd_status manifest_decode(manifest *out, const ckd_id *store, const void *data, size_t size,
+                           const char *path, ckd_error *err);
 void manifest_free(manifest *m); /* frees what it points to */
 
 /* What a save or compaction in progress needs kept: its own files to be, and the checkpoints it builds on. */
 typedef struct intent {
-    ckd_id id;          /* of the save */
+    ckd_id id; /* of the save */
     char run[CKD_RUN_MAX + 1];
     uint64_t step;
     uint32_t rank, world;
@@ -60,7 +69,8 @@ typedef struct intent {
     size_t dependency_count;
 } intent;
 void intent_encode(bytes *to, const ckd_id *store, const intent *in);
-ckd_status intent_decode(intent *out, const ckd_id *store, const void *data, size_t size, const char *path, ckd_error *err);
+ckd_status intent_decode(intent *out, const ckd_id *store, const void *data, size_t size, const char *path,
+                         ckd_error *err);
 void intent_free(intent *in);
 
 /* What one rank reports to the coordinator of a save. */
@@ -83,7 +93,8 @@ typedef struct tombstone {
     uint32_t generation; /* this one and all below are dead */
 } tombstone;
 void tombstone_encode(bytes *to, const ckd_id *store, const tombstone *t);
-ckd_status tombstone_decode(tombstone *out, const ckd_id *store, const void *data, size_t size, const char *path, ckd_error *err);
+ckd_status tombstone_decode(tombstone *out, const ckd_id *store, const void *data, size_t size,
+                            const char *path, ckd_error *err);
 
 /* The store's identity file. */
 typedef struct store_identity {
@@ -91,6 +102,7 @@ typedef struct store_identity {
     uint64_t created_ns;
 } store_identity;
 void store_identity_encode(bytes *to, const store_identity *s);
-ckd_status store_identity_decode(store_identity *out, const void *data, size_t size, const char *path, ckd_error *err);
+ckd_status store_identity_decode(store_identity *out, const void *data, size_t size, const char *path,
+                                 ckd_error *err);
 
 #endif

@@ -32,11 +32,12 @@ typedef enum dependency_kind {
 
 /* Named by content, never by file and offset: compaction moves records. */
 typedef struct dependency {
-    uint32_t kind;        /* dependency_kind or unknown */
+    uint32_t kind; /* dependency_kind or unknown */
     ckd_id checkpoint;
-    const char *tensor;   /* NUL-terminated; "" means the record's own name (and is what a decoder gives for it) */
-    bool same_span;       /* the span is the record's own; else region, first, count are given */
-    ckd_region region;    /* of a tensor with the record's ndim: one of another ndim is named by WHOLE or FLAT */
+    const char
+        *tensor;    /* NUL-terminated; "" means the record's own name (and is what a decoder gives for it) */
+    bool same_span; /* the span is the record's own; else region, first, count are given */
+    ckd_region region; /* of a tensor with the record's ndim: one of another ndim is named by WHOLE or FLAT */
     uint64_t first, count;
     hash128 content;
 } dependency;
@@ -63,17 +64,17 @@ typedef struct record {
     const ckd_region *region;
     uint64_t first, count;
     uint64_t raw_size, stored_size; /* bytes of the values and of the payload */
-    uint64_t checksum;  /* hash64 of the payload */
-    hash128 content;    /* content hash of the values; of the raw bytes for side, group and blob */
-    uint32_t depth;         /* deltas to apply at most */
-    uint64_t chain_stored;  /* payload bytes to read, own ones included */
-    uint64_t chain_work;    /* estimated nanoseconds to decode, own included */
-    uint64_t base_stored;   /* estimated payload bytes if it were coded on its own */
+    uint64_t checksum;              /* hash64 of the payload */
+    hash128 content;       /* content hash of the values; of the raw bytes for side, group and blob */
+    uint32_t depth;        /* deltas to apply at most */
+    uint64_t chain_stored; /* payload bytes to read, own ones included */
+    uint64_t chain_work;   /* estimated nanoseconds to decode, own included */
+    uint64_t base_stored;  /* estimated payload bytes if it were coded on its own */
     const dependency *dependencies;
     uint32_t dependency_count;
     /* where it stands; set by the chunk reader and writer, not part of the header */
-    uint64_t offset;        /* of the record header in the file */
-    uint32_t header_size;   /* payload at offset + header_size */
+    uint64_t offset;      /* of the record header in the file */
+    uint32_t header_size; /* payload at offset + header_size */
 } record;
 
 #define RECORD_MAGIC            UINT32_C(0x52444b43) /* "CKDR" */
@@ -110,8 +111,8 @@ void arena_free(record_arena *a);
  * Encoding what was decoded gives the same bytes. On failure the cursor's place is undefined.
  * Errors: CORRUPT, UNSUPPORTED (a dtype, role or region kind), NOMEM.
  */
-ckd_status record_decode(record *out, reader *from, record_arena *arena, const record *previous, const char *path,
-                         uint64_t base_offset, ckd_error *err);
+ckd_status record_decode(record *out, reader *from, record_arena *arena, const record *previous,
+                         const char *path, uint64_t base_offset, ckd_error *err);
 
 /*
  * Elements of a region of a tensor; 0 and false if the region does not lie inside the shape, or on overflow. A tensor

@@ -277,8 +277,9 @@ CKD_API void ckd_tensor_list_free(ckd_tensor_list *list);
 typedef struct ckd_save ckd_save;
 
 typedef enum ckd_on_duplicate {
-    CKD_DUPLICATE_ERROR = 0,   /* EXISTS */
-    CKD_DUPLICATE_SAME_OK = 1, /* fine if the stored content is identical, else EXISTS; INVALID if world > 1 */
+    CKD_DUPLICATE_ERROR = 0, /* EXISTS */
+    CKD_DUPLICATE_SAME_OK =
+        1, /* fine if the stored content is identical, else EXISTS; INVALID if world > 1 */
     CKD_DUPLICATE_BRANCH =
         2 /* continue as run~2 (~3, ...), a branch off the last checkpoint before this step */
 } ckd_on_duplicate;
@@ -420,12 +421,13 @@ CKD_API void ckd_load_end(ckd_load *load);
 /* ------------------------------------------------------------------------------------ looking after a store */
 
 typedef struct ckd_damage {
-    const char *file;               /* path inside the store; "" if none */
-    const char *tensor;             /* "" if the damage is not inside a tensor's block */
-    uint64_t block;                 /* record number in the file, CKD_NO_OFFSET if none */
-    uint64_t offset;                /* in the file, CKD_NO_OFFSET if unknown */
-    const char *what;               /* one sentence */
-    const char *const *checkpoints; /* "RUN@STEP" of all that cannot be loaded because of it; if quick, of all that may need it */
+    const char *file;   /* path inside the store; "" if none */
+    const char *tensor; /* "" if the damage is not inside a tensor's block */
+    uint64_t block;     /* record number in the file, CKD_NO_OFFSET if none */
+    uint64_t offset;    /* in the file, CKD_NO_OFFSET if unknown */
+    const char *what;   /* one sentence */
+    const char *const *
+        checkpoints; /* "RUN@STEP" of all that cannot be loaded because of it; if quick, of all that may need it */
     size_t checkpoint_count;
 } ckd_damage;
 

@@ -26,11 +26,12 @@ struct ckd_store {
     ckd_store_options options;
     ckd_id id;
     thread_pool *pool;
-    pthread_mutex_t mutex;      /* guards the catalog, which several saves and loads of this handle may use */
-    catalog *catalog;           /* NULL after failures; store_ask and store_refresh care for that */
-    bool catalog_in_memory;     /* instead of the file */
-    uint64_t catalog_number;    /* of the file that is open: a rebuild puts another one in its place */
-    bool list_unreadable;       /* checkpoints whose chunk files cannot be read now: without their tensors, for good */
+    pthread_mutex_t mutex;   /* guards the catalog, which several saves and loads of this handle may use */
+    catalog *catalog;        /* NULL after failures; store_ask and store_refresh care for that */
+    bool catalog_in_memory;  /* instead of the file */
+    uint64_t catalog_number; /* of the file that is open: a rebuild puts another one in its place */
+    bool
+        list_unreadable; /* checkpoints whose chunk files cannot be read now: without their tensors, for good */
     bool catalog_compared;      /* with what the manifests say, not only with their names */
     uint64_t manifests_skipped; /* damaged ones met while refreshing */
 };

@@ -166,7 +166,8 @@ ckd_status store_ask(ckd_store *store, store_question question, void *context, c
     pthread_mutex_lock(&store->mutex);
     ckd_status status = CKD_E_CORRUPT;
     drop_replaced_file(store);
-    if (!store->catalog) { /* nobody has compared the new file with the manifests, and a writer may not mend it now */
+    if (!store
+             ->catalog) { /* nobody has compared the new file with the manifests, and a writer may not mend it now */
         store->mode == CKD_OPEN_READ ? open_for_reading(store, NULL) : store_use_memory(store, NULL);
     }
     if (store->catalog && !store->catalog_in_memory) {

@@ -19,7 +19,7 @@ typedef struct verification {
     bytes values;
     ckd_id *files; /* chunk files looked at already */
     size_t file_count, file_capacity;
-    uint64_t total; /* raw bytes to look at */
+    uint64_t total;    /* raw bytes to look at */
     lineage *lineages; /* of all checkpoints; only if quick: else decoding shows who needs what */
     size_t lineage_count;
 } verification;
@@ -203,8 +203,9 @@ static ckd_status check_checkpoint(verification *v, const manifest_name *name, c
     const view *w;
     status = views_get(&w, &v->views, &id, &why);
     if (status == CKD_E_NOT_FOUND) {
-        status = err_corrupt(&why, path_manifest(v->store->path, name->run, name->step, name->generation).text,
-                             CKD_NO_OFFSET, "it cannot be listed: it contradicts itself, or another one has its id");
+        status = err_corrupt(
+            &why, path_manifest(v->store->path, name->run, name->step, name->generation).text, CKD_NO_OFFSET,
+            "it cannot be listed: it contradicts itself, or another one has its id");
     }
     if (status != CKD_OK) {
         return note(v, status, &why, CKD_NO_OFFSET, checkpoint, err);
@@ -230,7 +231,8 @@ static ckd_status read_lineages(verification *v, const manifest_list *list, ckd_
         manifest m;
         if (store_read_manifest(&m, v->store, name->run, name->step, name->generation, NULL) == CKD_OK) {
             lineage *l = &v->lineages[v->lineage_count++];
-            *l = (lineage){.id = m.checkpoint.id, .dependencies = m.dependencies,
+            *l = (lineage){.id = m.checkpoint.id,
+                           .dependencies = m.dependencies,
                            .dependency_count = m.dependency_count};
             checkpoint_text(l->name, name);
             m.dependencies = NULL;
