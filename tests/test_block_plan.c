@@ -118,7 +118,7 @@ static void store(uint8_t *to, ckd_dtype dtype, size_t i, double v) {
     float f = (float)v;
     uint32_t bits;
     memcpy(&bits, &f, 4);
-    int32_t whole = (1 << 24) + (int32_t)(v * 1e6);
+    int32_t whole = (1 << 24) + (int32_t)(fmax(-16, fmin(1000, v)) * 1e6);
     uint8_t byte = (uint8_t)(128 + (int)(fmax(-1, fmin(1, 10 * v)) * 100));
     uint16_t half = (uint16_t)(bits >> 16);
     switch (dtype) {
