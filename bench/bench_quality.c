@@ -155,6 +155,9 @@ static void measure_seed(quality_group *g, const quality_options *o, int seed) {
         fprintf(stderr, "width %d, beta2 %g, seed %d: other batches %d\n", g->width, g->beta2, seed + 1,
                 i + 1);
         g->orders[i][seed] = quality_resume(&series, "order", &states[o->deltas], 1000 * (seed + 1) + i);
+        if (g->orders[i][seed].training == g->results[0][seed].losses.training) {
+            quality_die("noise", "other batches gave the same losses");
+        }
     }
     for (int i = 0; i <= o->deltas; i++) {
         quality_free(&states[i]);

@@ -1,6 +1,6 @@
 /*
  * The coders, one row each, and the loop that codes a chain with one of them. Files of a state: DIR/STEP; the library keeps a store in
- * DIR. What is a file here is compressed by `xz -6`, the command, on the whole of it.
+ * DIR. What is a file here is compressed as a whole by the command xz, ExCP's by `xz -9e`, which is as small as it gets.
  */
 #include <inttypes.h>
 #include <math.h>
@@ -19,10 +19,10 @@ static void file_path(char path[QUALITY_PATH], const char *dir, uint64_t step) {
     snprintf(path, QUALITY_PATH, "%.400s/%" PRIu64 ".xz", dir, step);
 }
 
-static void write_xz(const char *dir, uint64_t step, const uint8_t *data, size_t size) {
+static void write_xz(const char *level, const char *dir, uint64_t step, const uint8_t *data, size_t size) {
     char path[QUALITY_PATH], line[QUALITY_PATH + 32];
     file_path(path, dir, step);
-    snprintf(line, sizeof(line), "xz -6 -c >'%s'", path);
+    snprintf(line, sizeof(line), "xz %s -c >'%s'", level, path);
     FILE *pipe = popen(line, "w");
     if (!pipe || fwrite(data, 1, size, pipe) != size || pclose(pipe) != 0) {
         quality_die(path, "xz failed");
@@ -63,7 +63,7 @@ static void plain_encode(const char *dir, const quality_state *now, int parts) {
     if (!bytes.data) {
         quality_die(dir, "no memory");
     }
-    write_xz(dir, now->step, bytes.data, bytes.size);
+    write_xz(parts == QUALITY_PARTS ? "-6" : "-0", dir, now->step, bytes.data, bytes.size);
     free(bytes.data);
 }
 
@@ -155,34 +155,25 @@ static void excp_prune(float *parts[QUALITY_PARTS], const quality_tensor *now, c
     excp_prune_moments(parts[1], parts[2], parts[0], now->count, EXCP_BETA);
 }
 
-/* All residuals, then all first moments, then all second ones: like goes to like, which xz likes best. */
+/* Tensor by tensor, as the released program has it: residual, first and second moment. Vectors are treated as matrices are. */
 static void excp_encode(const quality_coder *coder, const char *dir, const quality_state *now,
                         const quality_state *before) {
     if (!before) {
         plain_encode(dir, now, QUALITY_PARTS);
         return;
     }
-    excp_bytes streams[QUALITY_PARTS] = {{0}}, all = {0};
+    excp_bytes all = {0};
     for (size_t i = 0; i < now->count; i++) {
         float *parts[QUALITY_PARTS];
         excp_prune(parts, &now->tensors[i], &before->tensors[i], coder->alpha);
         for (int part = 0; part < QUALITY_PARTS; part++) {
-            if (excp_write(&streams[part], parts[part], now->tensors[i].count)) {
+            if (excp_write(&all, parts[part], now->tensors[i].count)) {
                 quality_die("ExCP", "no memory");
             }
             free(parts[part]);
         }
     }
-    all.data = malloc(streams[0].size + streams[1].size + streams[2].size);
-    for (int part = 0; all.data && part < QUALITY_PARTS; part++) {
-        memcpy(all.data + all.size, streams[part].data, streams[part].size);
-        all.size += streams[part].size;
-        free(streams[part].data);
-    }
-    if (!all.data) {
-        quality_die("ExCP", "no memory");
-    }
-    write_xz(dir, now->step, all.data, all.size);
+    write_xz("-9e", dir, now->step, all.data, all.size);
     free(all.data);
 }
 
@@ -196,8 +187,8 @@ static uint64_t excp_decode(const quality_coder *coder, const char *dir, quality
     excp_input in;
     uint8_t *data = read_xz(&in.size, &stored, dir, now->step);
     in.data = data;
-    for (int part = 0; part < QUALITY_PARTS; part++) {
-        for (size_t i = 0; i < now->count; i++) {
+    for (size_t i = 0; i < now->count; i++) {
+        for (int part = 0; part < QUALITY_PARTS; part++) {
             if (excp_read(now->tensors[i].parts[part], now->tensors[i].count, &in)) {
                 quality_die(dir, "a file of ExCP's that cannot be read");
             }
@@ -225,3 +216,5 @@ const quality_coder quality_coders[] = {
     {"no-moments", "exact weights, zero moments", weights_encode, weights_decode, .unsized = 1},
 };
 const size_t quality_coder_count = sizeof(quality_coders) / sizeof(quality_coders[0]);
+_Static_assert(sizeof(quality_coders) / sizeof(quality_coders[0]) <= QUALITY_MAX_CODERS,
+               "results have no room for them");

@@ -3,7 +3,7 @@
 
 #include "bench/quality.h"
 
-enum { WIDTH = 460, HEIGHT = 340, LEFT = 62, RIGHT = 24, TOP = 46, BOTTOM = 52 };
+enum { WIDTH = 460, HEIGHT = 340, LEFT = 76, RIGHT = 24, TOP = 46, BOTTOM = 52 };
 
 static const char style[] =
     "  <style>\n"
@@ -69,8 +69,14 @@ static void draw_axes(const panel *p) {
     for (int i = (int)ceil(p->least / p->step); i * p->step <= p->most; i++) {
         double y = y_of(p, i * p->step);
         line(p, i ? "grid" : "zero", p->left + LEFT, y, right, y);
-        fprintf(p->f, "  <text class=\"soft\" x=\"%.1f\" y=\"%.1f\" text-anchor=\"end\">%+.*f</text>\n",
-                p->left + LEFT - 6, y + 4, p->step < 0.01 ? 3 : 2, i * p->step);
+        fprintf(p->f, "  <text class=\"soft\" x=\"%.1f\" y=\"%.1f\" text-anchor=\"end\">", p->left + LEFT - 6,
+                y + 4);
+        if (i) {
+            fprintf(p->f, "%+.*f", p->step < 0.01 ? 3 : 2, i * p->step);
+        } else {
+            fprintf(p->f, "0");
+        }
+        fprintf(p->f, "</text>\n");
     }
     for (size_t i = 0; i < sizeof(ratios) / sizeof(ratios[0]) && ratios[i] <= p->most_ratio; i++) {
         double x = x_of(p, ratios[i]);
@@ -85,7 +91,7 @@ static void draw_axes(const panel *p) {
     fprintf(
         p->f,
         "  <text class=\"soft\" transform=\"translate(%.1f %.1f) rotate(-90)\" text-anchor=\"middle\">validation loss - exact resume's</text>\n",
-        p->left + 14, (TOP + bottom) / 2);
+        p->left + 16, (TOP + bottom) / 2);
 }
 
 static void draw_row(const panel *p, const quality_coder *coder, const quality_row *row) {
