@@ -98,7 +98,7 @@ size_t symbols_frame_write(const symbols_frame *f, size_t stream_size, uint8_t *
     return at;
 }
 
-static bool read_grid(symbols_frame *f, size_t *stream_size, reader *r, size_t n) {
+static bool read_grid(symbols_frame *f, size_t *stream_size, reader *r, size_t size, size_t n) {
     f->phase = f->rows = 0;
     *stream_size = 0;
     f->columns = (uint32_t)wire_varint_max(r, n / SYMBOLS_FRAMED_MOST);
@@ -107,7 +107,7 @@ static bool read_grid(symbols_frame *f, size_t *stream_size, reader *r, size_t n
     }
     f->phase = (uint32_t)wire_varint_max(r, f->columns - 1);
     f->rows = (uint32_t)((f->phase + n + f->columns - 1) / f->columns);
-    *stream_size = (size_t)wire_varint(r);
+    *stream_size = (size_t)wire_varint_max(r, size);
     return f->rows + f->columns <= n / SYMBOLS_FRAMED_MOST;
 }
 
@@ -120,7 +120,7 @@ bool symbols_frame_read(symbols_frame *f, size_t *stream_size, unsigned width, c
         return false;
     }
     f->shared = wire_varint_max(&r, (UINT64_C(1) << f->shift) - 1);
-    bool sensible = read_grid(f, stream_size, &r, n);
+    bool sensible = read_grid(f, stream_size, &r, size, n);
     *used = r.at;
     return sensible && !r.failed && *stream_size <= size - *used;
 }

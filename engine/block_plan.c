@@ -18,6 +18,11 @@ static bool is_float(ckd_dtype dtype) {
     return dtype >= CKD_F64 && dtype <= CKD_F8_E5M2;
 }
 
+/* Signed integers of both signs are far apart as unsigned ones, unless there are symbols for each of them anyway. */
+static symbols_mode mode_alone(ckd_dtype dtype) {
+    return dtype == CKD_I64 || dtype == CKD_I32 || dtype == CKD_I16 ? SYMBOLS_CLASS : SYMBOLS_SPLIT;
+}
+
 /* ---- rows and columns ---- */
 
 #define FEWEST_COLUMNS 32 /* fewer are joined with the next dimension: kernels of a convolution */
@@ -94,8 +99,8 @@ static ckd_status estimate_alone(block_plan *p, ckd_error *err) {
         if (is_float(p->dtype)) {
             p->kernels->rotate_sign(p->dtype, integers, values, n);
         }
-        p->alone = symbols_estimate(p->work, SYMBOLS_SPLIT, p->width, is_float(p->dtype) ? integers : values,
-                                    NULL, &grid, n, p->count);
+        p->alone = symbols_estimate(p->work, mode_alone(p->dtype), p->width,
+                                    is_float(p->dtype) ? integers : values, NULL, &grid, n, p->count);
     }
     return status;
 }
@@ -130,7 +135,7 @@ ckd_status block_plan_alone(block_plan *p, ckd_error *err) {
         p->kernels->rotate_sign(p->dtype, rotated, p->values, p->count);
         integers = rotated;
     }
-    symbols_plan(p->work, 0, SYMBOLS_SPLIT, p->width, integers, NULL, &p->grid, p->count, &p->alone);
+    symbols_plan(p->work, 0, mode_alone(p->dtype), p->width, integers, NULL, &p->grid, p->count, &p->alone);
     p->alone_planned = true;
     return CKD_OK;
 }
@@ -185,7 +190,11 @@ ckd_status block_plan_delta(block_plan *p, const void *previous, ckd_error *err)
             return status;
         }
         if ((double)p->delta > DELTA_LOST * (double)p->alone) {
-            return block_plan_alone(p, err);
+            status = block_plan_alone(p, err);
+            /* What was expected may be far too little: of a block that was all the same, and no longer is. */
+            if (status != CKD_OK || (double)p->delta > DELTA_LOST * (double)p->alone) {
+                return status;
+            }
         }
     }
     ckd_status status = plan_delta(p, err);

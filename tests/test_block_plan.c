@@ -337,6 +337,21 @@ static void test_expected(void **state) {
     }
 }
 
+/* A block that was all the same took nothing; now that a few elements are not, that says nothing of what it takes. */
+static void test_expected_of_a_constant_block(void **state) {
+    (void)state;
+    block b = make(CKD_I32, 20000, UNCHANGED, (symbols_grid){200, 0});
+    for (size_t i = 0; i < b.count; i++) {
+        uint32_t before = 1 << 20, now = before + (i % 700 == 0 ? (uint32_t)next_random() >> 16 : 0);
+        memcpy(b.previous + 4 * i, &before, 4);
+        memcpy(b.values + 4 * i, &now, 4);
+    }
+    plan_delta(&b, 17);
+    assert_true(plan.delta_planned && plan.delta < 200);
+    check_size(&b, true);
+    block_free(&b);
+}
+
 static void test_without_delta(void **state) {
     (void)state;
     static const size_t counts[] = {1, 100, 16384, 100000};
@@ -385,6 +400,25 @@ static void test_samples_of_rows(void **state) {
     block_free(&b);
 }
 
+/* Signed integers around zero take about what their magnitudes do, not what unsigned ones over the whole range would. */
+static void test_integers_of_both_signs(void **state) {
+    (void)state;
+    static const ckd_dtype signed_dtypes[] = {CKD_I16, CKD_I32, CKD_I64};
+    for (size_t t = 0; t < 3; t++) {
+        block b = make(signed_dtypes[t], 20000, FAR, (symbols_grid){0, 0});
+        size_t width = ckd_dtype_size(b.dtype);
+        for (size_t i = 0; i < b.count; i++) {
+            int64_t v = (int64_t)(100 * normal());
+            memcpy((uint8_t *)b.values + i * width, &v,
+                   width); /* little endian: tests run where that is so */
+        }
+        assert_int_equal(block_plan_begin(&plan, b.dtype, b.values, b.count, &b.grid, false, 0, NULL),
+                         CKD_OK);
+        assert_true(check_stream(&b, false) < b.count * 10 / 8);
+        block_free(&b);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_grids_of_whole_tensors),
@@ -392,9 +426,11 @@ int main(void) {
         cmocka_unit_test(test_blocks),
         cmocka_unit_test(test_all_samples),
         cmocka_unit_test(test_expected),
+        cmocka_unit_test(test_expected_of_a_constant_block),
         cmocka_unit_test(test_without_delta),
         cmocka_unit_test(test_rows_and_columns_pay),
         cmocka_unit_test(test_samples_of_rows),
+        cmocka_unit_test(test_integers_of_both_signs),
     };
     return cmocka_run_group_tests_name("block plan", tests, set_up, tear_down);
 }
