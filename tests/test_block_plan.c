@@ -405,7 +405,7 @@ static void test_integers_of_both_signs(void **state) {
     (void)state;
     static const ckd_dtype signed_dtypes[] = {CKD_I16, CKD_I32, CKD_I64};
     for (size_t t = 0; t < 3; t++) {
-        block b = make(signed_dtypes[t], 20000, FAR, (symbols_grid){0, 0});
+        block b = make(signed_dtypes[t], 20000, FAR, (symbols_grid){128, 0});
         size_t width = ckd_dtype_size(b.dtype);
         for (size_t i = 0; i < b.count; i++) {
             int64_t v = (int64_t)(100 * normal());
