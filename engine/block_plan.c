@@ -67,7 +67,7 @@ static sampling choose_sample(const block_plan *p) {
     return s;
 }
 
-/* Both ways of coding see the same elements: in the sample `part` of `from`. */
+/* Both ways of coding see the same elements. */
 static void take_sample(uint8_t *to, const sampling *s, const uint8_t *from, unsigned width) {
     for (size_t i = 0; i < s->pieces; i++) {
         memcpy(to + i * s->length * width, from + (s->first + i * s->step) * width, s->length * width);
