@@ -12,9 +12,10 @@ static const char style[] =
     "      svg { --back: #0d1117; --ink: #e6edf3; --soft: #9198a1; --grid: #30363d; --mark: #79c0ff; --band: #79c0ff; }\n"
     "    }\n"
     "    .back { fill: var(--back); } .grid { stroke: var(--grid); } .zero { stroke: var(--soft); }\n"
-    "    .mark { fill: var(--mark); } .whisker { stroke: var(--mark); } .band { fill: var(--band); fill-opacity: .14; }\n"
+    "    .mark { fill: var(--mark); } .whisker { stroke: var(--mark); stroke-width: 2; } .band { fill: var(--band); fill-opacity: .14; }\n"
     "    .other { stroke: var(--soft); stroke-dasharray: 5 4; }\n"
-    "    text { fill: var(--ink); font: 12px system-ui, sans-serif; } .soft { fill: var(--soft); } .title { font-weight: 600; }\n"
+    "    text { fill: var(--ink); font: 12px system-ui, sans-serif; paint-order: stroke; stroke: var(--back); stroke-width: 3px; }\n"
+    "    .soft { fill: var(--soft); } .title { font-weight: 600; }\n"
     "  </style>\n";
 
 /* One panel's scales. */
