@@ -1,4 +1,4 @@
-/* One panel for each model: ratio (late in the chain, logarithmic) against the gap after the resume; light and dark by the reader's wish. */
+/* One panel for each model, two in a row: ratio (late in the chain, logarithmic) against the gap after the resume; light and dark by the reader's wish. */
 #include <math.h>
 
 #include "bench/quality.h"
@@ -21,7 +21,7 @@ static const char style[] =
 /* One panel's scales. */
 typedef struct panel {
     FILE *f;
-    double left;              /* of the panel */
+    double left, top;         /* of the panel */
     double most_ratio;        /* the axis begins at 1 */
     double least, most, step; /* gaps */
 } panel;
@@ -32,7 +32,7 @@ static double x_of(const panel *p, double ratio) {
 }
 
 static double y_of(const panel *p, double gap) {
-    return TOP + (p->most - gap) / (p->most - p->least) * (HEIGHT - TOP - BOTTOM);
+    return p->top + TOP + (p->most - gap) / (p->most - p->least) * (HEIGHT - TOP - BOTTOM);
 }
 
 /* Five to ten steps of 1, 2 or 5 x 10^n. */
@@ -66,7 +66,7 @@ static void line(const panel *p, const char *class, double x1, double y1, double
 
 static void draw_axes(const panel *p) {
     static const int ratios[] = {1, 2, 5, 10, 20, 50, 100, 200, 500, 1000};
-    double right = p->left + WIDTH - RIGHT, bottom = HEIGHT - BOTTOM;
+    double right = p->left + WIDTH - RIGHT, bottom = p->top + HEIGHT - BOTTOM;
     for (int i = (int)ceil(p->least / p->step); i * p->step <= p->most; i++) {
         double y = y_of(p, i * p->step);
         line(p, i ? "grid" : "zero", p->left + LEFT, y, right, y);
@@ -81,7 +81,7 @@ static void draw_axes(const panel *p) {
     }
     for (size_t i = 0; i < sizeof(ratios) / sizeof(ratios[0]) && ratios[i] <= p->most_ratio; i++) {
         double x = x_of(p, ratios[i]);
-        line(p, "grid", x, TOP, x, bottom);
+        line(p, "grid", x, p->top + TOP, x, bottom);
         fprintf(p->f, "  <text class=\"soft\" x=\"%.1f\" y=\"%.1f\" text-anchor=\"middle\">%dx</text>\n", x,
                 bottom + 16, ratios[i]);
     }
@@ -92,14 +92,14 @@ static void draw_axes(const panel *p) {
     fprintf(
         p->f,
         "  <text class=\"soft\" transform=\"translate(%.1f %.1f) rotate(-90)\" text-anchor=\"middle\">validation loss - exact resume's</text>\n",
-        p->left + 16, (TOP + bottom) / 2);
+        p->left + 16, (p->top + TOP + bottom) / 2);
 }
 
 static void draw_row(const panel *p, const quality_coder *coder, const quality_row *row) {
     double y = y_of(p, row->after.mean), right = p->left + WIDTH - RIGHT;
     if (coder->unsized) {
         line(p, "other", p->left + LEFT, y, right, y);
-        fprintf(p->f, "  <text class=\"soft\" x=\"%.1f\" y=\"%.1f\">%s</text>\n", p->left + LEFT + 6, y - 5,
+        fprintf(p->f, "  <text class=\"soft\" x=\"%.1f\" y=\"%.1f\">%s</text>\n", x_of(p, 2.5), y - 5,
                 coder->name);
         return;
     }
@@ -117,12 +117,12 @@ static void draw_row(const panel *p, const quality_coder *coder, const quality_r
 static void draw_panel(panel *p, const quality_group *g, const quality_options *o) {
     set_scales(p, g, o);
     double noise = quality_noise(g, o->orders).after, top = y_of(p, noise);
-    fprintf(p->f, "  <text class=\"title\" x=\"%.1f\" y=\"20\">width %d, beta2 %g</text>\n", p->left + LEFT,
-            g->width, g->beta2);
+    fprintf(p->f, "  <text class=\"title\" x=\"%.1f\" y=\"%.1f\">width %d, beta2 %g</text>\n", p->left + LEFT,
+            p->top + 20, g->width, g->beta2);
     fprintf(
         p->f,
-        "  <text class=\"soft\" x=\"%.1f\" y=\"36\">%d seed%s, %d deltas; band: other batch orders</text>\n",
-        p->left + LEFT, g->seeds, g->seeds > 1 ? "s" : "", o->deltas);
+        "  <text class=\"soft\" x=\"%.1f\" y=\"%.1f\">%d seed%s, %d deltas; band: other batch orders</text>\n",
+        p->left + LEFT, p->top + 36, g->seeds, g->seeds > 1 ? "s" : "", o->deltas);
     fprintf(p->f, "  <rect class=\"band\" x=\"%.1f\" y=\"%.1f\" width=\"%d\" height=\"%.1f\"/>\n",
             p->left + LEFT, top, WIDTH - LEFT - RIGHT, y_of(p, -noise) - top);
     draw_axes(p);
@@ -133,6 +133,7 @@ static void draw_panel(panel *p, const quality_group *g, const quality_options *
 }
 
 void quality_write_svg(const quality_group *groups, int count, const quality_options *o) {
+    int columns = count > 1 ? 2 : 1, rows = (count + 1) / 2;
     FILE *f = fopen(o->svg, "w");
     if (!f) {
         quality_die(o->svg, "cannot be written");
@@ -142,9 +143,9 @@ void quality_write_svg(const quality_group *groups, int count, const quality_opt
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 %d %d\" width=\"%d\" height=\"%d\" role=\"img\">\n"
         "  <title>Size ratio of checkpoint chains against the loss gap after resuming from their ends</title>\n%s"
         "  <rect class=\"back\" width=\"100%%\" height=\"100%%\"/>\n",
-        count * WIDTH, HEIGHT, count * WIDTH, HEIGHT, style);
+        columns * WIDTH, rows * HEIGHT, columns * WIDTH, rows * HEIGHT, style);
     for (int i = 0; i < count; i++) {
-        panel p = {.f = f, .left = (double)i * WIDTH};
+        panel p = {.f = f, .left = (double)(i % 2) * WIDTH, .top = (double)(i / 2) * HEIGHT};
         draw_panel(&p, &groups[i], o);
     }
     fprintf(f, "</svg>\n");
