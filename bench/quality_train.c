@@ -109,7 +109,7 @@ static double validation_loss(const char *output) {
         }
     }
     if (!f || isnan(loss)) {
-        quality_die(output, "no validation loss in it");
+        quality_die(output, "no validation loss that is a number in it");
     }
     fclose(f);
     return loss;
