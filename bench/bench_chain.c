@@ -48,10 +48,9 @@ static double bytes_read(void) {
     return (double)value;
 }
 
-/* Out of the file cache, so that the next load comes from disk. */
-static void drop_cache(const char *store) {
+static void drop_folder(const char *store, const char *folder) {
     char dir[4096], path[8192];
-    snprintf(dir, sizeof(dir), "%s/data/c", store);
+    snprintf(dir, sizeof(dir), "%s/data/%s", store, folder);
     DIR *d = opendir(dir);
     for (struct dirent *e; d && (e = readdir(d));) {
         snprintf(path, sizeof(path), "%s/%s", dir, e->d_name);
@@ -65,6 +64,12 @@ static void drop_cache(const char *store) {
     if (d) {
         closedir(d);
     }
+}
+
+/* Chunk files and ready copies out of the file cache, so that the next load comes from disk. */
+static void drop_cache(const char *store) {
+    drop_folder(store, "c");
+    drop_folder(store, "k");
 }
 
 static void load_all(ckd_load *load, void **values) {
@@ -131,18 +136,40 @@ static measure measure_load(ckd_store *store, const char *path, const ckd_checkp
     return m;
 }
 
-/* The same state as an exact, standalone base in a store of its own. */
-static ckd_checkpoint save_base(ckd_store *bases, const ckd_checkpoint *c, const ckd_tensor_list *list,
-                                void **values) {
+/* A store that the benchmark saves to itself. */
+typedef struct beside {
+    char path[4096];
+    ckd_store *store;
+    int base; /* every checkpoint an exact, standalone base */
+} beside;
+
+static void open_beside(beside *b, const options *o, const char *what, int base,
+                        const ckd_store_options *store_options) {
+    ckd_error err = {0};
+    b->base = base;
+    snprintf(b->path, sizeof(b->path), "%.4000s.%s-%ld", o->store, what, (long)getpid());
+    if (ckd_store_open(&b->store, b->path, CKD_OPEN_CREATE, store_options, &err) != CKD_OK) {
+        die(what, &err);
+    }
+}
+
+static void close_beside(beside *b) {
+    ckd_store_close(b->store);
+    bench_remove_tree(b->path);
+}
+
+/* The same state as a checkpoint of the store beside. */
+static ckd_checkpoint save_beside(const beside *b, const ckd_checkpoint *c, const ckd_tensor_list *list,
+                                  void **values) {
     ckd_save_options o = CKD_SAVE_OPTIONS_INIT;
     o.run = c->run;
     o.step = c->step;
-    o.base = 1;
+    o.base = b->base;
     ckd_save *save;
     ckd_checkpoint info;
     ckd_error err = {0};
-    if (ckd_save_begin(&save, bases, &o, &err) != CKD_OK) {
-        die("base", &err);
+    if (ckd_save_begin(&save, b->store, &o, &err) != CKD_OK) {
+        die("save", &err);
     }
     for (size_t i = 0; i < list->count; i++) {
         ckd_tensor t = CKD_TENSOR_INIT;
@@ -153,92 +180,126 @@ static ckd_checkpoint save_base(ckd_store *bases, const ckd_checkpoint *c, const
         t.shape = list->items[i].shape;
         t.data = values[i];
         if (ckd_save_tensor(save, &t, &err) != CKD_OK) {
-            die("base", &err);
+            die("save", &err);
         }
     }
     if (ckd_save_commit(&info, save, &err) != CKD_OK) {
-        die("base", &err);
+        die("save", &err);
     }
     return info;
 }
 
-typedef struct worst {
+/* A load in base loads of the same state. */
+typedef struct ratio {
     double bytes, time, cpu;
-} worst;
+} ratio;
 
-static void note_worst(worst *w, double bytes, double time, double cpu) {
-    w->cpu = cpu > w->cpu ? cpu : w->cpu;
-    w->bytes = bytes > w->bytes ? bytes : w->bytes;
-    w->time = time > w->time ? time : w->time;
+static ratio in_base_loads(const measure *m, const measure *base) {
+    return (ratio){m->bytes / base->bytes, m->seconds / base->seconds, m->cpu / base->cpu};
 }
 
-static void measure_one(ckd_store *store, const options *o, ckd_store *bases, const char *base_path,
-                        const ckd_checkpoint *c, worst *w, FILE *json, int last) {
+static double larger(double a, double b) {
+    return a > b ? a : b;
+}
+
+static void note_worst(ratio *worst, const ratio *r) {
+    *worst =
+        (ratio){larger(worst->bytes, r->bytes), larger(worst->time, r->time), larger(worst->cpu, r->cpu)};
+}
+
+typedef struct run {
+    const options *options;
+    ckd_store *store;
+    beside bases, again;
+    ratio worst, worst_newest;
+    FILE *json;
+} run;
+
+static void print_one(const run *r, const ckd_checkpoint *c, const ckd_checkpoint *base, const measure *plain,
+                      const ratio *load, const ratio *newest, int last) {
+    printf("%10llu  %-5s %5u  %8.3f  %8.3f  %8.3f  %7.2f  %7.2f  %7.2f  %7.2f   %7.2f  %7.2f  %7.2f\n",
+           (unsigned long long)c->step, ckd_kind_name(c->kind), (unsigned)c->depth,
+           (double)c->stored_bytes / 1e6, (double)base->stored_bytes / 1e6,
+           (double)c->raw_bytes / (double)c->stored_bytes, c->load_cost, load->bytes, load->time, load->cpu,
+           newest->bytes, newest->time, newest->cpu);
+    fprintf(
+        r->json,
+        "    {\"step\": %llu, \"kind\": \"%s\", \"depth\": %u, \"stored_bytes\": %llu, \"base_bytes\": %llu, "
+        "\"planned_cost\": %.4f, \"bytes_ratio\": %.4f, \"time_ratio\": %.4f, \"cpu_ratio\": %.4f, "
+        "\"newest_bytes_ratio\": %.4f, \"newest_time_ratio\": %.4f, \"newest_cpu_ratio\": %.4f, "
+        "\"base_seconds\": %.6f}%s\n",
+        (unsigned long long)c->step, ckd_kind_name(c->kind), (unsigned)c->depth,
+        (unsigned long long)c->stored_bytes, (unsigned long long)base->stored_bytes, c->load_cost,
+        load->bytes, load->time, load->cpu, newest->bytes, newest->time, newest->cpu, plain->seconds,
+        last ? "" : ",");
+}
+
+static void measure_one(run *r, const ckd_checkpoint *c, int last) {
     ckd_error err = {0};
     ckd_load *load;
-    if (ckd_load_begin(&load, store, &c->id, &err) != CKD_OK) {
+    if (ckd_load_begin(&load, r->store, &c->id, &err) != CKD_OK) {
         die("load", &err);
     }
+    int repeats = r->options->repeats;
     void **values = room_for(load);
-    measure ours = measure_load(store, o->store, c, values, o->repeats);
-    ckd_checkpoint base = save_base(bases, c, ckd_load_tensors(load), values);
-    measure plain = measure_load(bases, base_path, &base, values, o->repeats);
-    double bytes = ours.bytes / plain.bytes, time = ours.seconds / plain.seconds, cpu = ours.cpu / plain.cpu;
-    note_worst(w, bytes, time, cpu);
-    printf("%10llu  %-5s %5u  %8.3f  %8.3f  %8.3f  %7.2f  %7.2f  %7.2f  %7.2f\n", (unsigned long long)c->step,
-           ckd_kind_name(c->kind), (unsigned)c->depth, (double)c->stored_bytes / 1e6,
-           (double)base.stored_bytes / 1e6, (double)c->raw_bytes / (double)c->stored_bytes, c->load_cost,
-           bytes, time, cpu);
-    if (json) {
-        fprintf(
-            json,
-            "    {\"step\": %llu, \"kind\": \"%s\", \"depth\": %u, \"stored_bytes\": %llu, \"base_bytes\": %llu, "
-            "\"planned_cost\": %.4f, \"bytes_ratio\": %.4f, \"time_ratio\": %.4f, \"cpu_ratio\": %.4f, \"base_seconds\": %.6f}%s\n",
-            (unsigned long long)c->step, ckd_kind_name(c->kind), (unsigned)c->depth,
-            (unsigned long long)c->stored_bytes, (unsigned long long)base.stored_bytes, c->load_cost, bytes,
-            time, cpu, plain.seconds, last ? "" : ",");
-    }
+    measure ours = measure_load(r->store, r->options->store, c, values, repeats);
+    ckd_checkpoint base = save_beside(&r->bases, c, ckd_load_tensors(load), values);
+    ckd_checkpoint again = save_beside(&r->again, c, ckd_load_tensors(load), values);
+    measure plain = measure_load(r->bases.store, r->bases.path, &base, values, repeats);
+    measure newest = measure_load(r->again.store, r->again.path, &again, values, repeats);
+    ratio any = in_base_loads(&ours, &plain), now = in_base_loads(&newest, &plain);
+    note_worst(&r->worst, &any);
+    note_worst(&r->worst_newest, &now);
+    print_one(r, c, &base, &plain, &any, &now, last);
     release(values, ckd_load_tensors(load)->count);
     ckd_load_end(load);
 }
 
-static void measure_run(const options *o, FILE *json) {
-    char base_path[4096];
-    snprintf(base_path, sizeof(base_path), "%.4000s.bases-%ld", o->store, (long)getpid());
-    ckd_store *store, *bases;
-    ckd_store_options one_thread = CKD_STORE_OPTIONS_INIT;
-    one_thread.threads = 1;
-    ckd_checkpoint_list *list;
-    ckd_error err = {0};
-    if (ckd_store_open(&store, o->store, CKD_OPEN_READ, &one_thread, &err) != CKD_OK ||
-        ckd_store_open(&bases, base_path, CKD_OPEN_CREATE, &one_thread, &err) != CKD_OK ||
-        ckd_store_list(&list, store, o->run, &err) != CKD_OK) {
-        die("open", &err);
-    }
-    printf("%10s  %-5s %5s  %8s  %8s  %8s  %7s  %7s  %7s  %7s\n", "step", "kind", "depth", "MB", "base MB",
-           "ratio", "planned", "bytes", "time", "cpu");
-    worst w = {0, 0, 0};
+static void print_sums(const run *r, const ckd_checkpoint_list *list) {
     double stored = 0, raw = 0;
     size_t deltas = 0;
     for (size_t i = 0; i < list->count; i++) {
-        measure_one(store, o, bases, base_path, &list->items[i], &w, json, i + 1 == list->count);
         stored += (double)list->items[i].stored_bytes;
         raw += (double)list->items[i].raw_bytes;
         deltas += list->items[i].kind == CKD_DELTA;
     }
     printf(
-        "%zu checkpoints, %zu deltas, %.3fx in all; worst load: %.2f base loads in bytes, %.2f in time, %.2f in processor time (one thread)\n",
-        list->count, deltas, raw / stored, w.bytes, w.time, w.cpu);
-    if (json) {
-        fprintf(
-            json,
-            "  ],\n  \"checkpoints\": %zu, \"deltas\": %zu, \"ratio\": %.4f, \"worst_bytes\": %.4f, \"worst_time\": %.4f, \"worst_cpu\": %.4f\n}\n",
-            list->count, deltas, raw / stored, w.bytes, w.time, w.cpu);
+        "%zu checkpoints, %zu deltas, %.3fx in all; worst load: %.2f base loads in bytes, %.2f in time, %.2f in "
+        "processor time (one thread); of the newest: %.2f, %.2f, %.2f\n",
+        list->count, deltas, raw / stored, r->worst.bytes, r->worst.time, r->worst.cpu, r->worst_newest.bytes,
+        r->worst_newest.time, r->worst_newest.cpu);
+    fprintf(
+        r->json,
+        "  ],\n  \"checkpoints\": %zu, \"deltas\": %zu, \"ratio\": %.4f, \"worst_bytes\": %.4f, \"worst_time\": "
+        "%.4f, \"worst_cpu\": %.4f, \"worst_newest_bytes\": %.4f, \"worst_newest_time\": %.4f, "
+        "\"worst_newest_cpu\": %.4f\n}\n",
+        list->count, deltas, raw / stored, r->worst.bytes, r->worst.time, r->worst.cpu, r->worst_newest.bytes,
+        r->worst_newest.time, r->worst_newest.cpu);
+}
+
+static void measure_run(const options *o, FILE *json) {
+    run r = {.options = o, .json = json};
+    ckd_store_options one_thread = CKD_STORE_OPTIONS_INIT;
+    one_thread.threads = 1;
+    ckd_checkpoint_list *list;
+    ckd_error err = {0};
+    if (ckd_store_open(&r.store, o->store, CKD_OPEN_READ, &one_thread, &err) != CKD_OK ||
+        ckd_store_list(&list, r.store, o->run, &err) != CKD_OK) {
+        die("open", &err);
     }
+    open_beside(&r.bases, o, "bases", 1, &one_thread);
+    open_beside(&r.again, o, "again", 0, &one_thread);
+    printf("%63s  %25s   %25s\n", "", "any checkpoint", "the newest");
+    printf("%10s  %-5s %5s  %8s  %8s  %8s  %7s  %7s  %7s  %7s   %7s  %7s  %7s\n", "step", "kind", "depth",
+           "MB", "base MB", "ratio", "planned", "bytes", "time", "cpu", "bytes", "time", "cpu");
+    for (size_t i = 0; i < list->count; i++) {
+        measure_one(&r, &list->items[i], i + 1 == list->count);
+    }
+    print_sums(&r, list);
     ckd_checkpoint_list_free(list);
-    ckd_store_close(store);
-    ckd_store_close(bases);
-    bench_remove_tree(base_path);
+    ckd_store_close(r.store);
+    close_beside(&r.bases);
+    close_beside(&r.again);
 }
 
 int main(int argc, char **argv) {

@@ -17,6 +17,7 @@
 /* Estimates of size and time are not exact, and the bounds are promises: plan a little inside them. */
 #define MARGIN              0.80
 #define NEWEST_MARGIN       0.75 /* opening the ancestors counts as well, and most where the state is small */
+#define NEWEST_SHARE        0.25 /* of what loading the newest may cost beyond a base load: a block's own part */
 #define MIN_SAVING          0.03
 #define MIN_SAVING_PER_LOAD 0.015
 /* Decoding a delta takes longer than its bytes suggest: a part may cost that much more in time. */
@@ -88,11 +89,19 @@ bool budget_allows_delta(const load_budget *b, const load_cost *chain, const loa
     return part_within(b, chain, base) && within(&all_chain, &all_base, MARGIN * b->limit);
 }
 
+/*
+ * Not only as many blocks as the bound asks for: as long as any block needs its ancestors, all of these must be opened, which is
+ * what costs most where the state is small. So every block is kept whose chain is noticeably dearer than a base load.
+ */
 bool budget_wants_ready(const load_budget *b, const load_cost *chain, const load_cost *base) {
+    if (b->newest_limit >= b->limit) {
+        return false;
+    }
     /* Whatever is still to come can be kept ready as well: it costs a base load at least. */
     load_cost all_ready = sum(&b->ready, chain, &b->rest_base);
     load_cost all_base = sum(&b->base, base, &b->rest_base);
-    return !within(&all_ready, &all_base, NEWEST_MARGIN * b->newest_limit);
+    return !within(chain, base, 1 + NEWEST_SHARE * (b->newest_limit - 1)) ||
+           !within(&all_ready, &all_base, NEWEST_MARGIN * b->newest_limit);
 }
 
 static void add(load_cost *to, const load_cost *cost) {
