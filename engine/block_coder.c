@@ -204,10 +204,16 @@ static ckd_status try_byte_codecs(block_job *job, candidate *best, const coding_
     return status;
 }
 
-/* What the parent's values over this span take on their own; 0 if that is not known. Of values a save earlier it is about the same. */
-static uint64_t expected_alone(const block_job *job) {
+/*
+ * What the parent's values over this span take on their own, which is about what these take; 0 if that is not known. Of values
+ * that were all the same, or noise, it says nothing.
+ */
+static uint64_t expected_alone(const block_job *job, uint64_t raw) {
     const record *r = job->parent_block;
-    return r && (r->predictor == PREDICT_NONE || r->predictor == PREDICT_PARENT) ? r->base_stored : 0;
+    if (!r || (r->predictor != PREDICT_NONE && r->predictor != PREDICT_PARENT)) {
+        return 0;
+    }
+    return r->base_stored > raw / 8 && r->base_stored < raw - raw / 32 ? r->base_stored : 0;
 }
 
 /* may_estimate: a delta is going to be tried, and its size says whether this one's must be known exactly. */
@@ -220,7 +226,7 @@ static ckd_status plan_standalone(block_job *job, const coding_context *save, co
     if (save->codec == CKD_CODEC_AUTO) {
         symbols_grid grid = block_grid(&tensor->shape, tensor->region, job->first);
         ckd_status status = block_plan_begin(&job->plan, tensor->tensor->dtype, job->values, job->count,
-                                             &grid, may_estimate, expected_alone(job), err);
+                                             &grid, may_estimate, expected_alone(job, raw), err);
         if (status != CKD_OK) {
             return status;
         }
@@ -264,8 +270,11 @@ static ckd_status plan_delta_symbols(block_job *job, const coding_context *save,
     if (status != CKD_OK) {
         return status;
     }
-    if (job->standalone.coding == CODING_SYMBOLS) {
-        job->standalone.size = job->plan.alone;
+    candidate *own = &job->standalone;
+    if (own->coding == CODING_SYMBOLS) {
+        own->size = job->plan.alone;
+    } else {
+        keep_smaller(own, CODING_SYMBOLS, job->plan.alone);
     }
     job->delta_lost = !job->plan.delta_planned;
     if (job->delta_lost) {

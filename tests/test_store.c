@@ -220,6 +220,38 @@ static void test_size_never_exceeds_raw_by_much(void **state) {
     ckd_store_close(store);
 }
 
+/* Values that have nothing to do with the parent's take what they would have taken without it. */
+static void test_another_kind_of_values(void **state) {
+    uint64_t n = 65536;
+    ckd_store *store = store_create(*state);
+    uint8_t *noise = random_bits(n, 1);
+    float *weights = random_values(CKD_F32, n / 4, 2), *same = calloc(n / 4, sizeof(*same)),
+          *spiked = calloc(n / 4, sizeof(*spiked));
+    assert_non_null(same);
+    assert_non_null(spiked);
+    for (uint64_t i = 0; i < n / 4; i += 97) {
+        spiked[i] = weights[i];
+    }
+    const void *kinds[] = {noise, weights, same, spiked};
+    uint64_t elements = n / 4;
+    for (int before = 0; before < 4; before++) {
+        for (int now = 0; now < 4; now++) {
+            char run[32], alone[32];
+            snprintf(run, sizeof(run), "run.%d.%d", before, now);
+            snprintf(alone, sizeof(alone), "alone.%d.%d", before, now);
+            save_one(store, run, 1, "t", CKD_F32, 1, &elements, kinds[before]);
+            uint64_t with = save_one(store, run, 2, "t", CKD_F32, 1, &elements, kinds[now]).stored_bytes;
+            uint64_t without = save_one(store, alone, 2, "t", CKD_F32, 1, &elements, kinds[now]).stored_bytes;
+            assert_true(with <= without + without / 32 + 512);
+        }
+    }
+    free(noise);
+    free(weights);
+    free(same);
+    free(spiked);
+    ckd_store_close(store);
+}
+
 static void test_blobs_metric_and_lineage(void **state) {
     ckd_store *store = store_create(*state);
     ckd_save_options o = CKD_SAVE_OPTIONS_INIT;
@@ -327,6 +359,7 @@ int main(void) {
         cmocka_unit_test_setup_teardown(test_any_region_of_any_sharding, setup, teardown),
         cmocka_unit_test_setup_teardown(test_regions_must_tile, setup, teardown),
         cmocka_unit_test_setup_teardown(test_size_never_exceeds_raw_by_much, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_another_kind_of_values, setup, teardown),
         cmocka_unit_test_setup_teardown(test_blobs_metric_and_lineage, setup, teardown),
         cmocka_unit_test_setup_teardown(test_four_ranks_one_commit, setup, teardown),
     };
