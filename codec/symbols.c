@@ -30,6 +30,8 @@ void symbols_workspace_free(symbols_workspace *w) {
 static size_t plan_sparse(symbols_workspace *w, symbols_plan_slot *p, const symbols_groups *groups,
                           const void *values, const uint8_t *context) {
     const symbols_slot *dense = &p->dense;
+    p->sparse.context = w->planned_context[p - w->plan];
+    p->sparse.integers = w->planned_integers[p - w->plan];
     if (dense->header.mode != SYMBOLS_CLASS || dense->header.table[0].centre ||
         dense->count < SPARSE_MIN_COUNT ||
         dense->zeros < dense->count - dense->count / SYMBOLS_SPARSE_WORTH ||
@@ -167,6 +169,8 @@ static ckd_status decode_sparse(symbols_workspace *w, void *values, unsigned wid
                                 const uint8_t *context, const uint8_t *from, size_t size, ckd_error *err) {
     symbols_sparse *s = &w->decoding_sparse;
     size_t used;
+    s->context = w->decoding_context;
+    s->integers = w->decoding_integers;
     if (!symbols_sparse_read(s, from, size, n, &used)) {
         return err_corrupt(err, NULL, CKD_NO_OFFSET, "a sparse symbol stream's header makes no sense");
     }

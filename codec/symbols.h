@@ -14,7 +14,7 @@
 
 typedef enum symbols_mode { SYMBOLS_CLASS = 0, SYMBOLS_SPLIT = 1 } symbols_mode;
 
-/* Tables and histograms of one worker. Not to be shared between threads at one time. */
+/* Tables and histograms of one worker, about 5 MiB. Not to be shared between threads at one time. Decoding leaves plans alone. */
 typedef struct symbols_workspace symbols_workspace;
 ckd_status symbols_workspace_create(symbols_workspace **out, ckd_error *err);
 void symbols_workspace_free(symbols_workspace *w);

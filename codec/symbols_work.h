@@ -20,8 +20,7 @@ typedef struct symbols_sparse {
     uint32_t count[SYMBOLS_MAX_TABLES]; /* pairs of each range */
     size_t pairs;
     uint64_t changed[SYMBOLS_MAX_COUNT / 64]; /* elements that are not zero (encoder) */
-    uint8_t context[SYMBOLS_MAX_COUNT / SYMBOLS_SPARSE_MOST * 2];
-    uint8_t integers[SYMBOLS_MAX_COUNT / SYMBOLS_SPARSE_MOST * 2 * 8];
+    uint8_t *context, *integers;              /* of the dense stream; the workspace's */
 } symbols_sparse;
 
 /*
@@ -118,6 +117,11 @@ struct symbols_workspace {
         symbols_sparse decoding_sparse;
         symbols_frame decoding_frame;
     };
+    /* Room for pairs: of each plan, and of the decoder, which takes more of them than the encoder makes. */
+    uint8_t planned_context[2][SYMBOLS_MAX_COUNT / SYMBOLS_SPARSE_WORTH * 2];
+    uint8_t planned_integers[2][SYMBOLS_MAX_COUNT / SYMBOLS_SPARSE_WORTH * 2 * 8];
+    uint8_t decoding_context[SYMBOLS_MAX_COUNT / SYMBOLS_SPARSE_MOST * 2];
+    uint8_t decoding_integers[SYMBOLS_MAX_COUNT / SYMBOLS_SPARSE_MOST * 2 * 8];
     symbols_level_sums level_sums;
     uint8_t level_context[SYMBOLS_MAX_COUNT]; /* of the elements, made of levels */
     symbols_histogram histogram;

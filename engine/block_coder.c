@@ -12,17 +12,13 @@ ckd_status block_job_init(block_job *job, ckd_error *err) {
     ckd_status status = decoder_init(&job->decoder, err);
     job->decoder.step_limit = MAX_SAVE_STEPS;
     if (status == CKD_OK) {
-        status = coder_create(&job->coder, err);
-    }
-    if (status == CKD_OK) {
-        block_plan_init(&job->plan, job->decoder.kernels, coder_symbols(job->coder));
+        block_plan_init(&job->plan, job->decoder.kernels, coder_symbols(job->decoder.coder));
     }
     return status;
 }
 
 void block_job_free(block_job *job) {
     decoder_free(&job->decoder);
-    coder_free(job->coder);
     block_plan_free(&job->plan);
     bytes *const buffers[] = {&job->own, &job->previous, &job->standalone.payload, &job->delta.payload};
     for (size_t i = 0; i < sizeof(buffers) / sizeof(buffers[0]); i++) {
@@ -154,7 +150,8 @@ static ckd_status try_codec(block_job *job, candidate *best, coding c, int level
     size_t stored = 0;
     void *to = bytes_scratch(&payload, limit + 64, "coding scratch", err);
     ckd_status status =
-        to ? coder_encode(job->coder, c, level, width, from, size, to, limit, &stored, err) : CKD_E_NOMEM;
+        to ? coder_encode(job->decoder.coder, c, level, width, from, size, to, limit, &stored, err)
+           : CKD_E_NOMEM;
     if (status == CKD_OK && stored && stored < limit) {
         bytes old = best->payload;
         payload.size = stored;
@@ -177,8 +174,8 @@ static ckd_status probe(block_job *job, bool *promising, coding c, int level, un
     uint8_t sample[PROBE_BYTES];
     uint64_t middle = (size - PROBE_BYTES) / 2 / width * width;
     size_t stored = 0;
-    ckd_status status = coder_encode(job->coder, c, level, width, (const uint8_t *)from + middle, PROBE_BYTES,
-                                     sample, PROBE_BYTES, &stored, err);
+    ckd_status status = coder_encode(job->decoder.coder, c, level, width, (const uint8_t *)from + middle,
+                                     PROBE_BYTES, sample, PROBE_BYTES, &stored, err);
     *promising = stored && (double)stored / PROBE_BYTES < (double)limit / (double)size;
     return status;
 }

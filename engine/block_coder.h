@@ -45,8 +45,7 @@ typedef struct candidate {
 } candidate;
 
 typedef struct block_job {
-    decoder decoder; /* reads the parent */
-    coder *coder;    /* plans and encodes: a plan must survive the reading of the parent */
+    decoder decoder; /* reads the parent; its coder also plans and encodes: decoding leaves plans alone */
     uint64_t first, count;
     const void *values; /* the caller's, or `own` */
     bytes own, previous;

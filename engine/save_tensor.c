@@ -377,8 +377,8 @@ ckd_status ckd_save_blob(ckd_save *save, const char *name, const void *data, siz
     bytes packed = {0};
     size_t stored = 0;
     if (bytes_extend(&packed, size + 1)) {
-        status =
-            coder_encode(save->jobs[0].coder, CODING_ZSTD, 0, 1, data, size, packed.data, size, &stored, err);
+        status = coder_encode(save->jobs[0].decoder.coder, CODING_ZSTD, 0, 1, data, size, packed.data, size,
+                              &stored, err);
     }
     bool is_raw = stored == 0;
     record r = {.kind = RECORD_BLOB,
