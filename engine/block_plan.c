@@ -18,9 +18,25 @@ static bool is_float(ckd_dtype dtype) {
     return dtype >= CKD_F64 && dtype <= CKD_F8_E5M2;
 }
 
-/* Signed integers of both signs are far apart as unsigned ones, unless there are symbols for each of them anyway. */
-static symbols_mode mode_alone(ckd_dtype dtype) {
-    return dtype == CKD_I64 || dtype == CKD_I32 || dtype == CKD_I16 ? SYMBOLS_CLASS : SYMBOLS_SPLIT;
+#define ANY_NEGATIVE(type)                         \
+    for (size_t i = 0; i < n; i++) {               \
+        type v;                                    \
+        memcpy(&v, at + i * sizeof(v), sizeof(v)); \
+        negative |= v < 0;                         \
+    }
+
+/* Signed integers of both signs are far apart as unsigned ones; those of a byte have symbols for each of them anyway. */
+static symbols_mode mode_alone(ckd_dtype dtype, const void *values, size_t n) {
+    const uint8_t *at = values;
+    bool negative = false;
+    if (dtype == CKD_I64) {
+        ANY_NEGATIVE(int64_t)
+    } else if (dtype == CKD_I32) {
+        ANY_NEGATIVE(int32_t)
+    } else if (dtype == CKD_I16) {
+        ANY_NEGATIVE(int16_t)
+    }
+    return negative ? SYMBOLS_CLASS : SYMBOLS_SPLIT;
 }
 
 /* ---- rows and columns ---- */
@@ -99,8 +115,8 @@ static ckd_status estimate_alone(block_plan *p, ckd_error *err) {
         if (is_float(p->dtype)) {
             p->kernels->rotate_sign(p->dtype, integers, values, n);
         }
-        p->alone = symbols_estimate(p->work, mode_alone(p->dtype), p->width,
-                                    is_float(p->dtype) ? integers : values, NULL, &grid, n, p->count);
+        p->alone = symbols_estimate(p->work, p->mode, p->width, is_float(p->dtype) ? integers : values, NULL,
+                                    &grid, n, p->count);
     }
     return status;
 }
@@ -135,7 +151,7 @@ ckd_status block_plan_alone(block_plan *p, ckd_error *err) {
         p->kernels->rotate_sign(p->dtype, rotated, p->values, p->count);
         integers = rotated;
     }
-    symbols_plan(p->work, 0, mode_alone(p->dtype), p->width, integers, NULL, &p->grid, p->count, &p->alone);
+    symbols_plan(p->work, 0, p->mode, p->width, integers, NULL, &p->grid, p->count, &p->alone);
     p->alone_planned = true;
     return CKD_OK;
 }
@@ -162,6 +178,7 @@ ckd_status block_plan_begin(block_plan *p, ckd_dtype dtype, const void *values, 
     p->previous = NULL;
     p->count = count;
     p->grid = *grid;
+    p->mode = mode_alone(dtype, values, count);
     p->alone = p->delta = 0;
     p->alone_planned = p->delta_planned = p->alone_sampled = false;
     if (!try_delta || count < SAMPLED_FROM) {

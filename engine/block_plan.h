@@ -16,6 +16,7 @@ typedef struct block_plan {
     symbols_workspace *work; /* the caller's, like the values */
     ckd_dtype dtype;
     unsigned width;
+    symbols_mode mode;             /* of the standalone stream */
     const void *values, *previous; /* previous NULL: no delta */
     size_t count;
     symbols_grid grid;
