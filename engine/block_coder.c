@@ -268,11 +268,11 @@ static ckd_status plan_delta_symbols(block_job *job, const coding_context *save,
         return status;
     }
     candidate *own = &job->standalone;
-    if (own->coding == CODING_SYMBOLS) {
-        own->size = job->plan.alone;
-    } else {
-        keep_smaller(own, CODING_SYMBOLS, job->plan.alone);
+    if (own->coding == CODING_SYMBOLS) { /* of which less may have been expected than the values are */
+        own->available = own->encoded = false;
+        keep_smaller(own, CODING_RAW, raw);
     }
+    keep_smaller(own, CODING_SYMBOLS, job->plan.alone);
     job->delta_lost = !job->plan.delta_planned;
     if (job->delta_lost) {
         return CKD_OK;
@@ -440,6 +440,17 @@ static ckd_status encode_candidate(block_job *job, candidate *c, uint64_t raw, c
     return CKD_OK;
 }
 
+/* Later saves count on what the block takes on its own: now that it is written, this is no longer an estimate. */
+static void settle_standalone(block_job *job, const tensor_context *tensor) {
+    bool chosen = job->chosen == &job->standalone;
+    if (chosen) {
+        job->chain = standalone_cost(job, tensor);
+    }
+    if (chosen || (job->chosen && job->standalone.coding != CODING_RAW)) {
+        job->base_stored = job->standalone.size;
+    }
+}
+
 ckd_status block_encode(block_job *job, const tensor_context *tensor, ckd_error *err) {
     uint64_t raw = raw_size(job, tensor);
     ckd_status status = job->chosen ? encode_candidate(job, job->chosen, raw, err) : CKD_OK;
@@ -452,6 +463,7 @@ ckd_status block_encode(block_job *job, const tensor_context *tensor, ckd_error 
     }
     if (status == CKD_OK && (job->keep_ready || job->chosen == &job->standalone)) {
         status = encode_candidate(job, &job->standalone, raw, err);
+        settle_standalone(job, tensor);
     }
     return status == CKD_OK ? CKD_OK : err_in_tensor(err, status, tensor->tensor->name);
 }
