@@ -67,7 +67,8 @@ static bool set_grid(symbols_frame *f, const symbols_grid *grid, size_t n, size_
     f->rows = (uint32_t)((f->phase + n + f->columns - 1) / f->columns);
     size_t rows = (f->phase + of + f->columns - 1) / f->columns;
     return f->rows > 1 && rows + f->columns <= of / MIN_SHARE &&
-           f->rows + f->columns <= n / (n < of ? SAMPLE_SHARE : MIN_SHARE);
+           f->rows + f->columns <= n / (n < of ? SAMPLE_SHARE : MIN_SHARE) &&
+           f->rows + f->columns <= sizeof(f->level); /* which only a sample of more than a block may exceed */
 }
 
 /*

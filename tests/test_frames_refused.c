@@ -445,6 +445,20 @@ static void test_example_of_the_format(void **state) {
     }
 }
 
+/* A sample of more than a block may have more lines than there is room for: no levels then. */
+static void test_samples_of_more_than_a_block(void **state) {
+    (void)state;
+    static symbols_frame f;
+    enum { ROOM = SYMBOLS_MAX_COUNT / SYMBOLS_FRAMED_MOST };
+    static const uint64_t columns[] = {100, ROOM - 9, ROOM - 8, ROOM, 60000, SYMBOLS_MAX_COUNT / 4};
+    for (size_t i = 0; i < sizeof(columns) / sizeof(columns[0]); i++) {
+        symbols_grid grid = {columns[i], 0};
+        bool fits = columns[i] <= ROOM - 9; /* and 9 rows */
+        assert_int_equal(set_grid(&f, &grid, SYMBOLS_MAX_COUNT, (size_t)SYMBOLS_MAX_COUNT * 16), fits);
+        assert_true(!fits || f.rows + f.columns <= ROOM);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_shared_bits_without_avx2),
@@ -453,6 +467,7 @@ int main(void) {
         cmocka_unit_test(test_refused_shared_bits),
         cmocka_unit_test(test_refused_grids),
         cmocka_unit_test(test_most_lines),
+        cmocka_unit_test(test_samples_of_more_than_a_block),
         cmocka_unit_test(test_refused_levels),
         cmocka_unit_test(test_refused_kinds),
         cmocka_unit_test(test_refused_numbers_and_ends),
