@@ -185,7 +185,7 @@ static ckd_status enter_store(ckd_save *save, ckd_error *err) {
     if (status == CKD_OK) {
         status = save_resolve_target(&save->target, store, &save->options, err);
     }
-    if (status == CKD_OK) {
+    if (status == CKD_OK && !save->target.compare) { /* a retry has the id of what it is compared with */
         status = save_check_id_unused(save, err);
     }
     pthread_mutex_unlock(&store->mutex);
