@@ -53,16 +53,16 @@ typedef struct image {
 } image;
 
 typedef struct disk {
-    const char *dir;        /* holds the store */
+    const char *dir; /* holds the store */
     char *images_dir;
     node nodes[NODES_MAX];
     size_t node_count;
-    name names[NAMES_MAX];  /* durable ones */
+    name names[NAMES_MAX]; /* durable ones */
     size_t name_count;
-    file_step last_step;    /* its effect is visible at the next one */
+    file_step last_step; /* its effect is visible at the next one */
     char last_path[512];
     uint64_t committed, possible;
-    uint64_t seen[2];       /* the last image of each kind */
+    uint64_t seen[2]; /* the last image of each kind */
     image images[IMAGES_MAX];
     size_t image_count;
 } disk;
@@ -110,7 +110,7 @@ static void sync_names(disk *d, const char *path) {
         assert_int_equal(lstat(below, &st), 0);
         assert_true(d->name_count < NAMES_MAX && strlen(list.names[i]) < sizeof(d->names[0].text));
         name *n = &d->names[d->name_count++];
-        *n = (name){ directory, st.st_ino, S_ISDIR(st.st_mode), "" };
+        *n = (name){directory, st.st_ino, S_ISDIR(st.st_mode), ""};
         strcpy(n->text, list.names[i]);
     }
     dir_list_free(&list);
@@ -133,14 +133,17 @@ static void settle(disk *d) {
             sync_parent_names(d, d->last_path); /* SQLite does both in one */
         }
         break;
-    case STEP_DIR_SYNC: sync_names(d, d->last_path); break;
+    case STEP_DIR_SYNC:
+        sync_names(d, d->last_path);
+        break;
     case STEP_CREATE:
     case STEP_MKDIR:
         if (stat(d->last_path, &st) == 0 && st.st_size == 0) {
             forget_node(d, st.st_ino); /* an inode number that was used before */
         }
         break;
-    default: break;
+    default:
+        break;
     }
 }
 
@@ -249,7 +252,7 @@ static void take_image(disk *d, bool strict) {
     struct stat st;
     assert_true(d->image_count < IMAGES_MAX);
     image *m = &d->images[d->image_count];
-    *m = (image){ .committed = d->committed, .possible = d->possible };
+    *m = (image){.committed = d->committed, .possible = d->possible};
     snprintf(m->path, sizeof(m->path), "%s/%zu", d->images_dir, d->image_count);
     assert_int_equal(stat(d->dir, &st), 0);
     if (strict) {
@@ -330,7 +333,7 @@ static void end(const char *what, disk *d, uint64_t next) {
 }
 
 static void save(disk *d, ckd_store *store, uint64_t step, bool ranks) {
-    ckd_error err = { 0 };
+    ckd_error err = {0};
     scene s = scene_of(step);
     d->possible |= UINT64_C(1) << step;
     ckd_status status = ranks ? scene_save_ranks(NULL, store, &s, &err) : scene_save(NULL, store, &s, &err);
@@ -342,7 +345,7 @@ static void save(disk *d, ckd_store *store, uint64_t step, bool ranks) {
 
 static ckd_store *open_store(disk *d, ckd_open_mode mode) {
     ckd_store *store;
-    ckd_error err = { 0 };
+    ckd_error err = {0};
     if (scene_open(&store, d->dir, mode, &err) != CKD_OK) {
         fail_msg("open: %s", err.message);
     }
@@ -486,7 +489,8 @@ int main(void) {
         cmocka_unit_test_setup_teardown(test_new_store_base_delta_and_ranks, setup, teardown),
         cmocka_unit_test_setup_teardown(test_store_whose_creator_died, setup, teardown),
         cmocka_unit_test_setup_teardown(test_store_whose_creator_died_opened_for_writing, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_store_whose_creator_died_before_its_folder_was_synced, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_store_whose_creator_died_before_its_folder_was_synced, setup,
+                                        teardown),
         cmocka_unit_test_setup_teardown(test_same_again_after_a_writer_died, setup, teardown),
         cmocka_unit_test_setup_teardown(test_same_again_in_a_store_that_was_open, setup, teardown),
         cmocka_unit_test_setup_teardown(test_catalog_is_mended, setup, teardown),
