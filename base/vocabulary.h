@@ -10,6 +10,11 @@
 /* 1 to CKD_RUN_MAX of A-Z a-z 0-9 . _ - ~, not starting with a dot or a dash. NULL is not valid. */
 bool run_name_valid(const char *run);
 
+/* Sign, exponent and mantissa, in that order from the top bit. */
+static inline bool dtype_is_float(ckd_dtype dtype) {
+    return dtype >= CKD_F64 && dtype <= CKD_F8_E5M2;
+}
+
 /*
  * Elements of a shape (1 for a scalar, 0 if a dimension is 0). false: more than CKD_MAX_DIMS dimensions, or more than
  * CKD_MAX_ELEMENTS elements, dimensions of 0 left out of the product, so that strides are bounded for empty tensors too.

@@ -2,6 +2,8 @@
 
 #include <string.h>
 
+#include "base/vocabulary.h"
+
 /* ---- scratch ---- */
 
 void block_plan_init(block_plan *p, const kernels *k, symbols_workspace *work) {
@@ -12,10 +14,6 @@ void block_plan_free(block_plan *p) {
     bytes_free(&p->integers);
     bytes_free(&p->residual);
     bytes_free(&p->context);
-}
-
-static bool is_float(ckd_dtype dtype) {
-    return dtype >= CKD_F64 && dtype <= CKD_F8_E5M2;
 }
 
 #define ANY_NEGATIVE(type)                         \
@@ -112,11 +110,11 @@ static ckd_status estimate_alone(block_plan *p, ckd_error *err) {
     if (status == CKD_OK) {
         bool rows = p->grid.columns && s.length % p->grid.columns == 0;
         symbols_grid grid = {rows ? p->grid.columns : 0, 0};
-        if (is_float(p->dtype)) {
+        if (dtype_is_float(p->dtype)) {
             p->kernels->rotate_sign(p->dtype, integers, values, n);
         }
-        p->alone = symbols_estimate(p->work, p->mode, p->width, is_float(p->dtype) ? integers : values, NULL,
-                                    &grid, n, p->count);
+        p->alone = symbols_estimate(p->work, p->mode, p->width, dtype_is_float(p->dtype) ? integers : values,
+                                    NULL, &grid, n, p->count);
     }
     return status;
 }
@@ -143,7 +141,7 @@ ckd_status block_plan_alone(block_plan *p, ckd_error *err) {
         return CKD_OK;
     }
     const void *integers = p->values;
-    if (is_float(p->dtype)) {
+    if (dtype_is_float(p->dtype)) {
         void *rotated = bytes_scratch(&p->integers, p->count * p->width, "coding scratch", err);
         if (!rotated) {
             return CKD_E_NOMEM;
@@ -222,6 +220,6 @@ size_t block_plan_encode(block_plan *p, bool delta, void *to, size_t capacity) {
     if (delta) {
         return symbols_encode(p->work, 1, p->residual.data, p->context.data, p->count, to, capacity);
     }
-    const void *integers = is_float(p->dtype) ? p->integers.data : p->values;
+    const void *integers = dtype_is_float(p->dtype) ? p->integers.data : p->values;
     return symbols_encode(p->work, 0, integers, NULL, p->count, to, capacity);
 }

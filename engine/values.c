@@ -2,6 +2,8 @@
 
 #include <stdlib.h>
 
+#include "base/vocabulary.h"
+
 ckd_status decoder_init(decoder *d, ckd_error *err) {
     memset(d, 0, sizeof(*d));
     d->kernels = kernels_cpu();
@@ -30,10 +32,6 @@ static ckd_status at_block(const view_block *b, ckd_status status, ckd_error *er
 static ckd_status corrupt_block(const view_block *b, ckd_error *err, const char *what) {
     err_corrupt(err, file_path(b->chunk->file), b->record->offset, "%s", what);
     return err_in_tensor(err, CKD_E_CORRUPT, b->record->tensor->name);
-}
-
-static bool is_float(ckd_dtype dtype) {
-    return dtype >= CKD_F64 && dtype <= CKD_F8_E5M2;
 }
 
 /* However damage of a payload shows, it is reported at its record. */
@@ -65,7 +63,7 @@ static ckd_status decode_standalone(decoder *d, const view_block *b, void *to, c
         status = coder_decode(d->coder, (coding)r->coding, (unsigned)ckd_dtype_size(dtype), to, r->raw_size,
                               NULL, payload, r->stored_size, err);
     }
-    if (status == CKD_OK && r->coding == CODING_SYMBOLS && is_float(dtype)) {
+    if (status == CKD_OK && r->coding == CODING_SYMBOLS && dtype_is_float(dtype)) {
         d->kernels->unrotate_sign(dtype, to, to, r->count);
     }
     return status;

@@ -6,6 +6,7 @@
 
 #include <cmocka.h>
 
+#include "tests/support/xorshift.h"
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -31,14 +32,6 @@ static int tear_down(void **state) {
     symbols_workspace_free(work);
     symbols_workspace_free(reading);
     return 0;
-}
-
-static uint64_t seed = 88172645463325252u;
-static uint64_t next_random(void) {
-    seed ^= seed << 13;
-    seed ^= seed >> 7;
-    seed ^= seed << 17;
-    return seed;
 }
 
 /* ---- rows and columns ---- */

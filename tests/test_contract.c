@@ -31,19 +31,6 @@ static int teardown(void **state) {
     return 0;
 }
 
-static ckd_save_options options_of(const char *run, uint64_t step) {
-    ckd_save_options o = CKD_SAVE_OPTIONS_INIT;
-    o.run = run;
-    o.step = step;
-    return o;
-}
-
-static ckd_save *begin_with(ckd_store *store, const ckd_save_options *o) {
-    ckd_save *save;
-    assert_int_equal(ckd_save_begin(&save, store, o, NULL), CKD_OK);
-    return save;
-}
-
 static void test_an_id_is_used_once(void **state) {
     ckd_store *store = store_create(*state);
     float *values = random_values(CKD_F32, N, 1);

@@ -6,6 +6,7 @@
 
 #include <cmocka.h>
 
+#include "tests/support/xorshift.h"
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -23,14 +24,6 @@ static int tear_down(void **state) {
     (void)state;
     symbols_workspace_free(work);
     return 0;
-}
-
-static uint64_t seed = 88172645463325252u;
-static uint64_t next_random(void) {
-    seed ^= seed << 13;
-    seed ^= seed >> 7;
-    seed ^= seed << 17;
-    return seed;
 }
 
 static const unsigned widths[] = {1, 2, 4, 8};

@@ -97,16 +97,25 @@ uint16_t *round_to_bf16(const float *values, uint64_t count) {
     return out;
 }
 
-ckd_save *begin_save(ckd_store *store, const char *run, uint64_t step) {
+ckd_save_options options_of(const char *run, uint64_t step) {
     ckd_save_options o = CKD_SAVE_OPTIONS_INIT;
     o.run = run;
     o.step = step;
+    return o;
+}
+
+ckd_save *begin_with(ckd_store *store, const ckd_save_options *o) {
     ckd_save *save;
     ckd_error err = {0};
-    if (ckd_save_begin(&save, store, &o, &err) != CKD_OK) {
+    if (ckd_save_begin(&save, store, o, &err) != CKD_OK) {
         fail_msg("begin: %s (%s)", err.message, err.file);
     }
     return save;
+}
+
+ckd_save *begin_save(ckd_store *store, const char *run, uint64_t step) {
+    ckd_save_options o = options_of(run, step);
+    return begin_with(store, &o);
 }
 
 void add_tensor(ckd_save *save, const char *name, ckd_dtype dtype, uint32_t ndim, const uint64_t *shape,

@@ -16,6 +16,9 @@ void *random_bits(uint64_t count, unsigned seed);
 void change_values(ckd_dtype dtype, void *values, uint64_t count, unsigned seed);
 uint16_t *round_to_bf16(const float *values, uint64_t count);
 
+/* Defaults, for a step of a run. */
+ckd_save_options options_of(const char *run, uint64_t step);
+ckd_save *begin_with(ckd_store *store, const ckd_save_options *o);
 ckd_save *begin_save(ckd_store *store, const char *run, uint64_t step);
 /* region NULL: the whole tensor. */
 void add_tensor(ckd_save *save, const char *name, ckd_dtype dtype, uint32_t ndim, const uint64_t *shape,
