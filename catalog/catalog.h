@@ -32,7 +32,7 @@ typedef enum catalog_mode {
  * path is ignored for CATALOG_MEMORY. busy_timeout_ms: how long SQLite may wait for its own locks.
  * Errors: NOT_FOUND (READ: no such file; WRITE: no such folder), CORRUPT (not a database, damaged, another store's id,
  * another schema, in WAL mode; READ: a writer died in a commit and left a journal that only a writer may roll back),
- * UNSUPPORTED (a newer user_version), BUSY, READ_ONLY, NOSPACE, IO, NOMEM.
+ * UNSUPPORTED (a newer user_version), MISMATCH (an older one: make it anew from the manifests), BUSY, READ_ONLY, NOSPACE, IO, NOMEM.
  * A READ handle meets CORRUPT in the same way later, if a writer dies while it is open.
  */
 ckd_status catalog_open(catalog **out, const char *path, catalog_mode mode, const ckd_id *store,

@@ -29,7 +29,7 @@ static ckd_status checkpoint_validate(const ckd_checkpoint *p, ckd_error *err) {
         what = "no id";
     } else if (p->kind < CKD_BASE || p->kind > CKD_KEYFRAME) {
         what = "an unknown kind";
-    } else if (p->fidelity != CKD_EXACT) {
+    } else if (p->fidelity < CKD_EXACT || p->fidelity > CKD_COMPACT) {
         what = "an unknown fidelity";
     } else if ((p->kind == CKD_BASE && parent) || (p->kind == CKD_DELTA && !parent)) {
         what = parent ? "a parent, and is a base" : "no parent, and is a delta";

@@ -18,7 +18,7 @@ static ckd_status checkpoint_read(ckd_checkpoint *out, query *q, ckd_error *err)
     column_id(&out->resumed_from, q, 4, true);
     out->generation = column_u32(q, 5, 0, UINT32_MAX);
     out->kind = (ckd_kind)column_u32(q, 6, CKD_BASE, CKD_KEYFRAME);
-    out->fidelity = (ckd_fidelity)column_u32(q, 7, CKD_EXACT, CKD_EXACT);
+    out->fidelity = (ckd_fidelity)column_u32(q, 7, CKD_EXACT, CKD_COMPACT);
     out->lossy_resumes = column_u32(q, 8, 0, UINT32_MAX);
     out->depth = column_u32(q, 9, 0, UINT32_MAX);
     out->world = column_u32(q, 10, 0, UINT32_MAX);

@@ -119,6 +119,11 @@ static ckd_status schema_verify(catalog *c, const identity *have, ckd_error *err
             "the catalog has format %lld, this version of ckptdelta knows up to %lld; use a newer one",
             (long long)have->version, (long long)want.version);
     }
+    if (have->version > 0 && have->version < want.version) {
+        err_set(err, CKD_E_MISMATCH, "the catalog has the older format %lld; any save or rebuild renews it",
+                (long long)have->version);
+        return err_in_file(err, CKD_E_MISMATCH, c->path);
+    }
     if (have->version != want.version || !same) {
         return catalog_damaged(c, err, "its tables are not those of ckptdelta");
     }

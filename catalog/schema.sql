@@ -10,7 +10,7 @@
 -- raises user_version.
 
 PRAGMA application_id = 1667985508; -- 0x636b7064, "ckpd"
-PRAGMA user_version = 1;
+PRAGMA user_version = 2;
 
 -- 'format': of the tables, '1'. 'store': the id of the store that this catalog belongs to, 32 hexadecimal digits.
 CREATE TABLE meta (
@@ -28,7 +28,7 @@ CREATE TABLE vocabulary (
 ) STRICT, WITHOUT ROWID;
 INSERT INTO vocabulary VALUES
     ('kind', 1, 'base'), ('kind', 2, 'delta'), ('kind', 3, 'keyframe'),
-    ('fidelity', 1, 'exact'),
+    ('fidelity', 1, 'exact'), ('fidelity', 2, 'near'), ('fidelity', 3, 'compact'),
     ('role', 1, 'weight'), ('role', 2, 'exp_avg'), ('role', 3, 'exp_avg_sq'), ('role', 4, 'master'), ('role', 5, 'other'),
     ('dtype', 1, 'f64'), ('dtype', 2, 'f32'), ('dtype', 3, 'f16'), ('dtype', 4, 'bf16'), ('dtype', 5, 'f8e4m3'),
     ('dtype', 6, 'f8e5m2'), ('dtype', 7, 'i64'), ('dtype', 8, 'i32'), ('dtype', 9, 'i16'), ('dtype', 10, 'i8'),
@@ -50,7 +50,7 @@ CREATE TABLE checkpoints (
     resumed_from BLOB CHECK (length(resumed_from) = 16), -- the checkpoint that training was resumed from
     generation INTEGER NOT NULL CHECK (generation BETWEEN 0 AND 4294967295),
     kind INTEGER NOT NULL CHECK (kind BETWEEN 1 AND 3),
-    fidelity INTEGER NOT NULL CHECK (fidelity BETWEEN 1 AND 255),
+    fidelity INTEGER NOT NULL CHECK (fidelity BETWEEN 1 AND 3),
     lossy_resumes INTEGER NOT NULL CHECK (lossy_resumes BETWEEN 0 AND 4294967295),
     depth INTEGER NOT NULL CHECK (depth BETWEEN 0 AND 4294967295),
     world INTEGER NOT NULL CHECK (world BETWEEN 0 AND 4294967295),

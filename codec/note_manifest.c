@@ -15,7 +15,8 @@ static void put_roles(bytes *to, const role_total *roles, size_t count) {
 
 void manifest_encode(bytes *to, const ckd_id *store, const manifest *m) {
     const ckd_checkpoint *c = &m->checkpoint;
-    size_t start = note_begin(to, NOTE_MANIFEST, store, c->generation);
+    uint32_t features = c->fidelity == CKD_EXACT ? 0 : NOTE_LOSSY;
+    size_t start = note_begin(to, NOTE_MANIFEST, store, c->generation, features);
     wire_put_id(to, &c->id);
     wire_put_id(to, &c->parent);
     wire_put_id(to, &c->resumed_from);
@@ -52,8 +53,12 @@ static void take_checkpoint(note_in *n, manifest *m) {
     c->step = note_take_step(n);
     c->kind = (ckd_kind)reader_u16(in);
     c->fidelity = (ckd_fidelity)reader_u16(in);
-    if (!in->failed && (c->kind < CKD_BASE || c->kind > CKD_KEYFRAME || c->fidelity != CKD_EXACT)) {
+    if (!in->failed && (c->kind < CKD_BASE || c->kind > CKD_KEYFRAME || c->fidelity < CKD_EXACT ||
+                        c->fidelity > CKD_COMPACT)) {
         note_fail(n, CKD_E_UNSUPPORTED, "the checkpoint's kind or fidelity is unknown to this version");
+    }
+    if (!in->failed && (c->fidelity == CKD_EXACT) != !(n->features & NOTE_LOSSY)) {
+        note_fail(n, CKD_E_CORRUPT, "the checkpoint's fidelity is not the one its required features tell");
     }
     c->lossy_resumes = reader_u32(in);
     c->depth = reader_u32(in);

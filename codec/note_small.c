@@ -11,7 +11,7 @@ static void check_no_generation(note_in *n) {
 }
 
 void intent_encode(bytes *to, const ckd_id *store, const intent *in) {
-    size_t start = note_begin(to, NOTE_INTENT, store, 0);
+    size_t start = note_begin(to, NOTE_INTENT, store, 0, 0);
     wire_put_id(to, &in->id);
     bytes_put_string(to, in->run);
     bytes_put_u64(to, in->step);
@@ -53,7 +53,7 @@ void intent_free(intent *in) {
 }
 
 void part_encode(bytes *to, const ckd_id *store, const part *p) {
-    size_t start = note_begin(to, NOTE_PART, store, 0);
+    size_t start = note_begin(to, NOTE_PART, store, 0, 0);
     wire_put_id(to, &p->checkpoint);
     bytes_put_u32(to, p->rank);
     bytes_put_u32(to, p->world);
@@ -89,7 +89,7 @@ void part_free(part *p) {
 }
 
 void tombstone_encode(bytes *to, const ckd_id *store, const tombstone *t) {
-    size_t start = note_begin(to, NOTE_TOMBSTONE, store, t->generation);
+    size_t start = note_begin(to, NOTE_TOMBSTONE, store, t->generation, 0);
     wire_put_id(to, &t->checkpoint);
     bytes_put_string(to, t->run);
     bytes_put_u64(to, t->step);
@@ -116,7 +116,7 @@ ckd_status tombstone_decode(tombstone *out, const ckd_id *store, const void *dat
 }
 
 void store_identity_encode(bytes *to, const store_identity *s) {
-    size_t start = note_begin(to, NOTE_STORE, &s->id, 0);
+    size_t start = note_begin(to, NOTE_STORE, &s->id, 0, 0);
     bytes_put_u64(to, s->created_ns);
     note_end(to, start);
 }

@@ -4,12 +4,12 @@
 
 /* ---- writing ---- */
 
-size_t note_begin(bytes *to, note_kind kind, const ckd_id *store, uint32_t generation) {
+size_t note_begin(bytes *to, note_kind kind, const ckd_id *store, uint32_t generation, uint32_t features) {
     size_t start = to->size;
     bytes_put(to, NOTE_MAGIC, 8);
     bytes_put_u16(to, NOTE_VERSION);
     bytes_put_u16(to, (uint16_t)kind);
-    bytes_put_u32(to, NOTE_FEATURES);
+    bytes_put_u32(to, features);
     wire_put_id(to, store);
     bytes_put_u32(to, generation);
     bytes_put_u32(to, 0); /* the payload's size, known at the end */
@@ -71,7 +71,7 @@ static ckd_status check_envelope(note_in *n, note_kind kind, const ckd_id *store
         return err_corrupt(n->err, n->path, size - 8, "the note's checksum does not match");
     }
     unsigned version = load_le16(data + 8), found = load_le16(data + 10);
-    uint32_t features = load_le32(data + 12);
+    uint32_t unknown = load_le32(data + 12) & ~(kind == NOTE_MANIFEST ? NOTE_LOSSY : 0);
     if (version != NOTE_VERSION) {
         return err_unsupported(n->err, n->path, 8,
                                "a note of version %u, this build reads %u: use a newer one", version,
@@ -82,11 +82,12 @@ static ckd_status check_envelope(note_in *n, note_kind kind, const ckd_id *store
                                "a note of kind %u (%s) where one of kind %u (%s) should be", found,
                                kind_name(found), (unsigned)kind, kind_name((unsigned)kind));
     }
-    if (features & ~NOTE_FEATURES) {
+    if (unknown) {
         return err_unsupported(n->err, n->path, 12,
                                "the note needs features 0x%x, which this build lacks: use a newer one",
-                               features & ~NOTE_FEATURES);
+                               unknown);
     }
+    n->features = load_le32(data + 12);
     memcpy(n->store.bytes, data + 16, sizeof(n->store.bytes));
     if (store && memcmp(store, &n->store, sizeof(n->store)) != 0) {
         return err_corrupt(n->err, n->path, 16, "the note belongs to another store");

@@ -9,7 +9,7 @@
     "\x89"         \
     "CKN\r\n\x1a\n"
 #define NOTE_VERSION        1
-#define NOTE_FEATURES       UINT32_C(0) /* required feature bits that this version knows */
+#define NOTE_LOSSY          UINT32_C(1) /* required feature of a manifest: its fidelity is near or compact */
 #define NOTE_ENVELOPE_FRONT 40u         /* bytes in front of the payload */
 #define NOTE_ENVELOPE_MIN   48u         /* with the checksum behind it */
 #define NOTE_ID_SIZE        16u
@@ -17,7 +17,7 @@
 #define NOTE_ROLE_SIZE      28u /* bytes of a role_total */
 
 /* Appends the envelope's front; returns where the note begins in the buffer. */
-size_t note_begin(bytes *to, note_kind kind, const ckd_id *store, uint32_t generation);
+size_t note_begin(bytes *to, note_kind kind, const ckd_id *store, uint32_t generation, uint32_t features);
 /* Completes payload size and checksum. A note above NOTE_MAX sets `failed`. */
 void note_end(bytes *to, size_t start);
 
@@ -26,6 +26,7 @@ typedef struct note_in {
     reader in; /* the payload */
     ckd_id store;
     uint32_t generation;
+    uint32_t features; /* required; all are known for this kind of note */
     const char *path;
     ckd_error *err;
     ckd_status status; /* the first problem; the reader has failed then, too */

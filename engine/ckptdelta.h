@@ -124,7 +124,9 @@ CKD_API ckd_role ckd_role_of(const char *tensor_name, ckd_dtype dtype);
 
 typedef enum ckd_fidelity {
     CKD_FIDELITY_DEFAULT = 0, /* exact */
-    CKD_EXACT = 1             /* bit for bit */
+    CKD_EXACT = 1,            /* bit for bit */
+    CKD_NEAR = 2,   /* lossy, with a bounded error: resuming is indistinguishable from an exact resume */
+    CKD_COMPACT = 3 /* lossy: pruned and quantised, for the smallest checkpoints */
 } ckd_fidelity;
 CKD_API const char *ckd_fidelity_name(ckd_fidelity fidelity);
 

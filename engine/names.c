@@ -107,7 +107,16 @@ ckd_role ckd_role_of(const char *tensor_name, ckd_dtype dtype) {
 }
 
 const char *ckd_fidelity_name(ckd_fidelity fidelity) {
-    return fidelity == CKD_EXACT || fidelity == CKD_FIDELITY_DEFAULT ? "exact" : "?";
+    switch (fidelity) {
+    case CKD_FIDELITY_DEFAULT:
+    case CKD_EXACT:
+        return "exact";
+    case CKD_NEAR:
+        return "near";
+    case CKD_COMPACT:
+        return "compact";
+    }
+    return "?";
 }
 
 const char *ckd_kind_name(ckd_kind kind) {

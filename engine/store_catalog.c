@@ -112,11 +112,12 @@ ckd_status store_refresh(ckd_store *store, ckd_error *err) {
     ckd_error why = {0};
     bool catalog_failed;
     ckd_status status = refresh_file(&catalog_failed, store, &why);
-    if (catalog_failed && (status == CKD_E_CORRUPT || status == CKD_E_NOT_FOUND)) {
+    if (catalog_failed &&
+        (status == CKD_E_CORRUPT || status == CKD_E_NOT_FOUND || status == CKD_E_MISMATCH)) {
         store_message(store,
-                      "the catalog is damaged (%s); making it anew from the manifests, the old one is kept "
+                      "the catalog %s (%s); making it anew from the manifests, the old one is kept "
                       "as " FILE_CATALOG ".old",
-                      why.message);
+                      status == CKD_E_MISMATCH ? "is of an older version" : "is damaged", why.message);
         status = store_renew_catalog(store, false, &why);
     }
     /* A newer version's catalog, or one that may not be written, says that this store is not ours to write. */

@@ -256,7 +256,7 @@ static void test_readable_by_people(void **state) {
         "0000000000000003.1 1 2003 02020202020202020202020202020202");
     expect_look(*state, "SELECT value FROM meta WHERE key = 'store'", "5753000000000000a8a9aaabacadaeaf");
     expect_look(*state, "PRAGMA application_id", "1667985508");
-    expect_look(*state, "PRAGMA user_version", "1");
+    expect_look(*state, "PRAGMA user_version", "2");
     for (int i = CKD_F64; i <= CKD_BOOL; i++) {
         snprintf(sql, sizeof(sql), "SELECT word FROM vocabulary WHERE what = 'dtype' AND number = %d", i);
         expect_look(*state, sql, ckd_dtype_name((ckd_dtype)i));
@@ -269,8 +269,11 @@ static void test_readable_by_people(void **state) {
         snprintf(sql, sizeof(sql), "SELECT word FROM vocabulary WHERE what = 'kind' AND number = %d", i);
         expect_look(*state, sql, ckd_kind_name((ckd_kind)i));
     }
-    expect_look(*state, "SELECT word FROM vocabulary WHERE what = 'fidelity'", ckd_fidelity_name(CKD_EXACT));
-    expect_look(*state, "SELECT count(*) FROM vocabulary", "24");
+    for (int i = CKD_EXACT; i <= CKD_COMPACT; i++) {
+        snprintf(sql, sizeof(sql), "SELECT word FROM vocabulary WHERE what = 'fidelity' AND number = %d", i);
+        expect_look(*state, sql, ckd_fidelity_name((ckd_fidelity)i));
+    }
+    expect_look(*state, "SELECT count(*) FROM vocabulary", "26");
 }
 
 static void test_order_and_newest(void **state) {
@@ -519,7 +522,7 @@ static void test_invalid_checkpoints(void **state) {
     INVALID(p->kind = (ckd_kind)0);
     INVALID(p->kind = (ckd_kind)4);
     INVALID(p->fidelity = CKD_FIDELITY_DEFAULT);
-    INVALID(p->fidelity = (ckd_fidelity)2);
+    INVALID(p->fidelity = (ckd_fidelity)4);
     INVALID(p->tensors = UINT64_MAX);
     INVALID(p->raw_bytes = UINT64_MAX);
     INVALID(p->stored_bytes = UINT64_C(1) << 63);
@@ -1008,13 +1011,15 @@ static void test_open_other_store(void **state) {
 static void test_open_other_versions(void **state) {
     catalog_close(catalog_sample_open(*state, CATALOG_WRITE));
     expect_open(*state, CKD_OK);
-    change(*state, "PRAGMA user_version = 2");
+    change(*state, "PRAGMA user_version = 3");
     expect_open(*state, CKD_E_UNSUPPORTED);
+    change(*state, "PRAGMA user_version = 1");
+    expect_open(*state, CKD_E_MISMATCH);
     change(*state, "PRAGMA user_version = 0");
     expect_open(*state, CKD_E_CORRUPT);
     change(*state, "PRAGMA user_version = -1");
     expect_open(*state, CKD_E_CORRUPT);
-    change(*state, "PRAGMA user_version = 1");
+    change(*state, "PRAGMA user_version = 2");
     expect_open(*state, CKD_OK);
     change(*state, "PRAGMA application_id = 7");
     expect_open(*state, CKD_E_CORRUPT);

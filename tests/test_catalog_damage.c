@@ -475,7 +475,7 @@ static void test_hostile_checkpoints(void **state) {
         "UPDATE checkpoints SET resumed_from = zeroblob(17)",
         "UPDATE checkpoints SET id = zeroblob(16)",
         "UPDATE checkpoints SET id = zeroblob(3000000)",
-        "UPDATE checkpoints SET fidelity = 2",
+        "UPDATE checkpoints SET fidelity = 4",
         "UPDATE checkpoints SET step = -1",
         "UPDATE checkpoints SET generation = 4294967296",
         "UPDATE checkpoints SET world = -1",

@@ -222,6 +222,20 @@ def test_a_lost_catalog_costs_nothing(chain, damage):
     assert st.same(chain.load("--run", "a")[0], state(1, 3))
 
 
+def test_a_catalog_of_an_older_version_is_made_anew(chain):
+    catalog = chain.path / "catalog.db"
+    before = chain.call("list", "--json").json()
+    data = bytearray(catalog.read_bytes())
+    data[60:64] = (1).to_bytes(4, "big")  # SQLite's user version
+    catalog.write_bytes(data)
+    assert chain.call("list", "--json", expect_message="older format").json() == before
+    assert chain.call("verify", "--json", expect_message="older format").json()["damage"] == []
+    assert catalog.read_bytes() == data, "reading must not write"
+    chain.save(9, state(1, 9), "--run", "b", expect_message="older version")
+    assert (chain.path / "catalog.db.old").read_bytes() == data
+    assert len(chain.call("list", "--json", expect_message="").json()["checkpoints"]) == 6
+
+
 def test_nothing_is_written_for_a_failed_load_over_an_old_file(store):
     chunk = chunk_of(store, lambda: store.save(1, state(1)))
     flip(chunk, chunk.stat().st_size // 2)

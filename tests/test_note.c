@@ -317,11 +317,12 @@ static void test_envelope(void **state) {
         assert_int_equal(decode(kinds[k], &b, &err), CKD_E_UNSUPPORTED);
         assert_int_equal(err.offset, 8);
         store_le16(b.data + 8, 1);
-        for (unsigned bit = 0; bit < 32; bit++) { /* required features */
+        for (unsigned bit = 0; bit < 32; bit++) {               /* required features */
+            bool known = bit == 0 && kinds[k] == NOTE_MANIFEST; /* but its fidelity is exact */
             store_le32(b.data + 12, 1u << bit);
             reseal(&b);
-            assert_int_equal(decode(kinds[k], &b, &err), CKD_E_UNSUPPORTED);
-            assert_int_equal(err.offset, 12);
+            assert_int_equal(decode(kinds[k], &b, &err), known ? CKD_E_CORRUPT : CKD_E_UNSUPPORTED);
+            assert_true(known || err.offset == 12);
         }
         store_le32(b.data + 12, 0);
         uint16_t kind = load_le16(b.data + 10);
@@ -420,9 +421,31 @@ static void test_manifest_fields(void **state) {
                          kind >= CKD_BASE && kind <= CKD_KEYFRAME ? CKD_OK : CKD_E_UNSUPPORTED);
     }
     m = sample_manifest();
-    m.checkpoint.fidelity = (ckd_fidelity)2;
+    m.checkpoint.fidelity = (ckd_fidelity)4;
     assert_int_equal(recode(&m, &err), CKD_E_UNSUPPORTED);
     assert_string_equal(err.file, "a/note");
+    m.checkpoint.fidelity = CKD_FIDELITY_DEFAULT;
+    assert_int_equal(recode(&m, &err), CKD_E_UNSUPPORTED);
+}
+
+/* A reader that knows no lossy checkpoints must not take one for exact. */
+static void test_lossy_manifests_require_a_feature(void **state) {
+    (void)state;
+    for (unsigned fidelity = CKD_EXACT; fidelity <= CKD_COMPACT; fidelity++) {
+        manifest m = sample_manifest(), got;
+        m.checkpoint.fidelity = (ckd_fidelity)fidelity;
+        bytes b = {0};
+        manifest_encode(&b, &store_id, &m);
+        assert_false(b.failed);
+        assert_int_equal(load_le32(b.data + 12), fidelity != CKD_EXACT);
+        assert_int_equal(manifest_decode(&got, &store_id, b.data, b.size, "p", NULL), CKD_OK);
+        assert_int_equal(got.checkpoint.fidelity, fidelity);
+        manifest_free(&got);
+        store_le32(b.data + 12, fidelity == CKD_EXACT);
+        reseal(&b);
+        assert_int_equal(manifest_decode(&got, &store_id, b.data, b.size, "p", NULL), CKD_E_CORRUPT);
+        bytes_free(&b);
+    }
 }
 
 /* Counts that the note is too short for must not be allocated. */
@@ -505,6 +528,7 @@ int main(void) {
         cmocka_unit_test(test_notes_of_another_store),
         cmocka_unit_test(test_run_names),
         cmocka_unit_test(test_manifest_fields),
+        cmocka_unit_test(test_lossy_manifests_require_a_feature),
         cmocka_unit_test(test_counts_that_lie),
         cmocka_unit_test(test_ranks),
         cmocka_unit_test(test_encoders_append),

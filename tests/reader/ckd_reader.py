@@ -137,7 +137,7 @@ STORE, MANIFEST, TOMBSTONE = 1, 2, 3
 
 
 def open_note(path, kind, store=None):
-    """(store id, generation, cursor over the payload)"""
+    """(store id, generation, required features, cursor over the payload)"""
     data = path.read_bytes()
     if not 48 <= len(data) <= 64 << 20 or data[:8] != b"\x89CKN\r\n\x1a\n":
         raise Corrupt(f"{path}: not a note")
@@ -151,13 +151,13 @@ def open_note(path, kind, store=None):
         raise Unsupported(f"{path}: note version {version}")
     if found != kind:
         raise Unsupported(f"{path}: a note of kind {found} instead of {kind}")
-    if features:
+    if features & ~(kind == MANIFEST):
         raise Unsupported(f"{path}: required features {features:#x}")
     if store is not None and of_store != store:
         raise Corrupt(f"{path}: belongs to another store")
     if size != len(data) - 48:
         raise Corrupt(f"{path}: size")
-    return of_store, generation, Cursor(head.take(size))
+    return of_store, generation, features, Cursor(head.take(size))
 
 
 class File:
@@ -167,14 +167,16 @@ class File:
 
 class Manifest:
     def __init__(self, path, store):
-        _, self.generation, c = open_note(path, MANIFEST, store)
+        _, self.generation, features, c = open_note(path, MANIFEST, store)
         self.id, self.parent, self.resumed, self.origin = c.nonzero_id(), c.id(), c.id(), c.id()
         self.run, self.step = c.string(128), c.u64()
         if not RUN_NAME.fullmatch(self.run) or self.step >= 2**63:
             raise Corrupt(f"{path}: run or step")
         self.kind, self.fidelity = c.u16(), c.u16()
-        if self.kind not in (1, 2, 3) or self.fidelity != 1:
+        if self.kind not in (1, 2, 3) or self.fidelity not in (1, 2, 3):
             raise Unsupported(f"{path}: checkpoint kind {self.kind}, fidelity {self.fidelity}")
+        if features != (self.fidelity != 1):
+            raise Corrupt(f"{path}: fidelity {self.fidelity} with required features {features:#x}")
         self.lossy_resumes, self.depth, self.world = c.u32(), c.u32(), c.u32()
         self.tensors, self.raw, self.stored, self.cost = c.u64(), c.u64(), c.u64(), c.f64()
         self.created, self.metric, self.metric_name = c.u64(), c.f64(), c.string(31)
@@ -519,7 +521,7 @@ class Store:
         self.folder = Path(folder)
         if not (self.folder / "data/store").is_file():
             raise Corrupt(f"{folder}: no store")
-        self.id, generation, c = open_note(self.folder / "data/store", STORE)
+        self.id, generation, _, c = open_note(self.folder / "data/store", STORE)
         self.created = c.u64()
         c.end()
         if generation or not any(self.id):
