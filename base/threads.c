@@ -12,13 +12,14 @@
 #include "base/threads.h"
 
 #include <errno.h>
-#include <fenv.h>
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdbool.h>
 #include <stdlib.h>
 #include <unistd.h>
+
+#include "base/float_mode.h"
 
 #define THREADS_AUTO_MAX 16
 #define THREADS_MAX      1024
@@ -103,7 +104,7 @@ static void run_indices(thread_pool *pool, uint32_t number) {
 static void *worker_main(void *argument) {
     worker *w = argument;
     thread_pool *pool = w->pool;
-    fesetenv(FE_DFL_ENV); /* inherited from the creator, who may round or flush as he likes */
+    float_mode_enter(); /* inherited from the creator, who may round or flush as he likes */
     pthread_mutex_lock(&pool->mutex);
     while (!pool->ending) {
         if (pool->next < pool->count) {
@@ -245,13 +246,11 @@ ckd_status pool_run(thread_pool *pool, size_t count, pool_fn fn, void *context, 
     if (inside_own_job(pool)) {
         return err_set(err, CKD_E_STATE, "work of a thread pool cannot hand more work to the same pool");
     }
-    fenv_t callers_env;
     ckd_error error;
     pthread_mutex_lock(&pool->turn);
-    fegetenv(&callers_env);
-    fesetenv(FE_DFL_ENV); /* as the workers: which of them runs an index must not show */
+    float_mode callers = float_mode_enter(); /* as the workers: which of them runs an index must not show */
     ckd_status status = run_job(pool, count, fn, context, &error);
-    fesetenv(&callers_env);
+    float_mode_leave(callers);
     pthread_mutex_unlock(&pool->turn);
     if (status != CKD_OK && err != NULL) {
         *err = error;

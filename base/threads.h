@@ -2,8 +2,8 @@
  * A fixed pool of workers that run the same function over indices 0 ... count - 1.
  *
  * Workers sleep when there is nothing to do, block all signals but those that a fault raises in the thread itself, and
- * run with the default floating-point environment (to nearest, no flushing of denormals), the caller's own turn
- * included; his environment is restored afterwards. Thus no result depends on who ran an index or on how many threads
+ * run in the library's floating-point mode (base/float_mode.h), the caller's own turn
+ * included; his mode is restored afterwards. Thus no result depends on who ran an index or on how many threads
  * there are, as long as fn lets none depend on `worker`.
  *
  * A pool survives a fork in the parent only: in the child pool_run fails with STATE and pool_destroy only frees.

@@ -16,7 +16,8 @@
  * - Sizes and offsets are bytes, lengths and regions are elements, times are nanoseconds since 1970 (UTC).
  * - Options are structs that begin with their size: start from the INIT macro, then set what you need. Zero means the
  *   default everywhere. Fields are only ever appended.
- * - The library never exits, aborts, prints or changes signal handlers or locale.
+ * - The library never exits, aborts, prints or changes signal handlers or locale. The caller's rounding mode and treatment of denormals
+ *   do not matter and are left as they are; read and progress callbacks run in them.
  */
 #ifndef CKPTDELTA_H
 #define CKPTDELTA_H

@@ -2,6 +2,7 @@
 #include <math.h>
 #include <stdlib.h>
 
+#include "base/float_mode.h"
 #include "engine/to_double.h"
 #include "engine/values.h"
 
@@ -13,6 +14,7 @@ typedef struct comparison {
     ckd_progress_fn on_progress;
     void *progress_context;
     uint64_t done, total;
+    float_mode callers_mode;
 } comparison;
 
 /* Sums of squares; their roots are the norms. */
@@ -52,9 +54,13 @@ static ckd_status load_piece(ckd_load *load, const ckd_tensor_info *t, uint64_t 
 
 static ckd_status progress(comparison *c, uint64_t done, ckd_error *err) {
     c->done += done;
-    return c->on_progress && c->on_progress(c->progress_context, c->done, c->total)
-               ? err_set(err, CKD_E_CANCELLED, "the comparison was cancelled")
-               : CKD_OK;
+    if (!c->on_progress) {
+        return CKD_OK;
+    }
+    float_mode_leave(c->callers_mode);
+    int stop = c->on_progress(c->progress_context, c->done, c->total);
+    c->callers_mode = float_mode_enter();
+    return stop ? err_set(err, CKD_E_CANCELLED, "the comparison was cancelled") : CKD_OK;
 }
 
 static ckd_status compare_values(ckd_tensor_diff *d, comparison *c, const ckd_tensor_info *t,
@@ -169,7 +175,9 @@ ckd_status ckd_store_diff(ckd_diff **out, ckd_store *store, const ckd_id *a, con
         status = ckd_load_begin(&c.b, store, b, err);
     }
     if (status == CKD_OK) {
+        c.callers_mode = float_mode_enter();
         status = run_comparison(diff, &c, err);
+        float_mode_leave(c.callers_mode);
     }
     ckd_load_end(c.a);
     ckd_load_end(c.b);

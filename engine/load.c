@@ -1,6 +1,7 @@
 /* Loading: find the blocks that intersect, rebuild them in parallel, place them. */
 #include <stdlib.h>
 
+#include "base/float_mode.h"
 #include "engine/values.h"
 
 struct ckd_load {
@@ -167,7 +168,9 @@ ckd_status ckd_load_tensor(ckd_load *load, const ckd_load_request *request, ckd_
     ckd_region region;
     ckd_status status = check_request(&q, t, &want, &region, err);
     if (status == CKD_OK && want.count) {
+        float_mode mode = float_mode_enter();
         status = place_all(load, t, &want, q.data, err);
+        float_mode_leave(mode);
     }
     return status == CKD_OK ? CKD_OK : err_in_tensor(err, status, q.name);
 }

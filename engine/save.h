@@ -11,6 +11,7 @@
 
 #include <sys/types.h>
 
+#include "base/float_mode.h"
 #include "engine/block_coder.h"
 
 typedef enum save_state { SAVE_OPEN, SAVE_FAILED, SAVE_SEALED } save_state;
@@ -77,6 +78,7 @@ struct ckd_save {
     comparison compared; /* with `existing` */
     bool told_damage;
     uint64_t begun_ns, analyse_ns, encode_ns, append_ns;
+    float_mode callers_mode; /* while a call computes */
 };
 
 /* Releases everything, and removes what is to go. If some of that fails, the intent stays, for recovery. */

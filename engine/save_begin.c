@@ -245,7 +245,9 @@ ckd_status ckd_save_begin(ckd_save **out, ckd_store *store, const ckd_save_optio
     }
     save->options.world = save->options.world ? save->options.world : 1;
     views_init(&save->views, store);
+    float_mode mode = float_mode_enter();
     status = begin(save, err);
+    float_mode_leave(mode);
     if (status != CKD_OK) {
         save_free(save, SAVE_DROPPED);
         return status;

@@ -414,7 +414,9 @@ ckd_status ckd_save_publish(ckd_checkpoint *info, ckd_save *save, const ckd_part
     if (info) {
         memset(info, 0, sizeof(*info));
     }
+    float_mode mode = float_mode_enter();
     ckd_status status = publish(info, save, parts, count, err);
+    float_mode_leave(mode);
     save_free(save, status == CKD_OK ? SAVE_COMMITTED : save->undecided ? SAVE_UNDECIDED : SAVE_DROPPED);
     return status;
 }

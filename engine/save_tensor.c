@@ -65,7 +65,7 @@ static ckd_status make_tensor_context(ckd_save *save, const ckd_tensor *t, const
 }
 
 /* The block's elements, from the caller's memory or through its read function. */
-static ckd_status fetch(block_job *job, const ckd_tensor *t, ckd_error *err) {
+static ckd_status fetch(ckd_save *save, block_job *job, const ckd_tensor *t, ckd_error *err) {
     size_t size = ckd_dtype_size(t->dtype);
     if (t->data) {
         job->values = (const uint8_t *)t->data + job->first * size;
@@ -85,7 +85,9 @@ static ckd_status fetch(block_job *job, const ckd_tensor *t, ckd_error *err) {
         memset(err, 0, sizeof(*err));
         err->offset = CKD_NO_OFFSET;
     }
+    float_mode_leave(save->callers_mode);
     ckd_status status = t->read(t->read_context, job->first, job->count, to, err);
+    save->callers_mode = float_mode_enter();
     if (status != CKD_OK && err && err->status == CKD_OK) {
         err_set(err, status, "the read function of the tensor failed");
     }
@@ -266,12 +268,14 @@ static ckd_status write_batch(ckd_save *save, uint32_t count, const tensor_conte
 static ckd_status report_progress(ckd_save *save, uint64_t raw, ckd_error *err) {
     save->raw_bytes += raw;
     const ckd_save_options *o = &save->options;
-    if (o->on_progress &&
-        o->on_progress(o->progress_context, save->raw_bytes,
-                       o->total_bytes > save->raw_bytes ? o->total_bytes : save->raw_bytes)) {
-        return err_set(err, CKD_E_CANCELLED, "the save was cancelled");
+    if (!o->on_progress) {
+        return CKD_OK;
     }
-    return CKD_OK;
+    float_mode_leave(save->callers_mode);
+    int stop = o->on_progress(o->progress_context, save->raw_bytes,
+                              o->total_bytes > save->raw_bytes ? o->total_bytes : save->raw_bytes);
+    save->callers_mode = float_mode_enter();
+    return stop ? err_set(err, CKD_E_CANCELLED, "the save was cancelled") : CKD_OK;
 }
 
 /* The next blocks, one a job; returns how many. An empty region is one empty block: it says that the tensor exists. */
@@ -286,7 +290,7 @@ static ckd_status save_batch(ckd_save *save, const ckd_tensor *tensor, const ten
         job->count = elements - *at < CKD_BLOCK_ELEMENTS ? elements - *at : CKD_BLOCK_ELEMENTS;
         *at += job->count;
         prepare_trial(job, tried);
-        status = fetch(job, tensor, err);
+        status = fetch(save, job, tensor, err);
     } while (status == CKD_OK && count < save->job_count && *at < elements);
     batch b = {save, t};
     uint64_t start = clock_monotonic_ns();
@@ -349,7 +353,9 @@ ckd_status ckd_save_tensor(ckd_save *save, const ckd_tensor *tensor, ckd_error *
     ckd_tensor description = {0};
     memcpy(&description, tensor,
            tensor->struct_size < sizeof(description) ? tensor->struct_size : sizeof(description));
+    save->callers_mode = float_mode_enter();
     status = save_region(save, &description, err);
+    float_mode_leave(save->callers_mode);
     save_may_retry(save, status); /* not this save, but the caller's next one */
     save->state = status == CKD_OK ? SAVE_OPEN : SAVE_FAILED;
     return status;

@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "base/float_mode.h"
 #include "engine/damage.h"
 #include "engine/values.h"
 
@@ -22,6 +23,7 @@ typedef struct verification {
     uint64_t total;    /* raw bytes to look at */
     lineage *lineages; /* of all checkpoints; only if quick: else decoding shows who needs what */
     size_t lineage_count;
+    float_mode callers_mode;
 } verification;
 
 /* What the disk cannot read any more is damage, too; other troubles (no permission, too many open files) are ours. */
@@ -50,9 +52,13 @@ static ckd_status progress(verification *v, uint64_t done, ckd_error *err) {
     v->result->bytes += done;
     const ckd_verify_options *o = v->options;
     uint64_t total = v->total > v->result->bytes ? v->total : v->result->bytes;
-    return o->on_progress && o->on_progress(o->progress_context, v->result->bytes, total)
-               ? err_set(err, CKD_E_CANCELLED, "the verification was cancelled")
-               : CKD_OK;
+    if (!o->on_progress) {
+        return CKD_OK;
+    }
+    float_mode_leave(v->callers_mode);
+    int stop = o->on_progress(o->progress_context, v->result->bytes, total);
+    v->callers_mode = float_mode_enter();
+    return stop ? err_set(err, CKD_E_CANCELLED, "the verification was cancelled") : CKD_OK;
 }
 
 /* ---- chunk files: every record's header and payload ---- */
@@ -353,7 +359,9 @@ ckd_status ckd_store_verify(ckd_verify_result **out, ckd_store *store, const ckd
     v.damage = (damage_list){.result = v.result, .store_path = store->path};
     views_init(&v.views, store);
     v.views.use_ready = false; /* the blocks themselves are what counts */
+    v.callers_mode = float_mode_enter();
     status = run_verification(&v, err);
+    float_mode_leave(v.callers_mode);
     views_free(&v.views);
     bytes_free(&v.values);
     free(v.files);

@@ -287,7 +287,8 @@ typedef struct manners {
 static bool floats_are_default(void) {
     volatile float small = FLT_MIN, tenth = 0.1f, one = 1.0f, ulp = FLT_EPSILON / 2;
     volatile float denormal = small * tenth, again = denormal * 2.0f, sum = one + ulp;
-    return fegetround() == FE_TONEAREST && denormal != 0.0f && again != 0.0f && sum == 1.0f;
+    bool nearest = sum == 1.0f && one + 1.5f * ulp != one;
+    return nearest && denormal != 0.0f && again != 0.0f;
 }
 
 static ckd_status look_around(void *context, size_t index, uint32_t worker, ckd_error *err) {
