@@ -103,8 +103,8 @@ CPU_INLINE uint32_t adaptive_probability(const adaptive_bit *m) {
 }
 
 CPU_INLINE uint32_t adaptive_step(uint32_t distance, uint32_t seen, uint32_t limit) {
-    uint32_t count = seen + 2 < limit ? seen + 2 : limit;
-    return (uint32_t)((uint64_t)distance * (65536u / count) >> 16);
+    uint32_t share = __builtin_expect(seen + 2 < limit, 0) ? 65536u / (seen + 2) : 65536u / limit;
+    return (uint32_t)((uint64_t)distance * share >> 16);
 }
 
 CPU_INLINE void adaptive_learn(adaptive_bit *m, adaptive_pace pace, unsigned bit) {
