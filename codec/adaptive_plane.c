@@ -54,7 +54,7 @@ CPU_INLINE unsigned log_of(uint64_t x) {
     return whole * 16 + (unsigned)((x << (63 - whole)) >> 59 & 15);
 }
 
-/* log <= LOG_MOST */
+/* log < 640 */
 CPU_INLINE uint64_t power_of(unsigned log) {
     return ((uint64_t)(16 + log % 16) << (log / 16)) >> 4;
 }
