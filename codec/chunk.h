@@ -19,12 +19,17 @@ typedef struct chunk_writer chunk_writer;
 ckd_status chunk_writer_create(chunk_writer **out, const char *path, const chunk_identity *identity,
                                ckd_error *err);
 /*
- * Appends a record and its payload of r->stored_size bytes. Fills r->checksum, r->offset and r->header_size. What r points to
- * may be freed afterwards. After a failure every further call but abort fails with the same status.
- * Errors: INVALID (record_problem, or above the format's limits), NOSPACE, IO, NOMEM.
+ * From now on records with small payloads (up to 4 KiB) are gathered, and written together, as bundles. Up to 1 MiB of
+ * payloads waits in memory for the next bundle, or for the file's end; so errors may show later than at the record's own append.
+ */
+void chunk_writer_gather(chunk_writer *w);
+/*
+ * Appends a record and its payload of r->stored_size bytes. Fills r->checksum and, unless it is gathered, r->offset,
+ * r->header_size and r->payload_offset. What r points to may be freed afterwards. After a failure every further call but abort fails with the same status.
+ * Errors: INVALID (record_problem, above the format's limits, a bundle), NOSPACE, IO, NOMEM.
  */
 ckd_status chunk_writer_append(chunk_writer *w, record *r, const void *payload, ckd_error *err);
-uint64_t chunk_writer_size(const chunk_writer *w);
+uint64_t chunk_writer_size(const chunk_writer *w); /* about, as long as records are gathered */
 /*
  * Writes index and footer, makes the file durable and closes it. The writer is freed, also on failure (the file is removed then).
  * The name is durable only once its directory has been synced.
@@ -42,8 +47,11 @@ typedef struct chunk {
     uint64_t size;
     uint64_t index_offset, index_stored,
         index_raw;         /* bytes; for sharing out the index's size among its records */
-    const record *records; /* in file order */
+    const record *records; /* what the file holds, in the order given to the writer; no bundles */
     size_t record_count;
+    const record
+        *outer; /* what stands in the file by itself, in file order: bundles, but not what is in them */
+    size_t outer_count;
     record_arena arena;
 } chunk;
 /*
@@ -52,13 +60,19 @@ typedef struct chunk {
  */
 ckd_status chunk_open(chunk **out, const char *path, ckd_error *err);
 void chunk_close(chunk *c); /* accepts NULL */
-/* Reads a payload (stored_size bytes) and checks its checksum. r is one of c->records, or a copy of one. */
+/*
+ * Reads a payload (stored_size bytes) and checks its checksum; that of a record in a bundle was computed when the file was opened:
+ * it tells what changed since, and the content hash what was damaged then. r is a record of the chunk, or a copy of one.
+ */
 ckd_status chunk_read_payload(const chunk *c, const record *r, void *to, ckd_error *err);
 /*
  * Checks that the header in front of the payload equals the index's copy, and that the bytes between it and the record
- * before are zero. (A load does not need it; verify does.) r must point into c->records.
- * With chunk_open, this and chunk_read_payload on all records, every byte of the file has been looked at.
+ * before are zero. (A load does not need it; verify does.) r must point into c->outer.
+ * With chunk_open, this and chunk_read_payload on all of c->outer, every byte of the file has been looked at.
  */
 ckd_status chunk_check_record(const chunk *c, const record *r, ckd_error *err);
+
+/* The number in c->outer of the record, or of the bundle that holds it. */
+size_t chunk_record_number(const chunk *c, const record *r);
 
 #endif

@@ -13,7 +13,7 @@ static uint64_t footer_offset(const chunk *c) {
 
 /* ---- the two ends ---- */
 
-static ckd_status read_file_header(chunk *c, ckd_error *err) {
+static ckd_status read_file_header(chunk *c, uint64_t *features, ckd_error *err) {
     const char *path = file_path(c->file);
     uint8_t data[CHUNK_HEADER_SIZE];
     ckd_status status = file_read_at(c->file, 0, data, sizeof(data), err);
@@ -27,7 +27,7 @@ static ckd_status read_file_header(chunk *c, ckd_error *err) {
     unsigned major = reader_u16(&in);
     unsigned minor = reader_u16(&in);
     uint32_t header_size = reader_u32(&in);
-    uint64_t required = reader_u64(&in);
+    uint64_t required = *features = reader_u64(&in);
     reader_u64(&in); /* optional features: whoever does not know them may ignore them */
     c->identity.store = wire_id(&in);
     c->identity.file = wire_id(&in);
@@ -150,7 +150,7 @@ static bool root_matches(const chunk_footer *f, const uint8_t *raw) {
 static ckd_status parse_index(chunk *c, const uint8_t *raw, const chunk_footer *f, ckd_error *err) {
     const char *path = file_path(c->file);
     record *records = calloc(f->record_count + 1, sizeof(*records));
-    c->records = records;
+    c->outer = c->records = records;
     if (!records) {
         return err_nomem(err, f->record_count * sizeof(*records), "records");
     }
@@ -175,7 +175,7 @@ static ckd_status parse_index(chunk *c, const uint8_t *raw, const chunk_footer *
     if (reader_left(&in) != 0 || end != f->index_offset) {
         return err_corrupt(err, path, f->index_offset, "the index does not end where the records do");
     }
-    c->record_count = f->record_count;
+    c->outer_count = c->record_count = f->record_count;
     return CKD_OK;
 }
 
@@ -198,6 +198,7 @@ static ckd_status read_index(chunk *c, const chunk_footer *f, ckd_error *err) {
 
 static ckd_status open_parts(chunk *c, const char *path, ckd_error *err) {
     chunk_footer footer;
+    uint64_t features = 0;
     ckd_status status = file_open_read(&c->file, path, err);
     if (status != CKD_OK) {
         return status;
@@ -207,12 +208,15 @@ static ckd_status open_parts(chunk *c, const char *path, ckd_error *err) {
         return err_corrupt(err, path, c->size, "%llu bytes are too few for a chunk file: it is cut off",
                            (unsigned long long)c->size);
     }
-    status = read_file_header(c, err);
+    status = read_file_header(c, &features, err);
     if (status == CKD_OK) {
         status = read_footer(c, &footer, err);
     }
     if (status == CKD_OK) {
         status = read_index(c, &footer, err);
+    }
+    if (status == CKD_OK) {
+        status = chunk_unpack_bundles(c, features & CHUNK_BUNDLES, err);
     }
     if (status == CKD_OK) {
         c->root = footer.root;
@@ -246,20 +250,42 @@ void chunk_close(chunk *c) {
         file_close_read(c->file);
     }
     arena_free(&c->arena);
-    free((void *)c->records);
+    if (c->records != c->outer) {
+        free((void *)c->records);
+    }
+    free((void *)c->outer);
     free(c);
 }
 
 /* ---- records ---- */
 
+/* A bundle's name is no tensor's. */
+static ckd_status in_tensor_of(const record *r, ckd_status status, ckd_error *err) {
+    return status == CKD_OK || r->kind == RECORD_BUNDLE ? status
+                                                        : err_in_tensor(err, status, r->tensor->name);
+}
+
+size_t chunk_record_number(const chunk *c, const record *r) {
+    size_t low = 0, high = c->outer_count;
+    while (low < high) {
+        size_t middle = low + (high - low) / 2;
+        if (c->outer[middle].offset < r->offset) {
+            low = middle + 1;
+        } else {
+            high = middle;
+        }
+    }
+    return low;
+}
+
 ckd_status chunk_read_payload(const chunk *c, const record *r, void *to, ckd_error *err) {
-    uint64_t offset = r->offset + r->header_size;
+    uint64_t offset = r->payload_offset;
     ckd_status status = file_read_at(c->file, offset, to, r->stored_size, err);
     if (status == CKD_OK && !wire_hash_matches(r->checksum, hash64(to, r->stored_size))) {
         status =
             err_corrupt(err, file_path(c->file), offset, "the checksum of a record's payload does not match");
     }
-    return status == CKD_OK ? CKD_OK : err_in_tensor(err, status, r->tensor->name);
+    return in_tensor_of(r, status, err);
 }
 
 /* `size` bytes of the file from `offset` on must be those in `want`. */
@@ -284,8 +310,8 @@ static ckd_status compare_bytes(const chunk *c, uint64_t offset, const uint8_t *
 
 ckd_status chunk_check_record(const chunk *c, const record *r, ckd_error *err) {
     uint64_t gap = CHUNK_HEADER_SIZE;
-    if (r > c->records) {
-        gap = r[-1].offset + r[-1].header_size + r[-1].stored_size;
+    if (r > c->outer) {
+        gap = r[-1].payload_offset + r[-1].stored_size;
     }
     ckd_status status =
         compare_bytes(c, gap, NULL, r->offset - gap, "the bytes in front of a record are not zero", err);
@@ -297,5 +323,5 @@ ckd_status chunk_check_record(const chunk *c, const record *r, ckd_error *err) {
                                                "a record's header differs from its copy in the index", err);
     }
     bytes_free(&header);
-    return status == CKD_OK ? CKD_OK : err_in_tensor(err, status, r->tensor->name);
+    return in_tensor_of(r, status, err);
 }

@@ -10,7 +10,8 @@
     "CKD\r\n\x1a\n" /* survives neither text mode nor a seven-bit channel unnoticed */
 #define CHUNK_VERSION_MAJOR 1
 #define CHUNK_VERSION_MINOR 0
-#define CHUNK_FEATURES      UINT64_C(0) /* required feature bits that this version knows */
+#define CHUNK_BUNDLES       UINT64_C(1) /* required feature: records may be in bundles */
+#define CHUNK_FEATURES      CHUNK_BUNDLES
 #define CHUNK_HEADER_SIZE   88u
 #define CHUNK_FOOTER_SIZE   72u
 #define CHUNK_FOOTER_MAGIC  UINT32_C(0x46444b43) /* "CKDF" */
@@ -26,5 +27,37 @@ typedef struct chunk_footer {
     uint64_t index_hash; /* hash64 of the stored index */
     uint32_t index_coding;
 } chunk_footer;
+
+/* ---- writing: chunk_write.c appends what chunk_gather.c holds back ---- */
+
+/* Small records waiting for their bundle. */
+typedef struct chunk_gathered {
+    bytes headers;    /* as they would stand in the file */
+    bytes payloads;   /* one behind the other */
+    uint64_t *before; /* of each record: those outside of bundles that were given to the writer before it */
+    size_t count, capacity;
+    ckd_id checkpoint; /* of all of them */
+} chunk_gathered;
+
+/* Is it small? */
+bool gather_takes(const record *r, size_t header_size);
+/* Errors: NOMEM. */
+ckd_status gather_add(chunk_gathered *g, const record *r, const bytes *header, const void *payload,
+                      uint64_t before, ckd_error *err);
+/* Does it go into the same bundle as those that are there already? */
+bool gather_fits(const chunk_gathered *g, const record *r);
+/* The bundle's record, which points to *tensor, and its payload, of all that was gathered. Errors: NOMEM. */
+ckd_status gather_bundle(record *bundle, record_tensor *tensor, bytes *payload, const chunk_gathered *g,
+                         ckd_error *err);
+void gather_clear(chunk_gathered *g);
+void gather_free(chunk_gathered *g);
+
+/* ---- reading ---- */
+
+/*
+ * Makes c->records of c->outer, with what is in bundles in their stead. `allowed`: the file's header says that there may be some.
+ * Errors: CORRUPT, UNSUPPORTED, IO, NOMEM.
+ */
+ckd_status chunk_unpack_bundles(chunk *c, bool allowed, ckd_error *err);
 
 #endif

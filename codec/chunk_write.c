@@ -11,18 +11,23 @@
 struct chunk_writer {
     file_writer *file;
     char *path;
+    chunk_identity identity;
     bytes header; /* the record header being written */
     bytes index;  /* raw */
     uint64_t count;
+    uint64_t given;    /* records outside of bundles */
+    bool gathers;      /* small ones are held back */
+    uint64_t features; /* required: of what was written */
+    chunk_gathered gathered;
     ckd_status failed; /* the first failure: what follows would have no place */
 };
 
-static void put_file_header(bytes *to, const chunk_identity *identity) {
+static void put_file_header(bytes *to, const chunk_identity *identity, uint64_t features) {
     bytes_put(to, CHUNK_MAGIC, 8);
     bytes_put_u16(to, CHUNK_VERSION_MAJOR);
     bytes_put_u16(to, CHUNK_VERSION_MINOR);
     bytes_put_u32(to, CHUNK_HEADER_SIZE);
-    bytes_put_u64(to, CHUNK_FEATURES);
+    bytes_put_u64(to, features);
     bytes_put_u64(to, 0); /* optional features */
     wire_put_id(to, &identity->store);
     wire_put_id(to, &identity->file);
@@ -46,6 +51,7 @@ static void put_footer(bytes *to, const chunk_footer *f) {
 static void writer_free(chunk_writer *w) {
     bytes_free(&w->header);
     bytes_free(&w->index);
+    gather_free(&w->gathered);
     free(w->path);
     free(w);
 }
@@ -56,7 +62,8 @@ ckd_status chunk_writer_create(chunk_writer **out, const char *path, const chunk
     chunk_writer *w = calloc(1, sizeof(*w));
     if (w) {
         w->path = strdup(path);
-        put_file_header(&w->header, identity);
+        w->identity = *identity;
+        put_file_header(&w->header, identity, 0);
     }
     if (!w || !w->path || w->header.failed) {
         if (w) {
@@ -76,8 +83,18 @@ ckd_status chunk_writer_create(chunk_writer **out, const char *path, const chunk
     return CKD_OK;
 }
 
-/* Encodes the header into w->header and the index entry into w->index. */
-static ckd_status encode_record(chunk_writer *w, record *r, ckd_error *err) {
+void chunk_writer_gather(chunk_writer *w) {
+    w->gathers = true;
+}
+
+static ckd_status too_large(const chunk_writer *w, ckd_error *err) {
+    return err_set(err, CKD_E_INVALID,
+                   "a record header of %zu bytes, or an index of %zu, is more than the format allows",
+                   w->header.size, w->index.size);
+}
+
+/* Encodes the header into w->header. */
+static ckd_status encode_record(chunk_writer *w, const record *r, ckd_error *err) {
     ckd_status ignored;
     const char *problem = record_problem(r, &ignored);
     if (problem) {
@@ -86,20 +103,72 @@ static ckd_status encode_record(chunk_writer *w, record *r, ckd_error *err) {
     }
     bytes_clear(&w->header);
     record_encode(&w->header, r);
+    if (w->header.failed) {
+        return err_nomem(err, w->header.size, "a record header");
+    }
+    return w->header.size > RECORD_HEADER_MAX ? err_in_tensor(err, too_large(w, err), r->tensor->name)
+                                              : CKD_OK;
+}
+
+/* Writes a record and notes it in the index. */
+static ckd_status write_record(chunk_writer *w, const void *header, size_t header_size, const void *payload,
+                               size_t payload_size, ckd_error *err) {
     wire_put_varint(&w->index, 0); /* no gap in front of it */
-    bytes_put(&w->index, w->header.data, w->header.size);
-    if (w->header.failed || w->index.failed) {
+    bytes_put(&w->index, header, header_size);
+    if (w->index.failed) {
         return err_nomem(err, w->index.size, "a chunk file's index");
     }
-    if (w->header.size > RECORD_HEADER_MAX || w->index.size > CHUNK_INDEX_MAX) {
-        return err_in_tensor(
-            err,
-            err_set(err, CKD_E_INVALID,
-                    "a record header of %zu bytes, or an index of %zu, is more than the format allows",
-                    w->header.size, w->index.size),
-            r->tensor->name);
+    if (w->index.size > CHUNK_INDEX_MAX) {
+        return too_large(w, err);
     }
-    return CKD_OK;
+    ckd_status status = file_append(w->file, header, header_size, err);
+    if (status == CKD_OK) {
+        status = file_append(w->file, payload, payload_size, err);
+    }
+    w->count += status == CKD_OK;
+    return status;
+}
+
+static ckd_status write_bundle(chunk_writer *w, ckd_error *err) {
+    record bundle;
+    record_tensor tensor;
+    bytes payload = {0};
+    ckd_status status = gather_bundle(&bundle, &tensor, &payload, &w->gathered, err);
+    if (status == CKD_OK) {
+        bundle.checksum = hash64(payload.data, payload.size);
+        status = encode_record(w, &bundle, err);
+    }
+    if (status == CKD_OK) {
+        w->features |= CHUNK_BUNDLES;
+        status = write_record(w, w->header.data, w->header.size, payload.data, payload.size, err);
+    }
+    bytes_free(&payload);
+    return status;
+}
+
+/* One record goes as it would have gone, unless the order would suffer; several go as a bundle. Uses w->header. */
+static ckd_status flush_gathered(chunk_writer *w, ckd_error *err) {
+    chunk_gathered *g = &w->gathered;
+    ckd_status status = CKD_OK;
+    if (g->count == 1 && g->before[0] == w->given) {
+        status = write_record(w, g->headers.data, g->headers.size, g->payloads.data, g->payloads.size, err);
+        w->given++;
+    } else if (g->count) {
+        status = write_bundle(w, err);
+    }
+    gather_clear(g);
+    return status;
+}
+
+static ckd_status hold_back(chunk_writer *w, const record *r, const void *payload, ckd_error *err) {
+    ckd_status status = CKD_OK;
+    if (!gather_fits(&w->gathered, r)) {
+        status = flush_gathered(w, err);
+        if (status == CKD_OK) {
+            status = encode_record(w, r, err); /* its header's place was needed */
+        }
+    }
+    return status == CKD_OK ? gather_add(&w->gathered, r, &w->header, payload, w->given, err) : status;
 }
 
 ckd_status chunk_writer_append(chunk_writer *w, record *r, const void *payload, ckd_error *err) {
@@ -110,23 +179,25 @@ ckd_status chunk_writer_append(chunk_writer *w, record *r, const void *payload, 
             w->path);
     }
     r->checksum = hash64(payload, r->stored_size);
-    r->offset = file_written(w->file);
-    r->header_size = 0;
-    ckd_status status = encode_record(w, r, err);
-    if (status == CKD_OK) {
+    r->offset = r->payload_offset = r->header_size = 0; /* of one that is held back: not known */
+    ckd_status status = r->kind == RECORD_BUNDLE
+                            ? err_set(err, CKD_E_INVALID, "a bundle is made of records by the writer itself")
+                            : encode_record(w, r, err);
+    if (status == CKD_OK && w->gathers && gather_takes(r, w->header.size)) {
+        status = hold_back(w, r, payload, err);
+    } else if (status == CKD_OK) {
+        r->offset = file_written(w->file);
         r->header_size = (uint32_t)w->header.size;
-        status = file_append(w->file, w->header.data, w->header.size, err);
+        r->payload_offset = r->offset + r->header_size;
+        status = write_record(w, w->header.data, w->header.size, payload, r->stored_size, err);
+        w->given += status == CKD_OK;
     }
-    if (status == CKD_OK) {
-        status = file_append(w->file, payload, r->stored_size, err);
-    }
-    w->count += status == CKD_OK;
     w->failed = status;
     return status;
 }
 
 uint64_t chunk_writer_size(const chunk_writer *w) {
-    return file_written(w->file);
+    return file_written(w->file) + w->gathered.headers.size + w->gathered.payloads.size;
 }
 
 /* Appends the index, compressed if that makes it smaller, and says in the footer what it did. */
@@ -158,12 +229,23 @@ static ckd_status append_index(chunk_writer *w, chunk_footer *footer, ckd_error 
     return status;
 }
 
+/* What the file requires of its reader is known at its end. */
+static ckd_status rewrite_file_header(chunk_writer *w, ckd_error *err) {
+    bytes_clear(&w->header);
+    put_file_header(&w->header, &w->identity, w->features);
+    return w->header.failed ? err_nomem(err, CHUNK_HEADER_SIZE, "a chunk file's header")
+                            : file_write_at(w->file, 0, w->header.data, w->header.size, err);
+}
+
 static ckd_status append_end(chunk_writer *w, hash128 *root, uint64_t *size, ckd_error *err) {
     chunk_footer footer;
     if (w->failed != CKD_OK) {
         return err_in_file(err, err_set(err, w->failed, "an earlier write of %s failed", w->path), w->path);
     }
-    ckd_status status = append_index(w, &footer, err);
+    ckd_status status = flush_gathered(w, err);
+    if (status == CKD_OK) {
+        status = append_index(w, &footer, err);
+    }
     if (status != CKD_OK) {
         return status;
     }
@@ -173,6 +255,9 @@ static ckd_status append_end(chunk_writer *w, hash128 *root, uint64_t *size, ckd
         return err_nomem(err, CHUNK_FOOTER_SIZE, "a chunk file's footer");
     }
     status = file_append(w->file, w->header.data, w->header.size, err);
+    if (status == CKD_OK && w->features) {
+        status = rewrite_file_header(w, err);
+    }
     if (status == CKD_OK) {
         *root = footer.root;
         *size = file_written(w->file);

@@ -61,15 +61,28 @@ static const char *block_problem(const record *r, uint64_t elements, ckd_status 
     return NULL;
 }
 
+/* Nothing in its header is free: what it says is in what it holds. */
+static const char *bundle_problem(const record *r) {
+    const record_tensor *t = r->tensor;
+    bool bare = r->coding == 0 && r->predictor == 0 && r->dependency_count == 0 &&
+                t->role == CKD_ROLE_OTHER && t->dtype == CKD_DTYPE_NONE && t->ndim == 0 &&
+                r->region->kind == CKD_REGION_WHOLE && r->first == 0 && r->count == 0 &&
+                r->raw_size == r->stored_size && r->depth == 0 && r->chain_stored == 0 &&
+                r->chain_work == 0 && r->base_stored == 0 && strcmp(t->name, BUNDLE_NAME) == 0;
+    return bare ? NULL : "a bundle's header has fields that it must not have";
+}
+
 static const char *size_problem(const record *r) {
-    uint64_t cap = r->kind == RECORD_SIDE    ? RECORD_SIDE_MAX
-                   : r->kind == RECORD_GROUP ? RECORD_GROUP_MAX
-                   : r->kind == RECORD_BLOB  ? RECORD_BLOB_MAX
-                                             : UINT64_MAX;
+    static const uint64_t caps[] = {[RECORD_BLOCK] = UINT64_MAX,
+                                    [RECORD_SIDE] = RECORD_SIDE_MAX,
+                                    [RECORD_GROUP] = RECORD_GROUP_MAX,
+                                    [RECORD_BLOB] = RECORD_BLOB_MAX,
+                                    [RECORD_BUNDLE] = RECORD_BUNDLE_MAX};
+    bool known = r->kind >= RECORD_BLOCK && r->kind <= RECORD_BUNDLE;
+    uint64_t cap = known ? caps[r->kind] : UINT64_MAX;
     if (r->raw_size > cap) {
         return "the raw size is above what this kind of record may have";
     }
-    bool known = r->kind >= RECORD_BLOCK && r->kind <= RECORD_BLOB;
     return known && r->stored_size > r->raw_size ? "the payload is larger than what it stands for" : NULL;
 }
 
@@ -153,7 +166,12 @@ const char *record_problem(const record *r, ckd_status *status) {
     if (!problem) {
         problem = size_problem(r);
     }
-    return problem ? problem : r->kind == RECORD_BLOCK ? block_problem(r, elements, status) : NULL;
+    if (problem) {
+        return problem;
+    }
+    return r->kind == RECORD_BLOCK    ? block_problem(r, elements, status)
+           : r->kind == RECORD_BUNDLE ? bundle_problem(r)
+                                      : NULL;
 }
 
 /* ---- writing ---- */
@@ -188,13 +206,13 @@ uint32_t record_dependency_flags(const record *r, const dependency *d) {
     return flags;
 }
 
-static void put_name(bytes *to, const char *name) {
+void record_put_name(bytes *to, const char *name) {
     size_t size = strlen(name);
     wire_put_varint(to, size);
     bytes_put(to, name, size);
 }
 
-static void put_region(bytes *to, const ckd_region *region, uint32_t ndim) {
+void record_put_region(bytes *to, const ckd_region *region, uint32_t ndim) {
     wire_put_varint(to, region->kind);
     if (region->kind == CKD_REGION_BOX) {
         for (uint32_t d = 0; d < ndim; d++) {
@@ -217,10 +235,10 @@ static void put_dependency(bytes *to, const record *r, const dependency *d) {
         wire_put_id(to, &d->checkpoint);
     }
     if (flags & DEPENDENCY_OTHER_TENSOR) {
-        put_name(to, d->tensor);
+        record_put_name(to, d->tensor);
     }
     if (flags & DEPENDENCY_OTHER_SPAN) {
-        put_region(to, &d->region, r->tensor->ndim);
+        record_put_region(to, &d->region, r->tensor->ndim);
         wire_put_varint(to, d->first);
         wire_put_varint(to, d->count);
     }
@@ -244,7 +262,7 @@ void record_encode(bytes *to, const record *r) {
     wire_put_varint(to, r->coding);
     wire_put_varint(to, r->predictor);
     put_tensor(to, r->tensor);
-    put_region(to, r->region, r->tensor->ndim);
+    record_put_region(to, r->region, r->tensor->ndim);
     wire_put_varint(to, r->first);
     wire_put_varint(to, r->count);
     wire_put_varint(to, r->raw_size);
@@ -256,7 +274,7 @@ void record_encode(bytes *to, const record *r) {
     wire_put_varint(to, r->chain_stored);
     wire_put_varint(to, r->chain_work);
     wire_put_varint(to, r->base_stored);
-    put_name(to, r->tensor->name);
+    record_put_name(to, r->tensor->name);
     wire_put_varint(to, r->dependency_count);
     for (uint32_t i = 0; i < r->dependency_count; i++) {
         put_dependency(to, r, &r->dependencies[i]);

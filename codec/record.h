@@ -14,7 +14,8 @@ typedef enum record_kind {
     RECORD_BLOCK = 1, /* values of a span of one shard */
     RECORD_SIDE = 2,  /* what several blocks need to be decoded (tables, statistics, factors) */
     RECORD_GROUP = 3, /* optimizer kind and hyper-parameters of a group of tensors */
-    RECORD_BLOB = 4   /* named bytes */
+    RECORD_BLOB = 4,  /* named bytes */
+    RECORD_BUNDLE = 5 /* records with small payloads (chunk files only: a reader sees what is in it) */
 } record_kind;
 
 typedef enum predictor {
@@ -73,8 +74,10 @@ typedef struct record {
     const dependency *dependencies;
     uint32_t dependency_count;
     /* where it stands; set by the chunk reader and writer, not part of the header */
-    uint64_t offset;      /* of the record header in the file */
-    uint32_t header_size; /* payload at offset + header_size */
+    const struct record *bundle; /* the record that holds it; NULL: it stands in the file by itself */
+    uint64_t offset;             /* of its header in the file; in a bundle: of the bundle's */
+    uint32_t header_size; /* of its header; in a bundle: its share of what the bundle has besides payloads */
+    uint64_t payload_offset; /* of its payload in the file */
 } record;
 
 #define RECORD_MAGIC            UINT32_C(0x52444b43) /* "CKDR" */
@@ -84,6 +87,7 @@ typedef struct record {
 #define RECORD_SIDE_MAX         (UINT64_C(1) << 26) /* raw bytes of a side record, of a group, of a blob */
 #define RECORD_GROUP_MAX        (UINT64_C(1) << 20)
 #define RECORD_BLOB_MAX         (UINT64_C(1) << 30)
+#define RECORD_BUNDLE_MAX       (UINT64_C(1) << 24)
 
 /*
  * What is wrong with a record's fields: NULL, or a sentence and the status (CORRUPT, or UNSUPPORTED for a dtype, role or

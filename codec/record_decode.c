@@ -12,13 +12,7 @@ typedef struct header_reader {
     bool no_memory, unknown_region;
 } header_reader;
 
-/* A name's place in the header, without a NUL. */
-typedef struct name_ref {
-    const char *text;
-    size_t size;
-} name_ref;
-
-static name_ref take_name(reader *in) {
+name_ref record_take_name(reader *in) {
     name_ref name = {"", 0};
     size_t size = (size_t)wire_varint_max(in, CKD_NAME_MAX);
     const char *text = reader_take(in, size);
@@ -36,19 +30,15 @@ static bool name_is(name_ref name, const char *text) {
     return strlen(text) == name.size && memcmp(text, name.text, name.size) == 0;
 }
 
-static const char *keep_name(header_reader *h, name_ref name) {
-    char *copy = arena_alloc(h->arena, name.size + 1);
-    if (!copy) {
-        h->no_memory = true;
-        return "";
+const char *record_keep_name(record_arena *arena, name_ref name) {
+    char *copy = arena_alloc(arena, name.size + 1);
+    if (copy) {
+        memcpy(copy, name.text, name.size);
     }
-    memcpy(copy, name.text, name.size);
     return copy;
 }
 
-/* What follows an unknown kind of region cannot be told apart, so reading ends there. */
-static void take_region(header_reader *h, ckd_region *region, uint32_t ndim) {
-    reader *in = &h->in;
+void record_take_region(reader *in, ckd_region *region, uint32_t ndim, bool *unknown) {
     region->kind = (ckd_region_kind)wire_varint_max(in, WIRE_ENUM_MAX);
     if (region->kind == CKD_REGION_BOX) {
         for (uint32_t d = 0; d < ndim; d++) {
@@ -61,7 +51,7 @@ static void take_region(header_reader *h, ckd_region *region, uint32_t ndim) {
         region->start = wire_varint(in);
         region->count = wire_varint(in);
     } else if (region->kind != CKD_REGION_WHOLE) {
-        h->unknown_region = !in->failed;
+        *unknown = !in->failed;
         in->failed = true;
     }
 }
@@ -75,34 +65,32 @@ static void take_tensor(reader *in, record_tensor *t) {
     }
 }
 
-static const record_tensor *keep_tensor(header_reader *h, const record_tensor *t, name_ref name) {
-    const record_tensor *p = h->previous ? h->previous->tensor : NULL;
+const record_tensor *record_keep_tensor(record_arena *arena, const record_tensor *t, name_ref name,
+                                        const record *previous) {
+    const record_tensor *p = previous ? previous->tensor : NULL;
     if (p && name_is(name, p->name) && memcmp(&p->checkpoint, &t->checkpoint, sizeof(ckd_id)) == 0 &&
         p->role == t->role && p->dtype == t->dtype && p->ndim == t->ndim &&
         memcmp(p->shape, t->shape, t->ndim * sizeof(uint64_t)) == 0) {
         return p;
     }
-    record_tensor *kept = arena_alloc(h->arena, sizeof(*kept));
+    record_tensor *kept = arena_alloc(arena, sizeof(*kept));
     if (!kept) {
-        h->no_memory = true;
         return NULL;
     }
     *kept = *t;
-    kept->name = keep_name(h, name);
-    return kept;
+    kept->name = record_keep_name(arena, name);
+    return kept->name ? kept : NULL;
 }
 
-static const ckd_region *keep_region(header_reader *h, const ckd_region *region, uint32_t ndim) {
-    if (h->previous && h->previous->tensor->ndim == ndim &&
-        record_same_region(h->previous->region, region, ndim)) {
-        return h->previous->region;
+const ckd_region *record_keep_region(record_arena *arena, const ckd_region *region, uint32_t ndim,
+                                     const record *previous) {
+    if (previous && previous->tensor->ndim == ndim && record_same_region(previous->region, region, ndim)) {
+        return previous->region;
     }
-    ckd_region *kept = arena_alloc(h->arena, sizeof(*kept));
-    if (!kept) {
-        h->no_memory = true;
-        return NULL;
+    ckd_region *kept = arena_alloc(arena, sizeof(*kept));
+    if (kept) {
+        *kept = *region;
     }
-    *kept = *region;
     return kept;
 }
 
@@ -117,12 +105,14 @@ static void take_dependency(header_reader *h, const record *r, dependency *d) {
     d->checkpoint = flags & DEPENDENCY_OTHER_CHECKPOINT ? wire_id(in) : r->tensor->checkpoint;
     d->tensor = "";
     if (flags & DEPENDENCY_OTHER_TENSOR) {
-        name_ref name = take_name(in);
-        d->tensor = in->failed ? "" : keep_name(h, name);
+        name_ref name = record_take_name(in);
+        const char *kept = in->failed ? "" : record_keep_name(h->arena, name);
+        h->no_memory = h->no_memory || !kept;
+        d->tensor = kept ? kept : "";
     }
     d->same_span = !(flags & DEPENDENCY_OTHER_SPAN);
     if (!d->same_span) {
-        take_region(h, &d->region, r->tensor->ndim);
+        record_take_region(in, &d->region, r->tensor->ndim, &h->unknown_region);
         d->first = wire_varint(in);
         d->count = wire_varint(in);
     }
@@ -160,7 +150,7 @@ static void take_fields(header_reader *h, record *r) {
     r->coding = (uint32_t)wire_varint_max(in, WIRE_ENUM_MAX);
     r->predictor = (uint32_t)wire_varint_max(in, WIRE_ENUM_MAX);
     take_tensor(in, &tensor);
-    take_region(h, &region, tensor.ndim);
+    record_take_region(in, &region, tensor.ndim, &h->unknown_region);
     r->first = wire_varint(in);
     r->count = wire_varint(in);
     r->raw_size = wire_varint(in);
@@ -172,12 +162,13 @@ static void take_fields(header_reader *h, record *r) {
     r->chain_stored = wire_varint(in);
     r->chain_work = wire_varint(in);
     r->base_stored = wire_varint(in);
-    name_ref name = take_name(in);
+    name_ref name = record_take_name(in);
     if (in->failed) {
         return;
     }
-    r->tensor = keep_tensor(h, &tensor, name);
-    r->region = keep_region(h, &region, tensor.ndim);
+    r->tensor = record_keep_tensor(h->arena, &tensor, name, h->previous);
+    r->region = record_keep_region(h->arena, &region, tensor.ndim, h->previous);
+    h->no_memory = !r->tensor || !r->region;
     if (!h->no_memory) {
         take_dependencies(h, r);
     }
@@ -208,7 +199,7 @@ static const char *take_frame(reader *from, reader *fields, uint32_t *header_siz
     return NULL;
 }
 
-static ckd_status problem_at(const record *r, ckd_status status, const char *problem, const char *path,
+ckd_status record_problem_at(const record *r, ckd_status status, const char *problem, const char *path,
                              uint64_t offset, ckd_error *err) {
     if (status == CKD_E_UNSUPPORTED) {
         err_unsupported(err, path, offset, "%s (dtype %u, role %u): read it with a newer version", problem,
@@ -243,8 +234,9 @@ ckd_status record_decode(record *out, reader *from, record_arena *arena, const r
     ckd_status status;
     problem = record_problem(&r, &status);
     if (problem) {
-        return problem_at(&r, status, problem, path, base_offset, err);
+        return record_problem_at(&r, status, problem, path, base_offset, err);
     }
+    r.payload_offset = base_offset + r.header_size; /* files end below 2^63 */
     *out = r;
     return CKD_OK;
 }

@@ -14,15 +14,33 @@ static const char *inside(const damage_list *list, const char *file) {
     return file;
 }
 
+static bool same_place(const ckd_damage *d, const char *file, const ckd_error *why) {
+    return d->offset == why->offset && strcmp(d->file, file) == 0;
+}
+
+/* Records of a bundle share its place: one that is known to hold damage may be named later, the next one is an entry of its own. */
 static ckd_damage *find(const damage_list *list, const char *file, const ckd_error *why) {
+    ckd_damage *unnamed = NULL;
     for (size_t i = 0; i < list->result->damage_count; i++) {
         ckd_damage *d = &list->result->damage[i];
-        if (d->offset == why->offset && strcmp(d->file, file) == 0 &&
-            (why->offset != CKD_NO_OFFSET || strcmp(d->tensor, why->tensor) == 0)) {
+        if (!same_place(d, file, why)) {
+            continue;
+        }
+        if (strcmp(d->tensor, why->tensor) == 0 || (why->offset != CKD_NO_OFFSET && !why->tensor[0])) {
             return d;
         }
+        unnamed = why->offset != CKD_NO_OFFSET && !d->tensor[0] ? d : unnamed;
     }
-    return NULL;
+    return unnamed;
+}
+
+static bool name_tensor(ckd_damage *d, const char *tensor) {
+    char *copy = strdup(tensor);
+    if (copy) {
+        free((char *)d->tensor);
+        d->tensor = copy;
+    }
+    return copy != NULL;
 }
 
 static ckd_damage *append(damage_list *list) {
@@ -86,7 +104,8 @@ ckd_status damage_add(damage_list *list, const ckd_error *why, uint64_t block, c
     } else if (d->block == CKD_NO_OFFSET) {
         d->block = block; /* met before from another file, which could not tell */
     }
-    if (!d || (*checkpoint && !add_checkpoint(d, checkpoint))) {
+    if (!d || (!d->tensor[0] && why->tensor[0] && !name_tensor(d, why->tensor)) ||
+        (*checkpoint && !add_checkpoint(d, checkpoint))) {
         return err_nomem(err, sizeof(*d), "the list of damage");
     }
     return CKD_OK;

@@ -208,7 +208,11 @@ static ckd_status enter_store(ckd_save *save, ckd_error *err) {
 static ckd_status create_chunk_file(ckd_save *save, ckd_error *err) {
     pathname p = path_chunk(save->store->path, &save->file_id, ".tmp");
     chunk_identity identity = {save->store->id, save->file_id, save->writer_id};
-    return chunk_writer_create(&save->writer, p.text, &identity, err);
+    ckd_status status = chunk_writer_create(&save->writer, p.text, &identity, err);
+    if (status == CKD_OK && save->options.fidelity > CKD_EXACT) {
+        chunk_writer_gather(save->writer); /* small deltas: their headers would be as large as they are */
+    }
+    return status;
 }
 
 static ckd_status begin(ckd_save *save, ckd_error *err) {

@@ -97,7 +97,34 @@ static ckd_status check_file_record(verification *v, const chunk *c, const recor
         v->values.failed = false;
         return err_nomem(err, r->stored_size, "a payload");
     }
-    return chunk_read_payload(c, r, to, err);
+    status = chunk_read_payload(c, r, to, err);
+    if (status != CKD_OK || r->kind != RECORD_BUNDLE) {
+        return status; /* values are hashed when they are rebuilt */
+    }
+    hash128 content = content_hash(to, r->stored_size);
+    return hash128_equal(&content, &r->content)
+               ? CKD_OK
+               : err_corrupt(err, file_path(c->file), r->offset,
+                             "a bundle does not have the content hash it was written with");
+}
+
+/* Says which tensors a damaged bundle holds: which of them suffered shows only when their values are rebuilt. */
+static void name_members(const chunk *c, const record *bundle, ckd_error *why) {
+    size_t used = strlen(why->message), count = 0;
+    for (size_t i = 0; i < c->record_count; i++) {
+        const record *r = &c->records[i];
+        if (r->bundle != bundle) {
+            continue;
+        }
+        const char *before = count++ ? ", " : "; it holds ";
+        size_t more = strlen(before) + strlen(r->tensor->name);
+        if (used + more + sizeof(", ...") > sizeof(why->message)) {
+            snprintf(why->message + used, sizeof(why->message) - used, ", ...");
+            return;
+        }
+        used += (size_t)snprintf(why->message + used, sizeof(why->message) - used, "%s%s", before,
+                                 r->tensor->name);
+    }
 }
 
 /* The checkpoint that a record belongs to; "" if not known. */
@@ -119,12 +146,16 @@ static ckd_status check_file(verification *v, const ckd_id *id, const char *chec
         err_in_file(&why, status, p.text);
         return note(v, status, &why, CKD_NO_OFFSET, checkpoint, err);
     }
-    for (size_t i = 0; i < c->record_count && status == CKD_OK; i++) {
-        const record *r = &c->records[i];
+    for (size_t i = 0; i < c->outer_count && status == CKD_OK; i++) {
+        const record *r = &c->outer[i];
         ckd_status found = check_file_record(v, c, r, &why);
         if (is_damage(found, &why)) {
             why.offset = r->offset; /* one entry a record, however it shows */
-            err_in_tensor(&why, found, r->tensor->name);
+            if (r->kind == RECORD_BUNDLE) {
+                name_members(c, r, &why);
+            } else {
+                err_in_tensor(&why, found, r->tensor->name);
+            }
         }
         status = note(v, found, &why, i, owner_of(v, r), err);
     }
@@ -151,10 +182,6 @@ static ckd_status check_files(verification *v, const manifest *m, const char *ch
 
 /* ---- values ---- */
 
-static uint64_t record_number(const view_block *b) {
-    return (uint64_t)(b->record - b->chunk->records);
-}
-
 static ckd_status check_block(verification *v, const view *w, const view_block *b, bool blob,
                               const char *checkpoint, ckd_error *err) {
     bytes_clear(&v->values);
@@ -167,7 +194,8 @@ static ckd_status check_block(verification *v, const view *w, const view_block *
     ckd_status status =
         blob ? blob_bytes(&v->decoder, b, to, &why) : block_values(&v->decoder, &v->views, w, b, to, &why);
     bool own = why.offset == b->record->offset && strstr(why.file, file_path(b->chunk->file));
-    status = note(v, status, &why, own ? record_number(b) : CKD_NO_OFFSET, checkpoint, err);
+    status = note(v, status, &why, own ? chunk_record_number(b->chunk, b->record) : CKD_NO_OFFSET, checkpoint,
+                  err);
     v->result->blocks++;
     return status == CKD_OK ? progress(v, b->record->raw_size, err) : status;
 }

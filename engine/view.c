@@ -222,20 +222,19 @@ static ckd_status check_tiling(const view *v, ckd_status inconsistent, ckd_error
     return CKD_OK;
 }
 
-/* ---- order saved: files by rank, records by offset ---- */
+/* ---- order saved: files by rank, records as they were given to the writer ---- */
 
 typedef struct place {
-    size_t file;
-    uint64_t offset;
+    size_t file, record;
     view_tensor *tensor;
 } place;
 
-static int by_file_offset(const void *a, const void *b) {
+static int by_file_and_record(const void *a, const void *b) {
     const place *x = a, *y = b;
     if (x->file != y->file) {
         return x->file < y->file ? -1 : 1;
     }
-    return x->offset < y->offset ? -1 : x->offset > y->offset;
+    return x->record < y->record ? -1 : x->record > y->record;
 }
 
 static size_t file_number(const view *v, const chunk *c) {
@@ -247,12 +246,13 @@ static size_t file_number(const view *v, const chunk *c) {
 }
 
 static place first_place(const view *v, view_tensor *t) {
-    place first = {(size_t)-1, UINT64_MAX, t};
+    place first = {(size_t)-1, (size_t)-1, t};
     for (size_t s = 0; s < t->shard_count; s++) {
         for (size_t b = 0; b < t->shards[s].block_count; b++) {
             const view_block *block = &t->shards[s].blocks[b];
-            place p = {file_number(v, block->chunk), block->record->offset, t};
-            if (by_file_offset(&p, &first) < 0) {
+            size_t number = (size_t)(block->record - block->chunk->records);
+            place p = {file_number(v, block->chunk), number, t};
+            if (by_file_and_record(&p, &first) < 0) {
                 first = p;
             }
         }
@@ -268,7 +268,7 @@ static ckd_status number_tensors(view *v, ckd_error *err) {
     for (size_t i = 0; i < v->tensor_count; i++) {
         places[i] = first_place(v, &v->tensors[i]);
     }
-    qsort(places, v->tensor_count, sizeof(*places), by_file_offset);
+    qsort(places, v->tensor_count, sizeof(*places), by_file_and_record);
     for (size_t i = 0; i < v->tensor_count; i++) {
         places[i].tensor->order = i;
     }
@@ -394,7 +394,7 @@ void view_shard_range(size_t *first, size_t *end, const view_shard *shard, const
 uint64_t view_stored_bytes(const view_block *b) {
     const chunk *c = b->chunk;
     uint64_t headers = 0;
-    if (c->index_raw) {
+    if (c->index_raw && !b->record->bundle) { /* a bundle's is shared by so many that it hardly counts */
         headers = (uint64_t)((double)b->record->header_size * (double)c->index_stored / (double)c->index_raw);
     }
     return b->record->stored_size + b->record->header_size + headers;

@@ -73,7 +73,7 @@ void view_add_shard(view_totals *totals, const view_shard *shard); /* start from
 /* One tensor as the public API shows it; its strings live as long as the view. */
 void view_tensor_info(ckd_tensor_info *out, const view_tensor *t);
 
-/* What a record adds to its checkpoint: payload, header, and its share of the index. */
+/* What a record adds to its checkpoint: payload, header (its share of its bundle's), and its share of the index. */
 uint64_t view_stored_bytes(const view_block *b);
 /* "raw", "standalone", "delta", "same", "copy", "cast". */
 const char *view_block_coding(const view_block *b);

@@ -1,5 +1,5 @@
 /*
- * Chunk files and record headers from any bytes. In fuzz builds checksums match whatever they are, so that what is tested is
+ * Chunk files, record headers and bundles from any bytes. In fuzz builds checksums match whatever they are, so that what is tested is
  * the parsing: it must stay inside the file and the memory it asked for, and what it accepts must make sense.
  */
 #ifndef _GNU_SOURCE
@@ -10,7 +10,9 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "codec/chunk_bundle.h"
 #include "codec/chunk_wire.h"
+#include "codec/record_wire.h"
 #include "support/fuzz.h"
 
 #define PAYLOAD_MAX (1u << 20)
@@ -60,6 +62,40 @@ static void try_headers(const uint8_t *data, size_t size) {
     arena_free(&arena);
 }
 
+/* As the payload of a bundle: what comes out lies inside it, in order. */
+static void try_bundle(const uint8_t *data, size_t size) {
+    record_arena arena = {0};
+    bundle_member *members;
+    size_t count;
+    ckd_region whole = {.kind = CKD_REGION_WHOLE};
+    record_tensor tensor = {.name = BUNDLE_NAME, .checkpoint = {{5}}, .role = CKD_ROLE_OTHER};
+    record r = {.kind = RECORD_BUNDLE, .tensor = &tensor, .region = &whole, .stored_size = size};
+    ckd_status status = bundle_decode(&members, &count, &r, data, 3, &arena, "fuzz", NULL);
+    require((status == CKD_OK) == (members != NULL) && (count > 0) == (members != NULL));
+    uint64_t end = 0;
+    for (size_t i = 0; i < count; i++) {
+        const record *m = &members[i].record;
+        check_record(m);
+        require(m->payload_offset >= end && members[i].before <= 3);
+        require(i == 0 || members[i].before >= members[i - 1].before);
+        end = m->payload_offset + m->stored_size;
+        require(end <= size);
+    }
+    require(count == 0 || end == size);
+    free(members);
+    arena_free(&arena);
+}
+
+static void try_payload(const chunk *c, const record *r) {
+    ckd_error err;
+    if (r->stored_size <= PAYLOAD_MAX) {
+        void *payload = malloc(r->stored_size + 1);
+        require(payload != NULL);
+        (void)chunk_read_payload(c, r, payload, &err);
+        free(payload);
+    }
+}
+
 static void try_file(const char *path) {
     chunk *c;
     ckd_error err;
@@ -68,19 +104,25 @@ static void try_file(const char *path) {
         return;
     }
     uint64_t end = CHUNK_HEADER_SIZE;
-    for (size_t i = 0; i < c->record_count; i++) {
-        const record *r = &c->records[i];
-        require(r->offset >= end);
-        end = r->offset + r->header_size + r->stored_size;
+    for (size_t i = 0; i < c->outer_count; i++) {
+        const record *r = &c->outer[i];
+        require(r->offset >= end && r->payload_offset == r->offset + r->header_size && !r->bundle);
+        end = r->payload_offset + r->stored_size;
         require(end <= c->index_offset);
         check_record(r);
         (void)chunk_check_record(c, r, &err);
-        if (r->stored_size <= PAYLOAD_MAX) {
-            void *payload = malloc(r->stored_size + 1);
-            require(payload != NULL);
-            (void)chunk_read_payload(c, r, payload, &err);
-            free(payload);
+        try_payload(c, r);
+    }
+    for (size_t i = 0; i < c->record_count; i++) {
+        const record *r = &c->records[i], *b = r->bundle;
+        require(r->kind != RECORD_BUNDLE && chunk_record_number(c, r) < c->outer_count);
+        check_record(r);
+        if (b) {
+            require(b >= c->outer && b < c->outer + c->outer_count && b->kind == RECORD_BUNDLE);
+            require(r->offset == b->offset && r->payload_offset >= b->payload_offset);
+            require(r->payload_offset + r->stored_size <= b->payload_offset + b->stored_size);
         }
+        try_payload(c, r);
     }
     chunk_close(c);
 }
@@ -98,5 +140,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     try_file(path);
     close(fd);
     try_headers(data, size);
+    if (size <= RECORD_BUNDLE_MAX) {
+        try_bundle(data, size);
+    }
     return 0;
 }

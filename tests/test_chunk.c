@@ -216,7 +216,8 @@ static void test_versions_and_features(void **state) {
         f->data.data[16 + bit / 8] = (uint8_t)(1u << bit % 8);
         reseal_header(&f->data);
         put_file(path, f->data.data, f->data.size);
-        assert_int_equal(check_all(path, &err), CKD_E_UNSUPPORTED);
+        bool known = CHUNK_FEATURES >> bit & 1; /* and not in need of being used */
+        assert_int_equal(check_all(path, &err), known ? CKD_OK : CKD_E_UNSUPPORTED);
         f->data.data[16 + bit / 8] = 0;
     }
     memset(f->data.data + 24, 0xff, 8); /* optional features */

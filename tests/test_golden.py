@@ -2,7 +2,8 @@
 
 tests/golden/v1/ is kept for good: every later version must read it. The handmade stores come from tests/golden/make_handmade.py,
 which does not use the library; `library` was written by the library's first version through tests/golden/make_library.py,
-`library-2` by the first one that writes framed streams, through make_frames() there.
+`library-2` by the first one that writes framed streams, through make_frames() there, `bundles` by the first one that writes
+bundles, through tests/golden/make_bundles.py.
 What they contain is in the .json files beside them.
 """
 
@@ -115,6 +116,34 @@ def test_reader_finds_every_changed_byte_of_a_chunk_file(tmp_path):
         path.write_bytes(data[:size])
         with pytest.raises(Corrupt):
             read_example(tmp_path / "s")
+
+
+def test_reader_finds_every_changed_byte_of_a_bundle(tmp_path):
+    shutil.copytree(GOLDEN / "bundles", tmp_path / "s")
+    path = next((tmp_path / "s/data/c").iterdir())
+    data = path.read_bytes()
+    opened = ckd_reader.Store(tmp_path / "s")
+    run, step = next(k for k, m in opened.manifests.items() if m.files[0].id.hex() == path.stem)
+    record = next(r.bundle for r in opened.checkpoint(run, step).tensors["first"].blocks)
+    first, heads = record.at, record.stored_size - sum(
+        r.stored_size for r in opened.chunk(opened.manifests[run, step].files[0]).records if hasattr(r, "bundle"))
+    assert 500 < heads < 3000
+    for at in range(first, first + heads, 7):
+        path.write_bytes(data[:at] + bytes([data[at] ^ 1 << at % 8]) + data[at + 1:])
+        with pytest.raises(Corrupt):
+            ckd_reader.Store(tmp_path / "s").checkpoint(run, step)
+    path.write_bytes(data)
+    ckd_reader.Store(tmp_path / "s").checkpoint(run, step)
+
+
+def test_order_of_tensors_in_bundles():
+    """The reader's and the command's: that in which they were saved."""
+    opened = ckd_reader.Store(GOLDEN / "bundles")
+    for run, step in opened.manifests:
+        shown = ckptdelta("show", GOLDEN / "bundles", "--run", run, "--step", step, "--json")
+        assert shown.returncode == 0, shown.stderr
+        names = [t["name"] for t in json.loads(shown.stdout)["tensors"]]
+        assert names == list(opened.checkpoint(run, step).tensors)
 
 
 def read_example(folder):
@@ -242,7 +271,8 @@ def test_command_names_what_it_does_not_know(store, key, tensor, number):
     assert snapshot(store) == before
 
 
-@pytest.mark.parametrize("store", ["handmade", "codings", "frames", "example", "library", "library-2"], indirect=True)
+@pytest.mark.parametrize("store", ["handmade", "codings", "frames", "example", "library", "library-2", "bundles"],
+                         indirect=True)
 def test_command_verifies(store):
     run = ckptdelta("verify", store, "--json")
     assert run.returncode == 0, run.stdout + run.stderr

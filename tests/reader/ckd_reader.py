@@ -29,7 +29,7 @@ DTYPES = {1: ("f64", 8), 2: ("f32", 4), 3: ("f16", 2), 4: ("bf16", 2), 5: ("f8e4
           8: ("i32", 4), 9: ("i16", 2), 10: ("i8", 1), 11: ("u64", 8), 12: ("u32", 4), 13: ("u16", 2), 14: ("u8", 1),
           15: ("bool", 1)}
 ROLES = {1: "weight", 2: "exp_avg", 3: "exp_avg_sq", 4: "master", 5: "other"}
-BLOCK, SIDE, GROUP, BLOB = 1, 2, 3, 4
+BLOCK, SIDE, GROUP, BLOB, BUNDLE = 1, 2, 3, 4, 5
 RECORD_MIN, RECORD_MAX, MAX_ELEMENTS, MAX_CHAIN = 74, 2**20, 2**40, 4096
 RUN_NAME = re.compile(r"[A-Za-z0-9_~][A-Za-z0-9._~-]{0,127}")
 NOTE_NAME = re.compile(r"(?s)(?P<run>.+)\.(?P<step>0|[1-9][0-9]{0,18})\.(?P<generation>0|[1-9][0-9]{0,9})")
@@ -238,18 +238,42 @@ def product(shape):
 
 
 class Dependency:
+    """As it stands in a record's header; in bundles the same fields come one by one."""
+
     def __init__(self, c, record):
-        self.kind, flags = c.varint(65535), c.u8()
-        if flags > 7:
-            raise Corrupt("a dependency has unknown flags")
-        self.checkpoint = c.nonzero_id() if flags & 1 else record.checkpoint
-        self.tensor = c.name() if flags & 2 else record.name
-        self.own_span = not flags & 4
-        self.region, self.first, self.count = record.region, record.first, record.count
-        if flags & 4:
-            self.region, self.first, self.count = Region(c, len(record.shape)), c.varint(), c.varint()
-            self.check_span()
+        self.read_kind(c)
+        self.read_flags(c)
+        self.read_checkpoint(c, record)
+        self.read_tensor(c, record)
+        self.read_span(c, record)
         self.content = c.take(16)
+        self.check(record)
+
+    def read_kind(self, c):
+        self.kind = c.varint(65535)
+
+    def read_flags(self, c):
+        self.flags = c.u8()
+        if self.flags > 7:
+            raise Corrupt("a dependency has unknown flags")
+
+    def read_checkpoint(self, c, record):
+        self.checkpoint = c.nonzero_id() if self.flags & 1 else record.checkpoint
+
+    def read_tensor(self, c, record):
+        self.tensor = c.name() if self.flags & 2 else record.name
+
+    def read_span(self, c, record):
+        self.own_span = not self.flags & 4
+        if self.flags & 4:
+            self.region, self.first, self.count = Region(c, len(record.shape)), c.varint(), c.varint()
+
+    def check(self, record):
+        flags = self.flags
+        if flags & 4:
+            self.check_span()
+        else:
+            self.region, self.first, self.count = record.region, record.first, record.count
         if (flags & 1 and self.checkpoint == record.checkpoint or flags & 2 and self.tensor == record.name or
                 flags & 4 and (self.region.key, self.first, self.count) ==
                 (record.region.key, record.first, record.count)):
@@ -305,9 +329,15 @@ class Record:
         elements = self.region.elements(self.shape)
         if self.first + self.count > elements:
             raise Corrupt("elements do not lie inside their region")
-        limit = {SIDE: 2**26, GROUP: 2**20, BLOB: 2**30}.get(self.kind, 2**64)
-        if self.raw_size > limit or self.kind in (BLOCK, SIDE, GROUP, BLOB) and self.stored_size > self.raw_size:
+        limit = {SIDE: 2**26, GROUP: 2**20, BLOB: 2**30, BUNDLE: 2**24}.get(self.kind, 2**64)
+        if self.raw_size > limit or BLOCK <= self.kind <= BUNDLE and self.stored_size > self.raw_size:
             raise Corrupt("sizes of a record")
+        if self.kind == BUNDLE and (
+                (self.role, self.dtype, self.shape, self.region.kind, self.name) != (5, 0, (), 0, "bundle") or
+                self.stored_size != self.raw_size or any((self.coding, self.predictor, self.first, self.count, self.depth,
+                                                          self.chain_stored, self.chain_work, self.base_stored)) or
+                self.dependencies):
+            raise Corrupt("header of a bundle")
         if self.kind != BLOCK:
             return
         if self.dtype not in DTYPES or self.role not in ROLES:
@@ -320,6 +350,93 @@ class Record:
             raise Corrupt("a predicted block names no dependency")
         if self.predictor in (2, 3) and (self.stored_size or self.coding):
             raise Corrupt("a copy has a payload")
+
+
+def hint(low, high):
+    code = low | high << 8
+    if code > 14591:
+        raise Corrupt("a hint is too large")
+    return code if code < 512 else (256 + code % 256) << code // 256 - 1
+
+
+class Bundled(Record):
+    """A record of a bundle; its fields are filled in column by column."""
+
+    def __init__(self, bundle):
+        self.bundle, self.checkpoint, self.chunk, self.at = bundle, bundle.checkpoint, bundle.chunk, None
+
+    def complete(self):
+        elements = self.region.elements(self.shape)
+        self.count = elements - self.first - self.left
+        if self.kind == BUNDLE or self.count < 0:
+            raise Corrupt("kind or elements of a record in a bundle")
+        if self.kind == BLOCK:
+            self.raw_size = self.count * DTYPES[self.dtype][1] if self.dtype in DTYPES else self.stored_size
+        self.chain_stored, self.base_stored = self.hints[0] + self.stored_size, self.hints[2] + self.stored_size
+        self.chain_work = self.hints[1]
+        for d in self.dependencies:
+            d.check(self)
+        self.check()
+
+
+def read_bundle(bundle, data, outside, least):
+    """[(records outside of bundles before it, record)] of a bundle's payload."""
+    c = Cursor(data)
+    count, raw_size, stored, hash_count = c.u32(), c.u32(), c.u32(), c.u32()
+    if not 1 <= count <= 4096 or raw_size > 2**24 or stored > raw_size or not count <= hash_count <= 2**18:
+        raise Corrupt("numbers in front of a bundle")
+    heads, hashes = c.take(stored), [c.take(16) for _ in range(hash_count)]
+    covered = c.at
+    if c.u64() != hash64(data[:covered]):
+        raise Corrupt("checksum of a bundle's heads")
+    columns = Cursor(heads if stored == raw_size else ckd_codings.unzstd(heads, raw_size))
+    records = [Bundled(bundle) for _ in range(count)]
+    read_columns(columns, records, hash_count - count)
+    dependencies = [d for r in records for d in r.dependencies]
+    for r, content in zip(records + dependencies, hashes):
+        r.content = content
+    before, out = 0, []
+    for r in records:
+        before += r.place
+        if not least <= before <= outside:
+            raise Corrupt("the place of a record of a bundle")
+        r.at = bundle.at + c.at
+        r.checksum = hash64(c.take(r.stored_size))  # what is found: damage shows in the content hash
+        r.complete()
+        out.append((before, r))
+    c.end()
+    return out
+
+
+def read_columns(c, records, dependency_count):
+    def column(field, read):
+        for r in records:
+            setattr(r, field, read(r))
+
+    column("place", lambda r: c.varint())
+    for field in ("kind", "coding", "predictor", "role", "dtype"):
+        column(field, lambda r: c.varint(65535))
+    column("ndim", lambda r: c.varint(16))
+    column("shape", lambda r: tuple(c.varint() for _ in range(r.ndim)))
+    column("region", lambda r: Region(c, r.ndim))
+    column("first", lambda r: c.varint())
+    column("left", lambda r: c.varint())
+    column("raw_size", lambda r: None if r.kind == BLOCK else c.varint())
+    column("stored_size", lambda r: c.varint())
+    column("depth", lambda r: c.varint(2**32 - 1))
+    bytes_of = [[c.u8() for _ in records] for _ in range(6)]
+    for i, r in enumerate(records):
+        r.hints = [hint(bytes_of[k][i], bytes_of[k + 1][i]) for k in (0, 2, 4)]
+    column("name", lambda r: c.name())
+    column("dependencies", lambda r: [Dependency.__new__(Dependency) for _ in range(c.varint(1024))])
+    if sum(len(r.dependencies) for r in records) != dependency_count:
+        raise Corrupt("number of dependencies in a bundle")
+    for read in (lambda d, r: d.read_kind(c), lambda d, r: d.read_flags(c), lambda d, r: d.read_checkpoint(c, r),
+                 lambda d, r: d.read_tensor(c, r), lambda d, r: d.read_span(c, r)):
+        for r in records:
+            for d in r.dependencies:
+                read(d, r)
+    c.end()
 
 
 # --- chunk files
@@ -349,8 +466,9 @@ class Chunk:
             raise Unsupported(f"format version {major}")
         if size != 88:
             raise Corrupt("size of the file header")
-        if required:
-            raise Unsupported(f"required features {required:#x}")
+        if required & ~1:
+            raise Unsupported(f"required features {required & ~1:#x}")
+        self.has_bundles = required & 1
         if of_store != store or file != expected.id or len(data) != expected.size:
             raise Corrupt("not the file that the manifest names")
 
@@ -390,6 +508,22 @@ class Chunk:
         index.end()
         if at != end:
             raise Corrupt("records do not end where the index begins")
+        self.unpack_bundles()
+
+    def unpack_bundles(self):
+        """Puts what is in bundles in its place among the records."""
+        placed, outside, least = [], 0, 0
+        for record in self.records:
+            if record.kind != BUNDLE:
+                placed.append((outside, 1, record))
+                outside += 1
+                continue
+            if not self.has_bundles:
+                raise Corrupt("a bundle in a file that says that it has none")
+            inside = read_bundle(record, self.data[record.at:record.at + record.stored_size], outside, least)
+            least = inside[-1][0]
+            placed += [(before, 0, r) for before, r in inside]
+        self.records = [r for _, _, r in sorted(placed, key=lambda p: p[:2])]
 
     def payload(self, record):
         data = self.data[record.at:record.at + record.stored_size]
