@@ -55,7 +55,8 @@ static const char *block_problem(const record *r, uint64_t elements, ckd_status 
     if (bare && (r->stored_size != 0 || r->coding != 0)) {
         return "a copy has a payload or a coding";
     }
-    if ((bare || r->predictor == PREDICT_PARENT) && r->dependency_count == 0) {
+    bool builds = bare || r->predictor == PREDICT_PARENT || r->predictor == PREDICT_STEP;
+    if (builds && r->dependency_count == 0) {
         return "a block predicted from other values does not say from which";
     }
     return NULL;

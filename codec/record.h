@@ -22,7 +22,9 @@ typedef enum predictor {
     PREDICT_NONE = 0,   /* the payload holds the values */
     PREDICT_PARENT = 1, /* the payload holds differences to the bits of the first dependency's values */
     PREDICT_COPY = 2,   /* no payload: the values are the first dependency's */
-    PREDICT_CAST = 3    /* no payload: the first dependency's values, rounded to this dtype */
+    PREDICT_CAST = 3,   /* no payload: the first dependency's values, rounded to this dtype */
+    PREDICT_STEP =
+        4 /* the payload holds differences to what an optimizer step is expected to give (codec/group.h) */
 } predictor;
 
 typedef enum dependency_kind {

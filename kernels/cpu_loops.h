@@ -14,7 +14,7 @@
  * element depends on another one.
  */
 #if defined(__GNUC__) && !defined(__clang__)
-#define CPU_LOOP     CPU_TARGET __attribute__((optimize("O3")))
+#define CPU_LOOP     CPU_TARGET __attribute__((optimize("O3", "fp-contract=off")))
 #define CPU_NO_CARRY _Pragma("GCC ivdep")
 #else
 #define CPU_LOOP     CPU_TARGET
@@ -113,6 +113,98 @@ DEFINE_CONTEXT(u8, uint8_t, scalar_context_unsigned)
 DEFINE_CAST(cast_f32_bf16, uint16_t, uint32_t, scalar_bf16_from_f32)
 DEFINE_CAST(cast_f32_f16, uint16_t, uint32_t, scalar_f16_from_f32)
 DEFINE_CAST(cast_f64_f32, uint32_t, uint64_t, scalar_f32_from_f64)
+
+/* ---- optimizer steps: one loop a rule ---- */
+
+#define DEFINE_STEP(name, expression)                                                                    \
+    CPU_LOOP static void step_##name(const scalar_step *rule, void *out, const void *before,             \
+                                     const void *first, const void *second, size_t n) {                  \
+        const scalar_step copy = *rule, *const s = &copy; /* that nothing written to `out` can change */ \
+        CPU_NO_CARRY                                                                                     \
+        for (size_t i = 0; i < n; i++) {                                                                 \
+            LOAD(float, x, before, i);                                                                   \
+            LOAD(float, a, first, i);                                                                    \
+            LOAD(float, b, second, i);                                                                   \
+            float predicted = expression;                                                                \
+            uint32_t bits;                                                                               \
+            memcpy(&bits, &predicted, sizeof(bits));                                                     \
+            STORE(uint32_t, out, i, scalar_prediction(bits));                                            \
+        }                                                                                                \
+    }
+#define DEFINE_SQUARE(k)                                                          \
+    DEFINE_STEP(lerp_##k, scalar_square_##k(s, x, scalar_gradient_lerp(s, a, b))) \
+    DEFINE_STEP(mul_##k, scalar_square_##k(s, x, scalar_gradient_mul(s, a, b)))
+DEFINE_SQUARE(0)
+DEFINE_SQUARE(1)
+DEFINE_SQUARE(2)
+DEFINE_SQUARE(3)
+DEFINE_SQUARE(4)
+DEFINE_STEP(adam_0, scalar_adam_0(s, x, a, b))
+DEFINE_STEP(adam_1, scalar_adam_1(s, x, a, b))
+DEFINE_STEP(adam_2, scalar_adam_2(s, x, a, b))
+DEFINE_STEP(adam_3, scalar_adam_3(s, x, a, b))
+DEFINE_STEP(adam_4, scalar_adam_4(s, x, a, b))
+DEFINE_STEP(adam_5, scalar_adam_5(s, x, a, b))
+DEFINE_STEP(sgd_0, ((void)b, scalar_sgd_0(s, x, a)))
+DEFINE_STEP(sgd_1, ((void)b, scalar_sgd_1(s, x, a)))
+DEFINE_STEP(nesterov_0, scalar_sgd_0(s, x, scalar_nesterov(s, a, b)))
+DEFINE_STEP(nesterov_1, scalar_sgd_1(s, x, scalar_nesterov(s, a, b)))
+
+typedef void (*step_loop)(const scalar_step *, void *, const void *, const void *, const void *, size_t);
+
+/* By number. */
+static const step_loop step_loops[] = {
+    [1] = step_lerp_0,  [2] = step_lerp_1,  [3] = step_lerp_2,      [4] = step_lerp_3,
+    [5] = step_lerp_4,  [6] = step_mul_0,   [7] = step_mul_1,       [8] = step_mul_2,
+    [9] = step_mul_3,   [10] = step_mul_4,  [17] = step_adam_0,     [18] = step_adam_1,
+    [19] = step_adam_2, [20] = step_adam_3, [21] = step_adam_4,     [22] = step_adam_5,
+    [33] = step_sgd_0,  [34] = step_sgd_1,  [35] = step_nesterov_0, [36] = step_nesterov_1,
+};
+
+/* In the order of the record. */
+static scalar_step scalar_step_of(const double c[STEP_COEFFICIENTS]) {
+    return (scalar_step){.beta1 = c[0],
+                         .rest1 = c[1],
+                         .beta2 = c[2],
+                         .rest2 = c[3],
+                         .keep = c[4],
+                         .decay = c[5],
+                         .rate = c[6],
+                         .root = c[7],
+                         .eps = c[8],
+                         .bias1 = c[9],
+                         .bias2 = c[10],
+                         .lr = c[11],
+                         .weight_decay = c[12],
+                         .momentum = c[13],
+                         .undamped = c[14],
+                         .beta1_f = (float)c[0],
+                         .rest1_f = (float)c[1],
+                         .beta2_f = (float)c[2],
+                         .rest2_f = (float)c[3],
+                         .keep_f = (float)c[4],
+                         .rate_f = (float)c[6],
+                         .root_f = (float)c[7],
+                         .eps_f = (float)c[8],
+                         .bias1_f = (float)c[9],
+                         .bias2_f = (float)c[10],
+                         .lr_f = (float)c[11],
+                         .weight_decay_f = (float)c[12],
+                         .momentum_f = (float)c[13],
+                         .undamped_f = (float)c[14]};
+}
+
+static bool optimizer_step(const step_rule *rule, void *out, const void *before, const void *first,
+                           const void *second, size_t n) {
+    size_t known = sizeof(step_loops) / sizeof(step_loops[0]);
+    step_loop loop = rule->rule < known ? step_loops[rule->rule] : NULL;
+    if (!loop) {
+        return false;
+    }
+    scalar_step s = scalar_step_of(rule->coefficients);
+    loop(&s, out, before, first, second ? second : first, n);
+    return true;
+}
 
 /* ---- the table's functions: choose the loop ---- */
 
@@ -217,4 +309,5 @@ const kernels CPU_TABLE = {
     .unrotate_sign = unrotate_sign,
     .magnitude_context = magnitude_context,
     .cast = cast,
+    .optimizer_step = optimizer_step,
 };

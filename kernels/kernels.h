@@ -3,8 +3,8 @@
  * the same bits. Callers own all buffers, nothing is allocated, nothing fails. Thread-safe. Buffers need no alignment; they must not
  * overlap unless a comment allows it.
  *
- * All of it is integer arithmetic on the bits of the values, so neither rounding mode nor flush-to-zero of the host
- * program matters, and NaN payloads, -0 and denormals pass unchanged.
+ * All but optimizer_step is integer arithmetic on the bits of the values, so that NaN payloads, -0 and denormals pass unchanged.
+ * Callers are in the library's floating-point mode (base/float_mode.h).
  */
 #ifndef KERNELS_KERNELS_H
 #define KERNELS_KERNELS_H
@@ -13,7 +13,14 @@
 
 #include "engine/ckptdelta.h"
 
-#define KERNELS_VERSION 1
+#define KERNELS_VERSION 2
+
+/* A rule of FORMAT.md, "Optimizer steps", and the coefficients of its group record, in the record's order. */
+#define STEP_COEFFICIENTS 15
+typedef struct step_rule {
+    uint32_t rule;
+    double coefficients[STEP_COEFFICIENTS];
+} step_rule;
 
 typedef struct kernels {
     uint32_t version; /* KERNELS_VERSION: a backend of another one is not used */
@@ -49,6 +56,13 @@ typedef struct kernels {
      * f32 -> f16, f64 -> f32 are).
      */
     bool (*cast)(ckd_dtype to, void *out, ckd_dtype from, const void *in, size_t n);
+
+    /*
+     * Predicts n f32 values from those of the step before and one or two other arrays, which the rule names (second is not read
+     * if it takes one). out may be one of them. false if the rule is not known.
+     */
+    bool (*optimizer_step)(const step_rule *rule, void *out, const void *before, const void *first,
+                           const void *second, size_t n);
 } kernels;
 
 /* The reference backend. Never NULL. Chooses vector paths at run time; all give the same bits. */

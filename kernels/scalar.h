@@ -1,9 +1,10 @@
 /*
  * The arithmetic of one element, in C that gcc, clang and nvcc compile alike: every backend builds its loops from these
- * functions, so that they cannot differ. Integers only: no rounding mode, no flush to zero, no libm. codec/FORMAT.md,
- * "Transformations of values", is normative.
+ * functions, so that they cannot differ. codec/FORMAT.md, "Transformations of values", is normative.
  *
- * Names end in the width of the element in bits. Values are passed as their bits.
+ * Values are passed as their bits, and functions on them end in the width of the element in bits: integers only, no rounding
+ * mode, no flush to zero. The last section, optimizer steps, computes with floats: IEEE + - * / and sqrt in the order written, to nearest,
+ * with denormals, never contracted (-ffp-contract=off, --fmad=false). No libm.
  */
 #ifndef KERNELS_SCALAR_H
 #define KERNELS_SCALAR_H
@@ -121,6 +122,90 @@ KERNELS_FN uint32_t scalar_f32_from_f64(uint64_t bits) {
     rounded = magnitude >= UINT64_C(0x47effffff0000000) ? UINT64_C(0x7f800000) : rounded;
     rounded |= bits >> 32 & UINT64_C(0x80000000);
     return (uint32_t)(magnitude > UINT64_C(0x7ff0000000000000) ? UINT64_C(0x7fc00000) : rounded);
+}
+
+/* ---- optimizer steps: FORMAT.md, "Optimizer steps", has the rules by number ---- */
+
+/* A group record's coefficients, and the same rounded to f32. */
+typedef struct scalar_step {
+    double beta1, rest1, beta2, rest2, keep, decay, rate, root, eps, bias1, bias2, lr, weight_decay, momentum,
+        undamped;
+    float beta1_f, rest1_f, beta2_f, rest2_f, keep_f, rate_f, root_f, eps_f, bias1_f, bias2_f, lr_f,
+        weight_decay_f, momentum_f, undamped_f;
+} scalar_step;
+
+#if defined(__CUDA_ARCH__)
+#define KERNELS_SQRT(x) __fsqrt_rn(x)
+#else
+#define KERNELS_SQRT(x) __builtin_sqrtf(x)
+#endif
+
+/* The gradient that took the first moment from m0 to m1: m1 = m0 + rest1 (g - m0), or m1 = beta1 m0 + rest1 g. */
+KERNELS_FN float scalar_gradient_lerp(const scalar_step *s, float m1, float m0) {
+    return (m1 - m0) / s->rest1_f + m0;
+}
+KERNELS_FN float scalar_gradient_mul(const scalar_step *s, float m1, float m0) {
+    return (m1 - s->beta1_f * m0) / s->rest1_f;
+}
+
+/* exp_avg_sq from what it was and the gradient, as programs round it. */
+KERNELS_FN float scalar_square_0(const scalar_step *s, float v, float g) {
+    return v * s->beta2_f + (s->rest2_f * g) * g;
+}
+KERNELS_FN float scalar_square_1(const scalar_step *s, float v, float g) {
+    return v * s->beta2_f + s->rest2_f * (g * g);
+}
+KERNELS_FN float scalar_square_2(const scalar_step *s, float v, float g) {
+    float scaled = s->rest2_f * g, kept = v * s->beta2_f;
+    return (float)((double)kept + (double)scaled * (double)g);
+}
+KERNELS_FN float scalar_square_3(const scalar_step *s, float v, float g) {
+    float square = g * g, kept = v * s->beta2_f;
+    return (float)((double)kept + (double)s->rest2_f * (double)square);
+}
+KERNELS_FN float scalar_square_4(const scalar_step *s, float v, float g) {
+    return (float)(s->beta2 * (double)v + (s->rest2 * (double)g) * (double)g);
+}
+
+/* Weights of Adam and AdamW from what they were and both moments. */
+KERNELS_FN float scalar_adam_0(const scalar_step *s, float w, float m, float v) {
+    return w * s->keep_f - (s->rate_f * m) / (KERNELS_SQRT(v) / s->root_f + s->eps_f);
+}
+KERNELS_FN float scalar_adam_1(const scalar_step *s, float w, float m, float v) {
+    return w * s->keep_f - s->rate_f * (m / (KERNELS_SQRT(v) / s->root_f + s->eps_f));
+}
+KERNELS_FN float scalar_adam_2(const scalar_step *s, float w, float m, float v) {
+    float kept = w * s->keep_f, direction = m / (KERNELS_SQRT(v) / s->root_f + s->eps_f);
+    return (float)((double)kept - (double)s->rate_f * (double)direction);
+}
+KERNELS_FN float scalar_adam_3(const scalar_step *s, float w, float m, float v) {
+    float kept = (float)((double)w - s->decay * (double)w);
+    float root = KERNELS_SQRT(v) / s->root_f, below = (float)((double)root + s->eps);
+    return kept - (s->rate_f * m) / below;
+}
+KERNELS_FN float scalar_adam_4(const scalar_step *s, float w, float m, float v) {
+    float direction = (m / s->bias1_f) / (KERNELS_SQRT(v / s->bias2_f) + s->eps_f);
+    return w - s->lr_f * (direction + s->weight_decay_f * w);
+}
+KERNELS_FN float scalar_adam_5(const scalar_step *s, float w, float m, float v) {
+    double below = (double)KERNELS_SQRT(v) / s->root + s->eps;
+    return (float)(s->keep * (double)w - (s->rate * (double)m) / below);
+}
+
+/* Weights of SGD from what they were and the momentum, which has the gradient in it already. */
+KERNELS_FN float scalar_sgd_0(const scalar_step *s, float w, float m) {
+    return w - s->lr_f * m;
+}
+KERNELS_FN float scalar_sgd_1(const scalar_step *s, float w, float m) {
+    return (float)((double)w - (double)s->lr_f * (double)m);
+}
+KERNELS_FN float scalar_nesterov(const scalar_step *s, float m1, float m0) {
+    return (m1 - s->momentum_f * m0) / s->undamped_f + s->momentum_f * m1;
+}
+
+/* The bits of a prediction: all NaNs are one, as machines differ in those they make. */
+KERNELS_FN uint32_t scalar_prediction(uint32_t bits) {
+    return (bits & UINT32_C(0x7fffffff)) > UINT32_C(0x7f800000) ? UINT32_C(0x7fc00000) : bits;
 }
 
 #endif

@@ -378,6 +378,170 @@ static void test_casts_of_arrays(void **state) {
     }
 }
 
+/* ---- optimizer steps, against FORMAT.md's formulas written down once more, an element at a time ---- */
+
+static const step_rule step_numbers = {.coefficients = {0.9, 1 - 0.9, 0.95, 1 - 0.95, 1 - 1e-4, 1e-4, 1.1e-3,
+                                                        0.87, 1e-8, 0.91, 0.757, 1e-3, 0.1, 0.8, 0.75}};
+
+static float expected_gradient(uint32_t rule, float a, float b) {
+    const double *c = step_numbers.coefficients;
+    volatile float r1 = (float)c[1], b1 = (float)c[0];
+    if (rule <= 5) {
+        volatile float d = a - b, q = d / r1;
+        return q + b;
+    }
+    volatile float p = b1 * b, d = a - p;
+    return d / r1;
+}
+
+static float expected_square(uint32_t rule, float x, float a, float b) {
+    const double *c = step_numbers.coefficients;
+    volatile float g = expected_gradient(rule, a, b), r2 = (float)c[3], kept = x * (float)c[2];
+    volatile float scaled = r2 * g, square = g * g, product;
+    volatile double wide;
+    switch ((rule - 1) % 5) {
+    case 0:
+        product = scaled * g;
+        return kept + product;
+    case 1:
+        product = r2 * square;
+        return kept + product;
+    case 2:
+        wide = (double)scaled * (double)g;
+        return (float)((double)kept + wide);
+    case 3:
+        wide = (double)r2 * (double)square;
+        return (float)((double)kept + wide);
+    default:
+        wide = c[3] * (double)g;
+        wide = wide * (double)g;
+        volatile double first = c[2] * (double)x;
+        return (float)(first + wide);
+    }
+}
+
+static float expected_adam(uint32_t rule, float x, float a, float b) {
+    const double *c = step_numbers.coefficients;
+    volatile float s = sqrtf(b), below = s / (float)c[7], rate = (float)c[6], kept = x * (float)c[4];
+    volatile float full = below + (float)c[8], t;
+    volatile double wide;
+    switch (rule) {
+    case 17:
+        t = rate * a;
+        t = t / full;
+        return kept - t;
+    case 18:
+        t = a / full;
+        t = rate * t;
+        return kept - t;
+    case 19:
+        t = a / full;
+        wide = (double)rate * (double)t;
+        return (float)((double)kept - wide);
+    case 20:
+        wide = c[5] * (double)x;
+        kept = (float)((double)x - wide);
+        full = (float)((double)below + c[8]);
+        t = rate * a;
+        t = t / full;
+        return kept - t;
+    case 21:
+        t = b / (float)c[10];
+        full = sqrtf(t) + (float)c[8];
+        t = a / (float)c[9];
+        t = t / full;
+        full = (float)c[12] * x;
+        t = t + full;
+        t = (float)c[11] * t;
+        return x - t;
+    default:
+        wide = (double)s / c[7];
+        wide = wide + c[8];
+        volatile double up = c[6] * (double)a, quotient = up / wide, first = c[4] * (double)x;
+        return (float)(first - quotient);
+    }
+}
+
+static float expected_sgd(uint32_t rule, float x, float a, float b) {
+    const double *c = step_numbers.coefficients;
+    volatile float d = a, lr = (float)c[11], t;
+    if (rule >= 35) {
+        t = (float)c[13] * b;
+        t = a - t;
+        t = t / (float)c[14];
+        d = (float)c[13] * a;
+        d = t + d;
+    }
+    if (rule % 2) {
+        t = lr * d;
+        return x - t;
+    }
+    volatile double wide = (double)lr * (double)d;
+    return (float)((double)x - wide);
+}
+
+static uint32_t expected_step(uint32_t rule, uint32_t x, uint32_t a, uint32_t b) {
+    float in[3], out;
+    memcpy(&in[0], &x, 4);
+    memcpy(&in[1], &a, 4);
+    memcpy(&in[2], &b, 4);
+    out = rule <= 10   ? expected_square(rule, in[0], in[1], in[2])
+          : rule <= 22 ? expected_adam(rule, in[0], in[1], in[2])
+                       : expected_sgd(rule, in[0], in[1], in[2]);
+    uint32_t bits;
+    memcpy(&bits, &out, 4);
+    return isnan(out) ? 0x7fc00000 : bits;
+}
+
+/* Specials meet each other in all three places; then anything, and what training states look like. */
+static uint32_t step_pattern(size_t i, unsigned place) {
+    size_t digit = place == 0 ? i % 24 : place == 1 ? i / 24 % 24 : i / 576 % 24;
+    if (i < 2304) {
+        return (uint32_t)pattern(digit, 4);
+    }
+    uint32_t bits = (uint32_t)next_random();
+    return i % 2 ? bits : (bits & 0x807fffff) | (100 + (bits >> 23 & 31)) << 23;
+}
+
+static void test_optimizer_steps(void **state) {
+    (void)state;
+    const kernels *all[3];
+    size_t n = backends(all);
+    for (size_t b = 0; b < n; b++) {
+        for (uint32_t number = 0; number < 40; number++) {
+            bool known = (number >= 1 && number <= 10) || (number >= 17 && number <= 22) ||
+                         (number >= 33 && number <= 36);
+            step_rule rule = step_numbers;
+            rule.rule = number;
+            guarded in[3], out = guarded_new(MOST * 4, 3);
+            for (unsigned p = 0; p < 3; p++) {
+                in[p] = guarded_new(MOST * 4, p + 1);
+                for (size_t i = 0; i < MOST; i++) {
+                    store(in[p].at, 4, i, step_pattern(i, p));
+                }
+            }
+            assert_int_equal(all[b]->optimizer_step(&rule, out.at, in[0].at, in[1].at, in[2].at, MOST),
+                             known);
+            for (size_t i = 0; i < MOST && known; i++) {
+                uint32_t want = expected_step(number, (uint32_t)load(in[0].at, 4, i),
+                                              (uint32_t)load(in[1].at, 4, i), (uint32_t)load(in[2].at, 4, i));
+                if (load(out.at, 4, i) != want) {
+                    fail_msg("%s: rule %u, element %zu: %08x, not %08x", all[b]->name, number, i,
+                             (unsigned)load(out.at, 4, i), want);
+                }
+            }
+            if (known) { /* in place */
+                all[b]->optimizer_step(&rule, in[0].at, in[0].at, in[1].at, in[2].at, MOST);
+                assert_memory_equal(in[0].at, out.at, MOST * 4);
+            }
+            for (unsigned p = 0; p < 3; p++) {
+                guarded_free(&in[p]);
+            }
+            guarded_free(&out);
+        }
+    }
+}
+
 /* The host program may have set any rounding mode. */
 static void test_rounding_modes(void **state) {
     (void)state;
@@ -408,7 +572,7 @@ int main(void) {
         cmocka_unit_test(test_table),          cmocka_unit_test(test_residual_and_back),
         cmocka_unit_test(test_rotation),       cmocka_unit_test(test_context),
         cmocka_unit_test(test_casts),          cmocka_unit_test(test_casts_of_arrays),
-        cmocka_unit_test(test_rounding_modes),
+        cmocka_unit_test(test_rounding_modes), cmocka_unit_test(test_optimizer_steps),
     };
     return cmocka_run_group_tests_name("kernels", tests, NULL, NULL);
 }
