@@ -2,10 +2,13 @@
 
 #include <stdlib.h>
 
+#include "engine/block_step.h"
+
 #define MAX_HOLDERS    64u    /* checkpoints that one builds on: each is open while this one is loaded */
 #define PROBE_BYTES    16384u /* of a block, to see whether zstd or LZ4 can win */
 #define PROBE_WHOLE    65536u /* smaller blocks are tried whole */
 #define MIN_COPY_BYTES 64u    /* naming the values costs about as much */
+#define STEP_HEADER    320u   /* what naming the values of an optimizer step takes more than others do */
 
 ckd_status block_job_init(block_job *job, ckd_error *err) {
     memset(job, 0, sizeof(*job));
@@ -20,7 +23,8 @@ ckd_status block_job_init(block_job *job, ckd_error *err) {
 void block_job_free(block_job *job) {
     decoder_free(&job->decoder);
     block_plan_free(&job->plan);
-    bytes *const buffers[] = {&job->own, &job->previous, &job->standalone.payload, &job->delta.payload};
+    bytes *const buffers[] = {&job->own, &job->previous, &job->standalone.payload, &job->delta.payload,
+                              &job->step_before};
     for (size_t i = 0; i < sizeof(buffers) / sizeof(buffers[0]); i++) {
         bytes_free(buffers[i]);
     }
@@ -41,16 +45,15 @@ static void depend_on(block_job *job, predictor p, const ckd_id *checkpoint, con
                       const hash128 *content) {
     job->known = p == PREDICT_COPY || p == PREDICT_CAST;
     job->predictor = p;
-    job->dependency = (dependency){.kind = DEPENDS_VALUES,
-                                   .checkpoint = *checkpoint,
-                                   .tensor = tensor,
-                                   .same_span = true,
-                                   .content = *content};
+    job->dependency_count = 1;
+    job->dependencies[0] = (dependency){.kind = DEPENDS_VALUES,
+                                        .checkpoint = *checkpoint,
+                                        .tensor = tensor,
+                                        .same_span = true,
+                                        .content = *content};
 }
 
-/* The parent's block over the very same span, if it was cut the same way. */
-static const record *matching_block(const block_job *job, const tensor_context *tensor,
-                                    const view_tensor *in) {
+const record *block_matching(const block_job *job, const tensor_context *tensor, const view_tensor *in) {
     span mine = {tensor->region, job->first, job->count};
     for (size_t s = 0; s < in->shard_count; s++) {
         const view_shard *shard = &in->shards[s];
@@ -85,7 +88,7 @@ static bool holder_has(const coding_context *save, const ckd_id *holder, const b
     if (views_get(&v, save->views, holder, NULL) == CKD_OK) {
         t = view_find(v, tensor->tensor->name);
     }
-    const record *r = t ? matching_block(job, tensor, t) : NULL;
+    const record *r = t ? block_matching(job, tensor, t) : NULL;
     return r && hash128_equal(&r->content, &job->content);
 }
 
@@ -207,7 +210,9 @@ static ckd_status try_byte_codecs(block_job *job, candidate *best, const coding_
  */
 static uint64_t expected_alone(const block_job *job, uint64_t raw) {
     const record *r = job->parent_block;
-    if (!r || (r->predictor != PREDICT_NONE && r->predictor != PREDICT_PARENT)) {
+    bool known =
+        r && (r->predictor == PREDICT_NONE || r->predictor == PREDICT_PARENT || r->predictor == PREDICT_STEP);
+    if (!known) {
         return 0;
     }
     return r->base_stored > raw / 8 && r->base_stored < raw - raw / 32 ? r->base_stored : 0;
@@ -284,8 +289,9 @@ static ckd_status plan_delta_symbols(block_job *job, const coding_context *save,
                : CKD_OK;
 }
 
+/* plain: the difference to the parent's values may be taken, too. */
 static ckd_status plan_delta(block_job *job, const coding_context *save, const tensor_context *tensor,
-                             ckd_error *err) {
+                             bool plain, ckd_error *err) {
     uint64_t raw = raw_size(job, tensor);
     unsigned width = width_of(tensor);
     void *previous = bytes_scratch(&job->previous, raw, "coding scratch", err);
@@ -304,6 +310,10 @@ static ckd_status plan_delta(block_job *job, const coding_context *save, const t
     }
     hash128 parent_content = job->parent_block ? job->parent_block->content : content_hash(previous, raw);
     depend_on(job, PREDICT_PARENT, &save->parent->manifest.checkpoint.id, "", &parent_content);
+    status = job->step.available ? block_step_predict(job, save, tensor, err) : CKD_OK;
+    if (status != CKD_OK || (!job->step.chosen && !plain)) {
+        return status;
+    }
     if (save->codec == CKD_CODEC_AUTO) {
         return plan_delta_symbols(job, save, width, raw, err);
     }
@@ -333,6 +343,13 @@ static ckd_status hash_rounded(block_job *job, ckd_error *err) {
     return CKD_OK;
 }
 
+/* What a part that is a step may be measured by: a base load of its inputs, of itself, and of the third of the three. */
+static load_cost block_step_base(const block_job *job) {
+    double times = job->step.two_inputs ? 1 : 2;
+    return (load_cost){job->step.base.stored + times * job->base.stored,
+                       job->step.base.work + times * job->base.work};
+}
+
 ckd_status block_analyse(block_job *job, const coding_context *save, const tensor_context *tensor,
                          const load_budget *budget, ckd_error *err) {
     uint64_t raw = raw_size(job, tensor);
@@ -342,13 +359,14 @@ ckd_status block_analyse(block_job *job, const coding_context *save, const tenso
     job->depth = 0;
     job->decoder.steps = 0;
     job->parent_damaged = job->delta_lost = false;
+    job->step.available = job->step.chosen = false;
     job->standalone.available = job->delta.available = job->delta.encoded = false;
     job->content = content_hash(job->values, raw);
     ckd_status status = is_master(tensor) ? hash_rounded(job, err) : CKD_OK;
     if (status != CKD_OK) {
         return status;
     }
-    job->parent_block = tensor->parent ? matching_block(job, tensor, tensor->parent) : NULL;
+    job->parent_block = tensor->parent ? block_matching(job, tensor, tensor->parent) : NULL;
     if (raw >= MIN_COPY_BYTES && save->codec != CKD_CODEC_RAW &&
         (find_in_parent(job, save, tensor) || find_in_save(job, save, tensor))) {
         return job->depth > 0 ? plan_standalone(job, save, tensor, false, err) : CKD_OK;
@@ -357,14 +375,18 @@ ckd_status block_analyse(block_job *job, const coding_context *save, const tenso
     if (delta) {
         measure_parent(job, tensor);
         delta = job->parent_depth < MAX_SAVE_DEPTH;
+        block_step_measure(job, tensor);
     }
     status = plan_standalone(job, save, tensor, delta, err);
     if (status != CKD_OK) {
         return status;
     }
     job->base = base_cost(width_of(tensor), raw, job->standalone.size);
-    if (delta && budget_allows_parent(budget, &job->parent_chain, &job->base)) {
-        status = plan_delta(job, save, tensor, err);
+    bool plain = delta && budget_allows_parent(budget, &job->parent_chain, &job->base);
+    load_cost step_base = job->step.available ? block_step_base(job) : job->base;
+    job->step.available = job->step.available && budget_allows_parent(budget, &job->step.chain, &step_base);
+    if (plain || job->step.available) {
+        status = plan_delta(job, save, tensor, plain, err);
     }
     job->base_stored = job->standalone.size;
     return status;
@@ -382,13 +404,33 @@ static load_cost standalone_cost(const block_job *job, const tensor_context *ten
     return chain_with(&nothing, PREDICT_NONE, &job->standalone, tensor, raw_size(job, tensor), job->count);
 }
 
+/* Loaded with its checkpoint, only its share counts; loaded alone, it may cost what its inputs may. */
+static void choose_step(block_job *job, const tensor_context *tensor, const load_budget *budget) {
+    job->delta.chain = chain_with(&job->step.chain, PREDICT_STEP, &job->delta, tensor, raw_size(job, tensor),
+                                  job->plan.delta_symbols);
+    load_cost share = {job->delta.chain.stored - job->step.shared.stored,
+                       job->delta.chain.work - job->step.shared.work};
+    load_cost part_base = block_step_base(job);
+    bool pays = job->delta.size + STEP_HEADER < job->standalone.size;
+    if (pays && budget_allows_step(budget, &job->delta.chain, &part_base, &share, &job->base, job->delta.size,
+                                   job->standalone.size)) {
+        job->chosen = &job->delta;
+        job->predictor = PREDICT_STEP;
+        job->depth = job->step.depth + 1;
+        job->share = share;
+    }
+}
+
 static void choose(block_job *job, const tensor_context *tensor, const load_budget *budget) {
     job->standalone.chain = standalone_cost(job, tensor);
     job->chosen = &job->standalone;
     job->base = job->standalone.chain;
     job->predictor = PREDICT_NONE;
     job->depth = 0;
-    if (job->delta.available) {
+    job->share = job->standalone.chain;
+    if (job->delta.available && job->step.chosen) {
+        choose_step(job, tensor, budget);
+    } else if (job->delta.available) {
         job->delta.chain = chain_with(&job->parent_chain, PREDICT_PARENT, &job->delta, tensor,
                                       raw_size(job, tensor), job->plan.delta_symbols);
         if (budget_allows_delta(budget, &job->delta.chain, &job->base, job->delta.size,
@@ -396,6 +438,7 @@ static void choose(block_job *job, const tensor_context *tensor, const load_budg
             job->chosen = &job->delta;
             job->predictor = PREDICT_PARENT;
             job->depth = job->parent_depth + 1;
+            job->share = job->delta.chain;
         }
     }
     job->chain = job->chosen->chain;
@@ -407,8 +450,9 @@ void block_decide(block_job *job, const tensor_context *tensor, load_budget *bud
     }
     job->keep_ready =
         job->depth > 0 && job->standalone.available && budget_wants_ready(budget, &job->chain, &job->base);
-    load_cost ready = job->keep_ready ? standalone_cost(job, tensor) : job->chain;
-    budget_add(budget, &job->chain, &ready, &job->base);
+    load_cost share = job->known ? job->chain : job->share;
+    load_cost ready = job->keep_ready ? standalone_cost(job, tensor) : share;
+    budget_add(budget, &share, &ready, &job->base);
 }
 
 /*
@@ -460,6 +504,7 @@ ckd_status block_encode(block_job *job, const tensor_context *tensor, ckd_error 
         job->depth = 0;
         job->chain = job->standalone.chain;
         job->keep_ready = false;
+        job->step.chosen = false;
     }
     if (status == CKD_OK && (job->keep_ready || job->chosen == &job->standalone)) {
         status = encode_candidate(job, &job->standalone, raw, err);

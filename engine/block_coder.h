@@ -13,6 +13,7 @@
 #include "engine/block_plan.h"
 #include "engine/content_index.h"
 #include "engine/cost.h"
+#include "engine/step.h"
 #include "engine/values.h"
 
 /* What all blocks of a save share; read-only while jobs run. */
@@ -33,6 +34,7 @@ typedef struct tensor_context {
     geometry shape;
     const ckd_region *region;  /* canonical */
     const view_tensor *parent; /* same name, dtype and shape in the parent; NULL if there is none */
+    const step_source *step;   /* what an optimizer step is predicted from; NULL: nothing */
 } tensor_context;
 
 /* One way to store the block. size 0 and not available: not tried. */
@@ -43,6 +45,18 @@ typedef struct candidate {
     load_cost chain;
     bytes payload;
 } candidate;
+
+/* The block as an optimizer step from the parent's. */
+typedef struct block_step {
+    bool available, chosen;
+    bool two_inputs; /* of this checkpoint */
+    uint32_t rule, depth;
+    load_cost chain;  /* to load it, its own payload not counted */
+    load_cost shared; /* part of that: to load the input that takes most */
+    load_cost base;   /* a base load of its inputs in this checkpoint */
+    uint8_t group[GROUP_BYTES];
+    hash128 content; /* of the group */
+} block_step;
 
 typedef struct block_job {
     decoder decoder; /* reads the parent; its coder also plans and encodes: decoding leaves plans alone */
@@ -57,13 +71,17 @@ typedef struct block_job {
         rounded_f16; /* of a master's values, rounded: its low-precision copy will have one of them */
     bool known;      /* stored already: predictor and dependency are set, nothing else to do */
     predictor predictor;
-    dependency dependency;
+    dependency dependencies[4];
+    uint32_t dependency_count;
     uint32_t depth;
     load_cost chain, base;
+    load_cost share; /* of the chain: what loading the rest of the checkpoint does not take anyway */
     const record *parent_block; /* the parent's block over the same span, if there is one */
     uint32_t parent_depth;
     load_cost parent_chain;
     candidate standalone, delta;
+    block_step step;
+    bytes step_before;
     candidate *chosen; /* NULL if known */
     bool keep_ready;   /* standalone is to be written as well, as a ready copy */
     uint64_t base_stored;
@@ -73,6 +91,8 @@ typedef struct block_job {
 ckd_status block_job_init(block_job *job, ckd_error *err);
 void block_job_free(block_job *job);
 
+/* The block of `in` over the very same span, if it was cut the same way. */
+const record *block_matching(const block_job *job, const tensor_context *tensor, const view_tensor *in);
 ckd_status block_analyse(block_job *job, const coding_context *save, const tensor_context *tensor,
                          const load_budget *budget, ckd_error *err);
 /* Sets chosen, predictor, chain, base and depth, and adds them to the budget. */

@@ -260,7 +260,7 @@ typedef struct ckd_tensor_info {
     uint64_t raw_bytes,
         stored_bytes; /* stored: payloads, record headers and this tensor's part of the index */
     const char *
-        coding; /* "raw", "standalone", "delta", "same", "copy", "cast", "mixed"; valid as long as the list */
+        coding; /* "raw", "standalone", "delta", "step", "same", "copy", "cast", "mixed"; valid as long as the list */
     uint32_t depth;           /* deltas to apply at most */
     double rel_l2, max_error; /* against what was saved; 0 in `exact` */
 } ckd_tensor_info;
@@ -334,6 +334,31 @@ CKD_API ckd_status ckd_save_begin(ckd_save **out, ckd_store *store, const ckd_sa
  */
 typedef ckd_status (*ckd_read_fn)(void *context, uint64_t first, uint64_t count, void *to, ckd_error *err);
 
+typedef enum ckd_optimizer_kind {
+    CKD_ADAMW = 1, /* weight decay apart from the gradient */
+    CKD_ADAM = 2,  /* weight decay, if any, added to the gradient */
+    CKD_SGD = 3    /* with momentum, which is saved as exp_avg.X */
+} ckd_optimizer_kind;
+
+/*
+ * The update that led from the parent checkpoint to this one, as the trainer made it. It only makes sense if that was exactly one: then
+ * the first moment tells the gradient, and the second moment and the weights follow but for rounding, which is what is stored;
+ * values stay bit for bit what they are, whatever computed them. Where the prediction is no good (another distance, other numbers) it
+ * is not used, and costs some time.
+ */
+typedef struct ckd_optimizer {
+    size_t struct_size;
+    ckd_optimizer_kind kind;
+    double lr; /* of this update, schedules included */
+    double beta1, beta2, eps;
+    double weight_decay;
+    double momentum, dampening; /* of SGD */
+    int nesterov;
+    uint64_t step; /* updates made, this one included: 1 is the first one */
+} ckd_optimizer;
+#define CKD_OPTIMIZER_INIT \
+    { .struct_size = sizeof(ckd_optimizer) }
+
 typedef struct ckd_tensor {
     size_t struct_size;
     const char *name; /* FQN: 1 to 1023 bytes of UTF-8, unique in the checkpoint but for its regions */
@@ -345,6 +370,12 @@ typedef struct ckd_tensor {
     const void *data;  /* the region's elements, contiguous, any alignment; or NULL and: */
     ckd_read_fn read;
     void *read_context;
+    /*
+     * NULL, or the same for exp_avg.X, exp_avg_sq.X and X (or master.X, if X is rounded from it), all f32 and in the same region. Save
+     * them in this order, parameter by parameter: the library holds the moments until the weights came, and so the largest
+     * parameter's at most. In another order it holds more, and predicts less.
+     */
+    const ckd_optimizer *optimizer;
 } ckd_tensor;
 #define CKD_TENSOR_INIT \
     { .struct_size = sizeof(ckd_tensor) }

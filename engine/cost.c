@@ -6,6 +6,7 @@
  */
 #define WORK_VERIFY 0.08 /* checksum, content hash, copy */
 #define WORK_APPLY  0.06 /* context and ordered difference of a delta */
+#define WORK_STEP   0.35 /* the arithmetic of an optimizer step */
 #define WORK_LZ4    0.35
 #define WORK_ZSTD   0.9
 #define WORK_PLANES 0.15
@@ -29,12 +30,13 @@ double decode_work(predictor p, coding c, size_t element_size, uint64_t raw_size
     if (p == PREDICT_COPY || p == PREDICT_CAST) {
         return work;
     }
-    if (p == PREDICT_PARENT) {
-        work += WORK_APPLY * raw;
+    bool residual = p == PREDICT_PARENT || p == PREDICT_STEP;
+    if (residual) {
+        work += WORK_APPLY * raw + (p == PREDICT_STEP ? WORK_STEP * raw : 0);
     }
     switch (c) {
     case CODING_SYMBOLS:
-        work += (WORK_SYMBOL + (p == PREDICT_PARENT ? WORK_TABLES : 0)) * (double)symbols;
+        work += (WORK_SYMBOL + (residual ? WORK_TABLES : 0)) * (double)symbols;
         return work + ((double)symbols < elements ? WORK_SCATTER * elements : 0);
     case CODING_ZSTD_PLANES:
         work += WORK_PLANES * raw; /* fall through */
@@ -79,6 +81,12 @@ bool budget_allows_parent(const load_budget *b, const load_cost *parent, const l
 
 bool budget_allows_delta(const load_budget *b, const load_cost *chain, const load_cost *base,
                          uint64_t delta_size, uint64_t standalone_size) {
+    return budget_allows_step(b, chain, base, chain, base, delta_size, standalone_size);
+}
+
+bool budget_allows_step(const load_budget *b, const load_cost *part, const load_cost *part_base,
+                        const load_cost *chain, const load_cost *base, uint64_t delta_size,
+                        uint64_t standalone_size) {
     double saving = (double)standalone_size - (double)delta_size;
     double added = chain->stored - (double)standalone_size;
     if (saving < MIN_SAVING * (double)standalone_size || saving < MIN_SAVING_PER_LOAD * added) {
@@ -86,7 +94,7 @@ bool budget_allows_delta(const load_budget *b, const load_cost *chain, const loa
     }
     load_cost all_chain = sum(&b->chain, chain, &b->rest_chain);
     load_cost all_base = sum(&b->base, base, &b->rest_base);
-    return part_within(b, chain, base) && within(&all_chain, &all_base, MARGIN * b->limit);
+    return part_within(b, part, part_base) && within(&all_chain, &all_base, MARGIN * b->limit);
 }
 
 /*

@@ -53,6 +53,13 @@ bool budget_wants_ready(const load_budget *b, const load_cost *chain, const load
 /* Is this delta (its chain cost, its own size) worth it and within the bounds? */
 bool budget_allows_delta(const load_budget *b, const load_cost *chain, const load_cost *base,
                          uint64_t delta_size, uint64_t standalone_size);
+/*
+ * The same for an optimizer step, which is loaded with others: `part` is what it takes by itself, against a base load of all that this is,
+ * `chain` what it adds to loading them.
+ */
+bool budget_allows_step(const load_budget *b, const load_cost *part, const load_cost *part_base,
+                        const load_cost *chain, const load_cost *base, uint64_t delta_size,
+                        uint64_t standalone_size);
 /* ready: what loading the block costs while its checkpoint is the newest. */
 void budget_add(load_budget *b, const load_cost *chain, const load_cost *ready, const load_cost *base);
 /* chain / base, the larger of bytes and time; 1 if there is nothing to load. */

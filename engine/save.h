@@ -68,6 +68,7 @@ struct ckd_save {
     coding_context coding;
     load_budget budget;
     content_index known;
+    step_states steps;
     record_arena arena; /* tensors, shapes and regions that `known` points to */
     ckd_id *dependencies;
     size_t dependency_count, dependency_capacity;

@@ -75,7 +75,7 @@ static ckd_status write_intent(ckd_save *save, ckd_error *err) {
 static void expect_parents_cost(load_budget *budget, const view *parent) {
     for (size_t i = 0; i < parent->block_count; i++) {
         const record *r = parent->blocks[i].record;
-        load_cost chain = record_chain(r), base = record_base(r);
+        load_cost chain = step_share(parent, &parent->blocks[i]), base = record_base(r);
         budget->rest_chain.stored += chain.stored;
         budget->rest_chain.work += chain.work;
         budget->rest_base.stored += base.stored;
@@ -299,6 +299,7 @@ void save_free(ckd_save *save, save_end end) {
     free(save->dependencies);
     save_compare_free(save);
     content_index_free(&save->known);
+    step_states_free(&save->steps);
     arena_free(&save->arena);
     views_free(&save->views);
     free(save);

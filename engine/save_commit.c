@@ -169,7 +169,7 @@ static void add_totals(manifest *m, const view *v, role_total totals[CKD_ROLE_OT
     }
     for (size_t i = 0; i < v->block_count; i++) {
         const record *r = v->blocks[i].record;
-        load_cost chain = record_chain(r), base = record_base(r);
+        load_cost chain = step_share(v, &v->blocks[i]), base = record_base(r);
         budget_add(&cost, &chain, &chain, &base);
         c->raw_bytes += r->raw_size;
         c->depth = r->depth > c->depth ? r->depth : c->depth;

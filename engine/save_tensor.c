@@ -31,6 +31,12 @@ static ckd_status check_description(const ckd_tensor *t, geometry *shape, uint64
         return err_in_tensor(
             err, err_set(err, CKD_E_INVALID, "the region does not lie inside the tensor's shape"), t->name);
     }
+    if (t->optimizer) {
+        ckd_status status = step_check_optimizer(t->optimizer, err);
+        if (status != CKD_OK) {
+            return err_in_tensor(err, status, t->name);
+        }
+    }
     if (*elements && !t->data && !t->read) {
         return err_in_tensor(err, err_set(err, CKD_E_INVALID, "neither data nor a read function"), t->name);
     }
@@ -166,7 +172,42 @@ static void append_ready(ckd_save *save, const block_job *job, const record *of)
     }
 }
 
-static ckd_status append(ckd_save *save, block_job *job, const tensor_context *t, ckd_error *err) {
+/* The optimizer that the block names, unless it is there already. */
+static ckd_status append_group(ckd_save *save, const block_job *job, ckd_error *err) {
+    bool written;
+    ckd_status status = step_note_group(&written, &save->steps, &job->step.content, err);
+    if (status != CKD_OK || written) {
+        return status;
+    }
+    record_tensor tensor = {.name = GROUP_NAME, .checkpoint = save->checkpoint, .role = CKD_ROLE_OTHER};
+    ckd_region region = {.kind = CKD_REGION_WHOLE};
+    record r = {.kind = RECORD_GROUP,
+                .tensor = &tensor,
+                .region = &region,
+                .raw_size = GROUP_BYTES,
+                .stored_size = GROUP_BYTES,
+                .content = job->step.content,
+                .chain_stored = GROUP_BYTES,
+                .base_stored = GROUP_BYTES};
+    return chunk_writer_append(save->writer, &r, job->step.group, err);
+}
+
+static void hold(step_tensor *step, const block_job *job, const tensor_context *t, const record *r) {
+    load_cost own = {(double)r->stored_size,
+                     decode_work((predictor)r->predictor, (coding)r->coding, ckd_dtype_size(t->tensor->dtype),
+                                 r->raw_size, r->stored_size, job->count)};
+    held_block block = {.content = job->content,
+                        .own = own,
+                        .chain = job->chain,
+                        .base = job->base,
+                        .depth = r->depth,
+                        .on_step = r->predictor == PREDICT_STEP,
+                        .on_parent = r->predictor == PREDICT_PARENT};
+    step_hold(step, job->first, job->count, job->values, &block);
+}
+
+static ckd_status append(ckd_save *save, block_job *job, const tensor_context *t, step_tensor *step,
+                         ckd_error *err) {
     const candidate *c = job->chosen;
     uint64_t raw = job->count * ckd_dtype_size(t->tensor->dtype);
     bool is_raw = c && c->coding == CODING_RAW;
@@ -186,11 +227,16 @@ static ckd_status append(ckd_save *save, block_job *job, const tensor_context *t
                 .chain_stored = (uint64_t)job->chain.stored,
                 .chain_work = (uint64_t)job->chain.work,
                 .base_stored = job->base_stored,
-                .dependencies = &job->dependency,
-                .dependency_count = job->predictor == PREDICT_NONE ? 0 : 1};
+                .dependencies = job->dependencies,
+                .dependency_count = job->predictor == PREDICT_NONE ? 0 : job->dependency_count};
     ckd_status status = CKD_OK;
-    if (r.dependency_count && !id_equal(&job->dependency.checkpoint, &save->checkpoint)) {
-        status = save_depend(save, &job->dependency.checkpoint, err);
+    for (uint32_t i = 0; i < r.dependency_count && status == CKD_OK; i++) {
+        const ckd_id *on = &job->dependencies[i].checkpoint;
+        status = id_equal(on, &save->checkpoint) ? CKD_OK : save_depend(save, on, err);
+    }
+    if (status == CKD_OK && job->predictor == PREDICT_STEP) {
+        status = append_group(save, job, err);
+        step->used = job->step.rule;
     }
     if (status == CKD_OK) {
         status = chunk_writer_append(save->writer, &r,
@@ -202,7 +248,11 @@ static ckd_status append(ckd_save *save, block_job *job, const tensor_context *t
     if (status == CKD_OK && job->keep_ready && !save->ready_failed) {
         append_ready(save, job, &r);
     }
-    return status == CKD_OK ? remember(save, job, t, &r, err) : status;
+    if (status == CKD_OK) {
+        hold(step, job, t, &r);
+        status = remember(save, job, t, &r, err);
+    }
+    return status;
 }
 
 /* How the deltas of one tensor fare, so that one which never wins is not tried at every block. */
@@ -240,7 +290,7 @@ static void make_room(ckd_save *save, uint32_t count, const tensor_context *t) {
 }
 
 static ckd_status write_batch(ckd_save *save, uint32_t count, const tensor_context *t, delta_record *tried,
-                              ckd_error *err) {
+                              step_tensor *step, ckd_error *err) {
     batch b = {save, t};
     uint64_t start = clock_monotonic_ns();
     for (uint32_t i = 0; i < count; i++) {
@@ -258,7 +308,7 @@ static ckd_status write_batch(ckd_save *save, uint32_t count, const tensor_conte
     uint64_t encoded = clock_monotonic_ns();
     make_room(save, count, t);
     for (uint32_t i = 0; i < count && status == CKD_OK; i++) {
-        status = append(save, &save->jobs[i], t, err);
+        status = append(save, &save->jobs[i], t, step, err);
     }
     save->encode_ns += encoded - start;
     save->append_ns += clock_monotonic_ns() - encoded;
@@ -280,7 +330,7 @@ static ckd_status report_progress(ckd_save *save, uint64_t raw, ckd_error *err) 
 
 /* The next blocks, one a job; returns how many. An empty region is one empty block: it says that the tensor exists. */
 static ckd_status save_batch(ckd_save *save, const ckd_tensor *tensor, const tensor_context *t, uint64_t *at,
-                             uint64_t elements, delta_record *tried, ckd_error *err) {
+                             uint64_t elements, delta_record *tried, step_tensor *step, ckd_error *err) {
     uint32_t count = 0;
     uint64_t first = *at;
     ckd_status status = CKD_OK;
@@ -301,18 +351,18 @@ static ckd_status save_batch(ckd_save *save, const ckd_tensor *tensor, const ten
     }
     save->analyse_ns += clock_monotonic_ns() - start;
     if (status == CKD_OK && !save->target.compare) {
-        status = write_batch(save, count, t, tried, err);
+        status = write_batch(save, count, t, tried, step, err);
     }
     return status == CKD_OK ? report_progress(save, (*at - first) * ckd_dtype_size(tensor->dtype), err)
                             : status;
 }
 
 /* The tensor's own figures replace those expected from the parent. */
-static void stop_expecting(load_budget *budget, const view_tensor *parent) {
+static void stop_expecting(load_budget *budget, const view *v, const view_tensor *parent) {
     for (size_t s = 0; s < parent->shard_count; s++) {
         for (size_t i = 0; i < parent->shards[s].block_count; i++) {
             const record *r = parent->shards[s].blocks[i].record;
-            load_cost chain = record_chain(r), base = record_base(r);
+            load_cost chain = step_share(v, &parent->shards[s].blocks[i]), base = record_base(r);
             budget->rest_chain.stored -= chain.stored;
             budget->rest_chain.work -= chain.work;
             budget->rest_base.stored -= base.stored;
@@ -333,12 +383,17 @@ static ckd_status save_region(ckd_save *save, const ckd_tensor *tensor, ckd_erro
         return status;
     }
     if (context.parent && !save->target.compare && context.region->kind == CKD_REGION_WHOLE) {
-        stop_expecting(&save->budget, context.parent);
+        stop_expecting(&save->budget, save->parent, context.parent);
     }
     delta_record tried = {0};
+    step_tensor step;
+    step_begin(&step, &save->steps, tensor->optimizer, context.tensor, context.region, elements,
+               context.parent, save->parent);
+    context.step = step.source.available ? &step.source : NULL;
     do {
-        status = save_batch(save, tensor, &context, &at, elements, &tried, err);
+        status = save_batch(save, tensor, &context, &at, elements, &tried, &step, err);
     } while (status == CKD_OK && at < elements);
+    step_end(&step, &save->steps);
     if (status == CKD_OK && save->target.compare) {
         save_compared_region(save, &context);
     }
@@ -353,6 +408,12 @@ ckd_status ckd_save_tensor(ckd_save *save, const ckd_tensor *tensor, ckd_error *
     ckd_tensor description = {0};
     memcpy(&description, tensor,
            tensor->struct_size < sizeof(description) ? tensor->struct_size : sizeof(description));
+    ckd_optimizer optimizer = {0};
+    if (description.optimizer) {
+        size_t size = description.optimizer->struct_size;
+        memcpy(&optimizer, description.optimizer, size < sizeof(optimizer) ? size : sizeof(optimizer));
+        description.optimizer = &optimizer;
+    }
     save->callers_mode = float_mode_enter();
     status = save_region(save, &description, err);
     float_mode_leave(save->callers_mode);

@@ -16,6 +16,9 @@ void decoder_free(decoder *d) {
     bytes_free(&d->stored);
     bytes_free(&d->integers);
     bytes_free(&d->context);
+    for (size_t i = 0; i < KEPT_BLOCKS; i++) {
+        bytes_free(&d->kept[i].values);
+    }
     memset(d, 0, sizeof(*d));
 }
 
@@ -69,7 +72,7 @@ static ckd_status decode_standalone(decoder *d, const view_block *b, void *to, c
     return status;
 }
 
-/* `to` holds the parent's values and becomes this block's. */
+/* `to` holds the parent's or the predicted values and becomes this block's. */
 static ckd_status apply_delta(decoder *d, const view_block *b, void *to, ckd_error *err) {
     const record *r = b->record;
     ckd_dtype dtype = r->tensor->dtype;
@@ -113,13 +116,13 @@ static ckd_status find_dependency(const view **v, const view_tensor **t, view_ca
     return *t ? CKD_OK : corrupt_block(b, err, "the block builds on a tensor that is not in its checkpoint");
 }
 
-static ckd_status dependency_values(decoder *d, view_cache *cache, const view *own, const view_block *b,
-                                    ckd_dtype dtype, void *to, ckd_error *err) {
+ckd_status values_dependency(decoder *d, view_cache *cache, const view *own, const view_block *b,
+                             uint32_t index, ckd_dtype dtype, void *to, ckd_error *err) {
     const record *r = b->record;
-    if (r->dependency_count == 0 || r->dependencies[0].kind != DEPENDS_VALUES) {
+    if (r->dependency_count <= index || r->dependencies[index].kind != DEPENDS_VALUES) {
         return corrupt_block(b, err, "the block names nothing to build on");
     }
-    const dependency *on = &r->dependencies[0];
+    const dependency *on = &r->dependencies[index];
     const view *v;
     const view_tensor *t;
     ckd_status status = find_dependency(&v, &t, cache, own, b, on, err);
@@ -155,7 +158,7 @@ static ckd_status cast_dependency(decoder *d, view_cache *cache, const view *v, 
     if (!wide) {
         return err_nomem(err, size, "values to be rounded");
     }
-    status = dependency_values(d, cache, v, b, CKD_DTYPE_NONE, wide, err);
+    status = values_dependency(d, cache, v, b, 0, CKD_DTYPE_NONE, wide, err);
     if (status == CKD_OK && !d->kernels->cast(r->tensor->dtype, to, t->tensor->dtype, wide, r->count)) {
         status = corrupt_block(b, err, "the block rounds a dtype that cannot be rounded to its own");
     }
@@ -172,7 +175,7 @@ static ckd_status check_known(const view_block *b, ckd_error *err) {
                                "it with a newer ckptdelta",
                                (unsigned)r->coding);
     }
-    if (r->predictor > PREDICT_CAST) {
+    if (r->predictor > PREDICT_STEP) {
         return err_unsupported(err, file, r->offset,
                                "the block has predictor %u, which this version does not know; "
                                "load it with a newer ckptdelta",
@@ -196,13 +199,15 @@ static ckd_status decode_block(decoder *d, view_cache *cache, const view *v, con
         status = decode_standalone(d, b, to, err);
         break;
     case PREDICT_PARENT:
-        status = dependency_values(d, cache, v, b, dtype, to, err);
+    case PREDICT_STEP:
+        status = b->record->predictor == PREDICT_STEP ? values_predict(d, cache, v, b, to, err)
+                                                      : values_dependency(d, cache, v, b, 0, dtype, to, err);
         if (status == CKD_OK) {
             status = apply_delta(d, b, to, err);
         }
         break;
     case PREDICT_COPY:
-        status = dependency_values(d, cache, v, b, dtype, to, err);
+        status = values_dependency(d, cache, v, b, 0, dtype, to, err);
         break;
     default:
         status = cast_dependency(d, cache, v, b, to, err);
@@ -230,13 +235,17 @@ static bool ready_values(decoder *d, const view_block *b, void *to) {
 
 static ckd_status block_values_step(decoder *d, view_cache *cache, const view *v, const view_block *b,
                                     void *to, ckd_error *err) {
-    if (ready_values(d, b, to)) {
+    if (values_kept(d, b, to) || ready_values(d, b, to)) {
         return CKD_OK;
     }
     d->depth++;
     ckd_status status = decode_block(d, cache, v, b, to, err);
     d->depth--;
-    return status == CKD_OK ? CKD_OK : at_block(b, status, err);
+    if (status != CKD_OK) {
+        return at_block(b, status, err);
+    }
+    values_keep(d, b, to);
+    return CKD_OK;
 }
 
 ckd_status block_values(decoder *d, view_cache *cache, const view *v, const view_block *b, void *to,
@@ -324,7 +333,7 @@ ckd_status blob_bytes(decoder *d, const view_block *b, void *to, ckd_error *err)
     }
     hash128 content = status == CKD_OK ? content_hash(to, r->raw_size) : (hash128){0};
     if (status == CKD_OK && !hash128_equal(&content, &r->content)) {
-        status = corrupt_block(b, err, "the blob's bytes do not have the content hash they were saved with");
+        status = corrupt_block(b, err, "the bytes do not have the content hash they were saved with");
     }
     return status == CKD_OK ? CKD_OK : at_block(b, status, err);
 }

@@ -14,6 +14,14 @@
 #define MAX_DEPTH      256u  /* blocks on blocks */
 #define MAX_SAVE_DEPTH 128u
 
+/* A block decoded a moment ago, while others build on it. */
+#define KEPT_BLOCKS 8
+typedef struct kept_block {
+    const record *record; /* NULL: none */
+    bytes values;
+    uint64_t used;
+} kept_block;
+
 /* Scratch of one worker. */
 typedef struct decoder {
     coder *coder;
@@ -24,6 +32,10 @@ typedef struct decoder {
     uint32_t steps;      /* blocks decoded for the present top-level block: bounds hostile fan-out */
     uint32_t depth;      /* of the present recursion: bounds circles, and the stack */
     uint32_t step_limit; /* MAX_STEPS; a save stays far below, so that what it commits can be loaded */
+    uint32_t sharing;    /* optimizer steps being decoded: blocks are kept meanwhile */
+    uint32_t nested;     /* inputs of inputs */
+    kept_block kept[KEPT_BLOCKS];
+    uint64_t kept_clock;
 } decoder;
 ckd_status decoder_init(decoder *d, ckd_error *err);
 void decoder_free(decoder *d);
@@ -45,7 +57,17 @@ ckd_status block_into_span(decoder *d, view_cache *cache, const view *v, const v
 ckd_status span_values(decoder *d, view_cache *cache, const view *v, const view_tensor *t, const span *want,
                        void *to, const hash128 *expected, ckd_error *err);
 
-/* The bytes of a blob (raw_size of them), verified. */
+/* The bytes of a blob or a group (raw_size of them), verified. */
 ckd_status blob_bytes(decoder *d, const view_block *b, void *to, ckd_error *err);
+
+/* ---- between values.c and values_step.c ---- */
+/* The values of the block's dependency number `index`, as many as the block has; dtype NONE: any. */
+ckd_status values_dependency(decoder *d, view_cache *cache, const view *own, const view_block *b,
+                             uint32_t index, ckd_dtype dtype, void *to, ckd_error *err);
+/* What an optimizer step is expected to give: `to` then wants the residual. */
+ckd_status values_predict(decoder *d, view_cache *cache, const view *v, const view_block *b, void *to,
+                          ckd_error *err);
+bool values_kept(decoder *d, const view_block *b, void *to);
+void values_keep(decoder *d, const view_block *b, const void *values);
 
 #endif

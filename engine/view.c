@@ -48,7 +48,8 @@ static ckd_status collect_records(view *v, ckd_error *err) {
     }
     v->blocks = calloc(total + 1, sizeof(*v->blocks));
     v->blobs = calloc(total + 1, sizeof(*v->blobs));
-    if (!v->blocks || !v->blobs) {
+    v->groups = calloc(total + 1, sizeof(*v->groups));
+    if (!v->blocks || !v->blobs || !v->groups) {
         return err_nomem(err, total * sizeof(*v->blocks), "block references");
     }
     for (size_t i = 0; i < v->chunk_count; i++) {
@@ -59,6 +60,8 @@ static ckd_status collect_records(view *v, ckd_error *err) {
                 v->blocks[v->block_count++] = b;
             } else if (r->kind == RECORD_BLOB && belongs(v, r)) {
                 v->blobs[v->blob_count++] = b;
+            } else if (r->kind == RECORD_GROUP && belongs(v, r)) {
+                v->groups[v->group_count++] = b;
             }
         }
     }
@@ -333,6 +336,7 @@ void view_close(view *v) {
     free(v->ready_chunks);
     free(v->blocks);
     free(v->blobs);
+    free(v->groups);
     free(v->shards);
     free(v->tensors);
     manifest_free(&v->manifest);
@@ -355,6 +359,15 @@ const view_block *view_find_blob(const view *v, const char *name) {
     for (size_t i = 0; i < v->blob_count; i++) {
         if (strcmp(v->blobs[i].record->tensor->name, name) == 0) {
             return &v->blobs[i];
+        }
+    }
+    return NULL;
+}
+
+const view_block *view_find_group(const view *v, const hash128 *content) {
+    for (size_t i = 0; i < v->group_count; i++) {
+        if (hash128_equal(&v->groups[i].record->content, content)) {
+            return &v->groups[i];
         }
     }
     return NULL;
@@ -405,6 +418,8 @@ const char *view_block_coding(const view_block *b) {
     switch (r->predictor) {
     case PREDICT_PARENT:
         return "delta";
+    case PREDICT_STEP:
+        return "step";
     case PREDICT_CAST:
         return "cast";
     case PREDICT_COPY:

@@ -40,8 +40,8 @@ typedef struct view {
     view_shard *shards;
     view_tensor *tensors; /* by name */
     size_t block_count, shard_count, tensor_count;
-    view_block *blobs;
-    size_t blob_count;
+    view_block *blobs, *groups;
+    size_t blob_count, group_count;
     chunk **ready_chunks;
     size_t ready_count;
 } view;
@@ -58,6 +58,8 @@ void view_close(view *v); /* accepts NULL */
 /* NULL if there is none. */
 const view_tensor *view_find(const view *v, const char *tensor);
 const view_block *view_find_blob(const view *v, const char *name);
+/* The group record with this content. */
+const view_block *view_find_group(const view *v, const hash128 *content);
 
 /* Blocks first ... end - 1 of the shard are those that can intersect the span (of the same tensor). */
 void view_shard_range(size_t *first, size_t *end, const view_shard *shard, const geometry *shape,
@@ -75,7 +77,7 @@ void view_tensor_info(ckd_tensor_info *out, const view_tensor *t);
 
 /* What a record adds to its checkpoint: payload, header (its share of its bundle's), and its share of the index. */
 uint64_t view_stored_bytes(const view_block *b);
-/* "raw", "standalone", "delta", "same", "copy", "cast". */
+/* "raw", "standalone", "delta", "step", "same", "copy", "cast". */
 const char *view_block_coding(const view_block *b);
 
 /* ---- views of several checkpoints, opened as chains lead to them; thread-safe ---- */

@@ -1,0 +1,296 @@
+#include "engine/step.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+/* ---- what the caller says ---- */
+
+static bool fraction(double x) {
+    return x >= 0 && x < 1;
+}
+
+static bool amount(double x) {
+    return x >= 0 && isfinite(x);
+}
+
+ckd_status step_check_optimizer(const ckd_optimizer *o, ckd_error *err) {
+    if (o->kind < CKD_ADAMW || o->kind > CKD_SGD) {
+        return err_set(err, CKD_E_INVALID, "optimizer kind %d is not known", (int)o->kind);
+    }
+    if (o->step == 0) {
+        return err_set(err, CKD_E_INVALID,
+                       "an optimizer's step counts its updates, this one included: at least 1");
+    }
+    if (!fraction(o->beta1) || !fraction(o->beta2) || !amount(o->lr) || !amount(o->eps) ||
+        !amount(o->weight_decay) || !amount(o->momentum) || !(o->dampening < 1) || !isfinite(o->dampening)) {
+        return err_set(
+            err, CKD_E_INVALID,
+            "an optimizer's betas are at least 0 and below 1, its dampening is below 1, and all its numbers "
+            "are finite and not negative");
+    }
+    return CKD_OK;
+}
+
+/* In double precision, as frameworks compute them. */
+static group group_of(const ckd_optimizer *o) {
+    double decay =
+        o->kind == CKD_ADAMW ? o->weight_decay : 0; /* else it is in the gradient, hence in the moments */
+    double bias1 = 1 - pow(o->beta1, (double)o->step), bias2 = 1 - pow(o->beta2, (double)o->step);
+    group g = {.kind = (uint32_t)o->kind,
+               .nesterov = o->nesterov != 0,
+               .step = o->step,
+               .lr = o->lr,
+               .beta1 = o->beta1,
+               .beta2 = o->beta2,
+               .eps = o->eps,
+               .weight_decay = o->weight_decay,
+               .momentum = o->momentum,
+               .dampening = o->dampening};
+    const double c[GROUP_COEFFICIENTS] = {[C_BETA1] = o->beta1,
+                                          [C_REST1] = 1 - o->beta1,
+                                          [C_BETA2] = o->beta2,
+                                          [C_REST2] = 1 - o->beta2,
+                                          [C_KEEP] = 1 - o->lr * decay,
+                                          [C_DECAY] = o->lr * decay,
+                                          [C_RATE] = o->lr / bias1,
+                                          [C_ROOT] = sqrt(bias2),
+                                          [C_EPS] = o->eps,
+                                          [C_BIAS1] = bias1,
+                                          [C_BIAS2] = bias2,
+                                          [C_LR] = o->lr,
+                                          [C_WEIGHT_DECAY] = decay,
+                                          [C_MOMENTUM] = o->momentum,
+                                          [C_UNDAMPED] = 1 - o->dampening};
+    memcpy(g.coefficients, c, sizeof(c));
+    return g;
+}
+
+/* ---- parameters ---- */
+
+static void release(held_tensor *h) {
+    free(h->values);
+    free(h->blocks);
+    h->values = NULL;
+    h->blocks = NULL;
+    h->block_count = 0;
+}
+
+static void remove_parameter(step_states *s, step_parameter *p) {
+    step_parameter **at = &s->parameters;
+    while (*at != p) {
+        at = &(*at)->next;
+    }
+    *at = p->next;
+    release(&p->first);
+    release(&p->square);
+    free(p);
+}
+
+void step_states_free(step_states *s) {
+    while (s->parameters) {
+        remove_parameter(s, s->parameters);
+    }
+    free(s->groups);
+    memset(s, 0, sizeof(*s));
+}
+
+/* The parameter that a tensor of this role belongs to, by its name; NULL for a moment that is named otherwise. */
+static const char *parameter_name(const record_tensor *t) {
+    static const char *const prefixes[] = {[CKD_ROLE_WEIGHT] = "",
+                                           [CKD_ROLE_EXP_AVG] = "exp_avg.",
+                                           [CKD_ROLE_EXP_AVG_SQ] = "exp_avg_sq.",
+                                           [CKD_ROLE_MASTER] = "master."};
+    const char *prefix = t->role >= CKD_ROLE_WEIGHT && t->role <= CKD_ROLE_MASTER ? prefixes[t->role] : NULL;
+    size_t length = prefix ? strlen(prefix) : 0;
+    return prefix && strncmp(t->name, prefix, length) == 0 ? t->name + length : NULL;
+}
+
+static step_parameter *find_parameter(step_states *s, const char *name, const ckd_region *region,
+                                      uint32_t ndim, uint64_t elements) {
+    step_parameter **at = &s->parameters;
+    for (; *at; at = &(*at)->next) {
+        if (strcmp((*at)->name, name) == 0 && (*at)->elements == elements &&
+            region_equal((*at)->region, region, ndim)) {
+            return *at;
+        }
+    }
+    *at = calloc(1, sizeof(**at));
+    if (*at) {
+        **at = (step_parameter){.name = name, .region = region, .elements = elements};
+    }
+    return *at;
+}
+
+static void hold(step_tensor *t, held_tensor *h, const record_tensor *tensor, uint64_t elements) {
+    size_t blocks = (size_t)((elements + CKD_BLOCK_ELEMENTS - 1) / CKD_BLOCK_ELEMENTS);
+    release(h);
+    h->values = elements < SIZE_MAX / sizeof(float) ? malloc((size_t)elements * sizeof(float) + 1) : NULL;
+    h->blocks = calloc(blocks + 1, sizeof(*h->blocks));
+    h->name = tensor->name;
+    if (h->values && h->blocks) {
+        t->hold = h;
+    } else {
+        release(h);
+    }
+}
+
+void step_hold(step_tensor *t, uint64_t first, uint64_t count, const void *values, const held_block *block) {
+    held_tensor *h = t->hold;
+    if (h) {
+        memcpy(h->values + first, values, count * sizeof(float));
+        h->blocks[h->block_count++] = *block;
+    }
+}
+
+/* ---- a tensor ---- */
+
+static bool same_shape(const view_tensor *a, const view_tensor *b) {
+    return a->tensor->dtype == b->tensor->dtype && a->shape.ndim == b->shape.ndim &&
+           memcmp(a->shape.shape, b->shape.shape, a->shape.ndim * sizeof(uint64_t)) == 0;
+}
+
+static void choose_rules(step_source *s, const step_states *states, const ckd_optimizer *o, bool square) {
+    if (square) {
+        s->inputs = INPUTS_MOMENTS_BEFORE;
+        s->first_rule = RULE_SQUARE_FIRST;
+        s->last_rule = RULE_SQUARE_LAST;
+        s->usual = states->rules[0];
+    } else if (o->kind != CKD_SGD) {
+        s->inputs = INPUTS_MOMENT_SQUARE;
+        s->first_rule = RULE_ADAM_FIRST;
+        s->last_rule = RULE_ADAM_LAST;
+        s->usual = states->rules[1];
+    } else {
+        s->inputs = o->nesterov ? INPUTS_MOMENTUM_NESTEROV : INPUTS_MOMENTUM;
+        s->first_rule = o->nesterov ? RULE_NESTEROV_FIRST : RULE_SGD_FIRST;
+        s->last_rule = o->nesterov ? RULE_NESTEROV_LAST : RULE_SGD_LAST;
+        s->usual = states->rules[2];
+    }
+}
+
+/* Is all there that the rules need? */
+static void find_source(step_tensor *t, const step_states *states, const ckd_optimizer *o,
+                        const view_tensor *parent, const view *in) {
+    step_source *s = &t->source;
+    const step_parameter *p = t->parameter;
+    bool square = t->role == CKD_ROLE_EXP_AVG_SQ;
+    choose_rules(s, states, o, square);
+    s->first = &p->first;
+    s->square = &p->square;
+    bool needs_before = s->inputs == INPUTS_MOMENTS_BEFORE || s->inputs == INPUTS_MOMENTUM_NESTEROV;
+    if (needs_before && p->first.name) {
+        s->before = view_find(in, p->first.name);
+    }
+    s->available = p->first.values && (!needs_before || (s->before && same_shape(s->before, parent))) &&
+                   (s->inputs != INPUTS_MOMENT_SQUARE || p->square.values) && !(square && o->kind == CKD_SGD);
+    s->group = group_of(o);
+}
+
+void step_begin(step_tensor *out, step_states *s, const ckd_optimizer *o, const record_tensor *tensor,
+                const ckd_region *region, uint64_t elements, const view_tensor *parent, const view *in) {
+    memset(out, 0, sizeof(*out));
+    const char *name = parameter_name(tensor);
+    out->role = tensor->role;
+    if (!o || !in || !name || elements == 0) {
+        return;
+    }
+    bool weight = tensor->role == CKD_ROLE_WEIGHT || tensor->role == CKD_ROLE_MASTER;
+    if (tensor->dtype != CKD_F32 && weight) { /* rounded from its master, which will come */
+        char master[CKD_NAME_MAX + 8] = "master.";
+        strcat(master, name);
+        if (view_find(in, master)) {
+            return;
+        }
+    }
+    step_parameter *p = find_parameter(s, name, region, tensor->ndim, elements);
+    out->parameter = p;
+    out->sgd = o->kind == CKD_SGD;
+    if (!p || tensor->dtype != CKD_F32) {
+        return;
+    }
+    if (tensor->role == CKD_ROLE_EXP_AVG) {
+        hold(out, &p->first, tensor, elements);
+    } else if (parent) {
+        find_source(out, s, o, parent, in);
+    }
+    if (tensor->role == CKD_ROLE_EXP_AVG_SQ && !p->weight_came) {
+        hold(out, &p->square, tensor, elements);
+    }
+}
+
+void step_end(step_tensor *t, step_states *s) {
+    step_parameter *p = t->parameter;
+    if (!p) {
+        return;
+    }
+    if (t->used) {
+        s->rules[t->role == CKD_ROLE_EXP_AVG_SQ             ? 0
+                 : t->source.inputs == INPUTS_MOMENT_SQUARE ? 1
+                                                            : 2] = t->used;
+    }
+    p->first_came = p->first_came || t->role == CKD_ROLE_EXP_AVG;
+    p->square_came = p->square_came || t->role == CKD_ROLE_EXP_AVG_SQ;
+    p->weight_came = p->weight_came || t->role == CKD_ROLE_WEIGHT || t->role == CKD_ROLE_MASTER;
+    if (p->weight_came && (p->square_came || t->sgd)) {
+        remove_parameter(s, p);
+    } else if (p->weight_came) {
+        release(&p->square);
+    }
+}
+
+/* ---- groups ---- */
+
+ckd_status step_note_group(bool *written, step_states *s, const hash128 *content, ckd_error *err) {
+    *written = false;
+    for (size_t i = 0; i < s->group_count && !*written; i++) {
+        *written = hash128_equal(&s->groups[i], content);
+    }
+    if (*written) {
+        return CKD_OK;
+    }
+    if (s->group_count == s->group_capacity) {
+        size_t capacity = s->group_capacity ? 2 * s->group_capacity : 8;
+        hash128 *grown = realloc(s->groups, capacity * sizeof(*grown));
+        if (!grown) {
+            return err_nomem(err, capacity * sizeof(*grown), "the groups written");
+        }
+        s->groups = grown;
+        s->group_capacity = capacity;
+    }
+    s->groups[s->group_count++] = *content;
+    return CKD_OK;
+}
+
+/* ---- cost ---- */
+
+static const record *same_span_in(const view *v, const char *name, const record *of) {
+    const view_tensor *t = view_find(v, name);
+    for (size_t s = 0; t && s < t->shard_count; s++) {
+        const view_shard *shard = &t->shards[s];
+        if (t->shape.ndim != of->tensor->ndim || !region_equal(shard->region, of->region, t->shape.ndim)) {
+            continue;
+        }
+        size_t first, end;
+        span wanted = {of->region, of->first, of->count};
+        view_shard_range(&first, &end, shard, &t->shape, &wanted);
+        const record *r = first < end ? shard->blocks[first].record : NULL;
+        return r && r->first == of->first && r->count == of->count ? r : NULL;
+    }
+    return NULL;
+}
+
+load_cost step_share(const view *v, const view_block *b) {
+    const record *r = b->record;
+    load_cost chain = record_chain(r), most = {0, 0};
+    for (uint32_t i = 1; r->predictor == PREDICT_STEP && i < r->dependency_count; i++) {
+        const dependency *on = &r->dependencies[i];
+        bool inside = on->kind == DEPENDS_VALUES && on->same_span && on->tensor && *on->tensor &&
+                      id_equal(&on->checkpoint, &r->tensor->checkpoint);
+        const record *input = inside ? same_span_in(v, on->tensor, r) : NULL;
+        load_cost c = input ? record_chain(input) : most;
+        most = c.stored > most.stored ? c : most;
+    }
+    chain.stored -= most.stored < chain.stored ? most.stored : chain.stored;
+    chain.work -= most.work < chain.work ? most.work : chain.work;
+    return chain;
+}

@@ -1,0 +1,663 @@
+/*
+ * Optimizer steps: checkpoints one update apart, whatever computed it, in whatever order and regions they are saved. Values are exact
+ * always; where the update is what the caller says it was, little more than the first moment is stored.
+ */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "engine/ckptdelta.h"
+#include "tests/support/checkpoints.h"
+#include "tests/support/scenes.h"
+#include "tests/support/tempdir.h"
+
+enum { ROWS = 96, COLUMNS = 128, N = ROWS * COLUMNS };
+static const uint64_t shape[] = {ROWS, COLUMNS};
+
+/* ---- optimizers, as programs write them ---- */
+
+typedef enum flavour {
+    PLAIN,       /* f32, one rounding an operation: PyTorch on a CPU, a loop in C */
+    PARENTHESES, /* the same with the other grouping */
+    FUSED,       /* a GPU's fused multiply-add, in one place of each update */
+    DOUBLE,      /* f64 inside, as fused kernels */
+    APEX,        /* weight decay added to the direction */
+    L2,          /* Adam: weight decay in the gradient */
+    SGD,
+    NESTEROV,
+    FLAVOURS
+} flavour;
+
+typedef struct model {
+    flavour how;
+    double lr, beta1, beta2, eps, decay, momentum;
+    uint64_t step;
+    float *w, *m, *v;
+    uint64_t random;
+} model;
+
+static double uniform(model *x) {
+    x->random = x->random * 6364136223846793005u + 1442695040888963407u;
+    return (double)(x->random >> 11) / 9007199254740992.0;
+}
+
+static double normal(model *x) {
+    double u = uniform(x) + 1e-12, v = uniform(x);
+    return sqrt(-2 * log(u)) * cos(6.283185307179586 * v);
+}
+
+static model model_new(flavour how, unsigned seed) {
+    model x = {
+        .how = how, .lr = 1e-3, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .decay = 0.1, .momentum = 0.9};
+    x.random = seed;
+    x.w = random_values(CKD_F32, N, seed);
+    x.m = calloc(N, sizeof(float));
+    x.v = calloc(N, sizeof(float));
+    assert_non_null(x.m);
+    assert_non_null(x.v);
+    return x;
+}
+
+static void model_free(model *x) {
+    free(x->w);
+    free(x->m);
+    free(x->v);
+}
+
+static void update_moments(model *x, size_t i, float g) {
+    float rest1 = (float)(1 - x->beta1), rest2 = (float)(1 - x->beta2), beta2 = (float)x->beta2;
+    float kept = x->v[i] * beta2, square = g * g;
+    switch (x->how) {
+    case PARENTHESES:
+        x->m[i] = (float)x->beta1 * x->m[i] + rest1 * g;
+        x->v[i] = kept + rest2 * square;
+        break;
+    case FUSED:
+        x->m[i] = x->m[i] + rest1 * (g - x->m[i]);
+        x->v[i] = (float)((double)kept + (double)rest2 * (double)square);
+        break;
+    case DOUBLE:
+        x->m[i] = (float)(x->beta1 * (double)x->m[i] + (1 - x->beta1) * (double)g);
+        x->v[i] = (float)(x->beta2 * (double)x->v[i] + (1 - x->beta2) * (double)g * (double)g);
+        break;
+    default:
+        x->m[i] = x->m[i] + rest1 * (g - x->m[i]);
+        x->v[i] = kept + rest2 * g * g;
+        break;
+    }
+}
+
+static void update_adam(model *x, size_t i, float g) {
+    double bias1 = 1 - pow(x->beta1, (double)x->step), bias2 = 1 - pow(x->beta2, (double)x->step);
+    float rate = (float)(x->lr / bias1), root = (float)sqrt(bias2), eps = (float)x->eps, w = x->w[i];
+    float keep = x->how == L2 ? 1.0f : (float)(1 - x->lr * x->decay);
+    if (x->how == L2) {
+        g = g + (float)x->decay * w;
+    }
+    update_moments(x, i, g);
+    float m = x->m[i], below = sqrtf(x->v[i]) / root + eps, kept = w * keep;
+    switch (x->how) {
+    case PARENTHESES:
+        x->w[i] = kept - rate * (m / below);
+        break;
+    case FUSED:
+        x->w[i] = (float)((double)kept - (double)rate * (double)(m / below));
+        break;
+    case DOUBLE:
+        x->w[i] = (float)((double)w - x->lr * x->decay * (double)w) -
+                  (rate * m) / (float)((double)(sqrtf(x->v[i]) / root) + x->eps);
+        break;
+    case APEX:
+        m = m / (float)bias1;
+        m = m / (sqrtf(x->v[i] / (float)bias2) + eps);
+        x->w[i] = w - (float)x->lr * (m + (float)x->decay * w);
+        break;
+    default:
+        x->w[i] = kept - rate * m / below;
+        break;
+    }
+}
+
+static void update_sgd(model *x, size_t i, float g) {
+    float momentum = (float)x->momentum, lr = (float)x->lr;
+    x->m[i] = momentum * x->m[i] + g;
+    x->w[i] = x->w[i] - lr * (x->how == NESTEROV ? g + momentum * x->m[i] : x->m[i]);
+}
+
+static void model_step(model *x) {
+    x->step++;
+    for (size_t i = 0; i < N; i++) {
+        double row = exp(0.5 * sin((double)(i / COLUMNS))), column = exp(0.4 * cos((double)(i % COLUMNS)));
+        float g = (float)(1e-3 * row * column * normal(x));
+        if (x->how == SGD || x->how == NESTEROV) {
+            update_sgd(x, i, g);
+        } else {
+            update_adam(x, i, g);
+        }
+    }
+}
+
+static ckd_optimizer optimizer_of(const model *x) {
+    ckd_optimizer o = CKD_OPTIMIZER_INIT;
+    bool sgd = x->how == SGD || x->how == NESTEROV;
+    o.kind = sgd ? CKD_SGD : x->how == L2 ? CKD_ADAM : CKD_ADAMW;
+    o.lr = x->lr;
+    o.beta1 = sgd ? 0 : x->beta1;
+    o.beta2 = sgd ? 0 : x->beta2;
+    o.eps = x->eps;
+    o.weight_decay = sgd ? 0 : x->decay;
+    o.momentum = sgd ? x->momentum : 0;
+    o.nesterov = x->how == NESTEROV;
+    o.step = x->step;
+    return o;
+}
+
+/* ---- saving and looking ---- */
+
+static void add(ckd_save *save, const char *name, const float *values, const ckd_region *region,
+                const ckd_optimizer *optimizer) {
+    ckd_tensor t = CKD_TENSOR_INIT;
+    t.name = name;
+    t.dtype = CKD_F32;
+    t.ndim = 2;
+    t.shape = shape;
+    if (region) {
+        t.region = *region;
+    }
+    t.data = values;
+    t.optimizer = optimizer;
+    ckd_error err = {0};
+    if (ckd_save_tensor(save, &t, &err) != CKD_OK) {
+        fail_msg("%s: %s", name, err.message);
+    }
+}
+
+static ckd_save *begin(ckd_store *store, uint64_t step) {
+    ckd_save_options o = options_of("run", step);
+    o.max_load_cost = 100;
+    return begin_with(store, &o);
+}
+
+static ckd_checkpoint commit(ckd_save *save) {
+    ckd_checkpoint info;
+    assert_int_equal(ckd_save_commit(&info, save, NULL), CKD_OK);
+    return info;
+}
+
+/* In the documented order. */
+static ckd_checkpoint save_model(ckd_store *store, const model *x, const ckd_optimizer *o) {
+    ckd_save *save = begin(store, x->step);
+    add(save, "exp_avg.w", x->m, NULL, o);
+    if (x->how != SGD && x->how != NESTEROV) {
+        add(save, "exp_avg_sq.w", x->v, NULL, o);
+    }
+    add(save, "w", x->w, NULL, o);
+    return commit(save);
+}
+
+static void check_values(ckd_store *store, uint64_t step, const char *name, const float *want) {
+    float *back = load_whole(store, "run", step, name, N * sizeof(float));
+    assert_memory_equal(back, want, N * sizeof(float));
+    free(back);
+}
+
+static void check_model(ckd_store *store, const model *x) {
+    check_values(store, x->step, "w", x->w);
+    check_values(store, x->step, "exp_avg.w", x->m);
+    if (x->how != SGD && x->how != NESTEROV) {
+        check_values(store, x->step, "exp_avg_sq.w", x->v);
+    }
+}
+
+/* How a tensor is coded; its stored bits an element. */
+static double look_at(char coding[32], ckd_store *store, uint64_t step, const char *name) {
+    ckd_checkpoint c;
+    ckd_tensor_list *list;
+    double bits = -1;
+    assert_int_equal(ckd_store_find(&c, store, "run", step, NULL), CKD_OK);
+    assert_int_equal(ckd_store_tensors(&list, store, &c.id, NULL), CKD_OK);
+    for (size_t i = 0; i < list->count; i++) {
+        if (strcmp(list->items[i].name, name) == 0) {
+            snprintf(coding, 32, "%s", list->items[i].coding);
+            bits = 8 * (double)list->items[i].stored_bytes / (double)list->items[i].elements;
+        }
+    }
+    ckd_tensor_list_free(list);
+    assert_true(bits >= 0);
+    return bits;
+}
+
+static void check_coding(ckd_store *store, uint64_t step, const char *name, const char *want, double most) {
+    char coding[32];
+    double bits = look_at(coding, store, step, name);
+    assert_string_equal(coding, want);
+    if (!(bits <= most)) {
+        fail_msg("%s takes %.2f bits an element", name, bits);
+    }
+}
+
+static void check_not_step(ckd_store *store, uint64_t step, const char *name) {
+    char coding[32];
+    look_at(coding, store, step, name);
+    assert_string_not_equal(coding, "step");
+}
+
+/* ---- tests ---- */
+
+static void check_flavour(const char *dir, flavour how) {
+    ckd_store *store = store_create(dir);
+    model x = model_new(how, 7 + (unsigned)how);
+    bool sgd = how == SGD || how == NESTEROV;
+    for (int i = 0; i < 40; i++) {
+        model_step(&x);
+    }
+    save_model(store, &x, NULL);
+    for (int i = 0; i < 4; i++) {
+        model_step(&x);
+        ckd_optimizer o = optimizer_of(&x);
+        save_model(store, &x, &o);
+        check_model(store, &x);
+        /* Headers and names are 0.5 bits of such small tensors; Nesterov's gradient is known less well than weights are stored. */
+        check_coding(store, x.step, "w", "step", how == NESTEROV ? 2.5 : 0.8);
+        if (!sgd) {
+            check_coding(store, x.step, "exp_avg_sq.w", "step", 2.2);
+        }
+    }
+    assert_int_equal(verify_damage(store), 0);
+    model_free(&x);
+    ckd_store_close(store);
+}
+
+#define DEFINE_FLAVOUR(name, how)           \
+    static void test_##name(void **state) { \
+        check_flavour(*state, how);         \
+    }
+DEFINE_FLAVOUR(plain, PLAIN)
+DEFINE_FLAVOUR(parentheses, PARENTHESES)
+DEFINE_FLAVOUR(fused, FUSED)
+DEFINE_FLAVOUR(doubles, DOUBLE)
+DEFINE_FLAVOUR(apex, APEX)
+DEFINE_FLAVOUR(l2, L2)
+DEFINE_FLAVOUR(sgd, SGD)
+DEFINE_FLAVOUR(nesterov, NESTEROV)
+
+static void test_wrong_numbers_cost_no_values(void **state) {
+    ckd_store *store = store_create(*state);
+    model x = model_new(PLAIN, 3);
+    for (int i = 0; i < 10; i++) {
+        model_step(&x);
+    }
+    save_model(store, &x, NULL);
+    model_step(&x);
+    ckd_optimizer wrong = optimizer_of(&x);
+    wrong.lr = 0.5;
+    wrong.beta2 = 0.5;
+    save_model(store, &x, &wrong);
+    check_model(store, &x);
+    check_not_step(store, x.step, "w");
+    check_not_step(store, x.step, "exp_avg_sq.w");
+    for (int i = 0; i < 2; i++) { /* two steps apart: the right numbers, and no prediction */
+        model_step(&x);
+    }
+    ckd_optimizer o = optimizer_of(&x);
+    save_model(store, &x, &o);
+    check_model(store, &x);
+    check_not_step(store, x.step, "exp_avg_sq.w");
+    assert_int_equal(verify_damage(store), 0);
+    model_free(&x);
+    ckd_store_close(store);
+}
+
+static void test_numbers_that_make_no_sense(void **state) {
+    ckd_store *store = store_create(*state);
+    model x = model_new(PLAIN, 3);
+    x.step = 1;
+    const ckd_optimizer good = optimizer_of(&x);
+    ckd_optimizer bad[6];
+    for (size_t i = 0; i < 6; i++) {
+        bad[i] = good;
+    }
+    bad[0].kind = (ckd_optimizer_kind)4;
+    bad[1].step = 0;
+    bad[2].beta1 = 1;
+    bad[3].lr = (double)NAN;
+    bad[4].eps = -1;
+    bad[5].dampening = (double)INFINITY;
+    for (size_t i = 0; i < 6; i++) {
+        ckd_save *save = begin(store, 1);
+        ckd_tensor t = CKD_TENSOR_INIT;
+        t.name = "w";
+        t.dtype = CKD_F32;
+        t.ndim = 2;
+        t.shape = shape;
+        t.data = x.w;
+        t.optimizer = &bad[i];
+        assert_int_equal(ckd_save_tensor(save, &t, NULL), CKD_E_INVALID);
+        ckd_save_abort(save);
+    }
+    model_free(&x);
+    ckd_store_close(store);
+}
+
+/* What may be predicted depends on what came before; values do not. */
+static void test_any_order(void **state) {
+    static const char *const names[] = {"exp_avg.w", "exp_avg_sq.w", "w"};
+    static const int orders[][3] = {{0, 1, 2}, {0, 2, 1}, {1, 0, 2}, {1, 2, 0}, {2, 0, 1}, {2, 1, 0}};
+    static const bool square[] = {true, true, false, false, true, false};
+    static const bool weight[] = {true, false, true, false, false, false};
+    ckd_store *store = store_create(*state);
+    model x = model_new(PLAIN, 5);
+    for (int i = 0; i < 10; i++) {
+        model_step(&x);
+    }
+    save_model(store, &x, NULL);
+    for (size_t k = 0; k < 6; k++) {
+        model_step(&x);
+        ckd_optimizer o = optimizer_of(&x);
+        const float *values[] = {x.m, x.v, x.w};
+        ckd_save *save = begin(store, x.step);
+        for (size_t i = 0; i < 3; i++) {
+            int which = orders[k][i];
+            add(save, names[which], values[which], NULL, &o);
+        }
+        commit(save);
+        check_model(store, &x);
+        char coding[32];
+        look_at(coding, store, x.step, "exp_avg_sq.w");
+        assert_int_equal(strcmp(coding, "step") == 0, square[k]);
+        look_at(coding, store, x.step, "w");
+        assert_int_equal(strcmp(coding, "step") == 0, weight[k]);
+    }
+    assert_int_equal(verify_damage(store), 0);
+    model_free(&x);
+    ckd_store_close(store);
+}
+
+/* The moments of one region do not predict another's. */
+static void test_regions(void **state) {
+    ckd_store *store = store_create(*state);
+    model x = model_new(PLAIN, 5);
+    const uint64_t half = N / 2 + 77;
+    const ckd_region parts[] = {{.kind = CKD_REGION_FLAT, .start = 0, .count = half},
+                                {.kind = CKD_REGION_FLAT, .start = half, .count = N - half}};
+    for (int k = 0; k < 5; k++) {
+        model_step(&x);
+        ckd_optimizer o = optimizer_of(&x);
+        ckd_save *save = begin(store, x.step);
+        for (size_t p = 0; p < 2; p++) {
+            size_t at = p ? half : 0;
+            add(save, "exp_avg.w", x.m + at, &parts[p], &o);
+            add(save, "exp_avg_sq.w", x.v + at, &parts[p], &o);
+            if (k == 4) { /* in one piece, all of a sudden */
+                continue;
+            }
+            add(save, "w", x.w + at, &parts[p], &o);
+        }
+        if (k == 4) {
+            add(save, "w", x.w, NULL, &o);
+        }
+        commit(save);
+        check_model(store, &x);
+        if (k == 3) {
+            check_coding(store, x.step, "w", "step", 1.5);
+            check_coding(store, x.step, "exp_avg_sq.w", "step", 3);
+        }
+    }
+    check_not_step(store, x.step, "w");
+    /* A region of the result that lies across those saved. */
+    ckd_checkpoint c;
+    ckd_load *load;
+    assert_int_equal(ckd_store_find(&c, store, "run", x.step - 1, NULL), CKD_OK);
+    model_free(&x);
+    assert_int_equal(ckd_load_begin(&load, store, &c.id, NULL), CKD_OK);
+    float *row = malloc(COLUMNS * sizeof(float)),
+          *all = load_whole(store, "run", c.step, "w", N * sizeof(float));
+    for (uint64_t r = 0; r < ROWS; r += 5) {
+        ckd_load_request q = CKD_LOAD_REQUEST_INIT;
+        q.name = "w";
+        q.region = (ckd_region){.kind = CKD_REGION_BOX, .offsets = {r, 0}, .lengths = {1, COLUMNS}};
+        q.data = row;
+        q.size = COLUMNS * sizeof(float);
+        assert_int_equal(ckd_load_tensor(load, &q, NULL), CKD_OK);
+        assert_memory_equal(row, all + r * COLUMNS, q.size);
+    }
+    ckd_load_end(load);
+    free(row);
+    free(all);
+    assert_int_equal(verify_damage(store), 0);
+    ckd_store_close(store);
+}
+
+/* NaNs of any kind, infinities, zeros of both signs and denormals in every part of the state. */
+static void test_special_values(void **state) {
+    static const uint32_t special[] = {0x7fc00000, 0xffc00001, 0x7f800001, 0x7f800000,
+                                       0xff800000, 0x80000000, 0,          1,
+                                       0x807fffff, 0x7f7fffff, 0xff7fffff, 0x00800000};
+    ckd_store *store = store_create(*state);
+    model x = model_new(PLAIN, 5);
+    for (int k = 0; k < 4; k++) {
+        model_step(&x);
+        for (size_t i = 0; i < 12 * 12 * 12; i++) {
+            memcpy(&x.w[i], &special[i % 12], 4);
+            memcpy(&x.m[i], &special[i / 12 % 12], 4);
+            memcpy(&x.v[i], &special[(i / 144 + (size_t)k) % 12], 4);
+        }
+        ckd_optimizer o = optimizer_of(&x);
+        save_model(store, &x, &o);
+        check_model(store, &x);
+    }
+    check_coding(store, x.step, "w", "step", 6);
+    assert_int_equal(verify_damage(store), 0);
+    model_free(&x);
+    ckd_store_close(store);
+}
+
+/* The master is what is predicted, its copy is rounded from it; moments of another dtype predict nothing. */
+static void test_mixed_precision(void **state) {
+    ckd_store *store = store_create(*state);
+    model x = model_new(PLAIN, 9);
+    for (int k = 0; k < 4; k++) {
+        model_step(&x);
+        ckd_optimizer o = optimizer_of(&x);
+        uint16_t *low = round_to_bf16(x.w, N), *low_m = round_to_bf16(x.m, N);
+        ckd_save *save = begin(store, x.step);
+        add(save, "exp_avg.w", x.m, NULL, &o);
+        add(save, "exp_avg_sq.w", x.v, NULL, &o);
+        ckd_tensor t = CKD_TENSOR_INIT;
+        t.name = "w";
+        t.dtype = CKD_BF16;
+        t.ndim = 2;
+        t.shape = shape;
+        t.data = low;
+        t.optimizer = &o;
+        if (k % 2) { /* before its master */
+            assert_int_equal(ckd_save_tensor(save, &t, NULL), CKD_OK);
+        }
+        add(save, "master.w", x.w, NULL, &o);
+        if (k % 2 == 0) {
+            assert_int_equal(ckd_save_tensor(save, &t, NULL), CKD_OK);
+        }
+        t.name = "exp_avg.y";
+        t.data = low_m;
+        assert_int_equal(ckd_save_tensor(save, &t, NULL), CKD_OK);
+        add(save, "exp_avg_sq.y", x.v, NULL, &o);
+        add(save, "y", x.m, NULL, &o);
+        commit(save);
+        check_values(store, x.step, "master.w", x.w);
+        check_values(store, x.step, "exp_avg_sq.w", x.v);
+        check_values(store, x.step, "exp_avg_sq.y", x.v);
+        free(low);
+        free(low_m);
+        if (k) {
+            check_coding(store, x.step, "master.w", "step", 0.8);
+            check_coding(store, x.step, "exp_avg_sq.w", "step", 3);
+            check_not_step(store, x.step, "y");
+        }
+        if (k == 2) {
+            check_coding(store, x.step, "w", "cast", 0.3);
+        }
+    }
+    assert_int_equal(verify_damage(store), 0);
+    model_free(&x);
+    ckd_store_close(store);
+}
+
+/* A long chain within the usual bound: loads stay cheap, each value is found again without the copies that are kept ready. */
+static void test_chain_within_bounds(void **state) {
+    ckd_store *store = store_create(*state);
+    enum { STEPS = 20 };
+    model x = model_new(PLAIN, 11);
+    float *kept[STEPS][3];
+    uint64_t first = 11, steps = 0;
+    for (int i = 0; i < 10; i++) {
+        model_step(&x);
+    }
+    for (int k = 0; k < STEPS; k++) {
+        model_step(&x);
+        ckd_optimizer o = optimizer_of(&x);
+        ckd_save *save = begin_save(store, "run", x.step);
+        add(save, "exp_avg.w", x.m, NULL, &o);
+        add(save, "exp_avg_sq.w", x.v, NULL, &o);
+        add(save, "w", x.w, NULL, &o);
+        ckd_checkpoint info = commit(save);
+        assert_true(info.load_cost <= 4);
+        char coding[32];
+        look_at(coding, store, x.step, "w");
+        steps += strcmp(coding, "step") == 0;
+        const float *from[] = {x.m, x.v, x.w};
+        for (size_t p = 0; p < 3; p++) {
+            kept[k][p] = malloc(N * sizeof(float));
+            memcpy(kept[k][p], from[p], N * sizeof(float));
+        }
+    }
+    assert_true(steps >= STEPS / 2);
+    ckd_store_close(store);
+    char copies[4096];
+    snprintf(copies, sizeof(copies), "rm -rf '%s/store/data/k'", (const char *)*state);
+    assert_int_equal(system(copies), 0);
+    store = store_reopen(*state, CKD_OPEN_WRITE);
+    for (int k = STEPS; k-- > 0;) {
+        check_values(store, first + (uint64_t)k, "w", kept[k][2]);
+        check_values(store, first + (uint64_t)k, "exp_avg_sq.w", kept[k][1]);
+        check_values(store, first + (uint64_t)k, "exp_avg.w", kept[k][0]);
+        for (size_t p = 0; p < 3; p++) {
+            free(kept[k][p]);
+        }
+    }
+    assert_int_equal(verify_damage(store), 0);
+    model_free(&x);
+    ckd_store_close(store);
+}
+
+static void test_same_content_again(void **state) {
+    ckd_store *store = store_create(*state);
+    model x = model_new(PLAIN, 13);
+    for (int k = 0; k < 3; k++) {
+        model_step(&x);
+        ckd_optimizer o = optimizer_of(&x);
+        save_model(store, &x, &o);
+    }
+    ckd_optimizer o = optimizer_of(&x);
+    ckd_save_options options = options_of("run", x.step);
+    options.on_duplicate = CKD_DUPLICATE_SAME_OK;
+    for (int differs = 0; differs < 2; differs++) {
+        ckd_save *save = begin_with(store, &options);
+        add(save, "exp_avg.w", x.m, NULL, &o);
+        add(save, "exp_avg_sq.w", x.v, NULL, &o);
+        x.w[5] += differs ? 1.0f : 0.0f;
+        ckd_tensor t = CKD_TENSOR_INIT;
+        t.name = "w";
+        t.dtype = CKD_F32;
+        t.ndim = 2;
+        t.shape = shape;
+        t.data = x.w;
+        t.optimizer = &o;
+        assert_int_equal(ckd_save_tensor(save, &t, NULL), differs ? CKD_E_EXISTS : CKD_OK);
+        if (differs) {
+            ckd_save_abort(save);
+        } else {
+            commit(save);
+        }
+    }
+    model_free(&x);
+    ckd_store_close(store);
+}
+
+/* Steps of two ranks, each with its rows; then one rank's part is not there. */
+static void test_ranks(void **state) {
+    ckd_store *store = store_create(*state);
+    model x = model_new(PLAIN, 17);
+    const ckd_region rows[] = {
+        {.kind = CKD_REGION_BOX, .lengths = {ROWS / 2, COLUMNS}},
+        {.kind = CKD_REGION_BOX, .offsets = {ROWS / 2, 0}, .lengths = {ROWS / 2, COLUMNS}}};
+    for (int k = 0; k < 3; k++) {
+        model_step(&x);
+        ckd_optimizer optimizer = optimizer_of(&x);
+        ckd_save_options o = options_of("run", x.step);
+        o.world = 2;
+        o.max_load_cost = 100;
+        assert_int_equal(ckd_id_new(&o.checkpoint_id, NULL), CKD_OK);
+        ckd_save *saves[2];
+        ckd_part parts[2];
+        for (o.rank = 0; o.rank < 2; o.rank++) {
+            saves[o.rank] = begin_with(store, &o);
+            add(saves[o.rank], "exp_avg.w", x.m + o.rank * N / 2, &rows[o.rank], &optimizer);
+            add(saves[o.rank], "exp_avg_sq.w", x.v + o.rank * N / 2, &rows[o.rank], &optimizer);
+            add(saves[o.rank], "w", x.w + o.rank * N / 2, &rows[o.rank], &optimizer);
+            assert_int_equal(ckd_save_seal(&parts[o.rank], saves[o.rank], NULL), CKD_OK);
+        }
+        assert_int_equal(ckd_save_publish(NULL, saves[0], parts, 2, NULL), CKD_OK);
+        ckd_save_end(saves[1]);
+        ckd_part_free(&parts[0]);
+        ckd_part_free(&parts[1]);
+        check_model(store, &x);
+    }
+    check_coding(store, x.step, "w", "step", 1.5);
+    check_coding(store, x.step, "exp_avg_sq.w", "step", 3);
+    assert_int_equal(verify_damage(store), 0);
+    model_free(&x);
+    ckd_store_close(store);
+}
+
+static int setup(void **state) {
+    *state = tempdir_create();
+    return *state == NULL;
+}
+
+static int teardown(void **state) {
+    tempdir_remove(*state);
+    return 0;
+}
+
+#define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        TEST(test_plain),
+        TEST(test_parentheses),
+        TEST(test_fused),
+        TEST(test_doubles),
+        TEST(test_apex),
+        TEST(test_l2),
+        TEST(test_sgd),
+        TEST(test_nesterov),
+        TEST(test_wrong_numbers_cost_no_values),
+        TEST(test_numbers_that_make_no_sense),
+        TEST(test_any_order),
+        TEST(test_regions),
+        TEST(test_special_values),
+        TEST(test_mixed_precision),
+        TEST(test_chain_within_bounds),
+        TEST(test_same_content_again),
+        TEST(test_ranks),
+    };
+    return cmocka_run_group_tests_name("step", tests, NULL, NULL);
+}
