@@ -9,6 +9,7 @@ typedef struct cli_input {
     const safetensors_file *file;
     const safetensors_tensor *tensor;
     ckd_role role;
+    const ckd_optimizer *optimizer; /* NULL: none was given */
 } cli_input;
 
 typedef struct cli_inputs {

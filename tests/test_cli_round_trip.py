@@ -347,3 +347,92 @@ def test_corrupt_input_is_no_partial_save(store):
     bad.write_bytes(bad.read_bytes()[:-1])
     run("save", store.path, "--run", "a", "--step", 1, good, bad, expect=CORRUPT)
     assert not store.path.exists()
+
+
+def rounded(values):
+    """To bf16."""
+    bits = values.view("<u4").astype("<u8")
+    return ((bits + 0x7fff + (bits >> 16 & 1)) >> 16).astype("<u2").tobytes()
+
+
+class Adam:
+    """Two parameters, one with its master, and a scale that has no weight decay; an update at a time in f32."""
+
+    def __init__(self):
+        self.rng, self.step = np.random.default_rng(3), 0
+        self.w = {n: (self.rng.standard_normal((40, 50)) * 0.1).astype(np.float32) for n in ("a.weight", "b.weight", "a.scale")}
+        self.m = {n: np.zeros((40, 50), np.float32) for n in self.w}
+        self.v = {n: np.zeros((40, 50), np.float32) for n in self.w}
+
+    def move(self):
+        self.step += 1
+        f, lr = np.float32, 0.002
+        for n, w in self.w.items():
+            g = (self.rng.standard_normal(w.shape) * 1e-3).astype(f)
+            self.m[n] = self.m[n] + f(1 - 0.9) * (g - self.m[n])
+            self.v[n] = self.v[n] * f(0.99) + f(1 - 0.99) * g * g
+            below = np.sqrt(self.v[n]) / f(np.sqrt(1 - 0.99 ** self.step)) + f(1e-6)
+            kept = w * f(1 if n == "a.scale" else 1 - lr * 0.1)
+            self.w[n] = kept - f(lr / (1 - 0.9 ** self.step)) * self.m[n] / below
+        return self
+
+    def options(self, *more):
+        both = f"lr=0.002,beta2=0.99,eps=1e-6,step={self.step}"
+        return ("--max-load-cost", 50, "--adamw", f"*.scale:weight_decay=0,{both}", "--adamw", f"{both},weight_decay=0.1", *more)
+
+    def tensors(self, order=("", "exp_avg_sq.", "exp_avg.")):
+        parts = {"": self.w, "exp_avg.": self.m, "exp_avg_sq.": self.v}
+        out = {prefix + n: parts[prefix][n] for prefix in order for n in self.w}
+        out["master.b.weight"] = out.pop("b.weight")
+        out["b.weight"] = ("BF16", [40, 50], rounded(out["master.b.weight"]))
+        return out
+
+
+def codings(store, step):
+    return {t["name"]: t["coding"] for t in store.json("show", "--step", step)["tensors"]}
+
+
+def test_one_optimizer_step(store):
+    """In whatever order the file has the tensors."""
+    model = Adam().move().move()
+    store.save(2, model.tensors())
+    for step in (3, 4):
+        now = model.move().tensors()
+        store.save(step, now, *model.options())
+        assert st.same(store.load("--step", step)[0], now)
+        of = codings(store, step)
+        assert {n for n, c in of.items() if c == "step"} == \
+            {n for n in of if n.startswith("exp_avg_sq.")} | {"a.weight", "a.scale", "master.b.weight"}, of
+        assert of["b.weight"] == "cast"
+    run("verify", store.path, "-q")
+
+
+def test_other_numbers_than_the_optimizers(store):
+    model = Adam().move().move()
+    store.save(2, model.tensors())
+    now = model.move().tensors()
+    store.save(3, now, "--adamw", "lr=9,step=77,beta1=0,beta2=0.1", "--adam", "c.*:lr=1,step=1", "--sgd", "c*:lr=1,nesterov=1",
+               expect_message="no weight's name matches 'c.*'")
+    assert st.same(store.load("--step", 3)[0], now)
+    assert "step" not in codings(store, 3).values()
+
+
+def test_sgd(store):
+    rng = np.random.default_rng(5)
+    w, u = rng.standard_normal((60, 60)).astype(np.float32), rng.standard_normal((60, 60)).astype(np.float32)
+    store.save(1, {"w": w, "exp_avg.w": u})
+    u = np.float32(0.9) * u + rng.standard_normal((60, 60)).astype(np.float32)
+    now = {"w": w - np.float32(0.1) * u, "exp_avg.w": u}
+    store.save(2, now, "--sgd", "lr=0.1,momentum=0.9", "--max-load-cost", 50)
+    assert codings(store, 2)["w"] == "step"
+    assert st.same(store.load("--step", 2)[0], now)
+
+
+@pytest.mark.parametrize("option,text", [
+    ("adamw", ""), ("adamw", "lr=1"), ("adamw", "step=1"), ("adamw", "lr=1,step=0"), ("adamw", "lr=1,step=1,beta1=1"),
+    ("adamw", "lr=-1,step=1"), ("adamw", "lr=1,step=1,momentum=0"), ("adam", "lr=1,step=1,eps"), ("adam", "lr=nan,step=1"),
+    ("adam", "x:"), ("sgd", "momentum=1"), ("sgd", "lr=1,beta1=0"), ("sgd", "lr=1,nesterov=2"), ("sgd", "lr=1,dampening=1")])
+def test_optimizers_that_are_none(store, option, text):
+    refused = run("save", store.path, "--run", "a", "--step", 1, f"--{option}", text, store.file({"w": np.ones(3, np.float32)}),
+                  expect=USAGE)
+    assert f"--{option} is" in refused.err
