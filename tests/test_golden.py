@@ -2,8 +2,9 @@
 
 tests/golden/v1/ is kept for good: every later version must read it. The handmade stores come from tests/golden/make_handmade.py,
 which does not use the library; `library` was written by the library's first version through tests/golden/make_library.py,
-`library-2` by the first one that writes framed streams, through make_frames() there, `bundles` by the first one that writes
-bundles, through tests/golden/make_bundles.py.
+`library-2` by the first one that writes framed streams, through make_frames() there, `library-steps` by the first one that
+predicts optimizer steps, through make_steps(), `bundles` by the first one that writes bundles, through
+tests/golden/make_bundles.py.
 What they contain is in the .json files beside them.
 """
 
@@ -179,7 +180,7 @@ def test_examples_in_the_document_are_the_golden_files():
 
 def test_example_streams_in_the_document():
     text = (ROOT.parent / "codec/FORMAT.md").read_text(encoding="utf-8")
-    text = text[text.index("\n## Payload codings"):]
+    text = text[text.index("\n## Payload codings"):text.index("\n## Adaptive streams")]
     blocks = [re.findall(r"^ {4}((?:[0-9a-f]{2}(?: (?! )|(?=  )|$))+)", part, re.MULTILINE)
               for part in text.split("integers of 16 bits")[1:]]
     dense, sparse, framed = (bytes.fromhex("".join(lines)) for lines in (blocks[0][:1], *blocks[1:]))
@@ -191,7 +192,7 @@ def test_example_streams_in_the_document():
     assert framed == make_handmade.FRAME_EXAMPLE
 
 
-@pytest.mark.parametrize("making", [make_library.make, make_library.make_frames])
+@pytest.mark.parametrize("making", [make_library.make, make_library.make_frames, make_library.make_steps])
 def test_reader_reads_what_the_command_writes_now(tmp_path, making):
     """Other values than in the golden stores, so that the document describes the encoder of today as well."""
     seed = int.from_bytes(os.urandom(4), "little")
@@ -205,6 +206,8 @@ def test_reader_reads_what_the_command_writes_now(tmp_path, making):
         for name, (_, shape, data) in saved[f"{run}@{step}"].items():
             assert checkpoint.tensor(name).tobytes() == data, name
             assert list(checkpoint.tensors[name].shape) == shape
+    if making is make_library.make_steps:
+        assert make_library.rules(opened) >= {1, 17, 35}
     if making is make_library.make_frames:
         assert make_library.FRAMES <= make_library.coverage(opened)[1]
 
@@ -221,11 +224,96 @@ def test_golden_stores_use_every_kind_of_stream():
 def test_handmade_stores_are_what_their_script_writes(tmp_path):
     """Compressed bytes may differ with another zstd, and so may hashes over them; what is in them may not."""
     subprocess.run([sys.executable, ROOT / "golden/make_handmade.py", tmp_path], check=True)
-    for listed in ("handmade.json", "frames.json"):
+    for listed in ("handmade.json", "frames.json", "steps.json"):
         made = json.loads((tmp_path / listed).read_text(encoding="utf-8"))
         assert made == json.loads((GOLDEN / listed).read_text(encoding="utf-8"))
         for name in made:
             assert set(snapshot(tmp_path / name)) == set(snapshot(GOLDEN / name))
+
+
+# --- optimizer steps that cannot be what they say: (what is wrong, "corrupt" or "unsupported")
+
+def odd_group(change):
+    data = bytearray(make_handmade.group_payload(17))
+    return bytes(change(data))
+
+
+def put_u16(data, at, value):
+    data[at:at + 2] = struct.pack("<H", value)
+    return data
+
+
+ODD_GROUPS = {"no rule": (odd_group(lambda d: put_u16(d, 2, 0)), "unsupported"),
+              "rule 11": (odd_group(lambda d: put_u16(d, 2, 11)), "unsupported"),
+              "rule 37": (odd_group(lambda d: put_u16(d, 2, 37)), "unsupported"),
+              "kind 0": (odd_group(lambda d: put_u16(d, 0, 0)), "unsupported"),
+              "kind 4": (odd_group(lambda d: put_u16(d, 0, 4)), "unsupported"),
+              "newer and longer": (odd_group(lambda d: put_u16(d, 2, 99) + b"more"), "unsupported"),
+              "flags": (odd_group(lambda d: put_u16(d, 4, 2)), "corrupt"),
+              "short": (odd_group(lambda d: d[:-1]), "corrupt"),
+              "long": (odd_group(lambda d: d + b"x"), "corrupt"),
+              "nearly nothing": (odd_group(lambda d: d[:3]), "corrupt"),
+              "another rule's inputs": (odd_group(lambda d: put_u16(d, 2, 33)), "corrupt")}
+ODD_BLOCKS = {"no group": lambda on: on[:-1], "only values": lambda on: on[:-1] + on[:1], "no inputs": lambda on: on[:1] + on[-1:],
+              "too many": lambda on: on[:2] + on[1:], "nothing": lambda on: on[-1:], "a group first": lambda on: on[::-1],
+              "itself": lambda on: on[:1] + [make_handmade.dependency(bytes(16))] + on[2:],
+              "another's group": lambda on: on[:-1] + [make_handmade.dependency(
+                  make_handmade.content_hash(make_handmade.group_payload(17)), kind=3, checkpoint=bytes(15) + b"1",
+                  tensor="optimizer")],
+              "a group that is missing": lambda on: on[:-1] + [make_handmade.dependency(bytes(16), kind=3, tensor="optimizer")]}
+
+
+def odd_step(folder, group, change=None, dtype="f32"):
+    """A step whose group or dependencies are changed; everything else, hashes included, is right."""
+    store = make_handmade.Store(folder, "odd")
+    ids, first, second, _ = make_handmade.step_scene(store)
+    v = make_handmade.Tensor(ids[1], "exp_avg_sq.even", "f32", make_handmade.floats(4, 16, 1, 4, 4, 0), "exp_avg_sq")
+    expected = make_handmade.floats(2, 6, 0.375, -3, 0.25, float("-inf"))
+    after = make_handmade.Tensor(ids[1], "w", dtype, expected if dtype == "f32" else expected.view("<i4"))
+    values = [(first["w"], ids[0], None), (second["exp_avg.w"], None, "exp_avg.w"), (v, None, v.name)]
+    on = [make_handmade.dependency(make_handmade.content_hash(t.bits()), checkpoint=c, tensor=n) for t, c, n in values]
+    on.append(make_handmade.dependency(make_handmade.content_hash(group), kind=3, tensor="optimizer"))
+    more = {"dependencies": change(on)} if change else {}
+    block = make_handmade.step_block(after, after.array, first["w"], [second["exp_avg.w"], v], group, **more)
+    records = [second["exp_avg.w"].block(), v.block(), block, make_handmade.group_record(ids[1], group)]
+    make_handmade.publish_steps(store, ids, first, records, [second["exp_avg.w"], v, after])
+
+
+def check_refused(folder, how):
+    opened = ckd_reader.Store(folder)
+    with pytest.raises(Unsupported if how == "unsupported" else Corrupt):
+        opened.checkpoint("run", 3).tensor("w")
+    out = folder.parent / "out.safetensors"
+    run = ckptdelta("load", folder, "--step", 3, "--out", out, "--tensor=w")
+    assert run.returncode == 4, run.stderr
+    assert ("newer" in run.stderr.decode()) == (how == "unsupported")
+    assert not out.exists()
+    assert ckptdelta("load", folder, "--step", 3, "--out", out, "--tensor=exp_avg*").returncode == 0
+
+
+def test_steps_as_they_should_be(tmp_path):
+    odd_step(tmp_path / "s", make_handmade.group_payload(17), lambda on: on)
+    run = ckptdelta("verify", tmp_path / "s")
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert ckd_reader.Store(tmp_path / "s").checkpoint("run", 3).tensor("w")[0] == 0x40000000
+
+
+@pytest.mark.parametrize("name", ODD_GROUPS)
+def test_odd_groups_are_refused(tmp_path, name):
+    group, how = ODD_GROUPS[name]
+    odd_step(tmp_path / "s", group)
+    check_refused(tmp_path / "s", how)
+
+
+@pytest.mark.parametrize("name", ODD_BLOCKS)
+def test_steps_of_other_things_are_refused(tmp_path, name):
+    odd_step(tmp_path / "s", make_handmade.group_payload(17), ODD_BLOCKS[name])
+    check_refused(tmp_path / "s", "corrupt")
+
+
+def test_steps_of_other_dtypes_are_refused(tmp_path):
+    odd_step(tmp_path / "s", make_handmade.group_payload(17), dtype="i32")
+    check_refused(tmp_path / "s", "corrupt")
 
 
 # --- the command
@@ -271,8 +359,8 @@ def test_command_names_what_it_does_not_know(store, key, tensor, number):
     assert snapshot(store) == before
 
 
-@pytest.mark.parametrize("store", ["handmade", "codings", "frames", "example", "library", "library-2", "bundles"],
-                         indirect=True)
+@pytest.mark.parametrize("store", ["handmade", "codings", "frames", "steps", "example", "library", "library-2",
+                                   "library-steps", "bundles"], indirect=True)
 def test_command_verifies(store):
     run = ckptdelta("verify", store, "--json")
     assert run.returncode == 0, run.stdout + run.stderr

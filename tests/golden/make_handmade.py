@@ -17,7 +17,7 @@ import zstandard
 
 BLOCK, SIDE, GROUP, BLOB = 1, 2, 3, 4
 RAW, ZSTD = 0, 1
-NONE, PARENT, COPY, CAST = 0, 1, 2, 3
+NONE, PARENT, COPY, CAST, STEP = 0, 1, 2, 3, 4
 DTYPES = {"f64": (1, 8), "f32": (2, 4), "f16": (3, 2), "bf16": (4, 2), "f8e4m3": (5, 1), "f8e5m2": (6, 1),
           "i64": (7, 8), "i32": (8, 4), "i16": (9, 2), "i8": (10, 1), "u64": (11, 8), "u32": (12, 4), "u16": (13, 2),
           "u8": (14, 1), "bool": (15, 1)}
@@ -518,6 +518,115 @@ def make_frames(folder):
     return store.expected
 
 
+# --- optimizer steps: numbers that make every operation exact, so that all orders of them agree
+
+HALVES = (0.5, 0.5, 0.5, 0.5, 0.75, 0.25, 0.5, 2.0, 0.0, 0.5, 4.0, 0.25, 1.0, 0.5, 0.5)
+
+
+def group_payload(rule, kind=1, flags=0, step=3, coefficients=HALVES):
+    hyper = (0.25, 0.5, 0.5, 0.0, 1.0, 0.5, 0.5)
+    return struct.pack("<HHIQ22d", kind, rule, flags, step, *hyper, *coefficients)
+
+
+def group_record(checkpoint, payload, coding=RAW):
+    stored = compress(payload) if coding == ZSTD else payload
+    return record(checkpoint, "optimizer", stored, content_hash(payload), len(payload), kind=GROUP, coding=coding, role="other")
+
+
+def floats(*values):
+    return np.array(values, "<f4").view("<u4")
+
+
+def step_block(tensor, expected, before, inputs, payload, **more):
+    """before, inputs: tensors. expected: what the step is expected to give, as floats; what it does not tell is the residual."""
+    def on(values):
+        return dependency(content_hash(values.bits()), checkpoint=None if values.checkpoint == tensor.checkpoint else
+                          values.checkpoint, tensor=None if values.name == tensor.name else values.name)
+
+    chosen = dependency(content_hash(payload), kind=3, tensor="optimizer")
+    dependencies = [on(before), *map(on, inputs), chosen]
+    return tensor.block(payload=residual(tensor.array, expected), predictor=STEP, depth=1,
+                        **{"dependencies": dependencies, **more})
+
+
+def moved(expected, by):
+    """Values that are some units in the last place from what is expected of them."""
+    return (expected + np.array(by, "<i4").astype("<u4")).astype("<u4")
+
+
+def step_scene(store):
+    """Two checkpoints, the first of them written: (ids, tensors by name and step)."""
+    ids = store.new_id("step 2"), store.new_id("step 3")
+    nan, inf = float("nan"), float("inf")
+    values = {"exp_avg.w": (floats(1, -2, 0, 4, nan, inf), floats(2, 0, 0, 3, 1, 1)),
+              "exp_avg_sq.w": (floats(8, 2, 0, 16, 1, 1), None),
+              "w": (floats(4, 8, 0.5, -2, 1, 1), None)}
+    # g = (m1 - m0) / 0.5 + m0 = 3, 2, 0, 2; v = 8 / 2 + 9 / 2, ...; NaN gives NaN, infinity as well, as it is taken from itself.
+    square = floats(8.5, 3, 0, 10, nan, nan)
+    square[4:] = 0x7fc00000
+    first = {name: Tensor(ids[0], name, "f32", before, name.split(".")[0] if "." in name else "weight")
+             for name, (before, _) in values.items()}
+    second = {"exp_avg.w": Tensor(ids[1], "exp_avg.w", "f32", values["exp_avg.w"][1], "exp_avg")}
+    return ids, first, second, square
+
+
+def publish_steps(store, ids, first, later, tensors, gaps=None):
+    blocks = [t.block() for t in first.values()]
+    store.publish(ids[0], "run", 2, [store.chunk("before", blocks)], tensors=len(first), raw=72)
+    store.publish(ids[1], "run", 3, [store.chunk("after", later, gaps=gaps)], parent=ids[0], kind=2, depth=1,
+                  tensors=len(tensors), raw=sum(len(t.bits()) for t in tensors), dependencies=[ids[0]])
+    store.expect("run", 2, list(first.values()))
+    store.expect("run", 3, tensors)
+
+
+def make_steps(folder):
+    """Every rule of optimizer steps, in numbers worked out by hand."""
+    store = Store(folder, "steps")
+    ids, first, second, square = step_scene(store)
+    c, m1, groups = ids[1], second["exp_avg.w"], {}
+    blocks, tensors = [m1.block()], [m1]
+
+    def put(tensor, expected, before, inputs, rule):
+        groups[rule] = groups.get(rule) or group_payload(rule, 3 if rule > 32 else 1 + rule % 2, int(rule > 34))
+        blocks.append(step_block(tensor, expected, before, inputs, groups[rule]))
+        tensors.append(tensor)
+
+    def start(name, values, role):
+        """Of a tensor that only this rule has, the values of the step before."""
+        first[name] = Tensor(ids[0], name, "f32", values, role)
+        return first[name]
+
+    for rule in range(1, 11):
+        name = f"exp_avg_sq.{rule}" if rule > 1 else "exp_avg_sq.w"
+        before = first.get(name) or start(name, first["exp_avg_sq.w"].array, "exp_avg_sq")
+        square[5] = 0x7fc00000 if rule < 6 else 0x7f800000  # g = (m1 - m0 / 2) / 0.5 takes it from something else
+        after = Tensor(c, name, "f32", moved(square, (0, 1, -1, rule, 0, 5)), "exp_avg_sq")
+        put(after, square, before, [m1, first["exp_avg.w"]], rule)
+    # v = 4, 16, 1, 4: roots 2, 4, 1, 2, halves of them 1, 2, 0.5, 1. keep 0.75, rate 0.5: x0 0.75 - 0.5 m / half.
+    v = Tensor(c, "exp_avg_sq.even", "f32", floats(4, 16, 1, 4, 4, 0), "exp_avg_sq")
+    blocks.append(v.block())
+    tensors.append(v)
+    weights = floats(3 - 1, 6 - 0, 0.375 - 0, -1.5 - 1.5, 0.75 - 0.5, float("-inf"))
+    # Rule 21: x0 - 0.25 ((m / 0.5) / sqrt(v / 4) + x0).
+    apex = floats(4 - 0.25 * (4 + 4), 8 - 0.25 * 8, 0.5 - 0.25 * 0.5, -2 - 0.25 * (6 - 2), 1 - 0.25 * (2 + 1), float("-inf"))
+    for rule in range(17, 23):
+        name = f"w.{rule}" if rule > 17 else "w"
+        before = first.get(name) or start(name, first["w"].array, "weight")
+        expected = apex if rule == 21 else weights
+        put(Tensor(c, name, "f32", moved(expected, (0, 1, -1, rule, 0, 0))), expected, before, [m1, v], rule)
+    # SGD: x0 - 0.25 u1; Nesterov: d = (u1 - 0.5 u0) / 0.5 + 0.5 u1 = 4, 2, 0, 3.5.
+    for rule, change in ((33, (2, 0, 0, 3, 1, 1)), (34, (2, 0, 0, 3, 1, 1)), (35, (4, 2, 0, 3.5, 0, 0)), (36, (4, 2, 0, 3.5, 0, 0))):
+        before = start(f"w.{rule}", first["w"].array, "weight")
+        expected = floats(*(x - 0.25 * d for x, d in zip((4, 8, 0.5, -2, 1, 1), change)))
+        if rule > 34:
+            expected[4], expected[5] = 0x7fc00000, 0x7f800000  # from a momentum of NaN and infinity before
+        put(Tensor(c, f"w.{rule}", "f32", moved(expected, (0, 1, -1, rule, 7, 0))), expected, before,
+            [m1, first["exp_avg.w"]] if rule > 34 else [m1], rule)
+    after = [group_record(c, payload, ZSTD if rule % 3 == 0 else RAW) for rule, payload in groups.items()]
+    publish_steps(store, ids, first, blocks + after, tensors, gaps={3: 5})
+    return store.expected
+
+
 def make_needs_coding(folder):
     """A coding and a predictor that nobody knows, in blocks that are needed; the rest can be read."""
     store = Store(folder, "needs-coding")
@@ -572,6 +681,7 @@ def main(argv):
         expected[label] = make(root / label)
     write_expected(root / "handmade.json", expected)
     write_expected(root / "frames.json", {"frames": make_frames(root / "frames")})
+    write_expected(root / "steps.json", {"steps": make_steps(root / "steps")})
 
 
 if __name__ == "__main__":

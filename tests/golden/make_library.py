@@ -1,7 +1,6 @@
 """Writes golden stores with the library: make_library.py COMMAND FOLDER
 
-COMMAND is the built `ckptdelta`. Run once for each version of the format whose stores are to be kept for good (v1/library,
-v1/library-2); FOLDER and FOLDER-2 must not exist. What went in is recorded in FOLDER.json and FOLDER-2.json, from the
+COMMAND is the built `ckptdelta`. Run once for each version of the format whose stores are to be kept for good XX and FOLDER-2 must not exist. What went in is recorded in FOLDER.json and FOLDER-2.json, from the
 arrays themselves, not from what came out. Fails unless every coding, predictor and kind of symbol stream has been used.
 
 The runs of the first differ in their codec. Each has a base and deltas, and among its tensors all dtypes, shapes with 0 to 4
@@ -23,11 +22,13 @@ import numpy as np
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent / "reader"))
 import ckd_reader  # noqa: E402
+import ckd_steps  # noqa: E402
 import ckd_symbols  # noqa: E402
 
 SAFETENSORS = {"f8e4m3": "F8_E4M3", "f8e5m2": "F8_E5M2"}
 METADATA = {"format": "pt", "note": "golden"}
 CODINGS, PREDICTORS = range(6), range(4)
+RULES = {1, 10, 17, 20, 35}
 STREAMS = {"dense, CLASS, with contexts", "dense, CLASS, without contexts", "dense, SPLIT, without contexts",
            "sparse, one range", "sparse, several ranges"}
 FRAMES = {"framed, shared bits", "framed, levels", "framed, shared bits, levels", "framed, levels, phase"}
@@ -184,6 +185,31 @@ def make(command, folder, seed=0):
     return saver.saved
 
 
+def make_steps(command, folder, seed=0):
+    """The same, with optimizer steps."""
+    saver = Saver(command, folder)
+    for run, wide in (("narrow", False), ("wide", True)):
+        model = Trained(seed, wide)
+        for _ in range(9):
+            model.move()
+        saver.save(run, 9, model)
+        for step in range(10, 13):
+            model.move()
+            saver.save(run, step, model, "--max-load-cost", "20", *model.options())
+    return saver.saved
+
+
+def rules(store):
+    """Of all blocks that are optimizer steps."""
+    found = set()
+    for key in store.manifests:
+        checkpoint = store.checkpoint(*key)
+        for block in (b for t in checkpoint.tensors.values() for b in t.blocks if b.predictor == 4):
+            group = checkpoint.groups[block.dependencies[-1].content]
+            found.add(ckd_steps.Group(group.chunk.payload(group)).rule)
+    return found
+
+
 def make_frames(command, folder, seed=0):
     """The same, with framed streams."""
     saver, model = Saver(command, folder), Matrices(seed)
@@ -191,6 +217,43 @@ def make_frames(command, folder, seed=0):
     model.move()
     saver.save("auto", 20, model)
     return saver.saved
+
+
+class Trained:
+    """Two parameters that an optimizer moves: one by AdamW in f32 or in f64, one by SGD with Nesterov momentum."""
+
+    def __init__(self, seed, wide):
+        self.rng, self.wide, self.step = np.random.default_rng(seed), wide, 0
+        shape = (48, 48)
+        self.w = (scaled(self.rng, *shape, 0.5) * 2).astype("<f4")
+        self.m, self.v = np.zeros(shape, "<f4"), np.zeros(shape, "<f4")
+        self.x, self.u = scaled(self.rng, *shape, 0.5).astype("<f4"), np.zeros(shape, "<f4")
+
+    def move(self):
+        self.step += 1
+        f, g = np.float32, scaled(self.rng, 48, 48, 0.7).astype("<f4")
+        bias1, bias2 = 1 - 0.9 ** self.step, 1 - 0.95 ** self.step
+        if self.wide:
+            self.m = (0.9 * self.m.astype("f8") + (1 - 0.9) * g).astype("<f4")
+            self.v = (0.95 * self.v.astype("f8") + (1 - 0.95) * g.astype("f8") * g).astype("<f4")
+            kept = (self.w - 1e-4 * self.w.astype("f8")).astype("<f4")
+            below = ((np.sqrt(self.v) / f(np.sqrt(bias2))).astype("f8") + 1e-8).astype("<f4")
+        else:
+            self.m = self.m + f(1 - 0.9) * (g - self.m)
+            self.v = self.v * f(0.95) + f(1 - 0.95) * g * g
+            kept = self.w * f(1 - 1e-4)
+            below = np.sqrt(self.v) / f(np.sqrt(bias2)) + f(1e-8)
+        self.w = kept - f(1e-3 / bias1) * self.m / below
+        self.u = f(0.8) * self.u + g
+        self.x = self.x - f(0.01) * (g + f(0.8) * self.u)
+
+    def options(self):
+        return ("--adamw", f"w:lr=1e-3,step={self.step},beta2=0.95,weight_decay=0.1",
+                "--sgd", "lr=0.01,momentum=0.8,nesterov=1")
+
+    def tensors(self):
+        named = {"w": self.w, "x": self.x, "exp_avg.w": self.m, "exp_avg_sq.w": self.v, "exp_avg.x": self.u}
+        return {name: ("f32", list(a.shape), a.astype("<f4").tobytes()) for name, a in named.items()}
 
 
 def kind_of_frame(payload):
@@ -256,12 +319,18 @@ def write_golden(command, folder, making):
     return describe(folder, saved)
 
 
+def write_steps(command, folder):
+    write_golden(command, folder, make_steps)
+    assert rules(ckd_reader.Store(folder)) >= RULES, "not every kind of rule was used"
+
+
 def main(argv):
     command, folder = str(Path(argv[1]).resolve()), Path(argv[2])
     used, streams = write_golden(command, folder, make)
     assert {c for _, c in used} == set(CODINGS) and {p for p, _ in used} == set(PREDICTORS), "not everything was used"
     more = write_golden(command, folder.with_name(folder.name + "-2"), make_frames)[1]
     assert STREAMS <= streams | more and FRAMES <= more, "not every kind of stream was used"
+    write_steps(command, folder.with_name(folder.name + "-steps"))
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ import zstandard
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import ckd_codings  # noqa: E402
+import ckd_steps  # noqa: E402
 from ckd_errors import Corrupt, Unsupported  # noqa: E402
 
 DTYPES = {1: ("f64", 8), 2: ("f32", 4), 3: ("f16", 2), 4: ("bf16", 2), 5: ("f8e4m3", 1), 6: ("f8e5m2", 1), 7: ("i64", 8),
@@ -31,6 +32,7 @@ DTYPES = {1: ("f64", 8), 2: ("f32", 4), 3: ("f16", 2), 4: ("bf16", 2), 5: ("f8e4
 ROLES = {1: "weight", 2: "exp_avg", 3: "exp_avg_sq", 4: "master", 5: "other"}
 BLOCK, SIDE, GROUP, BLOB, BUNDLE = 1, 2, 3, 4, 5
 RECORD_MIN, RECORD_MAX, MAX_ELEMENTS, MAX_CHAIN = 74, 2**20, 2**40, 4096
+MAX_DEPTH = 256
 RUN_NAME = re.compile(r"[A-Za-z0-9_~][A-Za-z0-9._~-]{0,127}")
 NOTE_NAME = re.compile(r"(?s)(?P<run>.+)\.(?P<step>0|[1-9][0-9]{0,18})\.(?P<generation>0|[1-9][0-9]{0,9})")
 
@@ -346,7 +348,7 @@ class Record:
             raise Corrupt("number of elements of a block")
         if self.raw_size != self.count * DTYPES[self.dtype][1]:
             raise Corrupt("raw size of a block")
-        if self.predictor in (1, 2, 3) and not self.dependencies:
+        if self.predictor in (1, 2, 3, 4) and not self.dependencies:
             raise Corrupt("a predicted block names no dependency")
         if self.predictor in (2, 3) and (self.stored_size or self.coding):
             raise Corrupt("a copy has a payload")
@@ -534,6 +536,8 @@ class Chunk:
 
 # --- checkpoints
 
+sys.setrecursionlimit(max(sys.getrecursionlimit(), 8 * MAX_DEPTH))
+
 class Tensor:
     """The blocks of one name in one checkpoint, which must tile it."""
 
@@ -560,7 +564,7 @@ class Tensor:
 class Checkpoint:
     def __init__(self, store, manifest):
         self.store, self.manifest = store, manifest
-        blocks, self.blobs = {}, {}
+        blocks, self.blobs, self.groups = {}, {}, {}
         for file in manifest.files:
             chunk = store.chunk(file)
             for record in chunk.records:
@@ -568,6 +572,8 @@ class Checkpoint:
                     continue
                 if record.kind == BLOCK:
                     blocks.setdefault(record.name, []).append(record)
+                elif record.kind == GROUP:
+                    self.groups[record.content] = record
                 elif record.kind == BLOB:
                     if record.name in self.blobs:
                         raise Corrupt(f"two blobs {record.name}")
@@ -586,17 +592,19 @@ class Checkpoint:
         tensor = self.tensors[name]
         out = np.zeros(tensor.elements, dtype=f"<u{tensor.size}")
         for block, places in zip(tensor.blocks, tensor.places):
-            out[places] = self.block(tensor, block, budget or [MAX_CHAIN])
+            out[places] = self.block(tensor, block, budget or [MAX_CHAIN, MAX_DEPTH])
         return out
 
     def block(self, tensor, block, budget):
         budget[0] -= 1
-        if budget[0] < 0:
+        if min(budget) < 0:
             raise Corrupt(f"{tensor.name}: the chain is too long or runs in a circle")
         cached = self.store.values.get(id(block))
         if cached is not None:
             return cached
+        budget[1] -= 1
         values = self.decode(tensor, block, budget)
+        budget[1] += 1
         if content_hash(values.tobytes()) != block.content:
             raise Corrupt(f"{block.chunk.path}: content hash of {tensor.name} at element {block.first} of its region")
         self.store.values[id(block)] = values
@@ -605,9 +613,11 @@ class Checkpoint:
     def decode(self, tensor, block, budget):
         floating = block.dtype <= 6
         where = f"{block.chunk.path}: {tensor.name}"
-        if block.predictor > 3:
+        if block.predictor > 4:
             raise Unsupported(f"{where}: predictor {block.predictor}")
         before = self.dependency(block, budget) if block.predictor else None
+        if block.predictor == 4:
+            before = self.step(block, before[0], budget), block.dtype
         if block.predictor == 2:
             return before[0]
         if block.predictor == 3:
@@ -619,15 +629,32 @@ class Checkpoint:
         except (Corrupt, Unsupported) as error:
             raise type(error)(f"{where}: {error}") from None
         integers = np.frombuffer(data, f"<u{tensor.size}")
-        if block.predictor == 1:
+        if block.predictor in (1, 4):
             return ckd_codings.applied(before[0], integers)
         return ckd_codings.unrotated(integers) if block.coding == 5 and floating else integers
 
-    def dependency(self, block, budget):
-        """(values, dtype) of a block's first dependency."""
-        on = block.dependencies[0]
+    def step(self, block, before, budget):
+        """What an optimizer step is expected to give."""
+        on = block.dependencies[-1]
+        if block.dtype != ckd_codings.F32 or on.kind != 3 or on.checkpoint != self.manifest.id or \
+                on.content not in self.groups:
+            raise Corrupt(f"{block.name}: no optimizer, or not f32")
+        record = self.groups[on.content]
+        data = ckd_codings.decode(record.coding, record.chunk.payload(record), record.raw_size, 1, None)
+        if content_hash(data) != record.content:
+            raise Corrupt("a group record: content hash")
+        group = ckd_steps.Group(data)
+        count = ckd_steps.inputs(group.rule)
+        if len(block.dependencies) != count + 2:
+            raise Corrupt(f"{block.name}: rule {group.rule} needs {count} inputs")
+        others = [self.dependency(block, budget, i + 1)[0].view("<f4") for i in range(count)]
+        return ckd_steps.predict(group, before.view("<f4"), others[0], others[1] if count == 2 else None)
+
+    def dependency(self, block, budget, index=0):
+        """(values, dtype) of one of a block's dependencies, the first unless said otherwise."""
+        on = block.dependencies[index]
         if on.kind != 1:
-            raise Corrupt(f"{block.name}: the first dependency is not of values")
+            raise Corrupt(f"{block.name}: dependency {index} is not of values")
         other = self if on.checkpoint == self.manifest.id else self.store.by_id(on.checkpoint)
         source = other.tensors.get(on.tensor)
         if source is None:
