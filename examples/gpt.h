@@ -209,6 +209,7 @@ typedef struct gpt_lineage {
     const char *resumed_run; /* NULL: not resumed */
     uint64_t resumed_step;
     int branch; /* the first save of a run that goes on from another run: what it is to be a delta on */
+    const struct gpt_adamw *adamw; /* what every step is made with, if every step is saved; else NULL */
 } gpt_lineage;
 
 /* Saves one checkpoint; metric (the loss, or NaN) goes into the catalog. */

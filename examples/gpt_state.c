@@ -84,7 +84,8 @@ static ckd_status save_small(ckd_save *save, const small_state *small, ckd_error
     return status;
 }
 
-static ckd_status save_tensor(ckd_save *save, const gpt_tensor *from, int part, ckd_error *err) {
+static ckd_status save_tensor(ckd_save *save, const gpt_tensor *from, int part,
+                              const ckd_optimizer *optimizer, ckd_error *err) {
     char name[GPT_NAME_MAX + 16];
     snprintf(name, sizeof name, "%s%s", prefixes[part], from->name);
     ckd_tensor tensor = CKD_TENSOR_INIT;
@@ -93,16 +94,38 @@ static ckd_status save_tensor(ckd_save *save, const gpt_tensor *from, int part, 
     tensor.ndim = from->ndim;
     tensor.shape = from->shape;
     tensor.data = part_of(from, part);
+    ckd_optimizer own;
+    if (optimizer) {
+        own = *optimizer;
+        own.weight_decay = from->ndim > 1 ? own.weight_decay : 0;
+        tensor.optimizer = &own;
+    }
     return ckd_save_tensor(save, &tensor, err);
 }
 
-static ckd_status save_all(ckd_save *save, const gpt_model *model, const small_state *small, ckd_error *err) {
+/* The update that led here: with it, a checkpoint one step after its parent takes little more than its first moments. */
+static ckd_optimizer optimizer_of(const gpt_adamw *o, uint64_t step) {
+    ckd_optimizer optimizer = CKD_OPTIMIZER_INIT;
+    optimizer.kind = CKD_ADAMW;
+    optimizer.lr = gpt_adamw_rate(o, step);
+    optimizer.beta1 = o->beta1;
+    optimizer.beta2 = o->beta2;
+    optimizer.eps = o->eps;
+    optimizer.weight_decay = o->weight_decay;
+    optimizer.step = step;
+    return optimizer;
+}
+
+/* Moments before weights, parameter by parameter: so the library needs to hold one parameter's at a time. */
+static ckd_status save_all(ckd_save *save, const gpt_model *model, const small_state *small,
+                           const ckd_optimizer *optimizer, ckd_error *err) {
     char config[CONFIG_MAX];
     describe_config(config, &model->config);
     ckd_status status = CKD_OK;
-    for (int part = 0; part < PARTS; part++)
-        for (size_t i = 0; status == CKD_OK && i < model->tensor_count; i++)
-            status = save_tensor(save, &model->tensors[i], part, err);
+    static const int order[PARTS] = {1, 2, 0};
+    for (size_t i = 0; i < model->tensor_count; i++)
+        for (int part = 0; status == CKD_OK && part < PARTS; part++)
+            status = save_tensor(save, &model->tensors[i], order[part], optimizer, err);
     if (status == CKD_OK)
         status = save_small(save, small, err);
     if (status == CKD_OK)
@@ -130,7 +153,10 @@ int gpt_state_save(ckd_store *store, const gpt_lineage *lineage, const gpt_model
     ckd_save *save = NULL;
     if (ckd_save_begin(&save, store, &options, &err) != CKD_OK)
         return complain("cannot begin a save", &err);
-    if (save_all(save, model, &small, &err) != CKD_OK) {
+    ckd_optimizer optimizer;
+    if (lineage->adamw)
+        optimizer = optimizer_of(lineage->adamw, progress->step);
+    if (save_all(save, model, &small, lineage->adamw ? &optimizer : NULL, &err) != CKD_OK) {
         ckd_save_abort(save);
         return complain("cannot save", &err);
     }

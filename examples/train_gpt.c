@@ -85,6 +85,7 @@ static int set_up(trainer *t) {
     size_t batch_bytes = (size_t)o->model.batch * (size_t)o->model.context;
     t->progress.seed = o->seed;
     t->lineage.run = o->run;
+    t->lineage.adamw = o->save_every == 1 ? &o->adamw : NULL;
     t->pool = gpt_pool_new(o->threads ? o->threads : core_count());
     t->tokens = malloc(batch_bytes);
     t->targets = malloc(batch_bytes);
