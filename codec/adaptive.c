@@ -114,7 +114,7 @@ CPU_INLINE bool code_value(value_coder *v, bool decoding, value_models *m, int32
     if (v->start == ADAPTIVE_EVEN) {
         negative = adaptive_code_bit(c, decoding, &m->negative, pace, negative);
     } else {
-        negative = adaptive_code(c, decoding, 1u << 15, negative);
+        negative = adaptive_code_few(c, decoding, 1, negative);
     }
     uint32_t magnitude = *value < 0 ? 0 - (uint32_t)*value : (uint32_t)*value;
     uint64_t size = adaptive_code_size(c, decoding, &m->size, pace, m->plain, magnitude - 1);

@@ -89,11 +89,29 @@ CPU_INLINE unsigned adaptive_code(adaptive_coder *c, bool decoding, uint32_t p, 
     return bit;
 }
 
-/* The lowest `count` (at most 32) bits of v, the highest first, all equally probable. */
+/* The lowest `count` (at most 12) bits of v, all values equally probable. */
+CPU_INLINE uint32_t adaptive_code_few(adaptive_coder *c, bool decoding, unsigned count, uint32_t v) {
+    uint32_t most = (1u << count) - 1, each = c->range >> count;
+    if (decoding) {
+        v = count == 1 ? c->code >= each : c->code / each;
+        v = v < most ? v : most;
+        c->code -= v * each;
+    } else {
+        v &= most;
+        c->low += (uint64_t)v * each;
+    }
+    c->range = each;
+    adaptive_normalise(c, decoding);
+    return v;
+}
+
+/* The lowest `count` (at most 32) bits of v, the highest first. */
 CPU_INLINE uint32_t adaptive_code_plain(adaptive_coder *c, bool decoding, unsigned count, uint32_t v) {
     uint32_t out = 0;
-    while (count-- > 0) {
-        out = out << 1 | adaptive_code(c, decoding, 1u << 15, v >> count & 1);
+    while (count > 0) {
+        unsigned few = count < 12 ? count : 12;
+        count -= few;
+        out = out << few | adaptive_code_few(c, decoding, few, v >> count);
     }
     return out;
 }

@@ -1,4 +1,4 @@
-/* Symbol streams: chooses between dense and sparse ones. */
+/* Symbol streams: chooses between dense, sparse and run streams. */
 #include "codec/symbols.h"
 
 #include <math.h>
@@ -9,6 +9,10 @@
 
 /* Fewer elements are not worth two headers. */
 #define SPARSE_MIN_COUNT 1024
+/* At most one change for so many elements: more of them take a run stream's decoder longer than a dense one's. */
+#define RUNS_WORTH 32
+/* A change in a run stream takes as long as so many symbols of a dense one. */
+#define RUN_SYMBOLS 20
 
 ckd_status symbols_workspace_create(symbols_workspace **out, ckd_error *err) {
     symbols_workspace *w = calloc(1, sizeof(*w));
@@ -23,6 +27,10 @@ ckd_status symbols_workspace_create(symbols_workspace **out, ckd_error *err) {
 }
 
 void symbols_workspace_free(symbols_workspace *w) {
+    if (w) {
+        bytes_free(&w->plan[0].runs);
+        bytes_free(&w->plan[1].runs);
+    }
     free(w);
 }
 
@@ -48,6 +56,27 @@ static size_t plan_sparse(symbols_workspace *w, symbols_plan_slot *p, const symb
     return size;
 }
 
+static size_t nonzero_bytes(const uint8_t *values, size_t n) {
+    size_t count = 0;
+    for (size_t i = 0; i < n; i++) {
+        count += values[i] != 0;
+    }
+    return count;
+}
+
+/* Integers of one byte as a run stream, if few are not zero (sparse streams have no room for long gaps then). */
+static void plan_runs(symbols_plan_slot *p, unsigned width, const void *values, size_t n, size_t *planned) {
+    if (width != 1 || n < SPARSE_MIN_COUNT) {
+        return;
+    }
+    p->nonzero = nonzero_bytes(values, n);
+    if (p->nonzero && p->nonzero <= n / RUNS_WORTH &&
+        symbols_runs_encode(&p->runs, width, values, n, p->nonzero, *planned + *planned / 64)) {
+        p->is_runs = true;
+        *planned = p->runs.size;
+    }
+}
+
 static size_t plan_framed(symbols_workspace *w, symbols_plan_slot *p, const symbols_grid *grid,
                           unsigned width, const void *values, size_t n) {
     size_t size = symbols_framed_plan(w, &p->dense, &p->frame, &p->is_framed, grid, width, values, n);
@@ -68,8 +97,9 @@ void symbols_plan(symbols_workspace *w, int slot, symbols_mode mode, unsigned wi
                   const uint8_t *context, const symbols_grid *grid, size_t n, size_t *planned) {
     symbols_plan_slot *p = &w->plan[slot];
     p->dense.count = 0;
-    p->is_sparse = p->is_framed = false;
+    p->is_sparse = p->is_framed = p->is_runs = false;
     *planned = 0;
+    bool by_context = false;
     if (n == 0 || n > SYMBOLS_MAX_COUNT) {
         return;
     }
@@ -78,6 +108,7 @@ void symbols_plan(symbols_workspace *w, int slot, symbols_mode mode, unsigned wi
     } else {
         symbols_groups groups;
         *planned = symbols_dense_plan(w, &p->dense, &groups, mode, width, values, context, n);
+        by_context = groups.count > 1;
         size_t sparse = plan_sparse(w, p, &groups, values, context);
         /* Sparse streams are several times as fast: they may be a little larger. */
         if (sparse != SIZE_MAX && sparse <= *planned + *planned / 64) {
@@ -85,16 +116,25 @@ void symbols_plan(symbols_workspace *w, int slot, symbols_mode mode, unsigned wi
             *planned = sparse;
         }
     }
+    if (!by_context) {
+        plan_runs(p, width, values, n, planned);
+    }
     *planned += *planned / 1024;
 }
 
 size_t symbols_coded(const symbols_workspace *w, int slot) {
     const symbols_plan_slot *p = &w->plan[slot];
+    if (p->is_runs) {
+        return p->nonzero * RUN_SYMBOLS;
+    }
     return p->is_sparse ? 2 * p->sparse.pairs : p->dense.count;
 }
 
 size_t symbols_bound(const symbols_workspace *w, int slot) {
     const symbols_plan_slot *p = &w->plan[slot];
+    if (p->is_runs) {
+        return p->runs.size;
+    }
     if (p->is_sparse) {
         return SYMBOLS_SPARSE_HEADER + (p->sparse.pairs ? p->inner.bound : 0);
     }
@@ -152,11 +192,22 @@ static size_t encode_framed(symbols_workspace *w, const symbols_plan_slot *p, co
     return size ? used + size : 0;
 }
 
+static size_t encode_runs(const symbols_plan_slot *p, void *to, size_t capacity) {
+    if (p->runs.size > capacity) {
+        return 0;
+    }
+    memcpy(to, p->runs.data, p->runs.size);
+    return p->runs.size;
+}
+
 size_t symbols_encode(symbols_workspace *w, int slot, const void *values, const uint8_t *context, size_t n,
                       void *to, size_t capacity) {
     const symbols_plan_slot *p = &w->plan[slot];
     if (n == 0 || n != p->dense.count) {
         return 0;
+    }
+    if (p->is_runs) {
+        return encode_runs(p, to, capacity);
     }
     if (p->is_sparse) {
         return encode_sparse(w, p, to, capacity);
@@ -229,6 +280,11 @@ ckd_status symbols_decode(symbols_workspace *w, void *values, unsigned width, si
     unsigned first = size ? *(const uint8_t *)from : 0;
     if (first == SYMBOLS_SPARSE) {
         return decode_sparse(w, values, width, n, context, from, size, err);
+    }
+    if (first == SYMBOLS_RUNS) {
+        return symbols_runs_decode(width, values, n, from, size)
+                   ? CKD_OK
+                   : err_corrupt(err, NULL, CKD_NO_OFFSET, "a run stream does not end where it should");
     }
     return first == SYMBOLS_FRAMED ? decode_framed(w, values, width, n, from, size, err)
                                    : symbols_dense_decode(w, values, width, n, context, from, size, err);

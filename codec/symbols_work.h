@@ -23,6 +23,8 @@ typedef struct symbols_sparse {
     uint8_t *context, *integers;              /* of the dense stream; the workspace's */
 } symbols_sparse;
 
+#define SYMBOLS_RUNS 0x82u /* the first byte of a run stream */
+
 /*
  * What a framed stream says before its integers: lowest bits that all of these share, and levels of rows and columns, which
  * added up are the contexts of the elements. In a decoder at most n / FRAMED_MOST levels.
@@ -98,12 +100,14 @@ typedef struct symbols_groups {
 } symbols_groups;
 
 /*
- * A planned stream: a dense one; a sparse one, whose integers are a dense one; or a framed one, whose integers are a dense
- * one and whose levels, if it has any, are another.
+ * A planned stream: a dense one; a sparse one, whose integers are a dense one; a framed one, whose integers are a dense
+ * one and whose levels, if it has any, are another; or a run stream, which is already written.
  */
 typedef struct symbols_plan_slot {
     symbols_slot dense;
-    bool is_sparse, is_framed;
+    bool is_sparse, is_framed, is_runs;
+    bytes runs;     /* the workspace's; kept for the next plan */
+    size_t nonzero; /* integers, of a run stream */
     union {
         symbols_sparse sparse;
         symbols_frame frame;
@@ -193,6 +197,16 @@ bool symbols_scatter(const symbols_sparse *s, unsigned width, void *values, cons
 size_t symbols_sparse_write(const symbols_sparse *s, uint8_t *to);
 /* Reads it, and sets the contexts of all integers of the dense stream. False if it makes no sense for n elements. */
 bool symbols_sparse_read(symbols_sparse *s, const uint8_t *from, size_t size, size_t n, size_t *used);
+
+/* ---- run streams (symbols_runs.c) ---- */
+
+/*
+ * Writes the stream of n integers of 1, 2 or 4 bytes, of which so many are not zero, into `to`, instead of what it held. False if it
+ * takes more than `limit` bytes, or memory fails.
+ */
+bool symbols_runs_encode(bytes *to, unsigned width, const void *values, size_t n, size_t nonzeros,
+                         size_t limit);
+bool symbols_runs_decode(unsigned width, void *values, size_t n, const uint8_t *from, size_t size);
 
 /* ---- frames (symbols_frame.c, symbols_levels.c) ---- */
 

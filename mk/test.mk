@@ -16,6 +16,9 @@ $(B)/tests/test_gpt: $(GPT_OBJ)
 $(B)/tests/test_excp: EXTRA_OBJ = $(B)/obj/bench/excp.o
 $(B)/tests/test_excp: $(B)/obj/bench/excp.o
 
+$(B)/tests/test_symbol_rates: EXTRA_OBJ = $(B)/obj/bench/support_rates.o
+$(B)/tests/test_symbol_rates: $(B)/obj/bench/support_rates.o
+
 # Its allocations fail when the test says so.
 $(B)/tests/test_nomem: EXTRA_OBJ = $(foreach f,malloc calloc realloc strdup opendir realpath ZSTD_createCCtx ZSTD_createDCtx,\
     -Wl$(comma)--wrap=$(f))

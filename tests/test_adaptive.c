@@ -384,12 +384,12 @@ static void noise_does_no_harm(void **state) {
     }
 }
 
-/* A stream begins with two bits for its kind, which are inverted: a one is in the lower half. */
+/* A stream begins with two bits for its kind. */
 static void kinds_are_told_apart(void **state) {
     (void)state;
     int32_t back[10];
     sample values = make(SMALL, 10, 0, 0, false), plane = make(SMALL, 10, 5, 0, false);
-    const uint8_t unknown[] = {0x20, 0x11, 0x22, 0x33};
+    const uint8_t unknown[] = {0xd0, 0x11, 0x22, 0x33};
     assert_int_equal(decode(back, &values, unknown, 4), CKD_E_UNSUPPORTED);
     assert_int_equal(decode(back, &plane, unknown, 4), CKD_E_UNSUPPORTED);
     bytes stream = {0};
@@ -398,7 +398,7 @@ static void kinds_are_told_apart(void **state) {
     bytes_clear(&stream);
     encode(&stream, &plane);
     assert_int_equal(decode(back, &values, stream.data, stream.size), CKD_E_UNSUPPORTED);
-    const uint8_t density[] = {0x40, 0, 0, 0}; /* kind 2, mode 3, density 127 */
+    const uint8_t density[] = {0xbf, 0xf8, 0, 0}; /* kind 2, mode 3, density 127 */
     assert_int_equal(decode(back, &plane, density, 4), CKD_E_CORRUPT);
     bytes_free(&stream);
     sample_free(&values);

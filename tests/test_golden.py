@@ -3,8 +3,8 @@
 tests/golden/v1/ is kept for good: every later version must read it. The handmade stores come from tests/golden/make_handmade.py,
 which does not use the library; `library` was written by the library's first version through tests/golden/make_library.py,
 `library-2` by the first one that writes framed streams, through make_frames() there, `library-steps` by the first one that
-predicts optimizer steps, through make_steps(), `bundles` by the first one that writes bundles, through
-tests/golden/make_bundles.py.
+predicts optimizer steps, through make_steps(), `library-runs` by the first one that writes run streams, through
+make_runs(), `bundles` by the first one that writes bundles, through tests/golden/make_bundles.py.
 What they contain is in the .json files beside them.
 """
 
@@ -192,7 +192,15 @@ def test_example_streams_in_the_document():
     assert framed == make_handmade.FRAME_EXAMPLE
 
 
-@pytest.mark.parametrize("making", [make_library.make, make_library.make_frames, make_library.make_steps])
+def test_example_run_stream_in_the_document():
+    text = (ROOT.parent / "codec/FORMAT.md").read_text(encoding="utf-8")
+    text = text[text.index("\n#### Run streams"):text.index("\n#### Example\n")]
+    stream, = re.findall(r"^ {4}((?:[0-9a-f]{2} ?)+)$", text, re.MULTILINE)
+    assert ckd_symbols.decode(bytes.fromhex(stream), 20, 8, None) == [0, 0, 1, 0, 0, 254] + [0] * 14
+
+
+@pytest.mark.parametrize("making", [make_library.make, make_library.make_frames, make_library.make_steps,
+                                    make_library.make_runs])
 def test_reader_reads_what_the_command_writes_now(tmp_path, making):
     """Other values than in the golden stores, so that the document describes the encoder of today as well."""
     seed = int.from_bytes(os.urandom(4), "little")
@@ -210,13 +218,15 @@ def test_reader_reads_what_the_command_writes_now(tmp_path, making):
         assert make_library.rules(opened) >= {1, 17, 35}
     if making is make_library.make_frames:
         assert make_library.FRAMES <= make_library.coverage(opened)[1]
+    if making is make_library.make_runs:
+        assert "runs" in make_library.coverage(opened)[1]
 
 
 def test_golden_stores_use_every_kind_of_stream():
     """Those that the library wrote, and of framed ones as many in the handmade store."""
-    of = {name: make_library.coverage(ckd_reader.Store(GOLDEN / name))[1] for name in ("library", "library-2", "frames")}
+    of = {name: make_library.coverage(ckd_reader.Store(GOLDEN / name))[1] for name in ("library", "library-2", "library-runs", "frames")}
     assert make_library.STREAMS <= of["library"] | of["library-2"]
-    assert make_library.FRAMES <= of["library-2"]
+    assert make_library.FRAMES <= of["library-2"] and "runs" in of["library-runs"]
     parts = ("", ", shared bits", ", levels", ", shared bits, levels", ", shared bits, levels, phase")
     assert {"framed" + part for part in parts} <= of["frames"]
 

@@ -458,7 +458,7 @@ static void test_refusals(void **state) {
     expect(CKD_E_CORRUPT, 2, 8, NULL, "0012000e3efe1f05");           /* no payload */
     expect(CKD_E_CORRUPT, 2, 8, NULL, "0012000e3efe1f2556f3a2");     /* padding that is not zero */
     expect(CKD_E_CORRUPT, 2, 8, NULL, "");                           /* nothing at all */
-    expect(CKD_E_UNSUPPORTED, 2, 8, NULL, "8212000e3efe1f0556f3a2"); /* a kind of the future */
+    expect(CKD_E_UNSUPPORTED, 2, 8, NULL, "8312000e3efe1f0556f3a2"); /* a kind of the future */
     expect(CKD_E_CORRUPT, 2, 0, NULL, "00");
     expect(CKD_OK, 2, 0, NULL, "");
     expect(CKD_E_INVALID, 3, 8, NULL, "0012000e3efe1f0556f3a2");
@@ -478,6 +478,13 @@ static void test_refusals(void **state) {
            "00");
     expect(CKD_OK, 2, 4096, NULL, "800003002200863efb1f685f3f1c67db09bfe818");
     expect(CKD_E_CORRUPT, 2, 3999, NULL, "800003002200863efb1f685f3f1c67db09bfe818");
+    /* runs: of too many or too few integers, of a size too many or too few, of 64 bits */
+    expect(CKD_OK, 1, 20, NULL, "8209da02");
+    expect(CKD_E_CORRUPT, 1, 19, NULL, "8209da02");
+    expect(CKD_E_CORRUPT, 1, 5, NULL, "8209da02");
+    expect(CKD_E_CORRUPT, 1, 20, NULL, "8209da0200");
+    expect(CKD_E_CORRUPT, 1, 20, NULL, "82");
+    expect(CKD_E_CORRUPT, 8, 20, NULL, "8209da02");
 }
 
 /*

@@ -256,6 +256,30 @@ class Trained:
         return {name: ("f32", list(a.shape), a.astype("<f4").tobytes()) for name, a in named.items()}
 
 
+class Planes:
+    """Tensors for run streams: bytes that are nearly all zero."""
+
+    def __init__(self, seed):
+        self.rng = np.random.default_rng(seed)
+
+    def plane(self, dtype, count, one_in, largest):
+        values = self.rng.integers(1, largest + 1, count) * self.rng.choice([-1, 1], count)
+        return (values * (self.rng.random(count) * one_in < 1)).astype(dtype)
+
+    def tensors(self):
+        tensors = {"rare": ("i8", self.plane("<i1", 5000, 300, 2)), "wide": ("i8", self.plane("<i1", 70000, 50, 128)),
+                   "mask": ("bool", self.plane("<i1", 9000, 40, 1).astype("?"))}
+        return {name: (dtype, [len(data)], data.tobytes()) for name, (dtype, data) in tensors.items()}
+
+
+def make_runs(command, folder, seed=0):
+    """The same, with run streams."""
+    saver, model = Saver(command, folder), Planes(seed)
+    saver.save("auto", 10, model)
+    saver.save("auto", 20, model)
+    return saver.saved
+
+
 def kind_of_frame(payload):
     columns, at = ckd_symbols.take_varint(payload, ckd_symbols.take_varint(payload, 2)[1])
     parts = ["framed"] + ["shared bits"] * bool(payload[1]) + ["levels"] * bool(columns)
@@ -263,6 +287,8 @@ def kind_of_frame(payload):
 
 
 def kind_of_stream(payload, width):
+    if payload[0] == 0x82:
+        return "runs"
     if payload[0] == 0x81:
         return kind_of_frame(payload)
     if payload[0] == 0x80:
@@ -329,6 +355,7 @@ def main(argv):
     used, streams = write_golden(command, folder, make)
     assert {c for _, c in used} == set(CODINGS) and {p for p, _ in used} == set(PREDICTORS), "not everything was used"
     more = write_golden(command, folder.with_name(folder.name + "-2"), make_frames)[1]
+    assert "runs" in write_golden(command, folder.with_name(folder.name + "-runs"), make_runs)[1]
     assert STREAMS <= streams | more and FRAMES <= more, "not every kind of stream was used"
     write_steps(command, folder.with_name(folder.name + "-steps"))
 

@@ -66,15 +66,25 @@ class Number:
         else:
             self.code -= bound
             self.range -= bound
+        self.normalise()
+        return int(one)
+
+    def normalise(self):
         while self.range < UNIT:
             self.range <<= 8
             self.shift()
-        return int(one)
 
     def plain(self, count):
         value = 0
-        for _ in range(count):
-            value = 2 * value + self.bit(32768)
+        while count:
+            few = min(count, 12)
+            each = self.range >> few
+            part = min(self.code // each, (1 << few) - 1)
+            self.code -= part * each
+            self.range = each
+            self.normalise()
+            value = value << few | part
+            count -= few
         return value
 
     def end(self):
@@ -125,13 +135,11 @@ class Sizes:
                 if length == 32:
                     raise Corrupt("an integer of an adaptive stream is too long")
             x = tree = 1
-            for _ in range(length):
-                if tree < 4:
-                    bit = self.top[length][tree].bit(number)
-                    tree = 2 * tree + bit
-                else:
-                    bit = number.plain(1)
-                x = 2 * x + bit
+            left = length
+            while left and tree < 4:
+                bit = self.top[length][tree].bit(number)
+                x, tree, left = 2 * x + bit, 2 * tree + bit, left - 1
+            x = (x << left) + number.plain(left)
             j = 13 + x
         return (j << plain) + number.plain(plain)
 

@@ -1,5 +1,6 @@
 """Symbol streams, after codec/FORMAT.md, "Symbol streams". Part of the independent reader."""
 
+import ckd_adaptive
 from ckd_errors import Corrupt, Unsupported
 
 CLASS, SPLIT = 0, 1
@@ -271,6 +272,28 @@ def decode_framed(data, count, width):
     return [(x << shift) + shared & mask for x in decode_dense(data[at + size:], count, width, context)]
 
 
+def decode_runs(data, count, width):
+    if width == 64:
+        raise Corrupt("a run stream of integers of 64 bits")
+    number, paces = ckd_adaptive.Number(data[1:]), (64, 1024)
+    negative = ckd_adaptive.Model(128 << 16, 30, paces)
+    gaps, values = ckd_adaptive.Sizes(205, 30, paces), ckd_adaptive.Sizes(48, 4, paces)
+    plain, out = number.plain(4), []
+    while len(out) < count:
+        gap = gaps.read(number, plain)
+        if gap > count - len(out):
+            raise Corrupt("a gap leads beyond the last element")
+        out += [0] * gap
+        if len(out) < count:
+            sign = negative.bit(number)
+            value = values.read(number, 0)
+            if value >= (1 << width - 1) - 1 + sign:
+                raise Corrupt("an integer of a run stream is too large")
+            out.append(-value - 1 & (1 << width) - 1 if sign else value + 1)
+    number.end()
+    return out
+
+
 def decode(data, count, width, context):
     """`count` integers of `width` bits. context: a byte for each, or None."""
     if count > MAX_COUNT:
@@ -281,8 +304,10 @@ def decode(data, count, width, context):
         return []
     if not data:
         raise Corrupt("a symbol stream is empty")
-    if data[0] > 0x81:
+    if data[0] > 0x82:
         raise Unsupported(f"a symbol stream of kind {data[0]:#x}")
+    if data[0] == 0x82:
+        return decode_runs(data, count, width)
     if data[0] == 0x81:
         return decode_framed(data, count, width)
     if data[0] == 0x80:
