@@ -75,6 +75,9 @@ typedef struct catalog_shard {
     const char *coding; /* 1 to 31 bytes */
     uint32_t depth;
     double rel_l2, max_error; /* NaN: not known */
+    double value_squares;     /* what rel_l2 is relative to; 0 or NaN: not known */
+    double direction_change;  /* NaN: not known */
+    uint64_t nonfinite;
 } catalog_shard;
 
 typedef struct catalog_entry {
@@ -110,8 +113,8 @@ ckd_status catalog_find_id(ckd_checkpoint *out, catalog *c, const ckd_id *id, ck
 ckd_status catalog_newest(ckd_checkpoint *out, catalog *c, const char *run, uint64_t before, ckd_error *err);
 
 /*
- * Tensors of a checkpoint in the order saved, shards folded together ("mixed" coding if they differ, depth and errors the
- * maximum, NaN if one is not known). Errors: NOT_FOUND.
+ * Tensors of a checkpoint in the order saved, shards folded together ("mixed" coding if they differ, depth and the largest
+ * error the maximum, relative ones by their weights; NaN if one is not known). Errors: NOT_FOUND.
  */
 ckd_status catalog_tensors(ckd_tensor_list *out, catalog *c, const ckd_id *id, ckd_error *err);
 void catalog_tensors_free(ckd_tensor_list *list); /* frees items and their strings only */

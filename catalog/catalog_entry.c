@@ -75,7 +75,8 @@ static ckd_status shard_validate(const catalog_shard *s, ckd_error *err) {
         what = "a coding without a name";
     } else if (s->elements > elements) {
         what = "a shard larger than itself";
-    } else if (!number_storable(s->raw_bytes) || !number_storable(s->stored_bytes)) {
+    } else if (!number_storable(s->raw_bytes) || !number_storable(s->stored_bytes) ||
+               !number_storable(s->nonfinite)) {
         what = "a size beyond 2^63";
     }
     if (!what) {

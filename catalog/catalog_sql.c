@@ -57,8 +57,8 @@ const statement_text statement_texts[STATEMENT_COUNT] = {
     [S_SHARDS_DROP] = {"DELETE FROM shards WHERE checkpoint = ?1", "replace a checkpoint in the catalog"},
     [S_SHARD_ADD] =
         {"INSERT INTO shards (checkpoint, tensor, shard, ordinal, role, dtype, shape, region, elements, "
-         "raw_bytes, stored_bytes, coding, depth, rel_l2, max_error) VALUES "
-         "(?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15)",
+         "raw_bytes, stored_bytes, coding, depth, rel_l2, max_error, value_squares, direction_change, nonfinite) "
+         "VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18)",
          "add a shard to the catalog"},
     [S_TOTALS_DROP] = {"DELETE FROM role_totals WHERE checkpoint = ?1",
                        "replace a checkpoint in the catalog"},
@@ -88,7 +88,8 @@ const statement_text statement_texts[STATEMENT_COUNT] = {
          "list runs"},
     [S_TENSORS] =
         {"SELECT s.tensor, s.shard, s.ordinal, n.name, s.role, s.dtype, s.shape, s.raw_bytes, "
-         "s.stored_bytes, s.coding, s.depth, s.rel_l2, s.max_error FROM shards s "
+         "s.stored_bytes, s.coding, s.depth, s.rel_l2, s.max_error, s.value_squares, s.direction_change, "
+         "s.nonfinite, s.elements FROM shards s "
          "LEFT JOIN tensor_names n ON n.key = s.tensor WHERE s.checkpoint = ?1 ORDER BY s.tensor, s.shard",
          "list tensors"},
     [S_ROLE_NAMES] = {"SELECT number, word FROM vocabulary WHERE what = 'role' ORDER BY number",

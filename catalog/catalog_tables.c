@@ -185,6 +185,10 @@ ckd_status tables_verify(bool *blank, catalog *c, const ckd_id *store, ckd_error
         }
     }
     snapshot_end(c, true);
+    if (status == CKD_OK &&
+        !sqlite3_get_autocommit(c->db)) { /* not even rolling back had the memory it needs */
+        status = err_nomem(err, 0, "the catalog");
+    }
     return status;
 }
 

@@ -12,6 +12,8 @@ typedef struct shard_row {
     uint32_t shard, ordinal;
     const char *name, *coding;
     ckd_tensor_info info;
+    double value_squares;
+    uint64_t elements; /* of the shard */
 } shard_row;
 
 static ckd_status shard_read(shard_row *out, query *q, ckd_error *err) {
@@ -30,6 +32,10 @@ static ckd_status shard_read(shard_row *out, query *q, ckd_error *err) {
     info->depth = column_u32(q, 10, 0, UINT32_MAX);
     info->rel_l2 = column_real(q, 11);
     info->max_error = column_real(q, 12);
+    out->value_squares = column_real(q, 13);
+    info->direction_change = column_real(q, 14);
+    info->nonfinite = column_u64(q, 15, INT64_MAX);
+    out->elements = column_u64(q, 16, INT64_MAX);
     ckd_status status = query_row_status(q, err);
     if (status == CKD_OK && (!shape_parse(&info->ndim, info->shape, shape) ||
                              !shape_elements(&info->elements, info->ndim, info->shape))) {
@@ -42,6 +48,8 @@ static ckd_status shard_read(shard_row *out, query *q, ckd_error *err) {
 typedef struct tensor_slot {
     ckd_tensor_info info;
     uint32_t ordinal;
+    double value_squares; /* of the shards so far */
+    uint64_t elements;
 } tensor_slot;
 
 typedef struct tensor_slots {
@@ -64,7 +72,10 @@ static ckd_status tensor_new(tensor_slots *slots, const shard_row *row, ckd_erro
     memcpy(text, row->name, name);
     memcpy(text + name, row->coding, coding);
     tensor_slot *slot = &items[slots->count++];
-    *slot = (tensor_slot){.info = row->info, .ordinal = row->ordinal};
+    *slot = (tensor_slot){.info = row->info,
+                          .ordinal = row->ordinal,
+                          .value_squares = row->value_squares,
+                          .elements = row->elements};
     slot->info.name = text;
     slot->info.coding = text + name;
     slot->info.shards = 1;
@@ -79,6 +90,12 @@ static double larger(double a, double b) {
     return a > b ? a : b;
 }
 
+/* The norm of both parts together, from that of each and their weights; without weights, the larger. */
+static double joined(double a, double weight_a, double b, double weight_b) {
+    double mean = (weight_a * a * a + weight_b * b * b) / (weight_a + weight_b);
+    return weight_a + weight_b > 0 && isfinite(mean) ? sqrt(mean) : larger(a, b);
+}
+
 /* false: the shard contradicts the shards before it. */
 static bool tensor_fold(tensor_slot *slot, const shard_row *row) {
     ckd_tensor_info *a = &slot->info;
@@ -86,12 +103,17 @@ static bool tensor_fold(tensor_slot *slot, const shard_row *row) {
     if (slot->ordinal != row->ordinal || a->role != b->role || a->dtype != b->dtype || a->ndim != b->ndim ||
         memcmp(a->shape, b->shape, sizeof(a->shape)) != 0 || a->shards == UINT32_MAX ||
         !size_add(&a->raw_bytes, a->raw_bytes, b->raw_bytes) ||
-        !size_add(&a->stored_bytes, a->stored_bytes, b->stored_bytes)) {
+        !size_add(&a->stored_bytes, a->stored_bytes, b->stored_bytes) ||
+        !size_add(&a->nonfinite, a->nonfinite, b->nonfinite) ||
+        !size_add(&slot->elements, slot->elements, row->elements)) {
         return false;
     }
     a->shards++;
     a->depth = a->depth > b->depth ? a->depth : b->depth;
-    a->rel_l2 = larger(a->rel_l2, b->rel_l2);
+    a->rel_l2 = joined(a->rel_l2, slot->value_squares, b->rel_l2, row->value_squares);
+    slot->value_squares += row->value_squares;
+    a->direction_change = joined(a->direction_change, (double)(slot->elements - row->elements),
+                                 b->direction_change, (double)row->elements);
     a->max_error = larger(a->max_error, b->max_error);
     if (strcmp(a->coding, row->coding) != 0) {
         a->coding = "mixed";

@@ -169,6 +169,9 @@ static ckd_status put_shard(catalog *c, int64_t checkpoint, int64_t tensor, cons
         bind_u64(&q, 13, s->depth);
         bind_real(&q, 14, s->rel_l2);
         bind_real(&q, 15, s->max_error);
+        bind_real(&q, 16, s->value_squares);
+        bind_real(&q, 17, s->direction_change);
+        bind_u64(&q, 18, s->nonfinite);
         status = query_next(&row, &q, err);
     }
     query_end(&q);

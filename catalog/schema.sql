@@ -99,8 +99,11 @@ CREATE TABLE shards (
     stored_bytes INTEGER NOT NULL CHECK (stored_bytes >= 0),
     coding TEXT NOT NULL CHECK (length(CAST(coding AS BLOB)) BETWEEN 1 AND 31),
     depth INTEGER NOT NULL CHECK (depth BETWEEN 0 AND 4294967295),
-    rel_l2 REAL,          -- error against what was saved, 0 in `exact`
+    rel_l2 REAL,           -- error against what was saved, 0 in `exact`
     max_error REAL,
+    value_squares REAL,    -- sum over the values, in lossy checkpoints: the weight of rel_l2
+    direction_change REAL, -- of m / (sqrt(v) + eps), relative L2
+    nonfinite INTEGER NOT NULL CHECK (nonfinite >= 0),
     PRIMARY KEY (checkpoint, tensor, shard)
 ) STRICT, WITHOUT ROWID;
 
@@ -135,7 +138,8 @@ ORDER BY r.name, c.step;
 
 CREATE VIEW tensor_list AS
 SELECT r.name AS run, c.step, n.name AS tensor, s.shard, o.word AS role, d.word AS dtype, s.shape, s.region, s.elements,
-       s.raw_bytes, s.stored_bytes, s.coding, s.depth, s.rel_l2, s.max_error
+       s.raw_bytes, s.stored_bytes, round(8.0 * s.stored_bytes / nullif(s.elements, 0), 3) AS bits_per_element, s.coding,
+       s.depth, s.rel_l2, s.max_error, s.direction_change, s.nonfinite
 FROM shards s
 JOIN checkpoints c ON c.key = s.checkpoint
 JOIN runs r ON r.key = c.run

@@ -1,5 +1,6 @@
 /* ckptdelta list: the checkpoints of a store. */
 #include <inttypes.h>
+#include <math.h>
 #include <stdio.h>
 
 #include "cli/commands.h"
@@ -40,13 +41,61 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
     }
 }
 
-static ckd_status print_json(const ckd_checkpoint_list *list, const ckd_checkpoint_list *all,
-                             ckd_error *err) {
-    json_t *items = json_array();
-    for (size_t i = 0; i < list->count; i++) {
-        cli_json_append(&items, cli_json_checkpoint(&list->items[i], all));
+/* What is not known of one tensor is not known of all. */
+static double larger(double a, double b) {
+    return a > b || isnan(a) ? a : b;
+}
+
+/* The largest errors of a lossy checkpoint's tensors. */
+static json_t *json_errors(const ckd_checkpoint *c, const ckd_tensor_list *tensors) {
+    double rel_l2 = 0, max_error = 0, direction = NAN;
+    uint64_t nonfinite = 0, elements = 0;
+    const char *worst = NULL;
+    for (size_t i = 0; i < tensors->count; i++) {
+        const ckd_tensor_info *t = &tensors->items[i];
+        worst = t->rel_l2 > rel_l2 ? t->name : worst;
+        rel_l2 = larger(rel_l2, t->rel_l2);
+        max_error = larger(max_error, t->max_error);
+        direction = isnan(direction) || t->direction_change > direction ? t->direction_change : direction;
+        nonfinite += t->nonfinite;
+        elements += t->elements;
     }
-    return cli_json_print(json_pack("{s:i, s:o}", "schema", 1, "checkpoints", items), err);
+    double bits = elements ? 8 * (double)c->stored_bytes / (double)elements : NAN;
+    return json_pack("{s:s, s:s, s:o, s:o, s:o, s:o, s:I, s:o}", "checkpoint", cli_place_of(c).text,
+                     "fidelity", ckd_fidelity_name(c->fidelity), "rel_l2", cli_json_double(rel_l2),
+                     "worst_tensor", worst ? cli_json_text(worst) : json_null(), "max_error",
+                     cli_json_double(max_error), "direction_change", cli_json_double(direction), "nonfinite",
+                     (json_int_t)nonfinite, "bits_per_element", cli_json_double(bits));
+}
+
+static ckd_status append_errors(json_t **errors, ckd_store *store, const ckd_checkpoint *c, ckd_error *err) {
+    ckd_tensor_list *tensors = NULL;
+    ckd_status status = ckd_store_tensors(&tensors, store, &c->id, err);
+    if (status == CKD_OK) {
+        cli_json_append(errors, json_errors(c, tensors));
+    }
+    ckd_tensor_list_free(tensors);
+    return status;
+}
+
+static ckd_status print_json(ckd_store *store, const ckd_checkpoint_list *list,
+                             const ckd_checkpoint_list *all, ckd_error *err) {
+    json_t *items = json_array(), *errors = json_array();
+    ckd_status status = CKD_OK;
+    for (size_t i = 0; i < list->count && status == CKD_OK; i++) {
+        const ckd_checkpoint *c = &list->items[i];
+        cli_json_append(&items, cli_json_checkpoint(c, all));
+        if (c->fidelity != CKD_EXACT) {
+            status = append_errors(&errors, store, c, err);
+        }
+    }
+    if (status != CKD_OK) {
+        json_decref(items);
+        json_decref(errors);
+        return status;
+    }
+    return cli_json_print(json_pack("{s:i, s:o, s:o}", "schema", 1, "checkpoints", items, "errors", errors),
+                          err);
 }
 
 static void print_verbose_cells(cli_table *t, const ckd_checkpoint *c, const ckd_checkpoint_list *all) {
@@ -100,7 +149,7 @@ static ckd_status run(const arguments *a, ckd_error *err) {
                            "the store has no run '%.128s'; ckptdelta list shows what there is", a->run);
     }
     if (status == CKD_OK && a->common.json) {
-        status = print_json(list, all, err);
+        status = print_json(store, list, all, err);
     } else if (status == CKD_OK && cli_talks(&a->common)) {
         status = print_text(list, all, a->common.verbose > 0, err);
     }

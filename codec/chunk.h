@@ -29,6 +29,13 @@ void chunk_writer_gather(chunk_writer *w);
  * Errors: INVALID (record_problem, above the format's limits, a bundle), NOSPACE, IO, NOMEM.
  */
 ckd_status chunk_writer_append(chunk_writer *w, record *r, const void *payload, ckd_error *err);
+/*
+ * The shards written so far: for each block with first = 0, in order, chunk_shard_key of its tensor's name and its region. Valid until
+ * the next append.
+ */
+const uint64_t *chunk_writer_shards(const chunk_writer *w, size_t *count);
+/* A hash that tells the shards of a checkpoint apart. `scratch` is the caller's, and fails if memory ends. */
+uint64_t chunk_shard_key(bytes *scratch, const char *tensor, const ckd_region *region, uint32_t ndim);
 uint64_t chunk_writer_size(const chunk_writer *w); /* about, as long as records are gathered */
 /*
  * Writes index and footer, makes the file durable and closes it. The writer is freed, also on failure (the file is removed then).

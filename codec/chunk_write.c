@@ -3,6 +3,7 @@
 #include <zstd.h>
 
 #include "codec/chunk_wire.h"
+#include "codec/record_wire.h"
 
 #define WRITE_BUFFER       (1u << 20)
 #define INDEX_LEVEL        3
@@ -19,6 +20,7 @@ struct chunk_writer {
     bool gathers;      /* small ones are held back */
     uint64_t features; /* required: of what was written */
     chunk_gathered gathered;
+    bytes shards, key; /* keys of the shards, u64 each; scratch for one */
     ckd_status failed; /* the first failure: what follows would have no place */
 };
 
@@ -52,6 +54,8 @@ static void writer_free(chunk_writer *w) {
     bytes_free(&w->header);
     bytes_free(&w->index);
     gather_free(&w->gathered);
+    bytes_free(&w->shards);
+    bytes_free(&w->key);
     free(w->path);
     free(w);
 }
@@ -171,6 +175,28 @@ static ckd_status hold_back(chunk_writer *w, const record *r, const void *payloa
     return status == CKD_OK ? gather_add(&w->gathered, r, &w->header, payload, w->given, err) : status;
 }
 
+uint64_t chunk_shard_key(bytes *scratch, const char *tensor, const ckd_region *region, uint32_t ndim) {
+    bytes_clear(scratch);
+    record_put_name(scratch, tensor);
+    record_put_region(scratch, region, ndim);
+    return scratch->failed ? 0 : hash64(scratch->data, scratch->size);
+}
+
+const uint64_t *chunk_writer_shards(const chunk_writer *w, size_t *count) {
+    *count = w->shards.size / sizeof(uint64_t);
+    return (const uint64_t *)(const void *)w->shards.data;
+}
+
+static ckd_status note_shard(chunk_writer *w, const record *r, ckd_error *err) {
+    if (r->kind != RECORD_BLOCK || r->first != 0) {
+        return CKD_OK;
+    }
+    uint64_t key = chunk_shard_key(&w->key, r->tensor->name, r->region, r->tensor->ndim);
+    bytes_put(&w->shards, &key, sizeof(key));
+    return w->key.failed || w->shards.failed ? err_nomem(err, w->shards.size, "the shards of a chunk file")
+                                             : CKD_OK;
+}
+
 ckd_status chunk_writer_append(chunk_writer *w, record *r, const void *payload, ckd_error *err) {
     if (w->failed != CKD_OK) {
         return err_in_file(
@@ -191,6 +217,9 @@ ckd_status chunk_writer_append(chunk_writer *w, record *r, const void *payload, 
         r->payload_offset = r->offset + r->header_size;
         status = write_record(w, w->header.data, w->header.size, payload, r->stored_size, err);
         w->given += status == CKD_OK;
+    }
+    if (status == CKD_OK) {
+        status = note_shard(w, r, err);
     }
     w->failed = status;
     return status;

@@ -62,24 +62,31 @@ static const char *block_problem(const record *r, uint64_t elements, ckd_status 
     return NULL;
 }
 
+/* A record that is not of a tensor. */
+static bool bare(const record *r, const char *name) {
+    const record_tensor *t = r->tensor;
+    return r->predictor == 0 && r->dependency_count == 0 && t->role == CKD_ROLE_OTHER &&
+           t->dtype == CKD_DTYPE_NONE && t->ndim == 0 && r->region->kind == CKD_REGION_WHOLE &&
+           r->first == 0 && r->count == 0 && strcmp(t->name, name) == 0;
+}
+
 /* Nothing in its header is free: what it says is in what it holds. */
 static const char *bundle_problem(const record *r) {
-    const record_tensor *t = r->tensor;
-    bool bare = r->coding == 0 && r->predictor == 0 && r->dependency_count == 0 &&
-                t->role == CKD_ROLE_OTHER && t->dtype == CKD_DTYPE_NONE && t->ndim == 0 &&
-                r->region->kind == CKD_REGION_WHOLE && r->first == 0 && r->count == 0 &&
-                r->raw_size == r->stored_size && r->depth == 0 && r->chain_stored == 0 &&
-                r->chain_work == 0 && r->base_stored == 0 && strcmp(t->name, BUNDLE_NAME) == 0;
-    return bare ? NULL : "a bundle's header has fields that it must not have";
+    bool empty = r->coding == 0 && r->depth == 0 && r->chain_stored == 0 && r->chain_work == 0 &&
+                 r->base_stored == 0 && r->raw_size == r->stored_size;
+    return empty && bare(r, BUNDLE_NAME) ? NULL : "a bundle's header has fields that it must not have";
+}
+
+static const char *measures_problem(const record *r) {
+    return bare(r, MEASURES_NAME) ? NULL : "the header of measures has fields that it must not have";
 }
 
 static const char *size_problem(const record *r) {
-    static const uint64_t caps[] = {[RECORD_BLOCK] = UINT64_MAX,
-                                    [RECORD_SIDE] = RECORD_SIDE_MAX,
-                                    [RECORD_GROUP] = RECORD_GROUP_MAX,
-                                    [RECORD_BLOB] = RECORD_BLOB_MAX,
-                                    [RECORD_BUNDLE] = RECORD_BUNDLE_MAX};
-    bool known = r->kind >= RECORD_BLOCK && r->kind <= RECORD_BUNDLE;
+    static const uint64_t caps[] = {
+        [RECORD_BLOCK] = UINT64_MAX,         [RECORD_SIDE] = RECORD_SIDE_MAX,
+        [RECORD_GROUP] = RECORD_GROUP_MAX,   [RECORD_BLOB] = RECORD_BLOB_MAX,
+        [RECORD_BUNDLE] = RECORD_BUNDLE_MAX, [RECORD_MEASURES] = RECORD_MEASURES_MAX};
+    bool known = r->kind >= RECORD_BLOCK && r->kind <= RECORD_MEASURES;
     uint64_t cap = known ? caps[r->kind] : UINT64_MAX;
     if (r->raw_size > cap) {
         return "the raw size is above what this kind of record may have";
@@ -170,9 +177,10 @@ const char *record_problem(const record *r, ckd_status *status) {
     if (problem) {
         return problem;
     }
-    return r->kind == RECORD_BLOCK    ? block_problem(r, elements, status)
-           : r->kind == RECORD_BUNDLE ? bundle_problem(r)
-                                      : NULL;
+    return r->kind == RECORD_BLOCK      ? block_problem(r, elements, status)
+           : r->kind == RECORD_BUNDLE   ? bundle_problem(r)
+           : r->kind == RECORD_MEASURES ? measures_problem(r)
+                                        : NULL;
 }
 
 /* ---- writing ---- */

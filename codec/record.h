@@ -11,11 +11,12 @@
 
 /* Stored in files: stable, appended only. Unknown ones are kept, named in errors, and never deleted. */
 typedef enum record_kind {
-    RECORD_BLOCK = 1, /* values of a span of one shard */
-    RECORD_SIDE = 2,  /* what several blocks need to be decoded (tables, statistics, factors) */
-    RECORD_GROUP = 3, /* optimizer kind and hyper-parameters of a group of tensors */
-    RECORD_BLOB = 4,  /* named bytes */
-    RECORD_BUNDLE = 5 /* records with small payloads (chunk files only: a reader sees what is in it) */
+    RECORD_BLOCK = 1,   /* values of a span of one shard */
+    RECORD_SIDE = 2,    /* what several blocks need to be decoded (tables, statistics, factors) */
+    RECORD_GROUP = 3,   /* optimizer kind and hyper-parameters of a group of tensors */
+    RECORD_BLOB = 4,    /* named bytes */
+    RECORD_BUNDLE = 5,  /* records with small payloads (chunk files only: a reader sees what is in it) */
+    RECORD_MEASURES = 6 /* how far a lossy checkpoint's values are from what was to be saved (measures.h) */
 } record_kind;
 
 typedef enum predictor {
@@ -90,6 +91,7 @@ typedef struct record {
 #define RECORD_GROUP_MAX        (UINT64_C(1) << 20)
 #define RECORD_BLOB_MAX         (UINT64_C(1) << 30)
 #define RECORD_BUNDLE_MAX       (UINT64_C(1) << 24)
+#define RECORD_MEASURES_MAX     (UINT64_C(1) << 24)
 
 /*
  * What is wrong with a record's fields: NULL, or a sentence and the status (CORRUPT, or UNSUPPORTED for a dtype, role or

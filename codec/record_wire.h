@@ -13,7 +13,8 @@
 #define DEPENDENCY_OTHER_SPAN       4u
 #define DEPENDENCY_FLAGS            7u
 
-#define BUNDLE_NAME "bundle" /* the name of every bundle */
+#define BUNDLE_NAME   "bundle" /* the name of every bundle */
+#define MEASURES_NAME "measures"
 
 /* The only flags that a dependency may be written with. */
 uint32_t record_dependency_flags(const record *r, const dependency *d);

@@ -30,7 +30,12 @@ static void shard_row(catalog_shard *row, const view_tensor *t, size_t index) {
                            .raw_bytes = s->elements * ckd_dtype_size(t->tensor->dtype),
                            .stored_bytes = totals.stored_bytes,
                            .coding = totals.coding,
-                           .depth = totals.depth};
+                           .depth = totals.depth,
+                           .rel_l2 = measures_rel_l2(&s->measures),
+                           .max_error = s->measures.max_error,
+                           .value_squares = s->measures.value_squares,
+                           .direction_change = s->measures.direction_change,
+                           .nonfinite = s->measures.nonfinite};
 }
 
 static ckd_status add_rows(ckd_store *store, const manifest *m, const view *v, ckd_error *err) {

@@ -261,8 +261,11 @@ typedef struct ckd_tensor_info {
         stored_bytes; /* stored: payloads, record headers and this tensor's part of the index */
     const char *
         coding; /* "raw", "standalone", "delta", "step", "same", "copy", "cast", "mixed"; valid as long as the list */
-    uint32_t depth;           /* deltas to apply at most */
-    double rel_l2, max_error; /* against what was saved; 0 in `exact` */
+    uint32_t depth; /* deltas to apply at most */
+    double rel_l2,
+        max_error; /* against what was saved; 0 in `exact`; NaN: not known. Measured to three digits */
+    double direction_change; /* the same for m / (sqrt(v) + eps), relative L2; NaN: not known */
+    uint64_t nonfinite;      /* NaNs and infinities, which are kept; counted by lossy saves */
 } ckd_tensor_info;
 
 typedef struct ckd_tensor_list {

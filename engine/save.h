@@ -13,6 +13,7 @@
 
 #include "base/float_mode.h"
 #include "engine/block_coder.h"
+#include "engine/save_measures.h"
 
 typedef enum save_state { SAVE_OPEN, SAVE_FAILED, SAVE_SEALED } save_state;
 
@@ -75,8 +76,9 @@ struct ckd_save {
 
     block_job *jobs;
     uint32_t job_count;
-    uint64_t raw_bytes;  /* saved so far */
-    comparison compared; /* with `existing` */
+    uint64_t raw_bytes;     /* saved so far */
+    comparison compared;    /* with `existing` */
+    save_measures measures; /* of a lossy save */
     bool told_damage;
     uint64_t begun_ns, analyse_ns, encode_ns, append_ns;
     float_mode callers_mode; /* while a call computes */

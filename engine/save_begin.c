@@ -298,6 +298,7 @@ void save_free(ckd_save *save, save_end end) {
     free(save->jobs);
     free(save->dependencies);
     save_compare_free(save);
+    measures_free(&save->measures);
     content_index_free(&save->known);
     step_states_free(&save->steps);
     arena_free(&save->arena);

@@ -41,9 +41,13 @@ ckd_status ckd_save_seal(ckd_part *out, ckd_save *save, ckd_error *err) {
     }
     save_make_room(save, 0, 0);
     save->sealed = (note_file){.id = save->file_id, .rank = save->options.rank};
+    save->state = SAVE_FAILED; /* until it is not: a failed sync is never retried on the same file */
+    status = measures_commit(&save->measures, save->writer, &save->checkpoint, err);
+    if (status != CKD_OK) {
+        return status;
+    }
     chunk_writer *writer = save->writer;
     save->writer = NULL;
-    save->state = SAVE_FAILED; /* until it is not: a failed sync is never retried on the same file */
     status = chunk_writer_finish(writer, &save->sealed.root, &save->sealed.size, err);
     if (status == CKD_OK) {
         pathname temp = path_chunk(save->store->path, &save->file_id, ".tmp");

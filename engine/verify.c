@@ -137,6 +137,24 @@ static const char *owner_of(const verification *v, const record *r) {
     return "";
 }
 
+/* Values are checked where they are rebuilt; measures belong to none. Damaged, they make nothing unloadable. */
+static ckd_status check_measures(verification *v, const chunk *c, ckd_error *err) {
+    ckd_status status = CKD_OK;
+    for (size_t i = 0; i < c->record_count && status == CKD_OK; i++) {
+        const record *r = &c->records[i];
+        measures_entry *entries = NULL;
+        size_t count;
+        ckd_error why = {.offset = CKD_NO_OFFSET};
+        if (r->kind == RECORD_MEASURES) {
+            ckd_status found = measures_read(&entries, &count, c, r, &why);
+            why.offset = is_damage(found, &why) ? r->offset : why.offset;
+            status = note(v, found, &why, chunk_record_number(c, r), "", err);
+        }
+        free(entries);
+    }
+    return status;
+}
+
 static ckd_status check_file(verification *v, const ckd_id *id, const char *checkpoint, ckd_error *err) {
     chunk *c;
     ckd_error why = {.offset = CKD_NO_OFFSET};
@@ -158,6 +176,9 @@ static ckd_status check_file(verification *v, const ckd_id *id, const char *chec
             }
         }
         status = note(v, found, &why, i, owner_of(v, r), err);
+    }
+    if (status == CKD_OK) {
+        status = check_measures(v, c, err);
     }
     chunk_close(c);
     return status;

@@ -3,6 +3,7 @@
 #include "engine/ready.h"
 #include "engine/tiling.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -305,6 +306,9 @@ ckd_status view_open(view **out, const ckd_store *store, manifest *m, ckd_status
     if (status == CKD_OK) {
         status = number_tensors(v, err);
     }
+    if (status == CKD_OK) {
+        status = view_attach_measures(v, inconsistent, err);
+    }
     if (status != CKD_OK) {
         view_close(v);
         return status;
@@ -431,7 +435,26 @@ const char *view_block_coding(const view_block *b) {
     }
 }
 
+/* What is not known of one shard is not known of all. */
+static double larger(double a, double b) {
+    return a > b || a != a ? a : b;
+}
+
+static void add_measures(view_totals *totals, const view_shard *shard) {
+    const measures *from = &shard->measures;
+    measures *to = &totals->measures;
+    to->error_squares += from->error_squares;
+    to->value_squares += from->value_squares;
+    to->max_error = larger(to->max_error, from->max_error);
+    to->nonfinite += from->nonfinite;
+    totals->elements += shard->elements;
+    totals->direction_squares += (double)shard->elements * from->direction_change * from->direction_change;
+    to->direction_change = totals->elements ? sqrt(totals->direction_squares / (double)totals->elements)
+                                            : from->direction_change;
+}
+
 void view_add_shard(view_totals *totals, const view_shard *shard) {
+    add_measures(totals, shard);
     for (size_t i = 0; i < shard->block_count; i++) {
         const view_block *b = &shard->blocks[i];
         const char *coding = view_block_coding(b);
@@ -459,7 +482,11 @@ void view_tensor_info(ckd_tensor_info *out, const view_tensor *t) {
                              .raw_bytes = t->shape.elements * ckd_dtype_size(t->tensor->dtype),
                              .stored_bytes = totals.stored_bytes,
                              .coding = totals.coding,
-                             .depth = totals.depth};
+                             .depth = totals.depth,
+                             .rel_l2 = measures_rel_l2(&totals.measures),
+                             .max_error = totals.measures.max_error,
+                             .direction_change = totals.measures.direction_change,
+                             .nonfinite = totals.measures.nonfinite};
     memcpy(out->shape, t->shape.shape, sizeof(out->shape));
 }
 

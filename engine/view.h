@@ -5,7 +5,7 @@
 #ifndef ENGINE_VIEW_H
 #define ENGINE_VIEW_H
 
-#include "codec/chunk.h"
+#include "codec/measures.h"
 #include "engine/region.h"
 #include "engine/store.h"
 
@@ -22,6 +22,8 @@ typedef struct view_shard {
     uint64_t elements;
     const view_block *blocks;
     size_t block_count;
+    measures
+        measures; /* all 0 in an exact checkpoint, and of a region kept exactly in a lossy one; NaN: not known */
 } view_shard;
 
 typedef struct view_tensor {
@@ -55,6 +57,14 @@ ckd_status view_open(view **out, const ckd_store *store, manifest *m, ckd_status
                      ckd_error *err);
 void view_close(view *v); /* accepts NULL */
 
+/*
+ * view_measures.c: gives the shards of a lossy checkpoint their measures. They only inform: if they are damaged, figures are
+ * not known, and that is all. Errors: `inconsistent` (two records of them in a file), NOMEM.
+ */
+ckd_status view_attach_measures(view *v, ckd_status inconsistent, ckd_error *err);
+/* Relative L2 error of these sums; NaN if not known. */
+double measures_rel_l2(const measures *m);
+
 /* NULL if there is none. */
 const view_tensor *view_find(const view *v, const char *tensor);
 const view_block *view_find_blob(const view *v, const char *name);
@@ -70,6 +80,9 @@ typedef struct view_totals {
     uint64_t stored_bytes;
     uint32_t depth;
     const char *coding;
+    measures measures; /* sums add, maxima are maxima; the direction's change is weighted by elements */
+    double direction_squares; /* elements times its square */
+    uint64_t elements;
 } view_totals;
 void view_add_shard(view_totals *totals, const view_shard *shard); /* start from zero */
 /* One tensor as the public API shows it; its strings live as long as the view. */

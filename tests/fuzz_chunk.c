@@ -1,5 +1,5 @@
 /*
- * Chunk files, record headers and bundles from any bytes. In fuzz builds checksums match whatever they are, so that what is tested is
+ * Chunk files, record headers, bundles and measures from any bytes. In fuzz builds checksums match whatever they are, so that what is tested is
  * the parsing: it must stay inside the file and the memory it asked for, and what it accepts must make sense.
  */
 #ifndef _GNU_SOURCE
@@ -12,6 +12,7 @@
 
 #include "codec/chunk_bundle.h"
 #include "codec/chunk_wire.h"
+#include "codec/measures.h"
 #include "codec/record_wire.h"
 #include "support/fuzz.h"
 
@@ -86,6 +87,30 @@ static void try_bundle(const uint8_t *data, size_t size) {
     arena_free(&arena);
 }
 
+/* As a table of measures: what is accepted ascends, has no negative figure, and survives being written again. */
+static void try_measures(const uint8_t *data, size_t size) {
+    measures_entry *entries, *again;
+    size_t count, count_again;
+    if (measures_decode(&entries, &count, data, size, "fuzz", 0, NULL) != CKD_OK) {
+        require(entries == NULL && count == 0);
+        return;
+    }
+    bytes raw = {0};
+    for (size_t i = 0; i < count; i++) {
+        const measures *m = &entries[i].measures;
+        require(i == 0 || entries[i].shard > entries[i - 1].shard);
+        require(!(m->error_squares < 0) && !(m->value_squares < 0) && !(m->max_error < 0));
+        require(!(m->direction_change < 0) && !(m->movement < 0));
+    }
+    measures_encode(&raw, entries, count);
+    require(!raw.failed);
+    require(measures_decode(&again, &count_again, raw.data, raw.size, "fuzz", 0, NULL) == CKD_OK);
+    require(count_again == count && again[count - 1].shard == entries[count - 1].shard);
+    free(entries);
+    free(again);
+    bytes_free(&raw);
+}
+
 static void try_payload(const chunk *c, const record *r) {
     ckd_error err;
     if (r->stored_size <= PAYLOAD_MAX) {
@@ -142,6 +167,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     try_headers(data, size);
     if (size <= RECORD_BUNDLE_MAX) {
         try_bundle(data, size);
+        try_measures(data, size);
     }
     return 0;
 }

@@ -2,7 +2,8 @@
  * Stores with bundles: what is saved is what is loaded, tensors keep their order, sizes add up; damage in a bundle is found at every
  * byte, named, and never gives wrong values; deltas go on from there.
  *
- * With the path of a store as its argument it is a tool instead, and puts the small records of that store into bundles.
+ * With the path of a store as its argument it is a tool instead, and puts the small records of that store into bundles; with "lossy" behind
+ * it, it makes the store one with measures.
  */
 #include <dirent.h>
 #include <setjmp.h>
@@ -298,8 +299,8 @@ static void test_damage_of_every_byte(void **state) {
 #define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
 
 int main(int argc, char **argv) {
-    if (argc == 2) {
-        bundle_store(argv[1]);
+    if (argc > 1) {
+        argc > 2 ? measure_store(argv[1]) : bundle_store(argv[1]);
         return 0;
     }
     const struct CMUnitTest tests[] = {

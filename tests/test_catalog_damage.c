@@ -678,7 +678,7 @@ static void test_add_fails_half_way(void **state) {
     force(
         *state,
         "INSERT INTO shards SELECT 2, tensor, shard, ordinal, role, dtype, shape, region, elements, raw_bytes, "
-        "stored_bytes, coding, depth, rel_l2, max_error FROM shards");
+        "stored_bytes, coding, depth, rel_l2, max_error, value_squares, direction_change, nonfinite FROM shards");
     catalog *c = catalog_sample_open(*state, CATALOG_WRITE);
     assert_int_equal(catalog_begin(c, NULL), CKD_OK);
     assert_int_equal(catalog_add(c, &s.entry, &err), CKD_E_CORRUPT);

@@ -3,6 +3,7 @@
 import json
 import re
 import subprocess
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -44,6 +45,9 @@ def test_all_documented_objects_are_printed(full):
     seen = set()
     checked(full.json("list"), "list", seen)
     checked(full.json("show", "--run", "gpt"), "show", seen)
+    lossy = Path(__file__).resolve().parent / "golden/v1/lossy"
+    assert checked(run("list", lossy, "--json", expect_message="").json(), "list", seen)["errors"]
+    checked(run("show", lossy, "--json", expect_message="").json(), "show", seen)
     checked(full.json("diff", "gpt@1", "tuned@3"), "diff", seen)
     checked(full.json("report"), "report", seen)
     checked(full.json("load", "--run", "gpt", "--out", full.folder / "o"), "load", seen)
@@ -83,7 +87,7 @@ def test_an_empty_store_lists_nothing(store):
     store.save(1, state(1), expect=FAILED)
     bad = store.folder / "other"
     run("save", bad, "--run", "a", "--step", 1, "--parent", "x@1", store.file({}), expect=3)
-    assert run("list", bad, "--json").json() == {"schema": 1, "checkpoints": []}
+    assert run("list", bad, "--json").json() == {"schema": 1, "checkpoints": [], "errors": []}
     assert checked(run("report", bad, "--json").json(), "report")["ratio"] is None
     assert checked(run("verify", bad, "--json").json(), "verify")["ok"] is True
 

@@ -4,7 +4,7 @@ tests/golden/v1/ is kept for good: every later version must read it. The handmad
 which does not use the library; `library` was written by the library's first version through tests/golden/make_library.py,
 `library-2` by the first one that writes framed streams, through make_frames() there, `library-steps` by the first one that
 predicts optimizer steps, through make_steps(), `library-runs` by the first one that writes run streams, through
-make_runs(), `bundles` by the first one that writes bundles, through tests/golden/make_bundles.py.
+make_runs(), `bundles` and `lossy` by the first ones that write bundles and measures, through tests/golden/make_bundles.py.
 What they contain is in the .json files beside them.
 """
 
@@ -145,6 +145,58 @@ def test_order_of_tensors_in_bundles():
         assert shown.returncode == 0, shown.stderr
         names = [t["name"] for t in json.loads(shown.stdout)["tensors"]]
         assert names == list(opened.checkpoint(run, step).tensors)
+
+
+def near(value):
+    """As closely as measures are stored."""
+    return pytest.approx(value, rel=1 / 128)
+
+
+def test_measures():
+    """The reader's, shard by shard, and the command's, by tensor, are what was told when the store was made."""
+    opened = ckd_reader.Store(GOLDEN / "lossy")
+    for run, step in opened.manifests:
+        assert opened.manifests[run, step].fidelity == 2
+        told = EXPECTED["lossy"]["measures"][f"{run}@{step}"]
+        assert 20 < sum(t is not None for t in told.values()) < len(told)
+        found = {name: figures for (name, _), figures in opened.checkpoint(run, step).measures().items()}
+        assert found.keys() == {name for name, figures in told.items() if figures}
+        for name, figures in found.items():
+            for key, value in told[name].items():
+                assert figures[key] == near(value) if value is not None else figures[key] != figures[key], (name, key)
+        out = ckptdelta("show", GOLDEN / "lossy", "--run", run, "--step", step, "--json")
+        assert out.returncode == 0, out.stderr
+        shown = json.loads(out.stdout)
+        assert shown["checkpoints"][0]["fidelity"] == "near"
+        for tensor in shown["tensors"]:
+            figures = told[tensor["name"]] or {"error_squares": 0, "value_squares": 1, "max_error": 0, "direction_change": 0,
+                                              "nonfinite": 0}
+            assert tensor["rel_l2"] == near((figures["error_squares"] / figures["value_squares"]) ** 0.5)
+            assert tensor["max_error"] == near(figures["max_error"]) and tensor["max_error"] >= figures["max_error"]
+            assert tensor["direction_change"] == (None if figures["direction_change"] is None
+                                                  else near(figures["direction_change"]))
+            assert tensor["nonfinite"] == figures["nonfinite"]
+
+
+def test_errors_of_lossy_checkpoints_are_listed():
+    out = ckptdelta("list", GOLDEN / "lossy", "--json")
+    assert out.returncode == 0, out.stderr
+    listed = json.loads(out.stdout)
+    assert [e["checkpoint"] for e in listed["errors"]] == [f"{c['run']}@{c['step']}" for c in listed["checkpoints"]]
+    for error, checkpoint in zip(listed["errors"], listed["checkpoints"]):
+        told = {n: t for n, t in EXPECTED["lossy"]["measures"][error["checkpoint"]].items() if t}
+        worst = max(told, key=lambda n: told[n]["error_squares"] / told[n]["value_squares"])
+        assert error["worst_tensor"] == worst and error["fidelity"] == "near"
+        assert error["rel_l2"] == near((told[worst]["error_squares"] / told[worst]["value_squares"]) ** 0.5)
+        assert error["max_error"] == near(max(t["max_error"] for t in told.values()))
+        assert error["nonfinite"] == sum(t["nonfinite"] for t in told.values())
+        assert error["direction_change"] == near(max(t["direction_change"] or 0 for t in told.values()))
+        shapes = [t["shape"] for t in EXPECTED["lossy"]["checkpoints"][error["checkpoint"]]["tensors"].values()]
+        assert error["bits_per_element"] == pytest.approx(
+            8 * checkpoint["stored_bytes"] / sum(map(ckd_reader.product, shapes)))
+    text = ckptdelta("show", GOLDEN / "lossy").stdout.decode()
+    assert "near, 0 lossy resumes" in text and "REL L2" in text and "DIRECTION" in text
+    assert "REL L2" not in ckptdelta("show", GOLDEN / "bundles").stdout.decode()
 
 
 def read_example(folder):
@@ -370,7 +422,7 @@ def test_command_names_what_it_does_not_know(store, key, tensor, number):
 
 
 @pytest.mark.parametrize("store", ["handmade", "codings", "frames", "steps", "example", "library", "library-2",
-                                   "library-steps", "bundles"], indirect=True)
+                                   "library-steps", "bundles", "lossy"], indirect=True)
 def test_command_verifies(store):
     run = ckptdelta("verify", store, "--json")
     assert run.returncode == 0, run.stdout + run.stderr

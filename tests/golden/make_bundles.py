@@ -1,11 +1,13 @@
-"""Writes a golden store with bundles with the library: make_bundles.py COMMAND TOOL FOLDER
+"""Writes a golden store with bundles with the library: make_bundles.py COMMAND TOOL FOLDER [lossy]
 
-COMMAND is the built `ckptdelta`, TOOL the built tests/test_bundled_store, which puts a store's small records into bundles. Run once
-(v1/bundles); FOLDER must not exist. What went in is recorded in FOLDER.json, from the arrays themselves.
+COMMAND is the built `ckptdelta`, TOOL the built tests/test_bundled_store, which puts a store's small records into bundles and, for
+`lossy`, makes its checkpoints ones of fidelity near, with measures. Run once each (v1/bundles, v1/lossy); FOLDER must not exist. What went
+in is recorded in FOLDER.json, from the arrays themselves.
 
 A base and two deltas whose tensors have all dtypes, copies, rounded copies and a blob; one tensor is too large for a bundle.
 """
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -25,23 +27,43 @@ class Mixed(Model):
         return {"first": out.pop("seen"), "large": ("u8", [6000], noise), **out}
 
 
-def make(command, tool, folder):
+def measures(number):
+    """What the tool tells of the tensor with this number; None: nothing."""
+    if number % 5 == 3:
+        return None
+    n = number + 1
+    return {"error_squares": n / 1024, "value_squares": 8 + n, "max_error": 0.01 * n,
+            "direction_change": None if number % 2 else n / 64, "movement": 0.5, "nonfinite": number % 3}
+
+
+def make(command, tool, folder, *how):
     saver, model = Saver(command, folder), Mixed(7, small=True)
     saver.save("run", 10, model)
     for step, scale in ((20, 1e-5), (30, 1e-3)):
         model.move(scale)
         saver.save("run", step, model)
-    subprocess.run([tool, folder], check=True)
+    subprocess.run([tool, folder, *how], check=True)
     return saver.saved
+
+
+def ordered(tensors):
+    """As the command saves them: masters first, then as in the file, by the offset of the data."""
+    return [n for n in tensors if n.startswith("master.")] + [n for n in tensors if not n.startswith("master.")]
 
 
 def main(argv):
     command, tool, folder = (Path(a).resolve() for a in argv[1:4])
     if folder.exists():
         sys.exit(f"{folder} exists; golden stores are written once")
-    saved = make(command, tool, folder)
+    saved = make(command, tool, folder, *argv[4:])
     make_library.clean(folder)
     make_library.describe(folder, saved)
+    if argv[4:]:
+        told = {key: {name: measures(i) for i, name in enumerate(ordered(tensors))} for key, tensors in saved.items()}
+        path = folder.with_suffix(".json")
+        listed = json.loads(path.read_text())
+        listed[folder.name]["measures"] = told
+        path.write_text(json.dumps(listed, indent=1, sort_keys=True) + "\n")
     store = make_library.ckd_reader.Store(folder)
     for run, step in store.manifests:
         records = [r for f in store.manifests[run, step].files for r in store.chunk(f).records]

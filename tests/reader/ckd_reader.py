@@ -30,7 +30,7 @@ DTYPES = {1: ("f64", 8), 2: ("f32", 4), 3: ("f16", 2), 4: ("bf16", 2), 5: ("f8e4
           8: ("i32", 4), 9: ("i16", 2), 10: ("i8", 1), 11: ("u64", 8), 12: ("u32", 4), 13: ("u16", 2), 14: ("u8", 1),
           15: ("bool", 1)}
 ROLES = {1: "weight", 2: "exp_avg", 3: "exp_avg_sq", 4: "master", 5: "other"}
-BLOCK, SIDE, GROUP, BLOB, BUNDLE = 1, 2, 3, 4, 5
+BLOCK, SIDE, GROUP, BLOB, BUNDLE, MEASURES = 1, 2, 3, 4, 5, 6
 RECORD_MIN, RECORD_MAX, MAX_ELEMENTS, MAX_CHAIN = 74, 2**20, 2**40, 4096
 MAX_DEPTH = 256
 RUN_NAME = re.compile(r"[A-Za-z0-9_~][A-Za-z0-9._~-]{0,127}")
@@ -331,14 +331,16 @@ class Record:
         elements = self.region.elements(self.shape)
         if self.first + self.count > elements:
             raise Corrupt("elements do not lie inside their region")
-        limit = {SIDE: 2**26, GROUP: 2**20, BLOB: 2**30, BUNDLE: 2**24}.get(self.kind, 2**64)
-        if self.raw_size > limit or BLOCK <= self.kind <= BUNDLE and self.stored_size > self.raw_size:
+        limit = {SIDE: 2**26, GROUP: 2**20, BLOB: 2**30, BUNDLE: 2**24, MEASURES: 2**24}.get(self.kind, 2**64)
+        if self.raw_size > limit or BLOCK <= self.kind <= MEASURES and self.stored_size > self.raw_size:
             raise Corrupt("sizes of a record")
-        if self.kind == BUNDLE and (
-                (self.role, self.dtype, self.shape, self.region.kind, self.name) != (5, 0, (), 0, "bundle") or
-                self.stored_size != self.raw_size or any((self.coding, self.predictor, self.first, self.count, self.depth,
-                                                          self.chain_stored, self.chain_work, self.base_stored)) or
-                self.dependencies):
+        names = {BUNDLE: "bundle", MEASURES: "measures"}
+        if self.kind in names and (
+                (self.role, self.dtype, self.shape, self.region.kind, self.name) != (5, 0, (), 0, names[self.kind]) or
+                self.predictor or self.first or self.count or self.dependencies):
+            raise Corrupt(f"header of {names[self.kind]}")
+        if self.kind == BUNDLE and (self.stored_size != self.raw_size or any((
+                self.coding, self.depth, self.chain_stored, self.chain_work, self.base_stored))):
             raise Corrupt("header of a bundle")
         if self.kind != BLOCK:
             return
@@ -534,6 +536,30 @@ class Chunk:
         return data
 
 
+def read_measures(record):
+    """[(shard, {figure: value})]"""
+    raw = ckd_codings.decode(record.coding, record.chunk.payload(record), record.raw_size, 1, None)
+    if content_hash(raw) != record.content or record.coding > 1:
+        raise Corrupt("content hash of measures")
+    c = Cursor(raw)
+    count, size = c.varint(2**20), c.u8()
+    if count == 0 or not 2 <= size <= 4:
+        raise Corrupt("numbers in front of measures")
+    shards, last = [], -1
+    for _ in range(count):
+        last += 1 + c.varint()
+        shards.append(last)
+    entries = [{"nonfinite": c.varint()} for _ in range(count)]
+    for name in ("error_squares", "value_squares", "max_error", "direction_change", "movement"):
+        planes = [c.take(count) for _ in range(size)] + [bytes(count)] * (4 - size)
+        for i, entry in enumerate(entries):
+            if planes[0][i] & 0x80:
+                raise Corrupt("a figure is negative")
+            entry[name] = struct.unpack(">f", bytes(p[i] for p in planes))[0]
+    c.end()
+    return list(zip(shards, entries))
+
+
 # --- checkpoints
 
 sys.setrecursionlimit(max(sys.getrecursionlimit(), 8 * MAX_DEPTH))
@@ -579,6 +605,22 @@ class Checkpoint:
                         raise Corrupt(f"two blobs {record.name}")
                     self.blobs[record.name] = record
         self.tensors = {name: Tensor(name, b) for name, b in blocks.items()}
+
+    def measures(self):
+        """{(tensor, region): figures} of the entries of all files."""
+        out = {}
+        for file in self.manifest.files:
+            records = [r for r in self.store.chunk(file).records if r.checkpoint == self.manifest.id]
+            shards = [r for r in records if r.kind == BLOCK and r.first == 0]
+            tables = [r for r in records if r.kind == MEASURES]
+            if len(tables) > 1:
+                raise Corrupt("measures twice in one file")
+            for table in tables:
+                for number, figures in read_measures(table):
+                    if number >= len(shards):
+                        raise Corrupt("measures of a shard that is not there")
+                    out[shards[number].name, shards[number].region.key] = figures
+        return out
 
     def blob(self, name):
         record = self.blobs[name]

@@ -1,5 +1,6 @@
 #include "tests/support/bundled.h"
 
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -11,8 +12,49 @@
 #include "codec/chunk.h"
 #include "codec/note.h"
 #include "engine/paths.h"
+#include "engine/save_measures.h"
 
-static void rewrite_file(note_file *file, const char *store_path) {
+bool shard_has_measures(size_t k) {
+    return k % 5 != 3;
+}
+
+measures measures_of_shard(size_t k) {
+    double n = (double)(k + 1);
+    return (measures){.error_squares = n * 0x1p-10,
+                      .value_squares = 8 + n,
+                      .max_error = 0.01 * n,
+                      .direction_change = k % 2 ? (double)NAN : 0x1p-6 * n,
+                      .movement = 0.5,
+                      .nonfinite = k % 3};
+}
+
+/* Told in two parts, and backwards. */
+static void add_measures(chunk_writer *w, const chunk *c) {
+    save_measures m = {0};
+    size_t shards = 0;
+    for (size_t i = 0; i < c->record_count; i++) {
+        shards += c->records[i].kind == RECORD_BLOCK && c->records[i].first == 0;
+    }
+    for (size_t i = c->record_count, k = shards; i-- > 0;) {
+        const record *r = &c->records[i];
+        if (r->kind != RECORD_BLOCK || r->first != 0 || !shard_has_measures(--k)) {
+            continue;
+        }
+        measures all = measures_of_shard(k), first = all;
+        first.error_squares = first.direction_change = (double)NAN;
+        first.movement = 7;
+        first.nonfinite = 0;
+        const measures *const told[] = {&first, &all};
+        for (int t = 0; t < 2; t++) {
+            assert_int_equal(measures_add(&m, r->tensor->name, r->region, r->tensor->ndim, told[t], NULL),
+                             CKD_OK);
+        }
+    }
+    assert_int_equal(measures_commit(&m, w, &c->records[0].tensor->checkpoint, NULL), CKD_OK);
+    measures_free(&m);
+}
+
+static void rewrite_file(note_file *file, const char *store_path, bool lossy) {
     chunk *c;
     chunk_writer *w;
     pathname old = path_chunk(store_path, &file->id, "");
@@ -29,13 +71,16 @@ static void rewrite_file(note_file *file, const char *store_path) {
         assert_int_equal(chunk_writer_append(w, &r, payload, NULL), CKD_OK);
         free(payload);
     }
+    if (lossy) {
+        add_measures(w, c);
+    }
     assert_int_equal(chunk_writer_finish(w, &file->root, &file->size, NULL), CKD_OK);
     chunk_close(c);
     assert_int_equal(file_remove(old.text, false, NULL), CKD_OK);
     file->id = identity.file;
 }
 
-static void rewrite_checkpoint(const char *store_path, const char *name) {
+static void rewrite_checkpoint(const char *store_path, const char *name, bool lossy) {
     bytes data = {0};
     manifest m;
     pathname old = path_of(store_path, DIR_MANIFESTS, name);
@@ -43,9 +88,10 @@ static void rewrite_checkpoint(const char *store_path, const char *name) {
     assert_int_equal(manifest_decode(&m, NULL, data.data, data.size, old.text, NULL), CKD_OK);
     ckd_checkpoint *c = &m.checkpoint;
     c->generation++;
+    c->fidelity = lossy ? CKD_NEAR : c->fidelity;
     c->stored_bytes = 0;
     for (size_t i = 0; i < m.file_count; i++) {
-        rewrite_file(&m.files[i], store_path);
+        rewrite_file(&m.files[i], store_path, lossy);
         c->stored_bytes += m.files[i].size;
     }
     ckd_id store;
@@ -61,12 +107,20 @@ static void rewrite_checkpoint(const char *store_path, const char *name) {
     bytes_free(&data);
 }
 
-void bundle_store(const char *store_path) {
+static void rewrite_store(const char *store_path, bool lossy) {
     dir_list list;
     assert_int_equal(dir_list_read(&list, path_in(store_path, DIR_MANIFESTS).text, NULL), CKD_OK);
     assert_true(list.count > 0);
     for (size_t i = 0; i < list.count; i++) {
-        rewrite_checkpoint(store_path, list.names[i]);
+        rewrite_checkpoint(store_path, list.names[i], lossy);
     }
     dir_list_free(&list);
+}
+
+void bundle_store(const char *store_path) {
+    rewrite_store(store_path, false);
+}
+
+void measure_store(const char *store_path) {
+    rewrite_store(store_path, true);
 }

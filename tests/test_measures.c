@@ -1,0 +1,425 @@
+/*
+ * Measures: tables come back to three digits, and nothing that lies is accepted; what a store tells of its errors, from the files
+ * and from the catalog; and that damage to them costs no value.
+ */
+#include <dirent.h>
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "base/file.h"
+#include "codec/measures.h"
+#include "codec/wire.h"
+#include "engine/save_measures.h"
+#include "tests/support/bundled.h"
+#include "tests/support/checkpoints.h"
+#include "tests/support/samples.h"
+#include "tests/support/scenes.h"
+#include "tests/support/tempdir.h"
+
+/* ---- tables ---- */
+
+static void expect_near(double got, double want) {
+    if (!(fabs(got - want) <= want / 256)) {
+        fail_msg("%g instead of %g", got, want);
+    }
+}
+
+static void expect_figures(const measures *got, const measures *want) {
+    expect_near(got->error_squares, want->error_squares);
+    expect_near(got->value_squares, want->value_squares);
+    assert_true(got->max_error >= want->max_error && got->max_error <= want->max_error * (1 + 1.0 / 128));
+    assert_true(isnan(got->direction_change) == isnan(want->direction_change));
+    if (!isnan(want->direction_change)) {
+        expect_near(got->direction_change, want->direction_change);
+    }
+    expect_near(got->movement, want->movement);
+    assert_int_equal(got->nonfinite, want->nonfinite);
+}
+
+static measures_entry entry_of(uint64_t shard, double scale) {
+    return (measures_entry){
+        shard, {3.3 * scale, 7e3 * scale, 1.23456789 * scale, 0.001 * scale, 9.99 * scale, shard % 7}};
+}
+
+static void test_tables_come_back(void **state) {
+    (void)state;
+    measures_entry entries[300], *got;
+    size_t count;
+    for (uint64_t i = 0; i < 300; i++) {
+        entries[i] = entry_of(i * (i + 1) / 2, exp((double)i * 0.1 - 15));
+        entries[i].measures.direction_change = i % 3 ? entries[i].measures.direction_change : NAN;
+    }
+    entries[299].shard = UINT64_MAX - 1;
+    bytes raw = {0};
+    measures_encode(&raw, entries, 300);
+    assert_false(raw.failed);
+    assert_in_range(raw.size, 300 * 12, 300 * 12 + 300 + 16);
+    assert_int_equal(measures_decode(&got, &count, raw.data, raw.size, "p", 0, NULL), CKD_OK);
+    assert_int_equal(count, 300);
+    for (size_t i = 0; i < count; i++) {
+        assert_true(got[i].shard == entries[i].shard);
+        expect_figures(&got[i].measures, &entries[i].measures);
+    }
+    free(got);
+    bytes_free(&raw);
+}
+
+static double through(double v, bool largest) {
+    measures_entry e = {.measures = {.error_squares = v, .max_error = v}}, *got;
+    size_t count;
+    bytes raw = {0};
+    measures_encode(&raw, &e, 1);
+    assert_int_equal(measures_decode(&got, &count, raw.data, raw.size, "p", 0, NULL), CKD_OK);
+    double out = largest ? got->measures.max_error : got->measures.error_squares;
+    free(got);
+    bytes_free(&raw);
+    return out;
+}
+
+static void test_single_figures(void **state) {
+    (void)state;
+    static const double exact[] = {0, 1, 0x1p-126, 0x1p127, 0x1.fep100, INFINITY};
+    for (size_t i = 0; i < sizeof(exact) / sizeof(exact[0]); i++) {
+        assert_true(through(exact[i], false) == exact[i] && through(exact[i], true) == exact[i]);
+    }
+    assert_true(isnan(through(NAN, false)) && isnan(through(-1, true)) && isnan(through(-INFINITY, true)));
+    assert_true(through(1e300, false) == INFINITY && through(1e300, true) == INFINITY);
+    assert_true(through(0x1.01p0, false) == 0x1p0 || through(0x1.01p0, false) == 0x1.02p0);
+    assert_true(through(0x1.00001p0, false) == 1 && through(0x1.00001p0, true) == 0x1.02p0);
+    assert_true(through(1 + 0x1p-50, true) == 0x1.02p0); /* not even an f32 can hold it */
+    assert_true(through(1e-60, true) > 0 && through(1e-60, false) == 0);
+}
+
+static void test_tables_that_lie(void **state) {
+    (void)state;
+    measures_entry entries[3] = {entry_of(0, 1), entry_of(4, 2), entry_of(5, 3)}, *got;
+    size_t count;
+    bytes raw = {0};
+    measures_encode(&raw, entries, 3);
+    assert_int_equal(raw.size, 2 + 6 + 30);
+    for (size_t size = 0; size <= raw.size; size++) { /* cut off */
+        ckd_error err = {0};
+        ckd_status expected = size == raw.size ? CKD_OK : CKD_E_CORRUPT;
+        assert_int_equal(measures_decode(&got, &count, raw.data, size, "p", 77, &err), expected);
+        assert_true(expected == CKD_OK ||
+                    (err.offset == 77 && strcmp(err.file, "p") == 0 && !got && count == 0));
+        free(got);
+    }
+    bytes_put_u8(&raw, 0);
+    assert_int_equal(measures_decode(&got, &count, raw.data, raw.size, "p", 0, NULL), CKD_E_CORRUPT);
+    raw.size--;
+    static const struct {
+        size_t at;
+        uint8_t value;
+    } lies[] = {{0, 0}, {0, 2},   {0, 4},    {1, 1},    {1, 3},       {1, 5},
+                {1, 0}, {1, 255}, {2, 0x80}, {8, 0x80}, {8 + 6, 0xff}};
+    for (size_t i = 0; i < sizeof(lies) / sizeof(lies[0]); i++) {
+        uint8_t old = raw.data[lies[i].at];
+        raw.data[lies[i].at] = lies[i].value;
+        assert_int_equal(measures_decode(&got, &count, raw.data, raw.size, "p", 0, NULL), CKD_E_CORRUPT);
+        raw.data[lies[i].at] = old;
+    }
+    bytes_free(&raw);
+    /* Shards beyond the last number; more entries than bytes. */
+    static const uint64_t gaps[] = {UINT64_MAX, UINT64_MAX - 1};
+    for (size_t i = 0; i < 2; i++) {
+        bytes b = {0};
+        wire_put_varint(&b, 2);
+        bytes_put_u8(&b, 2);
+        wire_put_varint(&b, gaps[i]);
+        for (int k = 0; k < 23; k++) {
+            bytes_put_u8(&b, 0);
+        }
+        assert_int_equal(measures_decode(&got, &count, b.data, b.size, "p", 0, NULL), CKD_E_CORRUPT);
+        bytes_free(&b);
+    }
+    for (int bits = 10; bits < 64; bits += 3) {
+        bytes b = {0};
+        wire_put_varint(&b, UINT64_C(1) << bits);
+        bytes_put_u8(&b, 2);
+        bytes_put_u64(&b, 0);
+        assert_int_equal(measures_decode(&got, &count, b.data, b.size, "p", 0, NULL), CKD_E_CORRUPT);
+        bytes_free(&b);
+    }
+}
+
+/* ---- stores ---- */
+
+enum { FIRST = 3, STEPS = 2, ROWS = 160 };
+
+static scene scene_at(uint64_t step) {
+    scene s = scene_of(step);
+    s.rows = ROWS;
+    return s;
+}
+
+static int setup(void **state) {
+    *state = tempdir_create();
+    ckd_store *store = store_create(*state);
+    for (uint64_t step = FIRST; step < FIRST + STEPS; step++) {
+        scene s = scene_at(step);
+        assert_int_equal(scene_save(NULL, store, &s, NULL), CKD_OK);
+    }
+    ckd_store_close(store);
+    measure_store(store_path_of(*state, ""));
+    return 0;
+}
+
+static int teardown(void **state) {
+    tempdir_remove(*state);
+    return 0;
+}
+
+/* Of the scene's tensors, whose shards are numbered in this order; "exp_avg.w" has numbers 2 and 3, halves of it. */
+static const char *const order[] = {"master.w", "w", "exp_avg.w", "embedding", "tied", "count", "empty"};
+
+static void expect_tensor(const ckd_tensor_info *t, size_t number) {
+    size_t shard = number + (number > 2);
+    measures m = measures_of_shard(shard);
+    assert_string_equal(t->name, order[number]);
+    assert_true(shard_has_measures(shard));
+    expect_near(t->rel_l2, sqrt(m.error_squares / m.value_squares));
+    assert_true(t->max_error >= m.max_error && t->max_error < m.max_error * (1 + 1.0 / 128));
+    assert_int_equal(t->nonfinite, m.nonfinite);
+    if (isnan(m.direction_change)) {
+        assert_true(isnan(t->direction_change));
+    } else { /* the other half of number 2 is exact */
+        expect_near(t->direction_change, number == 2 ? m.direction_change / sqrt(2) : m.direction_change);
+    }
+}
+
+static ckd_checkpoint checkpoint_at(ckd_store *store, uint64_t step) {
+    ckd_checkpoint c;
+    assert_int_equal(ckd_store_find(&c, store, SCENE_RUN, step, NULL), CKD_OK);
+    return c;
+}
+
+static void check_lists(ckd_store *store) {
+    for (uint64_t step = FIRST; step < FIRST + STEPS; step++) {
+        ckd_checkpoint c = checkpoint_at(store, step);
+        ckd_tensor_list *list;
+        ckd_load *load;
+        assert_int_equal(c.fidelity, CKD_NEAR);
+        assert_int_equal(ckd_store_tensors(&list, store, &c.id, NULL), CKD_OK);
+        assert_int_equal(ckd_load_begin(&load, store, &c.id, NULL), CKD_OK);
+        const ckd_tensor_list *from_files = ckd_load_tensors(load);
+        assert_true(list->count == 7 && from_files->count == 7);
+        for (size_t i = 0; i < 7; i++) {
+            expect_tensor(&list->items[i], i);
+            expect_tensor(&from_files->items[i], i);
+        }
+        ckd_load_end(load);
+        ckd_tensor_list_free(list);
+    }
+}
+
+static void test_stores_tell_their_errors(void **state) {
+    for (int mode = CKD_OPEN_READ; mode <= CKD_OPEN_WRITE; mode++) {
+        ckd_store *store = store_reopen(*state, mode);
+        check_lists(store);
+        assert_int_equal(verify_damage(store), 0);
+        ckd_store_close(store);
+    }
+    assert_int_equal(ckd_store_rebuild(NULL, store_path_of(*state, ""), NULL, NULL), CKD_OK);
+    ckd_store *store = store_reopen(*state, CKD_OPEN_READ);
+    check_lists(store);
+    ckd_store_close(store);
+}
+
+/* What an exact delta on a lossy checkpoint says of itself. */
+static void test_exact_checkpoints_have_no_errors(void **state) {
+    ckd_store *store = store_reopen(*state, CKD_OPEN_WRITE);
+    scene s = scene_at(FIRST + STEPS);
+    ckd_checkpoint c;
+    ckd_tensor_list *list;
+    assert_int_equal(scene_save(&c, store, &s, NULL), CKD_OK);
+    assert_int_equal(c.fidelity, CKD_EXACT);
+    assert_int_equal(ckd_store_tensors(&list, store, &c.id, NULL), CKD_OK);
+    for (size_t i = 0; i < list->count; i++) {
+        const ckd_tensor_info *t = &list->items[i];
+        assert_true(t->rel_l2 == 0 && t->max_error == 0 && t->direction_change == 0 && t->nonfinite == 0);
+    }
+    ckd_tensor_list_free(list);
+    ckd_store_close(store);
+}
+
+/* The record of measures in the chunk file of a step. */
+typedef struct table {
+    char path[4096];
+    uint64_t payload, size, offset;
+} table;
+
+static table find_table(const char *dir, const ckd_id *id) {
+    table t = {.size = 0};
+    char folder[2048];
+    snprintf(folder, sizeof(folder), "%s", store_path_of(dir, "data/c"));
+    DIR *d = opendir(folder);
+    for (struct dirent *e; (e = readdir(d));) {
+        char path[4096];
+        chunk *c;
+        snprintf(path, sizeof(path), "%s/%s", folder, e->d_name);
+        if (e->d_name[0] == '.' || chunk_open(&c, path, NULL) != CKD_OK) {
+            continue;
+        }
+        const record *last = &c->records[c->record_count - 1];
+        if (memcmp(&last->tensor->checkpoint, id, sizeof(*id)) == 0) {
+            assert_int_equal(last->kind, RECORD_MEASURES);
+            memcpy(t.path, path, sizeof(path));
+            t.payload = last->payload_offset;
+            t.size = last->stored_size;
+            t.offset = last->offset;
+        }
+        chunk_close(c);
+    }
+    closedir(d);
+    assert_true(t.size > 20);
+    return t;
+}
+
+static void flip(const table *t, uint64_t at) {
+    size_t size;
+    unsigned char *data = read_whole_file(t->path, &size);
+    data[at] ^= 0x10;
+    write_whole_file(t->path, data, size);
+    free(data);
+}
+
+/* Every value is there, no figure is wrong, and the damage is found. */
+static void test_damage_costs_no_value(void **state) {
+    ckd_store *store = store_reopen(*state, CKD_OPEN_READ);
+    ckd_checkpoint c = checkpoint_at(store, FIRST + 1);
+    ckd_store_close(store);
+    table t = find_table(*state, &c.id);
+    for (uint64_t at = t.payload; at < t.payload + t.size; at += 5) {
+        flip(&t, at);
+        store = store_reopen(*state, CKD_OPEN_READ);
+        scene s = scene_at(FIRST + 1);
+        ckd_load *load;
+        ckd_verify_result *result;
+        assert_int_equal(scene_load(store, &s, NULL), CKD_OK);
+        assert_int_equal(ckd_load_begin(&load, store, &c.id, NULL), CKD_OK);
+        const ckd_tensor_list *list = ckd_load_tensors(load);
+        for (size_t i = 0; i < list->count; i++) {
+            assert_true(isnan(list->items[i].rel_l2) && isnan(list->items[i].max_error));
+        }
+        ckd_load_end(load);
+        assert_int_equal(ckd_store_verify(&result, store, NULL, NULL), CKD_OK);
+        assert_int_equal(result->damage_count, 1);
+        assert_int_equal(result->damage[0].offset, t.offset);
+        ckd_verify_result_free(result);
+        ckd_store_close(store);
+        flip(&t, at);
+    }
+    store = store_reopen(*state, CKD_OPEN_READ);
+    check_lists(store);
+    ckd_store_close(store);
+}
+
+/* ---- writing ---- */
+
+static chunk_writer *writer_at(const char *path) {
+    chunk_identity identity = {sample_id(1), sample_id(2), sample_id(3)};
+    chunk_writer *w;
+    assert_int_equal(chunk_writer_create(&w, path, &identity, NULL), CKD_OK);
+    return w;
+}
+
+static void test_only_of_what_was_saved(void **state) {
+    char path[4096];
+    snprintf(path, sizeof(path), "%s/file", (char *)*state);
+    chunk_writer *w = writer_at(path);
+    record r = sample_block();
+    uint8_t payload[SAMPLE_BYTES] = {0};
+    assert_int_equal(chunk_writer_append(w, &r, payload, NULL), CKD_OK);
+    ckd_region whole = {.kind = CKD_REGION_WHOLE}, flat = {.kind = CKD_REGION_FLAT, .start = 0, .count = 5};
+    ckd_id checkpoint = r.tensor->checkpoint;
+    measures m = measures_of_shard(0);
+    save_measures none = {0}, right = {0}, wrong_name = {0}, wrong_region = {0};
+    assert_int_equal(measures_commit(&none, w, &checkpoint, NULL), CKD_OK); /* writes nothing */
+    assert_int_equal(measures_add(&wrong_name, "layer.0.bias", &whole, 2, &m, NULL), CKD_OK);
+    assert_int_equal(measures_commit(&wrong_name, w, &checkpoint, NULL), CKD_E_INVALID);
+    assert_int_equal(measures_add(&wrong_region, "layer.0.weight", &flat, 2, &m, NULL), CKD_OK);
+    assert_int_equal(measures_commit(&wrong_region, w, &checkpoint, NULL), CKD_E_INVALID);
+    assert_int_equal(measures_add(&right, "layer.0.weight", &whole, 2, &m, NULL), CKD_OK);
+    assert_int_equal(measures_commit(&right, w, &checkpoint, NULL), CKD_OK);
+    hash128 root;
+    uint64_t size;
+    assert_int_equal(chunk_writer_finish(w, &root, &size, NULL), CKD_OK);
+    chunk *c;
+    assert_int_equal(chunk_open(&c, path, NULL), CKD_OK);
+    assert_int_equal(c->record_count, 2);
+    measures_entry *entries;
+    size_t count;
+    assert_int_equal(measures_read(&entries, &count, c, &c->records[1], NULL), CKD_OK);
+    assert_true(count == 1 && entries[0].shard == 0);
+    expect_figures(&entries[0].measures, &m);
+    free(entries);
+    chunk_close(c);
+    measures_free(&right);
+    measures_free(&wrong_name);
+    measures_free(&wrong_region);
+}
+
+/* Right in all its hashes: but its table is not, its coding is unknown, or its header says what it must not. */
+static void test_records_that_lie(void **state) {
+    char path[4096];
+    snprintf(path, sizeof(path), "%s/lying", (char *)*state);
+    record_tensor tensor = {.name = "measures", .checkpoint = sample_id(5), .role = CKD_ROLE_OTHER};
+    ckd_region whole = {.kind = CKD_REGION_WHOLE};
+    measures_entry e = entry_of(0, 1), *got;
+    bytes raw = {0};
+    measures_encode(&raw, &e, 1);
+    record sound = {.kind = RECORD_MEASURES,
+                    .tensor = &tensor,
+                    .region = &whole,
+                    .raw_size = raw.size,
+                    .stored_size = raw.size,
+                    .content = content_hash(raw.data, raw.size)};
+    static const ckd_status expected[] = {CKD_OK, CKD_E_CORRUPT, CKD_E_UNSUPPORTED, CKD_E_CORRUPT,
+                                          CKD_E_CORRUPT};
+    for (size_t i = 0; i < sizeof(expected) / sizeof(expected[0]); i++) {
+        record r = sound;
+        r.content.bytes[0] ^= i == 1;
+        r.coding = i == 2 ? 9 : i == 3;
+        r.raw_size += i == 4;
+        chunk_writer *w = writer_at(path);
+        assert_int_equal(chunk_writer_append(w, &r, raw.data, NULL), CKD_OK);
+        hash128 root;
+        uint64_t size;
+        assert_int_equal(chunk_writer_finish(w, &root, &size, NULL), CKD_OK);
+        chunk *c;
+        size_t count;
+        assert_int_equal(chunk_open(&c, path, NULL), CKD_OK);
+        assert_int_equal(measures_read(&got, &count, c, &c->records[0], NULL), expected[i]);
+        free(got);
+        chunk_close(c);
+        assert_int_equal(file_remove(path, false, NULL), CKD_OK);
+    }
+    bytes_free(&raw);
+    ckd_status status;
+    assert_null(record_problem(&sound, &status));
+    tensor.name = "measure";
+    assert_non_null(record_problem(&sound, &status));
+    tensor.name = "measures";
+    sound.predictor = 1;
+    assert_non_null(record_problem(&sound, &status));
+}
+
+#define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_tables_come_back),     cmocka_unit_test(test_single_figures),
+        cmocka_unit_test(test_tables_that_lie),      TEST(test_stores_tell_their_errors),
+        TEST(test_exact_checkpoints_have_no_errors), TEST(test_damage_costs_no_value),
+        TEST(test_only_of_what_was_saved),           TEST(test_records_that_lie),
+    };
+    return cmocka_run_group_tests_name("measures", tests, NULL, NULL);
+}
