@@ -9,9 +9,9 @@
 
 /* Fewer elements are not worth two headers. */
 #define SPARSE_MIN_COUNT 1024
-/* At most one change for so many elements: more of them take a run stream's decoder longer than a dense one's. */
-#define RUNS_WORTH 32
-/* A change in a run stream takes as long as so many symbols of a dense one. */
+/* One integer in so many may differ from zero in a run stream: with more of them its decoder takes longer than a dense one's. */
+#define RUNS_WORTH 40
+/* Such an integer takes as long as so many symbols of a dense one. */
 #define RUN_SYMBOLS 20
 
 ckd_status symbols_workspace_create(symbols_workspace **out, ckd_error *err) {
@@ -56,7 +56,7 @@ static size_t plan_sparse(symbols_workspace *w, symbols_plan_slot *p, const symb
     return size;
 }
 
-static size_t nonzero_bytes(const uint8_t *values, size_t n) {
+CPU_PLAIN static size_t nonzero_bytes(const uint8_t *values, size_t n) {
     size_t count = 0;
     for (size_t i = 0; i < n; i++) {
         count += values[i] != 0;
@@ -64,17 +64,21 @@ static size_t nonzero_bytes(const uint8_t *values, size_t n) {
     return count;
 }
 
-/* Integers of one byte as a run stream, if few are not zero (sparse streams have no room for long gaps then). */
-static void plan_runs(symbols_plan_slot *p, unsigned width, const void *values, size_t n, size_t *planned) {
+/* A run stream of integers of one byte, if few are not zero (sparse streams have no room for long gaps then). */
+static bool plan_runs(symbols_plan_slot *p, unsigned width, const void *values, size_t n, size_t limit,
+                      size_t *planned) {
     if (width != 1 || n < SPARSE_MIN_COUNT) {
-        return;
+        return false;
     }
     p->nonzero = nonzero_bytes(values, n);
-    if (p->nonzero && p->nonzero <= n / RUNS_WORTH &&
-        symbols_runs_encode(&p->runs, width, values, n, p->nonzero, *planned + *planned / 64)) {
-        p->is_runs = true;
-        *planned = p->runs.size;
+    if (p->nonzero == 0 || p->nonzero > n / RUNS_WORTH ||
+        !symbols_runs_encode(&p->runs, width, values, n, p->nonzero, limit)) {
+        return false;
     }
+    p->is_runs = true;
+    p->dense.count = n;
+    *planned = p->runs.size;
+    return true;
 }
 
 static size_t plan_framed(symbols_workspace *w, symbols_plan_slot *p, const symbols_grid *grid,
@@ -99,10 +103,10 @@ void symbols_plan(symbols_workspace *w, int slot, symbols_mode mode, unsigned wi
     p->dense.count = 0;
     p->is_sparse = p->is_framed = p->is_runs = false;
     *planned = 0;
-    bool by_context = false;
-    if (n == 0 || n > SYMBOLS_MAX_COUNT) {
+    if (n == 0 || n > SYMBOLS_MAX_COUNT || (!context && plan_runs(p, width, values, n, n / 8, planned))) {
         return;
     }
+    bool by_context = false;
     if (mode == SYMBOLS_SPLIT && !context) {
         *planned = plan_framed(w, p, grid, width, values, n);
     } else {
@@ -116,8 +120,8 @@ void symbols_plan(symbols_workspace *w, int slot, symbols_mode mode, unsigned wi
             *planned = sparse;
         }
     }
-    if (!by_context) {
-        plan_runs(p, width, values, n, planned);
+    if (context && !by_context) {
+        plan_runs(p, width, values, n, *planned + *planned / 64, planned);
     }
     *planned += *planned / 1024;
 }

@@ -104,6 +104,7 @@ typedef struct element_sink {
     uint8_t *values;
     size_t n;
     const uint8_t *context; /* or NULL */
+    bool bare;              /* no symbol has low bits */
 } element_sink;
 
 CPU_INLINE void store_integer(uint8_t *values, unsigned width, size_t i, uint64_t v) {
@@ -181,7 +182,7 @@ CPU_INLINE uint64_t step_wide(uint32_t *state, size_t *at, const symbols_state_w
  * Starts where words can no longer reach beyond its end. Returns how many were decoded. Written out like the encoder's.
  */
 CPU_INLINE size_t decode_fast(bit_source *bits, uint32_t *states, const element_sink *to, size_t i,
-                              unsigned width, bool contexts) {
+                              unsigned width, bool contexts, bool bare) {
     uint32_t state[SYMBOLS_MAX_LANES];
     memcpy(state, states, sizeof(state));
     const symbols_state *const *const restrict narrow = to->narrow;
@@ -209,12 +210,35 @@ CPU_INLINE size_t decode_fast(bit_source *bits, uint32_t *states, const element_
         store_integer(values, width, i + (j), step_narrow(&state[j], e, word >> bits_2));                   \
         store_integer(values, width, i + (j) + 1, step_narrow(&state[(j) + 1], e_2, word));                 \
     }
+/* Of one byte, without low bits: four of them fit a word. */
+#define STEP(j, e, above)                 \
+    values[i + (j)] = (uint8_t)(e)->base; \
+    state[j] = (e)->next + (uint32_t)lowest(word >> (above), (e)->state_bits);
+#define FOUR(j)                                                                           \
+    {                                                                                     \
+        const symbols_state *e = ENTRY(narrow, j), *e_2 = ENTRY(narrow, (j) + 1);         \
+        const symbols_state *e_3 = ENTRY(narrow, (j) + 2), *e_4 = ENTRY(narrow, (j) + 3); \
+        unsigned above_3 = e_4->state_bits, above_2 = above_3 + e_3->state_bits;          \
+        unsigned above = above_2 + e_2->state_bits;                                       \
+        at -= above + e->state_bits;                                                      \
+        uint64_t word = word_at(from, at);                                                \
+        STEP(j, e, above)                                                                 \
+        STEP((j) + 1, e_2, above_2)                                                       \
+        STEP((j) + 2, e_3, above_3)                                                       \
+        STEP((j) + 3, e_4, 0)                                                             \
+    }
+    for (; bare && i + SYMBOLS_MAX_LANES <= end && at >= FAST_BITS(1); i += SYMBOLS_MAX_LANES) {
+        FOUR(0)
+        FOUR(4)
+    }
     for (; i + SYMBOLS_MAX_LANES <= end && at >= FAST_BITS(width); i += SYMBOLS_MAX_LANES) {
         TWO(0)
         TWO(2)
         TWO(4)
         TWO(6)
     }
+#undef FOUR
+#undef STEP
 #undef TWO
 #undef ENTRY
     memcpy(states, state, sizeof(state));
@@ -224,16 +248,25 @@ CPU_INLINE size_t decode_fast(bit_source *bits, uint32_t *states, const element_
 
 typedef size_t (*fast_loop)(bit_source *, uint32_t *, const element_sink *, size_t);
 
+/* Integers of one byte often have no low bits. */
+CPU_INLINE size_t decode_any(bit_source *bits, uint32_t *states, const element_sink *to, unsigned width,
+                             size_t i) {
+    if (width == 1 && to->bare) {
+        return to->context ? decode_fast(bits, states, to, i, width, true, true)
+                           : decode_fast(bits, states, to, i, width, false, true);
+    }
+    return to->context ? decode_fast(bits, states, to, i, width, true, false)
+                       : decode_fast(bits, states, to, i, width, false, false);
+}
+
 #define DEFINE_LOOPS(width)                                                                                \
     CPU_AVX2 static size_t fast_avx2_##width(bit_source *bits, uint32_t *states, const element_sink *to,   \
                                              size_t i) {                                                   \
-        return to->context ? decode_fast(bits, states, to, i, width, true)                                 \
-                           : decode_fast(bits, states, to, i, width, false);                               \
+        return decode_any(bits, states, to, width, i);                                                     \
     }                                                                                                      \
     CPU_PLAIN static size_t fast_plain_##width(bit_source *bits, uint32_t *states, const element_sink *to, \
                                                size_t i) {                                                 \
-        return to->context ? decode_fast(bits, states, to, i, width, true)                                 \
-                           : decode_fast(bits, states, to, i, width, false);                               \
+        return decode_any(bits, states, to, width, i);                                                     \
     }
 DEFINE_LOOPS(1)
 DEFINE_LOOPS(2)
@@ -304,7 +337,10 @@ ckd_status symbols_dense_decode(symbols_workspace *w, void *values, unsigned wid
         return err_corrupt(err, NULL, CKD_NO_OFFSET, "a symbol stream without an end");
     }
     build_states(w, width);
-    element_sink to = {.values = values, .n = n, .context = h->contexts ? context : NULL};
+    element_sink to = {.values = values,
+                       .n = n,
+                       .context = h->contexts ? context : NULL,
+                       .bare = width == 1 && symbols_without_low_bits(h, width)};
     uint8_t table_of[SYMBOLS_CONTEXTS];
     symbols_map_contexts(table_of, h);
     for (unsigned c = 0; c < SYMBOLS_CONTEXTS; c++) {

@@ -84,6 +84,7 @@ typedef struct element_source {
     const uint8_t *symbols, *values;
     const uint8_t *context; /* NULL: all as in context 0 */
     unsigned shift;
+    bool bare; /* no symbol has low bits */
 } element_source;
 
 CPU_INLINE uint64_t lowest(uint64_t v, unsigned bits) {
@@ -115,6 +116,14 @@ CPU_INLINE uint64_t step_narrow(unsigned *bits, uint32_t *state, const symbols_c
     return field;
 }
 
+/* The state bits of an integer without low bits, below those of later ones. */
+CPU_INLINE void step_bare(uint64_t *fields, unsigned *bits, uint32_t *state, const symbols_code *code) {
+    unsigned number = (*state + code->add_bits) >> 16;
+    *fields |= lowest(*state, number) << *bits;
+    *bits += number;
+    *state = code->next[*state >> number];
+}
+
 CPU_INLINE void step_wide(bit_sink *s, uint32_t *state, const symbols_code *code, uint64_t value) {
     unsigned number = (*state + code->add_bits) >> 16;
     unsigned first = code->low_bits < 32 ? code->low_bits : 32;
@@ -132,7 +141,7 @@ CPU_INLINE void step_wide(bit_sink *s, uint32_t *state, const symbols_code *code
  * Written out lane by lane: compilers asked to unroll do too much of it.
  */
 CPU_INLINE size_t encode_fast(bit_sink *sink, uint32_t *states, const element_source *from, unsigned width,
-                              bool contexts, size_t end) {
+                              bool contexts, bool bare, size_t end) {
     bit_sink s = *sink;
     uint32_t state[SYMBOLS_MAX_LANES];
     memcpy(state, states, sizeof(state));
@@ -161,6 +170,21 @@ CPU_INLINE size_t encode_fast(bit_sink *sink, uint32_t *states, const element_so
             sink_put_fast(&s, field_2 | field << bits_2, bits + bits_2);                                \
         }                                                                                               \
     }
+#define FOUR(j)                                                    \
+    {                                                              \
+        uint64_t fields = 0;                                       \
+        unsigned bits = 0;                                         \
+        step_bare(&fields, &bits, &state[(j) + 3], CODE((j) + 3)); \
+        step_bare(&fields, &bits, &state[(j) + 2], CODE((j) + 2)); \
+        step_bare(&fields, &bits, &state[(j) + 1], CODE((j) + 1)); \
+        step_bare(&fields, &bits, &state[j], CODE(j));             \
+        sink_put_fast(&s, fields, bits);                           \
+    }
+    while (bare && end && (size_t)(s.end - s.to) >= FAST_ROOM) {
+        end -= SYMBOLS_MAX_LANES;
+        FOUR(4)
+        FOUR(0)
+    }
     while (end && (size_t)(s.end - s.to) >= FAST_ROOM) {
         end -= SYMBOLS_MAX_LANES;
         TWO(6)
@@ -168,6 +192,7 @@ CPU_INLINE size_t encode_fast(bit_sink *sink, uint32_t *states, const element_so
         TWO(2)
         TWO(0)
     }
+#undef FOUR
 #undef TWO
 #undef VALUE
 #undef CODE
@@ -178,16 +203,25 @@ CPU_INLINE size_t encode_fast(bit_sink *sink, uint32_t *states, const element_so
 
 typedef size_t (*fast_loop)(bit_sink *, uint32_t *, const element_source *, size_t);
 
+/* Integers of one byte often have no low bits. */
+CPU_INLINE size_t encode_any(bit_sink *sink, uint32_t *states, const element_source *from, unsigned width,
+                             size_t end) {
+    if (width == 1 && from->bare) {
+        return from->context ? encode_fast(sink, states, from, width, true, true, end)
+                             : encode_fast(sink, states, from, width, false, true, end);
+    }
+    return from->context ? encode_fast(sink, states, from, width, true, false, end)
+                         : encode_fast(sink, states, from, width, false, false, end);
+}
+
 #define DEFINE_LOOPS(width)                                                                                  \
     CPU_AVX2 static size_t fast_avx2_##width(bit_sink *sink, uint32_t *states, const element_source *from,   \
                                              size_t end) {                                                   \
-        return from->context ? encode_fast(sink, states, from, width, true, end)                             \
-                             : encode_fast(sink, states, from, width, false, end);                           \
+        return encode_any(sink, states, from, width, end);                                                   \
     }                                                                                                        \
     CPU_PLAIN static size_t fast_plain_##width(bit_sink *sink, uint32_t *states, const element_source *from, \
                                                size_t end) {                                                 \
-        return from->context ? encode_fast(sink, states, from, width, true, end)                             \
-                             : encode_fast(sink, states, from, width, false, end);                           \
+        return encode_any(sink, states, from, width, end);                                                   \
     }
 DEFINE_LOOPS(1)
 DEFINE_LOOPS(2)
@@ -236,6 +270,7 @@ size_t symbols_dense_encode(symbols_workspace *w, const symbols_slot *p, const v
     }
     element_source from = {
         .symbols = p->symbols, .values = values, .context = h->contexts ? context : NULL, .shift = p->shift};
+    from.bare = symbols_without_low_bits(h, p->width);
     uint8_t table_of[SYMBOLS_CONTEXTS];
     symbols_map_contexts(table_of, h);
     for (unsigned c = 0; c < SYMBOLS_CONTEXTS; c++) {

@@ -79,6 +79,8 @@ static inline unsigned symbols_below_floor(unsigned floor, unsigned fine) {
     return floor ? symbols_size_of(UINT64_C(1) << (floor - 1), fine) - 1 : 0;
 }
 symbols_meaning symbols_mean(const symbols_header *h, unsigned width, unsigned table, unsigned symbol);
+/* Is every symbol with states one integer? */
+bool symbols_without_low_bits(const symbols_header *h, unsigned width);
 
 /* owner[state] = symbol, for 2^log states. The counts must add up to 2^log. */
 void symbols_spread(uint8_t *owner, const symbols_table *table, unsigned log);

@@ -30,6 +30,17 @@ symbols_meaning symbols_mean(const symbols_header *h, unsigned width, unsigned t
     return class_meaning(&h->table[table], 8 * width, h->fine, symbol);
 }
 
+bool symbols_without_low_bits(const symbols_header *h, unsigned width) {
+    for (unsigned t = 0; t < h->tables; t++) {
+        for (unsigned s = h->table[t].first; s <= h->table[t].last; s++) {
+            if (h->table[t].counts[s] && symbols_mean(h, width, t, s).low) {
+                return false;
+            }
+        }
+    }
+    return true;
+}
+
 /*
  * Each symbol takes its states at a stride that visits all of them, so that they lie evenly: the spreading of zstd's
  * FSE tables (RFC 8878, 4.1.1). The stride is odd for all sizes from 16 on, hence visits every state once.
