@@ -182,7 +182,7 @@ CPU_INLINE uint64_t step_wide(uint32_t *state, size_t *at, const symbols_state_w
  * Starts where words can no longer reach beyond its end. Returns how many were decoded. Written out like the encoder's.
  */
 CPU_INLINE size_t decode_fast(bit_source *bits, uint32_t *states, const element_sink *to, size_t i,
-                              unsigned width, bool contexts, bool bare) {
+                              unsigned width, bool contexts) {
     uint32_t state[SYMBOLS_MAX_LANES];
     memcpy(state, states, sizeof(state));
     const symbols_state *const *const restrict narrow = to->narrow;
@@ -210,35 +210,12 @@ CPU_INLINE size_t decode_fast(bit_source *bits, uint32_t *states, const element_
         store_integer(values, width, i + (j), step_narrow(&state[j], e, word >> bits_2));                   \
         store_integer(values, width, i + (j) + 1, step_narrow(&state[(j) + 1], e_2, word));                 \
     }
-/* Of one byte, without low bits: four of them fit a word. */
-#define STEP(j, e, above)                 \
-    values[i + (j)] = (uint8_t)(e)->base; \
-    state[j] = (e)->next + (uint32_t)lowest(word >> (above), (e)->state_bits);
-#define FOUR(j)                                                                           \
-    {                                                                                     \
-        const symbols_state *e = ENTRY(narrow, j), *e_2 = ENTRY(narrow, (j) + 1);         \
-        const symbols_state *e_3 = ENTRY(narrow, (j) + 2), *e_4 = ENTRY(narrow, (j) + 3); \
-        unsigned above_3 = e_4->state_bits, above_2 = above_3 + e_3->state_bits;          \
-        unsigned above = above_2 + e_2->state_bits;                                       \
-        at -= above + e->state_bits;                                                      \
-        uint64_t word = word_at(from, at);                                                \
-        STEP(j, e, above)                                                                 \
-        STEP((j) + 1, e_2, above_2)                                                       \
-        STEP((j) + 2, e_3, above_3)                                                       \
-        STEP((j) + 3, e_4, 0)                                                             \
-    }
-    for (; bare && i + SYMBOLS_MAX_LANES <= end && at >= FAST_BITS(1); i += SYMBOLS_MAX_LANES) {
-        FOUR(0)
-        FOUR(4)
-    }
     for (; i + SYMBOLS_MAX_LANES <= end && at >= FAST_BITS(width); i += SYMBOLS_MAX_LANES) {
         TWO(0)
         TWO(2)
         TWO(4)
         TWO(6)
     }
-#undef FOUR
-#undef STEP
 #undef TWO
 #undef ENTRY
     memcpy(states, state, sizeof(state));
@@ -248,15 +225,52 @@ CPU_INLINE size_t decode_fast(bit_source *bits, uint32_t *states, const element_
 
 typedef size_t (*fast_loop)(bit_source *, uint32_t *, const element_sink *, size_t);
 
-/* Integers of one byte often have no low bits. */
+/* The same for integers of one byte without low bits, as they often are: four of them fit a word. */
+CPU_INLINE size_t decode_bare(bit_source *bits, uint32_t *states, const element_sink *to, size_t i,
+                              bool contexts) {
+    uint32_t state[SYMBOLS_MAX_LANES];
+    memcpy(state, states, sizeof(state));
+    const symbols_state *const *const restrict narrow = to->narrow;
+    const uint8_t *const restrict context = to->context;
+    const uint8_t *const restrict from = bits->from;
+    uint8_t *const restrict values = to->values;
+    size_t at = bits->at, end = to->n;
+#define ENTRY(j) (narrow[contexts ? context[i + (j)] : 0] + state[j])
+#define STEP(j, e, above)                 \
+    values[i + (j)] = (uint8_t)(e)->base; \
+    state[j] = (e)->next + (uint32_t)lowest(word >> (above), (e)->state_bits);
+#define FOUR(j)                                                                  \
+    {                                                                            \
+        const symbols_state *e = ENTRY(j), *e_2 = ENTRY((j) + 1);                \
+        const symbols_state *e_3 = ENTRY((j) + 2), *e_4 = ENTRY((j) + 3);        \
+        unsigned above_3 = e_4->state_bits, above_2 = above_3 + e_3->state_bits; \
+        unsigned above = above_2 + e_2->state_bits;                              \
+        at -= above + e->state_bits;                                             \
+        uint64_t word = word_at(from, at);                                       \
+        STEP(j, e, above)                                                        \
+        STEP((j) + 1, e_2, above_2)                                              \
+        STEP((j) + 2, e_3, above_3)                                              \
+        STEP((j) + 3, e_4, 0)                                                    \
+    }
+    for (; i + SYMBOLS_MAX_LANES <= end && at >= FAST_BITS(1); i += SYMBOLS_MAX_LANES) {
+        FOUR(0)
+        FOUR(4)
+    }
+#undef FOUR
+#undef STEP
+#undef ENTRY
+    memcpy(states, state, sizeof(state));
+    bits->at = at;
+    return i;
+}
+
 CPU_INLINE size_t decode_any(bit_source *bits, uint32_t *states, const element_sink *to, unsigned width,
                              size_t i) {
     if (width == 1 && to->bare) {
-        return to->context ? decode_fast(bits, states, to, i, width, true, true)
-                           : decode_fast(bits, states, to, i, width, false, true);
+        return to->context ? decode_bare(bits, states, to, i, true) : decode_bare(bits, states, to, i, false);
     }
-    return to->context ? decode_fast(bits, states, to, i, width, true, false)
-                       : decode_fast(bits, states, to, i, width, false, false);
+    return to->context ? decode_fast(bits, states, to, i, width, true)
+                       : decode_fast(bits, states, to, i, width, false);
 }
 
 #define DEFINE_LOOPS(width)                                                                                \

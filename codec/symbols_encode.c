@@ -141,7 +141,7 @@ CPU_INLINE void step_wide(bit_sink *s, uint32_t *state, const symbols_code *code
  * Written out lane by lane: compilers asked to unroll do too much of it.
  */
 CPU_INLINE size_t encode_fast(bit_sink *sink, uint32_t *states, const element_source *from, unsigned width,
-                              bool contexts, bool bare, size_t end) {
+                              bool contexts, size_t end) {
     bit_sink s = *sink;
     uint32_t state[SYMBOLS_MAX_LANES];
     memcpy(state, states, sizeof(state));
@@ -170,21 +170,6 @@ CPU_INLINE size_t encode_fast(bit_sink *sink, uint32_t *states, const element_so
             sink_put_fast(&s, field_2 | field << bits_2, bits + bits_2);                                \
         }                                                                                               \
     }
-#define FOUR(j)                                                    \
-    {                                                              \
-        uint64_t fields = 0;                                       \
-        unsigned bits = 0;                                         \
-        step_bare(&fields, &bits, &state[(j) + 3], CODE((j) + 3)); \
-        step_bare(&fields, &bits, &state[(j) + 2], CODE((j) + 2)); \
-        step_bare(&fields, &bits, &state[(j) + 1], CODE((j) + 1)); \
-        step_bare(&fields, &bits, &state[j], CODE(j));             \
-        sink_put_fast(&s, fields, bits);                           \
-    }
-    while (bare && end && (size_t)(s.end - s.to) >= FAST_ROOM) {
-        end -= SYMBOLS_MAX_LANES;
-        FOUR(4)
-        FOUR(0)
-    }
     while (end && (size_t)(s.end - s.to) >= FAST_ROOM) {
         end -= SYMBOLS_MAX_LANES;
         TWO(6)
@@ -192,7 +177,6 @@ CPU_INLINE size_t encode_fast(bit_sink *sink, uint32_t *states, const element_so
         TWO(2)
         TWO(0)
     }
-#undef FOUR
 #undef TWO
 #undef VALUE
 #undef CODE
@@ -203,15 +187,48 @@ CPU_INLINE size_t encode_fast(bit_sink *sink, uint32_t *states, const element_so
 
 typedef size_t (*fast_loop)(bit_sink *, uint32_t *, const element_source *, size_t);
 
-/* Integers of one byte often have no low bits. */
+/* The same for integers of one byte without low bits, as they often are: four of them fit a word. */
+CPU_INLINE size_t encode_bare(bit_sink *sink, uint32_t *states, const element_source *from, bool contexts,
+                              size_t end) {
+    bit_sink s = *sink;
+    uint32_t state[SYMBOLS_MAX_LANES];
+    memcpy(state, states, sizeof(state));
+    const symbols_code *const *const restrict codes = from->codes;
+    const symbols_code *const all = codes[0];
+    const uint8_t *const restrict context = from->context;
+    const uint8_t *const restrict symbols = from->symbols;
+#define STEP(j) \
+    step_bare(&fields, &bits, &state[j], (contexts ? codes[context[end + (j)]] : all) + symbols[end + (j)]);
+#define FOUR(j)                          \
+    {                                    \
+        uint64_t fields = 0;             \
+        unsigned bits = 0;               \
+        STEP((j) + 3)                    \
+        STEP((j) + 2)                    \
+        STEP((j) + 1)                    \
+        STEP(j)                          \
+        sink_put_fast(&s, fields, bits); \
+    }
+    while (end && (size_t)(s.end - s.to) >= FAST_ROOM) {
+        end -= SYMBOLS_MAX_LANES;
+        FOUR(4)
+        FOUR(0)
+    }
+#undef FOUR
+#undef STEP
+    memcpy(states, state, sizeof(state));
+    *sink = s;
+    return end;
+}
+
 CPU_INLINE size_t encode_any(bit_sink *sink, uint32_t *states, const element_source *from, unsigned width,
                              size_t end) {
     if (width == 1 && from->bare) {
-        return from->context ? encode_fast(sink, states, from, width, true, true, end)
-                             : encode_fast(sink, states, from, width, false, true, end);
+        return from->context ? encode_bare(sink, states, from, true, end)
+                             : encode_bare(sink, states, from, false, end);
     }
-    return from->context ? encode_fast(sink, states, from, width, true, false, end)
-                         : encode_fast(sink, states, from, width, false, false, end);
+    return from->context ? encode_fast(sink, states, from, width, true, end)
+                         : encode_fast(sink, states, from, width, false, end);
 }
 
 #define DEFINE_LOOPS(width)                                                                                  \
