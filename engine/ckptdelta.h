@@ -446,7 +446,8 @@ typedef struct ckd_load_request {
 
 /*
  * Rebuilds a tensor, or a region of it, into the caller's memory, reading only what intersects. Every block used is
- * verified against its content hash. On failure the memory's content is undefined.
+ * verified against its content hash. On failure the memory's content is undefined. Where weights are optimizer steps, what their
+ * rebuilding gave of their moments is held for the calls that ask for these, at most 256 MiB.
  * Errors: NOT_FOUND, MISMATCH, CORRUPT (names file, offset and tensor), UNSUPPORTED, IO, NOMEM, INVALID.
  */
 CKD_API ckd_status ckd_load_tensor(ckd_load *load, const ckd_load_request *request, ckd_error *err);

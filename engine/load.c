@@ -2,7 +2,7 @@
 #include <stdlib.h>
 
 #include "base/float_mode.h"
-#include "engine/values.h"
+#include "engine/load_shared.h"
 
 struct ckd_load {
     ckd_store *store;
@@ -12,6 +12,7 @@ struct ckd_load {
     ckd_tensor_list tensors;
     decoder *decoders; /* one a worker */
     uint32_t decoder_count;
+    load_shared shared; /* between the calls of this load */
 };
 
 static ckd_status make_decoders(ckd_load *load, ckd_error *err) {
@@ -56,6 +57,9 @@ ckd_status ckd_load_begin(ckd_load **out, ckd_store *store, const ckd_id *checkp
     }
     if (status == CKD_OK) {
         status = make_decoders(load, err);
+    }
+    if (status == CKD_OK) {
+        status = load_shared_init(&load->shared, load->view, err);
     }
     if (status != CKD_OK) {
         ckd_load_end(load);
@@ -108,6 +112,10 @@ typedef struct placement {
 
 static ckd_status place_one(void *context, size_t index, uint32_t worker, ckd_error *err) {
     placement *p = context;
+    if (p->load->shared.view) {
+        return load_shared_place(&p->load->shared, &p->load->decoders[worker], &p->load->views, p->tensor,
+                                 p->blocks[index], p->want, p->to, &p->copied[index], err);
+    }
     return block_into_span(&p->load->decoders[worker], &p->load->views, p->load->view, p->tensor,
                            p->blocks[index], p->want, p->to, &p->copied[index], err);
 }
@@ -213,6 +221,7 @@ void ckd_load_end(ckd_load *load) {
     }
     free(load->decoders);
     free(load->tensors.items);
+    load_shared_free(&load->shared);
     views_free(&load->views);
     lock_release(load->reader_lock);
     free(load);

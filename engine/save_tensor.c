@@ -193,9 +193,10 @@ static ckd_status append_group(ckd_save *save, const block_job *job, ckd_error *
 }
 
 static void hold(step_tensor *step, const block_job *job, const tensor_context *t, const record *r) {
+    uint64_t symbols = job->chosen == &job->delta ? job->plan.delta_symbols : job->count;
     load_cost own = {(double)r->stored_size,
                      decode_work((predictor)r->predictor, (coding)r->coding, ckd_dtype_size(t->tensor->dtype),
-                                 r->raw_size, r->stored_size, job->count)};
+                                 r->raw_size, r->stored_size, symbols)};
     held_block block = {.content = job->content,
                         .own = own,
                         .chain = job->chain,

@@ -116,19 +116,19 @@ static ckd_status find_dependency(const view **v, const view_tensor **t, view_ca
     return *t ? CKD_OK : corrupt_block(b, err, "the block builds on a tensor that is not in its checkpoint");
 }
 
-ckd_status values_dependency(decoder *d, view_cache *cache, const view *own, const view_block *b,
-                             uint32_t index, ckd_dtype dtype, void *to, ckd_error *err) {
+ckd_status values_source_of(values_source *out, view_cache *cache, const view *own, const view_block *b,
+                            uint32_t index, ckd_dtype dtype, ckd_error *err) {
     const record *r = b->record;
+    *out = (values_source){.view = NULL};
     if (r->dependency_count <= index || r->dependencies[index].kind != DEPENDS_VALUES) {
         return corrupt_block(b, err, "the block names nothing to build on");
     }
     const dependency *on = &r->dependencies[index];
-    const view *v;
-    const view_tensor *t;
-    ckd_status status = find_dependency(&v, &t, cache, own, b, on, err);
+    ckd_status status = find_dependency(&out->view, &out->tensor, cache, own, b, on, err);
     if (status != CKD_OK) {
         return status;
     }
+    const view_tensor *t = out->tensor;
     bool same_shape = t->shape.ndim == r->tensor->ndim &&
                       memcmp(t->shape.shape, r->tensor->shape, t->shape.ndim * sizeof(uint64_t)) == 0;
     span want =
@@ -139,7 +139,31 @@ ckd_status values_dependency(decoder *d, view_cache *cache, const view *own, con
         want.count > elements - want.first) {
         return corrupt_block(b, err, "the block builds on values of another shape or dtype");
     }
-    return span_values(d, cache, v, t, &want, to, &on->content, err);
+    out->want = want;
+    out->content = &on->content;
+    return CKD_OK;
+}
+
+const view_block *values_source_block(const values_source *s) {
+    for (size_t i = 0; i < s->tensor->shard_count; i++) {
+        size_t first, end;
+        view_shard_range(&first, &end, &s->tensor->shards[i], &s->tensor->shape, &s->want);
+        for (; first < end; first++) {
+            const view_block *b = &s->tensor->shards[i].blocks[first];
+            span have = {b->record->region, b->record->first, b->record->count};
+            if (span_equal(&have, &s->want, s->tensor->shape.ndim)) {
+                return hash128_equal(&b->record->content, s->content) ? b : NULL;
+            }
+        }
+    }
+    return NULL;
+}
+
+ckd_status values_dependency(decoder *d, view_cache *cache, const view *own, const view_block *b,
+                             uint32_t index, ckd_dtype dtype, void *to, ckd_error *err) {
+    values_source s;
+    ckd_status status = values_source_of(&s, cache, own, b, index, dtype, err);
+    return status == CKD_OK ? span_values(d, cache, s.view, s.tensor, &s.want, to, s.content, err) : status;
 }
 
 static ckd_status cast_dependency(decoder *d, view_cache *cache, const view *v, const view_block *b, void *to,
@@ -233,25 +257,21 @@ static bool ready_values(decoder *d, const view_block *b, void *to) {
     return hash128_equal(&content, &b->record->content);
 }
 
-static ckd_status block_values_step(decoder *d, view_cache *cache, const view *v, const view_block *b,
-                                    void *to, ckd_error *err) {
+ckd_status values_of_block(decoder *d, view_cache *cache, const view *v, const view_block *b, void *to,
+                           ckd_error *err) {
     if (values_kept(d, b, to) || ready_values(d, b, to)) {
         return CKD_OK;
     }
     d->depth++;
     ckd_status status = decode_block(d, cache, v, b, to, err);
     d->depth--;
-    if (status != CKD_OK) {
-        return at_block(b, status, err);
-    }
-    values_keep(d, b, to);
-    return CKD_OK;
+    return status == CKD_OK ? CKD_OK : at_block(b, status, err);
 }
 
 ckd_status block_values(decoder *d, view_cache *cache, const view *v, const view_block *b, void *to,
                         ckd_error *err) {
     d->steps = 0;
-    return block_values_step(d, cache, v, b, to, err);
+    return values_of_block(d, cache, v, b, to, err);
 }
 
 /* One block's share of a span: straight into place if it is all that is wanted, else through a buffer. */
@@ -261,7 +281,7 @@ static ckd_status place_block(decoder *d, view_cache *cache, const view *v, cons
     span have = {b->record->region, b->record->first, b->record->count};
     if (span_equal(&have, want, t->shape.ndim)) {
         *copied += have.count;
-        return block_values_step(d, cache, v, b, to, err);
+        return values_of_block(d, cache, v, b, to, err);
     }
     if (span_common(&t->shape, want, &have) == 0) {
         return CKD_OK;
@@ -270,7 +290,7 @@ static ckd_status place_block(decoder *d, view_cache *cache, const view *v, cons
     if (!values) {
         return err_nomem(err, b->record->raw_size, "a block's values");
     }
-    ckd_status status = block_values_step(d, cache, v, b, values, err);
+    ckd_status status = values_of_block(d, cache, v, b, values, err);
     if (status == CKD_OK) {
         *copied += span_copy(&t->shape, ckd_dtype_size(t->tensor->dtype), to, want, values, &have);
     }

@@ -14,12 +14,13 @@
 #define MAX_DEPTH      256u  /* blocks on blocks */
 #define MAX_SAVE_DEPTH 128u
 
-/* A block decoded a moment ago, while others build on it. */
+/* A block that optimizer steps were predicted from a moment ago. */
 #define KEPT_BLOCKS 8
 typedef struct kept_block {
     const record *record; /* NULL: none */
     bytes values;
     uint64_t used;
+    uint32_t pins; /* uses at this moment */
 } kept_block;
 
 /* Scratch of one worker. */
@@ -60,14 +61,33 @@ ckd_status span_values(decoder *d, view_cache *cache, const view *v, const view_
 /* The bytes of a blob or a group (raw_size of them), verified. */
 ckd_status blob_bytes(decoder *d, const view_block *b, void *to, ckd_error *err);
 
+/* Blocks that optimizer steps are predicted from are kept for those that build on them, a few of them; calls nest. */
+void values_share_begin(decoder *d);
+void values_share_end(decoder *d);
+/* While blocks are kept: the values of one of them. false: it is none. */
+bool values_kept(decoder *d, const view_block *b, void *to);
+
 /* ---- between values.c and values_step.c ---- */
-/* The values of the block's dependency number `index`, as many as the block has; dtype NONE: any. */
+/* Where the values of a dependency of kind VALUES stand. */
+typedef struct values_source {
+    const view *view;
+    const view_tensor *tensor;
+    span want;
+    const hash128 *content;
+} values_source;
+/* Of the block's dependency number `index`, which has as many elements as the block; dtype NONE: any. */
+ckd_status values_source_of(values_source *out, view_cache *cache, const view *own, const view_block *b,
+                            uint32_t index, ckd_dtype dtype, ckd_error *err);
+/* The block that holds exactly these values; NULL if there is none. */
+const view_block *values_source_block(const values_source *s);
+/* Decodes one block on the way to another one. */
+ckd_status values_of_block(decoder *d, view_cache *cache, const view *v, const view_block *b, void *to,
+                           ckd_error *err);
+/* The values of a dependency, wherever they stand. */
 ckd_status values_dependency(decoder *d, view_cache *cache, const view *own, const view_block *b,
                              uint32_t index, ckd_dtype dtype, void *to, ckd_error *err);
 /* What an optimizer step is expected to give: `to` then wants the residual. */
 ckd_status values_predict(decoder *d, view_cache *cache, const view *v, const view_block *b, void *to,
                           ckd_error *err);
-bool values_kept(decoder *d, const view_block *b, void *to);
-void values_keep(decoder *d, const view_block *b, const void *values);
 
 #endif
