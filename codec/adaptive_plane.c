@@ -33,7 +33,7 @@
 /* How much neighbours count: the less, the larger. The first is: not at all. */
 static const uint8_t neighbour_weight[MODES] = {0, 32, 12, 4};
 
-static const adaptive_pace pace_zero = {128, 4096}, pace_sign = {1024, 4096}, pace_size = {32, 512};
+static const adaptive_pace pace_zero = {512, 8192}, pace_sign = {1024, 4096}, pace_size = {32, 512};
 
 typedef struct plane_coder {
     adaptive_coder coder;

@@ -272,7 +272,7 @@ static void even_planes_cost_nothing(void **state) {
     static const size_t columns[] = {1, 64, 768, 4096};
     for (unsigned d = 0; d < 6; d++) {
         for (unsigned c = 0; c < 4; c++) {
-            sample s = make(ZERO, 1 << 16, columns[c], 0, false);
+            sample s = make(ZERO, c % 2 ? 1 << 18 : 1 << 16, columns[c], 0, false);
             for (size_t i = 0; i < s.plane.count; i++) {
                 s.values[i] = rare(densities[d]);
             }

@@ -264,7 +264,7 @@ class Plane:
         key = self.hints[i] if self.hints else 0, self.level(activity)
         if key not in self.nonzero:
             start = exp(116 + 8 * key[1])
-            self.nonzero[key] = Model(UNIT * start // (start + UNIT), 32, (128, 4096))
+            self.nonzero[key] = Model(UNIT * start // (start + UNIT), 32, (512, 8192))
         probability = self.nonzero[key].probability
         value = self.read_nonzero(probability) if self.nonzero[key].bit(self.number) else 0
         active = min(abs(value), 2) * UNIT
