@@ -28,7 +28,8 @@ enum {
     O_ORDERS,
     O_THREADS,
     O_JSON,
-    O_SVG
+    O_SVG,
+    O_ONLY
 };
 
 static const struct argp_option option_table[] = {
@@ -42,6 +43,7 @@ static const struct argp_option option_table[] = {
     {"deltas", O_DELTAS, "N", 0, "states after the first (10)", 2},
     {"resumed", O_RESUMED, "N", 0, "steps trained on from the last state (50)", 2},
     {"orders", O_ORDERS, "N", 0, "exact resumes on other batches (3)", 2},
+    {"only", O_ONLY, "NAMES", 0, "coders to measure beside exact, separated by commas (all)", 2},
     {"threads", O_THREADS, "N", 0, "of the trainer (one per core)", 3},
     {"json", O_JSON, "FILE", 0, "where results go (bench/results/bench_quality-NAME.json)", 3},
     {"svg", O_SVG, "FILE", 0, "where the picture goes (beside the JSON)", 3},
@@ -74,6 +76,9 @@ static error_t parse_chain(int key, char *text, struct argp_state *state) {
         break;
     case O_ORDERS:
         o->orders = whole(state, text, 1, QUALITY_MAX_ORDERS);
+        break;
+    case O_ONLY:
+        o->only = text;
         break;
     case ARGP_KEY_END:
         if (o->start % o->every != 0) {
@@ -124,6 +129,23 @@ static error_t parse(int key, char *text, struct argp_state *state) {
 
 /* ---- one seed ---- */
 
+static int wanted(const quality_coder *coder, const quality_options *o) {
+    size_t length = strlen(coder->name);
+    for (const char *at = o->only; at; at = strchr(at, ',') ? strchr(at, ',') + 1 : NULL) {
+        if (strncmp(at, coder->name, length) == 0 && (at[length] == ',' || !at[length])) {
+            return 1;
+        }
+    }
+    return !o->only || coder->bit_exact;
+}
+
+size_t quality_next(const quality_options *o, size_t from) {
+    while (from < quality_coder_count && !wanted(&quality_coders[from], o)) {
+        from++;
+    }
+    return from;
+}
+
 static void measure_coder(quality_result *r, const quality_coder *coder, const quality_series *series,
                           const quality_state *states) {
     char dir[QUALITY_PATH];
@@ -146,7 +168,7 @@ static void measure_seed(quality_group *g, const quality_options *o, int seed) {
         states[i] = quality_load(NULL, series.store, "gpt", (uint64_t)(o->start + i * o->every));
     }
     g->parameters = states[0].parameters;
-    for (size_t c = 0; c < quality_coder_count; c++) {
+    for (size_t c = quality_next(o, 0); c < quality_coder_count; c = quality_next(o, c + 1)) {
         fprintf(stderr, "width %d, beta2 %g, seed %d: %s\n", g->width, g->beta2, seed + 1,
                 quality_coders[c].name);
         measure_coder(&g->results[c][seed], &quality_coders[c], &series, states);

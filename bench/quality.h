@@ -28,6 +28,7 @@ typedef struct quality_options {
     int full;
     int width;
     double beta2;
+    const char *only; /* names of coders; NULL: all */
     const char *json, *svg;
 } quality_options;
 
@@ -116,6 +117,9 @@ struct quality_coder {
 };
 extern const quality_coder quality_coders[];
 extern const size_t quality_coder_count;
+
+/* The first coder from `from` on that is to be measured; quality_coder_count: none. */
+size_t quality_next(const quality_options *o, size_t from);
 
 /* ---- results (bench_quality.c, quality_report.c, quality_svg.c) ---- */
 

@@ -103,7 +103,7 @@ void quality_print(const quality_group *g, const quality_options *o) {
            "of fp32 W+m+v", "last delta", g->seeds > 1 ? " (spread over seeds)" : "");
     printf("%-12s %7s %7s  %7s %7s  %6s %6s  %17s %17s %17s\n", "coder", "mean", "late", "mean", "late",
            "W moved", "m kept", "val. at load", "training", "val. after");
-    for (size_t c = 0; c < quality_coder_count; c++) {
+    for (size_t c = quality_next(o, 0); c < quality_coder_count; c = quality_next(o, c + 1)) {
         quality_row row = quality_summary(g, (int)c, o->deltas);
         print_row(&quality_coders[c], &row, g->seeds);
     }
@@ -171,8 +171,8 @@ static void json_group(FILE *f, const quality_group *g, const quality_options *o
         fprintf(f, "}%s\n", i + 1 == o->orders * g->seeds ? "" : ",");
     }
     fprintf(f, "     ],\n     \"coders\": [\n");
-    for (size_t c = 0; c < quality_coder_count; c++) {
-        json_coder(f, g, (int)c, o, c + 1 == quality_coder_count);
+    for (size_t c = quality_next(o, 0); c < quality_coder_count; c = quality_next(o, c + 1)) {
+        json_coder(f, g, (int)c, o, quality_next(o, c + 1) == quality_coder_count);
     }
     fprintf(f, "     ]}%s\n", last ? "" : ",");
 }

@@ -132,8 +132,9 @@ void quality_save(const char *path, const char *run, const quality_state *s, ckd
     if (ckd_save_begin(&save, store, &options, &err) != CKD_OK) {
         quality_die(path, err.message);
     }
-    for (int part = 0; part < QUALITY_PARTS; part++) {
-        for (size_t i = 0; i < s->count; i++) {
+    /* Second moments first: the steps of the weights follow them. */
+    for (size_t i = 0; i < s->count; i++) {
+        for (int part = QUALITY_PARTS; part-- > 0;) {
             const quality_tensor *t = &s->tensors[i];
             char name[sizeof(t->name) + 16];
             snprintf(name, sizeof(name), "%s%s", prefixes[part], t->name);

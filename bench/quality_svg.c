@@ -46,7 +46,7 @@ static void set_scales(panel *p, const quality_group *g, const quality_options *
     p->most_ratio = 10;
     p->least = -noise;
     p->most = noise;
-    for (size_t c = 0; c < quality_coder_count; c++) {
+    for (size_t c = quality_next(o, 0); c < quality_coder_count; c = quality_next(o, c + 1)) {
         quality_row row = quality_summary(g, (int)c, o->deltas);
         if (!quality_coders[c].unsized) {
             p->most_ratio = fmax(p->most_ratio, 2 * 96 / row.late_bits.mean);
@@ -126,7 +126,7 @@ static void draw_panel(panel *p, const quality_group *g, const quality_options *
     fprintf(p->f, "  <rect class=\"band\" x=\"%.1f\" y=\"%.1f\" width=\"%d\" height=\"%.1f\"/>\n",
             p->left + LEFT, top, WIDTH - LEFT - RIGHT, y_of(p, -noise) - top);
     draw_axes(p);
-    for (size_t c = 0; c < quality_coder_count; c++) {
+    for (size_t c = quality_next(o, 0); c < quality_coder_count; c = quality_next(o, c + 1)) {
         quality_row row = quality_summary(g, (int)c, o->deltas);
         draw_row(p, &quality_coders[c], &row);
     }

@@ -18,7 +18,8 @@ typedef enum coding {
     CODING_ZSTD_PLANES = 3,
     CODING_LZ4_PLANES = 4,
     CODING_SYMBOLS = 5,
-    CODING_COUNT
+    CODING_COUNT,                 /* of arrays of integers */
+    CODING_LATTICE = CODING_COUNT /* a lossy block: codec/lattice.h */
 } coding;
 
 const char *coding_name(coding c); /* "raw", "zstd", ...; "?" */

@@ -1,7 +1,6 @@
-#include "engine/block_coder.h"
-
 #include <stdlib.h>
 
+#include "engine/block_lossy.h"
 #include "engine/block_step.h"
 
 #define MAX_HOLDERS    64u    /* checkpoints that one builds on: each is open while this one is loaded */
@@ -23,6 +22,7 @@ ckd_status block_job_init(block_job *job, ckd_error *err) {
 void block_job_free(block_job *job) {
     decoder_free(&job->decoder);
     block_plan_free(&job->plan);
+    lossy_job_free(&job->lossy_work);
     bytes *const buffers[] = {&job->own, &job->previous, &job->standalone.payload, &job->delta.payload,
                               &job->step_before};
     for (size_t i = 0; i < sizeof(buffers) / sizeof(buffers[0]); i++) {
@@ -41,8 +41,8 @@ static unsigned width_of(const tensor_context *tensor) {
 
 /* ---- values that are stored already ---- */
 
-static void depend_on(block_job *job, predictor p, const ckd_id *checkpoint, const char *tensor,
-                      const hash128 *content) {
+void block_depend_on(block_job *job, predictor p, const ckd_id *checkpoint, const char *tensor,
+                     const hash128 *content) {
     job->known = p == PREDICT_COPY || p == PREDICT_CAST;
     job->predictor = p;
     job->dependency_count = 1;
@@ -92,7 +92,7 @@ static bool holder_has(const coding_context *save, const ckd_id *holder, const b
     return r && hash128_equal(&r->content, &job->content);
 }
 
-static bool find_in_parent(block_job *job, const coding_context *save, const tensor_context *tensor) {
+bool block_find_in_parent(block_job *job, const coding_context *save, const tensor_context *tensor) {
     const record *r = job->parent_block;
     if (!r || !hash128_equal(&r->content, &job->content)) {
         return false;
@@ -109,7 +109,7 @@ static bool find_in_parent(block_job *job, const coding_context *save, const ten
         job->parent_damaged = true;
         return false;
     }
-    depend_on(job, PREDICT_COPY, holder, "", &job->content);
+    block_depend_on(job, PREDICT_COPY, holder, "", &job->content);
     job->depth = r->depth;
     job->chain = record_chain(r);
     job->base_stored = r->base_stored;
@@ -117,15 +117,16 @@ static bool find_in_parent(block_job *job, const coding_context *save, const ten
     return true;
 }
 
-static bool find_in_save(block_job *job, const coding_context *save, const tensor_context *tensor) {
+bool block_find_in_save(block_job *job, const coding_context *save, const tensor_context *tensor,
+                        bool lossy) {
     span mine = {tensor->region, job->first, job->count};
     const content_entry *e =
         content_index_find(save->known, &job->content, tensor->tensor->dtype, &tensor->shape, &mine);
-    if (!e) {
+    if (!e || (!lossy && !hash128_equal(&e->values, &job->content))) {
         return false;
     }
-    bool rounded = !hash128_equal(&e->content, &e->stored);
-    depend_on(job, rounded ? PREDICT_CAST : PREDICT_COPY, &save->checkpoint, e->tensor, &e->stored);
+    block_depend_on(job, e->rounded ? PREDICT_CAST : PREDICT_COPY, &save->checkpoint, e->tensor, &e->stored);
+    job->content = e->values;
     job->depth = e->depth;
     /* Loaded with the whole checkpoint, what it depends on is loaded anyway; loaded alone, it costs the same again. */
     job->chain = (load_cost){e->chain_stored, e->chain_work};
@@ -219,8 +220,8 @@ static uint64_t expected_alone(const block_job *job, uint64_t raw) {
 }
 
 /* may_estimate: a delta is going to be tried, and its size says whether this one's must be known exactly. */
-static ckd_status plan_standalone(block_job *job, const coding_context *save, const tensor_context *tensor,
-                                  bool may_estimate, ckd_error *err) {
+ckd_status block_plan_standalone(block_job *job, const coding_context *save, const tensor_context *tensor,
+                                 bool may_estimate, ckd_error *err) {
     candidate *own = &job->standalone;
     uint64_t raw = raw_size(job, tensor);
     own->available = own->encoded = false;
@@ -243,7 +244,7 @@ static ckd_status plan_standalone(block_job *job, const coding_context *save, co
 /* ---- as a delta on the parent ---- */
 
 /* Depth and chain cost of the parent's values over this span; of partly used blocks, all counts. */
-static void measure_parent(block_job *job, const tensor_context *tensor) {
+void block_measure_parent(block_job *job, const tensor_context *tensor) {
     job->parent_depth = 0;
     job->parent_chain = (load_cost){0, 0};
     if (job->parent_block) {
@@ -309,7 +310,7 @@ static ckd_status plan_delta(block_job *job, const coding_context *save, const t
         return status;
     }
     hash128 parent_content = job->parent_block ? job->parent_block->content : content_hash(previous, raw);
-    depend_on(job, PREDICT_PARENT, &save->parent->manifest.checkpoint.id, "", &parent_content);
+    block_depend_on(job, PREDICT_PARENT, &save->parent->manifest.checkpoint.id, "", &parent_content);
     status = job->step.available ? block_step_predict(job, save, tensor, err) : CKD_OK;
     if (status != CKD_OK || (!job->step.chosen && !plain)) {
         return status;
@@ -326,11 +327,11 @@ static ckd_status plan_delta(block_job *job, const coding_context *save, const t
     return try_byte_codecs(job, &job->delta, save, width, residual, raw, err);
 }
 
-static bool is_master(const tensor_context *tensor) {
+bool block_is_master(const tensor_context *tensor) {
     return tensor->tensor->role == CKD_ROLE_MASTER && tensor->tensor->dtype == CKD_F32;
 }
 
-static ckd_status hash_rounded(block_job *job, ckd_error *err) {
+ckd_status block_hash_rounded(block_job *job, ckd_error *err) {
     void *rounded = bytes_scratch(&job->previous, 2 * job->count, "coding scratch", err);
     if (!rounded) {
         return CKD_E_NOMEM;
@@ -350,34 +351,43 @@ static load_cost block_step_base(const block_job *job) {
                        job->step.base.work + times * job->base.work};
 }
 
-ckd_status block_analyse(block_job *job, const coding_context *save, const tensor_context *tensor,
-                         const load_budget *budget, ckd_error *err) {
-    uint64_t raw = raw_size(job, tensor);
+void block_begin(block_job *job, const tensor_context *tensor) {
     job->known = false;
     job->chosen = NULL;
     job->predictor = PREDICT_NONE;
     job->depth = 0;
+    job->alone_dependencies = 0;
     job->decoder.steps = 0;
     job->parent_damaged = job->delta_lost = false;
     job->step.available = job->step.chosen = false;
     job->standalone.available = job->delta.available = job->delta.encoded = false;
+    job->lossy = false;
+    job->parent_block = tensor->parent ? block_matching(job, tensor, tensor->parent) : NULL;
+}
+
+ckd_status block_analyse(block_job *job, const coding_context *save, const tensor_context *tensor,
+                         const load_budget *budget, ckd_error *err) {
+    uint64_t raw = raw_size(job, tensor);
+    block_begin(job, tensor);
     job->content = content_hash(job->values, raw);
-    ckd_status status = is_master(tensor) ? hash_rounded(job, err) : CKD_OK;
+    ckd_status status = block_is_master(tensor) ? block_hash_rounded(job, err) : CKD_OK;
     if (status != CKD_OK) {
         return status;
     }
-    job->parent_block = tensor->parent ? block_matching(job, tensor, tensor->parent) : NULL;
+    job->original = job->content;
+    job->result_bf16 = job->rounded_bf16;
+    job->result_f16 = job->rounded_f16;
     if (raw >= MIN_COPY_BYTES && save->codec != CKD_CODEC_RAW &&
-        (find_in_parent(job, save, tensor) || find_in_save(job, save, tensor))) {
-        return job->depth > 0 ? plan_standalone(job, save, tensor, false, err) : CKD_OK;
+        (block_find_in_parent(job, save, tensor) || block_find_in_save(job, save, tensor, false))) {
+        return job->depth > 0 ? block_plan_standalone(job, save, tensor, false, err) : CKD_OK;
     }
     bool delta = tensor->parent && job->try_delta && raw >= MIN_COPY_BYTES && save->codec != CKD_CODEC_RAW;
     if (delta) {
-        measure_parent(job, tensor);
+        block_measure_parent(job, tensor);
         delta = job->parent_depth < MAX_SAVE_DEPTH;
         block_step_measure(job, tensor);
     }
-    status = plan_standalone(job, save, tensor, delta, err);
+    status = block_plan_standalone(job, save, tensor, delta, err);
     if (status != CKD_OK) {
         return status;
     }
@@ -398,10 +408,15 @@ static load_cost chain_with(const load_cost *parent, predictor p, const candidat
                        parent->work + decode_work(p, c->coding, width_of(tensor), raw, c->size, symbols)};
 }
 
+static uint64_t lossy_rank(const block_job *job) {
+    return job->tile->plan.factor ? job->tile->plan.own.rank : 0;
+}
+
 /* A block that stays as it was is planned on its own only if its chain is long enough to want a ready copy. */
 static load_cost standalone_cost(const block_job *job, const tensor_context *tensor) {
     const load_cost nothing = {0, 0};
-    return chain_with(&nothing, PREDICT_NONE, &job->standalone, tensor, raw_size(job, tensor), job->count);
+    uint64_t symbols = job->lossy ? (job->tile->before ? 0 : lossy_rank(job)) : job->count;
+    return chain_with(&nothing, PREDICT_NONE, &job->standalone, tensor, raw_size(job, tensor), symbols);
 }
 
 /* Loaded with its checkpoint, only its share counts; loaded alone, it may cost what its inputs may. */
@@ -424,15 +439,16 @@ static void choose_step(block_job *job, const tensor_context *tensor, const load
 static void choose(block_job *job, const tensor_context *tensor, const load_budget *budget) {
     job->standalone.chain = standalone_cost(job, tensor);
     job->chosen = &job->standalone;
-    job->base = job->standalone.chain;
+    job->base = job->lossy ? job->base : job->standalone.chain;
     job->predictor = PREDICT_NONE;
     job->depth = 0;
     job->share = job->standalone.chain;
     if (job->delta.available && job->step.chosen) {
         choose_step(job, tensor, budget);
     } else if (job->delta.available) {
-        job->delta.chain = chain_with(&job->parent_chain, PREDICT_PARENT, &job->delta, tensor,
-                                      raw_size(job, tensor), job->plan.delta_symbols);
+        job->delta.chain =
+            chain_with(&job->parent_chain, PREDICT_PARENT, &job->delta, tensor, raw_size(job, tensor),
+                       job->lossy ? lossy_rank(job) : job->plan.delta_symbols);
         if (budget_allows_delta(budget, &job->delta.chain, &job->base, job->delta.size,
                                 job->standalone.size)) {
             job->chosen = &job->delta;
@@ -464,6 +480,9 @@ static ckd_status encode_candidate(block_job *job, candidate *c, uint64_t raw, c
         return CKD_OK; /* raw is written from the values themselves */
     }
     bool is_delta = c == &job->delta;
+    if (c->coding == CODING_LATTICE) {
+        return block_lossy_alone(job, c, err);
+    }
     void *to = bytes_scratch(&c->payload, raw + 64, "coding scratch", err);
     if (!to) {
         return CKD_E_NOMEM;
@@ -490,7 +509,7 @@ static void settle_standalone(block_job *job, const tensor_context *tensor) {
     if (chosen) {
         job->chain = standalone_cost(job, tensor);
     }
-    if (chosen || (job->chosen && job->standalone.coding != CODING_RAW)) {
+    if (!job->lossy && (chosen || (job->chosen && job->standalone.coding != CODING_RAW))) {
         job->base_stored = job->standalone.size;
     }
 }

@@ -13,6 +13,7 @@
 #include "engine/block_plan.h"
 #include "engine/content_index.h"
 #include "engine/cost.h"
+#include "engine/lossy.h"
 #include "engine/step.h"
 #include "engine/values.h"
 
@@ -73,6 +74,7 @@ typedef struct block_job {
     predictor predictor;
     dependency dependencies[4];
     uint32_t dependency_count;
+    uint32_t alone_dependencies; /* of the block on its own: a lossy one may need a side record */
     uint32_t depth;
     load_cost chain, base;
     load_cost share; /* of the chain: what loading the rest of the checkpoint does not take anyway */
@@ -86,6 +88,13 @@ typedef struct block_job {
     bool keep_ready;   /* standalone is to be written as well, as a ready copy */
     uint64_t base_stored;
     bool parent_damaged; /* the parent's values could not be read: coded on its own instead */
+
+    bool
+        lossy; /* values and content are what a decoder will get; `original` is the content of what was given */
+    const lossy_tile *tile;
+    lossy_job lossy_work;
+    hash128 original;
+    hash128 result_bf16, result_f16; /* of a master's values as a decoder will get them, rounded */
 } block_job;
 
 ckd_status block_job_init(block_job *job, ckd_error *err);
@@ -98,5 +107,24 @@ ckd_status block_analyse(block_job *job, const coding_context *save, const tenso
 /* Sets chosen, predictor, chain, base and depth, and adds them to the budget. */
 void block_decide(block_job *job, const tensor_context *tensor, load_budget *budget);
 ckd_status block_encode(block_job *job, const tensor_context *tensor, ckd_error *err);
+
+/* ---- between block_coder.c and block_lossy.c ---- */
+/* Forgets what the job held before; looks the parent's block up. */
+void block_begin(block_job *job, const tensor_context *tensor);
+bool block_is_master(const tensor_context *tensor);
+/* Sets rounded_bf16 and rounded_f16, of job->values. */
+ckd_status block_hash_rounded(block_job *job, ckd_error *err);
+/*
+ * Are values with job->content in the parent, or in this save already? The job is `known` then. lossy: what stands for them
+ * in this save may differ, and becomes job->content.
+ */
+bool block_find_in_parent(block_job *job, const coding_context *save, const tensor_context *tensor);
+bool block_find_in_save(block_job *job, const coding_context *save, const tensor_context *tensor, bool lossy);
+void block_depend_on(block_job *job, predictor p, const ckd_id *checkpoint, const char *tensor,
+                     const hash128 *content);
+/* Plans job->values on their own, exactly. may_estimate: a delta's size says whether this one's must be known. */
+ckd_status block_plan_standalone(block_job *job, const coding_context *save, const tensor_context *tensor,
+                                 bool may_estimate, ckd_error *err);
+void block_measure_parent(block_job *job, const tensor_context *tensor);
 
 #endif

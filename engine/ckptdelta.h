@@ -315,6 +315,13 @@ typedef struct ckd_save_options {
     uint64_t total_bytes; /* what will be saved, for the progress callback; 0: not known */
     ckd_progress_fn on_progress;
     void *progress_context;
+    ckd_fidelity role_fidelity[6]; /* indexed by ckd_role: of tensors with this role, instead of `fidelity` */
+    int effort;                    /* 1 (fast) ... 9 (small): of lossy fidelities; 0: 5 */
+    double
+        target_bits; /* lossy: bits for each parameter's weight and moments together, in deltas; 0: as the fidelity has it */
+    double target_ratio; /* the same, as a ratio to the raw bytes; at most one of both */
+    double
+        max_error; /* lossy: bound on the error of every value, in root mean squares of its tensor; 0: none */
 } ckd_save_options;
 #define CKD_SAVE_OPTIONS_INIT \
     { .struct_size = sizeof(ckd_save_options) }

@@ -11,8 +11,11 @@
 
 /* Where known values stand. Tensor names are interned: compare by strcmp, they live as long as the index. */
 typedef struct content_entry {
-    hash128 content; /* of the values in `dtype` */
-    hash128 stored;  /* of the block they come from: differs if they are its values rounded to `dtype` */
+    hash128 content; /* of the values in `dtype`, as they were given */
+    hash128 stored;  /* of the block they come from */
+    hash128
+        values; /* of what will be loaded in their place, in `dtype`: other than `content` if the block is lossy */
+    bool rounded; /* they are the block's values rounded to `dtype` */
     ckd_dtype dtype;
     const char *tensor;
     const ckd_region *region;

@@ -15,6 +15,11 @@
     0.7 /* a symbol of a delta more: its tables, one for each range of contexts, crowd the cache */
 #define WORK_SCATTER 0.6 /* an element of a sparse stream */
 
+#define WORK_LATTICE  0.8  /* an element of a lossy block */
+#define WORK_LOW_RANK 0.8  /* the same, if it has a low-rank part ... */
+#define WORK_PRODUCT  0.03 /* ... and for each component of it */
+#define WORK_INTEGERS 8.0  /* a byte of its payload */
+
 /* Estimates of size and time are not exact, and the bounds are promises: plan a little inside them. */
 #define MARGIN              0.80
 #define NEWEST_MARGIN       0.75 /* opening the ancestors counts as well, and most where the state is small */
@@ -23,6 +28,10 @@
 #define MIN_SAVING_PER_LOAD 0.015
 /* Decoding a delta takes longer than its bytes suggest: a part may cost that much more in time. */
 #define PART_WORK 2.0
+
+double low_rank_work(uint64_t elements, uint64_t rank) {
+    return rank ? (double)elements * (WORK_LOW_RANK + WORK_PRODUCT * (double)rank) : 0;
+}
 
 double decode_work(predictor p, coding c, size_t element_size, uint64_t raw_size, uint64_t stored_size,
                    uint64_t symbols) {
@@ -34,7 +43,12 @@ double decode_work(predictor p, coding c, size_t element_size, uint64_t raw_size
     if (residual) {
         work += WORK_APPLY * raw + (p == PREDICT_STEP ? WORK_STEP * raw : 0);
     }
-    switch (c) {
+    switch ((int)c) {
+    case CODING_LATTICE:
+        work += WORK_LATTICE * elements + low_rank_work((uint64_t)elements, symbols);
+        return work + (WORK_INTEGERS * (double)stored_size < WORK_SYMBOL * elements
+                           ? WORK_INTEGERS * (double)stored_size
+                           : WORK_SYMBOL * elements);
     case CODING_SYMBOLS:
         work += (WORK_SYMBOL + (residual ? WORK_TABLES : 0)) * (double)symbols;
         return work + ((double)symbols < elements ? WORK_SCATTER * elements : 0);
@@ -58,8 +72,9 @@ load_cost base_cost(size_t element_size, uint64_t raw_size, uint64_t base_stored
 }
 
 load_cost record_base(const record *r) {
-    return r->depth == 0 ? record_chain(r)
-                         : base_cost(ckd_dtype_size(r->tensor->dtype), r->raw_size, r->base_stored);
+    return r->depth == 0 && r->coding != CODING_LATTICE
+               ? record_chain(r)
+               : base_cost(ckd_dtype_size(r->tensor->dtype), r->raw_size, r->base_stored);
 }
 
 static bool within(const load_cost *chain, const load_cost *base, double limit) {

@@ -26,10 +26,13 @@ typedef struct load_cost {
 
 /*
  * Decoding and verifying one payload, what it builds on excluded. symbols: integers in a symbol stream, as many as elements or,
- * in a sparse one, fewer.
+ * in a sparse one, fewer; of a lossy block, its rank.
  */
 double decode_work(predictor p, coding c, size_t element_size, uint64_t raw_size, uint64_t stored_size,
                    uint64_t symbols);
+
+/* What the low-rank part of a lossy block adds to it. */
+double low_rank_work(uint64_t elements, uint64_t rank);
 
 static inline load_cost record_chain(const record *r) {
     return (load_cost){(double)r->chain_stored, (double)r->chain_work};

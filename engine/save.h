@@ -44,6 +44,14 @@ typedef struct comparison {
     bool *blobs;
 } comparison;
 
+/* Second moments, as far as others need them (save_second.c). */
+typedef struct kept_second kept_second;
+
+/* A tile of a lossy tensor: as given, as floats, and what the parent has. */
+typedef struct lossy_buffers {
+    bytes original, now, before, parent;
+} lossy_buffers;
+
 struct ckd_save {
     ckd_store *store;
     ckd_save_options options; /* its strings are not kept, but for metric_name */
@@ -79,6 +87,8 @@ struct ckd_save {
     uint64_t raw_bytes;     /* saved so far */
     comparison compared;    /* with `existing` */
     save_measures measures; /* of a lossy save */
+    kept_second *seconds;
+    lossy_buffers lossy;
     bool told_damage;
     uint64_t begun_ns, analyse_ns, encode_ns, append_ns;
     float_mode callers_mode; /* while a call computes */
@@ -92,6 +102,25 @@ ckd_status save_depend(ckd_save *save, const ckd_id *checkpoint, ckd_error *err)
 ckd_status save_check_id_unused(const ckd_save *save, ckd_error *err);
 /* STATE unless open; every public call on a save begins with it. */
 ckd_status save_check_open(const ckd_save *save, ckd_error *err);
+
+/* The fidelity of a role in this save. */
+ckd_fidelity save_fidelity(const ckd_save *save, ckd_role role);
+/* The coarsest of all roles': the checkpoint's. */
+ckd_fidelity save_coarsest_fidelity(const ckd_save *save);
+
+/* ---- save_tensor.c ---- */
+/* `count` elements from `first` on, in the caller's memory, or in `room` through its read function. */
+ckd_status save_fetch(const void **values, ckd_save *save, bytes *room, const ckd_tensor *t, uint64_t first,
+                      uint64_t count, ckd_error *err);
+/* Decides on, encodes and appends the first `count` jobs, which are analysed. step: of an optimizer, or NULL. */
+ckd_status save_write_batch(ckd_save *save, uint32_t count, const tensor_context *t, step_tensor *step,
+                            ckd_error *err);
+/* Elements first ... end - 1 of the region, bit for bit; one empty block if there are none. */
+ckd_status save_exact_span(ckd_save *save, const ckd_tensor *tensor, const tensor_context *t, uint64_t first,
+                           uint64_t end, step_tensor *step, ckd_error *err);
+ckd_status save_report_progress(ckd_save *save, uint64_t raw, ckd_error *err);
+/* Once: parts of the parent cannot be read. */
+void save_tell_damage(ckd_save *save);
 
 /* ---- save_room.c; not while the jobs of a batch run ---- */
 /* Before bytes of payload go into the chunk file, and of copies into the ready copy: if need be, copies give way. */

@@ -3,7 +3,7 @@
 #include <unistd.h>
 
 #include "engine/ready.h"
-#include "engine/save.h"
+#include "engine/save_lossy.h"
 
 #define DEFAULT_MAX_LOAD_COST    4.0
 #define DEFAULT_NEWEST_LOAD_COST 2.0
@@ -209,7 +209,7 @@ static ckd_status create_chunk_file(ckd_save *save, ckd_error *err) {
     pathname p = path_chunk(save->store->path, &save->file_id, ".tmp");
     chunk_identity identity = {save->store->id, save->file_id, save->writer_id};
     ckd_status status = chunk_writer_create(&save->writer, p.text, &identity, err);
-    if (status == CKD_OK && save->options.fidelity > CKD_EXACT) {
+    if (status == CKD_OK && save_coarsest_fidelity(save) > CKD_EXACT) {
         chunk_writer_gather(save->writer); /* small deltas: their headers would be as large as they are */
     }
     return status;
@@ -299,6 +299,7 @@ void save_free(ckd_save *save, save_end end) {
     free(save->dependencies);
     save_compare_free(save);
     measures_free(&save->measures);
+    save_lossy_free(save);
     content_index_free(&save->known);
     step_states_free(&save->steps);
     arena_free(&save->arena);

@@ -146,11 +146,14 @@ static ckd_status collect_parts(ckd_save *save, manifest *m, const ckd_part *par
 static void describe(const ckd_save *save, manifest *m) {
     ckd_checkpoint *c = &m->checkpoint;
     const save_target *t = &save->target;
+    ckd_fidelity fidelity = save_coarsest_fidelity(save);
     *c = (ckd_checkpoint){.id = save->checkpoint,
                           .resumed_from = t->resumed_from,
                           .step = t->step,
-                          .kind = m->dependency_count ? CKD_DELTA : CKD_BASE,
-                          .fidelity = CKD_EXACT,
+                          .kind = m->dependency_count     ? CKD_DELTA
+                                  : fidelity != CKD_EXACT ? CKD_KEYFRAME
+                                                          : CKD_BASE,
+                          .fidelity = fidelity,
                           .lossy_resumes = t->lossy_resumes,
                           .world = save->options.world,
                           .created_ns = clock_wall_ns(),

@@ -5,6 +5,32 @@
 #include "base/vocabulary.h"
 #include "engine/save.h"
 
+static ckd_status check_fidelity(const ckd_save_options *o, ckd_error *err) {
+    bool known = o->fidelity >= CKD_FIDELITY_DEFAULT && o->fidelity <= CKD_COMPACT;
+    for (size_t role = 0; role < sizeof(o->role_fidelity) / sizeof(o->role_fidelity[0]); role++) {
+        known &= o->role_fidelity[role] >= CKD_FIDELITY_DEFAULT && o->role_fidelity[role] <= CKD_COMPACT;
+    }
+    if (!known) {
+        return err_set(err, CKD_E_UNSUPPORTED,
+                       "a fidelity is not known to this version; it has: exact, near, compact");
+    }
+    if (o->role_fidelity[CKD_ROLE_OTHER] > CKD_EXACT) {
+        return err_set(err, CKD_E_INVALID, "tensors of role other are always saved exactly");
+    }
+    if (o->effort < 0 || o->effort > 9) {
+        return err_set(err, CKD_E_INVALID, "effort %d is outside 1 ... 9 (0: the default)", o->effort);
+    }
+    if (!(o->target_bits >= 0 && o->target_bits <= 64) || !(o->target_ratio >= 0 && o->target_ratio <= 1e6) ||
+        (o->target_bits > 0 && o->target_ratio > 0)) {
+        return err_set(err, CKD_E_INVALID,
+                       "a target is either bits for each parameter, up to 64, or a ratio");
+    }
+    return !(o->max_error >= 0) || !(o->max_error < 1)
+               ? err_set(err, CKD_E_INVALID,
+                         "max_error is a share of a tensor's root mean square: more than 0 and less than 1")
+               : CKD_OK;
+}
+
 static ckd_status check_options(const ckd_save_options *o, ckd_error *err) {
     if (!run_name_valid(o->run)) {
         return err_set(
@@ -16,9 +42,9 @@ static ckd_status check_options(const ckd_save_options *o, ckd_error *err) {
         return err_set(err, CKD_E_INVALID, "step %llu is too large; steps go up to 2^63 - 1",
                        (unsigned long long)o->step);
     }
-    if (o->fidelity != CKD_FIDELITY_DEFAULT && o->fidelity != CKD_EXACT) {
-        return err_set(err, CKD_E_UNSUPPORTED, "fidelity %d is not known to this version; it has: exact",
-                       (int)o->fidelity);
+    ckd_status status = check_fidelity(o, err);
+    if (status != CKD_OK) {
+        return status;
     }
     if (o->codec < CKD_CODEC_AUTO || o->codec > CKD_CODEC_LZ4) {
         return err_set(err, CKD_E_INVALID, "unknown codec %d", (int)o->codec);

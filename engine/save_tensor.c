@@ -2,7 +2,7 @@
 #include <stdlib.h>
 
 #include "engine/ready.h"
-#include "engine/save.h"
+#include "engine/save_lossy.h"
 
 #define SKIP_AFTER \
     4u /* deltas that lost in a row, after which most blocks of the tensor are not tried as one */
@@ -70,21 +70,19 @@ static ckd_status make_tensor_context(ckd_save *save, const ckd_tensor *t, const
     return CKD_OK;
 }
 
-/* The block's elements, from the caller's memory or through its read function. */
-static ckd_status fetch(ckd_save *save, block_job *job, const ckd_tensor *t, ckd_error *err) {
+ckd_status save_fetch(const void **values, ckd_save *save, bytes *room, const ckd_tensor *t, uint64_t first,
+                      uint64_t count, ckd_error *err) {
     size_t size = ckd_dtype_size(t->dtype);
     if (t->data) {
-        job->values = (const uint8_t *)t->data + job->first * size;
+        *values = (const uint8_t *)t->data + first * size;
         return CKD_OK;
     }
-    bytes_clear(&job->own);
-    void *to = bytes_extend(&job->own, job->count * size + 1);
+    void *to = bytes_scratch(room, count * size + 1, "a tensor's elements", err);
     if (!to) {
-        job->own.failed = false;
-        return err_nomem(err, job->count * size, "a block");
+        return CKD_E_NOMEM;
     }
-    job->values = to;
-    if (job->count == 0) {
+    *values = to;
+    if (count == 0) {
         return CKD_OK;
     }
     if (err) {
@@ -92,7 +90,7 @@ static ckd_status fetch(ckd_save *save, block_job *job, const ckd_tensor *t, ckd
         err->offset = CKD_NO_OFFSET;
     }
     float_mode_leave(save->callers_mode);
-    ckd_status status = t->read(t->read_context, job->first, job->count, to, err);
+    ckd_status status = t->read(t->read_context, first, count, to, err);
     save->callers_mode = float_mode_enter();
     if (status != CKD_OK && err && err->status == CKD_OK) {
         err_set(err, status, "the read function of the tensor failed");
@@ -121,8 +119,9 @@ static ckd_status encode_one(void *context, size_t index, uint32_t worker, ckd_e
 
 static ckd_status remember(ckd_save *save, const block_job *job, const tensor_context *t, const record *r,
                            ckd_error *err) {
-    content_entry entry = {.content = job->content,
+    content_entry entry = {.content = job->original,
                            .stored = job->content,
+                           .values = job->content,
                            .dtype = t->tensor->dtype,
                            .tensor = t->tensor->name,
                            .region = t->region,
@@ -135,10 +134,13 @@ static ckd_status remember(ckd_save *save, const block_job *job, const tensor_co
                            .chain_work = job->chain.work};
     ckd_status status = content_index_add(&save->known, &entry, err);
     if (status == CKD_OK && t->tensor->role == CKD_ROLE_MASTER && t->tensor->dtype == CKD_F32) {
+        entry.rounded = true;
         entry.content = job->rounded_bf16;
+        entry.values = job->result_bf16;
         entry.dtype = CKD_BF16;
         status = content_index_add(&save->known, &entry, err);
         entry.content = job->rounded_f16;
+        entry.values = job->result_f16;
         entry.dtype = CKD_F16;
         status = status == CKD_OK ? content_index_add(&save->known, &entry, err) : status;
     }
@@ -229,7 +231,8 @@ static ckd_status append(ckd_save *save, block_job *job, const tensor_context *t
                 .chain_work = (uint64_t)job->chain.work,
                 .base_stored = job->base_stored,
                 .dependencies = job->dependencies,
-                .dependency_count = job->predictor == PREDICT_NONE ? 0 : job->dependency_count};
+                .dependency_count =
+                    job->predictor == PREDICT_NONE ? job->alone_dependencies : job->dependency_count};
     ckd_status status = CKD_OK;
     for (uint32_t i = 0; i < r.dependency_count && status == CKD_OK; i++) {
         const ckd_id *on = &job->dependencies[i].checkpoint;
@@ -250,7 +253,9 @@ static ckd_status append(ckd_save *save, block_job *job, const tensor_context *t
         append_ready(save, job, &r);
     }
     if (status == CKD_OK) {
-        hold(step, job, t, &r);
+        if (step) {
+            hold(step, job, t, &r);
+        }
         status = remember(save, job, t, &r, err);
     }
     return status;
@@ -290,19 +295,24 @@ static void make_room(ckd_save *save, uint32_t count, const tensor_context *t) {
     save_make_room(save, payload, copies);
 }
 
-static ckd_status write_batch(ckd_save *save, uint32_t count, const tensor_context *t, delta_record *tried,
-                              step_tensor *step, ckd_error *err) {
+void save_tell_damage(ckd_save *save) {
+    if (!save->told_damage) {
+        save->told_damage = true;
+        store_message(save->store,
+                      "parts of %s@%llu are damaged; they are saved anew instead of as deltas (run "
+                      "ckptdelta verify)",
+                      save->target.lineage.run, (unsigned long long)save->target.lineage.step);
+    }
+}
+
+ckd_status save_write_batch(ckd_save *save, uint32_t count, const tensor_context *t, step_tensor *step,
+                            ckd_error *err) {
     batch b = {save, t};
     uint64_t start = clock_monotonic_ns();
     for (uint32_t i = 0; i < count; i++) {
         block_decide(&save->jobs[i], t, &save->budget);
-        note_trial(&save->jobs[i], tried);
-        if (save->jobs[i].parent_damaged && !save->told_damage) {
-            save->told_damage = true;
-            store_message(save->store,
-                          "parts of %s@%llu are damaged; they are saved anew instead of as deltas (run "
-                          "ckptdelta verify)",
-                          save->target.lineage.run, (unsigned long long)save->target.lineage.step);
+        if (save->jobs[i].parent_damaged) {
+            save_tell_damage(save);
         }
     }
     ckd_status status = pool_run(save->store->pool, count, encode_one, &b, err);
@@ -316,7 +326,7 @@ static ckd_status write_batch(ckd_save *save, uint32_t count, const tensor_conte
     return status;
 }
 
-static ckd_status report_progress(ckd_save *save, uint64_t raw, ckd_error *err) {
+ckd_status save_report_progress(ckd_save *save, uint64_t raw, ckd_error *err) {
     save->raw_bytes += raw;
     const ckd_save_options *o = &save->options;
     if (!o->on_progress) {
@@ -341,7 +351,7 @@ static ckd_status save_batch(ckd_save *save, const ckd_tensor *tensor, const ten
         job->count = elements - *at < CKD_BLOCK_ELEMENTS ? elements - *at : CKD_BLOCK_ELEMENTS;
         *at += job->count;
         prepare_trial(job, tried);
-        status = fetch(save, job, tensor, err);
+        status = save_fetch(&job->values, save, &job->own, tensor, job->first, job->count, err);
     } while (status == CKD_OK && count < save->job_count && *at < elements);
     batch b = {save, t};
     uint64_t start = clock_monotonic_ns();
@@ -352,10 +362,23 @@ static ckd_status save_batch(ckd_save *save, const ckd_tensor *tensor, const ten
     }
     save->analyse_ns += clock_monotonic_ns() - start;
     if (status == CKD_OK && !save->target.compare) {
-        status = write_batch(save, count, t, tried, step, err);
+        status = save_write_batch(save, count, t, step, err);
+        for (uint32_t i = 0; i < count; i++) {
+            note_trial(&save->jobs[i], tried);
+        }
     }
-    return status == CKD_OK ? report_progress(save, (*at - first) * ckd_dtype_size(tensor->dtype), err)
+    return status == CKD_OK ? save_report_progress(save, (*at - first) * ckd_dtype_size(tensor->dtype), err)
                             : status;
+}
+
+ckd_status save_exact_span(ckd_save *save, const ckd_tensor *tensor, const tensor_context *t, uint64_t first,
+                           uint64_t end, step_tensor *step, ckd_error *err) {
+    delta_record tried = {0};
+    ckd_status status;
+    do {
+        status = save_batch(save, tensor, t, &first, end, &tried, step, err);
+    } while (status == CKD_OK && first < end);
+    return status;
 }
 
 /* The tensor's own figures replace those expected from the parent. */
@@ -374,7 +397,7 @@ static void stop_expecting(load_budget *budget, const view *v, const view_tensor
 
 static ckd_status save_region(ckd_save *save, const ckd_tensor *tensor, ckd_error *err) {
     geometry shape;
-    uint64_t elements, at = 0;
+    uint64_t elements;
     tensor_context context;
     ckd_status status = check_description(tensor, &shape, &elements, err);
     if (status == CKD_OK) {
@@ -386,15 +409,16 @@ static ckd_status save_region(ckd_save *save, const ckd_tensor *tensor, ckd_erro
     if (context.parent && !save->target.compare && context.region->kind == CKD_REGION_WHOLE) {
         stop_expecting(&save->budget, save->parent, context.parent);
     }
-    delta_record tried = {0};
-    step_tensor step;
-    step_begin(&step, &save->steps, tensor->optimizer, context.tensor, context.region, elements,
-               context.parent, save->parent);
-    context.step = step.source.available ? &step.source : NULL;
-    do {
-        status = save_batch(save, tensor, &context, &at, elements, &tried, &step, err);
-    } while (status == CKD_OK && at < elements);
-    step_end(&step, &save->steps);
+    if (save_lossy_part(save, context.tensor) == LOSSY_NONE) {
+        step_tensor step;
+        step_begin(&step, &save->steps, tensor->optimizer, context.tensor, context.region, elements,
+                   context.parent, save->parent);
+        context.step = step.source.available ? &step.source : NULL;
+        status = save_exact_span(save, tensor, &context, 0, elements, &step, err);
+        step_end(&step, &save->steps);
+    } else {
+        status = save_lossy_region(save, tensor, &context, elements, err);
+    }
     if (status == CKD_OK && save->target.compare) {
         save_compared_region(save, &context);
     }

@@ -19,6 +19,8 @@ void decoder_free(decoder *d) {
     for (size_t i = 0; i < KEPT_BLOCKS; i++) {
         bytes_free(&d->kept[i].values);
     }
+    lattice_work_free(&d->lattice);
+    lattice_scratch_free(&d->columns_room);
     memset(d, 0, sizeof(*d));
 }
 
@@ -52,10 +54,68 @@ static ckd_status read_payload(decoder *d, const view_block *b, const void **pay
     return stored ? read_payload_into(b, stored, err) : CKD_E_NOMEM;
 }
 
+/* What the block shares with the others of its matrix; NULL in *out if it shares nothing. Kept for the blocks that follow. */
+static ckd_status shared_columns(const lattice_columns **out, decoder *d, const view *v, const view_block *b,
+                                 ckd_error *err) {
+    const record *r = b->record;
+    const dependency *on = r->dependency_count ? &r->dependencies[r->dependency_count - 1] : NULL;
+    *out = NULL;
+    if (!on || on->kind != DEPENDS_SIDE) {
+        return CKD_OK;
+    }
+    if (d->has_columns && hash128_equal(&d->columns_content, &on->content)) {
+        *out = &d->columns;
+        return CKD_OK;
+    }
+    const view_block *side = v ? view_find_shared(v, RECORD_SIDE, &on->content) : NULL;
+    if (!side) {
+        return corrupt_block(b, err, "the columns that the block shares with others are missing");
+    }
+    d->has_columns = false;
+    bytes raw = {0};
+    void *at = bytes_scratch(&raw, side->record->raw_size + 1, "a matrix's columns", err);
+    ckd_status status = at ? blob_bytes(d, side, at, err) : CKD_E_NOMEM;
+    if (status == CKD_OK) {
+        status = lattice_columns_decode(&d->columns, at, side->record->raw_size, &d->columns_room, err);
+    }
+    bytes_free(&raw);
+    d->has_columns = status == CKD_OK;
+    d->columns_content = on->content;
+    *out = &d->columns;
+    return status;
+}
+
+/* A lossy block; `to` holds the parent's values, if it has one. */
+static ckd_status decode_lattice(decoder *d, const view *v, const view_block *b, bool has_parent, void *to,
+                                 ckd_error *err) {
+    const record *r = b->record;
+    const void *payload;
+    const lattice_columns *shared;
+    lattice_block block;
+    if (!lattice_dtype(r->tensor->dtype)) {
+        return corrupt_block(b, err, "a lossy block of a dtype that is always exact");
+    }
+    ckd_status status = shared_columns(&shared, d, v, b, err);
+    if (status == CKD_OK) {
+        status = read_payload(d, b, &payload, err);
+    }
+    if (status == CKD_OK) {
+        status = lattice_decode(&block, r->count, shared, payload, r->stored_size, &d->lattice.scratch,
+                                coder_symbols(d->coder), err);
+    }
+    return status == CKD_OK ? lattice_rebuild_values(to, r->tensor->dtype, &block, has_parent, &d->lattice,
+                                                     d->kernels, err)
+                            : status;
+}
+
 /* The payload holds the values. */
-static ckd_status decode_standalone(decoder *d, const view_block *b, void *to, ckd_error *err) {
+static ckd_status decode_standalone(decoder *d, const view *v, const view_block *b, void *to,
+                                    ckd_error *err) {
     const record *r = b->record;
     ckd_dtype dtype = r->tensor->dtype;
+    if (r->coding == CODING_LATTICE) {
+        return decode_lattice(d, v, b, false, to, err);
+    }
     if (r->coding == CODING_RAW) {
         return r->stored_size == r->raw_size ? read_payload_into(b, to, err)
                                              : corrupt_block(b, err, "a raw block of the wrong size");
@@ -73,10 +133,13 @@ static ckd_status decode_standalone(decoder *d, const view_block *b, void *to, c
 }
 
 /* `to` holds the parent's or the predicted values and becomes this block's. */
-static ckd_status apply_delta(decoder *d, const view_block *b, void *to, ckd_error *err) {
+static ckd_status apply_delta(decoder *d, const view *v, const view_block *b, void *to, ckd_error *err) {
     const record *r = b->record;
     ckd_dtype dtype = r->tensor->dtype;
     const void *payload;
+    if (r->coding == CODING_LATTICE) {
+        return decode_lattice(d, v, b, true, to, err);
+    }
     ckd_status status = read_payload(d, b, &payload, err);
     void *residual =
         status == CKD_OK ? bytes_scratch(&d->integers, r->raw_size, "decoding scratch", err) : NULL;
@@ -193,7 +256,7 @@ static ckd_status cast_dependency(decoder *d, view_cache *cache, const view *v, 
 static ckd_status check_known(const view_block *b, ckd_error *err) {
     const record *r = b->record;
     const char *file = file_path(b->chunk->file);
-    if (!coding_known(r->coding)) {
+    if (!coding_known(r->coding) && r->coding != CODING_LATTICE) {
         return err_unsupported(err, file, r->offset,
                                "the block has coding %u, which this version does not know; load "
                                "it with a newer ckptdelta",
@@ -218,16 +281,19 @@ static ckd_status decode_block(decoder *d, view_cache *cache, const view *v, con
     if (status != CKD_OK) {
         return status;
     }
+    bool lossy = b->record->coding == CODING_LATTICE && !d->suspicious;
     switch (b->record->predictor) {
     case PREDICT_NONE:
-        status = decode_standalone(d, b, to, err);
+        status = decode_standalone(d, v, b, to, err);
         break;
     case PREDICT_PARENT:
     case PREDICT_STEP:
+        d->inside += lossy;
         status = b->record->predictor == PREDICT_STEP ? values_predict(d, cache, v, b, to, err)
                                                       : values_dependency(d, cache, v, b, 0, dtype, to, err);
+        d->inside -= lossy;
         if (status == CKD_OK) {
-            status = apply_delta(d, b, to, err);
+            status = apply_delta(d, v, b, to, err);
         }
         break;
     case PREDICT_COPY:
@@ -237,20 +303,27 @@ static ckd_status decode_block(decoder *d, view_cache *cache, const view *v, con
         status = cast_dependency(d, cache, v, b, to, err);
         break;
     }
-    if (status != CKD_OK) {
-        return status;
+    if (status != CKD_OK || (lossy && d->inside)) {
+        return status; /* the block that wants these values is compared with its own hash, which they decide */
     }
     hash128 content = content_hash(to, b->record->raw_size);
-    return hash128_equal(&content, &b->record->content)
-               ? CKD_OK
-               : corrupt_block(b, err,
-                               "the rebuilt values do not have the content hash they were saved with");
+    if (hash128_equal(&content, &b->record->content)) {
+        return CKD_OK;
+    }
+    if (lossy && b->record->predictor == PREDICT_PARENT) { /* whose fault is it? */
+        d->suspicious = true;
+        status = decode_block(d, cache, v, b, to, err);
+        d->suspicious = false;
+        return status;
+    }
+    return corrupt_block(b, err, "the rebuilt values do not have the content hash they were saved with");
 }
 
 /* From the ready copy, if there is one and it is intact. */
 static bool ready_values(decoder *d, const view_block *b, void *to) {
     view_block copy = {.record = b->ready, .chunk = b->ready_chunk};
-    if (!b->ready || check_known(&copy, NULL) != CKD_OK || decode_standalone(d, &copy, to, NULL) != CKD_OK) {
+    if (!b->ready || check_known(&copy, NULL) != CKD_OK ||
+        decode_standalone(d, NULL, &copy, to, NULL) != CKD_OK) {
         return false;
     }
     hash128 content = content_hash(to, b->record->raw_size);

@@ -6,6 +6,7 @@
 #define ENGINE_VALUES_H
 
 #include "codec/codings.h"
+#include "engine/lattice_values.h"
 #include "engine/view.h"
 #include "kernels/kernels.h"
 
@@ -30,8 +31,15 @@ typedef struct decoder {
     bytes stored;   /* payload as read */
     bytes integers; /* decoded residuals */
     bytes context;
-    uint32_t steps;      /* blocks decoded for the present top-level block: bounds hostile fan-out */
-    uint32_t depth;      /* of the present recursion: bounds circles, and the stack */
+    lattice_work lattice;
+    lattice_columns columns; /* of the matrix decoded last, if has_columns; they lie in columns_room */
+    lattice_scratch columns_room;
+    hash128 columns_content;
+    bool has_columns;
+    uint32_t inside; /* lossy blocks that wait for their parent's values: these need no hash of their own */
+    bool suspicious; /* a chain did not give what it should: compare every hash on the way */
+    uint32_t steps;  /* blocks decoded for the present top-level block: bounds hostile fan-out */
+    uint32_t depth;  /* of the present recursion: bounds circles, and the stack */
     uint32_t step_limit; /* MAX_STEPS; a save stays far below, so that what it commits can be loaded */
     uint32_t sharing;    /* optimizer steps being decoded: blocks are kept meanwhile */
     uint32_t nested;     /* inputs of inputs */

@@ -67,7 +67,7 @@ static ckd_status read_group(decoder *d, const view *v, const view_block *b, gro
     if (on->kind != DEPENDS_GROUP || !id_equal(&on->checkpoint, &v->manifest.checkpoint.id)) {
         return err_corrupt(err, file, r->offset, "the block names no optimizer of its checkpoint");
     }
-    const view_block *g = view_find_group(v, &on->content);
+    const view_block *g = view_find_shared(v, RECORD_GROUP, &on->content);
     if (!g) {
         return err_corrupt(err, file, r->offset, "the optimizer that the block names is missing");
     }

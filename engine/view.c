@@ -49,8 +49,8 @@ static ckd_status collect_records(view *v, ckd_error *err) {
     }
     v->blocks = calloc(total + 1, sizeof(*v->blocks));
     v->blobs = calloc(total + 1, sizeof(*v->blobs));
-    v->groups = calloc(total + 1, sizeof(*v->groups));
-    if (!v->blocks || !v->blobs || !v->groups) {
+    v->shared = calloc(total + 1, sizeof(*v->shared));
+    if (!v->blocks || !v->blobs || !v->shared) {
         return err_nomem(err, total * sizeof(*v->blocks), "block references");
     }
     for (size_t i = 0; i < v->chunk_count; i++) {
@@ -61,8 +61,8 @@ static ckd_status collect_records(view *v, ckd_error *err) {
                 v->blocks[v->block_count++] = b;
             } else if (r->kind == RECORD_BLOB && belongs(v, r)) {
                 v->blobs[v->blob_count++] = b;
-            } else if (r->kind == RECORD_GROUP && belongs(v, r)) {
-                v->groups[v->group_count++] = b;
+            } else if ((r->kind == RECORD_GROUP || r->kind == RECORD_SIDE) && belongs(v, r)) {
+                v->shared[v->shared_count++] = b;
             }
         }
     }
@@ -340,7 +340,7 @@ void view_close(view *v) {
     free(v->ready_chunks);
     free(v->blocks);
     free(v->blobs);
-    free(v->groups);
+    free(v->shared);
     free(v->shards);
     free(v->tensors);
     manifest_free(&v->manifest);
@@ -368,10 +368,11 @@ const view_block *view_find_blob(const view *v, const char *name) {
     return NULL;
 }
 
-const view_block *view_find_group(const view *v, const hash128 *content) {
-    for (size_t i = 0; i < v->group_count; i++) {
-        if (hash128_equal(&v->groups[i].record->content, content)) {
-            return &v->groups[i];
+const view_block *view_find_shared(const view *v, record_kind kind, const hash128 *content) {
+    for (size_t i = 0; i < v->shared_count; i++) {
+        const record *r = v->shared[i].record;
+        if (r->kind == (uint32_t)kind && hash128_equal(&r->content, content)) {
+            return &v->shared[i];
         }
     }
     return NULL;

@@ -42,8 +42,8 @@ typedef struct view {
     view_shard *shards;
     view_tensor *tensors; /* by name */
     size_t block_count, shard_count, tensor_count;
-    view_block *blobs, *groups;
-    size_t blob_count, group_count;
+    view_block *blobs, *shared; /* shared: groups and sides, which blocks name by their content */
+    size_t blob_count, shared_count;
     chunk **ready_chunks;
     size_t ready_count;
 } view;
@@ -68,8 +68,8 @@ double measures_rel_l2(const measures *m);
 /* NULL if there is none. */
 const view_tensor *view_find(const view *v, const char *tensor);
 const view_block *view_find_blob(const view *v, const char *name);
-/* The group record with this content. */
-const view_block *view_find_group(const view *v, const hash128 *content);
+/* The group or side record with this content; NULL if there is none. */
+const view_block *view_find_shared(const view *v, record_kind kind, const hash128 *content);
 
 /* Blocks first ... end - 1 of the shard are those that can intersect the span (of the same tensor). */
 void view_shard_range(size_t *first, size_t *end, const view_shard *shard, const geometry *shape,

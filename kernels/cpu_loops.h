@@ -14,7 +14,7 @@
  * element depends on another one.
  */
 #if defined(__GNUC__) && !defined(__clang__)
-#define CPU_LOOP     CPU_TARGET __attribute__((optimize("O3", "fp-contract=off")))
+#define CPU_LOOP     CPU_TARGET __attribute__((optimize("O3", "no-trapping-math", "fp-contract=off")))
 #define CPU_NO_CARRY _Pragma("GCC ivdep")
 #else
 #define CPU_LOOP     CPU_TARGET
@@ -113,6 +113,8 @@ DEFINE_CONTEXT(u8, uint8_t, scalar_context_unsigned)
 DEFINE_CAST(cast_f32_bf16, uint16_t, uint32_t, scalar_bf16_from_f32)
 DEFINE_CAST(cast_f32_f16, uint16_t, uint32_t, scalar_f16_from_f32)
 DEFINE_CAST(cast_f64_f32, uint32_t, uint64_t, scalar_f32_from_f64)
+
+#include "kernels/lattice_loops.h"
 
 /* ---- optimizer steps: one loop a rule ---- */
 
@@ -310,4 +312,14 @@ const kernels CPU_TABLE = {
     .magnitude_context = magnitude_context,
     .cast = cast,
     .optimizer_step = optimizer_step,
+    .widen = widen,
+    .lattice_apply = lattice_apply,
+    .lattice_values = lattice_values,
+    .lattice_apply_few = lattice_apply_few,
+    .lattice_residual = lattice_residual,
+    .products = products,
+    .quantise = quantise,
+    .level_apply = level_apply,
+    .level_quantise = level_quantise,
+    .level_of = level_of,
 };

@@ -3,8 +3,8 @@
  * the same bits. Callers own all buffers, nothing is allocated, nothing fails. Thread-safe. Buffers need no alignment; they must not
  * overlap unless a comment allows it.
  *
- * All but optimizer_step is integer arithmetic on the bits of the values, so that NaN payloads, -0 and denormals pass unchanged.
- * Callers are in the library's floating-point mode (base/float_mode.h).
+ * The functions for exact coding, but for optimizer_step, are integer arithmetic on the bits of the values, so that NaN payloads, -0 and
+ * denormals pass unchanged. Callers are in the library's floating-point mode (base/float_mode.h).
  */
 #ifndef KERNELS_KERNELS_H
 #define KERNELS_KERNELS_H
@@ -21,6 +21,23 @@ typedef struct step_rule {
     uint32_t rule;
     double coefficients[STEP_COEFFICIENTS];
 } step_rule;
+/* How the elements of one row of a lossy block lie on their lattice; codec/FORMAT.md, "Lattice blocks". */
+typedef struct lattice_run {
+    float unit, per_unit;     /* 2^e and 2^-e: the lattice's spacing */
+    float row_step;           /* lattice units of an integer of this row ... */
+    const float *column_step; /* ... times this of its column; NULL: 1 */
+    float low_rank_unit;      /* steps of one unit of the low-rank part */
+    float offset[3];          /* steps that |q| = 1, 2, more stand below |q| */
+} lattice_run;
+
+/* The same for second moments, whose lattice are levels: eighths of an octave. */
+typedef struct level_run {
+    bool has_parent;
+    int32_t row;           /* levels added to all of the row ... */
+    const int32_t *column; /* ... and to each of its elements */
+    int32_t birth;         /* the level to start from where there is no parent, or it is zero */
+    int32_t step;          /* levels of an integer */
+} level_run;
 
 typedef struct kernels {
     uint32_t version; /* KERNELS_VERSION: a backend of another one is not used */
@@ -63,6 +80,36 @@ typedef struct kernels {
      */
     bool (*optimizer_step)(const step_rule *rule, void *out, const void *before, const void *first,
                            const void *second, size_t n);
+    /* f32, f16 and bf16 as floats, exactly. false for other dtypes. */
+    bool (*widen)(float *to, ckd_dtype from, const void *in, size_t n);
+
+    /*
+     * Lossy blocks, a run of n elements of one row at a time. values: the parent's (zeros without one), and then
+     * this block's. low_rank: sums of products of factors, or NULL.
+     */
+    void (*lattice_apply)(float *values, const int32_t *q, const float *low_rank, size_t n,
+                          const lattice_run *run);
+    /* The same from zeros, with steps of one unit: values = q * unit. */
+    void (*lattice_values)(float *values, const int32_t *q, size_t n, float unit);
+    /* The same without a low-rank part, for integers of which few are not 0. */
+    void (*lattice_apply_few)(float *values, const int8_t *q, size_t n, const lattice_run *run);
+    /*
+     * sums = left (rows x rank) times right (rank x columns), integers in floats: exact, in whatever order, because no sum of
+     * magnitudes reaches 2^24 (for the caller to see to). Also used on floats that are no integers, where bits do not matter.
+     */
+    void (*products)(float *sums, const float *left, const float *right, size_t rows, size_t rank,
+                     size_t columns);
+    /* What q has to say, in steps: now, less what lattice_apply would give with q = 0. 0 where that is not finite. */
+    void (*lattice_residual)(float *residual, const float *now, const float *previous, const float *low_rank,
+                             size_t n, const lattice_run *run);
+    /* q = residual as integers: 1 from up[0] on, 2 from 1 + up[1], n from n - 1 + up[2]; infinite: never. */
+    void (*quantise)(int32_t *q, const float *residual, const float up[3], size_t n);
+
+    /* The same for second moments. values that are not positive and finite have level 0, which is zero. */
+    void (*level_apply)(float *values, const int32_t *q, size_t n, const level_run *run);
+    void (*level_quantise)(int32_t *q, const float *now, const float *previous, float up, size_t n,
+                           const level_run *run);
+    void (*level_of)(int32_t *level, const float *values, size_t n);
 } kernels;
 
 /* The reference backend. Never NULL. Chooses vector paths at run time; all give the same bits. */

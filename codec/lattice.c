@@ -1,0 +1,593 @@
+#include "codec/lattice.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+#include "codec/adaptive.h"
+#include "codec/wire.h"
+
+/* Bits of the first byte. */
+enum {
+    FORM_LEVELS = 1,
+    FORM_ROWS = 2,
+    FORM_GRID = 4, /* columns and phase are given */
+    FORM_FACTOR = 8,
+    FORM_EXCEPTIONS = 16,
+    FORM_SHARED = 32,
+    FORM_KNOWN = 63
+};
+enum { COLUMNS_STEP = 1, COLUMNS_FACTOR = 2, COLUMNS_KNOWN = 3 };
+/* How q is stored: not at all, symbols of so many bytes, adaptively. */
+#define MASK_OF     8         /* integers of a mask */
+#define MASKS_WORTH 4         /* masks are tried if at most one integer of so many is not zero */
+#define MASKS_SURE  (1 << 15) /* and in larger blocks nothing else is */
+enum { Q_NONE = 0, Q_PLANE = 8, Q_MASKS = 16 };
+
+void lattice_scratch_free(lattice_scratch *s) {
+    bytes *const all[] = {&s->row, &s->step,   &s->shift, &s->factor, &s->own_factor,
+                          &s->q,   &s->narrow, &s->at,    &s->bits,   &s->few};
+    for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++) {
+        bytes_free(all[i]);
+    }
+}
+
+uint64_t lattice_rows(const lattice_block *b) {
+    return b->columns ? (b->phase + b->count + b->columns - 1) / b->columns : 1;
+}
+
+/* ---- small parts ---- */
+
+static void put_signed(bytes *to, int32_t v) {
+    wire_put_varint(to, (uint64_t)(uint32_t)((uint32_t)v << 1 ^ (uint32_t)(v >> 31)));
+}
+static int32_t get_signed(reader *from) {
+    uint32_t v = (uint32_t)wire_varint_max(from, UINT32_MAX);
+    return (int32_t)(v >> 1 ^ (0u - (v & 1)));
+}
+
+/* contexts: of scaled models, or NULL. */
+static void put_integers(bytes *to, const int32_t *values, size_t n, const uint8_t *contexts) {
+    bytes stream = {0};
+    adaptive_encode(&stream, contexts ? ADAPTIVE_SCALED : ADAPTIVE_EVEN, values, n, contexts);
+    wire_put_varint(to, stream.size);
+    bytes_put(to, stream.data, stream.size);
+    to->failed |= stream.failed;
+    bytes_free(&stream);
+}
+
+static ckd_status get_integers(const int32_t **out, reader *from, size_t n, const uint8_t *contexts,
+                               bytes *room, ckd_error *err) {
+    uint64_t size = wire_varint_max(from, reader_left(from));
+    const void *stream = reader_take(from, (size_t)size);
+    int32_t *values = bytes_scratch(room, n * sizeof(int32_t) + 1, "decoding scratch", err);
+    if (!values) {
+        return CKD_E_NOMEM;
+    }
+    *out = values;
+    return from->failed ? err_set(err, CKD_E_CORRUPT, "a lossy block's parts go beyond its end")
+                        : adaptive_decode(values, n, contexts, stream, (size_t)size, err);
+}
+
+/* ---- factors: rows x rank, each component (column) with a scale of its own ---- */
+
+static int32_t component_scale(const int32_t *factor, size_t rows, uint32_t rank, uint32_t k) {
+    double energy = 0;
+    for (size_t i = 0; i < rows; i++) {
+        double v = factor[i * rank + k];
+        energy += v * v;
+    }
+    return (int32_t)adaptive_context_of(sqrt(energy / (double)(rows ? rows : 1)));
+}
+
+static uint8_t *factor_contexts(const int32_t *scale, size_t rows, uint32_t rank) {
+    uint8_t *contexts = malloc(rows * rank + 1);
+    for (size_t i = 0; contexts && i < rows; i++) {
+        for (uint32_t k = 0; k < rank; k++) {
+            contexts[i * rank + k] = (uint8_t)scale[k];
+        }
+    }
+    return contexts;
+}
+
+static void differences(int32_t *values, size_t n, bool undo) {
+    int32_t before = 0;
+    for (size_t i = 0; i < n; i++) {
+        int32_t v = values[i];
+        values[i] = undo ? (int32_t)((uint32_t)before + (uint32_t)v) : v - before;
+        before = undo ? values[i] : v;
+    }
+}
+
+static ckd_status put_factor(bytes *to, const int32_t *factor, size_t rows, uint32_t rank, ckd_error *err) {
+    int32_t scale[LATTICE_MAX_RANK], steps[LATTICE_MAX_RANK];
+    for (uint32_t k = 0; k < rank; k++) {
+        scale[k] = steps[k] = component_scale(factor, rows, rank, k);
+    }
+    differences(steps, rank, false);
+    put_integers(to, steps, rank, NULL);
+    uint8_t *contexts = factor_contexts(scale, rows, rank);
+    if (!contexts) {
+        return err_nomem(err, rows * rank, "coding scratch");
+    }
+    put_integers(to, factor, rows * rank, contexts);
+    free(contexts);
+    return CKD_OK;
+}
+
+static ckd_status get_factor(const int32_t **out, reader *from, uint64_t rows, uint32_t rank, bytes *room,
+                             lattice_scratch *scratch, ckd_error *err) {
+    const int32_t *steps;
+    if (rows * rank > LATTICE_MAX_FACTOR) {
+        return err_set(err, CKD_E_CORRUPT, "a lossy block's factor is too large");
+    }
+    ckd_status status = get_integers(&steps, from, rank, NULL, &scratch->narrow, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    int32_t scale[LATTICE_MAX_RANK];
+    memcpy(scale, steps, rank * sizeof(int32_t));
+    differences(scale, rank, true);
+    for (uint32_t k = 0; k < rank; k++) {
+        if (scale[k] < 0 || scale[k] >= (int32_t)ADAPTIVE_CONTEXTS) {
+            return err_set(err, CKD_E_CORRUPT, "a lossy block's factor has a scale that there is not");
+        }
+    }
+    uint8_t *contexts = factor_contexts(scale, rows, rank);
+    if (!contexts) {
+        return err_nomem(err, rows * rank, "decoding scratch");
+    }
+    status = get_integers(out, from, rows * rank, contexts, room, err);
+    free(contexts);
+    return status;
+}
+
+/* ---- what the blocks of a matrix share ---- */
+
+static ckd_status put_columns(bytes *to, const lattice_columns *c, ckd_error *err) {
+    bytes_put_u8(to, (uint8_t)((c->step ? COLUMNS_STEP : 0) | (c->rank ? COLUMNS_FACTOR : 0)));
+    if (c->step) {
+        put_integers(to, c->step, c->columns, NULL);
+    }
+    if (c->rank == 0) {
+        return CKD_OK;
+    }
+    wire_put_varint(to, c->rank);
+    put_integers(to, c->shift, c->rank, NULL);
+    return put_factor(to, c->factor, c->columns, c->rank, err);
+}
+
+/* c->columns is known. */
+static ckd_status get_columns(lattice_columns *c, reader *from, lattice_scratch *scratch, ckd_error *err) {
+    uint8_t form = reader_u8(from);
+    ckd_status status = CKD_OK;
+    if (form & ~COLUMNS_KNOWN || (form && c->columns > LATTICE_MAX_COLUMNS)) {
+        return err_set(err, CKD_E_CORRUPT, "a lossy block's columns have a form that there is not");
+    }
+    if (form & COLUMNS_STEP) {
+        status = get_integers(&c->step, from, c->columns, NULL, &scratch->step, err);
+    }
+    if (status != CKD_OK || !(form & COLUMNS_FACTOR)) {
+        return status;
+    }
+    c->rank = (uint32_t)wire_varint_max(from, LATTICE_MAX_RANK);
+    if (c->rank == 0) {
+        return err_set(err, CKD_E_CORRUPT, "a lossy block's factor has no components");
+    }
+    status = get_integers(&c->shift, from, c->rank, NULL, &scratch->shift, err);
+    for (uint32_t k = 0; k < c->rank && status == CKD_OK; k++) {
+        if (c->shift[k] < 0 || c->shift[k] > 24) {
+            status = err_set(err, CKD_E_CORRUPT, "a lossy block's component has a scale that there is not");
+        }
+    }
+    return status == CKD_OK
+               ? get_factor(&c->factor, from, c->columns, c->rank, &scratch->factor, scratch, err)
+               : status;
+}
+
+ckd_status lattice_columns_encode(bytes *to, const lattice_columns *c, ckd_error *err) {
+    wire_put_varint(to, c->columns);
+    ckd_status status = put_columns(to, c, err);
+    return status == CKD_OK && to->failed ? err_nomem(err, to->size, "a lossy block") : status;
+}
+
+ckd_status lattice_columns_decode(lattice_columns *out, const void *from, size_t size,
+                                  lattice_scratch *scratch, ckd_error *err) {
+    reader r = reader_of(from, size);
+    *out = (lattice_columns){.columns = wire_varint_max(&r, LATTICE_MAX_COLUMNS)};
+    ckd_status status = get_columns(out, &r, scratch, err);
+    return status == CKD_OK && (r.failed || reader_left(&r))
+               ? err_set(err, CKD_E_CORRUPT, "a matrix's columns end in the wrong place")
+               : status;
+}
+
+/* ---- q ---- */
+
+static unsigned width_needed(const int32_t *q, size_t n) {
+    int32_t least = 0, most = 0;
+    for (size_t i = 0; i < n; i++) {
+        /* What stands for a zero value takes the lowest integer of any width. */
+        int32_t v = q[i] == INT32_MIN ? 0 : q[i];
+        least = v < least ? v : least;
+        most = v > most ? v : most;
+    }
+    return least > INT8_MIN && most <= INT8_MAX ? 1 : (least > INT16_MIN && most <= INT16_MAX ? 2 : 4);
+}
+
+static void narrow_to(void *to, const int32_t *q, size_t n, unsigned width) {
+    for (size_t i = 0; i < n; i++) {
+        if (width == 1) {
+            ((int8_t *)to)[i] = (int8_t)(q[i] == INT32_MIN ? INT8_MIN : q[i]);
+        } else if (width == 2) {
+            ((int16_t *)to)[i] = (int16_t)(q[i] == INT32_MIN ? INT16_MIN : q[i]);
+        } else {
+            ((int32_t *)to)[i] = q[i];
+        }
+    }
+}
+
+static void widen_to(int32_t *q, const void *from, size_t n, unsigned width) {
+    if (width == 1) {
+        const int8_t *v = from;
+        for (size_t i = 0; i < n; i++) {
+            q[i] = v[i] == INT8_MIN ? INT32_MIN : v[i];
+        }
+    } else {
+        const int16_t *v = from;
+        for (size_t i = 0; i < n; i++) {
+            q[i] = v[i] == INT16_MIN ? INT32_MIN : v[i];
+        }
+    }
+}
+
+static void put_stream(bytes *to, symbols_mode mode, unsigned width, const void *values, size_t n,
+                       symbols_workspace *work) {
+    size_t planned;
+    symbols_plan(work, 0, mode, width, values, NULL, NULL, n, &planned);
+    size_t room = symbols_bound(work, 0);
+    uint8_t *at = bytes_extend(to, room + 1);
+    if (at) {
+        to->size -= room + 1 - symbols_encode(work, 0, values, NULL, n, at, room);
+    }
+}
+
+/* Which of each MASK_OF integers are not zero, a bit each, the first one lowest; and those that are not. Returns how many. */
+static size_t to_masks(uint8_t *masks, int8_t *others, const int8_t *q, size_t n) {
+    size_t count = 0;
+    for (size_t i = 0; i < n; i += MASK_OF) {
+        uint64_t eight = 0;
+        memcpy(&eight, q + i, n - i < MASK_OF ? n - i : MASK_OF);
+        unsigned mask = 0;
+        for (unsigned j = 0; eight && j < MASK_OF && i + j < n; j++) {
+            if (q[i + j]) {
+                mask |= 1u << j;
+                others[count++] = q[i + j];
+            }
+        }
+        masks[i / MASK_OF] = (uint8_t)mask;
+    }
+    return count;
+}
+
+/* Without a branch on the mask's bits: which of them are set cannot be foretold. `others` has MASK_OF bytes more than are needed. */
+static bool from_masks(int8_t *q, const uint8_t *masks, const int8_t *others, size_t n) {
+    int zeros = 0;
+    for (size_t i = 0; i < n; i += MASK_OF) {
+        unsigned mask = masks[i / MASK_OF];
+        int8_t eight[MASK_OF] = {0};
+        for (unsigned j = 0; mask && j < MASK_OF; j++) {
+            int8_t keep = (int8_t) - (int)(mask >> j & 1u);
+            eight[j] = *others & keep;
+            zeros |= keep && *others == 0;
+            others += mask >> j & 1u;
+        }
+        size_t here = n - i < MASK_OF ? n - i : MASK_OF;
+        memcpy(q + i, eight, here);
+        zeros |= here < MASK_OF && mask >> here;
+    }
+    return !zeros;
+}
+
+/* Masks take an eighth of the symbols, hence of the time, and hold what neighbours have in common. */
+static ckd_status put_masks(bytes *to, const int8_t *q, size_t n, lattice_scratch *scratch,
+                            symbols_workspace *work, ckd_error *err) {
+    size_t groups = (n + MASK_OF - 1) / MASK_OF;
+    uint8_t *masks = bytes_scratch(&scratch->at, groups + n + 1, "coding scratch", err);
+    if (!masks) {
+        return CKD_E_NOMEM;
+    }
+    int8_t *others = (int8_t *)masks + groups;
+    size_t count = to_masks(masks, others, q, n);
+    bytes stream = {0};
+    put_stream(&stream, SYMBOLS_SPLIT, 1, masks, groups, work);
+    bytes_put_u8(to, Q_MASKS);
+    wire_put_varint(to, stream.size);
+    bytes_put(to, stream.data, stream.size);
+    to->failed |= stream.failed;
+    bytes_free(&stream);
+    put_stream(to, SYMBOLS_CLASS, 1, others, count, work);
+    return CKD_OK;
+}
+
+static size_t nonzeros(const int8_t *q, size_t n) {
+    size_t count = 0;
+    for (size_t i = 0; i < n; i++) {
+        count += q[i] != 0;
+    }
+    return count;
+}
+
+static ckd_status put_symbols(bytes *to, const int32_t *q, size_t n, bool linear, lattice_scratch *scratch,
+                              symbols_workspace *work, ckd_error *err) {
+    unsigned width = width_needed(q, n);
+    void *narrow = bytes_scratch(&scratch->narrow, n * width + 1, "coding scratch", err);
+    if (!narrow) {
+        return CKD_E_NOMEM;
+    }
+    narrow_to(narrow, q, n, width);
+    size_t start = to->size;
+    bool few = linear && width == 1 && nonzeros(narrow, n) <= n / MASKS_WORTH;
+    ckd_status status = few ? put_masks(to, narrow, n, scratch, work, err) : CKD_OK;
+    if (status != CKD_OK || (few && n >= MASKS_SURE)) {
+        return status;
+    }
+    bytes plain = {0};
+    bytes_put_u8(&plain, (uint8_t)width);
+    put_stream(&plain, SYMBOLS_CLASS, width, narrow, n, work);
+    if (!few || plain.size < to->size - start) {
+        to->size = start;
+        bytes_put(to, plain.data, plain.size);
+    }
+    to->failed |= plain.failed;
+    bytes_free(&plain);
+    return CKD_OK;
+}
+
+static bool all_zero(const int32_t *q, size_t n) {
+    int32_t any = 0;
+    for (size_t i = 0; q && i < n; i++) {
+        any |= q[i];
+    }
+    return any == 0;
+}
+
+static ckd_status put_q(bytes *to, const lattice_block *b, lattice_effort effort, lattice_scratch *scratch,
+                        symbols_workspace *work, ckd_error *err) {
+    if (all_zero(b->q, b->count)) {
+        bytes_put_u8(to, Q_NONE);
+        return CKD_OK;
+    }
+    size_t start = to->size;
+    ckd_status status = put_symbols(to, b->q, b->count, b->map == LATTICE_LINEAR, scratch, work, err);
+    if (status != CKD_OK || effort == LATTICE_FAST) {
+        return status;
+    }
+    bytes plane = {0};
+    adaptive_plane shape = {b->count, b->columns, b->phase, NULL};
+    adaptive_plane_encode(&plane, &shape, b->q);
+    if (!plane.failed && plane.size < to->size - start - 1) {
+        to->size = start;
+        bytes_put_u8(to, Q_PLANE);
+        bytes_put(to, plane.data, plane.size);
+    }
+    to->failed |= plane.failed;
+    bytes_free(&plane);
+    return CKD_OK;
+}
+
+static ckd_status get_masks(lattice_block *b, const void *from, size_t size, lattice_scratch *scratch,
+                            symbols_workspace *work, ckd_error *err) {
+    size_t n = b->count, groups = (n + MASK_OF - 1) / MASK_OF, count = 0;
+    reader r = reader_of(from, size);
+    uint64_t taken = wire_varint_max(&r, reader_left(&r));
+    const void *stream = reader_take(&r, (size_t)taken);
+    int8_t *few = bytes_scratch(&scratch->few, n + 1, "decoding scratch", err);
+    uint8_t *masks =
+        few ? bytes_scratch(&scratch->narrow, groups + n + MASK_OF, "decoding scratch", err) : NULL;
+    if (!masks) {
+        return CKD_E_NOMEM;
+    }
+    ckd_status status = r.failed ? err_set(err, CKD_E_CORRUPT, "a lossy block's masks go beyond its end")
+                                 : symbols_decode(work, masks, 1, groups, NULL, stream, (size_t)taken, err);
+    for (size_t g = 0; g < groups && status == CKD_OK; g++) {
+        count += (unsigned)__builtin_popcount(masks[g]);
+    }
+    int8_t *others = (int8_t *)masks + groups;
+    size_t left = reader_left(&r);
+    if (status == CKD_OK && count <= n) {
+        status = symbols_decode(work, others, 1, count, NULL, reader_take(&r, left), left, err);
+    }
+    if (status == CKD_OK && (count > n || !from_masks(few, masks, others, n))) {
+        status = err_set(err, CKD_E_CORRUPT, "a lossy block's masks are not those of its integers");
+    }
+    b->few = few;
+    return status;
+}
+
+static ckd_status get_q(lattice_block *b, reader *from, lattice_scratch *scratch, symbols_workspace *work,
+                        ckd_error *err) {
+    uint8_t how = reader_u8(from);
+    size_t size = reader_left(from), n = b->count;
+    const void *stream = reader_take(from, size);
+    if (how == Q_NONE) {
+        return size ? err_set(err, CKD_E_CORRUPT, "a lossy block ends in the wrong place") : CKD_OK;
+    }
+    if (how == Q_MASKS && b->map == LATTICE_LINEAR) {
+        return get_masks(b, stream, size, scratch, work, err);
+    }
+    int32_t *q = bytes_scratch(&scratch->q, n * sizeof(int32_t) + 1, "decoding scratch", err);
+    if (!q) {
+        return CKD_E_NOMEM;
+    }
+    b->q = q;
+    if (how == Q_PLANE) {
+        adaptive_plane shape = {n, b->columns, b->phase, NULL};
+        return adaptive_plane_decode(q, &shape, stream, size, err);
+    }
+    if (how == 4) {
+        return symbols_decode(work, q, 4, n, NULL, stream, size, err);
+    }
+    if (how != 1 && how != 2) {
+        return err_set(err, CKD_E_CORRUPT, "a lossy block's integers have a form that there is not");
+    }
+    bytes *room = how == 1 ? &scratch->few : &scratch->narrow;
+    void *narrow = bytes_scratch(room, n * how + 1, "decoding scratch", err);
+    if (how == 1 && b->map == LATTICE_LINEAR) {
+        b->q = NULL;
+        b->few = narrow;
+        return narrow ? symbols_decode(work, narrow, how, n, NULL, stream, size, err) : CKD_E_NOMEM;
+    }
+    ckd_status status = narrow ? symbols_decode(work, narrow, how, n, NULL, stream, size, err) : CKD_E_NOMEM;
+    if (status == CKD_OK) {
+        widen_to(q, narrow, n, how);
+    }
+    return status;
+}
+
+/* ---- values kept as they are ---- */
+
+static void put_exceptions(bytes *to, const lattice_block *b) {
+    wire_put_varint(to, b->exceptions);
+    uint32_t next = 0;
+    for (uint32_t i = 0; i < b->exceptions; i++) {
+        wire_put_varint(to, b->exception_at[i] - next);
+        bytes_put_u32(to, b->exception_bits[i]);
+        next = b->exception_at[i] + 1;
+    }
+}
+
+static ckd_status get_exceptions(lattice_block *b, reader *from, lattice_scratch *scratch, ckd_error *err) {
+    b->exceptions =
+        (uint32_t)wire_varint_max(from, b->count < reader_left(from) ? b->count : reader_left(from));
+    uint32_t *at = bytes_scratch(&scratch->at, b->exceptions * sizeof(*at) + 1, "decoding scratch", err);
+    uint32_t *bits =
+        at ? bytes_scratch(&scratch->bits, b->exceptions * sizeof(*bits) + 1, "decoding scratch", err) : NULL;
+    if (!bits) {
+        return CKD_E_NOMEM;
+    }
+    uint64_t next = 0;
+    for (uint32_t i = 0; i < b->exceptions; i++) {
+        uint64_t place = next + wire_varint_max(from, b->count);
+        bits[i] = reader_u32(from);
+        if (place >= b->count) {
+            return err_set(err, CKD_E_CORRUPT, "a lossy block keeps a value that it does not have");
+        }
+        at[i] = (uint32_t)place;
+        next = place + 1;
+    }
+    b->exception_at = at;
+    b->exception_bits = bits;
+    return CKD_OK;
+}
+
+/* ---- the payload ---- */
+
+static bool has_grid(const lattice_block *b) {
+    return b->row || b->factor || b->shared || b->own.step || b->own.rank;
+}
+
+ckd_status lattice_encode(bytes *to, const lattice_block *b, lattice_effort effort, lattice_scratch *scratch,
+                          symbols_workspace *work, ckd_error *err) {
+    bool grid = has_grid(b) || effort == LATTICE_SMALL;
+    bytes_put_u8(to, (uint8_t)((b->map == LATTICE_LEVELS ? FORM_LEVELS : 0) | (b->row ? FORM_ROWS : 0) |
+                               (grid ? FORM_GRID : 0) | (b->factor ? FORM_FACTOR : 0) |
+                               (b->exceptions ? FORM_EXCEPTIONS : 0) | (b->shared ? FORM_SHARED : 0)));
+    put_signed(to, b->step);
+    if (b->map == LATTICE_LINEAR) {
+        put_signed(to, b->exponent);
+        bytes_put(to, b->offset, sizeof(b->offset));
+    } else {
+        put_signed(to, b->birth);
+    }
+    ckd_status status = CKD_OK;
+    if (grid) {
+        wire_put_varint(to, b->columns);
+        wire_put_varint(to, b->phase);
+        if (!b->shared) {
+            status = put_columns(to, &b->own, err);
+        }
+    }
+    if (b->row) {
+        put_integers(to, b->row, lattice_rows(b), NULL);
+    }
+    if (status == CKD_OK && b->factor) {
+        put_signed(to, b->low_rank_exponent);
+        status = put_factor(to, b->factor, lattice_rows(b), b->own.rank, err);
+    }
+    if (b->exceptions) {
+        put_exceptions(to, b);
+    }
+    if (status == CKD_OK) {
+        status = put_q(to, b, effort, scratch, work, err);
+    }
+    return status == CKD_OK && to->failed ? err_nomem(err, to->size, "a lossy block") : status;
+}
+
+static ckd_status get_grid(lattice_block *b, reader *from, uint8_t form, const lattice_columns *shared,
+                           lattice_scratch *scratch, ckd_error *err) {
+    b->columns = wire_varint_max(from, UINT64_C(1) << 40);
+    b->phase = wire_varint_max(from, UINT64_C(1) << 40);
+    if (b->columns == 0 || b->phase >= b->columns || (form & FORM_SHARED && !shared) ||
+        (form & FORM_SHARED && shared->columns != b->columns)) {
+        return err_set(err, CKD_E_CORRUPT, "a lossy block's rows and columns do not fit together");
+    }
+    if (form & FORM_SHARED) {
+        b->shared = true;
+        b->own = *shared;
+        return CKD_OK;
+    }
+    b->own.columns = b->columns;
+    return get_columns(&b->own, from, scratch, err);
+}
+
+static ckd_status get_parts(lattice_block *b, reader *from, uint8_t form, const lattice_columns *shared,
+                            lattice_scratch *scratch, ckd_error *err) {
+    ckd_status status = CKD_OK;
+    if (form & FORM_GRID) {
+        status = get_grid(b, from, form, shared, scratch, err);
+    } else if (form & (FORM_ROWS | FORM_FACTOR | FORM_SHARED)) {
+        status = err_set(err, CKD_E_CORRUPT, "a lossy block has rows but no columns");
+    }
+    if (status == CKD_OK && form & FORM_ROWS) {
+        status = get_integers(&b->row, from, lattice_rows(b), NULL, &scratch->row, err);
+    }
+    if (status == CKD_OK && form & FORM_FACTOR) {
+        b->low_rank_exponent = get_signed(from);
+        status = b->own.rank && b->low_rank_exponent >= -64 && b->low_rank_exponent <= 64
+                     ? get_factor(&b->factor, from, lattice_rows(b), b->own.rank, &scratch->own_factor,
+                                  scratch, err)
+                     : err_set(err, CKD_E_CORRUPT, "a lossy block has one factor of two");
+    }
+    return status == CKD_OK && form & FORM_EXCEPTIONS ? get_exceptions(b, from, scratch, err) : status;
+}
+
+ckd_status lattice_decode(lattice_block *out, uint64_t count, const lattice_columns *shared, const void *from,
+                          size_t size, lattice_scratch *scratch, symbols_workspace *work, ckd_error *err) {
+    reader r = reader_of(from, size);
+    uint8_t form = reader_u8(&r);
+    *out = (lattice_block){.map = form & FORM_LEVELS ? LATTICE_LEVELS : LATTICE_LINEAR,
+                           .count = count,
+                           .columns = count ? count : 1,
+                           .step = get_signed(&r)};
+    if (out->map == LATTICE_LINEAR) {
+        out->exponent = get_signed(&r);
+        const void *offset = reader_take(&r, sizeof(out->offset));
+        if (offset) {
+            memcpy(out->offset, offset, sizeof(out->offset));
+        }
+    } else {
+        out->birth = get_signed(&r);
+    }
+    bool fits = out->map == LATTICE_LINEAR
+                    ? out->step >= -400 && out->step <= 400 && out->exponent >= -120 && out->exponent <= 120
+                    : out->step >= 1 && out->step <= 4096 && out->birth >= 1 && out->birth <= 2039 &&
+                          !(form & FORM_FACTOR);
+    if (r.failed || form & ~FORM_KNOWN || !fits) {
+        return err_set(err, CKD_E_CORRUPT, "a lossy block begins with what there is not");
+    }
+    ckd_status status = get_parts(out, &r, form, shared, scratch, err);
+    if (status == CKD_OK) {
+        status = r.failed ? err_set(err, CKD_E_CORRUPT, "a lossy block ends too early")
+                          : get_q(out, &r, scratch, work, err);
+    }
+    return status;
+}

@@ -1,0 +1,117 @@
+#include "engine/block_lossy.h"
+
+#include <string.h>
+
+#define EXACT_SHARE 0.85 /* of raw bytes: what an exact base of weights or moments takes, bench_exact says */
+#define MOST_KEPT   16   /* one in so many values may be kept as it is: with more, the block is exact */
+
+static uint64_t raw_size(const block_job *job, const tensor_context *tensor) {
+    return job->count * ckd_dtype_size(tensor->tensor->dtype);
+}
+
+load_cost lossy_base_cost(ckd_dtype dtype, uint64_t raw) {
+    return base_cost(ckd_dtype_size(dtype), raw, (uint64_t)(EXACT_SHARE * (double)raw));
+}
+
+static void offer(candidate *c, uint64_t size, bool encoded) {
+    c->available = true;
+    c->encoded = encoded;
+    c->coding = CODING_LATTICE;
+    c->size = size;
+}
+
+/* The hashes by which a copy in a narrower dtype will be found, and what such a copy's values will be. */
+static ckd_status hash_rounded_result(block_job *job, const tensor_context *tensor, ckd_error *err) {
+    if (!block_is_master(tensor)) {
+        return CKD_OK;
+    }
+    hash128 bf16 = job->rounded_bf16, f16 = job->rounded_f16;
+    ckd_status status = block_hash_rounded(job, err);
+    job->result_bf16 = job->rounded_bf16;
+    job->result_f16 = job->rounded_f16;
+    job->rounded_bf16 = bf16;
+    job->rounded_f16 = f16;
+    return status;
+}
+
+/* The columns' part, which the tile's blocks share. */
+static void depend_on_shared(block_job *job, uint32_t at, const lossy_tile *tile, const coding_context *save,
+                             const tensor_context *tensor) {
+    job->dependencies[at] = (dependency){.kind = DEPENDS_SIDE,
+                                         .checkpoint = save->checkpoint,
+                                         .tensor = "",
+                                         .region = *tensor->region,
+                                         .first = tile->first,
+                                         .count = tile->count,
+                                         .content = tile->shared_content};
+}
+
+static ckd_status offer_delta(block_job *job, const lossy_tile *tile, const coding_context *save,
+                              const tensor_context *tensor, const load_budget *budget,
+                              const uint8_t *parent_values, ckd_error *err) {
+    uint64_t raw = raw_size(job, tensor);
+    block_measure_parent(job, tensor);
+    hash128 parent = job->parent_block ? job->parent_block->content : content_hash(parent_values, raw);
+    block_depend_on(job, PREDICT_PARENT, &save->parent->manifest.checkpoint.id, "", &parent);
+    if (tile->plan.shared) {
+        depend_on_shared(job, job->dependency_count++, tile, save, tensor);
+    }
+    offer(&job->delta, job->delta.payload.size, true);
+    job->delta.available =
+        job->parent_depth < MAX_SAVE_DEPTH && budget_allows_parent(budget, &job->parent_chain, &job->base);
+    if (!tile->on_lattice) {
+        return block_plan_standalone(job, save, tensor, false, err);
+    }
+    offer(&job->standalone, lossy_alone_size(tile, job->count), false);
+    return CKD_OK;
+}
+
+ckd_status block_lossy_analyse(block_job *job, const lossy_tile *tile, const coding_context *save,
+                               const tensor_context *tensor, const load_budget *budget, ckd_error *err) {
+    uint64_t raw = raw_size(job, tensor), at = job->first - tile->first;
+    const void *original = job->values;
+    block_begin(job, tensor);
+    job->original = content_hash(original, raw);
+    ckd_status status = block_is_master(tensor) ? block_hash_rounded(job, err) : CKD_OK;
+    job->content = job->original;
+    if (status != CKD_OK || block_find_in_save(job, save, tensor, true)) {
+        return status;
+    }
+    bytes *payload = tile->before ? &job->delta.payload : &job->standalone.payload;
+    status = lossy_block(&job->lossy_work, payload, tile, at, job->count, original, job->decoder.kernels,
+                         coder_symbols(job->decoder.coder), err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    const lossy_job *made = &job->lossy_work;
+    if (!made->within || made->block.exceptions > job->count / MOST_KEPT || payload->size >= raw) {
+        return block_analyse(job, save, tensor, budget, err);
+    }
+    job->lossy = true;
+    job->tile = tile;
+    job->values = made->values.data;
+    job->content = content_hash(job->values, raw);
+    status = hash_rounded_result(job, tensor, err);
+    if (status != CKD_OK || block_find_in_parent(job, save, tensor)) {
+        return status;
+    }
+    job->base = lossy_base_cost(tensor->tensor->dtype, raw);
+    job->base_stored = (uint64_t)job->base.stored;
+    if (tile->before) {
+        return offer_delta(job, tile, save, tensor, budget,
+                           tile->before_values + at * ckd_dtype_size(tile->dtype), err);
+    }
+    offer(&job->standalone, payload->size, true);
+    if (tile->plan.shared) {
+        depend_on_shared(job, job->alone_dependencies++, tile, save, tensor);
+    }
+    return CKD_OK;
+}
+
+ckd_status block_lossy_alone(block_job *job, candidate *c, ckd_error *err) {
+    ckd_status status = lossy_block_alone(&job->lossy_work, &c->payload, job->tile, job->decoder.kernels,
+                                          coder_symbols(job->decoder.coder), err);
+    c->size = c->payload.size;
+    c->encoded = status == CKD_OK;
+    return status;
+}

@@ -1,0 +1,244 @@
+#include "engine/lattice_values.h"
+
+#include <string.h>
+
+#include "kernels/scalar_lattice.h"
+
+#define EXACT_SUM 16777216.0 /* 2^24: floats hold all integers up to it */
+
+void lattice_work_free(lattice_work *w) {
+    bytes *const all[] = {&w->values, &w->products, &w->left, &w->right, &w->step};
+    for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++) {
+        bytes_free(all[i]);
+    }
+    lattice_scratch_free(&w->scratch);
+}
+
+static float power_of_two(int32_t exponent) {
+    return scalar_quarter_octaves(4 * exponent);
+}
+
+/* ---- the low-rank part ---- */
+
+/* Transposed, so that a component's column values lie side by side. Returns the largest sum of magnitudes that a product can have. */
+static double spread_factors(float *left, float *right, const lattice_block *b, size_t rows) {
+    const lattice_columns *c = &b->own;
+    double bound = 0;
+    for (uint32_t k = 0; k < c->rank; k++) {
+        double largest_left = 0, largest_right = 0, scale = (double)(1u << c->shift[k]);
+        for (size_t i = 0; i < rows; i++) {
+            double v = b->factor[i * c->rank + k];
+            left[i * c->rank + k] = (float)v;
+            v = v < 0 ? -v : v;
+            largest_left = v > largest_left ? v : largest_left;
+        }
+        for (size_t j = 0; j < c->columns; j++) {
+            double v = c->factor[j * c->rank + k] * scale;
+            right[k * c->columns + j] = (float)v;
+            v = v < 0 ? -v : v;
+            largest_right = v > largest_right ? v : largest_right;
+        }
+        bound += largest_left * largest_right;
+    }
+    return bound;
+}
+
+ckd_status lattice_products(const float **out, const lattice_block *b, lattice_work *w, const kernels *k,
+                            ckd_error *err) {
+    *out = NULL;
+    if (!b->factor) {
+        return CKD_OK;
+    }
+    size_t rows = lattice_rows(b), columns = b->columns, rank = b->own.rank;
+    float *left = bytes_scratch(&w->left, rows * rank * sizeof(float), "decoding scratch", err);
+    float *right =
+        left ? bytes_scratch(&w->right, columns * rank * sizeof(float), "decoding scratch", err) : NULL;
+    float *sums =
+        right ? bytes_scratch(&w->products, rows * columns * sizeof(float), "decoding scratch", err) : NULL;
+    if (!sums) {
+        return CKD_E_NOMEM;
+    }
+    if (!(spread_factors(left, right, b, rows) < EXACT_SUM)) {
+        return err_set(err, CKD_E_CORRUPT, "a lossy block's low-rank part is too large to be exact");
+    }
+    k->products(sums, left, right, rows, rank, columns);
+    *out = sums;
+    return CKD_OK;
+}
+
+/* ---- rows ---- */
+
+uint64_t lattice_row_span(const lattice_block *b, uint64_t row, uint64_t *first, uint64_t *column) {
+    uint64_t start = row * b->columns, end = start + b->columns;
+    uint64_t from = start > b->phase ? start - b->phase : 0;
+    uint64_t to = end - b->phase < b->count ? end - b->phase : b->count;
+    *first = from;
+    *column = from + b->phase - start;
+    return to - from;
+}
+
+ckd_status lattice_steps(const lattice_block *b, lattice_work *w, ckd_error *err) {
+    bool levels = b->map == LATTICE_LEVELS;
+    size_t n = b->own.step ? b->columns : (levels ? b->count : 0);
+    void *room = bytes_scratch(&w->step, n * sizeof(float) + 1, "decoding scratch", err);
+    if (!room) {
+        return CKD_E_NOMEM;
+    }
+    if (levels && b->own.step) {
+        memcpy(room, b->own.step, n * sizeof(int32_t));
+    } else if (levels) {
+        memset(room, 0, n * sizeof(int32_t));
+    } else {
+        float *step = room;
+        for (size_t j = 0; j < n; j++) {
+            step[j] = scalar_quarter_octaves(b->own.step[j]);
+        }
+    }
+    return CKD_OK;
+}
+
+lattice_run lattice_row_run(const lattice_block *b, const lattice_work *w, uint64_t row) {
+    int32_t own = b->row ? b->row[row] : 0;
+    return (lattice_run){
+        .unit = power_of_two(b->exponent),
+        .per_unit = power_of_two(-b->exponent),
+        .row_step = scalar_quarter_octaves(scalar_add(b->step, own)),
+        .column_step = b->own.step ? (const float *)(const void *)w->step.data : NULL,
+        .low_rank_unit = power_of_two(b->low_rank_exponent),
+        .offset = {(float)b->offset[0] / 256, (float)b->offset[1] / 256, (float)b->offset[2] / 256}};
+}
+
+level_run level_row_run(const lattice_block *b, const lattice_work *w, uint64_t row, bool has_parent) {
+    return (level_run){.has_parent = has_parent,
+                       .row = b->row ? b->row[row] : 0,
+                       .column = (const int32_t *)(const void *)w->step.data,
+                       .birth = b->birth,
+                       .step = b->step};
+}
+
+/* ---- blocks ---- */
+
+#define RUN 1024 /* elements at a time, where integers are widened */
+
+/* Integers of elements first, first + 1, ... as the kernels want them. */
+static const int32_t *integers_of(int32_t *room, const lattice_block *b, uint64_t first, uint64_t n) {
+    if (b->q) {
+        return b->q + first;
+    }
+    for (uint64_t i = 0; i < n; i++) {
+        room[i] = b->few ? b->few[first + i] : 0;
+    }
+    return room;
+}
+
+static void rebuild_levels(float *values, const lattice_block *b, uint64_t row, bool has_parent,
+                           const lattice_work *w, const kernels *k) {
+    uint64_t first, column, n = lattice_row_span(b, row, &first, &column);
+    level_run levels = level_row_run(b, w, row, has_parent);
+    int32_t room[RUN];
+    for (uint64_t at = 0; at < n; at += RUN) {
+        uint64_t run = n - at < RUN ? n - at : RUN;
+        level_run here = levels;
+        here.column += b->own.step ? column + at : 0;
+        k->level_apply(values + first + at, integers_of(room, b, first + at, run), run, &here);
+    }
+}
+
+static void rebuild_linear(float *values, const lattice_block *b, const float *products, uint64_t row,
+                           const lattice_work *w, const kernels *k) {
+    uint64_t first, column, n = lattice_row_span(b, row, &first, &column);
+    lattice_run linear = lattice_row_run(b, w, row);
+    linear.column_step = linear.column_step ? linear.column_step + column : NULL;
+    if (!products && b->few) {
+        k->lattice_apply_few(values + first, b->few + first, n, &linear);
+        return;
+    }
+    int32_t room[RUN];
+    for (uint64_t at = 0; at < n; at += RUN) {
+        uint64_t run = n - at < RUN ? n - at : RUN;
+        lattice_run here = linear;
+        here.column_step = linear.column_step ? linear.column_step + at : NULL;
+        k->lattice_apply(values + first + at, integers_of(room, b, first + at, run),
+                         products ? products + row * b->columns + column + at : NULL, run, &here);
+    }
+}
+
+/* Values on their own: integers of the lattice and nothing else. */
+static bool is_plain(const lattice_block *b, bool has_parent) {
+    return !has_parent && b->map == LATTICE_LINEAR && b->q && b->step == 0 && !b->row && !b->own.step &&
+           !b->factor && !(b->offset[0] | b->offset[1] | b->offset[2]);
+}
+
+/* Nothing says that any value moves. */
+static bool stays(const lattice_block *b, bool has_parent) {
+    bool linear = b->map == LATTICE_LINEAR;
+    return has_parent && !b->q && !b->few && (linear ? !b->factor : !b->row && !b->own.step);
+}
+
+ckd_status lattice_rebuild(float *values, const lattice_block *b, bool has_parent, lattice_work *w,
+                           const kernels *k, ckd_error *err) {
+    const float *products;
+    if (stays(b, has_parent)) {
+        return CKD_OK;
+    }
+    if (is_plain(b, has_parent)) {
+        k->lattice_values(values, b->q, b->count, power_of_two(b->exponent));
+        return CKD_OK;
+    }
+    ckd_status status = lattice_products(&products, b, w, k, err);
+    if (status == CKD_OK) {
+        status = lattice_steps(b, w, err);
+    }
+    if (status == CKD_OK && !has_parent) {
+        memset(values, 0, b->count * sizeof(float));
+    }
+    uint64_t rows = lattice_rows(b);
+    for (uint64_t row = 0; row < rows && status == CKD_OK; row++) {
+        if (b->map == LATTICE_LEVELS) {
+            rebuild_levels(values, b, row, has_parent, w, k);
+        } else {
+            rebuild_linear(values, b, products, row, w, k);
+        }
+    }
+    return status;
+}
+
+static void put_exceptions(void *values, ckd_dtype dtype, const lattice_block *b) {
+    size_t size = ckd_dtype_size(dtype);
+    for (uint32_t i = 0; i < b->exceptions; i++) {
+        uint8_t *to = (uint8_t *)values + b->exception_at[i] * size;
+        if (size == 4) {
+            memcpy(to, &b->exception_bits[i], 4);
+        } else {
+            uint16_t bits = (uint16_t)b->exception_bits[i];
+            memcpy(to, &bits, 2);
+        }
+    }
+}
+
+ckd_status lattice_rebuild_values(void *values, ckd_dtype dtype, const lattice_block *b, bool has_parent,
+                                  lattice_work *w, const kernels *k, ckd_error *err) {
+    if (dtype == CKD_F32 && (uintptr_t)values % _Alignof(float) == 0) {
+        ckd_status status = lattice_rebuild(values, b, has_parent, w, k, err);
+        put_exceptions(values, dtype, b);
+        return status;
+    }
+    float *floats = bytes_scratch(&w->values, b->count * sizeof(float) + 1, "decoding scratch", err);
+    if (!floats) {
+        return CKD_E_NOMEM;
+    }
+    if (has_parent) {
+        k->widen(floats, dtype, values, b->count);
+    }
+    ckd_status status = lattice_rebuild(floats, b, has_parent, w, k, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    if (dtype == CKD_F32) {
+        memcpy(values, floats, b->count * sizeof(float));
+    } else {
+        k->cast(dtype, values, CKD_F32, floats, b->count);
+    }
+    put_exceptions(values, dtype, b);
+    return CKD_OK;
+}

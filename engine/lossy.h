@@ -1,0 +1,126 @@
+/*
+ * Lossy coding of a tensor: a tile of it at a time, which is a matrix (or a vector, or a panel of a large matrix), is compared with
+ * what the parent's decoder gives, and becomes small integers on a lattice.
+ *
+ *   tile_prepare   statistics of the whole tile: how far it moved, what its rows and columns weigh, steps, low-rank factors
+ *   lossy_block    (parallel) integers of one block, payload, and the values that a decoder will get
+ *
+ * Closed loop: the error of a checkpoint is that of one rounding, however long its chain. Where no claim of codec/FORMAT.md is
+ * concerned the arithmetic is free: doubles, sums in any order. Internal to engine/.
+ */
+#ifndef ENGINE_LOSSY_H
+#define ENGINE_LOSSY_H
+
+#include "base/hash.h"
+#include "engine/lattice_values.h"
+#include "engine/low_rank.h"
+#include "engine/region.h"
+
+/* Which of three ways a tensor is coded; the others are exact. */
+typedef enum lossy_part {
+    LOSSY_NONE,
+    LOSSY_WEIGHT, /* residual to the parent, steps that follow its movement */
+    LOSSY_MOMENT, /* first moments: anew each time, steps that follow its own rows and columns */
+    LOSSY_SECOND  /* second moments: levels, as differences to the parent's */
+} lossy_part;
+/* Of a role and dtype. */
+lossy_part lossy_part_of(ckd_role role, ckd_dtype dtype);
+
+/* How finely. Steps are relative to what they quantise, so that they fit any model. */
+typedef struct lossy_recipe {
+    double weight;         /* step, in root mean squares of the movement since the parent */
+    double moment;         /* step, in root mean squares of the normalised moments */
+    int32_t second;        /* step, in levels; beyond their number: rows and columns say enough */
+    int32_t second_vector; /* of vectors, which have none */
+    double vector;         /* steps of vectors, in those of matrices */
+    double target;         /* bits an element; 0: whatever the steps give */
+    double root_units;     /* lattice units in the root mean square of weights without a parent */
+    double lambda;         /* what a bit is worth, in squared steps */
+    double max_error;      /* bound on |error|, in root mean squares of the tensor; 0: none */
+    int effort;            /* 1 ... 9 */
+    double bits_for_load;  /* bits that a base load of decoding time is worth, in a chain */
+    uint32_t most_rank;    /* components of a matrix at most */
+    unsigned rounds;       /* of the search for them */
+} lossy_recipe;
+lossy_recipe lossy_recipe_of(ckd_fidelity fidelity, int effort);
+
+/* Logarithms (base 2) of the mean second moment of each row and column of a matrix, and of all of it. */
+typedef struct lossy_scales {
+    uint64_t rows, columns;
+    double *row, *column;
+    double all;
+} lossy_scales;
+void lossy_scales_free(lossy_scales *s);
+ckd_status lossy_scales_of(lossy_scales *out, const float *second, uint64_t count, uint64_t columns,
+                           uint64_t phase, ckd_error *err);
+
+/* Elements first ... first + count - 1 of a region, as a matrix. */
+typedef struct lossy_tile {
+    lossy_part part;
+    ckd_dtype dtype;
+    const lossy_recipe *recipe;
+    uint64_t first, count, columns, phase;
+    bool vector;
+    const void *values;           /* the elements as they were given */
+    const float *now;             /* the same as floats */
+    const float *before;          /* what the parent's decoder gives; NULL: no parent */
+    const uint8_t *before_values; /* the same in the dtype */
+    double before_error;          /* mean square error of `before` against what it stands for */
+    double expected_movement;     /* root mean square, if it is not to be found from `before`; NaN: it is */
+    const lossy_scales *scales;   /* of the second moment; NULL: not known */
+    /* set by tile_prepare */
+    hash128 shared_content; /* if plan.shared: of the side record that has the columns' part */
+    lattice_block plan;     /* of the whole tile, without q and exceptions */
+    float up[3];            /* from where on integers are rounded up */
+    double bound;           /* on |error|; infinite: none */
+    double alone_bits;      /* about what an element takes without a parent */
+    bool still;             /* nothing moved: the parent's values stay */
+    bool on_lattice;        /* all values are, so that they can stand alone as integers; else only exactly */
+    double movement;        /* estimated root mean square of the movement */
+    bytes row, column;
+    low_rank factors;
+} lossy_tile;
+
+/* Where a tile of a region ends that begins at `first`, and what its rows are. */
+void lossy_tile_cut(lossy_tile *t, const geometry *g, const ckd_region *region, uint64_t elements,
+                    uint64_t first);
+/* Elements of the block of a tile that begins at element `at` of it: whole rows, if they are short enough. */
+uint64_t lossy_block_count(const lossy_tile *t, uint64_t at);
+
+/* false in *worth: better coded exactly. Errors: NOMEM. */
+ckd_status lossy_tile_prepare(lossy_tile *t, bool *worth, const kernels *k, ckd_error *err);
+/* Thresholds, and factors where they pay; a part of lossy_tile_prepare (lossy_plan.c). */
+ckd_status lossy_tile_plan_rate(lossy_tile *t, const kernels *k, ckd_error *err);
+void lossy_tile_free(lossy_tile *t);
+
+/* How far lossy values are from those they stand for. */
+typedef struct lossy_error {
+    double energy, error;  /* sums of squares, of finite values */
+    double largest;        /* |error| */
+    uint64_t finite, kept; /* values that are not finite are kept as they are */
+} lossy_error;
+
+/* Scratch of one worker, and what it made of one block. */
+typedef struct lossy_job {
+    lattice_work work;
+    bytes residual, q, rebuilt, at, bits;
+    bytes values; /* the block as a decoder will get it, in the dtype */
+    lattice_block block;
+    lossy_error error;
+    bool within; /* the bound, if there is one, is kept */
+} lossy_job;
+void lossy_job_free(lossy_job *j);
+
+/*
+ * Codes elements at ... at + count - 1 of the tile; sets j->values, error and within, and appends the payload. original: the
+ * elements in their dtype. Errors: NOMEM.
+ */
+ckd_status lossy_block(lossy_job *j, bytes *payload, const lossy_tile *t, uint64_t at, uint64_t count,
+                       const void *original, const kernels *k, symbols_workspace *work, ckd_error *err);
+/* What lossy_block gave, without a parent: the same values, on their own. */
+ckd_status lossy_block_alone(lossy_job *j, bytes *payload, const lossy_tile *t, const kernels *k,
+                             symbols_workspace *work, ckd_error *err);
+/* About its size in bytes. */
+uint64_t lossy_alone_size(const lossy_tile *t, uint64_t count);
+
+#endif

@@ -1,0 +1,54 @@
+#include "engine/lossy_direction.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+ckd_status direction_begin(direction_sample *s, uint64_t count, ckd_error *err) {
+    *s = (direction_sample){.count = count, .stride = count / DIRECTION_SAMPLE + 1};
+    size_t n = count / s->stride + 1;
+    s->given = calloc(n, sizeof(float));
+    s->decoded = calloc(n, sizeof(float));
+    if (!s->given || !s->decoded) {
+        direction_free(s);
+        return err_nomem(err, 2 * n * sizeof(float), "a sample of second moments");
+    }
+    return CKD_OK;
+}
+
+void direction_free(direction_sample *s) {
+    free(s->given);
+    free(s->decoded);
+    *s = (direction_sample){0};
+}
+
+static uint64_t first_sampled(const direction_sample *s, uint64_t at) {
+    return (at + s->stride - 1) / s->stride * s->stride;
+}
+
+void direction_note(direction_sample *s, uint64_t at, uint64_t count, const float *given,
+                    const float *decoded) {
+    for (uint64_t i = first_sampled(s, at); i < at + count; i += s->stride) {
+        s->given[i / s->stride] = given[i - at];
+        s->decoded[i / s->stride] = decoded[i - at];
+    }
+}
+
+/* 0 where there is no second moment, or no finite quotient. */
+static double direction_of(double first, double second, double eps) {
+    double d = second > 0 ? first / (sqrt(second) + eps) : 0;
+    return isfinite(d) ? d : 0;
+}
+
+void direction_add(direction_sums *sums, const direction_sample *s, uint64_t at, uint64_t count,
+                   const float *given, const float *decoded, double eps) {
+    for (uint64_t i = first_sampled(s, at); i < at + count; i += s->stride) {
+        double was = direction_of(given[i - at], s->given[i / s->stride], eps);
+        double is = direction_of(decoded[i - at], s->decoded[i / s->stride], eps);
+        sums->change += (is - was) * (is - was);
+        sums->all += was * was;
+    }
+}
+
+double direction_change(const direction_sums *sums) {
+    return sums->all > 0 ? sqrt(sums->change / sums->all) : NAN;
+}

@@ -1,0 +1,32 @@
+/*
+ * How far lossy moments change the direction of an Adam step, m / (sqrt(v) + eps): estimated on a sample of elements, because second
+ * moments and first ones are saved one after the other. Internal to engine/.
+ */
+#ifndef ENGINE_LOSSY_DIRECTION_H
+#define ENGINE_LOSSY_DIRECTION_H
+
+#include "base/error.h"
+
+#define DIRECTION_SAMPLE 4096u /* elements of a tile, about */
+
+/* Every stride-th element of a tile of second moments: as given, and as a decoder will get it. Zero-initialise. */
+typedef struct direction_sample {
+    uint64_t count, stride; /* of the tile */
+    float *given, *decoded;
+} direction_sample;
+ckd_status direction_begin(direction_sample *s, uint64_t count, ckd_error *err);
+void direction_free(direction_sample *s);
+/* Elements at, at + 1, ... of the tile. */
+void direction_note(direction_sample *s, uint64_t at, uint64_t count, const float *given,
+                    const float *decoded);
+
+/* Sums over the sample, of first moments of the same tile. */
+typedef struct direction_sums {
+    double change, all; /* squares */
+} direction_sums;
+void direction_add(direction_sums *sums, const direction_sample *s, uint64_t at, uint64_t count,
+                   const float *given, const float *decoded, double eps);
+/* NaN if there is nothing to compare. */
+double direction_change(const direction_sums *sums);
+
+#endif

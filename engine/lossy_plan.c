@@ -1,0 +1,157 @@
+/* How the integers of a tile are to be found: thresholds, and a low-rank part where it is worth its bits. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/cost.h"
+#include "engine/lossy.h"
+#include "engine/lossy_rate.h"
+
+#define NARROWEST_FACTORED 16u /* rows and columns */
+#define TARGET_ROUNDS      4
+#define TARGET_SLOPE       0.9 /* octaves of the step for one of the bits */
+
+/* What is left of every element, in steps, row by row; elements that the tile does not have are 0. */
+static ckd_status residual_of(float *to, const lossy_tile *t, const float *products, lattice_work *w,
+                              const kernels *k, ckd_error *err) {
+    ckd_status status = lattice_steps(&t->plan, w, err);
+    float *none = NULL;
+    if (status == CKD_OK && !t->before) {
+        none = calloc(t->columns, sizeof(float));
+        status = none ? CKD_OK : err_nomem(err, t->columns * sizeof(float), "coding scratch");
+    }
+    for (uint64_t row = 0; row < lattice_rows(&t->plan) && status == CKD_OK; row++) {
+        uint64_t first, column, n = lattice_row_span(&t->plan, row, &first, &column);
+        lattice_run run = lattice_row_run(&t->plan, w, row);
+        run.column_step = run.column_step ? run.column_step + column : NULL;
+        float *at = to + row * t->columns;
+        memset(at, 0, t->columns * sizeof(float));
+        k->lattice_residual(at + column, t->now + first, t->before ? t->before + first : none,
+                            products ? products + row * t->columns + column : NULL, n, &run);
+    }
+    free(none);
+    return status;
+}
+
+static void use_factors(lossy_tile *t, const low_rank *f) {
+    t->plan.factor = f->rank ? f->left : NULL;
+    t->plan.low_rank_exponent = f->exponent;
+    t->plan.own.rank = f->rank;
+    t->plan.own.shift = f->shift;
+    t->plan.own.factor = f->right;
+}
+
+static void use_rate(lossy_tile *t, const rate_plan *p) {
+    memcpy(t->up, p->up, sizeof(t->up));
+}
+
+static double cost_of(const rate_plan *p, double more_bits, double lambda) {
+    return p->distortion + lambda * (p->bits + more_bits);
+}
+
+typedef struct planning {
+    float *residual;
+    rate_histogram *histogram;
+    lattice_work work;
+    double bits; /* of the plan made last */
+} planning;
+
+/* What decoding the factors costs those who come after: first moments have no chains. */
+static double time_in_bits(const lossy_tile *t, uint32_t rank) {
+    uint64_t raw = t->count * sizeof(float);
+    double base = decode_work(PREDICT_NONE, CODING_SYMBOLS, sizeof(float), raw, raw, t->count);
+    return t->before ? t->recipe->bits_for_load * (double)t->count * low_rank_work(t->count, rank) / base : 0;
+}
+
+/* The low-rank part alone, or with integers for what it leaves, if either is worth more than integers alone. */
+static ckd_status try_factors(planning *p, lossy_tile *t, size_t n, double alone, const kernels *k,
+                              ckd_error *err) {
+    double lambda = t->recipe->lambda;
+    uint64_t rows = lattice_rows(&t->plan);
+    ckd_status status = low_rank_of(&t->factors, p->residual, rows, t->columns, lambda, t->recipe->most_rank,
+                                    t->recipe->rounds, k, err);
+    if (status != CKD_OK || t->factors.rank == 0) {
+        return status;
+    }
+    use_factors(t, &t->factors);
+    const float *products;
+    status = lattice_products(&products, &t->plan, &p->work, k, err);
+    if (status == CKD_OK) {
+        status = residual_of(p->residual, t, products, &p->work, k, err);
+    }
+    if (status != CKD_OK) {
+        return status;
+    }
+    rate_histogram *left = p->histogram;
+    memset(left, 0, sizeof(*left));
+    rate_add(left, p->residual, n);
+    rate_plan only = rate_plan_none(left), both = rate_plan_of(left, lambda);
+    double bits = t->factors.bits + time_in_bits(t, t->factors.rank);
+    double of_only = cost_of(&only, bits, lambda), of_both = cost_of(&both, bits, lambda);
+    if (of_only < alone || of_both < alone) {
+        const rate_plan *best = of_only <= of_both ? &only : &both;
+        use_rate(t, best);
+        p->bits = best->bits + t->factors.bits;
+    } else {
+        low_rank none = {0};
+        use_factors(t, &none);
+    }
+    return CKD_OK;
+}
+
+static bool may_factor(const lossy_tile *t) {
+    return t->recipe->effort > 1 && !t->vector && t->columns >= NARROWEST_FACTORED &&
+           lattice_rows(&t->plan) >= NARROWEST_FACTORED && t->columns <= LATTICE_MAX_COLUMNS;
+}
+
+/* With the steps as they are. */
+static ckd_status plan_once(planning *p, lossy_tile *t, const kernels *k, ckd_error *err) {
+    size_t n = lattice_rows(&t->plan) * t->columns;
+    low_rank none = {0};
+    low_rank_free(&t->factors);
+    use_factors(t, &none);
+    ckd_status status = residual_of(p->residual, t, NULL, &p->work, k, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    memset(p->histogram, 0, sizeof(*p->histogram));
+    rate_add(p->histogram, p->residual, n);
+    rate_plan alone = rate_plan_of(p->histogram, t->recipe->lambda);
+    use_rate(t, &alone);
+    p->bits = alone.bits;
+    if (!may_factor(t)) {
+        return CKD_OK;
+    }
+    return try_factors(p, t, n, cost_of(&alone, 0, t->recipe->lambda), k, err);
+}
+
+/* Bits fall about as fast as the step grows. */
+static ckd_status meet_target(planning *p, lossy_tile *t, const kernels *k, ckd_error *err) {
+    ckd_status status = CKD_OK;
+    for (int round = 0; round < TARGET_ROUNDS && status == CKD_OK; round++) {
+        double ratio = p->bits / (t->recipe->target * (double)t->count);
+        int32_t change =
+            (int32_t)lrint(LATTICE_STEP_OCTAVE * TARGET_SLOPE * log2(ratio > 1e-3 ? ratio : 1e-3));
+        if (change == 0) {
+            break;
+        }
+        t->plan.step = t->plan.step + change < 0 ? 0 : t->plan.step + change;
+        status = plan_once(p, t, k, err);
+    }
+    return status;
+}
+
+ckd_status lossy_tile_plan_rate(lossy_tile *t, const kernels *k, ckd_error *err) {
+    planning p = {.residual = malloc(lattice_rows(&t->plan) * t->columns * sizeof(float)),
+                  .histogram = malloc(sizeof(rate_histogram))};
+    ckd_status status = p.residual && p.histogram
+                            ? plan_once(&p, t, k, err)
+                            : err_nomem(err, t->count * sizeof(float), "coding scratch");
+    if (status == CKD_OK && t->recipe->target > 0 && !t->vector) {
+        status = meet_target(&p, t, k, err);
+    }
+    lattice_work_free(&p.work);
+    free(p.residual);
+    free(p.histogram);
+    return status;
+}

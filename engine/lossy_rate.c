@@ -1,0 +1,94 @@
+#include "engine/lossy_rate.h"
+
+#include <math.h>
+
+#define LEVELS  34 /* the last one stands for all above */
+#define ROUNDS  4
+#define UP_MOST 0.98
+
+void rate_add(rate_histogram *h, const float *residual, size_t n) {
+    for (size_t i = 0; i < n; i++) {
+        float at = fabsf(residual[i]) * RATE_IN_ONE;
+        uint32_t bin = at < RATE_BINS - 1 ? (uint32_t)at : RATE_BINS - 1;
+        h->bins[bin]++;
+    }
+    h->n += n;
+}
+
+static double middle(int bin) {
+    return (bin + 0.5) / RATE_IN_ONE;
+}
+
+static int level_of(double magnitude, const float up[3]) {
+    if (magnitude < up[0]) {
+        return 0;
+    }
+    if (magnitude < 1 + (double)up[1]) {
+        return 1;
+    }
+    int level = (int)(magnitude + 1 - (double)up[2]);
+    level = level < 2 ? 2 : level;
+    return level < LEVELS - 1 ? level : LEVELS - 1;
+}
+
+typedef struct levels {
+    double count[LEVELS], sum[LEVELS], length[LEVELS], at[LEVELS];
+} levels;
+
+/* How many elements have each level, what it costs (its sign included), and where its elements lie. */
+static void look(levels *l, const rate_histogram *h, const float up[3]) {
+    *l = (levels){0};
+    for (int bin = 0; bin < RATE_BINS; bin++) {
+        int level = level_of(middle(bin), up);
+        l->count[level] += (double)h->bins[bin];
+        l->sum[level] += (double)h->bins[bin] * middle(bin);
+    }
+    double all = (double)h->n + 0.5;
+    for (int i = 0; i < LEVELS; i++) {
+        l->length[i] = log2(all / (l->count[i] + 0.02)) + (i > 0);
+        l->at[i] = i && l->count[i] > 0 ? l->sum[i] / l->count[i] : i;
+    }
+}
+
+/* Where level `n` begins to be cheaper than the one below it, as a fraction above n - 1. */
+static float threshold(const levels *l, int n, double lambda) {
+    double gap = l->at[n] - l->at[n - 1];
+    double at = (l->at[n] + l->at[n - 1]) / 2 +
+                lambda * (l->length[n] - l->length[n - 1]) / (2 * (gap > 0.1 ? gap : 0.1));
+    double up = at - (n - 1);
+    return (float)(up < 0.5 ? 0.5 : (up > UP_MOST ? UP_MOST : up));
+}
+
+static void weigh(rate_plan *p, const levels *l, const rate_histogram *h) {
+    p->bits = p->distortion = 0;
+    for (int i = 0; i < LEVELS; i++) {
+        p->bits += l->count[i] > 0 ? l->count[i] * l->length[i] : 0;
+    }
+    for (int bin = 0; bin < RATE_BINS - 1; bin++) {
+        double error = middle(bin) - l->at[level_of(middle(bin), p->up)];
+        p->distortion += (double)h->bins[bin] * error * error;
+    }
+    p->distortion += (double)h->bins[RATE_BINS - 1] / 12;
+}
+
+rate_plan rate_plan_of(const rate_histogram *h, double lambda) {
+    rate_plan p = {.up = {0.6f, 0.6f, 0.55f}};
+    levels l;
+    for (int round = 0; round < ROUNDS; round++) {
+        look(&l, h, p.up);
+        p.up[0] = threshold(&l, 1, lambda);
+        p.up[1] = threshold(&l, 2, lambda);
+        p.up[2] = threshold(&l, 3, lambda);
+    }
+    look(&l, h, p.up);
+    weigh(&p, &l, h);
+    return p;
+}
+
+rate_plan rate_plan_none(const rate_histogram *h) {
+    rate_plan p = {.up = {INFINITY, INFINITY, INFINITY}};
+    for (int bin = 0; bin < RATE_BINS; bin++) {
+        p.distortion += (double)h->bins[bin] * middle(bin) * middle(bin);
+    }
+    return p;
+}

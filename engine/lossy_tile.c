@@ -1,0 +1,427 @@
+/* Statistics of a tile, and the steps that follow from them. */
+#include <float.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/lossy.h"
+#include "kernels/scalar_lattice.h"
+
+#define TILE_ELEMENTS  (UINT64_C(1) << 24) /* of a tile at most: it is in memory a few times as floats */
+#define DEFAULT_EFFORT 5
+#define FEWEST \
+    64u /* elements, below which a tensor is exact: it is cheap then, and small tensors are special */
+#define NARROWEST       8u   /* rows and columns of a matrix that have steps of their own */
+#define UNITS_MOVED     16.0 /* lattice units in the movement's root mean square */
+#define LEAST_MOVEMENT  0.25 /* of the residual's energy: below, it is leftovers that say nothing */
+#define NOTHING_MOVED   1e-4
+#define LEVELS_NONE     4096 /* a step that no difference reaches */
+#define LEVELS_OF_MEANS 4    /* rows' and columns' corrections of second moments: half octaves */
+
+lossy_part lossy_part_of(ckd_role role, ckd_dtype dtype) {
+    if (!lattice_dtype(dtype)) {
+        return LOSSY_NONE;
+    }
+    switch (role) {
+    case CKD_ROLE_WEIGHT:
+    case CKD_ROLE_MASTER:
+        return LOSSY_WEIGHT;
+    case CKD_ROLE_EXP_AVG:
+        return LOSSY_MOMENT;
+    case CKD_ROLE_EXP_AVG_SQ:
+        return dtype == CKD_F16 ? LOSSY_NONE : LOSSY_SECOND; /* its denormals are no levels */
+    default:
+        return LOSSY_NONE;
+    }
+}
+
+lossy_recipe lossy_recipe_of(ckd_fidelity fidelity, int effort) {
+    bool near = fidelity == CKD_NEAR;
+    effort = effort ? effort : DEFAULT_EFFORT;
+    return (lossy_recipe){.weight = near ? 1.5 : 3.5,
+                          .moment = near ? 2 : 4,
+                          .second = near ? 16 : LEVELS_NONE,
+                          .second_vector = near ? 2 : 4,
+                          .vector = 0.25,
+                          .root_units = near ? 128 : 64,
+                          .lambda = 0.15,
+                          .effort = effort,
+                          .most_rank = effort < 4 ? 64 : (effort < 7 ? 256 : LATTICE_MAX_RANK),
+                          .rounds = effort < 4 ? 1 : (effort < 7 ? 2 : 4)};
+}
+
+/* ---- the matrix ---- */
+
+/*
+ * Rows of a matrix are its first dimension and columns its last; a stack of matrices (three dimensions) is taken one by one; what has
+ * more is a convolution: one row for each output channel.
+ */
+static void fold(uint64_t *columns, uint64_t *stacked, const geometry *g, const ckd_region *region) {
+    const uint64_t *lengths = region->kind == CKD_REGION_BOX ? region->lengths : g->shape;
+    uint32_t from = g->ndim > 3 ? 1 : (g->ndim > 1 ? g->ndim - 1 : 0);
+    *columns = 1;
+    for (uint32_t d = from; d < g->ndim; d++) {
+        *columns *= lengths[d];
+    }
+    *stacked = g->ndim == 3 ? lengths[1] : 0;
+}
+
+void lossy_tile_cut(lossy_tile *t, const geometry *g, const ckd_region *region, uint64_t elements,
+                    uint64_t first) {
+    uint64_t columns, stacked, origin = region->kind == CKD_REGION_FLAT ? region->start : 0;
+    fold(&columns, &stacked, g, region);
+    uint64_t rows = columns && columns <= TILE_ELEMENTS ? TILE_ELEMENTS / columns : 0;
+    t->first = first;
+    t->vector = g->ndim < 2 || columns == 1 || rows == 0;
+    uint64_t most = t->vector ? TILE_ELEMENTS : rows * columns - (origin + first) % columns;
+    if (!t->vector && stacked) { /* to the end of this matrix of the stack */
+        uint64_t matrix = stacked * columns, left = matrix - (origin + first) % matrix;
+        most = left < most ? left : most;
+    }
+    t->count = elements - first < most ? elements - first : most;
+    t->columns = t->vector ? t->count : columns;
+    t->phase = t->vector ? 0 : (origin + first) % columns;
+    t->vector |= t->count <= t->columns;
+}
+
+uint64_t lossy_block_count(const lossy_tile *t, uint64_t at) {
+    uint64_t most = CKD_BLOCK_ELEMENTS;
+    if (!t->vector && t->columns <= most) {
+        most = most / t->columns * t->columns - (t->phase + at) % t->columns;
+    }
+    return t->count - at < most ? t->count - at : most;
+}
+
+static uint64_t rows_of(const lossy_tile *t) {
+    return (t->phase + t->count + t->columns - 1) / t->columns;
+}
+static bool has_rows(const lossy_tile *t) {
+    return !t->vector && t->columns <= LATTICE_MAX_COLUMNS && t->columns >= NARROWEST &&
+           rows_of(t) >= NARROWEST;
+}
+
+static ckd_status make_steps(lossy_tile *t, ckd_error *err) {
+    size_t rows = rows_of(t), columns = t->columns;
+    int32_t *row = bytes_scratch(&t->row, rows * sizeof(int32_t), "coding scratch", err);
+    int32_t *column =
+        row ? bytes_scratch(&t->column, columns * sizeof(int32_t), "coding scratch", err) : NULL;
+    if (!column) {
+        return CKD_E_NOMEM;
+    }
+    t->plan.row = row;
+    t->plan.own.step = column;
+    return CKD_OK;
+}
+
+/* ---- sums over a tile ---- */
+
+typedef struct sums {
+    double plain, weighted; /* squares */
+    double largest;
+    uint64_t n;
+} sums;
+
+/* Of now, or of now - before; weighted: of values over their row's and column's step. */
+static sums add_up(const lossy_tile *t, bool difference) {
+    sums s = {0};
+    const int32_t *rows = t->plan.row, *columns = t->plan.own.step;
+    uint64_t row = 0, column = t->phase;
+    float per_row = rows ? scalar_quarter_octaves(-rows[0]) : 1;
+    for (uint64_t i = 0; i < t->count; i++) {
+        double v = t->now[i];
+        s.largest = fabs(v) <= FLT_MAX && fabs(v) > s.largest ? fabs(v) : s.largest;
+        v -= difference ? (double)t->before[i] : 0;
+        double x = columns ? v * per_row * scalar_quarter_octaves(-columns[column]) : v;
+        if (fabs(v) <= FLT_MAX) {
+            s.plain += v * v;
+            s.weighted += x * x;
+            s.n++;
+        }
+        if (++column == t->columns) {
+            column = 0;
+            row++;
+            per_row = rows && i + 1 < t->count ? scalar_quarter_octaves(-rows[row]) : 1;
+        }
+    }
+    return s;
+}
+
+static double root(double sum, uint64_t n) {
+    return n ? sqrt(sum / (double)n) : 0;
+}
+
+/* The smallest step of a tile, as a share of that without rows and columns. */
+static double smallest_weight(const lossy_tile *t) {
+    if (!t->plan.row) {
+        return 1;
+    }
+    int32_t row = 0, column = 0;
+    for (uint64_t i = 0; i < rows_of(t); i++) {
+        row = t->plan.row[i] < row ? t->plan.row[i] : row;
+    }
+    for (uint64_t j = 0; j < t->columns; j++) {
+        column = t->plan.own.step[j] < column ? t->plan.own.step[j] : column;
+    }
+    return exp2((double)(row + column) / LATTICE_STEP_OCTAVE);
+}
+
+/* The exponent of a lattice with this spacing or a finer one, on which values up to `largest` have a place. */
+static int32_t exponent_of(const lossy_tile *t, double spacing, double largest) {
+    int32_t least = t->dtype == CKD_F16 ? -24 : -120;
+    int32_t room = largest > 0 ? ilogb(largest) - 27 : least;
+    int32_t e = spacing > 0 ? ilogb(spacing) : least;
+    e = e < room ? room : e;
+    return e < least ? least : (e > 100 ? 100 : e);
+}
+
+static void set_step(lossy_tile *t, double step) {
+    t->plan.step = (int32_t)lrint(LATTICE_STEP_OCTAVE * (log2(step) - t->plan.exponent));
+    t->plan.step = t->plan.step < 0 ? 0 : t->plan.step;
+}
+
+/* ---- weights ---- */
+
+/* The exponent of a float's lowest bit; that of zero is large. */
+static int32_t lowest_bit(float value) {
+    uint32_t bits = scalar_bits(value), mantissa = bits & UINT32_C(0x7fffff);
+    int32_t exponent = (int32_t)(bits >> 23 & 255u);
+    mantissa |= exponent ? UINT32_C(0x800000) : 0;
+    return mantissa ? (exponent ? exponent : 1) - 150 + __builtin_ctz(mantissa) : INT32_MAX;
+}
+
+/*
+ * What does not move keeps the parent's lattice, so that a finer one than the parent's has all values, and a coarser one has not. Exact
+ * values have none that integers would be worth.
+ */
+static void stay_on_lattice(lossy_tile *t, double largest) {
+    int32_t lowest = t->plan.exponent;
+    for (uint64_t i = 0; i < t->count; i++) {
+        int32_t e = fabsf(t->before[i]) <= FLT_MAX ? lowest_bit(t->before[i]) : INT32_MAX;
+        lowest = e < lowest ? e : lowest;
+    }
+    t->on_lattice = lowest == exponent_of(t, ldexp(1, lowest), largest);
+    t->plan.exponent = t->on_lattice ? lowest : t->plan.exponent;
+}
+
+/* Steps are finer where the second moment is large: by its fourth root, rows and columns apart. */
+static ckd_status weigh(lossy_tile *t, ckd_error *err) {
+    const lossy_scales *s = t->scales;
+    if (!has_rows(t) || !s || s->rows != rows_of(t) || s->columns != t->columns || t->recipe->max_error > 0) {
+        return CKD_OK;
+    }
+    ckd_status status = make_steps(t, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    int32_t *row = (int32_t *)(void *)t->row.data, *column = (int32_t *)(void *)t->column.data;
+    for (uint64_t i = 0; i < s->rows; i++) {
+        row[i] = (int32_t)lrint(s->all - s->row[i]);
+    }
+    for (uint64_t j = 0; j < s->columns; j++) {
+        column[j] = (int32_t)lrint(s->all - s->column[j]);
+    }
+    return CKD_OK;
+}
+
+static ckd_status prepare_root(lossy_tile *t, const sums *values) {
+    double rms = root(values->plain, values->n);
+    double units = t->recipe->root_units / (t->vector ? t->recipe->vector : 1);
+    t->plan.row = t->plan.own.step = NULL;
+    t->plan.exponent = exponent_of(t, rms / units, values->largest);
+    t->up[0] = t->up[1] = t->up[2] = 0.5f;
+    return CKD_OK;
+}
+
+static ckd_status prepare_weight(lossy_tile *t, ckd_error *err) {
+    ckd_status status = weigh(t, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    sums values = add_up(t, false);
+    double rms = root(values.plain, values.n);
+    t->bound = t->recipe->max_error > 0 ? t->recipe->max_error * rms : INFINITY;
+    if (!t->before) {
+        status = prepare_root(t, &values);
+    } else {
+        sums moved = add_up(t, true);
+        double energy = moved.n ? moved.plain / (double)moved.n : 0;
+        t->still = fabs(energy - t->before_error) <= NOTHING_MOVED * t->before_error;
+        double share = energy > 0 ? 1 - t->before_error / energy : 0;
+        share = share > LEAST_MOVEMENT ? share : LEAST_MOVEMENT;
+        if (energy > 0 && t->expected_movement > 0) {
+            double known = t->expected_movement * t->expected_movement / energy;
+            share = known < 1 ? known : 1;
+            t->still = false;
+        }
+        t->movement = sqrt(energy * share);
+        double step =
+            t->recipe->weight * (t->vector ? t->recipe->vector : 1) * root(moved.weighted * share, moved.n);
+        step = step < 2 * t->bound ? step : 2 * t->bound;
+        double spacing = t->movement / UNITS_MOVED, fine = step * smallest_weight(t) / 2;
+        t->plan.exponent = exponent_of(t, spacing < fine ? spacing : fine, values.largest);
+        stay_on_lattice(t, values.largest);
+        t->still |= !(step > 0);
+        if (!t->still) {
+            set_step(t, step);
+        }
+    }
+    t->alone_bits = log2(1 + 4.13 * rms / ldexp(1, t->plan.exponent)); /* a Gaussian's entropy */
+    return status;
+}
+
+/* ---- first moments ---- */
+
+/* Rows' and columns' mean magnitudes, as steps. */
+static ckd_status weigh_by_itself(lossy_tile *t, ckd_error *err) {
+    uint64_t rows = rows_of(t);
+    ckd_status status = has_rows(t) && !(t->recipe->max_error > 0) ? make_steps(t, err) : CKD_OK;
+    if (status != CKD_OK || !t->plan.row) {
+        return status;
+    }
+    float *magnitude = calloc(t->count, sizeof(float));
+    lossy_scales s = {0};
+    if (!magnitude) {
+        return err_nomem(err, t->count * sizeof(float), "coding scratch");
+    }
+    for (uint64_t i = 0; i < t->count; i++) {
+        magnitude[i] = fabsf(t->now[i]);
+    }
+    status = lossy_scales_of(&s, magnitude, t->count, t->columns, t->phase, err);
+    free(magnitude);
+    int32_t *row = (int32_t *)(void *)t->row.data, *column = (int32_t *)(void *)t->column.data;
+    for (uint64_t i = 0; i < rows && status == CKD_OK; i++) {
+        row[i] = (int32_t)lrint(LATTICE_STEP_OCTAVE * (s.row[i] - s.all));
+    }
+    for (uint64_t j = 0; j < t->columns && status == CKD_OK; j++) {
+        column[j] = (int32_t)lrint(LATTICE_STEP_OCTAVE * (s.column[j] - s.all));
+    }
+    lossy_scales_free(&s);
+    return status;
+}
+
+static ckd_status prepare_moment(lossy_tile *t, ckd_error *err) {
+    ckd_status status = weigh_by_itself(t, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    sums values = add_up(t, false);
+    double rms = root(values.plain, values.n);
+    t->bound = t->recipe->max_error > 0 ? t->recipe->max_error * rms : INFINITY;
+    double step = t->recipe->moment * (t->vector ? t->recipe->vector : 1) * root(values.weighted, values.n);
+    step = step < 2 * t->bound ? step : 2 * t->bound;
+    t->plan.exponent = exponent_of(t, step * smallest_weight(t) / 32, values.largest);
+    if (step > 0) {
+        set_step(t, step);
+    }
+    t->alone_bits = 1;
+    return CKD_OK;
+}
+
+/* ---- second moments ---- */
+
+/* Levels between the means of two sums, in halves of octaves. */
+static int32_t level_distance(double now, double from) {
+    double octaves = now > 0 && from > 0 ? log2(now / from) : 0;
+    return LEVELS_OF_MEANS * (int32_t)lrint(octaves * 8 / LEVELS_OF_MEANS);
+}
+
+/*
+ * Rows' and then columns' means are brought to what they are now: arithmetic means, because the logarithm's are too small where
+ * moments vary, and too small a second moment makes too large a step when training goes on.
+ */
+static ckd_status correct_means(lossy_tile *t, ckd_error *err) {
+    uint64_t rows = rows_of(t);
+    double *now = calloc(2 * (rows + t->columns), sizeof(double)),
+           *from = now ? now + rows + t->columns : NULL;
+    ckd_status status = now ? make_steps(t, err) : err_nomem(err, 16 * (rows + t->columns), "coding scratch");
+    int32_t *means[2] = {(int32_t *)(void *)t->row.data, (int32_t *)(void *)t->column.data};
+    double birth = scalar_float((uint32_t)t->plan.birth << LEVEL_SHIFT);
+    for (int pass = 0; pass < 2 && status == CKD_OK; pass++) {
+        double *sum = now + (pass ? rows : 0), *before = from + (pass ? rows : 0);
+        for (uint64_t i = 0; i < t->count; i++) {
+            uint64_t row = (t->phase + i) / t->columns, column = (t->phase + i) % t->columns;
+            double v = t->now[i], expected = t->before ? t->before[i] : birth;
+            if (v > 0 && v <= FLT_MAX && expected > 0) {
+                sum[pass ? column : row] += v;
+                before[pass ? column : row] += pass ? expected * exp2(means[0][row] / 8.0) : expected;
+            }
+        }
+        for (uint64_t i = 0; i < (pass ? t->columns : rows); i++) {
+            means[pass][i] = level_distance(sum[i], before[i]);
+        }
+    }
+    free(now);
+    return status;
+}
+
+static bool any(const int32_t *values, uint64_t n) {
+    int32_t all = 0;
+    for (uint64_t i = 0; i < n; i++) {
+        all |= values[i];
+    }
+    return all != 0;
+}
+
+static ckd_status prepare_second(lossy_tile *t, ckd_error *err) {
+    double sum = 0, square = 0;
+    uint64_t n = 0;
+    for (uint64_t i = 0; i < t->count; i++) {
+        double v = t->now[i];
+        if (v > 0 && v <= FLT_MAX) {
+            sum += v;
+            square += v * v;
+            n++;
+        }
+    }
+    int32_t birth = scalar_level_of((float)(n ? sum / (double)n : 1));
+    t->plan.map = LATTICE_LEVELS;
+    t->plan.birth = birth < 1 ? 1 : birth;
+    t->bound = t->recipe->max_error > 0 ? t->recipe->max_error * root(square, n) : INFINITY;
+    t->plan.step = t->vector ? t->recipe->second_vector : t->recipe->second;
+    t->alone_bits = 5.5;
+    for (uint64_t i = 0; t->before && i < t->count; i++) {
+        t->on_lattice &= (scalar_bits(t->before[i]) & ((UINT32_C(1) << LEVEL_SHIFT) - 1)) == 0;
+    }
+    ckd_status status = has_rows(t) ? correct_means(t, err) : CKD_OK;
+    if (status == CKD_OK && t->plan.row && !any(t->plan.row, rows_of(t))) {
+        t->plan.row = NULL;
+    }
+    if (status == CKD_OK && t->plan.own.step && !any(t->plan.own.step, t->columns)) {
+        t->plan.own.step = NULL;
+    }
+    return status;
+}
+
+ckd_status lossy_tile_prepare(lossy_tile *t, bool *worth, const kernels *k, ckd_error *err) {
+    *worth = t->count >= FEWEST;
+    t->still = false;
+    t->on_lattice = true;
+    for (int i = 0; i < 3; i++) {
+        t->up[i] = 0.5f;
+    }
+    t->plan = (lattice_block){.columns = t->columns, .phase = t->phase, .count = t->count};
+    t->plan.own.columns = t->columns;
+    if (!*worth) {
+        return CKD_OK;
+    }
+    ckd_status status;
+    switch (t->part) {
+    case LOSSY_WEIGHT:
+        status = prepare_weight(t, err);
+        break;
+    case LOSSY_MOMENT:
+        status = prepare_moment(t, err);
+        break;
+    default:
+        return prepare_second(t, err);
+    }
+    bool steps = t->before || t->part == LOSSY_MOMENT;
+    return status == CKD_OK && steps && !(t->recipe->max_error > 0) ? lossy_tile_plan_rate(t, k, err)
+                                                                    : status;
+}
+
+void lossy_tile_free(lossy_tile *t) {
+    bytes_free(&t->row);
+    bytes_free(&t->column);
+    low_rank_free(&t->factors);
+}

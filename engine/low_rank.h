@@ -1,0 +1,29 @@
+/*
+ * A matrix as a product of two integer factors, where that is cheaper than its elements: what training changes in a weight has few
+ * strong directions. Randomised subspace iteration (Halko, Martinsson, Tropp, SIAM Review 53(2), 2011, algorithm 4.4), then components
+ * kept as long as they pay, each side quantised so that a unit of either factor means the same error (reverse water-filling:
+ * strong components get more bits by themselves). Free arithmetic: what comes out are integers. Internal to engine/.
+ */
+#ifndef ENGINE_LOW_RANK_H
+#define ENGINE_LOW_RANK_H
+
+#include "codec/lattice.h"
+#include "kernels/kernels.h"
+
+/* left (rows x rank) times right (columns x rank), a product of component k counting 2^(exponent + shift[k]). */
+typedef struct low_rank {
+    uint32_t rank;    /* 0: nothing pays */
+    int32_t exponent; /* in the unit of the matrix */
+    int32_t *left, *right, *shift;
+    double bits; /* about what they take */
+} low_rank;
+void low_rank_free(low_rank *f);
+
+/*
+ * x: rows x columns in row-major order, in steps. lambda: squared steps that a bit is worth. most: components at most. rounds: of
+ * subspace iteration, 1 or more. Errors: NOMEM.
+ */
+ckd_status low_rank_of(low_rank *out, const float *x, size_t rows, size_t columns, double lambda,
+                       uint32_t most, unsigned rounds, const kernels *k, ckd_error *err);
+
+#endif

@@ -1,0 +1,44 @@
+/* Saving a tensor in a lossy fidelity: tile by tile. Internal to engine/. */
+#ifndef ENGINE_SAVE_LOSSY_H
+#define ENGINE_SAVE_LOSSY_H
+
+#include "engine/lossy_direction.h"
+#include "engine/save.h"
+
+/* How the tensor is coded in this save; LOSSY_NONE: exactly. */
+lossy_part save_lossy_part(const ckd_save *save, const record_tensor *tensor);
+ckd_status save_lossy_region(ckd_save *save, const ckd_tensor *tensor, const tensor_context *context,
+                             uint64_t elements, ckd_error *err);
+/* The checkpoint that a tile is coded against, and its tensor there; NULL: none. */
+typedef struct tile_parent {
+    const view *view;
+    const view_tensor *tensor;
+    bool is_ancestor; /* not the save's parent, whose chain costs too much */
+} tile_parent;
+/*
+ * Sets the tile's values and, if it has a parent that can be read, what is known of it. They live until the next tile
+ * (save_tile.c).
+ */
+ckd_status save_load_tile(tile_parent *from, ckd_save *save, lossy_tile *t, const ckd_tensor *tensor,
+                          const tensor_context *context, ckd_error *err);
+
+/* Second moments of a tile, for the weights and first moments that come after them (save_second.c). */
+struct kept_second {
+    kept_second *next;
+    const char *weight; /* the name of what they belong to; in the save's arena */
+    uint64_t first;
+    ckd_region region;
+    lossy_scales scales; /* row NULL: none */
+    direction_sample sample;
+};
+/* *out: NULL if they belong to nothing by their name. It is the save's. */
+ckd_status keep_second(kept_second **out, ckd_save *save, const lossy_tile *t, const tensor_context *context,
+                       ckd_error *err);
+/* Those that belong to what is now saved; NULL if there are none. */
+kept_second *find_second(const ckd_save *save, const lossy_tile *t, const tensor_context *context);
+void kept_seconds_free(kept_second *k);
+
+/* Releases what lossy tensors needed. */
+void save_lossy_free(ckd_save *save);
+
+#endif

@@ -1,0 +1,58 @@
+/* What a lossy save keeps of second moments, for the tensors that come after them: the steps of their weights, and how far their first
+ * moments' errors turn an optimizer's step. */
+#include <stdlib.h>
+
+#include "engine/save_lossy.h"
+
+static const char second_prefix[] = "exp_avg_sq.";
+static const char first_prefix[] = "exp_avg.";
+static const char master_prefix[] = "master.";
+
+static const char *without(const char *name, const char *prefix) {
+    size_t length = strlen(prefix);
+    return strncmp(name, prefix, length) == 0 ? name + length : NULL;
+}
+
+void kept_seconds_free(kept_second *k) {
+    while (k) {
+        kept_second *next = k->next;
+        lossy_scales_free(&k->scales);
+        direction_free(&k->sample);
+        free(k);
+        k = next;
+    }
+}
+
+ckd_status keep_second(kept_second **out, ckd_save *save, const lossy_tile *t, const tensor_context *context,
+                       ckd_error *err) {
+    const char *weight = without(context->tensor->name, second_prefix);
+    *out = NULL;
+    if (!weight) {
+        return CKD_OK;
+    }
+    kept_second *kept = calloc(1, sizeof(*kept));
+    if (!kept) {
+        return err_nomem(err, sizeof(*kept), "second moments' means");
+    }
+    *kept =
+        (kept_second){.next = save->seconds, .weight = weight, .first = t->first, .region = *context->region};
+    save->seconds = *out = kept;
+    ckd_status status = direction_begin(&kept->sample, t->count, err);
+    if (status == CKD_OK && !t->vector && t->columns <= LATTICE_MAX_COLUMNS) {
+        status = lossy_scales_of(&kept->scales, t->now, t->count, t->columns, t->phase, err);
+    }
+    return status;
+}
+
+kept_second *find_second(const ckd_save *save, const lossy_tile *t, const tensor_context *context) {
+    const char *name = context->tensor->name, *of = without(name, master_prefix);
+    of = of ? of : without(name, first_prefix);
+    const char *weight = of ? of : name;
+    for (kept_second *k = save->seconds; k; k = k->next) {
+        if (strcmp(k->weight, weight) == 0 && k->first == t->first && k->sample.count == t->count &&
+            region_equal(&k->region, context->region, context->shape.ndim)) {
+            return k;
+        }
+    }
+    return NULL;
+}

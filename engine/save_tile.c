@@ -1,0 +1,166 @@
+/* A tile on its way in: what is given, what it is to be compared with, and both as floats. */
+#include <math.h>
+
+#include "engine/block_lossy.h"
+#include "engine/save_lossy.h"
+
+/* ---- which checkpoint ---- */
+
+/*
+ * A chain may take so much of what a load may cost before a tile goes back to an ancestor, and one is taken whose chain takes
+ * so much. The delta on it is larger, but far smaller than a keyframe: thus keyframes are rare, and loads stay bounded.
+ */
+#define HEAVY 0.60
+#define LIGHT 0.45
+
+static load_cost chain_of(uint32_t *depth, const view_tensor *in, const tensor_context *context,
+                          const lossy_tile *t) {
+    load_cost all = {0, 0};
+    span mine = {context->region, t->first, t->count};
+    *depth = 0;
+    for (size_t s = 0; s < in->shard_count; s++) {
+        size_t first, end;
+        view_shard_range(&first, &end, &in->shards[s], &context->shape, &mine);
+        for (size_t i = first; i < end; i++) {
+            const record *r = in->shards[s].blocks[i].record;
+            load_cost chain = record_chain(r);
+            all.stored += chain.stored;
+            all.work += chain.work;
+            *depth = r->depth > *depth ? r->depth : *depth;
+        }
+    }
+    return all;
+}
+
+static bool within(const load_cost *chain, const load_cost *base, double times) {
+    return chain->stored <= times * base->stored && chain->work <= times * base->work;
+}
+
+/* The checkpoint that the tensor's first block builds on, if that is a delta. */
+static bool go_back(const view **v, const view_tensor **in, ckd_save *save) {
+    const record *r =
+        (*in)->shard_count && (*in)->shards[0].block_count ? (*in)->shards[0].blocks[0].record : NULL;
+    const view *older;
+    if (!r || r->dependency_count == 0 || (r->predictor != PREDICT_PARENT && r->predictor != PREDICT_COPY) ||
+        id_equal(&r->dependencies[0].checkpoint, &(*v)->manifest.checkpoint.id) ||
+        views_get(&older, &save->views, &r->dependencies[0].checkpoint, NULL) != CKD_OK) {
+        return false;
+    }
+    const view_tensor *t = view_find(older, (*in)->tensor->name);
+    if (!t) {
+        return false;
+    }
+    *v = older;
+    *in = t;
+    return true;
+}
+
+static void choose_parent(tile_parent *p, ckd_save *save, const lossy_tile *t,
+                          const tensor_context *context) {
+    *p = (tile_parent){.view = save->parent, .tensor = context->parent};
+    if (!p->tensor) {
+        return;
+    }
+    uint32_t depth;
+    uint64_t raw = t->count * ckd_dtype_size(t->dtype);
+    load_cost base = lossy_base_cost(t->dtype, raw), chain = chain_of(&depth, p->tensor, context, t);
+    if (within(&chain, &base, HEAVY * save->budget.limit) && depth < MAX_SAVE_DEPTH) {
+        return;
+    }
+    while (!within(&chain, &base, LIGHT * save->budget.limit) && go_back(&p->view, &p->tensor, save)) {
+        p->is_ancestor = true;
+        chain = chain_of(&depth, p->tensor, context, t);
+    }
+}
+
+/* What the encoder of the parent knew of it: how far its values are from those they stand for, and how far they had moved. */
+static void recall(lossy_tile *t, const tile_parent *p, const view_tensor *parent) {
+    double error = 0, moved = 0, elements = 0;
+    for (size_t s = 0; s < p->tensor->shard_count; s++) {
+        const view_shard *shard = &p->tensor->shards[s];
+        error += shard->measures.error_squares;
+        elements += (double)shard->elements;
+    }
+    t->before_error = error >= 0 ? error / elements : 0;
+    if (!p->is_ancestor) {
+        return;
+    }
+    for (size_t s = 0; s < parent->shard_count; s++) {
+        const view_shard *shard = &parent->shards[s];
+        moved += shard->measures.movement * shard->measures.movement * (double)shard->elements;
+    }
+    t->expected_movement = sqrt(moved / elements);
+}
+
+/* ---- a tile's values ---- */
+
+typedef struct tile_load {
+    ckd_save *save;
+    const lossy_tile *tile;
+    const tile_parent *from;
+    const ckd_region *region;
+    uint8_t *to;
+    size_t size;
+} tile_load;
+
+static ckd_status load_piece(void *context, size_t index, uint32_t worker, ckd_error *err) {
+    tile_load *l = context;
+    uint64_t at = index * CKD_BLOCK_ELEMENTS, left = l->tile->count - at;
+    span want = {l->region, l->tile->first + at, left < CKD_BLOCK_ELEMENTS ? left : CKD_BLOCK_ELEMENTS};
+    decoder *d = &l->save->jobs[worker].decoder;
+    d->steps = 0;
+    return span_values(d, &l->save->views, l->from->view, l->from->tensor, &want, l->to + at * l->size, NULL,
+                       err);
+}
+
+/* false in *loaded: there is no parent, or it cannot be read, which does not cost the new state. */
+static ckd_status load_parent(bool *loaded, ckd_save *save, const lossy_tile *t,
+                              const tensor_context *context, const tile_parent *parent, uint8_t *to,
+                              ckd_error *err) {
+    *loaded = false;
+    if (!parent->tensor) {
+        return CKD_OK;
+    }
+    tile_load l = {save, t, parent, context->region, to, ckd_dtype_size(t->dtype)};
+    size_t pieces = (t->count + CKD_BLOCK_ELEMENTS - 1) / CKD_BLOCK_ELEMENTS;
+    ckd_status status = pool_run(save->store->pool, pieces, load_piece, &l, err);
+    if (status == CKD_E_CORRUPT || status == CKD_E_UNSUPPORTED || status == CKD_E_IO) {
+        save_tell_damage(save);
+        return CKD_OK;
+    }
+    *loaded = status == CKD_OK;
+    return status;
+}
+
+ckd_status save_load_tile(tile_parent *from, ckd_save *save, lossy_tile *t, const ckd_tensor *tensor,
+                          const tensor_context *context, ckd_error *err) {
+    size_t size = ckd_dtype_size(t->dtype);
+    const kernels *k = save->jobs[0].decoder.kernels;
+    lossy_buffers *b = &save->lossy;
+    float *now = bytes_scratch(&b->now, t->count * sizeof(float), "a tile of a tensor", err);
+    float *before =
+        now ? bytes_scratch(&b->before, t->count * sizeof(float), "a tile of a tensor", err) : NULL;
+    uint8_t *parent = before ? bytes_scratch(&b->parent, t->count * size, "a tile of a tensor", err) : NULL;
+    if (!parent) {
+        return CKD_E_NOMEM;
+    }
+    ckd_status status = save_fetch(&t->values, save, &b->original, tensor, t->first, t->count, err);
+    bool loaded = false;
+    *from = (tile_parent){0};
+    if (status == CKD_OK && t->part != LOSSY_MOMENT) {
+        choose_parent(from, save, t, context);
+        status = load_parent(&loaded, save, t, context, from, parent, err);
+    }
+    if (status != CKD_OK) {
+        return status;
+    }
+    k->widen(now, t->dtype, t->values, t->count);
+    t->now = now;
+    if (loaded) {
+        k->widen(before, t->dtype, parent, t->count);
+        t->before = before;
+        t->before_values = parent;
+        recall(t, from, context->parent);
+    }
+    return CKD_OK;
+}
