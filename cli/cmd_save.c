@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "cli/commands.h"
-#include "cli/inputs.h"
+#include "cli/fidelity.h"
 #include "cli/interrupt.h"
 #include "cli/json_out.h"
 #include "cli/optimizers.h"
@@ -18,7 +18,6 @@
 enum {
     OPT_RUN = 0x200,
     OPT_STEP,
-    OPT_FIDELITY,
     OPT_BASE,
     OPT_PARENT,
     OPT_RESUMED_FROM,
@@ -66,7 +65,6 @@ static const struct argp_option options_table[] = {
     {"sgd", OPT_SGD, "[GLOB:]lr=X,momentum=X,...", 0,
      "SGD with momentum, which is in exp_avg.X; and dampening=, nesterov=1", 5},
     {0, 0, 0, 0, "How it is stored:", 4},
-    {"fidelity", OPT_FIDELITY, "NAME", 0, "exact: bit for bit (default, and all this version has)", 4},
     {"codec", OPT_CODEC, "NAME", 0, "auto (default), zstd, lz4 or raw", 4},
     {"level", OPT_LEVEL, "N", 0, "Effort of zstd (1 to 19) or LZ4 (1 to 12)", 4},
     {"max-load-cost", OPT_MAX_LOAD_COST, "X", 0, "It may not take longer to load than X bases (4)", 4},
@@ -82,12 +80,22 @@ static const char doc[] =
     "(exp_avg_sq.X) and the weights (X), up to rounding. Say with --adamw what the step was, and little more than the first "
     "moment is stored: a third to a quarter of the bytes. Everything stays exact; if the numbers are not those of the "
     "trainer, it only takes more bytes. Give the learning rate of this very step, as the schedule had it.\n\n"
+    "Lossy checkpoints (--fidelity near or compact) keep weights and moments (f32, bf16, f16) up to an error, in a small "
+    "fraction of the bytes; errors do not add up from one checkpoint to the next. near is for resuming: its error is small "
+    "against what training moves between saves. compact is for keeping many: it is a few times smaller, and a run resumed "
+    "from it takes some steps to be where it was. Everything else (integers, f64, role other, small tensors, NaN and "
+    "infinities) stays bit for bit. Lossy is never silent: list and show tell fidelity, errors, and how many lossy resumes lie "
+    "behind a checkpoint, which is why --resumed-from matters. --max-error bounds every single value, relative to the root mean "
+    "square of its tensor at this step; blocks that cannot keep it are stored exactly.\n\n"
     "Examples:\n"
     "  ckptdelta save ckpts --run gpt --step 100 step100.safetensors\n"
     "  ckptdelta save ckpts --run gpt --step 200 model.safetensors opt.safetensors\n"
     "  ckptdelta save ckpts --run tuned --step 0 --parent gpt@200 tuned.safetensors\n"
     "  ckptdelta save ckpts --run gpt --step 300 --metric val_loss=2.71 \\\n"
     "      --role 'ema.*=other' step300.safetensors\n"
+    "  ckptdelta save ckpts --run gpt --step 400 --fidelity near s400.safetensors\n"
+    "  ckptdelta save ckpts --run gpt --step 500 s500.safetensors \\\n"
+    "      --fidelity compact,weight=near --resumed-from gpt@400\n"
     "  ckptdelta save ckpts --run gpt --step 301 step301.safetensors \\\n"
     "      --adamw '*.bias:lr=6e-4,step=301,weight_decay=0' \\\n"
     "      --adamw lr=6e-4,step=301,beta2=0.95,weight_decay=0.1\n";
@@ -160,12 +168,6 @@ static error_t parse_coding(int key, char *arg, struct argp_state *state) {
     int index;
     uint64_t level;
     switch (key) {
-    case OPT_FIDELITY:
-        if (choice(arg, "exact") < 0) {
-            argp_error(state, "--fidelity is exact, which is all this version has, not '%s'", arg);
-        }
-        a->save.fidelity = CKD_EXACT;
-        return 0;
     case OPT_CODEC:
         index = choice(arg, "auto|raw|zstd|lz4");
         if (index < 0) {
@@ -214,6 +216,7 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
     switch (key) {
     case ARGP_KEY_INIT:
         state->child_inputs[0] = state->child_inputs[1] = &a->common;
+        state->child_inputs[2] = &a->save;
         return 0;
     case OPT_RUN:
         a->save.run = arg;
@@ -358,6 +361,17 @@ static void print_saved(const arguments *a, const ckd_checkpoint *c, const ckd_c
     }
 }
 
+/* Lossy is never silent. */
+static ckd_status print_errors(const ckd_checkpoint *c, ckd_store *store, ckd_error *err) {
+    ckd_tensor_list *tensors = NULL;
+    ckd_status status = c->fidelity == CKD_EXACT ? CKD_OK : ckd_store_tensors(&tensors, store, &c->id, err);
+    if (status == CKD_OK && tensors) {
+        cli_fidelity_print(c, tensors);
+    }
+    ckd_tensor_list_free(tensors);
+    return status;
+}
+
 static int tell(const arguments *a, const ckd_checkpoint *info, ckd_store *store, bool was_there) {
     if (strcmp(info->run, a->save.run) != 0) {
         cli_note("run '%s' was rewound: step %" PRIu64 " goes on as run '%s'", a->save.run, a->save.step,
@@ -370,6 +384,7 @@ static int tell(const arguments *a, const ckd_checkpoint *info, ckd_store *store
         status = cli_json_print(cli_json_one_checkpoint(info, all), &err);
     } else if (status == CKD_OK && cli_talks(&a->common)) {
         print_saved(a, info, all, was_there);
+        status = print_errors(info, store, &err);
     }
     ckd_checkpoint_list_free(all);
     return status == CKD_OK ? CLI_DONE : cli_fail(&err);
@@ -418,9 +433,27 @@ static void tell_unused_rules(const arguments *a) {
     }
 }
 
+/* Lossy second moments say how finely to store weights, and come first; exact ones follow from first moments, and come second. */
+static ckd_status order_inputs(arguments *a, cli_inputs *inputs, ckd_error *err) {
+    bool lossy = cli_fidelity_is_lossy(&a->save);
+    ckd_status status = lossy ? cli_fidelity_order(inputs, err) : CKD_OK;
+    if (status == CKD_OK && !cli_fidelity_of_role_is_lossy(&a->save, CKD_ROLE_EXP_AVG_SQ)) {
+        status = cli_optimizers_apply(&a->optimizers, inputs, err);
+    } else if (a->optimizers.count) {
+        for (size_t i = 0; i < a->optimizers.count; i++) {
+            a->optimizers.rules[i].used = true;
+        }
+        if (!a->common.quiet) {
+            cli_note(
+                "--adamw, --adam and --sgd are not used: they say what exact moments follow from, and these are lossy");
+        }
+    }
+    return status;
+}
+
 int cmd_save(int argc, char **argv) {
     static const struct argp_child children[] = {
-        {&cli_common_argp, 0, 0, 0}, {&cli_threads_argp, 0, 0, 0}, {0}};
+        {&cli_common_argp, 0, 0, 0}, {&cli_threads_argp, 0, 0, 0}, {&cli_fidelity_argp, 0, 0, 0}, {0}};
     static const struct argp argp = {options_table, parse, "STORE FILE.safetensors...", doc, children, 0, 0};
     arguments a = {.common.command = "save", .save = CKD_SAVE_OPTIONS_INIT};
     a.files = calloc((size_t)argc, sizeof(*a.files));
@@ -433,7 +466,7 @@ int cmd_save(int argc, char **argv) {
     cli_inputs inputs;
     ckd_status status = cli_inputs_open(&inputs, a.files, a.file_count, &a.roles, &err);
     if (status == CKD_OK) {
-        status = cli_optimizers_apply(&a.optimizers, &inputs, &err);
+        status = order_inputs(&a, &inputs, &err);
     }
     if (status == CKD_OK) {
         tell_unused_rules(&a);

@@ -81,7 +81,7 @@ def test_the_examples_of_the_help_work(tmp_path):
     ["save"], ["save", "s"], ["save", "s", "f"], ["save", "s", "--run", "a", "f"], ["save", "s", "--step", "1", "f"],
     ["save", "s", "--run", "a", "--step", "1"], ["save", "s", "--run", "a", "--step", "-1", "f"],
     ["save", "s", "--run", "a", "--step", "9223372036854775808", "f"], ["save", "s", "--run", "a", "--step", "latest", "f"],
-    ["save", "s", "--run", "a", "--step", "1", "--fidelity", "near", "f"],
+    ["save", "s", "--run", "a", "--step", "1", "--fidelity", "good", "f"],
     ["save", "s", "--run", "a", "--step", "1", "--codec", "gzip", "f"],
     ["save", "s", "--run", "a", "--step", "1", "--codec", "z", "f"],
     ["save", "s", "--run", "a", "--step", "1", "--level", "20", "f"],
