@@ -24,7 +24,10 @@
 #include <zstd.h>
 
 #include "base/file.h"
+#include "engine/save_measures.h"
 #include "tests/support/actions.h"
+#include "tests/support/bundled.h"
+#include "tests/support/samples.h"
 #include "tests/support/scenes.h"
 #include "tests/support/scratch.h"
 #include "tests/support/survivors.h"
@@ -239,6 +242,82 @@ static void test_reading(void **state) {
     assert_true(fail_everywhere("reading", &w) >= 100);
 }
 
+/* The same of a store with bundles and measures. */
+static void test_reading_bundles(void **state) {
+    scene_make(*state, 0, 3);
+    measure_store(store_path_of(*state, ""));
+    sweep w = {*state, act_reads, .before = 7, .next = 3};
+    assert_true(fail_everywhere("reading bundles", &w) >= 100);
+}
+
+/* CKD_OK, or the first failure; the file is there only if it is complete. */
+static ckd_status write_bundle(const char *path, ckd_error *err) {
+    chunk_identity identity = {sample_id(1), sample_id(2), sample_id(3)};
+    record records[SAMPLE_COUNT];
+    uint8_t payloads[SAMPLE_COUNT][SAMPLE_BYTES];
+    save_measures told = {0};
+    measures figures = measures_of_shard(0);
+    hash128 root;
+    uint64_t size;
+    chunk_writer *w;
+    sample_records(records, payloads);
+    ckd_status status = chunk_writer_create(&w, path, &identity, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    chunk_writer_gather(w);
+    for (size_t i = 0; i < SAMPLE_COUNT && status == CKD_OK; i++) {
+        status = chunk_writer_append(w, &records[i], payloads[i], err);
+    }
+    const record *first = &records[0];
+    if (status == CKD_OK) {
+        status = measures_add(&told, first->tensor->name, first->region, first->tensor->ndim, &figures, err);
+    }
+    if (status == CKD_OK) {
+        status = measures_commit(&told, w, &first->tensor->checkpoint, err);
+    }
+    measures_free(&told);
+    if (status != CKD_OK) {
+        chunk_writer_abort(w);
+        return status;
+    }
+    return chunk_writer_finish(w, &root, &size, err);
+}
+
+static void test_writing_bundles(void **state) {
+    char path[4096];
+    snprintf(path, sizeof(path), "%s/bundle", (char *)*state);
+    for (int for_ever = 0; for_ever < 2; for_ever++) {
+        bool enough = false;
+        for (unsigned long at = 1; !enough; at++) {
+            ckd_error err = {0};
+            shortage.from = LIBRARY;
+            shortage.for_ever = for_ever;
+            shortage.at = at;
+            shortage.seen = 0;
+            shortage.trouble = (trouble){.once = !for_ever};
+            shortage.on = true;
+            ckd_status status = write_bundle(path, &err);
+            shortage.on = false;
+            enough = shortage.trouble.hits == 0;
+            if (status != CKD_OK) {
+                check_failure("writing a bundle", status, &err);
+                assert_false(file_exists(path));
+            } else {
+                assert_true(enough || !for_ever); /* a buffer that could not grow by much grows by less */
+                assert_int_equal(file_remove(path, false, NULL), CKD_OK);
+            }
+            assert_true(!enough || (status == CKD_OK && at > 20));
+        }
+    }
+    shortage.at = 0;
+    assert_int_equal(write_bundle(path, NULL), CKD_OK);
+    chunk *c;
+    assert_int_equal(chunk_open(&c, path, NULL), CKD_OK);
+    assert_int_equal(c->record_count, SAMPLE_COUNT + 1);
+    chunk_close(c);
+}
+
 #define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
 
 int main(void) {
@@ -247,6 +326,8 @@ int main(void) {
         TEST(test_saving),
         TEST(test_recovering_and_rebuilding),
         TEST(test_reading),
+        TEST(test_reading_bundles),
+        TEST(test_writing_bundles),
     };
     take_over_sqlite();
     (void)mallopt(M_MMAP_THRESHOLD,
