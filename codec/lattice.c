@@ -17,6 +17,7 @@ enum {
     FORM_KNOWN = 63
 };
 enum { COLUMNS_STEP = 1, COLUMNS_FACTOR = 2, COLUMNS_KNOWN = 3 };
+enum { MOST_SHIFT = 24 };
 /* How q is stored: not at all, symbols of so many bytes, adaptively. */
 #define MASK_OF     8         /* integers of a mask */
 #define MASKS_WORTH 4         /* masks are tried if at most one integer of so many is not zero */
@@ -59,13 +60,30 @@ static ckd_status get_integers(const int32_t **out, reader *from, size_t n, cons
                                bytes *room, ckd_error *err) {
     uint64_t size = wire_varint_max(from, reader_left(from));
     const void *stream = reader_take(from, (size_t)size);
+    if (from->failed) {
+        return err_set(err, CKD_E_CORRUPT, "a lossy block's parts go beyond its end");
+    }
     int32_t *values = bytes_scratch(room, n * sizeof(int32_t) + 1, "decoding scratch", err);
     if (!values) {
         return CKD_E_NOMEM;
     }
     *out = values;
-    return from->failed ? err_set(err, CKD_E_CORRUPT, "a lossy block's parts go beyond its end")
-                        : adaptive_decode(values, n, contexts, stream, (size_t)size, err);
+    return adaptive_decode(values, n, contexts, stream, (size_t)size, err);
+}
+
+/* Integers of which each is from `least` to `most`. */
+static ckd_status get_bounded(const int32_t **out, reader *from, size_t n, int32_t least, int32_t most,
+                              bytes *room, ckd_error *err) {
+    ckd_status status = get_integers(out, from, n, NULL, room, err);
+    for (size_t i = 0; i < n && status == CKD_OK; i++) {
+        if ((*out)[i] < least || (*out)[i] > most) {
+            status = err_set(err, CKD_E_CORRUPT, "a lossy block has a scale that there is not");
+        }
+    }
+    return status;
+}
+static ckd_status get_steps(const int32_t **out, reader *from, size_t n, bytes *room, ckd_error *err) {
+    return get_bounded(out, from, n, -LATTICE_MOST_STEP, LATTICE_MOST_STEP, room, err);
 }
 
 /* ---- factors: rows x rank, each component (column) with a scale of its own ---- */
@@ -164,21 +182,17 @@ static ckd_status get_columns(lattice_columns *c, reader *from, lattice_scratch 
         return err_set(err, CKD_E_CORRUPT, "a lossy block's columns have a form that there is not");
     }
     if (form & COLUMNS_STEP) {
-        status = get_integers(&c->step, from, c->columns, NULL, &scratch->step, err);
+        status = get_steps(&c->step, from, c->columns, &scratch->step, err);
     }
     if (status != CKD_OK || !(form & COLUMNS_FACTOR)) {
         return status;
     }
     c->rank = (uint32_t)wire_varint_max(from, LATTICE_MAX_RANK);
-    if (c->rank == 0) {
-        return err_set(err, CKD_E_CORRUPT, "a lossy block's factor has no components");
+    if (c->rank == 0 || c->rank > c->columns) {
+        return err_set(err, CKD_E_CORRUPT,
+                       "a lossy block's factor has a number of components that there is not");
     }
-    status = get_integers(&c->shift, from, c->rank, NULL, &scratch->shift, err);
-    for (uint32_t k = 0; k < c->rank && status == CKD_OK; k++) {
-        if (c->shift[k] < 0 || c->shift[k] > 24) {
-            status = err_set(err, CKD_E_CORRUPT, "a lossy block's component has a scale that there is not");
-        }
-    }
+    status = get_bounded(&c->shift, from, c->rank, 0, MOST_SHIFT, &scratch->shift, err);
     return status == CKD_OK
                ? get_factor(&c->factor, from, c->columns, c->rank, &scratch->factor, scratch, err)
                : status;
@@ -202,11 +216,11 @@ ckd_status lattice_columns_decode(lattice_columns *out, const void *from, size_t
 
 /* ---- q ---- */
 
-static unsigned width_needed(const int32_t *q, size_t n) {
+static unsigned width_needed(const int32_t *q, size_t n, bool levels) {
     int32_t least = 0, most = 0;
     for (size_t i = 0; i < n; i++) {
         /* What stands for a zero value takes the lowest integer of any width. */
-        int32_t v = q[i] == INT32_MIN ? 0 : q[i];
+        int32_t v = levels && q[i] == INT32_MIN ? 0 : q[i];
         least = v < least ? v : least;
         most = v > most ? v : most;
     }
@@ -225,17 +239,13 @@ static void narrow_to(void *to, const int32_t *q, size_t n, unsigned width) {
     }
 }
 
-static void widen_to(int32_t *q, const void *from, size_t n, unsigned width) {
-    if (width == 1) {
-        const int8_t *v = from;
-        for (size_t i = 0; i < n; i++) {
-            q[i] = v[i] == INT8_MIN ? INT32_MIN : v[i];
-        }
-    } else {
-        const int16_t *v = from;
-        for (size_t i = 0; i < n; i++) {
-            q[i] = v[i] == INT16_MIN ? INT32_MIN : v[i];
-        }
+static void widen_to(int32_t *q, const void *from, size_t n, unsigned width, bool levels) {
+    const int8_t *narrow = from;
+    const int16_t *wider = from;
+    const int32_t lowest = width == 1 ? INT8_MIN : INT16_MIN, meant = levels ? INT32_MIN : lowest;
+    for (size_t i = 0; i < n; i++) {
+        int32_t v = width == 1 ? narrow[i] : wider[i];
+        q[i] = v == lowest ? meant : v;
     }
 }
 
@@ -318,7 +328,7 @@ static size_t nonzeros(const int8_t *q, size_t n) {
 
 static ckd_status put_symbols(bytes *to, const int32_t *q, size_t n, bool linear, lattice_scratch *scratch,
                               symbols_workspace *work, ckd_error *err) {
-    unsigned width = width_needed(q, n);
+    unsigned width = width_needed(q, n, !linear);
     void *narrow = bytes_scratch(&scratch->narrow, n * width + 1, "coding scratch", err);
     if (!narrow) {
         return CKD_E_NOMEM;
@@ -438,7 +448,7 @@ static ckd_status get_q(lattice_block *b, reader *from, lattice_scratch *scratch
     }
     ckd_status status = narrow ? symbols_decode(work, narrow, how, n, NULL, stream, size, err) : CKD_E_NOMEM;
     if (status == CKD_OK) {
-        widen_to(q, narrow, n, how);
+        widen_to(q, narrow, n, how, b->map == LATTICE_LEVELS);
     }
     return status;
 }
@@ -465,6 +475,9 @@ static ckd_status get_exceptions(lattice_block *b, reader *from, lattice_scratch
         return CKD_E_NOMEM;
     }
     uint64_t next = 0;
+    if (b->exceptions == 0) {
+        return err_set(err, CKD_E_CORRUPT, "a lossy block keeps no values, and says that it does");
+    }
     for (uint32_t i = 0; i < b->exceptions; i++) {
         uint64_t place = next + wire_varint_max(from, b->count);
         bits[i] = reader_u32(from);
@@ -548,7 +561,10 @@ static ckd_status get_parts(lattice_block *b, reader *from, uint8_t form, const 
         status = err_set(err, CKD_E_CORRUPT, "a lossy block has rows but no columns");
     }
     if (status == CKD_OK && form & FORM_ROWS) {
-        status = get_integers(&b->row, from, lattice_rows(b), NULL, &scratch->row, err);
+        status = get_steps(&b->row, from, lattice_rows(b), &scratch->row, err);
+    }
+    if (status == CKD_OK && !(form & FORM_FACTOR) && b->own.rank && !b->shared) {
+        status = err_set(err, CKD_E_CORRUPT, "a lossy block has one factor of two");
     }
     if (status == CKD_OK && form & FORM_FACTOR) {
         b->low_rank_exponent = get_signed(from);

@@ -17,12 +17,13 @@ typedef enum lattice_map {
 #define LATTICE_MAX_RANK    2048u
 #define LATTICE_MAX_FACTOR  (1u << 24) /* integers of a factor */
 #define LATTICE_STEP_OCTAVE 4          /* steps are powers of the fourth root of two */
+#define LATTICE_MOST_STEP   4096       /* of a row or column, whatever its sign */
 
 /* What all blocks of a matrix share. Inside the payload if there is one block, else a side record. */
 typedef struct lattice_columns {
     uint64_t columns;
     const int32_t *step;   /* per column, quarter octaves (levels: levels); NULL: none */
-    uint32_t rank;         /* of the low-rank part; 0: none */
+    uint32_t rank;         /* of the low-rank part, at most `columns`; 0: none */
     const int32_t *shift;  /* rank: the component's products count 2^shift */
     const int32_t *factor; /* columns x rank */
 } lattice_columns;
@@ -41,8 +42,7 @@ typedef struct lattice_block {
     int32_t low_rank_exponent; /* a product counts 2^(this + shift) steps */
     const int32_t *factor;     /* rows x rank; NULL: none */
     const int32_t *q;          /* NULL: see few */
-    const int8_t
-        *few; /* instead of q, if all fit (of a decoded block); -128 is none of them. Neither: all zero */
+    const int8_t *few;         /* instead of q, if all fit (linear, of a decoded block). Neither: all zero */
     /* Values that are kept as they are: their places, ascending, and bits. */
     uint32_t exceptions;
     const uint32_t *exception_at;
@@ -66,8 +66,10 @@ ckd_status lattice_encode(bytes *to, const lattice_block *b, lattice_effort effo
 ckd_status lattice_columns_encode(bytes *to, const lattice_columns *c, ckd_error *err);
 
 /*
- * Any bytes give a block of `count` elements or CORRUPT, in time and memory bounded by count and the limits above. shared: the
- * columns that a side record gives, or NULL; they are needed for the factor's width (CORRUPT without).
+ * Any bytes give a block of `count` elements, or CORRUPT or UNSUPPORTED, in time and memory bounded by count and the limits
+ * above: 5 bytes an integer of the factors (LATTICE_MAX_FACTOR of the columns', count + 2 columns of the rows'), 4 bytes a row and
+ * column, 24 bytes an element. shared: the columns that a side record gives, or NULL; they are needed for the factor's width (CORRUPT
+ * without). What `out` points at lies in the scratch (but for shared columns) until it is used again.
  */
 ckd_status lattice_decode(lattice_block *out, uint64_t count, const lattice_columns *shared, const void *from,
                           size_t size, lattice_scratch *scratch, symbols_workspace *work, ckd_error *err);

@@ -203,25 +203,28 @@ ckd_status lattice_rebuild(float *values, const lattice_block *b, bool has_paren
     return status;
 }
 
-static void put_exceptions(void *values, ckd_dtype dtype, const lattice_block *b) {
+static ckd_status put_exceptions(void *values, ckd_dtype dtype, const lattice_block *b, ckd_error *err) {
     size_t size = ckd_dtype_size(dtype);
     for (uint32_t i = 0; i < b->exceptions; i++) {
         uint8_t *to = (uint8_t *)values + b->exception_at[i] * size;
+        uint32_t bits = b->exception_bits[i];
         if (size == 4) {
-            memcpy(to, &b->exception_bits[i], 4);
+            memcpy(to, &bits, 4);
+        } else if (bits <= UINT16_MAX) {
+            uint16_t half = (uint16_t)bits;
+            memcpy(to, &half, 2);
         } else {
-            uint16_t bits = (uint16_t)b->exception_bits[i];
-            memcpy(to, &bits, 2);
+            return err_set(err, CKD_E_CORRUPT, "a lossy block keeps a value that is not of its dtype");
         }
     }
+    return CKD_OK;
 }
 
 ckd_status lattice_rebuild_values(void *values, ckd_dtype dtype, const lattice_block *b, bool has_parent,
                                   lattice_work *w, const kernels *k, ckd_error *err) {
     if (dtype == CKD_F32 && (uintptr_t)values % _Alignof(float) == 0) {
         ckd_status status = lattice_rebuild(values, b, has_parent, w, k, err);
-        put_exceptions(values, dtype, b);
-        return status;
+        return status == CKD_OK ? put_exceptions(values, dtype, b, err) : status;
     }
     float *floats = bytes_scratch(&w->values, b->count * sizeof(float) + 1, "decoding scratch", err);
     if (!floats) {
@@ -239,6 +242,5 @@ ckd_status lattice_rebuild_values(void *values, ckd_dtype dtype, const lattice_b
     } else {
         k->cast(dtype, values, CKD_F32, floats, b->count);
     }
-    put_exceptions(values, dtype, b);
-    return CKD_OK;
+    return put_exceptions(values, dtype, b, err);
 }

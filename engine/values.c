@@ -262,6 +262,12 @@ static ckd_status check_known(const view_block *b, ckd_error *err) {
                                "it with a newer ckptdelta",
                                (unsigned)r->coding);
     }
+    if (r->coding == CODING_LATTICE && r->predictor > PREDICT_PARENT) {
+        return err_unsupported(err, file, r->offset,
+                               "the block has coding %u with predictor %u, which this version does not "
+                               "know; load it with a newer ckptdelta",
+                               (unsigned)r->coding, (unsigned)r->predictor);
+    }
     if (r->predictor > PREDICT_STEP) {
         return err_unsupported(err, file, r->offset,
                                "the block has predictor %u, which this version does not know; "
