@@ -23,6 +23,7 @@ import zstandard
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import ckd_codings  # noqa: E402
+import ckd_lattice  # noqa: E402
 import ckd_steps  # noqa: E402
 from ckd_errors import Corrupt, Unsupported  # noqa: E402
 
@@ -590,7 +591,7 @@ class Tensor:
 class Checkpoint:
     def __init__(self, store, manifest):
         self.store, self.manifest = store, manifest
-        blocks, self.blobs, self.groups = {}, {}, {}
+        blocks, self.blobs, self.groups, self.sides = {}, {}, {}, {}
         for file in manifest.files:
             chunk = store.chunk(file)
             for record in chunk.records:
@@ -600,6 +601,8 @@ class Checkpoint:
                     blocks.setdefault(record.name, []).append(record)
                 elif record.kind == GROUP:
                     self.groups[record.content] = record
+                elif record.kind == SIDE:
+                    self.sides[record.content] = record
                 elif record.kind == BLOB:
                     if record.name in self.blobs:
                         raise Corrupt(f"two blobs {record.name}")
@@ -664,6 +667,8 @@ class Checkpoint:
             return before[0]
         if block.predictor == 3:
             return ckd_codings.rounded(before[1], block.dtype, before[0])
+        if block.coding == 6:
+            return self.lossy(block, before, where)
         payload = block.chunk.payload(block)
         context = ckd_codings.context(block.dtype, before[0]) if block.predictor else None
         try:
@@ -674,6 +679,32 @@ class Checkpoint:
         if block.predictor in (1, 4):
             return ckd_codings.applied(before[0], integers)
         return ckd_codings.unrotated(integers) if block.coding == 5 and floating else integers
+
+    def lossy(self, block, before, where):
+        if block.predictor > 1:
+            raise Unsupported(f"{where}: coding 6 with predictor {block.predictor}")
+        on, shared = block.dependencies[-1] if block.dependencies else None, None
+        try:
+            if on and on.kind == 2:
+                shared = self.side(block, on)
+            return ckd_lattice.decode(block.chunk.payload(block), block.dtype, block.count,
+                                      before[0] if before else None, shared)
+        except (Corrupt, Unsupported) as error:
+            raise type(error)(f"{where}: {error}") from None
+
+    def side(self, block, on):
+        """The columns that a block shares with others."""
+        record = self.sides.get(on.content)
+        if record is None or on.checkpoint != self.manifest.id:
+            raise Corrupt(f"{block.name}: the columns that it shares are missing")
+        told = [(r.region.key, r.first, r.count) for r in (on, record)]
+        if on.tensor != block.name or (record.name, record.dtype, record.role, record.shape) != (
+                block.name, block.dtype, block.role, block.shape) or told[0] != told[1]:
+            raise Corrupt(f"{block.name}: columns of something else")
+        data = ckd_codings.decode(record.coding, record.chunk.payload(record), record.raw_size, 1, None)
+        if content_hash(data) != record.content:
+            raise Corrupt(f"{block.name}: content hash of a side record")
+        return ckd_lattice.shared_columns(data)
 
     def step(self, block, before, budget):
         """What an optimizer step is expected to give."""
