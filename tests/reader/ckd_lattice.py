@@ -144,7 +144,8 @@ class Block:
         return out
 
     def read_q(self, fields):
-        how, count = fields.u8(), self.count
+        self.how, count = fields.u8(), self.count
+        how = self.how
         if how == 0:
             if fields.rest():
                 raise Corrupt("a lossy block goes on")
