@@ -1,9 +1,7 @@
 #include "codec/lattice.h"
 
-#include <math.h>
-#include <stdlib.h>
-
 #include "codec/adaptive.h"
+#include "codec/lattice_wire.h"
 #include "codec/wire.h"
 
 /* Bits of the first byte. */
@@ -16,8 +14,6 @@ enum {
     FORM_SHARED = 32,
     FORM_KNOWN = 63
 };
-enum { COLUMNS_STEP = 1, COLUMNS_FACTOR = 2, COLUMNS_KNOWN = 3 };
-enum { MOST_SHIFT = 24 };
 /* How q is stored: not at all, symbols of so many bytes, adaptively. */
 #define MASK_OF     8         /* integers of a mask */
 #define MASKS_WORTH 4         /* masks are tried if at most one integer of so many is not zero */
@@ -44,174 +40,6 @@ static void put_signed(bytes *to, int32_t v) {
 static int32_t get_signed(reader *from) {
     uint32_t v = (uint32_t)wire_varint_max(from, UINT32_MAX);
     return (int32_t)(v >> 1 ^ (0u - (v & 1)));
-}
-
-/* contexts: of scaled models, or NULL. */
-static void put_integers(bytes *to, const int32_t *values, size_t n, const uint8_t *contexts) {
-    bytes stream = {0};
-    adaptive_encode(&stream, contexts ? ADAPTIVE_SCALED : ADAPTIVE_EVEN, values, n, contexts);
-    wire_put_varint(to, stream.size);
-    bytes_put(to, stream.data, stream.size);
-    to->failed |= stream.failed;
-    bytes_free(&stream);
-}
-
-static ckd_status get_integers(const int32_t **out, reader *from, size_t n, const uint8_t *contexts,
-                               bytes *room, ckd_error *err) {
-    uint64_t size = wire_varint_max(from, reader_left(from));
-    const void *stream = reader_take(from, (size_t)size);
-    if (from->failed) {
-        return err_set(err, CKD_E_CORRUPT, "a lossy block's parts go beyond its end");
-    }
-    int32_t *values = bytes_scratch(room, n * sizeof(int32_t) + 1, "decoding scratch", err);
-    if (!values) {
-        return CKD_E_NOMEM;
-    }
-    *out = values;
-    return adaptive_decode(values, n, contexts, stream, (size_t)size, err);
-}
-
-/* Integers of which each is from `least` to `most`. */
-static ckd_status get_bounded(const int32_t **out, reader *from, size_t n, int32_t least, int32_t most,
-                              bytes *room, ckd_error *err) {
-    ckd_status status = get_integers(out, from, n, NULL, room, err);
-    for (size_t i = 0; i < n && status == CKD_OK; i++) {
-        if ((*out)[i] < least || (*out)[i] > most) {
-            status = err_set(err, CKD_E_CORRUPT, "a lossy block has a scale that there is not");
-        }
-    }
-    return status;
-}
-static ckd_status get_steps(const int32_t **out, reader *from, size_t n, bytes *room, ckd_error *err) {
-    return get_bounded(out, from, n, -LATTICE_MOST_STEP, LATTICE_MOST_STEP, room, err);
-}
-
-/* ---- factors: rows x rank, each component (column) with a scale of its own ---- */
-
-static int32_t component_scale(const int32_t *factor, size_t rows, uint32_t rank, uint32_t k) {
-    double energy = 0;
-    for (size_t i = 0; i < rows; i++) {
-        double v = factor[i * rank + k];
-        energy += v * v;
-    }
-    return (int32_t)adaptive_context_of(sqrt(energy / (double)(rows ? rows : 1)));
-}
-
-static uint8_t *factor_contexts(const int32_t *scale, size_t rows, uint32_t rank) {
-    uint8_t *contexts = malloc(rows * rank + 1);
-    for (size_t i = 0; contexts && i < rows; i++) {
-        for (uint32_t k = 0; k < rank; k++) {
-            contexts[i * rank + k] = (uint8_t)scale[k];
-        }
-    }
-    return contexts;
-}
-
-static void differences(int32_t *values, size_t n, bool undo) {
-    int32_t before = 0;
-    for (size_t i = 0; i < n; i++) {
-        int32_t v = values[i];
-        values[i] = undo ? (int32_t)((uint32_t)before + (uint32_t)v) : v - before;
-        before = undo ? values[i] : v;
-    }
-}
-
-static ckd_status put_factor(bytes *to, const int32_t *factor, size_t rows, uint32_t rank, ckd_error *err) {
-    int32_t scale[LATTICE_MAX_RANK], steps[LATTICE_MAX_RANK];
-    for (uint32_t k = 0; k < rank; k++) {
-        scale[k] = steps[k] = component_scale(factor, rows, rank, k);
-    }
-    differences(steps, rank, false);
-    put_integers(to, steps, rank, NULL);
-    uint8_t *contexts = factor_contexts(scale, rows, rank);
-    if (!contexts) {
-        return err_nomem(err, rows * rank, "coding scratch");
-    }
-    put_integers(to, factor, rows * rank, contexts);
-    free(contexts);
-    return CKD_OK;
-}
-
-static ckd_status get_factor(const int32_t **out, reader *from, uint64_t rows, uint32_t rank, bytes *room,
-                             lattice_scratch *scratch, ckd_error *err) {
-    const int32_t *steps;
-    if (rows * rank > LATTICE_MAX_FACTOR) {
-        return err_set(err, CKD_E_CORRUPT, "a lossy block's factor is too large");
-    }
-    ckd_status status = get_integers(&steps, from, rank, NULL, &scratch->narrow, err);
-    if (status != CKD_OK) {
-        return status;
-    }
-    int32_t scale[LATTICE_MAX_RANK];
-    memcpy(scale, steps, rank * sizeof(int32_t));
-    differences(scale, rank, true);
-    for (uint32_t k = 0; k < rank; k++) {
-        if (scale[k] < 0 || scale[k] >= (int32_t)ADAPTIVE_CONTEXTS) {
-            return err_set(err, CKD_E_CORRUPT, "a lossy block's factor has a scale that there is not");
-        }
-    }
-    uint8_t *contexts = factor_contexts(scale, rows, rank);
-    if (!contexts) {
-        return err_nomem(err, rows * rank, "decoding scratch");
-    }
-    status = get_integers(out, from, rows * rank, contexts, room, err);
-    free(contexts);
-    return status;
-}
-
-/* ---- what the blocks of a matrix share ---- */
-
-static ckd_status put_columns(bytes *to, const lattice_columns *c, ckd_error *err) {
-    bytes_put_u8(to, (uint8_t)((c->step ? COLUMNS_STEP : 0) | (c->rank ? COLUMNS_FACTOR : 0)));
-    if (c->step) {
-        put_integers(to, c->step, c->columns, NULL);
-    }
-    if (c->rank == 0) {
-        return CKD_OK;
-    }
-    wire_put_varint(to, c->rank);
-    put_integers(to, c->shift, c->rank, NULL);
-    return put_factor(to, c->factor, c->columns, c->rank, err);
-}
-
-/* c->columns is known. */
-static ckd_status get_columns(lattice_columns *c, reader *from, lattice_scratch *scratch, ckd_error *err) {
-    uint8_t form = reader_u8(from);
-    ckd_status status = CKD_OK;
-    if (form & ~COLUMNS_KNOWN || (form && c->columns > LATTICE_MAX_COLUMNS)) {
-        return err_set(err, CKD_E_CORRUPT, "a lossy block's columns have a form that there is not");
-    }
-    if (form & COLUMNS_STEP) {
-        status = get_steps(&c->step, from, c->columns, &scratch->step, err);
-    }
-    if (status != CKD_OK || !(form & COLUMNS_FACTOR)) {
-        return status;
-    }
-    c->rank = (uint32_t)wire_varint_max(from, LATTICE_MAX_RANK);
-    if (c->rank == 0 || c->rank > c->columns) {
-        return err_set(err, CKD_E_CORRUPT,
-                       "a lossy block's factor has a number of components that there is not");
-    }
-    status = get_bounded(&c->shift, from, c->rank, 0, MOST_SHIFT, &scratch->shift, err);
-    return status == CKD_OK
-               ? get_factor(&c->factor, from, c->columns, c->rank, &scratch->factor, scratch, err)
-               : status;
-}
-
-ckd_status lattice_columns_encode(bytes *to, const lattice_columns *c, ckd_error *err) {
-    wire_put_varint(to, c->columns);
-    ckd_status status = put_columns(to, c, err);
-    return status == CKD_OK && to->failed ? err_nomem(err, to->size, "a lossy block") : status;
-}
-
-ckd_status lattice_columns_decode(lattice_columns *out, const void *from, size_t size,
-                                  lattice_scratch *scratch, ckd_error *err) {
-    reader r = reader_of(from, size);
-    *out = (lattice_columns){.columns = wire_varint_max(&r, LATTICE_MAX_COLUMNS)};
-    ckd_status status = get_columns(out, &r, scratch, err);
-    return status == CKD_OK && (r.failed || reader_left(&r))
-               ? err_set(err, CKD_E_CORRUPT, "a matrix's columns end in the wrong place")
-               : status;
 }
 
 /* ---- q ---- */
@@ -516,15 +344,15 @@ ckd_status lattice_encode(bytes *to, const lattice_block *b, lattice_effort effo
         wire_put_varint(to, b->columns);
         wire_put_varint(to, b->phase);
         if (!b->shared) {
-            status = put_columns(to, &b->own, err);
+            status = lattice_put_columns(to, &b->own, err);
         }
     }
     if (b->row) {
-        put_integers(to, b->row, lattice_rows(b), NULL);
+        lattice_put_integers(to, b->row, lattice_rows(b), NULL);
     }
     if (status == CKD_OK && b->factor) {
         put_signed(to, b->low_rank_exponent);
-        status = put_factor(to, b->factor, lattice_rows(b), b->own.rank, err);
+        status = lattice_put_factor(to, b->factor, lattice_rows(b), b->own.rank, err);
     }
     if (b->exceptions) {
         put_exceptions(to, b);
@@ -549,7 +377,7 @@ static ckd_status get_grid(lattice_block *b, reader *from, uint8_t form, const l
         return CKD_OK;
     }
     b->own.columns = b->columns;
-    return get_columns(&b->own, from, scratch, err);
+    return lattice_get_columns(&b->own, from, scratch, err);
 }
 
 static ckd_status get_parts(lattice_block *b, reader *from, uint8_t form, const lattice_columns *shared,
@@ -561,7 +389,7 @@ static ckd_status get_parts(lattice_block *b, reader *from, uint8_t form, const 
         status = err_set(err, CKD_E_CORRUPT, "a lossy block has rows but no columns");
     }
     if (status == CKD_OK && form & FORM_ROWS) {
-        status = get_steps(&b->row, from, lattice_rows(b), &scratch->row, err);
+        status = lattice_get_steps(&b->row, from, lattice_rows(b), &scratch->row, err);
     }
     if (status == CKD_OK && !(form & FORM_FACTOR) && b->own.rank && !b->shared) {
         status = err_set(err, CKD_E_CORRUPT, "a lossy block has one factor of two");
@@ -569,8 +397,8 @@ static ckd_status get_parts(lattice_block *b, reader *from, uint8_t form, const 
     if (status == CKD_OK && form & FORM_FACTOR) {
         b->low_rank_exponent = get_signed(from);
         status = b->own.rank && b->low_rank_exponent >= -64 && b->low_rank_exponent <= 64
-                     ? get_factor(&b->factor, from, lattice_rows(b), b->own.rank, &scratch->own_factor,
-                                  scratch, err)
+                     ? lattice_get_factor(&b->factor, from, lattice_rows(b), b->own.rank,
+                                          &scratch->own_factor, scratch, err)
                      : err_set(err, CKD_E_CORRUPT, "a lossy block has one factor of two");
     }
     return status == CKD_OK && form & FORM_EXCEPTIONS ? get_exceptions(b, from, scratch, err) : status;

@@ -1,0 +1,21 @@
+/* Parts of the payload of a lossy block; codec/FORMAT.md, "Lattice blocks". Internal to codec/lattice*.c. */
+#ifndef CODEC_LATTICE_WIRE_H
+#define CODEC_LATTICE_WIRE_H
+
+#include "codec/lattice.h"
+
+/* An adaptive stream with its size in front; what fails sets to->failed. contexts: of scaled models, or NULL. */
+void lattice_put_integers(bytes *to, const int32_t *values, size_t n, const uint8_t *contexts);
+/* Steps of n rows or columns, into `room`. Errors: CORRUPT, UNSUPPORTED, NOMEM; so with all that read here. */
+ckd_status lattice_get_steps(const int32_t **out, reader *from, size_t n, bytes *room, ckd_error *err);
+
+/* Factors: rows x rank, each component (a column) with a scale of its own. */
+ckd_status lattice_put_factor(bytes *to, const int32_t *factor, size_t rows, uint32_t rank, ckd_error *err);
+ckd_status lattice_get_factor(const int32_t **out, reader *from, uint64_t rows, uint32_t rank, bytes *room,
+                              lattice_scratch *scratch, ckd_error *err);
+
+/* All but the number of columns, which is known. */
+ckd_status lattice_put_columns(bytes *to, const lattice_columns *c, ckd_error *err);
+ckd_status lattice_get_columns(lattice_columns *c, reader *from, lattice_scratch *scratch, ckd_error *err);
+
+#endif
