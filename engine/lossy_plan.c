@@ -8,7 +8,9 @@
 #include "engine/lossy_rate.h"
 
 #define NARROWEST_FACTORED 16u /* rows and columns */
-#define TARGET_ROUNDS      4
+#define TARGET_ROUNDS      7
+#define TARGET_LEAST       0.92 /* of the target */
+#define TARGET_MOST        1.04
 #define TARGET_SLOPE       0.9 /* octaves of the step for one of the bits */
 
 /* What is left of every element, in steps, row by row; elements that the tile does not have are 0. */
@@ -125,17 +127,35 @@ static ckd_status plan_once(planning *p, lossy_tile *t, const kernels *k, ckd_er
     return try_factors(p, t, n, cost_of(&alone, 0, t->recipe->lambda), k, err);
 }
 
-/* Bits fall about as fast as the step grows. */
+/*
+ * Bits fall about as fast as the step grows, but where next to nothing is left they say little: so no more than a few octaves at a time,
+ * and never back behind a step that was too fine or too coarse.
+ */
 static ckd_status meet_target(planning *p, lossy_tile *t, const kernels *k, ckd_error *err) {
     ckd_status status = CKD_OK;
+    int32_t fine = -1, coarse = INT32_MAX;
     for (int round = 0; round < TARGET_ROUNDS && status == CKD_OK; round++) {
         double ratio = p->bits / (t->recipe->target * (double)t->count);
-        int32_t change =
-            (int32_t)lrint(LATTICE_STEP_OCTAVE * TARGET_SLOPE * log2(ratio > 1e-3 ? ratio : 1e-3));
-        if (change == 0) {
-            break;
+        if (ratio > TARGET_LEAST && ratio < TARGET_MOST) {
+            return CKD_OK;
         }
-        t->plan.step = t->plan.step + change < 0 ? 0 : t->plan.step + change;
+        int32_t *bound = ratio < 1 ? &coarse : &fine;
+        *bound = t->plan.step;
+        ratio = ratio > 1.0 / 8 ? (ratio < 8 ? ratio : 8) : 1.0 / 8;
+        int32_t change = (int32_t)lrint(LATTICE_STEP_OCTAVE * TARGET_SLOPE * log2(ratio));
+        int32_t step = t->plan.step + (change ? change : (ratio < 1 ? -1 : 1));
+        if (step <= fine || step >= coarse) {
+            step = coarse == INT32_MAX ? fine + 1 : fine + (coarse - fine + 1) / 2;
+        }
+        if (step == t->plan.step) {
+            return CKD_OK;
+        }
+        t->plan.step = step;
+        status = plan_once(p, t, k, err);
+    }
+    if (status == CKD_OK && coarse != INT32_MAX &&
+        p->bits > TARGET_MOST * t->recipe->target * (double)t->count) {
+        t->plan.step = coarse;
         status = plan_once(p, t, k, err);
     }
     return status;
