@@ -695,6 +695,18 @@ static void test_ranks(void **state) {
     ckd_store_close(store);
 }
 
+/* What tests of crashes, faults and full disks save has steps in it, whatever codes their residuals. */
+static void test_scenes_have_steps(void **state) {
+    scene_make(*state, 0, 3);
+    ckd_store *store = store_reopen(*state, CKD_OPEN_READ);
+    for (uint64_t step = 1; step < 3; step++) {
+        check_not_step(store, step, "exp_avg.net");
+        check_coding(store, step, "exp_avg_sq.net", "step", 32);
+        check_coding(store, step, "net", "step", 32);
+    }
+    ckd_store_close(store);
+}
+
 static int setup(void **state) {
     *state = tempdir_create();
     return *state == NULL;
@@ -727,6 +739,7 @@ int main(void) {
         TEST(test_a_load_rebuilds_once),
         TEST(test_same_content_again),
         TEST(test_ranks),
+        TEST(test_scenes_have_steps),
     };
     return cmocka_run_group_tests_name("step", tests, NULL, NULL);
 }

@@ -3,6 +3,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -21,7 +22,7 @@
 
 /* ---- the state ---- */
 
-enum { COLUMNS = 8, SCENE_TENSORS = 7, SCENE_ROWS = 6 };
+enum { COLUMNS = 8, SCENE_TENSORS = 10, SCENE_ROWS = 6, NET_ROWS = 24 };
 
 typedef struct scene_tensor {
     const char *name;
@@ -32,10 +33,18 @@ typedef struct scene_tensor {
 
 /* In the order saved; all but the scalar and the empty one are rows x COLUMNS. */
 static const scene_tensor tensors[SCENE_TENSORS] = {
-    {"master.w", CKD_F32, 2, false},  {"w", CKD_BF16, 2, false},   {"exp_avg.w", CKD_F32, 2, true},
-    {"embedding", CKD_F32, 2, false}, {"tied", CKD_F32, 2, false}, {"count", CKD_I64, 0, false},
-    {"empty", CKD_F32, 2, false},
+    {"master.w", CKD_F32, 2, false},       {"w", CKD_BF16, 2, false},
+    {"exp_avg.w", CKD_F32, 2, true},       {"embedding", CKD_F32, 2, false},
+    {"tied", CKD_F32, 2, false},           {"count", CKD_I64, 0, false},
+    {"empty", CKD_F32, 2, false},          {"exp_avg.net", CKD_F32, 2, false},
+    {"exp_avg_sq.net", CKD_F32, 2, false}, {"net", CKD_F32, 2, false},
 };
+
+/* Trained: NET_ROWS rows, an update of AdamW at each step. */
+static bool is_net(const scene_tensor *t) {
+    size_t length = strlen(t->name);
+    return length >= 3 && strcmp(t->name + length - 3, "net") == 0;
+}
 
 static uint64_t mix(uint64_t z) { /* the finaliser of splitmix64 */
     z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
@@ -65,12 +74,48 @@ static uint16_t bf16_of(uint32_t bits) {
 }
 
 static uint64_t tensor_shape(uint64_t shape[2], const scene_tensor *t, const scene *s) {
-    shape[0] = strcmp(t->name, "empty") == 0 ? 0 : s->rows;
+    shape[0] = strcmp(t->name, "empty") == 0 ? 0 : is_net(t) ? NET_ROWS : s->rows;
     shape[1] = COLUMNS;
     return t->ndim == 0 ? 1 : shape[0] * shape[1];
 }
 
+static ckd_optimizer net_optimizer(uint64_t step) {
+    ckd_optimizer o = CKD_OPTIMIZER_INIT;
+    o.kind = CKD_ADAMW;
+    o.lr = 0.001;
+    o.beta1 = 0.5;
+    o.beta2 = 0.75;
+    o.eps = 1e-6;
+    o.step = step + 1;
+    return o;
+}
+
+/* exp_avg, exp_avg_sq or the weight of one element, after as many updates as its step says. */
+static float net_value(const scene_tensor *t, const scene *s, uint64_t element) {
+    float w = (float)(mix(element + 1) >> 40) * 0x1p-24f, m = 0, v = 0;
+    for (uint64_t step = 0; step <= s->step && step < 64; step++) {
+        ckd_optimizer o = net_optimizer(step);
+        double bias1 = 1 - pow(o.beta1, (double)o.step), bias2 = 1 - pow(o.beta2, (double)o.step);
+        float g = ((float)(mix(hash_text(s->run) + 977 * element + step) >> 40) * 0x1p-24f - 0.5f) * 0.01f;
+        m = m + 0.5f * (g - m);
+        v = v * 0.75f + 0.25f * g * g;
+        w = w - (float)(o.lr / bias1) * m / (sqrtf(v) / (float)sqrt(bias2) + (float)o.eps);
+    }
+    return t->name[0] == 'n' ? w : strncmp(t->name, "exp_avg.", 8) == 0 ? m : v;
+}
+
+static void fill_net(void *to, const scene_tensor *t, const scene *s, uint64_t first, uint64_t count) {
+    for (uint64_t i = 0; i < count; i++) {
+        float value = net_value(t, s, first + i);
+        memcpy((uint8_t *)to + 4 * i, &value, 4);
+    }
+}
+
 static void fill(void *to, const scene_tensor *t, const scene *s, uint64_t first, uint64_t count) {
+    if (is_net(t)) {
+        fill_net(to, t, s, first, count);
+        return;
+    }
     uint64_t seed = hash_text(s->run);
     bool frozen = strcmp(t->name, "embedding") == 0 || strcmp(t->name, "tied") == 0;
     bool moment = strcmp(t->name, "exp_avg.w") == 0;
@@ -113,6 +158,8 @@ static ckd_status save_range(ckd_save *save, const scene_tensor *t, const scene 
         return err_nomem(err, (end - first) * 8, "a scene");
     }
     fill(values, t, s, first, end - first);
+    ckd_optimizer optimizer = net_optimizer(s->step);
+    description.optimizer = is_net(t) ? &optimizer : NULL;
     description.data = values;
     ckd_status status = ckd_save_tensor(save, &description, err);
     free(values);

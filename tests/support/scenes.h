@@ -13,7 +13,7 @@
 
 /*
  * The state of (run, step): a master and its bf16 weights, a moment in two regions, an embedding that never changes and a
- * copy of it, a counter, an empty tensor, two blobs. About 100 bytes a row; from one step to the next an eighth changes,
+ * copy of it, a counter, an empty tensor, a small net that AdamW trains, two blobs. About 100 bytes a row; from one step to the next an eighth changes,
  * so that it is worth a delta. `rows` must be the same for saving and loading.
  */
 typedef struct scene {
