@@ -585,6 +585,31 @@ static void test_bundles_that_lie(void **state) {
     EXPECT(CKD_E_CORRUPT, c.packed = true; c.frames = 1; c.raw_more = 1);
 }
 
+/* Of one record that would be a bundle by itself, but for where it is. */
+static void test_no_bundle_in_a_bundle(void **state) {
+    fixture *f = *state;
+    for (uint8_t kind = 5; kind < 9; kind += 3) { /* of kind 8 nothing is known, so that it may be there */
+        const uint8_t heads[] = {0, kind, 0, 0, 5, 0, 0,   0,   0,   1,   3,   3,   0, 0,
+                                 0, 0,    0, 0, 0, 6, 'b', 'u', 'n', 'd', 'l', 'e', 0};
+        bytes payload = {0};
+        char path[600];
+        ckd_error err = {0};
+        snprintf(path, sizeof(path), "%s/nested", f->dir);
+        bytes_put_u32(&payload, 1);
+        bytes_put_u32(&payload, sizeof(heads));
+        bytes_put_u32(&payload, sizeof(heads));
+        bytes_put_u32(&payload, 1);
+        bytes_put(&payload, heads, sizeof(heads));
+        bytes_put(&payload, &(hash128){{0}}, sizeof(hash128));
+        bytes_put_u64(&payload, hash64(payload.data, payload.size));
+        bytes_put(&payload, "abc", 3);
+        put_bundle(path, &payload, CHUNK_BUNDLES);
+        bytes_free(&payload);
+        assert_int_equal(check_all(path, &err), kind == 5 ? CKD_E_CORRUPT : CKD_OK);
+        assert_true(kind != 5 || strstr(err.message, "a bundle holds a bundle"));
+    }
+}
+
 /* Each byte of the heads, with every value: nothing crashes, and what is accepted has no problem. */
 static void test_any_heads(void **state) {
     size_t accepted = 0;
@@ -710,6 +735,7 @@ int main(void) {
         WITH_FILE(test_every_truncation_is_found),
         WITH_FILE(test_damage_stays_with_its_record),
         WITH_FILE(test_bundles_that_lie),
+        WITH_FILE(test_no_bundle_in_a_bundle),
         WITH_FILE(test_any_heads),
         WITH_FILE(test_a_bundle_needs_its_feature),
         WITH_FILE(test_headers_that_lie),

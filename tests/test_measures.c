@@ -322,6 +322,25 @@ static void test_damage_costs_no_value(void **state) {
     ckd_store_close(store);
 }
 
+/* Not even what no checksum contradicts. */
+static void test_wrong_measures_are_found(void **state) {
+    mismeasure_store(store_path_of(*state, ""));
+    ckd_store *store = store_reopen(*state, CKD_OPEN_READ);
+    ckd_verify_result *result;
+    assert_int_equal(ckd_store_verify(&result, store, NULL, NULL), CKD_OK);
+    assert_int_equal(result->damage_count, STEPS);
+    for (size_t i = 0; i < STEPS; i++) {
+        assert_non_null(strstr(result->damage[i].what, "the measures do not have the content hash"));
+        assert_int_equal(result->damage[i].checkpoint_count, 0);
+    }
+    ckd_verify_result_free(result);
+    for (uint64_t step = FIRST; step < FIRST + STEPS; step++) {
+        scene s = scene_at(step);
+        assert_int_equal(scene_load(store, &s, NULL), CKD_OK);
+    }
+    ckd_store_close(store);
+}
+
 /* ---- writing ---- */
 
 static chunk_writer *writer_at(const char *path) {
@@ -347,7 +366,11 @@ static void test_only_of_what_was_saved(void **state) {
     assert_int_equal(measures_commit(&wrong_name, w, &checkpoint, NULL), CKD_E_INVALID);
     assert_int_equal(measures_add(&wrong_region, "layer.0.weight", &flat, 2, &m, NULL), CKD_OK);
     assert_int_equal(measures_commit(&wrong_region, w, &checkpoint, NULL), CKD_E_INVALID);
+    measures before = {1e9, 1e9, 1e9, 1e9, 1e9, 5}, unknown = {NAN, NAN, NAN, NAN, NAN, 0};
+    m.nonfinite = 2;
+    assert_int_equal(measures_add(&right, "layer.0.weight", &whole, 2, &before, NULL), CKD_OK);
     assert_int_equal(measures_add(&right, "layer.0.weight", &whole, 2, &m, NULL), CKD_OK);
+    assert_int_equal(measures_add(&right, "layer.0.weight", &whole, 2, &unknown, NULL), CKD_OK);
     assert_int_equal(measures_commit(&right, w, &checkpoint, NULL), CKD_OK);
     hash128 root;
     uint64_t size;
@@ -416,10 +439,15 @@ static void test_records_that_lie(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_tables_come_back),     cmocka_unit_test(test_single_figures),
-        cmocka_unit_test(test_tables_that_lie),      TEST(test_stores_tell_their_errors),
-        TEST(test_exact_checkpoints_have_no_errors), TEST(test_damage_costs_no_value),
-        TEST(test_only_of_what_was_saved),           TEST(test_records_that_lie),
+        cmocka_unit_test(test_tables_come_back),
+        cmocka_unit_test(test_single_figures),
+        cmocka_unit_test(test_tables_that_lie),
+        TEST(test_stores_tell_their_errors),
+        TEST(test_exact_checkpoints_have_no_errors),
+        TEST(test_damage_costs_no_value),
+        TEST(test_wrong_measures_are_found),
+        TEST(test_only_of_what_was_saved),
+        TEST(test_records_that_lie),
     };
     return cmocka_run_group_tests_name("measures", tests, NULL, NULL);
 }

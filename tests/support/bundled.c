@@ -14,6 +14,8 @@
 #include "engine/paths.h"
 #include "engine/save_measures.h"
 
+typedef enum rewriting { BUNDLED, MEASURED, MISMEASURED } rewriting;
+
 bool shard_has_measures(size_t k) {
     return k % 5 != 3;
 }
@@ -54,7 +56,23 @@ static void add_measures(chunk_writer *w, const chunk *c) {
     measures_free(&m);
 }
 
-static void rewrite_file(note_file *file, const char *store_path, bool lossy) {
+static void add_wrong_measures(chunk_writer *w, const ckd_id *checkpoint) {
+    record_tensor tensor = {.name = "measures", .checkpoint = *checkpoint, .role = CKD_ROLE_OTHER};
+    ckd_region whole = {.kind = CKD_REGION_WHOLE};
+    measures_entry e = {0, measures_of_shard(0)};
+    bytes raw = {0};
+    measures_encode(&raw, &e, 1);
+    record r = {.kind = RECORD_MEASURES,
+                .tensor = &tensor,
+                .region = &whole,
+                .raw_size = raw.size,
+                .stored_size = raw.size,
+                .content = content_hash("other bytes", 11)};
+    assert_int_equal(chunk_writer_append(w, &r, raw.data, NULL), CKD_OK);
+    bytes_free(&raw);
+}
+
+static void rewrite_file(note_file *file, const char *store_path, rewriting how) {
     chunk *c;
     chunk_writer *w;
     pathname old = path_chunk(store_path, &file->id, "");
@@ -66,13 +84,18 @@ static void rewrite_file(note_file *file, const char *store_path, bool lossy) {
     chunk_writer_gather(w);
     for (size_t i = 0; i < c->record_count; i++) {
         record r = c->records[i];
+        if (how != BUNDLED && r.kind == RECORD_MEASURES) {
+            continue; /* it gets others */
+        }
         void *payload = malloc(r.stored_size + 1);
         assert_int_equal(chunk_read_payload(c, &r, payload, NULL), CKD_OK);
         assert_int_equal(chunk_writer_append(w, &r, payload, NULL), CKD_OK);
         free(payload);
     }
-    if (lossy) {
+    if (how == MEASURED) {
         add_measures(w, c);
+    } else if (how == MISMEASURED) {
+        add_wrong_measures(w, &c->records[0].tensor->checkpoint);
     }
     assert_int_equal(chunk_writer_finish(w, &file->root, &file->size, NULL), CKD_OK);
     chunk_close(c);
@@ -80,7 +103,7 @@ static void rewrite_file(note_file *file, const char *store_path, bool lossy) {
     file->id = identity.file;
 }
 
-static void rewrite_checkpoint(const char *store_path, const char *name, bool lossy) {
+static void rewrite_checkpoint(const char *store_path, const char *name, rewriting how) {
     bytes data = {0};
     manifest m;
     pathname old = path_of(store_path, DIR_MANIFESTS, name);
@@ -88,10 +111,10 @@ static void rewrite_checkpoint(const char *store_path, const char *name, bool lo
     assert_int_equal(manifest_decode(&m, NULL, data.data, data.size, old.text, NULL), CKD_OK);
     ckd_checkpoint *c = &m.checkpoint;
     c->generation++;
-    c->fidelity = lossy ? CKD_NEAR : c->fidelity;
+    c->fidelity = how == BUNDLED ? c->fidelity : CKD_NEAR;
     c->stored_bytes = 0;
     for (size_t i = 0; i < m.file_count; i++) {
-        rewrite_file(&m.files[i], store_path, lossy);
+        rewrite_file(&m.files[i], store_path, how);
         c->stored_bytes += m.files[i].size;
     }
     ckd_id store;
@@ -107,20 +130,24 @@ static void rewrite_checkpoint(const char *store_path, const char *name, bool lo
     bytes_free(&data);
 }
 
-static void rewrite_store(const char *store_path, bool lossy) {
+static void rewrite_store(const char *store_path, rewriting how) {
     dir_list list;
     assert_int_equal(dir_list_read(&list, path_in(store_path, DIR_MANIFESTS).text, NULL), CKD_OK);
     assert_true(list.count > 0);
     for (size_t i = 0; i < list.count; i++) {
-        rewrite_checkpoint(store_path, list.names[i], lossy);
+        rewrite_checkpoint(store_path, list.names[i], how);
     }
     dir_list_free(&list);
 }
 
 void bundle_store(const char *store_path) {
-    rewrite_store(store_path, false);
+    rewrite_store(store_path, BUNDLED);
 }
 
 void measure_store(const char *store_path) {
-    rewrite_store(store_path, true);
+    rewrite_store(store_path, MEASURED);
+}
+
+void mismeasure_store(const char *store_path) {
+    rewrite_store(store_path, MISMEASURED);
 }

@@ -15,6 +15,8 @@ void bundle_store(const char *store_path);
  * what they were: nothing compares.)
  */
 void measure_store(const char *store_path);
+/* Measures with right checksums, whose bytes are not those that were hashed. */
+void mismeasure_store(const char *store_path);
 /* Of the shard that is number k in its file; every fifth (from the fourth on) has none. */
 bool shard_has_measures(size_t k);
 measures measures_of_shard(size_t k);
