@@ -76,6 +76,9 @@ static unsigned plain_bits(size_t n, size_t nonzeros) {
 bool symbols_runs_encode(bytes *to, unsigned width, const void *values, size_t n, size_t nonzeros,
                          size_t limit) {
     run_coder r = {.plain = plain_bits(n, nonzeros)};
+    if (to->failed) {
+        bytes_free(to);
+    }
     bytes_clear(to);
     bytes_put_u8(to, SYMBOLS_RUNS);
     begin(&r);
