@@ -6,7 +6,7 @@
  */
 #define WORK_VERIFY 0.08 /* checksum, content hash, copy */
 #define WORK_APPLY  0.06 /* context and ordered difference of a delta */
-#define WORK_STEP   0.15 /* the arithmetic of an optimizer step */
+#define WORK_STEP   0.45 /* an optimizer step: its arithmetic, its group, and that its ancestors are opened */
 #define WORK_LZ4    0.35
 #define WORK_ZSTD   0.9
 #define WORK_PLANES 0.15
