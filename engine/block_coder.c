@@ -118,15 +118,16 @@ bool block_find_in_parent(block_job *job, const coding_context *save, const tens
 }
 
 bool block_find_in_save(block_job *job, const coding_context *save, const tensor_context *tensor,
-                        bool lossy) {
+                        double bound) {
     span mine = {tensor->region, job->first, job->count};
     const content_entry *e =
         content_index_find(save->known, &job->content, tensor->tensor->dtype, &tensor->shape, &mine);
-    if (!e || (!lossy && !hash128_equal(&e->values, &job->content))) {
+    if (!e || (!hash128_equal(&e->values, &job->content) && !(e->error.largest <= bound))) {
         return false;
     }
     block_depend_on(job, e->rounded ? PREDICT_CAST : PREDICT_COPY, &save->checkpoint, e->tensor, &e->stored);
     job->content = e->values;
+    job->error = e->error;
     job->depth = e->depth;
     /* Loaded with the whole checkpoint, what it depends on is loaded anyway; loaded alone, it costs the same again. */
     job->chain = (load_cost){e->chain_stored, e->chain_work};
@@ -362,6 +363,7 @@ void block_begin(block_job *job, const tensor_context *tensor) {
     job->step.available = job->step.chosen = false;
     job->standalone.available = job->delta.available = job->delta.encoded = false;
     job->lossy = false;
+    job->error = job->error_bf16 = job->error_f16 = (lossy_error){0};
     job->parent_block = tensor->parent ? block_matching(job, tensor, tensor->parent) : NULL;
 }
 
@@ -378,7 +380,7 @@ ckd_status block_analyse(block_job *job, const coding_context *save, const tenso
     job->result_bf16 = job->rounded_bf16;
     job->result_f16 = job->rounded_f16;
     if (raw >= MIN_COPY_BYTES && save->codec != CKD_CODEC_RAW &&
-        (block_find_in_parent(job, save, tensor) || block_find_in_save(job, save, tensor, false))) {
+        (block_find_in_parent(job, save, tensor) || block_find_in_save(job, save, tensor, -1))) {
         return job->depth > 0 ? block_plan_standalone(job, save, tensor, false, err) : CKD_OK;
     }
     bool delta = tensor->parent && job->try_delta && raw >= MIN_COPY_BYTES && save->codec != CKD_CODEC_RAW;

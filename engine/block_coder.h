@@ -94,7 +94,9 @@ typedef struct block_job {
     const lossy_tile *tile;
     lossy_job lossy_work;
     hash128 original;
-    hash128 result_bf16, result_f16; /* of a master's values as a decoder will get them, rounded */
+    hash128 result_bf16, result_f16;   /* of a master's values as a decoder will get them, rounded */
+    lossy_error error;                 /* of what a decoder will get; 0 if that is exact */
+    lossy_error error_bf16, error_f16; /* the same of a master's values, rounded */
 } block_job;
 
 ckd_status block_job_init(block_job *job, ckd_error *err);
@@ -115,11 +117,12 @@ bool block_is_master(const tensor_context *tensor);
 /* Sets rounded_bf16 and rounded_f16, of job->values. */
 ckd_status block_hash_rounded(block_job *job, ckd_error *err);
 /*
- * Are values with job->content in the parent, or in this save already? The job is `known` then. lossy: what stands for them
- * in this save may differ, and becomes job->content.
+ * Are values with job->content in the parent, or in this save already? The job is `known` then. bound: what stands for them
+ * in this save may differ by so much, and becomes job->content; negative: it may not.
  */
 bool block_find_in_parent(block_job *job, const coding_context *save, const tensor_context *tensor);
-bool block_find_in_save(block_job *job, const coding_context *save, const tensor_context *tensor, bool lossy);
+bool block_find_in_save(block_job *job, const coding_context *save, const tensor_context *tensor,
+                        double bound);
 void block_depend_on(block_job *job, predictor p, const ckd_id *checkpoint, const char *tensor,
                      const hash128 *content);
 /* Plans job->values on their own, exactly. may_estimate: a delta's size says whether this one's must be known. */

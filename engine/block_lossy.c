@@ -20,8 +20,28 @@ static void offer(candidate *c, uint64_t size, bool encoded) {
     c->size = size;
 }
 
+#define SOME 512 /* elements at a time */
+
+/* How far a master's values, rounded, will be from those that were given, rounded. */
+static lossy_error error_of_rounded(const block_job *job, const void *original, ckd_dtype dtype) {
+    const kernels *k = job->decoder.kernels;
+    uint16_t given[SOME], decoded[SOME];
+    float from[SOME], to[SOME];
+    lossy_error e = {0};
+    for (uint64_t at = 0; at < job->count; at += SOME) {
+        uint64_t n = job->count - at < SOME ? job->count - at : SOME;
+        k->cast(dtype, given, CKD_F32, (const uint8_t *)original + 4 * at, n);
+        k->cast(dtype, decoded, CKD_F32, (const uint8_t *)job->values + 4 * at, n);
+        k->widen(from, dtype, given, n);
+        k->widen(to, dtype, decoded, n);
+        lossy_error_add(&e, from, to, n);
+    }
+    return e;
+}
+
 /* The hashes by which a copy in a narrower dtype will be found, and what such a copy's values will be. */
-static ckd_status hash_rounded_result(block_job *job, const tensor_context *tensor, ckd_error *err) {
+static ckd_status hash_rounded_result(block_job *job, const tensor_context *tensor, const void *original,
+                                      ckd_error *err) {
     if (!block_is_master(tensor)) {
         return CKD_OK;
     }
@@ -31,6 +51,8 @@ static ckd_status hash_rounded_result(block_job *job, const tensor_context *tens
     job->result_f16 = job->rounded_f16;
     job->rounded_bf16 = bf16;
     job->rounded_f16 = f16;
+    job->error_bf16 = error_of_rounded(job, original, CKD_BF16);
+    job->error_f16 = error_of_rounded(job, original, CKD_F16);
     return status;
 }
 
@@ -74,7 +96,7 @@ ckd_status block_lossy_analyse(block_job *job, const lossy_tile *tile, const cod
     job->original = content_hash(original, raw);
     ckd_status status = block_is_master(tensor) ? block_hash_rounded(job, err) : CKD_OK;
     job->content = job->original;
-    if (status != CKD_OK || block_find_in_save(job, save, tensor, true)) {
+    if (status != CKD_OK || block_find_in_save(job, save, tensor, tile->bound)) {
         return status;
     }
     bytes *payload = tile->before ? &job->delta.payload : &job->standalone.payload;
@@ -85,13 +107,16 @@ ckd_status block_lossy_analyse(block_job *job, const lossy_tile *tile, const cod
     }
     const lossy_job *made = &job->lossy_work;
     if (!made->within || made->block.exceptions > job->count / MOST_KEPT || payload->size >= raw) {
-        return block_analyse(job, save, tensor, budget, err);
+        status = block_analyse(job, save, tensor, budget, err);
+        job->error = (lossy_error){.energy = made->error.energy, .kept = made->error.kept}; /* is exact */
+        return status;
     }
     job->lossy = true;
     job->tile = tile;
     job->values = made->values.data;
     job->content = content_hash(job->values, raw);
-    status = hash_rounded_result(job, tensor, err);
+    job->error = made->error;
+    status = hash_rounded_result(job, tensor, original, err);
     if (status != CKD_OK || block_find_in_parent(job, save, tensor)) {
         return status;
     }

@@ -7,7 +7,7 @@
 
 #include "base/error.h"
 #include "base/hash.h"
-#include "engine/region.h"
+#include "engine/lossy.h"
 
 /* Where known values stand. Tensor names are interned: compare by strcmp, they live as long as the index. */
 typedef struct content_entry {
@@ -15,7 +15,8 @@ typedef struct content_entry {
     hash128 stored;  /* of the block they come from */
     hash128
         values; /* of what will be loaded in their place, in `dtype`: other than `content` if the block is lossy */
-    bool rounded; /* they are the block's values rounded to `dtype` */
+    lossy_error error; /* of these against what was given; 0 if the block is exact */
+    bool rounded;      /* they are the block's values rounded to `dtype` */
     ckd_dtype dtype;
     const char *tensor;
     const ckd_region *region;

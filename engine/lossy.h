@@ -100,6 +100,9 @@ typedef struct lossy_error {
     uint64_t finite, kept; /* values that are not finite are kept as they are */
 } lossy_error;
 
+/* Adds that of n values more. */
+void lossy_error_add(lossy_error *e, const float *given, const float *decoded, uint64_t n);
+
 /* Scratch of one worker, and what it made of one block. */
 typedef struct lossy_job {
     lattice_work work;

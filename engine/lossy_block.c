@@ -144,25 +144,26 @@ static ckd_status keep_exceptions(lossy_job *j, const lossy_tile *t, uint64_t at
 
 /* ---- how well it went ---- */
 
-static void measure(lossy_job *j, const lossy_tile *t, uint64_t at, const kernels *k) {
-    uint64_t n = j->block.count;
-    const float *now = t->now + at;
-    float *got = (float *)(void *)j->rebuilt.data;
-    k->widen(got, t->dtype, j->values.data, n);
-    lossy_error e = {0};
+void lossy_error_add(lossy_error *e, const float *given, const float *decoded, uint64_t n) {
     for (uint64_t i = 0; i < n; i++) {
-        if (!(fabsf(now[i]) <= FLT_MAX)) {
-            e.kept++;
+        if (!(fabsf(given[i]) <= FLT_MAX)) {
+            e->kept++;
             continue;
         }
-        double error = fabs((double)now[i] - got[i]);
-        e.energy += (double)now[i] * now[i];
-        e.error += error * error;
-        e.largest = error > e.largest ? error : e.largest;
+        double error = fabs((double)given[i] - decoded[i]);
+        e->energy += (double)given[i] * given[i];
+        e->error += error * error;
+        e->largest = error > e->largest ? error : e->largest;
+        e->finite++;
     }
-    e.finite = n - e.kept;
-    j->error = e;
-    j->within = e.largest <= t->bound;
+}
+
+static void measure(lossy_job *j, const lossy_tile *t, uint64_t at, const kernels *k) {
+    float *got = (float *)(void *)j->rebuilt.data;
+    k->widen(got, t->dtype, j->values.data, j->block.count);
+    j->error = (lossy_error){0};
+    lossy_error_add(&j->error, t->now + at, got, j->block.count);
+    j->within = j->error.largest <= t->bound;
 }
 
 static ckd_status rebuild(lossy_job *j, const lossy_tile *t, uint64_t at, const kernels *k, ckd_error *err) {

@@ -14,7 +14,7 @@
 #define NARROWEST       8u   /* rows and columns of a matrix that have steps of their own */
 #define UNITS_MOVED     16.0 /* lattice units in the movement's root mean square */
 #define LEAST_MOVEMENT  0.25 /* of the residual's energy: below, it is leftovers that say nothing */
-#define NOTHING_MOVED   1e-4
+#define NOTHING_MOVED   6e-3 /* of the error: it is known to three digits */
 #define LEVELS_NONE     4096 /* a step that no difference reaches */
 #define LEVELS_OF_MEANS 4    /* rows' and columns' corrections of second moments: half octaves */
 
@@ -245,7 +245,9 @@ static ckd_status prepare_weight(lossy_tile *t, ckd_error *err) {
     } else {
         sums moved = add_up(t, true);
         double energy = moved.n ? moved.plain / (double)moved.n : 0;
-        t->still = fabs(energy - t->before_error) <= NOTHING_MOVED * t->before_error;
+        double fair = rms / t->recipe->root_units; /* an error with which a tensor may stay for ever */
+        t->still = fabs(energy - t->before_error) <= NOTHING_MOVED * t->before_error &&
+                   energy <= fair * fair && !(t->recipe->max_error > 0);
         double share = energy > 0 ? 1 - t->before_error / energy : 0;
         share = share > LEAST_MOVEMENT ? share : LEAST_MOVEMENT;
         if (energy > 0 && t->expected_movement > 0) {
@@ -397,7 +399,7 @@ ckd_status lossy_tile_prepare(lossy_tile *t, bool *worth, const kernels *k, ckd_
     t->still = false;
     t->on_lattice = true;
     for (int i = 0; i < 3; i++) {
-        t->up[i] = 0.5f;
+        t->up[i] = 0.5f; /* to the nearest */
     }
     t->plan = (lattice_block){.columns = t->columns, .phase = t->phase, .count = t->count};
     t->plan.own.columns = t->columns;
@@ -414,6 +416,10 @@ ckd_status lossy_tile_prepare(lossy_tile *t, bool *worth, const kernels *k, ckd_
         break;
     default:
         return prepare_second(t, err);
+    }
+    if (t->still) {
+        t->up[0] = t->up[1] = t->up[2] = INFINITY; /* no integer but 0 */
+        return status;
     }
     bool steps = t->before || t->part == LOSSY_MOMENT;
     return status == CKD_OK && steps && !(t->recipe->max_error > 0) ? lossy_tile_plan_rate(t, k, err)

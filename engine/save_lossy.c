@@ -95,8 +95,8 @@ static ckd_status save_tile(region_figures *figures, kept_second *second, double
         status = pool_run(save->store->pool, count, analyse_one, &batch, err);
         save->analyse_ns += clock_monotonic_ns() - start;
         for (uint32_t i = 0; i < count && status == CKD_OK; i++) {
+            add_error(figures, &save->jobs[i].error);
             if (save->jobs[i].lossy) {
-                add_error(figures, &save->jobs[i].lossy_work.error);
                 note_direction(figures, second, t, &save->jobs[i], eps);
             }
         }

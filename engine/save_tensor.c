@@ -122,6 +122,7 @@ static ckd_status remember(ckd_save *save, const block_job *job, const tensor_co
     content_entry entry = {.content = job->original,
                            .stored = job->content,
                            .values = job->content,
+                           .error = job->error,
                            .dtype = t->tensor->dtype,
                            .tensor = t->tensor->name,
                            .region = t->region,
@@ -137,10 +138,12 @@ static ckd_status remember(ckd_save *save, const block_job *job, const tensor_co
         entry.rounded = true;
         entry.content = job->rounded_bf16;
         entry.values = job->result_bf16;
+        entry.error = job->error_bf16;
         entry.dtype = CKD_BF16;
         status = content_index_add(&save->known, &entry, err);
         entry.content = job->rounded_f16;
         entry.values = job->result_f16;
+        entry.error = job->error_f16;
         entry.dtype = CKD_F16;
         status = status == CKD_OK ? content_index_add(&save->known, &entry, err) : status;
     }
@@ -409,7 +412,7 @@ static ckd_status save_region(ckd_save *save, const ckd_tensor *tensor, ckd_erro
     if (context.parent && !save->target.compare && context.region->kind == CKD_REGION_WHOLE) {
         stop_expecting(&save->budget, save->parent, context.parent);
     }
-    if (save_lossy_part(save, context.tensor) == LOSSY_NONE) {
+    if (elements == 0 || save_lossy_part(save, context.tensor) == LOSSY_NONE) {
         step_tensor step;
         step_begin(&step, &save->steps, tensor->optimizer, context.tensor, context.region, elements,
                    context.parent, save->parent);

@@ -64,7 +64,7 @@ def test_what_is_lossy_and_what_is_not(store, fidelity):
             assert shown[name]["rel_l2"] == shown[name]["max_error"] == 0
             continue
         assert shown[name]["rel_l2"] == pytest.approx(error_of(got[name], value), rel=5e-3), name
-        assert shown[name]["max_error"] == pytest.approx(difference.max(), rel=5e-3), name
+        assert shown[name]["max_error"] == pytest.approx(difference.max(), rel=8e-3), name
         assert difference.max() > 0, f"{name} would not even be lossy"
     assert error_of(got["layer.weight"], wanted["layer.weight"]) < 0.05
     check_documented(listed, "`list`")
