@@ -1,0 +1,570 @@
+/* Payloads of lossy blocks: round trips in every form, what is refused, damage, and how much memory any bytes can take. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "codec/adaptive.h"
+#include "codec/wire.h"
+#include "tests/support/lattices.h"
+#include "tests/support/xorshift.h"
+
+static symbols_workspace *work;
+static lattice_scratch coder_room, room;
+
+static int set_up(void **state) {
+    (void)state;
+    return symbols_workspace_create(&work, NULL) == CKD_OK ? 0 : 1;
+}
+static int tear_down(void **state) {
+    (void)state;
+    symbols_workspace_free(work);
+    lattice_scratch_free(&coder_room);
+    lattice_scratch_free(&room);
+    return 0;
+}
+
+/* From a copy of its own size, so that a sanitizer sees what is read beyond it. */
+static ckd_status decode(lattice_block *out, uint64_t count, const lattice_columns *shared, const void *from,
+                         size_t size) {
+    uint8_t *copy = malloc(size ? size : 1);
+    assert_non_null(copy);
+    memcpy(copy, from, size);
+    ckd_error err;
+    memset(&err, 0, sizeof(err));
+    ckd_status status = lattice_decode(out, count, shared, copy, size, &room, work, &err);
+    assert_true(status == CKD_OK || status == CKD_E_CORRUPT || status == CKD_E_UNSUPPORTED);
+    assert_true((status == CKD_OK) == (err.message[0] == 0));
+    free(copy);
+    return status;
+}
+
+static void encode(bytes *to, const lattice_block *b, lattice_effort effort) {
+    assert_int_equal(lattice_encode(to, b, effort, &coder_room, work, NULL), CKD_OK);
+}
+
+/* Parent's values of a few kinds: numbers, specials. */
+static uint8_t *some_values(ckd_dtype dtype, uint64_t n) {
+    static const uint32_t odd[] = {0x80000000, 1,          0x7f800000, 0xff800000,
+                                   0x7fc00001, 0x7f7fffff, 0xc9000000, 0};
+    size_t size = ckd_dtype_size(dtype);
+    uint8_t *out = malloc(n * size + 1);
+    assert_non_null(out);
+    for (uint64_t i = 0; i < n; i++) {
+        uint32_t bits =
+            next_random() % 8 ? 0x3c000000 + (uint32_t)(next_random() % 0x2000000) : odd[next_random() % 8];
+        bits = size == 2 ? bits >> 16 : bits;
+        memcpy(out + i * size, &bits, size);
+    }
+    return out;
+}
+
+/* ---- round trips ---- */
+
+static void round_trip(unsigned forms, unsigned kind, uint64_t count, uint64_t columns, uint64_t phase) {
+    static const ckd_dtype dtypes[] = {CKD_F32, CKD_BF16, CKD_F16};
+    lattices_made m;
+    lattices_make(&m, forms, kind, count, columns, phase);
+    const lattice_columns *shared = m.b.shared ? &m.b.own : NULL;
+    for (int effort = LATTICE_FAST; effort <= LATTICE_SMALL; effort++) {
+        bytes payload = {0};
+        lattice_block back;
+        bytes_put_u32(&payload, 0x12345678); /* a payload is appended */
+        encode(&payload, &m.b, (lattice_effort)effort);
+        assert_int_equal(load_le32(payload.data), 0x12345678);
+        assert_int_equal(decode(&back, count, shared, payload.data + 4, payload.size - 4), CKD_OK);
+        assert_true(lattices_same(&m.b, &back));
+        ckd_dtype dtype = dtypes[(forms + kind + count) % 3];
+        uint8_t *parent = some_values(dtype, count);
+        assert_int_equal(lattices_check(&back, shared, dtype, effort ? parent : NULL), CKD_OK);
+        free(parent);
+        bytes_free(&payload);
+    }
+    lattices_made_free(&m);
+}
+
+static void test_round_trips(void **state) {
+    (void)state;
+    for (unsigned forms = 0; forms < LATTICES_FORMS; forms++) {
+        for (unsigned kind = 0; kind < LATTICES_KINDS; kind++) {
+            round_trip(forms, kind, 173, 24, 0);
+            round_trip(forms, kind, 100, 1 + next_random() % 130, 0);
+            round_trip(forms, kind, 1 + next_random() % 40, 17, next_random() % 17);
+        }
+        round_trip(forms, LATTICES_FEW, 1, 1, 0);
+        round_trip(forms, LATTICES_BYTES, 7, 1, 0);
+        round_trip(forms, LATTICES_BYTES, 9, 400, 395);
+    }
+}
+
+static void test_large_blocks(void **state) {
+    (void)state;
+    for (unsigned kind = 0; kind < LATTICES_KINDS; kind++) {
+        round_trip(LATTICES_ROWS | LATTICES_STEPS | LATTICES_FACTOR, kind, 1 << 18, 512, 0);
+        round_trip(LATTICES_LEVELS | LATTICES_ROWS, kind, (1 << 18) - 5, 1000, 3);
+    }
+}
+
+static size_t size_of(const lattice_block *b, lattice_effort effort) {
+    bytes payload = {0};
+    encode(&payload, b, effort);
+    size_t size = payload.size;
+    bytes_free(&payload);
+    return size;
+}
+
+/* Small is never larger, but for the byte or two of its grid; few integers are cheap either way. */
+static void test_sizes(void **state) {
+    (void)state;
+    for (unsigned kind = 0; kind < LATTICES_KINDS; kind++) {
+        lattices_made m;
+        lattices_make(&m, LATTICES_ROWS, kind, 30000, 300, 0);
+        size_t fast = size_of(&m.b, LATTICE_FAST), small = size_of(&m.b, LATTICE_SMALL);
+        assert_true(small <= fast);
+        assert_true(kind != LATTICES_NONE || small < 100);
+        assert_true(kind != LATTICES_FEW || fast < 30000 / 14); /* 0.34 bits are what they are worth */
+        lattices_made_free(&m);
+    }
+}
+
+/* ---- columns that blocks share ---- */
+
+static void test_columns(void **state) {
+    (void)state;
+    for (unsigned forms = 0; forms <= (LATTICES_STEPS | LATTICES_FACTOR); forms += LATTICES_STEPS) {
+        lattices_made m;
+        lattices_make(&m, forms, LATTICES_FEW, 100, 40, 0);
+        bytes raw = {0};
+        lattice_columns back;
+        assert_int_equal(lattice_columns_encode(&raw, &m.b.own, NULL), CKD_OK);
+        assert_int_equal(lattice_columns_decode(&back, raw.data, raw.size, &room, NULL), CKD_OK);
+        assert_true(lattices_same_columns(&back, &m.b.own));
+        for (size_t size = 0; size < raw.size; size++) {
+            assert_int_equal(lattice_columns_decode(&back, raw.data, size, &room, NULL), CKD_E_CORRUPT);
+        }
+        bytes_put_u8(&raw, 0);
+        assert_int_equal(lattice_columns_decode(&back, raw.data, raw.size, &room, NULL), CKD_E_CORRUPT);
+        bytes_free(&raw);
+        lattices_made_free(&m);
+    }
+}
+
+/* A block that needs them has them, and from a matrix as wide as its own. */
+static void test_shared_columns_must_fit(void **state) {
+    (void)state;
+    lattices_made m, other;
+    lattice_block back;
+    bytes payload = {0};
+    lattices_make(&m, LATTICES_SHARED | LATTICES_STEPS | LATTICES_FACTOR, LATTICES_FEW, 100, 40, 0);
+    lattices_make(&other, LATTICES_STEPS, LATTICES_FEW, 100, 40, 0);
+    encode(&payload, &m.b, LATTICE_FAST);
+    assert_int_equal(decode(&back, 100, &m.b.own, payload.data, payload.size), CKD_OK);
+    assert_int_equal(decode(&back, 100, NULL, payload.data, payload.size), CKD_E_CORRUPT);
+    assert_int_equal(decode(&back, 100, &other.b.own, payload.data, payload.size), CKD_E_CORRUPT);
+    m.b.own.columns = 41;
+    assert_int_equal(decode(&back, 100, &m.b.own, payload.data, payload.size), CKD_E_CORRUPT);
+    bytes_free(&payload);
+    lattices_made_free(&m);
+    lattices_made_free(&other);
+}
+
+/* ---- limits: payloads field by field ---- */
+
+enum { LEVELS = 1, ROWS = 2, GRID = 4, FACTOR = 8, EXCEPTIONS = 16, SHARED = 32 };
+
+typedef struct fields {
+    unsigned form;
+    int32_t step, exponent; /* or birth */
+    uint64_t columns, phase;
+    unsigned columns_form;
+    int32_t column_step;
+    uint64_t rank;
+    int32_t shift, scale, factor, row, low_rank;
+    uint64_t exceptions, place, next;
+    uint8_t q;
+    unsigned more; /* bytes at the end */
+} fields;
+#define COUNT 12
+static const fields linear = {0, 0, 0, 4, 1, 3, 0, 2, 0, 20, 1, 0, 0, 2, 3, 0, 0, 0};
+static const fields levels = {LEVELS, 1, 1, 4, 1, 1, 0, 2, 0, 20, 1, 0, 0, 2, 3, 0, 0, 0};
+
+static void put_signed(bytes *to, int64_t v) {
+    wire_put_varint(to, (uint64_t)(v < 0 ? -2 * v - 1 : 2 * v));
+}
+
+static void put_integers(bytes *to, int32_t value, uint64_t n, adaptive_start start,
+                         const uint8_t *contexts) {
+    int32_t *values = malloc(n * sizeof(*values) + 1);
+    bytes stream = {0};
+    assert_non_null(values);
+    for (uint64_t i = 0; i < n; i++) {
+        values[i] = value;
+    }
+    adaptive_encode(&stream, start, values, n, contexts);
+    wire_put_varint(to, stream.size);
+    bytes_put(to, stream.data, stream.size);
+    bytes_free(&stream);
+    free(values);
+}
+
+static void put_factor(bytes *to, const fields *f, uint64_t rows) {
+    int32_t *scales = calloc(f->rank + 1, sizeof(*scales));
+    uint8_t *contexts = malloc(rows * f->rank + 1);
+    bytes stream = {0};
+    assert_non_null(scales);
+    assert_non_null(contexts);
+    memset(contexts, f->scale & 63, rows * f->rank);
+    scales[0] = f->scale;
+    adaptive_encode(&stream, ADAPTIVE_EVEN, scales, f->rank, NULL);
+    wire_put_varint(to, stream.size);
+    bytes_put(to, stream.data, stream.size);
+    put_integers(to, f->factor, rows * f->rank, ADAPTIVE_SCALED, contexts);
+    bytes_free(&stream);
+    free(scales);
+    free(contexts);
+}
+
+static void put_columns(bytes *to, const fields *f) {
+    bytes_put_u8(to, (uint8_t)f->columns_form);
+    if (f->columns_form & 1) {
+        put_integers(to, f->column_step, f->columns, ADAPTIVE_EVEN, NULL);
+    }
+    if (f->columns_form & 2) {
+        wire_put_varint(to, f->rank);
+        put_integers(to, f->shift, f->rank, ADAPTIVE_EVEN, NULL);
+        put_factor(to, f, f->columns);
+    }
+}
+
+static void put_block(bytes *to, const fields *f) {
+    uint64_t columns = f->form & GRID ? f->columns : COUNT, phase = f->form & GRID ? f->phase : 0;
+    uint64_t rows = columns ? (phase + COUNT + columns - 1) / columns : 1;
+    bytes_put_u8(to, (uint8_t)f->form);
+    put_signed(to, f->step);
+    put_signed(to, f->exponent);
+    bytes_put(to, "\1\2\3", f->form & LEVELS ? 0 : 3);
+    if (f->form & GRID) {
+        wire_put_varint(to, f->columns);
+        wire_put_varint(to, f->phase);
+        if (!(f->form & SHARED)) {
+            put_columns(to, f);
+        }
+    }
+    if (f->form & ROWS) {
+        put_integers(to, f->row, rows, ADAPTIVE_EVEN, NULL);
+    }
+    if (f->form & FACTOR) {
+        put_signed(to, f->low_rank);
+        put_factor(to, f, rows);
+    }
+    if (f->form & EXCEPTIONS) {
+        wire_put_varint(to, f->exceptions);
+        for (uint64_t i = 0; i < f->exceptions; i++) {
+            wire_put_varint(to, i ? f->next : f->place);
+            bytes_put_u32(to, 0x40400000);
+        }
+    }
+    bytes_put_u8(to, f->q);
+    bytes_put(to, "\0\0\0\0\0\0\0\0", f->more);
+}
+
+static ckd_status decoded(const fields *f) {
+    bytes payload = {0};
+    lattice_block b;
+    put_block(&payload, f);
+    assert_false(payload.failed);
+    ckd_status status = decode(&b, COUNT, NULL, payload.data, payload.size);
+    if (status == CKD_OK) {
+        uint8_t *parent = some_values(CKD_F32, COUNT);
+        status = lattices_check(&b, NULL, CKD_F32, parent);
+        free(parent);
+    }
+    bytes_free(&payload);
+    return status;
+}
+
+#define IS(expected, base, ...)                   \
+    do {                                          \
+        fields f = base;                          \
+        fields *const set = &f;                   \
+        __VA_ARGS__;                              \
+        assert_int_equal(decoded(set), expected); \
+    } while (0)
+#define FINE(base, ...)    IS(CKD_OK, base, __VA_ARGS__)
+#define REFUSED(base, ...) IS(CKD_E_CORRUPT, base, __VA_ARGS__)
+
+static void test_numbers_in_front(void **state) {
+    (void)state;
+    FINE(linear, f.step = -400, f.exponent = -120);
+    FINE(linear, f.step = 400, f.exponent = 120);
+    REFUSED(linear, f.step = -401);
+    REFUSED(linear, f.step = 401);
+    REFUSED(linear, f.exponent = -121);
+    REFUSED(linear, f.exponent = 121);
+    REFUSED(linear, f.step = INT32_MIN);
+    FINE(levels, f.step = 4096, f.exponent = 2039);
+    REFUSED(levels, f.step = 0);
+    REFUSED(levels, f.step = 4097);
+    REFUSED(levels, f.step = -1);
+    REFUSED(levels, f.exponent = 0);
+    REFUSED(levels, f.exponent = 2040);
+    REFUSED(linear, f.form = 64);
+    REFUSED(linear, f.form = 128);
+    REFUSED(linear, f.form = ROWS);
+    REFUSED(linear, f.form = FACTOR);
+    REFUSED(linear, f.form = SHARED);
+    REFUSED(linear, f.form = SHARED | GRID);
+}
+
+static void test_limits_of_grids(void **state) {
+    (void)state;
+    FINE(linear, f.form = GRID, f.columns_form = 0, f.columns = UINT64_C(1) << 40);
+    REFUSED(linear, f.form = GRID, f.columns_form = 0, f.columns = (UINT64_C(1) << 40) + 1);
+    REFUSED(linear, f.form = GRID, f.columns_form = 0, f.columns = 0, f.phase = 0);
+    FINE(linear, f.form = GRID, f.columns_form = 0, f.phase = 3);
+    REFUSED(linear, f.form = GRID, f.columns_form = 0, f.phase = 4);
+    REFUSED(linear, f.form = GRID, f.columns_form = 4);
+    FINE(linear, f.form = GRID, f.columns_form = 1, f.columns = LATTICE_MAX_COLUMNS);
+    REFUSED(linear, f.form = GRID, f.columns_form = 1, f.columns = LATTICE_MAX_COLUMNS + 1);
+    FINE(linear, f.form = GRID | ROWS, f.columns_form = 1, f.column_step = 4096, f.row = -4096);
+    FINE(levels, f.form = LEVELS | GRID | ROWS, f.column_step = -4096, f.row = 4096);
+    REFUSED(linear, f.form = GRID, f.columns_form = 1, f.column_step = 4097);
+    REFUSED(linear, f.form = GRID, f.columns_form = 1, f.column_step = -4097);
+    REFUSED(linear, f.form = GRID | ROWS, f.columns_form = 0, f.row = 4097);
+    REFUSED(levels, f.form = LEVELS | GRID | ROWS, f.row = -4097);
+    REFUSED(levels, f.form = LEVELS | GRID | ROWS, f.row = INT32_MIN);
+}
+
+static void test_limits_of_factors(void **state) {
+    (void)state;
+    const unsigned both = GRID | FACTOR;
+    FINE(linear, f.form = both, f.rank = 4, f.shift = 10, f.low_rank = 64);
+    FINE(linear, f.form = both, f.low_rank = -64, f.scale = 0, f.factor = 1);
+    REFUSED(linear, f.form = both, f.low_rank = 65);
+    REFUSED(linear, f.form = both, f.low_rank = -65);
+    REFUSED(linear, f.form = both, f.rank = 0);
+    REFUSED(linear, f.form = both, f.rank = 5);
+    REFUSED(linear, f.form = both, f.shift = 25);
+    REFUSED(linear, f.form = both, f.shift = -1);
+    FINE(linear, f.form = both, f.scale = 63);
+    REFUSED(linear, f.form = both, f.scale = 64);
+    REFUSED(linear, f.form = both, f.scale = -1);
+    REFUSED(linear, f.form = GRID, f.columns_form = 2);
+    REFUSED(linear, f.form = both, f.columns_form = 1);
+    REFUSED(levels, f.form = LEVELS | both, f.columns_form = 2);
+    REFUSED(levels, f.form = LEVELS | GRID, f.columns_form = 2);
+    FINE(linear, f.form = both, f.columns = 4000, f.rank = LATTICE_MAX_RANK);
+    REFUSED(linear, f.form = both, f.columns = 4000, f.rank = LATTICE_MAX_RANK + 1);
+}
+
+/* Sums of products must stay below 2^24: here 2 components of factor^2 2^shift. */
+static void test_low_rank_parts_are_exact(void **state) {
+    (void)state;
+    const unsigned both = GRID | FACTOR;
+    FINE(linear, f.form = both, f.factor = 2048, f.shift = 1, f.rank = 1);
+    REFUSED(linear, f.form = both, f.factor = 2048, f.shift = 1, f.rank = 2);
+    REFUSED(linear, f.form = both, f.factor = -4096, f.shift = 0, f.rank = 1);
+    FINE(linear, f.form = both, f.factor = -4095, f.shift = 0, f.rank = 1);
+    REFUSED(linear, f.form = both, f.factor = INT32_MIN, f.shift = 24, f.rank = 4);
+    REFUSED(linear, f.form = both, f.factor = 1, f.shift = 24, f.rank = 1);
+    FINE(linear, f.form = both, f.factor = 1, f.shift = 23, f.rank = 1);
+}
+
+static void test_limits_of_exceptions(void **state) {
+    (void)state;
+    FINE(linear, f.form = EXCEPTIONS);
+    FINE(levels, f.form = LEVELS | EXCEPTIONS);
+    FINE(linear, f.form = EXCEPTIONS, f.exceptions = COUNT, f.place = 0);
+    REFUSED(linear, f.form = EXCEPTIONS, f.exceptions = COUNT + 1, f.place = 0);
+    REFUSED(linear, f.form = EXCEPTIONS, f.exceptions = 0);
+    FINE(linear, f.form = EXCEPTIONS, f.place = 0, f.next = COUNT - 2);
+    REFUSED(linear, f.form = EXCEPTIONS, f.place = 0, f.next = COUNT - 1);
+    REFUSED(linear, f.form = EXCEPTIONS, f.place = COUNT);
+    REFUSED(linear, f.form = EXCEPTIONS, f.place = UINT64_MAX);
+    REFUSED(linear, f.form = EXCEPTIONS, f.next = UINT64_MAX);
+    REFUSED(linear, f.form = EXCEPTIONS, f.next = UINT32_MAX);
+}
+
+static void test_forms_of_integers(void **state) {
+    (void)state;
+    FINE(linear, f.more = 0);
+    REFUSED(linear, f.more = 1);
+    for (unsigned q = 0; q < 256; q++) {
+        fields f = linear, g = levels;
+        f.q = g.q = (uint8_t)q;
+        assert_int_equal(decoded(&f), q ? CKD_E_CORRUPT : CKD_OK);
+        f.more = g.more = 3;
+        if (q != 1 && q != 2 && q != 4 && q != 8 && q != 16) {
+            assert_int_equal(decoded(&f), CKD_E_CORRUPT);
+            assert_int_equal(decoded(&g), CKD_E_CORRUPT);
+        }
+    }
+}
+
+/* ---- integers as they stand in a payload ---- */
+
+static void put_stream(bytes *to, symbols_mode mode, const int8_t *values, size_t n) {
+    size_t planned;
+    symbols_plan(work, 0, mode, 1, values, NULL, NULL, n, &planned);
+    size_t bound = symbols_bound(work, 0);
+    uint8_t *at = bytes_extend(to, bound + 1);
+    assert_non_null(at);
+    to->size -= bound + 1 - symbols_encode(work, 0, values, NULL, n, at, bound);
+}
+
+static ckd_status masks(lattice_block *out, const fields *front, const int8_t *mask, const int8_t *values,
+                        size_t n) {
+    bytes payload = {0}, stream = {0};
+    put_block(&payload, front);
+    put_stream(&stream, SYMBOLS_SPLIT, mask, 2);
+    wire_put_varint(&payload, stream.size);
+    bytes_put(&payload, stream.data, stream.size);
+    put_stream(&payload, SYMBOLS_CLASS, values, n);
+    ckd_status status = decode(out, COUNT, NULL, payload.data, payload.size);
+    bytes_free(&stream);
+    bytes_free(&payload);
+    return status;
+}
+
+static void test_masks(void **state) {
+    (void)state;
+    lattice_block b;
+    fields f = linear, g = levels;
+    f.q = g.q = 16;
+    const int8_t mask[2] = {-127, 8}, values[3] = {-128, 127, 1}, zero[3] = {3, 0, 1}, beyond[2] = {-127, 16};
+    assert_int_equal(masks(&b, &f, mask, values, 3), CKD_OK);
+    for (unsigned i = 0; i < COUNT; i++) {
+        assert_int_equal(lattices_integer(&b, i), i == 0 ? -128 : i == 7 ? 127 : i == 11);
+    }
+    assert_int_equal(masks(&b, &f, mask, values, 2), CKD_E_CORRUPT);
+    assert_int_equal(masks(&b, &f, mask, zero, 3), CKD_E_CORRUPT);
+    assert_int_equal(masks(&b, &f, beyond, values, 3), CKD_E_CORRUPT);
+    assert_int_equal(masks(&b, &g, mask, values, 3), CKD_E_CORRUPT);
+}
+
+/* The lowest integer is itself, but under levels, where it says that the value is zero. */
+static void test_lowest_integers(void **state) {
+    (void)state;
+    for (unsigned width = 1; width <= 2; width++) {
+        for (int of_levels = 0; of_levels < 2; of_levels++) {
+            int16_t words[COUNT] = {INT16_MIN, INT16_MAX, 5};
+            int8_t narrow[COUNT] = {INT8_MIN, INT8_MAX, 5};
+            const void *values = width == 1 ? (const void *)narrow : words;
+            fields f = of_levels ? levels : linear;
+            f.q = (uint8_t)width;
+            bytes payload = {0};
+            size_t planned;
+            put_block(&payload, &f);
+            symbols_plan(work, 0, SYMBOLS_SPLIT, width, values, NULL, NULL, COUNT, &planned);
+            uint8_t stream[256];
+            size_t size = symbols_encode(work, 0, values, NULL, COUNT, stream, sizeof(stream));
+            assert_true(size > 0);
+            bytes_put(&payload, stream, size);
+            lattice_block b;
+            assert_int_equal(decode(&b, COUNT, NULL, payload.data, payload.size), CKD_OK);
+            int32_t lowest = width == 1 ? INT8_MIN : INT16_MIN;
+            assert_int_equal(lattices_integer(&b, 0), of_levels ? INT32_MIN : lowest);
+            assert_int_equal(lattices_integer(&b, 1), -1 - lowest);
+            assert_int_equal(lattices_integer(&b, 2), 5);
+            assert_int_equal(lattices_integer(&b, 3), 0);
+            bytes_free(&payload);
+        }
+    }
+}
+
+static void test_exceptions_of_narrow_dtypes(void **state) {
+    (void)state;
+    lattices_made m;
+    lattices_make(&m, LATTICES_EXCEPTIONS, LATTICES_FEW, 50, 50, 0);
+    assert_int_equal(lattices_check(&m.b, NULL, CKD_BF16, NULL), CKD_OK);
+    m.bits[0] |= 0x10000;
+    assert_int_equal(lattices_check(&m.b, NULL, CKD_F32, NULL), CKD_OK);
+    assert_int_equal(lattices_check(&m.b, NULL, CKD_BF16, NULL), CKD_E_CORRUPT);
+    assert_int_equal(lattices_check(&m.b, NULL, CKD_F16, NULL), CKD_E_CORRUPT);
+    lattices_made_free(&m);
+}
+
+/* ---- damage ---- */
+
+/* What the header says is needed at most; buffers grow by half. */
+static void check_memory(uint64_t count, uint64_t columns, uint64_t rank) {
+    const bytes *all[] = {&room.row, &room.step,   &room.shift, &room.factor, &room.own_factor,
+                          &room.q,   &room.narrow, &room.few,   &room.at,     &room.bits};
+    uint64_t held = 0, rows = count + 1, factors = columns * rank + (count + 2 * columns) * rank;
+    for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++) {
+        held += all[i]->capacity;
+    }
+    assert_true(held <= 2 * (5 * factors + 4 * (rows + columns) + 24 * count) + 65536);
+}
+
+static void damage(const lattice_block *b, lattice_effort effort) {
+    bytes payload = {0};
+    lattice_block back;
+    const lattice_columns *shared = b->shared ? &b->own : NULL;
+    encode(&payload, b, effort);
+    uint8_t *parent = some_values(CKD_F32, b->count);
+    unsigned survived = 0, cut = 0;
+    for (size_t size = 0; size < payload.size; size++) { /* few of them happen to be payloads as well */
+        if (decode(&back, b->count, shared, payload.data, size) == CKD_OK) {
+            cut++;
+            lattices_check(&back, shared, CKD_F32, parent);
+        }
+    }
+    assert_true(cut <= 2 + payload.size / 50);
+    for (size_t at = 0; at < payload.size; at++) {
+        for (unsigned change = 1; change < 256; change = change * 3 + 1) {
+            payload.data[at] ^= (uint8_t)change;
+            lattice_scratch_free(&room);
+            memset(&room, 0, sizeof(room));
+            if (decode(&back, b->count, shared, payload.data, payload.size) == CKD_OK) {
+                survived++;
+                if (survived % 8 == 0) {
+                    lattices_check(&back, shared, CKD_F32, parent);
+                }
+            }
+            check_memory(b->count, 4096,
+                         64); /* what one changed byte can make of these columns and components */
+            payload.data[at] ^= (uint8_t)change;
+        }
+    }
+    assert_true(survived > 0); /* there is no checksum in it */
+    free(parent);
+    bytes_free(&payload);
+}
+
+static void test_damage(void **state) {
+    (void)state;
+    for (unsigned forms = 0; forms < LATTICES_FORMS; forms += 1 + next_random() % 5) {
+        lattices_made m;
+        lattices_make(&m, forms, 1 + forms % (LATTICES_KINDS - 1), 60, 12, forms % 12);
+        damage(&m.b, forms % 2 ? LATTICE_SMALL : LATTICE_FAST);
+        lattices_made_free(&m);
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_round_trips),
+        cmocka_unit_test(test_large_blocks),
+        cmocka_unit_test(test_sizes),
+        cmocka_unit_test(test_columns),
+        cmocka_unit_test(test_shared_columns_must_fit),
+        cmocka_unit_test(test_numbers_in_front),
+        cmocka_unit_test(test_limits_of_grids),
+        cmocka_unit_test(test_limits_of_factors),
+        cmocka_unit_test(test_low_rank_parts_are_exact),
+        cmocka_unit_test(test_limits_of_exceptions),
+        cmocka_unit_test(test_forms_of_integers),
+        cmocka_unit_test(test_masks),
+        cmocka_unit_test(test_lowest_integers),
+        cmocka_unit_test(test_exceptions_of_narrow_dtypes),
+        cmocka_unit_test(test_damage),
+    };
+    return cmocka_run_group_tests_name("lattice", tests, set_up, tear_down);
+}
