@@ -4,7 +4,8 @@ tests/golden/v1/ is kept for good: every later version must read it. The handmad
 which does not use the library; `library` was written by the library's first version through tests/golden/make_library.py,
 `library-2` by the first one that writes framed streams, through make_frames() there, `library-steps` by the first one that
 predicts optimizer steps, through make_steps(), `library-runs` by the first one that writes run streams, through
-make_runs(), `bundles` and `lossy` by the first ones that write bundles and measures, through tests/golden/make_bundles.py.
+make_runs(), `library-lossy` by the first one that writes lossy blocks, through tests/golden/make_lossy.py, `bundles` and `lossy` by the
+first ones that write bundles and measures, through tests/golden/make_bundles.py.
 What they contain is in the .json files beside them.
 """
 
@@ -30,6 +31,7 @@ import ckd_reader  # noqa: E402
 import ckd_symbols  # noqa: E402
 import make_handmade  # noqa: E402
 import make_library  # noqa: E402
+import make_lossy  # noqa: E402
 from ckd_errors import Corrupt, Unsupported  # noqa: E402
 
 
@@ -252,7 +254,7 @@ def test_example_run_stream_in_the_document():
 
 
 @pytest.mark.parametrize("making", [make_library.make, make_library.make_frames, make_library.make_steps,
-                                    make_library.make_runs])
+                                    make_library.make_runs, make_lossy.make])
 def test_reader_reads_what_the_command_writes_now(tmp_path, making):
     """Other values than in the golden stores, so that the document describes the encoder of today as well."""
     seed = int.from_bytes(os.urandom(4), "little")
@@ -272,6 +274,8 @@ def test_reader_reads_what_the_command_writes_now(tmp_path, making):
         assert make_library.FRAMES <= make_library.coverage(opened)[1]
     if making is make_library.make_runs:
         assert "runs" in make_library.coverage(opened)[1]
+    if making is make_lossy.make:
+        assert {"levels", "rows", "steps", "factor", "shared", "exceptions"} <= make_lossy.coverage(opened)[0]
 
 
 def test_golden_stores_use_every_kind_of_stream():
@@ -281,6 +285,12 @@ def test_golden_stores_use_every_kind_of_stream():
     assert make_library.FRAMES <= of["library-2"] and "runs" in of["library-runs"]
     parts = ("", ", shared bits", ", levels", ", shared bits, levels", ", shared bits, levels, phase")
     assert {"framed" + part for part in parts} <= of["frames"]
+
+
+def test_golden_store_uses_every_part_of_lossy_blocks():
+    parts, integers, kinds = make_lossy.coverage(ckd_reader.Store(GOLDEN / "library-lossy"))
+    assert parts == make_lossy.PARTS and integers >= make_lossy.INTEGERS
+    assert kinds >= {(predictor, dtype) for predictor in (0, 1) for dtype in (2, 3, 4)}
 
 
 def test_handmade_stores_are_what_their_script_writes(tmp_path):
@@ -422,7 +432,7 @@ def test_command_names_what_it_does_not_know(store, key, tensor, number):
 
 
 @pytest.mark.parametrize("store", ["handmade", "codings", "frames", "steps", "example", "library", "library-2",
-                                   "library-steps", "bundles", "lossy"], indirect=True)
+                                   "library-steps", "library-lossy", "bundles", "lossy"], indirect=True)
 def test_command_verifies(store):
     run = ckptdelta("verify", store, "--json")
     assert run.returncode == 0, run.stdout + run.stderr
