@@ -13,7 +13,8 @@
 static const char doc[] =
     "Show one checkpoint: what it depends on, and for each tensor its role, dtype, shape, how it is coded and how many "
     "bytes that takes. Without --run: the only run; without --step: the newest checkpoint."
-    "\vCodings: raw, standalone (compressed on its own), delta (against the parent), same (as in the parent), copy and cast "
+    "\vCodings: raw, standalone (compressed on its own), delta (against the parent), step (against an optimizer "
+    "step from the parent), same (as in the parent), copy and cast "
     "(of another tensor of the checkpoint), mixed (blocks differ).\n\n"
     "Examples:\n"
     "  ckptdelta show ckpts\n"
