@@ -1,11 +1,12 @@
 /*
  * bench_chain: what loading costs along a run, against a base load.
  *
- *   bench_chain [--store DIR --run NAME] [--repeats N] [--json FILE] [--saves N] [--every N] [trainer options ...]
+ *   bench_chain [--store DIR --run NAME] [--fidelity F] [--repeats N] [--json FILE] [--saves N] [--every N] [--max-load-cost X]
  *
  * Without --store it trains one first (build/train_gpt, 100 saves). Then every checkpoint's state is loaded from disk (file
  * cache dropped before each load), and so is an exact, standalone base of the very same state, in the same run; bytes are those that
- * the process read, time is the median of the repeats. Uses the public API only.
+ * the process read, time is the median of the repeats. With --fidelity near or compact the states are saved once more in that
+ * fidelity, and these checkpoints are what is loaded. Sizes of a whole run count every file of its store. Uses the public API only.
  */
 #include <ckptdelta.h>
 #include <dirent.h>
@@ -22,6 +23,8 @@
 typedef struct options {
     const char *store, *run, *json;
     int repeats, saves, every;
+    ckd_fidelity fidelity;
+    double max_load_cost;
 } options;
 
 typedef struct measure {
@@ -141,12 +144,14 @@ typedef struct beside {
     char path[4096];
     ckd_store *store;
     int base; /* every checkpoint an exact, standalone base */
+    const options *options;
 } beside;
 
 static void open_beside(beside *b, const options *o, const char *what, int base,
                         const ckd_store_options *store_options) {
     ckd_error err = {0};
     b->base = base;
+    b->options = o;
     snprintf(b->path, sizeof(b->path), "%.4000s.%s-%ld", o->store, what, (long)getpid());
     if (ckd_store_open(&b->store, b->path, CKD_OPEN_CREATE, store_options, &err) != CKD_OK) {
         die(what, &err);
@@ -158,6 +163,20 @@ static void close_beside(beside *b) {
     bench_remove_tree(b->path);
 }
 
+static void save_one(ckd_save *save, const ckd_tensor_info *info, const void *values) {
+    ckd_error err = {0};
+    ckd_tensor t = CKD_TENSOR_INIT;
+    t.name = info->name;
+    t.role = info->role;
+    t.dtype = info->dtype;
+    t.ndim = info->ndim;
+    t.shape = info->shape;
+    t.data = values;
+    if (ckd_save_tensor(save, &t, &err) != CKD_OK) {
+        die("save", &err);
+    }
+}
+
 /* The same state as a checkpoint of the store beside. */
 static ckd_checkpoint save_beside(const beside *b, const ckd_checkpoint *c, const ckd_tensor_list *list,
                                   void **values) {
@@ -165,22 +184,22 @@ static ckd_checkpoint save_beside(const beside *b, const ckd_checkpoint *c, cons
     o.run = c->run;
     o.step = c->step;
     o.base = b->base;
+    o.fidelity = b->base ? CKD_EXACT : b->options->fidelity;
+    o.max_load_cost = b->options->max_load_cost;
     ckd_save *save;
     ckd_checkpoint info;
     ckd_error err = {0};
     if (ckd_save_begin(&save, b->store, &o, &err) != CKD_OK) {
         die("save", &err);
     }
-    for (size_t i = 0; i < list->count; i++) {
-        ckd_tensor t = CKD_TENSOR_INIT;
-        t.name = list->items[i].name;
-        t.role = list->items[i].role;
-        t.dtype = list->items[i].dtype;
-        t.ndim = list->items[i].ndim;
-        t.shape = list->items[i].shape;
-        t.data = values[i];
-        if (ckd_save_tensor(save, &t, &err) != CKD_OK) {
-            die("save", &err);
+    /* Second moments first, then first ones: weights follow them. */
+    static const ckd_role order[] = {CKD_ROLE_EXP_AVG_SQ, CKD_ROLE_EXP_AVG, CKD_ROLE_MASTER, CKD_ROLE_WEIGHT,
+                                     CKD_ROLE_OTHER};
+    for (size_t k = 0; k < sizeof(order) / sizeof(order[0]); k++) {
+        for (size_t i = 0; i < list->count; i++) {
+            if (list->items[i].role == order[k]) {
+                save_one(save, &list->items[i], values[i]);
+            }
         }
     }
     if (ckd_save_commit(&info, save, &err) != CKD_OK) {
@@ -234,7 +253,14 @@ static void print_one(const run *r, const ckd_checkpoint *c, const ckd_checkpoin
         last ? "" : ",");
 }
 
-static void measure_one(run *r, const ckd_checkpoint *c, int last) {
+/* One checkpoint of the series. */
+typedef struct point {
+    ckd_checkpoint shown, base; /* what is loaded, and its base load */
+    measure plain, newest;
+} point;
+
+/* Saves it beside, and measures it while it is the newest. */
+static void save_point(run *r, point *p, const ckd_checkpoint *c) {
     ckd_error err = {0};
     ckd_load *load;
     if (ckd_load_begin(&load, r->store, &c->id, &err) != CKD_OK) {
@@ -242,39 +268,70 @@ static void measure_one(run *r, const ckd_checkpoint *c, int last) {
     }
     int repeats = r->options->repeats;
     void **values = room_for(load);
-    measure ours = measure_load(r->store, r->options->store, c, values, repeats);
-    ckd_checkpoint base = save_beside(&r->bases, c, ckd_load_tensors(load), values);
+    load_all(load, values);
+    p->base = save_beside(&r->bases, c, ckd_load_tensors(load), values);
     ckd_checkpoint again = save_beside(&r->again, c, ckd_load_tensors(load), values);
-    measure plain = measure_load(r->bases.store, r->bases.path, &base, values, repeats);
-    measure newest = measure_load(r->again.store, r->again.path, &again, values, repeats);
-    ratio any = in_base_loads(&ours, &plain), now = in_base_loads(&newest, &plain);
-    note_worst(&r->worst, &any);
-    note_worst(&r->worst_newest, &now);
-    print_one(r, c, &base, &plain, &any, &now, last);
+    p->shown = r->options->fidelity == CKD_EXACT ? *c : again;
+    p->plain = measure_load(r->bases.store, r->bases.path, &p->base, values, repeats);
+    p->newest = measure_load(r->again.store, r->again.path, &again, values, repeats);
     release(values, ckd_load_tensors(load)->count);
     ckd_load_end(load);
 }
 
-static void print_sums(const run *r, const ckd_checkpoint_list *list) {
+/* Measures it when all are saved. */
+static void measure_point(run *r, const point *p, int last) {
+    ckd_error err = {0};
+    ckd_load *load;
+    int exact = r->options->fidelity == CKD_EXACT;
+    ckd_store *store = exact ? r->store : r->again.store;
+    const char *path = exact ? r->options->store : r->again.path;
+    if (ckd_load_begin(&load, store, &p->shown.id, &err) != CKD_OK) {
+        die("load", &err);
+    }
+    void **values = room_for(load);
+    measure ours = measure_load(store, path, &p->shown, values, r->options->repeats);
+    ratio any = in_base_loads(&ours, &p->plain), now = in_base_loads(&p->newest, &p->plain);
+    note_worst(&r->worst, &any);
+    note_worst(&r->worst_newest, &now);
+    print_one(r, &p->shown, &p->base, &p->plain, &any, &now, last);
+    release(values, ckd_load_tensors(load)->count);
+    ckd_load_end(load);
+}
+
+/* Bytes of all files of the store that the checkpoints shown are in. */
+static double whole_store(const run *r) {
+    ckd_error err = {0};
+    ckd_report *report;
+    if (ckd_store_report(&report, r->options->fidelity == CKD_EXACT ? r->store : r->again.store, &err) !=
+        CKD_OK) {
+        die("report", &err);
+    }
+    double bytes = (double)report->stored_bytes;
+    ckd_report_free(report);
+    return bytes;
+}
+
+static void print_sums(const run *r, const point *points, size_t count) {
     double stored = 0, raw = 0;
     size_t deltas = 0;
-    for (size_t i = 0; i < list->count; i++) {
-        stored += (double)list->items[i].stored_bytes;
-        raw += (double)list->items[i].raw_bytes;
-        deltas += list->items[i].kind == CKD_DELTA;
+    for (size_t i = 0; i < count; i++) {
+        stored += (double)points[i].shown.stored_bytes;
+        raw += (double)points[i].shown.raw_bytes;
+        deltas += points[i].shown.kind == CKD_DELTA;
     }
+    double whole = raw / whole_store(r);
     printf(
-        "%zu checkpoints, %zu deltas, %.3fx in all; worst load: %.2f base loads in bytes, %.2f in time, %.2f in "
+        "%zu checkpoints, %zu deltas, %.3fx in all, %.3fx with all files of the store; worst load: %.2f base loads in bytes, %.2f in time, %.2f in "
         "processor time (one thread); of the newest: %.2f, %.2f, %.2f\n",
-        list->count, deltas, raw / stored, r->worst.bytes, r->worst.time, r->worst.cpu, r->worst_newest.bytes,
-        r->worst_newest.time, r->worst_newest.cpu);
+        count, deltas, raw / stored, whole, r->worst.bytes, r->worst.time, r->worst.cpu,
+        r->worst_newest.bytes, r->worst_newest.time, r->worst_newest.cpu);
     fprintf(
         r->json,
-        "  ],\n  \"checkpoints\": %zu, \"deltas\": %zu, \"ratio\": %.4f, \"worst_bytes\": %.4f, \"worst_time\": "
+        "  ],\n  \"checkpoints\": %zu, \"deltas\": %zu, \"ratio\": %.4f, \"ratio_of_store\": %.4f, \"worst_bytes\": %.4f, \"worst_time\": "
         "%.4f, \"worst_cpu\": %.4f, \"worst_newest_bytes\": %.4f, \"worst_newest_time\": %.4f, "
         "\"worst_newest_cpu\": %.4f\n}\n",
-        list->count, deltas, raw / stored, r->worst.bytes, r->worst.time, r->worst.cpu, r->worst_newest.bytes,
-        r->worst_newest.time, r->worst_newest.cpu);
+        count, deltas, raw / stored, whole, r->worst.bytes, r->worst.time, r->worst.cpu,
+        r->worst_newest.bytes, r->worst_newest.time, r->worst_newest.cpu);
 }
 
 static void measure_run(const options *o, FILE *json) {
@@ -292,19 +349,36 @@ static void measure_run(const options *o, FILE *json) {
     printf("%63s  %25s   %25s\n", "", "any checkpoint", "the newest");
     printf("%10s  %-5s %5s  %8s  %8s  %8s  %7s  %7s  %7s  %7s   %7s  %7s  %7s\n", "step", "kind", "depth",
            "MB", "base MB", "ratio", "planned", "bytes", "time", "cpu", "bytes", "time", "cpu");
-    for (size_t i = 0; i < list->count; i++) {
-        measure_one(&r, &list->items[i], i + 1 == list->count);
+    point *points = calloc(list->count + 1, sizeof(*points));
+    if (!points) {
+        die("memory", &err);
     }
-    print_sums(&r, list);
+    for (size_t i = 0; i < list->count; i++) {
+        save_point(&r, &points[i], &list->items[i]);
+    }
+    for (size_t i = 0; i < list->count; i++) {
+        measure_point(&r, &points[i], i + 1 == list->count);
+    }
+    print_sums(&r, points, list->count);
+    free(points);
     ckd_checkpoint_list_free(list);
     ckd_store_close(r.store);
     close_beside(&r.bases);
     close_beside(&r.again);
 }
 
+static ckd_fidelity fidelity_of(const char *name) {
+    for (ckd_fidelity f = CKD_EXACT; f <= CKD_COMPACT; f++) {
+        if (strcmp(ckd_fidelity_name(f), name) == 0) {
+            return f;
+        }
+    }
+    fprintf(stderr, "bench_chain: fidelity %s is none of exact, near, compact\n", name);
+    exit(2);
+}
+
 int main(int argc, char **argv) {
-    options o = {
-        .run = "gpt", .repeats = 5, .saves = 100, .every = 10, .json = "bench/results/bench_chain.json"};
+    options o = {.fidelity = CKD_EXACT, .run = "gpt", .repeats = 5, .saves = 100, .every = 10, .json = NULL};
     for (int i = 1; i + 1 < argc; i += 2) {
         if (strcmp(argv[i], "--store") == 0) {
             o.store = argv[i + 1];
@@ -316,6 +390,10 @@ int main(int argc, char **argv) {
             o.saves = atoi(argv[i + 1]);
         } else if (strcmp(argv[i], "--every") == 0) {
             o.every = atoi(argv[i + 1]);
+        } else if (strcmp(argv[i], "--fidelity") == 0) {
+            o.fidelity = fidelity_of(argv[i + 1]);
+        } else if (strcmp(argv[i], "--max-load-cost") == 0) {
+            o.max_load_cost = atof(argv[i + 1]);
         } else if (strcmp(argv[i], "--json") == 0) {
             o.json = argv[i + 1];
         } else {
@@ -323,7 +401,13 @@ int main(int argc, char **argv) {
             return 2;
         }
     }
-    char made[4096];
+    char made[4096], results[128];
+    if (!o.json) {
+        snprintf(results, sizeof(results), "bench/results/bench_chain%s%s.json",
+                 o.fidelity == CKD_EXACT ? "" : "-",
+                 o.fidelity == CKD_EXACT ? "" : ckd_fidelity_name(o.fidelity));
+        o.json = results;
+    }
     if (!o.store) {
         snprintf(made, sizeof(made), "bench/series/chain-%d-every-%d", o.saves, o.every);
         bench_train(made, o.run, o.saves, o.every);
