@@ -15,10 +15,10 @@
     0.7 /* a symbol of a delta more: its tables, one for each range of contexts, crowd the cache */
 #define WORK_SCATTER 0.6 /* an element of a sparse stream */
 
-#define WORK_LATTICE  0.8  /* an element of a lossy block */
+#define WORK_LATTICE  0.3 /* an element of a lossy block */
 #define WORK_LOW_RANK 0.8  /* the same, if it has a low-rank part ... */
 #define WORK_PRODUCT  0.03 /* ... and for each component of it */
-#define WORK_INTEGERS 8.0  /* a byte of its payload */
+#define WORK_INTEGERS 6.0 /* a byte of its payload */
 
 /* Estimates of size and time are not exact, and the bounds are promises: plan a little inside them. */
 #define MARGIN              0.80
@@ -45,6 +45,7 @@ double decode_work(predictor p, coding c, size_t element_size, uint64_t raw_size
     }
     switch ((int)c) {
     case CODING_LATTICE:
+        work = residual ? 0 : work; /* inside a chain nothing is hashed */
         work += WORK_LATTICE * elements + low_rank_work((uint64_t)elements, symbols);
         return work + (WORK_INTEGERS * (double)stored_size < WORK_SYMBOL * elements
                            ? WORK_INTEGERS * (double)stored_size
