@@ -67,7 +67,12 @@ typedef struct quality_state {
 /* Loads a checkpoint; `bytes` (or NULL) becomes what it takes in the store. */
 quality_state quality_load(uint64_t *bytes, const char *store, const char *run, uint64_t step);
 /* Saves one, as a base of a new run or as a delta on the run's last one. */
-void quality_save(const char *store, const char *run, const quality_state *s, ckd_fidelity fidelity,
+typedef struct quality_library {
+    ckd_fidelity fidelity;
+    int effort;           /* 0: the default */
+    double max_load_cost; /* 0: the default */
+} quality_library;
+void quality_save(const char *store, const char *run, const quality_state *s, const quality_library *how,
                   int base);
 /* The same tensors, their values NaN: whoever fills it has to fill all of it. */
 quality_state quality_blank(const quality_state *like);
@@ -110,10 +115,10 @@ struct quality_coder {
     /* Fills `now`, a blank; returns the bytes of this state's files. */
     uint64_t (*decode)(const quality_coder *coder, const char *dir, quality_state *now,
                        const quality_state *before);
-    int bit_exact;         /* what comes back must be what went in */
-    int unsized;           /* its size means nothing */
-    ckd_fidelity fidelity; /* of the library */
-    double alpha;          /* of ExCP */
+    int bit_exact; /* what comes back must be what went in */
+    int unsized;   /* its size means nothing */
+    quality_library library;
+    double alpha; /* of ExCP */
 };
 extern const quality_coder quality_coders[];
 extern const size_t quality_coder_count;

@@ -112,7 +112,7 @@ static void library_encode(const quality_coder *coder, const char *dir, const qu
                            const quality_state *before) {
     char path[QUALITY_PATH];
     library_path(path, dir);
-    quality_save(path, "chain", now, coder->fidelity, !before);
+    quality_save(path, "chain", now, &coder->library, !before);
 }
 
 static uint64_t library_decode(const quality_coder *coder, const char *dir, quality_state *now,
@@ -210,9 +210,15 @@ static uint64_t excp_decode(const quality_coder *coder, const char *dir, quality
 
 const quality_coder quality_coders[] = {
     {"exact", "the library, bit for bit", library_encode, library_decode, .bit_exact = 1,
-     .fidelity = CKD_EXACT},
-    {"near", "the library, lossy: near", library_encode, library_decode, .fidelity = CKD_NEAR},
-    {"compact", "the library, lossy: compact", library_encode, library_decode, .fidelity = CKD_COMPACT},
+     .library = {CKD_EXACT, 0, 0}},
+    {"near", "the library, near", library_encode, library_decode, .library = {CKD_NEAR, 0, 0}},
+    {"near-16", "near, loads of up to 16 base loads", library_encode, library_decode,
+     .library = {CKD_NEAR, 0, 16}},
+    {"compact", "the library, compact", library_encode, library_decode, .library = {CKD_COMPACT, 0, 0}},
+    {"compact-1", "compact, effort 1: scalar only", library_encode, library_decode,
+     .library = {CKD_COMPACT, 1, 0}},
+    {"compact-16", "compact, loads of up to 16 base loads", library_encode, library_decode,
+     .library = {CKD_COMPACT, 0, 16}},
     {"excp", "ExCP with its own alpha, 5e-5", excp_encode, excp_decode, .alpha = EXCP_ALPHA},
     {"excp-2.5", "ExCP, always 2.5 medians", excp_encode, excp_decode, .alpha = INFINITY},
     {"no-moments", "exact weights, zero moments", weights_encode, weights_decode, .unsized = 1},

@@ -118,7 +118,7 @@ static void save_one(ckd_save *save, const char *name, ckd_role role, ckd_dtype 
     }
 }
 
-void quality_save(const char *path, const char *run, const quality_state *s, ckd_fidelity fidelity,
+void quality_save(const char *path, const char *run, const quality_state *s, const quality_library *how,
                   int base) {
     static const ckd_role roles[QUALITY_PARTS] = {CKD_ROLE_WEIGHT, CKD_ROLE_EXP_AVG, CKD_ROLE_EXP_AVG_SQ};
     ckd_store *store = open_store(path, CKD_OPEN_CREATE);
@@ -126,7 +126,9 @@ void quality_save(const char *path, const char *run, const quality_state *s, ckd
     ckd_save_options options = CKD_SAVE_OPTIONS_INIT;
     options.run = run;
     options.step = s->step;
-    options.fidelity = fidelity;
+    options.fidelity = how->fidelity;
+    options.effort = how->effort;
+    options.max_load_cost = how->max_load_cost;
     options.base = base;
     ckd_save *save;
     if (ckd_save_begin(&save, store, &options, &err) != CKD_OK) {

@@ -163,7 +163,8 @@ quality_losses quality_resume(const quality_series *s, const char *name, const q
     snprintf(store, sizeof(store), "%.400s/%.60s", s->work, name);
     snprintf(losses, sizeof(losses), "%.400s/%.60s.losses", s->work, name);
     int steps = s->options->resumed;
-    quality_save(store, "state", state, CKD_EXACT, 1);
+    const quality_library exactly = {CKD_EXACT, 0, 0};
+    quality_save(store, "state", state, &exactly, 1);
     quality_losses r = {.at_load = NAN};
     if (!batch_seed) {
         r.at_load = train_on(s, name, state->step, 1, "0", 0, NULL);

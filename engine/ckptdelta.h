@@ -304,10 +304,11 @@ typedef struct ckd_save_options {
     uint64_t resumed_from_step;
     ckd_on_duplicate on_duplicate;
     ckd_codec codec;
-    int level;               /* of zstd (1 ... 19) or LZ4 (1 ... 12); 0: 3 for zstd, fast for LZ4 */
-    double max_load_cost;    /* bound on the cost of loading it, in base loads; 0: 4 */
-    double newest_load_cost; /* the same while it is its run's newest, by evictable copies; 0: 2 */
-    uint32_t rank, world;    /* world 0: 1. Each rank saves its regions into a file of its own */
+    int level;            /* of zstd (1 ... 19) or LZ4 (1 ... 12); 0: 3 for zstd, fast for LZ4 */
+    double max_load_cost; /* bound on the cost of loading it, in base loads; 0: 4 */
+    double
+        newest_load_cost; /* the same while it is its run's newest, by evictable copies; 0: 2, or 1.5 if lossy */
+    uint32_t rank, world; /* world 0: 1. Each rank saves its regions into a file of its own */
     ckd_id
         checkpoint_id; /* world > 1: the same for all ranks (ckd_id_new by the coordinator); zero: a new one */
     const char *metric_name; /* recorded with the checkpoint, e.g. "val_loss"; NULL: none */

@@ -38,8 +38,8 @@ lossy_part lossy_part_of(ckd_role role, ckd_dtype dtype) {
 lossy_recipe lossy_recipe_of(ckd_fidelity fidelity, int effort) {
     bool near = fidelity == CKD_NEAR;
     effort = effort ? effort : DEFAULT_EFFORT;
-    return (lossy_recipe){.weight = near ? 1.5 : 4.5,
-                          .moment = near ? 3 : 8,
+    return (lossy_recipe){.weight = near ? 2 : 3.5,
+                          .moment = near ? 3 : 6,
                           .second = near ? 16 : LEVELS_NONE,
                           .second_vector = near ? 2 : 4,
                           .vector = 0.25,

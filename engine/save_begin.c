@@ -7,6 +7,7 @@
 
 #define DEFAULT_MAX_LOAD_COST    4.0
 #define DEFAULT_NEWEST_LOAD_COST 2.0
+#define LOSSY_NEWEST_LOAD_COST   1.5 /* copies of lossy checkpoints are small */
 
 ckd_status save_check_open(const ckd_save *save, ckd_error *err) {
     if (save->state == SAVE_OPEN) {
@@ -107,7 +108,9 @@ static ckd_status open_parent(ckd_save *save, ckd_error *err) {
 static ckd_status prepare_coding(ckd_save *save, ckd_error *err) {
     const ckd_save_options *o = &save->options;
     save->budget.limit = o->max_load_cost > 0 ? o->max_load_cost : DEFAULT_MAX_LOAD_COST;
-    save->budget.newest_limit = o->newest_load_cost > 0 ? o->newest_load_cost : DEFAULT_NEWEST_LOAD_COST;
+    bool lossy = save_coarsest_fidelity(save) > CKD_EXACT;
+    double usual = lossy ? LOSSY_NEWEST_LOAD_COST : DEFAULT_NEWEST_LOAD_COST;
+    save->budget.newest_limit = o->newest_load_cost > 0 ? o->newest_load_cost : usual;
     ckd_status status = CKD_OK;
     if (save->target.compare) {
         status = save_compare_begin(save, err);
