@@ -8,10 +8,10 @@
 #include "engine/lossy_rate.h"
 
 #define NARROWEST_FACTORED 16u /* rows and columns */
-#define TARGET_ROUNDS      7
-#define TARGET_LEAST       0.92 /* of the target */
-#define TARGET_MOST        1.04
-#define TARGET_SLOPE       0.9 /* octaves of the step for one of the bits */
+#define TARGET_ROUNDS      12
+#define TARGET_NEAR        0.92 /* of the bits wanted: near enough */
+#define FINER              2    /* octaves */
+#define LEAP               6    /* quarter octaves, while there is nothing to bisect */
 
 /* What is left of every element, in steps, row by row; elements that the tile does not have are 0. */
 static ckd_status residual_of(float *to, const lossy_tile *t, const float *products, lattice_work *w,
@@ -127,35 +127,30 @@ static ckd_status plan_once(planning *p, lossy_tile *t, const kernels *k, ckd_er
     return try_factors(p, t, n, cost_of(&alone, 0, t->recipe->lambda), k, err);
 }
 
-/*
- * Bits fall about as fast as the step grows, but where next to nothing is left they say little: so no more than a few octaves at a time,
- * and never back behind a step that was too fine or too coarse.
- */
+/* The finest step that takes no more bits than wanted, by bisection between steps known to take more and fewer. */
 static ckd_status meet_target(planning *p, lossy_tile *t, const kernels *k, ckd_error *err) {
+    const double most = t->recipe->target * (double)t->count;
+    int32_t finer = -1, coarser = INT32_MAX; /* steps that take too many bits, and few enough */
     ckd_status status = CKD_OK;
     int32_t fine = -1, coarse = INT32_MAX;
     for (int round = 0; round < TARGET_ROUNDS && status == CKD_OK; round++) {
-        double ratio = p->bits / (t->recipe->target * (double)t->count);
-        if (ratio > TARGET_LEAST && ratio < TARGET_MOST) {
+        int32_t now = t->plan.step;
+        finer = p->bits > most ? now : finer;
+        coarser = p->bits > most ? coarser : now;
+        if (coarser - finer <= 1 || (p->bits <= most && p->bits > TARGET_NEAR * most)) {
             return CKD_OK;
         }
-        int32_t *bound = ratio < 1 ? &coarse : &fine;
-        *bound = t->plan.step;
-        ratio = ratio > 1.0 / 8 ? (ratio < 8 ? ratio : 8) : 1.0 / 8;
-        int32_t change = (int32_t)lrint(LATTICE_STEP_OCTAVE * TARGET_SLOPE * log2(ratio));
-        int32_t step = t->plan.step + (change ? change : (ratio < 1 ? -1 : 1));
-        if (step <= fine || step >= coarse) {
-            step = coarse == INT32_MAX ? fine + 1 : fine + (coarse - fine + 1) / 2;
+        bool between = finer >= 0 && coarser < INT32_MAX;
+        t->plan.step = between ? finer + (coarser - finer) / 2 : (p->bits > most ? now + LEAP : now - LEAP);
+        if (t->plan.step < 0) { /* finer than the lattice: so that becomes finer, too */
+            t->plan.exponent -= FINER;
+            t->plan.step += FINER * LATTICE_STEP_OCTAVE;
+            coarser = coarser < INT32_MAX ? coarser + FINER * LATTICE_STEP_OCTAVE : coarser;
         }
-        if (step == t->plan.step) {
-            return CKD_OK;
-        }
-        t->plan.step = step;
         status = plan_once(p, t, k, err);
     }
-    if (status == CKD_OK && coarse != INT32_MAX &&
-        p->bits > TARGET_MOST * t->recipe->target * (double)t->count) {
-        t->plan.step = coarse;
+    if (status == CKD_OK && p->bits > most && coarser < INT32_MAX) {
+        t->plan.step = coarser;
         status = plan_once(p, t, k, err);
     }
     return status;
