@@ -132,7 +132,6 @@ static ckd_status meet_target(planning *p, lossy_tile *t, const kernels *k, ckd_
     const double most = t->recipe->target * (double)t->count;
     int32_t finer = -1, coarser = INT32_MAX; /* steps that take too many bits, and few enough */
     ckd_status status = CKD_OK;
-    int32_t fine = -1, coarse = INT32_MAX;
     for (int round = 0; round < TARGET_ROUNDS && status == CKD_OK; round++) {
         int32_t now = t->plan.step;
         finer = p->bits > most ? now : finer;

@@ -52,10 +52,12 @@ static const struct {
     ckd_role role;
     const char *prefix;
     double most[2]; /* relative error, near and compact */
-} kinds[] = {
-    {CKD_ROLE_EXP_AVG_SQ, "exp_avg_sq.", {0.7, 1}}, {CKD_ROLE_EXP_AVG_SQ, "max_exp_avg_sq.", {0.7, 1}},
-    {CKD_ROLE_EXP_AVG, "exp_avg.", {1, 1.01}},      {CKD_ROLE_MASTER, "master.", {0.015, 0.04}},
-    {CKD_ROLE_WEIGHT, "", {0.015, 0.04}},           {CKD_ROLE_OTHER, "other.", {0, 0}}};
+} kinds[] = {{CKD_ROLE_EXP_AVG_SQ, "exp_avg_sq.", {0.7, 1}},
+             {CKD_ROLE_EXP_AVG_SQ, "max_exp_avg_sq.", {0.7, 1}},
+             {CKD_ROLE_EXP_AVG, "exp_avg.", {1, 1.01}},
+             {CKD_ROLE_MASTER, "master.", {0.02, 0.04}},
+             {CKD_ROLE_WEIGHT, "", {0.02, 0.04}},
+             {CKD_ROLE_OTHER, "other.", {0, 0}}};
 enum { KINDS = sizeof(kinds) / sizeof(kinds[0]) };
 
 static const char *name_of(char name[64], size_t kind, size_t dtype) {
