@@ -67,7 +67,8 @@ static ckd_status shared_columns(const lattice_columns **out, decoder *d, const 
         *out = &d->columns;
         return CKD_OK;
     }
-    const view_block *side = v ? view_find_shared(v, RECORD_SIDE, &on->content) : NULL;
+    bool own = v && id_equal(&on->checkpoint, &v->manifest.checkpoint.id);
+    const view_block *side = own ? view_find_shared(v, RECORD_SIDE, &on->content) : NULL;
     if (!side) {
         return corrupt_block(b, err, "the columns that the block shares with others are missing");
     }

@@ -170,15 +170,15 @@ def note(kind, store, payload, generation=0, features=0):
 
 
 def manifest(store, checkpoint, run, step, files, generation=0, parent=ZERO, resumed=ZERO, origin=ZERO, kind=1, depth=0,
-             world=1, tensors=0, raw=0, metric=NAN, metric_name="", dependencies=(), totals=(), features=0):
+             world=1, tensors=0, raw=0, metric=NAN, metric_name="", dependencies=(), totals=(), features=0, fidelity=1):
     payload = checkpoint + parent + resumed + origin + string(run) + struct.pack("<Q", step)
-    payload += struct.pack("<HHIII", kind, 1, 0, depth, world)
+    payload += struct.pack("<HHIII", kind, fidelity, 0, depth, world)
     payload += struct.pack("<QQQdQd", tensors, raw, sum(f[2] for f in files), 1.0 + depth, CREATED + step % 1000, metric)
     payload += string(metric_name)
     payload += struct.pack("<I", len(dependencies)) + b"".join(dependencies)
     payload += struct.pack("<I", len(files)) + b"".join(f[0] + struct.pack("<IQ", f[1], f[2]) + f[3] for f in files)
     payload += struct.pack("<I", len(totals)) + b"".join(struct.pack("<IQQQ", *t) for t in totals)
-    return note(2, store, payload, generation, features)
+    return note(2, store, payload, generation, features | (fidelity != 1))
 
 
 class Store:

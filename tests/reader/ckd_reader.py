@@ -660,6 +660,8 @@ class Checkpoint:
         where = f"{block.chunk.path}: {tensor.name}"
         if block.predictor > 4:
             raise Unsupported(f"{where}: predictor {block.predictor}")
+        if block.coding == 6 and block.predictor > 1:
+            raise Unsupported(f"{where}: coding 6 with predictor {block.predictor}")
         before = self.dependency(block, budget) if block.predictor else None
         if block.predictor == 4:
             before = self.step(block, before[0], budget), block.dtype
@@ -681,8 +683,6 @@ class Checkpoint:
         return ckd_codings.unrotated(integers) if block.coding == 5 and floating else integers
 
     def lossy(self, block, before, where):
-        if block.predictor > 1:
-            raise Unsupported(f"{where}: coding 6 with predictor {block.predictor}")
         on, shared = block.dependencies[-1] if block.dependencies else None, None
         try:
             if on and on.kind == 2:
@@ -697,10 +697,6 @@ class Checkpoint:
         record = self.sides.get(on.content)
         if record is None or on.checkpoint != self.manifest.id:
             raise Corrupt(f"{block.name}: the columns that it shares are missing")
-        told = [(r.region.key, r.first, r.count) for r in (on, record)]
-        if on.tensor != block.name or (record.name, record.dtype, record.role, record.shape) != (
-                block.name, block.dtype, block.role, block.shape) or told[0] != told[1]:
-            raise Corrupt(f"{block.name}: columns of something else")
         data = ckd_codings.decode(record.coding, record.chunk.payload(record), record.raw_size, 1, None)
         if content_hash(data) != record.content:
             raise Corrupt(f"{block.name}: content hash of a side record")
