@@ -69,14 +69,15 @@ typedef struct lossy_tile {
     double expected_movement;     /* root mean square, if it is not to be found from `before`; NaN: it is */
     const lossy_scales *scales;   /* of the second moment; NULL: not known */
     /* set by tile_prepare */
-    hash128 shared_content; /* if plan.shared: of the side record that has the columns' part */
-    lattice_block plan;     /* of the whole tile, without q and exceptions */
-    float up[3];            /* from where on integers are rounded up */
-    double bound;           /* on |error|; infinite: none */
-    double alone_bits;      /* about what an element takes without a parent */
-    bool still;             /* nothing moved: the parent's values stay */
-    bool on_lattice;        /* all values are, so that they can stand alone as integers; else only exactly */
-    double movement;        /* estimated root mean square of the movement */
+    hash128 shared_content;       /* if plan.shared: of the side record that has the columns' part */
+    lattice_block plan;           /* of the whole tile, without q and exceptions */
+    float up[3];                  /* from where on integers are rounded up */
+    float keep_above, keep_moved; /* values so large, or so far from the parent's, are kept as they are */
+    double bound;                 /* on |error|; infinite: none */
+    double alone_bits;            /* about what an element takes without a parent */
+    bool still;                   /* nothing moved: the parent's values stay */
+    bool on_lattice; /* all values are, so that they can stand alone as integers; else only exactly */
+    double movement; /* estimated root mean square of the movement */
     bytes row, column;
     low_rank factors;
 } lossy_tile;

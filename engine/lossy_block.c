@@ -94,6 +94,9 @@ static ckd_status quantise_levels(lossy_job *j, const lossy_tile *t, uint64_t at
 
 static bool must_keep(const lossy_tile *t, uint64_t i, float most) {
     float value = t->now[i];
+    if (fabsf(value) > t->keep_above || (t->before && fabsf(value - t->before[i]) > t->keep_moved)) {
+        return true;
+    }
     if (t->before && !(fabsf(t->before[i]) <= FLT_MAX)) { /* from which nothing leads back */
         return true;
     }
@@ -163,7 +166,7 @@ static void measure(lossy_job *j, const lossy_tile *t, uint64_t at, const kernel
     k->widen(got, t->dtype, j->values.data, j->block.count);
     j->error = (lossy_error){0};
     lossy_error_add(&j->error, t->now + at, got, j->block.count);
-    j->within = j->error.largest <= t->bound;
+    j->within = j->error.largest <= t->bound && isfinite(j->error.largest); /* no value has become infinite */
 }
 
 static ckd_status rebuild(lossy_job *j, const lossy_tile *t, uint64_t at, const kernels *k, ckd_error *err) {

@@ -15,6 +15,10 @@
 #define UNITS_MOVED     16.0 /* lattice units in the movement's root mean square */
 #define LEAST_MOVEMENT  0.25 /* of the residual's energy: below, it is leftovers that say nothing */
 #define NOTHING_MOVED   6e-3 /* of the error: it is known to three digits */
+#define OUTLIER         32.0 /* root mean squares */
+#define ONE_OUTLIER_IN  4096u
+#define MOST_WEIGHT     108 /* of a row or column, in quarter octaves: beyond, the lattice has no place for it */
+#define MOST_STEP       400  /* a block's, in quarter octaves */
 #define LEVELS_NONE     4096 /* a step that no difference reaches */
 #define LEVELS_OF_MEANS 4    /* rows' and columns' corrections of second moments: half octaves */
 
@@ -121,18 +125,47 @@ typedef struct sums {
     uint64_t n;
 } sums;
 
+/*
+ * A few values far from all others (spikes, what has come back from one) would make the steps of all: they are kept as they are. Returns
+ * the largest magnitude that is not one of these, or more.
+ */
+static float usual_most(const lossy_tile *t, bool difference) {
+    uint64_t may_trim = t->count / ONE_OUTLIER_IN + 4, trimmed = 0;
+    double limit = FLT_MAX;
+    for (;;) {
+        double square = 0, n = 0;
+        uint64_t far = 0;
+        for (uint64_t i = 0; i < t->count; i++) {
+            double v = fabs((double)t->now[i] - (difference ? (double)t->before[i] : 0));
+            square += v <= limit ? v * v : 0;
+            n += v <= limit;
+        }
+        double next = n > 0 ? OUTLIER * sqrt(square / n) : 0;
+        for (uint64_t i = 0; i < t->count; i++) {
+            double v = fabs((double)t->now[i] - (difference ? (double)t->before[i] : 0));
+            far += v > next && v <= FLT_MAX;
+        }
+        if (far <= trimmed || far > may_trim || next == 0) {
+            return (float)limit;
+        }
+        limit = next;
+        trimmed = far;
+    }
+}
+
 /* Of now, or of now - before; weighted: of values over their row's and column's step. */
 static sums add_up(const lossy_tile *t, bool difference) {
     sums s = {0};
+    double most = difference ? t->keep_moved : t->keep_above;
     const int32_t *rows = t->plan.row, *columns = t->plan.own.step;
     uint64_t row = 0, column = t->phase;
     float per_row = rows ? scalar_quarter_octaves(-rows[0]) : 1;
     for (uint64_t i = 0; i < t->count; i++) {
         double v = t->now[i];
-        s.largest = fabs(v) <= FLT_MAX && fabs(v) > s.largest ? fabs(v) : s.largest;
+        s.largest = fabs(v) <= t->keep_above && fabs(v) > s.largest ? fabs(v) : s.largest;
         v -= difference ? (double)t->before[i] : 0;
         double x = columns ? v * per_row * scalar_quarter_octaves(-columns[column]) : v;
-        if (fabs(v) <= FLT_MAX) {
+        if (fabs(v) <= most) {
             s.plain += v * v;
             s.weighted += x * x;
             s.n++;
@@ -179,6 +212,11 @@ static void set_step(lossy_tile *t, double step) {
     t->plan.step = t->plan.step < 0 ? 0 : t->plan.step;
 }
 
+/* The nearest integer of so many at most. */
+static int32_t near(double x, int32_t most) {
+    return x > most ? most : (x < -most ? -most : (int32_t)lrint(x));
+}
+
 /* ---- weights ---- */
 
 /* The exponent of a float's lowest bit; that of zero is large. */
@@ -215,10 +253,10 @@ static ckd_status weigh(lossy_tile *t, ckd_error *err) {
     }
     int32_t *row = (int32_t *)(void *)t->row.data, *column = (int32_t *)(void *)t->column.data;
     for (uint64_t i = 0; i < s->rows; i++) {
-        row[i] = (int32_t)lrint(s->all - s->row[i]);
+        row[i] = near(s->all - s->row[i], MOST_WEIGHT);
     }
     for (uint64_t j = 0; j < s->columns; j++) {
-        column[j] = (int32_t)lrint(s->all - s->column[j]);
+        column[j] = near(s->all - s->column[j], MOST_WEIGHT);
     }
     return CKD_OK;
 }
@@ -286,16 +324,16 @@ static ckd_status weigh_by_itself(lossy_tile *t, ckd_error *err) {
         return err_nomem(err, t->count * sizeof(float), "coding scratch");
     }
     for (uint64_t i = 0; i < t->count; i++) {
-        magnitude[i] = fabsf(t->now[i]);
+        magnitude[i] = fabsf(t->now[i]) <= t->keep_above ? fabsf(t->now[i]) : 0;
     }
     status = lossy_scales_of(&s, magnitude, t->count, t->columns, t->phase, err);
     free(magnitude);
     int32_t *row = (int32_t *)(void *)t->row.data, *column = (int32_t *)(void *)t->column.data;
     for (uint64_t i = 0; i < rows && status == CKD_OK; i++) {
-        row[i] = (int32_t)lrint(LATTICE_STEP_OCTAVE * (s.row[i] - s.all));
+        row[i] = near(LATTICE_STEP_OCTAVE * (s.row[i] - s.all), MOST_WEIGHT);
     }
     for (uint64_t j = 0; j < t->columns && status == CKD_OK; j++) {
-        column[j] = (int32_t)lrint(LATTICE_STEP_OCTAVE * (s.column[j] - s.all));
+        column[j] = near(LATTICE_STEP_OCTAVE * (s.column[j] - s.all), MOST_WEIGHT);
     }
     lossy_scales_free(&s);
     return status;
@@ -343,7 +381,7 @@ static ckd_status correct_means(lossy_tile *t, ckd_error *err) {
         for (uint64_t i = 0; i < t->count; i++) {
             uint64_t row = (t->phase + i) / t->columns, column = (t->phase + i) % t->columns;
             double v = t->now[i], expected = t->before ? t->before[i] : birth;
-            if (v > 0 && v <= FLT_MAX && expected > 0) {
+            if (v > 0 && v <= t->keep_above && expected > 0) {
                 sum[pass ? column : row] += v;
                 before[pass ? column : row] += pass ? expected * exp2(means[0][row] / 8.0) : expected;
             }
@@ -369,7 +407,7 @@ static ckd_status prepare_second(lossy_tile *t, ckd_error *err) {
     uint64_t n = 0;
     for (uint64_t i = 0; i < t->count; i++) {
         double v = t->now[i];
-        if (v > 0 && v <= FLT_MAX) {
+        if (v > 0 && v <= t->keep_above) {
             sum += v;
             square += v * v;
             n++;
@@ -396,6 +434,7 @@ static ckd_status prepare_second(lossy_tile *t, ckd_error *err) {
 
 ckd_status lossy_tile_prepare(lossy_tile *t, bool *worth, const kernels *k, ckd_error *err) {
     *worth = t->count >= FEWEST;
+    t->keep_above = t->keep_moved = FLT_MAX;
     t->still = false;
     t->on_lattice = true;
     for (int i = 0; i < 3; i++) {
@@ -406,6 +445,8 @@ ckd_status lossy_tile_prepare(lossy_tile *t, bool *worth, const kernels *k, ckd_
     if (!*worth) {
         return CKD_OK;
     }
+    t->keep_above = usual_most(t, false);
+    t->keep_moved = t->before && t->part == LOSSY_WEIGHT ? usual_most(t, true) : FLT_MAX;
     ckd_status status;
     switch (t->part) {
     case LOSSY_WEIGHT:
@@ -422,8 +463,11 @@ ckd_status lossy_tile_prepare(lossy_tile *t, bool *worth, const kernels *k, ckd_
         return status;
     }
     bool steps = t->before || t->part == LOSSY_MOMENT;
-    return status == CKD_OK && steps && !(t->recipe->max_error > 0) ? lossy_tile_plan_rate(t, k, err)
-                                                                    : status;
+    if (status == CKD_OK && steps && !(t->recipe->max_error > 0)) {
+        status = lossy_tile_plan_rate(t, k, err);
+    }
+    *worth = t->plan.step <= MOST_STEP; /* what spans so many octaves has no lattice */
+    return status;
 }
 
 void lossy_tile_free(lossy_tile *t) {

@@ -241,7 +241,8 @@ static uint32_t components_that_pay(const search *s, double lambda, double *bits
 }
 
 static int32_t round_up_late(double v) {
-    int32_t magnitude = (int32_t)(fabs(v) + 1 - ROUND_UP);
+    double size = fabs(v) < 100 * LARGEST_SUM ? fabs(v) : 100 * LARGEST_SUM; /* then they are not used */
+    int32_t magnitude = (int32_t)(size + 1 - ROUND_UP);
     return v < 0 ? -magnitude : magnitude;
 }
 
