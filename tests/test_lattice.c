@@ -363,6 +363,27 @@ static void test_limits_of_factors(void **state) {
     REFUSED(linear, f.form = both, f.columns = 4000, f.rank = LATTICE_MAX_RANK + 1);
 }
 
+/* 2^24 integers and not one component more; not checked like the others, which would take long. */
+static void test_largest_factor(void **state) {
+    (void)state;
+    for (unsigned rank = 1024; rank <= 1025; rank++) {
+        fields f = linear;
+        bytes payload = {0};
+        lattice_block b;
+        f.form = GRID | FACTOR;
+        f.columns_form = 2;
+        f.columns = 1 << 14;
+        f.rank = rank;
+        f.factor = 0;
+        f.scale = 0;
+        put_block(&payload, &f);
+        assert_false(payload.failed);
+        assert_int_equal(decode(&b, COUNT, NULL, payload.data, payload.size),
+                         rank * f.columns <= LATTICE_MAX_FACTOR ? CKD_OK : CKD_E_CORRUPT);
+        bytes_free(&payload);
+    }
+}
+
 /* Sums of products must stay below 2^24: here 2 components of factor^2 2^shift. */
 static void test_low_rank_parts_are_exact(void **state) {
     (void)state;
@@ -558,6 +579,7 @@ int main(void) {
         cmocka_unit_test(test_numbers_in_front),
         cmocka_unit_test(test_limits_of_grids),
         cmocka_unit_test(test_limits_of_factors),
+        cmocka_unit_test(test_largest_factor),
         cmocka_unit_test(test_low_rank_parts_are_exact),
         cmocka_unit_test(test_limits_of_exceptions),
         cmocka_unit_test(test_forms_of_integers),
