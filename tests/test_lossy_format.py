@@ -2,6 +2,7 @@
 independent reader."""
 
 import os
+import re
 import struct
 import subprocess
 import sys
@@ -104,6 +105,16 @@ def test_integers_that_say_nothing(tmp_path):
     scene(tmp_path / "s", alone=bytes([0]) + FRONT + b"\0", delta=bytes([0]) + FRONT + b"\0", values=((0,) * 8, BEFORE))
     check(tmp_path / "s", "x", (0,) * 8)
     check(tmp_path / "s", "w", BEFORE)
+
+
+def test_example_in_the_document(tmp_path):
+    text = (ROOT.parent / "codec/FORMAT.md").read_text(encoding="utf-8")
+    text = text[text.index("\n### Example of a lattice block"):]
+    payload = bytes.fromhex("".join(re.findall(r"^ {4}((?:[0-9a-f]{2} )+) ", text, re.MULTILINE)))
+    assert payload == block(form=EXCEPTIONS, columns=b"")
+    scene(tmp_path / "s", alone=payload, delta=payload)
+    check(tmp_path / "s", "x", ALONE)
+    check(tmp_path / "s", "w", AFTER)
 
 
 def values_and(*more):
