@@ -137,7 +137,7 @@ static ckd_status meet_target(planning *p, lossy_tile *t, const kernels *k, ckd_
         finer = p->bits > most ? now : finer;
         coarser = p->bits > most ? coarser : now;
         if (coarser - finer <= 1 || (p->bits <= most && p->bits > TARGET_NEAR * most)) {
-            return CKD_OK;
+            break;
         }
         bool between = finer >= 0 && coarser < INT32_MAX;
         t->plan.step = between ? finer + (coarser - finer) / 2 : (p->bits > most ? now + LEAP : now - LEAP);

@@ -14,6 +14,7 @@
 #define NARROWEST       8u   /* rows and columns of a matrix that have steps of their own */
 #define UNITS_MOVED     16.0 /* lattice units in the movement's root mean square */
 #define LEAST_MOVEMENT  0.25 /* of the residual's energy: below, it is leftovers that say nothing */
+#define COARSEST        32.0 /* step of weights, in those they have without a parent */
 #define NOTHING_MOVED   6e-3 /* of the error: it is known to three digits */
 #define OUTLIER         32.0 /* root mean squares */
 #define ONE_OUTLIER_IN  4096u
@@ -297,6 +298,9 @@ static ckd_status prepare_weight(lossy_tile *t, ckd_error *err) {
         double step =
             t->recipe->weight * (t->vector ? t->recipe->vector : 1) * root(moved.weighted * share, moved.n);
         step = step < 2 * t->bound ? step : 2 * t->bound;
+        double most =
+            COARSEST * fair; /* what has become something else altogether is not left where it was */
+        step = step > most && most > 0 ? most : step;
         double spacing = t->movement / UNITS_MOVED, fine = step * smallest_weight(t) / 2;
         t->plan.exponent = exponent_of(t, spacing < fine ? spacing : fine, values.largest);
         stay_on_lattice(t, values.largest);

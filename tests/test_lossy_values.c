@@ -213,7 +213,7 @@ static const struct {
     double most[3]; /* relative error at most */
 } fills[] = {
     {"zeros", zeros, {0, 0, 0}},       {"negative", negative_zeros, {0, 0, 0}},
-    {"ones", ones, {0.5, 1, 0.3}},     {"denormals", denormals, {3, 1, 1}},
+    {"ones", ones, {0.5, 1, 0.3}},     {"denormals", denormals, {5, 1, 1}},
     {"largest", largest, {1, 1, 0.4}}, {"scales", all_scales, {1, 1, 1}},
 };
 enum { FILLS = sizeof(fills) / sizeof(fills[0]) };

@@ -33,17 +33,18 @@ static float *floats(uint64_t count) {
 }
 
 drift drift_new(uint64_t rows, uint64_t columns, unsigned seed) {
-    drift d = {rows, columns, rows * columns, NULL, NULL, NULL, seed * 1000003u + 17};
+    drift d = {rows, columns, rows * columns, NULL, NULL, NULL, NULL, seed * 1000003u + 17};
     d.weight = floats(d.count);
     d.first = floats(d.count);
     d.second = floats(d.count);
+    d.usual = floats(d.count);
     double scale = 1;
     for (uint64_t i = 0; i < d.count; i++) {
         scale = i % columns == 0 ? exp(drift_normal(&d.random)) : scale;
         double a = drift_normal(&d.random), b = drift_normal(&d.random);
         d.weight[i] = (float)(0.02 * drift_normal(&d.random));
         d.first[i] = (float)(1e-4 * scale * drift_normal(&d.random));
-        d.second[i] = (float)(1e-8 * scale * scale * (a * a + b * b));
+        d.second[i] = d.usual[i] = (float)(1e-8 * scale * scale * (a * a + b * b));
     }
     return d;
 }
@@ -56,13 +57,13 @@ void drift_step(drift *d) {
     for (uint64_t i = 0; i < d->count; i++) {
         const float *row = factors + i / d->columns * RANK,
                     *column = factors + (d->rows + i % d->columns) * RANK;
-        double low = 0, size = sqrt(d->second[i]);
+        double low = 0, size = sqrt(d->usual[i]);
         for (int k = 0; k < RANK; k++) {
             low += row[k] * column[k];
         }
         d->weight[i] += (float)(2e-4 * low + 1e-4 * drift_normal(&d->random));
         d->first[i] = (float)(d->first[i] / 3 + size * drift_normal(&d->random));
-        d->second[i] *= (float)exp(0.05 * drift_normal(&d->random));
+        d->second[i] = (float)(0.9 * d->second[i] + 0.1 * d->usual[i] * exp(0.5 * drift_normal(&d->random)));
     }
     free(factors);
 }
@@ -71,6 +72,7 @@ void drift_free(drift *d) {
     free(d->weight);
     free(d->first);
     free(d->second);
+    free(d->usual);
     *d = (drift){0};
 }
 

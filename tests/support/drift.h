@@ -11,6 +11,7 @@
 typedef struct drift {
     uint64_t rows, columns, count;
     float *weight, *first, *second;
+    float *usual; /* what second moments vary around */
     uint64_t random;
 } drift;
 drift drift_new(uint64_t rows, uint64_t columns, unsigned seed);

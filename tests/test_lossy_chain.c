@@ -1,0 +1,357 @@
+/* Lossy checkpoints one after the other: errors that do not add up, the same bits however they are stored, bounds and targets. */
+#include <float.h>
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "tests/support/checkpoints.h"
+#include "tests/support/drift.h"
+#include "tests/support/tempdir.h"
+
+static const ckd_fidelity fidelities[2] = {CKD_NEAR, CKD_COMPACT};
+static const char *const names[3] = {"exp_avg_sq.w", "exp_avg.w", "w"};
+
+static const float *part_of(const drift *d, int part) {
+    return part == 0 ? d->second : part == 1 ? d->first : d->weight;
+}
+
+static double error_at(ckd_store *store, const char *run, uint64_t step, const drift *d, int part) {
+    float *got = load_floats(store, run, step, names[part], CKD_F32, d->count);
+    double error = relative_error(got, part_of(d, part), d->count);
+    free(got);
+    return error;
+}
+
+/* ---- closed loop ---- */
+
+static void test_errors_do_not_add_up(void **state) {
+    ckd_store *store = store_create(*state);
+    for (int f = 0; f < 2; f++) {
+        const char *run = ckd_fidelity_name(fidelities[f]);
+        drift d = drift_new(96, 64, 1);
+        double early[3] = {0}, late[3] = {0};
+        for (uint64_t step = 0; step <= 64; step++, drift_step(&d)) {
+            ckd_save_options o = lossy_options(run, step, fidelities[f]);
+            o.max_load_cost = o.newest_load_cost = 1000; /* one long chain */
+            save_drift(store, &o, &d);
+            for (int part = 0; part < 3; part++) {
+                early[part] += step >= 9 && step <= 24 ? error_at(store, run, step, &d, part) : 0;
+                late[part] += step >= 49 ? error_at(store, run, step, &d, part) : 0;
+            }
+        }
+        double rms = root_mean_square(d.weight, d.count);
+        print_message(
+            "%s: errors of second, first moments and weights %.4f %.4f %.4f at steps 9 to 24, %.4f %.4f %.4f at 49 to 64, rms %.4f\n",
+            run, early[0] / 16, early[1] / 16, early[2] / 16, late[0] / 16, late[1] / 16, late[2] / 16, rms);
+        for (int part = 0; part < 3; part++) {
+            assert_true(late[part] <= 1.05 * early[part]);
+        }
+        assert_true(checkpoint_at(store, run, 64).depth >= 48);
+        drift_free(&d);
+    }
+    ckd_store_close(store);
+}
+
+/* ---- stored in any way ---- */
+
+/* Not as a delta, and as one, with ready copies and without: the same state has the same values. */
+static void test_deltas_and_ready_copies_give_the_same_bits(void **state) {
+    ckd_store *store = store_create(*state);
+    static const struct {
+        const char *run;
+        double load, newest;
+    } ways[] = {{"plain", 1000, 1000}, {"ready", 1000, 1}, {"short", 1, 1}};
+    float *first[3][5] = {{0}};
+    for (int w = 0; w < 3; w++) {
+        drift d = drift_new(96, 64, 2);
+        for (uint64_t step = 0; step < 5; step++, drift_step(&d)) {
+            ckd_save_options o = lossy_options(ways[w].run, step, CKD_COMPACT);
+            o.max_load_cost = ways[w].load;
+            o.newest_load_cost = ways[w].newest;
+            save_drift(store, &o, &d);
+            for (int part = 0; part < 3; part++) {
+                float *got = load_floats(store, ways[w].run, step, names[part], CKD_F32, d.count);
+                if (w == 0) {
+                    first[part][step] = got;
+                    continue;
+                }
+                if (w == 1) { /* with the bound on loads, other steps are chosen */
+                    assert_memory_equal(got, first[part][step], d.count * sizeof(float));
+                }
+                assert_true(relative_error(got, part_of(&d, part), d.count) < (part < 2 ? 1.01 : 0.04));
+                free(got);
+            }
+        }
+        drift_free(&d);
+    }
+    ckd_report *report;
+    assert_int_equal(ckd_store_report(&report, store, NULL), CKD_OK);
+    assert_true(report->ready_bytes > 0);
+    ckd_report_free(report);
+    assert_int_equal(checkpoint_at(store, "plain", 4).depth, 4);
+    for (int i = 0; i < 15; i++) {
+        free(first[i / 5][i % 5]);
+    }
+    assert_int_equal(verify_damage(store), 0);
+    ckd_store_close(store);
+}
+
+static void test_base_makes_a_keyframe(void **state) {
+    ckd_store *store = store_create(*state);
+    drift d = drift_new(96, 64, 3);
+    for (uint64_t step = 0; step < 4; step++, drift_step(&d)) {
+        ckd_save_options o = lossy_options("r", step, CKD_NEAR);
+        o.base = step == 2;
+        ckd_checkpoint c = save_drift(store, &o, &d);
+        assert_int_equal(c.kind, step % 2 ? CKD_DELTA : CKD_KEYFRAME);
+        assert_true(error_at(store, "r", step, &d, 2) < 0.01);
+    }
+    drift_free(&d);
+    ckd_store_close(store);
+}
+
+/* From exact to lossy and back, and from one fidelity to the other. */
+static void test_fidelities_follow_each_other(void **state) {
+    ckd_store *store = store_create(*state);
+    static const ckd_fidelity order[] = {CKD_EXACT,   CKD_COMPACT, CKD_EXACT, CKD_NEAR,
+                                         CKD_COMPACT, CKD_NEAR,    CKD_EXACT, CKD_EXACT};
+    drift d = drift_new(96, 64, 4);
+    for (uint64_t step = 0; step < 8; step++, drift_step(&d)) {
+        ckd_save_options o = lossy_options("r", step, order[step]);
+        ckd_checkpoint c = save_drift(store, &o, &d);
+        assert_int_equal(c.fidelity, order[step]);
+        for (int part = 0; part < 3; part++) {
+            double error = error_at(store, "r", step, &d, part);
+            bool exact = order[step] == CKD_EXACT;
+            assert_true(exact ? error == 0 : error > 0 && error < (part < 2 ? 1.01 : 0.04));
+            ckd_tensor_info info = tensor_info(store, "r", step, names[part]);
+            assert_true(exact ? info.rel_l2 == 0 : fabs(info.rel_l2 / error - 1) < 4e-3);
+        }
+    }
+    assert_int_equal(verify_damage(store), 0);
+    drift_free(&d);
+    ckd_store_close(store);
+}
+
+/* ---- what is asked for ---- */
+
+static void check_bound(ckd_store *store, const char *run, uint64_t step, const drift *d, double bound) {
+    for (int part = 0; part < 3; part++) {
+        float *got = load_floats(store, run, step, names[part], CKD_F32, d->count);
+        double largest = largest_error(got, part_of(d, part), d->count);
+        double most = bound * root_mean_square(part_of(d, part), d->count);
+        if (!(largest <= most * (1 + 1e-6))) {
+            fail_msg("%s, %s, step %u: off by %g, %g is allowed", names[part], run, (unsigned)step, largest,
+                     most);
+        }
+        free(got);
+    }
+}
+
+static void test_the_largest_error_is_bounded(void **state) {
+    ckd_store *store = store_create(*state);
+    static const double bounds[] = {0.5, 0.05, 1e-3, 1e-6, 1e-12};
+    for (int b = 0; b < 10; b++) {
+        char run[32];
+        snprintf(run, sizeof(run), "bound%d", b);
+        drift d = drift_new(96, 64, 5);
+        for (uint64_t step = 0; step < 4; step++, drift_step(&d)) {
+            ckd_save_options o = lossy_options(run, step, fidelities[b % 2]);
+            o.max_error = step == 1 && b < 4 ? 0 : bounds[b / 2]; /* a parent without a bound */
+            save_drift(store, &o, &d);
+            if (o.max_error > 0) {
+                check_bound(store, run, step, &d, o.max_error);
+            }
+        }
+        drift_free(&d);
+    }
+    ckd_store_close(store);
+}
+
+/* A bf16 copy of a bounded master keeps the bound, too. */
+static void test_rounded_copies_keep_the_bound(void **state) {
+    ckd_store *store = store_create(*state);
+    drift d = drift_new(96, 64, 6);
+    uint64_t shape[2] = {96, 64};
+    for (uint64_t step = 0; step < 3; step++, drift_step(&d)) {
+        ckd_save_options o = lossy_options("r", step, CKD_NEAR);
+        o.max_error = 1e-3;
+        void *bf16 = to_dtype(d.weight, CKD_BF16, d.count);
+        float *given = malloc(d.count * sizeof(float));
+        widen_to(given, bf16, CKD_BF16, d.count);
+        ckd_save *save = begin_with(store, &o);
+        add_tensor(save, "master.w", CKD_F32, 2, shape, NULL, d.weight);
+        add_tensor(save, "w", CKD_BF16, 2, shape, NULL, bf16);
+        commit_save(save);
+        float *got = load_floats(store, "r", step, "w", CKD_BF16, d.count);
+        assert_true(largest_error(got, given, d.count) <= 1e-3 * root_mean_square(given, d.count));
+        free(got);
+        free(given);
+        free(bf16);
+    }
+    drift_free(&d);
+    ckd_store_close(store);
+}
+
+/* Bits of the newest delta's weight and moments, an element. */
+static double bits_at(ckd_store *store, const char *run, uint64_t step, const drift *d) {
+    double bits = 0;
+    for (int part = 0; part < 3; part++) {
+        bits += 8 * (double)tensor_info(store, run, step, names[part]).stored_bytes / (double)d->count;
+    }
+    return bits;
+}
+
+static void test_targets_are_met(void **state) {
+    ckd_store *store = store_create(*state);
+    static const double targets[] = {0.3, 0.6, 1.2, 3, 6};
+    for (int t = 0; t < 10; t++) {
+        char run[32];
+        double bits = 0, target = targets[t / 2];
+        snprintf(run, sizeof(run), "target%d", t);
+        drift d = drift_new(512, 384, 7);
+        for (uint64_t step = 0; step < 3; step++, drift_step(&d)) {
+            ckd_save_options o = lossy_options(run, step, fidelities[1]);
+            o.target_bits = t % 2 ? 0 : target;
+            o.target_ratio = t % 2 ? 96 / target : 0;
+            save_drift(store, &o, &d);
+            bits = bits_at(store, run, step, &d);
+        }
+        print_message("%s %.2f: %.3f bits, of first moments %.3f, of weights %.3f, error of weights %.4f\n",
+                      t % 2 ? "ratio" : "bits ", target, bits,
+                      8 * (double)tensor_info(store, run, 2, names[1]).stored_bytes / (double)d.count,
+                      8 * (double)tensor_info(store, run, 2, names[2]).stored_bytes / (double)d.count,
+                      tensor_info(store, run, 2, "w").rel_l2);
+        if (!(bits <= 1.15 * target + 0.05)) {
+            fail_msg("%g bits for a target of %g", bits, target);
+        }
+        drift_free(&d);
+    }
+    ckd_store_close(store);
+}
+
+static void test_efforts(void **state) {
+    ckd_store *store = store_create(*state);
+    static const int efforts[] = {1, 3, 5, 7, 9};
+    double bits[5], errors[5];
+    for (int e = 0; e < 5; e++) {
+        char run[32];
+        snprintf(run, sizeof(run), "effort%d", efforts[e]);
+        drift d = drift_new(256, 200, 8);
+        for (uint64_t step = 0; step < 3; step++, drift_step(&d)) {
+            ckd_save_options o = lossy_options(run, step, CKD_COMPACT);
+            o.effort = efforts[e];
+            save_drift(store, &o, &d);
+            bits[e] = bits_at(store, run, step, &d);
+            errors[e] = error_at(store, run, step, &d, 2);
+        }
+        print_message("effort %d: %.3f bits, error %.4f\n", efforts[e], bits[e], errors[e]);
+        drift_free(&d);
+    }
+    assert_true(bits[4] < bits[0] && errors[4] < 1.05 * errors[0]);
+    ckd_store_close(store);
+}
+
+/* ---- lineage ---- */
+
+static void test_lossy_resumes_are_counted(void **state) {
+    ckd_store *store = store_create(*state);
+    drift d = drift_new(96, 64, 9);
+    static const struct {
+        ckd_fidelity fidelity;
+        uint64_t from;
+        uint32_t resumes;
+    } saves[] = {{CKD_EXACT, UINT64_MAX, 0}, {CKD_NEAR, 0, 0},    {CKD_COMPACT, 1, 1}, {CKD_NEAR, 2, 2},
+                 {CKD_EXACT, 3, 3},          {CKD_COMPACT, 4, 3}, {CKD_NEAR, 5, 4}};
+    for (uint64_t step = 0; step < 7; step++, drift_step(&d)) {
+        ckd_save_options o = lossy_options("r", step, saves[step].fidelity);
+        o.resumed_from_run = saves[step].from == UINT64_MAX ? NULL : "r";
+        o.resumed_from_step = saves[step].from;
+        assert_int_equal(save_drift(store, &o, &d).lossy_resumes, saves[step].resumes);
+    }
+    ckd_save_options next = lossy_options("r", 7, CKD_NEAR);
+    assert_int_equal(save_drift(store, &next, &d).lossy_resumes, 4); /* not resumed */
+    ckd_save_options branch = lossy_options("r", 3, CKD_COMPACT);
+    branch.on_duplicate = CKD_DUPLICATE_BRANCH;
+    ckd_checkpoint c = save_drift(store, &branch, &d);
+    assert_string_equal(c.run, "r~2");
+    assert_true(error_at(store, "r~2", 3, &d, 2) < 0.1);
+    drift_free(&d);
+    ckd_store_close(store);
+}
+
+static void test_the_same_step_again(void **state) {
+    ckd_store *store = store_create(*state);
+    drift d = drift_new(96, 64, 10);
+    ckd_save_options o = lossy_options("r", 1, CKD_NEAR);
+    save_drift(store, &o, &d);
+    ckd_checkpoint_list *before, *after;
+    assert_int_equal(ckd_store_list(&before, store, NULL, NULL), CKD_OK);
+    o.on_duplicate = CKD_DUPLICATE_SAME_OK;
+    ckd_save *save;
+    ckd_error err = {0};
+    uint64_t shape[2] = {96, 64};
+    assert_int_equal(ckd_save_begin(&save, store, &o, &err), CKD_OK);
+    ckd_tensor t = CKD_TENSOR_INIT;
+    t.name = names[2];
+    t.dtype = CKD_F32;
+    t.ndim = 2;
+    t.shape = shape;
+    t.data = d.weight;
+    assert_int_equal(ckd_save_tensor(save, &t, &err), CKD_E_EXISTS);
+    assert_true(strstr(err.message, names[2]));
+    ckd_save_abort(save);
+    /* What was loaded from it is the same. */
+    float *back[3];
+    for (int part = 0; part < 3; part++) {
+        back[part] = load_floats(store, "r", 1, names[part], CKD_F32, d.count);
+    }
+    assert_int_equal(ckd_save_begin(&save, store, &o, &err), CKD_OK);
+    for (int part = 0; part < 3; part++) {
+        add_tensor(save, names[part], CKD_F32, 2, shape, NULL, back[part]);
+        free(back[part]);
+    }
+    assert_int_equal(ckd_save_commit(NULL, save, &err), CKD_OK);
+    assert_int_equal(ckd_store_list(&after, store, NULL, NULL), CKD_OK);
+    assert_int_equal(before->count, after->count);
+    ckd_checkpoint_list_free(before);
+    ckd_checkpoint_list_free(after);
+    drift_free(&d);
+    ckd_store_close(store);
+}
+
+static int setup(void **state) {
+    *state = tempdir_create();
+    return 0;
+}
+
+static int teardown(void **state) {
+    tempdir_remove(*state);
+    return 0;
+}
+
+#define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        TEST(test_errors_do_not_add_up),
+        TEST(test_deltas_and_ready_copies_give_the_same_bits),
+        TEST(test_base_makes_a_keyframe),
+        TEST(test_fidelities_follow_each_other),
+        TEST(test_the_largest_error_is_bounded),
+        TEST(test_rounded_copies_keep_the_bound),
+        TEST(test_targets_are_met),
+        TEST(test_efforts),
+        TEST(test_lossy_resumes_are_counted),
+        TEST(test_the_same_step_again),
+    };
+    return cmocka_run_group_tests_name("lossy_chain", tests, NULL, NULL);
+}
