@@ -20,7 +20,9 @@ void decoder_free(decoder *d) {
         bytes_free(&d->kept[i].values);
     }
     lattice_work_free(&d->lattice);
-    lattice_scratch_free(&d->columns_room);
+    for (size_t i = 0; i < KEPT_COLUMNS; i++) {
+        lattice_scratch_free(&d->columns[i].room);
+    }
     memset(d, 0, sizeof(*d));
 }
 
@@ -54,6 +56,55 @@ static ckd_status read_payload(decoder *d, const view_block *b, const void **pay
     return stored ? read_payload_into(b, stored, err) : CKD_E_NOMEM;
 }
 
+static void drop_columns(kept_columns *k) {
+    lattice_scratch_free(&k->room);
+    *k = (kept_columns){0};
+}
+
+/* Those with this content, or NULL. */
+static kept_columns *find_columns(decoder *d, const hash128 *content) {
+    for (size_t i = 0; i < KEPT_COLUMNS; i++) {
+        if (d->columns[i].used && hash128_equal(&d->columns[i].content, content)) {
+            return &d->columns[i];
+        }
+    }
+    return NULL;
+}
+
+/* An empty place, for which those that were used longest ago go, if need be. */
+static kept_columns *place_for_columns(decoder *d) {
+    for (;;) {
+        kept_columns *empty = NULL, *oldest = NULL;
+        uint64_t held = 0;
+        for (size_t i = 0; i < KEPT_COLUMNS; i++) {
+            kept_columns *k = &d->columns[i];
+            if (!k->used) {
+                empty = k;
+                continue;
+            }
+            held += 4 * k->columns.columns * (k->columns.rank + UINT64_C(1));
+            oldest = !oldest || k->used < oldest->used ? k : oldest;
+        }
+        if (empty && held <= KEPT_COLUMN_BYTES) {
+            return empty;
+        }
+        drop_columns(oldest);
+    }
+}
+
+static ckd_status read_columns(kept_columns *to, decoder *d, const view_block *side, ckd_error *err) {
+    uint64_t size = side->record->raw_size;
+    bytes raw = {0};
+    void *at = bytes_scratch(&raw, size + 1, "a matrix's columns", err);
+    ckd_status status = at ? blob_bytes(d, side, at, err) : CKD_E_NOMEM;
+    if (status == CKD_OK) {
+        status = lattice_columns_decode(&to->columns, at, size, &to->room, err);
+    }
+    to->content = side->record->content;
+    bytes_free(&raw);
+    return status;
+}
+
 /* What the block shares with the others of its matrix; NULL in *out if it shares nothing. Kept for the blocks that follow. */
 static ckd_status shared_columns(const lattice_columns **out, decoder *d, const view *v, const view_block *b,
                                  ckd_error *err) {
@@ -63,27 +114,23 @@ static ckd_status shared_columns(const lattice_columns **out, decoder *d, const 
     if (!on || on->kind != DEPENDS_SIDE) {
         return CKD_OK;
     }
-    if (d->has_columns && hash128_equal(&d->columns_content, &on->content)) {
-        *out = &d->columns;
-        return CKD_OK;
+    kept_columns *kept = find_columns(d, &on->content);
+    if (!kept) {
+        bool own = v && id_equal(&on->checkpoint, &v->manifest.checkpoint.id);
+        const view_block *side = own ? view_find_shared(v, RECORD_SIDE, &on->content) : NULL;
+        if (!side) {
+            return corrupt_block(b, err, "the columns that the block shares with others are missing");
+        }
+        kept = place_for_columns(d);
+        ckd_status status = read_columns(kept, d, side, err);
+        if (status != CKD_OK) {
+            drop_columns(kept);
+            return status;
+        }
     }
-    bool own = v && id_equal(&on->checkpoint, &v->manifest.checkpoint.id);
-    const view_block *side = own ? view_find_shared(v, RECORD_SIDE, &on->content) : NULL;
-    if (!side) {
-        return corrupt_block(b, err, "the columns that the block shares with others are missing");
-    }
-    d->has_columns = false;
-    bytes raw = {0};
-    void *at = bytes_scratch(&raw, side->record->raw_size + 1, "a matrix's columns", err);
-    ckd_status status = at ? blob_bytes(d, side, at, err) : CKD_E_NOMEM;
-    if (status == CKD_OK) {
-        status = lattice_columns_decode(&d->columns, at, side->record->raw_size, &d->columns_room, err);
-    }
-    bytes_free(&raw);
-    d->has_columns = status == CKD_OK;
-    d->columns_content = on->content;
-    *out = &d->columns;
-    return status;
+    kept->used = ++d->columns_clock;
+    *out = &kept->columns;
+    return CKD_OK;
 }
 
 /* A lossy block; `to` holds the parent's values, if it has one. */

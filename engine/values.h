@@ -24,6 +24,16 @@ typedef struct kept_block {
     uint32_t pins; /* uses at this moment */
 } kept_block;
 
+/* What the lossy blocks of a matrix share: each link of a chain has its own, and the next block needs them all again. */
+#define KEPT_COLUMNS      64
+#define KEPT_COLUMN_BYTES (UINT64_C(16) << 20) /* of all but the last one */
+typedef struct kept_columns {
+    hash128 content;
+    lattice_columns columns; /* lie in room */
+    lattice_scratch room;
+    uint64_t used; /* when; 0: empty */
+} kept_columns;
+
 /* Scratch of one worker. */
 typedef struct decoder {
     coder *coder;
@@ -32,10 +42,8 @@ typedef struct decoder {
     bytes integers; /* decoded residuals */
     bytes context;
     lattice_work lattice;
-    lattice_columns columns; /* of the matrix decoded last, if has_columns; they lie in columns_room */
-    lattice_scratch columns_room;
-    hash128 columns_content;
-    bool has_columns;
+    kept_columns columns[KEPT_COLUMNS];
+    uint64_t columns_clock;
     uint32_t inside; /* lossy blocks that wait for their parent's values: these need no hash of their own */
     bool suspicious; /* a chain did not give what it should: compare every hash on the way */
     uint32_t steps;  /* blocks decoded for the present top-level block: bounds hostile fan-out */
