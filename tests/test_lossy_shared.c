@@ -1,0 +1,94 @@
+/* What the blocks of a matrix share is kept while others are decoded, so many and so much of it as there is room for. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/values.h"
+#include "tests/support/tempdir.h"
+#include "tests/support/xorshift.h"
+
+/* Three blocks each; 256 KiB of steps of columns: in the end these are too many, and too much. */
+enum { ROWS = 9, COLUMNS = 1 << 16, COUNT = ROWS * COLUMNS, TENSORS = 66 };
+
+static void fill(uint16_t *values, size_t n) {
+    for (size_t i = 0; i < n; i++) { /* bf16 of magnitudes from 2^-14 to 2^-7 */
+        values[i] = (uint16_t)(0x3880 + (next_random() & 0x83ff));
+    }
+}
+
+static void name_of(char name[32], int i) {
+    snprintf(name, 32, "exp_avg.%d", i);
+}
+
+/* Each tensor has a window of the same values to itself. */
+static void save_all(ckd_store *store, const uint16_t *values) {
+    ckd_save_options o = CKD_SAVE_OPTIONS_INIT;
+    ckd_save *save;
+    o.run = "run";
+    o.fidelity = CKD_COMPACT;
+    o.effort = 1;
+    assert_int_equal(ckd_save_begin(&save, store, &o, NULL), CKD_OK);
+    const uint64_t shape[2] = {ROWS, COLUMNS};
+    for (int i = 0; i < TENSORS; i++) {
+        char name[32];
+        name_of(name, i);
+        ckd_tensor t = CKD_TENSOR_INIT;
+        t.name = name;
+        t.role = CKD_ROLE_EXP_AVG;
+        t.dtype = CKD_BF16;
+        t.ndim = 2;
+        t.shape = shape;
+        t.data = values + i * 16;
+        assert_int_equal(ckd_save_tensor(save, &t, NULL), CKD_OK);
+    }
+    assert_int_equal(ckd_save_commit(NULL, save, NULL), CKD_OK);
+}
+
+static void test_more_columns_than_are_kept(void **state) {
+    (void)state;
+    assert_true(TENSORS > KEPT_COLUMNS && (uint64_t)TENSORS * COLUMNS * 4 > KEPT_COLUMN_BYTES);
+    char *dir = tempdir_create();
+    uint16_t *values = malloc((COUNT + TENSORS * 16) * sizeof(*values)), *got = malloc(COUNT * sizeof(*got));
+    assert_non_null(values);
+    assert_non_null(got);
+    fill(values, COUNT + TENSORS * 16);
+    ckd_store *store;
+    ckd_store_options options = CKD_STORE_OPTIONS_INIT;
+    options.threads = 1;
+    assert_int_equal(ckd_store_open(&store, dir, CKD_OPEN_CREATE, &options, NULL), CKD_OK);
+    save_all(store, values);
+    ckd_checkpoint found;
+    ckd_load *load;
+    assert_int_equal(ckd_store_find(&found, store, "run", 0, NULL), CKD_OK);
+    assert_int_equal(ckd_load_begin(&load, store, &found.id, NULL), CKD_OK);
+    assert_true(found.stored_bytes <
+                (uint64_t)TENSORS * COUNT / 2); /* of 2 bytes each: they are lossy indeed */
+    for (int round = 0; round < 2; round++) {
+        for (int i = TENSORS - 1; i >= 0; i -= 1 + 20 * round) {
+            char name[32];
+            name_of(name, i);
+            ckd_load_request request = CKD_LOAD_REQUEST_INIT;
+            request.name = name;
+            request.data = got;
+            request.size = COUNT * sizeof(*got);
+            assert_int_equal(ckd_load_tensor(load, &request, NULL), CKD_OK); /* its hashes are right */
+        }
+    }
+    ckd_load_end(load);
+    ckd_store_close(store);
+    free(values);
+    free(got);
+    tempdir_remove(dir);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_more_columns_than_are_kept)};
+    return cmocka_run_group_tests_name("lossy shared", tests, NULL, NULL);
+}
