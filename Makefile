@@ -7,7 +7,7 @@ SHELL := /bin/sh
 
 include mk/config.mk
 
-.PHONY: all programs demo demo-run bench bench-run bench-quality bench-quality-run help config print-build-dir install install-files uninstall clean FORCE
+.PHONY: all programs demo demo-run bench bench-run bench-quality bench-quality-run bench-kernels bench-kernels-run help config print-build-dir install install-files uninstall clean FORCE
 FORCE:
 
 include mk/build.mk
@@ -36,6 +36,12 @@ bench-quality:
 
 bench-quality-run: programs $(B)/bench/bench_quality
 	@'$(B)/bench/bench_quality' $(BENCH_ARGS)
+
+bench-kernels:
+	@+$(SUBMAKE) bench-kernels-run
+
+bench-kernels-run: $(B)/bench/bench_kernels
+	@'$(B)/bench/bench_kernels' $(BENCH_ARGS)
 
 print-build-dir:
 	@echo '$(B)'

@@ -1,6 +1,8 @@
 #include "codec/lattice.h"
 
 #include "codec/adaptive.h"
+#include "codec/cpu.h"
+#include "codec/lattice_masks.h"
 #include "codec/lattice_wire.h"
 #include "codec/wire.h"
 
@@ -15,7 +17,6 @@ enum {
     FORM_KNOWN = 63
 };
 /* How q is stored: not at all, symbols of so many bytes, adaptively. */
-#define MASK_OF     8         /* integers of a mask */
 #define MASKS_WORTH 4         /* masks are tried if at most one integer of so many is not zero */
 #define MASKS_SURE  (1 << 15) /* and in larger blocks nothing else is */
 enum { Q_NONE = 0, Q_PLANE = 8, Q_MASKS = 16 };
@@ -44,7 +45,7 @@ static int32_t get_signed(reader *from) {
 
 /* ---- q ---- */
 
-static unsigned width_needed(const int32_t *q, size_t n, bool levels) {
+CPU_PLAIN static unsigned width_needed(const int32_t *q, size_t n, bool levels) {
     int32_t least = 0, most = 0;
     for (size_t i = 0; i < n; i++) {
         /* What stands for a zero value takes the lowest integer of any width. */
@@ -55,19 +56,24 @@ static unsigned width_needed(const int32_t *q, size_t n, bool levels) {
     return least > INT8_MIN && most <= INT8_MAX ? 1 : (least > INT16_MIN && most <= INT16_MAX ? 2 : 4);
 }
 
-static void narrow_to(void *to, const int32_t *q, size_t n, unsigned width) {
-    for (size_t i = 0; i < n; i++) {
-        if (width == 1) {
-            ((int8_t *)to)[i] = (int8_t)(q[i] == INT32_MIN ? INT8_MIN : q[i]);
-        } else if (width == 2) {
-            ((int16_t *)to)[i] = (int16_t)(q[i] == INT32_MIN ? INT16_MIN : q[i]);
-        } else {
-            ((int32_t *)to)[i] = q[i];
+#define LOWEST_OF(q, lowest) ((q) == INT32_MIN ? (lowest) : (q))
+CPU_PLAIN static void narrow_to(void *to, const int32_t *q, size_t n, unsigned width) {
+    if (width == 1) {
+        int8_t *narrow = to;
+        for (size_t i = 0; i < n; i++) {
+            narrow[i] = (int8_t)LOWEST_OF(q[i], INT8_MIN);
         }
+    } else if (width == 2) {
+        int16_t *narrow = to;
+        for (size_t i = 0; i < n; i++) {
+            narrow[i] = (int16_t)LOWEST_OF(q[i], INT16_MIN);
+        }
+    } else {
+        memcpy(to, q, n * sizeof(*q));
     }
 }
 
-static void widen_to(int32_t *q, const void *from, size_t n, unsigned width, bool levels) {
+CPU_PLAIN static void widen_to(int32_t *q, const void *from, size_t n, unsigned width, bool levels) {
     const int8_t *narrow = from;
     const int16_t *wider = from;
     const int32_t lowest = width == 1 ? INT8_MIN : INT16_MIN, meant = levels ? INT32_MIN : lowest;
@@ -88,43 +94,6 @@ static void put_stream(bytes *to, symbols_mode mode, unsigned width, const void 
     }
 }
 
-/* Which of each MASK_OF integers are not zero, a bit each, the first one lowest; and those that are not. Returns how many. */
-static size_t to_masks(uint8_t *masks, int8_t *others, const int8_t *q, size_t n) {
-    size_t count = 0;
-    for (size_t i = 0; i < n; i += MASK_OF) {
-        uint64_t eight = 0;
-        memcpy(&eight, q + i, n - i < MASK_OF ? n - i : MASK_OF);
-        unsigned mask = 0;
-        for (unsigned j = 0; eight && j < MASK_OF && i + j < n; j++) {
-            if (q[i + j]) {
-                mask |= 1u << j;
-                others[count++] = q[i + j];
-            }
-        }
-        masks[i / MASK_OF] = (uint8_t)mask;
-    }
-    return count;
-}
-
-/* Without a branch on the mask's bits: which of them are set cannot be foretold. `others` has MASK_OF bytes more than are needed. */
-static bool from_masks(int8_t *q, const uint8_t *masks, const int8_t *others, size_t n) {
-    int zeros = 0;
-    for (size_t i = 0; i < n; i += MASK_OF) {
-        unsigned mask = masks[i / MASK_OF];
-        int8_t eight[MASK_OF] = {0};
-        for (unsigned j = 0; mask && j < MASK_OF; j++) {
-            int8_t keep = (int8_t) - (int)(mask >> j & 1u);
-            eight[j] = *others & keep;
-            zeros |= keep && *others == 0;
-            others += mask >> j & 1u;
-        }
-        size_t here = n - i < MASK_OF ? n - i : MASK_OF;
-        memcpy(q + i, eight, here);
-        zeros |= here < MASK_OF && mask >> here;
-    }
-    return !zeros;
-}
-
 /* Masks take an eighth of the symbols, hence of the time, and hold what neighbours have in common. */
 static ckd_status put_masks(bytes *to, const int8_t *q, size_t n, lattice_scratch *scratch,
                             symbols_workspace *work, ckd_error *err) {
@@ -134,7 +103,7 @@ static ckd_status put_masks(bytes *to, const int8_t *q, size_t n, lattice_scratc
         return CKD_E_NOMEM;
     }
     int8_t *others = (int8_t *)masks + groups;
-    size_t count = to_masks(masks, others, q, n);
+    size_t count = lattice_to_masks(masks, others, q, n);
     bytes stream = {0};
     put_stream(&stream, SYMBOLS_SPLIT, 1, masks, groups, work);
     bytes_put_u8(to, Q_MASKS);
@@ -146,31 +115,18 @@ static ckd_status put_masks(bytes *to, const int8_t *q, size_t n, lattice_scratc
     return CKD_OK;
 }
 
-static size_t nonzeros(const int8_t *q, size_t n) {
-    size_t count = 0;
-    for (size_t i = 0; i < n; i++) {
-        count += q[i] != 0;
-    }
-    return count;
-}
-
-static ckd_status put_symbols(bytes *to, const int32_t *q, size_t n, bool linear, lattice_scratch *scratch,
-                              symbols_workspace *work, ckd_error *err) {
-    unsigned width = width_needed(q, n, !linear);
-    void *narrow = bytes_scratch(&scratch->narrow, n * width + 1, "coding scratch", err);
-    if (!narrow) {
-        return CKD_E_NOMEM;
-    }
-    narrow_to(narrow, q, n, width);
+/* Integers of so many bytes; `linear`: in an order in which masks are allowed. */
+static ckd_status put_symbols(bytes *to, const void *q, unsigned width, size_t n, bool linear,
+                              lattice_scratch *scratch, symbols_workspace *work, ckd_error *err) {
     size_t start = to->size;
-    bool few = linear && width == 1 && nonzeros(narrow, n) <= n / MASKS_WORTH;
-    ckd_status status = few ? put_masks(to, narrow, n, scratch, work, err) : CKD_OK;
+    bool few = linear && width == 1 && lattice_nonzeros(q, n) <= n / MASKS_WORTH;
+    ckd_status status = few ? put_masks(to, q, n, scratch, work, err) : CKD_OK;
     if (status != CKD_OK || (few && n >= MASKS_SURE)) {
         return status;
     }
     bytes plain = {0};
     bytes_put_u8(&plain, (uint8_t)width);
-    put_stream(&plain, SYMBOLS_CLASS, width, narrow, n, work);
+    put_stream(&plain, SYMBOLS_CLASS, width, q, n, work);
     if (!few || plain.size < to->size - start) {
         to->size = start;
         bytes_put(to, plain.data, plain.size);
@@ -180,7 +136,7 @@ static ckd_status put_symbols(bytes *to, const int32_t *q, size_t n, bool linear
     return CKD_OK;
 }
 
-static bool all_zero(const int32_t *q, size_t n) {
+CPU_PLAIN static bool all_zero(const int32_t *q, size_t n) {
     int32_t any = 0;
     for (size_t i = 0; q && i < n; i++) {
         any |= q[i];
@@ -190,12 +146,22 @@ static bool all_zero(const int32_t *q, size_t n) {
 
 static ckd_status put_q(bytes *to, const lattice_block *b, lattice_effort effort, lattice_scratch *scratch,
                         symbols_workspace *work, ckd_error *err) {
-    if (all_zero(b->q, b->count)) {
+    bool linear = b->map == LATTICE_LINEAR;
+    if (b->few ? lattice_nonzeros(b->few, b->count) == 0 : all_zero(b->q, b->count)) {
         bytes_put_u8(to, Q_NONE);
         return CKD_OK;
     }
+    if (b->few) {
+        return put_symbols(to, b->few, 1, b->count, linear, scratch, work, err);
+    }
     size_t start = to->size;
-    ckd_status status = put_symbols(to, b->q, b->count, b->map == LATTICE_LINEAR, scratch, work, err);
+    unsigned width = width_needed(b->q, b->count, !linear);
+    void *narrow = bytes_scratch(&scratch->narrow, b->count * width + 1, "coding scratch", err);
+    if (!narrow) {
+        return CKD_E_NOMEM;
+    }
+    narrow_to(narrow, b->q, b->count, width);
+    ckd_status status = put_symbols(to, narrow, width, b->count, linear, scratch, work, err);
     if (status != CKD_OK || effort == LATTICE_FAST) {
         return status;
     }
@@ -226,15 +192,15 @@ static ckd_status get_masks(lattice_block *b, const void *from, size_t size, lat
     }
     ckd_status status = r.failed ? err_set(err, CKD_E_CORRUPT, "a lossy block's masks go beyond its end")
                                  : symbols_decode(work, masks, 1, groups, NULL, stream, (size_t)taken, err);
-    for (size_t g = 0; g < groups && status == CKD_OK; g++) {
-        count += (unsigned)__builtin_popcount(masks[g]);
+    if (status == CKD_OK) {
+        count = lattice_masks_bits(masks, groups);
     }
     int8_t *others = (int8_t *)masks + groups;
     size_t left = reader_left(&r);
     if (status == CKD_OK && count <= n) {
         status = symbols_decode(work, others, 1, count, NULL, reader_take(&r, left), left, err);
     }
-    if (status == CKD_OK && (count > n || !from_masks(few, masks, others, n))) {
+    if (status == CKD_OK && (count > n || !lattice_from_masks(few, masks, others, count, n))) {
         status = err_set(err, CKD_E_CORRUPT, "a lossy block's masks are not those of its integers");
     }
     b->few = few;

@@ -42,7 +42,7 @@ typedef struct lattice_block {
     int32_t low_rank_exponent; /* a product counts 2^(this + shift) steps */
     const int32_t *factor;     /* rows x rank; NULL: none */
     const int32_t *q;          /* NULL: see few */
-    const int8_t *few;         /* instead of q, if all fit (linear, of a decoded block). Neither: all zero */
+    const int8_t *few;         /* instead of q, if all fit and none is -128 (linear). Neither: all zero */
     /* Values that are kept as they are: their places, ascending, and bits. */
     uint32_t exceptions;
     const uint32_t *exception_at;
@@ -60,7 +60,7 @@ typedef struct lattice_scratch {
 } lattice_scratch;
 void lattice_scratch_free(lattice_scratch *s);
 
-/* Appends the payload. b->own's columns are written unless b->shared. Errors: NOMEM. */
+/* Appends the payload. With LATTICE_SMALL, `q` is given and not `few`. b->own's columns are written unless b->shared. Errors: NOMEM. */
 ckd_status lattice_encode(bytes *to, const lattice_block *b, lattice_effort effort, lattice_scratch *scratch,
                           symbols_workspace *work, ckd_error *err);
 ckd_status lattice_columns_encode(bytes *to, const lattice_columns *c, ckd_error *err);

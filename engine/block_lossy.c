@@ -34,7 +34,7 @@ static lossy_error error_of_rounded(const block_job *job, const void *original, 
         k->cast(dtype, decoded, CKD_F32, (const uint8_t *)job->values + 4 * at, n);
         k->widen(from, dtype, given, n);
         k->widen(to, dtype, decoded, n);
-        lossy_error_add(&e, from, to, n);
+        lossy_error_add(&e, from, to, n, k);
     }
     return e;
 }

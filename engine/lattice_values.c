@@ -120,13 +120,14 @@ level_run level_row_run(const lattice_block *b, const lattice_work *w, uint64_t 
 
 #define RUN 1024 /* elements at a time, where integers are widened */
 
-/* Integers of elements first, first + 1, ... as the kernels want them. */
-static const int32_t *integers_of(int32_t *room, const lattice_block *b, uint64_t first, uint64_t n) {
+/* Integers of elements first, first + 1, ... as the kernels want them. `room` is all zero, and stays so if there are none. */
+static const int32_t *integers_of(int32_t *room, const lattice_block *b, uint64_t first, uint64_t n,
+                                  const kernels *k) {
     if (b->q) {
         return b->q + first;
     }
-    for (uint64_t i = 0; i < n; i++) {
-        room[i] = b->few ? b->few[first + i] : 0;
+    if (b->few) {
+        k->widen_integers(room, b->few + first, n);
     }
     return room;
 }
@@ -135,12 +136,12 @@ static void rebuild_levels(float *values, const lattice_block *b, uint64_t row, 
                            const lattice_work *w, const kernels *k) {
     uint64_t first, column, n = lattice_row_span(b, row, &first, &column);
     level_run levels = level_row_run(b, w, row, has_parent);
-    int32_t room[RUN];
+    int32_t room[RUN] = {0};
     for (uint64_t at = 0; at < n; at += RUN) {
         uint64_t run = n - at < RUN ? n - at : RUN;
         level_run here = levels;
         here.column += b->own.step ? column + at : 0;
-        k->level_apply(values + first + at, integers_of(room, b, first + at, run), run, &here);
+        k->level_apply(values + first + at, integers_of(room, b, first + at, run, k), run, &here);
     }
 }
 
@@ -153,12 +154,12 @@ static void rebuild_linear(float *values, const lattice_block *b, const float *p
         k->lattice_apply_few(values + first, b->few + first, n, &linear);
         return;
     }
-    int32_t room[RUN];
+    int32_t room[RUN] = {0};
     for (uint64_t at = 0; at < n; at += RUN) {
         uint64_t run = n - at < RUN ? n - at : RUN;
         lattice_run here = linear;
         here.column_step = linear.column_step ? linear.column_step + at : NULL;
-        k->lattice_apply(values + first + at, integers_of(room, b, first + at, run),
+        k->lattice_apply(values + first + at, integers_of(room, b, first + at, run, k),
                          products ? products + row * b->columns + column + at : NULL, run, &here);
     }
 }

@@ -51,8 +51,9 @@ typedef struct lossy_scales {
     double all;
 } lossy_scales;
 void lossy_scales_free(lossy_scales *s);
+/* magnitudes: of any values, not only of positive ones. Larger ones than `most` do not count. */
 ckd_status lossy_scales_of(lossy_scales *out, const float *second, uint64_t count, uint64_t columns,
-                           uint64_t phase, ckd_error *err);
+                           uint64_t phase, bool magnitudes, float most, const kernels *k, ckd_error *err);
 
 /* Elements first ... first + count - 1 of a region, as a matrix. */
 typedef struct lossy_tile {
@@ -78,6 +79,8 @@ typedef struct lossy_tile {
     bool still;                   /* nothing moved: the parent's values stay */
     bool on_lattice; /* all values are, so that they can stand alone as integers; else only exactly */
     double movement; /* estimated root mean square of the movement */
+    bool ordinary;   /* nothing is so large, infinite or, of second moments, negative */
+    float largest;   /* magnitude that is not kept; of second moments: 0 */
     bytes row, column;
     low_rank factors;
 } lossy_tile;
@@ -102,13 +105,14 @@ typedef struct lossy_error {
 } lossy_error;
 
 /* Adds that of n values more. */
-void lossy_error_add(lossy_error *e, const float *given, const float *decoded, uint64_t n);
+void lossy_error_add(lossy_error *e, const float *given, const float *decoded, uint64_t n, const kernels *k);
 
 /* Scratch of one worker, and what it made of one block. */
 typedef struct lossy_job {
     lattice_work work;
-    bytes residual, q, rebuilt, at, bits;
-    bytes values; /* the block as a decoder will get it, in the dtype */
+    bytes q, few, rebuilt, at, bits;
+    bytes values;         /* the block as a decoder will get it, in the dtype */
+    const float *decoded; /* the same as floats, until the next block */
     lattice_block block;
     lossy_error error;
     bool within; /* the bound, if there is one, is kept */

@@ -8,7 +8,7 @@
 
 void lossy_job_free(lossy_job *j) {
     lattice_work_free(&j->work);
-    bytes *const all[] = {&j->residual, &j->q, &j->rebuilt, &j->at, &j->bits, &j->values};
+    bytes *const all[] = {&j->q, &j->few, &j->rebuilt, &j->at, &j->bits, &j->values};
     for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++) {
         bytes_free(all[i]);
     }
@@ -28,65 +28,139 @@ static lattice_block block_of(const lossy_tile *t, uint64_t at, uint64_t count) 
 
 /* ---- integers ---- */
 
+/* What a row's elements have to say, at most PIECE at a time: that much stays in the nearest cache. */
+#define PIECE 2048u
+
+typedef struct source {
+    const float *now, *before; /* of the block; before NULL: zeros */
+    const float *products;     /* or NULL */
+} source;
+
+static void residual_of(float *to, const source *from, const lattice_block *b, const lattice_run *run,
+                        uint64_t row, uint64_t first, uint64_t column, uint64_t n, const kernels *k) {
+    static const float none[PIECE] = {0};
+    lattice_run here = *run;
+    here.column_step = run->column_step ? run->column_step + column : NULL;
+    k->lattice_residual(to, from->now + first, from->before ? from->before + first : none,
+                        from->products ? from->products + row * b->columns + column : NULL, n, &here);
+}
+
+/* Where the values of each integer lie on average, so that they are put there. */
+static void choose_offsets(lattice_block *b, const level_sums *s) {
+    for (int w = 0; w < 3; w++) {
+        double offset = s->count[w] ? 256 * s->below[w] / (double)s->count[w] : 0;
+        b->offset[w] = (uint8_t)(offset < 0 ? 0 : (offset > 255 ? 255 : lrint(offset)));
+    }
+}
+
+static void add_levels(level_sums *s, const int32_t *q, const float *residual, uint64_t n) {
+    for (uint64_t i = 0; i < n; i++) {
+        if (q[i]) {
+            int32_t level = q[i] < 0 ? -q[i] : q[i];
+            int which = level > 2 ? 2 : level - 1;
+            s->below[which] += level - fabs((double)residual[i]);
+            s->count[which]++;
+        }
+    }
+}
+
+/* few or q: where the integers go. false: one does not fit a byte. */
+static bool quantise_rows(level_sums *sums, int8_t *few, int32_t *q, const source *from, const lossy_tile *t,
+                          const lattice_block *b, const lattice_work *w, const kernels *k) {
+    float residual[PIECE];
+    for (uint64_t row = 0; row < lattice_rows(b); row++) {
+        uint64_t first, column, n = lattice_row_span(b, row, &first, &column);
+        lattice_run run = lattice_row_run(b, w, row);
+        for (uint64_t at = 0; at < n; at += PIECE) {
+            uint64_t here = n - at < PIECE ? n - at : PIECE;
+            residual_of(residual, from, b, &run, row, first + at, column + at, here, k);
+            if (few && !k->quantise_few(few + first + at, sums, residual, t->up, here)) {
+                return false;
+            }
+            if (!few) {
+                k->quantise(q + first + at, residual, t->up, here);
+                add_levels(sums, q + first + at, residual, here);
+            }
+        }
+    }
+    return true;
+}
+
+static lattice_effort effort_of(const lossy_tile *t) {
+    return t->recipe->effort >= 7 ? LATTICE_SMALL : LATTICE_FAST;
+}
+
+/* Bytes where they can hold the integers, which is nearly always; planes are made of wider ones. */
 static ckd_status quantise_linear(lossy_job *j, const lossy_tile *t, uint64_t at, const kernels *k,
                                   ckd_error *err) {
     lattice_block *b = &j->block;
-    float *residual = bytes_scratch(&j->residual, b->count * sizeof(float), "coding scratch", err);
-    const float *products = NULL;
-    ckd_status status = residual ? lattice_products(&products, b, &j->work, k, err) : CKD_E_NOMEM;
+    source from = {t->now + at, t->before ? t->before + at : NULL, NULL};
+    level_sums sums = {{0}, {0}};
+    int8_t *few = bytes_scratch(&j->few, b->count, "coding scratch", err);
+    ckd_status status = few ? lattice_products(&from.products, b, &j->work, k, err) : CKD_E_NOMEM;
     if (status == CKD_OK) {
         status = lattice_steps(b, &j->work, err);
     }
     if (status != CKD_OK) {
         return status;
     }
-    if (!t->before) {
-        memset(j->rebuilt.data, 0, b->count * sizeof(float));
+    if (effort_of(t) == LATTICE_FAST && quantise_rows(&sums, few, NULL, &from, t, b, &j->work, k)) {
+        b->few = few;
+    } else {
+        sums = (level_sums){{0}, {0}};
+        int32_t *q = bytes_scratch(&j->q, b->count * sizeof(int32_t), "coding scratch", err);
+        if (!q) {
+            return CKD_E_NOMEM;
+        }
+        quantise_rows(&sums, NULL, q, &from, t, b, &j->work, k);
+        b->q = q;
     }
-    const float *before = t->before ? t->before + at : (const float *)(const void *)j->rebuilt.data;
-    for (uint64_t row = 0; row < lattice_rows(b); row++) {
-        uint64_t first, column, n = lattice_row_span(b, row, &first, &column);
-        lattice_run run = lattice_row_run(b, &j->work, row);
-        run.column_step = run.column_step ? run.column_step + column : NULL;
-        k->lattice_residual(residual + first, t->now + at + first, before + first,
-                            products ? products + row * b->columns + column : NULL, n, &run);
+    if (sums.count[0] + sums.count[1] + sums.count[2] == 0) {
+        b->few = NULL;
+        b->q = NULL;
     }
-    k->quantise((int32_t *)(void *)j->q.data, residual, t->up, b->count);
+    if (t->up[0] > 0.5f) {
+        choose_offsets(b, &sums);
+    }
     return CKD_OK;
 }
 
-/* Where the values of each integer lie on average, so that they are put there. */
-static void choose_offsets(lossy_job *j) {
-    const float *residual = (const float *)(const void *)j->residual.data;
-    const int32_t *q = (const int32_t *)(const void *)j->q.data;
-    double below[3] = {0, 0, 0};
-    uint64_t count[3] = {0, 0, 0};
-    for (uint64_t i = 0; i < j->block.count; i++) {
-        if (q[i]) {
-            int32_t level = q[i] < 0 ? -q[i] : q[i];
-            int which = level > 2 ? 2 : level - 1;
-            below[which] += level - fabs((double)residual[i]);
-            count[which]++;
-        }
+static bool any_set(const int32_t *q, uint64_t n) {
+    int32_t all = 0;
+    for (uint64_t i = 0; i < n; i++) {
+        all |= q[i];
     }
-    for (int w = 0; w < 3; w++) {
-        double offset = count[w] ? 256 * below[w] / (double)count[w] : 0;
-        j->block.offset[w] = (uint8_t)(offset < 0 ? 0 : (offset > 255 ? 255 : lrint(offset)));
-    }
+    return all != 0;
 }
 
+/* Mostly rows and columns say enough, and all integers are zero: then none are made. */
 static ckd_status quantise_levels(lossy_job *j, const lossy_tile *t, uint64_t at, const kernels *k,
                                   ckd_error *err) {
     lattice_block *b = &j->block;
+    int32_t piece[PIECE], *q = NULL;
     ckd_status status = lattice_steps(b, &j->work, err);
     const float *before = t->before ? t->before + at : t->now + at;
     for (uint64_t row = 0; row < lattice_rows(b) && status == CKD_OK; row++) {
         uint64_t first, column, n = lattice_row_span(b, row, &first, &column);
         level_run run = level_row_run(b, &j->work, row, t->before != NULL);
-        run.column += b->own.step ? column : 0;
-        k->level_quantise((int32_t *)(void *)j->q.data + first, t->now + at + first, before + first, 0.6f, n,
-                          &run);
+        for (uint64_t i = 0; i < n && status == CKD_OK; i += PIECE) {
+            uint64_t here = n - i < PIECE ? n - i : PIECE, to = first + i;
+            level_run of = run;
+            of.column += b->own.step ? column + i : 0;
+            k->level_quantise(piece, t->now + at + to, before + to, 0.6f, here, &of);
+            if (!q && any_set(piece, here)) {
+                q = bytes_scratch(&j->q, b->count * sizeof(int32_t), "coding scratch", err);
+                status = q ? CKD_OK : CKD_E_NOMEM;
+                if (q) {
+                    memset(q, 0, to * sizeof(int32_t));
+                }
+            }
+            if (q) {
+                memcpy(q + to, piece, here * sizeof(int32_t));
+            }
+        }
     }
+    b->q = q;
     return status;
 }
 
@@ -118,8 +192,9 @@ static ckd_status keep_exceptions(lossy_job *j, const lossy_tile *t, uint64_t at
                                   ckd_error *err) {
     lattice_block *b = &j->block;
     float most = ldexpf(1, b->exponent + 29);
+    bool ordinary = t->ordinary && t->largest < most;
     uint32_t n = 0;
-    for (uint64_t i = 0; i < b->count; i++) {
+    for (uint64_t i = 0; i < b->count && !ordinary; i++) {
         n += must_keep(t, at + i, most);
     }
     b->exceptions = n;
@@ -131,13 +206,19 @@ static ckd_status keep_exceptions(lossy_job *j, const lossy_tile *t, uint64_t at
     if (!bits) {
         return CKD_E_NOMEM;
     }
-    int32_t *q = (int32_t *)(void *)j->q.data;
+    int32_t *q = b->q ? (int32_t *)(void *)j->q.data : NULL;
+    int8_t *few = b->few ? (int8_t *)j->few.data : NULL;
     n = 0;
     for (uint64_t i = 0; i < b->count; i++) {
         if (must_keep(t, at + i, most)) {
             places[n] = (uint32_t)i;
             bits[n++] = bits_of(original, t->dtype, i);
-            q[i] = 0;
+            if (q) {
+                q[i] = 0;
+            }
+            if (few) {
+                few[i] = 0;
+            }
         }
     }
     b->exception_at = places;
@@ -147,26 +228,36 @@ static ckd_status keep_exceptions(lossy_job *j, const lossy_tile *t, uint64_t at
 
 /* ---- how well it went ---- */
 
-void lossy_error_add(lossy_error *e, const float *given, const float *decoded, uint64_t n) {
-    for (uint64_t i = 0; i < n; i++) {
-        if (!(fabsf(given[i]) <= FLT_MAX)) {
-            e->kept++;
-            continue;
-        }
-        double error = fabs((double)given[i] - decoded[i]);
-        e->energy += (double)given[i] * given[i];
-        e->error += error * error;
-        e->largest = error > e->largest ? error : e->largest;
-        e->finite++;
-    }
+void lossy_error_add(lossy_error *e, const float *given, const float *decoded, uint64_t n, const kernels *k) {
+    static const float none[2] = {FLT_MAX, FLT_MAX}; /* is too large */
+    lattice_sums s = LATTICE_SUMS_INIT;
+    k->sums_of(&s, given, decoded, NULL, 1, none, false, n);
+    double largest = s.compared < s.finite ? INFINITY : (double)s.farthest;
+    e->energy += s.now;
+    e->error += s.moved;
+    e->largest = largest > e->largest ? largest : e->largest;
+    e->finite += s.finite;
+    e->kept += n - s.finite;
 }
 
-static void measure(lossy_job *j, const lossy_tile *t, uint64_t at, const kernels *k) {
-    float *got = (float *)(void *)j->rebuilt.data;
-    k->widen(got, t->dtype, j->values.data, j->block.count);
+static ckd_status measure(lossy_job *j, const lossy_tile *t, uint64_t at, const kernels *k, ckd_error *err) {
+    uint64_t n = j->block.count;
+    const float *got = (const float *)(const void *)j->values.data;
+    if (t->dtype != CKD_F32) {
+        float *wide = bytes_scratch(&j->rebuilt, n * sizeof(float), "coding scratch", err);
+        if (!wide) {
+            return CKD_E_NOMEM;
+        }
+        k->widen(wide, t->dtype, j->values.data, n);
+        got = wide;
+    }
+    j->decoded = got;
     j->error = (lossy_error){0};
-    lossy_error_add(&j->error, t->now + at, got, j->block.count);
-    j->within = j->error.largest <= t->bound && isfinite(j->error.largest); /* no value has become infinite */
+    lossy_error_add(&j->error, t->now + at, got, n, k);
+    /* Differences are floats: the largest may have been rounded down. */
+    j->within = j->error.largest * (1 + 0x1p-23) <= t->bound &&
+                isfinite(j->error.largest); /* no value has become infinite */
+    return CKD_OK;
 }
 
 static ckd_status rebuild(lossy_job *j, const lossy_tile *t, uint64_t at, const kernels *k, ckd_error *err) {
@@ -186,31 +277,21 @@ static ckd_status rebuild(lossy_job *j, const lossy_tile *t, uint64_t at, const 
     return lattice_rebuild_values(values, t->dtype, &j->block, t->before != NULL, &j->work, k, err);
 }
 
-static lattice_effort effort_of(const lossy_tile *t) {
-    return t->recipe->effort >= 7 ? LATTICE_SMALL : LATTICE_FAST;
-}
-
 ckd_status lossy_block(lossy_job *j, bytes *payload, const lossy_tile *t, uint64_t at, uint64_t count,
                        const void *original, const kernels *k, symbols_workspace *work, ckd_error *err) {
     j->block = block_of(t, at, count);
-    if (!bytes_scratch(&j->q, count * sizeof(int32_t), "coding scratch", err) ||
-        !bytes_scratch(&j->rebuilt, count * sizeof(float), "coding scratch", err)) {
-        return CKD_E_NOMEM;
-    }
     ckd_status status =
         t->part == LOSSY_SECOND ? quantise_levels(j, t, at, k, err) : quantise_linear(j, t, at, k, err);
     if (status == CKD_OK) {
         status = keep_exceptions(j, t, at, original, err);
     }
-    if (status == CKD_OK && t->part != LOSSY_SECOND && t->up[0] > 0.5f) {
-        choose_offsets(j);
-    }
-    j->block.q = (const int32_t *)(const void *)j->q.data;
     if (status == CKD_OK) {
         status = rebuild(j, t, at, k, err);
     }
     if (status == CKD_OK) {
-        measure(j, t, at, k);
+        status = measure(j, t, at, k, err);
+    }
+    if (status == CKD_OK) {
         bytes_clear(payload);
         status = lattice_encode(payload, &j->block, effort_of(t), &j->work.scratch, work, err);
     }

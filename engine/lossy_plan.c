@@ -9,9 +9,11 @@
 
 #define NARROWEST_FACTORED 16u /* rows and columns */
 #define TARGET_ROUNDS      12
-#define TARGET_NEAR        0.92 /* of the bits wanted: near enough */
-#define FINER              2    /* octaves */
-#define LEAP               6    /* quarter octaves, while there is nothing to bisect */
+#define TARGET_NEAR        0.92       /* of the bits wanted: near enough */
+#define FINER              2          /* octaves */
+#define LEAP               6          /* quarter octaves, while there is nothing to bisect */
+#define SAMPLE_PIECE       1024u      /* elements of one row that are looked at */
+#define SAMPLE_ELEMENTS    (1u << 17) /* of a large tile, about */
 
 /* What is left of every element, in steps, row by row; elements that the tile does not have are 0. */
 static ckd_status residual_of(float *to, const lossy_tile *t, const float *products, lattice_work *w,
@@ -52,7 +54,7 @@ static double cost_of(const rate_plan *p, double more_bits, double lambda) {
 }
 
 typedef struct planning {
-    float *residual;
+    float *residual; /* of all elements, for factors; NULL: a sample will do */
     rate_histogram *histogram;
     lattice_work work;
     double bits; /* of the plan made last */
@@ -106,22 +108,48 @@ static bool may_factor(const lossy_tile *t) {
            lattice_rows(&t->plan) >= NARROWEST_FACTORED && t->columns <= LATTICE_MAX_COLUMNS;
 }
 
+/* A sample of what is left of every element, without factors: thresholds depend on the distribution only. */
+static ckd_status sample_residual(planning *p, const lossy_tile *t, const kernels *k, ckd_error *err) {
+    static const float none[SAMPLE_PIECE] = {0};
+    float residual[SAMPLE_PIECE];
+    uint64_t stride = t->count / SAMPLE_ELEMENTS + 1, piece = 0;
+    ckd_status status = lattice_steps(&t->plan, &p->work, err);
+    for (uint64_t row = 0; row < lattice_rows(&t->plan) && status == CKD_OK; row++) {
+        uint64_t first, column, n = lattice_row_span(&t->plan, row, &first, &column);
+        lattice_run run = lattice_row_run(&t->plan, &p->work, row);
+        for (uint64_t at = 0; at < n; at += SAMPLE_PIECE, piece++) {
+            uint64_t here = n - at < SAMPLE_PIECE ? n - at : SAMPLE_PIECE;
+            lattice_run of = run;
+            of.column_step = run.column_step ? run.column_step + column + at : NULL;
+            if (piece % stride == piece / stride % stride) { /* never the same columns only */
+                k->lattice_residual(residual, t->now + first + at, t->before ? t->before + first + at : none,
+                                    NULL, here, &of);
+                rate_add(p->histogram, residual, here);
+            }
+        }
+    }
+    return status;
+}
+
 /* With the steps as they are. */
 static ckd_status plan_once(planning *p, lossy_tile *t, const kernels *k, ckd_error *err) {
     size_t n = lattice_rows(&t->plan) * t->columns;
     low_rank none = {0};
     low_rank_free(&t->factors);
     use_factors(t, &none);
-    ckd_status status = residual_of(p->residual, t, NULL, &p->work, k, err);
+    memset(p->histogram, 0, sizeof(*p->histogram));
+    ckd_status status =
+        p->residual ? residual_of(p->residual, t, NULL, &p->work, k, err) : sample_residual(p, t, k, err);
     if (status != CKD_OK) {
         return status;
     }
-    memset(p->histogram, 0, sizeof(*p->histogram));
-    rate_add(p->histogram, p->residual, n);
+    if (p->residual) {
+        rate_add(p->histogram, p->residual, n);
+    }
     rate_plan alone = rate_plan_of(p->histogram, t->recipe->lambda);
     use_rate(t, &alone);
-    p->bits = alone.bits;
-    if (!may_factor(t)) {
+    p->bits = alone.bits * (double)t->count / (double)(p->histogram->n ? p->histogram->n : 1);
+    if (!p->residual) {
         return CKD_OK;
     }
     return try_factors(p, t, n, cost_of(&alone, 0, t->recipe->lambda), k, err);
@@ -156,11 +184,13 @@ static ckd_status meet_target(planning *p, lossy_tile *t, const kernels *k, ckd_
 }
 
 ckd_status lossy_tile_plan_rate(lossy_tile *t, const kernels *k, ckd_error *err) {
-    planning p = {.residual = malloc(lattice_rows(&t->plan) * t->columns * sizeof(float)),
+    size_t n = lattice_rows(&t->plan) * t->columns;
+    bool factors = may_factor(t);
+    planning p = {.residual = factors ? malloc(n * sizeof(float)) : NULL,
                   .histogram = malloc(sizeof(rate_histogram))};
-    ckd_status status = p.residual && p.histogram
+    ckd_status status = p.histogram && (p.residual || !factors)
                             ? plan_once(&p, t, k, err)
-                            : err_nomem(err, t->count * sizeof(float), "coding scratch");
+                            : err_nomem(err, n * sizeof(float), "coding scratch");
     if (status == CKD_OK && t->recipe->target > 0 && !t->vector) {
         status = meet_target(&p, t, k, err);
     }

@@ -1,5 +1,4 @@
 /* What the rows and columns of a matrix weigh, by their second moments. */
-#include <float.h>
 #include <math.h>
 #include <stdlib.h>
 
@@ -11,16 +10,13 @@ void lossy_scales_free(lossy_scales *s) {
     *s = (lossy_scales){0};
 }
 
-/* Sums become logarithms of means; those of nothing, or of zeros, are the mean of all. */
-static void to_logarithms(double *sums, const double *counts, uint64_t n, double all) {
-    for (uint64_t i = 0; i < n; i++) {
-        double mean = counts[i] > 0 ? sums[i] / counts[i] : 0;
-        sums[i] = mean > 0 ? log2(mean) : all;
-    }
+static double logarithm_of(double sum, double count, double otherwise) {
+    double mean = count > 0 ? sum / count : 0;
+    return mean > 0 ? log2(mean) : otherwise;
 }
 
 ckd_status lossy_scales_of(lossy_scales *out, const float *second, uint64_t count, uint64_t columns,
-                           uint64_t phase, ckd_error *err) {
+                           uint64_t phase, bool magnitudes, float most, const kernels *k, ckd_error *err) {
     uint64_t rows = (phase + count + columns - 1) / columns;
     *out = (lossy_scales){.rows = rows, .columns = columns};
     out->row = calloc(2 * rows, sizeof(double));
@@ -29,25 +25,26 @@ ckd_status lossy_scales_of(lossy_scales *out, const float *second, uint64_t coun
         lossy_scales_free(out);
         return err_nomem(err, (rows + columns) * sizeof(double), "second moments' means");
     }
-    double *row_count = out->row + rows, *column_count = out->column + columns, sum = 0, n = 0;
-    uint64_t row = 0, column = phase;
-    for (uint64_t i = 0; i < count; i++) {
-        double v = second[i];
-        if (v > 0 && v <= FLT_MAX) {
-            out->row[row] += v;
-            out->column[column] += v;
-            row_count[row]++;
-            column_count[column]++;
-            sum += v;
-            n++;
-        }
-        if (++column == columns) {
-            column = 0;
-            row++;
-        }
+    double *row_count = out->row + rows, *column_count = out->column + columns, all[2] = {0, 0};
+    for (uint64_t row = 0, i = 0; i < count; row++) {
+        uint64_t column = row ? 0 : phase, n = columns - column < count - i ? columns - column : count - i;
+        double sums[2] = {0, 0};
+        k->moment_row(sums, second + i, NULL, magnitudes, most, n);
+        k->moment_columns(out->column + column, column_count + column, second + i, NULL, 1, magnitudes, most,
+                          n);
+        out->row[row] = sums[0];
+        row_count[row] = sums[1];
+        all[0] += sums[0];
+        all[1] += sums[1];
+        i += n;
     }
-    out->all = n > 0 ? log2(sum / n) : 0;
-    to_logarithms(out->row, row_count, rows, out->all);
-    to_logarithms(out->column, column_count, columns, out->all);
+    /* Of nothing, or of zeros, the mean of all. */
+    out->all = logarithm_of(all[0], all[1], 0);
+    for (uint64_t i = 0; i < rows; i++) {
+        out->row[i] = logarithm_of(out->row[i], row_count[i], out->all);
+    }
+    for (uint64_t j = 0; j < columns; j++) {
+        out->column[j] = logarithm_of(out->column[j], column_count[j], out->all);
+    }
     return CKD_OK;
 }

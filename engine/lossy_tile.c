@@ -120,64 +120,86 @@ static ckd_status make_steps(lossy_tile *t, ckd_error *err) {
 
 /* ---- sums over a tile ---- */
 
-typedef struct sums {
-    double plain, weighted; /* squares */
-    double largest;
-    uint64_t n;
-} sums;
+/* Elements of row `row`: how many, the first one, and its column. */
+static uint64_t span_of(const lossy_tile *t, uint64_t row, uint64_t *first, uint64_t *column) {
+    uint64_t start = row * t->columns, end = start + t->columns;
+    *first = start > t->phase ? start - t->phase : 0;
+    *column = *first + t->phase - start;
+    return (end - t->phase < t->count ? end - t->phase : t->count) - *first;
+}
 
 /*
- * A few values far from all others (spikes, what has come back from one) would make the steps of all: they are kept as they are. Returns
- * the largest magnitude that is not one of these, or more.
+ * Of values, and of their differences to the parent's: squares, also over rows' and columns' steps. Larger ones than most[0], or
+ * differences than most[1], do not count.
  */
-static float usual_most(const lossy_tile *t, bool difference) {
+static ckd_status add_up(lattice_sums *s, const lossy_tile *t, const float most[2], bool lattice,
+                         const kernels *k, ckd_error *err) {
+    const int32_t *rows = t->plan.row, *columns = t->plan.own.step;
+    float *weight = columns ? malloc(t->columns * sizeof(float)) : NULL;
+    *s = (lattice_sums)LATTICE_SUMS_INIT;
+    if (columns && !weight) {
+        return err_nomem(err, t->columns * sizeof(float), "coding scratch");
+    }
+    for (uint64_t j = 0; columns && j < t->columns; j++) {
+        weight[j] = scalar_quarter_octaves(-columns[j]);
+    }
+    for (uint64_t row = 0; row < rows_of(t); row++) {
+        uint64_t first, column, n = span_of(t, row, &first, &column);
+        k->sums_of(s, t->now + first, t->before ? t->before + first : NULL, weight ? weight + column : NULL,
+                   rows ? scalar_quarter_octaves(-rows[row]) : 1, most, lattice, n);
+    }
+    free(weight);
+    return CKD_OK;
+}
+
+/*
+ * A few values far from all others (spikes, what has come back from one) would make the steps of all: they are kept as they are. Finds
+ * the largest magnitude that is not one of these, or more. all: of all values.
+ */
+static ckd_status usual_most(float *limit, const lossy_tile *t, const lattice_sums *all, bool difference,
+                             const kernels *k, ckd_error *err) {
     uint64_t may_trim = t->count / ONE_OUTLIER_IN + 4, trimmed = 0;
-    double limit = FLT_MAX;
+    lattice_sums s = *all;
+    *limit = FLT_MAX;
     for (;;) {
-        double square = 0, n = 0;
-        uint64_t far = 0;
-        for (uint64_t i = 0; i < t->count; i++) {
-            double v = fabs((double)t->now[i] - (difference ? (double)t->before[i] : 0));
-            square += v <= limit ? v * v : 0;
-            n += v <= limit;
+        double n = (double)(difference ? s.compared : s.finite);
+        double next = n > 0 ? OUTLIER * sqrt((difference ? s.moved : s.now) / n) : 0;
+        if (!((difference ? all->farthest : all->largest) > next) || !(next > 0) || next >= FLT_MAX) {
+            return CKD_OK;
         }
-        double next = n > 0 ? OUTLIER * sqrt(square / n) : 0;
-        for (uint64_t i = 0; i < t->count; i++) {
-            double v = fabs((double)t->now[i] - (difference ? (double)t->before[i] : 0));
-            far += v > next && v <= FLT_MAX;
+        float most[2] = {difference ? FLT_MAX : (float)next, difference ? (float)next : FLT_MAX};
+        ckd_status status = add_up(&s, t, most, false, k, err);
+        uint64_t far = difference ? all->compared - s.compared : all->finite - s.finite;
+        if (status != CKD_OK || far <= trimmed || far > may_trim) {
+            return status;
         }
-        if (far <= trimmed || far > may_trim || next == 0) {
-            return (float)limit;
-        }
-        limit = next;
+        *limit = (float)next;
         trimmed = far;
     }
 }
 
-/* Of now, or of now - before; weighted: of values over their row's and column's step. */
-static sums add_up(const lossy_tile *t, bool difference) {
-    sums s = {0};
-    double most = difference ? t->keep_moved : t->keep_above;
-    const int32_t *rows = t->plan.row, *columns = t->plan.own.step;
-    uint64_t row = 0, column = t->phase;
-    float per_row = rows ? scalar_quarter_octaves(-rows[0]) : 1;
-    for (uint64_t i = 0; i < t->count; i++) {
-        double v = t->now[i];
-        s.largest = fabs(v) <= t->keep_above && fabs(v) > s.largest ? fabs(v) : s.largest;
-        v -= difference ? (double)t->before[i] : 0;
-        double x = columns ? v * per_row * scalar_quarter_octaves(-columns[column]) : v;
-        if (fabs(v) <= most) {
-            s.plain += v * v;
-            s.weighted += x * x;
-            s.n++;
-        }
-        if (++column == t->columns) {
-            column = 0;
-            row++;
-            per_row = rows && i + 1 < t->count ? scalar_quarter_octaves(-rows[row]) : 1;
-        }
+static ckd_status find_usual(lossy_tile *t, const kernels *k, ckd_error *err) {
+    static const float none[2] = {FLT_MAX, FLT_MAX};
+    lattice_sums all;
+    ckd_status status = add_up(&all, t, none, false, k, err);
+    if (status == CKD_OK) {
+        status = usual_most(&t->keep_above, t, &all, false, k, err);
     }
-    return s;
+    return status == CKD_OK && t->before && t->part == LOSSY_WEIGHT
+               ? usual_most(&t->keep_moved, t, &all, true, k, err)
+               : status;
+}
+
+/* Of what is not kept as it is. */
+static ckd_status add_up_usual(lattice_sums *s, lossy_tile *t, bool lattice, const kernels *k,
+                               ckd_error *err) {
+    const float most[2] = {t->keep_above, t->keep_moved};
+    ckd_status status = add_up(s, t, most, lattice, k, err);
+    bool second = t->part == LOSSY_SECOND;
+    t->ordinary =
+        s->finite == t->count && (!t->before || s->compared == t->count) && (!second || s->least >= 0);
+    t->largest = second ? 0 : s->largest;
+    return status;
 }
 
 static double root(double sum, uint64_t n) {
@@ -220,25 +242,13 @@ static int32_t near(double x, int32_t most) {
 
 /* ---- weights ---- */
 
-/* The exponent of a float's lowest bit; that of zero is large. */
-static int32_t lowest_bit(float value) {
-    uint32_t bits = scalar_bits(value), mantissa = bits & UINT32_C(0x7fffff);
-    int32_t exponent = (int32_t)(bits >> 23 & 255u);
-    mantissa |= exponent ? UINT32_C(0x800000) : 0;
-    return mantissa ? (exponent ? exponent : 1) - 150 + __builtin_ctz(mantissa) : INT32_MAX;
-}
-
 /*
  * What does not move keeps the parent's lattice, so that a finer one than the parent's has all values, and a coarser one has not. Exact
  * values have none that integers would be worth.
  */
-static void stay_on_lattice(lossy_tile *t, double largest) {
-    int32_t lowest = t->plan.exponent;
-    for (uint64_t i = 0; i < t->count; i++) {
-        int32_t e = fabsf(t->before[i]) <= FLT_MAX ? lowest_bit(t->before[i]) : INT32_MAX;
-        lowest = e < lowest ? e : lowest;
-    }
-    t->on_lattice = lowest == exponent_of(t, ldexp(1, lowest), largest);
+static void stay_on_lattice(lossy_tile *t, const lattice_sums *s) {
+    int32_t lowest = s->lowest_bit < t->plan.exponent ? s->lowest_bit : t->plan.exponent;
+    t->on_lattice = lowest == exponent_of(t, ldexp(1, lowest), s->largest);
     t->plan.exponent = t->on_lattice ? lowest : t->plan.exponent;
 }
 
@@ -262,76 +272,73 @@ static ckd_status weigh(lossy_tile *t, ckd_error *err) {
     return CKD_OK;
 }
 
-static ckd_status prepare_root(lossy_tile *t, const sums *values) {
-    double rms = root(values->plain, values->n);
+static void prepare_root(lossy_tile *t, const lattice_sums *values) {
+    double rms = root(values->now, values->finite);
     double units = t->recipe->root_units / (t->vector ? t->recipe->vector : 1);
     t->plan.row = t->plan.own.step = NULL;
     t->plan.exponent = exponent_of(t, rms / units, values->largest);
     t->up[0] = t->up[1] = t->up[2] = 0.5f;
-    return CKD_OK;
 }
 
-static ckd_status prepare_weight(lossy_tile *t, ckd_error *err) {
+/* How far the weights moved, of which what the parent left out is a part; returns the share of the difference's energy that is. */
+static double find_movement(lossy_tile *t, double energy, double rms) {
+    double fair = rms / t->recipe->root_units; /* an error with which a tensor may stay for ever */
+    t->still = fabs(energy - t->before_error) <= NOTHING_MOVED * t->before_error && energy <= fair * fair &&
+               !(t->recipe->max_error > 0);
+    double share = energy > 0 ? 1 - t->before_error / energy : 0;
+    share = share > LEAST_MOVEMENT ? share : LEAST_MOVEMENT;
+    if (energy > 0 && t->expected_movement > 0) {
+        double known = t->expected_movement * t->expected_movement / energy;
+        share = known < 1 ? known : 1;
+        t->still = false;
+    }
+    t->movement = sqrt(energy * share);
+    return share;
+}
+
+static ckd_status prepare_weight(lossy_tile *t, const kernels *k, ckd_error *err) {
+    lattice_sums s;
     ckd_status status = weigh(t, err);
+    if (status == CKD_OK) {
+        status = add_up_usual(&s, t, true, k, err);
+    }
     if (status != CKD_OK) {
         return status;
     }
-    sums values = add_up(t, false);
-    double rms = root(values.plain, values.n);
+    double rms = root(s.now, s.finite);
     t->bound = t->recipe->max_error > 0 ? t->recipe->max_error * rms : INFINITY;
     if (!t->before) {
-        status = prepare_root(t, &values);
+        prepare_root(t, &s);
     } else {
-        sums moved = add_up(t, true);
-        double energy = moved.n ? moved.plain / (double)moved.n : 0;
-        double fair = rms / t->recipe->root_units; /* an error with which a tensor may stay for ever */
-        t->still = fabs(energy - t->before_error) <= NOTHING_MOVED * t->before_error &&
-                   energy <= fair * fair && !(t->recipe->max_error > 0);
-        double share = energy > 0 ? 1 - t->before_error / energy : 0;
-        share = share > LEAST_MOVEMENT ? share : LEAST_MOVEMENT;
-        if (energy > 0 && t->expected_movement > 0) {
-            double known = t->expected_movement * t->expected_movement / energy;
-            share = known < 1 ? known : 1;
-            t->still = false;
-        }
-        t->movement = sqrt(energy * share);
+        double share = find_movement(t, s.compared ? s.moved / (double)s.compared : 0, rms);
         double step =
-            t->recipe->weight * (t->vector ? t->recipe->vector : 1) * root(moved.weighted * share, moved.n);
+            t->recipe->weight * (t->vector ? t->recipe->vector : 1) * root(s.weighted * share, s.compared);
         step = step < 2 * t->bound ? step : 2 * t->bound;
-        double most =
-            COARSEST * fair; /* what has become something else altogether is not left where it was */
-        step = step > most && most > 0 ? most : step;
+        double most = COARSEST * rms / t->recipe->root_units;
+        step = step > most && most > 0 ? most : step; /* something else altogether is not left where it was */
         double spacing = t->movement / UNITS_MOVED, fine = step * smallest_weight(t) / 2;
-        t->plan.exponent = exponent_of(t, spacing < fine ? spacing : fine, values.largest);
-        stay_on_lattice(t, values.largest);
+        t->plan.exponent = exponent_of(t, spacing < fine ? spacing : fine, s.largest);
+        stay_on_lattice(t, &s);
         t->still |= !(step > 0);
         if (!t->still) {
             set_step(t, step);
         }
     }
     t->alone_bits = log2(1 + 4.13 * rms / ldexp(1, t->plan.exponent)); /* a Gaussian's entropy */
-    return status;
+    return CKD_OK;
 }
 
 /* ---- first moments ---- */
 
 /* Rows' and columns' mean magnitudes, as steps. */
-static ckd_status weigh_by_itself(lossy_tile *t, ckd_error *err) {
+static ckd_status weigh_by_itself(lossy_tile *t, const kernels *k, ckd_error *err) {
     uint64_t rows = rows_of(t);
     ckd_status status = has_rows(t) && !(t->recipe->max_error > 0) ? make_steps(t, err) : CKD_OK;
     if (status != CKD_OK || !t->plan.row) {
         return status;
     }
-    float *magnitude = calloc(t->count, sizeof(float));
     lossy_scales s = {0};
-    if (!magnitude) {
-        return err_nomem(err, t->count * sizeof(float), "coding scratch");
-    }
-    for (uint64_t i = 0; i < t->count; i++) {
-        magnitude[i] = fabsf(t->now[i]) <= t->keep_above ? fabsf(t->now[i]) : 0;
-    }
-    status = lossy_scales_of(&s, magnitude, t->count, t->columns, t->phase, err);
-    free(magnitude);
+    status = lossy_scales_of(&s, t->now, t->count, t->columns, t->phase, true, t->keep_above, k, err);
     int32_t *row = (int32_t *)(void *)t->row.data, *column = (int32_t *)(void *)t->column.data;
     for (uint64_t i = 0; i < rows && status == CKD_OK; i++) {
         row[i] = near(LATTICE_STEP_OCTAVE * (s.row[i] - s.all), MOST_WEIGHT);
@@ -343,17 +350,20 @@ static ckd_status weigh_by_itself(lossy_tile *t, ckd_error *err) {
     return status;
 }
 
-static ckd_status prepare_moment(lossy_tile *t, ckd_error *err) {
-    ckd_status status = weigh_by_itself(t, err);
+static ckd_status prepare_moment(lossy_tile *t, const kernels *k, ckd_error *err) {
+    lattice_sums s;
+    ckd_status status = weigh_by_itself(t, k, err);
+    if (status == CKD_OK) {
+        status = add_up_usual(&s, t, false, k, err);
+    }
     if (status != CKD_OK) {
         return status;
     }
-    sums values = add_up(t, false);
-    double rms = root(values.plain, values.n);
+    double rms = root(s.now, s.finite);
     t->bound = t->recipe->max_error > 0 ? t->recipe->max_error * rms : INFINITY;
-    double step = t->recipe->moment * (t->vector ? t->recipe->vector : 1) * root(values.weighted, values.n);
+    double step = t->recipe->moment * (t->vector ? t->recipe->vector : 1) * root(s.weighted, s.compared);
     step = step < 2 * t->bound ? step : 2 * t->bound;
-    t->plan.exponent = exponent_of(t, step * smallest_weight(t) / 32, values.largest);
+    t->plan.exponent = exponent_of(t, step * smallest_weight(t) / 32, s.largest);
     if (step > 0) {
         set_step(t, step);
     }
@@ -373,28 +383,24 @@ static int32_t level_distance(double now, double from) {
  * Rows' and then columns' means are brought to what they are now: arithmetic means, because the logarithm's are too small where
  * moments vary, and too small a second moment makes too large a step when training goes on.
  */
-static ckd_status correct_means(lossy_tile *t, ckd_error *err) {
-    uint64_t rows = rows_of(t);
-    double *now = calloc(2 * (rows + t->columns), sizeof(double)),
-           *from = now ? now + rows + t->columns : NULL;
-    ckd_status status = now ? make_steps(t, err) : err_nomem(err, 16 * (rows + t->columns), "coding scratch");
-    int32_t *means[2] = {(int32_t *)(void *)t->row.data, (int32_t *)(void *)t->column.data};
-    double birth = scalar_float((uint32_t)t->plan.birth << LEVEL_SHIFT);
-    for (int pass = 0; pass < 2 && status == CKD_OK; pass++) {
-        double *sum = now + (pass ? rows : 0), *before = from + (pass ? rows : 0);
-        for (uint64_t i = 0; i < t->count; i++) {
-            uint64_t row = (t->phase + i) / t->columns, column = (t->phase + i) % t->columns;
-            double v = t->now[i], expected = t->before ? t->before[i] : birth;
-            if (v > 0 && v <= t->keep_above && expected > 0) {
-                sum[pass ? column : row] += v;
-                before[pass ? column : row] += pass ? expected * exp2(means[0][row] / 8.0) : expected;
-            }
-        }
-        for (uint64_t i = 0; i < (pass ? t->columns : rows); i++) {
-            means[pass][i] = level_distance(sum[i], before[i]);
-        }
+static ckd_status correct_means(lossy_tile *t, const kernels *k, ckd_error *err) {
+    double *sum = calloc(2 * t->columns, sizeof(double)), *from = sum ? sum + t->columns : NULL;
+    ckd_status status = sum ? make_steps(t, err) : err_nomem(err, 16 * t->columns, "coding scratch");
+    int32_t *row = (int32_t *)(void *)t->row.data, *column = (int32_t *)(void *)t->column.data;
+    double birth = t->before ? 1 : scalar_float((uint32_t)t->plan.birth << LEVEL_SHIFT);
+    for (uint64_t i = 0; i < rows_of(t) && status == CKD_OK; i++) {
+        uint64_t first, at, n = span_of(t, i, &first, &at);
+        const float *now = t->now + first, *before = t->before ? t->before + first : NULL;
+        double sums[2] = {0, 0};
+        k->moment_row(sums, now, before, false, t->keep_above, n);
+        row[i] = level_distance(sums[0], sums[1] * birth);
+        k->moment_columns(sum + at, from + at, now, before, birth * exp2(row[i] / 8.0), false, t->keep_above,
+                          n);
     }
-    free(now);
+    for (uint64_t j = 0; j < t->columns && status == CKD_OK; j++) {
+        column[j] = level_distance(sum[j], from[j]);
+    }
+    free(sum);
     return status;
 }
 
@@ -406,27 +412,22 @@ static bool any(const int32_t *values, uint64_t n) {
     return all != 0;
 }
 
-static ckd_status prepare_second(lossy_tile *t, ckd_error *err) {
-    double sum = 0, square = 0;
-    uint64_t n = 0;
-    for (uint64_t i = 0; i < t->count; i++) {
-        double v = t->now[i];
-        if (v > 0 && v <= t->keep_above) {
-            sum += v;
-            square += v * v;
-            n++;
-        }
+static ckd_status prepare_second(lossy_tile *t, const kernels *k, ckd_error *err) {
+    lattice_sums s;
+    double sums[2] = {0, 0};
+    ckd_status status = add_up_usual(&s, t, true, k, err);
+    for (uint64_t row = 0; row < rows_of(t) && status == CKD_OK; row++) {
+        uint64_t first, column, n = span_of(t, row, &first, &column);
+        k->moment_row(sums, t->now + first, NULL, false, t->keep_above, n);
     }
-    int32_t birth = scalar_level_of((float)(n ? sum / (double)n : 1));
+    int32_t birth = scalar_level_of((float)(sums[1] > 0 ? sums[0] / sums[1] : 1));
     t->plan.map = LATTICE_LEVELS;
     t->plan.birth = birth < 1 ? 1 : birth;
-    t->bound = t->recipe->max_error > 0 ? t->recipe->max_error * root(square, n) : INFINITY;
+    t->bound = t->recipe->max_error > 0 ? t->recipe->max_error * root(s.now, s.finite) : INFINITY;
     t->plan.step = t->vector ? t->recipe->second_vector : t->recipe->second;
     t->alone_bits = 5.5;
-    for (uint64_t i = 0; t->before && i < t->count; i++) {
-        t->on_lattice &= (scalar_bits(t->before[i]) & ((UINT32_C(1) << LEVEL_SHIFT) - 1)) == 0;
-    }
-    ckd_status status = has_rows(t) ? correct_means(t, err) : CKD_OK;
+    t->on_lattice = (s.before_bits & ((UINT32_C(1) << LEVEL_SHIFT) - 1)) == 0;
+    status = status == CKD_OK && has_rows(t) ? correct_means(t, k, err) : status;
     if (status == CKD_OK && t->plan.row && !any(t->plan.row, rows_of(t))) {
         t->plan.row = NULL;
     }
@@ -440,6 +441,7 @@ ckd_status lossy_tile_prepare(lossy_tile *t, bool *worth, const kernels *k, ckd_
     *worth = t->count >= FEWEST;
     t->keep_above = t->keep_moved = FLT_MAX;
     t->still = false;
+    t->ordinary = false;
     t->on_lattice = true;
     for (int i = 0; i < 3; i++) {
         t->up[i] = 0.5f; /* to the nearest */
@@ -449,18 +451,19 @@ ckd_status lossy_tile_prepare(lossy_tile *t, bool *worth, const kernels *k, ckd_
     if (!*worth) {
         return CKD_OK;
     }
-    t->keep_above = usual_most(t, false);
-    t->keep_moved = t->before && t->part == LOSSY_WEIGHT ? usual_most(t, true) : FLT_MAX;
-    ckd_status status;
+    ckd_status status = find_usual(t, k, err);
+    if (status != CKD_OK) {
+        return status;
+    }
     switch (t->part) {
     case LOSSY_WEIGHT:
-        status = prepare_weight(t, err);
+        status = prepare_weight(t, k, err);
         break;
     case LOSSY_MOMENT:
-        status = prepare_moment(t, err);
+        status = prepare_moment(t, k, err);
         break;
     default:
-        return prepare_second(t, err);
+        return prepare_second(t, k, err);
     }
     if (t->still) {
         t->up[0] = t->up[1] = t->up[2] = INFINITY; /* no integer but 0 */

@@ -4,11 +4,14 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "engine/eigen.h"
+
 #define ROUND_UP         0.55 /* fraction from which a factor's integers are rounded up */
-#define OVERSAMPLED      8u   /* directions searched for beyond those expected */
-#define FIRST_GUESS      8u   /* a matrix's rank is expected to be that part of its smaller side */
+#define FIRST_GUESS      24u  /* directions searched for at first; more as long as more pay */
+#define MORE             3u   /* times as many */
+#define OVERSAMPLED      8u   /* directions beyond those that pay */
 #define BITS_A_COMPONENT 8.0
-#define JACOBI_SWEEPS    12
+#define DEPENDENT        1e-6      /* of its energy: what is left of a vector that says nothing new */
 #define LARGEST_SUM      8388608.0 /* half of what sums of products may reach */
 
 void low_rank_free(low_rank *f) {
@@ -18,42 +21,18 @@ void low_rank_free(low_rank *f) {
     *f = (low_rank){0};
 }
 
-/* ---- subspaces: `count` vectors, one after the other ---- */
-
-static double dot(const float *a, const float *b, size_t n) {
-    double sum = 0;
-    for (size_t i = 0; i < n; i++) {
-        sum += (double)a[i] * b[i];
-    }
-    return sum;
-}
-
-/* Gram-Schmidt, twice for what rounding leaves. Vectors that depend on others become zero. */
-static void orthonormalise(float *vectors, size_t count, size_t n) {
-    for (size_t i = 0; i < count; i++) {
-        float *v = vectors + i * n;
-        double before = sqrt(dot(v, v, n));
-        for (int pass = 0; pass < 2; pass++) {
-            for (size_t j = 0; j < i; j++) {
-                const float *u = vectors + j * n;
-                float along = (float)dot(u, v, n);
-                for (size_t e = 0; e < n; e++) {
-                    v[e] -= along * u[e];
+/* In squares that stay in the nearest cache. */
+#define SQUARE 16
+static void transpose(float *to, const float *from, size_t rows, size_t columns) {
+    for (size_t i0 = 0; i0 < rows; i0 += SQUARE) {
+        size_t i1 = i0 + SQUARE < rows ? i0 + SQUARE : rows;
+        for (size_t j0 = 0; j0 < columns; j0 += SQUARE) {
+            size_t j1 = j0 + SQUARE < columns ? j0 + SQUARE : columns;
+            for (size_t j = j0; j < j1; j++) {
+                for (size_t i = i0; i < i1; i++) {
+                    to[j * rows + i] = from[i * columns + j];
                 }
             }
-        }
-        double length = sqrt(dot(v, v, n));
-        float scale = length > 1e-6 * before && length > 0 ? (float)(1 / length) : 0;
-        for (size_t e = 0; e < n; e++) {
-            v[e] *= scale;
-        }
-    }
-}
-
-static void transpose(float *to, const float *from, size_t rows, size_t columns) {
-    for (size_t i = 0; i < rows; i++) {
-        for (size_t j = 0; j < columns; j++) {
-            to[j * rows + i] = from[i * columns + j];
         }
     }
 }
@@ -69,75 +48,26 @@ static void fill_random(float *to, size_t n) {
     }
 }
 
-/* ---- eigenvectors of a small symmetric matrix (cyclic Jacobi) ---- */
-
-static void rotate(double *m, double *vectors, size_t n, size_t p, size_t q) {
-    double apq = m[p * n + q], theta = (m[q * n + q] - m[p * n + p]) / (2 * apq);
-    double t = (theta >= 0 ? 1 : -1) / (fabs(theta) + sqrt(theta * theta + 1));
-    double c = 1 / sqrt(t * t + 1), s = t * c;
-    for (size_t i = 0; i < n; i++) {
-        double a = m[p * n + i], b = m[q * n + i];
-        m[p * n + i] = c * a - s * b;
-        m[q * n + i] = s * a + c * b;
-    }
-    for (size_t i = 0; i < n; i++) {
-        double a = m[i * n + p], b = m[i * n + q];
-        m[i * n + p] = c * a - s * b;
-        m[i * n + q] = s * a + c * b;
-    }
-    for (size_t i = 0; i < n; i++) {
-        double a = vectors[p * n + i], b = vectors[q * n + i];
-        vectors[p * n + i] = c * a - s * b;
-        vectors[q * n + i] = s * a + c * b;
-    }
-}
-
-/* vectors[k] goes with m[k][k] afterwards. */
-static void jacobi(double *m, double *vectors, size_t n) {
-    double all = 0;
-    memset(vectors, 0, n * n * sizeof(double));
-    for (size_t i = 0; i < n; i++) {
-        vectors[i * n + i] = 1;
-        all += m[i * n + i];
-    }
-    for (int sweep = 0; sweep < JACOBI_SWEEPS; sweep++) {
-        double off = 0;
-        for (size_t p = 0; p < n; p++) {
-            for (size_t q = p + 1; q < n; q++) {
-                if (fabs(m[p * n + q]) > 1e-9 * all) {
-                    off += fabs(m[p * n + q]);
-                    rotate(m, vectors, n, p, q);
-                }
-            }
-        }
-        if (off <= 1e-9 * all) {
-            return;
-        }
-    }
-}
-
-/* ---- decomposition ---- */
+/* ---- decomposition: `count` vectors of rows and of columns, one after the other ---- */
 
 typedef struct search {
     const float *x;
     size_t rows, columns, count;
-    float *left, *right;    /* count vectors of rows, of columns */
-    float *spare;           /* count x max(rows, columns) */
-    float *turned;          /* x transposed */
-    double *gram, *vectors; /* count x count */
-    double *energy;         /* squared singular values, descending after sorting */
-    size_t *order;
+    float *left, *right;   /* count vectors of rows, of columns */
+    float *spare, *across; /* count x max(rows, columns) */
+    float *turned;         /* x transposed */
+    float *mix;            /* count x count, as are these: */
+    double *gram, *inverse;
+    double *energy; /* squared singular values */
+    size_t *order;  /* of components, strongest first */
 } search;
 
 static void search_free(search *s) {
-    free(s->left);
-    free(s->right);
-    free(s->spare);
-    free(s->turned);
-    free(s->gram);
-    free(s->vectors);
-    free(s->energy);
-    free(s->order);
+    void *const all[] = {s->left, s->right, s->spare,   s->across, s->turned,
+                         s->mix,  s->gram,  s->inverse, s->energy, s->order};
+    for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++) {
+        free(all[i]);
+    }
 }
 
 static ckd_status search_begin(search *s, size_t count, ckd_error *err) {
@@ -146,13 +76,67 @@ static ckd_status search_begin(search *s, size_t count, ckd_error *err) {
     s->left = malloc(count * s->rows * sizeof(float));
     s->right = malloc(count * s->columns * sizeof(float));
     s->spare = malloc(count * longer * sizeof(float));
+    s->across = malloc(count * longer * sizeof(float));
     s->turned = malloc(s->rows * s->columns * sizeof(float));
+    s->mix = malloc(count * count * sizeof(float));
     s->gram = malloc(count * count * sizeof(double));
-    s->vectors = malloc(count * count * sizeof(double));
+    s->inverse = malloc(count * count * sizeof(double));
     s->energy = malloc(count * sizeof(double));
     s->order = malloc(count * sizeof(size_t));
-    bool all = s->left && s->right && s->spare && s->turned && s->gram && s->vectors && s->energy && s->order;
+    bool all = s->left && s->right && s->spare && s->across && s->turned && s->mix && s->gram && s->inverse &&
+               s->energy && s->order;
     return all ? CKD_OK : err_nomem(err, s->rows * s->columns * sizeof(float), "factors of a matrix");
+}
+
+/* gram: of all pairs of vectors of n elements. */
+static void pair_up(search *s, const float *vectors, size_t n, const kernels *k) {
+    transpose(s->across, vectors, s->count, n);
+    k->products(s->mix, vectors, s->across, s->count, n, s->count);
+    for (size_t i = 0; i < s->count * s->count; i++) {
+        s->gram[i] = (double)s->mix[i];
+    }
+}
+
+/* gram = L L'; mix becomes the inverse of L, with zeros for vectors that depend on those before. */
+static void invert_root(search *s) {
+    size_t n = s->count;
+    double *g = s->gram, *inverse = s->inverse;
+    memset(inverse, 0, n * n * sizeof(double));
+    for (size_t i = 0; i < n; i++) {
+        double own = g[i * n + i], left = own;
+        for (size_t j = 0; j < i; j++) {
+            double v = g[i * n + j];
+            for (size_t m = 0; m < j; m++) {
+                v -= g[i * n + m] * g[j * n + m];
+            }
+            g[i * n + j] = v * inverse[j * n + j];
+            left -= g[i * n + j] * g[i * n + j];
+        }
+        if (!(left > DEPENDENT * own) || !(own > 0)) {
+            memset(g + i * n, 0, (i + 1) * sizeof(double));
+            continue;
+        }
+        inverse[i * n + i] = 1 / sqrt(left);
+        for (size_t m = 0; m < i; m++) {
+            double by = g[i * n + m] * inverse[i * n + i];
+            for (size_t j = 0; j <= m && by != 0; j++) {
+                inverse[i * n + j] -= by * inverse[m * n + j];
+            }
+        }
+    }
+    for (size_t i = 0; i < n * n; i++) {
+        s->mix[i] = (float)inverse[i];
+    }
+}
+
+/* By the Gram matrix's root (CholeskyQR), as many times as rounding asks for. */
+static void orthonormalise(search *s, float *vectors, size_t n, unsigned times, const kernels *k) {
+    for (unsigned i = 0; i < times; i++) {
+        pair_up(s, vectors, n, k);
+        invert_root(s);
+        k->products(s->spare, s->mix, vectors, s->count, s->count, n);
+        memcpy(vectors, s->spare, s->count * n * sizeof(float));
+    }
 }
 
 /* right becomes an orthonormal basis of the strongest directions of rows, left = right times x. */
@@ -164,9 +148,9 @@ static void iterate(search *s, unsigned rounds, const kernels *k) {
         if (round > rounds) {
             return;
         }
-        orthonormalise(s->left, s->count, s->rows);
+        orthonormalise(s, s->left, s->rows, 1, k);
         k->products(s->right, s->left, s->x, s->count, s->rows, s->columns);
-        orthonormalise(s->right, s->count, s->columns);
+        orthonormalise(s, s->right, s->columns, round == rounds ? 2 : 1, k);
     }
 }
 
@@ -175,46 +159,34 @@ static int by_energy(const void *a, const void *b) {
     return (*x < *y) - (*x > *y);
 }
 
-static void sort_components(search *s, const double **sorted) {
-    for (size_t i = 0; i < s->count; i++) {
-        s->energy[i] = s->gram[i * s->count + i];
-        sorted[i] = &s->energy[i];
-    }
-    qsort(sorted, s->count, sizeof(*sorted), by_energy);
-    for (size_t i = 0; i < s->count; i++) {
-        s->order[i] = (size_t)(sorted[i] - s->energy);
-    }
-}
-
-/* Mixes the vectors so that they are singular ones: left then has their length, right is orthonormal. */
-static ckd_status decompose(search *s, ckd_error *err) {
+/* Finds how to mix the vectors so that they are singular ones: left then has their length, right is orthonormal. */
+static ckd_status decompose(search *s, const kernels *k, ckd_error *err) {
     size_t n = s->count;
     const double **sorted = malloc(n * sizeof(*sorted));
     if (!sorted) {
         return err_nomem(err, n * sizeof(*sorted), "factors of a matrix");
     }
+    pair_up(s, s->left, s->rows, k);
+    eigen_symmetric(s->gram, s->energy, s->inverse, n);
     for (size_t i = 0; i < n; i++) {
-        for (size_t j = 0; j <= i; j++) {
-            s->gram[i * n + j] = s->gram[j * n + i] =
-                dot(s->left + i * s->rows, s->left + j * s->rows, s->rows);
-        }
+        sorted[i] = &s->energy[i];
     }
-    jacobi(s->gram, s->vectors, n);
-    sort_components(s, sorted);
+    qsort(sorted, n, sizeof(*sorted), by_energy);
+    for (size_t i = 0; i < n; i++) {
+        s->order[i] = (size_t)(sorted[i] - s->energy);
+    }
     free(sorted);
     return CKD_OK;
 }
 
-/* Component `k` of one side: n elements. */
-static void component(float *to, const search *s, const float *side, size_t n, size_t k) {
-    const double *weights = s->vectors + s->order[k] * s->count;
-    memset(to, 0, n * sizeof(float));
-    for (size_t i = 0; i < s->count; i++) {
-        float w = (float)weights[i];
-        for (size_t e = 0; e < n; e++) {
-            to[e] += w * side[i * n + e];
+/* The first `rank` components of one side: n elements each, one after the other. */
+static void components(float *to, search *s, const float *side, size_t n, uint32_t rank, const kernels *k) {
+    for (uint32_t r = 0; r < rank; r++) {
+        for (size_t i = 0; i < s->count; i++) {
+            s->mix[r * s->count + i] = (float)s->gram[s->order[r] * s->count + i];
         }
     }
+    k->products(to, s->mix, side, rank, s->count, n);
 }
 
 /* ---- what pays ---- */
@@ -256,7 +228,8 @@ static double round_side(int32_t *to, const float *from, size_t n, uint32_t rank
     return largest;
 }
 
-static ckd_status make_factors(low_rank *out, const search *s, uint32_t rank, ckd_error *err) {
+static ckd_status make_factors(low_rank *out, search *s, uint32_t rank, const kernels *kernel,
+                               ckd_error *err) {
     out->left = malloc(s->rows * rank * sizeof(int32_t));
     out->right = malloc(s->columns * rank * sizeof(int32_t));
     out->shift = malloc(rank * sizeof(int32_t));
@@ -266,15 +239,16 @@ static ckd_status make_factors(low_rank *out, const search *s, uint32_t rank, ck
     }
     double strongest = sqrt(s->energy[s->order[0]]), bound = 0;
     out->exponent = (int32_t)lrint(-log2(strongest));
+    components(s->spare, s, s->left, s->rows, rank, kernel);
+    components(s->across, s, s->right, s->columns, rank, kernel);
     uint32_t used = 0;
     for (uint32_t k = 0; k < rank; k++) {
         /* A unit of the right side is a step's share of the component, to the next power of two. */
         int32_t exponent = (int32_t)lrint(-log2(sqrt(s->energy[s->order[k]])));
+        const float *from_left = s->spare + k * s->rows, *from_right = s->across + k * s->columns;
         out->shift[k] = exponent - out->exponent;
-        component(s->spare, s, s->left, s->rows, k);
-        double left = round_side(out->left, s->spare, s->rows, rank, k, 1);
-        component(s->spare, s, s->right, s->columns, k);
-        double right = round_side(out->right, s->spare, s->columns, rank, k, ldexp(1, -exponent));
+        double left = round_side(out->left, from_left, s->rows, rank, k, 1);
+        double right = round_side(out->right, from_right, s->columns, rank, k, ldexp(1, -exponent));
         bound += left * right * ldexp(1, out->shift[k]);
         if (out->shift[k] > 20 || bound > LARGEST_SUM) {
             break;
@@ -290,7 +264,7 @@ ckd_status low_rank_of(low_rank *out, const float *x, size_t rows, size_t column
     *out = (low_rank){0};
     size_t shorter = rows < columns ? rows : columns;
     most = most < shorter ? most : (uint32_t)shorter;
-    size_t count = shorter / FIRST_GUESS + OVERSAMPLED;
+    size_t count = FIRST_GUESS + OVERSAMPLED;
     for (;;) {
         count = count < most ? count : most;
         search s = {.x = x, .rows = rows, .columns = columns};
@@ -298,7 +272,7 @@ ckd_status low_rank_of(low_rank *out, const float *x, size_t rows, size_t column
         uint32_t rank = 0;
         if (status == CKD_OK) {
             iterate(&s, rounds, k);
-            status = decompose(&s, err);
+            status = decompose(&s, k, err);
         }
         if (status == CKD_OK) {
             rank = components_that_pay(&s, lambda, &out->bits);
@@ -306,12 +280,12 @@ ckd_status low_rank_of(low_rank *out, const float *x, size_t rows, size_t column
         /* Were there more that pay? */
         bool enough = status != CKD_OK || rank + OVERSAMPLED / 2 <= count || count == most;
         if (status == CKD_OK && enough && rank) {
-            status = make_factors(out, &s, rank, err);
+            status = make_factors(out, &s, rank, k, err);
         }
         search_free(&s);
         if (enough) {
             return status;
         }
-        count *= 2;
+        count *= MORE;
     }
 }

@@ -53,7 +53,7 @@ typedef struct region_figures {
 /* Second moments are remembered, and first ones compared with them. */
 static void note_direction(region_figures *f, kept_second *second, const lossy_tile *t, const block_job *job,
                            double eps) {
-    const float *decoded = (const float *)(const void *)job->lossy_work.rebuilt.data;
+    const float *decoded = job->lossy_work.decoded;
     uint64_t at = job->first - t->first;
     if (second && t->part == LOSSY_SECOND) {
         direction_note(&second->sample, at, job->count, t->now + at, decoded);

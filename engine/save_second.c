@@ -1,5 +1,6 @@
 /* What a lossy save keeps of second moments, for the tensors that come after them: the steps of their weights, and how far their first
  * moments' errors turn an optimizer's step. */
+#include <float.h>
 #include <stdlib.h>
 
 #include "engine/save_lossy.h"
@@ -39,7 +40,8 @@ ckd_status keep_second(kept_second **out, ckd_save *save, const lossy_tile *t, c
     save->seconds = *out = kept;
     ckd_status status = direction_begin(&kept->sample, t->count, err);
     if (status == CKD_OK && !t->vector && t->columns <= LATTICE_MAX_COLUMNS) {
-        status = lossy_scales_of(&kept->scales, t->now, t->count, t->columns, t->phase, err);
+        status = lossy_scales_of(&kept->scales, t->now, t->count, t->columns, t->phase, false, FLT_MAX,
+                                 save->jobs[0].decoder.kernels, err);
     }
     return status;
 }

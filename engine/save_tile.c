@@ -132,35 +132,45 @@ static ckd_status load_parent(bool *loaded, ckd_save *save, const lossy_tile *t,
     return status;
 }
 
+/* Floats where they lie, if they are floats and aligned as such; else in `room`. */
+static const float *as_floats(bytes *room, const void *values, ckd_dtype dtype, uint64_t count,
+                              const kernels *k, ckd_error *err) {
+    if (dtype == CKD_F32 && (uintptr_t)values % _Alignof(float) == 0) {
+        return values;
+    }
+    float *floats = bytes_scratch(room, count * sizeof(float), "a tile of a tensor", err);
+    if (floats) {
+        k->widen(floats, dtype, values, count);
+    }
+    return floats;
+}
+
 ckd_status save_load_tile(tile_parent *from, ckd_save *save, lossy_tile *t, const ckd_tensor *tensor,
                           const tensor_context *context, ckd_error *err) {
     size_t size = ckd_dtype_size(t->dtype);
     const kernels *k = save->jobs[0].decoder.kernels;
     lossy_buffers *b = &save->lossy;
-    float *now = bytes_scratch(&b->now, t->count * sizeof(float), "a tile of a tensor", err);
-    float *before =
-        now ? bytes_scratch(&b->before, t->count * sizeof(float), "a tile of a tensor", err) : NULL;
-    uint8_t *parent = before ? bytes_scratch(&b->parent, t->count * size, "a tile of a tensor", err) : NULL;
-    if (!parent) {
-        return CKD_E_NOMEM;
-    }
+    uint8_t *parent = NULL;
     ckd_status status = save_fetch(&t->values, save, &b->original, tensor, t->first, t->count, err);
     bool loaded = false;
     *from = (tile_parent){0};
     if (status == CKD_OK && t->part != LOSSY_MOMENT) {
         choose_parent(from, save, t, context);
-        status = load_parent(&loaded, save, t, context, from, parent, err);
+        parent = from->tensor ? bytes_scratch(&b->parent, t->count * size, "a tile of a tensor", err) : NULL;
+        status =
+            from->tensor && !parent ? CKD_E_NOMEM : load_parent(&loaded, save, t, context, from, parent, err);
     }
     if (status != CKD_OK) {
         return status;
     }
-    k->widen(now, t->dtype, t->values, t->count);
-    t->now = now;
+    t->now = as_floats(&b->now, t->values, t->dtype, t->count, k, err);
+    if (!t->now) {
+        return CKD_E_NOMEM;
+    }
     if (loaded) {
-        k->widen(before, t->dtype, parent, t->count);
-        t->before = before;
+        t->before = as_floats(&b->before, parent, t->dtype, t->count, k, err);
         t->before_values = parent;
         recall(t, from, context->parent);
     }
-    return CKD_OK;
+    return t->before || !loaded ? CKD_OK : CKD_E_NOMEM;
 }

@@ -4,6 +4,7 @@
  *
  * Elements are read and written with memcpy: buffers need no alignment, and compilers turn it into plain moves.
  */
+#include <math.h>
 #include <string.h>
 
 #include "kernels/cpu.h"
@@ -115,6 +116,8 @@ DEFINE_CAST(cast_f32_f16, uint16_t, uint32_t, scalar_f16_from_f32)
 DEFINE_CAST(cast_f64_f32, uint32_t, uint64_t, scalar_f32_from_f64)
 
 #include "kernels/lattice_loops.h"
+#include "kernels/products_loops.h"
+#include "kernels/sums_loops.h"
 
 /* ---- optimizer steps: one loop a rule ---- */
 
@@ -315,6 +318,7 @@ const kernels CPU_TABLE = {
     .widen = widen,
     .lattice_apply = lattice_apply,
     .lattice_values = lattice_values,
+    .widen_integers = widen_integers,
     .lattice_apply_few = lattice_apply_few,
     .lattice_residual = lattice_residual,
     .products = products,
@@ -322,4 +326,8 @@ const kernels CPU_TABLE = {
     .level_apply = level_apply,
     .level_quantise = level_quantise,
     .level_of = level_of,
+    .sums_of = sums_of,
+    .moment_row = moment_row,
+    .moment_columns = moment_columns,
+    .quantise_few = quantise_few,
 };

@@ -13,7 +13,7 @@
 
 #include "engine/ckptdelta.h"
 
-#define KERNELS_VERSION 2
+#define KERNELS_VERSION 3
 
 /* A rule of FORMAT.md, "Optimizer steps", and the coefficients of its group record, in the record's order. */
 #define STEP_COEFFICIENTS 15
@@ -38,6 +38,23 @@ typedef struct level_run {
     int32_t birth;         /* the level to start from where there is no parent, or it is zero */
     int32_t step;          /* levels of an integer */
 } level_run;
+
+/* Sums over runs of a lossy tile; initialised with LATTICE_SUMS_INIT, added to by lattice_sums. */
+typedef struct lattice_sums {
+    double now, moved, weighted;    /* squares: of now, of now - before, of that times its weights */
+    float largest, least, farthest; /* |now|, now, |now - before| */
+    uint64_t finite, compared;      /* those of now, and differences, that are in sums */
+    uint32_t before_bits;           /* that are set anywhere */
+    int32_t lowest_bit;             /* the exponent of before's lowest bit; INT32_MAX: all are zero */
+} lattice_sums;
+#define LATTICE_SUMS_INIT \
+    { .least = __builtin_inff(), .lowest_bit = INT32_MAX }
+
+/* How far |residual| was below |q|, and how often, for |q| = 1, 2, more. */
+typedef struct level_sums {
+    double below[3];
+    uint64_t count[3];
+} level_sums;
 
 typedef struct kernels {
     uint32_t version; /* KERNELS_VERSION: a backend of another one is not used */
@@ -91,6 +108,7 @@ typedef struct kernels {
                           const lattice_run *run);
     /* The same from zeros, with steps of one unit: values = q * unit. */
     void (*lattice_values)(float *values, const int32_t *q, size_t n, float unit);
+    void (*widen_integers)(int32_t *to, const int8_t *q, size_t n);
     /* The same without a low-rank part, for integers of which few are not 0. */
     void (*lattice_apply_few)(float *values, const int8_t *q, size_t n, const lattice_run *run);
     /*
@@ -110,6 +128,23 @@ typedef struct kernels {
     void (*level_quantise)(int32_t *q, const float *now, const float *previous, float up, size_t n,
                            const level_run *run);
     void (*level_of)(int32_t *level, const float *values, size_t n);
+
+    /*
+     * Statistics for encoders, a run of one row at a time. before, weight (of columns): or NULL; without `before` differences are to
+     * zero. Only magnitudes of now up to most[0], and of differences up to most[1], count. lattice: before_bits and lowest_bit as well.
+     */
+    void (*sums_of)(lattice_sums *s, const float *now, const float *before, const float *weight,
+                    float row_weight, const float most[2], bool lattice, size_t n);
+    /*
+     * Adds what is positive and finite in now and positive in from to two sums, for all of the run or for each column. from NULL: ones.
+     * magnitudes: of |now|. most: larger ones do not count.
+     */
+    void (*moment_row)(double sums[2], const float *now, const float *from, bool magnitudes, float most,
+                       size_t n);
+    void (*moment_columns)(double *sums, double *from_sums, const float *now, const float *from,
+                           double from_scale, bool magnitudes, float most, size_t n);
+    /* quantise, if all integers fit a byte (and are not -128); false, and q of no use, if one does not. */
+    bool (*quantise_few)(int8_t *q, level_sums *s, const float *residual, const float up[3], size_t n);
 } kernels;
 
 /* The reference backend. Never NULL. Chooses vector paths at run time; all give the same bits. */

@@ -39,21 +39,19 @@ static inline __attribute__((always_inline)) int32_t lattice_low(float low_rank,
     return scalar_units((low_rank * run->low_rank_unit) * step);
 }
 
-/* The four cases apart, so that each is a plain loop. */
-#define LATTICE_CASES(body)                                 \
-    do {                                                    \
-        if (run->column_step) {                             \
-            const float *column = run->column_step;         \
-            if (low_rank) {                                 \
-                body(low_rank[i], run->row_step *column[i]) \
-            } else {                                        \
-                body(0.0f, run->row_step *column[i])        \
-            }                                               \
-        } else if (low_rank) {                              \
-            body(low_rank[i], run->row_step)                \
-        } else {                                            \
-            body(0.0f, run->row_step)                       \
-        }                                                   \
+/* The four cases apart, so that each is a plain loop. `low`: lattice units of the low-rank part. */
+#define LATTICE_CASES(body)                                                     \
+    do {                                                                        \
+        const float *column = run->column_step;                                 \
+        if (column && low_rank) {                                               \
+            body(lattice_low(low_rank[i], step, run), run->row_step *column[i]) \
+        } else if (column) {                                                    \
+            body(0, run->row_step *column[i])                                   \
+        } else if (low_rank) {                                                  \
+            body(lattice_low(low_rank[i], step, run), run->row_step)            \
+        } else {                                                                \
+            body(0, run->row_step)                                              \
+        }                                                                       \
     } while (0)
 
 CPU_LOOP static void lattice_apply(float *values, const int32_t *q, const float *low_rank, size_t n,
@@ -63,7 +61,7 @@ CPU_LOOP static void lattice_apply(float *values, const int32_t *q, const float 
     CPU_NO_CARRY for (size_t i = 0; i < n; i++) {                           \
         float step = step_expression;                                       \
         int32_t own = scalar_units(scalar_level(q[i], o1, o2, o3) * step);  \
-        int32_t more = scalar_add(lattice_low(low, step, run), own);        \
+        int32_t more = scalar_add(low, own);                                \
         values[i] = scalar_move(values[i], more, run->unit, run->per_unit); \
     }
     LATTICE_CASES(BODY);
@@ -73,9 +71,67 @@ CPU_LOOP static void lattice_apply(float *values, const int32_t *q, const float 
 CPU_LOOP static void lattice_values(float *values, const int32_t *q, size_t n, float unit) {
     CPU_NO_CARRY
     for (size_t i = 0; i < n; i++) {
-        int32_t units = scalar_units((float)q[i]);
-        values[i] = units ? (float)units * unit : 0.0f;
+        values[i] = (float)scalar_units((float)q[i]) * unit;
     }
+}
+
+CPU_LOOP static void widen_integers(int32_t *to, const int8_t *q, size_t n) {
+    CPU_NO_CARRY
+    for (size_t i = 0; i < n; i++) {
+        to[i] = q[i];
+    }
+}
+
+/* Eight elements at a time, as vectors of the compiler's: any processor's instructions give the same bits. */
+#define FEW 8
+typedef float few_floats __attribute__((vector_size(4 * FEW)));
+typedef int32_t few_integers __attribute__((vector_size(4 * FEW)));
+typedef int8_t few_bytes __attribute__((vector_size(FEW)));
+#ifndef ROUND_EIGHT /* scalar_rint, of magnitudes below the limit */
+#define ROUND_EIGHT(x) round_eight(x)
+#define round_eight(x)                                                                                   \
+    __extension__({                                                                                      \
+        few_integers sign_ = (few_integers)(x)&INT32_MIN,                                                \
+                     small_ = (few_floats)((few_integers)(x) ^ sign_) < 8388608.0f;                      \
+        few_floats big_ = (few_floats)(sign_ | 0x4b000000), near_ = ((x) + big_) - big_;                 \
+        __builtin_convertvector(                                                                         \
+            (few_floats)(((few_integers)near_ & small_) | ((few_integers)(x) & ~small_)), few_integers); \
+    })
+#endif
+/* scalar_units. */
+#define UNITS_EIGHT(x)                                                                              \
+    __extension__({                                                                                 \
+        few_integers bits_ = (few_integers)(x);                                                     \
+        few_floats kept_ = (few_floats)(bits_ & ((few_floats)(bits_ & INT32_MAX) < LATTICE_LIMIT)); \
+        ROUND_EIGHT(kept_);                                                                         \
+    })
+
+/* scalar_level and scalar_move. column: or NULL. */
+CPU_TARGET static inline __attribute__((always_inline)) void move_eight(float *values, const int8_t *q,
+                                                                        const float *column,
+                                                                        const lattice_run *r) {
+    few_bytes narrow;
+    few_floats value, step = {0};
+    memcpy(&narrow, q, sizeof(narrow));
+    memcpy(&value, values, sizeof(value));
+    if (column) {
+        memcpy(&step, column, sizeof(step));
+        step = step * r->row_step;
+    } else {
+        step = step + r->row_step;
+    }
+    few_integers wide = __builtin_convertvector(narrow, few_integers), negative = wide < 0;
+    few_integers level = (wide ^ negative) - negative, one = level == 1, two = level == 2, more = level > 2;
+    few_floats offset =
+        (few_floats)((one & (int32_t)scalar_bits(r->offset[0])) | (two & (int32_t)scalar_bits(r->offset[1])) |
+                     (more & (int32_t)scalar_bits(r->offset[2])));
+    few_floats at = __builtin_convertvector(level, few_floats) - offset;
+    at = (few_floats)((few_integers)at ^ (negative & INT32_MIN));
+    few_integers units = UNITS_EIGHT(at * step), stays = units == 0;
+    few_integers from = UNITS_EIGHT(value * r->per_unit);
+    few_floats moved = __builtin_convertvector(from + units, few_floats) * r->unit;
+    value = (few_floats)(((few_integers)value & stays) | ((few_integers)moved & ~stays));
+    memcpy(values, &value, sizeof(value));
 }
 
 static inline __attribute__((always_inline)) void move_by(float *value, int8_t q, float step,
@@ -84,40 +140,58 @@ static inline __attribute__((always_inline)) void move_by(float *value, int8_t q
     *value = scalar_move(*value, scalar_units(at * step), run->unit, run->per_unit);
 }
 
-#define FEW 8
+static inline __attribute__((always_inline)) uint64_t eight_at(const int8_t *q) {
+    uint64_t all;
+    memcpy(&all, q, sizeof(all));
+    return all;
+}
 
-/* Most integers are 0: where eight in a row are, nothing is to be done. */
-CPU_LOOP static void lattice_apply_few(float *values, const int8_t *q, size_t n, const lattice_run *run) {
+#define MANY \
+    8 /* times FEW, of which it is worth knowing how many are not all zero: branches on each could not be foretold */
+
+CPU_TARGET static inline __attribute__((always_inline)) void apply_few(float *values, const int8_t *q,
+                                                                       const float *column, size_t n,
+                                                                       const lattice_run *run) {
     const lattice_run r = *run;
     size_t i = 0;
-    for (; i + FEW <= n; i += FEW) {
-        uint64_t all;
-        memcpy(&all, q + i, FEW);
-        if (all == 0) {
+    for (; i + FEW * MANY <= n; i += FEW * MANY) {
+        unsigned moved = 0;
+        for (size_t j = 0; j < MANY; j++) {
+            moved += eight_at(q + i + FEW * j) != 0;
+        }
+        if (moved == 0) {
             continue;
         }
-        float step[FEW];
-        for (size_t j = 0; j < FEW; j++) {
-            step[j] = r.column_step ? r.row_step * r.column_step[i + j] : r.row_step;
-        }
-        CPU_NO_CARRY
-        for (size_t j = 0; j < FEW; j++) {
-            move_by(&values[i + j], q[i + j], step[j], &r);
+        bool all = moved > MANY / 3;
+        for (size_t j = i; j < i + FEW * MANY; j += FEW) {
+            if (all || eight_at(q + j)) {
+                move_eight(values + j, q + j, column ? column + j : NULL, &r);
+            }
         }
     }
     for (; i < n; i++) {
-        move_by(&values[i], q[i], r.column_step ? r.row_step * r.column_step[i] : r.row_step, &r);
+        move_by(&values[i], q[i], column ? r.row_step * column[i] : r.row_step, &r);
+    }
+}
+
+/* Most integers are 0: where many in a row are, nothing is to be done. */
+CPU_LOOP static void lattice_apply_few(float *values, const int8_t *q, size_t n, const lattice_run *run) {
+    if (run->column_step) {
+        apply_few(values, q, run->column_step, n, run);
+    } else {
+        apply_few(values, q, NULL, n, run);
     }
 }
 
 CPU_LOOP static void lattice_residual(float *residual, const float *now, const float *previous,
                                       const float *low_rank, size_t n, const lattice_run *run) {
-#define BODY(low, step_expression)                                                                    \
-    CPU_NO_CARRY for (size_t i = 0; i < n; i++) {                                                     \
-        float step = step_expression;                                                                 \
-        float from = scalar_move(previous[i], lattice_low(low, step, run), run->unit, run->per_unit); \
-        float r = (now[i] - from) * run->per_unit / step;                                             \
-        residual[i] = scalar_magnitude(r) < LATTICE_LIMIT ? r : 0.0f;                                 \
+#define BODY(low, step_expression)                                                              \
+    CPU_NO_CARRY for (size_t i = 0; i < n; i++) {                                               \
+        float step = step_expression;                                                           \
+        int32_t by = low;                                                                       \
+        float from = by ? scalar_move(previous[i], by, run->unit, run->per_unit) : previous[i]; \
+        float r = (now[i] - from) * run->per_unit / step;                                       \
+        residual[i] = scalar_magnitude(r) < LATTICE_LIMIT ? r : 0.0f;                           \
     }
     LATTICE_CASES(BODY);
 #undef BODY
@@ -127,12 +201,7 @@ CPU_LOOP static void quantise(int32_t *q, const float *residual, const float up[
     const float one = up[0], two = 1.0f + up[1], add = 1.0f - up[2];
     CPU_NO_CARRY
     for (size_t i = 0; i < n; i++) {
-        float at = scalar_magnitude(residual[i]);
-        float more = at + add;
-        more = more < 2.0f ? 2.0f : more;
-        int32_t level = (int32_t)(more < LATTICE_LIMIT ? more : 0.0f);
-        level = at < two ? 1 : level;
-        level = at < one ? 0 : level;
+        int32_t level = scalar_quantised(scalar_magnitude(residual[i]), one, two, add);
         q[i] = residual[i] < 0.0f ? -level : level;
     }
 }
@@ -178,36 +247,5 @@ CPU_LOOP static void level_of(int32_t *level, const float *values, size_t n) {
     CPU_NO_CARRY
     for (size_t i = 0; i < n; i++) {
         level[i] = scalar_level_of(values[i]);
-    }
-}
-
-/* Four components at a time, so that sums are read and written less often; zeros of a sparse factor cost nothing. */
-CPU_LOOP static void add_products(float *sums, const float *left, const float *right, size_t rank,
-                                  size_t columns) {
-    size_t k = 0;
-    for (; k + 4 <= rank; k += 4) {
-        const float a = left[k], b = left[k + 1], c = left[k + 2], d = left[k + 3];
-        const float *r = right + k * columns;
-        if (a == 0.0f && b == 0.0f && c == 0.0f && d == 0.0f) {
-            continue;
-        }
-        CPU_NO_CARRY
-        for (size_t j = 0; j < columns; j++) {
-            sums[j] += (a * r[j] + b * r[columns + j]) + (c * r[2 * columns + j] + d * r[3 * columns + j]);
-        }
-    }
-    for (; k < rank; k++) {
-        const float a = left[k], *r = right + k * columns;
-        CPU_NO_CARRY
-        for (size_t j = 0; j < columns; j++) {
-            sums[j] += a * r[j];
-        }
-    }
-}
-static void products(float *sums, const float *left, const float *right, size_t rows, size_t rank,
-                     size_t columns) {
-    memset(sums, 0, rows * columns * sizeof(float));
-    for (size_t i = 0; i < rows; i++) {
-        add_products(sums + i * columns, left + i * rank, right, rank, columns);
     }
 }

@@ -28,11 +28,18 @@ KERNELS_FN float scalar_magnitude(float value) {
     return scalar_float(scalar_bits(value) & UINT32_C(0x7fffffff));
 }
 
-/* To the nearest integer, ties to even: beyond 2^23 floats are integers, so that adding 2^23 rounds. */
+/*
+ * To the nearest integer, ties to even: beyond 2^23 floats are integers, so that adding 2^23 rounds. SCALAR_RINT: an instruction
+ * that does the same.
+ */
 KERNELS_FN float scalar_rint(float x) {
+#ifdef SCALAR_RINT
+    return SCALAR_RINT(x);
+#else
     float big = scalar_float(UINT32_C(0x4b000000) | (scalar_bits(x) & UINT32_C(0x80000000)));
     float rounded = (x + big) - big;
     return scalar_magnitude(x) < 8388608.0f ? rounded : x;
+#endif
 }
 /* The nearest integer; 0 for NaN and what is not below the limit. */
 KERNELS_FN int32_t scalar_units(float x) {
@@ -55,6 +62,15 @@ KERNELS_FN float scalar_level(int32_t q, float offset1, float offset2, float off
 }
 KERNELS_FN int32_t scalar_add(int32_t a, int32_t b) {
     return (int32_t)((uint32_t)a + (uint32_t)b);
+}
+
+/* The magnitude of a residual's integer: 1 from `one` on, 2 from `two`, then n from n - `add`. Encoders only. */
+KERNELS_FN int32_t scalar_quantised(float magnitude, float one, float two, float add) {
+    float more = magnitude + add;
+    more = more < 2.0f ? 2.0f : more;
+    int32_t level = (int32_t)(more < LATTICE_LIMIT ? more : 0.0f);
+    level = magnitude < two ? 1 : level;
+    return magnitude < one ? 0 : level;
 }
 
 /* A value moved by so many units on its lattice. What does not move stays bit for bit, be it on the lattice or not. */

@@ -7,6 +7,7 @@ EXAMPLE_OBJ := $(call obj,$(EXAMPLE_SRC))
 GPT_OBJ := $(call obj,$(GPT_SRC))
 BENCH_SUPPORT_OBJ := $(call obj,$(BENCH_SUPPORT_SRC))
 BENCH_QUALITY_OBJ := $(call obj,$(BENCH_QUALITY_SRC))
+BENCH_KERNELS_OBJ := $(call obj,$(BENCH_KERNELS_SRC))
 CUDA_OBJ := $(patsubst %.cu,$(B)/obj/%.cu.o,$(CUDA_SRC))
 
 STATIC_LIB := $(B)/libckptdelta.a
@@ -78,6 +79,8 @@ $(B)/obj/internal.a: $(LIB_OBJ) $(B)/.objects
 
 $(B)/bench/bench_quality: EXTRA_OBJ = $(BENCH_QUALITY_OBJ)
 $(B)/bench/bench_quality: $(BENCH_QUALITY_OBJ)
+$(B)/bench/bench_kernels: EXTRA_OBJ = $(BENCH_KERNELS_OBJ)
+$(B)/bench/bench_kernels: $(BENCH_KERNELS_OBJ)
 
 $(BENCHES): $(B)/bench/%: $(B)/obj/bench/%.o $(BENCH_SUPPORT_OBJ) $(B)/obj/internal.a
 	$(call say,LINK,$@)
@@ -96,4 +99,4 @@ $(B)/libckptdelta_cuda.so: $(CUDA_OBJ) $(B)/.objects mk/libckptdelta.map
 	    -Xlinker --version-script=mk/libckptdelta.map -Xlinker --as-needed -o $@ $(CUDA_OBJ) -lcublas
 
 -include $(patsubst %.o,%.d,$(LIB_OBJ) $(CLI_OBJ) $(EXAMPLE_OBJ) $(BENCH_SUPPORT_OBJ) $(CUDA_OBJ) \
-    $(BENCH_QUALITY_OBJ) $(call obj,$(BENCH_SRC)))
+    $(BENCH_QUALITY_OBJ) $(BENCH_KERNELS_OBJ) $(call obj,$(BENCH_SRC)))

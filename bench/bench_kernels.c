@@ -1,0 +1,95 @@
+/*
+ * bench_kernels: what the arithmetic costs, and what the lossy coder makes of it.
+ *
+ *   bench_kernels [--quick] [--repeats N] [--operations] [--paths] [--size N] [--effort N] [--json FILE]
+ *
+ * Each operation of the kernels' table on arrays beyond the caches, in bytes that it must read and write per second, beside memcpy in
+ * the same turn; on one core (processor time) and on all of them (wall clock). Then whole saves and loads of W, m and v of a
+ * synthetic training state, on one core. Medians of repeats, all kinds taking turns.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "bench/kernels_bench.h"
+#include "bench/support.h"
+
+static int compare(const void *a, const void *b) {
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+double bench_median(double *values, int n) {
+    qsort(values, (size_t)n, sizeof(double), compare);
+    return values[n / 2];
+}
+
+float bench_normal(uint64_t *seed) {
+    uint64_t s = *seed;
+    s ^= s << 13;
+    s ^= s >> 7;
+    s ^= s << 17;
+    *seed = s;
+    /* Four even parts, of which the sum is nearly normal. */
+    int32_t sum = (int32_t)(s & 65535u) + (int32_t)(s >> 16 & 65535u) + (int32_t)(s >> 32 & 65535u) +
+                  (int32_t)(s >> 48);
+    return (float)(sum - 131070) * (1.0f / 37837.0f);
+}
+
+static void usage(void) {
+    fprintf(stderr,
+            "usage: bench_kernels [--quick] [--repeats N] [--operations] [--paths] [--size N] [--effort N] "
+            "[--json FILE]\n");
+    exit(2);
+}
+
+int main(int argc, char **argv) {
+    bench_plan plan = {.repeats = 7,
+                       .elements = (size_t)1 << 22,
+                       .sizes = {512, 2048, 0, 0},
+                       .efforts = {1, 5, 0},
+                       .folder = "bench/series/kernels"};
+    const char *json = "bench/results/bench_kernels.json";
+    int operations = 1, paths = 1;
+    for (int i = 1; i < argc; i++) {
+        const char *value = i + 1 < argc ? argv[i + 1] : NULL;
+        if (strcmp(argv[i], "--quick") == 0) {
+            plan.repeats = 3;
+            plan.sizes[1] = 0;
+        } else if (strcmp(argv[i], "--operations") == 0) {
+            paths = 0;
+        } else if (strcmp(argv[i], "--paths") == 0) {
+            operations = 0;
+        } else if (value && strcmp(argv[i], "--repeats") == 0) {
+            plan.repeats = atoi(argv[++i]);
+        } else if (value && strcmp(argv[i], "--size") == 0) {
+            plan.sizes[0] = (size_t)atoi(argv[++i]);
+            plan.sizes[1] = 0;
+        } else if (value && strcmp(argv[i], "--effort") == 0) {
+            plan.efforts[0] = atoi(argv[++i]);
+            plan.efforts[1] = 0;
+        } else if (value && strcmp(argv[i], "--json") == 0) {
+            json = argv[++i];
+        } else {
+            usage();
+        }
+    }
+    if (plan.repeats < 1 || plan.repeats > BENCH_MOST_REPEATS) {
+        usage();
+    }
+    plan.json = fopen(json, "w");
+    if (!plan.json) {
+        perror(json);
+        return 1;
+    }
+    fprintf(plan.json, "{\"machine\": \"%s\", \"repeats\": %d", bench_machine(), plan.repeats);
+    printf("%s\n", bench_machine());
+    if (operations) {
+        bench_operations(&plan);
+    }
+    if (paths) {
+        bench_paths(&plan);
+    }
+    fprintf(plan.json, "}\n");
+    fclose(plan.json);
+    return 0;
+}

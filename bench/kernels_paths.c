@@ -1,0 +1,296 @@
+/* Whole saves and loads of a synthetic training state, one core, against an exact base of the same state. */
+#include <ckptdelta.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "base/float_mode.h"
+#include "bench/kernels_bench.h"
+#include "bench/support.h"
+#include "engine/lossy.h"
+
+enum { PARTS = 3, DELTAS = 4, RANK = 16 };
+
+static const char *const part_names[PARTS] = {"exp_avg_sq.w", "exp_avg.w", "w"};
+static const ckd_role part_roles[PARTS] = {CKD_ROLE_EXP_AVG_SQ, CKD_ROLE_EXP_AVG, CKD_ROLE_WEIGHT};
+
+/* A matrix and its moments; rows and columns of different size, movement of a few strong directions and noise. */
+typedef struct state {
+    size_t side;
+    float *part[PARTS], *row, *column, *left, *right;
+    uint64_t seed;
+} state;
+
+static void check(ckd_status status, const ckd_error *err) {
+    if (status != CKD_OK) {
+        fprintf(stderr, "bench_kernels: %s\n", err->message);
+        exit(1);
+    }
+}
+
+static float *floats(size_t n) {
+    float *p = calloc(n, sizeof(float));
+    if (!p) {
+        perror("bench_kernels");
+        exit(1);
+    }
+    return p;
+}
+
+static state state_new(size_t side) {
+    state s = {.side = side, .seed = 88172645463325252u};
+    for (int p = 0; p < PARTS; p++) {
+        s.part[p] = floats(side * side);
+    }
+    s.row = floats(side);
+    s.column = floats(side);
+    s.left = floats(side * RANK);
+    s.right = floats(RANK * side);
+    for (size_t i = 0; i < side; i++) {
+        s.row[i] = exp2f(0.5f * bench_normal(&s.seed));
+        s.column[i] = exp2f(0.5f * bench_normal(&s.seed));
+    }
+    for (size_t i = 0; i < side * side; i++) {
+        s.part[2][i] = 0.02f * bench_normal(&s.seed);
+    }
+    return s;
+}
+
+/* Some tens of steps of training. */
+static void move_on(state *s) {
+    size_t n = s->side;
+    for (size_t i = 0; i < n * RANK; i++) {
+        s->left[i] = bench_normal(&s->seed);
+        s->right[i] = bench_normal(&s->seed);
+    }
+    for (size_t i = 0; i < n; i++) {
+        for (size_t j = 0; j < n; j++) {
+            float moved = 0, scale = s->row[i] * s->column[j], noise = bench_normal(&s->seed);
+            for (size_t k = 0; k < RANK; k++) {
+                moved += s->left[i * RANK + k] * s->right[k * n + j];
+            }
+            s->part[2][i * n + j] += 3e-4f * (0.25f * moved + 0.5f * bench_normal(&s->seed));
+            s->part[1][i * n + j] = 1e-4f * scale * noise;
+            s->part[0][i * n + j] = 1e-8f * scale * scale * (0.25f + noise * noise);
+        }
+    }
+}
+
+static void state_free(state *s) {
+    for (int p = 0; p < PARTS; p++) {
+        free(s->part[p]);
+    }
+    free(s->row);
+    free(s->column);
+    free(s->left);
+    free(s->right);
+}
+
+/* ---- saves and loads ---- */
+
+static ckd_store *store_open(const char *folder) {
+    ckd_store_options options = CKD_STORE_OPTIONS_INIT;
+    ckd_error err = {0};
+    ckd_store *store;
+    options.threads = 1;
+    check(ckd_store_open(&store, folder, CKD_OPEN_CREATE, &options, &err), &err);
+    return store;
+}
+
+/* Processor seconds of a whole save. */
+static double save(ckd_store *store, const char *run, uint64_t step, const state *s, ckd_fidelity fidelity,
+                   int effort) {
+    ckd_error err = {0};
+    ckd_save_options options = CKD_SAVE_OPTIONS_INIT;
+    options.run = run;
+    options.step = step;
+    options.fidelity = fidelity;
+    options.effort = effort;
+    options.max_load_cost = options.newest_load_cost = 16; /* one chain, and no copies kept ready */
+    double start = bench_cpu_seconds();
+    ckd_save *saving;
+    check(ckd_save_begin(&saving, store, &options, &err), &err);
+    for (int p = 0; p < PARTS; p++) {
+        uint64_t shape[2] = {s->side, s->side};
+        ckd_tensor t = CKD_TENSOR_INIT;
+        t.name = part_names[p];
+        t.role = part_roles[p];
+        t.dtype = CKD_F32;
+        t.ndim = 2;
+        t.shape = shape;
+        t.data = s->part[p];
+        check(ckd_save_tensor(saving, &t, &err), &err);
+    }
+    check(ckd_save_commit(NULL, saving, &err), &err);
+    return bench_cpu_seconds() - start;
+}
+
+/* Processor seconds of loading one tensor, opened files and all. */
+static double load(ckd_store *store, const char *run, uint64_t step, int part, const state *s, float *to) {
+    ckd_error err = {0};
+    ckd_checkpoint c;
+    ckd_load *loading;
+    check(ckd_store_find(&c, store, run, step, &err), &err);
+    check(ckd_load_begin(&loading, store, &c.id, &err), &err);
+    ckd_load_request request = CKD_LOAD_REQUEST_INIT;
+    request.name = part_names[part];
+    request.data = to;
+    request.size = s->side * s->side * sizeof(float);
+    double start = bench_cpu_seconds();
+    check(ckd_load_tensor(loading, &request, &err), &err);
+    double seconds = bench_cpu_seconds() - start;
+    ckd_load_end(loading);
+    return seconds;
+}
+
+/* ---- the share of products ---- */
+
+static const kernels *plain;
+static double in_products; /* benchmarks are one thread */
+
+static void timed_products(float *sums, const float *left, const float *right, size_t rows, size_t rank,
+                           size_t columns) {
+    double start = bench_cpu_seconds();
+    plain->products(sums, left, right, rows, rank, columns);
+    in_products += bench_cpu_seconds() - start;
+}
+
+/* Of what preparing a weight matrix takes: its statistics, its factors. */
+static double share_of_products(const float *now, const float *before, size_t side, int effort) {
+    ckd_error err = {0};
+    lossy_recipe recipe = lossy_recipe_of(CKD_COMPACT, effort);
+    lossy_tile t = {.part = LOSSY_WEIGHT,
+                    .dtype = CKD_F32,
+                    .recipe = &recipe,
+                    .count = side * side,
+                    .columns = side,
+                    .values = now,
+                    .now = now,
+                    .before = before,
+                    .expected_movement = NAN};
+    bool worth;
+    plain = kernels_cpu();
+    kernels timed = *plain;
+    timed.products = timed_products;
+    float_mode mode = float_mode_enter();
+    in_products = 0;
+    double start = bench_cpu_seconds();
+    check(lossy_tile_prepare(&t, &worth, &timed, &err), &err);
+    double all = bench_cpu_seconds() - start;
+    float_mode_leave(mode);
+    lossy_tile_free(&t);
+    return in_products / all;
+}
+
+/* ---- one size and effort ---- */
+
+typedef struct figures {
+    double copy, keyframe, delta;               /* seconds of all three parts */
+    double base[PARTS], key[PARTS], one[PARTS]; /* of loading: an exact base, a keyframe, one delta more */
+    double bits, products;
+    uint32_t depth;
+} figures;
+
+static double copy_seconds(const state *s, float *to) {
+    double start = bench_cpu_seconds();
+    for (int p = 0; p < PARTS; p++) {
+        memcpy(to, s->part[p], s->side * s->side * sizeof(float));
+    }
+    return bench_cpu_seconds() - start;
+}
+
+static void measure_loads(figures *f, ckd_store *store, const state *s, float *to, int repeats) {
+    for (int p = 0; p < PARTS; p++) {
+        double base[BENCH_MOST_REPEATS], key[BENCH_MOST_REPEATS], last[BENCH_MOST_REPEATS];
+        for (int r = 0; r < repeats; r++) {
+            base[r] = load(store, "exact", DELTAS, p, s, to);
+            key[r] = load(store, "lossy", 0, p, s, to);
+            last[r] = load(store, "lossy", DELTAS, p, s, to);
+        }
+        f->base[p] = bench_median(base, repeats);
+        f->key[p] = bench_median(key, repeats);
+        /* First moments are coded anew each time. */
+        f->one[p] = (bench_median(last, repeats) - f->key[p]) / DELTAS;
+    }
+}
+
+static figures measure(const bench_plan *plan, size_t side, int effort) {
+    figures f = {0};
+    double copies[BENCH_MOST_REPEATS], deltas[DELTAS];
+    state s = state_new(side);
+    float *to = floats(side * side), *before = floats(side * side);
+    bench_remove_tree(plan->folder);
+    mkdir("bench/series", 0777);
+    ckd_store *store = store_open(plan->folder);
+    move_on(&s);
+    f.keyframe = save(store, "lossy", 0, &s, CKD_COMPACT, effort);
+    for (int d = 0; d < DELTAS; d++) {
+        memcpy(before, s.part[2], side * side * sizeof(float));
+        move_on(&s);
+        deltas[d] = save(store, "lossy", (uint64_t)d + 1, &s, CKD_COMPACT, effort);
+    }
+    save(store, "exact", DELTAS, &s, CKD_EXACT, 0);
+    f.products = share_of_products(s.part[2], before, side, effort);
+    for (int r = 0; r < plan->repeats; r++) {
+        copies[r] = copy_seconds(&s, to);
+    }
+    ckd_error err = {0};
+    ckd_checkpoint last;
+    check(ckd_store_find(&last, store, "lossy", DELTAS, &err), &err);
+    f.copy = bench_median(copies, plan->repeats);
+    f.delta = bench_median(deltas, DELTAS);
+    f.bits = 8 * (double)last.stored_bytes / (double)(side * side);
+    f.depth = last.depth;
+    measure_loads(&f, store, &s, to, plan->repeats);
+    ckd_store_close(store);
+    bench_remove_tree(plan->folder);
+    state_free(&s);
+    free(to);
+    free(before);
+    return f;
+}
+
+/* ---- what comes out ---- */
+
+static void print(const bench_plan *plan, const figures *f, size_t side, int effort, bool first) {
+    double part = (double)(side * side * sizeof(float)) * 1e-6, raw = PARTS * part; /* MB */
+    printf("| %zu | %d | %.3f | %u | %.0f | %.0f | %.3f | %.2f | %.0f | %.0f | %.3f |", side, effort, f->bits,
+           f->depth, raw / f->keyframe, raw / f->delta, f->copy / f->delta, f->products, part / f->key[2],
+           part / f->base[2], part / f->key[2] * f->copy / raw);
+    for (int p = PARTS - 1; p >= 0; p -= 2) {
+        printf(" %.0f | %.2f |", part / f->one[p], f->one[p] / f->base[p]);
+    }
+    printf("\n");
+    fprintf(plan->json,
+            "%s\n  {\"side\": %zu, \"effort\": %d, \"bits\": %.4f, \"depth\": %u, \"memcpy_mb_per_s\": %.1f, "
+            "\"keyframe_mb_per_s\": %.1f, \"encode_mb_per_s\": %.1f, \"products_share\": %.3f",
+            first ? "" : ",", side, effort, f->bits, f->depth, raw / f->copy, raw / f->keyframe,
+            raw / f->delta, f->products);
+    for (int p = 0; p < PARTS; p++) {
+        fprintf(plan->json,
+                ", \"%s\": {\"base_mb_per_s\": %.1f, \"keyframe_mb_per_s\": %.1f, \"delta_mb_per_s\": %.1f, "
+                "\"delta_of_base\": %.4f}",
+                part_names[p], part / f->base[p], part / f->key[p], part / f->one[p], f->one[p] / f->base[p]);
+    }
+    fprintf(plan->json, "}");
+}
+
+void bench_paths(const bench_plan *plan) {
+    printf(
+        "\ncompact, W, m and v (fp32), one core, MB/s of raw state; decode and delta: of W\n\n| side | effort | "
+        "bits/parameter | depth | keyframe | encode | of memcpy | products | decode keyframe | exact base | of "
+        "memcpy | one delta W | of base | one delta v | of base |\n|---|---|---|---|---|---|---|---|---|---|---|---|---|"
+        "---|---|\n");
+    fprintf(plan->json, ",\n \"paths\": [");
+    bool first = true;
+    for (size_t i = 0; i < 4 && plan->sizes[i]; i++) {
+        for (size_t e = 0; e < 3 && plan->efforts[e]; e++) {
+            figures f = measure(plan, plan->sizes[i], plan->efforts[e]);
+            print(plan, &f, plan->sizes[i], plan->efforts[e], first);
+            fflush(stdout);
+            first = false;
+        }
+    }
+    fprintf(plan->json, "]");
+}

@@ -1,0 +1,392 @@
+/* Operations of the lossy coder: each against a plain definition, all instruction sets the same bits, sentinels around. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include <float.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "codec/lattice_masks.h"
+#include "kernels/cpu.h"
+#include "kernels/scalar_lattice.h"
+
+#define MOST  700
+#define GUARD 16
+
+static uint64_t seed = 1;
+static uint32_t next_random(void) {
+    seed ^= seed << 13;
+    seed ^= seed >> 7;
+    seed ^= seed << 17;
+    return (uint32_t)(seed >> 20);
+}
+static float even(void) {
+    return (float)(next_random() % 65536u) / 32768.0f - 1;
+}
+
+static const kernels *tables[2];
+static size_t table_count;
+
+static int find_tables(void **state) {
+    (void)state;
+    tables[table_count++] = &kernels_cpu_portable;
+    if (kernels_cpu() != &kernels_cpu_portable) {
+        tables[table_count++] = kernels_cpu();
+    }
+    return 0;
+}
+
+static void assert_bits(const void *a, const void *b, size_t size) {
+    assert_memory_equal(a, b, size);
+}
+
+/* Lengths around the vectors' and the blocks' sizes. */
+static size_t length_at(size_t i) {
+    static const size_t some[] = {63, 64, 65, 127, 128, 129, 255, 256, 257, 300, 511, 512, 699, MOST};
+    return i < 40 ? i : some[i - 40];
+}
+#define LENGTHS (40 + 14)
+
+static lattice_run a_run(const float *column) {
+    return (lattice_run){.unit = 0x1p-12f,
+                         .per_unit = 0x1p12f,
+                         .row_step = 5.3f,
+                         .column_step = column,
+                         .low_rank_unit = 1,
+                         .offset = {0.2f, 0.1f, 0.05f}};
+}
+
+/* ---- applying ---- */
+
+static void test_apply_few(void **state) {
+    (void)state;
+    static const unsigned one_in[] = {1, 3, 40, 100000};
+    for (size_t l = 0; l < LENGTHS; l++) {
+        for (size_t density = 0; density < 4; density++) {
+            size_t n = length_at(l);
+            float column[MOST + 1], from[MOST + GUARD], expected[MOST + GUARD];
+            int8_t few[MOST + 1];
+            int32_t wide[MOST + 1], widened[MOST + GUARD];
+            for (size_t i = 0; i < n + GUARD; i++) {
+                from[i] = i % 50 == 7 ? INFINITY : (i % 50 == 9 ? NAN : even());
+            }
+            for (size_t i = 0; i < n; i++) {
+                column[i] = 1 + 0.5f * even();
+                few[i] = (int8_t)(next_random() % one_in[density] ? 0 : (int)(next_random() % 255u) - 127);
+                few[i] = next_random() % 2 ? few[i] : (int8_t)(few[i] % 4);
+                wide[i] = few[i];
+            }
+            for (int columns = 0; columns < 2; columns++) {
+                lattice_run run = a_run(columns ? column : NULL);
+                for (size_t i = 0; i < n + GUARD; i++) {
+                    float at = i < n ? scalar_level(wide[i], run.offset[0], run.offset[1], run.offset[2]) : 0;
+                    float step = i < n && columns ? run.row_step * column[i] : run.row_step;
+                    expected[i] = scalar_move(from[i], scalar_units(at * step), run.unit, run.per_unit);
+                }
+                for (size_t t = 0; t < table_count; t++) {
+                    float values[MOST + GUARD];
+                    memcpy(values, from, sizeof(from));
+                    tables[t]->lattice_apply_few(values, few, n, &run);
+                    assert_bits(values, expected, (n + GUARD) * sizeof(float));
+                    memcpy(values, from, sizeof(from));
+                    tables[t]->lattice_apply(values, wide, NULL, n, &run);
+                    assert_bits(values, expected, (n + GUARD) * sizeof(float));
+                    memset(widened, 0x5a, sizeof(widened));
+                    tables[t]->widen_integers(widened, few, n);
+                    assert_bits(widened, wide, n * sizeof(int32_t));
+                    assert_int_equal(widened[n], 0x5a5a5a5a);
+                }
+            }
+        }
+    }
+}
+
+/* Without a low-rank part, and with one that is nowhere zero or everywhere. */
+static void test_residual(void **state) {
+    (void)state;
+    for (size_t l = 0; l < LENGTHS; l++) {
+        size_t n = length_at(l);
+        float now[MOST], before[MOST], low[MOST], column[MOST], expected[MOST], got[MOST + 1];
+        for (size_t i = 0; i < n; i++) {
+            now[i] = i % 50 == 7 ? INFINITY : even();
+            before[i] = i % 50 == 9 ? NAN : even();
+            low[i] = (float)(int32_t)(next_random() % 7u) - 3;
+            column[i] = 1 + 0.5f * even();
+        }
+        for (int kind = 0; kind < 4; kind++) {
+            lattice_run run = a_run(kind & 1 ? column : NULL);
+            for (size_t i = 0; i < n; i++) {
+                float step = kind & 1 ? run.row_step * column[i] : run.row_step;
+                int32_t more = kind & 2 ? scalar_units(low[i] * run.low_rank_unit * step) : 0;
+                float r =
+                    (now[i] - scalar_move(before[i], more, run.unit, run.per_unit)) * run.per_unit / step;
+                expected[i] = fabsf(r) < LATTICE_LIMIT ? r : 0.0f;
+            }
+            for (size_t t = 0; t < table_count; t++) {
+                got[n] = 77;
+                tables[t]->lattice_residual(got, now, before, kind & 2 ? low : NULL, n, &run);
+                assert_bits(got, expected, n * sizeof(float));
+                assert_true(got[n] == 77);
+            }
+        }
+    }
+}
+
+static void test_values(void **state) {
+    (void)state;
+    int32_t q[MOST];
+    float values[MOST + 1];
+    for (size_t i = 0; i < MOST; i++) {
+        q[i] = i % 9 == 0 ? 0 : (int32_t)next_random() >> (next_random() % 32u);
+    }
+    q[0] = INT32_MIN;
+    q[1] = INT32_MAX;
+    for (size_t t = 0; t < table_count; t++) {
+        for (size_t l = 0; l < LENGTHS; l++) {
+            size_t n = length_at(l);
+            values[n] = 77;
+            tables[t]->lattice_values(values, q, n, 0x1p-9f);
+            for (size_t i = 0; i < n; i++) {
+                float expected = (float)scalar_units((float)q[i]) * 0x1p-9f;
+                assert_bits(&values[i], &expected, sizeof(float));
+            }
+            assert_true(values[n] == 77);
+        }
+    }
+}
+
+/* ---- encoders' sums ---- */
+
+static void test_quantise_few(void **state) {
+    (void)state;
+    static const float up[3] = {0.7f, 0.65f, 0.55f};
+    for (size_t l = 0; l < LENGTHS; l++) {
+        for (int kind = 0; kind < 2; kind++) { /* the second has one that does not fit */
+            size_t n = length_at(l);
+            float residual[MOST];
+            int32_t wide[MOST];
+            level_sums expected = {{0}, {0}};
+            for (size_t i = 0; i < n; i++) {
+                residual[i] = even() * (i % 7 == 0 ? 126.0f : 3.0f);
+            }
+            if (kind == 1 && n) {
+                residual[next_random() % n] = n % 2 ? 127.6f : -1e9f;
+            }
+            kernels_cpu_portable.quantise(wide, residual, up, n);
+            for (size_t i = 0; i < n; i++) {
+                int32_t level = wide[i] < 0 ? -wide[i] : wide[i], which = level > 2 ? 2 : level - 1;
+                if (level) {
+                    expected.below[which] += (double)level - fabs((double)residual[i]);
+                    expected.count[which]++;
+                }
+            }
+            level_sums first = {{0}, {0}};
+            for (size_t t = 0; t < table_count; t++) {
+                int8_t few[MOST + 1];
+                level_sums s = {{0}, {0}};
+                few[n] = 77;
+                bool fits = tables[t]->quantise_few(few, &s, residual, up, n);
+                assert_int_equal(fits, kind == 0 || n == 0);
+                assert_int_equal(few[n], 77);
+                for (size_t i = 0; i < n && fits; i++) {
+                    assert_int_equal(few[i], wide[i]);
+                }
+                for (int w = 0; w < 3 && fits; w++) {
+                    assert_int_equal(s.count[w], expected.count[w]);
+                    assert_true(fabs(s.below[w] - expected.below[w]) <= 1e-4 * (1 + fabs(expected.below[w])));
+                }
+                first = t == 0 ? s : first;
+                assert_bits(&first, &s, sizeof(s));
+            }
+        }
+    }
+}
+
+static bool close_to(double a, double b) {
+    return fabs(a - b) <= 1e-5 * fabs(b);
+}
+
+static int32_t lowest_bit(float v) {
+    int exponent;
+    if (v == 0 || !isfinite(v)) {
+        return INT32_MAX;
+    }
+    uint64_t mantissa = (uint64_t)ldexp(fabs(frexp((double)v, &exponent)), 24);
+    for (exponent -= 24; !(mantissa & 1); exponent++) {
+        mantissa >>= 1;
+    }
+    return exponent;
+}
+
+/* As lattice_sums says. */
+static lattice_sums plain_sums(const float *now, const float *before, const float *weight, float row,
+                               const float most[2], size_t n) {
+    lattice_sums s = LATTICE_SUMS_INIT;
+    for (size_t i = 0; i < n; i++) {
+        float v = before ? now[i] - before[i] : now[i], w = weight ? weight[i] * row : 1;
+        if (fabsf(now[i]) <= most[0]) {
+            s.now += (double)now[i] * (double)now[i];
+            s.largest = fabsf(now[i]) > s.largest ? fabsf(now[i]) : s.largest;
+            s.least = now[i] < s.least ? now[i] : s.least;
+            s.finite++;
+        }
+        if (fabsf(v) <= (before ? most[1] : most[0])) {
+            s.moved += (double)v * (double)v;
+            s.weighted += (double)(v * w) * (double)(v * w);
+            s.farthest = before && fabsf(v) > s.farthest ? fabsf(v) : s.farthest;
+            s.compared++;
+        }
+        if (before) {
+            int32_t lowest = lowest_bit(before[i]);
+            s.lowest_bit = lowest < s.lowest_bit ? lowest : s.lowest_bit;
+            s.before_bits |= scalar_bits(before[i]);
+        }
+    }
+    return s;
+}
+
+static void fill_odd(float *to, size_t n) {
+    for (size_t i = 0; i < n; i++) {
+        switch (next_random() % 40u) {
+        case 0:
+            to[i] = NAN;
+            break;
+        case 1:
+            to[i] = -INFINITY;
+            break;
+        case 2:
+            to[i] = 0;
+            break;
+        case 3:
+            to[i] = 3e38f * even();
+            break;
+        case 4:
+            to[i] = 1e-42f * even();
+            break;
+        default:
+            to[i] = ldexpf((float)(int32_t)(1000 * even()), -14); /* with zeros at the end */
+        }
+    }
+}
+
+static void test_sums(void **state) {
+    (void)state;
+    for (size_t l = 0; l < LENGTHS; l++) {
+        for (int kind = 0; kind < 8; kind++) {
+            size_t n = length_at(l);
+            float now[MOST], before[MOST], weight[MOST];
+            fill_odd(now, n);
+            fill_odd(before, n);
+            for (size_t i = 0; i < n; i++) {
+                weight[i] = 1 + 0.5f * even();
+            }
+            const float *b = kind & 1 ? before : NULL, *w = kind & 2 ? weight : NULL;
+            bool lattice = kind & 4;
+            const float most[2] = {l % 2 ? FLT_MAX : 0.03f, l % 3 ? FLT_MAX : 0.05f};
+            lattice_sums expected = plain_sums(now, b, w, w ? 0.7f : 1, most, n), first = {0};
+            for (size_t t = 0; t < table_count; t++) {
+                lattice_sums s = LATTICE_SUMS_INIT;
+                tables[t]->sums_of(&s, now, b, w, 0.7f, most, lattice, n);
+                assert_true(close_to(s.now, expected.now) && close_to(s.moved, expected.moved));
+                assert_true(close_to(s.weighted, expected.weighted));
+                assert_true(s.largest == expected.largest && s.least == expected.least &&
+                            s.farthest == expected.farthest);
+                assert_int_equal(s.finite, expected.finite);
+                assert_int_equal(s.compared, expected.compared);
+                if (lattice) {
+                    assert_int_equal(s.lowest_bit, expected.lowest_bit);
+                    assert_int_equal(s.before_bits, expected.before_bits);
+                }
+                first = t == 0 ? s : first;
+                assert_bits(&first, &s, sizeof(s));
+            }
+        }
+    }
+}
+
+static void test_moments(void **state) {
+    (void)state;
+    for (size_t l = 0; l < LENGTHS; l++) {
+        for (int kind = 0; kind < 4; kind++) {
+            size_t n = length_at(l);
+            bool magnitudes = kind & 1;
+            float most = l % 2 ? FLT_MAX : 0.02f;
+            float now[MOST], from[MOST];
+            double expected[2] = {0, 0}, columns[2][MOST] = {{0}}, sums[2][2] = {{0}};
+            fill_odd(now, n);
+            fill_odd(from, n);
+            for (size_t i = 0; i < n; i++) {
+                float v = magnitudes ? fabsf(now[i]) : now[i], f = kind & 2 ? from[i] : 1;
+                if (v > 0 && v <= most && f > 0) {
+                    expected[0] += columns[0][i] = (double)v;
+                    expected[1] += (double)f;
+                    columns[1][i] = (double)f * 1.5;
+                }
+            }
+            for (size_t t = 0; t < table_count; t++) {
+                double got[2][MOST] = {{0}};
+                tables[t]->moment_row(sums[t], now, kind & 2 ? from : NULL, magnitudes, most, n);
+                assert_true(close_to(sums[t][0], expected[0]));
+                assert_true(expected[1] == sums[t][1] || close_to(sums[t][1], expected[1]));
+                assert_bits(sums[t], sums[0], sizeof(sums[0]));
+                tables[t]->moment_columns(got[0], got[1], now, kind & 2 ? from : NULL, 1.5, magnitudes, most,
+                                          n);
+                assert_bits(got, columns, sizeof(got));
+            }
+        }
+    }
+}
+
+/* ---- masks ---- */
+
+static void test_masks(void **state) {
+    (void)state;
+    static const unsigned one_in[] = {1, 2, 9, 200, 1000000};
+    for (size_t l = 0; l < LENGTHS; l++) {
+        for (size_t density = 0; density < 5; density++) {
+            size_t n = length_at(l), groups = (n + MASK_OF - 1) / MASK_OF, count = 0;
+            int8_t q[MOST], others[MOST + MASK_OF], back[MOST + GUARD];
+            uint8_t masks[MOST / MASK_OF + 2];
+            for (size_t i = 0; i < n; i++) {
+                q[i] = (int8_t)(next_random() % one_in[density] ? 0 : (int)(next_random() % 255u) - 127);
+                count += q[i] != 0;
+            }
+            memset(masks, 0xa5, sizeof(masks));
+            assert_int_equal(lattice_nonzeros(q, n), count);
+            assert_int_equal(lattice_to_masks(masks, others, q, n), count);
+            assert_int_equal(masks[groups], 0xa5);
+            assert_int_equal(lattice_masks_bits(masks, groups), count);
+            for (size_t i = 0, at = 0; i < n; i++) {
+                assert_int_equal(masks[i / MASK_OF] >> (i % MASK_OF) & 1, q[i] != 0);
+                assert_true(q[i] == 0 || others[at++] == q[i]);
+            }
+            memset(back, 0x5a, sizeof(back));
+            assert_true(lattice_from_masks(back, masks, others, count, n));
+            assert_bits(back, q, n);
+            assert_int_equal(back[n], 0x5a);
+            if (count) { /* one of them is zero */
+                others[next_random() % count] = 0;
+                assert_false(lattice_from_masks(back, masks, others, count, n));
+            }
+            if (n % MASK_OF) { /* more than there are */
+                memset(others, 1, sizeof(others));
+                masks[groups - 1] = (uint8_t)(1u << (MASK_OF - 1));
+                assert_false(lattice_from_masks(back, masks, others, lattice_masks_bits(masks, groups), n));
+            }
+        }
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_apply_few),    cmocka_unit_test(test_residual), cmocka_unit_test(test_values),
+        cmocka_unit_test(test_quantise_few), cmocka_unit_test(test_sums),     cmocka_unit_test(test_moments),
+        cmocka_unit_test(test_masks),
+    };
+    return cmocka_run_group_tests(tests, find_tables, NULL);
+}
