@@ -23,6 +23,11 @@ $(B)/tests/test_symbol_rates: $(B)/obj/bench/support_rates.o
 $(B)/tests/test_nomem: EXTRA_OBJ = $(foreach f,malloc calloc realloc strdup opendir realpath ZSTD_createCCtx ZSTD_createDCtx,\
     -Wl$(comma)--wrap=$(f))
 
+$(B)/tests/test_lossy_trouble: EXTRA_OBJ = $(foreach f,malloc calloc realloc,-Wl$(comma)--wrap=$(f))
+
+# The table of kernels is the one that the test says.
+$(B)/tests/test_lossy_store: EXTRA_OBJ = -Wl,--wrap=kernels_cpu
+
 # Tests of the command's parts link with all of it but its main().
 CLI_PART_OBJ := $(filter-out $(B)/obj/cli/main.o,$(CLI_OBJ))
 CLI_TESTS := $(filter $(B)/tests/test_cli% $(B)/tests/test_safetensors% $(B)/tests/fuzz_safetensors% \

@@ -1,0 +1,381 @@
+/*
+ * Stores with lossy checkpoints: any shape and layout saved, any region loaded, with any number of threads, by any table of kernels, in any
+ * mode of the host's floats; damage is found; the catalog can be made anew.
+ */
+#include <fenv.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "base/file.h"
+#include "kernels/cpu.h"
+#include "tests/support/checkpoints.h"
+#include "tests/support/drift.h"
+#include "tests/support/scenes.h"
+#include "tests/support/tempdir.h"
+
+static const ckd_fidelity fidelities[2] = {CKD_NEAR, CKD_COMPACT};
+static const char *const names[3] = {"exp_avg_sq.w", "exp_avg.w", "w"};
+
+static const float *part_of(const drift *d, int part) {
+    return part == 0 ? d->second : part == 1 ? d->first : d->weight;
+}
+
+/* The linker sends the library's calls here (mk/test.mk). */
+static bool portable;
+const kernels *__real_kernels_cpu(void);
+const kernels *__wrap_kernels_cpu(void);
+const kernels *__wrap_kernels_cpu(void) {
+    return portable ? &kernels_cpu_portable : __real_kernels_cpu();
+}
+
+/* ---- shapes and regions ---- */
+
+static const struct {
+    uint32_t ndim;
+    uint64_t shape[5];
+} shapes[] = {
+    {1, {64}},       {1, {1009}},        {2, {1, 300}},       {2, {300, 1}},
+    {2, {127, 131}}, {2, {7, 400}},      {2, {400, 7}},       {3, {4, 33, 37}},
+    {3, {5, 1, 90}}, {4, {24, 8, 3, 3}}, {4, {2, 3, 40, 20}}, {5, {2, 3, 2, 5, 17}},
+    {1, {270001}},   {2, {1031, 523}},   {2, {3, 300007}},    {3, {3, 400, 300}},
+};
+enum { SHAPES = sizeof(shapes) / sizeof(shapes[0]) };
+
+static uint64_t elements_of(size_t s) {
+    uint64_t n = 1;
+    for (uint32_t d = 0; d < shapes[s].ndim; d++) {
+        n *= shapes[s].shape[d];
+    }
+    return n;
+}
+
+static void check_errors(ckd_store *store, const char *run, uint64_t step, const drift *d, bool deep) {
+    for (int part = 0; part < 3; part++) {
+        float *got = load_floats(store, run, step, names[part], CKD_F32, d->count);
+        double error = relative_error(got, part_of(d, part), d->count);
+        if (!(error > 0) || !(error < (part < 2 ? 1.01 : deep ? 0.05 : 0.02))) {
+            fail_msg("%s of %s, step %u: %g", names[part], run, (unsigned)step, error);
+        }
+        free(got);
+    }
+}
+
+static void test_shapes_and_regions(void **state) {
+    ckd_store *store = store_create(*state);
+    for (size_t s = 0; s < SHAPES; s++) {
+        char run[32];
+        snprintf(run, sizeof(run), "shape%zu", s);
+        uint64_t n = elements_of(s), columns = shapes[s].ndim == 1 ? 1 : shapes[s].shape[shapes[s].ndim - 1];
+        drift d = drift_new(n / columns, columns, (unsigned)s);
+        for (uint64_t step = 0; step < 3; step++, drift_step(&d)) {
+            ckd_save_options o = lossy_options(run, step, fidelities[s % 2]);
+            ckd_save *save = begin_with(store, &o);
+            for (int part = 0; part < 3; part++) {
+                add_tensor(save, names[part], CKD_F32, shapes[s].ndim, shapes[s].shape, NULL,
+                           part_of(&d, part));
+            }
+            commit_save(save);
+            check_errors(store, run, step, &d, step > 0);
+            for (int part = 0; part < 3 && step == 2; part++) {
+                float *got = load_floats(store, run, step, names[part], CKD_F32, n);
+                for (unsigned i = 0; i < 12; i++) {
+                    check_random_region(store, run, step, names[part], shapes[s].ndim, shapes[s].shape, got,
+                                        i);
+                }
+                free(got);
+            }
+        }
+        drift_free(&d);
+    }
+    assert_int_equal(verify_damage(store), 0);
+    ckd_store_close(store);
+}
+
+/* ---- ranks ---- */
+
+/* Flat ranges with ragged edges, or slabs of rows. */
+static ckd_region region_of(const drift *d, uint32_t rank, uint32_t world, bool rows) {
+    ckd_region r = {.kind = rows ? CKD_REGION_BOX : CKD_REGION_FLAT};
+    uint64_t whole = rows ? d->rows : d->count, first = whole * rank / world,
+             end = whole * (rank + 1) / world;
+    if (!rows) {
+        first += rank > 0 ? 5 : 0;
+        end += rank + 1 < world ? 5 : 0;
+        r.start = first;
+        r.count = end - first;
+        return r;
+    }
+    r.offsets[0] = first;
+    r.lengths[0] = end - first;
+    r.lengths[1] = d->columns;
+    return r;
+}
+
+static void save_ranks(ckd_store *store, ckd_save_options o, const drift *d, uint32_t world, bool rows) {
+    ckd_save *saves[4];
+    ckd_part parts[4];
+    ckd_error err = {0};
+    uint64_t shape[2] = {d->rows, d->columns};
+    o.world = world;
+    assert_int_equal(ckd_id_new(&o.checkpoint_id, NULL), CKD_OK);
+    for (o.rank = 0; o.rank < world; o.rank++) {
+        ckd_region r = region_of(d, o.rank, world, rows);
+        uint64_t first = rows ? r.offsets[0] * d->columns : r.start;
+        saves[o.rank] = begin_with(store, &o);
+        for (int part = 0; part < 3; part++) {
+            add_tensor(saves[o.rank], names[part], CKD_F32, 2, shape, &r, part_of(d, part) + first);
+        }
+        assert_int_equal(ckd_save_seal(&parts[o.rank], saves[o.rank], &err), CKD_OK);
+    }
+    if (ckd_save_publish(NULL, saves[0], parts, world, &err) != CKD_OK) {
+        fail_msg("publish: %s", err.message);
+    }
+    for (uint32_t rank = 0; rank < world; rank++) {
+        if (rank > 0) {
+            ckd_save_end(saves[rank]);
+        }
+        ckd_part_free(&parts[rank]);
+    }
+}
+
+/* Each step by another number of ranks, cut another way: parents are read across the cuts. */
+static void test_ranks_and_other_layouts(void **state) {
+    ckd_store *store = store_create(*state);
+    static const uint64_t shape[2] = {211, 97};
+    for (int f = 0; f < 2; f++) {
+        const char *run = ckd_fidelity_name(fidelities[f]);
+        drift d = drift_new(shape[0], shape[1], 1);
+        for (uint64_t step = 0; step < 9; step++, drift_step(&d)) {
+            ckd_save_options o = lossy_options(run, step, fidelities[f]);
+            save_ranks(store, o, &d, 1 + (uint32_t)((step + 1) % 3), step / 3 % 2);
+            check_errors(store, run, step, &d, step > 0);
+            float *got = load_floats(store, run, step, "w", CKD_F32, d.count);
+            for (unsigned i = 0; i < 10; i++) {
+                check_random_region(store, run, step, "w", 2, shape, got, i);
+            }
+            free(got);
+            double told = tensor_info(store, run, step, "w").rel_l2;
+            got = load_floats(store, run, step, "w", CKD_F32, d.count);
+            double is = relative_error(got, d.weight, d.count);
+            assert_true(told > 0.99 * is && told < 1.01 * is);
+            free(got);
+        }
+        drift_free(&d);
+    }
+    assert_int_equal(verify_damage(store), 0);
+    ckd_store_close(store);
+}
+
+/* ---- the same, whoever computes it ---- */
+
+enum { ROWS = 700, COLUMNS = 420, N = ROWS * COLUMNS, STEPS = 4 };
+
+/* The values of every step, one after the other; malloc'ed. Sets what it took to store them. */
+static float *save_and_load(const char *dir, const char *name, uint32_t threads, ckd_fidelity fidelity,
+                            uint64_t *stored) {
+    char path[4096];
+    snprintf(path, sizeof(path), "%s/%s", dir, name);
+    ckd_store_options options = CKD_STORE_OPTIONS_INIT;
+    options.threads = threads;
+    ckd_store *store;
+    assert_int_equal(ckd_store_open(&store, path, CKD_OPEN_CREATE, &options, NULL), CKD_OK);
+    float *all = malloc(3 * STEPS * N * sizeof(float));
+    assert_non_null(all);
+    fenv_t mode;
+    fegetenv(&mode);
+    fesetenv(FE_DFL_ENV); /* the test's own arithmetic */
+    drift d = drift_new(ROWS, COLUMNS, 1);
+    *stored = 0;
+    for (uint64_t step = 0; step < STEPS; step++) {
+        ckd_save_options o = lossy_options("r", step, fidelity);
+        fesetenv(&mode);
+        *stored += save_drift(store, &o, &d).stored_bytes;
+        for (uint64_t part = 0; part < 3; part++) {
+            void *got = load_whole(store, "r", step, names[part], N * sizeof(float));
+            memcpy(all + (3 * step + part) * N, got, N * sizeof(float));
+            free(got);
+        }
+        fesetenv(FE_DFL_ENV);
+        drift_step(&d);
+    }
+    drift_free(&d);
+    fesetenv(&mode);
+    ckd_store_close(store);
+    return all;
+}
+
+static void set_odd_mode(void) {
+    fesetround(FE_UPWARD);
+#if defined(__x86_64__)
+    __builtin_ia32_ldmxcsr(__builtin_ia32_stmxcsr() | 0x8040u);
+#endif
+}
+
+static void test_threads_kernels_and_modes_do_not_matter(void **state) {
+    for (int f = 0; f < 2; f++) {
+        uint64_t stored, others;
+        char name[32];
+        float *all = save_and_load(*state, f ? "c" : "n", 1, fidelities[f], &stored);
+        for (int way = 0; way < 3; way++) {
+            snprintf(name, sizeof(name), "%d.%d", f, way);
+            portable = way == 1;
+            if (way == 2) {
+                set_odd_mode();
+            }
+            int round = fegetround();
+            float *other = save_and_load(*state, name, way == 0 ? 5 : 2, fidelities[f], &others);
+            assert_int_equal(fegetround(), round);
+            fesetenv(FE_DFL_ENV);
+            portable = false;
+            assert_memory_equal(other, all, 3 * STEPS * N * sizeof(float));
+            assert_true(others + 200 > stored && stored + 200 > others); /* but for random ids, packed */
+            free(other);
+        }
+        free(all);
+    }
+}
+
+/* ---- damage ---- */
+
+static void test_rebuild(void **state) {
+    ckd_store *store = store_create(*state);
+    drift d = drift_new(96, 64, 2);
+    float *before[STEPS];
+    for (uint64_t step = 0; step < STEPS; step++, drift_step(&d)) {
+        ckd_save_options o = lossy_options("r", step, CKD_COMPACT);
+        o.resumed_from_run = step ? "r" : NULL;
+        o.resumed_from_step = step ? step - 1 : 0;
+        save_drift(store, &o, &d);
+        before[step] = load_floats(store, "r", step, "w", CKD_F32, d.count);
+    }
+    ckd_checkpoint_list *old, *new;
+    assert_int_equal(ckd_store_list(&old, store, NULL, NULL), CKD_OK);
+    double told = tensor_info(store, "r", 3, "w").rel_l2;
+    ckd_store_close(store);
+    assert_int_equal(ckd_store_rebuild(NULL, store_path_of(*state, ""), NULL, NULL), CKD_OK);
+    store = store_reopen(*state, CKD_OPEN_READ);
+    assert_int_equal(ckd_store_list(&new, store, NULL, NULL), CKD_OK);
+    lists_check_equal(old, new);
+    assert_int_equal(new->items[STEPS - 1].lossy_resumes, STEPS - 1);
+    assert_true(tensor_info(store, "r", 3, "w").rel_l2 == told);
+    for (uint64_t step = 0; step < STEPS; step++) {
+        float *after = load_floats(store, "r", step, "w", CKD_F32, d.count);
+        assert_memory_equal(after, before[step], d.count * sizeof(float));
+        free(after);
+        free(before[step]);
+    }
+    assert_int_equal(verify_damage(store), 0);
+    ckd_checkpoint_list_free(old);
+    ckd_checkpoint_list_free(new);
+    drift_free(&d);
+    ckd_store_close(store);
+}
+
+/* Loads of steps 0 ... 2: right, or an error. Returns how many failed. */
+static int load_all(ckd_store *store, float *const right[9], uint64_t count) {
+    int failed = 0;
+    for (uint64_t i = 0; i < 9; i++) {
+        ckd_checkpoint c;
+        ckd_load *load;
+        ckd_error err = {0};
+        if (ckd_store_find(&c, store, "r", i / 3, NULL) != CKD_OK ||
+            ckd_load_begin(&load, store, &c.id, &err) != CKD_OK) {
+            failed++;
+            continue;
+        }
+        ckd_load_request q = CKD_LOAD_REQUEST_INIT;
+        q.name = names[i % 3];
+        q.size = count * sizeof(float);
+        q.data = malloc(q.size);
+        assert_non_null(q.data);
+        if (ckd_load_tensor(load, &q, &err) != CKD_OK) {
+            assert_true(err.message[0]);
+            failed++;
+        } else if (memcmp(q.data, right[i], q.size) != 0) {
+            fail_msg("%s of step %u is loaded wrongly", names[i % 3], (unsigned)(i / 3));
+        }
+        free(q.data);
+        ckd_load_end(load);
+    }
+    return failed;
+}
+
+static void test_every_flipped_byte(void **state) {
+    ckd_store *store = store_create(*state);
+    drift d = drift_new(20, 17, 3);
+    float *right[9];
+    for (uint64_t step = 0; step < 3; step++, drift_step(&d)) {
+        ckd_save_options o = lossy_options("r", step, CKD_NEAR);
+        save_drift(store, &o, &d);
+        for (uint64_t part = 0; part < 3; part++) {
+            right[3 * step + part] = load_floats(store, "r", step, names[part], CKD_F32, d.count);
+        }
+    }
+    ckd_store_close(store);
+    dir_list files;
+    unsigned long flips = 0, found = 0, stride = under_sanitizer() ? 29 : 3;
+    assert_int_equal(dir_list_read(&files, store_path_of(*state, "data/c"), NULL), CKD_OK);
+    assert_int_equal(files.count, 3);
+    for (size_t f = 0; f < files.count; f++) {
+        char path[4096];
+        size_t size;
+        snprintf(path, sizeof(path), "%s/%s", store_path_of(*state, "data/c"), files.names[f]);
+        unsigned char *content = read_whole_file(path, &size);
+        for (size_t at = f; at < size; at += stride) {
+            content[at] ^= (unsigned char)(1u << (at % 8));
+            write_whole_file(path, content, size);
+            content[at] ^= (unsigned char)(1u << (at % 8));
+            store = store_reopen(*state, CKD_OPEN_READ);
+            int failed = load_all(store, right, d.count);
+            bool told = verify_damage(store) > 0;
+            if (!told) {
+                fail_msg("a flipped bit at %zu of %s is not found", at, path);
+            }
+            found += failed > 0;
+            flips++;
+            ckd_store_close(store);
+        }
+        write_whole_file(path, content, size);
+        free(content);
+    }
+    print_message("%lu flips, all found, %lu of them by loads\n", flips, found);
+    assert_true(flips > 100 && found > flips / 4);
+    dir_list_free(&files);
+    for (int i = 0; i < 9; i++) {
+        free(right[i]);
+    }
+    drift_free(&d);
+}
+
+static int setup(void **state) {
+    *state = tempdir_create();
+    return 0;
+}
+
+static int teardown(void **state) {
+    fesetenv(FE_DFL_ENV);
+    portable = false;
+    tempdir_remove(*state);
+    return 0;
+}
+
+#define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        TEST(test_shapes_and_regions),
+        TEST(test_ranks_and_other_layouts),
+        TEST(test_threads_kernels_and_modes_do_not_matter),
+        TEST(test_rebuild),
+        TEST(test_every_flipped_byte),
+    };
+    return cmocka_run_group_tests_name("lossy_store", tests, NULL, NULL);
+}
