@@ -20,25 +20,39 @@ static float power_of_two(int32_t exponent) {
 
 /* ---- the low-rank part ---- */
 
-/* Transposed, so that a component's column values lie side by side. Returns the largest sum of magnitudes that a product can have. */
+#define SQUARE 16u
+
+/* Transposed, so that a component's column values lie side by side; in squares, for the sake of the cache. */
+static void spread_columns(float *right, float *largest, const lattice_columns *c) {
+    for (size_t from = 0; from < c->columns; from += SQUARE) {
+        size_t to = c->columns - from < SQUARE ? c->columns : from + SQUARE;
+        for (uint32_t k = 0; k < c->rank; k++) {
+            float most = largest[k], scale = (float)(1u << c->shift[k]);
+            for (size_t j = from; j < to; j++) {
+                float v = (float)c->factor[j * c->rank + k] * scale, size = v < 0 ? -v : v;
+                right[k * c->columns + j] = v;
+                most = size > most ? size : most;
+            }
+            largest[k] = most;
+        }
+    }
+}
+
+/* Returns the largest sum of magnitudes that a product can have. */
 static double spread_factors(float *left, float *right, const lattice_block *b, size_t rows) {
     const lattice_columns *c = &b->own;
+    float largest_left[LATTICE_MAX_RANK] = {0}, largest_right[LATTICE_MAX_RANK] = {0};
     double bound = 0;
+    for (size_t i = 0; i < rows; i++) {
+        for (uint32_t k = 0; k < c->rank; k++) {
+            float v = (float)b->factor[i * c->rank + k], size = v < 0 ? -v : v;
+            left[i * c->rank + k] = v;
+            largest_left[k] = size > largest_left[k] ? size : largest_left[k];
+        }
+    }
+    spread_columns(right, largest_right, c);
     for (uint32_t k = 0; k < c->rank; k++) {
-        double largest_left = 0, largest_right = 0, scale = (double)(1u << c->shift[k]);
-        for (size_t i = 0; i < rows; i++) {
-            double v = b->factor[i * c->rank + k];
-            left[i * c->rank + k] = (float)v;
-            v = v < 0 ? -v : v;
-            largest_left = v > largest_left ? v : largest_left;
-        }
-        for (size_t j = 0; j < c->columns; j++) {
-            double v = c->factor[j * c->rank + k] * scale;
-            right[k * c->columns + j] = (float)v;
-            v = v < 0 ? -v : v;
-            largest_right = v > largest_right ? v : largest_right;
-        }
-        bound += largest_left * largest_right;
+        bound += (double)largest_left[k] * (double)largest_right[k];
     }
     return bound;
 }

@@ -178,24 +178,31 @@ static ckd_status usual_most(float *limit, const lossy_tile *t, const lattice_su
     }
 }
 
-static ckd_status find_usual(lossy_tile *t, const kernels *k, ckd_error *err) {
+/* all: of all values, rows and columns not weighed. */
+static ckd_status find_usual(lattice_sums *all, lossy_tile *t, const kernels *k, ckd_error *err) {
     static const float none[2] = {FLT_MAX, FLT_MAX};
-    lattice_sums all;
-    ckd_status status = add_up(&all, t, none, false, k, err);
+    ckd_status status = add_up(all, t, none, t->part != LOSSY_MOMENT, k, err);
     if (status == CKD_OK) {
-        status = usual_most(&t->keep_above, t, &all, false, k, err);
+        status = usual_most(&t->keep_above, t, all, false, k, err);
     }
     return status == CKD_OK && t->before && t->part == LOSSY_WEIGHT
-               ? usual_most(&t->keep_moved, t, &all, true, k, err)
+               ? usual_most(&t->keep_moved, t, all, true, k, err)
                : status;
 }
 
-/* Of what is not kept as it is. */
-static ckd_status add_up_usual(lattice_sums *s, lossy_tile *t, bool lattice, const kernels *k,
+/* Of what is not kept as it is. all: as find_usual gave it, before rows and columns were weighed. */
+static ckd_status add_up_usual(lattice_sums *s, lossy_tile *t, const lattice_sums *all, const kernels *k,
                                ckd_error *err) {
     const float most[2] = {t->keep_above, t->keep_moved};
-    ckd_status status = add_up(s, t, most, lattice, k, err);
     bool second = t->part == LOSSY_SECOND;
+    bool known = !t->plan.row && !t->plan.own.step && !(most[0] < FLT_MAX) && !(most[1] < FLT_MAX);
+    ckd_status status = CKD_OK;
+    *s = *all;
+    if (!known) {
+        status = add_up(s, t, most, false, k, err);
+        s->lowest_bit = all->lowest_bit;
+        s->before_bits = all->before_bits;
+    }
     t->ordinary =
         s->finite == t->count && (!t->before || s->compared == t->count) && (!second || s->least >= 0);
     t->largest = second ? 0 : s->largest;
@@ -296,11 +303,11 @@ static double find_movement(lossy_tile *t, double energy, double rms) {
     return share;
 }
 
-static ckd_status prepare_weight(lossy_tile *t, const kernels *k, ckd_error *err) {
+static ckd_status prepare_weight(lossy_tile *t, const lattice_sums *all, const kernels *k, ckd_error *err) {
     lattice_sums s;
     ckd_status status = weigh(t, err);
     if (status == CKD_OK) {
-        status = add_up_usual(&s, t, true, k, err);
+        status = add_up_usual(&s, t, all, k, err);
     }
     if (status != CKD_OK) {
         return status;
@@ -350,11 +357,11 @@ static ckd_status weigh_by_itself(lossy_tile *t, const kernels *k, ckd_error *er
     return status;
 }
 
-static ckd_status prepare_moment(lossy_tile *t, const kernels *k, ckd_error *err) {
+static ckd_status prepare_moment(lossy_tile *t, const lattice_sums *all, const kernels *k, ckd_error *err) {
     lattice_sums s;
     ckd_status status = weigh_by_itself(t, k, err);
     if (status == CKD_OK) {
-        status = add_up_usual(&s, t, false, k, err);
+        status = add_up_usual(&s, t, all, k, err);
     }
     if (status != CKD_OK) {
         return status;
@@ -412,10 +419,10 @@ static bool any(const int32_t *values, uint64_t n) {
     return all != 0;
 }
 
-static ckd_status prepare_second(lossy_tile *t, const kernels *k, ckd_error *err) {
+static ckd_status prepare_second(lossy_tile *t, const lattice_sums *all, const kernels *k, ckd_error *err) {
     lattice_sums s;
     double sums[2] = {0, 0};
-    ckd_status status = add_up_usual(&s, t, true, k, err);
+    ckd_status status = add_up_usual(&s, t, all, k, err);
     for (uint64_t row = 0; row < rows_of(t) && status == CKD_OK; row++) {
         uint64_t first, column, n = span_of(t, row, &first, &column);
         k->moment_row(sums, t->now + first, NULL, false, t->keep_above, n);
@@ -451,19 +458,20 @@ ckd_status lossy_tile_prepare(lossy_tile *t, bool *worth, const kernels *k, ckd_
     if (!*worth) {
         return CKD_OK;
     }
-    ckd_status status = find_usual(t, k, err);
+    lattice_sums all;
+    ckd_status status = find_usual(&all, t, k, err);
     if (status != CKD_OK) {
         return status;
     }
     switch (t->part) {
     case LOSSY_WEIGHT:
-        status = prepare_weight(t, k, err);
+        status = prepare_weight(t, &all, k, err);
         break;
     case LOSSY_MOMENT:
-        status = prepare_moment(t, k, err);
+        status = prepare_moment(t, &all, k, err);
         break;
     default:
-        return prepare_second(t, k, err);
+        return prepare_second(t, &all, k, err);
     }
     if (t->still) {
         t->up[0] = t->up[1] = t->up[2] = INFINITY; /* no integer but 0 */

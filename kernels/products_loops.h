@@ -43,7 +43,11 @@ static void pack_panel(float *panel, const float *right, size_t depth, size_t co
 }
 
 CPU_TARGET static inline __attribute__((always_inline)) void add_row(float *to, const float *from,
-                                                                     size_t width) {
+                                                                     size_t width, bool first) {
+    if (first) {
+        memcpy(to, from, width * sizeof(float));
+        return;
+    }
     if (width == PANEL) {
         few_floats a[2], b[2];
         memcpy(a, to, sizeof(a));
@@ -61,7 +65,9 @@ CPU_TARGET static inline __attribute__((always_inline)) void add_row(float *to, 
 CPU_LOOP static void products(float *sums, const float *left, const float *right, size_t rows, size_t rank,
                               size_t columns) {
     float panel[DEPTH * PANEL], block[HEIGHT * PANEL];
-    memset(sums, 0, rows * columns * sizeof(float));
+    if (rank == 0) {
+        memset(sums, 0, rows * columns * sizeof(float));
+    }
     for (size_t k = 0; k < rank; k += DEPTH) {
         size_t depth = rank - k < DEPTH ? rank - k : DEPTH;
         for (size_t j = 0; j < columns; j += PANEL) {
@@ -75,7 +81,7 @@ CPU_LOOP static void products(float *sums, const float *left, const float *right
                 }
                 panel_sums(block, from, panel, depth);
                 for (size_t r = 0; r < height; r++) {
-                    add_row(sums + (i + r) * columns + j, block + r * PANEL, width);
+                    add_row(sums + (i + r) * columns + j, block + r * PANEL, width, k == 0);
                 }
             }
         }
