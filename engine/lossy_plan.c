@@ -12,7 +12,7 @@
 #define TARGET_NEAR        0.92       /* of the bits wanted: near enough */
 #define FINER              2          /* octaves */
 #define LEAP               6          /* quarter octaves, while there is nothing to bisect */
-#define SAMPLE_PIECE       1024u      /* elements of one row that are looked at */
+#define SAMPLE_PIECE       128u       /* elements of one row that are looked at */
 #define SAMPLE_ELEMENTS    (1u << 17) /* of a large tile, about */
 
 /* What is left of every element, in steps, row by row; elements that the tile does not have are 0. */
