@@ -1,0 +1,116 @@
+/* engine/eigen and engine/low_rank: decompositions of matrices that are known. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include <math.h>
+#include <stdlib.h>
+
+#include "engine/eigen.h"
+#include "engine/low_rank.h"
+
+static uint64_t seed = 1;
+static double even(void) {
+    seed ^= seed << 13;
+    seed ^= seed >> 7;
+    seed ^= seed << 17;
+    return (double)(seed >> 40) / (1 << 23) - 1;
+}
+
+enum { LARGEST = 70 };
+
+/* kind 0: anything; 1: of rank 2; 2: diagonal, with equal values; 3: zero. */
+static void fill(double *m, size_t n, int kind) {
+    for (size_t i = 0; i < n; i++) {
+        for (size_t j = 0; j <= i; j++) {
+            double of_two = (double)((i + 1) * (j + 1)) + sin((double)i) * sin((double)j);
+            double v = kind == 0 ? even() : kind == 1 ? of_two : kind == 2 && i == j ? (double)(i / 3) : 0;
+            m[i * n + j] = m[j * n + i] = v;
+        }
+    }
+}
+
+static void test_eigen(void **state) {
+    (void)state;
+    static double m[LARGEST * LARGEST], v[LARGEST * LARGEST];
+    double values[LARGEST], spare[LARGEST];
+    for (size_t n = 0; n <= LARGEST; n++) {
+        for (int kind = 0; kind < 4; kind++) {
+            fill(m, n, kind);
+            double size = 1e-30;
+            for (size_t i = 0; i < n * n; i++) {
+                v[i] = m[i];
+                size = fabs(m[i]) > size ? fabs(m[i]) : size;
+            }
+            eigen_symmetric(v, values, spare, n);
+            for (size_t a = 0; a < n; a++) {
+                for (size_t b = 0; b <= a; b++) {
+                    double dot = 0;
+                    for (size_t i = 0; i < n; i++) {
+                        dot += v[a * n + i] * v[b * n + i];
+                    }
+                    assert_true(fabs(dot - (a == b)) <= 1e-9);
+                }
+                for (size_t i = 0; i < n; i++) {
+                    double turned = 0;
+                    for (size_t j = 0; j < n; j++) {
+                        turned += m[i * n + j] * v[a * n + j];
+                    }
+                    assert_true(fabs(turned - values[a] * v[a * n + i]) <= 1e-7 * size * (double)n);
+                }
+            }
+        }
+    }
+}
+
+/* `rank` directions and noise below what pays: as many components, and what they leave is noise. */
+static void test_factors(void **state) {
+    (void)state;
+    static const size_t sizes[][3] = {{64, 96, 3}, {200, 100, 40}, {33, 257, 0}, {300, 300, 110}};
+    for (size_t s = 0; s < sizeof(sizes) / sizeof(sizes[0]); s++) {
+        size_t rows = sizes[s][0], columns = sizes[s][1], rank = sizes[s][2];
+        float *x = calloc(rows * columns, sizeof(float));
+        float *left = malloc(rows * (rank + 1) * sizeof(float)),
+              *right = malloc(columns * (rank + 1) * sizeof(float));
+        assert_true(x && left && right);
+        for (size_t i = 0; i < rows * rank; i++) {
+            left[i] = (float)even();
+        }
+        for (size_t i = 0; i < columns * rank; i++) {
+            right[i] = (float)even();
+        }
+        double energy = 0, error = 0;
+        for (size_t i = 0; i < rows * columns; i++) {
+            for (size_t k = 0; k < rank; k++) {
+                x[i] += 6 * left[i / columns * rank + k] * right[i % columns * rank + k];
+            }
+            x[i] += 0.1f * (float)even();
+            energy += (double)x[i] * (double)x[i];
+        }
+        low_rank f;
+        ckd_error err = {0};
+        assert_int_equal(low_rank_of(&f, x, rows, columns, 0.15, 256, 2, kernels_cpu(), &err), CKD_OK);
+        assert_int_equal(f.rank, rank);
+        for (size_t i = 0; i < rows * columns; i++) {
+            double sum = 0;
+            for (size_t k = 0; k < f.rank; k++) {
+                sum += ldexp((double)f.left[i / columns * f.rank + k] * f.right[i % columns * f.rank + k],
+                             f.exponent + f.shift[k]);
+            }
+            error += ((double)x[i] - sum) * ((double)x[i] - sum);
+        }
+        assert_true(error <= (rank ? 0.06 : 1) * energy);
+        low_rank_free(&f);
+        free(x);
+        free(left);
+        free(right);
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_eigen), cmocka_unit_test(test_factors)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
