@@ -11,10 +11,12 @@
 #define DEFAULT_EFFORT 5
 #define FEWEST \
     64u /* elements, below which a tensor is exact: it is cheap then, and small tensors are special */
-#define NARROWEST       8u   /* rows and columns of a matrix that have steps of their own */
-#define UNITS_MOVED     16.0 /* lattice units in the movement's root mean square */
-#define LEAST_MOVEMENT  0.25 /* of the residual's energy: below, it is leftovers that say nothing */
-#define COARSEST        32.0 /* step of weights, in those they have without a parent */
+#define NARROWEST      8u   /* rows and columns of a matrix that have steps of their own */
+#define UNITS_MOVED    16.0 /* lattice units in the movement's root mean square */
+#define LEAST_MOVEMENT 0.25 /* of the residual's energy: below, it is leftovers that say nothing */
+#define COARSEST       32.0 /* step of weights, in those they have without a parent */
+#define OF_BOUND \
+    1.7 /* the step, at most: rounded to a quarter octave, and values to the lattice, less than two */
 #define NOTHING_MOVED   6e-3 /* of the error: it is known to three digits */
 #define OUTLIER         32.0 /* root mean squares */
 #define ONE_OUTLIER_IN  4096u
@@ -283,7 +285,8 @@ static void prepare_root(lossy_tile *t, const lattice_sums *values) {
     double rms = root(values->now, values->finite);
     double units = t->recipe->root_units / (t->vector ? t->recipe->vector : 1);
     t->plan.row = t->plan.own.step = NULL;
-    t->plan.exponent = exponent_of(t, rms / units, values->largest);
+    double spacing = rms / units < OF_BOUND * t->bound ? rms / units : OF_BOUND * t->bound;
+    t->plan.exponent = exponent_of(t, spacing, values->largest);
     t->up[0] = t->up[1] = t->up[2] = 0.5f;
 }
 
@@ -320,10 +323,11 @@ static ckd_status prepare_weight(lossy_tile *t, const lattice_sums *all, const k
         double share = find_movement(t, s.compared ? s.moved / (double)s.compared : 0, rms);
         double step =
             t->recipe->weight * (t->vector ? t->recipe->vector : 1) * root(s.weighted * share, s.compared);
-        step = step < 2 * t->bound ? step : 2 * t->bound;
+        step = step < OF_BOUND * t->bound ? step : OF_BOUND * t->bound;
         double most = COARSEST * rms / t->recipe->root_units;
         step = step > most && most > 0 ? most : step; /* something else altogether is not left where it was */
-        double spacing = t->movement / UNITS_MOVED, fine = step * smallest_weight(t) / 2;
+        double spacing = t->movement / UNITS_MOVED,
+               fine = step * smallest_weight(t) / (t->recipe->max_error > 0 ? 16 : 2);
         t->plan.exponent = exponent_of(t, spacing < fine ? spacing : fine, s.largest);
         stay_on_lattice(t, &s);
         t->still |= !(step > 0);
@@ -369,7 +373,7 @@ static ckd_status prepare_moment(lossy_tile *t, const lattice_sums *all, const k
     double rms = root(s.now, s.finite);
     t->bound = t->recipe->max_error > 0 ? t->recipe->max_error * rms : INFINITY;
     double step = t->recipe->moment * (t->vector ? t->recipe->vector : 1) * root(s.weighted, s.compared);
-    step = step < 2 * t->bound ? step : 2 * t->bound;
+    step = step < OF_BOUND * t->bound ? step : OF_BOUND * t->bound;
     t->plan.exponent = exponent_of(t, step * smallest_weight(t) / 32, s.largest);
     if (step > 0) {
         set_step(t, step);

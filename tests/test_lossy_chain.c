@@ -169,6 +169,7 @@ static void test_the_largest_error_is_bounded(void **state) {
             save_drift(store, &o, &d);
             if (o.max_error > 0) {
                 check_bound(store, run, step, &d, o.max_error);
+                assert_true(b >= 6 || tensor_info(store, run, step, "w").rel_l2 > 0); /* not just exact */
             }
         }
         drift_free(&d);
