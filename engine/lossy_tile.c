@@ -23,6 +23,7 @@
 #define MOST_WEIGHT     108 /* of a row or column, in quarter octaves: beyond, the lattice has no place for it */
 #define MOST_STEP       400  /* a block's, in quarter octaves */
 #define LEVELS_NONE     4096 /* a step that no difference reaches */
+#define MEANS_UP        0.7 /* fraction of a step from which means are corrected */
 #define LEVELS_OF_MEANS 4    /* rows' and columns' corrections of second moments: half octaves */
 
 lossy_part lossy_part_of(ckd_role role, ckd_dtype dtype) {
@@ -387,7 +388,9 @@ static ckd_status prepare_moment(lossy_tile *t, const lattice_sums *all, const k
 /* Levels between the means of two sums, in halves of octaves. */
 static int32_t level_distance(double now, double from) {
     double octaves = now > 0 && from > 0 ? log2(now / from) : 0;
-    return LEVELS_OF_MEANS * (int32_t)lrint(octaves * 8 / LEVELS_OF_MEANS);
+    double steps = octaves * 8 / LEVELS_OF_MEANS;
+    int32_t whole = (int32_t)(fabs(steps) + 1 - MEANS_UP); /* what goes to and fro is let be */
+    return LEVELS_OF_MEANS * (steps < 0 ? -whole : whole);
 }
 
 /*
