@@ -23,7 +23,7 @@
 #define MOST_WEIGHT     108 /* of a row or column, in quarter octaves: beyond, the lattice has no place for it */
 #define MOST_STEP       400  /* a block's, in quarter octaves */
 #define LEVELS_NONE     4096 /* a step that no difference reaches */
-#define MEANS_UP        0.7 /* fraction of a step from which means are corrected */
+#define MEANS_UP        0.7  /* fraction of a step from which means are corrected */
 #define LEVELS_OF_MEANS 4    /* rows' and columns' corrections of second moments: half octaves */
 
 lossy_part lossy_part_of(ckd_role role, ckd_dtype dtype) {
@@ -41,6 +41,10 @@ lossy_part lossy_part_of(ckd_role role, ckd_dtype dtype) {
     default:
         return LOSSY_NONE;
     }
+}
+
+bool lossy_wants_parent(const lossy_tile *t) {
+    return t->part == LOSSY_WEIGHT || (t->part == LOSSY_SECOND && t->recipe->second < LEVELS_NONE);
 }
 
 lossy_recipe lossy_recipe_of(ckd_fidelity fidelity, int effort) {
@@ -301,7 +305,8 @@ static double find_movement(lossy_tile *t, double energy, double rms) {
     if (energy > 0 && t->expected_movement > 0) {
         double known = t->expected_movement * t->expected_movement / energy;
         share = known < 1 ? known : 1;
-        t->still = false;
+        t->still = t->plain = false;
+        t->plain_offset = 0;
     }
     t->movement = sqrt(energy * share);
     return share;
@@ -317,6 +322,7 @@ static ckd_status prepare_weight(lossy_tile *t, const lattice_sums *all, const k
         return status;
     }
     double rms = root(s.now, s.finite);
+    t->weighted = t->plan.row != NULL;
     t->bound = t->recipe->max_error > 0 ? t->recipe->max_error * rms : INFINITY;
     if (!t->before) {
         prepare_root(t, &s);
@@ -333,7 +339,9 @@ static ckd_status prepare_weight(lossy_tile *t, const lattice_sums *all, const k
         stay_on_lattice(t, &s);
         t->still |= !(step > 0);
         if (!t->still) {
+            double plain = root(s.moved, s.compared), weighted = root(s.weighted, s.compared);
             set_step(t, step);
+            t->plain_offset = (int32_t)lrint(LATTICE_STEP_OCTAVE * log2(plain / weighted));
         }
     }
     t->alone_bits = log2(1 + 4.13 * rms / ldexp(1, t->plan.exponent)); /* a Gaussian's entropy */
@@ -454,7 +462,8 @@ static ckd_status prepare_second(lossy_tile *t, const lattice_sums *all, const k
 ckd_status lossy_tile_prepare(lossy_tile *t, bool *worth, const kernels *k, ckd_error *err) {
     *worth = t->count >= FEWEST;
     t->keep_above = t->keep_moved = FLT_MAX;
-    t->still = false;
+    t->still = t->plain = false;
+    t->plain_offset = 0;
     t->ordinary = false;
     t->on_lattice = true;
     for (int i = 0; i < 3; i++) {

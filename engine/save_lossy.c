@@ -108,7 +108,8 @@ static ckd_status save_tile(region_figures *figures, kept_second *second, double
 }
 
 #define USUAL_EPS 1e-8 /* of Adam, where it is not told */
-#define ANCESTOR_BITS 0.5 /* about what a delta on an ancestor takes more than one on the parent, an element */
+#define ANCESTOR_BITS \
+    0.5 /* about what a delta on an ancestor takes more than one on the parent, an element */
 #define KEYFRAME_LOAD 1.5 /* base loads */
 
 /* Of the bits that a parameter may take, its weight has three quarters and its first moment a fifth; the second takes next to none. */

@@ -154,7 +154,7 @@ ckd_status save_load_tile(tile_parent *from, ckd_save *save, lossy_tile *t, cons
     ckd_status status = save_fetch(&t->values, save, &b->original, tensor, t->first, t->count, err);
     bool loaded = false;
     *from = (tile_parent){0};
-    if (status == CKD_OK && t->part != LOSSY_MOMENT) {
+    if (status == CKD_OK && lossy_wants_parent(t)) {
         choose_parent(from, save, t, context);
         parent = from->tensor ? bytes_scratch(&b->parent, t->count * size, "a tile of a tensor", err) : NULL;
         status =
