@@ -45,7 +45,7 @@ static int32_t get_signed(reader *from) {
 
 /* ---- q ---- */
 
-CPU_PLAIN static unsigned width_needed(const int32_t *q, size_t n, bool levels) {
+CPU_PLAIN unsigned lattice_width(const int32_t *q, size_t n, bool levels) {
     int32_t least = 0, most = 0;
     for (size_t i = 0; i < n; i++) {
         /* What stands for a zero value takes the lowest integer of any width. */
@@ -57,7 +57,7 @@ CPU_PLAIN static unsigned width_needed(const int32_t *q, size_t n, bool levels) 
 }
 
 #define LOWEST_OF(q, lowest) ((q) == INT32_MIN ? (lowest) : (q))
-CPU_PLAIN static void narrow_to(void *to, const int32_t *q, size_t n, unsigned width) {
+CPU_PLAIN void lattice_narrow(void *to, const int32_t *q, size_t n, unsigned width) {
     if (width == 1) {
         int8_t *narrow = to;
         for (size_t i = 0; i < n; i++) {
@@ -73,7 +73,11 @@ CPU_PLAIN static void narrow_to(void *to, const int32_t *q, size_t n, unsigned w
     }
 }
 
-CPU_PLAIN static void widen_to(int32_t *q, const void *from, size_t n, unsigned width, bool levels) {
+CPU_PLAIN void lattice_widen(int32_t *q, const void *from, size_t n, unsigned width, bool levels) {
+    if (width == 4) {
+        memcpy(q, from, n * sizeof(*q));
+        return;
+    }
     const int8_t *narrow = from;
     const int16_t *wider = from;
     const int32_t lowest = width == 1 ? INT8_MIN : INT16_MIN, meant = levels ? INT32_MIN : lowest;
@@ -155,12 +159,12 @@ static ckd_status put_q(bytes *to, const lattice_block *b, lattice_effort effort
         return put_symbols(to, b->few, 1, b->count, linear, scratch, work, err);
     }
     size_t start = to->size;
-    unsigned width = width_needed(b->q, b->count, !linear);
+    unsigned width = lattice_width(b->q, b->count, !linear);
     void *narrow = bytes_scratch(&scratch->narrow, b->count * width + 1, "coding scratch", err);
     if (!narrow) {
         return CKD_E_NOMEM;
     }
-    narrow_to(narrow, b->q, b->count, width);
+    lattice_narrow(narrow, b->q, b->count, width);
     ckd_status status = put_symbols(to, narrow, width, b->count, linear, scratch, work, err);
     if (status != CKD_OK || effort == LATTICE_FAST) {
         return status;
@@ -242,7 +246,7 @@ static ckd_status get_q(lattice_block *b, reader *from, lattice_scratch *scratch
     }
     ckd_status status = narrow ? symbols_decode(work, narrow, how, n, NULL, stream, size, err) : CKD_E_NOMEM;
     if (status == CKD_OK) {
-        widen_to(q, narrow, n, how, b->map == LATTICE_LEVELS);
+        lattice_widen(q, narrow, n, how, b->map == LATTICE_LEVELS);
     }
     return status;
 }
@@ -310,7 +314,7 @@ ckd_status lattice_encode(bytes *to, const lattice_block *b, lattice_effort effo
         wire_put_varint(to, b->columns);
         wire_put_varint(to, b->phase);
         if (!b->shared) {
-            status = lattice_put_columns(to, &b->own, err);
+            status = lattice_put_columns(to, &b->own, scratch, work, err);
         }
     }
     if (b->row) {
@@ -318,7 +322,7 @@ ckd_status lattice_encode(bytes *to, const lattice_block *b, lattice_effort effo
     }
     if (status == CKD_OK && b->factor) {
         put_signed(to, b->low_rank_exponent);
-        status = lattice_put_factor(to, b->factor, lattice_rows(b), b->own.rank, err);
+        status = lattice_put_factor(to, b->factor, lattice_rows(b), b->own.rank, scratch, work, err);
     }
     if (b->exceptions) {
         put_exceptions(to, b);
@@ -330,7 +334,8 @@ ckd_status lattice_encode(bytes *to, const lattice_block *b, lattice_effort effo
 }
 
 static ckd_status get_grid(lattice_block *b, reader *from, uint8_t form, const lattice_columns *shared,
-                           lattice_scratch *scratch, ckd_error *err) {
+                           lattice_scratch *scratch,
+                           symbols_workspace *work, ckd_error *err) {
     b->columns = wire_varint_max(from, UINT64_C(1) << 40);
     b->phase = wire_varint_max(from, UINT64_C(1) << 40);
     if (b->columns == 0 || b->phase >= b->columns || (form & FORM_SHARED && !shared) ||
@@ -343,14 +348,15 @@ static ckd_status get_grid(lattice_block *b, reader *from, uint8_t form, const l
         return CKD_OK;
     }
     b->own.columns = b->columns;
-    return lattice_get_columns(&b->own, from, scratch, err);
+    return lattice_get_columns(&b->own, from, scratch, work, err);
 }
 
 static ckd_status get_parts(lattice_block *b, reader *from, uint8_t form, const lattice_columns *shared,
-                            lattice_scratch *scratch, ckd_error *err) {
+                            lattice_scratch *scratch,
+                            symbols_workspace *work, ckd_error *err) {
     ckd_status status = CKD_OK;
     if (form & FORM_GRID) {
-        status = get_grid(b, from, form, shared, scratch, err);
+        status = get_grid(b, from, form, shared, scratch, work, err);
     } else if (form & (FORM_ROWS | FORM_FACTOR | FORM_SHARED)) {
         status = err_set(err, CKD_E_CORRUPT, "a lossy block has rows but no columns");
     }
@@ -364,7 +370,7 @@ static ckd_status get_parts(lattice_block *b, reader *from, uint8_t form, const 
         b->low_rank_exponent = get_signed(from);
         status = b->own.rank && b->low_rank_exponent >= -64 && b->low_rank_exponent <= 64
                      ? lattice_get_factor(&b->factor, from, lattice_rows(b), b->own.rank,
-                                          &scratch->own_factor, scratch, err)
+                                          &scratch->own_factor, scratch, work, err)
                      : err_set(err, CKD_E_CORRUPT, "a lossy block has one factor of two");
     }
     return status == CKD_OK && form & FORM_EXCEPTIONS ? get_exceptions(b, from, scratch, err) : status;
@@ -394,7 +400,7 @@ ckd_status lattice_decode(lattice_block *out, uint64_t count, const lattice_colu
     if (r.failed || form & ~FORM_KNOWN || !fits) {
         return err_set(err, CKD_E_CORRUPT, "a lossy block begins with what there is not");
     }
-    ckd_status status = get_parts(out, &r, form, shared, scratch, err);
+    ckd_status status = get_parts(out, &r, form, shared, scratch, work, err);
     if (status == CKD_OK) {
         status = r.failed ? err_set(err, CKD_E_CORRUPT, "a lossy block ends too early")
                           : get_q(out, &r, scratch, work, err);

@@ -63,7 +63,8 @@ void lattice_scratch_free(lattice_scratch *s);
 /* Appends the payload. With LATTICE_SMALL, `q` is given and not `few`. b->own's columns are written unless b->shared. Errors: NOMEM. */
 ckd_status lattice_encode(bytes *to, const lattice_block *b, lattice_effort effort, lattice_scratch *scratch,
                           symbols_workspace *work, ckd_error *err);
-ckd_status lattice_columns_encode(bytes *to, const lattice_columns *c, ckd_error *err);
+ckd_status lattice_columns_encode(bytes *to, const lattice_columns *c, lattice_scratch *scratch,
+                                  symbols_workspace *work, ckd_error *err);
 
 /*
  * Any bytes give a block of `count` elements, or CORRUPT or UNSUPPORTED, in time and memory bounded by count and the limits
@@ -74,6 +75,6 @@ ckd_status lattice_columns_encode(bytes *to, const lattice_columns *c, ckd_error
 ckd_status lattice_decode(lattice_block *out, uint64_t count, const lattice_columns *shared, const void *from,
                           size_t size, lattice_scratch *scratch, symbols_workspace *work, ckd_error *err);
 ckd_status lattice_columns_decode(lattice_columns *out, const void *from, size_t size,
-                                  lattice_scratch *scratch, ckd_error *err);
+                                  lattice_scratch *scratch, symbols_workspace *work, ckd_error *err);
 
 #endif

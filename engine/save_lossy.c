@@ -138,7 +138,8 @@ static ckd_status share_columns(ckd_save *save, lossy_tile *t, const tensor_cont
         return CKD_OK;
     }
     bytes raw = {0};
-    ckd_status status = lattice_columns_encode(&raw, &t->plan.own, err);
+    ckd_status status = lattice_columns_encode(&raw, &t->plan.own, &save->jobs[0].lossy_work.work.scratch,
+                                               coder_symbols(save->jobs[0].decoder.coder), err);
     if (status == CKD_OK) {
         t->plan.shared = true;
         t->shared_content = content_hash(raw.data, raw.size);

@@ -98,7 +98,7 @@ static ckd_status read_columns(kept_columns *to, decoder *d, const view_block *s
     void *at = bytes_scratch(&raw, size + 1, "a matrix's columns", err);
     ckd_status status = at ? blob_bytes(d, side, at, err) : CKD_E_NOMEM;
     if (status == CKD_OK) {
-        status = lattice_columns_decode(&to->columns, at, size, &to->room, err);
+        status = lattice_columns_decode(&to->columns, at, size, &to->room, coder_symbols(d->coder), err);
     }
     to->content = side->record->content;
     bytes_free(&raw);

@@ -45,7 +45,7 @@ static uint8_t *parent_values(size_t size, uint32_t seed) {
 
 static bool columns(lattice_columns *out, const uint8_t *from, size_t size, lattice_scratch *scratch) {
     uint8_t *stream = exactly(from, size);
-    ckd_status status = lattice_columns_decode(out, stream, size, scratch, NULL);
+    ckd_status status = lattice_columns_decode(out, stream, size, scratch, work, NULL);
     free(stream);
     require(expected(status));
     if (status != CKD_OK) {
@@ -54,8 +54,8 @@ static bool columns(lattice_columns *out, const uint8_t *from, size_t size, latt
     bytes again = {0};
     lattice_scratch room = {0};
     lattice_columns back;
-    require(lattice_columns_encode(&again, out, NULL) == CKD_OK);
-    require(lattice_columns_decode(&back, again.data, again.size, &room, NULL) == CKD_OK);
+    require(lattice_columns_encode(&again, out, &room, work, NULL) == CKD_OK);
+    require(lattice_columns_decode(&back, again.data, again.size, &room, work, NULL) == CKD_OK);
     require(lattices_same_columns(out, &back));
     lattice_scratch_free(&room);
     bytes_free(&again);

@@ -142,14 +142,14 @@ static void test_columns(void **state) {
         lattices_make(&m, forms, LATTICES_FEW, 100, 40, 0);
         bytes raw = {0};
         lattice_columns back;
-        assert_int_equal(lattice_columns_encode(&raw, &m.b.own, NULL), CKD_OK);
-        assert_int_equal(lattice_columns_decode(&back, raw.data, raw.size, &room, NULL), CKD_OK);
+        assert_int_equal(lattice_columns_encode(&raw, &m.b.own, &room, work, NULL), CKD_OK);
+        assert_int_equal(lattice_columns_decode(&back, raw.data, raw.size, &room, work, NULL), CKD_OK);
         assert_true(lattices_same_columns(&back, &m.b.own));
         for (size_t size = 0; size < raw.size; size++) {
-            assert_int_equal(lattice_columns_decode(&back, raw.data, size, &room, NULL), CKD_E_CORRUPT);
+            assert_int_equal(lattice_columns_decode(&back, raw.data, size, &room, work, NULL), CKD_E_CORRUPT);
         }
         bytes_put_u8(&raw, 0);
-        assert_int_equal(lattice_columns_decode(&back, raw.data, raw.size, &room, NULL), CKD_E_CORRUPT);
+        assert_int_equal(lattice_columns_decode(&back, raw.data, raw.size, &room, work, NULL), CKD_E_CORRUPT);
         bytes_free(&raw);
         lattices_made_free(&m);
     }

@@ -54,6 +54,14 @@ class Fields:
     def integers(self, count, contexts=None):
         return ckd_adaptive.decode(self.take(self.varint(0, 2**64 - 1)), count, contexts)
 
+    def pieces(self, count, width, contexts):
+        values = []
+        for at in range(0, count, 2**18):
+            here = contexts[at:at + 2**18]
+            stream = self.take(self.varint(0, 2**64 - 1))
+            values += signed(ckd_symbols.decode(stream, len(here), 8 * width, bytes(here)), width)
+        return values
+
     def bounded(self, count, least, most):
         values = self.integers(count)
         if any(not least <= v <= most for v in values):
@@ -66,7 +74,13 @@ class Fields:
         scales = np.cumsum(self.integers(rank)) % 2**32
         if (scales > 63).any():
             raise Corrupt("a scale of a factor")
-        values = self.integers(rows * rank, scales.tolist() * rows)
+        contexts, how = scales.tolist() * rows, self.u8()
+        if how == 0:
+            values = self.integers(rows * rank, contexts)
+        elif how in (1, 2, 4):
+            values = self.pieces(rows * rank, how, contexts)
+        else:
+            raise Corrupt("how a factor is stored")
         return np.array(values, np.int64).reshape(rows, rank)
 
 
