@@ -334,8 +334,7 @@ ckd_status lattice_encode(bytes *to, const lattice_block *b, lattice_effort effo
 }
 
 static ckd_status get_grid(lattice_block *b, reader *from, uint8_t form, const lattice_columns *shared,
-                           lattice_scratch *scratch,
-                           symbols_workspace *work, ckd_error *err) {
+                           lattice_scratch *scratch, symbols_workspace *work, ckd_error *err) {
     b->columns = wire_varint_max(from, UINT64_C(1) << 40);
     b->phase = wire_varint_max(from, UINT64_C(1) << 40);
     if (b->columns == 0 || b->phase >= b->columns || (form & FORM_SHARED && !shared) ||
@@ -352,8 +351,7 @@ static ckd_status get_grid(lattice_block *b, reader *from, uint8_t form, const l
 }
 
 static ckd_status get_parts(lattice_block *b, reader *from, uint8_t form, const lattice_columns *shared,
-                            lattice_scratch *scratch,
-                            symbols_workspace *work, ckd_error *err) {
+                            lattice_scratch *scratch, symbols_workspace *work, ckd_error *err) {
     ckd_status status = CKD_OK;
     if (form & FORM_GRID) {
         status = get_grid(b, from, form, shared, scratch, work, err);

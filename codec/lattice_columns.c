@@ -106,8 +106,9 @@ static void put_streams(bytes *to, const int32_t *values, size_t n, unsigned wid
     }
 }
 
-static ckd_status get_streams(int32_t *values, reader *from, size_t n, unsigned width, const uint8_t *contexts,
-                              lattice_scratch *scratch, symbols_workspace *work, ckd_error *err) {
+static ckd_status get_streams(int32_t *values, reader *from, size_t n, unsigned width,
+                              const uint8_t *contexts, lattice_scratch *scratch, symbols_workspace *work,
+                              ckd_error *err) {
     ckd_status status = CKD_OK;
     for (size_t at = 0; at < n && status == CKD_OK; at += SYMBOLS_MOST) {
         size_t here = n - at < SYMBOLS_MOST ? n - at : SYMBOLS_MOST;
@@ -117,8 +118,9 @@ static ckd_status get_streams(int32_t *values, reader *from, size_t n, unsigned 
         if (!narrow) {
             return CKD_E_NOMEM;
         }
-        status = from->failed ? err_set(err, CKD_E_CORRUPT, "a lossy block's factor goes beyond its end")
-                              : symbols_decode(work, narrow, width, here, contexts + at, stream, (size_t)size, err);
+        status = from->failed
+                     ? err_set(err, CKD_E_CORRUPT, "a lossy block's factor goes beyond its end")
+                     : symbols_decode(work, narrow, width, here, contexts + at, stream, (size_t)size, err);
         if (status == CKD_OK) {
             lattice_widen(values + at, narrow, here, width, false);
         }
@@ -127,8 +129,8 @@ static ckd_status get_streams(int32_t *values, reader *from, size_t n, unsigned 
 }
 
 /* Adaptively, which is smaller, or, if there are many or it costs next to nothing, as symbols, which are ten times as fast. */
-static void put_scaled(bytes *to, const int32_t *values, size_t n, const uint8_t *contexts, lattice_scratch *scratch,
-                       symbols_workspace *work) {
+static void put_scaled(bytes *to, const int32_t *values, size_t n, const uint8_t *contexts,
+                       lattice_scratch *scratch, symbols_workspace *work) {
     bytes fast = {0}, small = {0};
     unsigned width = lattice_width(values, n, false);
     bytes_put_u8(&fast, (uint8_t)width);
@@ -137,15 +139,16 @@ static void put_scaled(bytes *to, const int32_t *values, size_t n, const uint8_t
         bytes_put_u8(&small, FACTOR_ADAPTIVE);
         lattice_put_integers(&small, values, n, contexts);
     }
-    const bytes *best = n >= FACTOR_MANY || fast.size <= small.size + small.size / FACTOR_WORTH ? &fast : &small;
+    const bytes *best =
+        n >= FACTOR_MANY || fast.size <= small.size + small.size / FACTOR_WORTH ? &fast : &small;
     bytes_put(to, best->data, best->size);
     to->failed |= fast.failed || small.failed;
     bytes_free(&fast);
     bytes_free(&small);
 }
 
-static ckd_status get_scaled(const int32_t **out, reader *from, size_t n, const uint8_t *contexts, bytes *room,
-                             lattice_scratch *scratch, symbols_workspace *work, ckd_error *err) {
+static ckd_status get_scaled(const int32_t **out, reader *from, size_t n, const uint8_t *contexts,
+                             bytes *room, lattice_scratch *scratch, symbols_workspace *work, ckd_error *err) {
     uint8_t how = reader_u8(from);
     if (how == FACTOR_ADAPTIVE) {
         return get_integers(out, from, n, contexts, room, err);
@@ -218,7 +221,8 @@ ckd_status lattice_put_columns(bytes *to, const lattice_columns *c, lattice_scra
     return lattice_put_factor(to, c->factor, c->columns, c->rank, scratch, work, err);
 }
 
-ckd_status lattice_get_columns(lattice_columns *c, reader *from, lattice_scratch *scratch, symbols_workspace *work, ckd_error *err) {
+ckd_status lattice_get_columns(lattice_columns *c, reader *from, lattice_scratch *scratch,
+                               symbols_workspace *work, ckd_error *err) {
     uint8_t form = reader_u8(from);
     ckd_status status = CKD_OK;
     if (form & ~COLUMNS_KNOWN || (form && c->columns > LATTICE_MAX_COLUMNS)) {
@@ -236,9 +240,9 @@ ckd_status lattice_get_columns(lattice_columns *c, reader *from, lattice_scratch
                        "a lossy block's factor has a number of components that there is not");
     }
     status = get_bounded(&c->shift, from, c->rank, 0, MOST_SHIFT, &scratch->shift, err);
-    return status == CKD_OK
-               ? lattice_get_factor(&c->factor, from, c->columns, c->rank, &scratch->factor, scratch, work, err)
-               : status;
+    return status == CKD_OK ? lattice_get_factor(&c->factor, from, c->columns, c->rank, &scratch->factor,
+                                                 scratch, work, err)
+                            : status;
 }
 
 ckd_status lattice_columns_encode(bytes *to, const lattice_columns *c, lattice_scratch *scratch,

@@ -4,6 +4,7 @@
 
 #include "kernels/scalar_lattice.h"
 
+#define PANEL     8192u      /* elements whose low-rank sums are made at a time */
 #define EXACT_SUM 16777216.0 /* 2^24: floats hold all integers up to it */
 
 void lattice_work_free(lattice_work *w) {
@@ -57,27 +58,40 @@ static double spread_factors(float *left, float *right, const lattice_block *b, 
     return bound;
 }
 
+/* The factors into w->left and w->right, and room in w->products for `rows` rows of sums. */
+static ckd_status prepare_products(const lattice_block *b, size_t rows, lattice_work *w, ckd_error *err) {
+    size_t columns = b->columns, rank = b->own.rank, all = lattice_rows(b);
+    float *left = bytes_scratch(&w->left, all * rank * sizeof(float), "decoding scratch", err);
+    float *right =
+        left ? bytes_scratch(&w->right, columns * rank * sizeof(float), "decoding scratch", err) : NULL;
+    if (!right || !bytes_scratch(&w->products, rows * columns * sizeof(float), "decoding scratch", err)) {
+        return CKD_E_NOMEM;
+    }
+    return spread_factors(left, right, b, all) < EXACT_SUM
+               ? CKD_OK
+               : err_set(err, CKD_E_CORRUPT, "a lossy block's low-rank part is too large to be exact");
+}
+
+/* Of `rows` rows from `first` on. */
+static const float *products_of(const lattice_block *b, uint64_t first, size_t rows, lattice_work *w,
+                                const kernels *k) {
+    const float *left = (const float *)(const void *)w->left.data + first * b->own.rank;
+    float *sums = (float *)(void *)w->products.data;
+    k->products(sums, left, (const float *)(const void *)w->right.data, rows, b->own.rank, b->columns);
+    return sums;
+}
+
 ckd_status lattice_products(const float **out, const lattice_block *b, lattice_work *w, const kernels *k,
                             ckd_error *err) {
     *out = NULL;
     if (!b->factor) {
         return CKD_OK;
     }
-    size_t rows = lattice_rows(b), columns = b->columns, rank = b->own.rank;
-    float *left = bytes_scratch(&w->left, rows * rank * sizeof(float), "decoding scratch", err);
-    float *right =
-        left ? bytes_scratch(&w->right, columns * rank * sizeof(float), "decoding scratch", err) : NULL;
-    float *sums =
-        right ? bytes_scratch(&w->products, rows * columns * sizeof(float), "decoding scratch", err) : NULL;
-    if (!sums) {
-        return CKD_E_NOMEM;
+    ckd_status status = prepare_products(b, lattice_rows(b), w, err);
+    if (status == CKD_OK) {
+        *out = products_of(b, 0, lattice_rows(b), w, k);
     }
-    if (!(spread_factors(left, right, b, rows) < EXACT_SUM)) {
-        return err_set(err, CKD_E_CORRUPT, "a lossy block's low-rank part is too large to be exact");
-    }
-    k->products(sums, left, right, rows, rank, columns);
-    *out = sums;
-    return CKD_OK;
+    return status;
 }
 
 /* ---- rows ---- */
@@ -159,6 +173,7 @@ static void rebuild_levels(float *values, const lattice_block *b, uint64_t row, 
     }
 }
 
+/* products: of this row. */
 static void rebuild_linear(float *values, const lattice_block *b, const float *products, uint64_t row,
                            const lattice_work *w, const kernels *k) {
     uint64_t first, column, n = lattice_row_span(b, row, &first, &column);
@@ -174,7 +189,7 @@ static void rebuild_linear(float *values, const lattice_block *b, const float *p
         lattice_run here = linear;
         here.column_step = linear.column_step ? linear.column_step + at : NULL;
         k->lattice_apply(values + first + at, integers_of(room, b, first + at, run, k),
-                         products ? products + row * b->columns + column + at : NULL, run, &here);
+                         products ? products + column + at : NULL, run, &here);
     }
 }
 
@@ -192,7 +207,6 @@ static bool stays(const lattice_block *b, bool has_parent) {
 
 ckd_status lattice_rebuild(float *values, const lattice_block *b, bool has_parent, lattice_work *w,
                            const kernels *k, ckd_error *err) {
-    const float *products;
     if (stays(b, has_parent)) {
         return CKD_OK;
     }
@@ -200,19 +214,25 @@ ckd_status lattice_rebuild(float *values, const lattice_block *b, bool has_paren
         k->lattice_values(values, b->q, b->count, power_of_two(b->exponent));
         return CKD_OK;
     }
-    ckd_status status = lattice_products(&products, b, w, k, err);
+    /* A panel of rows at a time, so that sums stay in the nearest cache. */
+    uint64_t rows = lattice_rows(b), panel = b->columns < PANEL ? PANEL / b->columns : 1;
+    panel = panel < rows ? panel : rows;
+    ckd_status status = b->factor ? prepare_products(b, panel, w, err) : CKD_OK;
     if (status == CKD_OK) {
         status = lattice_steps(b, w, err);
     }
     if (status == CKD_OK && !has_parent) {
         memset(values, 0, b->count * sizeof(float));
     }
-    uint64_t rows = lattice_rows(b);
+    const float *products = NULL;
     for (uint64_t row = 0; row < rows && status == CKD_OK; row++) {
+        if (b->factor && row % panel == 0) {
+            products = products_of(b, row, rows - row < panel ? rows - row : panel, w, k);
+        }
         if (b->map == LATTICE_LEVELS) {
             rebuild_levels(values, b, row, has_parent, w, k);
         } else {
-            rebuild_linear(values, b, products, row, w, k);
+            rebuild_linear(values, b, products ? products + row % panel * b->columns : NULL, row, w, k);
         }
     }
     return status;
