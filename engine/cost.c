@@ -15,10 +15,10 @@
     0.7 /* a symbol of a delta more: its tables, one for each range of contexts, crowd the cache */
 #define WORK_SCATTER 0.6 /* an element of a sparse stream */
 
-#define WORK_LATTICE  0.3  /* an element of a lossy block */
-#define WORK_LOW_RANK 0.8  /* the same, if it has a low-rank part ... */
-#define WORK_PRODUCT  0.03 /* ... and for each component of it */
-#define WORK_INTEGERS 6.0  /* a byte of its payload */
+#define WORK_LATTICE  0.35 /* an element of a lossy block */
+#define WORK_LOW_RANK 1.0  /* the same, if it has a low-rank part ... */
+#define WORK_PRODUCT  0.12 /* ... and for each component of it */
+#define WORK_INTEGERS 17.0 /* a byte of its payload */
 
 /* Estimates of size and time are not exact, and the bounds are promises: plan a little inside them. */
 #define MARGIN              0.80

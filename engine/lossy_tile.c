@@ -14,7 +14,7 @@
 #define NARROWEST      8u   /* rows and columns of a matrix that have steps of their own */
 #define UNITS_MOVED    16.0 /* lattice units in the movement's root mean square */
 #define LEAST_MOVEMENT 0.25 /* of the residual's energy: below, it is leftovers that say nothing */
-#define COARSEST       32.0 /* step of weights, in those they have without a parent */
+#define COARSEST       64.0 /* step of weights, in those they have without a parent */
 #define OF_BOUND \
     1.7 /* the step, at most: rounded to a quarter octave, and values to the lattice, less than two */
 #define NOTHING_MOVED   6e-3 /* of the error: it is known to three digits */

@@ -10,7 +10,7 @@
  * A chain may take so much of what a load may cost before a tile goes back to an ancestor, and one is taken whose chain takes
  * so much. The delta on it is larger, but far smaller than a keyframe: thus keyframes are rare, and loads stay bounded.
  */
-#define HEAVY 0.75
+#define HEAVY 0.80
 #define LIGHT 0.35
 
 static load_cost chain_of(uint32_t *depth, const view_tensor *in, const tensor_context *context,
