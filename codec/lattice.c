@@ -14,7 +14,8 @@ enum {
     FORM_FACTOR = 8,
     FORM_EXCEPTIONS = 16,
     FORM_SHARED = 32,
-    FORM_KNOWN = 63
+    FORM_SYMBOLS = 64, /* of the rows' factor */
+    FORM_KNOWN = 127
 };
 /* How q is stored: not at all, symbols of so many bytes, adaptively. */
 #define MASKS_WORTH 4         /* masks are tried if at most one integer of so many is not zero */
@@ -298,7 +299,8 @@ static bool has_grid(const lattice_block *b) {
 
 ckd_status lattice_encode(bytes *to, const lattice_block *b, lattice_effort effort, lattice_scratch *scratch,
                           symbols_workspace *work, ckd_error *err) {
-    bool grid = has_grid(b) || effort == LATTICE_SMALL;
+    bool grid = has_grid(b) || effort == LATTICE_SMALL, symbols = false;
+    size_t start = to->size;
     bytes_put_u8(to, (uint8_t)((b->map == LATTICE_LEVELS ? FORM_LEVELS : 0) | (b->row ? FORM_ROWS : 0) |
                                (grid ? FORM_GRID : 0) | (b->factor ? FORM_FACTOR : 0) |
                                (b->exceptions ? FORM_EXCEPTIONS : 0) | (b->shared ? FORM_SHARED : 0)));
@@ -322,7 +324,11 @@ ckd_status lattice_encode(bytes *to, const lattice_block *b, lattice_effort effo
     }
     if (status == CKD_OK && b->factor) {
         put_signed(to, b->low_rank_exponent);
-        status = lattice_put_factor(to, b->factor, lattice_rows(b), b->own.rank, scratch, work, err);
+        status =
+            lattice_put_factor(&symbols, to, b->factor, lattice_rows(b), b->own.rank, scratch, work, err);
+        if (symbols && !to->failed) {
+            to->data[start] |= FORM_SYMBOLS;
+        }
     }
     if (b->exceptions) {
         put_exceptions(to, b);
@@ -367,7 +373,7 @@ static ckd_status get_parts(lattice_block *b, reader *from, uint8_t form, const 
     if (status == CKD_OK && form & FORM_FACTOR) {
         b->low_rank_exponent = get_signed(from);
         status = b->own.rank && b->low_rank_exponent >= -64 && b->low_rank_exponent <= 64
-                     ? lattice_get_factor(&b->factor, from, lattice_rows(b), b->own.rank,
+                     ? lattice_get_factor(&b->factor, from, lattice_rows(b), b->own.rank, form & FORM_SYMBOLS,
                                           &scratch->own_factor, scratch, work, err)
                      : err_set(err, CKD_E_CORRUPT, "a lossy block has one factor of two");
     }
@@ -395,7 +401,7 @@ ckd_status lattice_decode(lattice_block *out, uint64_t count, const lattice_colu
                     ? out->step >= -400 && out->step <= 400 && out->exponent >= -120 && out->exponent <= 120
                     : out->step >= 1 && out->step <= 4096 && out->birth >= 1 && out->birth <= 2039 &&
                           !(form & FORM_FACTOR);
-    if (r.failed || form & ~FORM_KNOWN || !fits) {
+    if (r.failed || form & ~FORM_KNOWN || (form & FORM_SYMBOLS && !(form & FORM_FACTOR)) || !fits) {
         return err_set(err, CKD_E_CORRUPT, "a lossy block begins with what there is not");
     }
     ckd_status status = get_parts(out, &r, form, shared, scratch, work, err);

@@ -7,10 +7,8 @@
 #include "codec/adaptive.h"
 #include "codec/wire.h"
 
-enum { COLUMNS_STEP = 1, COLUMNS_FACTOR = 2, COLUMNS_KNOWN = 3 };
+enum { COLUMNS_STEP = 1, COLUMNS_FACTOR = 2, COLUMNS_SYMBOLS = 4, COLUMNS_KNOWN = 7 };
 enum { MOST_SHIFT = 24 };
-/* How a factor's integers are stored: adaptively, or as symbols of so many bytes. */
-enum { FACTOR_ADAPTIVE = 0 };
 #define FACTOR_MANY  16384 /* integers, of which adaptive coding is not tried */
 #define FACTOR_WORTH 16    /* it must save one part in so many */
 #define SYMBOLS_MOST (1u << 18)
@@ -129,39 +127,40 @@ static ckd_status get_streams(int32_t *values, reader *from, size_t n, unsigned 
 }
 
 /* Adaptively, which is smaller, or, if there are many or it costs next to nothing, as symbols, which are ten times as fast. */
-static void put_scaled(bytes *to, const int32_t *values, size_t n, const uint8_t *contexts,
+static bool put_scaled(bytes *to, const int32_t *values, size_t n, const uint8_t *contexts,
                        lattice_scratch *scratch, symbols_workspace *work) {
     bytes fast = {0}, small = {0};
     unsigned width = lattice_width(values, n, false);
     bytes_put_u8(&fast, (uint8_t)width);
     put_streams(&fast, values, n, width, contexts, scratch, work);
     if (n < FACTOR_MANY) {
-        bytes_put_u8(&small, FACTOR_ADAPTIVE);
         lattice_put_integers(&small, values, n, contexts);
     }
-    const bytes *best =
-        n >= FACTOR_MANY || fast.size <= small.size + small.size / FACTOR_WORTH ? &fast : &small;
-    bytes_put(to, best->data, best->size);
+    bool symbols = n >= FACTOR_MANY || fast.size <= small.size + small.size / FACTOR_WORTH;
+    bytes_put(to, symbols ? fast.data : small.data, symbols ? fast.size : small.size);
     to->failed |= fast.failed || small.failed;
     bytes_free(&fast);
     bytes_free(&small);
+    return symbols;
 }
 
-static ckd_status get_scaled(const int32_t **out, reader *from, size_t n, const uint8_t *contexts,
-                             bytes *room, lattice_scratch *scratch, symbols_workspace *work, ckd_error *err) {
-    uint8_t how = reader_u8(from);
-    if (how == FACTOR_ADAPTIVE) {
+static ckd_status get_scaled(const int32_t **out, reader *from, size_t n, bool symbols,
+                             const uint8_t *contexts, bytes *room, lattice_scratch *scratch,
+                             symbols_workspace *work, ckd_error *err) {
+    if (!symbols) {
         return get_integers(out, from, n, contexts, room, err);
     }
-    if (how != 1 && how != 2 && how != 4) {
-        return err_set(err, CKD_E_CORRUPT, "a lossy block's factor has a form that there is not");
+    uint8_t width = reader_u8(from);
+    if (width != 1 && width != 2 && width != 4) {
+        return err_set(err, CKD_E_CORRUPT,
+                       "a lossy block's factor has integers of a width that there is not");
     }
     int32_t *values = bytes_scratch(room, n * sizeof(int32_t) + 1, "decoding scratch", err);
     *out = values;
-    return values ? get_streams(values, from, n, how, contexts, scratch, work, err) : CKD_E_NOMEM;
+    return values ? get_streams(values, from, n, width, contexts, scratch, work, err) : CKD_E_NOMEM;
 }
 
-ckd_status lattice_put_factor(bytes *to, const int32_t *factor, size_t rows, uint32_t rank,
+ckd_status lattice_put_factor(bool *symbols, bytes *to, const int32_t *factor, size_t rows, uint32_t rank,
                               lattice_scratch *scratch, symbols_workspace *work, ckd_error *err) {
     int32_t scale[LATTICE_MAX_RANK] = {0}, steps[LATTICE_MAX_RANK] = {0};
     for (uint32_t k = 0; k < rank; k++) {
@@ -173,13 +172,14 @@ ckd_status lattice_put_factor(bytes *to, const int32_t *factor, size_t rows, uin
     if (!contexts) {
         return err_nomem(err, rows * rank, "coding scratch");
     }
-    put_scaled(to, factor, rows * rank, contexts, scratch, work);
+    *symbols = put_scaled(to, factor, rows * rank, contexts, scratch, work);
     free(contexts);
     return CKD_OK;
 }
 
-ckd_status lattice_get_factor(const int32_t **out, reader *from, uint64_t rows, uint32_t rank, bytes *room,
-                              lattice_scratch *scratch, symbols_workspace *work, ckd_error *err) {
+ckd_status lattice_get_factor(const int32_t **out, reader *from, uint64_t rows, uint32_t rank, bool symbols,
+                              bytes *room, lattice_scratch *scratch, symbols_workspace *work,
+                              ckd_error *err) {
     const int32_t *steps;
     if (rows * rank > LATTICE_MAX_FACTOR) {
         return err_set(err, CKD_E_CORRUPT, "a lossy block's factor is too large");
@@ -200,7 +200,7 @@ ckd_status lattice_get_factor(const int32_t **out, reader *from, uint64_t rows, 
     if (!contexts) {
         return err_nomem(err, rows * rank, "decoding scratch");
     }
-    status = get_scaled(out, from, rows * rank, contexts, room, scratch, work, err);
+    status = get_scaled(out, from, rows * rank, symbols, contexts, room, scratch, work, err);
     free(contexts);
     return status;
 }
@@ -209,6 +209,7 @@ ckd_status lattice_get_factor(const int32_t **out, reader *from, uint64_t rows, 
 
 ckd_status lattice_put_columns(bytes *to, const lattice_columns *c, lattice_scratch *scratch,
                                symbols_workspace *work, ckd_error *err) {
+    size_t form = to->size;
     bytes_put_u8(to, (uint8_t)((c->step ? COLUMNS_STEP : 0) | (c->rank ? COLUMNS_FACTOR : 0)));
     if (c->step) {
         lattice_put_integers(to, c->step, c->columns, NULL);
@@ -218,14 +219,20 @@ ckd_status lattice_put_columns(bytes *to, const lattice_columns *c, lattice_scra
     }
     wire_put_varint(to, c->rank);
     lattice_put_integers(to, c->shift, c->rank, NULL);
-    return lattice_put_factor(to, c->factor, c->columns, c->rank, scratch, work, err);
+    bool symbols = false;
+    ckd_status status = lattice_put_factor(&symbols, to, c->factor, c->columns, c->rank, scratch, work, err);
+    if (symbols && !to->failed) {
+        to->data[form] |= COLUMNS_SYMBOLS;
+    }
+    return status;
 }
 
 ckd_status lattice_get_columns(lattice_columns *c, reader *from, lattice_scratch *scratch,
                                symbols_workspace *work, ckd_error *err) {
     uint8_t form = reader_u8(from);
     ckd_status status = CKD_OK;
-    if (form & ~COLUMNS_KNOWN || (form && c->columns > LATTICE_MAX_COLUMNS)) {
+    if (form & ~COLUMNS_KNOWN || (form & COLUMNS_SYMBOLS && !(form & COLUMNS_FACTOR)) ||
+        (form && c->columns > LATTICE_MAX_COLUMNS)) {
         return err_set(err, CKD_E_CORRUPT, "a lossy block's columns have a form that there is not");
     }
     if (form & COLUMNS_STEP) {
@@ -240,8 +247,8 @@ ckd_status lattice_get_columns(lattice_columns *c, reader *from, lattice_scratch
                        "a lossy block's factor has a number of components that there is not");
     }
     status = get_bounded(&c->shift, from, c->rank, 0, MOST_SHIFT, &scratch->shift, err);
-    return status == CKD_OK ? lattice_get_factor(&c->factor, from, c->columns, c->rank, &scratch->factor,
-                                                 scratch, work, err)
+    return status == CKD_OK ? lattice_get_factor(&c->factor, from, c->columns, c->rank,
+                                                 form & COLUMNS_SYMBOLS, &scratch->factor, scratch, work, err)
                             : status;
 }
 

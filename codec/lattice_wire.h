@@ -17,11 +17,11 @@ unsigned lattice_width(const int32_t *q, size_t n, bool levels);
 void lattice_narrow(void *to, const int32_t *q, size_t n, unsigned width);
 void lattice_widen(int32_t *q, const void *from, size_t n, unsigned width, bool levels);
 
-/* Factors: rows x rank, each component (a column) with a scale of its own. */
-ckd_status lattice_put_factor(bytes *to, const int32_t *factor, size_t rows, uint32_t rank,
+/* Factors: rows x rank, each component (a column) with a scale of its own. symbols: how, which stands in the form. */
+ckd_status lattice_put_factor(bool *symbols, bytes *to, const int32_t *factor, size_t rows, uint32_t rank,
                               lattice_scratch *scratch, symbols_workspace *work, ckd_error *err);
-ckd_status lattice_get_factor(const int32_t **out, reader *from, uint64_t rows, uint32_t rank, bytes *room,
-                              lattice_scratch *scratch, symbols_workspace *work, ckd_error *err);
+ckd_status lattice_get_factor(const int32_t **out, reader *from, uint64_t rows, uint32_t rank, bool symbols,
+                              bytes *room, lattice_scratch *scratch, symbols_workspace *work, ckd_error *err);
 
 /* All but the number of columns, which is known. */
 ckd_status lattice_put_columns(bytes *to, const lattice_columns *c, lattice_scratch *scratch,

@@ -76,14 +76,11 @@ typedef struct lossy_tile {
     float keep_above, keep_moved; /* values so large, or so far from the parent's, are kept as they are */
     double bound;                 /* on |error|; infinite: none */
     double alone_bits;            /* about what an element takes without a parent */
-    bool weighted;                /* rows and columns have steps of their own */
-    bool plain;           /* plan.step is without the weights of rows and columns, as factors want it ... */
-    int32_t plain_offset; /* ... and so many quarter octaves above the weighted one */
-    bool still;           /* nothing moved: the parent's values stay */
-    bool on_lattice;      /* all values are, so that they can stand alone as integers; else only exactly */
-    double movement;      /* estimated root mean square of the movement */
-    bool ordinary;        /* nothing is so large, infinite or, of second moments, negative */
-    float largest;        /* magnitude that is not kept; of second moments: 0 */
+    bool still;                   /* nothing moved: the parent's values stay */
+    bool on_lattice; /* all values are, so that they can stand alone as integers; else only exactly */
+    double movement; /* estimated root mean square of the movement */
+    bool ordinary;   /* nothing is so large, infinite or, of second moments, negative */
+    float largest;   /* magnitude that is not kept; of second moments: 0 */
     bytes row, column;
     low_rank factors;
 } lossy_tile;

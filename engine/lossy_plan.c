@@ -67,34 +67,14 @@ static double time_in_bits(const lossy_tile *t, uint32_t rank) {
     return t->before ? t->recipe->bits_for_load * (double)t->count * low_rank_work(t->count, rank) / base : 0;
 }
 
-/* Weights of rows and columns gain nothing where factors are: they only take bytes. Those of first moments are what makes them low-rank. */
-static void weigh_plainly(lossy_tile *t, bool plain) {
-    if (t->part != LOSSY_WEIGHT || plain == t->plain || !t->weighted) {
-        return;
-    }
-    t->plain = plain;
-    t->plan.row = plain ? NULL : (const int32_t *)(const void *)t->row.data;
-    t->plan.own.step = plain ? NULL : (const int32_t *)(const void *)t->column.data;
-    t->plan.step += plain ? t->plain_offset : -t->plain_offset;
-    t->plan.step = t->plan.step < 0 ? 0 : t->plan.step;
-}
-
 /* The low-rank part alone, or with integers for what it leaves, if either is worth more than integers alone. */
 static ckd_status try_factors(planning *p, lossy_tile *t, size_t n, double alone, const kernels *k,
                               ckd_error *err) {
     double lambda = t->recipe->lambda;
     uint64_t rows = lattice_rows(&t->plan);
-    ckd_status status = CKD_OK;
-    weigh_plainly(t, true);
-    if (t->plain) {
-        status = residual_of(p->residual, t, NULL, &p->work, k, err);
-    }
-    if (status == CKD_OK) {
-        status = low_rank_of(&t->factors, p->residual, rows, t->columns, lambda, t->recipe->most_rank,
-                             t->recipe->rounds, k, err);
-    }
+    ckd_status status = low_rank_of(&t->factors, p->residual, rows, t->columns, lambda, t->recipe->most_rank,
+                                    t->recipe->rounds, k, err);
     if (status != CKD_OK || t->factors.rank == 0) {
-        weigh_plainly(t, false);
         return status;
     }
     use_factors(t, &t->factors);
@@ -119,7 +99,6 @@ static ckd_status try_factors(planning *p, lossy_tile *t, size_t n, double alone
     } else {
         low_rank none = {0};
         use_factors(t, &none);
-        weigh_plainly(t, false);
     }
     return CKD_OK;
 }
@@ -158,7 +137,6 @@ static ckd_status plan_once(planning *p, lossy_tile *t, const kernels *k, ckd_er
     low_rank none = {0};
     low_rank_free(&t->factors);
     use_factors(t, &none);
-    weigh_plainly(t, false);
     memset(p->histogram, 0, sizeof(*p->histogram));
     ckd_status status =
         p->residual ? residual_of(p->residual, t, NULL, &p->work, k, err) : sample_residual(p, t, k, err);

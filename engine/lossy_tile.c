@@ -305,8 +305,7 @@ static double find_movement(lossy_tile *t, double energy, double rms) {
     if (energy > 0 && t->expected_movement > 0) {
         double known = t->expected_movement * t->expected_movement / energy;
         share = known < 1 ? known : 1;
-        t->still = t->plain = false;
-        t->plain_offset = 0;
+        t->still = false;
     }
     t->movement = sqrt(energy * share);
     return share;
@@ -322,7 +321,6 @@ static ckd_status prepare_weight(lossy_tile *t, const lattice_sums *all, const k
         return status;
     }
     double rms = root(s.now, s.finite);
-    t->weighted = t->plan.row != NULL;
     t->bound = t->recipe->max_error > 0 ? t->recipe->max_error * rms : INFINITY;
     if (!t->before) {
         prepare_root(t, &s);
@@ -339,9 +337,7 @@ static ckd_status prepare_weight(lossy_tile *t, const lattice_sums *all, const k
         stay_on_lattice(t, &s);
         t->still |= !(step > 0);
         if (!t->still) {
-            double plain = root(s.moved, s.compared), weighted = root(s.weighted, s.compared);
             set_step(t, step);
-            t->plain_offset = (int32_t)lrint(LATTICE_STEP_OCTAVE * log2(plain / weighted));
         }
     }
     t->alone_bits = log2(1 + 4.13 * rms / ldexp(1, t->plan.exponent)); /* a Gaussian's entropy */
@@ -462,8 +458,7 @@ static ckd_status prepare_second(lossy_tile *t, const lattice_sums *all, const k
 ckd_status lossy_tile_prepare(lossy_tile *t, bool *worth, const kernels *k, ckd_error *err) {
     *worth = t->count >= FEWEST;
     t->keep_above = t->keep_moved = FLT_MAX;
-    t->still = t->plain = false;
-    t->plain_offset = 0;
+    t->still = false;
     t->ordinary = false;
     t->on_lattice = true;
     for (int i = 0; i < 3; i++) {

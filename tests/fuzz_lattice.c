@@ -43,7 +43,8 @@ static uint8_t *parent_values(size_t size, uint32_t seed) {
     return out;
 }
 
-static bool columns(lattice_columns *out, const uint8_t *from, size_t size, lattice_scratch *scratch) {
+static bool columns(lattice_columns *out, const uint8_t *from, size_t size, lattice_scratch *scratch,
+                    symbols_workspace *work) {
     uint8_t *stream = exactly(from, size);
     ckd_status status = lattice_columns_decode(out, stream, size, scratch, work, NULL);
     free(stream);
@@ -73,10 +74,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     side = side < left ? side : left;
     lattice_scratch column_room = {0}, room = {0};
     lattice_columns shared;
-    bool has_shared = data[0] & 8 && columns(&shared, data + HEADER, side, &column_room);
-    uint8_t *payload = exactly(data + HEADER + side, left - side);
     symbols_workspace *work;
     require(symbols_workspace_create(&work, NULL) == CKD_OK);
+    bool has_shared = data[0] & 8 && columns(&shared, data + HEADER, side, &column_room, work);
+    uint8_t *payload = exactly(data + HEADER + side, left - side);
     lattice_block block;
     const lattice_columns *given = has_shared ? &shared : NULL;
     ckd_status status = lattice_decode(&block, n, given, payload, left - side, &room, work, NULL);

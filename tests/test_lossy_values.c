@@ -137,7 +137,7 @@ static void test_neighbours_of_nan(void **state) {
         for (int i = 0; i < 3; i++) {
             with.values[i][1000] = without.values[i][1000];
             double change = relative_error(with.values[i], without.values[i], N);
-            if (!(change < (i < 2 ? 0.2 : 0.01))) {
+            if (!(change < (i < 2 ? 0.2 : 0.03))) { /* which is less than the coder's own error */
                 fail_msg("%s: a NaN changes others by %g", names[i], change);
             }
         }

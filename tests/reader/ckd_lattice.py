@@ -8,8 +8,8 @@ import ckd_symbols
 from ckd_errors import Corrupt
 
 F = np.float32
-LEVELS, ROWS, GRID, FACTOR, EXCEPTIONS, SHARED = (1 << bit for bit in range(6))
-STEPS, COLUMNS_FACTOR = 1, 2
+LEVELS, ROWS, GRID, FACTOR, EXCEPTIONS, SHARED, SYMBOLS = (1 << bit for bit in range(7))
+STEPS, COLUMNS_FACTOR, COLUMNS_SYMBOLS = 1, 2, 4
 MOST_COLUMNS, MOST_RANK, MOST_FACTOR, MOST_STEP = 2**18, 2048, 2**24, 4096
 LOWEST = -2**31
 MANTISSAS = np.array([0, 0x1837f0, 0x3504f3, 0x5744fd])
@@ -54,8 +54,10 @@ class Fields:
     def integers(self, count, contexts=None):
         return ckd_adaptive.decode(self.take(self.varint(0, 2**64 - 1)), count, contexts)
 
-    def pieces(self, count, width, contexts):
-        values = []
+    def pieces(self, count, contexts):
+        values, width = [], self.u8()
+        if width not in (1, 2, 4):
+            raise Corrupt("the width of a factor's integers")
         for at in range(0, count, 2**18):
             here = contexts[at:at + 2**18]
             stream = self.take(self.varint(0, 2**64 - 1))
@@ -68,19 +70,14 @@ class Fields:
             raise Corrupt("a scale of a lossy block is out of range")
         return np.array(values, np.int64)
 
-    def factor(self, rows, rank):
+    def factor(self, rows, rank, symbols):
         if rows * rank > MOST_FACTOR:
             raise Corrupt("a factor of a lossy block is too large")
         scales = np.cumsum(self.integers(rank)) % 2**32
         if (scales > 63).any():
             raise Corrupt("a scale of a factor")
-        contexts, how = scales.tolist() * rows, self.u8()
-        if how == 0:
-            values = self.integers(rows * rank, contexts)
-        elif how in (1, 2, 4):
-            values = self.pieces(rows * rank, how, contexts)
-        else:
-            raise Corrupt("how a factor is stored")
+        contexts = scales.tolist() * rows
+        values = self.pieces(rows * rank, contexts) if symbols else self.integers(rows * rank, contexts)
         return np.array(values, np.int64).reshape(rows, rank)
 
 
@@ -90,14 +87,14 @@ class Columns:
     def __init__(self, fields, count):
         self.count, self.step, self.factor = count, None, None
         form = fields.u8()
-        if form > 3 or form and count > MOST_COLUMNS:
+        if form > 7 or form & COLUMNS_SYMBOLS and not form & COLUMNS_FACTOR or form and count > MOST_COLUMNS:
             raise Corrupt("the form of a lossy block's columns")
         if form & STEPS:
             self.step = fields.bounded(count, -MOST_STEP, MOST_STEP)
         if form & COLUMNS_FACTOR:
             rank = fields.varint(1, min(MOST_RANK, count))
             shift = fields.bounded(rank, 0, 24)
-            self.factor = fields.factor(count, rank).astype(object) * [1 << s for s in shift.tolist()]
+            self.factor = fields.factor(count, rank, form & COLUMNS_SYMBOLS).astype(object) * [1 << s for s in shift.tolist()]
 
 
 def shared_columns(data):
@@ -115,7 +112,7 @@ class Block:
         self.count, self.columns, self.phase = count, count, 0
         self.row = self.own = self.factor = None
         form = fields.u8()
-        if form > 63 or form & (ROWS | FACTOR | SHARED) and not form & GRID or form & FACTOR and form & LEVELS:
+        if form > 127 or form & SYMBOLS and not form & FACTOR or form & (ROWS | FACTOR | SHARED) and not form & GRID or form & FACTOR and form & LEVELS:
             raise Corrupt("the form of a lossy block")
         self.levels = bool(form & LEVELS)
         if self.levels:
@@ -132,7 +129,7 @@ class Block:
             self.row = fields.bounded(self.rows, -MOST_STEP, MOST_STEP)
         if form & FACTOR:
             self.low_exponent = fields.signed(-64, 64)
-            self.factor = fields.factor(self.rows, self.own.factor.shape[1])
+            self.factor = fields.factor(self.rows, self.own.factor.shape[1], form & SYMBOLS)
         self.exceptions = self.read_exceptions(fields, wide) if form & EXCEPTIONS else {}
         self.q = np.array(self.read_q(fields), np.int64)
 
