@@ -1,3 +1,4 @@
+#include <math.h>
 #include <stdlib.h>
 
 #include "engine/block_lossy.h"
@@ -122,7 +123,8 @@ bool block_find_in_save(block_job *job, const coding_context *save, const tensor
     span mine = {tensor->region, job->first, job->count};
     const content_entry *e =
         content_index_find(save->known, &job->content, tensor->tensor->dtype, &tensor->shape, &mine);
-    if (!e || (!hash128_equal(&e->values, &job->content) && !(e->error.largest <= bound))) {
+    if (!e || (!hash128_equal(&e->values, &job->content) &&
+               !(e->error.largest <= bound && isfinite(e->error.largest)))) {
         return false;
     }
     block_depend_on(job, e->rounded ? PREDICT_CAST : PREDICT_COPY, &save->checkpoint, e->tensor, &e->stored);
@@ -483,7 +485,12 @@ static ckd_status encode_candidate(block_job *job, candidate *c, uint64_t raw, c
     }
     bool is_delta = c == &job->delta;
     if (c->coding == CODING_LATTICE) {
-        return block_lossy_alone(job, c, err);
+        ckd_status made = block_lossy_alone(job, c, err);
+        if (made == CKD_OK && (c->size == 0 || c->size >= raw)) {
+            c->coding = CODING_RAW;
+            c->size = raw;
+        }
+        return made;
     }
     void *to = bytes_scratch(&c->payload, raw + 64, "coding scratch", err);
     if (!to) {

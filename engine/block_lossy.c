@@ -1,5 +1,6 @@
 #include "engine/block_lossy.h"
 
+#include <math.h>
 #include <string.h>
 
 #define EXACT_SHARE 0.85 /* of raw bytes: what an exact base of weights or moments takes, bench_exact says */
@@ -35,6 +36,9 @@ static lossy_error error_of_rounded(const block_job *job, const void *original, 
         k->widen(from, dtype, given, n);
         k->widen(to, dtype, decoded, n);
         lossy_error_add(&e, from, to, n, k);
+        for (uint64_t i = 0; i < n; i++) { /* infinities and NaNs are kept: what has them not is no copy */
+            e.largest = !isfinite(from[i]) && given[i] != decoded[i] ? INFINITY : e.largest;
+        }
     }
     return e;
 }
@@ -96,6 +100,8 @@ ckd_status block_lossy_analyse(block_job *job, const lossy_tile *tile, const cod
     job->original = content_hash(original, raw);
     ckd_status status = block_is_master(tensor) ? block_hash_rounded(job, err) : CKD_OK;
     job->content = job->original;
+    job->result_bf16 = job->rounded_bf16; /* of a copy of exact values; of others nothing is known */
+    job->result_f16 = job->rounded_f16;
     if (status != CKD_OK || block_find_in_save(job, save, tensor, tile->bound)) {
         return status;
     }

@@ -322,7 +322,8 @@ typedef struct ckd_save_options {
         target_bits; /* lossy: bits for each parameter's weight and moments together, in deltas; 0: as the fidelity has it */
     double target_ratio; /* the same, as a ratio to the raw bytes; at most one of both */
     double
-        max_error; /* lossy: bound on the error of every value, in root mean squares of its tensor; 0: none */
+        max_error; /* lossy: bound on the error of every value, in root mean squares of its matrix (of a stack, each one;
+                       of a large one, each 16 Mi elements); 0: none */
 } ckd_save_options;
 #define CKD_SAVE_OPTIONS_INIT \
     { .struct_size = sizeof(ckd_save_options) }

@@ -171,7 +171,10 @@ static bool must_keep(const lossy_tile *t, uint64_t i, float most) {
     if (fabsf(value) > t->keep_above || (t->before && fabsf(value - t->before[i]) > t->keep_moved)) {
         return true;
     }
-    if (t->before && !(fabsf(t->before[i]) <= FLT_MAX)) { /* from which nothing leads back */
+    if (t->before && !(fabsf(t->before[i]) < (t->part == LOSSY_SECOND ? INFINITY : most))) {
+        return true; /* from which nothing leads back: no integer reaches as far */
+    }
+    if (t->before && t->part == LOSSY_SECOND && t->before[i] < 0) {
         return true;
     }
     return t->part == LOSSY_SECOND ? !(value >= 0 && value <= FLT_MAX) : !(fabsf(value) < most);
@@ -192,7 +195,7 @@ static ckd_status keep_exceptions(lossy_job *j, const lossy_tile *t, uint64_t at
                                   ckd_error *err) {
     lattice_block *b = &j->block;
     float most = ldexpf(1, b->exponent + 29);
-    bool ordinary = t->ordinary && t->largest < most;
+    bool ordinary = t->ordinary && t->largest < most; /* `before` included */
     uint32_t n = 0;
     for (uint64_t i = 0; i < b->count && !ordinary; i++) {
         n += must_keep(t, at + i, most);
@@ -322,18 +325,27 @@ ckd_status lossy_block_alone(lossy_job *j, bytes *payload, const lossy_tile *t, 
         return CKD_E_NOMEM;
     }
     k->widen(values, t->dtype, j->values.data, n);
+    for (uint32_t i = 0; i < b.exceptions; i++) {
+        values[b.exception_at[i]] = 0;
+    }
+    bool same = true; /* -0.0 is on no lattice, nor is what a parent had that was none */
     if (b.map == LATTICE_LEVELS) {
         k->level_of(q, values, n);
         for (uint64_t i = 0; i < n; i++) {
+            same &= scalar_bits(values[i]) == (uint32_t)q[i] << LEVEL_SHIFT;
             q[i] = q[i] ? q[i] - b.birth : LEVEL_ZERO;
         }
     } else {
-        float per_unit = ldexpf(1, -b.exponent);
+        float per_unit = ldexpf(1, -b.exponent), unit = ldexpf(1, b.exponent);
         for (uint64_t i = 0; i < n; i++) {
             q[i] = scalar_units(values[i] * per_unit);
+            same &= scalar_bits((float)q[i] * unit) == scalar_bits(values[i]);
         }
     }
     b.q = q;
     bytes_clear(payload);
+    if (!same) {
+        return CKD_OK; /* no payload: these values are stored otherwise */
+    }
     return lattice_encode(payload, &b, LATTICE_FAST, &j->work.scratch, work, err);
 }

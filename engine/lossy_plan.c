@@ -11,6 +11,7 @@
 #define TARGET_ROUNDS      12
 #define TARGET_NEAR        0.92       /* of the bits wanted: near enough */
 #define FINER              2          /* octaves */
+#define FINEST             (-120)     /* exponent of a lattice, as payloads have it */
 #define LEAP               6          /* quarter octaves, while there is nothing to bisect */
 #define SAMPLE_PIECE       128u       /* elements of one row that are looked at */
 #define SAMPLE_ELEMENTS    (1u << 17) /* of a large tile, about */
@@ -169,6 +170,10 @@ static ckd_status meet_target(planning *p, lossy_tile *t, const kernels *k, ckd_
         }
         bool between = finer >= 0 && coarser < INT32_MAX;
         t->plan.step = between ? finer + (coarser - finer) / 2 : (p->bits > most ? now + LEAP : now - LEAP);
+        if (t->plan.step < 0 && t->plan.exponent - FINER < FINEST) {
+            t->plan.step = 0; /* there is no finer one */
+            return plan_once(p, t, k, err);
+        }
         if (t->plan.step < 0) { /* finer than the lattice: so that becomes finer, too */
             t->plan.exponent -= FINER;
             t->plan.step += FINER * LATTICE_STEP_OCTAVE;

@@ -212,7 +212,9 @@ static ckd_status add_up_usual(lattice_sums *s, lossy_tile *t, const lattice_sum
     }
     t->ordinary =
         s->finite == t->count && (!t->before || s->compared == t->count) && (!second || s->least >= 0);
-    t->largest = second ? 0 : s->largest;
+    t->ordinary &= !(second && s->before_bits >> 31);
+    t->largest =
+        second ? 0 : s->largest + (t->before ? s->farthest : 0); /* no |before| is larger than both */
     return status;
 }
 

@@ -134,7 +134,8 @@ static ckd_status remember(ckd_save *save, const block_job *job, const tensor_co
                            .chain_stored = job->chain.stored,
                            .chain_work = job->chain.work};
     ckd_status status = content_index_add(&save->known, &entry, err);
-    if (status == CKD_OK && t->tensor->role == CKD_ROLE_MASTER && t->tensor->dtype == CKD_F32) {
+    bool rounds = !job->known || job->lossy || hash128_equal(&job->content, &job->original);
+    if (status == CKD_OK && rounds && t->tensor->role == CKD_ROLE_MASTER && t->tensor->dtype == CKD_F32) {
         entry.rounded = true;
         entry.content = job->rounded_bf16;
         entry.values = job->result_bf16;

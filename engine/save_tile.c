@@ -47,7 +47,8 @@ static bool go_back(const view **v, const view_tensor **in, ckd_save *save) {
         return false;
     }
     const view_tensor *t = view_find(older, (*in)->tensor->name);
-    if (!t) {
+    if (!t || t->tensor->dtype != (*in)->tensor->dtype || t->shape.ndim != (*in)->shape.ndim ||
+        memcmp(t->shape.shape, (*in)->shape.shape, t->shape.ndim * sizeof(uint64_t)) != 0) {
         return false;
     }
     *v = older;
@@ -67,7 +68,9 @@ static void choose_parent(tile_parent *p, ckd_save *save, const lossy_tile *t,
     if (within(&chain, &base, HEAVY * save->budget.limit) && depth < MAX_SAVE_DEPTH) {
         return;
     }
-    while (!within(&chain, &base, LIGHT * save->budget.limit) && go_back(&p->view, &p->tensor, save)) {
+    for (uint32_t i = 0; i < MAX_DEPTH && !within(&chain, &base, LIGHT * save->budget.limit) &&
+                         go_back(&p->view, &p->tensor, save);
+         i++) {
         p->is_ancestor = true;
         chain = chain_of(&depth, p->tensor, context, t);
     }

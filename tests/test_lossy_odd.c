@@ -1,0 +1,151 @@
+/* Lossy saves of what training seldom gives: what is committed can be loaded, and is what was given. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/support/checkpoints.h"
+#include "tests/support/drift.h"
+#include "tests/support/tempdir.h"
+
+enum { N = 64 * 64 };
+
+static void add_matrix(ckd_save *save, const char *name, ckd_dtype dtype, const void *values) {
+    const uint64_t shape[2] = {64, 64};
+    ckd_tensor t = CKD_TENSOR_INIT;
+    t.name = name;
+    t.dtype = dtype;
+    t.ndim = 2;
+    t.shape = shape;
+    t.data = values;
+    assert_int_equal(ckd_save_tensor(save, &t, NULL), CKD_OK);
+}
+
+/* One matrix called NAME, as dtype, in a save with these options; what a load of it gives. */
+static float *there_and_back(ckd_store *store, const ckd_save_options *o, const char *name, ckd_dtype dtype,
+                             const float *values) {
+    void *given = to_dtype(values, dtype, N);
+    ckd_save *save = begin_with(store, o);
+    add_matrix(save, name, dtype, given);
+    commit_save(save);
+    free(given);
+    return load_floats(store, o->run, o->step, name, dtype, N);
+}
+
+static void fill(float *values, uint64_t seed, double scale) {
+    for (int i = 0; i < N; i++) {
+        values[i] = (float)(scale * drift_normal(&seed));
+    }
+}
+
+/* The copy of a master that is stored as a copy itself. */
+static void test_copies_of_zeros(void **state) {
+    ckd_store *store = store_create(*state);
+    static const float zeros[N];
+    static const char *const names[] = {"exp_avg_sq.w", "exp_avg.w", "master.w"};
+    float ones[N];
+    fill(ones, 3, 1);
+    for (int round = 0; round < 2; round++) { /* what jobs did before must not matter */
+        ckd_save_options o = lossy_options("zeros", (uint64_t)round, CKD_NEAR);
+        ckd_save *save = begin_with(store, &o);
+        add_matrix(save, "master.other", CKD_F32, ones);
+        for (int i = 0; i < 3; i++) {
+            add_matrix(save, names[i], CKD_F32, zeros);
+        }
+        add_matrix(save, "w", CKD_BF16, zeros);
+        commit_save(save);
+        float *got = load_floats(store, "zeros", (uint64_t)round, "w", CKD_BF16, N);
+        assert_memory_equal(got, zeros, sizeof(zeros));
+        free(got);
+    }
+    assert_int_equal(verify_damage(store), 0);
+    ckd_store_close(store);
+}
+
+/* Half of an exact parent is -0, which no lattice has. */
+static void test_negative_zeros_in_the_parent(void **state) {
+    ckd_store *store = store_create(*state);
+    static const double costs[] = {1, 4};
+    for (int c = 0; c < 2; c++) {
+        const char *run = c ? "masked4" : "masked1";
+        float values[N];
+        for (uint64_t step = 0; step < 6; step++) {
+            uint64_t seed = 100 + step;
+            for (int i = 0; i < N; i++) {
+                float moved = (step ? values[i] : 0) + (float)((step ? 0.002 : 0.02) * drift_normal(&seed));
+                values[i] = i % 2 ? moved : -0.0f;
+            }
+            ckd_save_options o = lossy_options(run, step, step ? CKD_NEAR : CKD_EXACT);
+            o.max_load_cost = costs[c];
+            free(there_and_back(store, &o, "w", CKD_BF16, values));
+        }
+    }
+    assert_int_equal(verify_damage(store), 0);
+    ckd_store_close(store);
+}
+
+/* What had blown up and is ordinary again does not stay where it was. */
+static void test_after_huge_values(void **state) {
+    ckd_store *store = store_create(*state);
+    static const ckd_dtype dtypes[] = {CKD_F32, CKD_BF16};
+    for (int d = 0; d < 2; d++) {
+        float values[N];
+        fill(values, 5, 0.02);
+        for (int i = 0; i < N; i += 50) {
+            values[i] = 1e10f;
+        }
+        ckd_save_options o = lossy_options(d ? "blown16" : "blown", 0, CKD_EXACT);
+        o.max_load_cost = d ? 1 : 0;
+        free(there_and_back(store, &o, "w", dtypes[d], values));
+        fill(values, 6, 0.02);
+        o.step = 1;
+        o.fidelity = CKD_NEAR;
+        float *got = there_and_back(store, &o, "w", dtypes[d], values);
+        assert_true(largest_error(got, values, N) < 0.1);
+        free(got);
+    }
+    assert_int_equal(verify_damage(store), 0);
+    ckd_store_close(store);
+}
+
+/* A target that would need a finer lattice than there is. */
+static void test_targets_of_tiny_values(void **state) {
+    ckd_store *store = store_create(*state);
+    static const double scales[] = {1e-32, 1e-36};
+    for (int i = 0; i < 2; i++) {
+        float values[N];
+        fill(values, 7, scales[i]);
+        ckd_save_options o = lossy_options(i ? "tinier" : "tiny", 0, CKD_NEAR);
+        o.target_bits = 64;
+        free(there_and_back(store, &o, "exp_avg.w", CKD_F32, values));
+    }
+    assert_int_equal(verify_damage(store), 0);
+    ckd_store_close(store);
+}
+
+static int setup(void **state) {
+    *state = tempdir_create();
+    return 0;
+}
+
+static int teardown(void **state) {
+    tempdir_remove(*state);
+    return 0;
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(test_copies_of_zeros, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_negative_zeros_in_the_parent, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_after_huge_values, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_targets_of_tiny_values, setup, teardown),
+    };
+    return cmocka_run_group_tests_name("lossy odd", tests, NULL, NULL);
+}
