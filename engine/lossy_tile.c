@@ -394,6 +394,7 @@ static ckd_status prepare_moment(lossy_tile *t, const lattice_sums *all, const k
 /* Levels between the means of two sums, in halves of octaves. */
 static int32_t level_distance(double now, double from) {
     double octaves = now > 0 && from > 0 ? log2(now / from) : 0;
+    octaves = fabs(octaves) <= 256 ? octaves : 0; /* of an infinite parent nothing can be said */
     double steps = octaves * 8 / LEVELS_OF_MEANS;
     int32_t whole = (int32_t)(fabs(steps) + 1 - MEANS_UP); /* what goes to and fro is let be */
     return LEVELS_OF_MEANS * (steps < 0 ? -whole : whole);
