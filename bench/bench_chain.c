@@ -38,19 +38,6 @@ static void die(const char *what, const ckd_error *err) {
     exit(1);
 }
 
-/* Bytes this process has read by system calls. */
-static double bytes_read(void) {
-    FILE *f = fopen("/proc/self/io", "r");
-    char key[64];
-    unsigned long long value = 0;
-    while (f && fscanf(f, "%63s %llu", key, &value) == 2 && strcmp(key, "rchar:") != 0) {
-    }
-    if (f) {
-        fclose(f);
-    }
-    return (double)value;
-}
-
 static void drop_folder(const char *store, const char *folder) {
     char dir[4096], path[8192];
     snprintf(dir, sizeof(dir), "%s/data/%s", store, folder);
@@ -118,7 +105,7 @@ static measure measure_load(ckd_store *store, const char *path, const ckd_checkp
     double *times = calloc((size_t)repeats, sizeof(*times)), *cpu = calloc((size_t)repeats, sizeof(*cpu));
     for (int i = 0; i < repeats; i++) {
         drop_cache(path);
-        double read = bytes_read(), start = bench_seconds(), start_cpu = bench_cpu_seconds();
+        double read = bench_bytes_read(), start = bench_seconds(), start_cpu = bench_cpu_seconds();
         ckd_load *load;
         ckd_error err = {0};
         if (ckd_load_begin(&load, store, &c->id, &err) != CKD_OK) {
@@ -128,7 +115,7 @@ static measure measure_load(ckd_store *store, const char *path, const ckd_checkp
         ckd_load_end(load);
         times[i] = bench_seconds() - start;
         cpu[i] = bench_cpu_seconds() - start_cpu;
-        m.bytes = bytes_read() - read;
+        m.bytes = bench_bytes_read() - read;
     }
     qsort(times, (size_t)repeats, sizeof(*times), by_value);
     qsort(cpu, (size_t)repeats, sizeof(*cpu), by_value);

@@ -184,18 +184,6 @@ static ckd_checkpoint save(ckd_store *store, const states *s, size_t at, double 
     return info;
 }
 
-static double bytes_read(void) {
-    FILE *f = fopen("/proc/self/io", "r");
-    char key[64];
-    unsigned long long value = 0;
-    while (f && fscanf(f, "%63s %llu", key, &value) == 2 && strcmp(key, "rchar:") != 0) {
-    }
-    if (f) {
-        fclose(f);
-    }
-    return (double)value;
-}
-
 static int by_value(const void *a, const void *b) {
     double x = *(const double *)a, y = *(const double *)b;
     return x < y ? -1 : x > y;
@@ -206,7 +194,7 @@ static void measure_load(double *bytes, double *cpu, ckd_store *store, const ckd
                          size_t at, void **room, int repeats) {
     double times[64];
     for (int i = 0; i < repeats; i++) {
-        double read = bytes_read(), start = bench_cpu_seconds();
+        double read = bench_bytes_read(), start = bench_cpu_seconds();
         ckd_load *load;
         ckd_error err = {0};
         if (ckd_load_begin(&load, store, id, &err) != CKD_OK) {
@@ -215,7 +203,7 @@ static void measure_load(double *bytes, double *cpu, ckd_store *store, const ckd
         load_values(load, room);
         ckd_load_end(load);
         times[i] = bench_cpu_seconds() - start;
-        *bytes = bytes_read() - read;
+        *bytes = bench_bytes_read() - read;
     }
     qsort(times, (size_t)repeats, sizeof(*times), by_value);
     *cpu = times[repeats / 2];

@@ -40,6 +40,18 @@ static void processor(char *out, size_t room) {
     }
 }
 
+double bench_bytes_read(void) {
+    FILE *f = fopen("/proc/self/io", "r");
+    char key[64];
+    unsigned long long value = 0;
+    while (f && fscanf(f, "%63s %llu", key, &value) == 2 && strcmp(key, "rchar:") != 0) {
+    }
+    if (f) {
+        fclose(f);
+    }
+    return (double)value;
+}
+
 const char *bench_machine(void) {
     static char text[512];
     char cpu[200], date[32];

@@ -6,6 +6,8 @@
 double bench_seconds(void);
 /* Time this process has computed: what a core takes for it, however busy the machine is. */
 double bench_cpu_seconds(void);
+/* Bytes this process has read by system calls. */
+double bench_bytes_read(void);
 /* "MODEL, N cores, M GiB, COMPILER, DATE": results mean nothing without it. Static. */
 const char *bench_machine(void);
 /* Trains (train_gpt beside this program) until `store` holds `saves` checkpoints of `run`, `every` steps apart; resumes. */
