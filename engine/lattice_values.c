@@ -164,11 +164,16 @@ static void rebuild_levels(float *values, const lattice_block *b, uint64_t row, 
                            const lattice_work *w, const kernels *k) {
     uint64_t first, column, n = lattice_row_span(b, row, &first, &column);
     level_run levels = level_row_run(b, w, row, has_parent);
+    levels.column += b->own.step ? column : 0;
+    if (!has_parent && !b->q && !b->few) {
+        k->level_fill(values + first, n, &levels);
+        return;
+    }
     int32_t room[RUN] = {0};
     for (uint64_t at = 0; at < n; at += RUN) {
         uint64_t run = n - at < RUN ? n - at : RUN;
         level_run here = levels;
-        here.column += b->own.step ? column + at : 0;
+        here.column += b->own.step ? at : 0;
         k->level_apply(values + first + at, integers_of(room, b, first + at, run, k), run, &here);
     }
 }
@@ -199,15 +204,18 @@ static bool is_plain(const lattice_block *b, bool has_parent) {
            !b->factor && !(b->offset[0] | b->offset[1] | b->offset[2]);
 }
 
-/* Nothing says that any value moves. */
+/* Nothing says that any value moves, be it from the parent's or from zero. */
 static bool stays(const lattice_block *b, bool has_parent) {
     bool linear = b->map == LATTICE_LINEAR;
-    return has_parent && !b->q && !b->few && (linear ? !b->factor : !b->row && !b->own.step);
+    return !b->q && !b->few && (linear ? !b->factor : has_parent && !b->row && !b->own.step);
 }
 
 ckd_status lattice_rebuild(float *values, const lattice_block *b, bool has_parent, lattice_work *w,
                            const kernels *k, ckd_error *err) {
     if (stays(b, has_parent)) {
+        if (!has_parent) {
+            memset(values, 0, b->count * sizeof(float));
+        }
         return CKD_OK;
     }
     if (is_plain(b, has_parent)) {
@@ -221,7 +229,8 @@ ckd_status lattice_rebuild(float *values, const lattice_block *b, bool has_paren
     if (status == CKD_OK) {
         status = lattice_steps(b, w, err);
     }
-    if (status == CKD_OK && !has_parent) {
+    bool filled = b->map == LATTICE_LEVELS && !b->q && !b->few; /* row by row */
+    if (status == CKD_OK && !has_parent && !filled) {
         memset(values, 0, b->count * sizeof(float));
     }
     const float *products = NULL;

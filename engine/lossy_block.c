@@ -166,6 +166,8 @@ static ckd_status quantise_levels(lossy_job *j, const lossy_tile *t, uint64_t at
 
 /* ---- what is kept as it is ---- */
 
+#define SOME 128u /* elements at a time, of which few have one to be kept */
+
 static bool must_keep(const lossy_tile *t, uint64_t i, float most) {
     float value = t->now[i];
     if (fabsf(value) > t->keep_above || (t->before && fabsf(value - t->before[i]) > t->keep_moved)) {
@@ -191,41 +193,55 @@ static uint32_t bits_of(const void *original, ckd_dtype dtype, uint64_t i) {
     return bits;
 }
 
+static void keep(lossy_job *j, const lossy_tile *t, uint64_t i, const void *original) {
+    uint32_t place = (uint32_t)i, bits = bits_of(original, t->dtype, i);
+    bytes_put(&j->at, &place, sizeof(place));
+    bytes_put(&j->bits, &bits, sizeof(bits));
+    if (j->block.q) {
+        ((int32_t *)(void *)j->q.data)[i] = 0;
+    }
+    if (j->block.few) {
+        j->few.data[i] = 0;
+    }
+}
+
+/* Finite floats, for kernels: what must be kept is beyond these, but not all that is beyond must be. */
+static void limits_of(float limits[3], const lossy_tile *t, float most) {
+    bool second = t->part == LOSSY_SECOND;
+    float below = scalar_float(scalar_bits(most) - 1);
+    limits[0] = second || t->keep_above < below ? t->keep_above : below;
+    limits[1] = second ? FLT_MAX : below;
+    limits[2] = t->keep_moved;
+}
+
 static ckd_status keep_exceptions(lossy_job *j, const lossy_tile *t, uint64_t at, const void *original,
-                                  ckd_error *err) {
+                                  const kernels *k, ckd_error *err) {
     lattice_block *b = &j->block;
-    float most = ldexpf(1, b->exponent + 29);
+    float most = ldexpf(1, b->exponent + 29), limits[3];
     bool ordinary = t->ordinary && t->largest < most; /* `before` included */
-    uint32_t n = 0;
-    for (uint64_t i = 0; i < b->count && !ordinary; i++) {
-        n += must_keep(t, at + i, most);
-    }
-    b->exceptions = n;
-    if (n == 0) {
-        return CKD_OK;
-    }
-    uint32_t *places = bytes_scratch(&j->at, n * sizeof(*places), "coding scratch", err);
-    uint32_t *bits = places ? bytes_scratch(&j->bits, n * sizeof(*bits), "coding scratch", err) : NULL;
-    if (!bits) {
-        return CKD_E_NOMEM;
-    }
-    int32_t *q = b->q ? (int32_t *)(void *)j->q.data : NULL;
-    int8_t *few = b->few ? (int8_t *)j->few.data : NULL;
-    n = 0;
-    for (uint64_t i = 0; i < b->count; i++) {
-        if (must_keep(t, at + i, most)) {
-            places[n] = (uint32_t)i;
-            bits[n++] = bits_of(original, t->dtype, i);
-            if (q) {
-                q[i] = 0;
-            }
-            if (few) {
-                few[i] = 0;
+    limits_of(limits, t, most);
+    bytes_clear(&j->at);
+    bytes_clear(&j->bits);
+    for (uint64_t i = 0; i < b->count && !ordinary; i += SOME) {
+        uint64_t n = b->count - i < SOME ? b->count - i : SOME;
+        if (!k->beyond(t->now + at + i, t->before ? t->before + at + i : NULL, limits,
+                       t->part == LOSSY_SECOND, n)) {
+            continue;
+        }
+        for (uint64_t e = i; e < i + n; e++) {
+            if (must_keep(t, at + e, most)) {
+                keep(j, t, e, original);
             }
         }
     }
-    b->exception_at = places;
-    b->exception_bits = bits;
+    if (j->at.failed || j->bits.failed) {
+        bytes_free(&j->at);
+        bytes_free(&j->bits);
+        return err_nomem(err, b->count, "coding scratch");
+    }
+    b->exceptions = (uint32_t)(j->at.size / sizeof(uint32_t));
+    b->exception_at = b->exceptions ? (const uint32_t *)(const void *)j->at.data : NULL;
+    b->exception_bits = b->exceptions ? (const uint32_t *)(const void *)j->bits.data : NULL;
     return CKD_OK;
 }
 
@@ -286,7 +302,7 @@ ckd_status lossy_block(lossy_job *j, bytes *payload, const lossy_tile *t, uint64
     ckd_status status =
         t->part == LOSSY_SECOND ? quantise_levels(j, t, at, k, err) : quantise_linear(j, t, at, k, err);
     if (status == CKD_OK) {
-        status = keep_exceptions(j, t, at, original, err);
+        status = keep_exceptions(j, t, at, original, k, err);
     }
     if (status == CKD_OK) {
         status = rebuild(j, t, at, k, err);

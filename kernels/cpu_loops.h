@@ -118,6 +118,7 @@ DEFINE_CAST(cast_f64_f32, uint32_t, uint64_t, scalar_f32_from_f64)
 #include "kernels/lattice_loops.h"
 #include "kernels/products_loops.h"
 #include "kernels/sums_loops.h"
+#include "kernels/tile_loops.h"
 
 /* ---- optimizer steps: one loop a rule ---- */
 
@@ -330,4 +331,6 @@ const kernels CPU_TABLE = {
     .moment_row = moment_row,
     .moment_columns = moment_columns,
     .quantise_few = quantise_few,
+    .beyond = beyond,
+    .level_fill = level_fill,
 };

@@ -13,7 +13,7 @@
 
 #include "engine/ckptdelta.h"
 
-#define KERNELS_VERSION 3
+#define KERNELS_VERSION 4
 
 /* A rule of FORMAT.md, "Optimizer steps", and the coefficients of its group record, in the record's order. */
 #define STEP_COEFFICIENTS 15
@@ -145,6 +145,13 @@ typedef struct kernels {
                            double from_scale, bool magnitudes, float most, size_t n);
     /* quantise, if all integers fit a byte (and are not -128); false, and q of no use, if one does not. */
     bool (*quantise_few)(int8_t *q, level_sums *s, const float *residual, const float up[3], size_t n);
+    /*
+     * Is any of now, of before or of their differences larger than its finite limit, in this order, or not a number? Of magnitudes;
+     * positive: of values, of which those with a sign are said to be too large, but magnitudes of differences. before NULL: only of now.
+     */
+    bool (*beyond)(const float *now, const float *before, const float limits[3], bool positive, size_t n);
+    /* level_apply without a parent, with q = 0. */
+    void (*level_fill)(float *values, size_t n, const level_run *run);
 } kernels;
 
 /* The reference backend. Never NULL. Chooses vector paths at run time; all give the same bits. */
