@@ -1,10 +1,32 @@
 #include "kernels/cpu.h"
 
-const kernels *kernels_cpu(void) {
-#if defined(KERNELS_HAVE_AVX2)
+#include <stdlib.h>
+#include <string.h>
+
+size_t kernels_cpu_all(const kernels *out[KERNELS_CPU_MOST]) {
+    size_t n = 0;
+    out[n++] = &kernels_cpu_portable;
+#if defined(__x86_64__)
+    /* The compiler's library asks the processor, and (XCR0) whether the system keeps the registers of a thread that waits. */
     if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi")) {
-        return &kernels_cpu_avx2;
+        out[n++] = &kernels_cpu_avx2;
+        if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+            __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")) {
+            out[n++] = &kernels_cpu_avx512;
+        }
     }
 #endif
-    return &kernels_cpu_portable;
+    return n;
+}
+
+const kernels *kernels_cpu(void) {
+    const kernels *all[KERNELS_CPU_MOST];
+    size_t n = kernels_cpu_all(all);
+    const char *wanted = getenv("CKD_CPU");
+    for (size_t i = 0; wanted && i < n; i++) {
+        if (strcmp(all[i]->name, wanted) == 0) {
+            return all[i];
+        }
+    }
+    return all[n - 1];
 }

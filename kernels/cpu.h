@@ -9,9 +9,13 @@
 
 extern const kernels kernels_cpu_portable;
 #if defined(__x86_64__)
-#define KERNELS_HAVE_AVX2 1
-/* Only to be called where the processor has AVX2 and BMI. */
+/* Only to be called where kernels_cpu_all has them. */
 extern const kernels kernels_cpu_avx2;
+extern const kernels kernels_cpu_avx512; /* F, BW, DQ and VL */
 #endif
+
+/* Those that this processor and system can run, from the portable one to the fastest; how many. */
+#define KERNELS_CPU_MOST 3
+size_t kernels_cpu_all(const kernels *out[KERNELS_CPU_MOST]);
 
 #endif

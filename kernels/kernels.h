@@ -154,7 +154,10 @@ typedef struct kernels {
     void (*level_fill)(float *values, size_t n, const level_run *run);
 } kernels;
 
-/* The reference backend. Never NULL. Chooses vector paths at run time; all give the same bits. */
+/*
+ * The reference backend. Never NULL. Chooses the widest vectors that processor and system have, each time it is called; all give the same
+ * bits. CKD_CPU in the environment, "portable", "avx2" or "avx512", chooses another table, if it can be run.
+ */
 const kernels *kernels_cpu(void);
 
 #endif

@@ -3,6 +3,7 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 
 #include <cmocka.h>
 
@@ -90,33 +91,30 @@ static uint64_t pattern(size_t i, size_t width) {
 static const size_t counts[] = {0, 1, 2, 3, 7, 8, 15, 24, 31, 32, 33, 63, 64, 65, 255, 4096, MOST};
 #define COUNTS (sizeof(counts) / sizeof(counts[0]))
 
-static size_t backends(const kernels *out[3]) {
-    size_t n = 0;
-    out[n++] = kernels_cpu();
-    out[n++] = &kernels_cpu_portable;
-#if defined(KERNELS_HAVE_AVX2)
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi")) {
-        out[n++] = &kernels_cpu_avx2;
-    }
-#endif
-    return n;
-}
-
 #define EACH_CASE(k, d, c)                        \
-    const kernels *all_[3];                       \
-    size_t backends_ = backends(all_);            \
+    const kernels *all_[KERNELS_CPU_MOST];        \
+    size_t backends_ = kernels_cpu_all(all_);     \
     for (size_t b_ = 0; b_ < backends_; b_++)     \
         for (int d = CKD_F64; d <= CKD_BOOL; d++) \
             for (size_t c_ = 0, c = counts[0]; c_ < COUNTS && ((c = counts[c_]), (k = all_[b_])); c_++)
 
 static void test_table(void **state) {
     (void)state;
-    const kernels *all[3];
-    size_t n = backends(all);
+    const kernels *all[KERNELS_CPU_MOST];
+    size_t n = kernels_cpu_all(all);
+    assert_ptr_equal(all[0], &kernels_cpu_portable);
+    printf("tables:");
     for (size_t i = 0; i < n; i++) {
+        printf(" %s", all[i]->name);
         assert_int_equal(all[i]->version, KERNELS_VERSION);
-        assert_true(all[i]->name[0]);
+        setenv("CKD_CPU", all[i]->name, 1);
+        assert_ptr_equal(kernels_cpu(), all[i]);
     }
+    printf("\n");
+    setenv("CKD_CPU", "abacus", 1);
+    assert_ptr_equal(kernels_cpu(), all[n - 1]);
+    unsetenv("CKD_CPU");
+    assert_ptr_equal(kernels_cpu(), all[n - 1]);
 }
 
 static void test_residual_and_back(void **state) {
@@ -298,8 +296,8 @@ static void check_f64_cast(const kernels *k, uint64_t bits) {
 
 static void test_casts(void **state) {
     (void)state;
-    const kernels *all[3];
-    size_t n = backends(all);
+    const kernels *all[KERNELS_CPU_MOST];
+    size_t n = kernels_cpu_all(all);
     for (size_t b = 0; b < n; b++) {
         for (size_t i = 0; i < 24; i++) {
             check_f32_casts(all[b], (uint32_t)pattern(i, 4));
@@ -348,8 +346,8 @@ static void test_casts_of_arrays(void **state) {
     static const struct {
         ckd_dtype to, from;
     } pairs[] = {{CKD_BF16, CKD_F32}, {CKD_F16, CKD_F32}, {CKD_F32, CKD_F64}};
-    const kernels *all[3];
-    size_t backend_count = backends(all);
+    const kernels *all[KERNELS_CPU_MOST];
+    size_t backend_count = kernels_cpu_all(all);
     for (size_t b = 0; b < backend_count; b++) {
         for (size_t p = 0; p < 3; p++) {
             size_t wide = ckd_dtype_size(pairs[p].from), narrow = wide / 2;
@@ -505,8 +503,8 @@ static uint32_t step_pattern(size_t i, unsigned place) {
 
 static void test_optimizer_steps(void **state) {
     (void)state;
-    const kernels *all[3];
-    size_t n = backends(all);
+    const kernels *all[KERNELS_CPU_MOST];
+    size_t n = kernels_cpu_all(all);
     for (size_t b = 0; b < n; b++) {
         for (uint32_t number = 0; number < 40; number++) {
             bool known = (number >= 1 && number <= 10) || (number >= 17 && number <= 22) ||
@@ -546,8 +544,8 @@ static void test_optimizer_steps(void **state) {
 static void test_rounding_modes(void **state) {
     (void)state;
     static const int modes[] = {FE_UPWARD, FE_DOWNWARD, FE_TOWARDZERO};
-    const kernels *all[3];
-    size_t n = backends(all);
+    const kernels *all[KERNELS_CPU_MOST];
+    size_t n = kernels_cpu_all(all);
     uint32_t in[64];
     uint16_t want[64], got[64];
     for (size_t i = 0; i < 64; i++) {

@@ -14,6 +14,7 @@
 #include <string.h>
 
 #include "kernels/scalar_lattice.h"
+#include "kernels/cpu.h"
 #include "tests/support/lattices.h"
 #include "tests/support/xorshift.h"
 
@@ -209,10 +210,10 @@ static void same_bits(const words *a, const uint32_t *want, const kernels *k, co
     }
 }
 
-#define EACH_BACKEND(k, n)                      \
-    const kernels *all_[3];                     \
-    size_t backends_ = lattices_backends(all_); \
-    for (size_t b_ = 0; b_ < backends_; b_++)   \
+#define EACH_BACKEND(k, n)                    \
+    const kernels *all_[KERNELS_CPU_MOST];    \
+    size_t backends_ = kernels_cpu_all(all_); \
+    for (size_t b_ = 0; b_ < backends_; b_++) \
         for (size_t c_ = 0, n = counts[0]; c_ < COUNTS && ((n = counts[c_]), (k = all_[b_])); c_++)
 
 static uint32_t *copy_of(const words *w) {

@@ -29,15 +29,12 @@ static float even(void) {
     return (float)(next_random() % 65536u) / 32768.0f - 1;
 }
 
-static const kernels *tables[2];
+static const kernels *tables[KERNELS_CPU_MOST];
 static size_t table_count;
 
 static int find_tables(void **state) {
     (void)state;
-    tables[table_count++] = &kernels_cpu_portable;
-    if (kernels_cpu() != &kernels_cpu_portable) {
-        tables[table_count++] = kernels_cpu();
-    }
+    table_count = kernels_cpu_all(tables);
     return 0;
 }
 
@@ -317,7 +314,8 @@ static void test_moments(void **state) {
             bool magnitudes = kind & 1;
             float most = l % 2 ? FLT_MAX : 0.02f;
             float now[MOST], from[MOST];
-            double expected[2] = {0, 0}, columns[2][MOST] = {{0}}, sums[2][2] = {{0}};
+            double expected[2] = {0, 0}, columns[2][MOST] = {{0}};
+            double sums[KERNELS_CPU_MOST][2] = {{0}};
             fill_odd(now, n);
             fill_odd(from, n);
             for (size_t i = 0; i < n; i++) {
@@ -339,6 +337,43 @@ static void test_moments(void **state) {
                 assert_bits(got, columns, sizeof(got));
             }
         }
+    }
+}
+
+/* ---- products ---- */
+
+/* Of numbers that are no integers: a bit of a sum depends on the order, which is the same in all tables. */
+static void test_products_of_fractions(void **state) {
+    (void)state;
+    static const size_t shapes[][3] = {{1, 1, 1},    {5, 3, 17},    {4, 256, 64},
+                                       {6, 257, 65}, {3, 600, 131}, {9, 40, 97}};
+    for (size_t s = 0; s < sizeof(shapes) / sizeof(shapes[0]); s++) {
+        size_t rows = shapes[s][0], rank = shapes[s][1], columns = shapes[s][2];
+        float *left = malloc(rows * rank * sizeof(float)), *right = malloc(rank * columns * sizeof(float));
+        float *sums = malloc(rows * columns * sizeof(float)), *first = malloc(rows * columns * sizeof(float));
+        assert_true(left && right && sums && first);
+        for (size_t i = 0; i < rows * rank; i++) {
+            left[i] = even();
+        }
+        for (size_t i = 0; i < rank * columns; i++) {
+            right[i] = even();
+        }
+        tables[0]->products(first, left, right, rows, rank, columns);
+        for (size_t i = 0; i < rows * columns; i++) {
+            double expected = 0;
+            for (size_t k = 0; k < rank; k++) {
+                expected += (double)left[i / columns * rank + k] * (double)right[k * columns + i % columns];
+            }
+            assert_true(fabs(expected - (double)first[i]) < 1e-6 * (double)rank);
+        }
+        for (size_t t = 1; t < table_count; t++) {
+            tables[t]->products(sums, left, right, rows, rank, columns);
+            assert_bits(sums, first, rows * columns * sizeof(float));
+        }
+        free(left);
+        free(right);
+        free(sums);
+        free(first);
     }
 }
 
@@ -384,8 +419,13 @@ static void test_masks(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_apply_few),    cmocka_unit_test(test_residual), cmocka_unit_test(test_values),
-        cmocka_unit_test(test_quantise_few), cmocka_unit_test(test_sums),     cmocka_unit_test(test_moments),
+        cmocka_unit_test(test_apply_few),
+        cmocka_unit_test(test_residual),
+        cmocka_unit_test(test_values),
+        cmocka_unit_test(test_quantise_few),
+        cmocka_unit_test(test_sums),
+        cmocka_unit_test(test_moments),
+        cmocka_unit_test(test_products_of_fractions),
         cmocka_unit_test(test_masks),
     };
     return cmocka_run_group_tests(tests, find_tables, NULL);

@@ -57,20 +57,6 @@ bool lattices_same(const lattice_block *a, const lattice_block *b) {
             same_array(a->factor, b->factor, lattice_rows(a) * a->own.rank));
 }
 
-size_t lattices_backends(const kernels *out[3]) {
-    size_t n = 0;
-    out[n++] = &kernels_cpu_portable;
-#if defined(KERNELS_HAVE_AVX2)
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi")) {
-        out[n++] = &kernels_cpu_avx2;
-    }
-#endif
-    if (kernels_cpu() != out[n - 1]) {
-        out[n++] = kernels_cpu();
-    }
-    return n;
-}
-
 static void check_again(const lattice_block *b, const lattice_columns *shared) {
     lattice_scratch to = {0}, from = {0};
     symbols_workspace *work;
@@ -120,8 +106,8 @@ ckd_status lattices_check(const lattice_block *b, const lattice_columns *shared,
     wide.few = NULL;
     wide.q = q;
     check_again(&wide, shared);
-    const kernels *all[3];
-    size_t backends = lattices_backends(all), size = b->count * ckd_dtype_size(dtype);
+    const kernels *all[KERNELS_CPU_MOST];
+    size_t backends = kernels_cpu_all(all), size = b->count * ckd_dtype_size(dtype);
     ckd_status status, other;
     uint8_t *first = rebuild(&status, b, dtype, parent, all[0]);
     for (size_t i = 0; i < backends; i++) {

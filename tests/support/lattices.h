@@ -11,9 +11,6 @@ int32_t lattices_integer(const lattice_block *b, uint64_t i);
 bool lattices_same_columns(const lattice_columns *a, const lattice_columns *b);
 bool lattices_same(const lattice_block *a, const lattice_block *b);
 
-/* Up to three tables of functions that run here. */
-size_t lattices_backends(const kernels *out[3]);
-
 /*
  * What a decoded block must fulfil: coded again, either way, it comes back; all backends rebuild the same bits from it, be its integers
  * in `few` or in `q`, and none writes beyond the values. parent: the parent's values in the dtype, or NULL. Aborts if it does

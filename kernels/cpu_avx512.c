@@ -1,0 +1,10 @@
+/* The loops of kernels/cpu_loops.h, compiled for AVX-512. */
+#if defined(__x86_64__)
+#define CPU_TABLE      kernels_cpu_avx512
+#define CPU_NAME       "avx512"
+#define CPU_TARGET     __attribute__((target("avx2,bmi,avx512f,avx512bw,avx512dq,avx512vl")))
+#define PANEL_LANES    16
+#define SCALAR_RINT    __builtin_rintf
+#define ROUND_EIGHT(x) __builtin_ia32_cvtps2dq256(x)
+#include "kernels/cpu_loops.h"
+#endif

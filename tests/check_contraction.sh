@@ -1,0 +1,15 @@
+#!/bin/sh
+# No multiplication and addition of the library are one instruction: what such a one gives differs in the last bit from what the two of a
+# processor without it give (-ffp-contract=off).
+set -u
+library=$(ls "${CKPTDELTA_BUILD:?the build folder}"/libckptdelta.so.*.*.*)
+[ "$(uname -m)" = x86_64 ] || { echo "SKIP: looks for instructions of x86-64"; exit 77; }
+command -v objdump >/dev/null || { echo "SKIP: there is no objdump"; exit 77; }
+code=$(mktemp)
+trap 'rm -f "$code"' EXIT
+objdump -d --no-show-raw-insn "$library" >"$code"
+grep -q 'vmulps.*zmm' "$code" || { echo "FAILED: no AVX-512 instruction in $library"; exit 1; }
+if grep -m 10 -E '\bvfn?m(add|sub)' "$code"; then
+    echo "FAILED: fused multiplication and addition in $library"
+    exit 1
+fi
