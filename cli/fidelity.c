@@ -11,7 +11,7 @@
 
 /* ------------------------------------------------------------------------------------------------- the options */
 
-enum { OPT_FIDELITY = 0x300, OPT_EFFORT, OPT_TARGET_BITS, OPT_TARGET_RATIO, OPT_MAX_ERROR };
+enum { OPT_FIDELITY = 0x300, OPT_EFFORT, OPT_TARGET_BITS, OPT_TARGET_RATIO, OPT_MAX_ERROR, OPT_STEP_SCALE };
 
 static const struct argp_option options_table[] = {
     {0, 0, 0, 0, "How exactly it is stored (see below):", 6},
@@ -28,6 +28,8 @@ static const struct argp_option options_table[] = {
     {"max-error", OPT_MAX_ERROR, "X", 0,
      "No value of a lossy tensor is off by more than X times the root mean square of the tensor; between 0 and 1",
      6},
+    {"step-scale", OPT_STEP_SCALE, "X", 0,
+     "Weights and first moments X times as coarse as the fidelity has them, from 1/64 to 64 (1)", 6},
     {0},
 };
 
@@ -83,6 +85,7 @@ static void check(const ckd_save_options *o, struct argp_state *state) {
                         : o->target_bits > 0  ? "target-bits"
                         : o->target_ratio > 0 ? "target-ratio"
                         : o->max_error > 0    ? "max-error"
+                        : o->step_scale > 0   ? "step-scale"
                                               : NULL;
     if (given && !cli_fidelity_is_lossy(o)) {
         argp_error(state, "--%s is for lossy checkpoints: add --fidelity near or --fidelity compact", given);
@@ -95,6 +98,11 @@ static void check(const ckd_save_options *o, struct argp_state *state) {
             state,
             "--max-error and --target-%s exclude each other: the error sets the size, or the size the error",
             o->target_bits > 0 ? "bits" : "ratio");
+    }
+    if (o->step_scale > 0 && (o->target_bits > 0 || o->target_ratio > 0)) {
+        argp_error(state,
+                   "--step-scale and --target-%s exclude each other: the scale sets the steps, or the target",
+                   o->target_bits > 0 ? "bits" : "ratio");
     }
 }
 
@@ -119,6 +127,12 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
         return 0;
     case OPT_MAX_ERROR:
         parse_between(&o->max_error, "max-error", 1, arg, state);
+        return 0;
+    case OPT_STEP_SCALE:
+        if (!cli_parse_double(&o->step_scale, arg) || !(o->step_scale >= 1.0 / 64) ||
+            !(o->step_scale <= 64)) {
+            argp_error(state, "--step-scale is a number from 1/64 to 64, not '%s'", arg);
+        }
         return 0;
     case ARGP_KEY_END:
         check(o, state);

@@ -1,4 +1,4 @@
-/* How exactly to save: --fidelity, --effort, --target-bits, --target-ratio, --max-error; and what came of it. */
+/* How exactly to save: --fidelity, --effort, --target-bits, --target-ratio, --max-error, --step-scale; and what came of it. */
 #ifndef CLI_FIDELITY_H
 #define CLI_FIDELITY_H
 

@@ -324,6 +324,8 @@ typedef struct ckd_save_options {
     double
         max_error; /* lossy: bound on the error of every value, in root mean squares of its matrix (of a stack, each one;
                        of a large one, each 16 Mi elements); 0: none */
+    double
+        step_scale; /* lossy: weights and first moments in this many times the fidelity's steps, 1/64 ... 64, without a target; 0: 1 */
 } ckd_save_options;
 #define CKD_SAVE_OPTIONS_INIT \
     { .struct_size = sizeof(ckd_save_options) }

@@ -120,6 +120,9 @@ static lossy_recipe recipe_of(const ckd_save *save, const record_tensor *tensor)
     double bits = o->target_ratio > 0 ? raw_bits / o->target_ratio : o->target_bits;
     r.target = bits * (tensor->role == CKD_ROLE_EXP_AVG ? 0.2 : 0.75);
     r.max_error = o->max_error;
+    double scale = o->step_scale > 0 ? o->step_scale : 1;
+    r.weight *= scale;
+    r.moment *= scale;
     /* Chains that take longer to decode need larger deltas on ancestors earlier. */
     double room = 0.8 * save->budget.limit - KEYFRAME_LOAD;
     r.bits_for_load = ANCESTOR_BITS / (room > 0.5 ? room : 0.5);

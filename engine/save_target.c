@@ -25,6 +25,12 @@ static ckd_status check_fidelity(const ckd_save_options *o, ckd_error *err) {
         return err_set(err, CKD_E_INVALID,
                        "a target is either bits for each parameter, up to 64, or a ratio");
     }
+    if (o->step_scale != 0 && (!(o->step_scale >= 1.0 / 64) || !(o->step_scale <= 64) || o->target_bits > 0 ||
+                               o->target_ratio > 0)) {
+        return err_set(
+            err, CKD_E_INVALID,
+            "step_scale is 1/64 ... 64 (0: 1), and excludes a target, which sets the steps itself");
+    }
     return !(o->max_error >= 0) || !(o->max_error < 1)
                ? err_set(err, CKD_E_INVALID,
                          "max_error is a share of a tensor's root mean square: more than 0 and less than 1")

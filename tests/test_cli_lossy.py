@@ -113,6 +113,9 @@ def test_the_last_word_counts(store):
     ["--fidelity", "near", "--target-ratio", "0"], ["--fidelity", "near", "--target-ratio", "1e7"],
     ["--fidelity", "near", "--target-ratio", "100", "--target-bits", "1"],
     ["--fidelity", "near", "--max-error", "0"], ["--fidelity", "near", "--max-error", "1"],
+    ["--fidelity", "near", "--step-scale", "0"], ["--fidelity", "near", "--step-scale", "0.01"],
+    ["--fidelity", "near", "--step-scale", "65"], ["--fidelity", "near", "--step-scale", "nan"],
+    ["--fidelity", "near", "--target-ratio", "9", "--step-scale", "2"],
     ["--fidelity", "near", "--max-error", "1e-3x"], ["--fidelity", "near", "--max-error", "0.1", "--target-bits", "1"],
 ])
 def test_wrong_usage(store, args):
@@ -120,7 +123,7 @@ def test_wrong_usage(store, args):
     assert args[-2] in refused.err and not store.path.exists()
 
 
-@pytest.mark.parametrize("option", ["--effort", "--target-bits", "--target-ratio", "--max-error"])
+@pytest.mark.parametrize("option", ["--effort", "--target-bits", "--target-ratio", "--max-error", "--step-scale"])
 def test_options_of_lossy_saves_need_one(store, option):
     value = "0.5" if option != "--effort" else "3"
     for fidelity in ([], ["--fidelity", "exact"], ["--fidelity", "near,weight=exact", "--fidelity", "exact"]):
@@ -153,6 +156,19 @@ def test_targets(store):
         bits[name] = 8 * sum(t["stored_bytes"] for t in tensors) / (ROWS * COLUMNS)
     assert bits["few"] < 1.2 < 2 < bits["more"] < 6
     assert bits["ratio"] == pytest.approx(bits["more"], rel=0.02), "96 bits over 24"
+
+
+def test_steps_are_scaled(store):
+    """Between the fidelities and beyond: weights and first moments become coarser, and smaller."""
+    errors, sizes = [], []
+    for number, scale in enumerate((0.25, 1, 1.5)):
+        for step in range(2):
+            store.save(step, state(step), "--fidelity", "near", "--step-scale", scale, run_name=f"s{number}")
+        got = arrays(store.load("--run", f"s{number}")[0])
+        errors.append([error_of(got[name], state(1)[name]) for name in ("layer.weight", "exp_avg.layer.weight")])
+        sizes.append(store.checkpoints()[-1]["stored_bytes"])
+    assert errors[0][0] < errors[1][0] < errors[2][0] and errors[0][1] < errors[1][1] < errors[2][1]
+    assert sizes[0] > sizes[1] > sizes[2]
 
 
 def test_efforts(store):

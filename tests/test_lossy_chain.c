@@ -239,6 +239,47 @@ static void test_targets_are_met(void **state) {
     ckd_store_close(store);
 }
 
+static void test_steps_are_scaled(void **state) {
+    ckd_store *store = store_create(*state);
+    static const double scales[] = {1.0 / 64, 0.5, 0, 1, 1.4, 64};
+    double bits[6], errors[6][2];
+    for (int i = 0; i < 6; i++) {
+        char run[32];
+        snprintf(run, sizeof(run), "scale%d", i);
+        drift d = drift_new(256, 200, 8);
+        for (uint64_t step = 0; step < 2; step++, drift_step(&d)) {
+            ckd_save_options o = lossy_options(run, step, CKD_COMPACT);
+            o.step_scale = scales[i];
+            save_drift(store, &o, &d);
+            bits[i] = bits_at(store, run, step, &d);
+            errors[i][0] = error_at(store, run, step, &d, 2);
+            errors[i][1] = error_at(store, run, step, &d, 1);
+        }
+        print_message("scale %.3f: %.3f bits, error of weights %.5f, of first moments %.5f\n", scales[i],
+                      bits[i], errors[i][0], errors[i][1]);
+        drift_free(&d);
+    }
+    for (int part = 0; part < 2; part++) {
+        assert_true(errors[2][part] == errors[3][part]); /* 0 says nothing */
+    }
+    for (int i = 1; i < 6; i++) {
+        assert_true(i == 3 || (bits[i] < bits[i - 1] && errors[i][0] > errors[i - 1][0]));
+        assert_true(i < 3 ? errors[i][1] > errors[i - 1][1] : errors[i][1] >= errors[i - 1][1]);
+    }
+    static const double refused[] = {-1, 0.01, 65, NAN, INFINITY};
+    ckd_save *save;
+    for (size_t i = 0; i < sizeof(refused) / sizeof(refused[0]); i++) {
+        ckd_save_options o = lossy_options("scale0", 9, CKD_NEAR);
+        o.step_scale = refused[i];
+        assert_int_equal(ckd_save_begin(&save, store, &o, NULL), CKD_E_INVALID);
+    }
+    ckd_save_options both = lossy_options("scale0", 9, CKD_NEAR);
+    both.step_scale = 2;
+    both.target_bits = 1;
+    assert_int_equal(ckd_save_begin(&save, store, &both, NULL), CKD_E_INVALID);
+    ckd_store_close(store);
+}
+
 static void test_efforts(void **state) {
     ckd_store *store = store_create(*state);
     static const int efforts[] = {1, 3, 5, 7, 9};
@@ -350,6 +391,7 @@ int main(void) {
         TEST(test_the_largest_error_is_bounded),
         TEST(test_rounded_copies_keep_the_bound),
         TEST(test_targets_are_met),
+        TEST(test_steps_are_scaled),
         TEST(test_efforts),
         TEST(test_lossy_resumes_are_counted),
         TEST(test_the_same_step_again),
