@@ -95,6 +95,12 @@ void bench_run_trainer_into(const char *output, const char *const *arguments) {
     int argc = 0;
     trainer_path(trainer, sizeof(trainer));
     argv[argc++] = trainer;
+    mkdir("bench/series", 0777);
+    if (!getenv("TEXT")) { /* else the text is that file */
+        argv[argc++] = "--text";
+        argv[argc++] = "bench/series/text";
+        argv[argc++] = "--keep-text";
+    }
     while (*arguments && argc < 63) {
         argv[argc++] = *arguments++;
     }

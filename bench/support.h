@@ -12,7 +12,10 @@ double bench_bytes_read(void);
 const char *bench_machine(void);
 /* Trains (train_gpt beside this program) until `store` holds `saves` checkpoints of `run`, `every` steps apart; resumes. */
 void bench_train(const char *store, const char *run, int saves, int every);
-/* Runs train_gpt with these options (NULL at the end), its output dropped. */
+/*
+ * Runs train_gpt with these options (NULL at the end), its output dropped. Its text, unless TEXT names one, is kept beside the series:
+ * what it finds on a machine changes when packages come and go, and a series cannot go on with another.
+ */
 void bench_run_trainer(const char *const *arguments);
 /* The same without a word, its output into a file. */
 void bench_run_trainer_into(const char *output, const char *const *arguments);

@@ -187,6 +187,8 @@ typedef struct gpt_text {
 
 /* Reads `path`, or, if NULL, text that is found on the machine (gpt_data.c says where). Needs at least 200 kB. */
 int gpt_text_load(gpt_text *out, const char *path);
+/* Unless there is such a file, writes the text that would be read without one to it: what is found changes with the machine's packages. */
+int gpt_text_keep(const char *path);
 void gpt_text_free(gpt_text *text);
 /* The batch of a step: windows drawn by a generator that depends on (seed, step) only. rng: its state, before. */
 void gpt_text_batch(const gpt_text *text, const gpt_config *config, uint64_t seed, uint64_t step,

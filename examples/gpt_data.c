@@ -1,7 +1,7 @@
 /*
  * Random numbers and text. Without a file of its own the trainer reads what Unix machines carry anyway: licences,
  * documentation, Perl's manual, Python's and C's sources. Which files that are depends on the machine, but on one
- * machine the search gives the same bytes each time: fixed places, names in byte order, fixed limits.
+ * machine the search gives the same bytes each time, until a package comes or goes: fixed places, names in byte order, fixed limits.
  */
 #include <errno.h>
 #include <fnmatch.h>
@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "examples/gpt.h"
 
@@ -158,7 +159,7 @@ static uint64_t fnv1a(const uint8_t *bytes, size_t size) {
     return hash;
 }
 
-int gpt_text_load(gpt_text *out, const char *path) {
+static int find_text(gpt_text *out, const char *path) {
     *out = (gpt_text){0};
     out->bytes = malloc(TEXT_MAX);
     if (!out->bytes) {
@@ -174,6 +175,32 @@ int gpt_text_load(gpt_text *out, const char *path) {
             append_place(out, &places[i]);
         snprintf(out->source, sizeof out->source, "licences, documentation and sources found in /usr");
     }
+    return 0;
+}
+
+/* Through another name, so that an interruption leaves no half of it. */
+int gpt_text_keep(const char *path) {
+    char other[4096];
+    gpt_text text;
+    if (access(path, F_OK) == 0)
+        return 0;
+    if (find_text(&text, NULL))
+        return -1;
+    int length = snprintf(other, sizeof other, "%s.%ld", path, (long)getpid());
+    FILE *file = length < (int)sizeof other ? fopen(other, "wb") : NULL;
+    int good = file && fwrite(text.bytes, 1, text.size, file) == text.size;
+    good = file && fclose(file) == 0 && good && rename(other, path) == 0;
+    if (!good)
+        fprintf(stderr, "train_gpt: cannot write the text %s: %s\n", path, strerror(errno));
+    if (file && !good)
+        remove(other);
+    gpt_text_free(&text);
+    return good ? 0 : -1;
+}
+
+int gpt_text_load(gpt_text *out, const char *path) {
+    if (find_text(out, path))
+        return -1;
     if (out->size < TEXT_MIN) {
         fprintf(
             stderr,

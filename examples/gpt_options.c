@@ -18,6 +18,7 @@ enum {
     O_BATCH_SEED,
     O_THREADS,
     O_TEXT,
+    O_KEEP_TEXT,
     O_LR,
     O_MIN_LR,
     O_WARMUP,
@@ -53,6 +54,8 @@ static const struct argp_option option_table[] = {
     {"batch-seed", O_BATCH_SEED, "N", 0, "with --resume-run: draw batches from this seed from here on", 2},
     {"threads", O_THREADS, "N", 0, "changes the speed, never a bit of the result (one per core)", 2},
     {"text", O_TEXT, "FILE", 0, "train on FILE instead of $TEXT or text found in /usr", 2},
+    {"keep-text", O_KEEP_TEXT, 0, 0,
+     "with --text: if there is no such FILE, write the text found in /usr to it first", 2},
     {"lr", O_LR, "X", 0, "AdamW's learning rate (1e-3)", 2},
     {"min-lr", O_MIN_LR, "X", 0, "where the cosine ends (a tenth of --lr)", 2},
     {"warmup", O_WARMUP, "N", 0, "steps of linear warm-up (20)", 2},
@@ -132,6 +135,12 @@ static error_t parse_model(int key, char *text, struct argp_state *state) {
     case O_BATCH:
         o->model.batch = small(state, text);
         break;
+    case O_TEXT:
+        o->text = text;
+        break;
+    case O_KEEP_TEXT:
+        o->keep_text = 1;
+        break;
     case O_LR:
         o->adamw.lr = real(state, text, 1e3);
         break;
@@ -174,6 +183,8 @@ static void check_all(gpt_options *o, const struct argp_state *state) {
         argp_error(state, "a resume needs a --store");
     if (o->reseed && !o->resume_run)
         argp_error(state, "--batch-seed is for a branch off another run: name it with --resume-run");
+    if (o->keep_text && !o->text)
+        argp_error(state, "--keep-text needs the file's name: --text FILE");
     if (!(o->adamw.min_lr >= 0))
         o->adamw.min_lr = o->adamw.lr / 10;
     o->adamw.steps = o->steps;
@@ -193,9 +204,6 @@ static error_t parse_option(int key, char *text, struct argp_state *state) {
         break;
     case O_THREADS:
         o->threads = small(state, text);
-        break;
-    case O_TEXT:
-        o->text = text;
         break;
     case O_LOG_EVERY:
         o->log_every = whole(state, text, 1, INT64_MAX);

@@ -14,6 +14,7 @@ typedef struct gpt_options {
     uint64_t batch_seed;
     int threads; /* 0: one per core */
     const char *text;
+    int keep_text;                  /* write it first if it is not there */
     uint64_t log_every, eval_every; /* eval_every 0: at the end only */
     const char *losses;             /* file that receives every step's loss; NULL: none */
     const char *store, *run;

@@ -93,6 +93,8 @@ static int set_up(trainer *t) {
         fprintf(stderr, "train_gpt: out of memory, or threads cannot be started\n");
         return -1;
     }
+    if (o->keep_text && gpt_text_keep(o->text))
+        return -1;
     if (gpt_text_load(&t->text, o->text) || gpt_model_new(&t->model, &o->model, t->pool, o->seed))
         return -1;
     printf("text: %zu bytes, %s; model: %zu parameters in %zu tensors; %d thread(s)\n", t->text.size,

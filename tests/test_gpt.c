@@ -437,6 +437,30 @@ static void test_text_is_split_by_pages(void **state) {
     free(dir);
 }
 
+static void test_found_text_is_kept(void **state) {
+    (void)state;
+    gpt_text found, kept;
+    if (gpt_text_load(&found, NULL)) {
+        skip(); /* a machine without text */
+    }
+    char *dir = temporary_directory(), path[600];
+    snprintf(path, sizeof path, "%s/text", dir);
+    assert_int_equal(gpt_text_keep(path), 0);
+    assert_int_equal(gpt_text_load(&kept, path), 0);
+    assert_true(kept.hash == found.hash && kept.size == found.size);
+    gpt_text_free(&kept);
+    write_text(path, 300 * 1000); /* what is there stays, whatever it is */
+    assert_int_equal(gpt_text_keep(path), 0);
+    assert_int_equal(gpt_text_load(&kept, path), 0);
+    assert_true(kept.size == 300 * 1000 && kept.hash != found.hash);
+    gpt_text_free(&kept);
+    gpt_text_free(&found);
+    snprintf(path, sizeof path, "%s/none/text", dir);
+    assert_int_equal(gpt_text_keep(path), -1);
+    remove_tree(dir);
+    free(dir);
+}
+
 /* A batch depends on seed and step alone, and its targets are its tokens one byte later. */
 static void test_batches(void **state) {
     (void)state;
@@ -632,6 +656,7 @@ int main(void) {
         cmocka_unit_test(test_same_bits_with_any_number_of_threads),
         cmocka_unit_test(test_seed_decides),
         cmocka_unit_test(test_text_is_split_by_pages),
+        cmocka_unit_test(test_found_text_is_kept),
         cmocka_unit_test(test_batches),
         cmocka_unit_test_setup_teardown(test_resume_goes_on_bit_for_bit, make_resume_case, free_resume_case),
         cmocka_unit_test_setup_teardown(test_resume_refuses_what_does_not_fit, make_resume_case,
