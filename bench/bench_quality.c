@@ -1,11 +1,12 @@
 /*
  * bench_quality: what a coder's checkpoints are worth, judged at the steady state of a chain and by resuming from its end.
  *
- *   bench_quality [--quick | --full] [--seeds N] [--width N] [--json FILE] ...      (--help says the rest)
+ *   bench_quality [--quick | --full | --curves | --resumes N | --merge] [--seeds N] [--width N] ...      (--help says the rest)
  *
  * For each model and seed it trains the example GPT (kept in bench/series/, resumed after an interruption), codes a chain of its states
  * with every coder in closed loop, through files, puts the last reconstructed state into a store, trains on from it on the same batches
- * as the exact resume, and compares. Exact resumes on other batches give the run-to-run noise.
+ * as the exact resume, and compares. Exact resumes on other batches give the run-to-run noise. --curves does this with several steps of
+ * each coder; --resumes saves and resumes many times in a row; --merge codes every 2nd, 4th and 8th state.
  */
 #include <argp.h>
 #include <stdlib.h>
@@ -18,6 +19,10 @@
 enum {
     O_QUICK = 0x100,
     O_FULL,
+    O_CURVES,
+    O_RESUMES,
+    O_MERGE,
+    O_LOAD_COST,
     O_SEEDS,
     O_WIDTH,
     O_BETA2,
@@ -35,6 +40,9 @@ enum {
 static const struct argp_option option_table[] = {
     {"quick", O_QUICK, 0, 0, "one seed, 128 wide, beta2 .95: at most 10 minutes on two cores", 1},
     {"full", O_FULL, 0, 0, "three seeds, 128 and 256 wide, beta2 .95 and .999: at most 2 hours", 1},
+    {"curves", O_CURVES, 0, 0, "several steps of each coder: rate/gap curves (one seed)", 1},
+    {"resumes", O_RESUMES, "N", 0, "N lossy resumes in a row, --every steps apart, against a run without", 1},
+    {"merge", O_MERGE, 0, 0, "lossy deltas over 1, 2, 4 and 8 saves", 1},
     {"seeds", O_SEEDS, "N", 0, "models trained from seeds 1 ... N (3)", 1},
     {"width", O_WIDTH, "N", 0, "of the model (128)", 1},
     {"beta2", O_BETA2, "X", 0, "of AdamW (0.95)", 1},
@@ -44,6 +52,8 @@ static const struct argp_option option_table[] = {
     {"resumed", O_RESUMED, "N", 0, "steps trained on from the last state (50)", 2},
     {"orders", O_ORDERS, "N", 0, "exact resumes on other batches (3)", 2},
     {"only", O_ONLY, "NAMES", 0, "coders to measure beside exact, separated by commas (all)", 2},
+    {"load-cost", O_LOAD_COST, "X", 0,
+     "bound on loads of the library's chains that have none of their own, in base loads (its default)", 2},
     {"threads", O_THREADS, "N", 0, "of the trainer (one per core)", 3},
     {"json", O_JSON, "FILE", 0, "where results go (bench/results/bench_quality-NAME.json)", 3},
     {"svg", O_SVG, "FILE", 0, "where the picture goes (beside the JSON)", 3},
@@ -80,9 +90,21 @@ static error_t parse_chain(int key, char *text, struct argp_state *state) {
     case O_ONLY:
         o->only = text;
         break;
+    case O_LOAD_COST:
+        o->load_cost = strtod(text, NULL);
+        if (!(o->load_cost >= 1 && o->load_cost <= 1e6)) {
+            argp_error(state, "%s is not a number from 1", text);
+        }
+        break;
     case ARGP_KEY_END:
         if (o->start % o->every != 0) {
             argp_error(state, "--start is not a multiple of --every");
+        }
+        if (o->mode == QUALITY_MERGE && o->deltas < QUALITY_MOST_MERGED) {
+            argp_error(state, "--merge needs at least %d --deltas", QUALITY_MOST_MERGED);
+        }
+        if (o->full && (o->mode == QUALITY_RESUMES || o->mode == QUALITY_MERGE)) {
+            argp_error(state, "--full is for the table and the curves; give --width and --beta2");
         }
         break;
     default:
@@ -99,6 +121,16 @@ static error_t parse(int key, char *text, struct argp_state *state) {
         break;
     case O_FULL:
         o->full = 1;
+        break;
+    case O_CURVES:
+        o->mode = QUALITY_CURVES;
+        break;
+    case O_MERGE:
+        o->mode = QUALITY_MERGE;
+        break;
+    case O_RESUMES:
+        o->mode = QUALITY_RESUMES;
+        o->resumes = whole(state, text, 1, QUALITY_MAX_RESUMES);
         break;
     case O_SEEDS:
         o->seeds = whole(state, text, 1, QUALITY_MAX_SEEDS);
@@ -129,23 +161,6 @@ static error_t parse(int key, char *text, struct argp_state *state) {
 
 /* ---- one seed ---- */
 
-static int wanted(const quality_coder *coder, const quality_options *o) {
-    size_t length = strlen(coder->name);
-    for (const char *at = o->only; at; at = strchr(at, ',') ? strchr(at, ',') + 1 : NULL) {
-        if (strncmp(at, coder->name, length) == 0 && (at[length] == ',' || !at[length])) {
-            return 1;
-        }
-    }
-    return !o->only || coder->bit_exact;
-}
-
-size_t quality_next(const quality_options *o, size_t from) {
-    while (from < quality_coder_count && !wanted(&quality_coders[from], o)) {
-        from++;
-    }
-    return from;
-}
-
 static void measure_coder(quality_result *r, const quality_coder *coder, const quality_series *series,
                           const quality_state *states) {
     char dir[QUALITY_PATH];
@@ -164,14 +179,13 @@ static void measure_seed(quality_group *g, const quality_options *o, int seed) {
     quality_series series;
     quality_state states[QUALITY_MAX_DELTAS + 1];
     quality_make_series(&series, o, g->width, g->beta2, seed + 1);
-    for (int i = 0; i <= o->deltas; i++) {
-        states[i] = quality_load(NULL, series.store, "gpt", (uint64_t)(o->start + i * o->every));
-    }
+    quality_load_chain(states, &series);
     g->parameters = states[0].parameters;
     for (size_t c = quality_next(o, 0); c < quality_coder_count; c = quality_next(o, c + 1)) {
         fprintf(stderr, "width %d, beta2 %g, seed %d: %s\n", g->width, g->beta2, seed + 1,
                 quality_coders[c].name);
-        measure_coder(&g->results[c][seed], &quality_coders[c], &series, states);
+        quality_coder coder = quality_with_load_cost(&quality_coders[c], o);
+        measure_coder(&g->results[c][seed], &coder, &series, states);
     }
     for (int i = 0; i < o->orders; i++) {
         fprintf(stderr, "width %d, beta2 %g, seed %d: other batches %d\n", g->width, g->beta2, seed + 1,
@@ -197,12 +211,28 @@ static void measure_group(quality_group *g, const quality_options *o, int width,
     quality_print(g, o);
 }
 
+static void measure_groups(const quality_options *o) {
+    static quality_group groups[QUALITY_MAX_GROUPS];
+    static const struct {
+        int width;
+        double beta2;
+    } full[] = {{128, 0.95}, {128, 0.999}, {256, 0.95}, {256, 0.999}};
+    int count = o->full ? (int)(sizeof(full) / sizeof(full[0])) : 1;
+    for (int i = 0; i < count; i++) {
+        measure_group(&groups[i], o, o->full ? full[i].width : o->width, o->full ? full[i].beta2 : o->beta2);
+        quality_write_json(groups, i + 1, o); /* what is there already, should it be interrupted */
+        quality_write_svg(groups, i + 1, o);
+    }
+}
+
 /* The picture lies beside the JSON, unless told otherwise. */
 static void name_outputs(quality_options *o, char *json, char *svg, size_t room) {
+    static const char *const modes[] = {"", "-curves", "-resumes", "-merge"};
     if (o->full) {
-        snprintf(json, room, "bench/results/bench_quality-full.json");
+        snprintf(json, room, "bench/results/bench_quality%s-full.json", modes[o->mode]);
     } else {
-        snprintf(json, room, "bench/results/bench_quality-w%d-b%g.json", o->width, o->beta2);
+        snprintf(json, room, "bench/results/bench_quality%s-w%d-b%g.json", modes[o->mode], o->width,
+                 o->beta2);
     }
     o->json = o->json ? o->json : json;
     const char *slash = strrchr(o->json, '/'), *dot = strrchr(slash ? slash : o->json, '.');
@@ -216,34 +246,25 @@ static void name_outputs(quality_options *o, char *json, char *svg, size_t room)
 }
 
 int main(int argc, char **argv) {
-    quality_options o = {.seeds = 3,
-                         .start = 500,
-                         .every = 50,
-                         .deltas = 10,
-                         .resumed = 50,
-                         .orders = 3,
-                         .width = 128,
-                         .beta2 = 0.95};
+    quality_options o = {
+        .start = 500, .every = 50, .deltas = 10, .resumed = 50, .orders = 3, .width = 128, .beta2 = 0.95};
     const struct argp argp = {.options = option_table,
                               .parser = parse,
                               .doc = "Sizes of lossy chains, and the loss after resuming from them."};
     argp_parse(&argp, argc, argv, ARGP_NO_ARGS, NULL, &o);
+    o.seeds = o.seeds ? o.seeds : o.mode == QUALITY_CURVES ? 1 : 3;
     char json[QUALITY_PATH], svg[QUALITY_PATH];
     name_outputs(&o, json, svg, sizeof(svg));
     if (system("xz --version >/dev/null 2>&1") != 0) {
         quality_die("xz", "the command is missing; install the package xz-utils");
     }
-    static quality_group groups[QUALITY_MAX_GROUPS];
-    static const struct {
-        int width;
-        double beta2;
-    } full[] = {{128, 0.95}, {128, 0.999}, {256, 0.95}, {256, 0.999}};
-    int count = o.full ? (int)(sizeof(full) / sizeof(full[0])) : 1;
     printf("%s\n", bench_machine());
-    for (int i = 0; i < count; i++) {
-        measure_group(&groups[i], &o, o.full ? full[i].width : o.width, o.full ? full[i].beta2 : o.beta2);
-        quality_write_json(groups, i + 1, &o); /* what is there already, should it be interrupted */
-        quality_write_svg(groups, i + 1, &o);
+    if (o.mode == QUALITY_RESUMES) {
+        quality_measure_resumes(&o);
+    } else if (o.mode == QUALITY_MERGE) {
+        quality_measure_merges(&o);
+    } else {
+        measure_groups(&o);
     }
     return 0;
 }

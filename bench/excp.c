@@ -13,7 +13,7 @@ static int by_value(const void *a, const void *b) {
     return x < y ? -1 : x > y;
 }
 
-double excp_threshold(const float *residual, const float *v, size_t count, double alpha) {
+double excp_threshold(const float *residual, const float *v, size_t count, double alpha, double most) {
     float *magnitudes = malloc((count + !count) * sizeof(*magnitudes));
     if (!magnitudes) {
         return -1;
@@ -26,9 +26,9 @@ double excp_threshold(const float *residual, const float *v, size_t count, doubl
     qsort(magnitudes, count, sizeof(*magnitudes), by_value);
     double median = count ? (double)magnitudes[(count - 1) / 2] : 0,
            root = sqrt(sum / (double)(count + !count));
-    double factor = root > 0 ? alpha / root : EXCP_MAX_FACTOR;
+    double factor = root > 0 ? alpha / root : most;
     free(magnitudes);
-    return median * (factor < EXCP_MAX_FACTOR ? factor : EXCP_MAX_FACTOR);
+    return median * (factor < most ? factor : most);
 }
 
 void excp_prune_weights(float *residual, size_t count, double threshold) {

@@ -21,9 +21,10 @@
 
 enum { EXCP_CENTROIDS = 15, EXCP_KMEANS_ROUNDS = 300 };
 
-#define EXCP_ALPHA      5e-5 /* of the weights' threshold */
-#define EXCP_MAX_FACTOR 2.5  /* at most this many medians; an infinite alpha is always there */
-#define EXCP_BETA       2.0  /* of the moments' threshold: this many means */
+#define EXCP_ALPHA 5e-5 /* of the weights' threshold */
+#define EXCP_MAX_FACTOR \
+    2.5 /* at most this many medians, as its authors have it; an infinite alpha is always there */
+#define EXCP_BETA 2.0 /* of the moments' threshold: this many means */
 
 /* A byte buffer that grows; release `data` with free(). */
 typedef struct excp_bytes {
@@ -43,8 +44,8 @@ typedef struct excp_table {
     float values[EXCP_CENTROIDS];
 } excp_table;
 
-/* Median of |residual| x min(2.5, alpha / sqrt(mean of v)). The median of an even count is the lower one. Negative: no memory. */
-double excp_threshold(const float *residual, const float *v, size_t count, double alpha);
+/* Median of |residual| x min(most, alpha / sqrt(mean of v)). The median of an even count is the lower one. Negative: no memory. */
+double excp_threshold(const float *residual, const float *v, size_t count, double alpha, double most);
 /* Zeroes what does not exceed the threshold. */
 void excp_prune_weights(float *residual, size_t count, double threshold);
 /* Keeps m, and v with it, where |m| > beta x mean of |m| and the pruned residual is not zero. */

@@ -2,6 +2,9 @@
  * bench_quality's parts: states, training runs, coders, chains, results. Everything exits with a message when something fails.
  *
  *   series (train_gpt) -> states -> for each coder: encode -> file -> decode -> ... -> last state -> store -> resume -> losses
+ *
+ * The same parts in other orders: save -> load -> train -> save ... (quality_resumes.c), and chains of every 2nd, 4th and 8th state
+ * (quality_merge.c).
  */
 #ifndef BENCH_QUALITY_H
 #define BENCH_QUALITY_H
@@ -11,15 +14,27 @@
 
 enum {
     QUALITY_PARTS = 3, /* weight, exp_avg, exp_avg_sq */
-    QUALITY_MAX_CODERS = 12,
+    QUALITY_MAX_CODERS = 40,
     QUALITY_MAX_SEEDS = 8,
     QUALITY_MAX_DELTAS = 64,
     QUALITY_MAX_ORDERS = 8,
     QUALITY_MAX_GROUPS = 8,
+    QUALITY_MAX_RESUMES = 32,
+    QUALITY_MOST_MERGED = 8, /* saves */
     QUALITY_PATH = 512
 };
 
+typedef enum quality_mode {
+    QUALITY_TABLE,   /* the coders of the table */
+    QUALITY_CURVES,  /* several steps of each */
+    QUALITY_RESUMES, /* many lossy resumes in a row */
+    QUALITY_MERGE    /* deltas over several saves */
+} quality_mode;
+
 typedef struct quality_options {
+    quality_mode mode;
+    int resumes;      /* in a row */
+    double load_cost; /* of the library's chains that have no bound of their own; 0: the library's default */
     int seeds;
     int start, every, deltas; /* the chain: states at start, start + every, ... */
     int resumed;              /* steps trained on from the last state */
@@ -66,14 +81,18 @@ typedef struct quality_state {
 
 /* Loads a checkpoint; `bytes` (or NULL) becomes what it takes in the store. */
 quality_state quality_load(uint64_t *bytes, const char *store, const char *run, uint64_t step);
-/* Saves one, as a base of a new run or as a delta on the run's last one. */
 typedef struct quality_library {
     ckd_fidelity fidelity;
     int effort;           /* 0: the default */
     double max_load_cost; /* 0: the default */
+    double step_scale;    /* 0: 1 */
 } quality_library;
-void quality_save(const char *store, const char *run, const quality_state *s, const quality_library *how,
-                  int base);
+/*
+ * Saves one, as a base of a new run or as a delta on the run's last one; resumed_from: step of the same run from which training was
+ * resumed, or NULL. Returns how many lossy resumes the catalog then says are behind it.
+ */
+uint32_t quality_save(const char *store, const char *run, const quality_state *s, const quality_library *how,
+                      int base, const uint64_t *resumed_from);
 /* The same tensors, their values NaN: whoever fills it has to fill all of it. */
 quality_state quality_blank(const quality_state *like);
 int quality_same(const quality_state *a, const quality_state *b);
@@ -94,10 +113,22 @@ typedef struct quality_losses {
         after; /* validation loss, mean training loss over the resumed steps, validation loss */
 } quality_losses;
 
+/* Means of the losses (the file's second column) of each segment; false: the file has not as many lines. */
+int quality_mean_losses(double *means, const char *path, int segments, int steps);
+/* The last `count` validation losses that train_gpt printed into a file, in order; false: it has not as many. */
+int quality_validation_losses(double *losses, const char *path, int count);
 /* Trains it, or goes on where an interruption left it. */
 void quality_make_series(quality_series *out, const quality_options *o, int width, double beta2, int seed);
 uint64_t quality_last_step(const quality_options *o);
-/* Puts the state into a store as an exact checkpoint and trains on from it. batch_seed 0: on the series' own batches. */
+/* Copies of the states that the chain has; release them with quality_free. */
+void quality_load_chain(quality_state *states, const quality_series *s);
+/*
+ * Puts the state into a store as an exact checkpoint and trains on from it, `steps` steps, `segments` times: mean training loss of
+ * each segment and validation loss at its end. batch_seed 0: on the series' own batches. end: NULL, or the state at the end, the caller's.
+ */
+void quality_train_on(double *training, double *after, quality_state *end, const quality_series *s,
+                      const char *name, const quality_state *from, int segments, int steps, int batch_seed);
+/* The same over the steps to be resumed, once, with the loss at load. */
 quality_losses quality_resume(const quality_series *series, const char *name, const quality_state *s,
                               int batch_seed);
 
@@ -118,15 +149,20 @@ struct quality_coder {
     int bit_exact; /* what comes back must be what went in */
     int unsized;   /* its size means nothing */
     quality_library library;
-    double alpha; /* of ExCP */
+    double alpha, most; /* of ExCP: medians at most */
+    const char *curve;  /* it is a point of this rate/gap curve; NULL: of none */
+    double knob;        /* times the fidelity's steps, or medians; 0: alpha's */
+    int curve_only;
 };
 extern const quality_coder quality_coders[];
 extern const size_t quality_coder_count;
 
-/* The first coder from `from` on that is to be measured; quality_coder_count: none. */
+/* The first coder from `from` on that is to be measured (modes of resumes and merges: lossy ones); quality_coder_count: none. */
 size_t quality_next(const quality_options *o, size_t from);
+/* The coder with o's bound on loads, if it is the library's and has none of its own. */
+quality_coder quality_with_load_cost(const quality_coder *coder, const quality_options *o);
 
-/* ---- results (bench_quality.c, quality_report.c, quality_svg.c) ---- */
+/* ---- results (quality_report.c, quality_svg.c) ---- */
 
 typedef struct quality_result {
     double first;                    /* bits per parameter of the first state */
@@ -149,6 +185,7 @@ typedef struct quality_group {
 typedef struct quality_figure {
     double mean, spread;
 } quality_figure;
+quality_figure quality_figure_of(const double *values, int count);
 
 typedef struct quality_row {
     quality_figure bits, late_bits, first, at_load, training, after, moved,
@@ -165,5 +202,16 @@ void quality_print(const quality_group *g, const quality_options *o);
 void quality_write_json(const quality_group *groups, int count, const quality_options *o);
 /* The ratio in the second half of the chain against the gap of the validation loss after the resume. */
 void quality_write_svg(const quality_group *groups, int count, const quality_options *o);
+
+/* ---- many resumes, merged deltas (quality_resumes.c, quality_merge.c): measured, printed and written to o->json ---- */
+
+void quality_measure_resumes(const quality_options *o);
+void quality_measure_merges(const quality_options *o);
+
+/* What saving every `stride`-th state takes over `span` saves, in bits a parameter: of the deltas there, mean of one and sum of all. */
+typedef struct quality_merged {
+    double one, sum;
+} quality_merged;
+quality_merged quality_merge_bits(const double *bits, int stride, int span);
 
 #endif

@@ -112,7 +112,7 @@ static void library_encode(const quality_coder *coder, const char *dir, const qu
                            const quality_state *before) {
     char path[QUALITY_PATH];
     library_path(path, dir);
-    quality_save(path, "chain", now, &coder->library, !before);
+    quality_save(path, "chain", now, &coder->library, !before, NULL);
 }
 
 static uint64_t library_decode(const quality_coder *coder, const char *dir, quality_state *now,
@@ -140,14 +140,14 @@ static float *copy_of(const float *values, size_t count) {
 
 /* The three arrays of a tensor as they are to be quantised. */
 static void excp_prune(float *parts[QUALITY_PARTS], const quality_tensor *now, const quality_tensor *before,
-                       double alpha) {
+                       const quality_coder *coder) {
     for (int part = 0; part < QUALITY_PARTS; part++) {
         parts[part] = copy_of(now->parts[part], now->count);
     }
     for (size_t i = 0; i < now->count; i++) {
         parts[0][i] -= before->parts[0][i];
     }
-    double threshold = excp_threshold(parts[0], parts[2], now->count, alpha);
+    double threshold = excp_threshold(parts[0], parts[2], now->count, coder->alpha, coder->most);
     if (threshold < 0) {
         quality_die("ExCP", "no memory");
     }
@@ -165,7 +165,7 @@ static void excp_encode(const quality_coder *coder, const char *dir, const quali
     excp_bytes all = {0};
     for (size_t i = 0; i < now->count; i++) {
         float *parts[QUALITY_PARTS];
-        excp_prune(parts, &now->tensors[i], &before->tensors[i], coder->alpha);
+        excp_prune(parts, &now->tensors[i], &before->tensors[i], coder);
         for (int part = 0; part < QUALITY_PARTS; part++) {
             if (excp_write(&all, parts[part], now->tensors[i].count)) {
                 quality_die("ExCP", "no memory");
@@ -208,21 +208,87 @@ static uint64_t excp_decode(const quality_coder *coder, const char *dir, quality
 
 /* ---- the table ---- */
 
+#define LIBRARY      library_encode, library_decode
+#define EXCP         excp_encode, excp_decode
+#define OF_EXCP(cap) .alpha = INFINITY, .most = (cap), .curve = "excp", .knob = (cap)
+/* Points of a curve. */
+#define STEPS(of, fidelity_, scale)                                                                      \
+    {                                                                                                    \
+        of "*" #scale, of ", steps times " #scale, LIBRARY, .library = {fidelity_, .step_scale = scale}, \
+                                                            .curve = of, .knob = scale, .curve_only = 1  \
+    }
+#define MEDIANS(cap) \
+    { "excp-" #cap, "ExCP, always " #cap " medians", EXCP, OF_EXCP(cap), .curve_only = 1 }
+
 const quality_coder quality_coders[] = {
-    {"exact", "the library, bit for bit", library_encode, library_decode, .bit_exact = 1,
-     .library = {CKD_EXACT, 0, 0}},
-    {"near", "the library, near", library_encode, library_decode, .library = {CKD_NEAR, 0, 0}},
-    {"near-16", "near, loads of up to 16 base loads", library_encode, library_decode,
-     .library = {CKD_NEAR, 0, 16}},
-    {"compact", "the library, compact", library_encode, library_decode, .library = {CKD_COMPACT, 0, 0}},
-    {"compact-1", "compact, effort 1: scalar only", library_encode, library_decode,
-     .library = {CKD_COMPACT, 1, 0}},
-    {"compact-16", "compact, loads of up to 16 base loads", library_encode, library_decode,
-     .library = {CKD_COMPACT, 0, 16}},
-    {"excp", "ExCP with its own alpha, 5e-5", excp_encode, excp_decode, .alpha = EXCP_ALPHA},
-    {"excp-2.5", "ExCP, always 2.5 medians", excp_encode, excp_decode, .alpha = INFINITY},
+    {"exact", "the library, bit for bit", LIBRARY, .bit_exact = 1, .library = {CKD_EXACT}},
+    STEPS("near", CKD_NEAR, 0.5),
+    STEPS("near", CKD_NEAR, 0.7),
+    {"near", "the library, near", LIBRARY, .library = {CKD_NEAR}, .curve = "near", .knob = 1},
+    STEPS("near", CKD_NEAR, 1.4),
+    {"near-16", "near, loads of up to 16 base loads", LIBRARY, .library = {CKD_NEAR, .max_load_cost = 16}},
+    STEPS("compact", CKD_COMPACT, 0.5),
+    STEPS("compact", CKD_COMPACT, 0.7),
+    STEPS("compact", CKD_COMPACT, 0.85),
+    {"compact", "the library, compact", LIBRARY, .library = {CKD_COMPACT}, .curve = "compact", .knob = 1},
+    STEPS("compact", CKD_COMPACT, 1.2),
+    STEPS("compact", CKD_COMPACT, 1.4),
+    STEPS("compact", CKD_COMPACT, 1.7),
+    STEPS("compact", CKD_COMPACT, 2),
+    STEPS("compact", CKD_COMPACT, 2.8),
+    {"compact-1", "compact, effort 1: scalar only", LIBRARY, .library = {CKD_COMPACT, .effort = 1}},
+    {"compact-16", "compact, loads of up to 16 base loads", LIBRARY,
+     .library = {CKD_COMPACT, .max_load_cost = 16}},
+    {"excp", "ExCP with its own alpha, 5e-5", EXCP, .alpha = EXCP_ALPHA, .most = EXCP_MAX_FACTOR,
+     .curve = "excp"},
+    MEDIANS(1),
+    MEDIANS(1.5),
+    MEDIANS(2),
+    {"excp-2.5", "ExCP, always 2.5 medians", EXCP, OF_EXCP(EXCP_MAX_FACTOR)},
+    MEDIANS(3),
+    MEDIANS(4),
     {"no-moments", "exact weights, zero moments", weights_encode, weights_decode, .unsized = 1},
 };
 const size_t quality_coder_count = sizeof(quality_coders) / sizeof(quality_coders[0]);
 _Static_assert(sizeof(quality_coders) / sizeof(quality_coders[0]) <= QUALITY_MAX_CODERS,
                "results have no room for them");
+
+/* ---- which of them ---- */
+
+static int named(const quality_coder *coder, const char *names) {
+    size_t length = strlen(coder->name);
+    for (const char *at = names; at; at = strchr(at, ',') ? strchr(at, ',') + 1 : NULL) {
+        if (strncmp(at, coder->name, length) == 0 && (at[length] == ',' || !at[length])) {
+            return 1;
+        }
+    }
+    return 0;
+}
+
+static int wanted(const quality_coder *coder, const quality_options *o) {
+    int lossy = coder->library.fidelity > CKD_EXACT;
+    switch (o->mode) {
+    case QUALITY_RESUMES:
+    case QUALITY_MERGE:
+        return lossy && (o->only ? named(coder, o->only) : coder->knob == 1);
+    case QUALITY_CURVES:
+        return coder->bit_exact || (o->only ? named(coder, o->only) : coder->curve || coder->unsized);
+    default:
+        return coder->bit_exact || (o->only ? named(coder, o->only) : !coder->curve_only);
+    }
+}
+
+size_t quality_next(const quality_options *o, size_t from) {
+    while (from < quality_coder_count && !wanted(&quality_coders[from], o)) {
+        from++;
+    }
+    return from;
+}
+
+quality_coder quality_with_load_cost(const quality_coder *coder, const quality_options *o) {
+    quality_coder copy = *coder;
+    if (o->load_cost > 0 && !(copy.library.max_load_cost > 0)) {
+        copy.library.max_load_cost = o->load_cost;
+    }
+    return copy;
+}

@@ -4,7 +4,7 @@
 #include "bench/quality.h"
 #include "bench/support.h"
 
-static quality_figure figure(const double *values, int count) {
+quality_figure quality_figure_of(const double *values, int count) {
     double sum = 0, squares = 0;
     for (int i = 0; i < count; i++) {
         sum += values[i];
@@ -40,7 +40,7 @@ quality_row quality_summary(const quality_group *g, int coder, int deltas) {
         values[7][seed] = r->kept;
     }
     for (int i = 0; i < FIGURES; i++) {
-        f[i] = figure(values[i], g->seeds);
+        f[i] = quality_figure_of(values[i], g->seeds);
     }
     return (quality_row){f[0], f[1], f[2], f[3], f[4], f[5], f[6], f[7]};
 }
@@ -55,8 +55,8 @@ quality_losses quality_noise(const quality_group *g, int orders) {
             values[0][i + 1] = g->orders[i][seed].training;
             values[1][i + 1] = g->orders[i][seed].after;
         }
-        training += pow(figure(values[0], orders + 1).spread, 2);
-        after += pow(figure(values[1], orders + 1).spread, 2);
+        training += pow(quality_figure_of(values[0], orders + 1).spread, 2);
+        after += pow(quality_figure_of(values[1], orders + 1).spread, 2);
     }
     return (quality_losses){NAN, sqrt(training / g->seeds), sqrt(after / g->seeds)};
 }
@@ -143,6 +143,9 @@ static void json_coder(FILE *f, const quality_group *g, int c, const quality_opt
     const quality_coder *coder = &quality_coders[c];
     quality_row r = quality_summary(g, c, o->deltas);
     fprintf(f, "      {\"coder\": \"%s\", \"what\": \"%s\",\n       ", coder->name, coder->what);
+    if (o->mode == QUALITY_CURVES && coder->curve) {
+        fprintf(f, "\"curve\": \"%s\", \"knob\": %g, ", coder->curve, coder->knob);
+    }
     if (!coder->unsized) {
         fprintf(f, "\"bits\": %.4f, \"bits_late\": %.4f, \"ratio\": %.3f, \"ratio_late\": %.3f,\n       ",
                 r.bits.mean, r.late_bits.mean, 96 / r.bits.mean, 96 / r.late_bits.mean);

@@ -118,8 +118,8 @@ static void save_one(ckd_save *save, const char *name, ckd_role role, ckd_dtype 
     }
 }
 
-void quality_save(const char *path, const char *run, const quality_state *s, const quality_library *how,
-                  int base) {
+uint32_t quality_save(const char *path, const char *run, const quality_state *s, const quality_library *how,
+                      int base, const uint64_t *resumed_from) {
     static const ckd_role roles[QUALITY_PARTS] = {CKD_ROLE_WEIGHT, CKD_ROLE_EXP_AVG, CKD_ROLE_EXP_AVG_SQ};
     ckd_store *store = open_store(path, CKD_OPEN_CREATE);
     ckd_error err = {0};
@@ -129,8 +129,14 @@ void quality_save(const char *path, const char *run, const quality_state *s, con
     options.fidelity = how->fidelity;
     options.effort = how->effort;
     options.max_load_cost = how->max_load_cost;
+    options.step_scale = how->step_scale;
     options.base = base;
+    if (resumed_from) {
+        options.resumed_from_run = run;
+        options.resumed_from_step = *resumed_from;
+    }
     ckd_save *save;
+    ckd_checkpoint saved = {0};
     if (ckd_save_begin(&save, store, &options, &err) != CKD_OK) {
         quality_die(path, err.message);
     }
@@ -148,10 +154,12 @@ void quality_save(const char *path, const char *run, const quality_state *s, con
         save_one(save, m->name, CKD_ROLE_OTHER, m->dtype, m->ndim, m->shape, m->data);
     }
     if (ckd_save_blob(save, "gpt.config", s->config, s->config_size, &err) != CKD_OK ||
-        ckd_save_commit(NULL, save, &err) != CKD_OK) {
+        ckd_save_commit(NULL, save, &err) != CKD_OK ||
+        ckd_store_find(&saved, store, run, s->step, &err) != CKD_OK) {
         quality_die(path, err.message);
     }
     ckd_store_close(store);
+    return saved.lossy_resumes;
 }
 
 /* ---- memory ---- */

@@ -1,5 +1,10 @@
-/* One panel for each model, two in a row: ratio (late in the chain, logarithmic) against the gap after the resume; light and dark by the reader's wish. */
+/*
+ * Ratio (late in the chain, logarithmic) against the gap after the resume, light and dark by the reader's wish. One panel for each model, two
+ * in a row; of curves two: the gap while training, and afterwards.
+ */
 #include <math.h>
+#include <stdlib.h>
+#include <string.h>
 
 #include "bench/quality.h"
 
@@ -7,10 +12,15 @@ enum { WIDTH = 460, HEIGHT = 340, LEFT = 76, RIGHT = 24, TOP = 46, BOTTOM = 52 }
 
 static const char style[] =
     "  <style>\n"
-    "    svg { --back: #ffffff; --ink: #1f2328; --soft: #59636e; --grid: #d8dee4; --mark: #0550ae; --band: #0550ae; }\n"
+    "    svg { --back: #ffffff; --ink: #1f2328; --soft: #59636e; --grid: #d8dee4; --mark: #0550ae; --band: #0550ae;\n"
+    "            --one: #0550ae; --two: #1a7f37; --three: #bc4c00; }\n"
     "    @media (prefers-color-scheme: dark) {\n"
-    "      svg { --back: #0d1117; --ink: #e6edf3; --soft: #9198a1; --grid: #30363d; --mark: #79c0ff; --band: #79c0ff; }\n"
+    "      svg { --back: #0d1117; --ink: #e6edf3; --soft: #9198a1; --grid: #30363d; --mark: #79c0ff; --band: #79c0ff;\n"
+    "            --one: #79c0ff; --two: #7ee787; --three: #ffa657; }\n"
     "    }\n"
+    "    .one { --mark: var(--one); } .two { --mark: var(--two); } .three { --mark: var(--three); }\n"
+    "    .curve { fill: none; stroke: var(--mark); stroke-width: 2; } .knob { fill: var(--soft); font-size: 10px; }\n"
+    "    .name { fill: var(--mark); font-weight: 600; }\n"
     "    .back { fill: var(--back); } .grid { stroke: var(--grid); } .zero { stroke: var(--soft); }\n"
     "    .mark { fill: var(--mark); } .whisker { stroke: var(--mark); stroke-width: 2; } .band { fill: var(--band); fill-opacity: .14; }\n"
     "    .other { stroke: var(--soft); stroke-dasharray: 5 4; }\n"
@@ -21,6 +31,7 @@ static const char style[] =
 /* One panel's scales. */
 typedef struct panel {
     FILE *f;
+    int training;             /* the gap in training, not the validation loss's afterwards */
     double left, top;         /* of the panel */
     double most_ratio;        /* the axis begins at 1 */
     double least, most, step; /* gaps */
@@ -35,6 +46,15 @@ static double y_of(const panel *p, double gap) {
     return p->top + TOP + (p->most - gap) / (p->most - p->least) * (HEIGHT - TOP - BOTTOM);
 }
 
+static quality_figure gap_of(const panel *p, const quality_row *row) {
+    return p->training ? row->training : row->after;
+}
+
+static double noise_of(const panel *p, const quality_group *g, const quality_options *o) {
+    quality_losses noise = quality_noise(g, o->orders);
+    return p->training ? noise.training : noise.after;
+}
+
 /* Five to ten steps of 1, 2 or 5 x 10^n. */
 static double nice_step(double span) {
     double unit = pow(10, floor(log10(span / 5)));
@@ -42,7 +62,7 @@ static double nice_step(double span) {
 }
 
 static void set_scales(panel *p, const quality_group *g, const quality_options *o) {
-    double noise = quality_noise(g, o->orders).after;
+    double noise = noise_of(p, g, o);
     p->most_ratio = 10;
     p->least = -noise;
     p->most = noise;
@@ -51,8 +71,9 @@ static void set_scales(panel *p, const quality_group *g, const quality_options *
         if (!quality_coders[c].unsized) {
             p->most_ratio = fmax(p->most_ratio, 2 * 96 / row.late_bits.mean);
         }
-        p->least = fmin(p->least, row.after.mean - row.after.spread);
-        p->most = fmax(p->most, row.after.mean + row.after.spread);
+        quality_figure gap = gap_of(p, &row);
+        p->least = fmin(p->least, gap.mean - gap.spread);
+        p->most = fmax(p->most, gap.mean + gap.spread);
     }
     p->step = nice_step(fmax(p->most - p->least, 0.005));
     p->least = (floor(p->least / p->step) - 0.5) * p->step;
@@ -91,12 +112,19 @@ static void draw_axes(const panel *p) {
         (p->left + LEFT + right) / 2, bottom + 36);
     fprintf(
         p->f,
-        "  <text class=\"soft\" transform=\"translate(%.1f %.1f) rotate(-90)\" text-anchor=\"middle\">validation loss - exact resume's</text>\n",
-        p->left + 16, (p->top + TOP + bottom) / 2);
+        "  <text class=\"soft\" transform=\"translate(%.1f %.1f) rotate(-90)\" text-anchor=\"middle\">%s loss - exact resume's</text>\n",
+        p->left + 16, (p->top + TOP + bottom) / 2, p->training ? "training" : "validation");
+}
+
+static void draw_whisker(const panel *p, double x, quality_figure gap) {
+    if (gap.spread > 0) {
+        line(p, "whisker", x, y_of(p, gap.mean - gap.spread), x, y_of(p, gap.mean + gap.spread));
+    }
 }
 
 static void draw_row(const panel *p, const quality_coder *coder, const quality_row *row) {
-    double y = y_of(p, row->after.mean), right = p->left + WIDTH - RIGHT;
+    quality_figure gap = gap_of(p, row);
+    double y = y_of(p, gap.mean), right = p->left + WIDTH - RIGHT;
     if (coder->unsized) {
         line(p, "other", p->left + LEFT, y, right, y);
         fprintf(p->f, "  <text class=\"soft\" x=\"%.1f\" y=\"%.1f\">%s</text>\n", x_of(p, 2.5), y - 5,
@@ -104,21 +132,82 @@ static void draw_row(const panel *p, const quality_coder *coder, const quality_r
         return;
     }
     double x = x_of(p, 96 / row->late_bits.mean);
-    if (row->after.spread > 0) {
-        line(p, "whisker", x, y_of(p, row->after.mean - row->after.spread), x,
-             y_of(p, row->after.mean + row->after.spread));
-    }
+    draw_whisker(p, x, gap);
     fprintf(p->f, "  <circle class=\"mark\" cx=\"%.1f\" cy=\"%.1f\" r=\"5\"/>\n", x, y);
     int leftward = x > right - 90;
     fprintf(p->f, "  <text x=\"%.1f\" y=\"%.1f\"%s>%s</text>\n", leftward ? x - 10 : x + 10, y - 6,
             leftward ? " text-anchor=\"end\"" : "", coder->name);
 }
 
+/* ---- curves ---- */
+
+typedef struct point {
+    double ratio, knob;
+    quality_figure gap;
+} point;
+
+static int by_ratio(const void *left, const void *right) {
+    const point *a = left, *b = right;
+    return a->ratio < b->ratio ? -1 : a->ratio > b->ratio;
+}
+
+static int points_of(point *points, const panel *p, const char *curve, const quality_group *g,
+                     const quality_options *o) {
+    int count = 0;
+    for (size_t c = quality_next(o, 0); c < quality_coder_count; c = quality_next(o, c + 1)) {
+        const quality_coder *coder = &quality_coders[c];
+        if (coder->curve && strcmp(coder->curve, curve) == 0) {
+            quality_row row = quality_summary(g, (int)c, o->deltas);
+            points[count++] = (point){96 / row.late_bits.mean, coder->knob, gap_of(p, &row)};
+        }
+    }
+    qsort(points, (size_t)count, sizeof(*points), by_ratio);
+    return count;
+}
+
+static void draw_curve(const panel *p, const char *curve, const char *class, const char *unit,
+                       const quality_group *g, const quality_options *o) {
+    point points[QUALITY_MAX_CODERS];
+    int count = points_of(points, p, curve, g, o);
+    if (!count) {
+        return;
+    }
+    fprintf(p->f, "  <g class=\"%s\">\n  <polyline class=\"curve\" points=\"", class);
+    for (int i = 0; i < count; i++) {
+        fprintf(p->f, "%s%.1f,%.1f", i ? " " : "", x_of(p, points[i].ratio), y_of(p, points[i].gap.mean));
+    }
+    fprintf(p->f, "\"/>\n");
+    for (int i = 0; i < count; i++) {
+        double x = x_of(p, points[i].ratio), y = y_of(p, points[i].gap.mean);
+        draw_whisker(p, x, points[i].gap);
+        fprintf(p->f, "  <circle class=\"mark\" cx=\"%.1f\" cy=\"%.1f\" r=\"3.5\"/>\n", x, y);
+        fprintf(p->f, "  <text class=\"knob\" x=\"%.1f\" y=\"%.1f\" text-anchor=\"middle\">", x, y + 15);
+        if (points[i].knob > 0) {
+            fprintf(p->f, "%g%s</text>\n", points[i].knob, unit);
+        } else {
+            fprintf(p->f, "alpha</text>\n");
+        }
+    }
+    fprintf(p->f, "  <text class=\"name\" x=\"%.1f\" y=\"%.1f\" text-anchor=\"middle\">%s</text>\n  </g>\n",
+            x_of(p, points[count - 1].ratio), y_of(p, points[count - 1].gap.mean) - 9, curve);
+}
+
+static void draw_curves(const panel *p, const quality_group *g, const quality_options *o) {
+    draw_curve(p, "excp", "three", "", g, o);
+    draw_curve(p, "compact", "one", "x", g, o);
+    draw_curve(p, "near", "two", "x", g, o);
+}
+
+/* ---- panels ---- */
+
 static void draw_panel(panel *p, const quality_group *g, const quality_options *o) {
     set_scales(p, g, o);
-    double noise = quality_noise(g, o->orders).after, top = y_of(p, noise);
-    fprintf(p->f, "  <text class=\"title\" x=\"%.1f\" y=\"%.1f\">width %d, beta2 %g</text>\n", p->left + LEFT,
-            p->top + 20, g->width, g->beta2);
+    double noise = noise_of(p, g, o), top = y_of(p, noise);
+    fprintf(p->f, "  <text class=\"title\" x=\"%.1f\" y=\"%.1f\">width %d, beta2 %g%s</text>\n",
+            p->left + LEFT, p->top + 20, g->width, g->beta2,
+            o->mode != QUALITY_CURVES ? ""
+            : p->training             ? ": while training goes on"
+                                      : ": afterwards");
     fprintf(
         p->f,
         "  <text class=\"soft\" x=\"%.1f\" y=\"%.1f\">%d seed%s, %d deltas; band: other batch orders</text>\n",
@@ -127,13 +216,20 @@ static void draw_panel(panel *p, const quality_group *g, const quality_options *
             p->left + LEFT, top, WIDTH - LEFT - RIGHT, y_of(p, -noise) - top);
     draw_axes(p);
     for (size_t c = quality_next(o, 0); c < quality_coder_count; c = quality_next(o, c + 1)) {
-        quality_row row = quality_summary(g, (int)c, o->deltas);
-        draw_row(p, &quality_coders[c], &row);
+        const quality_coder *coder = &quality_coders[c];
+        if (o->mode != QUALITY_CURVES || !coder->curve) {
+            quality_row row = quality_summary(g, (int)c, o->deltas);
+            draw_row(p, coder, &row);
+        }
+    }
+    if (o->mode == QUALITY_CURVES) {
+        draw_curves(p, g, o);
     }
 }
 
 void quality_write_svg(const quality_group *groups, int count, const quality_options *o) {
-    int columns = count > 1 ? 2 : 1, rows = (count + 1) / 2;
+    int each = o->mode == QUALITY_CURVES ? 2 : 1, panels = each * count;
+    int columns = panels > 1 ? 2 : 1, rows = (panels + 1) / 2;
     FILE *f = fopen(o->svg, "w");
     if (!f) {
         quality_die(o->svg, "cannot be written");
@@ -144,9 +240,12 @@ void quality_write_svg(const quality_group *groups, int count, const quality_opt
         "  <title>Size ratio of checkpoint chains against the loss gap after resuming from their ends</title>\n%s"
         "  <rect class=\"back\" width=\"100%%\" height=\"100%%\"/>\n",
         columns * WIDTH, rows * HEIGHT, columns * WIDTH, rows * HEIGHT, style);
-    for (int i = 0; i < count; i++) {
-        panel p = {.f = f, .left = (double)(i % 2) * WIDTH, .top = (double)(i / 2) * HEIGHT};
-        draw_panel(&p, &groups[i], o);
+    for (int i = 0; i < panels; i++) {
+        panel p = {.f = f,
+                   .training = each == 2 && i % 2 == 0,
+                   .left = (double)(i % 2) * WIDTH,
+                   .top = (double)(i / 2) * HEIGHT};
+        draw_panel(&p, &groups[i / each], o);
     }
     fprintf(f, "</svg>\n");
     if (fclose(f) != 0) {

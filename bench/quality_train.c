@@ -95,82 +95,128 @@ void quality_make_series(quality_series *out, const quality_options *o, int widt
     bench_run_trainer(arguments(&c));
 }
 
+void quality_load_chain(quality_state *states, const quality_series *s) {
+    const quality_options *o = s->options;
+    for (int i = 0; i <= o->deltas; i++) {
+        states[i] = quality_load(NULL, s->store, "gpt", (uint64_t)(o->start + i * o->every));
+    }
+}
+
 /* ---- resumes ---- */
 
-/* The last "validation loss" that train_gpt printed. */
-static double validation_loss(const char *output) {
-    FILE *f = fopen(output, "r");
+int quality_validation_losses(double *losses, const char *path, int count) {
+    FILE *f = fopen(path, "r");
     char line[512];
-    double loss = NAN;
+    int found = 0;
     while (f && fgets(line, sizeof(line), f)) {
         const char *at = strstr(line, "validation loss ");
         if (at) {
-            loss = strtod(at + strlen("validation loss "), NULL);
+            found++;
+            memmove(losses, losses + 1, (size_t)(count - 1) * sizeof(*losses));
+            losses[count - 1] = strtod(at + strlen("validation loss "), NULL);
         }
     }
-    if (!f || isnan(loss)) {
-        quality_die(output, "no validation loss that is a number in it");
+    if (f) {
+        fclose(f);
     }
-    fclose(f);
-    return loss;
+    int good = found >= count;
+    for (int i = 0; i < count && good; i++) {
+        good = isfinite(losses[i]);
+    }
+    return good;
 }
 
-static double mean_loss(const char *losses, int steps) {
-    FILE *f = fopen(losses, "r");
+int quality_mean_losses(double *means, const char *path, int segments, int steps) {
+    FILE *f = fopen(path, "r");
     unsigned long long step;
-    double loss, rounded, sum = 0;
+    double loss, rounded;
     int lines = 0;
-    for (; f && fscanf(f, "%llu %la %lf", &step, &loss, &rounded) == 3; lines++) {
-        sum += loss;
+    memset(means, 0, (size_t)segments * sizeof(*means));
+    for (; f && lines < segments * steps && fscanf(f, "%llu %la %lf", &step, &loss, &rounded) == 3; lines++) {
+        means[lines / steps] += loss / steps;
     }
-    if (lines != steps) {
-        quality_die(losses, "not a line for every step in it");
+    int good = f && lines == segments * steps && fscanf(f, "%llu", &step) != 1;
+    if (f) {
+        fclose(f);
     }
-    fclose(f);
-    return sum / steps;
+    return good;
 }
 
-/* Resumes from the checkpoint in work/NAME, trains for `steps`; rate "0" trains without moving anything. */
-static double train_on(const quality_series *s, const char *name, uint64_t from, int steps, const char *rate,
-                       int batch_seed, const char *losses) {
-    char store[QUALITY_PATH], output[QUALITY_PATH], run[64];
-    snprintf(store, sizeof(store), "%.400s/%.60s", s->work, name);
-    snprintf(output, sizeof(output), "%.400s/%.60s.txt", s->work, name);
-    snprintf(run, sizeof(run), "%s-%d", rate ? "load" : "after", batch_seed);
+/* How to train on from the checkpoint in work/NAME. */
+typedef struct going_on {
+    const char *name, *run;
+    uint64_t from;
+    int segments, steps, batch_seed;
+    const char *rate, *losses; /* or NULL */
+} going_on;
+
+static void train_on(double *after, const quality_series *s, const going_on *g) {
+    char store[QUALITY_PATH], output[QUALITY_PATH];
+    snprintf(store, sizeof(store), "%.400s/%.60s", s->work, g->name);
+    snprintf(output, sizeof(output), "%.400s/%.60s.txt", s->work, g->name);
     command c = training(s);
     add(&c, "--store", store);
     add(&c, "--resume-run", "state");
-    add_number(&c, "--resume-step", from);
-    add(&c, "--run", run);
-    add_number(&c, "--steps", from + (uint64_t)steps);
-    if (rate) {
-        add(&c, "--lr", rate);
+    add_number(&c, "--resume-step", g->from);
+    add(&c, "--run", g->run);
+    add_number(&c, "--steps", g->from + (uint64_t)(g->segments * g->steps));
+    if (g->segments > 1) {
+        add_number(&c, "--eval-every", (uint64_t)g->steps);
     }
-    if (batch_seed) {
-        add_number(&c, "--batch-seed", (uint64_t)batch_seed);
+    if (g->rate) {
+        add(&c, "--lr", g->rate);
     }
-    if (losses) {
-        remove(losses);
-        add(&c, "--losses", losses);
+    if (g->batch_seed) {
+        add_number(&c, "--batch-seed", (uint64_t)g->batch_seed);
+    }
+    if (g->losses) {
+        remove(g->losses);
+        add(&c, "--losses", g->losses);
     }
     bench_run_trainer_into(output, arguments(&c));
-    return validation_loss(output);
+    if (!quality_validation_losses(after, output, g->segments)) {
+        quality_die(output, "not as many validation losses that are numbers as there should be");
+    }
+}
+
+void quality_train_on(double *mean_training, double *after, quality_state *end, const quality_series *s,
+                      const char *name, const quality_state *from, int segments, int steps, int batch_seed) {
+    char store[QUALITY_PATH], losses[QUALITY_PATH];
+    snprintf(store, sizeof(store), "%.400s/%.60s", s->work, name);
+    snprintf(losses, sizeof(losses), "%.400s/%.60s.losses", s->work, name);
+    const quality_library exactly = {.fidelity = CKD_EXACT};
+    bench_remove_tree(store);
+    quality_save(store, "state", from, &exactly, 1, NULL);
+    const going_on g = {.name = name,
+                        .run = "after",
+                        .from = from->step,
+                        .segments = segments,
+                        .steps = steps,
+                        .batch_seed = batch_seed,
+                        .losses = losses};
+    train_on(after, s, &g);
+    if (!quality_mean_losses(mean_training, losses, segments, steps)) {
+        quality_die(losses, "not a line for every step in it");
+    }
+    if (end) {
+        *end = quality_load(NULL, store, "after", from->step + (uint64_t)(segments * steps));
+    }
+    bench_remove_tree(store);
 }
 
 quality_losses quality_resume(const quality_series *s, const char *name, const quality_state *state,
                               int batch_seed) {
-    char store[QUALITY_PATH], losses[QUALITY_PATH];
-    snprintf(store, sizeof(store), "%.400s/%.60s", s->work, name);
-    snprintf(losses, sizeof(losses), "%.400s/%.60s.losses", s->work, name);
-    int steps = s->options->resumed;
-    const quality_library exactly = {CKD_EXACT, 0, 0};
-    quality_save(store, "state", state, &exactly, 1);
     quality_losses r = {.at_load = NAN};
-    if (!batch_seed) {
-        r.at_load = train_on(s, name, state->step, 1, "0", 0, NULL);
+    quality_train_on(&r.training, &r.after, NULL, s, name, state, 1, s->options->resumed, batch_seed);
+    if (!batch_seed) { /* the loss of a step that moves nothing */
+        char store[QUALITY_PATH];
+        snprintf(store, sizeof(store), "%.400s/%.60s", s->work, name);
+        const quality_library exactly = {.fidelity = CKD_EXACT};
+        quality_save(store, "state", state, &exactly, 1, NULL);
+        const going_on g = {
+            .name = name, .run = "load", .from = state->step, .segments = 1, .steps = 1, .rate = "0"};
+        train_on(&r.at_load, s, &g);
+        bench_remove_tree(store);
     }
-    r.after = train_on(s, name, state->step, steps, NULL, batch_seed, losses);
-    r.training = mean_loss(losses, steps);
-    bench_remove_tree(store);
     return r;
 }

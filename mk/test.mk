@@ -16,6 +16,9 @@ $(B)/tests/test_gpt: $(GPT_OBJ)
 $(B)/tests/test_excp: EXTRA_OBJ = $(B)/obj/bench/excp.o
 $(B)/tests/test_excp: $(B)/obj/bench/excp.o
 
+$(B)/tests/test_quality: EXTRA_OBJ = $(BENCH_QUALITY_OBJ) $(BENCH_SUPPORT_OBJ)
+$(B)/tests/test_quality: $(BENCH_QUALITY_OBJ) $(BENCH_SUPPORT_OBJ)
+
 $(B)/tests/test_symbol_rates: EXTRA_OBJ = $(B)/obj/bench/support_rates.o
 $(B)/tests/test_symbol_rates: $(B)/obj/bench/support_rates.o
 

@@ -13,18 +13,23 @@
 
 /* ---- pruning ---- */
 
-static void threshold_is_medians_bounded_at_two_and_a_half(void **state) {
+static void threshold_is_medians_up_to_a_bound(void **state) {
     (void)state;
     /* |residual|: 1 2 3 4 5 100, lower median 3; mean of v 4e-10, its root 2e-5. */
     const float residual[] = {-1, 5, 2, -100, 4, 3}, v[] = {0, 8e-10f, 4e-10f, 4e-10f, 4e-10f, 4e-10f},
                 zeros[6] = {0};
-    assert_true(fabs(excp_threshold(residual, v, 6, 2e-5) - 3.0) < 1e-6);       /* factor 1 */
-    assert_true(fabs(excp_threshold(residual, v, 6, 3e-5) - 4.5) < 1e-6);       /* factor 1.5 */
-    assert_true(fabs(excp_threshold(residual, v, 6, EXCP_ALPHA) - 7.5) < 1e-6); /* 2.5 exactly at the bound */
-    assert_true(fabs(excp_threshold(residual, v, 6, 1) - 7.5) < 1e-6);
-    assert_true(fabs(excp_threshold(residual, v, 6, INFINITY) - 7.5) < 1e-6);
-    assert_true(fabs(excp_threshold(residual, zeros, 6, EXCP_ALPHA) - 7.5) < 1e-6); /* no v: the bound */
-    assert_true(excp_threshold(residual, v, 5, 0) == 0);
+    assert_true(fabs(excp_threshold(residual, v, 6, 2e-5, EXCP_MAX_FACTOR) - 3.0) < 1e-6); /* factor 1 */
+    assert_true(fabs(excp_threshold(residual, v, 6, 3e-5, EXCP_MAX_FACTOR) - 4.5) < 1e-6); /* factor 1.5 */
+    assert_true(fabs(excp_threshold(residual, v, 6, EXCP_ALPHA, EXCP_MAX_FACTOR) - 7.5) <
+                1e-6); /* 2.5 exactly at the bound */
+    assert_true(fabs(excp_threshold(residual, v, 6, 1, EXCP_MAX_FACTOR) - 7.5) < 1e-6);
+    assert_true(fabs(excp_threshold(residual, v, 6, INFINITY, EXCP_MAX_FACTOR) - 7.5) < 1e-6);
+    assert_true(fabs(excp_threshold(residual, zeros, 6, EXCP_ALPHA, EXCP_MAX_FACTOR) - 7.5) <
+                1e-6); /* no v: the bound */
+    assert_true(excp_threshold(residual, v, 5, 0, EXCP_MAX_FACTOR) == 0);
+    assert_true(fabs(excp_threshold(residual, v, 6, INFINITY, 4) - 12.0) < 1e-6); /* other bounds */
+    assert_true(fabs(excp_threshold(residual, zeros, 6, EXCP_ALPHA, 1.5) - 4.5) < 1e-6);
+    assert_true(fabs(excp_threshold(residual, v, 6, 3e-5, 1) - 3.0) < 1e-6);
 }
 
 static void weights_keep_what_exceeds_the_threshold(void **state) {
@@ -194,7 +199,7 @@ static void damaged_arrays_are_refused(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(threshold_is_medians_bounded_at_two_and_a_half),
+        cmocka_unit_test(threshold_is_medians_up_to_a_bound),
         cmocka_unit_test(weights_keep_what_exceeds_the_threshold),
         cmocka_unit_test(moments_need_the_mean_and_the_weight),
         cmocka_unit_test(few_values_are_their_own_centroids),

@@ -1,0 +1,263 @@
+/* bench_quality's parts: which coders are measured, how losses are read and added up, what saves tell, how ExCP's bound acts. */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include <cmocka.h>
+
+#include "bench/quality.h"
+#include "tests/support/tempdir.h"
+
+static int near_to(double a, double b) {
+    return fabs(a - b) <= 1e-9;
+}
+
+static void write_text(char path[600], const char *dir, const char *text) {
+    snprintf(path, 600, "%s/file", dir);
+    FILE *f = fopen(path, "w");
+    assert_non_null(f);
+    assert_true(fputs(text, f) >= 0);
+    assert_int_equal(fclose(f), 0);
+}
+
+/* ---- what the trainer wrote ---- */
+
+static void losses_are_averaged_by_segment(void **state) {
+    (void)state;
+    char *dir = tempdir_create(), path[600];
+    double means[3];
+    write_text(path, dir, "51 0x1p+1 2.0\n52 0x1p+0 1.0\n53 0x1.8p+1 3.0\n54 0x1p+2 4.0\n");
+    assert_true(quality_mean_losses(means, path, 2, 2));
+    assert_true(near_to(means[0], 1.5) && near_to(means[1], 3.5));
+    assert_true(quality_mean_losses(means, path, 1, 4) && near_to(means[0], 2.5));
+    assert_false(quality_mean_losses(means, path, 1, 3)); /* a line too many */
+    assert_false(quality_mean_losses(means, path, 3, 2)); /* two too few */
+    assert_false(quality_mean_losses(means, "/nowhere/losses", 1, 1));
+    tempdir_remove(dir);
+}
+
+static void last_validation_losses_are_found(void **state) {
+    (void)state;
+    char *dir = tempdir_create(), path[600];
+    double losses[3];
+    write_text(path, dir,
+               "text\nstep 50  validation loss 3.5\nstep 60  loss 9\nstep 100  validation loss 2.5\n");
+    assert_true(quality_validation_losses(losses, path, 1) && near_to(losses[0], 2.5));
+    assert_true(quality_validation_losses(losses, path, 2));
+    assert_true(near_to(losses[0], 3.5) && near_to(losses[1], 2.5));
+    assert_false(quality_validation_losses(losses, path, 3));
+    write_text(path, dir, "step 50  validation loss nan\n");
+    assert_false(quality_validation_losses(losses, path, 1));
+    assert_false(quality_validation_losses(losses, "/nowhere/output", 1));
+    tempdir_remove(dir);
+}
+
+/* ---- which coders ---- */
+
+/* Their names, each with a space behind it. */
+static const char *chosen(const quality_options *o) {
+    static char names[2000];
+    names[0] = '\0';
+    for (size_t c = quality_next(o, 0); c < quality_coder_count; c = quality_next(o, c + 1)) {
+        strcat(strcat(names, quality_coders[c].name), " ");
+    }
+    return names;
+}
+
+static void modes_choose_coders(void **state) {
+    (void)state;
+    quality_options o = {.mode = QUALITY_TABLE};
+    assert_string_equal(chosen(&o),
+                        "exact near near-16 compact compact-1 compact-16 excp excp-2.5 no-moments ");
+    o.only = "compact,excp-2.5"; /* whole names */
+    assert_string_equal(chosen(&o), "exact compact excp-2.5 ");
+    o = (quality_options){.mode = QUALITY_RESUMES};
+    assert_string_equal(chosen(&o), "near compact ");
+    o.only = "compact-16,excp";
+    assert_string_equal(chosen(&o), "compact-16 ");
+    o = (quality_options){.mode = QUALITY_MERGE};
+    assert_string_equal(chosen(&o), "near compact ");
+}
+
+static void curves_have_the_points_they_should(void **state) {
+    (void)state;
+    quality_options o = {.mode = QUALITY_CURVES};
+    static const double medians[] = {0, 1, 1.5, 2, 2.5, 3, 4};
+    size_t found = 0, scales = 0;
+    for (size_t c = quality_next(&o, 0); c < quality_coder_count; c = quality_next(&o, c + 1)) {
+        const quality_coder *coder = &quality_coders[c];
+        if (coder->curve && strcmp(coder->curve, "excp") == 0) {
+            assert_true(found < 7 && coder->knob == medians[found]);
+            assert_true(coder->most == (found ? medians[found] : 2.5));
+            assert_true(isinf(coder->alpha) == (found > 0));
+            found++;
+        } else if (coder->curve) {
+            double scale = coder->library.step_scale > 0 ? coder->library.step_scale : 1;
+            assert_true(scale == coder->knob && coder->library.max_load_cost == 0);
+            assert_true(coder->library.fidelity ==
+                        (strcmp(coder->curve, "near") == 0 ? CKD_NEAR : CKD_COMPACT));
+            scales++;
+        }
+    }
+    assert_true(found == 7 && scales >= 12);
+}
+
+static void load_costs_leave_those_that_have_one(void **state) {
+    (void)state;
+    quality_options o = {.load_cost = 8};
+    for (size_t c = 0; c < quality_coder_count; c++) {
+        quality_coder with = quality_with_load_cost(&quality_coders[c], &o);
+        double own = quality_coders[c].library.max_load_cost;
+        assert_true(with.library.max_load_cost == (own > 0 ? own : 8));
+        assert_ptr_equal(with.name, quality_coders[c].name);
+    }
+    o.load_cost = 0;
+    assert_true(quality_with_load_cost(&quality_coders[1], &o).library.max_load_cost == 0);
+}
+
+/* ---- figures ---- */
+
+static void figures_and_noise(void **state) {
+    (void)state;
+    const double values[] = {1, 2, 6};
+    quality_figure f = quality_figure_of(values, 3);
+    assert_true(near_to(f.mean, 3) && near_to(f.spread, sqrt(7)));
+    assert_true(quality_figure_of(values, 1).spread == 0);
+    static quality_group g = {.seeds = 2};
+    const double own[2] = {2, 5}, other[2] = {4, 5}; /* deviations sqrt(2) and 0 */
+    for (int seed = 0; seed < 2; seed++) {
+        g.results[0][seed].losses = (quality_losses){0, own[seed], 10 * own[seed]};
+        g.orders[0][seed] = (quality_losses){0, other[seed], 10 * other[seed]};
+    }
+    quality_losses noise = quality_noise(&g, 1);
+    assert_true(near_to(noise.training, 1) && near_to(noise.after, 10));
+}
+
+static void merged_bits(void **state) {
+    (void)state;
+    const double bits[] = {1, 2, 3, 6, 100};
+    quality_merged all = quality_merge_bits(bits, 1, 4), pairs = quality_merge_bits(bits, 2, 4),
+                   one = quality_merge_bits(bits, 4, 4);
+    assert_true(near_to(all.one, 3) && near_to(all.sum, 12));
+    assert_true(near_to(pairs.one, 1.5) && near_to(pairs.sum, 3)); /* a chain of its own: two deltas */
+    assert_true(near_to(one.one, 1) && near_to(one.sum, 1));
+}
+
+/* ---- states ---- */
+
+enum { ROWS = 96, COLUMNS = 64 };
+
+static double uniform(uint64_t *seed) {
+    *seed = *seed * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
+    return (double)(*seed >> 11) / 9007199254740992.0;
+}
+
+static float normal(uint64_t *seed) {
+    double radius = sqrt(-2 * log(1 - uniform(seed)));
+    return (float)(radius * cos(6.283185307179586 * uniform(seed)));
+}
+
+/* One matrix; each step moves it. */
+static quality_state made_state(uint64_t step) {
+    quality_state s = {.step = step, .count = 1, .parameters = ROWS * COLUMNS, .config_size = 4};
+    s.tensors = calloc(1, sizeof(*s.tensors));
+    assert_non_null(s.tensors);
+    *s.tensors = (quality_tensor){.name = "w", .ndim = 2, .shape = {ROWS, COLUMNS}, .count = ROWS * COLUMNS};
+    memcpy(s.config, "test", 4);
+    for (int part = 0; part < QUALITY_PARTS; part++) {
+        s.tensors->parts[part] = malloc(ROWS * COLUMNS * sizeof(float));
+        assert_non_null(s.tensors->parts[part]);
+    }
+    uint64_t seed = 1;
+    for (size_t i = 0; i < ROWS * COLUMNS; i++) {
+        float w = 0.02f * normal(&seed);
+        for (uint64_t k = 0; k < step; k++) {
+            uint64_t move = (uint64_t)i * 1000 + k;
+            (void)uniform(&move);
+            w += 1e-3f * normal(&move);
+        }
+        s.tensors->parts[0][i] = w;
+        s.tensors->parts[1][i] = 1e-4f * normal(&seed);
+        s.tensors->parts[2][i] = 1e-8f * (0.5f + (float)uniform(&seed));
+    }
+    return s;
+}
+
+static void saves_tell_lossy_resumes(void **state) {
+    (void)state;
+    char *dir = tempdir_create(), store[600];
+    snprintf(store, sizeof(store), "%s/store", dir);
+    const quality_library near = {.fidelity = CKD_NEAR}, exactly = {.fidelity = CKD_EXACT};
+    for (uint64_t step = 0; step < 4; step++) {
+        quality_state s = made_state(step);
+        uint64_t before = step - 1;
+        const quality_library *how = step == 3 ? &exactly : &near;
+        assert_int_equal(quality_save(store, "r", &s, how, step == 0, step ? &before : NULL), step);
+        quality_state back = quality_load(NULL, store, "r", step);
+        assert_int_equal(quality_same(&back, &s), step == 3);
+        quality_free(&back);
+        quality_free(&s);
+    }
+    quality_state s = made_state(5);
+    assert_int_equal(quality_save(store, "r", &s, &near, 0, NULL),
+                     3); /* it went on from there, without a resume */
+    quality_free(&s);
+    tempdir_remove(dir);
+}
+
+/* A chain of two states with each: share of weights moved, and bits. */
+static quality_result chain_of(const char *name, double step_scale, const char *dir) {
+    for (size_t c = 0; c < quality_coder_count; c++) {
+        if (strcmp(quality_coders[c].name, name) == 0) {
+            quality_coder coder = quality_coders[c];
+            coder.library.step_scale = step_scale;
+            quality_state states[] = {made_state(0), made_state(1)};
+            char own[600];
+            quality_result r;
+            snprintf(own, sizeof(own), "%s/%s%g", dir, name, step_scale);
+            assert_int_equal(mkdir(own, 0777), 0);
+            quality_state last = quality_run_chain(&r, &coder, own, states, 2);
+            quality_free(&last);
+            quality_free(&states[0]);
+            quality_free(&states[1]);
+            return r;
+        }
+    }
+    fail_msg("there is no coder %s", name);
+    return (quality_result){0};
+}
+
+static void knobs_reach_the_coders(void **state) {
+    (void)state;
+    char *dir = tempdir_create();
+    quality_result fine = chain_of("near", 0.25, dir), coarse = chain_of("near", 1, dir);
+    assert_true(fine.bits[0] > 1.5 * coarse.bits[0]);
+    if (system("xz --version >/dev/null 2>&1") == 0) {
+        /* Of a Gaussian's values half exceed the median; 2.5 and 4 medians are 1.69 and 2.70 deviations. */
+        assert_true(fabs(chain_of("excp-1", 0, dir).moved - 0.5) < 0.01);
+        assert_true(fabs(chain_of("excp-2.5", 0, dir).moved - 0.0917) < 0.015);
+        assert_true(fabs(chain_of("excp-4", 0, dir).moved - 0.007) < 0.004);
+    }
+    tempdir_remove(dir);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(losses_are_averaged_by_segment),
+        cmocka_unit_test(last_validation_losses_are_found),
+        cmocka_unit_test(modes_choose_coders),
+        cmocka_unit_test(curves_have_the_points_they_should),
+        cmocka_unit_test(load_costs_leave_those_that_have_one),
+        cmocka_unit_test(figures_and_noise),
+        cmocka_unit_test(merged_bits),
+        cmocka_unit_test(saves_tell_lossy_resumes),
+        cmocka_unit_test(knobs_reach_the_coders),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
