@@ -7,7 +7,7 @@
 #include "bench/support.h"
 #include "kernels/kernels.h"
 
-enum { PIECE = 1 << 16, COLUMNS = 2048, RANK = 64, MOST_OPERATIONS = 32 };
+enum { PIECE = 1 << 16, COLUMNS = 2048, GROUP = 8, RANK = 64, MOST_OPERATIONS = 32 };
 
 typedef struct arrays {
     const kernels *k;
@@ -123,9 +123,12 @@ static void moment_row(const arrays *a, size_t i, size_t n) {
     a->k->moment_row(sums, a->now + i, a->before + i, false, 1e30f, n);
 }
 static void moment_columns(const arrays *a, size_t i, size_t n) {
-    double sums[2][COLUMNS] = {{0}, {0}};
-    for (size_t at = 0; at < n; at += COLUMNS) {
-        a->k->moment_columns(sums[0], sums[1], a->now + i + at, a->before + i + at, 1, false, 1e30f, COLUMNS);
+    double sum[COLUMNS] = {0}, from[COLUMNS] = {0}, scale[GROUP] = {1, 1, 1, 1, 1, 1, 1, 1};
+    uint32_t count[COLUMNS] = {0};
+    moment_sums to = {sum, from, count};
+    for (size_t at = 0; at < n; at += GROUP * COLUMNS) {
+        a->k->moment_columns(&to, a->now + i + at, a->before + i + at, COLUMNS, GROUP, scale, false, 1e30f,
+                             COLUMNS);
     }
 }
 static void quantise_few(const arrays *a, size_t i, size_t n) {

@@ -12,9 +12,12 @@
 #define ENGINE_LOSSY_H
 
 #include "base/hash.h"
+#include "base/threads.h"
 #include "engine/lattice_values.h"
 #include "engine/low_rank.h"
 #include "engine/region.h"
+
+#define LOSSY_LEVEL_UP 0.6f /* of a step of levels: from there on the next integer is taken */
 
 /* Which of three ways a tensor is coded; the others are exact. */
 typedef enum lossy_part {
@@ -51,9 +54,6 @@ typedef struct lossy_scales {
     double all;
 } lossy_scales;
 void lossy_scales_free(lossy_scales *s);
-/* magnitudes: of any values, not only of positive ones. Larger ones than `most` do not count. */
-ckd_status lossy_scales_of(lossy_scales *out, const float *second, uint64_t count, uint64_t columns,
-                           uint64_t phase, bool magnitudes, float most, const kernels *k, ckd_error *err);
 
 /* Elements first ... first + count - 1 of a region, as a matrix. */
 typedef struct lossy_tile {
@@ -69,6 +69,9 @@ typedef struct lossy_tile {
     double before_error;          /* mean square error of `before` against what it stands for */
     double expected_movement;     /* root mean square, if it is not to be found from `before`; NaN: it is */
     const lossy_scales *scales;   /* of the second moment; NULL: not known */
+    lossy_scales
+        *found;        /* where those of second moments go; NULL: nowhere. Left empty where there are none */
+    thread_pool *pool; /* for statistics; NULL: none */
     /* set by tile_prepare */
     hash128 shared_content;       /* if plan.shared: of the side record that has the columns' part */
     lattice_block plan;           /* of the whole tile, without q and exceptions */
@@ -77,10 +80,12 @@ typedef struct lossy_tile {
     double bound;                 /* on |error|; infinite: none */
     double alone_bits;            /* about what an element takes without a parent */
     bool still;                   /* nothing moved: the parent's values stay */
-    bool on_lattice; /* all values are, so that they can stand alone as integers; else only exactly */
-    double movement; /* estimated root mean square of the movement */
-    bool ordinary;   /* nothing is so large, infinite or, of second moments, negative */
-    float largest;   /* magnitude that is not kept; of second moments: 0 */
+    bool on_lattice;    /* all values are, so that they can stand alone as integers; else only exactly */
+    double movement;    /* estimated root mean square of the movement */
+    bool offsets_known; /* the plan has them */
+    bool levels_known;  /* rows and columns say all of second moments: no integers are made */
+    bool ordinary;      /* nothing is so large, infinite or, of second moments, negative */
+    float largest;      /* magnitude that is not kept; of second moments: 0 */
     bytes row, column;
     low_rank factors;
 } lossy_tile;

@@ -3,7 +3,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "engine/lossy.h"
+#include "engine/lossy_block.h"
 #include "kernels/scalar_lattice.h"
 
 void lossy_job_free(lossy_job *j) {
@@ -45,11 +45,14 @@ static void residual_of(float *to, const source *from, const lattice_block *b, c
                         from->products ? from->products + row * b->columns + column : NULL, n, &here);
 }
 
+uint8_t lossy_offset(double below) {
+    return (uint8_t)(below > 0 ? (below < 255.0 / 256 ? lrint(256 * below) : 255) : 0);
+}
+
 /* Where the values of each integer lie on average, so that they are put there. */
 static void choose_offsets(lattice_block *b, const level_sums *s) {
     for (int w = 0; w < 3; w++) {
-        double offset = s->count[w] ? 256 * s->below[w] / (double)s->count[w] : 0;
-        b->offset[w] = (uint8_t)(offset < 0 ? 0 : (offset > 255 ? 255 : lrint(offset)));
+        b->offset[w] = lossy_offset(s->count[w] ? s->below[w] / (double)s->count[w] : 0);
     }
 }
 
@@ -147,7 +150,7 @@ static ckd_status quantise_levels(lossy_job *j, const lossy_tile *t, uint64_t at
             uint64_t here = n - i < PIECE ? n - i : PIECE, to = first + i;
             level_run of = run;
             of.column += b->own.step ? column + i : 0;
-            k->level_quantise(piece, t->now + at + to, before + to, 0.6f, here, &of);
+            k->level_quantise(piece, t->now + at + to, before + to, LOSSY_LEVEL_UP, here, &of);
             if (!q && any_set(piece, here)) {
                 q = bytes_scratch(&j->q, b->count * sizeof(int32_t), "coding scratch", err);
                 status = q ? CKD_OK : CKD_E_NOMEM;
@@ -164,100 +167,7 @@ static ckd_status quantise_levels(lossy_job *j, const lossy_tile *t, uint64_t at
     return status;
 }
 
-/* ---- what is kept as it is ---- */
-
-#define SOME 128u /* elements at a time, of which few have one to be kept */
-
-static bool must_keep(const lossy_tile *t, uint64_t i, float most) {
-    float value = t->now[i];
-    if (fabsf(value) > t->keep_above || (t->before && fabsf(value - t->before[i]) > t->keep_moved)) {
-        return true;
-    }
-    if (t->before && !(fabsf(t->before[i]) < (t->part == LOSSY_SECOND ? INFINITY : most))) {
-        return true; /* from which nothing leads back: no integer reaches as far */
-    }
-    if (t->before && t->part == LOSSY_SECOND && t->before[i] < 0) {
-        return true;
-    }
-    return t->part == LOSSY_SECOND ? !(value >= 0 && value <= FLT_MAX) : !(fabsf(value) < most);
-}
-
-static uint32_t bits_of(const void *original, ckd_dtype dtype, uint64_t i) {
-    uint16_t half;
-    uint32_t bits;
-    if (ckd_dtype_size(dtype) == 2) {
-        memcpy(&half, (const uint8_t *)original + 2 * i, 2);
-        return half;
-    }
-    memcpy(&bits, (const uint8_t *)original + 4 * i, 4);
-    return bits;
-}
-
-static void keep(lossy_job *j, const lossy_tile *t, uint64_t i, const void *original) {
-    uint32_t place = (uint32_t)i, bits = bits_of(original, t->dtype, i);
-    bytes_put(&j->at, &place, sizeof(place));
-    bytes_put(&j->bits, &bits, sizeof(bits));
-    if (j->block.q) {
-        ((int32_t *)(void *)j->q.data)[i] = 0;
-    }
-    if (j->block.few) {
-        j->few.data[i] = 0;
-    }
-}
-
-/* Finite floats, for kernels: what must be kept is beyond these, but not all that is beyond must be. */
-static void limits_of(float limits[3], const lossy_tile *t, float most) {
-    bool second = t->part == LOSSY_SECOND;
-    float below = scalar_float(scalar_bits(most) - 1);
-    limits[0] = second || t->keep_above < below ? t->keep_above : below;
-    limits[1] = second ? FLT_MAX : below;
-    limits[2] = t->keep_moved;
-}
-
-static ckd_status keep_exceptions(lossy_job *j, const lossy_tile *t, uint64_t at, const void *original,
-                                  const kernels *k, ckd_error *err) {
-    lattice_block *b = &j->block;
-    float most = ldexpf(1, b->exponent + 29), limits[3];
-    bool ordinary = t->ordinary && t->largest < most; /* `before` included */
-    limits_of(limits, t, most);
-    bytes_clear(&j->at);
-    bytes_clear(&j->bits);
-    for (uint64_t i = 0; i < b->count && !ordinary; i += SOME) {
-        uint64_t n = b->count - i < SOME ? b->count - i : SOME;
-        if (!k->beyond(t->now + at + i, t->before ? t->before + at + i : NULL, limits,
-                       t->part == LOSSY_SECOND, n)) {
-            continue;
-        }
-        for (uint64_t e = i; e < i + n; e++) {
-            if (must_keep(t, at + e, most)) {
-                keep(j, t, e, original);
-            }
-        }
-    }
-    if (j->at.failed || j->bits.failed) {
-        bytes_free(&j->at);
-        bytes_free(&j->bits);
-        return err_nomem(err, b->count, "coding scratch");
-    }
-    b->exceptions = (uint32_t)(j->at.size / sizeof(uint32_t));
-    b->exception_at = b->exceptions ? (const uint32_t *)(const void *)j->at.data : NULL;
-    b->exception_bits = b->exceptions ? (const uint32_t *)(const void *)j->bits.data : NULL;
-    return CKD_OK;
-}
-
 /* ---- how well it went ---- */
-
-void lossy_error_add(lossy_error *e, const float *given, const float *decoded, uint64_t n, const kernels *k) {
-    static const float none[2] = {FLT_MAX, FLT_MAX}; /* is too large */
-    lattice_sums s = LATTICE_SUMS_INIT;
-    k->sums_of(&s, given, decoded, NULL, 1, none, false, n);
-    double largest = s.compared < s.finite ? INFINITY : (double)s.farthest;
-    e->energy += s.now;
-    e->error += s.moved;
-    e->largest = largest > e->largest ? largest : e->largest;
-    e->finite += s.finite;
-    e->kept += n - s.finite;
-}
 
 static ckd_status measure(lossy_job *j, const lossy_tile *t, uint64_t at, const kernels *k, ckd_error *err) {
     uint64_t n = j->block.count;
@@ -273,9 +183,7 @@ static ckd_status measure(lossy_job *j, const lossy_tile *t, uint64_t at, const 
     j->decoded = got;
     j->error = (lossy_error){0};
     lossy_error_add(&j->error, t->now + at, got, n, k);
-    /* Differences are floats: the largest may have been rounded down. */
-    j->within = j->error.largest * (1 + 0x1p-23) <= t->bound &&
-                isfinite(j->error.largest); /* no value has become infinite */
+    lossy_judge(j, t);
     return CKD_OK;
 }
 
@@ -296,19 +204,27 @@ static ckd_status rebuild(lossy_job *j, const lossy_tile *t, uint64_t at, const 
     return lattice_rebuild_values(values, t->dtype, &j->block, t->before != NULL, &j->work, k, err);
 }
 
-ckd_status lossy_block(lossy_job *j, bytes *payload, const lossy_tile *t, uint64_t at, uint64_t count,
-                       const void *original, const kernels *k, symbols_workspace *work, ckd_error *err) {
-    j->block = block_of(t, at, count);
+static ckd_status in_steps(lossy_job *j, const lossy_tile *t, uint64_t at, const void *original,
+                           const kernels *k, ckd_error *err) {
     ckd_status status =
         t->part == LOSSY_SECOND ? quantise_levels(j, t, at, k, err) : quantise_linear(j, t, at, k, err);
+    lossy_keep_none(j);
     if (status == CKD_OK) {
-        status = keep_exceptions(j, t, at, original, k, err);
+        status = lossy_keep(j, t, at, 0, j->block.count, original, k, err);
     }
     if (status == CKD_OK) {
         status = rebuild(j, t, at, k, err);
     }
-    if (status == CKD_OK) {
-        status = measure(j, t, at, k, err);
+    return status == CKD_OK ? measure(j, t, at, k, err) : status;
+}
+
+ckd_status lossy_block(lossy_job *j, bytes *payload, const lossy_tile *t, uint64_t at, uint64_t count,
+                       const void *original, const kernels *k, symbols_workspace *work, ckd_error *err) {
+    bool done;
+    j->block = block_of(t, at, count);
+    ckd_status status = lossy_stream(&done, j, t, at, original, k, err);
+    if (status == CKD_OK && !done) {
+        status = in_steps(j, t, at, original, k, err);
     }
     if (status == CKD_OK) {
         bytes_clear(payload);

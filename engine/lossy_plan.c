@@ -4,8 +4,9 @@
 #include <string.h>
 
 #include "engine/cost.h"
-#include "engine/lossy.h"
+#include "engine/lossy_block.h"
 #include "engine/lossy_rate.h"
+#include "engine/lossy_sums.h"
 
 #define NARROWEST_FACTORED 16u /* rows and columns */
 #define TARGET_ROUNDS      12
@@ -13,7 +14,6 @@
 #define FINER              2          /* octaves */
 #define FINEST             (-120)     /* exponent of a lattice, as payloads have it */
 #define LEAP               6          /* quarter octaves, while there is nothing to bisect */
-#define SAMPLE_PIECE       128u       /* elements of one row that are looked at */
 #define SAMPLE_ELEMENTS    (1u << 17) /* of a large tile, about */
 
 /* What is left of every element, in steps, row by row; elements that the tile does not have are 0. */
@@ -48,6 +48,11 @@ static void use_factors(lossy_tile *t, const low_rank *f) {
 
 static void use_rate(lossy_tile *t, const rate_plan *p) {
     memcpy(t->up, p->up, sizeof(t->up));
+    for (int w = 0; w < 3; w++) {
+        t->plan.offset[w] = p->up[0] > 0.5f ? lossy_offset(p->below[w]) : 0;
+    }
+    t->offsets_known =
+        t->recipe->effort < 7; /* else integers are wide, and each block's offsets are its own */
 }
 
 static double cost_of(const rate_plan *p, double more_bits, double lambda) {
@@ -113,21 +118,14 @@ static bool may_factor(const lossy_tile *t) {
 static ckd_status sample_residual(planning *p, const lossy_tile *t, const kernels *k, ckd_error *err) {
     static const float none[SAMPLE_PIECE] = {0};
     float residual[SAMPLE_PIECE];
-    uint64_t stride = t->count / SAMPLE_ELEMENTS + 1, piece = 0;
     ckd_status status = lattice_steps(&t->plan, &p->work, err);
-    for (uint64_t row = 0; row < lattice_rows(&t->plan) && status == CKD_OK; row++) {
-        uint64_t first, column, n = lattice_row_span(&t->plan, row, &first, &column);
-        lattice_run run = lattice_row_run(&t->plan, &p->work, row);
-        for (uint64_t at = 0; at < n; at += SAMPLE_PIECE, piece++) {
-            uint64_t here = n - at < SAMPLE_PIECE ? n - at : SAMPLE_PIECE;
-            lattice_run of = run;
-            of.column_step = run.column_step ? run.column_step + column + at : NULL;
-            if (piece % stride == piece / stride % stride) { /* never the same columns only */
-                k->lattice_residual(residual, t->now + first + at, t->before ? t->before + first + at : none,
-                                    NULL, here, &of);
-                rate_add(p->histogram, residual, here);
-            }
-        }
+    tile_sample s = sample_of(t, SAMPLE_ELEMENTS);
+    for (tile_piece at; status == CKD_OK && sample_next(&at, &s);) {
+        lattice_run run = lattice_row_run(&t->plan, &p->work, t->vector ? 0 : at.row);
+        run.column_step = run.column_step ? run.column_step + at.column : NULL;
+        k->lattice_residual(residual, t->now + at.first, t->before ? t->before + at.first : none, NULL, at.n,
+                            &run);
+        rate_add(p->histogram, residual, at.n);
     }
     return status;
 }

@@ -59,6 +59,18 @@ static float threshold(const levels *l, int n, double lambda) {
     return (float)(up < 0.5 ? 0.5 : (up > UP_MOST ? UP_MOST : up));
 }
 
+static void find_below(rate_plan *p, const levels *l) {
+    double count[3] = {0, 0, 0}, below[3] = {0, 0, 0};
+    for (int i = 1; i < LEVELS - 1; i++) {
+        int which = i > 2 ? 2 : i - 1;
+        count[which] += l->count[i];
+        below[which] += l->count[i] * (i - l->at[i]);
+    }
+    for (int w = 0; w < 3; w++) {
+        p->below[w] = count[w] > 0 ? below[w] / count[w] : 0;
+    }
+}
+
 static void weigh(rate_plan *p, const levels *l, const rate_histogram *h) {
     p->bits = p->distortion = 0;
     for (int i = 0; i < LEVELS; i++) {
@@ -81,6 +93,7 @@ rate_plan rate_plan_of(const rate_histogram *h, double lambda) {
         p.up[2] = threshold(&l, 3, lambda);
     }
     look(&l, h, p.up);
+    find_below(&p, &l);
     weigh(&p, &l, h);
     return p;
 }

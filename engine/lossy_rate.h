@@ -22,6 +22,7 @@ void rate_add(rate_histogram *h, const float *residual, size_t n);
 /* Level 1 from up[0] on, level 2 from 1 + up[1], level n from n - 1 + up[2]. */
 typedef struct rate_plan {
     float up[3];
+    double below[3];   /* how far values of level 1, 2 and more are below it on average, in steps */
     double bits;       /* of all elements */
     double distortion; /* sum of squares, in steps */
 } rate_plan;

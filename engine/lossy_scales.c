@@ -2,7 +2,7 @@
 #include <math.h>
 #include <stdlib.h>
 
-#include "engine/lossy.h"
+#include "engine/lossy_sums.h"
 
 void lossy_scales_free(lossy_scales *s) {
     free(s->row);
@@ -15,28 +15,32 @@ static double logarithm_of(double sum, double count, double otherwise) {
     return mean > 0 ? log2(mean) : otherwise;
 }
 
-ckd_status lossy_scales_of(lossy_scales *out, const float *second, uint64_t count, uint64_t columns,
-                           uint64_t phase, bool magnitudes, float most, const kernels *k, ckd_error *err) {
-    uint64_t rows = (phase + count + columns - 1) / columns;
+ckd_status lossy_scales_of(lossy_scales *out, const tile_pass *p, const lossy_tile *t, ckd_error *err) {
+    uint64_t rows = tile_rows(t), columns = t->columns;
     *out = (lossy_scales){.rows = rows, .columns = columns};
-    out->row = calloc(2 * rows, sizeof(double));
-    out->column = calloc(2 * columns, sizeof(double));
+    out->row = calloc(rows, 2 * sizeof(double));
+    out->column = calloc(columns, 2 * sizeof(double));
     if (!out->row || !out->column) {
         lossy_scales_free(out);
         return err_nomem(err, (rows + columns) * sizeof(double), "second moments' means");
     }
     double *row_count = out->row + rows, *column_count = out->column + columns, all[2] = {0, 0};
-    for (uint64_t row = 0, i = 0; i < count; row++) {
-        uint64_t column = row ? 0 : phase, n = columns - column < count - i ? columns - column : count - i;
-        double sums[2] = {0, 0};
-        k->moment_row(sums, second + i, NULL, magnitudes, most, n);
-        k->moment_columns(out->column + column, column_count + column, second + i, NULL, 1, magnitudes, most,
-                          n);
-        out->row[row] = sums[0];
-        row_count[row] = sums[1];
-        all[0] += sums[0];
-        all[1] += sums[1];
-        i += n;
+    memcpy(out->row, p->row, rows * sizeof(double));
+    memcpy(row_count, p->row_count, rows * sizeof(double));
+    for (uint64_t j = 0; j < columns; j++) {
+        out->column[j] = p->column[j];
+        column_count[j] = p->column_count[j];
+    }
+    for (size_t i = 0; i < p->outlier_count; i++) {
+        const outlier *o = &p->outlier[i];
+        out->row[o->row] += o->value;
+        out->column[o->column] += o->value;
+        row_count[o->row]++;
+        column_count[o->column]++;
+    }
+    for (uint64_t i = 0; i < rows; i++) {
+        all[0] += out->row[i];
+        all[1] += row_count[i];
     }
     /* Of nothing, or of zeros, the mean of all. */
     out->all = logarithm_of(all[0], all[1], 0);

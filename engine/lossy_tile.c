@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine/lossy.h"
+#include "engine/lossy_sums.h"
 #include "kernels/scalar_lattice.h"
 
 #define TILE_ELEMENTS  (UINT64_C(1) << 24) /* of a tile at most: it is in memory a few times as floats */
@@ -17,14 +17,10 @@
 #define COARSEST       64.0 /* step of weights, in those they have without a parent */
 #define OF_BOUND \
     1.7 /* the step, at most: rounded to a quarter octave, and values to the lattice, less than two */
-#define NOTHING_MOVED   6e-3 /* of the error: it is known to three digits */
-#define OUTLIER         32.0 /* root mean squares */
-#define ONE_OUTLIER_IN  4096u
-#define MOST_WEIGHT     108 /* of a row or column, in quarter octaves: beyond, the lattice has no place for it */
-#define MOST_STEP       400  /* a block's, in quarter octaves */
-#define LEVELS_NONE     4096 /* a step that no difference reaches */
-#define MEANS_UP        0.7  /* fraction of a step from which means are corrected */
-#define LEVELS_OF_MEANS 4    /* rows' and columns' corrections of second moments: half octaves */
+#define NOTHING_MOVED 6e-3 /* of the error: it is known to three digits */
+#define MOST_WEIGHT   108 /* of a row or column, in quarter octaves: beyond, the lattice has no place for it */
+#define MOST_STEP     400  /* a block's, in quarter octaves */
+#define LEVELS_NONE   4096 /* a step that no difference reaches */
 
 lossy_part lossy_part_of(ckd_role role, ckd_dtype dtype) {
     if (!lattice_dtype(dtype)) {
@@ -127,89 +123,34 @@ static ckd_status make_steps(lossy_tile *t, ckd_error *err) {
 
 /* ---- sums over a tile ---- */
 
-/* Elements of row `row`: how many, the first one, and its column. */
-static uint64_t span_of(const lossy_tile *t, uint64_t row, uint64_t *first, uint64_t *column) {
-    uint64_t start = row * t->columns, end = start + t->columns;
-    *first = start > t->phase ? start - t->phase : 0;
-    *column = *first + t->phase - start;
-    return (end - t->phase < t->count ? end - t->phase : t->count) - *first;
-}
-
-/*
- * Of values, and of their differences to the parent's: squares, also over rows' and columns' steps. Larger ones than most[0], or
- * differences than most[1], do not count.
- */
-static ckd_status add_up(lattice_sums *s, const lossy_tile *t, const float most[2], bool lattice,
-                         const kernels *k, ckd_error *err) {
-    const int32_t *rows = t->plan.row, *columns = t->plan.own.step;
-    float *weight = columns ? malloc(t->columns * sizeof(float)) : NULL;
-    *s = (lattice_sums)LATTICE_SUMS_INIT;
-    if (columns && !weight) {
+/* Columns' weights, if the tile has any; release with free(). */
+static ckd_status weights_of(float **out, const lossy_tile *t, ckd_error *err) {
+    const int32_t *columns = t->plan.own.step;
+    *out = columns ? malloc(t->columns * sizeof(float)) : NULL;
+    if (columns && !*out) {
         return err_nomem(err, t->columns * sizeof(float), "coding scratch");
     }
     for (uint64_t j = 0; columns && j < t->columns; j++) {
-        weight[j] = scalar_quarter_octaves(-columns[j]);
+        (*out)[j] = scalar_quarter_octaves(-columns[j]);
     }
-    for (uint64_t row = 0; row < rows_of(t); row++) {
-        uint64_t first, column, n = span_of(t, row, &first, &column);
-        k->sums_of(s, t->now + first, t->before ? t->before + first : NULL, weight ? weight + column : NULL,
-                   rows ? scalar_quarter_octaves(-rows[row]) : 1, most, lattice, n);
-    }
-    free(weight);
     return CKD_OK;
 }
 
-/*
- * A few values far from all others (spikes, what has come back from one) would make the steps of all: they are kept as they are. Finds
- * the largest magnitude that is not one of these, or more. all: of all values.
- */
-static ckd_status usual_most(float *limit, const lossy_tile *t, const lattice_sums *all, bool difference,
-                             const kernels *k, ckd_error *err) {
-    uint64_t may_trim = t->count / ONE_OUTLIER_IN + 4, trimmed = 0;
-    lattice_sums s = *all;
-    *limit = FLT_MAX;
-    for (;;) {
-        double n = (double)(difference ? s.compared : s.finite);
-        double next = n > 0 ? OUTLIER * sqrt((difference ? s.moved : s.now) / n) : 0;
-        if (!((difference ? all->farthest : all->largest) > next) || !(next > 0) || next >= FLT_MAX) {
-            return CKD_OK;
-        }
-        float most[2] = {difference ? FLT_MAX : (float)next, difference ? (float)next : FLT_MAX};
-        ckd_status status = add_up(&s, t, most, false, k, err);
-        uint64_t far = difference ? all->compared - s.compared : all->finite - s.finite;
-        if (status != CKD_OK || far <= trimmed || far > may_trim) {
-            return status;
-        }
-        *limit = (float)next;
-        trimmed = far;
-    }
-}
-
-/* all: of all values, rows and columns not weighed. */
-static ckd_status find_usual(lattice_sums *all, lossy_tile *t, const kernels *k, ckd_error *err) {
-    static const float none[2] = {FLT_MAX, FLT_MAX};
-    ckd_status status = add_up(all, t, none, t->part != LOSSY_MOMENT, k, err);
-    if (status == CKD_OK) {
-        status = usual_most(&t->keep_above, t, all, false, k, err);
-    }
-    return status == CKD_OK && t->before && t->part == LOSSY_WEIGHT
-               ? usual_most(&t->keep_moved, t, all, true, k, err)
-               : status;
-}
-
-/* Of what is not kept as it is. all: as find_usual gave it, before rows and columns were weighed. */
-static ckd_status add_up_usual(lattice_sums *s, lossy_tile *t, const lattice_sums *all, const kernels *k,
-                               ckd_error *err) {
-    const float most[2] = {t->keep_above, t->keep_moved};
-    bool second = t->part == LOSSY_SECOND;
-    bool known = !t->plan.row && !t->plan.own.step && !(most[0] < FLT_MAX) && !(most[1] < FLT_MAX);
+/* Runs a pass over what is not kept as it is, which it finds first. mean: of a sample's positive values. */
+static ckd_status run_usual(tile_pass *p, lossy_tile *t, const kernels *k, ckd_error *err) {
     ckd_status status = CKD_OK;
-    *s = *all;
-    if (!known) {
-        status = add_up(s, t, most, false, k, err);
-        s->lowest_bit = all->lowest_bit;
-        s->before_bits = all->before_bits;
+    for (int turn = 0; turn < 2 && status == CKD_OK; turn++) {
+        p->most[0] = t->keep_above;
+        p->most[1] = t->keep_moved;
+        tile_pass_free(p);
+        status = tile_pass_run(p, t, k, err);
+        if (status != CKD_OK || turn || usual_enough(t, &p->all)) {
+            break;
+        }
+        status = find_usual(t, k, err);
     }
+    const lattice_sums *s = &p->all;
+    bool second = t->part == LOSSY_SECOND;
     t->ordinary =
         s->finite == t->count && (!t->before || s->compared == t->count) && (!second || s->least >= 0);
     t->ordinary &= !(second && s->before_bits >> 31);
@@ -313,12 +254,29 @@ static double find_movement(lossy_tile *t, double energy, double rms) {
     return share;
 }
 
-static ckd_status prepare_weight(lossy_tile *t, const lattice_sums *all, const kernels *k, ckd_error *err) {
-    lattice_sums s;
+static ckd_status add_up_weights(lattice_sums *s, lossy_tile *t, const kernels *k, ckd_error *err) {
+    float *weight = NULL;
+    double mean;
     ckd_status status = weigh(t, err);
     if (status == CKD_OK) {
-        status = add_up_usual(&s, t, all, k, err);
+        status = weights_of(&weight, t, err);
     }
+    if (status == CKD_OK) {
+        status = sample_usual(t, &mean, k, err);
+    }
+    tile_pass p = {.lattice = true, .weight = weight};
+    if (status == CKD_OK) {
+        status = run_usual(&p, t, k, err);
+    }
+    *s = p.all;
+    tile_pass_free(&p);
+    free(weight);
+    return status;
+}
+
+static ckd_status prepare_weight(lossy_tile *t, const kernels *k, ckd_error *err) {
+    lattice_sums s;
+    ckd_status status = add_up_weights(&s, t, k, err);
     if (status != CKD_OK) {
         return status;
     }
@@ -349,37 +307,54 @@ static ckd_status prepare_weight(lossy_tile *t, const lattice_sums *all, const k
 /* ---- first moments ---- */
 
 /* Rows' and columns' mean magnitudes, as steps. */
-static ckd_status weigh_by_itself(lossy_tile *t, const kernels *k, ckd_error *err) {
-    uint64_t rows = rows_of(t);
-    ckd_status status = has_rows(t) && !(t->recipe->max_error > 0) ? make_steps(t, err) : CKD_OK;
-    if (status != CKD_OK || !t->plan.row) {
-        return status;
-    }
+static ckd_status weigh_by_means(lossy_tile *t, const tile_pass *p, ckd_error *err) {
     lossy_scales s = {0};
-    status = lossy_scales_of(&s, t->now, t->count, t->columns, t->phase, true, t->keep_above, k, err);
+    ckd_status status = make_steps(t, err);
+    if (status == CKD_OK) {
+        status = lossy_scales_of(&s, p, t, err);
+    }
     int32_t *row = (int32_t *)(void *)t->row.data, *column = (int32_t *)(void *)t->column.data;
-    for (uint64_t i = 0; i < rows && status == CKD_OK; i++) {
+    for (uint64_t i = 0; status == CKD_OK && i < s.rows; i++) {
         row[i] = near(LATTICE_STEP_OCTAVE * (s.row[i] - s.all), MOST_WEIGHT);
     }
-    for (uint64_t j = 0; j < t->columns && status == CKD_OK; j++) {
+    for (uint64_t j = 0; status == CKD_OK && j < s.columns; j++) {
         column[j] = near(LATTICE_STEP_OCTAVE * (s.column[j] - s.all), MOST_WEIGHT);
     }
     lossy_scales_free(&s);
     return status;
 }
 
-static ckd_status prepare_moment(lossy_tile *t, const lattice_sums *all, const kernels *k, ckd_error *err) {
-    lattice_sums s;
-    ckd_status status = weigh_by_itself(t, k, err);
+/* Root mean square of what is quantised, over rows' and columns' steps. */
+static ckd_status find_weighted(double *out, const lossy_tile *t, const lattice_sums *s, const kernels *k,
+                                ckd_error *err) {
+    float *weight;
+    ckd_status status = weights_of(&weight, t, err);
+    *out = weight ? sample_weighted(t, weight, k) : root(s->moved, s->compared);
+    free(weight);
+    return status;
+}
+
+static ckd_status prepare_moment(lossy_tile *t, const kernels *k, ckd_error *err) {
+    double mean, weighted = 0;
+    tile_pass p = {.means = has_rows(t) && !(t->recipe->max_error > 0), .magnitudes = true};
+    ckd_status status = sample_usual(t, &mean, k, err);
     if (status == CKD_OK) {
-        status = add_up_usual(&s, t, all, k, err);
+        status = run_usual(&p, t, k, err);
     }
+    if (status == CKD_OK && p.means) {
+        status = weigh_by_means(t, &p, err);
+    }
+    if (status == CKD_OK) {
+        status = find_weighted(&weighted, t, &p.all, k, err);
+    }
+    lattice_sums s = p.all;
+    tile_pass_free(&p);
     if (status != CKD_OK) {
         return status;
     }
     double rms = root(s.now, s.finite);
     t->bound = t->recipe->max_error > 0 ? t->recipe->max_error * rms : INFINITY;
-    double step = t->recipe->moment * (t->vector ? t->recipe->vector : 1) * root(s.weighted, s.compared);
+    double step = t->recipe->moment * (t->vector ? t->recipe->vector : 1) * weighted;
     step = step < OF_BOUND * t->bound ? step : OF_BOUND * t->bound;
     t->plan.exponent = exponent_of(t, step * smallest_weight(t) / 32, s.largest);
     if (step > 0) {
@@ -391,70 +366,80 @@ static ckd_status prepare_moment(lossy_tile *t, const lattice_sums *all, const k
 
 /* ---- second moments ---- */
 
-/* Levels between the means of two sums, in halves of octaves. */
-static int32_t level_distance(double now, double from) {
-    double octaves = now > 0 && from > 0 ? log2(now / from) : 0;
-    octaves = fabs(octaves) <= 256 ? octaves : 0; /* of an infinite parent nothing can be said */
-    double steps = octaves * 8 / LEVELS_OF_MEANS;
-    int32_t whole = (int32_t)(fabs(steps) + 1 - MEANS_UP); /* what goes to and fro is let be */
-    return LEVELS_OF_MEANS * (steps < 0 ? -whole : whole);
-}
-
 /*
  * Rows' and then columns' means are brought to what they are now: arithmetic means, because the logarithm's are too small where
  * moments vary, and too small a second moment makes too large a step when training goes on.
  */
-static ckd_status correct_means(lossy_tile *t, const kernels *k, ckd_error *err) {
-    double *sum = calloc(2 * t->columns, sizeof(double)), *from = sum ? sum + t->columns : NULL;
-    ckd_status status = sum ? make_steps(t, err) : err_nomem(err, 16 * t->columns, "coding scratch");
-    int32_t *row = (int32_t *)(void *)t->row.data, *column = (int32_t *)(void *)t->column.data;
-    double birth = t->before ? 1 : scalar_float((uint32_t)t->plan.birth << LEVEL_SHIFT);
-    for (uint64_t i = 0; i < rows_of(t) && status == CKD_OK; i++) {
-        uint64_t first, at, n = span_of(t, i, &first, &at);
-        const float *now = t->now + first, *before = t->before ? t->before + first : NULL;
-        double sums[2] = {0, 0};
-        k->moment_row(sums, now, before, false, t->keep_above, n);
-        row[i] = level_distance(sums[0], sums[1] * birth);
-        k->moment_columns(sum + at, from + at, now, before, birth * exp2(row[i] / 8.0), false, t->keep_above,
-                          n);
+static ckd_status correct_means(lossy_tile *t, const tile_pass *p, ckd_error *err) {
+    ckd_status status = make_steps(t, err);
+    int32_t *row = (int32_t *)(void *)t->row.data, *column = (int32_t *)(void *)t->column.data,
+            any[2] = {0, 0};
+    for (uint64_t i = 0; status == CKD_OK && i < rows_of(t); i++) {
+        row[i] = p->row_level[i];
+        any[0] |= row[i];
     }
-    for (uint64_t j = 0; j < t->columns && status == CKD_OK; j++) {
-        column[j] = level_distance(sum[j], from[j]);
+    for (uint64_t j = 0; status == CKD_OK && j < t->columns; j++) {
+        column[j] = level_distance(p->column[j], p->column_from[j]);
+        any[1] |= column[j];
     }
-    free(sum);
+    t->plan.row = any[0] ? t->plan.row : NULL;
+    t->plan.own.step = any[1] ? t->plan.own.step : NULL;
     return status;
 }
 
-static bool any(const int32_t *values, uint64_t n) {
-    int32_t all = 0;
-    for (uint64_t i = 0; i < n; i++) {
-        all |= values[i];
+/* Corrections of rows and columns, and what the steps of weights and first moments follow. */
+static ckd_status find_means(lossy_tile *t, tile_pass *p, const kernels *k, ckd_error *err) {
+    ckd_status status = t->found ? lossy_scales_of(t->found, p, t, err) : CKD_OK;
+    if (status != CKD_OK || !t->before) {
+        return status == CKD_OK ? correct_means(t, p, err) : status;
     }
-    return all != 0;
+    tile_pass moved = {.means = true, .from = t->before, .birth = 1, .most = {t->keep_above, FLT_MAX}};
+    status = tile_pass_run(&moved, t, k, err);
+    if (status == CKD_OK) {
+        status = correct_means(t, &moved, err);
+    }
+    tile_pass_free(&moved);
+    return status;
 }
 
-static ckd_status prepare_second(lossy_tile *t, const lattice_sums *all, const kernels *k, ckd_error *err) {
-    lattice_sums s;
-    double sums[2] = {0, 0};
-    ckd_status status = add_up_usual(&s, t, all, k, err);
-    for (uint64_t row = 0; row < rows_of(t) && status == CKD_OK; row++) {
-        uint64_t first, column, n = span_of(t, row, &first, &column);
-        k->moment_row(sums, t->now + first, NULL, false, t->keep_above, n);
+/* Every element is what rows and columns say, or kept as it is: no level is as far from that as half a step. */
+static bool says_nothing(const lossy_tile *t, const lattice_sums *s) {
+    int32_t row = 0, column = 0;
+    for (uint64_t i = 0; t->plan.row && i < rows_of(t); i++) {
+        row = abs(t->plan.row[i]) > row ? abs(t->plan.row[i]) : row;
     }
-    int32_t birth = scalar_level_of((float)(sums[1] > 0 ? sums[0] / sums[1] : 1));
+    for (uint64_t j = 0; t->plan.own.step && j < t->columns; j++) {
+        column = abs(t->plan.own.step[j]) > column ? abs(t->plan.own.step[j]) : column;
+    }
+    return !t->before && s->least > 0 && t->plan.step >= LEVELS_NONE &&
+           row + column < (int32_t)(LOSSY_LEVEL_UP * LEVELS_NONE) - LEVEL_MOST;
+}
+
+static ckd_status prepare_second(lossy_tile *t, const kernels *k, ckd_error *err) {
+    double mean;
+    ckd_status status = sample_usual(t, &mean, k, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    int32_t birth = scalar_level_of((float)(mean > 0 ? mean : 1));
     t->plan.map = LATTICE_LEVELS;
     t->plan.birth = birth < 1 ? 1 : birth;
-    t->bound = t->recipe->max_error > 0 ? t->recipe->max_error * root(s.now, s.finite) : INFINITY;
     t->plan.step = t->vector ? t->recipe->second_vector : t->recipe->second;
     t->alone_bits = 5.5;
-    t->on_lattice = (s.before_bits & ((UINT32_C(1) << LEVEL_SHIFT) - 1)) == 0;
-    status = status == CKD_OK && has_rows(t) ? correct_means(t, k, err) : status;
-    if (status == CKD_OK && t->plan.row && !any(t->plan.row, rows_of(t))) {
-        t->plan.row = NULL;
+    tile_pass p = {.lattice = t->before,
+                   .means = has_rows(t),
+                   .outliers = t->found,
+                   .birth = t->before || !has_rows(t)
+                                ? 0
+                                : (double)scalar_float((uint32_t)t->plan.birth << LEVEL_SHIFT)};
+    status = run_usual(&p, t, k, err);
+    t->bound = t->recipe->max_error > 0 ? t->recipe->max_error * root(p.all.now, p.all.finite) : INFINITY;
+    t->on_lattice = (p.all.before_bits & ((UINT32_C(1) << LEVEL_SHIFT) - 1)) == 0;
+    if (status == CKD_OK && p.means) {
+        status = find_means(t, &p, k, err);
     }
-    if (status == CKD_OK && t->plan.own.step && !any(t->plan.own.step, t->columns)) {
-        t->plan.own.step = NULL;
-    }
+    t->levels_known = status == CKD_OK && says_nothing(t, &p.all);
+    tile_pass_free(&p);
     return status;
 }
 
@@ -463,6 +448,7 @@ ckd_status lossy_tile_prepare(lossy_tile *t, bool *worth, const kernels *k, ckd_
     t->keep_above = t->keep_moved = FLT_MAX;
     t->still = false;
     t->ordinary = false;
+    t->offsets_known = t->levels_known = false;
     t->on_lattice = true;
     for (int i = 0; i < 3; i++) {
         t->up[i] = 0.5f; /* to the nearest */
@@ -472,27 +458,27 @@ ckd_status lossy_tile_prepare(lossy_tile *t, bool *worth, const kernels *k, ckd_
     if (!*worth) {
         return CKD_OK;
     }
-    lattice_sums all;
-    ckd_status status = find_usual(&all, t, k, err);
+    ckd_status status = CKD_OK;
+    switch (t->part) {
+    case LOSSY_WEIGHT:
+        status = prepare_weight(t, k, err);
+        break;
+    case LOSSY_MOMENT:
+        status = prepare_moment(t, k, err);
+        break;
+    default:
+        return prepare_second(t, k, err);
+    }
     if (status != CKD_OK) {
         return status;
     }
-    switch (t->part) {
-    case LOSSY_WEIGHT:
-        status = prepare_weight(t, &all, k, err);
-        break;
-    case LOSSY_MOMENT:
-        status = prepare_moment(t, &all, k, err);
-        break;
-    default:
-        return prepare_second(t, &all, k, err);
-    }
     if (t->still) {
         t->up[0] = t->up[1] = t->up[2] = INFINITY; /* no integer but 0 */
+        t->offsets_known = true;
         return status;
     }
     bool steps = t->before || t->part == LOSSY_MOMENT;
-    if (status == CKD_OK && steps && !(t->recipe->max_error > 0)) {
+    if (steps && !(t->recipe->max_error > 0)) {
         status = lossy_tile_plan_rate(t, k, err);
     }
     *worth = t->plan.step <= MOST_STEP; /* what spans so many octaves has no lattice */

@@ -169,6 +169,7 @@ static ckd_status save_next_tile(region_figures *figures, ckd_save *save, lossy_
     kept_second *second = NULL;
     if (status == CKD_OK && t->part == LOSSY_SECOND) {
         status = keep_second(&second, save, t, context, err);
+        t->found = second ? &second->scales : NULL;
     } else if (status == CKD_OK) {
         second = find_second(save, t, context);
         t->scales = second && second->scales.row ? &second->scales : NULL;
@@ -202,6 +203,7 @@ ckd_status save_lossy_region(ckd_save *save, const ckd_tensor *tensor, const ten
         lossy_tile t = {.part = save_lossy_part(save, context->tensor),
                         .dtype = context->tensor->dtype,
                         .recipe = &recipe,
+                        .pool = save->store->pool,
                         .expected_movement = NAN};
         lossy_tile_cut(&t, &context->shape, context->region, elements, first);
         status = save_next_tile(&figures, save, &t, tensor, context, err);

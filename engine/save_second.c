@@ -1,6 +1,5 @@
 /* What a lossy save keeps of second moments, for the tensors that come after them: the steps of their weights, and how far their first
  * moments' errors turn an optimizer's step. */
-#include <float.h>
 #include <stdlib.h>
 
 #include "engine/save_lossy.h"
@@ -38,12 +37,7 @@ ckd_status keep_second(kept_second **out, ckd_save *save, const lossy_tile *t, c
     *kept =
         (kept_second){.next = save->seconds, .weight = weight, .first = t->first, .region = *context->region};
     save->seconds = *out = kept;
-    ckd_status status = direction_begin(&kept->sample, t->count, err);
-    if (status == CKD_OK && !t->vector && t->columns <= LATTICE_MAX_COLUMNS) {
-        status = lossy_scales_of(&kept->scales, t->now, t->count, t->columns, t->phase, false, FLT_MAX,
-                                 save->jobs[0].decoder.kernels, err);
-    }
-    return status;
+    return direction_begin(&kept->sample, t->count, err);
 }
 
 kept_second *find_second(const ckd_save *save, const lossy_tile *t, const tensor_context *context) {

@@ -5,5 +5,6 @@
 #define CPU_TARGET     __attribute__((target("avx2,bmi")))
 #define SCALAR_RINT    __builtin_rintf
 #define ROUND_EIGHT(x) __builtin_ia32_cvtps2dq256(x)
+#define ANY_EIGHT(x)   __builtin_ia32_movmskps256(AS_FLOATS(x))
 #include "kernels/cpu_loops.h"
 #endif

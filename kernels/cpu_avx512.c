@@ -6,5 +6,6 @@
 #define PANEL_LANES    16
 #define SCALAR_RINT    __builtin_rintf
 #define ROUND_EIGHT(x) __builtin_ia32_cvtps2dq256(x)
+#define ANY_EIGHT(x)   __builtin_ia32_movmskps256(AS_FLOATS(x))
 #include "kernels/cpu_loops.h"
 #endif

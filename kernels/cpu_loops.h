@@ -331,6 +331,8 @@ const kernels CPU_TABLE = {
     .moment_row = moment_row,
     .moment_columns = moment_columns,
     .quantise_few = quantise_few,
+    .quantise_run = quantise_run,
+    .error_of = error_of,
     .beyond = beyond,
     .level_fill = level_fill,
 };

@@ -56,6 +56,19 @@ typedef struct level_sums {
     uint64_t count[3];
 } level_sums;
 
+/* Sums of squares of what was given, and of errors; how many are in them, and the largest error: infinite if one is not finite. */
+typedef struct error_sums {
+    double energy, error;
+    uint64_t finite;
+    float largest;
+} error_sums;
+
+/* Sums over columns: of what counts, how much does, and of what it is compared with. */
+typedef struct moment_sums {
+    double *sum, *from;
+    uint32_t *count;
+} moment_sums;
+
 typedef struct kernels {
     uint32_t version; /* KERNELS_VERSION: a backend of another one is not used */
     const char *name;
@@ -141,10 +154,19 @@ typedef struct kernels {
      */
     void (*moment_row)(double sums[2], const float *now, const float *from, bool magnitudes, float most,
                        size_t n);
-    void (*moment_columns)(double *sums, double *from_sums, const float *now, const float *from,
-                           double from_scale, bool magnitudes, float most, size_t n);
+    /*
+     * The same for columns, of `rows` rows that begin `stride` elements apart: adds to to->sum, to->count and, unless it is NULL, to->from
+     * (from: NULL without it), where those of a row count times its scale.
+     */
+    void (*moment_columns)(const moment_sums *to, const float *now, const float *from, size_t stride,
+                           size_t rows, const double *scale, bool magnitudes, float most, size_t n);
     /* quantise, if all integers fit a byte (and are not -128); false, and q of no use, if one does not. */
     bool (*quantise_few)(int8_t *q, level_sums *s, const float *residual, const float up[3], size_t n);
+    /* lattice_residual without a low-rank part, and quantise_few of that. before NULL: zeros. */
+    bool (*quantise_run)(int8_t *q, level_sums *s, const float *now, const float *before, const float up[3],
+                         size_t n, const lattice_run *run);
+    /* Adds how far decoded values are from finite given ones. */
+    void (*error_of)(error_sums *s, const float *given, const float *decoded, size_t n);
     /*
      * Is any of now, of before or of their differences larger than its finite limit, in this order, or not a number? Of magnitudes;
      * positive: of values, of which those with a sign are said to be too large, but magnitudes of differences. before NULL: only of now.

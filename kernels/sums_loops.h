@@ -5,6 +5,8 @@
 #define HALF (FEW / 2)
 typedef float half_floats __attribute__((vector_size(4 * HALF)));
 typedef double half_doubles __attribute__((vector_size(8 * HALF)));
+typedef float loose_floats
+    __attribute__((vector_size(4 * FEW), aligned(4), may_alias)); /* anywhere in an array */
 
 #define SUMS_INLINE          CPU_TARGET static inline __attribute__((always_inline))
 #define AS_FLOATS(mask)      ((few_floats)(mask))
@@ -132,66 +134,6 @@ CPU_LOOP static void sums_of(lattice_sums *s, const float *now, const float *bef
     }
 }
 
-/* ---- means of rows and columns ---- */
-
-/* Which elements count: positive and finite, and what they are compared with as well. */
-#define MOMENT(value, with)                                                   \
-    uint32_t bits = scalar_bits(value) & mask;                                \
-    uint32_t counts = 0u - (uint32_t)((bits - 1u < limit) & ((with) > 0.0f)); \
-    float kept = scalar_float(bits & counts), kept_from = scalar_float(scalar_bits(with) & counts)
-
-#define MOMENT_LANES 8
-SUMS_INLINE void add_moments(double sums[2], const float *now, const float *from, uint32_t mask,
-                             uint32_t limit, size_t n) {
-    double all[2][MOMENT_LANES] = {{0}, {0}};
-    size_t i = 0;
-    for (; i + MOMENT_LANES <= n; i += MOMENT_LANES) {
-        for (size_t j = 0; j < MOMENT_LANES; j++) {
-            MOMENT(now[i + j], from ? from[i + j] : 1.0f);
-            all[0][j] += (double)kept;
-            all[1][j] += (double)kept_from;
-        }
-    }
-    for (; i < n; i++) {
-        MOMENT(now[i], from ? from[i] : 1.0f);
-        all[0][i % MOMENT_LANES] += (double)kept;
-        all[1][i % MOMENT_LANES] += (double)kept_from;
-    }
-    for (size_t j = 0; j < MOMENT_LANES; j++) {
-        sums[0] += all[0][j];
-        sums[1] += all[1][j];
-    }
-}
-CPU_LOOP static void moment_row(double sums[2], const float *now, const float *from, bool magnitudes,
-                                float most, size_t n) {
-    uint32_t mask = magnitudes ? UINT32_C(0x7fffffff) : UINT32_MAX, limit = scalar_bits(most);
-    if (from) {
-        add_moments(sums, now, from, mask, limit, n);
-    } else {
-        add_moments(sums, now, NULL, mask, limit, n);
-    }
-}
-
-CPU_LOOP static void moment_columns(double *sums, double *from_sums, const float *now, const float *from,
-                                    double from_scale, bool magnitudes, float most, size_t n) {
-    uint32_t mask = magnitudes ? UINT32_C(0x7fffffff) : UINT32_MAX, limit = scalar_bits(most);
-    if (from) {
-        CPU_NO_CARRY
-        for (size_t i = 0; i < n; i++) {
-            MOMENT(now[i], from[i]);
-            sums[i] += (double)kept;
-            from_sums[i] += (double)kept_from * from_scale;
-        }
-    } else {
-        CPU_NO_CARRY
-        for (size_t i = 0; i < n; i++) {
-            MOMENT(now[i], 1.0f);
-            sums[i] += (double)kept;
-            from_sums[i] += (double)kept_from * from_scale;
-        }
-    }
-}
-
 /* ---- integers in bytes ---- */
 
 typedef struct few_counts {
@@ -224,6 +166,18 @@ SUMS_INLINE void quantise_eight(int8_t *few, few_counts *c, const float *residua
     memcpy(few, &narrow, sizeof(narrow));
 }
 
+SUMS_INLINE bool take_counts(level_sums *s, const few_counts *c) {
+    int32_t largest = 0;
+    for (int j = 0; j < FEW; j++) {
+        largest = c->largest[j] > largest ? c->largest[j] : largest;
+        for (int w = 0; w < 3; w++) {
+            s->below[w] += (double)c->below[w][j];
+            s->count[w] += (uint64_t)c->count[w][j];
+        }
+    }
+    return largest <= INT8_MAX;
+}
+
 CPU_LOOP static bool quantise_few(int8_t *few, level_sums *s, const float *residual, const float up[3],
                                   size_t n) {
     const float one = up[0], two = 1.0f + up[1], add = 1.0f - up[2];
@@ -239,13 +193,152 @@ CPU_LOOP static bool quantise_few(int8_t *few, level_sums *s, const float *resid
         quantise_eight(bytes, &c, rest, one, two, add);
         memcpy(few + i, bytes, n - i);
     }
-    int32_t largest = 0;
-    for (int j = 0; j < FEW; j++) {
-        largest = c.largest[j] > largest ? c.largest[j] : largest;
-        for (int w = 0; w < 3; w++) {
-            s->below[w] += (double)c.below[w][j];
-            s->count[w] += (uint64_t)c.count[w][j];
+    return take_counts(s, &c);
+}
+
+/* ---- the same from values ---- */
+
+#ifndef ANY_EIGHT /* has any its highest bit? */
+#define ANY_EIGHT(x)                                                            \
+    __extension__({                                                             \
+        uint64_t any_[FEW / 2];                                                 \
+        memcpy(any_, &(x), sizeof(any_));                                       \
+        (any_[0] | any_[1] | any_[2] | any_[3]) & UINT64_C(0x8000000080000000); \
+    })
+#endif
+#define AT_ONCE     4      /* times FEW, of which nearly always all or none are zeros */
+#define SURELY_LESS 0.999f /* of a threshold: a quotient is not as far off by rounding */
+
+/* A difference in lattice units, and a step. before, column: or NULL. By value: what has an address goes through memory. */
+#define DIFFERENCE_EIGHT(now, before, r)                               \
+    __extension__({                                                    \
+        few_floats now_ = *(const loose_floats *)(now), before_ = {0}; \
+        if (before) {                                                  \
+            before_ = *(const loose_floats *)(before);                 \
+            now_ = now_ - before_;                                     \
+        }                                                              \
+        now_ *(r).per_unit;                                            \
+    })
+#define STEP_EIGHT(column, r)                                       \
+    __extension__({                                                 \
+        few_floats step_ = (r).row_step - (few_floats){0};          \
+        if (column) {                                               \
+            step_ = *(const loose_floats *)(column) * (r).row_step; \
+        }                                                           \
+        step_;                                                      \
+    })
+#define CANDIDATES(difference, step) \
+    AS_INTEGERS(AS_FLOATS((AS_FLOATS(AS_INTEGERS(difference) & INT32_MAX) >= (step)*less)))
+
+/* Of lattice_residual's quotients. */
+#define QUANTISE_EIGHT(few, difference, step)                                               \
+    do {                                                                                    \
+        few_floats quotient_ = (difference) / (step);                                       \
+        few_integers fits_ = AS_FLOATS(AS_INTEGERS(quotient_) & INT32_MAX) < LATTICE_LIMIT; \
+        *(loose_floats *)residual = AS_FLOATS(AS_INTEGERS(quotient_) & fits_);              \
+        quantise_eight(few, &c, residual, one, two, add);                                   \
+    } while (0)
+
+SUMS_INLINE bool quantise_values(int8_t *few, level_sums *s, const float *now, const float *before,
+                                 const float *column, const float up[3], size_t n, const lattice_run *run) {
+    const lattice_run r = *run;
+    const float one = up[0], two = 1.0f + up[1], add = 1.0f - up[2], less = one * SURELY_LESS;
+    few_counts c = {.largest = {0}};
+    float residual[FEW];
+    size_t i = 0;
+#define BEFORE(j) (before ? before + i + FEW * (j) : NULL)
+#define COLUMN(j) (column ? column + i + FEW * (j) : NULL)
+    for (; i + FEW * AT_ONCE <= n; i += FEW * AT_ONCE) {
+        few_floats d0 = DIFFERENCE_EIGHT(now + i, BEFORE(0), r),
+                   d1 = DIFFERENCE_EIGHT(now + i + FEW, BEFORE(1), r);
+        few_floats d2 = DIFFERENCE_EIGHT(now + i + 2 * FEW, BEFORE(2), r),
+                   d3 = DIFFERENCE_EIGHT(now + i + 3 * FEW, BEFORE(3), r);
+        few_floats s0 = STEP_EIGHT(COLUMN(0), r), s1 = STEP_EIGHT(COLUMN(1), r),
+                   s2 = STEP_EIGHT(COLUMN(2), r), s3 = STEP_EIGHT(COLUMN(3), r);
+        few_integers any =
+            (CANDIDATES(d0, s0) | CANDIDATES(d1, s1)) | (CANDIDATES(d2, s2) | CANDIDATES(d3, s3));
+        if (!ANY_EIGHT(any)) {
+            memset(few + i, 0, FEW * AT_ONCE);
+            continue;
         }
+        QUANTISE_EIGHT(few + i, d0, s0);
+        QUANTISE_EIGHT(few + i + FEW, d1, s1);
+        QUANTISE_EIGHT(few + i + 2 * FEW, d2, s2);
+        QUANTISE_EIGHT(few + i + 3 * FEW, d3, s3);
     }
-    return largest <= INT8_MAX;
+#undef BEFORE
+#undef COLUMN
+    for (; i < n; i += FEW) {
+        size_t left = n - i < FEW ? n - i : FEW;
+        float rest[3][FEW] = {{0}, {0}, {0}};
+        int8_t bytes[FEW];
+        memcpy(rest[0], now + i, left * sizeof(float));
+        if (before) {
+            memcpy(rest[1], before + i, left * sizeof(float));
+        }
+        if (column) {
+            memcpy(rest[2], column + i, left * sizeof(float));
+        }
+        few_floats difference = DIFFERENCE_EIGHT(rest[0], before ? rest[1] : NULL, r);
+        few_floats step = STEP_EIGHT(column ? rest[2] : NULL, r);
+        QUANTISE_EIGHT(bytes, difference, step);
+        memcpy(few + i, bytes, left);
+    }
+    return take_counts(s, &c);
+}
+
+CPU_LOOP static bool quantise_run(int8_t *few, level_sums *s, const float *now, const float *before,
+                                  const float up[3], size_t n, const lattice_run *run) {
+    const float *column = run->column_step;
+    if (before) {
+        return column ? quantise_values(few, s, now, before, column, up, n, run)
+                      : quantise_values(few, s, now, before, NULL, up, n, run);
+    }
+    return column ? quantise_values(few, s, now, NULL, column, up, n, run)
+                  : quantise_values(few, s, now, NULL, NULL, up, n, run);
+}
+
+/* ---- errors ---- */
+
+typedef struct error_lanes {
+    half_doubles energy[2], error[2];
+    few_floats farthest;
+    few_integers finite, unlike;
+} error_lanes;
+
+SUMS_INLINE void add_error(error_lanes *l, const float *given, const float *decoded) {
+    few_floats v, d;
+    memcpy(&v, given, sizeof(v));
+    memcpy(&d, decoded, sizeof(d));
+    few_integers finite = WITHIN(v, 0x7f7fffff);
+    d = v - d;
+    few_integers magnitude = AS_INTEGERS(d) & INT32_MAX & finite, within = magnitude <= 0x7f7fffff;
+    v = AS_FLOATS(AS_INTEGERS(v) & finite);
+    d = AS_FLOATS(magnitude & within);
+    l->farthest = CHOOSE(d > l->farthest, d, l->farthest);
+    l->finite -= finite;
+    l->unlike |= ~within;
+    add_squares(l->energy, &v);
+    add_squares(l->error, &d);
+}
+
+CPU_LOOP static void error_of(error_sums *s, const float *given, const float *decoded, size_t n) {
+    error_lanes l = {.finite = {0}};
+    size_t i = 0;
+    for (; i + FEW <= n; i += FEW) {
+        add_error(&l, given + i, decoded + i);
+    }
+    if (i < n) { /* what is not a number counts for nothing */
+        float rest[2][FEW] = {{NAN, NAN, NAN, NAN, NAN, NAN, NAN, NAN}};
+        memcpy(rest[0], given + i, (n - i) * sizeof(float));
+        memcpy(rest[1], decoded + i, (n - i) * sizeof(float));
+        add_error(&l, rest[0], rest[1]);
+    }
+    s->energy += lane_total(l.energy);
+    s->error += lane_total(l.error);
+    for (int j = 0; j < FEW; j++) {
+        s->finite += (uint64_t)l.finite[j];
+        s->largest = l.farthest[j] > s->largest ? l.farthest[j] : s->largest;
+        s->largest = l.unlike[j] ? INFINITY : s->largest;
+    }
 }

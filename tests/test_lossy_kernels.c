@@ -306,40 +306,6 @@ static void test_sums(void **state) {
     }
 }
 
-static void test_moments(void **state) {
-    (void)state;
-    for (size_t l = 0; l < LENGTHS; l++) {
-        for (int kind = 0; kind < 4; kind++) {
-            size_t n = length_at(l);
-            bool magnitudes = kind & 1;
-            float most = l % 2 ? FLT_MAX : 0.02f;
-            float now[MOST], from[MOST];
-            double expected[2] = {0, 0}, columns[2][MOST] = {{0}};
-            double sums[KERNELS_CPU_MOST][2] = {{0}};
-            fill_odd(now, n);
-            fill_odd(from, n);
-            for (size_t i = 0; i < n; i++) {
-                float v = magnitudes ? fabsf(now[i]) : now[i], f = kind & 2 ? from[i] : 1;
-                if (v > 0 && v <= most && f > 0) {
-                    expected[0] += columns[0][i] = (double)v;
-                    expected[1] += (double)f;
-                    columns[1][i] = (double)f * 1.5;
-                }
-            }
-            for (size_t t = 0; t < table_count; t++) {
-                double got[2][MOST] = {{0}};
-                tables[t]->moment_row(sums[t], now, kind & 2 ? from : NULL, magnitudes, most, n);
-                assert_true(close_to(sums[t][0], expected[0]));
-                assert_true(expected[1] == sums[t][1] || close_to(sums[t][1], expected[1]));
-                assert_bits(sums[t], sums[0], sizeof(sums[0]));
-                tables[t]->moment_columns(got[0], got[1], now, kind & 2 ? from : NULL, 1.5, magnitudes, most,
-                                          n);
-                assert_bits(got, columns, sizeof(got));
-            }
-        }
-    }
-}
-
 /* ---- products ---- */
 
 /* Of numbers that are no integers: a bit of a sum depends on the order, which is the same in all tables. */
@@ -419,13 +385,9 @@ static void test_masks(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_apply_few),
-        cmocka_unit_test(test_residual),
-        cmocka_unit_test(test_values),
-        cmocka_unit_test(test_quantise_few),
-        cmocka_unit_test(test_sums),
-        cmocka_unit_test(test_moments),
-        cmocka_unit_test(test_products_of_fractions),
+        cmocka_unit_test(test_apply_few), cmocka_unit_test(test_residual),
+        cmocka_unit_test(test_values),    cmocka_unit_test(test_quantise_few),
+        cmocka_unit_test(test_sums),      cmocka_unit_test(test_products_of_fractions),
         cmocka_unit_test(test_masks),
     };
     return cmocka_run_group_tests(tests, find_tables, NULL);

@@ -28,15 +28,12 @@ static float even(void) {
     return (float)(next_random() % 65536u) / 32768.0f - 1;
 }
 
-static const kernels *tables[2];
+static const kernels *tables[KERNELS_CPU_MOST];
 static size_t table_count;
 
 static int find_tables(void **state) {
     (void)state;
-    tables[table_count++] = &kernels_cpu_portable;
-    if (kernels_cpu() != &kernels_cpu_portable) {
-        tables[table_count++] = kernels_cpu();
-    }
+    table_count = kernels_cpu_all(tables);
     return 0;
 }
 
@@ -128,10 +125,187 @@ static void test_level_fill(void **state) {
     }
 }
 
+/* ---- means of rows and columns ---- */
+
+static void fill_odd(float *to, size_t n) {
+    for (size_t i = 0; i < n; i++) {
+        to[i] = next_random() % 8u ? ldexpf((float)(int32_t)(1000 * even()), -14) : odd(next_random());
+    }
+}
+
+/* Does it count, and what it is compared with? */
+static bool counts(float now, const float *from, bool magnitudes, float most) {
+    float v = magnitudes ? fabsf(now) : now;
+    return v > 0 && v <= most && (!from || *from > 0);
+}
+
+static bool close_to(double a, double b) {
+    return a == b || fabs(a - b) <= 1e-9 * fabs(b);
+}
+
+static void test_moment_row(void **state) {
+    (void)state;
+    for (size_t l = 0; l < LENGTHS; l++) {
+        for (unsigned kind = 0; kind < 4; kind++) {
+            size_t n = length_at(l);
+            bool magnitudes = kind & 1;
+            float most = l % 2 ? FLT_MAX : 0.02f, now[MOST], from[MOST];
+            double expected[2] = {0, 0}, first[2] = {0, 0};
+            fill_odd(now, n);
+            fill_odd(from, n);
+            for (size_t i = 0; i < n; i++) {
+                if (counts(now[i], kind & 2 ? &from[i] : NULL, magnitudes, most)) {
+                    expected[0] += magnitudes ? fabs((double)now[i]) : (double)now[i];
+                    expected[1] += kind & 2 ? (double)from[i] : 1;
+                }
+            }
+            for (size_t t = 0; t < table_count; t++) {
+                double sums[2] = {0, 0};
+                tables[t]->moment_row(sums, now, kind & 2 ? from : NULL, magnitudes, most, n);
+                assert_true(close_to(sums[0], expected[0]) && close_to(sums[1], expected[1]));
+                memcpy(first, t == 0 ? sums : first, sizeof(first));
+                assert_memory_equal(first, sums, sizeof(first));
+            }
+        }
+    }
+}
+
+enum { ROWS = 5, STRIDE = MOST + 3 };
+
+static void test_moment_columns(void **state) {
+    (void)state;
+    static const double scale[ROWS] = {1, 0.3, 7e-9, 1e30, 2};
+    static float now[ROWS * STRIDE], from[ROWS * STRIDE];
+    for (size_t l = 0; l < LENGTHS; l++) {
+        for (unsigned kind = 0; kind < 8; kind++) {
+            size_t n = length_at(l), rows = l % (ROWS + 1);
+            bool magnitudes = kind & 1, with = kind & 2 && kind & 4;
+            float most = l % 2 ? FLT_MAX : 0.02f;
+            double sum[MOST + 1], of[MOST + 1], got[2][MOST + 1];
+            uint32_t count[MOST + 1], got_count[MOST + 1];
+            fill_odd(now, ROWS * STRIDE);
+            fill_odd(from, ROWS * STRIDE);
+            for (size_t j = 0; j <= MOST; j++) {
+                sum[j] = of[j] = (double)j;
+                count[j] = (uint32_t)j;
+            }
+            memcpy(got[0], sum, sizeof(sum));
+            for (size_t r = 0; r < rows; r++) { /* in this order */
+                for (size_t j = 0; j < n; j++) {
+                    size_t i = r * STRIDE + j;
+                    bool is = counts(now[i], with ? &from[i] : NULL, magnitudes, most);
+                    sum[j] += !is ? 0 : magnitudes ? fabs((double)now[i]) : (double)now[i];
+                    of[j] += !is ? 0 : scale[r] * (with ? (double)from[i] : 1);
+                    count[j] += is;
+                }
+            }
+            for (size_t t = 0; t < table_count; t++) {
+                for (size_t j = 0; j <= MOST; j++) {
+                    got[0][j] = got[1][j] = (double)j;
+                    got_count[j] = (uint32_t)j;
+                }
+                moment_sums to = {got[0], kind & 2 ? got[1] : NULL, got_count};
+                tables[t]->moment_columns(&to, now, with ? from : NULL, STRIDE, rows, scale, magnitudes, most,
+                                          n);
+                assert_memory_equal(got[0], sum, sizeof(sum));
+                assert_memory_equal(got_count, count, sizeof(count));
+                if (kind & 2) {
+                    assert_memory_equal(got[1], of, sizeof(of));
+                }
+            }
+        }
+    }
+}
+
+/* ---- integers from values, and errors ---- */
+
+static void test_quantise_run(void **state) {
+    (void)state;
+    static const float up[][3] = {{0.7f, 0.65f, 0.55f}, {0.5f, 0.5f, 0.5f}, {INFINITY, INFINITY, INFINITY}};
+    size_t zero = 0, other = 0;
+    for (size_t l = 0; l < LENGTHS; l++) {
+        for (unsigned kind = 0; kind < 24; kind++) {
+            size_t n = length_at(l);
+            float now[MOST], before[MOST], none[MOST] = {0}, column[MOST], residual[MOST];
+            float spread = kind < 8 ? 0.01f : (kind < 16 ? 2.0f : 200.0f); /* the last ones do not fit */
+            for (size_t i = 0; i < n; i++) {
+                column[i] = 1 + 0.5f * even();
+                before[i] = next_random() % 60u ? even() : odd(next_random());
+                now[i] = next_random() % 60u ? before[i] + 0x1p-10f * spread * even() * (i % 16 ? 1 : 4)
+                                             : odd(next_random());
+            }
+            lattice_run run = {.unit = 0x1p-12f,
+                               .per_unit = 0x1p12f,
+                               .row_step = 5.3f,
+                               .column_step = kind & 1 ? column : NULL,
+                               .low_rank_unit = 1};
+            const float *from = kind & 2 ? before : NULL;
+            if (!from) {
+                for (size_t i = 0; i < n; i++) {
+                    now[i] -= isfinite(before[i]) ? before[i] : 0;
+                }
+            }
+            int8_t expected[MOST + 1] = {0};
+            level_sums sums = {{0}, {0}};
+            kernels_cpu_portable.lattice_residual(residual, now, from ? from : none, NULL, n, &run);
+            bool fits = kernels_cpu_portable.quantise_few(expected, &sums, residual, up[l % 3], n);
+            for (size_t i = 0; i < n; i++) {
+                zero += expected[i] == 0;
+                other += expected[i] != 0;
+            }
+            for (size_t t = 0; t < table_count; t++) {
+                int8_t got[MOST + 1];
+                level_sums s = {{0}, {0}};
+                got[n] = 77;
+                assert_int_equal(tables[t]->quantise_run(got, &s, now, from, up[l % 3], n, &run), fits);
+                assert_int_equal(got[n], 77);
+                if (fits) {
+                    assert_memory_equal(got, expected, n);
+                    assert_memory_equal(&s, &sums, sizeof(s));
+                }
+            }
+        }
+    }
+    assert_true(zero > 10000 && other > 10000);
+}
+
+static void test_error_of(void **state) {
+    (void)state;
+    for (size_t l = 0; l < LENGTHS; l++) {
+        for (unsigned kind = 0; kind < 4; kind++) {
+            size_t n = length_at(l);
+            float given[MOST], decoded[MOST];
+            error_sums expected = {0}, first = {0};
+            for (size_t i = 0; i < n; i++) {
+                given[i] = kind & 1 && next_random() % 30u == 0 ? odd(next_random()) : even();
+                decoded[i] =
+                    kind & 2 && next_random() % 300u == 0 ? odd(next_random()) : given[i] + 0.01f * even();
+                float d = fabsf(given[i] - decoded[i]);
+                if (isfinite(given[i])) {
+                    expected.finite++;
+                    expected.energy += (double)given[i] * (double)given[i];
+                    expected.error += isfinite(d) ? (double)d * (double)d : 0;
+                    d = isfinite(d) ? d : INFINITY;
+                    expected.largest = d > expected.largest ? d : expected.largest;
+                }
+            }
+            for (size_t t = 0; t < table_count; t++) {
+                error_sums s = {0};
+                tables[t]->error_of(&s, given, decoded, n);
+                assert_true(close_to(s.energy, expected.energy) && close_to(s.error, expected.error));
+                assert_true(s.largest == expected.largest && s.finite == expected.finite);
+                first = t == 0 ? s : first;
+                assert_memory_equal(&first, &s, sizeof(s));
+            }
+        }
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_beyond),
-        cmocka_unit_test(test_level_fill),
+        cmocka_unit_test(test_beyond),       cmocka_unit_test(test_level_fill),
+        cmocka_unit_test(test_moment_row),   cmocka_unit_test(test_moment_columns),
+        cmocka_unit_test(test_quantise_run), cmocka_unit_test(test_error_of),
     };
     return cmocka_run_group_tests(tests, find_tables, NULL);
 }
