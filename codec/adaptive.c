@@ -2,6 +2,7 @@
 #include "codec/adaptive.h"
 
 #include <math.h>
+#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -14,13 +15,13 @@ typedef struct value_models {
     adaptive_bit nonzero, negative;
     adaptive_size_models size;
     unsigned plain; /* lowest bits of a size that are not modelled */
-    bool ready;
 } value_models;
 
 typedef struct value_coder {
     adaptive_coder coder;
     adaptive_start start;
-    value_models models[ADAPTIVE_CONTEXTS];
+    bool ready[ADAPTIVE_CONTEXTS];
+    value_models models[ADAPTIVE_CONTEXTS]; /* set when first used */
 } value_coder;
 
 static const adaptive_pace pace = {64, 1024};
@@ -87,11 +88,20 @@ static void begin_scaled(value_models *m, unsigned context) {
     }
 }
 
+/* NULL: no memory. To be freed. */
+static value_coder *coder_of_values(void) {
+    value_coder *v = malloc(sizeof(*v));
+    if (v) {
+        memset(v, 0, offsetof(value_coder, models));
+    }
+    return v;
+}
+
 static value_models *models_of(value_coder *v, const uint8_t *contexts, size_t i) {
     unsigned context = contexts ? contexts[i] % ADAPTIVE_CONTEXTS : 0;
     value_models *m = &v->models[context];
-    if (!m->ready) {
-        m->ready = true;
+    if (!v->ready[context]) {
+        v->ready[context] = true;
         if (v->start == ADAPTIVE_SCALED) {
             begin_scaled(m, context);
         } else {
@@ -137,7 +147,7 @@ void adaptive_encode(bytes *to, adaptive_start start, const int32_t *values, siz
     if (n == 0) {
         return;
     }
-    value_coder *v = calloc(1, sizeof(*v));
+    value_coder *v = coder_of_values();
     if (!v) {
         to->failed = true;
         return;
@@ -177,7 +187,7 @@ ckd_status adaptive_decode(int32_t *values, size_t n, const uint8_t *contexts, c
     if (n == 0) {
         return adaptive_check_empty(size, err);
     }
-    value_coder *v = calloc(1, sizeof(*v));
+    value_coder *v = coder_of_values();
     ckd_status status = v ? decode(v, values, n, contexts, from, size, err)
                           : err_nomem(err, sizeof(*v), "the models of an adaptive stream");
     if (status != CKD_OK) {

@@ -5,6 +5,14 @@
 
 #define WINDOW (UINT64_C(1) << 32)
 
+#define SHARE(seen)    65536u / ((seen) + 2)
+#define SHARES_4(at)   SHARE(at), SHARE((at) + 1), SHARE((at) + 2), SHARE((at) + 3)
+#define SHARES_16(at)  SHARES_4(at), SHARES_4((at) + 4), SHARES_4((at) + 8), SHARES_4((at) + 12)
+#define SHARES_64(at)  SHARES_16(at), SHARES_16((at) + 16), SHARES_16((at) + 32), SHARES_16((at) + 48)
+#define SHARES_256(at) SHARES_64(at), SHARES_64((at) + 64), SHARES_64((at) + 128), SHARES_64((at) + 192)
+const uint16_t adaptive_shares[ADAPTIVE_SHARES] = {SHARES_256(0), SHARES_256(256), SHARES_256(512),
+                                                   SHARES_256(768)};
+
 void adaptive_begin_encoding(adaptive_coder *c, bytes *to) {
     *c = (adaptive_coder){.range = UINT32_MAX, .to = to, .start = to->size};
 }

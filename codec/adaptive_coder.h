@@ -120,8 +120,14 @@ CPU_INLINE uint32_t adaptive_probability(const adaptive_bit *m) {
     return (m->fast + m->slow) >> 9 | 1;
 }
 
+/* 65536 / (seen + 2), rounded down: divisions would take most of the time. */
+#define ADAPTIVE_SHARES 1024u
+extern const uint16_t adaptive_shares[ADAPTIVE_SHARES];
+
 CPU_INLINE uint32_t adaptive_step(uint32_t distance, uint32_t seen, uint32_t limit) {
-    uint32_t share = __builtin_expect(seen + 2 < limit, 0) ? 65536u / (seen + 2) : 65536u / limit;
+    uint32_t share = seen + 2 >= limit        ? 65536u / limit
+                     : seen < ADAPTIVE_SHARES ? adaptive_shares[seen]
+                                              : 65536u / (seen + 2);
     return (uint32_t)((uint64_t)distance * share >> 16);
 }
 

@@ -3,6 +3,7 @@
 
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "codec/adaptive.h"
 #include "codec/wire.h"
@@ -10,7 +11,7 @@
 enum { COLUMNS_STEP = 1, COLUMNS_FACTOR = 2, COLUMNS_SYMBOLS = 4, COLUMNS_KNOWN = 7 };
 enum { MOST_SHIFT = 24 };
 #define FACTOR_MANY  16384 /* integers, of which adaptive coding is not tried */
-#define FACTOR_WORTH 16    /* it must save one part in so many */
+#define FACTOR_WORTH 16
 #define SYMBOLS_MOST (1u << 18)
 
 void lattice_put_integers(bytes *to, const int32_t *values, size_t n, const uint8_t *contexts) {
@@ -64,11 +65,15 @@ static int32_t component_scale(const int32_t *factor, size_t rows, uint32_t rank
 }
 
 static uint8_t *factor_contexts(const int32_t *scale, size_t rows, uint32_t rank) {
-    uint8_t *contexts = malloc(rows * rank + 1);
-    for (size_t i = 0; contexts && i < rows; i++) {
-        for (uint32_t k = 0; k < rank; k++) {
-            contexts[i * rank + k] = (uint8_t)scale[k];
-        }
+    size_t n = rows * rank, have = n < rank ? n : rank;
+    uint8_t *contexts = malloc(n + 1);
+    for (size_t k = 0; contexts && k < have; k++) {
+        contexts[k] = (uint8_t)scale[k];
+    }
+    while (contexts && have < n) { /* as often as there are rows */
+        size_t more = have < n - have ? have : n - have;
+        memcpy(contexts + have, contexts, more);
+        have += more;
     }
     return contexts;
 }

@@ -396,9 +396,10 @@ ckd_status block_analyse(block_job *job, const coding_context *save, const tenso
         return status;
     }
     job->base = base_cost(width_of(tensor), raw, job->standalone.size);
-    bool plain = delta && budget_allows_parent(budget, &job->parent_chain, &job->base);
+    bool plain = delta && budget_allows_chain(budget, &job->parent_chain, &job->base, PART_EXACT);
     load_cost step_base = job->step.available ? block_step_base(job) : job->base;
-    job->step.available = job->step.available && budget_allows_parent(budget, &job->step.chain, &step_base);
+    job->step.available =
+        job->step.available && budget_allows_chain(budget, &job->step.chain, &step_base, PART_EXACT);
     if (plain || job->step.available) {
         status = plan_delta(job, save, tensor, plain, err);
     }
@@ -453,8 +454,8 @@ static void choose(block_job *job, const tensor_context *tensor, const load_budg
         job->delta.chain =
             chain_with(&job->parent_chain, PREDICT_PARENT, &job->delta, tensor, raw_size(job, tensor),
                        job->lossy ? lossy_rank(job) : job->plan.delta_symbols);
-        if (budget_allows_delta(budget, &job->delta.chain, &job->base, job->delta.size,
-                                job->standalone.size)) {
+        if (budget_allows_delta(budget, &job->delta.chain, &job->base, job->lossy ? PART_LOSSY : PART_EXACT,
+                                job->delta.size, job->standalone.size)) {
             job->chosen = &job->delta;
             job->predictor = PREDICT_PARENT;
             job->depth = job->parent_depth + 1;

@@ -83,8 +83,8 @@ static ckd_status offer_delta(block_job *job, const lossy_tile *tile, const codi
         depend_on_shared(job, job->dependency_count++, tile, save, tensor);
     }
     offer(&job->delta, job->delta.payload.size, true);
-    job->delta.available =
-        job->parent_depth < MAX_SAVE_DEPTH && budget_allows_parent(budget, &job->parent_chain, &job->base);
+    job->delta.available = job->parent_depth < MAX_SAVE_DEPTH &&
+                           budget_allows_chain(budget, &job->parent_chain, &job->base, PART_LOSSY);
     if (!tile->on_lattice) {
         return block_plan_standalone(job, save, tensor, false, err);
     }

@@ -15,10 +15,10 @@
     0.7 /* a symbol of a delta more: its tables, one for each range of contexts, crowd the cache */
 #define WORK_SCATTER 0.6 /* an element of a sparse stream */
 
-#define WORK_LATTICE  0.35 /* an element of a lossy block */
-#define WORK_LOW_RANK 1.0  /* the same, if it has a low-rank part ... */
-#define WORK_PRODUCT  0.12 /* ... and for each component of it */
-#define WORK_INTEGERS 17.0 /* a byte of its payload */
+#define WORK_LATTICE  0.30  /* an element of a lossy block */
+#define WORK_LOW_RANK 0.20  /* the same, if it has a low-rank part ... */
+#define WORK_PRODUCT  0.025 /* ... and for each component of it */
+#define WORK_INTEGERS 24.0  /* a byte of its payload */
 
 /* Estimates of size and time are not exact, and the bounds are promises: plan a little inside them. */
 #define MARGIN              0.80
@@ -26,8 +26,6 @@
 #define NEWEST_SHARE        0.25 /* of what loading the newest may cost beyond a base load: a block's own part */
 #define MIN_SAVING          0.03
 #define MIN_SAVING_PER_LOAD 0.015
-/* Decoding a delta takes longer than its bytes suggest: a part may cost that much more in time. */
-#define PART_WORK 2.0
 
 double low_rank_work(uint64_t elements, uint64_t rank) {
     return rank ? (double)elements * (WORK_LOW_RANK + WORK_PRODUCT * (double)rank) : 0;
@@ -86,31 +84,38 @@ static load_cost sum(const load_cost *a, const load_cost *b, const load_cost *c)
     return (load_cost){a->stored + b->stored + c->stored, a->work + b->work + c->work};
 }
 
-static bool part_within(const load_budget *b, const load_cost *chain, const load_cost *base) {
+bool budget_allows_chain(const load_budget *b, const load_cost *chain, const load_cost *base, double part) {
     return chain->stored <= MARGIN * b->limit * base->stored &&
-           chain->work <= MARGIN * PART_WORK * b->limit * base->work;
+           chain->work <= MARGIN * part * b->limit * base->work;
 }
 
-bool budget_allows_parent(const load_budget *b, const load_cost *parent, const load_cost *base) {
-    return part_within(b, parent, base);
-}
-
-bool budget_allows_delta(const load_budget *b, const load_cost *chain, const load_cost *base,
-                         uint64_t delta_size, uint64_t standalone_size) {
-    return budget_allows_step(b, chain, base, chain, base, delta_size, standalone_size);
-}
-
-bool budget_allows_step(const load_budget *b, const load_cost *part, const load_cost *part_base,
-                        const load_cost *chain, const load_cost *base, uint64_t delta_size,
-                        uint64_t standalone_size) {
-    double saving = (double)standalone_size - (double)delta_size;
-    double added = chain->stored - (double)standalone_size;
-    if (saving < MIN_SAVING * (double)standalone_size || saving < MIN_SAVING_PER_LOAD * added) {
-        return false;
-    }
+/* The whole checkpoint, with this chain and what is expected of the rest. */
+static bool whole_within(const load_budget *b, const load_cost *chain, const load_cost *base) {
     load_cost all_chain = sum(&b->chain, chain, &b->rest_chain);
     load_cost all_base = sum(&b->base, base, &b->rest_base);
-    return part_within(b, part, part_base) && within(&all_chain, &all_base, MARGIN * b->limit);
+    return within(&all_chain, &all_base, MARGIN * b->limit);
+}
+
+bool budget_has_room(const load_budget *b, const load_cost *chain, const load_cost *base, double part) {
+    return budget_allows_chain(b, chain, base, part) && whole_within(b, chain, base);
+}
+
+static bool pays(const load_cost *chain, uint64_t delta_size, uint64_t standalone_size) {
+    double saving = (double)standalone_size - (double)delta_size;
+    double added = chain->stored - (double)standalone_size;
+    return saving >= MIN_SAVING * (double)standalone_size && saving >= MIN_SAVING_PER_LOAD * added;
+}
+
+bool budget_allows_delta(const load_budget *b, const load_cost *chain, const load_cost *base, double part,
+                         uint64_t delta_size, uint64_t standalone_size) {
+    return pays(chain, delta_size, standalone_size) && budget_has_room(b, chain, base, part);
+}
+
+bool budget_allows_step(const load_budget *b, const load_cost *alone, const load_cost *alone_base,
+                        const load_cost *chain, const load_cost *base, uint64_t delta_size,
+                        uint64_t standalone_size) {
+    return pays(chain, delta_size, standalone_size) &&
+           budget_allows_chain(b, alone, alone_base, PART_EXACT) && whole_within(b, chain, base);
 }
 
 /*

@@ -4,7 +4,7 @@
  *
  * Decided here: a delta is taken only if
  *  - it saves at least 3 % of the block coded on its own, and 1.5 % of the bytes it adds to the block's load;
- *  - the block's own chain stays below max_load_cost (default 4) base loads in bytes and twice that in time;
+ *  - the block's own chain stays below max_load_cost (default 4) base loads in bytes and twice that in time (lossy: thrice);
  *  - the whole checkpoint costs at most max_load_cost base loads. What is still to come is expected to cost what it cost
  *    in the parent.
  * When the budget is spent, the next blocks are coded on their own. They are cheap for the saves that follow, so chains of
@@ -49,18 +49,27 @@ typedef struct load_budget {
     load_cost rest_chain, rest_base; /* expected of those still to come */
 } load_budget;
 
-/* Could any delta on a parent with this chain stay within the bound for a part? */
-bool budget_allows_parent(const load_budget *b, const load_cost *parent, const load_cost *base);
+/*
+ * Decoding a delta takes longer than its bytes suggest, so that a part of a checkpoint may cost that many times the limit in time. Weights
+ * in lossy chains may have what their moments, most of which build on nothing, leave of it.
+ */
+#define PART_EXACT 2.0
+#define PART_LOSSY 3.0
+
+/* Does a part with this chain stay within its bound? */
+bool budget_allows_chain(const load_budget *b, const load_cost *chain, const load_cost *base, double part);
+/* Does it, and the whole checkpoint with it? */
+bool budget_has_room(const load_budget *b, const load_cost *chain, const load_cost *base, double part);
 /* Must this block be kept ready, for the newest checkpoint to stay within its bound? */
 bool budget_wants_ready(const load_budget *b, const load_cost *chain, const load_cost *base);
 /* Is this delta (its chain cost, its own size) worth it and within the bounds? */
-bool budget_allows_delta(const load_budget *b, const load_cost *chain, const load_cost *base,
+bool budget_allows_delta(const load_budget *b, const load_cost *chain, const load_cost *base, double part,
                          uint64_t delta_size, uint64_t standalone_size);
 /*
- * The same for an optimizer step, which is loaded with others: `part` is what it takes by itself, against a base load of all that this is,
+ * The same for an optimizer step, which is loaded with others: `alone` is what it takes by itself, against a base load of all that this is,
  * `chain` what it adds to loading them.
  */
-bool budget_allows_step(const load_budget *b, const load_cost *part, const load_cost *part_base,
+bool budget_allows_step(const load_budget *b, const load_cost *alone, const load_cost *alone_base,
                         const load_cost *chain, const load_cost *base, uint64_t delta_size,
                         uint64_t standalone_size);
 /* ready: what loading the block costs while its checkpoint is the newest. */

@@ -8,7 +8,7 @@
 #define EXACT_SUM 16777216.0 /* 2^24: floats hold all integers up to it */
 
 void lattice_work_free(lattice_work *w) {
-    bytes *const all[] = {&w->values, &w->products, &w->left, &w->right, &w->step};
+    bytes *const all[] = {&w->values, &w->products, &w->left, &w->columns, &w->right, &w->step, &w->row_step};
     for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++) {
         bytes_free(all[i]);
     }
@@ -21,55 +21,47 @@ static float power_of_two(int32_t exponent) {
 
 /* ---- the low-rank part ---- */
 
-#define SQUARE 16u
-
-/* Transposed, so that a component's column values lie side by side; in squares, for the sake of the cache. */
-static void spread_columns(float *right, float *largest, const lattice_columns *c) {
-    for (size_t from = 0; from < c->columns; from += SQUARE) {
-        size_t to = c->columns - from < SQUARE ? c->columns : from + SQUARE;
-        for (uint32_t k = 0; k < c->rank; k++) {
-            float most = largest[k], scale = (float)(1u << c->shift[k]);
-            for (size_t j = from; j < to; j++) {
-                float v = (float)c->factor[j * c->rank + k] * scale, size = v < 0 ? -v : v;
-                right[k * c->columns + j] = v;
-                most = size > most ? size : most;
-            }
-            largest[k] = most;
-        }
-    }
-}
-
-/* Returns the largest sum of magnitudes that a product can have. */
-static double spread_factors(float *left, float *right, const lattice_block *b, size_t rows) {
-    const lattice_columns *c = &b->own;
-    float largest_left[LATTICE_MAX_RANK] = {0}, largest_right[LATTICE_MAX_RANK] = {0};
+/* The largest sum of magnitudes that a product can have. */
+static double largest_sum(const float *left, const float *right, const float *scale, uint32_t rank) {
     double bound = 0;
-    for (size_t i = 0; i < rows; i++) {
-        for (uint32_t k = 0; k < c->rank; k++) {
-            float v = (float)b->factor[i * c->rank + k], size = v < 0 ? -v : v;
-            left[i * c->rank + k] = v;
-            largest_left[k] = size > largest_left[k] ? size : largest_left[k];
-        }
-    }
-    spread_columns(right, largest_right, c);
-    for (uint32_t k = 0; k < c->rank; k++) {
-        bound += (double)largest_left[k] * (double)largest_right[k];
+    for (uint32_t k = 0; k < rank; k++) {
+        bound += (double)left[k] * ((double)right[k] * (double)scale[k]);
     }
     return bound;
 }
 
-/* The factors into w->left and w->right, and room in w->products for `rows` rows of sums. */
-static ckd_status prepare_products(const lattice_block *b, size_t rows, lattice_work *w, ckd_error *err) {
-    size_t columns = b->columns, rank = b->own.rank, all = lattice_rows(b);
-    float *left = bytes_scratch(&w->left, all * rank * sizeof(float), "decoding scratch", err);
-    float *right =
-        left ? bytes_scratch(&w->right, columns * rank * sizeof(float), "decoding scratch", err) : NULL;
-    if (!right || !bytes_scratch(&w->products, rows * columns * sizeof(float), "decoding scratch", err)) {
+/* The factors as floats, into w->left and w->right: `wide` columns side by side. */
+static ckd_status prepare_factors(const lattice_block *b, size_t wide, lattice_work *w, const kernels *k,
+                                  ckd_error *err) {
+    const lattice_columns *c = &b->own;
+    size_t rows = lattice_rows(b), padded = (c->columns + wide - 1) / wide * wide;
+    float *left = bytes_scratch(&w->left, rows * c->rank * sizeof(float), "decoding scratch", err);
+    float *flat = bytes_scratch(&w->columns, c->columns * c->rank * sizeof(float), "decoding scratch", err);
+    float *right = bytes_scratch(&w->right, padded * c->rank * sizeof(float), "decoding scratch", err);
+    if (!left || !flat || !right) {
         return CKD_E_NOMEM;
     }
-    return spread_factors(left, right, b, all) < EXACT_SUM
+    float largest_left[LATTICE_MAX_RANK], largest_right[LATTICE_MAX_RANK], scale[LATTICE_MAX_RANK];
+    memset(largest_left, 0, c->rank * sizeof(float));
+    memset(largest_right, 0, c->rank * sizeof(float));
+    for (uint32_t i = 0; i < c->rank; i++) {
+        scale[i] = (float)(1u << c->shift[i]);
+    }
+    k->factor_values(left, largest_left, b->factor, rows, c->rank);
+    k->factor_values(flat, largest_right, c->factor, c->columns, c->rank);
+    k->factor_panels(right, flat, scale, c->columns, c->rank, wide);
+    return largest_sum(largest_left, largest_right, scale, c->rank) < EXACT_SUM
                ? CKD_OK
                : err_set(err, CKD_E_CORRUPT, "a lossy block's low-rank part is too large to be exact");
+}
+
+/* The same, and room in w->products for `rows` rows of sums. */
+static ckd_status prepare_products(const lattice_block *b, size_t rows, lattice_work *w, const kernels *k,
+                                   ckd_error *err) {
+    size_t size = rows * b->columns * sizeof(float);
+    return bytes_scratch(&w->products, size, "decoding scratch", err)
+               ? prepare_factors(b, b->columns, w, k, err)
+               : CKD_E_NOMEM;
 }
 
 /* Of `rows` rows from `first` on. */
@@ -87,7 +79,7 @@ ckd_status lattice_products(const float **out, const lattice_block *b, lattice_w
     if (!b->factor) {
         return CKD_OK;
     }
-    ckd_status status = prepare_products(b, lattice_rows(b), w, err);
+    ckd_status status = prepare_products(b, lattice_rows(b), w, k, err);
     if (status == CKD_OK) {
         *out = products_of(b, 0, lattice_rows(b), w, k);
     }
@@ -148,7 +140,7 @@ level_run level_row_run(const lattice_block *b, const lattice_work *w, uint64_t 
 
 #define RUN 1024 /* elements at a time, where integers are widened */
 
-/* Integers of elements first, first + 1, ... as the kernels want them. `room` is all zero, and stays so if there are none. */
+/* Integers of elements first, first + 1, ... as the kernels want them, in `room` if they are not so already. */
 static const int32_t *integers_of(int32_t *room, const lattice_block *b, uint64_t first, uint64_t n,
                                   const kernels *k) {
     if (b->q) {
@@ -156,6 +148,8 @@ static const int32_t *integers_of(int32_t *room, const lattice_block *b, uint64_
     }
     if (b->few) {
         k->widen_integers(room, b->few + first, n);
+    } else {
+        memset(room, 0, n * sizeof(*room));
     }
     return room;
 }
@@ -169,7 +163,7 @@ static void rebuild_levels(float *values, const lattice_block *b, uint64_t row, 
         k->level_fill(values + first, n, &levels);
         return;
     }
-    int32_t room[RUN] = {0};
+    int32_t room[RUN];
     for (uint64_t at = 0; at < n; at += RUN) {
         uint64_t run = n - at < RUN ? n - at : RUN;
         level_run here = levels;
@@ -188,7 +182,7 @@ static void rebuild_linear(float *values, const lattice_block *b, const float *p
         k->lattice_apply_few(values + first, b->few + first, n, &linear);
         return;
     }
-    int32_t room[RUN] = {0};
+    int32_t room[RUN];
     for (uint64_t at = 0; at < n; at += RUN) {
         uint64_t run = n - at < RUN ? n - at : RUN;
         lattice_run here = linear;
@@ -210,6 +204,60 @@ static bool stays(const lattice_block *b, bool has_parent) {
     return !b->q && !b->few && (linear ? !b->factor : has_parent && !b->row && !b->own.step);
 }
 
+/* ---- products that move values, a row of the matrix at least ---- */
+
+/* Rows of which the block has only a part, on a copy of the whole row. */
+static ckd_status move_part_of_row(float *values, const lattice_block *b, const float *row_step, uint64_t row,
+                                   lattice_work *w, const kernels *k, const lattice_run *run,
+                                   ckd_error *err) {
+    uint64_t first, column, n = lattice_row_span(b, row, &first, &column);
+    float *copy = bytes_scratch(&w->products, b->columns * (sizeof(float) + 1), "decoding scratch", err);
+    if (!copy) {
+        return CKD_E_NOMEM;
+    }
+    int8_t *few = (int8_t *)(copy + b->columns);
+    memset(copy, 0, b->columns * (sizeof(float) + 1));
+    memcpy(copy + column, values + first, n * sizeof(float));
+    if (b->few) {
+        memcpy(few + column, b->few + first, n);
+    }
+    k->low_rank_apply(copy, b->few ? few : NULL,
+                      (const float *)(const void *)w->left.data + row * b->own.rank,
+                      (const float *)(const void *)w->right.data, row_step, 1, b->own.rank, b->columns, run);
+    memcpy(values + first, copy + column, n * sizeof(float));
+    return CKD_OK;
+}
+
+static ckd_status rebuild_low_rank(float *values, const lattice_block *b, lattice_work *w, const kernels *k,
+                                   ckd_error *err) {
+    uint64_t rows = lattice_rows(b), end = b->phase + b->count;
+    ckd_status status = prepare_factors(b, LOW_RANK_PANEL, w, k, err);
+    float *row_step =
+        status == CKD_OK ? bytes_scratch(&w->row_step, rows * sizeof(float), "decoding scratch", err) : NULL;
+    if (!row_step) {
+        return status == CKD_OK ? CKD_E_NOMEM : status;
+    }
+    lattice_run run = lattice_row_run(b, w, 0);
+    for (uint64_t row = 0; row < rows; row++) {
+        row_step[row] = b->row ? lattice_row_run(b, w, row).row_step : run.row_step;
+    }
+    uint64_t from = b->phase ? 1 : 0, to = end / b->columns; /* whole rows */
+    if (b->phase) {
+        status = move_part_of_row(values, b, row_step, 0, w, k, &run, err);
+    }
+    if (from < to) {
+        uint64_t first = from * b->columns - b->phase;
+        k->low_rank_apply(values + first, b->few ? b->few + first : NULL,
+                          (const float *)(const void *)w->left.data + from * b->own.rank,
+                          (const float *)(const void *)w->right.data, row_step + from, to - from, b->own.rank,
+                          b->columns, &run);
+    }
+    if (status == CKD_OK && to < rows && (to > 0 || !b->phase)) {
+        status = move_part_of_row(values, b, row_step + to, to, w, k, &run, err);
+    }
+    return status;
+}
+
 ckd_status lattice_rebuild(float *values, const lattice_block *b, bool has_parent, lattice_work *w,
                            const kernels *k, ckd_error *err) {
     if (stays(b, has_parent)) {
@@ -222,16 +270,19 @@ ckd_status lattice_rebuild(float *values, const lattice_block *b, bool has_paren
         k->lattice_values(values, b->q, b->count, power_of_two(b->exponent));
         return CKD_OK;
     }
-    /* A panel of rows at a time, so that sums stay in the nearest cache. */
-    uint64_t rows = lattice_rows(b), panel = b->columns < PANEL ? PANEL / b->columns : 1;
-    panel = panel < rows ? panel : rows;
-    ckd_status status = b->factor ? prepare_products(b, panel, w, err) : CKD_OK;
-    if (status == CKD_OK) {
-        status = lattice_steps(b, w, err);
-    }
+    ckd_status status = lattice_steps(b, w, err);
     bool filled = b->map == LATTICE_LEVELS && !b->q && !b->few; /* row by row */
     if (status == CKD_OK && !has_parent && !filled) {
         memset(values, 0, b->count * sizeof(float));
+    }
+    if (status == CKD_OK && b->factor && !b->q) {
+        return rebuild_low_rank(values, b, w, k, err);
+    }
+    /* A panel of rows at a time, so that sums stay in the nearest cache. */
+    uint64_t rows = lattice_rows(b), panel = b->columns < PANEL ? PANEL / b->columns : 1;
+    panel = panel < rows ? panel : rows;
+    if (status == CKD_OK && b->factor) {
+        status = prepare_products(b, panel, w, k, err);
     }
     const float *products = NULL;
     for (uint64_t row = 0; row < rows && status == CKD_OK; row++) {

@@ -10,7 +10,7 @@
 
 /* Buffers of one worker. Zero-initialise. */
 typedef struct lattice_work {
-    bytes values, products, left, right, step;
+    bytes values, products, left, columns, right, step, row_step;
     lattice_scratch scratch;
 } lattice_work;
 void lattice_work_free(lattice_work *w);

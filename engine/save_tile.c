@@ -7,11 +7,10 @@
 /* ---- which checkpoint ---- */
 
 /*
- * A chain may take so much of what a load may cost before a tile goes back to an ancestor, and one is taken whose chain takes
- * so much. The delta on it is larger, but far smaller than a keyframe: thus keyframes are rare, and loads stay bounded.
+ * When the next delta would make a tile's chain dearer than loads may be, the tile goes back to an ancestor whose chain takes only
+ * this share of it. The delta on it is larger, but far smaller than a keyframe: thus keyframes are rare, and loads stay bounded.
  */
-#define HEAVY 0.80
-#define LIGHT 0.35
+#define LIGHT 0.22
 
 static load_cost chain_of(uint32_t *depth, const view_tensor *in, const tensor_context *context,
                           const lossy_tile *t) {
@@ -30,10 +29,6 @@ static load_cost chain_of(uint32_t *depth, const view_tensor *in, const tensor_c
         }
     }
     return all;
-}
-
-static bool within(const load_cost *chain, const load_cost *base, double times) {
-    return chain->stored <= times * base->stored && chain->work <= times * base->work;
 }
 
 /* The checkpoint that the tensor's first block builds on, if that is a delta. */
@@ -56,6 +51,21 @@ static bool go_back(const view **v, const view_tensor **in, ckd_save *save) {
     return true;
 }
 
+/* A chain with one delta more; the parent's own tells what one takes. */
+static load_cost with_another(const tile_parent *p, const load_cost *chain, ckd_save *save,
+                              const tensor_context *context, const lossy_tile *t) {
+    uint32_t depth;
+    load_cost next = *chain;
+    const view *v = p->view;
+    const view_tensor *in = p->tensor;
+    if (go_back(&v, &in, save)) {
+        load_cost before = chain_of(&depth, in, context, t);
+        next.stored += chain->stored > before.stored ? chain->stored - before.stored : 0;
+        next.work += chain->work > before.work ? chain->work - before.work : 0;
+    }
+    return next;
+}
+
 static void choose_parent(tile_parent *p, ckd_save *save, const lossy_tile *t,
                           const tensor_context *context) {
     *p = (tile_parent){.view = save->parent, .tensor = context->parent};
@@ -65,11 +75,13 @@ static void choose_parent(tile_parent *p, ckd_save *save, const lossy_tile *t,
     uint32_t depth;
     uint64_t raw = t->count * ckd_dtype_size(t->dtype);
     load_cost base = lossy_base_cost(t->dtype, raw), chain = chain_of(&depth, p->tensor, context, t);
-    if (within(&chain, &base, HEAVY * save->budget.limit) && depth < MAX_SAVE_DEPTH) {
+    load_cost next = with_another(p, &chain, save, context, t);
+    if (budget_has_room(&save->budget, &next, &base, PART_LOSSY) && depth < MAX_SAVE_DEPTH) {
         return;
     }
-    for (uint32_t i = 0; i < MAX_DEPTH && !within(&chain, &base, LIGHT * save->budget.limit) &&
-                         go_back(&p->view, &p->tensor, save);
+    for (uint32_t i = 0;
+         i < MAX_DEPTH && !budget_allows_chain(&save->budget, &chain, &base, LIGHT * PART_LOSSY) &&
+         go_back(&p->view, &p->tensor, save);
          i++) {
         p->is_ancestor = true;
         chain = chain_of(&depth, p->tensor, context, t);

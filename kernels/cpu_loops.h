@@ -117,6 +117,7 @@ DEFINE_CAST(cast_f64_f32, uint32_t, uint64_t, scalar_f32_from_f64)
 
 #include "kernels/lattice_loops.h"
 #include "kernels/products_loops.h"
+#include "kernels/low_rank_loops.h"
 #include "kernels/sums_loops.h"
 #include "kernels/tile_loops.h"
 
@@ -323,6 +324,9 @@ const kernels CPU_TABLE = {
     .lattice_apply_few = lattice_apply_few,
     .lattice_residual = lattice_residual,
     .products = products,
+    .low_rank_apply = low_rank_apply,
+    .factor_values = factor_values,
+    .factor_panels = factor_panels,
     .quantise = quantise,
     .level_apply = level_apply,
     .level_quantise = level_quantise,

@@ -69,6 +69,8 @@ typedef struct moment_sums {
     uint32_t *count;
 } moment_sums;
 
+#define LOW_RANK_PANEL 16 /* columns */
+
 typedef struct kernels {
     uint32_t version; /* KERNELS_VERSION: a backend of another one is not used */
     const char *name;
@@ -130,6 +132,25 @@ typedef struct kernels {
      */
     void (*products)(float *sums, const float *left, const float *right, size_t rows, size_t rank,
                      size_t columns);
+    /*
+     * Whole rows of a lossy block: lattice_apply with the sums of products of left (rows x rank) and right (rank x columns), for which
+     * the same holds. right is packed: for every LOW_RANK_PANEL columns all components, one after the other, and zeros beyond the last
+     * column. few: or NULL, all zero. row_step: of each row, in place of the run's.
+     */
+    void (*low_rank_apply)(float *values, const int8_t *few, const float *left, const float *right,
+                           const float *row_step, size_t rows, size_t rank, size_t columns,
+                           const lattice_run *run);
+    /*
+     * A factor (count x rank) as floats, in the same order; what the magnitudes of a component reach is raised in largest[rank].
+     * Integers below 2^24; in place allowed.
+     */
+    void (*factor_values)(float *values, float *largest, const int32_t *factor, size_t count, size_t rank);
+    /*
+     * Transposed (columns x rank to rank x columns), component k times scale[k], in panels of `wide` columns: all components of the first
+     * `wide`, then of the next ...; zeros fill the last one up.
+     */
+    void (*factor_panels)(float *panels, const float *values, const float *scale, size_t columns, size_t rank,
+                          size_t wide);
     /* What q has to say, in steps: now, less what lattice_apply would give with q = 0. 0 where that is not finite. */
     void (*lattice_residual)(float *residual, const float *now, const float *previous, const float *low_rank,
                              size_t n, const lattice_run *run);

@@ -134,6 +134,115 @@ static void test_residual(void **state) {
     }
 }
 
+/* ---- the low-rank part ---- */
+
+#define MOST_RANK    40
+#define MOST_ROWS    11
+#define MOST_COLUMNS 50
+
+typedef struct low_rank_case {
+    size_t rows, rank, columns;
+    bool few, steps;
+    float values[MOST_ROWS * MOST_COLUMNS + GUARD], row_step[MOST_ROWS], column[MOST_COLUMNS];
+    int8_t integers[MOST_ROWS * MOST_COLUMNS];
+    int32_t left[MOST_ROWS * MOST_RANK], right[MOST_COLUMNS * MOST_RANK];
+    float scale[MOST_RANK];
+} low_rank_case;
+
+static int32_t small(void) {
+    return (int32_t)(next_random() % 41u) - 20;
+}
+
+static void make_case(low_rank_case *c) {
+    *c = (low_rank_case){.rows = 1 + next_random() % MOST_ROWS,
+                         .rank = 1 + next_random() % MOST_RANK,
+                         .columns = 1 + next_random() % MOST_COLUMNS,
+                         .few = next_random() % 2,
+                         .steps = next_random() % 2};
+    for (size_t i = 0; i < MOST_ROWS * MOST_COLUMNS + GUARD; i++) {
+        c->values[i] = i % 50 == 7 ? INFINITY : (i % 50 == 9 ? NAN : even());
+    }
+    for (size_t i = 0; i < MOST_ROWS * MOST_COLUMNS; i++) {
+        c->integers[i] = (int8_t)(next_random() % 3 ? 0 : small());
+    }
+    for (size_t i = 0; i < MOST_ROWS; i++) {
+        c->row_step[i] = 1e-3f * (1.5f + even());
+    }
+    for (size_t i = 0; i < MOST_COLUMNS; i++) {
+        c->column[i] = 1 + 0.5f * even();
+    }
+    for (size_t i = 0; i < MOST_ROWS * MOST_RANK; i++) {
+        c->left[i] = small();
+    }
+    for (size_t i = 0; i < MOST_COLUMNS * MOST_RANK; i++) {
+        c->right[i] = small();
+    }
+    for (size_t k = 0; k < MOST_RANK; k++) {
+        c->scale[k] = (float)(1 << next_random() % 4);
+    }
+}
+
+static float sum_at(const low_rank_case *c, size_t i, size_t j) {
+    float sum = 0;
+    for (size_t k = 0; k < c->rank; k++) {
+        sum += (float)c->left[i * c->rank + k] * ((float)c->right[j * c->rank + k] * c->scale[k]);
+    }
+    return sum;
+}
+
+static void expect(float *values, const low_rank_case *c, const lattice_run *run) {
+    for (size_t i = 0; i < c->rows; i++) {
+        for (size_t j = 0; j < c->columns; j++) {
+            size_t at = i * c->columns + j;
+            float step = c->steps ? c->row_step[i] * c->column[j] : c->row_step[i];
+            int32_t units = scalar_units(sum_at(c, i, j) * run->low_rank_unit * step);
+            if (c->few) {
+                float level = scalar_level(c->integers[at], run->offset[0], run->offset[1], run->offset[2]);
+                units = scalar_add(units, scalar_units(level * step));
+            }
+            values[at] = scalar_move(c->values[at], units, run->unit, run->per_unit);
+        }
+    }
+}
+
+static void test_low_rank(void **state) {
+    (void)state;
+    size_t moved = 0;
+    for (int times = 0; times < 400; times++) {
+        low_rank_case c;
+        make_case(&c);
+        lattice_run run = a_run(c.steps ? c.column : NULL);
+        run.low_rank_unit = 0.25f;
+        run.row_step = NAN; /* is not to be looked at */
+        float expected[MOST_ROWS * MOST_COLUMNS + GUARD];
+        memcpy(expected, c.values, sizeof(expected));
+        expect(expected, &c, &run);
+        moved += memcmp(expected, c.values, sizeof(expected)) != 0;
+        for (size_t t = 0; t < table_count; t++) {
+            float left[MOST_ROWS * MOST_RANK], right[MOST_COLUMNS * MOST_RANK], values[sizeof(expected) / 4];
+            float panels[(MOST_COLUMNS + LOW_RANK_PANEL) * MOST_RANK + 1], most[MOST_RANK] = {0},
+                                                                           other[MOST_RANK];
+            size_t padded = (c.columns + LOW_RANK_PANEL - 1) / LOW_RANK_PANEL * LOW_RANK_PANEL;
+            tables[t]->factor_values(left, most, c.left, c.rows, c.rank);
+            memset(other, 0, sizeof(other));
+            for (size_t i = 0; i < c.rows * c.rank; i++) {
+                other[i % c.rank] = fmaxf(other[i % c.rank], fabsf((float)c.left[i]));
+                assert_true(left[i] == (float)c.left[i]);
+            }
+            assert_bits(most, other, c.rank * sizeof(float));
+            tables[t]->factor_values(right, most, c.right, c.columns, c.rank);
+            panels[padded * c.rank] = 77;
+            tables[t]->factor_panels(panels, right, c.scale, c.columns, c.rank, LOW_RANK_PANEL);
+            assert_true(panels[padded * c.rank] == 77);
+            memcpy(values, c.values, sizeof(values));
+            tables[t]->low_rank_apply(values, c.few ? c.integers : NULL, left, panels, c.row_step, c.rows,
+                                      c.rank, c.columns, &run);
+            assert_bits(values, expected, sizeof(values));
+        }
+    }
+    assert_true(moved > 300);
+}
+
 static void test_values(void **state) {
     (void)state;
     int32_t q[MOST];
@@ -385,9 +494,13 @@ static void test_masks(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_apply_few), cmocka_unit_test(test_residual),
-        cmocka_unit_test(test_values),    cmocka_unit_test(test_quantise_few),
-        cmocka_unit_test(test_sums),      cmocka_unit_test(test_products_of_fractions),
+        cmocka_unit_test(test_apply_few),
+        cmocka_unit_test(test_residual),
+        cmocka_unit_test(test_low_rank),
+        cmocka_unit_test(test_values),
+        cmocka_unit_test(test_quantise_few),
+        cmocka_unit_test(test_sums),
+        cmocka_unit_test(test_products_of_fractions),
         cmocka_unit_test(test_masks),
     };
     return cmocka_run_group_tests(tests, find_tables, NULL);
