@@ -2,14 +2,31 @@
 #include "base/bytes.h"
 
 #include <stdlib.h>
+#include <sys/mman.h>
 
 /* ---- writing ---- */
 
 #define SMALLEST_CAPACITY 256
+#define LARGE             ((size_t)4 << 20)
+#define PAGE              ((uintptr_t)4096) /* or a multiple: the advice is refused then, which does no harm */
 
 void bytes_free(bytes *b) {
     free(b->data);
     *b = (bytes){0};
+}
+
+/* Large pages, where the system has them for who asks: the first touch of each small one takes longer than what is written to it. */
+static void advise(const void *data, size_t size) {
+#if defined(MADV_HUGEPAGE)
+    uintptr_t start = ((uintptr_t)data + PAGE - 1) / PAGE * PAGE,
+              end = ((uintptr_t)data + size) / PAGE * PAGE;
+    if (size >= LARGE) {
+        (void)madvise((void *)start, end - start, MADV_HUGEPAGE);
+    }
+#else
+    (void)data;
+    (void)size;
+#endif
 }
 
 /* By half again: appending stays linear, and a large buffer is not twice what it holds. */
@@ -29,6 +46,7 @@ static bool grow(bytes *b, size_t needed) {
     if (data == NULL) {
         return false;
     }
+    advise(data, capacity);
     b->data = data;
     b->capacity = capacity;
     return true;

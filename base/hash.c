@@ -4,6 +4,7 @@
 
 #include "base/bytes.h"
 #include "base/hash.h"
+#include "base/hash_avx2.h"
 
 #define PIECES_AT_ONCE 256
 
@@ -15,8 +16,22 @@ static hash128 canonical(XXH128_hash_t h) {
     return out;
 }
 
-uint64_t hash64(const void *data, size_t size) {
+typedef uint64_t (*hash_fn)(const void *data, size_t size);
+
+static uint64_t hash64_plain(const void *data, size_t size) {
     return XXH3_64bits(data, size);
+}
+
+static hash_fn fastest(void) {
+#if defined(__x86_64__)
+    return __builtin_cpu_supports("avx2") ? hash64_avx2 : hash64_plain;
+#else
+    return hash64_plain;
+#endif
+}
+
+uint64_t hash64(const void *data, size_t size) {
+    return size < CONTENT_PIECE ? hash64_plain(data, size) : fastest()(data, size);
 }
 
 hash128 hash128_of(const void *data, size_t size) {
@@ -31,11 +46,12 @@ hash128 content_hash(const void *data, size_t size) {
     const uint8_t *at = data;
     uint8_t pieces[PIECES_AT_ONCE * 8];
     size_t count = 0;
+    hash_fn piece_hash = fastest();
     XXH3_state_t state;
     XXH3_128bits_reset(&state);
     while (size > 0) {
         size_t piece = size < CONTENT_PIECE ? size : CONTENT_PIECE;
-        store_le64(pieces + 8 * count++, XXH3_64bits(at, piece));
+        store_le64(pieces + 8 * count++, piece_hash(at, piece));
         at += piece;
         size -= piece;
         if (count == PIECES_AT_ONCE || size == 0) {

@@ -8,6 +8,10 @@ typedef double half_doubles __attribute__((vector_size(8 * HALF)));
 typedef float loose_floats
     __attribute__((vector_size(4 * FEW), aligned(4), may_alias)); /* anywhere in an array */
 
+#ifndef WIDE_HALF /* floats as doubles */
+#define WIDE_HALF(x) __builtin_convertvector(x, half_doubles)
+#endif
+
 #define SUMS_INLINE          CPU_TARGET static inline __attribute__((always_inline))
 #define AS_FLOATS(mask)      ((few_floats)(mask))
 #define AS_INTEGERS(floats)  ((few_integers)(floats))
@@ -17,28 +21,26 @@ typedef float loose_floats
 typedef struct lanes {
     half_doubles now[2], moved[2], weighted[2];
     few_floats largest, least, farthest;
-    few_integers finite, compared, bits, lowest;
+    few_floats lowest;
+    few_integers finite, compared, bits;
 } lanes;
 
 SUMS_INLINE void add_squares(half_doubles to[2], const few_floats *v) {
     half_floats half[2];
     memcpy(half, v, sizeof(half));
     for (int i = 0; i < 2; i++) {
-        half_doubles wide = __builtin_convertvector(half[i], half_doubles);
+        half_doubles wide = WIDE_HALF(half[i]);
         to[i] += wide * wide;
     }
 }
 
-/* Where the lowest bit of a float stands; INT32_MAX of zero and of what is not finite. */
+/* What the lowest bit of a float counts; the least of all but zeros. What is not finite has none, or an infinite one. */
 SUMS_INLINE void add_lowest(lanes *l, const few_floats *of) {
-    few_integers bits = AS_INTEGERS(*of), exponent = bits >> 23 & 255, normal = exponent > 0;
-    few_integers mantissa = (bits & 0x7fffff) | (normal & 0x800000);
-    few_integers low = mantissa & -mantissa, none = (low == 0) | (exponent == 255);
-    few_integers place = AS_INTEGERS(__builtin_convertvector(low, few_floats)) >> 23;
-    place += exponent + (1 & ~normal) - 150 - 127;
-    place = (place & ~none) | (none & INT32_MAX);
-    few_integers lower = place < l->lowest;
-    l->lowest = (place & lower) | (l->lowest & ~lower);
+    few_integers bits = AS_INTEGERS(*of), size = bits & INT32_MAX, power = (bits & 0x7fffff) == 0;
+    few_integers without = size & (size - 1) & ~power; /* of a power of two, what it counts itself */
+    few_floats low = AS_FLOATS(size) - AS_FLOATS(without);
+    few_integers lower = (low < l->lowest) & (low > 0.0f);
+    l->lowest = CHOOSE(lower, low, l->lowest);
     l->bits |= bits;
 }
 
@@ -88,7 +90,8 @@ SUMS_INLINE void take_lanes(lattice_sums *s, const lanes *l, bool before, bool w
         s->least = l->least[i] < s->least ? l->least[i] : s->least;
         s->farthest = l->farthest[i] > s->farthest ? l->farthest[i] : s->farthest;
         s->before_bits |= (uint32_t)l->bits[i];
-        s->lowest_bit = l->lowest[i] < s->lowest_bit ? l->lowest[i] : s->lowest_bit;
+        int32_t lowest = l->lowest[i] < INFINITY ? ilogbf(l->lowest[i]) : INT32_MAX;
+        s->lowest_bit = lowest < s->lowest_bit ? lowest : s->lowest_bit;
     }
     double moved = lane_total(before ? l->moved : l->now);
     s->moved += moved;
@@ -98,7 +101,7 @@ SUMS_INLINE void take_lanes(lattice_sums *s, const lanes *l, bool before, bool w
 SUMS_INLINE void add_run(lattice_sums *s, const float *now, const float *before, const float *weight,
                          float row_weight, const float most[2], bool lattice, size_t n) {
     const int32_t bits[2] = {(int32_t)scalar_bits(most[0]), (int32_t)scalar_bits(most[1])};
-    lanes l = {.least = INFINITY - (few_floats){0}, .lowest = INT32_MAX - (few_integers){0}};
+    lanes l = {.least = INFINITY - (few_floats){0}, .lowest = INFINITY - (few_floats){0}};
     size_t i = 0;
     for (; i + FEW <= n; i += FEW) {
         add_lanes(&l, now + i, before ? before + i : NULL, weight ? weight + i : NULL, row_weight, bits,

@@ -54,8 +54,8 @@ SUMS_INLINE void counted(few_integers *counts, few_floats *kept, few_floats *kep
 SUMS_INLINE void add_wide(half_doubles to[2], const few_floats *v) {
     half_floats half[2];
     memcpy(half, v, sizeof(half));
-    to[0] += __builtin_convertvector(half[0], half_doubles);
-    to[1] += __builtin_convertvector(half[1], half_doubles);
+    to[0] += WIDE_HALF(half[0]);
+    to[1] += WIDE_HALF(half[1]);
 }
 
 typedef struct moment_lanes {
@@ -136,8 +136,8 @@ SUMS_INLINE void add_columns(const moment_columns_at *c, const float *now, const
             half_floats half[2];
             kept_from = from ? kept_from : AS_FLOATS(is & (int32_t)scalar_bits(1.0f));
             memcpy(half, &kept_from, sizeof(half));
-            of[0] += __builtin_convertvector(half[0], half_doubles) * c->scale[r];
-            of[1] += __builtin_convertvector(half[1], half_doubles) * c->scale[r];
+            of[0] += WIDE_HALF(half[0]) * c->scale[r];
+            of[1] += WIDE_HALF(half[1]) * c->scale[r];
         }
     }
     memcpy(sum, sums, sizeof(sums));
