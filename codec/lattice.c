@@ -103,7 +103,7 @@ static void put_stream(bytes *to, symbols_mode mode, unsigned width, const void 
 static ckd_status put_masks(bytes *to, const int8_t *q, size_t n, lattice_scratch *scratch,
                             symbols_workspace *work, ckd_error *err) {
     size_t groups = (n + MASK_OF - 1) / MASK_OF;
-    uint8_t *masks = bytes_scratch(&scratch->at, groups + n + 1, "coding scratch", err);
+    uint8_t *masks = bytes_scratch(&scratch->at, groups + n + MASK_OF, "coding scratch", err);
     if (!masks) {
         return CKD_E_NOMEM;
     }

@@ -39,7 +39,8 @@ static unsigned mask_of(uint64_t eight) {
     return (unsigned)((set >> 7) * UINT64_C(0x0102040810204080) >> 56);
 }
 
-size_t lattice_to_masks(uint8_t *masks, int8_t *others, const int8_t *q, size_t n) {
+/* Those of whole eights and what is left of them. */
+static size_t masks_plain(uint8_t *masks, int8_t *others, const int8_t *q, size_t n) {
     size_t count = 0;
     for (size_t i = 0; i < n; i += MASK_OF) {
         uint8_t all[MASK_OF] = {0};
@@ -85,6 +86,42 @@ size_t lattice_masks_bits(const uint8_t *masks, size_t groups) {
 #define ROWS_16(m) ROWS_4(m), ROWS_4((m) + 4u), ROWS_4((m) + 8u), ROWS_4((m) + 12u)
 #define ROWS_64(m) ROWS_16(m), ROWS_16((m) + 16u), ROWS_16((m) + 32u), ROWS_16((m) + 48u)
 static const uint8_t places[256][MASK_OF] = {ROWS_64(0u), ROWS_64(64u), ROWS_64(128u), ROWS_64(192u)};
+
+/* The inverse: for each mask, where its integers stand among eight. Those behind them do not matter. */
+#define SET_BELOW(m, j) __builtin_popcount((m) & ((1u << (j)) - 1u))
+#define IS_SET(m, j, k) ((m) >> (j)&1u && SET_BELOW(m, j) == (k) ? (j) : 0u)
+#define NTH(m, k)                                                                              \
+    (IS_SET(m, 0, k) | IS_SET(m, 1, k) | IS_SET(m, 2, k) | IS_SET(m, 3, k) | IS_SET(m, 4, k) | \
+     IS_SET(m, 5, k) | IS_SET(m, 6, k) | IS_SET(m, 7, k))
+#undef ROW
+#define ROW(m) \
+    { NTH(m, 0), NTH(m, 1), NTH(m, 2), NTH(m, 3), NTH(m, 4), NTH(m, 5), NTH(m, 6), NTH(m, 7) }
+#if defined(__x86_64__)
+static const uint8_t origins[256][MASK_OF] = {ROWS_64(0u), ROWS_64(64u), ROWS_64(128u), ROWS_64(192u)};
+
+__attribute__((target("avx2,popcnt"))) static size_t masks_avx2(uint8_t *masks, int8_t *others,
+                                                                const int8_t *q, size_t n) {
+    size_t count = 0, i = 0;
+    for (; i + 4 * MASK_OF <= n; i += 4 * MASK_OF) {
+        __m256i all = _mm256_loadu_si256((const __m256i *)(const void *)(q + i));
+        uint32_t set = ~(uint32_t)_mm256_movemask_epi8(_mm256_cmpeq_epi8(all, _mm256_setzero_si256()));
+        store_le32(masks + i / MASK_OF, set);
+        for (size_t j = i; set; set >>= MASK_OF, j += MASK_OF) {
+            __m128i from = _mm_loadl_epi64((const __m128i *)(const void *)(q + j));
+            __m128i which = _mm_loadl_epi64((const __m128i *)(const void *)origins[set & 255u]);
+            _mm_storel_epi64((__m128i *)(void *)(others + count), _mm_shuffle_epi8(from, which));
+            count += (unsigned)__builtin_popcount(set & 255u);
+        }
+    }
+    return count + masks_plain(masks + i / MASK_OF, others + count, q + i, n - i);
+}
+#else
+#define masks_avx2 masks_plain
+#endif
+
+size_t lattice_to_masks(uint8_t *masks, int8_t *others, const int8_t *q, size_t n) {
+    return (cpu_has_avx2() && cpu_has_popcount() ? masks_avx2 : masks_plain)(masks, others, q, n);
+}
 
 static void spread_plainly(int8_t *q, const int8_t *others, unsigned mask) {
     const uint8_t *place = places[mask];

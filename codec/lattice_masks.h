@@ -12,7 +12,7 @@
 #define MASK_OF 8 /* integers of a mask */
 
 size_t lattice_nonzeros(const int8_t *q, size_t n);
-/* Returns how many others there are; room for one more is needed. */
+/* Returns how many others there are; room for MASK_OF more is needed. */
 size_t lattice_to_masks(uint8_t *masks, int8_t *others, const int8_t *q, size_t n);
 /* Bits that are set. */
 size_t lattice_masks_bits(const uint8_t *masks, size_t groups);

@@ -13,9 +13,9 @@ typedef struct stream {
     uint64_t at; /* of the block, in the tile */
     const void *original;
     const kernels *k;
-    int8_t *few;   /* NULL: levels, which have no integers */
-    float *floats; /* of the block, as they are decoded */
-    level_sums sums;
+    int8_t *few;     /* NULL: levels, which have no integers */
+    float *floats;   /* of the block, as they are decoded */
+    int32_t largest; /* integer so far */
 } stream;
 
 /* The part of one row that lies in a chunk. */
@@ -45,8 +45,10 @@ static bool quantise_chunk(stream *s, uint64_t from, uint64_t end) {
     const float *now = t->now + s->at, *before = t->before ? t->before + s->at : NULL;
     for (row_part r = {.first = from}; next_part(&r, &s->job->block, end);) {
         lattice_run run = run_of(s, &r);
-        if (!s->k->quantise_run(s->few + r.first, &s->sums, now + r.first, before ? before + r.first : NULL,
-                                t->up, r.n, &run)) {
+        int32_t largest = s->k->quantise_run(s->few + r.first, now + r.first,
+                                             before ? before + r.first : NULL, t->up, r.n, &run);
+        s->largest = largest > s->largest ? largest : s->largest;
+        if (largest > INT8_MAX) {
             return false;
         }
     }
@@ -133,7 +135,7 @@ ckd_status lossy_stream(bool *done, lossy_job *j, const lossy_tile *t, uint64_t 
     for (uint64_t from = 0; from < b->count && status == CKD_OK && *done; from += CHUNK) {
         status = code_chunk(done, &s, from, b->count - from < CHUNK ? b->count : from + CHUNK, err);
     }
-    if (s.sums.count[0] + s.sums.count[1] + s.sums.count[2] == 0 || !*done) {
+    if (s.largest == 0 || !*done) {
         b->few = NULL;
     }
     j->decoded = s.floats;

@@ -183,9 +183,12 @@ typedef struct kernels {
                            size_t rows, const double *scale, bool magnitudes, float most, size_t n);
     /* quantise, if all integers fit a byte (and are not -128); false, and q of no use, if one does not. */
     bool (*quantise_few)(int8_t *q, level_sums *s, const float *residual, const float up[3], size_t n);
-    /* lattice_residual without a low-rank part, and quantise_few of that. before NULL: zeros. */
-    bool (*quantise_run)(int8_t *q, level_sums *s, const float *now, const float *before, const float up[3],
-                         size_t n, const lattice_run *run);
+    /*
+     * lattice_residual without a low-rank part, and quantise_few of that. before NULL: zeros. Returns the largest magnitude of an integer: q
+     * is of no use if that does not fit.
+     */
+    int32_t (*quantise_run)(int8_t *q, const float *now, const float *before, const float up[3], size_t n,
+                            const lattice_run *run);
     /* Adds how far decoded values are from finite given ones. */
     void (*error_of)(error_sums *s, const float *given, const float *decoded, size_t n);
     /*

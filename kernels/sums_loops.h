@@ -233,21 +233,28 @@ CPU_LOOP static bool quantise_few(int8_t *few, level_sums *s, const float *resid
 #define CANDIDATES(difference, step) \
     AS_INTEGERS(AS_FLOATS((AS_FLOATS(AS_INTEGERS(difference) & INT32_MAX) >= (step)*less)))
 
-/* Of lattice_residual's quotients. */
-#define QUANTISE_EIGHT(few, difference, step)                                               \
-    do {                                                                                    \
-        few_floats quotient_ = (difference) / (step);                                       \
-        few_integers fits_ = AS_FLOATS(AS_INTEGERS(quotient_) & INT32_MAX) < LATTICE_LIMIT; \
-        *(loose_floats *)residual = AS_FLOATS(AS_INTEGERS(quotient_) & fits_);              \
-        quantise_eight(few, &c, residual, one, two, add);                                   \
+/* Of lattice_residual's quotients, as scalar_quantised: what is beyond the limit does not fit. */
+#define QUANTISE_EIGHT(few, difference, step)                                                          \
+    do {                                                                                               \
+        few_floats quotient_ = (difference) / (step);                                                  \
+        few_integers sign_ = AS_INTEGERS(quotient_) >> 31, size_ = AS_INTEGERS(quotient_) & INT32_MAX; \
+        size_ &= AS_FLOATS(size_) < LATTICE_LIMIT;                                                     \
+        few_floats more_ = AS_FLOATS(size_) + add;                                                     \
+        few_integers first_ = AS_FLOATS(size_) < two, none_ = AS_FLOATS(size_) < one;                  \
+        few_integers level_ = __builtin_convertvector(more_, few_integers), larger_ = level_ < 2;      \
+        level_ = (level_ & ~larger_) | (larger_ & 2);                                                  \
+        level_ = ((level_ & ~first_) | (first_ & 1)) & ~none_;                                         \
+        larger_ = level_ > largest;                                                                    \
+        largest = (level_ & larger_) | (largest & ~larger_);                                           \
+        few_bytes narrow_ = __builtin_convertvector((level_ ^ sign_) - sign_, few_bytes);              \
+        memcpy(few, &narrow_, sizeof(narrow_));                                                        \
     } while (0)
 
-SUMS_INLINE bool quantise_values(int8_t *few, level_sums *s, const float *now, const float *before,
-                                 const float *column, const float up[3], size_t n, const lattice_run *run) {
+SUMS_INLINE int32_t quantise_values(int8_t *few, const float *now, const float *before, const float *column,
+                                    const float up[3], size_t n, const lattice_run *run) {
     const lattice_run r = *run;
     const float one = up[0], two = 1.0f + up[1], add = 1.0f - up[2], less = one * SURELY_LESS;
-    few_counts c = {.largest = {0}};
-    float residual[FEW];
+    few_integers largest = {0};
     size_t i = 0;
 #define BEFORE(j) (before ? before + i + FEW * (j) : NULL)
 #define COLUMN(j) (column ? column + i + FEW * (j) : NULL)
@@ -287,18 +294,22 @@ SUMS_INLINE bool quantise_values(int8_t *few, level_sums *s, const float *now, c
         QUANTISE_EIGHT(bytes, difference, step);
         memcpy(few + i, bytes, left);
     }
-    return take_counts(s, &c);
+    int32_t most = 0;
+    for (int j = 0; j < FEW; j++) {
+        most = largest[j] > most ? largest[j] : most;
+    }
+    return most;
 }
 
-CPU_LOOP static bool quantise_run(int8_t *few, level_sums *s, const float *now, const float *before,
-                                  const float up[3], size_t n, const lattice_run *run) {
+CPU_LOOP static int32_t quantise_run(int8_t *few, const float *now, const float *before, const float up[3],
+                                     size_t n, const lattice_run *run) {
     const float *column = run->column_step;
     if (before) {
-        return column ? quantise_values(few, s, now, before, column, up, n, run)
-                      : quantise_values(few, s, now, before, NULL, up, n, run);
+        return column ? quantise_values(few, now, before, column, up, n, run)
+                      : quantise_values(few, now, before, NULL, up, n, run);
     }
-    return column ? quantise_values(few, s, now, NULL, column, up, n, run)
-                  : quantise_values(few, s, now, NULL, NULL, up, n, run);
+    return column ? quantise_values(few, now, NULL, column, up, n, run)
+                  : quantise_values(few, now, NULL, NULL, up, n, run);
 }
 
 /* ---- errors ---- */
