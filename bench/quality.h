@@ -105,7 +105,7 @@ typedef struct quality_series {
     int width, seed;
     double beta2;
     char dir[QUALITY_PATH], store[QUALITY_PATH]; /* of the training run "gpt" */
-    char work[QUALITY_PATH];                     /* emptied before and removed afterwards */
+    char work[QUALITY_PATH];                     /* of this process, removed afterwards */
 } quality_series;
 
 typedef struct quality_losses {

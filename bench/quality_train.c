@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include "bench/quality.h"
 #include "bench/support.h"
@@ -76,7 +77,7 @@ void quality_make_series(quality_series *out, const quality_options *o, int widt
     snprintf(out->dir, sizeof(out->dir), "bench/series/quality-w%d-b%g-every%d-s%d", width, beta2, o->every,
              seed);
     snprintf(out->store, sizeof(out->store), "%.400s/store", out->dir);
-    snprintf(out->work, sizeof(out->work), "%.400s/work", out->dir);
+    snprintf(out->work, sizeof(out->work), "%.400s/work-%ld", out->dir, (long)getpid());
     mkdir("bench/series", 0777);
     mkdir(out->dir, 0777);
     bench_remove_tree(out->work);
