@@ -17,14 +17,15 @@
 #include "engine/low_rank.h"
 #include "engine/region.h"
 
-#define LOSSY_LEVEL_UP 0.6f /* of a step of levels: from there on the next integer is taken */
+#define LOSSY_LEVEL_UP    0.6f /* of a step of levels: from there on the next integer is taken */
+#define LOSSY_LEVELS_NONE 4096 /* a step of levels that no difference reaches */
 
 /* Which of three ways a tensor is coded; the others are exact. */
 typedef enum lossy_part {
     LOSSY_NONE,
     LOSSY_WEIGHT, /* residual to the parent, steps that follow its movement */
     LOSSY_MOMENT, /* first moments: anew each time, steps that follow its own rows and columns */
-    LOSSY_SECOND  /* second moments: levels, as differences to the parent's */
+    LOSSY_SECOND  /* second moments: anew each time, levels, as differences to their rows and columns */
 } lossy_part;
 /* Of a role and dtype. */
 lossy_part lossy_part_of(ckd_role role, ckd_dtype dtype);
@@ -33,7 +34,7 @@ lossy_part lossy_part_of(ckd_role role, ckd_dtype dtype);
 typedef struct lossy_recipe {
     double weight;         /* step, in root mean squares of the movement since the parent */
     double moment;         /* step, in root mean squares of the normalised moments */
-    int32_t second;        /* step, in levels; beyond their number: rows and columns say enough */
+    int32_t second;        /* step, in levels; LOSSY_LEVELS_NONE: rows and columns say enough */
     int32_t second_vector; /* of vectors, which have none */
     double vector;         /* steps of vectors, in those of matrices */
     double target;         /* bits an element; 0: whatever the steps give */
@@ -90,10 +91,7 @@ typedef struct lossy_tile {
     low_rank factors;
 } lossy_tile;
 
-/*
- * First moments are coded anew each time, and second ones where rows and columns say all there is to say of them: a difference
- * would take as many bytes, and a chain to decode.
- */
+/* Moments are coded anew each time: differences would take about as many bytes, and a chain to decode. */
 bool lossy_wants_parent(const lossy_tile *t);
 /* Where a tile of a region ends that begins at `first`, and what its rows are. */
 void lossy_tile_cut(lossy_tile *t, const geometry *g, const ckd_region *region, uint64_t elements,

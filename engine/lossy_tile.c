@@ -19,8 +19,7 @@
     1.7 /* the step, at most: rounded to a quarter octave, and values to the lattice, less than two */
 #define NOTHING_MOVED 6e-3 /* of the error: it is known to three digits */
 #define MOST_WEIGHT   108 /* of a row or column, in quarter octaves: beyond, the lattice has no place for it */
-#define MOST_STEP     400  /* a block's, in quarter octaves */
-#define LEVELS_NONE   4096 /* a step that no difference reaches */
+#define MOST_STEP     400 /* a block's, in quarter octaves */
 
 lossy_part lossy_part_of(ckd_role role, ckd_dtype dtype) {
     if (!lattice_dtype(dtype)) {
@@ -40,7 +39,7 @@ lossy_part lossy_part_of(ckd_role role, ckd_dtype dtype) {
 }
 
 bool lossy_wants_parent(const lossy_tile *t) {
-    return t->part == LOSSY_WEIGHT || (t->part == LOSSY_SECOND && t->recipe->second < LEVELS_NONE);
+    return t->part == LOSSY_WEIGHT;
 }
 
 lossy_recipe lossy_recipe_of(ckd_fidelity fidelity, int effort) {
@@ -48,7 +47,7 @@ lossy_recipe lossy_recipe_of(ckd_fidelity fidelity, int effort) {
     effort = effort ? effort : DEFAULT_EFFORT;
     return (lossy_recipe){.weight = near ? 2 : 3.5,
                           .moment = near ? 3 : 6,
-                          .second = near ? 16 : LEVELS_NONE,
+                          .second = near ? 24 : LOSSY_LEVELS_NONE,
                           .second_vector = near ? 2 : 4,
                           .vector = 0.25,
                           .root_units = near ? 128 : 64,
@@ -411,8 +410,8 @@ static bool says_nothing(const lossy_tile *t, const lattice_sums *s) {
     for (uint64_t j = 0; t->plan.own.step && j < t->columns; j++) {
         column = abs(t->plan.own.step[j]) > column ? abs(t->plan.own.step[j]) : column;
     }
-    return !t->before && s->least > 0 && t->plan.step >= LEVELS_NONE &&
-           row + column < (int32_t)(LOSSY_LEVEL_UP * LEVELS_NONE) - LEVEL_MOST;
+    return !t->before && s->least > 0 && t->plan.step >= LOSSY_LEVELS_NONE &&
+           row + column < (int32_t)(LOSSY_LEVEL_UP * LOSSY_LEVELS_NONE) - LEVEL_MOST;
 }
 
 static ckd_status prepare_second(lossy_tile *t, const kernels *k, ckd_error *err) {

@@ -112,6 +112,8 @@ static ckd_status save_tile(region_figures *figures, kept_second *second, double
     0.5 /* about what a delta on an ancestor takes more than one on the parent, an element */
 #define KEYFRAME_LOAD 1.5 /* base loads */
 
+#define SECOND_FROM 2.0 /* bits a parameter may take, so that there are some for single second moments */
+
 /* Of the bits that a parameter may take, its weight has three quarters and its first moment a fifth; the second takes next to none. */
 static lossy_recipe recipe_of(const ckd_save *save, const record_tensor *tensor) {
     const ckd_save_options *o = &save->options;
@@ -119,6 +121,9 @@ static lossy_recipe recipe_of(const ckd_save *save, const record_tensor *tensor)
     double raw_bits = 3 * 8 * (double)ckd_dtype_size(tensor->dtype);
     double bits = o->target_ratio > 0 ? raw_bits / o->target_ratio : o->target_bits;
     r.target = bits * (tensor->role == CKD_ROLE_EXP_AVG ? 0.2 : 0.75);
+    if (bits > 0 && bits < SECOND_FROM) {
+        r.second = LOSSY_LEVELS_NONE;
+    }
     r.max_error = o->max_error;
     double scale = o->step_scale > 0 ? o->step_scale : 1;
     r.weight *= scale;
