@@ -31,14 +31,14 @@ static const char style[] =
 /* One panel's scales. */
 typedef struct panel {
     FILE *f;
-    int training;             /* the gap in training, not the validation loss's afterwards */
-    double left, top;         /* of the panel */
-    double most_ratio;        /* the axis begins at 1 */
+    int training;     /* the gap in training, not the validation loss's afterwards */
+    double left, top; /* of the panel */
+    double least_ratio, most_ratio;
     double least, most, step; /* gaps */
 } panel;
 
 static double x_of(const panel *p, double ratio) {
-    double share = log(ratio > 1 ? ratio : 1) / log(p->most_ratio);
+    double share = log(fmax(ratio / p->least_ratio, 1)) / log(p->most_ratio / p->least_ratio);
     return p->left + LEFT + share * (WIDTH - LEFT - RIGHT);
 }
 
@@ -63,7 +63,8 @@ static double nice_step(double span) {
 
 static void set_scales(panel *p, const quality_group *g, const quality_options *o) {
     double noise = noise_of(p, g, o);
-    p->most_ratio = 10;
+    p->least_ratio = o->mode == QUALITY_CURVES ? 10 : 1;
+    p->most_ratio = 10 * p->least_ratio;
     p->least = -noise;
     p->most = noise;
     for (size_t c = quality_next(o, 0); c < quality_coder_count; c = quality_next(o, c + 1)) {
@@ -101,6 +102,9 @@ static void draw_axes(const panel *p) {
         fprintf(p->f, "</text>\n");
     }
     for (size_t i = 0; i < sizeof(ratios) / sizeof(ratios[0]) && ratios[i] <= p->most_ratio; i++) {
+        if (ratios[i] < p->least_ratio) {
+            continue;
+        }
         double x = x_of(p, ratios[i]);
         line(p, "grid", x, p->top + TOP, x, bottom);
         fprintf(p->f, "  <text class=\"soft\" x=\"%.1f\" y=\"%.1f\" text-anchor=\"middle\">%dx</text>\n", x,
@@ -127,8 +131,8 @@ static void draw_row(const panel *p, const quality_coder *coder, const quality_r
     double y = y_of(p, gap.mean), right = p->left + WIDTH - RIGHT;
     if (coder->unsized) {
         line(p, "other", p->left + LEFT, y, right, y);
-        fprintf(p->f, "  <text class=\"soft\" x=\"%.1f\" y=\"%.1f\">%s</text>\n", x_of(p, 2.5), y - 5,
-                coder->name);
+        fprintf(p->f, "  <text class=\"soft\" x=\"%.1f\" y=\"%.1f\">%s</text>\n", x_of(p, 2 * p->least_ratio),
+                y - 5, coder->name);
         return;
     }
     double x = x_of(p, 96 / row->late_bits.mean);
@@ -165,37 +169,52 @@ static int points_of(point *points, const panel *p, const char *curve, const qua
     return count;
 }
 
-static void draw_curve(const panel *p, const char *curve, const char *class, const char *unit,
-                       const quality_group *g, const quality_options *o) {
+/* How a curve is drawn: its colour, what its numbers mean, and where they stand. */
+typedef struct curve_style {
+    const char *curve, *class, *unit;
+    double dx, dy;
+} curve_style;
+
+static void draw_point(const panel *p, const curve_style *as, const point *at) {
+    double x = x_of(p, at->ratio), y = y_of(p, at->gap.mean);
+    draw_whisker(p, x, at->gap);
+    fprintf(p->f, "  <circle class=\"mark\" cx=\"%.1f\" cy=\"%.1f\" r=\"3.5\"/>\n", x, y);
+    fprintf(p->f, "  <text class=\"knob\" x=\"%.1f\" y=\"%.1f\" text-anchor=\"%s\">", x + as->dx, y + as->dy,
+            as->dx < 0 ? "end" : "middle");
+    if (at->knob > 0) {
+        fprintf(p->f, "%g%s</text>\n", at->knob, as->unit);
+    } else {
+        fprintf(p->f, "alpha</text>\n");
+    }
+}
+
+static void draw_curve(const panel *p, const curve_style *as, const quality_group *g,
+                       const quality_options *o) {
     point points[QUALITY_MAX_CODERS];
-    int count = points_of(points, p, curve, g, o);
+    int count = points_of(points, p, as->curve, g, o);
     if (!count) {
         return;
     }
-    fprintf(p->f, "  <g class=\"%s\">\n  <polyline class=\"curve\" points=\"", class);
+    fprintf(p->f, "  <g class=\"%s\">\n  <polyline class=\"curve\" points=\"", as->class);
     for (int i = 0; i < count; i++) {
         fprintf(p->f, "%s%.1f,%.1f", i ? " " : "", x_of(p, points[i].ratio), y_of(p, points[i].gap.mean));
     }
     fprintf(p->f, "\"/>\n");
     for (int i = 0; i < count; i++) {
-        double x = x_of(p, points[i].ratio), y = y_of(p, points[i].gap.mean);
-        draw_whisker(p, x, points[i].gap);
-        fprintf(p->f, "  <circle class=\"mark\" cx=\"%.1f\" cy=\"%.1f\" r=\"3.5\"/>\n", x, y);
-        fprintf(p->f, "  <text class=\"knob\" x=\"%.1f\" y=\"%.1f\" text-anchor=\"middle\">", x, y + 15);
-        if (points[i].knob > 0) {
-            fprintf(p->f, "%g%s</text>\n", points[i].knob, unit);
-        } else {
-            fprintf(p->f, "alpha</text>\n");
-        }
+        draw_point(p, as, &points[i]);
     }
-    fprintf(p->f, "  <text class=\"name\" x=\"%.1f\" y=\"%.1f\" text-anchor=\"middle\">%s</text>\n  </g>\n",
-            x_of(p, points[count - 1].ratio), y_of(p, points[count - 1].gap.mean) - 9, curve);
+    fprintf(p->f, "  </g>\n");
 }
 
 static void draw_curves(const panel *p, const quality_group *g, const quality_options *o) {
-    draw_curve(p, "excp", "three", "", g, o);
-    draw_curve(p, "compact", "one", "x", g, o);
-    draw_curve(p, "near", "two", "x", g, o);
+    static const curve_style styles[] = {
+        {"excp", "three", "", -7, -3}, {"near", "two", "x", 0, 26}, {"compact", "one", "x", 0, 14}};
+    double x = p->left + LEFT + 14;
+    for (size_t i = 0; i < sizeof(styles) / sizeof(styles[0]); i++) {
+        draw_curve(p, &styles[i], g, o);
+        fprintf(p->f, "  <g class=\"%s\"><text class=\"name\" x=\"%.1f\" y=\"%.1f\">%s</text></g>\n",
+                styles[i].class, x, p->top + TOP + 20 + 16 * (double)i, styles[i].curve);
+    }
 }
 
 /* ---- panels ---- */
@@ -217,7 +236,7 @@ static void draw_panel(panel *p, const quality_group *g, const quality_options *
     draw_axes(p);
     for (size_t c = quality_next(o, 0); c < quality_coder_count; c = quality_next(o, c + 1)) {
         const quality_coder *coder = &quality_coders[c];
-        if (o->mode != QUALITY_CURVES || !coder->curve) {
+        if (o->mode != QUALITY_CURVES || coder->unsized) {
             quality_row row = quality_summary(g, (int)c, o->deltas);
             draw_row(p, coder, &row);
         }
