@@ -14,8 +14,7 @@ void lossy_job_free(lossy_job *j) {
     }
 }
 
-/* The tile's plan, for a block of it. */
-static lattice_block block_of(const lossy_tile *t, uint64_t at, uint64_t count) {
+lattice_block lossy_block_of(const lossy_tile *t, uint64_t at, uint64_t count) {
     lattice_block b = t->plan;
     uint64_t place = t->phase + at, row = t->columns ? place / t->columns : 0;
     b.count = count;
@@ -97,6 +96,9 @@ static lattice_effort effort_of(const lossy_tile *t) {
 static ckd_status quantise_linear(lossy_job *j, const lossy_tile *t, uint64_t at, const kernels *k,
                                   ckd_error *err) {
     lattice_block *b = &j->block;
+    if (!(t->up[0] < INFINITY)) {
+        return CKD_OK; /* no integer but 0 */
+    }
     source from = {t->now + at, t->before ? t->before + at : NULL, NULL};
     level_sums sums = {{0}, {0}};
     int8_t *few = bytes_scratch(&j->few, b->count, "coding scratch", err);
@@ -221,7 +223,7 @@ static ckd_status in_steps(lossy_job *j, const lossy_tile *t, uint64_t at, const
 ckd_status lossy_block(lossy_job *j, bytes *payload, const lossy_tile *t, uint64_t at, uint64_t count,
                        const void *original, const kernels *k, symbols_workspace *work, ckd_error *err) {
     bool done;
-    j->block = block_of(t, at, count);
+    j->block = lossy_block_of(t, at, count);
     ckd_status status = lossy_stream(&done, j, t, at, original, k, err);
     if (status == CKD_OK && !done) {
         status = in_steps(j, t, at, original, k, err);

@@ -3,6 +3,16 @@
 #define ENGINE_LOSSY_BLOCK_H
 
 #include "engine/lossy.h"
+#include "engine/lossy_rate.h"
+
+/* The tile's plan, for a block of it. */
+lattice_block lossy_block_of(const lossy_tile *t, uint64_t at, uint64_t count);
+
+/*
+ * What integers have to say of each element, in steps, by the tile's plan, as a histogram; and in row-major order in `to`, unless that is
+ * NULL, where elements that the tile does not have are 0. Not of vectors. Errors: NOMEM (lossy_left.c).
+ */
+ckd_status lossy_left(rate_histogram *h, float *to, const lossy_tile *t, const kernels *k, ckd_error *err);
 
 /* Mean distance below an integer, in steps, as payloads have it. */
 uint8_t lossy_offset(double below);

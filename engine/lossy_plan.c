@@ -5,7 +5,6 @@
 
 #include "engine/cost.h"
 #include "engine/lossy_block.h"
-#include "engine/lossy_rate.h"
 #include "engine/lossy_sums.h"
 
 #define NARROWEST_FACTORED 16u /* rows and columns */
@@ -15,28 +14,6 @@
 #define FINEST             (-120)     /* exponent of a lattice, as payloads have it */
 #define LEAP               6          /* quarter octaves, while there is nothing to bisect */
 #define SAMPLE_ELEMENTS    (1u << 17) /* of a large tile, about */
-
-/* What is left of every element, in steps, row by row; elements that the tile does not have are 0. */
-static ckd_status residual_of(float *to, const lossy_tile *t, const float *products, lattice_work *w,
-                              const kernels *k, ckd_error *err) {
-    ckd_status status = lattice_steps(&t->plan, w, err);
-    float *none = NULL;
-    if (status == CKD_OK && !t->before) {
-        none = calloc(t->columns, sizeof(float));
-        status = none ? CKD_OK : err_nomem(err, t->columns * sizeof(float), "coding scratch");
-    }
-    for (uint64_t row = 0; row < lattice_rows(&t->plan) && status == CKD_OK; row++) {
-        uint64_t first, column, n = lattice_row_span(&t->plan, row, &first, &column);
-        lattice_run run = lattice_row_run(&t->plan, w, row);
-        run.column_step = run.column_step ? run.column_step + column : NULL;
-        float *at = to + row * t->columns;
-        memset(at, 0, t->columns * sizeof(float));
-        k->lattice_residual(at + column, t->now + first, t->before ? t->before + first : none,
-                            products ? products + row * t->columns + column : NULL, n, &run);
-    }
-    free(none);
-    return status;
-}
 
 static void use_factors(lossy_tile *t, const low_rank *f) {
     t->plan.factor = f->rank ? f->left : NULL;
@@ -74,8 +51,7 @@ static double time_in_bits(const lossy_tile *t, uint32_t rank) {
 }
 
 /* The low-rank part alone, or with integers for what it leaves, if either is worth more than integers alone. */
-static ckd_status try_factors(planning *p, lossy_tile *t, size_t n, double alone, const kernels *k,
-                              ckd_error *err) {
+static ckd_status try_factors(planning *p, lossy_tile *t, double alone, const kernels *k, ckd_error *err) {
     double lambda = t->recipe->lambda;
     uint64_t rows = lattice_rows(&t->plan);
     ckd_status status = low_rank_of(&t->factors, p->residual, rows, t->columns, lambda, t->recipe->most_rank,
@@ -84,17 +60,11 @@ static ckd_status try_factors(planning *p, lossy_tile *t, size_t n, double alone
         return status;
     }
     use_factors(t, &t->factors);
-    const float *products;
-    status = lattice_products(&products, &t->plan, &p->work, k, err);
-    if (status == CKD_OK) {
-        status = residual_of(p->residual, t, products, &p->work, k, err);
-    }
+    rate_histogram *left = p->histogram;
+    status = lossy_left(left, NULL, t, k, err);
     if (status != CKD_OK) {
         return status;
     }
-    rate_histogram *left = p->histogram;
-    memset(left, 0, sizeof(*left));
-    rate_add(left, p->residual, n);
     rate_plan only = rate_plan_none(left), both = rate_plan_of(left, lambda);
     double bits = t->factors.bits + time_in_bits(t, t->factors.rank);
     double of_only = cost_of(&only, bits, lambda), of_both = cost_of(&both, bits, lambda);
@@ -119,31 +89,27 @@ static ckd_status sample_residual(planning *p, const lossy_tile *t, const kernel
     static const float none[SAMPLE_PIECE] = {0};
     float residual[SAMPLE_PIECE];
     ckd_status status = lattice_steps(&t->plan, &p->work, err);
+    memset(p->histogram, 0, sizeof(*p->histogram));
     tile_sample s = sample_of(t, SAMPLE_ELEMENTS);
     for (tile_piece at; status == CKD_OK && sample_next(&at, &s);) {
         lattice_run run = lattice_row_run(&t->plan, &p->work, t->vector ? 0 : at.row);
         run.column_step = run.column_step ? run.column_step + at.column : NULL;
         k->lattice_residual(residual, t->now + at.first, t->before ? t->before + at.first : none, NULL, at.n,
                             &run);
-        rate_add(p->histogram, residual, at.n);
+        rate_add(p->histogram, residual, at.n, k);
     }
     return status;
 }
 
 /* With the steps as they are. */
 static ckd_status plan_once(planning *p, lossy_tile *t, const kernels *k, ckd_error *err) {
-    size_t n = lattice_rows(&t->plan) * t->columns;
     low_rank none = {0};
     low_rank_free(&t->factors);
     use_factors(t, &none);
-    memset(p->histogram, 0, sizeof(*p->histogram));
     ckd_status status =
-        p->residual ? residual_of(p->residual, t, NULL, &p->work, k, err) : sample_residual(p, t, k, err);
+        p->residual ? lossy_left(p->histogram, p->residual, t, k, err) : sample_residual(p, t, k, err);
     if (status != CKD_OK) {
         return status;
-    }
-    if (p->residual) {
-        rate_add(p->histogram, p->residual, n);
     }
     rate_plan alone = rate_plan_of(p->histogram, t->recipe->lambda);
     use_rate(t, &alone);
@@ -151,7 +117,7 @@ static ckd_status plan_once(planning *p, lossy_tile *t, const kernels *k, ckd_er
     if (!p->residual) {
         return CKD_OK;
     }
-    return try_factors(p, t, n, cost_of(&alone, 0, t->recipe->lambda), k, err);
+    return try_factors(p, t, cost_of(&alone, 0, t->recipe->lambda), k, err);
 }
 
 /* The finest step that takes no more bits than wanted, by bisection between steps known to take more and fewer. */

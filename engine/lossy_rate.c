@@ -6,13 +6,40 @@
 #define ROUNDS  4
 #define UP_MOST 0.98
 
-void rate_add(rate_histogram *h, const float *residual, size_t n) {
-    for (size_t i = 0; i < n; i++) {
-        float at = fabsf(residual[i]) * RATE_IN_ONE;
-        uint32_t bin = at < RATE_BINS - 1 ? (uint32_t)at : RATE_BINS - 1;
-        h->bins[bin]++;
+#define SOME 512 /* at a time */
+
+void rate_add(rate_histogram *h, const float *residual, size_t n, const kernels *k) {
+    uint16_t bin[SOME];
+    for (size_t at = 0; at < n; at += SOME) {
+        size_t here = n - at < SOME ? n - at : SOME, i = 0;
+        k->bins_of(bin, residual + at, RATE_IN_ONE, RATE_BINS - 1, here);
+        for (; i + RATE_APART <= here; i += RATE_APART) {
+            for (size_t j = 0; j < RATE_APART; j++) {
+                h->apart[j][bin[i + j]]++;
+            }
+        }
+        for (; i < here; i++) {
+            h->apart[0][bin[i]]++;
+        }
     }
     h->n += n;
+}
+
+void rate_join(rate_histogram *h, const rate_histogram *more) {
+    for (size_t j = 0; j < RATE_APART; j++) {
+        for (size_t b = 0; b < RATE_BINS; b++) {
+            h->apart[j][b] += more->apart[j][b];
+        }
+    }
+    h->n += more->n;
+}
+
+static double count_in(const rate_histogram *h, int bin) {
+    uint64_t count = 0;
+    for (size_t j = 0; j < RATE_APART; j++) {
+        count += h->apart[j][bin];
+    }
+    return (double)count;
 }
 
 static double middle(int bin) {
@@ -40,8 +67,8 @@ static void look(levels *l, const rate_histogram *h, const float up[3]) {
     *l = (levels){0};
     for (int bin = 0; bin < RATE_BINS; bin++) {
         int level = level_of(middle(bin), up);
-        l->count[level] += (double)h->bins[bin];
-        l->sum[level] += (double)h->bins[bin] * middle(bin);
+        l->count[level] += count_in(h, bin);
+        l->sum[level] += count_in(h, bin) * middle(bin);
     }
     double all = (double)h->n + 0.5;
     for (int i = 0; i < LEVELS; i++) {
@@ -78,9 +105,9 @@ static void weigh(rate_plan *p, const levels *l, const rate_histogram *h) {
     }
     for (int bin = 0; bin < RATE_BINS - 1; bin++) {
         double error = middle(bin) - l->at[level_of(middle(bin), p->up)];
-        p->distortion += (double)h->bins[bin] * error * error;
+        p->distortion += count_in(h, bin) * error * error;
     }
-    p->distortion += (double)h->bins[RATE_BINS - 1] / 12;
+    p->distortion += count_in(h, RATE_BINS - 1) / 12;
 }
 
 rate_plan rate_plan_of(const rate_histogram *h, double lambda) {
@@ -101,7 +128,7 @@ rate_plan rate_plan_of(const rate_histogram *h, double lambda) {
 rate_plan rate_plan_none(const rate_histogram *h) {
     rate_plan p = {.up = {INFINITY, INFINITY, INFINITY}};
     for (int bin = 0; bin < RATE_BINS; bin++) {
-        p.distortion += (double)h->bins[bin] * middle(bin) * middle(bin);
+        p.distortion += count_in(h, bin) * middle(bin) * middle(bin);
     }
     return p;
 }

@@ -9,15 +9,22 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "kernels/kernels.h"
+
 #define RATE_BINS   1024 /* the last one has all that is larger */
 #define RATE_IN_ONE 32   /* bins in a step */
+#define RATE_APART  4
 
-/* Magnitudes in steps. Zero-initialise. */
+/* Magnitudes in steps, of fewer than 2^32 elements. Zero-initialise. */
 typedef struct rate_histogram {
-    uint64_t bins[RATE_BINS];
+    uint32_t apart
+        [RATE_APART]
+        [RATE_BINS]; /* to be added up: neighbours, most of them in the same bin, need not wait for each other */
     uint64_t n;
 } rate_histogram;
-void rate_add(rate_histogram *h, const float *residual, size_t n);
+void rate_add(rate_histogram *h, const float *residual, size_t n, const kernels *k);
+/* Adds another one. */
+void rate_join(rate_histogram *h, const rate_histogram *more);
 
 /* Level 1 from up[0] on, level 2 from 1 + up[1], level n from n - 1 + up[2]. */
 typedef struct rate_plan {

@@ -339,4 +339,5 @@ const kernels CPU_TABLE = {
     .error_of = error_of,
     .beyond = beyond,
     .level_fill = level_fill,
+    .bins_of = bins_of,
 };

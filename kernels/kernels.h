@@ -196,6 +196,8 @@ typedef struct kernels {
      * positive: of values, of which those with a sign are said to be too large, but magnitudes of differences. before NULL: only of now.
      */
     bool (*beyond)(const float *now, const float *before, const float limits[3], bool positive, size_t n);
+    /* Whole parts of magnitudes in units, of which none is more than `most`; of what is not a number: most. */
+    void (*bins_of)(uint16_t *bin, const float *values, float per_unit, uint16_t most, size_t n);
     /* level_apply without a parent, with q = 0. */
     void (*level_fill)(float *values, size_t n, const level_run *run);
 } kernels;

@@ -25,6 +25,15 @@ CPU_LOOP static bool beyond(const float *now, const float *before, const float l
     return any >> 31;
 }
 
+CPU_LOOP static void bins_of(uint16_t *bin, const float *values, float per_unit, uint16_t most, size_t n) {
+    const float last = (float)most;
+    CPU_NO_CARRY
+    for (size_t i = 0; i < n; i++) {
+        float at = scalar_magnitude(values[i]) * per_unit;
+        bin[i] = (uint16_t)(int32_t)(at < last ? at : last);
+    }
+}
+
 CPU_LOOP static void level_fill(float *values, size_t n, const level_run *run) {
     const int32_t row = run->row, birth = run->birth, *column = run->column;
     CPU_NO_CARRY

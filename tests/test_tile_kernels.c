@@ -98,6 +98,26 @@ static void test_beyond(void **state) {
     assert_true(seen[0] > 1000 && seen[1] > 1000);
 }
 
+static void test_bins(void **state) {
+    (void)state;
+    for (size_t l = 0; l < LENGTHS; l++) {
+        size_t n = length_at(l);
+        float values[MOST];
+        uint16_t expected[MOST], got[MOST + GUARD];
+        for (size_t i = 0; i < n; i++) {
+            values[i] = next_random() % 9u ? 40 * even() : odd(next_random());
+            double at = fabs((double)values[i]) * 32;
+            expected[i] = at < 1023 ? (uint16_t)at : 1023;
+        }
+        for (size_t t = 0; t < table_count; t++) {
+            memset(got, 0x55, sizeof(got));
+            tables[t]->bins_of(got, values, 32, 1023, n);
+            assert_memory_equal(got, expected, n * sizeof(uint16_t));
+            assert_int_equal(got[n], 0x5555);
+        }
+    }
+}
+
 /* ---- levels of rows and columns alone ---- */
 
 static void test_level_fill(void **state) {
@@ -305,9 +325,10 @@ static void test_error_of(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_beyond),       cmocka_unit_test(test_level_fill),
-        cmocka_unit_test(test_moment_row),   cmocka_unit_test(test_moment_columns),
-        cmocka_unit_test(test_quantise_run), cmocka_unit_test(test_error_of),
+        cmocka_unit_test(test_beyond),         cmocka_unit_test(test_bins),
+        cmocka_unit_test(test_level_fill),     cmocka_unit_test(test_moment_row),
+        cmocka_unit_test(test_moment_columns), cmocka_unit_test(test_quantise_run),
+        cmocka_unit_test(test_error_of),
     };
     return cmocka_run_group_tests(tests, find_tables, NULL);
 }
