@@ -54,7 +54,7 @@ lossy_recipe lossy_recipe_of(ckd_fidelity fidelity, int effort) {
                           .lambda = 0.15,
                           .effort = effort,
                           .most_rank = effort < 4 ? 64 : (effort < 7 ? 256 : LATTICE_MAX_RANK),
-                          .rounds = effort < 4 ? 1 : (effort < 7 ? 2 : 4)};
+                          .rounds = effort < 6 ? 0 : 2};
 }
 
 /* ---- the matrix ---- */

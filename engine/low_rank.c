@@ -7,6 +7,7 @@
 #include "engine/eigen.h"
 
 #define ROUND_UP         0.55 /* fraction from which a factor's integers are rounded up */
+#define MORE_TURNS       1    /* of refits, beyond the first */
 #define FIRST_GUESS      24u  /* directions searched for at first; more as long as more pay */
 #define MORE             3u   /* times as many */
 #define OVERSAMPLED      8u   /* directions beyond those that pay */
@@ -53,18 +54,19 @@ static void fill_random(float *to, size_t n) {
 typedef struct search {
     const float *x;
     size_t rows, columns, count;
-    float *left, *right;   /* count vectors of rows, of columns */
-    float *spare, *across; /* count x max(rows, columns) */
+    float *left, *right;   /* count vectors of rows, of columns; they have space for the longer */
+    float *spare, *across; /* as much */
     float *turned;         /* x transposed */
     float *mix;            /* count x count, as are these: */
     double *gram, *inverse;
-    double *energy; /* squared singular values */
-    size_t *order;  /* of components, strongest first */
+    double *energy;       /* squared singular values */
+    double (*largest)[2]; /* integers of either side, of each component */
+    size_t *order;        /* of components, strongest first */
 } search;
 
 static void search_free(search *s) {
-    void *const all[] = {s->left, s->right, s->spare,   s->across, s->turned,
-                         s->mix,  s->gram,  s->inverse, s->energy, s->order};
+    void *const all[] = {s->left, s->right,   s->spare,  s->across,  s->turned, s->mix,
+                         s->gram, s->inverse, s->energy, s->largest, s->order};
     for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++) {
         free(all[i]);
     }
@@ -73,8 +75,8 @@ static void search_free(search *s) {
 static ckd_status search_begin(search *s, size_t count, ckd_error *err) {
     size_t longer = s->rows > s->columns ? s->rows : s->columns;
     s->count = count;
-    s->left = malloc(count * s->rows * sizeof(float));
-    s->right = malloc(count * s->columns * sizeof(float));
+    s->left = malloc(count * longer * sizeof(float));
+    s->right = malloc(count * longer * sizeof(float));
     s->spare = malloc(count * longer * sizeof(float));
     s->across = malloc(count * longer * sizeof(float));
     s->turned = malloc(s->rows * s->columns * sizeof(float));
@@ -82,16 +84,17 @@ static ckd_status search_begin(search *s, size_t count, ckd_error *err) {
     s->gram = malloc(count * count * sizeof(double));
     s->inverse = malloc(count * count * sizeof(double));
     s->energy = malloc(count * sizeof(double));
+    s->largest = malloc(count * sizeof(*s->largest));
     s->order = malloc(count * sizeof(size_t));
     bool all = s->left && s->right && s->spare && s->across && s->turned && s->mix && s->gram && s->inverse &&
-               s->energy && s->order;
+               s->energy && s->largest && s->order;
     return all ? CKD_OK : err_nomem(err, s->rows * s->columns * sizeof(float), "factors of a matrix");
 }
 
-/* gram: of all pairs of vectors of n elements. */
-static void pair_up(search *s, const float *vectors, size_t n, const kernels *k) {
-    transpose(s->across, vectors, s->count, n);
-    k->products(s->mix, vectors, s->across, s->count, n, s->count);
+/* gram: of all pairs of vectors of n elements. scratch: count x n. */
+static void pair_up(search *s, const float *vectors, float *scratch, size_t n, const kernels *k) {
+    transpose(scratch, vectors, s->count, n);
+    k->products(s->mix, vectors, scratch, s->count, n, s->count);
     for (size_t i = 0; i < s->count * s->count; i++) {
         s->gram[i] = (double)s->mix[i];
     }
@@ -132,7 +135,7 @@ static void invert_root(search *s) {
 /* By the Gram matrix's root (CholeskyQR), as many times as rounding asks for. */
 static void orthonormalise(search *s, float *vectors, size_t n, unsigned times, const kernels *k) {
     for (unsigned i = 0; i < times; i++) {
-        pair_up(s, vectors, n, k);
+        pair_up(s, vectors, s->across, n, k);
         invert_root(s);
         k->products(s->spare, s->mix, vectors, s->count, s->count, n);
         memcpy(vectors, s->spare, s->count * n * sizeof(float));
@@ -166,7 +169,7 @@ static ckd_status decompose(search *s, const kernels *k, ckd_error *err) {
     if (!sorted) {
         return err_nomem(err, n * sizeof(*sorted), "factors of a matrix");
     }
-    pair_up(s, s->left, s->rows, k);
+    pair_up(s, s->left, s->across, s->rows, k);
     eigen_symmetric(s->gram, s->energy, s->inverse, n);
     for (size_t i = 0; i < n; i++) {
         sorted[i] = &s->energy[i];
@@ -218,14 +221,68 @@ static int32_t round_up_late(double v) {
     return v < 0 ? -magnitude : magnitude;
 }
 
-static double round_side(int32_t *to, const float *from, size_t n, uint32_t rank, uint32_t k, double scale) {
+/* Component k of one side becomes integers of 1 / scale, and `from` what they are. Returns the largest magnitude. */
+static double round_side(int32_t *to, float *from, size_t n, uint32_t rank, uint32_t k, double scale) {
     double largest = 0;
     for (size_t i = 0; i < n; i++) {
         int32_t v = round_up_late(from[i] * scale);
         to[i * rank + k] = v;
+        from[i] = (float)(v / scale);
         largest = fabs((double)v) > largest ? fabs((double)v) : largest;
     }
     return largest;
+}
+
+/* A unit of the right side is a step's share of the component, to the next power of two. */
+static int32_t right_exponent(const search *s, uint32_t k) {
+    return (int32_t)lrint(-log2(sqrt(s->energy[s->order[k]])));
+}
+
+static void round_left(low_rank *out, search *s, uint32_t rank) {
+    for (uint32_t k = 0; k < rank; k++) {
+        s->largest[k][0] = round_side(out->left, s->spare + k * s->rows, s->rows, rank, k, 1);
+    }
+}
+static void round_right(low_rank *out, search *s, uint32_t rank) {
+    for (uint32_t k = 0; k < rank; k++) {
+        float *from = s->across + k * s->columns;
+        s->largest[k][1] = round_side(out->right, from, s->columns, rank, k, ldexp(1, -right_exponent(s, k)));
+    }
+}
+
+/*
+ * `to`, vectors of n elements, becomes what fits x (m x n) best, together with `kept`, as many vectors of m elements: least squares.
+ * Overwrites s->left and s->right.
+ */
+static void refit(search *s, float *to, size_t n, const float *kept, size_t m, const float *x, uint32_t rank,
+                  const kernels *k) {
+    size_t count = s->count;
+    s->count = rank;
+    pair_up(s, kept, s->left, m, k);
+    invert_root(s);
+    k->products(s->left, kept, x, rank, m, n);
+    k->products(s->right, s->mix, s->left, rank, rank, n);
+    transpose(s->left, s->mix, rank, rank);
+    k->products(to, s->left, s->right, rank, rank, n);
+    s->count = count;
+}
+
+/*
+ * Each side is refitted to what rounding made of the other one. That makes good for a part of the rounding, and is a round of subspace
+ * iteration as well.
+ */
+static void round_in_turn(low_rank *out, search *s, uint32_t rank, const kernels *k) {
+    components(s->spare, s, s->left, s->rows, rank, k);
+    round_left(out, s, rank);
+    for (int turn = 0;; turn++) {
+        refit(s, s->across, s->columns, s->spare, s->rows, s->x, rank, k);
+        round_right(out, s, rank);
+        if (turn == MORE_TURNS) {
+            return;
+        }
+        refit(s, s->spare, s->rows, s->across, s->columns, s->turned, rank, k);
+        round_left(out, s, rank);
+    }
 }
 
 static ckd_status make_factors(low_rank *out, search *s, uint32_t rank, const kernels *kernel,
@@ -237,23 +294,16 @@ static ckd_status make_factors(low_rank *out, search *s, uint32_t rank, const ke
         low_rank_free(out);
         return err_nomem(err, (s->rows + s->columns) * rank * sizeof(int32_t), "factors of a matrix");
     }
-    double strongest = sqrt(s->energy[s->order[0]]), bound = 0;
-    out->exponent = (int32_t)lrint(-log2(strongest));
-    components(s->spare, s, s->left, s->rows, rank, kernel);
-    components(s->across, s, s->right, s->columns, rank, kernel);
+    round_in_turn(out, s, rank, kernel);
+    out->exponent = right_exponent(s, 0);
+    double bound = 0;
     uint32_t used = 0;
-    for (uint32_t k = 0; k < rank; k++) {
-        /* A unit of the right side is a step's share of the component, to the next power of two. */
-        int32_t exponent = (int32_t)lrint(-log2(sqrt(s->energy[s->order[k]])));
-        const float *from_left = s->spare + k * s->rows, *from_right = s->across + k * s->columns;
-        out->shift[k] = exponent - out->exponent;
-        double left = round_side(out->left, from_left, s->rows, rank, k, 1);
-        double right = round_side(out->right, from_right, s->columns, rank, k, ldexp(1, -exponent));
-        bound += left * right * ldexp(1, out->shift[k]);
-        if (out->shift[k] > 20 || bound > LARGEST_SUM) {
+    for (; used < rank; used++) {
+        out->shift[used] = right_exponent(s, used) - out->exponent;
+        bound += s->largest[used][0] * s->largest[used][1] * ldexp(1, out->shift[used]);
+        if (out->shift[used] > 20 || bound > LARGEST_SUM) {
             break;
         }
-        used++;
     }
     out->rank = used == rank ? rank : 0; /* sums could be inexact: rather no factors at all */
     return CKD_OK;

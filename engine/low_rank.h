@@ -2,7 +2,8 @@
  * A matrix as a product of two integer factors, where that is cheaper than its elements: what training changes in a weight has few
  * strong directions. Randomised subspace iteration (Halko, Martinsson, Tropp, SIAM Review 53(2), 2011, algorithm 4.4), then components
  * kept as long as they pay, each side quantised so that a unit of either factor means the same error (reverse water-filling:
- * strong components get more bits by themselves). Free arithmetic: what comes out are integers. Internal to engine/.
+ * strong components get more bits by themselves), in turn, the other one refitted by least squares to what became of it. Free arithmetic: what comes
+ * out are integers. Internal to engine/.
  */
 #ifndef ENGINE_LOW_RANK_H
 #define ENGINE_LOW_RANK_H
@@ -21,7 +22,7 @@ void low_rank_free(low_rank *f);
 
 /*
  * x: rows x columns in row-major order, in steps. lambda: squared steps that a bit is worth. most: components at most. rounds: of
- * subspace iteration, 1 or more. Errors: NOMEM.
+ * subspace iteration beyond the first. Errors: NOMEM.
  */
 ckd_status low_rank_of(low_rank *out, const float *x, size_t rows, size_t columns, double lambda,
                        uint32_t most, unsigned rounds, const kernels *k, ckd_error *err);

@@ -10,6 +10,7 @@ typedef float panel_floats __attribute__((vector_size(4 * PANEL_LANES)));
 #define PANEL   (2 * PANEL_LANES) /* columns */
 #define DEPTH   256               /* of the sums that are made at once */
 #define HEIGHT  4                 /* rows */
+#define AHEAD   8 /* rows of the right side that are asked for early: they lie too far apart to be foreseen */
 #define ABREAST 64 /* columns that are packed at once: a row of the right side gives all it has of a page */
 
 /* HEIGHT x PANEL sums over `depth`. */
@@ -39,6 +40,9 @@ CPU_TARGET static inline __attribute__((always_inline)) void panel_sums(float *t
 static void pack_panels(float *panels, const float *right, size_t depth, size_t columns, size_t width) {
     for (size_t k = 0; k < depth; k++) {
         const float *from = right + k * columns;
+        for (size_t j = 0; k + AHEAD < depth && j < width; j += 16) { /* a line of the cache */
+            __builtin_prefetch(from + AHEAD * columns + j);
+        }
         for (size_t j = 0; j < width; j += PANEL) {
             float *to = panels + j * DEPTH + k * PANEL;
             if (width - j >= PANEL) {

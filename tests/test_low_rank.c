@@ -70,6 +70,8 @@ static void test_eigen(void **state) {
 static void test_factors(void **state) {
     (void)state;
     static const size_t sizes[][3] = {{64, 96, 3}, {200, 100, 40}, {33, 257, 0}, {300, 300, 110}};
+    /* of the energy; each side once rounded, and never refitted to the other, leaves 7.6e-4, 3.4e-4, 1, 1.6e-4 */
+    static const double most[] = {7.3e-4, 2.7e-4, 1, 1.15e-4};
     for (size_t s = 0; s < sizeof(sizes) / sizeof(sizes[0]); s++) {
         size_t rows = sizes[s][0], columns = sizes[s][1], rank = sizes[s][2];
         float *x = calloc(rows * columns, sizeof(float));
@@ -92,7 +94,7 @@ static void test_factors(void **state) {
         }
         low_rank f;
         ckd_error err = {0};
-        assert_int_equal(low_rank_of(&f, x, rows, columns, 0.15, 256, 2, kernels_cpu(), &err), CKD_OK);
+        assert_int_equal(low_rank_of(&f, x, rows, columns, 0.15, 256, 0, kernels_cpu(), &err), CKD_OK);
         assert_int_equal(f.rank, rank);
         for (size_t i = 0; i < rows * columns; i++) {
             double sum = 0;
@@ -102,7 +104,7 @@ static void test_factors(void **state) {
             }
             error += ((double)x[i] - sum) * ((double)x[i] - sum);
         }
-        assert_true(error <= (rank ? 0.06 : 1) * energy);
+        assert_true(error <= most[s] * energy);
         low_rank_free(&f);
         free(x);
         free(left);
