@@ -147,40 +147,45 @@ static double load(ckd_store *store, const char *run, uint64_t step, int part, c
 /* ---- the share of products ---- */
 
 static const kernels *plain;
-static double in_products; /* benchmarks are one thread */
+static double in_gemm; /* benchmarks are one thread */
 
-static void timed_products(float *sums, const float *left, const float *right, size_t rows, size_t rank,
-                           size_t columns) {
+static void timed_gemm(float *sums, const float *left, const float *right, size_t rows, size_t rank,
+                       size_t columns) {
     double start = bench_cpu_seconds();
-    plain->products(sums, left, right, rows, rank, columns);
-    in_products += bench_cpu_seconds() - start;
+    plain->gemm(sums, left, right, rows, rank, columns);
+    in_gemm += bench_cpu_seconds() - start;
 }
 
-/* Of what preparing a weight matrix takes: its statistics, its factors. */
-static double share_of_products(const float *now, const float *before, size_t side, int effort) {
+/* Seconds that a save of a delta spends on products of matrices, which find factors: of all three parts. */
+static double gemm_seconds(const state *s, const float *before, int effort) {
+    static const lossy_part parts[PARTS] = {LOSSY_SECOND, LOSSY_MOMENT, LOSSY_WEIGHT};
     ckd_error err = {0};
     lossy_recipe recipe = lossy_recipe_of(CKD_COMPACT, effort);
-    lossy_tile t = {.part = LOSSY_WEIGHT,
-                    .dtype = CKD_F32,
-                    .recipe = &recipe,
-                    .count = side * side,
-                    .columns = side,
-                    .values = now,
-                    .now = now,
-                    .before = before,
-                    .expected_movement = NAN};
-    bool worth;
+    lossy_scales scales = {0};
     plain = kernels_cpu();
     kernels timed = *plain;
-    timed.products = timed_products;
+    timed.gemm = timed_gemm;
+    in_gemm = 0;
     float_mode mode = float_mode_enter();
-    in_products = 0;
-    double start = bench_cpu_seconds();
-    check(lossy_tile_prepare(&t, &worth, &timed, &err), &err);
-    double all = bench_cpu_seconds() - start;
+    for (int p = 0; p < PARTS; p++) {
+        lossy_tile t = {.part = parts[p],
+                        .dtype = CKD_F32,
+                        .recipe = &recipe,
+                        .count = s->side * s->side,
+                        .columns = s->side,
+                        .values = s->part[p],
+                        .now = s->part[p],
+                        .before = p == 2 ? before : NULL,
+                        .found = p == 0 ? &scales : NULL,
+                        .scales = p == 0 ? NULL : &scales,
+                        .expected_movement = NAN};
+        bool worth;
+        check(lossy_tile_prepare(&t, &worth, &timed, &err), &err);
+        lossy_tile_free(&t);
+    }
     float_mode_leave(mode);
-    lossy_tile_free(&t);
-    return in_products / all;
+    lossy_scales_free(&scales);
+    return in_gemm;
 }
 
 /* ---- one size and effort ---- */
@@ -188,7 +193,7 @@ static double share_of_products(const float *now, const float *before, size_t si
 typedef struct figures {
     double copy, keyframe, delta;               /* seconds of all three parts */
     double base[PARTS], key[PARTS], one[PARTS]; /* of loading: an exact base, a keyframe, one delta more */
-    double bits, products;
+    double bits, gemm;                          /* gemm: of a delta's seconds */
     uint32_t depth;
 } figures;
 
@@ -231,7 +236,7 @@ static figures measure(const bench_plan *plan, size_t side, int effort) {
         deltas[d] = save(store, "lossy", (uint64_t)d + 1, &s, CKD_COMPACT, effort);
     }
     save(store, "exact", DELTAS, &s, CKD_EXACT, 0);
-    f.products = share_of_products(s.part[2], before, side, effort);
+    f.gemm = gemm_seconds(&s, before, effort);
     for (int r = 0; r < plan->repeats; r++) {
         copies[r] = copy_seconds(&s, to);
     }
@@ -240,6 +245,7 @@ static figures measure(const bench_plan *plan, size_t side, int effort) {
     check(ckd_store_find(&last, store, "lossy", DELTAS, &err), &err);
     f.copy = bench_median(copies, plan->repeats);
     f.delta = bench_median(deltas, DELTAS);
+    f.gemm /= f.delta;
     f.bits = 8 * (double)last.stored_bytes / (double)(side * side);
     f.depth = last.depth;
     measure_loads(&f, store, &s, to, plan->repeats);
@@ -266,15 +272,15 @@ static double of_state(const figures *f) {
 static void print(const bench_plan *plan, const figures *f, size_t side, int effort, bool first) {
     double part = (double)(side * side * sizeof(float)) * 1e-6, raw = PARTS * part; /* MB */
     printf("| %zu | %d | %.3f | %u | %.0f | %.0f | %.3f | %.2f | %.0f | %.0f | %.3f |", side, effort, f->bits,
-           f->depth, raw / f->keyframe, raw / f->delta, f->copy / f->delta, f->products, part / f->key[2],
+           f->depth, raw / f->keyframe, raw / f->delta, f->copy / f->delta, f->gemm, part / f->key[2],
            part / f->base[2], part / f->key[2] * f->copy / raw);
     printf(" %.0f | %.2f | %.2f |\n", part / f->one[2], f->one[2] / f->base[2], of_state(f));
     fprintf(plan->json,
             "%s\n  {\"side\": %zu, \"effort\": %d, \"bits\": %.4f, \"depth\": %u, \"memcpy_mb_per_s\": %.1f, "
-            "\"keyframe_mb_per_s\": %.1f, \"encode_mb_per_s\": %.1f, \"products_share\": %.3f, "
+            "\"keyframe_mb_per_s\": %.1f, \"encode_mb_per_s\": %.1f, \"gemm_share\": %.3f, "
             "\"delta_of_base\": %.4f",
             first ? "" : ",", side, effort, f->bits, f->depth, raw / f->copy, raw / f->keyframe,
-            raw / f->delta, f->products, of_state(f));
+            raw / f->delta, f->gemm, of_state(f));
     for (int p = 0; p < PARTS; p++) {
         fprintf(plan->json, ", \"%s\": {\"base_mb_per_s\": %.1f, \"keyframe_mb_per_s\": %.1f}", part_names[p],
                 part / f->base[p], part / f->key[p]);
@@ -285,7 +291,7 @@ static void print(const bench_plan *plan, const figures *f, size_t side, int eff
 void bench_paths(const bench_plan *plan) {
     printf(
         "\ncompact, W, m and v (fp32), one core, MB/s of raw state; decode and delta: of W\n\n| side | effort | "
-        "bits/parameter | depth | keyframe | encode | of memcpy | products | decode keyframe | exact base | of "
+        "bits/parameter | depth | keyframe | encode | of memcpy | GEMM | decode keyframe | exact base | of "
         "memcpy | one delta W | of a base W | of a base state |\n|---|---|---|---|---|---|---|---|---|---|---|---|---|"
         "---|\n");
     fprintf(plan->json, ",\n \"paths\": [");

@@ -94,7 +94,7 @@ static ckd_status search_begin(search *s, size_t count, ckd_error *err) {
 /* gram: of all pairs of vectors of n elements. scratch: count x n. */
 static void pair_up(search *s, const float *vectors, float *scratch, size_t n, const kernels *k) {
     transpose(scratch, vectors, s->count, n);
-    k->products(s->mix, vectors, scratch, s->count, n, s->count);
+    k->gemm(s->mix, vectors, scratch, s->count, n, s->count);
     for (size_t i = 0; i < s->count * s->count; i++) {
         s->gram[i] = (double)s->mix[i];
     }
@@ -137,7 +137,7 @@ static void orthonormalise(search *s, float *vectors, size_t n, unsigned times, 
     for (unsigned i = 0; i < times; i++) {
         pair_up(s, vectors, s->across, n, k);
         invert_root(s);
-        k->products(s->spare, s->mix, vectors, s->count, s->count, n);
+        k->gemm(s->spare, s->mix, vectors, s->count, s->count, n);
         memcpy(vectors, s->spare, s->count * n * sizeof(float));
     }
 }
@@ -147,12 +147,12 @@ static void iterate(search *s, unsigned rounds, const kernels *k) {
     transpose(s->turned, s->x, s->rows, s->columns);
     fill_random(s->right, s->count * s->columns);
     for (unsigned round = 0;; round++) {
-        k->products(s->left, s->right, s->turned, s->count, s->columns, s->rows);
+        k->gemm(s->left, s->right, s->turned, s->count, s->columns, s->rows);
         if (round > rounds) {
             return;
         }
         orthonormalise(s, s->left, s->rows, 1, k);
-        k->products(s->right, s->left, s->x, s->count, s->rows, s->columns);
+        k->gemm(s->right, s->left, s->x, s->count, s->rows, s->columns);
         orthonormalise(s, s->right, s->columns, round == rounds ? 2 : 1, k);
     }
 }
@@ -189,7 +189,7 @@ static void components(float *to, search *s, const float *side, size_t n, uint32
             s->mix[r * s->count + i] = (float)s->gram[s->order[r] * s->count + i];
         }
     }
-    k->products(to, s->mix, side, rank, s->count, n);
+    k->gemm(to, s->mix, side, rank, s->count, n);
 }
 
 /* ---- what pays ---- */
@@ -260,10 +260,10 @@ static void refit(search *s, float *to, size_t n, const float *kept, size_t m, c
     s->count = rank;
     pair_up(s, kept, s->left, m, k);
     invert_root(s);
-    k->products(s->left, kept, x, rank, m, n);
-    k->products(s->right, s->mix, s->left, rank, rank, n);
+    k->gemm(s->left, kept, x, rank, m, n);
+    k->gemm(s->right, s->mix, s->left, rank, rank, n);
     transpose(s->left, s->mix, rank, rank);
-    k->products(to, s->left, s->right, rank, rank, n);
+    k->gemm(to, s->left, s->right, rank, rank, n);
     s->count = count;
 }
 

@@ -7,6 +7,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "kernels/blas.h"
 #include "kernels/cpu.h"
 #include "kernels/scalar.h"
 
@@ -327,6 +328,7 @@ const kernels CPU_TABLE = {
     .low_rank_apply = low_rank_apply,
     .factor_values = factor_values,
     .factor_panels = factor_panels,
+    .gemm = gemm,
     .quantise = quantise,
     .level_apply = level_apply,
     .level_quantise = level_quantise,

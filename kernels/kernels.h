@@ -13,7 +13,7 @@
 
 #include "engine/ckptdelta.h"
 
-#define KERNELS_VERSION 4
+#define KERNELS_VERSION 5
 
 /* A rule of FORMAT.md, "Optimizer steps", and the coefficients of its group record, in the record's order. */
 #define STEP_COEFFICIENTS 15
@@ -128,13 +128,18 @@ typedef struct kernels {
     void (*lattice_apply_few)(float *values, const int8_t *q, size_t n, const lattice_run *run);
     /*
      * sums = left (rows x rank) times right (rank x columns), integers in floats: exact, in whatever order, because no sum of
-     * magnitudes reaches 2^24 (for the caller to see to). Also used on floats that are no integers, where bits do not matter.
+     * magnitudes reaches 2^24 (for the caller to see to).
      */
     void (*products)(float *sums, const float *left, const float *right, size_t rows, size_t rank,
                      size_t columns);
     /*
+     * The same of any floats, for encoders alone: bits may depend on the backend, and on kernels/blas.h, which the CPU's asks first.
+     */
+    void (*gemm)(float *sums, const float *left, const float *right, size_t rows, size_t rank,
+                 size_t columns);
+    /*
      * Whole rows of a lossy block: lattice_apply with the sums of products of left (rows x rank) and right (rank x columns), for which
-     * the same holds. right is packed: for every LOW_RANK_PANEL columns all components, one after the other, and zeros beyond the last
+     * the same holds as for `products`. right is packed: for every LOW_RANK_PANEL columns all components, one after the other, and zeros beyond the last
      * column. few: or NULL, all zero. row_step: of each row, in place of the run's.
      */
     void (*low_rank_apply)(float *values, const int8_t *few, const float *left, const float *right,

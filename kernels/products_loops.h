@@ -113,3 +113,10 @@ CPU_LOOP static void products(float *sums, const float *left, const float *right
         }
     }
 }
+
+static void gemm(float *sums, const float *left, const float *right, size_t rows, size_t rank,
+                 size_t columns) {
+    if (!blas_products(sums, left, right, rows, rank, columns)) {
+        products(sums, left, right, rows, rank, columns);
+    }
+}
