@@ -137,6 +137,19 @@ static void quantise_few(const arrays *a, size_t i, size_t n) {
     a->k->quantise_few((int8_t *)a->levels + i, &s, a->now + i, up, n);
 }
 
+static void quantise_run(const arrays *a, size_t i, size_t n) {
+    static const float up[3] = {0.7f, 0.6f, 0.55f};
+    for (size_t at = 0; at < n; at += COLUMNS) {
+        lattice_run run = linear_run(a);
+        a->k->quantise_run((int8_t *)a->levels + i + at, a->now + i + at, a->before + i + at, up, COLUMNS,
+                           &run);
+    }
+}
+static void error_of(const arrays *a, size_t i, size_t n) {
+    error_sums s = {0};
+    a->k->error_of(&s, a->now + i, a->before + i, n);
+}
+
 /* An eighth of the few is not zero, hence two thirds of the groups of eight. */
 static const operation operations[] = {{"memcpy", 8, copy},
                                        {"ordered_residual f32", 12, ordered_residual},
@@ -160,6 +173,8 @@ static const operation operations[] = {{"memcpy", 8, copy},
                                        {"moment_row", 8, moment_row},
                                        {"moment_columns", 8, moment_columns},
                                        {"quantise_few", 5, quantise_few},
+                                       {"quantise_run", 9, quantise_run},
+                                       {"error_of", 8, error_of},
                                        {"products, rank 64", 4, products}};
 #define OPERATIONS (sizeof(operations) / sizeof(operations[0]))
 

@@ -8,6 +8,13 @@ typedef double half_doubles __attribute__((vector_size(8 * HALF)));
 typedef float loose_floats
     __attribute__((vector_size(4 * FEW), aligned(4), may_alias)); /* anywhere in an array */
 
+#ifndef STORE_NARROW /* integers as bytes, if they fit */
+#define STORE_NARROW(to, x)                                          \
+    do {                                                             \
+        few_bytes narrow_ = __builtin_convertvector((x), few_bytes); \
+        memcpy((to), &narrow_, sizeof(narrow_));                     \
+    } while (0)
+#endif
 #ifndef WIDE_HALF /* floats as doubles */
 #define WIDE_HALF(x) __builtin_convertvector(x, half_doubles)
 #endif
@@ -165,8 +172,7 @@ SUMS_INLINE void quantise_eight(int8_t *few, few_counts *c, const float *residua
         c->below[w] += (few_floats)((few_integers)short_of & is[w]);
         c->count[w] -= is[w];
     }
-    few_bytes narrow = __builtin_convertvector((level ^ sign) - sign, few_bytes);
-    memcpy(few, &narrow, sizeof(narrow));
+    STORE_NARROW(few, (level ^ sign) - sign);
 }
 
 SUMS_INLINE bool take_counts(level_sums *s, const few_counts *c) {
@@ -246,8 +252,7 @@ CPU_LOOP static bool quantise_few(int8_t *few, level_sums *s, const float *resid
         level_ = ((level_ & ~first_) | (first_ & 1)) & ~none_;                                         \
         larger_ = level_ > largest;                                                                    \
         largest = (level_ & larger_) | (largest & ~larger_);                                           \
-        few_bytes narrow_ = __builtin_convertvector((level_ ^ sign_) - sign_, few_bytes);              \
-        memcpy(few, &narrow_, sizeof(narrow_));                                                        \
+        STORE_NARROW(few, (level_ ^ sign_) - sign_);                                                   \
     } while (0)
 
 SUMS_INLINE int32_t quantise_values(int8_t *few, const float *now, const float *before, const float *column,
