@@ -385,16 +385,16 @@ ckd_status save_exact_span(ckd_save *save, const ckd_tensor *tensor, const tenso
     return status;
 }
 
-/* The tensor's own figures replace those expected from the parent. */
-static void stop_expecting(load_budget *budget, const view *v, const view_tensor *parent) {
+/* The region's own figures replace those expected of its share of the tensor. */
+static void stop_expecting(load_budget *budget, const view *v, const view_tensor *parent, double share) {
     for (size_t s = 0; s < parent->shard_count; s++) {
         for (size_t i = 0; i < parent->shards[s].block_count; i++) {
             const record *r = parent->shards[s].blocks[i].record;
             load_cost chain = step_share(v, &parent->shards[s].blocks[i]), base = record_base(r);
-            budget->rest_chain.stored -= chain.stored;
-            budget->rest_chain.work -= chain.work;
-            budget->rest_base.stored -= base.stored;
-            budget->rest_base.work -= base.work;
+            budget->rest_chain.stored -= share * chain.stored;
+            budget->rest_chain.work -= share * chain.work;
+            budget->rest_base.stored -= share * base.stored;
+            budget->rest_base.work -= share * base.work;
         }
     }
 }
@@ -410,8 +410,9 @@ static ckd_status save_region(ckd_save *save, const ckd_tensor *tensor, ckd_erro
     if (status != CKD_OK) {
         return status;
     }
-    if (context.parent && !save->target.compare && context.region->kind == CKD_REGION_WHOLE) {
-        stop_expecting(&save->budget, save->parent, context.parent);
+    if (context.parent && !save->target.compare && save->options.world == 1 && elements > 0) {
+        stop_expecting(&save->budget, save->parent, context.parent,
+                       (double)elements / (double)shape.elements);
     }
     if (elements == 0 || save_lossy_part(save, context.tensor) == LOSSY_NONE) {
         step_tensor step;

@@ -119,7 +119,9 @@ static ckd_region region_of(const drift *d, uint32_t rank, uint32_t world, bool 
     return r;
 }
 
-static void save_ranks(ckd_store *store, ckd_save_options o, const drift *d, uint32_t world, bool rows) {
+/* Of names, those from `from` on. */
+static void save_ranks(ckd_store *store, ckd_save_options o, const drift *d, uint32_t world, bool rows,
+                       int from) {
     ckd_save *saves[4];
     ckd_part parts[4];
     ckd_error err = {0};
@@ -130,7 +132,7 @@ static void save_ranks(ckd_store *store, ckd_save_options o, const drift *d, uin
         ckd_region r = region_of(d, o.rank, world, rows);
         uint64_t first = rows ? r.offsets[0] * d->columns : r.start;
         saves[o.rank] = begin_with(store, &o);
-        for (int part = 0; part < 3; part++) {
+        for (int part = from; part < 3; part++) {
             add_tensor(saves[o.rank], names[part], CKD_F32, 2, shape, &r, part_of(d, part) + first);
         }
         assert_int_equal(ckd_save_seal(&parts[o.rank], saves[o.rank], &err), CKD_OK);
@@ -146,6 +148,17 @@ static void save_ranks(ckd_store *store, ckd_save_options o, const drift *d, uin
     }
 }
 
+/* The weight in so many ranges, by one rank. */
+static void save_in_pieces(ckd_store *store, const ckd_save_options *o, const drift *d, uint32_t pieces) {
+    uint64_t shape[2] = {d->rows, d->columns};
+    ckd_save *save = begin_with(store, o);
+    for (uint32_t p = 0; p < pieces; p++) {
+        ckd_region r = region_of(d, p, pieces, false);
+        add_tensor(save, "w", CKD_F32, 2, shape, &r, d->weight + r.start);
+    }
+    commit_save(save);
+}
+
 /* Each step by another number of ranks, cut another way: parents are read across the cuts. */
 static void test_ranks_and_other_layouts(void **state) {
     ckd_store *store = store_create(*state);
@@ -155,7 +168,7 @@ static void test_ranks_and_other_layouts(void **state) {
         drift d = drift_new(shape[0], shape[1], 1);
         for (uint64_t step = 0; step < 9; step++, drift_step(&d)) {
             ckd_save_options o = lossy_options(run, step, fidelities[f]);
-            save_ranks(store, o, &d, 1 + (uint32_t)((step + 1) % 3), step / 3 % 2);
+            save_ranks(store, o, &d, 1 + (uint32_t)((step + 1) % 3), step / 3 % 2, 0);
             check_errors(store, run, step, &d, step > 0);
             float *got = load_floats(store, run, step, "w", CKD_F32, d.count);
             for (unsigned i = 0; i < 10; i++) {
@@ -171,6 +184,35 @@ static void test_ranks_and_other_layouts(void **state) {
         drift_free(&d);
     }
     assert_int_equal(verify_damage(store), 0);
+    ckd_store_close(store);
+}
+
+/* Weights alone, region by region: nothing makes up for a chain that takes too long. By three ranks, and by one. */
+static void test_regions_keep_to_what_loads_may_cost(void **state) {
+    ckd_store *store = store_create(*state);
+    static const double limits[] = {1.8, 2, 3};
+    for (int i = 0; i < 6; i++) {
+        bool ranks = i % 2;
+        char run[32];
+        snprintf(run, sizeof(run), "%s-%d", ranks ? "ranks" : "one", i / 2);
+        drift d = drift_new(300, 200, 5);
+        uint32_t deepest = 0;
+        for (uint64_t step = 0; step < 12; step++, drift_step(&d)) {
+            ckd_save_options o = lossy_options(run, step, CKD_NEAR);
+            o.effort = 1;
+            o.max_load_cost = limits[i / 2];
+            if (ranks) {
+                save_ranks(store, o, &d, 3, false, 2);
+            } else {
+                save_in_pieces(store, &o, &d, 3);
+            }
+            ckd_checkpoint c = checkpoint_at(store, run, step);
+            assert_true(c.load_cost <= o.max_load_cost);
+            deepest = c.depth > deepest ? c.depth : deepest;
+        }
+        assert_true(deepest >= 1 || limits[i / 2] < 3);
+        drift_free(&d);
+    }
     ckd_store_close(store);
 }
 
@@ -373,6 +415,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         TEST(test_shapes_and_regions),
         TEST(test_ranks_and_other_layouts),
+        TEST(test_regions_keep_to_what_loads_may_cost),
         TEST(test_threads_kernels_and_modes_do_not_matter),
         TEST(test_rebuild),
         TEST(test_every_flipped_byte),
