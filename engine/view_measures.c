@@ -11,7 +11,7 @@ double measures_rel_l2(const measures *m) {
         return 0;
     }
     double ratio = m->error_squares / m->value_squares;
-    return isfinite(ratio) ? sqrt(ratio) : NAN;
+    return isfinite(ratio) && isfinite(m->value_squares) ? sqrt(ratio) : NAN;
 }
 
 static bool ours(const view *v, const record *r) {

@@ -17,6 +17,7 @@
 #include "codec/measures.h"
 #include "codec/wire.h"
 #include "engine/save_measures.h"
+#include "engine/view.h"
 #include "tests/support/bundled.h"
 #include "tests/support/checkpoints.h"
 #include "tests/support/samples.h"
@@ -442,10 +443,23 @@ static void test_records_that_lie(void **state) {
 
 #define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
 
+/* Squares that no f32 holds: how far values are off, in shares of them, is not known then. It is not nothing. */
+static void test_squares_that_are_too_large(void **state) {
+    (void)state;
+    const double squares[] = {1e30, 3e38, 1e39};
+    for (int i = 0; i < 3; i++) {
+        measures m = {.error_squares = through(squares[i] / 16, false),
+                      .value_squares = through(squares[i], false)};
+        double told = measures_rel_l2(&m);
+        assert_true(i < 2 ? fabs(told - 0.25) < 1e-3 : isnan(told));
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_tables_come_back),
         cmocka_unit_test(test_single_figures),
+        cmocka_unit_test(test_squares_that_are_too_large),
         cmocka_unit_test(test_tables_that_lie),
         TEST(test_stores_tell_their_errors),
         TEST(test_exact_checkpoints_have_no_errors),
