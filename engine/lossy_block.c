@@ -144,15 +144,14 @@ static ckd_status quantise_levels(lossy_job *j, const lossy_tile *t, uint64_t at
     lattice_block *b = &j->block;
     int32_t piece[PIECE], *q = NULL;
     ckd_status status = lattice_steps(b, &j->work, err);
-    const float *before = t->before ? t->before + at : t->now + at;
     for (uint64_t row = 0; row < lattice_rows(b) && status == CKD_OK; row++) {
         uint64_t first, column, n = lattice_row_span(b, row, &first, &column);
-        level_run run = level_row_run(b, &j->work, row, t->before != NULL);
+        level_run run = level_row_run(b, &j->work, row, false);
         for (uint64_t i = 0; i < n && status == CKD_OK; i += PIECE) {
             uint64_t here = n - i < PIECE ? n - i : PIECE, to = first + i;
             level_run of = run;
             of.column += b->own.step ? column + i : 0;
-            k->level_quantise(piece, t->now + at + to, before + to, LOSSY_LEVEL_UP, here, &of);
+            k->level_quantise(piece, t->now + at + to, t->now + at + to, LOSSY_LEVEL_UP, here, &of);
             if (!q && any_set(piece, here)) {
                 q = bytes_scratch(&j->q, b->count * sizeof(int32_t), "coding scratch", err);
                 status = q ? CKD_OK : CKD_E_NOMEM;

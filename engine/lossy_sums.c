@@ -99,16 +99,14 @@ static double add_row(panel *to, const panels *all, uint64_t row) {
     uint64_t first, column, n = tile_span(t, row, &first, &column), finite = to->all.finite;
     const float *now = t->now + first;
     const int32_t *steps = p->weight ? t->plan.row : NULL;
-    if (!p->from) {
-        all->k->sums_of(&to->all, now, t->before ? t->before + first : NULL,
-                        p->weight ? p->weight + column : NULL,
-                        steps ? scalar_quarter_octaves(-steps[row]) : 1, p->most, p->lattice, n);
-    }
+    all->k->sums_of(&to->all, now, t->before ? t->before + first : NULL,
+                    p->weight ? p->weight + column : NULL, steps ? scalar_quarter_octaves(-steps[row]) : 1,
+                    p->most, p->lattice, n);
     if (!p->means) {
         return 0;
     }
-    double sums[2] = {0, 0}, birth = p->from ? 1 : p->birth;
-    all->k->moment_row(sums, now, p->from ? p->from + first : NULL, p->magnitudes, p->most[0], n);
+    double sums[2] = {0, 0}, birth = p->birth;
+    all->k->moment_row(sums, now, NULL, p->magnitudes, p->most[0], n);
     p->row[row] = sums[0];
     p->row_count[row] = sums[1];
     if (p->outliers && to->all.finite - finite < n) {
@@ -132,8 +130,8 @@ static void add_rows(panel *to, const panels *all, uint64_t row, uint64_t rows) 
     if (p->means) {
         moment_sums columns = {to->columns.sum + column, to->columns.from ? to->columns.from + column : NULL,
                                to->columns.count + column};
-        all->k->moment_columns(&columns, all->tile->now + first, p->from ? p->from + first : NULL,
-                               width_of(all->tile), rows, scale, p->magnitudes, p->most[0], n);
+        all->k->moment_columns(&columns, all->tile->now + first, NULL, width_of(all->tile), rows, scale,
+                               p->magnitudes, p->most[0], n);
     }
 }
 

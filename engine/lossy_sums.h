@@ -21,15 +21,13 @@ typedef struct tile_pass {
     bool means;          /* of rows and columns */
     bool magnitudes;     /* of magnitudes; else of what is positive */
     bool outliers;       /* are listed */
-    const float *from;   /* levels are to these, like `now`; NULL: to birth */
     double birth;        /* levels' scale; 0: no levels are wanted */
 
     lattice_sums all;
-    double *row, *row_count,
-        *column; /* sums, and how many are in them; of `from`, what is positive there as well */
+    double *row, *row_count, *column; /* sums, and how many are in them */
     uint32_t *column_count;
     int32_t *row_level;
-    double *column_from; /* of `from` or births, moved by the rows' levels */
+    double *column_from; /* of births, moved by the rows' levels */
     outlier *outlier;
     size_t outlier_count;
     /* inside */

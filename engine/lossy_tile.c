@@ -152,7 +152,6 @@ static ckd_status run_usual(tile_pass *p, lossy_tile *t, const kernels *k, ckd_e
     bool second = t->part == LOSSY_SECOND;
     t->ordinary =
         s->finite == t->count && (!t->before || s->compared == t->count) && (!second || s->least >= 0);
-    t->ordinary &= !(second && s->before_bits >> 31);
     t->largest =
         second ? 0 : s->largest + (t->before ? s->farthest : 0); /* no |before| is larger than both */
     return status;
@@ -387,18 +386,9 @@ static ckd_status correct_means(lossy_tile *t, const tile_pass *p, ckd_error *er
 }
 
 /* Corrections of rows and columns, and what the steps of weights and first moments follow. */
-static ckd_status find_means(lossy_tile *t, tile_pass *p, const kernels *k, ckd_error *err) {
+static ckd_status find_means(lossy_tile *t, tile_pass *p, ckd_error *err) {
     ckd_status status = t->found ? lossy_scales_of(t->found, p, t, err) : CKD_OK;
-    if (status != CKD_OK || !t->before) {
-        return status == CKD_OK ? correct_means(t, p, err) : status;
-    }
-    tile_pass moved = {.means = true, .from = t->before, .birth = 1, .most = {t->keep_above, FLT_MAX}};
-    status = tile_pass_run(&moved, t, k, err);
-    if (status == CKD_OK) {
-        status = correct_means(t, &moved, err);
-    }
-    tile_pass_free(&moved);
-    return status;
+    return status == CKD_OK ? correct_means(t, p, err) : status;
 }
 
 /* Every element is what rows and columns say, or kept as it is: no level is as far from that as half a step. */
@@ -410,7 +400,7 @@ static bool says_nothing(const lossy_tile *t, const lattice_sums *s) {
     for (uint64_t j = 0; t->plan.own.step && j < t->columns; j++) {
         column = abs(t->plan.own.step[j]) > column ? abs(t->plan.own.step[j]) : column;
     }
-    return !t->before && s->least > 0 && t->plan.step >= LOSSY_LEVELS_NONE &&
+    return s->least > 0 && t->plan.step >= LOSSY_LEVELS_NONE &&
            row + column < (int32_t)(LOSSY_LEVEL_UP * LOSSY_LEVELS_NONE) - LEVEL_MOST;
 }
 
@@ -425,17 +415,13 @@ static ckd_status prepare_second(lossy_tile *t, const kernels *k, ckd_error *err
     t->plan.birth = birth < 1 ? 1 : birth;
     t->plan.step = t->vector ? t->recipe->second_vector : t->recipe->second;
     t->alone_bits = 5.5;
-    tile_pass p = {.lattice = t->before,
-                   .means = has_rows(t),
+    tile_pass p = {.means = has_rows(t),
                    .outliers = t->found,
-                   .birth = t->before || !has_rows(t)
-                                ? 0
-                                : (double)scalar_float((uint32_t)t->plan.birth << LEVEL_SHIFT)};
+                   .birth = has_rows(t) ? (double)scalar_float((uint32_t)t->plan.birth << LEVEL_SHIFT) : 0};
     status = run_usual(&p, t, k, err);
     t->bound = t->recipe->max_error > 0 ? t->recipe->max_error * root(p.all.now, p.all.finite) : INFINITY;
-    t->on_lattice = (p.all.before_bits & ((UINT32_C(1) << LEVEL_SHIFT) - 1)) == 0;
     if (status == CKD_OK && p.means) {
-        status = find_means(t, &p, k, err);
+        status = find_means(t, &p, err);
     }
     t->levels_known = status == CKD_OK && says_nothing(t, &p.all);
     tile_pass_free(&p);
