@@ -304,8 +304,10 @@ typedef struct ckd_save_options {
     uint64_t resumed_from_step;
     ckd_on_duplicate on_duplicate;
     ckd_codec codec;
-    int level;            /* of zstd (1 ... 19) or LZ4 (1 ... 12); 0: 3 for zstd, fast for LZ4 */
-    double max_load_cost; /* bound on the cost of loading it, in base loads; 0: 4 */
+    int level; /* of zstd (1 ... 19) or LZ4 (1 ... 12); 0: 3 for zstd, fast for LZ4 */
+    double
+        max_load_cost; /* bound on the cost of loading it, in base loads; 0: 4. Parts by themselves, and saves that leave out what the
+                             parent had, may take twice that in processor time, lossy ones thrice */
     double
         newest_load_cost; /* the same while it is its run's newest, by evictable copies; 0: 2, or 1.5 if lossy */
     uint32_t rank, world; /* world 0: 1. Each rank saves its regions into a file of its own */

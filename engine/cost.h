@@ -6,7 +6,8 @@
  *  - it saves at least 3 % of the block coded on its own, and 1.5 % of the bytes it adds to the block's load;
  *  - the block's own chain stays below max_load_cost (default 4) base loads in bytes and twice that in time (lossy: thrice);
  *  - the whole checkpoint costs at most max_load_cost base loads. What is still to come is expected to cost what it cost
- *    in the parent; of several ranks each keeps to the bound by itself, and expects nothing.
+ *    in the parent; of several ranks each keeps to the bound by itself, and expects nothing. (Where tensors of the parent are
+ *    left out, that was too much: such a checkpoint may cost what a part of it may.)
  * When the budget is spent, the next blocks are coded on their own. They are cheap for the saves that follow, so chains of
  * different blocks end at different checkpoints and sizes stay even: there is no save that writes everything anew.
  *

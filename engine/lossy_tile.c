@@ -45,7 +45,7 @@ bool lossy_wants_parent(const lossy_tile *t) {
 lossy_recipe lossy_recipe_of(ckd_fidelity fidelity, int effort) {
     bool near = fidelity == CKD_NEAR;
     effort = effort ? effort : DEFAULT_EFFORT;
-    return (lossy_recipe){.weight = near ? 2 : 3.5,
+    return (lossy_recipe){.weight = near ? 2.1 : 3.5,
                           .moment = near ? 3 : 9,
                           .second = near ? 24 : LOSSY_LEVELS_NONE,
                           .second_vector = near ? 2 : 4,
