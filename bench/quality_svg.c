@@ -131,8 +131,8 @@ static void draw_row(const panel *p, const quality_coder *coder, const quality_r
     double y = y_of(p, gap.mean), right = p->left + WIDTH - RIGHT;
     if (coder->unsized) {
         line(p, "other", p->left + LEFT, y, right, y);
-        fprintf(p->f, "  <text class=\"soft\" x=\"%.1f\" y=\"%.1f\">%s</text>\n", x_of(p, 2 * p->least_ratio),
-                y - 5, coder->name);
+        fprintf(p->f, "  <text class=\"soft\" x=\"%.1f\" y=\"%.1f\">%s</text>\n",
+                x_of(p, p->least_ratio > 1 ? p->most_ratio / 2.5 : 2.5), y - 5, coder->name);
         return;
     }
     double x = x_of(p, 96 / row->late_bits.mean);
