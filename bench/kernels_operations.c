@@ -120,15 +120,14 @@ static void sums_of_error(const arrays *a, size_t i, size_t n) {
 }
 static void moment_row(const arrays *a, size_t i, size_t n) {
     double sums[2] = {0, 0};
-    a->k->moment_row(sums, a->now + i, a->before + i, false, 1e30f, n);
+    a->k->moment_row(sums, a->now + i, false, 1e30f, n);
 }
 static void moment_columns(const arrays *a, size_t i, size_t n) {
-    double sum[COLUMNS] = {0}, from[COLUMNS] = {0}, scale[GROUP] = {1, 1, 1, 1, 1, 1, 1, 1};
+    double sum[COLUMNS] = {0}, scales[COLUMNS] = {0}, scale[GROUP] = {1, 1, 1, 1, 1, 1, 1, 1};
     uint32_t count[COLUMNS] = {0};
-    moment_sums to = {sum, from, count};
+    moment_sums to = {sum, scales, count};
     for (size_t at = 0; at < n; at += GROUP * COLUMNS) {
-        a->k->moment_columns(&to, a->now + i + at, a->before + i + at, COLUMNS, GROUP, scale, false, 1e30f,
-                             COLUMNS);
+        a->k->moment_columns(&to, a->now + i + at, COLUMNS, GROUP, scale, false, 1e30f, COLUMNS);
     }
 }
 static void quantise_few(const arrays *a, size_t i, size_t n) {
@@ -170,8 +169,8 @@ static const operation operations[] = {{"memcpy", 8, copy},
                                        {"level_of", 8, level_of},
                                        {"sums_of, all", 12, sums_of},
                                        {"sums_of, differences", 8, sums_of_error},
-                                       {"moment_row", 8, moment_row},
-                                       {"moment_columns", 8, moment_columns},
+                                       {"moment_row", 4, moment_row},
+                                       {"moment_columns", 4, moment_columns},
                                        {"quantise_few", 5, quantise_few},
                                        {"quantise_run", 9, quantise_run},
                                        {"error_of", 8, error_of},

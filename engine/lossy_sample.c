@@ -90,7 +90,7 @@ ckd_status sample_usual(lossy_tile *t, double *mean, const kernels *k, ckd_error
         double sums[2] = {0, 0};
         t->keep_above = usual_of(values, n, k);
         t->keep_moved = moves ? usual_of((const float *)(const void *)moved.data, n, k) : FLT_MAX;
-        k->moment_row(sums, values, NULL, false, t->keep_above, n);
+        k->moment_row(sums, values, false, t->keep_above, n);
         *mean = sums[1] > 0 ? sums[0] / sums[1] : 0;
     }
     bytes_free(&now);

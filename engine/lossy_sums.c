@@ -106,7 +106,7 @@ static double add_row(panel *to, const panels *all, uint64_t row) {
         return 0;
     }
     double sums[2] = {0, 0}, birth = p->birth;
-    all->k->moment_row(sums, now, NULL, p->magnitudes, p->most[0], n);
+    all->k->moment_row(sums, now, p->magnitudes, p->most[0], n);
     p->row[row] = sums[0];
     p->row_count[row] = sums[1];
     if (p->outliers && to->all.finite - finite < n) {
@@ -128,9 +128,10 @@ static void add_rows(panel *to, const panels *all, uint64_t row, uint64_t rows) 
         scale[i] = add_row(to, all, row + i);
     }
     if (p->means) {
-        moment_sums columns = {to->columns.sum + column, to->columns.from ? to->columns.from + column : NULL,
+        moment_sums columns = {to->columns.sum + column,
+                               to->columns.scales ? to->columns.scales + column : NULL,
                                to->columns.count + column};
-        all->k->moment_columns(&columns, all->tile->now + first, NULL, width_of(all->tile), rows, scale,
+        all->k->moment_columns(&columns, all->tile->now + first, width_of(all->tile), rows, scale,
                                p->magnitudes, p->most[0], n);
     }
 }
@@ -183,15 +184,15 @@ static ckd_status make_room(panels *all, ckd_error *err) {
     p->row = at;
     p->row_count = at + rows;
     p->column = p->row_count + rows;
-    p->column_from = p->birth > 0 ? p->column + each : NULL;
+    p->column_scales = p->birth > 0 ? p->column + each : NULL;
     p->row_level = (int32_t *)(void *)(at + doubles);
     p->column_count = (uint32_t *)p->row_level + rows;
     for (uint64_t i = 0; i < all->count; i++) {
         all->panel[i].all = (lattice_sums)LATTICE_SUMS_INIT;
         if (p->means) {
-            all->panel[i].columns =
-                (moment_sums){p->column + i * columns, p->column_from ? p->column_from + i * columns : NULL,
-                              p->column_count + i * columns};
+            all->panel[i].columns = (moment_sums){p->column + i * columns,
+                                                  p->column_scales ? p->column_scales + i * columns : NULL,
+                                                  p->column_count + i * columns};
         }
     }
     return CKD_OK;
@@ -206,8 +207,8 @@ static void join_columns(const panels *all) {
             p->column[j] += more->sum[j];
             p->column_count[j] += more->count[j];
         }
-        for (uint64_t j = 0; more->from && j < columns; j++) {
-            p->column_from[j] += more->from[j];
+        for (uint64_t j = 0; more->scales && j < columns; j++) {
+            p->column_scales[j] += more->scales[j];
         }
     }
 }

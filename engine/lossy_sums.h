@@ -27,7 +27,7 @@ typedef struct tile_pass {
     double *row, *row_count, *column; /* sums, and how many are in them */
     uint32_t *column_count;
     int32_t *row_level;
-    double *column_from; /* of births, moved by the rows' levels */
+    double *column_scales; /* of births, moved by the rows' levels */
     outlier *outlier;
     size_t outlier_count;
     /* inside */

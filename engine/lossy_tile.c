@@ -377,7 +377,7 @@ static ckd_status correct_means(lossy_tile *t, const tile_pass *p, ckd_error *er
         any[0] |= row[i];
     }
     for (uint64_t j = 0; status == CKD_OK && j < t->columns; j++) {
-        column[j] = level_distance(p->column[j], p->column_from[j]);
+        column[j] = level_distance(p->column[j], p->column_scales[j]);
         any[1] |= column[j];
     }
     t->plan.row = any[0] ? t->plan.row : NULL;

@@ -13,7 +13,7 @@
 
 #include "engine/ckptdelta.h"
 
-#define KERNELS_VERSION 5
+#define KERNELS_VERSION 6
 
 /* A rule of FORMAT.md, "Optimizer steps", and the coefficients of its group record, in the record's order. */
 #define STEP_COEFFICIENTS 15
@@ -63,9 +63,9 @@ typedef struct error_sums {
     float largest;
 } error_sums;
 
-/* Sums over columns: of what counts, how much does, and of what it is compared with. */
+/* Sums over columns: of what counts, how much does, and (or NULL) of the scales of the rows where it does. */
 typedef struct moment_sums {
-    double *sum, *from;
+    double *sum, *scales;
     uint32_t *count;
 } moment_sums;
 
@@ -175,17 +175,15 @@ typedef struct kernels {
     void (*sums_of)(lattice_sums *s, const float *now, const float *before, const float *weight,
                     float row_weight, const float most[2], bool lattice, size_t n);
     /*
-     * Adds what is positive and finite in now and positive in from to two sums, for all of the run or for each column. from NULL: ones.
-     * magnitudes: of |now|. most: larger ones do not count.
+     * Adds what is positive and finite in now, and how many are, to two sums. magnitudes: of |now|. most: larger ones do not count.
      */
-    void (*moment_row)(double sums[2], const float *now, const float *from, bool magnitudes, float most,
-                       size_t n);
+    void (*moment_row)(double sums[2], const float *now, bool magnitudes, float most, size_t n);
     /*
-     * The same for columns, of `rows` rows that begin `stride` elements apart: adds to to->sum, to->count and, unless it is NULL, to->from
-     * (from: NULL without it), where those of a row count times its scale.
+     * The same for columns, of `rows` rows that begin `stride` elements apart: adds to to->sum, to->count and, unless it is NULL,
+     * to->scales, where each of a row counts as its scale.
      */
-    void (*moment_columns)(const moment_sums *to, const float *now, const float *from, size_t stride,
-                           size_t rows, const double *scale, bool magnitudes, float most, size_t n);
+    void (*moment_columns)(const moment_sums *to, const float *now, size_t stride, size_t rows,
+                           const double *scale, bool magnitudes, float most, size_t n);
     /* quantise, if all integers fit a byte (and are not -128); false, and q of no use, if one does not. */
     bool (*quantise_few)(int8_t *q, level_sums *s, const float *residual, const float up[3], size_t n);
     /*

@@ -45,18 +45,13 @@ CPU_LOOP static void level_fill(float *values, size_t n, const level_run *run) {
 
 /* ---- means of rows and columns ---- */
 
-/* Which elements count: positive and finite, and what they are compared with as well. By bits, of which negative ones are no more than 0. */
-SUMS_INLINE void counted(few_integers *counts, few_floats *kept, few_floats *kept_from, const float *now,
-                         const float *from, int32_t mask, int32_t most) {
+/* Which elements count: positive and finite. By bits, of which negative ones are no more than 0. */
+SUMS_INLINE void counted(few_integers *counts, few_floats *kept, const float *now, int32_t mask,
+                         int32_t most) {
     few_integers bits;
     memcpy(&bits, now, sizeof(bits));
     bits &= mask;
     *counts = (bits > 0) & (bits <= most);
-    if (from) {
-        memcpy(kept_from, from, sizeof(*kept_from));
-        *counts &= *kept_from > 0.0f;
-        *kept_from = AS_FLOATS(AS_INTEGERS(*kept_from) & *counts);
-    }
     *kept = AS_FLOATS(bits & *counts);
 }
 
@@ -68,148 +63,124 @@ SUMS_INLINE void add_wide(half_doubles to[2], const few_floats *v) {
 }
 
 typedef struct moment_lanes {
-    half_doubles sum[2], from[2];
+    half_doubles sum[2];
     few_integers count;
 } moment_lanes;
 
-SUMS_INLINE void add_moment(moment_lanes *l, const float *now, const float *from, int32_t mask,
-                            int32_t most) {
+SUMS_INLINE void add_moment(moment_lanes *l, const float *now, int32_t mask, int32_t most) {
     few_integers counts;
-    few_floats kept, kept_from = {0};
-    counted(&counts, &kept, &kept_from, now, from, mask, most);
+    few_floats kept;
+    counted(&counts, &kept, now, mask, most);
     l->count -= counts;
     add_wide(l->sum, &kept);
-    if (from) {
-        add_wide(l->from, &kept_from);
-    }
 }
 
-SUMS_INLINE void add_moments(double sums[2], const float *now, const float *from, int32_t mask, int32_t most,
-                             size_t n) {
+CPU_LOOP static void moment_row(double sums[2], const float *now, bool magnitudes, float most, size_t n) {
+    const int32_t mask = magnitudes ? INT32_MAX : -1, limit = (int32_t)scalar_bits(most);
     moment_lanes l = {.count = {0}};
     size_t i = 0;
     for (; i + FEW <= n; i += FEW) {
-        add_moment(&l, now + i, from ? from + i : NULL, mask, most);
+        add_moment(&l, now + i, mask, limit);
     }
     if (i < n) { /* zeros do not count */
-        float rest[2][FEW] = {{0}, {0}};
-        memcpy(rest[0], now + i, (n - i) * sizeof(float));
-        if (from) {
-            memcpy(rest[1], from + i, (n - i) * sizeof(float));
-        }
-        add_moment(&l, rest[0], from ? rest[1] : NULL, mask, most);
+        float rest[FEW] = {0};
+        memcpy(rest, now + i, (n - i) * sizeof(float));
+        add_moment(&l, rest, mask, limit);
     }
-    sums[0] += lane_total(l.sum);
     int64_t count = 0;
     for (int j = 0; j < FEW; j++) {
         count += l.count[j];
     }
-    sums[1] += from ? lane_total(l.from) : (double)count;
-}
-CPU_LOOP static void moment_row(double sums[2], const float *now, const float *from, bool magnitudes,
-                                float most, size_t n) {
-    const int32_t mask = magnitudes ? INT32_MAX : -1, limit = (int32_t)scalar_bits(most);
-    if (from) {
-        add_moments(sums, now, from, mask, limit, n);
-    } else {
-        add_moments(sums, now, NULL, mask, limit, n);
-    }
+    sums[0] += lane_total(l.sum);
+    sums[1] += (double)count;
 }
 
 typedef struct moment_columns_at {
-    const float *now, *from;
+    const float *now;
     size_t stride;
     const double *scale;
-    double *sum, *from_sum;
+    double *sum, *scales;
     uint32_t *count;
     int32_t mask, most;
 } moment_columns_at;
 
 /* Eight columns: their sums stay in registers for all rows. */
-SUMS_INLINE void add_columns(const moment_columns_at *c, const float *now, const float *from, size_t stride,
-                             size_t rows, double *sum, double *from_sum, uint32_t *count) {
+SUMS_INLINE void add_columns(const moment_columns_at *c, const float *now, size_t stride, size_t rows,
+                             double *sum, double *scales, uint32_t *count) {
     half_doubles sums[2], of[2] = {{0}, {0}};
     few_integers counts;
     memcpy(sums, sum, sizeof(sums));
     memcpy(&counts, count, sizeof(counts));
-    if (from_sum) {
-        memcpy(of, from_sum, sizeof(of));
+    if (scales) {
+        memcpy(of, scales, sizeof(of));
     }
     for (size_t r = 0; r < rows; r++) {
-        few_floats kept, kept_from = {0};
+        few_floats kept;
         few_integers is;
-        counted(&is, &kept, &kept_from, now + r * stride, from ? from + r * stride : NULL, c->mask, c->most);
+        counted(&is, &kept, now + r * stride, c->mask, c->most);
         counts -= is;
         add_wide(sums, &kept);
-        if (from_sum) {
+        if (scales) {
             half_floats half[2];
-            kept_from = from ? kept_from : AS_FLOATS(is & (int32_t)scalar_bits(1.0f));
-            memcpy(half, &kept_from, sizeof(half));
+            few_floats ones = AS_FLOATS(is & (int32_t)scalar_bits(1.0f));
+            memcpy(half, &ones, sizeof(half));
             of[0] += WIDE_HALF(half[0]) * c->scale[r];
             of[1] += WIDE_HALF(half[1]) * c->scale[r];
         }
     }
     memcpy(sum, sums, sizeof(sums));
     memcpy(count, &counts, sizeof(counts));
-    if (from_sum) {
-        memcpy(from_sum, of, sizeof(of));
+    if (scales) {
+        memcpy(scales, of, sizeof(of));
     }
 }
 
 /* The last few columns, among zeros, which do not count. */
 SUMS_INLINE void add_last_columns(const moment_columns_at *c, size_t rows, size_t i, size_t n) {
-    double sum[FEW] = {0}, from_sum[FEW] = {0};
+    double sum[FEW] = {0}, scales[FEW] = {0};
     uint32_t count[FEW] = {0};
     memcpy(sum, c->sum + i, (n - i) * sizeof(double));
     memcpy(count, c->count + i, (n - i) * sizeof(uint32_t));
-    if (c->from_sum) {
-        memcpy(from_sum, c->from_sum + i, (n - i) * sizeof(double));
+    if (c->scales) {
+        memcpy(scales, c->scales + i, (n - i) * sizeof(double));
     }
     for (size_t r = 0; r < rows; r++) {
-        float now[FEW] = {0}, from[FEW] = {0};
+        float now[FEW] = {0};
         memcpy(now, c->now + r * c->stride + i, (n - i) * sizeof(float));
-        if (c->from) {
-            memcpy(from, c->from + r * c->stride + i, (n - i) * sizeof(float));
-        }
         moment_columns_at one = *c;
         one.scale = c->scale + r;
-        add_columns(&one, now, c->from ? from : NULL, 0, 1, sum, c->from_sum ? from_sum : NULL, count);
+        add_columns(&one, now, 0, 1, sum, c->scales ? scales : NULL, count);
     }
     memcpy(c->sum + i, sum, (n - i) * sizeof(double));
     memcpy(c->count + i, count, (n - i) * sizeof(uint32_t));
-    if (c->from_sum) {
-        memcpy(c->from_sum + i, from_sum, (n - i) * sizeof(double));
+    if (c->scales) {
+        memcpy(c->scales + i, scales, (n - i) * sizeof(double));
     }
 }
 
-SUMS_INLINE void add_all_columns(const moment_columns_at *c, const float *from, double *from_sum, size_t rows,
-                                 size_t n) {
+SUMS_INLINE void add_all_columns(const moment_columns_at *c, double *scales, size_t rows, size_t n) {
     size_t i = 0;
     for (; i + FEW <= n; i += FEW) {
-        add_columns(c, c->now + i, from ? from + i : NULL, c->stride, rows, c->sum + i,
-                    from_sum ? from_sum + i : NULL, c->count + i);
+        add_columns(c, c->now + i, c->stride, rows, c->sum + i, scales ? scales + i : NULL, c->count + i);
     }
     if (i < n) {
         add_last_columns(c, rows, i, n);
     }
 }
 
-CPU_LOOP static void moment_columns(const moment_sums *to, const float *now, const float *from, size_t stride,
-                                    size_t rows, const double *scale, bool magnitudes, float most, size_t n) {
+CPU_LOOP static void moment_columns(const moment_sums *to, const float *now, size_t stride, size_t rows,
+                                    const double *scale, bool magnitudes, float most, size_t n) {
     moment_columns_at c = {now,
-                           from,
                            stride,
                            scale,
                            to->sum,
-                           to->from,
+                           to->scales,
                            to->count,
                            magnitudes ? INT32_MAX : -1,
                            (int32_t)scalar_bits(most)};
-    if (from && to->from) {
-        add_all_columns(&c, from, to->from, rows, n);
-    } else if (to->from) {
-        add_all_columns(&c, NULL, to->from, rows, n);
+    if (to->scales) {
+        add_all_columns(&c, to->scales, rows, n);
     } else {
-        add_all_columns(&c, NULL, NULL, rows, n);
+        add_all_columns(&c, NULL, rows, n);
     }
 }

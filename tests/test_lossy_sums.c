@@ -88,7 +88,7 @@ static void check_rows_and_columns(const tile_pass *p, const lossy_tile *t) {
     }
     for (uint64_t j = 0; j < COLUMNS; j++) {
         assert_near(p->column[j], column[j]);
-        assert_near(p->column_from[j], column[COLUMNS + j]);
+        assert_near(p->column_scales[j], column[COLUMNS + j]);
         assert_int_equal(p->column_count[j], count[j]);
     }
     assert_near(p->all.now, energy);
