@@ -11,18 +11,28 @@
 #include "cli/options.h"
 #include "cli/output_file.h"
 #include "cli/progress.h"
+#include "cli/regions.h"
 #include "cli/safetensors.h"
 #include "cli/text.h"
 
 #define METADATA_BLOB "safetensors.metadata"
 #define PIECE_BYTES   (UINT64_C(16) << 20)
 
-enum { OPT_OUT = 0x200, OPT_TENSOR, OPT_FORCE };
+enum { OPT_OUT = 0x200, OPT_TENSOR, OPT_FORCE, OPT_SHARD, OPT_DIM, OPT_REGION };
 
 static const struct argp_option options_table[] = {
     {"out", OPT_OUT, "FILE", 0, "The file to write (required); it appears complete or not at all", 2},
     {"tensor", OPT_TENSOR, "GLOB", 0, "Only tensors whose names match; may be given several times", 2},
     {"force", OPT_FORCE, 0, 0, "Replace FILE if it exists", 2},
+    {"shard", OPT_SHARD, "I/N", 0,
+     "Only part I (from 0) of N of every tensor, cut along --dim as torch.chunk cuts, however it was saved; tensors without that "
+     "dimension are whole",
+     3},
+    {"dim", OPT_DIM, "D", 0, "The dimension that --shard cuts (0)", 3},
+    {"region", OPT_REGION, "NAME=[a:b,c:d]", 0,
+     "Only elements a to b - 1 of the first dimension of tensor NAME, c to d - 1 of the second ...; a, b and dimensions at the "
+     "end may be left out. May be given for several tensors; chooses them as --tensor does",
+     3},
     {0},
 };
 
@@ -32,7 +42,9 @@ static const char doc[] =
     "\vExamples:\n"
     "  ckptdelta load ckpts --out newest.safetensors\n"
     "  ckptdelta load ckpts --run gpt --step 100 --out step100.safetensors\n"
-    "  ckptdelta load ckpts --tensor 'layers.0.*' --tensor '*.bias' --out part\n";
+    "  ckptdelta load ckpts --tensor 'layers.0.*' --tensor '*.bias' --out part\n"
+    "  ckptdelta load ckpts --shard 0/4 --dim 1 --out rank0.safetensors\n"
+    "  ckptdelta load ckpts --region 'embed.weight=[0:1000,:]' --out top\n";
 
 typedef struct arguments {
     cli_options common;
@@ -41,10 +53,28 @@ typedef struct arguments {
     bool force;
     char **globs;
     size_t glob_count;
+    cli_regions regions;
 } arguments;
+
+/* What an option says is wrong: usage. */
+static void check_option(struct argp_state *state, ckd_status status, const ckd_error *err) {
+    if (status != CKD_OK) {
+        argp_error(state, "%s", err->message);
+    }
+}
+
+static void check_together(const arguments *a, struct argp_state *state) {
+    if (!a->out) {
+        argp_error(state, "--out names the FILE to write");
+    }
+    if (a->regions.dim_given && !a->regions.shards) {
+        argp_error(state, "--dim says what --shard cuts; give both");
+    }
+}
 
 static error_t parse(int key, char *arg, struct argp_state *state) {
     arguments *a = state->input;
+    ckd_error err;
     switch (key) {
     case ARGP_KEY_INIT:
         state->child_inputs[0] = state->child_inputs[1] = &a->common;
@@ -59,28 +89,39 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
     case OPT_FORCE:
         a->force = true;
         return 0;
+    case OPT_SHARD:
+        check_option(state, cli_regions_set_shard(&a->regions, arg, &err), &err);
+        return 0;
+    case OPT_DIM:
+        check_option(state, cli_regions_set_dim(&a->regions, arg, &err), &err);
+        return 0;
+    case OPT_REGION:
+        check_option(state, cli_regions_add(&a->regions, arg, &err), &err);
+        return 0;
     case ARGP_KEY_END:
-        if (!a->out) {
-            argp_error(state, "--out names the FILE to write");
-        }
+        check_together(a, state);
         return 0;
     default:
         return ARGP_ERR_UNKNOWN;
     }
 }
 
-static bool wanted(const arguments *a, const char *name) {
+static bool wanted(arguments *a, const char *name) {
+    if (cli_regions_names(&a->regions, name)) {
+        return true;
+    }
     for (size_t i = 0; i < a->glob_count; i++) {
         if (fnmatch(a->globs[i], name, 0) == 0) {
             return true;
         }
     }
-    return a->glob_count == 0;
+    return a->glob_count == 0 && (a->regions.count == 0 || a->regions.shards);
 }
 
 /* What is to be written. Names belong to the load. */
 typedef struct content {
     safetensors_tensor *tensors;
+    ckd_region *regions; /* of each of them, by its number: a box */
     size_t count;
     uint64_t data_size;
     char *header;
@@ -89,33 +130,58 @@ typedef struct content {
 
 static void content_free(content *c) {
     free(c->tensors);
+    free(c->regions);
     free(c->header);
 }
 
-static ckd_status choose_tensors(content *c, const arguments *a, const ckd_tensor_list *list,
-                                 ckd_error *err) {
-    c->tensors = calloc(list->count ? list->count : 1, sizeof(*c->tensors));
-    if (!c->tensors) {
+/* Its shape in the file is that of the part that is wanted. */
+static ckd_status choose_tensor(content *c, const arguments *a, const ckd_tensor_info *info, ckd_error *err) {
+    safetensors_tensor *t = &c->tensors[c->count];
+    *t = (safetensors_tensor){
+        .name = info->name, .dtype = info->dtype, .ndim = info->ndim, .number = c->count};
+    ckd_status status = cli_regions_find(&c->regions[c->count++], t->shape, &a->regions, info, err);
+    t->elements = 1;
+    for (uint32_t d = 0; d < t->ndim; d++) {
+        t->elements *= t->shape[d];
+    }
+    return status;
+}
+
+static ckd_status check_regions_used(const cli_regions *regions, ckd_error *err) {
+    for (size_t i = 0; i < regions->count; i++) {
+        if (!regions->items[i].used) {
+            return cli_error(
+                err, CKD_E_NOT_FOUND,
+                "no tensor of this checkpoint is named '%s', as --region has it; ckptdelta show lists them",
+                regions->items[i].tensor);
+        }
+    }
+    return CKD_OK;
+}
+
+static ckd_status choose_tensors(content *c, arguments *a, const ckd_tensor_list *list, ckd_error *err) {
+    c->tensors = calloc(list->count + 1, sizeof(*c->tensors));
+    c->regions = calloc(list->count + 1, sizeof(*c->regions));
+    if (!c->tensors || !c->regions) {
         return cli_error_nomem(err);
     }
-    for (size_t i = 0; i < list->count; i++) {
-        const ckd_tensor_info *info = &list->items[i];
-        if (!wanted(a, info->name)) {
-            continue;
+    ckd_status status = CKD_OK;
+    for (size_t i = 0; i < list->count && status == CKD_OK; i++) {
+        if (wanted(a, list->items[i].name)) {
+            status = choose_tensor(c, a, &list->items[i], err);
         }
-        safetensors_tensor *t = &c->tensors[c->count++];
-        t->name = info->name;
-        t->dtype = info->dtype;
-        t->ndim = info->ndim;
-        t->elements = info->elements;
-        memcpy(t->shape, info->shape, info->ndim * sizeof(info->shape[0]));
     }
-    if (c->count == 0 && a->glob_count > 0) {
-        return cli_error(err, CKD_E_NOT_FOUND,
-                         "no tensor of this checkpoint matches --tensor; ckptdelta show lists them");
+    if (status == CKD_OK) {
+        status = check_regions_used(&a->regions, err);
+    }
+    if (status == CKD_OK && c->count == 0 && a->glob_count > 0) {
+        status = cli_error(err, CKD_E_NOT_FOUND,
+                           "no tensor of this checkpoint matches --tensor; ckptdelta show lists them");
     }
     uint64_t data_size = 0;
-    ckd_status status = safetensors_arrange(&data_size, c->tensors, c->count, err);
+    if (status == CKD_OK) {
+        status = safetensors_arrange(&data_size, c->tensors, c->count, err);
+    }
     c->data_size = data_size;
     return status;
 }
@@ -133,7 +199,7 @@ static ckd_status load_metadata(json_t **out, ckd_load *load, ckd_error *err) {
     return status == CKD_E_NOT_FOUND ? CKD_OK : status;
 }
 
-static ckd_status prepare(content *c, const arguments *a, ckd_load *load, ckd_error *err) {
+static ckd_status prepare(content *c, arguments *a, ckd_load *load, ckd_error *err) {
     json_t *metadata = NULL;
     ckd_status status = choose_tensors(c, a, ckd_load_tensors(load), err);
     if (status == CKD_OK) {
@@ -158,30 +224,51 @@ typedef struct copying {
     void *buffer; /* PIECE_BYTES */
 } copying;
 
-/* Piece by piece; pieces end where blocks of a whole tensor end, so that none is decoded twice. */
-static ckd_status copy_tensor(copying *c, const safetensors_tensor *t, ckd_error *err) {
-    uint64_t element = ckd_dtype_size(t->dtype), most = PIECE_BYTES / element;
-    most -= most % CKD_BLOCK_ELEMENTS;
-    for (uint64_t first = 0; first < t->elements; first += most) {
-        uint64_t count = t->elements - first < most ? t->elements - first : most;
-        ckd_load_request request = CKD_LOAD_REQUEST_INIT;
-        request.name = t->name;
-        request.region = (ckd_region){.kind = CKD_REGION_FLAT, .start = first, .count = count};
-        request.data = c->buffer;
-        request.size = (size_t)(count * element);
-        ckd_status status = ckd_load_tensor(c->load, &request, err);
-        if (status == CKD_OK) {
-            status = cli_output_write(c->output, c->buffer, request.size, err);
-        }
-        if (status != CKD_OK) {
-            return status;
-        }
-        c->done += request.size;
-        if (cli_progress_update(c->progress, c->done, c->total)) {
-            return cli_error(err, CKD_E_CANCELLED, "interrupted; nothing was written");
-        }
+typedef struct piece_context {
+    copying *copying;
+    const safetensors_tensor *tensor;
+} piece_context;
+
+static ckd_status copy_piece(void *context, const ckd_region *piece, uint64_t elements, ckd_error *err) {
+    piece_context *p = context;
+    copying *c = p->copying;
+    ckd_load_request request = CKD_LOAD_REQUEST_INIT;
+    request.name = p->tensor->name;
+    request.region = *piece;
+    request.data = c->buffer;
+    request.size = (size_t)(elements * ckd_dtype_size(p->tensor->dtype));
+    ckd_status status = ckd_load_tensor(c->load, &request, err);
+    if (status == CKD_OK) {
+        status = cli_output_write(c->output, c->buffer, request.size, err);
     }
-    return CKD_OK;
+    if (status != CKD_OK) {
+        return status;
+    }
+    c->done += request.size;
+    return cli_progress_update(c->progress, c->done, c->total)
+               ? cli_error(err, CKD_E_CANCELLED, "interrupted; nothing was written")
+               : CKD_OK;
+}
+
+/* Pieces of a whole tensor end where its blocks end, so that none is decoded twice. */
+static ckd_status copy_whole(piece_context *p, uint64_t most, ckd_error *err) {
+    const safetensors_tensor *t = p->tensor;
+    most -= most % CKD_BLOCK_ELEMENTS;
+    ckd_status status = CKD_OK;
+    for (uint64_t first = 0; first < t->elements && status == CKD_OK; first += most) {
+        uint64_t count = t->elements - first < most ? t->elements - first : most;
+        ckd_region piece = {.kind = CKD_REGION_FLAT, .start = first, .count = count};
+        status = copy_piece(p, &piece, count, err);
+    }
+    return status;
+}
+
+static ckd_status copy_tensor(copying *c, const content *from, const safetensors_tensor *t, bool whole,
+                              ckd_error *err) {
+    piece_context p = {c, t};
+    uint64_t most = PIECE_BYTES / ckd_dtype_size(t->dtype);
+    return whole ? copy_whole(&p, most, err)
+                 : cli_cut_box(&from->regions[t->number], t->ndim, most, copy_piece, &p, err);
 }
 
 static ckd_status write_content(const arguments *a, const content *c, ckd_load *load, ckd_error *err) {
@@ -197,7 +284,7 @@ static ckd_status write_content(const arguments *a, const content *c, ckd_load *
         status = cli_output_write(copy.output, c->header, c->header_size, err);
     }
     for (size_t i = 0; i < c->count && status == CKD_OK; i++) {
-        status = copy_tensor(&copy, &c->tensors[i], err);
+        status = copy_tensor(&copy, c, &c->tensors[i], a->regions.count + a->regions.shards == 0, err);
     }
     if (status == CKD_OK) {
         status = cli_output_commit(copy.output, err);
@@ -238,7 +325,7 @@ static ckd_status tell(const arguments *a, const content *c, ckd_store *store, c
     return CKD_OK;
 }
 
-static ckd_status load_to_file(const arguments *a, ckd_store *store, ckd_error *err) {
+static ckd_status load_to_file(arguments *a, ckd_store *store, ckd_error *err) {
     ckd_checkpoint from;
     ckd_load *load = NULL;
     content c = {0};
@@ -260,7 +347,7 @@ static ckd_status load_to_file(const arguments *a, ckd_store *store, ckd_error *
     return status;
 }
 
-static int run(const arguments *a) {
+static int run(arguments *a) {
     ckd_error err;
     ckd_store *store = NULL;
     ckd_status status = cli_output_check(a->out, a->force, &err);
@@ -294,6 +381,7 @@ int cmd_load(int argc, char **argv) {
     }
     argp_parse(&argp, argc, argv, 0, NULL, &a);
     int code = run(&a);
+    cli_regions_free(&a.regions);
     free(a.globs);
     return code;
 }

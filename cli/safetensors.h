@@ -26,6 +26,7 @@ typedef struct safetensors_tensor {
     uint64_t shape[CKD_MAX_DIMS];
     uint64_t elements;
     uint64_t begin, size; /* bytes; begin counts from the first byte of data, behind the header */
+    size_t number;        /* the writer's own: which of its tensors this is */
 } safetensors_tensor;
 
 /* What a header says: tensors in the order of their data, without overlaps or holes. */

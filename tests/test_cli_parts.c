@@ -16,6 +16,7 @@
 #include "cli/options.h"
 #include "cli/output_file.h"
 #include "cli/progress.h"
+#include "cli/regions.h"
 #include "cli/roles.h"
 #include "cli/text.h"
 
@@ -143,6 +144,100 @@ static void test_roles(void **state) {
         assert_int_equal(cli_roles_add(&roles, bad[i], &err), CKD_E_INVALID);
     assert_int_equal(roles.count, 3);
     cli_roles_free(&roles);
+}
+
+/* ----------------------------------------------------------------------------------------------------- regions */
+
+typedef struct counted {
+    uint64_t next, most, pieces, until;
+} counted;
+
+/* Pieces of a box in a tensor of 5 x 7 x 9, in order and without a gap. */
+static ckd_status count_piece(void *context, const ckd_region *piece, uint64_t elements, ckd_error *err) {
+    counted *c = context;
+    uint64_t first = piece->offsets[0] * 20 + (piece->offsets[1] - 2) * 4 + (piece->offsets[2] - 3);
+    assert_int_equal(piece->kind, CKD_REGION_BOX);
+    assert_int_equal(first, c->next);
+    assert_int_equal(elements, piece->lengths[0] * piece->lengths[1] * piece->lengths[2]);
+    assert_true(elements <= c->most || elements == 1);
+    c->next += elements;
+    return ++c->pieces == c->until ? cli_error(err, CKD_E_IO, "enough") : CKD_OK;
+}
+
+static void test_boxes_in_pieces(void **state) {
+    (void)state;
+    ckd_region box = {.kind = CKD_REGION_BOX, .offsets = {0, 2, 3}, .lengths = {5, 5, 4}};
+    static const uint64_t most[] = {0, 1, 3, 4, 7, 19, 20, 45, 99, 100, 1000};
+    static const uint64_t pieces[] = {100, 100, 50, 25, 25, 10, 5, 3, 2, 1, 1};
+    ckd_error err;
+    for (size_t i = 0; i < sizeof(most) / sizeof(most[0]); i++) {
+        counted c = {.most = most[i]};
+        assert_int_equal(cli_cut_box(&box, 3, most[i], count_piece, &c, &err), CKD_OK);
+        assert_int_equal(c.next, 100);
+        assert_int_equal(c.pieces, pieces[i]);
+    }
+    counted c = {.most = 4, .until = 3};
+    assert_int_equal(cli_cut_box(&box, 3, 4, count_piece, &c, &err), CKD_E_IO);
+    assert_int_equal(c.pieces, 3);
+    box.lengths[1] = 0;
+    c = (counted){.most = 4};
+    assert_int_equal(cli_cut_box(&box, 3, 4, count_piece, &c, &err), CKD_OK);
+    assert_int_equal(c.pieces, 0);
+}
+
+static void test_shards_and_regions(void **state) {
+    (void)state;
+    cli_regions r = {0};
+    ckd_error err;
+    static const char *const bad_shards[] = {"", "1", "4/4", "/4", "1/", "-1/4", "1/4/2", "0/0", "a/b"};
+    for (size_t i = 0; i < sizeof(bad_shards) / sizeof(bad_shards[0]); i++)
+        assert_int_equal(cli_regions_set_shard(&r, bad_shards[i], &err), CKD_E_INVALID);
+    static const char *const bad[] = {
+        "",         "x",        "x=",       "=[1:2]",  "x=[1]",     "x=[1:2",   "x=[2:1]",
+        "x=[1:2,]", "x=[,1:2]", "x=[1:2] ", "x=[a:b]", "x=[1:2:3]", "x=[-1:2]", "x=[1:99999999999999999999]"};
+    for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++)
+        assert_int_equal(cli_regions_add(&r, bad[i], &err), CKD_E_INVALID);
+    assert_int_equal(cli_regions_set_dim(&r, "16", &err), CKD_E_INVALID);
+    assert_int_equal(r.count + r.shards, 0);
+    assert_int_equal(cli_regions_add(&r, "odd=[1:2]=[1:,:3]", &err), CKD_OK);
+    assert_int_equal(cli_regions_add(&r, "odd=[1:2]=[:]", &err), CKD_E_INVALID);
+    assert_string_equal(r.items[0].tensor, "odd=[1:2]");
+    ckd_tensor_info info = {.name = "odd=[1:2]", .ndim = 3, .shape = {4, 5, 6}};
+    ckd_region region;
+    uint64_t lengths[CKD_MAX_DIMS];
+    assert_int_equal(cli_regions_find(&region, lengths, &r, &info, &err), CKD_OK);
+    assert_int_equal(region.offsets[0] * 100 + region.offsets[1] * 10 + region.offsets[2], 100);
+    assert_int_equal(lengths[0] * 100 + lengths[1] * 10 + lengths[2], 336);
+    info.shape[1] = 2;
+    assert_int_equal(cli_regions_find(&region, lengths, &r, &info, &err), CKD_E_INVALID);
+    assert_string_equal(err.tensor, info.name);
+    info.ndim = 1;
+    assert_int_equal(cli_regions_find(&region, lengths, &r, &info, &err), CKD_E_INVALID);
+    cli_regions_free(&r);
+}
+
+/* What torch.chunk gives: 10 by 4 are 3, 3, 3, 1; 9 by 4 are 3, 3, 3, 0; 1 by 3 are 1, 0, 0. */
+static void test_shards_are_chunks(void **state) {
+    (void)state;
+    static const uint64_t cases[][6] = {
+        {10, 4, 3, 3, 3, 1}, {9, 4, 3, 3, 3, 0}, {1, 3, 1, 0, 0}, {0, 2, 0, 0}, {5, 1, 5}};
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        uint64_t at = 0, lengths[CKD_MAX_DIMS];
+        cli_regions r = {.shards = cases[i][1], .dim = 1};
+        ckd_tensor_info info = {.name = "x", .ndim = 2, .shape = {7, cases[i][0]}};
+        ckd_region region;
+        ckd_error err;
+        for (; r.shard < r.shards; r.shard++) {
+            assert_int_equal(cli_regions_find(&region, lengths, &r, &info, &err), CKD_OK);
+            assert_int_equal(region.offsets[1], at);
+            assert_int_equal(region.lengths[1], cases[i][2 + r.shard]);
+            assert_int_equal(lengths[0], 7);
+            at += region.lengths[1];
+        }
+        info.ndim = 1;
+        assert_int_equal(cli_regions_find(&region, lengths, &r, &info, &err), CKD_OK);
+        assert_int_equal(lengths[0], 7);
+    }
 }
 
 /* ---------------------------------------------------------------------------------------------------- progress */
@@ -335,6 +430,9 @@ int main(void) {
         cmocka_unit_test(test_numbers),
         cmocka_unit_test(test_places),
         cmocka_unit_test(test_roles),
+        cmocka_unit_test(test_boxes_in_pieces),
+        cmocka_unit_test(test_shards_and_regions),
+        cmocka_unit_test(test_shards_are_chunks),
         cmocka_unit_test(test_progress_is_drawn_seldom),
         cmocka_unit_test(test_progress_line),
         cmocka_unit_test(test_progress_is_for_terminals),

@@ -1,0 +1,110 @@
+"""load --shard and --region: parts of tensors, whatever they were saved as."""
+
+import numpy as np
+import pytest
+
+import support_safetensors as st
+from support_cli import NOT_FOUND, USAGE, run, state, store  # noqa: F401
+
+
+def arrays():
+    noise = np.random.default_rng(5)
+    return {
+        "matrix": noise.standard_normal((10, 7)).astype(np.float32),
+        "cube": noise.integers(-99, 99, (5, 3, 4)).astype(np.int16),
+        "line": noise.standard_normal(9),
+        "scalar": np.array(4, np.int64),
+        "empty": np.zeros((0, 3), np.float32),
+    }
+
+
+def chunk(array, i, n, dim):
+    """As docs/cli.md has it."""
+    if array.ndim <= dim:
+        return array
+    each = -(-array.shape[dim] // n)
+    return np.ascontiguousarray(np.take(array, range(min(i * each, array.shape[dim]), min((i + 1) * each, array.shape[dim])), dim))
+
+
+def chain(store, tensors, steps=3):
+    """Its checkpoints are deltas; tensors are changed in place."""
+    for step in range(steps):
+        for array in tensors.values():
+            if array.dtype == np.float32 and array.size:
+                array += np.float32(1e-6)
+        store.save(step, tensors)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 4, 11])
+@pytest.mark.parametrize("dim", [0, 1, 2])
+def test_shards(store, n, dim):
+    tensors = arrays()
+    chain(store, tensors)
+    parts = [store.load("--shard", f"{i}/{n}", "--dim", dim)[0] for i in range(n)]
+    for i, part in enumerate(parts):
+        assert st.same(part, {name: chunk(array, i, n, dim) for name, array in tensors.items()})
+    sizes = [part["line"][1][0] for part in parts]
+    assert sum(sizes) == (9 if dim == 0 else 9 * n)
+
+
+def test_dim_0_is_meant_without_dim(store):
+    chain(store, arrays())
+    assert st.same(store.load("--shard", "1/2")[0], store.load("--shard", "1/2", "--dim", 0)[0])
+
+
+def test_regions(store):
+    tensors = arrays()
+    chain(store, tensors)
+    matrix, cube = tensors["matrix"], tensors["cube"]
+    for text, want in (("[2:5,1:]", matrix[2:5, 1:]), ("[:3]", matrix[:3]), ("[:,6:7]", matrix[:, 6:7]), ("[]", matrix),
+                       ("[4:4,:]", matrix[4:4]), ("[10:]", matrix[10:]), ("[:,:]", matrix)):
+        assert st.same(store.load("--region", f"matrix={text}")[0], {"matrix": np.ascontiguousarray(want)}), text
+    both = store.load("--region", "matrix=[9:]", "--region", "cube=[1:3,2:,1:2]")[0]
+    assert st.same(both, {"matrix": matrix[9:], "cube": np.ascontiguousarray(cube[1:3, 2:, 1:2])})
+
+
+def test_regions_and_other_choices(store):
+    """--region chooses its tensors as --tensor does; with --shard, all are chosen, and it goes first."""
+    tensors = arrays()
+    chain(store, tensors)
+    got = store.load("--region", "line=[2:4]", "--tensor", "s*")[0]
+    assert st.same(got, {"line": tensors["line"][2:4], "scalar": tensors["scalar"]})
+    got = store.load("--region", "line=[2:4]", "--shard", "0/2")[0]
+    want = {name: chunk(array, 0, 2, 0) for name, array in tensors.items()}
+    assert st.same(got, want | {"line": tensors["line"][2:4]})
+
+
+def test_what_cannot_be_loaded(store):
+    store.save(1, arrays())
+    out = store.folder / "out"
+    for text in ("matrix=[0:11]", "matrix=[:,:,:]", "matrix=[11:]", "scalar=[:]"):
+        refused = store.call("load", "--out", out, "--region", text, expect=USAGE)
+        assert text.split("=")[0] in refused.err and "inside" in refused.err
+    refused = store.call("load", "--out", out, "--region", "matrix=[1:2]", "--region", "nix=[1:2]", expect=NOT_FOUND)
+    assert "nix" in refused.err
+    assert not out.exists()
+
+
+def test_parts_larger_than_a_piece(store):
+    """Columns of a matrix of several blocks, more than is copied at a time; from a delta."""
+    tensors = {"big": np.random.default_rng(1).standard_normal((6000, 1100)).astype(np.float32)}
+    store.save(1, tensors)
+    tensors["big"] += np.float32(1e-7)
+    store.save(2, tensors)
+    assert store.json("show")["tensors"][0]["depth"] == 1
+    for i in range(2):
+        got = store.load("--shard", f"{i}/2", "--dim", 1)[0]
+        assert st.same(got, {"big": np.ascontiguousarray(tensors["big"][:, 550 * i:550 * (i + 1)])})
+
+
+def test_a_lossy_checkpoint_in_parts_is_what_it_is_whole(store):
+    tensors = state(1)
+    for step in range(4):
+        store.save(step, state(1, step), "--fidelity", "compact")
+    whole, _ = store.load()
+    assert any(whole[name][2] != st.tensor(array)[2] for name, array in state(1, 3).items())
+    for i in range(3):
+        got = store.load("--shard", f"{i}/3", "--dim", 1)[0]
+        for name, array in tensors.items():
+            values = np.frombuffer(whole[name][2], array.dtype).reshape(array.shape)
+            assert st.same({name: got[name]}, {name: chunk(values, i, 3, 1)})
