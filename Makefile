@@ -51,8 +51,8 @@ config:
 	    VERSION='$(VERSION)' SAN='$(SAN)' CFLAGS_SHOWN='$(strip $(CKD_CFLAGS))' \
 	    CUDA_ARCHS_SHOWN='$(filter-out -gencode,$(CUDA_ARCHS))' sh scripts/show-config.sh
 
-INSTALLED := $(BINDIR)/ckptdelta $(INCLUDEDIR)/ckptdelta.h $(LIBDIR)/pkgconfig/ckptdelta.pc $(LIBDIR)/libckptdelta.a \
-    $(LIBDIR)/libckptdelta.so $(LIBDIR)/libckptdelta.so.$(SOVERSION) $(LIBDIR)/libckptdelta.so.$(VERSION) \
+INSTALLED := $(BINDIR)/ckptdelta $(INCLUDEDIR)/ckptdelta.h $(INCLUDEDIR)/ckptdelta_ranks.h \
+    $(LIBDIR)/pkgconfig/ckptdelta.pc $(LIBDIR)/libckptdelta.a $(LIBDIR)/libckptdelta.so $(LIBDIR)/libckptdelta.so.$(SOVERSION) $(LIBDIR)/libckptdelta.so.$(VERSION) \
     $(LIBDIR)/libckptdelta_cuda.so
 
 install: all
@@ -62,6 +62,7 @@ install: all
 install-files:
 	install -d '$(DESTDIR)$(BINDIR)' '$(DESTDIR)$(INCLUDEDIR)' '$(DESTDIR)$(LIBDIR)/pkgconfig'
 	install -m 644 engine/ckptdelta.h '$(DESTDIR)$(INCLUDEDIR)/ckptdelta.h'
+	install -m 644 engine/ckptdelta_ranks.h '$(DESTDIR)$(INCLUDEDIR)/ckptdelta_ranks.h'
 	install -m 644 '$(STATIC_LIB)' '$(DESTDIR)$(LIBDIR)/libckptdelta.a'
 	install -m 755 '$(SHARED_LIB)' '$(DESTDIR)$(LIBDIR)/libckptdelta.so.$(VERSION)'
 	ln -sfn libckptdelta.so.$(VERSION) '$(DESTDIR)$(LIBDIR)/libckptdelta.so.$(SOVERSION)'

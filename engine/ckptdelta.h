@@ -559,4 +559,6 @@ CKD_API void ckd_diff_free(ckd_diff *diff);
 #ifdef __cplusplus
 }
 #endif
+
+#include "ckptdelta_ranks.h" /* saves of many ranks */
 #endif

@@ -71,19 +71,34 @@ tiling tiling_begin(const geometry *g, uint64_t seed) {
     return t;
 }
 
-void tiling_add(tiling *t, const ckd_region *region) {
-    uint64_t elements;
-    if (!region_count(&elements, t->g, region) || elements == 0) {
-        return;
+/* false: it has no elements. */
+static bool measure(uint64_t *weight, uint64_t *elements, const tiling *t, const ckd_region *region) {
+    if (!region_count(elements, t->g, region) || *elements == 0) {
+        return false;
     }
-    uint64_t weight = t->tails[0];
+    *weight = t->tails[0];
     if (region->kind == CKD_REGION_BOX) {
-        weight = box(t, region);
+        *weight = box(t, region);
     } else if (region->kind == CKD_REGION_FLAT) {
-        weight = minus(first_elements(t, region->start + region->count), first_elements(t, region->start));
+        *weight = minus(first_elements(t, region->start + region->count), first_elements(t, region->start));
     }
-    t->sum = plus(t->sum, weight);
-    t->elements = elements > UINT64_MAX - t->elements ? UINT64_MAX : t->elements + elements;
+    return true;
+}
+
+void tiling_add(tiling *t, const ckd_region *region) {
+    uint64_t weight, elements;
+    if (measure(&weight, &elements, t, region)) {
+        t->sum = plus(t->sum, weight);
+        t->elements = elements > UINT64_MAX - t->elements ? UINT64_MAX : t->elements + elements;
+    }
+}
+
+void tiling_remove(tiling *t, const ckd_region *region) {
+    uint64_t weight, elements;
+    if (measure(&weight, &elements, t, region)) {
+        t->sum = minus(t->sum, weight);
+        t->elements -= elements;
+    }
 }
 
 bool tiling_complete(const tiling *t) {

@@ -25,6 +25,8 @@ typedef struct tiling {
 tiling tiling_begin(const geometry *g, uint64_t seed);
 /* The region must be valid for the shape (region_count). */
 void tiling_add(tiling *t, const ckd_region *region);
+/* Takes a region that was added out again; not beyond UINT64_MAX elements in all. */
+void tiling_remove(tiling *t, const ckd_region *region);
 bool tiling_complete(const tiling *t);
 
 #endif

@@ -1,0 +1,154 @@
+/*
+ * ckptdelta, many ranks: who writes what. Part of ckptdelta.h, which includes it; the same conventions hold.
+ *
+ *   each rank:   its tensors -> ckd_plan_describe -> bytes          (which travel to one rank, by whatever means there is)
+ *   that rank:   all descriptions -> ckd_plan_make -> plan -> ckd_plan_bytes -> bytes (which travel to all)
+ *   each rank:   ckd_plan_read; of its tensors it saves those that ckd_plan_writes says
+ *
+ * Planning is arithmetic on descriptions: no store, no file, no values.
+ */
+#ifndef CKPTDELTA_RANKS_H
+#define CKPTDELTA_RANKS_H
+
+#include "ckptdelta.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define CKD_WORLD_MAX 65536 /* ranks of a plan */
+
+/* Bytes that the caller carries from rank to rank. Release with ckd_bytes_free. */
+typedef struct ckd_bytes {
+    void *data;
+    size_t size;
+} ckd_bytes;
+CKD_API void ckd_bytes_free(ckd_bytes *b);
+
+/* -------------------------------------------------------------------------------------------------------- plan */
+
+/*
+ * What one rank holds: of each tensor its name, role, dtype, global shape and region; data is not looked at. Ranks may
+ * hold the same region (replicas), nothing of a tensor, or an empty region of it. The bytes are for the same version
+ * of the library, and depend on nothing but what is described. Errors: INVALID and MISMATCH (a name, shape or
+ * region that makes no sense; err->tensor says whose), NOMEM.
+ */
+CKD_API ckd_status ckd_plan_describe(ckd_bytes *out, uint32_t rank, uint32_t world, const ckd_tensor *tensors,
+                                     size_t count, ckd_error *err);
+
+typedef struct ckd_plan ckd_plan; /* never changes once made: any number of threads may ask it */
+
+/*
+ * The plan of a save by `world` ranks from all their descriptions, in any order. Each region is written once, however
+ * many ranks hold it: by the one that has least to write; moments and masters by the rank that writes their weights, where the
+ * same ranks hold the same regions of them. In time n log n for n regions.
+ * Errors: MISMATCH (ranks disagree about a tensor, regions overlap without being equal, leave something out or do not
+ * lie in the tensor: the message names ranks and elements, err->tensor the tensor), INVALID (a description is missing, there
+ * twice, or of another world), CORRUPT, UNSUPPORTED (of another version), NOMEM.
+ */
+CKD_API ckd_status ckd_plan_make(ckd_plan **out, const ckd_bytes *descriptions, uint32_t world,
+                                 ckd_error *err);
+CKD_API void ckd_plan_free(ckd_plan *plan);
+
+/* The plan as bytes, and back. Errors of reading: CORRUPT, UNSUPPORTED, NOMEM. */
+CKD_API ckd_status ckd_plan_bytes(ckd_bytes *out, const ckd_plan *plan, ckd_error *err);
+CKD_API ckd_status ckd_plan_read(ckd_plan **out, const void *data, size_t size, ckd_error *err);
+
+/* Does the rank write the tensor that stands at `index` in its description? 0 also for ranks and tensors that the plan does not have. */
+CKD_API int ckd_plan_writes(const ckd_plan *plan, uint32_t rank, size_t index);
+/*
+ * Is the plan for a rank that holds these tensors, which must be in the order described? INVALID if it is not: a plan that does
+ * not fit must never be saved by, as it would leave something out. Errors: also those of ckd_plan_describe.
+ */
+CKD_API ckd_status ckd_plan_check(const ckd_plan *plan, uint32_t rank, const ckd_tensor *tensors,
+                                  size_t count, ckd_error *err);
+
+typedef struct ckd_plan_summary {
+    uint32_t world;
+    uint64_t tensors;
+    uint64_t regions;  /* described by all ranks */
+    uint64_t written;  /* of these */
+    uint64_t replicas; /* left out, as another rank writes them */
+    uint64_t empty;    /* left out, as they have no elements */
+    uint64_t raw_bytes;
+    uint64_t least_bytes, most_bytes; /* of a rank */
+} ckd_plan_summary;
+CKD_API ckd_plan_summary ckd_plan_summarise(const ckd_plan *plan);
+
+/*
+ * What a plan depends on, hashed: names, roles, dtypes, shapes, regions, ranks and world; not where values lie, which may change from
+ * save to save. Plans of equal keys are equal.
+ */
+typedef struct ckd_plan_key {
+    uint8_t bytes[16];
+} ckd_plan_key;
+CKD_API ckd_plan_key ckd_plan_key_of(const ckd_plan *plan);
+/*
+ * The key from the hashes of all descriptions, in the order of ranks: ranks exchange 16 bytes each instead of descriptions
+ * to learn that an earlier plan holds.
+ */
+CKD_API ckd_plan_key ckd_plan_description_hash(const ckd_bytes *description);
+CKD_API ckd_plan_key ckd_plan_key_from(const ckd_plan_key *hashes, uint32_t world);
+
+/* The last few plans, by their keys. One thread at a time. */
+typedef struct ckd_plan_cache ckd_plan_cache;
+CKD_API ckd_status ckd_plan_cache_new(ckd_plan_cache **out, uint32_t plans, ckd_error *err); /* plans 0: 4 */
+CKD_API void ckd_plan_cache_free(ckd_plan_cache *cache); /* and its plans */
+/* NULL if it is not there. The plan is the cache's, and lives until as many others were added. */
+CKD_API const ckd_plan *ckd_plan_cache_find(ckd_plan_cache *cache, const ckd_plan_key *key);
+/* Takes the plan over; one of the same key that is there already, or the one not asked for the longest, is freed. */
+CKD_API void ckd_plan_cache_add(ckd_plan_cache *cache, ckd_plan *plan);
+
+/* --------------------------------------------------------- several parameters in one tensor, and padding */
+
+/* Part of a tensor in memory, along one dimension: of a parameter that is stored under its own name, or of nothing. */
+typedef struct ckd_stretch {
+    const char *name; /* of the parameter; NULL: padding, which is not stored, and zeros after loading */
+    uint64_t total;   /* the parameter's length along the dimension, over all ranks */
+    uint64_t offset;  /* where in it the stretch begins */
+    uint64_t length;  /* of the stretch; may be 0 */
+} ckd_stretch;
+
+/*
+ * A rank's tensor that holds several parameters side by side: query, key and value in one matrix (also head by head, and with
+ * fewer key than query heads), gate and up projections, a vocabulary that was padded. Stored apart, each is loaded by ranks that cut
+ * it otherwise, and by programs that do not fuse it.
+ */
+typedef struct ckd_fused {
+    size_t struct_size;
+    ckd_role role; /* AUTO: of each parameter by its name */
+    ckd_dtype dtype;
+    uint32_t ndim;
+    uint32_t dim;          /* along which the stretches follow each other */
+    const uint64_t *shape; /* global, ndim of them; that of `dim` is not looked at */
+    const uint64_t *offsets,
+        *lengths; /* what the rank holds in the other dimensions; NULL: all. That of `dim` is not looked at */
+    const ckd_stretch *stretches;
+    size_t count;
+    void *
+        data; /* contiguous, row-major: in `dim`, as long as all stretches together. NULL: only for planning */
+} ckd_fused;
+#define CKD_FUSED_INIT \
+    { .struct_size = sizeof(ckd_fused) }
+
+/* The same as tensors of their own, without a copy. Names and data must live as long as it does. */
+typedef struct ckd_split ckd_split;
+/* Errors: INVALID (a stretch that does not lie in its parameter, totals that differ, too large), NOMEM. */
+CKD_API ckd_status ckd_fused_split(ckd_split **out, const ckd_fused *fused, ckd_error *err);
+CKD_API void ckd_split_free(ckd_split *split);
+/*
+ * To plan, and to save: one for each parameter, in the order of their first stretches, with all stretches of it that go on where the one before
+ * ended; another one for those that do not. They read `data` when they are saved. Valid as long as the split.
+ */
+CKD_API const ckd_tensor *ckd_split_tensors(size_t *count, const ckd_split *split);
+/* Loads all parameters into their places in `data`, and zeros padding. Memory used: at most 64 MiB. Errors: ckd_load_tensor's. */
+CKD_API ckd_status ckd_split_load(ckd_split *split, ckd_load *load, ckd_error *err);
+
+/* Elements first ... first + length - 1 of a parameter that has `total`, and is padded behind them: a stretch of it and one of padding. */
+CKD_API void ckd_stretch_padded(ckd_stretch out[2], const char *name, uint64_t total, uint64_t first,
+                                uint64_t length);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
