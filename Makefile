@@ -52,6 +52,7 @@ config:
 	    CUDA_ARCHS_SHOWN='$(filter-out -gencode,$(CUDA_ARCHS))' sh scripts/show-config.sh
 
 INSTALLED := $(BINDIR)/ckptdelta $(INCLUDEDIR)/ckptdelta.h $(INCLUDEDIR)/ckptdelta_ranks.h \
+    $(INCLUDEDIR)/ckptdelta_loads.h \
     $(LIBDIR)/pkgconfig/ckptdelta.pc $(LIBDIR)/libckptdelta.a $(LIBDIR)/libckptdelta.so $(LIBDIR)/libckptdelta.so.$(SOVERSION) $(LIBDIR)/libckptdelta.so.$(VERSION) \
     $(LIBDIR)/libckptdelta_cuda.so
 
@@ -62,6 +63,7 @@ install: all
 install-files:
 	install -d '$(DESTDIR)$(BINDIR)' '$(DESTDIR)$(INCLUDEDIR)' '$(DESTDIR)$(LIBDIR)/pkgconfig'
 	install -m 644 engine/ckptdelta.h '$(DESTDIR)$(INCLUDEDIR)/ckptdelta.h'
+	install -m 644 engine/ckptdelta_loads.h '$(DESTDIR)$(INCLUDEDIR)/ckptdelta_loads.h'
 	install -m 644 engine/ckptdelta_ranks.h '$(DESTDIR)$(INCLUDEDIR)/ckptdelta_ranks.h'
 	install -m 644 '$(STATIC_LIB)' '$(DESTDIR)$(LIBDIR)/libckptdelta.a'
 	install -m 755 '$(SHARED_LIB)' '$(DESTDIR)$(LIBDIR)/libckptdelta.so.$(VERSION)'

@@ -1,19 +1,11 @@
 /* Loading: find the blocks that intersect, rebuild them in parallel, place them. */
+#include <stdio.h>
 #include <stdlib.h>
 
 #include "base/float_mode.h"
-#include "engine/load_shared.h"
+#include "engine/load.h"
 
-struct ckd_load {
-    ckd_store *store;
-    file_lock *reader_lock;
-    view_cache views;
-    const view *view;
-    ckd_tensor_list tensors;
-    decoder *decoders; /* one a worker */
-    uint32_t decoder_count;
-    load_shared shared; /* between the calls of this load */
-};
+#define STAGING_BYTES (UINT64_C(256) << 20)
 
 static ckd_status make_decoders(ckd_load *load, ckd_error *err) {
     uint32_t count = pool_threads(load->store->pool);
@@ -23,9 +15,38 @@ static ckd_status make_decoders(ckd_load *load, ckd_error *err) {
     }
     ckd_status status = CKD_OK;
     for (; load->decoder_count < count && status == CKD_OK; load->decoder_count++) {
-        status = decoder_init(&load->decoders[load->decoder_count], err);
+        decoder *d = &load->decoders[load->decoder_count];
+        status = decoder_init(d, err);
+        d->store = &load->kept;
+        d->top = load->view;
+        d->again = load->again;
     }
     return status;
+}
+
+/* Tensors that others of the checkpoint are copies or rounded copies of. */
+static ckd_status find_sources(ckd_load *load, ckd_error *err) {
+    const view *v = load->view;
+    load->again = calloc(v->tensor_count + 1, sizeof(*load->again));
+    if (!load->again) {
+        return err_nomem(err, v->tensor_count, "a list of tensors");
+    }
+    const char *last = "";
+    for (size_t i = 0; i < v->block_count; i++) {
+        const record *r = v->blocks[i].record;
+        const dependency *on = r->dependency_count ? &r->dependencies[0] : NULL;
+        bool derived = r->predictor == PREDICT_COPY || r->predictor == PREDICT_CAST;
+        if (!derived || !on || !id_equal(&on->checkpoint, &v->manifest.checkpoint.id)) {
+            continue;
+        }
+        const char *name = on->tensor && *on->tensor ? on->tensor : r->tensor->name;
+        const view_tensor *source = strcmp(name, last) == 0 ? NULL : view_find(v, name);
+        if (source) {
+            load->again[source - v->tensors] = true;
+        }
+        last = name;
+    }
+    return CKD_OK;
 }
 
 static ckd_status list_tensors(ckd_load *load, ckd_error *err) {
@@ -40,14 +61,31 @@ static ckd_status list_tensors(ckd_load *load, ckd_error *err) {
     return CKD_OK;
 }
 
+/* Both stores of values get half of what there is, if both are needed. */
+static ckd_status make_stores(ckd_load *load, uint64_t staging, ckd_error *err) {
+    ckd_status status = load_shared_init(&load->shared, load->view, staging / 2, err);
+    load->kept.limit = load->shared.view ? staging / 2 : staging;
+    return status;
+}
+
 ckd_status ckd_load_begin(ckd_load **out, ckd_store *store, const ckd_id *checkpoint, ckd_error *err) {
+    return ckd_load_begin_with(out, store, checkpoint, NULL, err);
+}
+
+ckd_status ckd_load_begin_with(ckd_load **out, ckd_store *store, const ckd_id *checkpoint,
+                               const ckd_load_options *options, ckd_error *err) {
     *out = NULL;
+    ckd_load_options o = {0};
+    if (options) {
+        memcpy(&o, options, options->struct_size < sizeof(o) ? options->struct_size : sizeof(o));
+    }
     ckd_load *load = calloc(1, sizeof(*load));
     if (!load) {
         return err_nomem(err, sizeof(*load), "a load");
     }
     load->store = store;
     views_init(&load->views, store);
+    values_store_init(&load->kept, 0);
     ckd_status status = store_lock_reader(&load->reader_lock, store, err);
     if (status == CKD_OK) {
         status = views_get(&load->view, &load->views, checkpoint, err);
@@ -56,10 +94,13 @@ ckd_status ckd_load_begin(ckd_load **out, ckd_store *store, const ckd_id *checkp
         status = list_tensors(load, err);
     }
     if (status == CKD_OK) {
+        status = find_sources(load, err);
+    }
+    if (status == CKD_OK) {
         status = make_decoders(load, err);
     }
     if (status == CKD_OK) {
-        status = load_shared_init(&load->shared, load->view, err);
+        status = make_stores(load, o.staging_bytes ? o.staging_bytes : STAGING_BYTES, err);
     }
     if (status != CKD_OK) {
         ckd_load_end(load);
@@ -77,24 +118,60 @@ const ckd_checkpoint *ckd_load_checkpoint(const ckd_load *load) {
     return &load->view->manifest.checkpoint;
 }
 
-static ckd_status check_request(const ckd_load_request *q, const view_tensor *t, span *want,
-                                ckd_region *region, ckd_error *err) {
+ckd_load_request load_request(const ckd_load_request *request) {
+    ckd_load_request q = {0};
+    memcpy(&q, request, request->struct_size < sizeof(q) ? request->struct_size : sizeof(q));
+    return q;
+}
+
+ckd_difference load_difference(const ckd_load_request *q, const view_tensor *t) {
+    if (!t) {
+        return CKD_DIFFERS_MISSING;
+    }
     if (q->dtype != CKD_DTYPE_NONE && q->dtype != t->tensor->dtype) {
-        return err_set(err, CKD_E_MISMATCH, "the tensor is stored as %s, %s was asked for",
-                       ckd_dtype_name(t->tensor->dtype), ckd_dtype_name(q->dtype));
+        return CKD_DIFFERS_DTYPE;
     }
-    if (q->shape &&
-        (q->ndim != t->shape.ndim || memcmp(q->shape, t->shape.shape, q->ndim * sizeof(uint64_t)) != 0)) {
-        return err_set(err, CKD_E_MISMATCH,
-                       "the tensor is stored with another global shape than was asked for");
+    bool same = !q->shape || (q->ndim == t->shape.ndim &&
+                              memcmp(q->shape, t->shape.shape, q->ndim * sizeof(uint64_t)) == 0);
+    return same ? (ckd_difference)0 : CKD_DIFFERS_SHAPE;
+}
+
+/* "4 x 5"; cut if it is too long. */
+static const char *shape_text(char *text, size_t size, uint32_t ndim, const uint64_t *shape) {
+    snprintf(text, size, "a scalar");
+    size_t used = 0;
+    for (uint32_t d = 0; d < ndim && used < size; d++) {
+        used += (size_t)snprintf(text + used, size - used, "%s%llu", d ? " x " : "",
+                                 (unsigned long long)shape[d]);
     }
+    return text;
+}
+
+void load_describe_difference(char *text, size_t size, ckd_difference kind, const ckd_load_request *q,
+                              const view_tensor *t) {
+    char stored[80], wanted[80];
+    if (kind == CKD_DIFFERS_DTYPE) {
+        snprintf(text, size, "the tensor is stored as %s, %s was asked for", ckd_dtype_name(t->tensor->dtype),
+                 ckd_dtype_name(q->dtype));
+    } else if (kind == CKD_DIFFERS_SHAPE) {
+        snprintf(text, size, "the tensor is stored with another global shape, %s, than was asked for, %s",
+                 shape_text(stored, sizeof(stored), t->shape.ndim, t->shape.shape),
+                 shape_text(wanted, sizeof(wanted), q->ndim, q->shape));
+    } else {
+        snprintf(text, size, "%s",
+                 kind == CKD_DIFFERS_MISSING ? "the checkpoint has no such tensor" : "nobody asks for it");
+    }
+}
+
+ckd_status load_span(span *want, ckd_region *region, const ckd_load_request *q, const view_tensor *t,
+                     bool sized, ckd_error *err) {
     *want = (span){.region = region};
     if (!region_count(&want->count, &t->shape, &q->region)) {
         return err_set(err, CKD_E_INVALID, "the region asked for does not lie inside the tensor's shape");
     }
     *region = region_canonical(&t->shape, &q->region);
     uint64_t size = want->count * ckd_dtype_size(t->tensor->dtype);
-    if (q->size != size || (size && !q->data)) {
+    if (sized && (q->size != size || (size && !q->data))) {
         return err_set(err, CKD_E_INVALID, "the region has %llu bytes, room for %zu was given",
                        (unsigned long long)size, q->size);
     }
@@ -120,50 +197,90 @@ static ckd_status place_one(void *context, size_t index, uint32_t worker, ckd_er
                            p->blocks[index], p->want, p->to, &p->copied[index], err);
 }
 
-static size_t intersecting_blocks(const view_block **blocks, const view_tensor *t, const span *want) {
-    size_t count = 0;
+/* Can the shard and the span, elements first to last in global order, have none in common? Quick; else view_shard_range looks closely. */
+static bool far_apart(const geometry *g, const ckd_region *shard, const ckd_region *want, uint64_t first,
+                      uint64_t last) {
+    if (shard->kind == CKD_REGION_FLAT) {
+        return shard->start > last || shard->start + shard->count <= first;
+    }
+    bool apart = false;
+    for (uint32_t d = 0; d < g->ndim && shard->kind == CKD_REGION_BOX && want->kind == CKD_REGION_BOX; d++) {
+        apart = apart || shard->offsets[d] >= want->offsets[d] + want->lengths[d] ||
+                want->offsets[d] >= shard->offsets[d] + shard->lengths[d];
+    }
+    return apart;
+}
+
+ckd_status load_each_block(const view_tensor *t, const span *want, load_block_fn each, void *context,
+                           ckd_error *err) {
+    if (want->count == 0) {
+        return CKD_OK;
+    }
+    ckd_status status = CKD_OK;
+    uint64_t from = region_global(&t->shape, want->region, want->first);
+    uint64_t to = region_global(&t->shape, want->region, want->first + want->count - 1);
     for (size_t s = 0; s < t->shard_count; s++) {
         size_t first, end;
+        if (far_apart(&t->shape, t->shards[s].region, want->region, from, to)) {
+            continue;
+        }
         view_shard_range(&first, &end, &t->shards[s], &t->shape, want);
-        for (size_t i = first; i < end; i++) {
-            if (blocks) {
-                blocks[count] = &t->shards[s].blocks[i];
-            }
-            count++;
+        for (; first < end && status == CKD_OK; first++) {
+            status = each(context, &t->shards[s].blocks[first], err);
         }
     }
-    return count;
+    return status;
+}
+
+/* In blocks that grow as they are added. */
+typedef struct block_list {
+    const view_block **items;
+    size_t count, capacity;
+} block_list;
+
+static ckd_status add_block(void *context, const view_block *b, ckd_error *err) {
+    block_list *list = context;
+    if (list->count == list->capacity) {
+        size_t capacity = 2 * list->capacity + 16;
+        const view_block **grown = realloc(list->items, capacity * sizeof(*grown));
+        if (!grown) {
+            return err_nomem(err, capacity * sizeof(*grown), "a load's plan");
+        }
+        list->items = grown;
+        list->capacity = capacity;
+    }
+    list->items[list->count++] = b;
+    return CKD_OK;
 }
 
 static ckd_status place_all(ckd_load *load, const view_tensor *t, const span *want, void *to,
                             ckd_error *err) {
-    size_t count = intersecting_blocks(NULL, t, want);
+    block_list list = {NULL, 0, 0};
     placement p = {.load = load, .tensor = t, .want = want, .to = to};
-    p.blocks = calloc(count + 1, sizeof(*p.blocks));
-    p.copied = calloc(count + 1, sizeof(*p.copied));
-    ckd_status status = CKD_OK;
-    if (!p.blocks || !p.copied) {
-        status = err_nomem(err, count * sizeof(*p.blocks), "a load's plan");
-    } else {
-        intersecting_blocks(p.blocks, t, want);
-        status = pool_run(load->store->pool, count, place_one, &p, err);
+    ckd_status status = load_each_block(t, want, add_block, &list, err);
+    p.blocks = list.items;
+    p.copied = status == CKD_OK ? calloc(list.count + 1, sizeof(*p.copied)) : NULL;
+    if (status == CKD_OK && !p.copied) {
+        status = err_nomem(err, list.count * sizeof(*p.copied), "a load's plan");
+    }
+    if (status == CKD_OK) {
+        status = pool_run(load->store->pool, list.count, place_one, &p, err);
     }
     uint64_t copied = 0;
-    for (size_t i = 0; status == CKD_OK && i < count; i++) {
+    for (size_t i = 0; status == CKD_OK && i < list.count; i++) {
         copied += p.copied[i];
     }
     if (status == CKD_OK && copied != want->count) {
         status = err_set(err, CKD_E_CORRUPT, "the checkpoint holds %llu of the %llu elements asked for",
                          (unsigned long long)copied, (unsigned long long)want->count);
     }
-    free(p.blocks);
+    free(list.items);
     free(p.copied);
     return status;
 }
 
 ckd_status ckd_load_tensor(ckd_load *load, const ckd_load_request *request, ckd_error *err) {
-    ckd_load_request q = {0};
-    memcpy(&q, request, request->struct_size < sizeof(q) ? request->struct_size : sizeof(q));
+    ckd_load_request q = load_request(request);
     const view_tensor *t = q.name ? view_find(load->view, q.name) : NULL;
     if (!t) {
         return err_in_tensor(err,
@@ -172,15 +289,31 @@ ckd_status ckd_load_tensor(ckd_load *load, const ckd_load_request *request, ckd_
                                      (unsigned long long)load->view->manifest.checkpoint.step),
                              q.name ? q.name : "");
     }
-    span want;
+    span want = {0};
     ckd_region region;
-    ckd_status status = check_request(&q, t, &want, &region, err);
+    ckd_difference differs = load_difference(&q, t);
+    ckd_status status = CKD_OK;
+    if (differs) {
+        char what[256];
+        load_describe_difference(what, sizeof(what), differs, &q, t);
+        status = err_set(err, CKD_E_MISMATCH, "%s", what);
+    } else {
+        status = load_span(&want, &region, &q, t, true, err);
+    }
     if (status == CKD_OK && want.count) {
         float_mode mode = float_mode_enter();
         status = place_all(load, t, &want, q.data, err);
         float_mode_leave(mode);
     }
     return status == CKD_OK ? CKD_OK : err_in_tensor(err, status, q.name);
+}
+
+uint64_t ckd_load_bytes_read(const ckd_load *load) {
+    uint64_t all = 0;
+    for (uint32_t i = 0; i < load->decoder_count; i++) {
+        all += load->decoders[i].bytes_read;
+    }
+    return all;
 }
 
 ckd_status ckd_load_blob(void **data, size_t *size, ckd_load *load, const char *name, ckd_error *err) {
@@ -221,7 +354,9 @@ void ckd_load_end(ckd_load *load) {
     }
     free(load->decoders);
     free(load->tensors.items);
+    free(load->again);
     load_shared_free(&load->shared);
+    values_store_free(&load->kept);
     views_free(&load->views);
     lock_release(load->reader_lock);
     free(load);

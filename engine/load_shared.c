@@ -25,8 +25,9 @@ static void lead(load_shared *s, const view_block *b) {
     }
 }
 
-ckd_status load_shared_init(load_shared *out, const view *v, ckd_error *err) {
+ckd_status load_shared_init(load_shared *out, const view *v, uint64_t limit, ckd_error *err) {
     memset(out, 0, sizeof(*out));
+    out->limit = limit;
     pthread_mutex_init(&out->mutex, NULL);
     bool any = false;
     for (size_t i = 0; i < v->block_count && !any; i++) {
@@ -68,7 +69,7 @@ static void *make_room(load_shared *s, const view_block *b) {
     size_t number = number_of(s, b);
     uint64_t size = b->record->raw_size;
     pthread_mutex_lock(&s->mutex);
-    bool wanted = !s->kept[number] && !s->given[number] && size <= LOAD_KEPT_MAX - s->bytes;
+    bool wanted = !s->kept[number] && !s->given[number] && size <= s->limit && s->bytes <= s->limit - size;
     s->bytes += wanted ? size : 0;
     pthread_mutex_unlock(&s->mutex);
     void *room = wanted ? malloc(size + 1) : NULL;

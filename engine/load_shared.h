@@ -2,7 +2,7 @@
  * What a load decodes anyway, kept until it is asked for. Weights that are an optimizer step are rebuilt together with their moments, and
  * with those of every ancestor; asked for one after the other, all of that would be done again for the second moments. So of the
  * checkpoint that is being loaded, moments that weights were rebuilt from are kept, and second moments are
- * rebuilt as part of their weights, which are kept. At most LOAD_KEPT_MAX bytes are held; beyond that, blocks are decoded again.
+ * rebuilt as part of their weights, which are kept. At most `limit` bytes are held; beyond that, blocks are decoded again.
  * Internal to engine/; thread-safe.
  */
 #ifndef ENGINE_LOAD_SHARED_H
@@ -10,19 +10,17 @@
 
 #include "engine/values.h"
 
-#define LOAD_KEPT_MAX (UINT64_C(256) << 20)
-
 typedef struct load_shared {
     pthread_mutex_t mutex;
     const view *view;
     const view_block **leaders; /* by number of the view's block: the weights predicted from it, or NULL */
     void **kept;                /* by the same: its values, or NULL */
     bool *given;                /* by the same: all of it was handed out already */
-    uint64_t bytes;
+    uint64_t bytes, limit;
 } load_shared;
 
 /* Leaves out->view NULL if the checkpoint has no steps: then there is nothing to share, and load_shared_place must not be called. */
-ckd_status load_shared_init(load_shared *out, const view *v, ckd_error *err);
+ckd_status load_shared_init(load_shared *out, const view *v, uint64_t limit, ckd_error *err);
 void load_shared_free(load_shared *s);
 
 /* As block_into_span, of one of the view's blocks. */

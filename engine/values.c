@@ -8,6 +8,7 @@ ckd_status decoder_init(decoder *d, ckd_error *err) {
     memset(d, 0, sizeof(*d));
     d->kernels = kernels_cpu();
     d->step_limit = MAX_STEPS;
+    d->filling = UINT32_MAX;
     return coder_create(&d->coder, err);
 }
 
@@ -42,7 +43,8 @@ static ckd_status corrupt_block(const view_block *b, ckd_error *err, const char 
 }
 
 /* However damage of a payload shows, it is reported at its record. */
-static ckd_status read_payload_into(const view_block *b, void *to, ckd_error *err) {
+static ckd_status read_payload_into(decoder *d, const view_block *b, void *to, ckd_error *err) {
+    d->bytes_read += b->record->stored_size;
     ckd_status status = chunk_read_payload(b->chunk, b->record, to, err);
     if (status == CKD_E_CORRUPT && err) {
         err->offset = b->record->offset;
@@ -53,7 +55,7 @@ static ckd_status read_payload_into(const view_block *b, void *to, ckd_error *er
 static ckd_status read_payload(decoder *d, const view_block *b, const void **payload, ckd_error *err) {
     void *stored = bytes_scratch(&d->stored, b->record->stored_size, "decoding scratch", err);
     *payload = stored;
-    return stored ? read_payload_into(b, stored, err) : CKD_E_NOMEM;
+    return stored ? read_payload_into(d, b, stored, err) : CKD_E_NOMEM;
 }
 
 static void drop_columns(kept_columns *k) {
@@ -92,11 +94,29 @@ static kept_columns *place_for_columns(decoder *d) {
     }
 }
 
+/* Those of a record that many blocks name. */
+ckd_status shared_bytes(decoder *d, const view_block *b, void *to, ckd_error *err) {
+    bool mine = false; /* whoever reads one waits for nothing: there is no circle to fear */
+    stored_values *v =
+        d->store ? values_store_claim(d->store, &mine, b->record, b->record->raw_size, UINT32_MAX) : NULL;
+    ckd_status status = v && !mine ? CKD_OK : blob_bytes(d, b, to, err);
+    if (v && mine) {
+        memcpy(v->values, to, status == CKD_OK ? b->record->raw_size : 0);
+        values_store_filled(d->store, v, status == CKD_OK);
+    } else if (v) {
+        memcpy(to, v->values, b->record->raw_size);
+    }
+    if (v && status == CKD_OK) {
+        values_store_release(d->store, v);
+    }
+    return status;
+}
+
 static ckd_status read_columns(kept_columns *to, decoder *d, const view_block *side, ckd_error *err) {
     uint64_t size = side->record->raw_size;
     bytes raw = {0};
     void *at = bytes_scratch(&raw, size + 1, "a matrix's columns", err);
-    ckd_status status = at ? blob_bytes(d, side, at, err) : CKD_E_NOMEM;
+    ckd_status status = at ? shared_bytes(d, side, at, err) : CKD_E_NOMEM;
     if (status == CKD_OK) {
         status = lattice_columns_decode(&to->columns, at, size, &to->room, coder_symbols(d->coder), err);
     }
@@ -165,7 +185,7 @@ static ckd_status decode_standalone(decoder *d, const view *v, const view_block 
         return decode_lattice(d, v, b, false, to, err);
     }
     if (r->coding == CODING_RAW) {
-        return r->stored_size == r->raw_size ? read_payload_into(b, to, err)
+        return r->stored_size == r->raw_size ? read_payload_into(d, b, to, err)
                                              : corrupt_block(b, err, "a raw block of the wrong size");
     }
     const void *payload;
@@ -401,19 +421,34 @@ ckd_status block_values(decoder *d, view_cache *cache, const view *v, const view
     return values_of_block(d, cache, v, b, to, err);
 }
 
-/* One block's share of a span: straight into place if it is all that is wanted, else through a buffer. */
-static ckd_status place_block(decoder *d, view_cache *cache, const view *v, const view_tensor *t,
-                              const view_block *b, const span *want, void *to, uint64_t *copied,
-                              ckd_error *err) {
-    span have = {b->record->region, b->record->first, b->record->count};
-    if (span_equal(&have, want, t->shape.ndim)) {
-        *copied += have.count;
-        return values_of_block(d, cache, v, b, to, err);
-    }
-    if (span_common(&t->shape, want, &have) == 0) {
+/*
+ * The block's values from the store, or decoded into it; release them. *out NULL, and CKD_OK: they are to be decoded elsewhere. Others may use
+ * them, so that they are compared with their own hash even inside a lossy chain.
+ */
+static ckd_status values_in_store(stored_values **out, decoder *d, view_cache *cache, const view *v,
+                                  const view_block *b, ckd_error *err) {
+    bool mine = false;
+    *out = values_store_claim(d->store, &mine, b->record, b->record->raw_size, d->filling);
+    if (!mine) {
         return CKD_OK;
     }
-    void *values = malloc(b->record->raw_size);
+    uint32_t filling = d->filling, inside = d->inside;
+    d->filling = b->record->depth < filling ? b->record->depth : filling;
+    d->inside = 0;
+    ckd_status status = values_of_block(d, cache, v, b, (*out)->values, err);
+    d->filling = filling;
+    d->inside = inside;
+    values_store_filled(d->store, *out, status == CKD_OK);
+    *out = status == CKD_OK ? *out : NULL;
+    return status;
+}
+
+/* Through a buffer. */
+static ckd_status place_part(decoder *d, view_cache *cache, const view *v, const view_tensor *t,
+                             const view_block *b, const span *want, void *to, uint64_t *copied,
+                             ckd_error *err) {
+    span have = {b->record->region, b->record->first, b->record->count};
+    void *values = malloc(b->record->raw_size + 1);
     if (!values) {
         return err_nomem(err, b->record->raw_size, "a block's values");
     }
@@ -423,6 +458,42 @@ static ckd_status place_block(decoder *d, view_cache *cache, const view *v, cons
     }
     free(values);
     return status;
+}
+
+/* Will the block be asked for again? Without a plan: if only a part is wanted now, or another tensor is known to be made from it. */
+static bool wanted_again(const decoder *d, const view *v, const view_tensor *t, const view_block *b,
+                         bool all) {
+    if (d->plan) {
+        return load_plan_uses(d->plan, b->ready ? b->ready : b->record) > 1;
+    }
+    return d->store && (!all || (v == d->top && d->again[t - v->tensors]));
+}
+
+/* One block's share of a span: straight into place if it is all that is wanted, by now and by others. */
+static ckd_status place_block(decoder *d, view_cache *cache, const view *v, const view_tensor *t,
+                              const view_block *b, const span *want, void *to, uint64_t *copied,
+                              ckd_error *err) {
+    span have = {b->record->region, b->record->first, b->record->count};
+    bool all = span_equal(&have, want, t->shape.ndim);
+    if (!all && span_common(&t->shape, want, &have) == 0) {
+        return CKD_OK;
+    }
+    stored_values *stored = NULL;
+    ckd_status status =
+        wanted_again(d, v, t, b, all) ? values_in_store(&stored, d, cache, v, b, err) : CKD_OK;
+    if (status != CKD_OK) {
+        return status;
+    }
+    if (stored) {
+        *copied += span_copy(&t->shape, ckd_dtype_size(t->tensor->dtype), to, want, stored->values, &have);
+        values_store_release(d->store, stored);
+        return CKD_OK;
+    }
+    if (!all) {
+        return place_part(d, cache, v, t, b, want, to, copied, err);
+    }
+    *copied += have.count;
+    return values_of_block(d, cache, v, b, to, err);
 }
 
 ckd_status block_into_span(decoder *d, view_cache *cache, const view *v, const view_tensor *t,

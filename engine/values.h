@@ -7,6 +7,8 @@
 
 #include "codec/codings.h"
 #include "engine/lattice_values.h"
+#include "engine/load_plan.h"
+#include "engine/values_store.h"
 #include "engine/view.h"
 #include "kernels/kernels.h"
 
@@ -53,6 +55,12 @@ typedef struct decoder {
     uint32_t nested;     /* inputs of inputs */
     kept_block kept[KEPT_BLOCKS];
     uint64_t kept_clock;
+    values_store *store;   /* the load's; NULL: nothing is stored */
+    uint32_t filling;      /* the least depth of blocks that are being decoded into it; UINT32_MAX: none */
+    const load_plan *plan; /* of all that is being loaded; or NULL, and: */
+    const view *top;       /* the load's, or NULL */
+    const bool *again;     /* by tensor of it: others of the same checkpoint are made from it */
+    uint64_t bytes_read;   /* payloads */
 } decoder;
 ckd_status decoder_init(decoder *d, ckd_error *err);
 void decoder_free(decoder *d);
@@ -76,6 +84,8 @@ ckd_status span_values(decoder *d, view_cache *cache, const view *v, const view_
 
 /* The bytes of a blob or a group (raw_size of them), verified. */
 ckd_status blob_bytes(decoder *d, const view_block *b, void *to, ckd_error *err);
+/* The same of a record that many blocks name, which is read once for a load. */
+ckd_status shared_bytes(decoder *d, const view_block *b, void *to, ckd_error *err);
 
 /* Blocks that optimizer steps are predicted from are kept for those that build on them, a few of them; calls nest. */
 void values_share_begin(decoder *d);

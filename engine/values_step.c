@@ -75,7 +75,7 @@ static ckd_status read_group(decoder *d, const view *v, const view_block *b, gro
     if (!raw) {
         return err_nomem(err, g->record->raw_size, "a group record");
     }
-    ckd_status status = blob_bytes(d, g, raw, err);
+    ckd_status status = shared_bytes(d, g, raw, err);
     if (status == CKD_OK) {
         status =
             group_decode(out, raw, g->record->raw_size, file_path(g->chunk->file), g->record->offset, err);

@@ -1,0 +1,49 @@
+/* A load in progress. Internal to engine/: load.c, load_all.c, load_explain.c. */
+#ifndef ENGINE_LOAD_H
+#define ENGINE_LOAD_H
+
+#include "base/file.h"
+#include "engine/load_shared.h"
+
+struct ckd_load {
+    ckd_store *store;
+    file_lock *reader_lock;
+    view_cache views;
+    const view *view;
+    ckd_tensor_list tensors;
+    decoder *decoders; /* one a worker */
+    uint32_t decoder_count;
+    load_shared shared; /* between the calls of this load */
+    values_store kept;  /* likewise */
+    bool *again;        /* by tensor of the view: others of the checkpoint are made from it */
+};
+
+/* The request in this version's form, whatever version it was compiled with. */
+ckd_load_request load_request(const ckd_load_request *request);
+/* What a request differs in from the tensor stored (NULL: none has its name); 0: nothing. */
+ckd_difference load_difference(const ckd_load_request *q, const view_tensor *t);
+/* `what` of a difference, one sentence's end, into `text`. */
+void load_describe_difference(char *text, size_t size, ckd_difference kind, const ckd_load_request *q,
+                              const view_tensor *t);
+/*
+ * The span that a request without differences wants, of `region`, the caller's room for it. sized: its memory must fit. Errors: INVALID.
+ */
+ckd_status load_span(span *want, ckd_region *region, const ckd_load_request *q, const view_tensor *t,
+                     bool sized, ckd_error *err);
+/* What the requests that do not differ will read. It belongs to the caller: load_plan_free. Errors: as ckd_load_explain. */
+ckd_status load_plan_make(load_plan **out, ckd_load *load, const ckd_load_request *requests, size_t count,
+                          ckd_error *err);
+/* How the checkpoint differs from all that is asked for. Zero-initialise; load_differences_free. */
+typedef struct load_differences {
+    ckd_load_difference *items; /* strings are their own */
+    size_t count, capacity;
+} load_differences;
+ckd_status load_find_differences(load_differences *out, const ckd_load *load,
+                                 const ckd_load_request *requests, size_t count, ckd_error *err);
+void load_differences_free(load_differences *d);
+/* Calls `each` for the blocks of a tensor that may intersect the span, until it fails. */
+typedef ckd_status (*load_block_fn)(void *context, const view_block *b, ckd_error *err);
+ckd_status load_each_block(const view_tensor *t, const span *want, load_block_fn each, void *context,
+                           ckd_error *err);
+
+#endif
