@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "cli/commands.h"
+#include "cli/explain.h"
 #include "cli/interrupt.h"
 #include "cli/json_out.h"
 #include "cli/options.h"
@@ -18,10 +19,14 @@
 #define METADATA_BLOB "safetensors.metadata"
 #define PIECE_BYTES   (UINT64_C(16) << 20)
 
-enum { OPT_OUT = 0x200, OPT_TENSOR, OPT_FORCE, OPT_SHARD, OPT_DIM, OPT_REGION };
+enum { OPT_OUT = 0x200, OPT_TENSOR, OPT_FORCE, OPT_SHARD, OPT_DIM, OPT_REGION, OPT_EXPLAIN };
 
 static const struct argp_option options_table[] = {
-    {"out", OPT_OUT, "FILE", 0, "The file to write (required); it appears complete or not at all", 2},
+    {"explain", OPT_EXPLAIN, 0, 0,
+     "Load nothing, write nothing: say how much would be read, from how many checkpoints, and how deep the chain is; -v: for each tensor",
+     2},
+    {"out", OPT_OUT, "FILE", 0,
+     "The file to write (required, but for --explain); it appears complete or not at all", 2},
     {"tensor", OPT_TENSOR, "GLOB", 0, "Only tensors whose names match; may be given several times", 2},
     {"force", OPT_FORCE, 0, 0, "Replace FILE if it exists", 2},
     {"shard", OPT_SHARD, "I/N", 0,
@@ -44,13 +49,14 @@ static const char doc[] =
     "  ckptdelta load ckpts --run gpt --step 100 --out step100.safetensors\n"
     "  ckptdelta load ckpts --tensor 'layers.0.*' --tensor '*.bias' --out part\n"
     "  ckptdelta load ckpts --shard 0/4 --dim 1 --out rank0.safetensors\n"
-    "  ckptdelta load ckpts --region 'embed.weight=[0:1000,:]' --out top\n";
+    "  ckptdelta load ckpts --region 'embed.weight=[0:1000,:]' --out top\n"
+    "  ckptdelta load ckpts --shard 0/4 --dim 1 --explain\n";
 
 typedef struct arguments {
     cli_options common;
     cli_pick pick;
     const char *out;
-    bool force;
+    bool force, explain;
     char **globs;
     size_t glob_count;
     cli_regions regions;
@@ -64,8 +70,11 @@ static void check_option(struct argp_state *state, ckd_status status, const ckd_
 }
 
 static void check_together(const arguments *a, struct argp_state *state) {
-    if (!a->out) {
+    if (!a->out && !a->explain) {
         argp_error(state, "--out names the FILE to write");
+    }
+    if (a->out && a->explain) {
+        argp_error(state, "--explain writes nothing; leave out --out");
     }
     if (a->regions.dim_given && !a->regions.shards) {
         argp_error(state, "--dim says what --shard cuts; give both");
@@ -88,6 +97,9 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
         return 0;
     case OPT_FORCE:
         a->force = true;
+        return 0;
+    case OPT_EXPLAIN:
+        a->explain = true;
         return 0;
     case OPT_SHARD:
         check_option(state, cli_regions_set_shard(&a->regions, arg, &err), &err);
@@ -325,6 +337,22 @@ static ckd_status tell(const arguments *a, const content *c, ckd_store *store, c
     return CKD_OK;
 }
 
+static ckd_status explain(const arguments *a, const content *c, ckd_store *store, ckd_load *load,
+                          ckd_error *err) {
+    ckd_load_request *requests = calloc(c->count + 1, sizeof(*requests));
+    if (!requests) {
+        return cli_error_nomem(err);
+    }
+    for (size_t i = 0; i < c->count; i++) {
+        requests[i] = (ckd_load_request)CKD_LOAD_REQUEST_INIT;
+        requests[i].name = c->tensors[i].name;
+        requests[i].region = c->regions[c->tensors[i].number];
+    }
+    ckd_status status = cli_explain(load, store, requests, c->count, &a->common, err);
+    free(requests);
+    return status;
+}
+
 static ckd_status load_to_file(arguments *a, ckd_store *store, ckd_error *err) {
     ckd_checkpoint from;
     ckd_load *load = NULL;
@@ -336,11 +364,11 @@ static ckd_status load_to_file(arguments *a, ckd_store *store, ckd_error *err) {
     if (status == CKD_OK) {
         status = prepare(&c, a, load, err);
     }
-    if (status == CKD_OK) {
+    if (status == CKD_OK && a->explain) {
+        status = explain(a, &c, store, load, err);
+    } else if (status == CKD_OK) {
         status = write_content(a, &c, load, err);
-    }
-    if (status == CKD_OK) {
-        status = tell(a, &c, store, load, err);
+        status = status == CKD_OK ? tell(a, &c, store, load, err) : status;
     }
     content_free(&c);
     ckd_load_end(load);
@@ -350,7 +378,7 @@ static ckd_status load_to_file(arguments *a, ckd_store *store, ckd_error *err) {
 static int run(arguments *a) {
     ckd_error err;
     ckd_store *store = NULL;
-    ckd_status status = cli_output_check(a->out, a->force, &err);
+    ckd_status status = a->explain ? CKD_OK : cli_output_check(a->out, a->force, &err);
     if (status == CKD_OK) {
         status = cli_open_store(&store, &a->common, CKD_OPEN_READ, &err);
     }

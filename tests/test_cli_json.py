@@ -51,6 +51,7 @@ def test_all_documented_objects_are_printed(full):
     checked(full.json("diff", "gpt@1", "tuned@3"), "diff", seen)
     checked(full.json("report"), "report", seen)
     checked(full.json("load", "--run", "gpt", "--out", full.folder / "o"), "load", seen)
+    checked(full.json("load", "--run", "gpt", "--explain"), "load --explain", seen)
     checked(full.save(4, state(1, 4), "--json", run_name="gpt").json(), "save", seen)
     checked(full.call("rebuild", "--json", expect_message="").json(), "rebuild", seen)
     checked(full.json("verify"), "verify", seen)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import support_safetensors as st
-from support_cli import NOT_FOUND, USAGE, run, state, store  # noqa: F401
+from support_cli import NOT_FOUND, USAGE, check_documented, run, state, store  # noqa: F401
 
 
 def arrays():
@@ -26,13 +26,13 @@ def chunk(array, i, n, dim):
     return np.ascontiguousarray(np.take(array, range(min(i * each, array.shape[dim]), min((i + 1) * each, array.shape[dim])), dim))
 
 
-def chain(store, tensors, steps=3):
+def chain(store, tensors, steps=3, *args):
     """Its checkpoints are deltas; tensors are changed in place."""
     for step in range(steps):
         for array in tensors.values():
             if array.dtype == np.float32 and array.size:
                 array += np.float32(1e-6)
-        store.save(step, tensors)
+        store.save(step, tensors, *args)
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 11])
@@ -108,3 +108,26 @@ def test_a_lossy_checkpoint_in_parts_is_what_it_is_whole(store):
         for name, array in tensors.items():
             values = np.frombuffer(whole[name][2], array.dtype).reshape(array.shape)
             assert st.same({name: got[name]}, {name: chunk(values, i, 3, 1)})
+
+
+def test_explain(store):
+    tensors = arrays() | {"large": np.random.default_rng(2).standard_normal((3000, 200)).astype(np.float32)}
+    chain(store, tensors, 3, "--newest-load-cost", 100, "--max-load-cost", 100)
+    before = store.files()
+    whole = store.json("load", "--explain")
+    check_documented(whole, "`load --explain`")
+    assert whole["raw_bytes"] == sum(array.nbytes for array in tensors.values())
+    assert whole["read_bytes"] == whole["needed_bytes"] == sum(t["read_bytes"] for t in whole["tensors"])
+    assert whole["depth"] == 2 and whole["checkpoint_count"] == 3 and whole["left_out"] == []
+    assert {t["name"] for t in whole["tensors"]} == tensors.keys()
+    part = store.json("load", "--explain", "--region", "large=[0:300]")
+    check_documented(part, "`load --explain`")
+    assert part["raw_bytes"] == 300 * 200 * 4 and set(part["left_out"]) == tensors.keys() - {"large"}
+    assert 0 < part["needed_bytes"] <= part["read_bytes"] < whole["read_bytes"]
+    assert part["over_read"] == pytest.approx(part["read_bytes"] / part["needed_bytes"])
+    text = store.call("load", "--explain", "--region", "large=[0:300]").out
+    assert "chain depth   2" in text and "nothing was loaded" in text and "left out      5 tensors" in text
+    text = store.call("load", "--explain", "--tensor", "l*", "-v").out
+    assert "large" in text and "matrix" in text and "TO BE READ" in text
+    assert store.call("load", "--explain", "-q").out == ""
+    assert store.files() == before and not (store.folder / "out.safetensors").exists()

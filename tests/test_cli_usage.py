@@ -77,6 +77,7 @@ def test_the_examples_of_the_help_work(tmp_path):
     ["load", "s"], ["load", "--out", "x"], ["load", "s", "--out", "x", "--step", "1e3"], ["load", "s", "y", "--out", "x"],
     ["load", "s", "--out", "x", "--threads", "0"], ["load", "s", "--out", "x", "--threads", "many"],
     ["load", "s", "--out", "x", "--shard", "4/4"], ["load", "s", "--out", "x", "--dim", "1"],
+    ["load", "s", "--out", "x", "--explain"],
     ["load", "s", "--out", "x", "--shard", "0/2", "--dim", "16"], ["load", "s", "--out", "x", "--region", "w=0:1"],
     ["load", "s", "--out", "x", "--region", "w=[0:1]", "--region", "w=[1:2]"],
     ["diff", "s"], ["diff", "s", "1"], ["diff", "s", "1", "2", "3"], ["diff", "s", "1", "x"], ["diff", "s", "1", "a@"],
