@@ -106,7 +106,8 @@ static ckd_load_request request_of(const char *name, const ckd_region *region) {
     ckd_load_request q = CKD_LOAD_REQUEST_INIT;
     q.name = name;
     q.region = *region;
-    uint64_t elements = region->kind == CKD_REGION_WHOLE ? ROWS * COLUMNS : region->lengths[0] * region->lengths[1];
+    uint64_t elements =
+        region->kind == CKD_REGION_WHOLE ? ROWS * COLUMNS : region->lengths[0] * region->lengths[1];
     q.size = elements * (strcmp(name, "w") == 0 ? 2 : 4);
     return q;
 }
@@ -234,8 +235,8 @@ static void test_differences_are_explained(void **state) {
     ckd_load *load = begin(f->store, "chain", LAST, 0);
     ckd_region whole = {.kind = CKD_REGION_WHOLE};
     const uint64_t other[2] = {COLUMNS, ROWS};
-    ckd_load_request q[4] = {request_of("master.w", &whole), request_of("w", &whole), request_of("nix", &whole),
-                             request_of("cut", &whole)};
+    ckd_load_request q[4] = {request_of("master.w", &whole), request_of("w", &whole),
+                             request_of("nix", &whole), request_of("cut", &whole)};
     q[0].dtype = CKD_BF16;
     q[1].ndim = 2;
     q[1].shape = other;
