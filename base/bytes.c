@@ -135,11 +135,6 @@ const void *reader_take(reader *r, size_t size) {
     return at;
 }
 
-uint8_t reader_u8(reader *r) {
-    const uint8_t *p = reader_take(r, 1);
-    return p != NULL ? *p : 0;
-}
-
 uint16_t reader_u16(reader *r) {
     const void *p = reader_take(r, 2);
     return p != NULL ? load_le16(p) : 0;
@@ -205,7 +200,13 @@ static size_t utf8_character(const uint8_t *s, size_t left) {
 }
 
 bool utf8_valid(const char *s, size_t size) {
+    const uint64_t ones = UINT64_C(0x0101010101010101), tops = ones << 7;
     for (size_t at = 0; at < size;) {
+        uint64_t eight = size - at >= 8 ? load_le64(s + at) : 0;
+        if (eight && !(((eight - ones) | eight) & tops)) { /* eight of ASCII, none of them NUL */
+            at += 8;
+            continue;
+        }
         size_t length = utf8_character((const uint8_t *)s + at, size - at);
         if (length == 0) {
             return false;

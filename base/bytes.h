@@ -115,7 +115,13 @@ static inline size_t reader_left(const reader *r) {
 }
 /* The next `size` bytes, or NULL (and failed). Of no bytes: not NULL, not to be read. */
 const void *reader_take(reader *r, size_t size);
-uint8_t reader_u8(reader *r);
+static inline uint8_t reader_u8(reader *r) {
+    if (r->failed || r->at == r->size) {
+        r->failed = true;
+        return 0;
+    }
+    return r->data[r->at++];
+}
 uint16_t reader_u16(reader *r);
 uint32_t reader_u32(reader *r);
 uint64_t reader_u64(reader *r);

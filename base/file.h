@@ -24,6 +24,13 @@ const char *file_path(const file_reader *f);
 /* Exactly `size` bytes at `offset`; CORRUPT with the path and offset if the file ends before. */
 ckd_status file_read_at(file_reader *f, uint64_t offset, void *to, size_t size, ckd_error *err);
 void file_close_read(file_reader *f); /* accepts NULL */
+/*
+ * Reads the file now, if it has at most `cap` bytes, so that everything asked of it later comes from memory, and is what it was
+ * then. Errors: those of file_read_at, NOMEM. Before several threads use the reader.
+ */
+ckd_status file_keep(file_reader *f, size_t cap, ckd_error *err);
+/* `size` bytes at `offset` of a file that is kept, as long as the reader lives; NULL if it is not, or has no such bytes. */
+const void *file_kept(const file_reader *f, uint64_t offset, size_t size);
 /* A whole small file into `out` (cleared first, empty on failure); CORRUPT if larger than cap. */
 ckd_status file_read_all(bytes *out, const char *path, size_t cap, ckd_error *err);
 

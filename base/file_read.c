@@ -13,6 +13,7 @@
 struct file_reader {
     int fd;
     uint64_t size;
+    uint8_t *kept; /* all of it, or NULL */
     char path[];
 };
 
@@ -64,6 +65,7 @@ ckd_status file_open_read(file_reader **out, const char *path, ckd_error *err) {
         return err_nomem(err, sizeof(*f) + length, "a file reader");
     }
     memcpy(f->path, path, length);
+    f->kept = NULL;
     ckd_status status = open_regular(&f->fd, &f->size, path, err);
     if (status != CKD_OK) {
         free(f);
@@ -87,6 +89,11 @@ ckd_status file_read_at(file_reader *f, uint64_t offset, void *to, size_t size, 
         return err_corrupt(err, f->path, offset, "%zu bytes at offset %llu lie beyond the end of %s", size,
                            (unsigned long long)offset, f->path);
     }
+    const void *kept = file_kept(f, offset, size);
+    if (kept != NULL) {
+        memcpy(to, kept, size);
+        return CKD_OK;
+    }
     int fault = step_check(STEP_READ, f->path);
     if (fault != 0) {
         return read_failed(err, fault, f->path, "read");
@@ -107,9 +114,32 @@ ckd_status file_read_at(file_reader *f, uint64_t offset, void *to, size_t size, 
     return CKD_OK;
 }
 
+ckd_status file_keep(file_reader *f, size_t cap, ckd_error *err) {
+    if (f->size > cap || f->kept != NULL) {
+        return CKD_OK;
+    }
+    size_t size = (size_t)f->size;
+    uint8_t *data = malloc(size + 1);
+    if (data == NULL) {
+        return err_nomem(err, size, "a file's content");
+    }
+    ckd_status status = file_read_at(f, 0, data, size, err);
+    if (status != CKD_OK) {
+        free(data);
+        return status;
+    }
+    f->kept = data;
+    return CKD_OK;
+}
+
+const void *file_kept(const file_reader *f, uint64_t offset, size_t size) {
+    return f->kept != NULL && offset <= f->size && size <= f->size - offset ? f->kept + offset : NULL;
+}
+
 void file_close_read(file_reader *f) {
     if (f != NULL) {
         close(f->fd);
+        free(f->kept);
         free(f);
     }
 }

@@ -68,8 +68,8 @@ typedef struct chunk {
 ckd_status chunk_open(chunk **out, const char *path, ckd_error *err);
 void chunk_close(chunk *c); /* accepts NULL */
 /*
- * Reads a payload (stored_size bytes) and checks its checksum; that of a record in a bundle was computed when the file was opened:
- * it tells what changed since, and the content hash what was damaged then. r is a record of the chunk, or a copy of one.
+ * Reads a payload (stored_size bytes) and checks its checksum; that of a record in a bundle was computed when the file was opened
+ * (or is 0, if the file is so small that it was read whole then): it tells what changed since, and the content hash what was damaged then. r is a record of the chunk, or a copy of one.
  */
 ckd_status chunk_read_payload(const chunk *c, const record *r, void *to, ckd_error *err);
 /*

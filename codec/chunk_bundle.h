@@ -70,7 +70,7 @@ void bundle_encode(bytes *to, const bundle_member *members, size_t count, const 
 
 /*
  * Decodes the payload of `bundle`, of bundle->stored_size bytes. The members are malloc'ed; what they point to is the arena's.
- * Their offset is the bundle's, their checksums are those of the bytes found. `outside` records outside of bundles stand in front
+ * Their offset is the bundle's, their checksums are left 0. `outside` records outside of bundles stand in front
  * of it in the file. Of checksums only that of front, heads and hashes is compared here: damage behind them shows
  * when the values are decoded. Errors: CORRUPT, UNSUPPORTED (a dtype, role or region kind), NOMEM.
  */

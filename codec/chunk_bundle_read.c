@@ -6,13 +6,12 @@
 #include "codec/chunk_bundle.h"
 #include "codec/record_wire.h"
 
-/* A record while its columns are read. */
+/* What is not in a record as it is, while the columns are read. Of shape and region only as much is set as is said of them. */
 typedef struct head {
-    record r;
     record_tensor tensor;
     ckd_region region;
     name_ref name;
-    dependency *on; /* r.dependencies */
+    dependency *on; /* those of the record */
     uint64_t left, before;
     uint32_t hints[3]; /* codes: chain stored, chain work, base stored */
 } head;
@@ -24,6 +23,7 @@ typedef struct bundle_in {
     record_arena *arena;
     reader in; /* the raw heads */
     head *heads;
+    bundle_member *members; /* one for each head */
     size_t count;
     uint32_t hash_count;
     uint8_t *raw;             /* raw heads, if they were compressed */
@@ -116,8 +116,7 @@ static void take_tensor_field(bundle_in *b, bundle_column column, head *h) {
 }
 
 /* As many as there are hashes for. */
-static void take_dependency_count(bundle_in *b, head *h, uint32_t *total) {
-    record *r = &h->r;
+static void take_dependency_count(bundle_in *b, head *h, record *r, uint32_t *total) {
     r->dependency_count = (uint32_t)wire_varint_max(&b->in, RECORD_MAX_DEPENDENCIES);
     if (r->dependency_count > b->hash_count - b->count - *total) {
         b->in.failed = true;
@@ -157,9 +156,8 @@ static void take_dependency_field(bundle_in *b, bundle_column column, head *h, d
     b->flag_at++;
 }
 
-static void take_number(bundle_in *b, bundle_column column, head *h) {
+static void take_number(bundle_in *b, bundle_column column, head *h, record *r) {
     reader *in = &b->in;
-    record *r = &h->r;
     switch (column) {
     case COLUMN_PLACE:
         h->before = wire_varint(in);
@@ -201,6 +199,7 @@ static void take_column(bundle_in *b, bundle_column column) {
     b->flag_at = b->flags;
     for (size_t i = 0; i < b->count && !b->in.failed && !b->no_memory; i++) {
         head *h = &b->heads[i];
+        record *r = &b->members[i].record;
         switch (column) {
         case COLUMN_ROLE:
         case COLUMN_DTYPE:
@@ -211,19 +210,19 @@ static void take_column(bundle_in *b, bundle_column column) {
             take_tensor_field(b, column, h);
             break;
         case COLUMN_DEPENDENCIES:
-            take_dependency_count(b, h, &dependencies);
+            take_dependency_count(b, h, r, &dependencies);
             break;
         case COLUMN_ON_KIND:
         case COLUMN_ON_FLAGS:
         case COLUMN_ON_CHECKPOINT:
         case COLUMN_ON_TENSOR:
         case COLUMN_ON_SPAN:
-            for (uint32_t k = 0; k < h->r.dependency_count; k++) {
+            for (uint32_t k = 0; k < r->dependency_count; k++) {
                 take_dependency_field(b, column, h, &h->on[k]);
             }
             break;
         default:
-            take_number(b, column, h);
+            take_number(b, column, h, r);
         }
     }
     if (column == COLUMN_DEPENDENCIES && dependencies != b->hash_count - b->count) {
@@ -232,10 +231,15 @@ static void take_column(bundle_in *b, bundle_column column) {
 }
 
 static ckd_status take_heads(bundle_in *b) {
-    b->heads = calloc(b->count, sizeof(*b->heads));
+    b->heads = malloc(b->count * sizeof(*b->heads));
+    b->members = calloc(b->count, sizeof(*b->members));
     b->flags = calloc((size_t)(b->hash_count - b->count) + 1, 1);
-    if (!b->heads || !b->flags) {
+    if (!b->heads || !b->members || !b->flags) {
         return err_nomem(b->err, b->count * sizeof(*b->heads), "the records of a bundle");
+    }
+    for (size_t i = 0; i < b->count; i++) {
+        b->heads[i].on = NULL;
+        memset(b->heads[i].hints, 0, sizeof(b->heads[i].hints));
     }
     for (bundle_column column = 0; column < BUNDLE_COLUMNS; column++) {
         take_column(b, column);
@@ -259,8 +263,7 @@ static uint64_t sum_at_most(uint64_t a, uint64_t b) {
 }
 
 /* What follows from the other fields. */
-static const char *complete(head *h) {
-    record *r = &h->r;
+static const char *complete(const head *h, record *r) {
     uint64_t elements;
     if (r->kind == RECORD_BUNDLE) {
         return "a bundle holds a bundle";
@@ -282,12 +285,11 @@ static const char *complete(head *h) {
     return NULL;
 }
 
-static ckd_status keep(bundle_in *b, head *h, const record *previous) {
+static ckd_status keep(bundle_in *b, head *h, record *r, const record *previous) {
     h->tensor.checkpoint = b->bundle->tensor->checkpoint;
-    h->r.tensor = record_keep_tensor(b->arena, &h->tensor, h->name, previous);
-    h->r.region = record_keep_region(b->arena, &h->region, h->tensor.ndim, previous);
-    if (!h->r.tensor || !h->r.region) {
-        h->r.tensor = NULL;
+    r->tensor = record_keep_tensor(b->arena, &h->tensor, h->name, previous);
+    r->region = record_keep_region(b->arena, &h->region, h->tensor.ndim, previous);
+    if (!r->tensor || !r->region) {
         return err_nomem(b->err, sizeof(h->tensor), "the records of a bundle");
     }
     return CKD_OK;
@@ -302,23 +304,22 @@ static bool flags_right(bundle_in *b, const record *r) {
     return right;
 }
 
-static ckd_status check_member(bundle_in *b, head *h, uint64_t payload_at) {
+static ckd_status check_member(bundle_in *b, const head *h, record *r, uint64_t payload_at) {
     ckd_status status = CKD_E_CORRUPT;
-    const char *problem = complete(h);
+    const char *problem = complete(h, r);
     if (!problem) {
-        problem = record_problem(&h->r, &status);
+        problem = record_problem(r, &status);
     }
-    if (!problem && !flags_right(b, &h->r)) {
+    if (!problem && !flags_right(b, r)) {
         problem = "a dependency says what is as in its record";
     }
-    if (!problem && h->r.stored_size > b->payload_size - payload_at) {
+    if (!problem && r->stored_size > b->payload_size - payload_at) {
         problem = "a bundle ends inside the payload of one of its records";
     }
-    return problem ? record_problem_at(&h->r, status, problem, b->path, b->bundle->offset, b->err) : CKD_OK;
+    return problem ? record_problem_at(r, status, problem, b->path, b->bundle->offset, b->err) : CKD_OK;
 }
 
-static void place_member(bundle_in *b, head *h, size_t i, uint64_t payload_at, uint32_t *hash) {
-    record *r = &h->r;
+static void place_member(bundle_in *b, const head *h, record *r, size_t i, uint64_t payload_at, uint32_t *hash) {
     memcpy(r->content.bytes, b->hashes + sizeof(hash128) * i, sizeof(hash128));
     for (uint32_t k = 0; k < r->dependency_count; k++) {
         memcpy(h->on[k].content.bytes, b->hashes + sizeof(hash128) * (b->count + (*hash)++), sizeof(hash128));
@@ -329,18 +330,18 @@ static void place_member(bundle_in *b, head *h, size_t i, uint64_t payload_at, u
     r->offset = bundle->offset;
     r->header_size = (uint32_t)((bundle->header_size + front) / b->count);
     r->payload_offset = bundle->payload_offset + front + payload_at;
-    r->checksum = hash64(b->payloads + payload_at, r->stored_size);
 }
 
-static ckd_status finish_members(bundle_in *b, bundle_member *members, uint64_t outside) {
+static ckd_status finish_members(bundle_in *b, uint64_t outside) {
     uint64_t payload_at = 0, before = 0;
     uint32_t hash = 0;
     b->flag_at = b->flags;
     for (size_t i = 0; i < b->count; i++) {
         head *h = &b->heads[i];
-        ckd_status status = keep(b, h, i ? &members[i - 1].record : NULL);
+        record *r = &b->members[i].record;
+        ckd_status status = keep(b, h, r, i ? &b->members[i - 1].record : NULL);
         if (status == CKD_OK) {
-            status = check_member(b, h, payload_at);
+            status = check_member(b, h, r, payload_at);
         }
         if (status != CKD_OK) {
             return status;
@@ -349,9 +350,9 @@ static ckd_status finish_members(bundle_in *b, bundle_member *members, uint64_t 
             return corrupt(b, "a record of a bundle has its place behind it");
         }
         before += h->before;
-        place_member(b, h, i, payload_at, &hash);
-        payload_at += h->r.stored_size;
-        members[i] = (bundle_member){h->r, before};
+        place_member(b, h, r, i, payload_at, &hash);
+        payload_at += r->stored_size;
+        b->members[i].before = before;
     }
     return payload_at == b->payload_size
                ? CKD_OK
@@ -367,21 +368,17 @@ ckd_status bundle_decode(bundle_member **members, size_t *count, const record *b
     if (status == CKD_OK) {
         status = take_heads(&b);
     }
-    bundle_member *all = status == CKD_OK ? calloc(b.count, sizeof(*all)) : NULL;
-    if (status == CKD_OK && !all) {
-        status = err_nomem(err, b.count * sizeof(*all), "the records of a bundle");
-    }
     if (status == CKD_OK) {
-        status = finish_members(&b, all, outside);
+        status = finish_members(&b, outside);
     }
     free(b.heads);
     free(b.flags);
     free(b.raw);
     if (status != CKD_OK) {
-        free(all);
+        free(b.members);
         return status;
     }
-    *members = all;
+    *members = b.members;
     *count = b.count;
     return CKD_OK;
 }

@@ -77,7 +77,11 @@ const record_tensor *record_keep_tensor(record_arena *arena, const record_tensor
     if (!kept) {
         return NULL;
     }
-    *kept = *t;
+    kept->checkpoint = t->checkpoint;
+    kept->role = t->role;
+    kept->dtype = t->dtype;
+    kept->ndim = t->ndim;
+    memcpy(kept->shape, t->shape, t->ndim * sizeof(uint64_t));
     kept->name = record_keep_name(arena, name);
     return kept->name ? kept : NULL;
 }
@@ -88,8 +92,16 @@ const ckd_region *record_keep_region(record_arena *arena, const ckd_region *regi
         return previous->region;
     }
     ckd_region *kept = arena_alloc(arena, sizeof(*kept));
-    if (kept) {
-        *kept = *region;
+    if (!kept) {
+        return NULL;
+    }
+    kept->kind = region->kind;
+    if (region->kind == CKD_REGION_BOX) {
+        memcpy(kept->offsets, region->offsets, ndim * sizeof(uint64_t));
+        memcpy(kept->lengths, region->lengths, ndim * sizeof(uint64_t));
+    } else if (region->kind == CKD_REGION_FLAT) {
+        kept->start = region->start;
+        kept->count = region->count;
     }
     return kept;
 }

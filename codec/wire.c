@@ -8,7 +8,7 @@ void wire_put_varint(bytes *to, uint64_t v) {
     bytes_put_u8(to, (uint8_t)v);
 }
 
-uint64_t wire_varint(reader *from) {
+uint64_t wire_varint_long(reader *from) {
     uint64_t v = 0;
     for (unsigned shift = 0; shift < 70; shift += 7) {
         uint8_t byte = reader_u8(from);
@@ -24,15 +24,6 @@ uint64_t wire_varint(reader *from) {
     }
     from->failed = true;
     return 0;
-}
-
-uint64_t wire_varint_max(reader *from, uint64_t limit) {
-    uint64_t v = wire_varint(from);
-    if (v > limit) {
-        from->failed = true;
-        return 0;
-    }
-    return v;
 }
 
 void wire_put_id(bytes *to, const ckd_id *id) {

@@ -11,10 +11,24 @@
 
 /* ULEB128: seven bits a byte, lowest first, the top bit set on all bytes but the last. Always the shortest form. */
 void wire_put_varint(bytes *to, uint64_t v);
+/* The same as wire_varint, of any length. */
+uint64_t wire_varint_long(reader *from);
 /* Fails on more than 64 bits and on a form that is not the shortest. */
-uint64_t wire_varint(reader *from);
+static inline uint64_t wire_varint(reader *from) {
+    if (!from->failed && from->at < from->size && from->data[from->at] < 0x80) {
+        return from->data[from->at++];
+    }
+    return wire_varint_long(from);
+}
 /* Fails, and yields 0, above `limit`. */
-uint64_t wire_varint_max(reader *from, uint64_t limit);
+static inline uint64_t wire_varint_max(reader *from, uint64_t limit) {
+    uint64_t v = wire_varint(from);
+    if (v > limit) {
+        from->failed = true;
+        return 0;
+    }
+    return v;
+}
 
 void wire_put_id(bytes *to, const ckd_id *id);
 ckd_id wire_id(reader *from);

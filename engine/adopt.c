@@ -75,12 +75,16 @@ ckd_status store_adopt(ckd_store *store, manifest *m, ckd_error *err) {
     uint32_t generation = m->checkpoint.generation;
     view *v;
     ckd_error why = {0};
-    ckd_status status = view_open(&v, store, m, CKD_E_CORRUPT, &why);
+    ckd_status status = view_open(&v, store, m, NULL, CKD_E_CORRUPT, &why);
+    if (status == CKD_OK) {
+        status = view_attach_measures(v, CKD_E_CORRUPT, &why);
+    }
     if (status == CKD_OK) {
         status = add_rows(store, &v->manifest, v, err);
         view_close(v);
         return status;
     }
+    view_close(v);
     bool tolerable = status == CKD_E_CORRUPT || status == CKD_E_UNSUPPORTED ||
                      (status == CKD_E_IO && (store->catalog_in_memory || store->list_unreadable));
     if (!tolerable) {

@@ -89,6 +89,7 @@ ckd_status ckd_load_begin_with(ckd_load **out, ckd_store *store, const ckd_id *c
     ckd_status status = store_lock_reader(&load->reader_lock, store, err);
     if (status == CKD_OK) {
         status = views_get(&load->view, &load->views, checkpoint, err);
+        load->views.values_only = true; /* from here on */
     }
     if (status == CKD_OK) {
         status = list_tensors(load, err);

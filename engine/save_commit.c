@@ -203,7 +203,10 @@ static ckd_status complete_manifest(ckd_save *save, manifest *m, ckd_error *err)
     }
     memcpy(copy.files, m->files, m->file_count * sizeof(*copy.files));
     view *v;
-    ckd_status status = view_open(&v, save->store, &copy, CKD_E_MISMATCH, err);
+    ckd_status status = view_open(&v, save->store, &copy, NULL, CKD_E_MISMATCH, err);
+    if (status == CKD_OK) {
+        status = view_attach_measures(v, CKD_E_MISMATCH, err);
+    }
     role_total totals[CKD_ROLE_OTHER + 1] = {0};
     m->roles = status == CKD_OK ? calloc(CKD_ROLE_OTHER + 1, sizeof(*m->roles)) : NULL;
     if (status == CKD_OK && !m->roles) {

@@ -42,16 +42,31 @@ static bool belongs(const view *v, const record *r) {
     return id_equal(&r->tensor->checkpoint, &v->manifest.checkpoint.id);
 }
 
+static size_t count_kind(const view *v, record_kind kind) {
+    size_t count = 0;
+    for (size_t i = 0; i < v->chunk_count; i++) {
+        for (size_t k = 0; k < v->chunks[i]->record_count; k++) {
+            count += v->chunks[i]->records[k].kind == (uint32_t)kind;
+        }
+    }
+    return count;
+}
+
 static ckd_status collect_records(view *v, ckd_error *err) {
     size_t total = 0;
     for (size_t i = 0; i < v->chunk_count; i++) {
         total += v->chunks[i]->record_count;
     }
     v->blocks = calloc(total + 1, sizeof(*v->blocks));
-    v->blobs = calloc(total + 1, sizeof(*v->blobs));
-    v->shared = calloc(total + 1, sizeof(*v->shared));
-    if (!v->blocks || !v->blobs || !v->shared) {
+    if (!v->blocks) {
         return err_nomem(err, total * sizeof(*v->blocks), "block references");
+    }
+    size_t blobs = count_kind(v, RECORD_BLOB);
+    size_t shared = count_kind(v, RECORD_GROUP) + count_kind(v, RECORD_SIDE);
+    v->blobs = calloc(blobs + 1, sizeof(*v->blobs));
+    v->shared = calloc(shared + 1, sizeof(*v->shared));
+    if (!v->blobs || !v->shared) {
+        return err_nomem(err, (blobs + shared) * sizeof(*v->blobs), "references of shared records");
     }
     for (size_t i = 0; i < v->chunk_count; i++) {
         for (size_t k = 0; k < v->chunks[i]->record_count; k++) {
@@ -78,6 +93,47 @@ static int by_name(const void *a, const void *b) {
     }
     int order = strcmp(x->record->tensor->name, y->record->tensor->name);
     return order ? order : x->record < y->record ? -1 : x->record > y->record;
+}
+
+static int by_name_of(const void *a, const void *b, void *blocks) {
+    const view_block *all = blocks;
+    return by_name(&all[*(const size_t *)a], &all[*(const size_t *)b]);
+}
+
+/* The order of another checkpoint of as many blocks: mostly of the same ones. */
+static bool order_fits(const view *v, const view *like) {
+    if (!like || like->block_count != v->block_count) {
+        return false;
+    }
+    for (size_t i = 1; i < v->block_count; i++) {
+        if (by_name(&v->blocks[like->collected[i - 1]], &v->blocks[like->collected[i]]) >= 0) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static ckd_status sort_blocks(view *v, const view *like, ckd_error *err) {
+    size_t count = v->block_count;
+    view_block *sorted = calloc(count + 1, sizeof(*sorted));
+    v->collected = malloc((count + 1) * sizeof(*v->collected));
+    if (!sorted || !v->collected) {
+        free(sorted);
+        return err_nomem(err, count * sizeof(*sorted), "block references");
+    }
+    bool known = order_fits(v, like);
+    for (size_t i = 0; i < count; i++) {
+        v->collected[i] = known ? like->collected[i] : i;
+    }
+    if (!known) {
+        qsort_r(v->collected, count, sizeof(*v->collected), by_name_of, v->blocks);
+    }
+    for (size_t i = 0; i < count; i++) {
+        sorted[i] = v->blocks[v->collected[i]];
+    }
+    free(v->blocks);
+    v->blocks = sorted;
+    return CKD_OK;
 }
 
 static int by_place(const void *a, const void *b, void *shape) {
@@ -159,8 +215,11 @@ static ckd_status arrange_blobs(view *v, ckd_status inconsistent, ckd_error *err
     return CKD_OK;
 }
 
-static ckd_status arrange(view *v, ckd_status inconsistent, ckd_error *err) {
-    qsort(v->blocks, v->block_count, sizeof(*v->blocks), by_name);
+static ckd_status arrange(view *v, const view *like, ckd_status inconsistent, ckd_error *err) {
+    ckd_status sorted = sort_blocks(v, like, err);
+    if (sorted != CKD_OK) {
+        return sorted;
+    }
     v->shards = calloc(v->block_count + 1, sizeof(*v->shards));
     v->tensors = calloc(v->block_count + 1, sizeof(*v->tensors));
     if (!v->shards || !v->tensors) {
@@ -280,8 +339,8 @@ static ckd_status number_tensors(view *v, ckd_error *err) {
     return CKD_OK;
 }
 
-ckd_status view_open(view **out, const ckd_store *store, manifest *m, ckd_status inconsistent,
-                     ckd_error *err) {
+ckd_status view_open(view **out, const ckd_store *store, manifest *m, const view *like,
+                     ckd_status inconsistent, ckd_error *err) {
     *out = NULL;
     view *v = calloc(1, sizeof(*v));
     if (!v) {
@@ -298,16 +357,13 @@ ckd_status view_open(view **out, const ckd_store *store, manifest *m, ckd_status
         status = arrange_blobs(v, inconsistent, err);
     }
     if (status == CKD_OK) {
-        status = arrange(v, inconsistent, err);
+        status = arrange(v, like, inconsistent, err);
     }
     if (status == CKD_OK) {
         status = check_tiling(v, inconsistent, err);
     }
     if (status == CKD_OK) {
         status = number_tensors(v, err);
-    }
-    if (status == CKD_OK) {
-        status = view_attach_measures(v, inconsistent, err);
     }
     if (status != CKD_OK) {
         view_close(v);
@@ -339,6 +395,7 @@ void view_close(view *v) {
     free(v->chunks);
     free(v->ready_chunks);
     free(v->blocks);
+    free(v->collected);
     free(v->blobs);
     free(v->shared);
     free(v->shards);
@@ -500,7 +557,8 @@ void views_init(view_cache *cache, ckd_store *store) {
     pthread_mutex_init(&cache->mutex, NULL);
 }
 
-static ckd_status open_by_id(view **out, ckd_store *store, const ckd_id *id, bool use_ready, ckd_error *err) {
+static ckd_status open_by_id(view **out, view_cache *cache, const ckd_id *id, ckd_error *err) {
+    ckd_store *store = cache->store;
     ckd_checkpoint found;
     manifest m;
     ckd_status status = store_find_id(&found, store, id, err);
@@ -513,13 +571,19 @@ static ckd_status open_by_id(view **out, ckd_store *store, const ckd_id *id, boo
                        found.run, (unsigned long long)found.step);
     }
     if (status == CKD_OK) {
-        status = view_open(out, store, &m, CKD_E_CORRUPT, err);
+        status = view_open(out, store, &m, cache->count ? cache->views[0] : NULL, CKD_E_CORRUPT, err);
     }
-    if (status == CKD_OK && use_ready) {
+    if (status != CKD_OK) {
+        return status;
+    }
+    if (!cache->values_only) {
+        status = view_attach_measures(*out, CKD_E_CORRUPT, err);
+    }
+    if (status == CKD_OK && cache->use_ready) {
         status = ready_attach(*out, store->path, err);
-        if (status != CKD_OK) {
-            view_close(*out);
-        }
+    }
+    if (status != CKD_OK) {
+        view_close(*out);
     }
     return status;
 }
@@ -549,7 +613,7 @@ ckd_status views_get(const view **out, view_cache *cache, const ckd_id *checkpoi
         }
     }
     if (!found) {
-        status = open_by_id(&found, cache->store, checkpoint, cache->use_ready, err);
+        status = open_by_id(&found, cache, checkpoint, err);
         if (status == CKD_OK) {
             status = views_append(cache, found, err);
             if (status != CKD_OK) {

@@ -39,6 +39,7 @@ typedef struct view {
     chunk **chunks;
     size_t chunk_count;
     view_block *blocks;
+    size_t *collected; /* of each block: its place among all before they were sorted */
     view_shard *shards;
     view_tensor *tensors; /* by name */
     size_t block_count, shard_count, tensor_count;
@@ -51,14 +52,15 @@ typedef struct view {
 /*
  * Opens the chunk files of a manifest and arranges what they hold of its checkpoint. Takes over what m points to (also on
  * failure). `inconsistent` is the status for records that contradict each other, or leave something of a tensor out:
- * CORRUPT for a stored checkpoint, MISMATCH for one about to be committed.
+ * CORRUPT for a stored checkpoint, MISMATCH for one about to be committed. `like` (may be NULL) is a view whose blocks may be in the
+ * same order, which then need not be found anew.
  */
-ckd_status view_open(view **out, const ckd_store *store, manifest *m, ckd_status inconsistent,
-                     ckd_error *err);
+ckd_status view_open(view **out, const ckd_store *store, manifest *m, const view *like,
+                     ckd_status inconsistent, ckd_error *err);
 void view_close(view *v); /* accepts NULL */
 
 /*
- * view_measures.c: gives the shards of a lossy checkpoint their measures. They only inform: if they are damaged, figures are
+ * view_measures.c: gives the shards of a lossy checkpoint their measures; without it they are all 0. They only inform: if they are damaged, figures are
  * not known, and that is all. Errors: `inconsistent` (two records of them in a file), NOMEM.
  */
 ckd_status view_attach_measures(view *v, ckd_status inconsistent, ckd_error *err);
@@ -98,6 +100,7 @@ typedef struct view_cache {
     ckd_store *store;
     pthread_mutex_t mutex;
     bool use_ready; /* set by views_init; verification wants the blocks themselves */
+    bool values_only; /* set for views of which only values are wanted: they are opened without measures */
     view **views;
     size_t count, capacity;
 } view_cache;
