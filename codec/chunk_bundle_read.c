@@ -319,7 +319,8 @@ static ckd_status check_member(bundle_in *b, const head *h, record *r, uint64_t 
     return problem ? record_problem_at(r, status, problem, b->path, b->bundle->offset, b->err) : CKD_OK;
 }
 
-static void place_member(bundle_in *b, const head *h, record *r, size_t i, uint64_t payload_at, uint32_t *hash) {
+static void place_member(bundle_in *b, const head *h, record *r, size_t i, uint64_t payload_at,
+                         uint32_t *hash) {
     memcpy(r->content.bytes, b->hashes + sizeof(hash128) * i, sizeof(hash128));
     for (uint32_t k = 0; k < r->dependency_count; k++) {
         memcpy(h->on[k].content.bytes, b->hashes + sizeof(hash128) * (b->count + (*hash)++), sizeof(hash128));

@@ -34,7 +34,8 @@ static ckd_status add_members(unpacking *u, bundle_member *members, size_t count
 }
 
 /* What is read again later must be what is read now. */
-static void set_checksums(bundle_member *members, size_t count, const record *bundle, const uint8_t *payload) {
+static void set_checksums(bundle_member *members, size_t count, const record *bundle,
+                          const uint8_t *payload) {
     for (size_t i = 0; i < count; i++) {
         record *r = &members[i].record;
         r->checksum = hash64(payload + (r->payload_offset - bundle->payload_offset), r->stored_size);

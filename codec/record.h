@@ -68,7 +68,7 @@ typedef struct record {
     const ckd_region *region;
     uint64_t first, count;
     uint64_t raw_size, stored_size; /* bytes of the values and of the payload */
-    uint64_t checksum;              /* hash64 of the payload */
+    uint64_t checksum;     /* hash64 of the payload; 0: of no use, the payload is in memory (chunk.h) */
     hash128 content;       /* content hash of the values; of the raw bytes for side, group and blob */
     uint32_t depth;        /* deltas to apply at most */
     uint64_t chain_stored; /* payload bytes to read, own ones included */

@@ -9,8 +9,12 @@
 /*
  * When the next delta would make a tile's chain dearer than loads may be, the tile goes back to an ancestor whose chain takes only
  * this share of it. The delta on it is larger, but far smaller than a keyframe: thus keyframes are rare, and loads stay bounded.
+ *
+ * Of several such ancestors any will do. All tiles prefer the same ones, whatever the rest of their chains, so that a load has few
+ * checkpoints to open: those with the smallest id, which is random.
  */
-#define LIGHT 0.22
+#define LIGHT        0.22
+#define LIGHT_CHOICE 8 /* ancestors to choose among */
 
 static load_cost chain_of(uint32_t *depth, const view_tensor *in, const tensor_context *context,
                           const lossy_tile *t) {
@@ -66,6 +70,25 @@ static load_cost with_another(const tile_parent *p, const load_cost *chain, ckd_
     return next;
 }
 
+static bool preferred(const tile_parent *a, const tile_parent *b) {
+    return memcmp(&a->view->manifest.checkpoint.id, &b->view->manifest.checkpoint.id, sizeof(ckd_id)) < 0;
+}
+
+/* From the parent, whose chain is not light, to an ancestor with one that is; to the oldest, if there is none. */
+static void choose_ancestor(tile_parent *p, ckd_save *save, const lossy_tile *t,
+                            const tensor_context *context, const load_cost *base) {
+    tile_parent at = *p;
+    uint32_t light = 0, depth;
+    for (uint32_t i = 0; i < MAX_DEPTH && light < LIGHT_CHOICE && go_back(&at.view, &at.tensor, save); i++) {
+        at.is_ancestor = true;
+        load_cost chain = chain_of(&depth, at.tensor, context, t);
+        light += light || budget_allows_chain(&save->budget, &chain, base, LIGHT * PART_LOSSY);
+        if (light <= 1 || preferred(&at, p)) {
+            *p = at;
+        }
+    }
+}
+
 static void choose_parent(tile_parent *p, ckd_save *save, const lossy_tile *t,
                           const tensor_context *context) {
     *p = (tile_parent){.view = save->parent, .tensor = context->parent};
@@ -79,12 +102,8 @@ static void choose_parent(tile_parent *p, ckd_save *save, const lossy_tile *t,
     if (budget_has_room(&save->budget, &next, &base, PART_LOSSY) && depth < MAX_SAVE_DEPTH) {
         return;
     }
-    for (uint32_t i = 0;
-         i < MAX_DEPTH && !budget_allows_chain(&save->budget, &chain, &base, LIGHT * PART_LOSSY) &&
-         go_back(&p->view, &p->tensor, save);
-         i++) {
-        p->is_ancestor = true;
-        chain = chain_of(&depth, p->tensor, context, t);
+    if (!budget_allows_chain(&save->budget, &chain, &base, LIGHT * PART_LOSSY)) {
+        choose_ancestor(p, save, t, context, &base);
     }
 }
 

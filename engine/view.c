@@ -1,6 +1,5 @@
 #include "engine/view.h"
 
-#include "engine/ready.h"
 #include "engine/tiling.h"
 
 #include <math.h>
@@ -373,7 +372,7 @@ ckd_status view_open(view **out, const ckd_store *store, manifest *m, const view
     return CKD_OK;
 }
 
-static void drop_ready(view *v) {
+void view_drop_ready(view *v) {
     for (size_t i = 0; i < v->block_count && v->ready_count; i++) {
         v->blocks[i].ready = NULL;
         v->blocks[i].ready_chunk = NULL;
@@ -391,7 +390,7 @@ void view_close(view *v) {
     for (size_t i = 0; i < v->chunk_count; i++) {
         chunk_close(v->chunks[i]);
     }
-    drop_ready(v);
+    view_drop_ready(v);
     free(v->chunks);
     free(v->ready_chunks);
     free(v->blocks);
@@ -546,98 +545,4 @@ void view_tensor_info(ckd_tensor_info *out, const view_tensor *t) {
                              .direction_change = totals.measures.direction_change,
                              .nonfinite = totals.measures.nonfinite};
     memcpy(out->shape, t->shape.shape, sizeof(out->shape));
-}
-
-/* ---- views by checkpoint ---- */
-
-void views_init(view_cache *cache, ckd_store *store) {
-    memset(cache, 0, sizeof(*cache));
-    cache->store = store;
-    cache->use_ready = true;
-    pthread_mutex_init(&cache->mutex, NULL);
-}
-
-static ckd_status open_by_id(view **out, view_cache *cache, const ckd_id *id, ckd_error *err) {
-    ckd_store *store = cache->store;
-    ckd_checkpoint found;
-    manifest m;
-    ckd_status status = store_find_id(&found, store, id, err);
-    if (status == CKD_OK) {
-        status = store_read_manifest(&m, store, found.run, found.step, found.generation, err);
-    }
-    if (status == CKD_OK && !id_equal(&m.checkpoint.id, id)) {
-        manifest_free(&m);
-        return err_set(err, CKD_E_CORRUPT, "%s@%llu is now another checkpoint than the one looked for",
-                       found.run, (unsigned long long)found.step);
-    }
-    if (status == CKD_OK) {
-        status = view_open(out, store, &m, cache->count ? cache->views[0] : NULL, CKD_E_CORRUPT, err);
-    }
-    if (status != CKD_OK) {
-        return status;
-    }
-    if (!cache->values_only) {
-        status = view_attach_measures(*out, CKD_E_CORRUPT, err);
-    }
-    if (status == CKD_OK && cache->use_ready) {
-        status = ready_attach(*out, store->path, err);
-    }
-    if (status != CKD_OK) {
-        view_close(*out);
-    }
-    return status;
-}
-
-static ckd_status views_append(view_cache *cache, view *v, ckd_error *err) {
-    if (cache->count == cache->capacity) {
-        size_t capacity = cache->capacity ? 2 * cache->capacity : 8;
-        view **grown = realloc(cache->views, capacity * sizeof(*grown));
-        if (!grown) {
-            return err_nomem(err, capacity * sizeof(*grown), "views");
-        }
-        cache->views = grown;
-        cache->capacity = capacity;
-    }
-    cache->views[cache->count++] = v;
-    return CKD_OK;
-}
-
-ckd_status views_get(const view **out, view_cache *cache, const ckd_id *checkpoint, ckd_error *err) {
-    *out = NULL;
-    pthread_mutex_lock(&cache->mutex);
-    ckd_status status = CKD_OK;
-    view *found = NULL;
-    for (size_t i = 0; i < cache->count && !found; i++) {
-        if (id_equal(&cache->views[i]->manifest.checkpoint.id, checkpoint)) {
-            found = cache->views[i];
-        }
-    }
-    if (!found) {
-        status = open_by_id(&found, cache, checkpoint, err);
-        if (status == CKD_OK) {
-            status = views_append(cache, found, err);
-            if (status != CKD_OK) {
-                view_close(found);
-            }
-        }
-    }
-    pthread_mutex_unlock(&cache->mutex);
-    *out = status == CKD_OK ? found : NULL;
-    return status;
-}
-
-void views_drop_ready(view_cache *cache) {
-    cache->use_ready = false;
-    for (size_t i = 0; i < cache->count; i++) {
-        drop_ready(cache->views[i]);
-    }
-}
-
-void views_free(view_cache *cache) {
-    for (size_t i = 0; i < cache->count; i++) {
-        view_close(cache->views[i]);
-    }
-    free(cache->views);
-    pthread_mutex_destroy(&cache->mutex);
-    memset(cache, 0, sizeof(*cache));
 }

@@ -58,6 +58,8 @@ typedef struct view {
 ckd_status view_open(view **out, const ckd_store *store, manifest *m, const view *like,
                      ckd_status inconsistent, ckd_error *err);
 void view_close(view *v); /* accepts NULL */
+/* Closes its ready copies (ready.h). */
+void view_drop_ready(view *v);
 
 /*
  * view_measures.c: gives the shards of a lossy checkpoint their measures; without it they are all 0. They only inform: if they are damaged, figures are
@@ -95,11 +97,11 @@ uint64_t view_stored_bytes(const view_block *b);
 /* "raw", "standalone", "delta", "step", "same", "copy", "cast". */
 const char *view_block_coding(const view_block *b);
 
-/* ---- views of several checkpoints, opened as chains lead to them; thread-safe ---- */
+/* ---- view_cache.c: views of several checkpoints, opened as chains lead to them; thread-safe ---- */
 typedef struct view_cache {
     ckd_store *store;
     pthread_mutex_t mutex;
-    bool use_ready; /* set by views_init; verification wants the blocks themselves */
+    bool use_ready;   /* set by views_init; verification wants the blocks themselves */
     bool values_only; /* set for views of which only values are wanted: they are opened without measures */
     view **views;
     size_t count, capacity;

@@ -140,7 +140,8 @@ static void expect_same(const record *got, const record *want) {
     assert_memory_equal(got->region, want->region, sizeof(*got->region));
     assert_true(got->first == want->first && got->count == want->count);
     assert_true(got->raw_size == want->raw_size && got->stored_size == want->stored_size);
-    assert_true(got->checksum == (got->bundle ? 0 : want->checksum) && hash128_equal(&got->content, &want->content));
+    assert_true(got->checksum == (got->bundle ? 0 : want->checksum) &&
+                hash128_equal(&got->content, &want->content));
     assert_int_equal(got->depth, want->depth);
     assert_int_equal(got->dependency_count, want->dependency_count);
     for (uint32_t i = 0; i < want->dependency_count; i++) {
@@ -420,11 +421,48 @@ static void test_damage_stays_with_its_record(void **state) {
     assert_int_equal(chunk_read_payload(c, &c->outer[1], payload, &err), CKD_E_CORRUPT);
     assert_string_equal(err.tensor, "");
     free(payload);
-    /* What changes while the file is open is found by the checksum. */
+    /* A small file was read whole when it was opened: what changes in it since is not seen. */
     int fd = open(path, O_WRONLY);
     poke(fd, c->records[0].payload_offset, (uint8_t)~f->payloads[0][0]);
     close(fd);
     uint8_t first[LARGE];
+    assert_int_equal(chunk_read_payload(c, &c->records[0], first, &err), CKD_OK);
+    assert_memory_equal(first, f->payloads[0], c->records[0].stored_size);
+    chunk_close(c);
+}
+
+/* Of a file too large to be kept in memory, what changes while it is open is found by the checksum. */
+static void test_changes_while_open_are_found(void **state) {
+    fixture *f = *state;
+    enum { HUGE_PAYLOAD = 300000 };
+    char path[600];
+    snprintf(path, sizeof(path), "%s/huge", f->dir);
+    chunk_identity id = {sample_id(1), sample_id(2), sample_id(3)};
+    uint8_t *huge = calloc(HUGE_PAYLOAD, 1), first[LARGE];
+    record_tensor name = {
+        .name = "huge", .checkpoint = f->records[0].tensor->checkpoint, .role = CKD_ROLE_OTHER};
+    ckd_region whole = {.kind = CKD_REGION_WHOLE};
+    record blob = {.kind = RECORD_BLOB,
+                   .tensor = &name,
+                   .region = &whole,
+                   .raw_size = HUGE_PAYLOAD,
+                   .stored_size = HUGE_PAYLOAD};
+    record small = f->records[0];
+    chunk_writer *w;
+    assert_int_equal(chunk_writer_create(&w, path, &id, NULL), CKD_OK);
+    chunk_writer_gather(w);
+    assert_int_equal(chunk_writer_append(w, &small, f->payloads[0], NULL), CKD_OK);
+    assert_int_equal(chunk_writer_append(w, &blob, huge, NULL), CKD_OK);
+    assert_int_equal(chunk_writer_finish(w, &(hash128){{0}}, &(uint64_t){0}, NULL), CKD_OK);
+    free(huge);
+    chunk *c = open_chunk(path);
+    ckd_error err;
+    assert_true(c->records[0].bundle && c->records[0].checksum == small.checksum);
+    assert_int_equal(chunk_read_payload(c, &c->records[0], first, &err), CKD_OK);
+    assert_memory_equal(first, f->payloads[0], small.stored_size);
+    int fd = open(path, O_WRONLY);
+    poke(fd, c->records[0].payload_offset, (uint8_t)~first[0]);
+    close(fd);
     assert_int_equal(chunk_read_payload(c, &c->records[0], first, &err), CKD_E_CORRUPT);
     assert_string_equal(err.tensor, "layer.0.weight");
     chunk_close(c);
@@ -734,6 +772,7 @@ int main(void) {
         WITH_FILE(test_every_flipped_bit_is_found),
         WITH_FILE(test_every_truncation_is_found),
         WITH_FILE(test_damage_stays_with_its_record),
+        WITH_FILE(test_changes_while_open_are_found),
         WITH_FILE(test_bundles_that_lie),
         WITH_FILE(test_no_bundle_in_a_bundle),
         WITH_FILE(test_any_heads),

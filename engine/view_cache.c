@@ -1,0 +1,97 @@
+/* Views of several checkpoints, by their ids. */
+#include <stdlib.h>
+
+#include "engine/ready.h"
+#include "engine/view.h"
+
+void views_init(view_cache *cache, ckd_store *store) {
+    memset(cache, 0, sizeof(*cache));
+    cache->store = store;
+    cache->use_ready = true;
+    pthread_mutex_init(&cache->mutex, NULL);
+}
+
+static ckd_status open_by_id(view **out, view_cache *cache, const ckd_id *id, ckd_error *err) {
+    ckd_store *store = cache->store;
+    ckd_checkpoint found;
+    manifest m;
+    ckd_status status = store_find_id(&found, store, id, err);
+    if (status == CKD_OK) {
+        status = store_read_manifest(&m, store, found.run, found.step, found.generation, err);
+    }
+    if (status == CKD_OK && !id_equal(&m.checkpoint.id, id)) {
+        manifest_free(&m);
+        return err_set(err, CKD_E_CORRUPT, "%s@%llu is now another checkpoint than the one looked for",
+                       found.run, (unsigned long long)found.step);
+    }
+    if (status == CKD_OK) {
+        status = view_open(out, store, &m, cache->count ? cache->views[0] : NULL, CKD_E_CORRUPT, err);
+    }
+    if (status != CKD_OK) {
+        return status;
+    }
+    if (!cache->values_only) {
+        status = view_attach_measures(*out, CKD_E_CORRUPT, err);
+    }
+    if (status == CKD_OK && cache->use_ready) {
+        status = ready_attach(*out, store->path, err);
+    }
+    if (status != CKD_OK) {
+        view_close(*out);
+    }
+    return status;
+}
+
+static ckd_status views_append(view_cache *cache, view *v, ckd_error *err) {
+    if (cache->count == cache->capacity) {
+        size_t capacity = cache->capacity ? 2 * cache->capacity : 8;
+        view **grown = realloc(cache->views, capacity * sizeof(*grown));
+        if (!grown) {
+            return err_nomem(err, capacity * sizeof(*grown), "views");
+        }
+        cache->views = grown;
+        cache->capacity = capacity;
+    }
+    cache->views[cache->count++] = v;
+    return CKD_OK;
+}
+
+ckd_status views_get(const view **out, view_cache *cache, const ckd_id *checkpoint, ckd_error *err) {
+    *out = NULL;
+    pthread_mutex_lock(&cache->mutex);
+    ckd_status status = CKD_OK;
+    view *found = NULL;
+    for (size_t i = 0; i < cache->count && !found; i++) {
+        if (id_equal(&cache->views[i]->manifest.checkpoint.id, checkpoint)) {
+            found = cache->views[i];
+        }
+    }
+    if (!found) {
+        status = open_by_id(&found, cache, checkpoint, err);
+        if (status == CKD_OK) {
+            status = views_append(cache, found, err);
+            if (status != CKD_OK) {
+                view_close(found);
+            }
+        }
+    }
+    pthread_mutex_unlock(&cache->mutex);
+    *out = status == CKD_OK ? found : NULL;
+    return status;
+}
+
+void views_drop_ready(view_cache *cache) {
+    cache->use_ready = false;
+    for (size_t i = 0; i < cache->count; i++) {
+        view_drop_ready(cache->views[i]);
+    }
+}
+
+void views_free(view_cache *cache) {
+    for (size_t i = 0; i < cache->count; i++) {
+        view_close(cache->views[i]);
+    }
+    free(cache->views);
+    pthread_mutex_destroy(&cache->mutex);
+    memset(cache, 0, sizeof(*cache));
+}
