@@ -15,10 +15,11 @@
     0.7 /* a symbol of a delta more: its tables, one for each range of contexts, crowd the cache */
 #define WORK_SCATTER 0.6 /* an element of a sparse stream */
 
-#define WORK_LATTICE  0.30  /* an element of a lossy block */
-#define WORK_LOW_RANK 0.20  /* the same, if it has a low-rank part ... */
-#define WORK_PRODUCT  0.025 /* ... and for each component of it */
-#define WORK_INTEGERS 24.0  /* a byte of its payload */
+/* Of matrices 128 wide, with the share of opening ancestors: larger ones take less, so that bounds hold for both. */
+#define WORK_LATTICE  0.34  /* an element of a lossy block */
+#define WORK_LOW_RANK 0.23  /* the same, if it has a low-rank part ... */
+#define WORK_PRODUCT  0.028 /* ... and for each component of it */
+#define WORK_INTEGERS 27.0  /* a byte of its payload */
 
 /* Estimates of size and time are not exact, and the bounds are promises: plan a little inside them. */
 #define MARGIN              0.80
