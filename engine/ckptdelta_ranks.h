@@ -148,6 +148,81 @@ CKD_API ckd_status ckd_split_load(ckd_split *split, ckd_load *load, ckd_error *e
 CKD_API void ckd_stretch_padded(ckd_stretch out[2], const char *name, uint64_t total, uint64_t first,
                                 uint64_t length);
 
+/* ------------------------------------------------------------------------------- saving together, one commit */
+
+/*
+ * Processes that save one checkpoint together. Each calls the same functions in the same order, with its own tensors; what one of them
+ * cannot do fails on all of them, and then there is no checkpoint. One thread at a time; one group per process and store at a time is usual,
+ * more are possible.
+ */
+typedef struct ckd_ranks ckd_ranks;
+
+/*
+ * How bytes travel between the ranks, if not through the store's directory. Rank 0 coordinates. Both functions are collective,
+ * and called in the same order everywhere. A failure of one ends the group.
+ */
+typedef struct ckd_transport {
+    size_t struct_size;
+    void *context;
+    uint32_t rank, world;
+    /* Everybody's bytes to rank 0, where all[r] becomes those of rank r (malloc'ed, also its own); elsewhere all is NULL. */
+    ckd_status (*gather)(void *context, const ckd_bytes *mine, ckd_bytes *all, ckd_error *err);
+    /* Bytes of rank 0 to everybody else, where they are malloc'ed. */
+    ckd_status (*broadcast)(void *context, ckd_bytes *data, ckd_error *err);
+    void (*leave)(void *context); /* at the end; may be NULL */
+} ckd_transport;
+#define CKD_TRANSPORT_INIT \
+    { .struct_size = sizeof(ckd_transport) }
+
+typedef struct ckd_ranks_options {
+    size_t struct_size;
+    uint32_t rank, world; /* world 0: 1 */
+    const char *
+        group; /* which processes belong together: the same text for all ranks of one launch, another one for each launch; NULL: "" */
+    uint32_t
+        timeout_ms; /* how long to wait for ranks that live and do not come; 0: 600000. Death is noticed at once */
+    const ckd_transport
+        *transport; /* NULL: files in the store's directory, without any communication library */
+} ckd_ranks_options;
+#define CKD_RANKS_OPTIONS_INIT \
+    { .struct_size = sizeof(ckd_ranks_options) }
+
+/*
+ * Joins; returns when all ranks have. The store must be open for writing, and outlive the group. Through the store's directory each rank holds a
+ * lock on a file of its own, by which the others see that it lives, until it leaves or dies. Errors: BUSY (not all ranks came in time;
+ * the message says which), INVALID, READ_ONLY, IO, NOMEM.
+ */
+CKD_API ckd_status ckd_ranks_join(ckd_ranks **out, ckd_store *store, const ckd_ranks_options *options,
+                                  ckd_error *err);
+/* Leaves; rank 0 waits until the others have. Accepts NULL. */
+CKD_API void ckd_ranks_leave(ckd_ranks *ranks);
+
+/*
+ * The plan for what all ranks hold now; found without exchanging descriptions if it was made before. Collective. The plan is the group's,
+ * and lives until four others were made. Errors: those of ckd_plan_describe and ckd_plan_make, of any rank, the same on all.
+ */
+CKD_API ckd_status ckd_ranks_plan(const ckd_plan **out, ckd_ranks *ranks, const ckd_tensor *tensors,
+                                  size_t count, ckd_error *err);
+/*
+ * ckd_save_begin on all ranks: rank, world and checkpoint_id are set here, run and step must be the same on all ranks. Collective.
+ * Errors: those of ckd_save_begin, of any rank. It then ends with one of the two calls that follow.
+ */
+CKD_API ckd_status ckd_ranks_begin(ckd_save **out, ckd_ranks *ranks, const ckd_save_options *options,
+                                   ckd_error *err);
+/*
+ * Makes the save durable on all ranks and commits it. Collective. Frees the save, also on failure: then no rank's part is left, and there is no
+ * checkpoint. A rank that dies before its part is durable is an error on the others (STATE), as soon as it is noticed. If rank 0 dies in the commit, the others
+ * find out whether it came to its end. info may be NULL. Errors: those of ckd_save_commit, of any rank; BUSY (a rank lives and does not come in
+ * time).
+ */
+CKD_API ckd_status ckd_ranks_commit(ckd_checkpoint *info, ckd_ranks *ranks, ckd_save *save, ckd_error *err);
+/* Instead, on a rank that failed in between: the others' commits fail with `why` (not NULL), which is returned. */
+CKD_API ckd_status ckd_ranks_abort(ckd_ranks *ranks, ckd_save *save, const ckd_error *why);
+
+/* All of it: plans, begins, saves what this rank is to write, commits. Errors: all the above. */
+CKD_API ckd_status ckd_ranks_save(ckd_checkpoint *info, ckd_ranks *ranks, const ckd_save_options *options,
+                                  const ckd_tensor *tensors, size_t count, ckd_error *err);
+
 #ifdef __cplusplus
 }
 #endif

@@ -17,6 +17,7 @@ typedef struct pathname {
 #define DIR_INTENTS       "data/i"
 #define DIR_TOMBSTONES    "data/t"
 #define DIR_READY         "data/k"
+#define DIR_RANKS         "data/r"
 #define DIR_NOTES         "data/n"
 #define FILE_IDENTITY     "data/store"
 #define FILE_PUBLISH_LOCK "data/lock"

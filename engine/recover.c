@@ -1,7 +1,7 @@
 /* Cleaning up after writers that died: their intents say what they were writing. */
 #include <stdlib.h>
 
-#include "engine/store.h"
+#include "engine/ranks.h"
 
 /* All chunk files that some manifest names, or `unknown` if a manifest cannot be read: then nothing may be removed. */
 typedef struct named_files {
@@ -151,5 +151,5 @@ ckd_status store_recover(ckd_store *store, ckd_error *err) {
     }
     free(named.ids);
     dir_list_free(&list);
-    return status;
+    return status == CKD_OK ? ranks_recover(store, err) : status;
 }

@@ -29,6 +29,8 @@ ckd_status scene_save(ckd_checkpoint *info, ckd_store *store, const scene *s, ck
 /* The same by two ranks of this process, each with half of every tensor. */
 ckd_status scene_save_ranks(ckd_checkpoint *info, ckd_store *store, const scene *s, ckd_error *err);
 
+/* Gives a save what `rank` of `world` holds: a share of the larger tensors, the small ones with rank 0. */
+ckd_status scene_share(ckd_save *save, const scene *s, uint64_t rank, uint64_t world, ckd_error *err);
 /* Gives a save that was begun all of the scene, and commits it. */
 ckd_status scene_finish(ckd_checkpoint *info, ckd_save *save, const scene *s, ckd_error *err);
 

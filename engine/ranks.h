@@ -1,0 +1,62 @@
+/*
+ * Ranks that save together. Internal to engine/.
+ *
+ *   ranks.c        exchanges, planning, begin and commit, over any transport
+ *   rank_files.c   the transport through the store's directory
+ *   rank_members.c who is there: joining, living, leaving, and clearing up after the dead
+ */
+#ifndef ENGINE_RANKS_H
+#define ENGINE_RANKS_H
+
+#include "base/bytes.h"
+#include "engine/store.h"
+
+/*
+ * In data/r a rank has a file HEX-GROUP-RANK-WORLD, empty, on which it holds a shared lock while it lives (HEX: its member id; GROUP: 16 digits, the
+ * hash of the group's name); and messages HEX.N, numbered, that its peers read. Nothing there outlives the processes: it is not synced, and
+ * what the dead left is removed with the leftovers of dead writers.
+ */
+typedef struct member {
+    ckd_id id; /* zero: not known yet */
+    char name[CKD_ID_TEXT + 64];
+} member;
+
+typedef struct rank_files {
+    ckd_store *store;
+    uint32_t rank, world;
+    uint64_t group, timeout_ms;
+    member *members; /* by rank */
+    file_lock *lock; /* on one's own file */
+    uint64_t number; /* of the next message, the same on all ranks */
+    uint64_t kept;   /* one's own messages from this one on are still there */
+    uint32_t turn;   /* whose life is looked at next */
+    pid_t process;
+} rank_files;
+
+/* ---- rank_members.c ---- */
+/* Enters the directory. */
+ckd_status members_enter(rank_files *f, ckd_error *err);
+/* Rank 0 finds the others; BUSY after the time. */
+ckd_status members_find_all(rank_files *f, ckd_error *err);
+/* A rank 0 that lives, of the same group and world, from `after` on in the order of names; false: no more. */
+bool members_next_coordinator(member *out, const rank_files *f, const dir_list *list, size_t *at);
+/* From its id. */
+void member_name(member *m, const rank_files *f, uint32_t rank);
+/* false: dead, or left. */
+bool member_lives(const rank_files *f, const member *m);
+void members_leave(rank_files *f);
+/* Removes what dead ranks left. Under the publish lock. */
+ckd_status ranks_recover(const ckd_store *store, ckd_error *err);
+
+pathname path_message(const ckd_store *store, const ckd_id *sender, uint64_t number, const char *suffix);
+
+/* ---- rank_files.c ---- */
+/* Joins, and sets what a group needs of it. */
+ckd_status rank_files_join(ckd_transport *out, ckd_store *store, const ckd_ranks_options *options,
+                           ckd_error *err);
+
+/* Asked again and again, ever less often, until it says something else than BUSY, or the time is over. */
+typedef ckd_status (*attempt_fn)(void *context, ckd_error *err);
+ckd_status keep_trying(attempt_fn attempt, void *context, uint64_t timeout_ms, ckd_error *err);
+
+#endif
