@@ -36,6 +36,7 @@ typedef struct tensor_context {
     const ckd_region *region;  /* canonical */
     const view_tensor *parent; /* same name, dtype and shape in the parent; NULL if there is none */
     const step_source *step;   /* what an optimizer step is predicted from; NULL: nothing */
+    uint64_t block_elements;   /* of its exact blocks, at most */
 } tensor_context;
 
 /* One way to store the block. size 0 and not available: not tried. */

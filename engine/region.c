@@ -250,10 +250,6 @@ uint64_t span_copy(const geometry *g, size_t element_size, void *to, const span 
     return copied;
 }
 
-uint64_t span_common(const geometry *g, const span *a, const span *b) {
-    return span_copy(g, 0, NULL, a, NULL, b);
-}
-
 /* Boxes of elements overlap if their intervals do in every dimension. */
 static bool boxes_overlap(const geometry *g, const ckd_region *a, const ckd_region *b) {
     for (uint32_t d = 0; d < g->ndim; d++) {
@@ -263,6 +259,37 @@ static bool boxes_overlap(const geometry *g, const ckd_region *a, const ckd_regi
         }
     }
     return true;
+}
+
+/* Quick, for what is often so: true says that a has all elements of b, which has some. */
+static bool holds_all(const geometry *g, const span *a, const span *b) {
+    uint64_t elements;
+    if (a->region->kind != CKD_REGION_BOX) {
+        uint64_t start = (a->region->kind == CKD_REGION_FLAT ? a->region->start : 0) + a->first;
+        return region_global(g, b->region, b->first) >= start &&
+               region_global(g, b->region, b->first + b->count - 1) - start < a->count;
+    }
+    if (b->region->kind != CKD_REGION_BOX || !region_count(&elements, g, a->region) || a->count != elements) {
+        return false;
+    }
+    for (uint32_t d = 0; d < g->ndim; d++) {
+        if (b->region->offsets[d] < a->region->offsets[d] ||
+            b->region->offsets[d] + b->region->lengths[d] > a->region->offsets[d] + a->region->lengths[d]) {
+            return false;
+        }
+    }
+    return true;
+}
+
+uint64_t span_common(const geometry *g, const span *a, const span *b) {
+    if (a->count && b->count && holds_all(g, a, b)) {
+        return b->count;
+    }
+    if (a->region->kind == CKD_REGION_BOX && b->region->kind == CKD_REGION_BOX &&
+        !boxes_overlap(g, a->region, b->region)) {
+        return 0;
+    }
+    return span_copy(g, 0, NULL, a, NULL, b);
 }
 
 bool regions_overlap(const geometry *g, const ckd_region *a, const ckd_region *b) {

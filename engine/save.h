@@ -122,6 +122,13 @@ ckd_status save_report_progress(ckd_save *save, uint64_t raw, ckd_error *err);
 /* Once: parts of the parent cannot be read. */
 void save_tell_damage(ckd_save *save);
 
+/* ---- save_cut.c ---- */
+/* Of the exact blocks of a tensor that is not cut into panels, at most. */
+uint64_t save_block_elements(const ckd_save *save, const ckd_tensor *tensor);
+/* Is the region, of so many elements, saved in panels of columns? */
+bool save_is_cut(const ckd_save *save, const ckd_tensor *tensor, const tensor_context *t, uint64_t elements);
+ckd_status save_in_panels(ckd_save *save, const ckd_tensor *tensor, const tensor_context *t, ckd_error *err);
+
 /* ---- save_room.c; not while the jobs of a batch run ---- */
 /* Before bytes of payload go into the chunk file, and of copies into the ready copy: if need be, copies give way. */
 void save_make_room(ckd_save *save, uint64_t payload, uint64_t copies);

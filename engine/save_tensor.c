@@ -61,7 +61,8 @@ static ckd_status make_tensor_context(ckd_save *save, const ckd_tensor *t, const
                               .ndim = t->ndim,
                               .role = t->role == CKD_ROLE_AUTO ? ckd_role_of(name, t->dtype) : t->role};
     memcpy(tensor->shape, shape->shape, t->ndim * sizeof(uint64_t));
-    *context = (tensor_context){.tensor = tensor, .shape = *shape, .region = region};
+    *context = (tensor_context){
+        .tensor = tensor, .shape = *shape, .region = region, .block_elements = save_block_elements(save, t)};
     const view *before = save->target.compare ? save->existing : save->parent;
     const view_tensor *old = before ? view_find(before, name) : NULL;
     bool same = old && old->tensor->dtype == t->dtype && old->shape.ndim == shape->ndim &&
@@ -352,7 +353,7 @@ static ckd_status save_batch(ckd_save *save, const ckd_tensor *tensor, const ten
     do {
         block_job *job = &save->jobs[count++];
         job->first = *at;
-        job->count = elements - *at < CKD_BLOCK_ELEMENTS ? elements - *at : CKD_BLOCK_ELEMENTS;
+        job->count = elements - *at < t->block_elements ? elements - *at : t->block_elements;
         *at += job->count;
         prepare_trial(job, tried);
         status = save_fetch(&job->values, save, &job->own, tensor, job->first, job->count, err);
@@ -414,7 +415,9 @@ static ckd_status save_region(ckd_save *save, const ckd_tensor *tensor, ckd_erro
         stop_expecting(&save->budget, save->parent, context.parent,
                        (double)elements / (double)shape.elements);
     }
-    if (elements == 0 || save_lossy_part(save, context.tensor) == LOSSY_NONE) {
+    if (save_is_cut(save, tensor, &context, elements)) {
+        status = save_in_panels(save, tensor, &context, err);
+    } else if (elements == 0 || save_lossy_part(save, context.tensor) == LOSSY_NONE) {
         step_tensor step;
         step_begin(&step, &save->steps, tensor->optimizer, context.tensor, context.region, elements,
                    context.parent, save->parent);

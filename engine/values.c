@@ -475,12 +475,14 @@ static ckd_status place_block(decoder *d, view_cache *cache, const view *v, cons
                               ckd_error *err) {
     span have = {b->record->region, b->record->first, b->record->count};
     bool all = span_equal(&have, want, t->shape.ndim);
-    if (!all && span_common(&t->shape, want, &have) == 0) {
+    uint64_t common = all ? have.count : span_common(&t->shape, want, &have);
+    if (common == 0) {
         return CKD_OK;
     }
     stored_values *stored = NULL;
-    ckd_status status =
-        wanted_again(d, v, t, b, all) ? values_in_store(&stored, d, cache, v, b, err) : CKD_OK;
+    ckd_status status = wanted_again(d, v, t, b, common == have.count)
+                            ? values_in_store(&stored, d, cache, v, b, err)
+                            : CKD_OK;
     if (status != CKD_OK) {
         return status;
     }

@@ -1,0 +1,229 @@
+/* How much more is read than a part of a large matrix needs, whole or from the end of a chain; and that its squares hold what was saved. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "tests/support/checkpoints.h"
+#include "tests/support/drift.h"
+#include "tests/support/scenes.h"
+#include "tests/support/scratch.h"
+#include "tests/support/tempdir.h"
+
+enum { SIDE = 4096, DEPTH = 16 };
+
+typedef struct fixture {
+    char *dir;
+    ckd_store *store;
+    float *values;
+} fixture;
+
+static int make_fixture(void **state) {
+    fixture *f = calloc(1, sizeof(*f));
+    assert_non_null(f);
+    f->dir = tempdir_create();
+    f->store = store_create(f->dir);
+    f->values = random_values(CKD_F32, (uint64_t)SIDE * SIDE, 1);
+    *state = f;
+    return 0;
+}
+
+static int free_fixture(void **state) {
+    fixture *f = *state;
+    ckd_store_close(f->store);
+    tempdir_remove(f->dir);
+    free(f->values);
+    free(f);
+    return 0;
+}
+
+static void save_matrix(const fixture *f, const char *run, uint64_t step, ckd_codec codec, uint64_t rows,
+                        uint64_t columns) {
+    ckd_save_options o = options_of(run, step);
+    uint64_t shape[2] = {rows, columns};
+    o.codec = codec;
+    o.max_load_cost = o.newest_load_cost = 1000;
+    ckd_save *save = begin_with(f->store, &o);
+    add_tensor(save, "w", CKD_F32, 2, shape, NULL, f->values);
+    commit_save(save);
+}
+
+static ckd_load *begin(const fixture *f, const char *run, uint64_t step) {
+    ckd_checkpoint c = checkpoint_at(f->store, run, step);
+    ckd_load *load;
+    assert_int_equal(ckd_load_begin(&load, f->store, &c.id, NULL), CKD_OK);
+    return load;
+}
+
+static ckd_load_reads reads_of(ckd_load *load, const ckd_region *region) {
+    ckd_load_request q = CKD_LOAD_REQUEST_INIT;
+    ckd_load_explanation *e;
+    q.name = "w";
+    q.region = *region;
+    assert_int_equal(ckd_load_explain(&e, load, &q, 1, NULL), CKD_OK);
+    ckd_load_reads all = e->all;
+    ckd_load_explanation_free(e);
+    return all;
+}
+
+/* Part `i` of rows x columns parts; rows 0: of `columns` flat ranges. */
+static ckd_region part(uint64_t i, uint64_t rows, uint64_t columns) {
+    if (rows == 0) {
+        uint64_t all = (uint64_t)SIDE * SIDE, start = all * i / columns;
+        return (ckd_region){
+            .kind = CKD_REGION_FLAT, .start = start, .count = all * (i + 1) / columns - start};
+    }
+    uint64_t row = i / columns, column = i % columns;
+    ckd_region r = {.kind = CKD_REGION_BOX, .offsets = {SIDE * row / rows, SIDE * column / columns}};
+    r.lengths[0] = SIDE * (row + 1) / rows - r.offsets[0];
+    r.lengths[1] = SIDE * (column + 1) / columns - r.offsets[1];
+    return r;
+}
+
+static void check_over_read(ckd_load *load, double bound) {
+    static const uint64_t layouts[][2] = {{1, 1}, {2, 1},  {8, 1}, {16, 1}, {1, 2}, {1, 4},
+                                          {1, 8}, {1, 16}, {2, 2}, {4, 2},  {0, 4}, {0, 8}, /* aligned */
+                                          {3, 1}, {1, 3},  {3, 2}, {0, 3}};
+    for (size_t i = 0; i < sizeof(layouts) / sizeof(layouts[0]); i++) {
+        uint64_t rows = layouts[i][0], columns = layouts[i][1];
+        for (uint64_t k = 0; k < (rows ? rows : 1) * columns; k++) {
+            ckd_region r = part(k, rows, columns);
+            ckd_load_reads reads = reads_of(load, &r);
+            double over = (double)reads.read_bytes / (double)reads.needed_bytes;
+            if (!(over >= 1 && over <= bound)) {
+                fail_msg("part %u of %u x %u: %.3f times what is needed", (unsigned)k, (unsigned)rows,
+                         (unsigned)columns, over);
+            }
+        }
+    }
+}
+
+static void test_raw(void **state) {
+    fixture *f = *state;
+    save_matrix(f, "raw", 1, CKD_CODEC_RAW, SIDE, SIDE);
+    ckd_load *load = begin(f, "raw", 1);
+    ckd_region third = part(1, 1, 3);
+    ckd_load_reads reads = reads_of(load, &third);
+    assert_int_equal(reads.needed_bytes, reads.raw_bytes);
+    check_over_read(load, 1.05);
+    ckd_load_end(load);
+}
+
+static void test_compressed(void **state) {
+    fixture *f = *state;
+    save_matrix(f, "auto", 1, CKD_CODEC_AUTO, SIDE, SIDE);
+    ckd_load *load = begin(f, "auto", 1);
+    assert_true(ckd_load_tensors(load)->items[0].stored_bytes < 0.9 * 4 * SIDE * SIDE);
+    check_over_read(load, 1.25);
+    ckd_load_end(load);
+}
+
+static void check_loaded(const fixture *f, ckd_load *load, const ckd_region *r, uint64_t columns) {
+    ckd_load_request q = CKD_LOAD_REQUEST_INIT;
+    q.name = "w";
+    q.region = *r;
+    q.size = r->lengths[0] * r->lengths[1] * sizeof(float);
+    uint8_t *to = malloc(q.size);
+    assert_non_null(to);
+    q.data = to;
+    assert_int_equal(ckd_load_tensor(load, &q, NULL), CKD_OK);
+    for (uint64_t row = 0; row < r->lengths[0]; row++) {
+        assert_memory_equal(to + row * r->lengths[1] * sizeof(float),
+                            f->values + (r->offsets[0] + row) * columns + r->offsets[1],
+                            r->lengths[1] * sizeof(float));
+    }
+    free(to);
+}
+
+/* An eighth from the end of a chain costs a sixth of all at most, by rows, by columns and by both; and is right. */
+static void test_an_eighth_of_a_chain(void **state) {
+    fixture *f = *state;
+    const uint64_t columns = 2 * DEPTH * 64, rows = SIDE; /* half the matrix, so that it does not take long */
+    const uint64_t depth = under_sanitizer() ? 2 : DEPTH;
+    for (uint64_t step = 0; step <= depth; step++) {
+        change_values(CKD_F32, f->values, rows * columns, (unsigned)step);
+        save_matrix(f, "chain", step, CKD_CODEC_AUTO, rows, columns);
+    }
+    ckd_load *load = begin(f, "chain", depth);
+    ckd_region whole = {.kind = CKD_REGION_BOX, .lengths = {rows, columns}};
+    ckd_load_reads all = reads_of(load, &whole);
+    assert_int_equal(all.depth, depth);
+    assert_int_equal(all.read_bytes, all.needed_bytes);
+    for (unsigned by = 0; by < 3; by++) {
+        uint64_t down = by == 0 ? 8 : by == 1 ? 1 : 2, across = 8 / down;
+        for (uint64_t i = 0; i < 8; i++) {
+            ckd_region r = {.kind = CKD_REGION_BOX, .lengths = {rows / down, columns / across}};
+            r.offsets[0] = i / across * r.lengths[0];
+            r.offsets[1] = i % across * r.lengths[1];
+            ckd_load_reads reads = reads_of(load, &r);
+            assert_int_equal(reads.depth, depth);
+            assert_true(6 * reads.read_bytes <= all.read_bytes);
+        }
+    }
+    ckd_region odd = {.kind = CKD_REGION_BOX, .offsets = {1001, 777}, .lengths = {515, 519}};
+    uint64_t before = ckd_load_bytes_read(load);
+    check_loaded(f, load, &odd, columns);
+    assert_int_equal(ckd_load_bytes_read(load) - before, reads_of(load, &odd).read_bytes);
+    check_loaded(f, load, &whole, columns);
+    ckd_load_end(load);
+    assert_int_equal(verify_damage(f->store), 0);
+}
+
+/* What is no large matrix, or not exact, or predicted by an optimizer, stays in one piece; so does what was in one before. */
+static void test_what_is_not_cut(void **state) {
+    fixture *f = *state;
+    const uint64_t rows = 2048, columns = 2048, narrow[2] = {rows * 8, columns / 8}, line = rows * columns;
+    ckd_optimizer step = CKD_OPTIMIZER_INIT;
+    step.kind = CKD_ADAMW;
+    step.lr = 1e-3;
+    step.beta1 = 0.9;
+    step.beta2 = 0.99;
+    step.eps = 1e-8;
+    step.step = 1;
+    uint64_t shape[2] = {rows, columns};
+    ckd_save *save = begin_save(f->store, "pieces", 1);
+    add_tensor(save, "cut", CKD_F32, 2, shape, NULL, f->values);
+    add_tensor(save, "narrow", CKD_F32, 2, narrow, NULL, f->values + 1);
+    add_tensor(save, "line", CKD_F32, 1, &line, NULL, f->values + 2);
+    ckd_tensor t = CKD_TENSOR_INIT;
+    t.name = "stepped";
+    t.dtype = CKD_F32;
+    t.ndim = 2;
+    t.shape = shape;
+    t.data = f->values + 3;
+    t.optimizer = &step;
+    assert_int_equal(ckd_save_tensor(save, &t, NULL), CKD_OK);
+    commit_save(save);
+    assert_int_equal(tensor_info(f->store, "pieces", 1, "cut").shards, 8);
+    assert_int_equal(tensor_info(f->store, "pieces", 1, "narrow").shards, 1);
+    assert_int_equal(tensor_info(f->store, "pieces", 1, "line").shards, 1);
+    assert_int_equal(tensor_info(f->store, "pieces", 1, "stepped").shards, 1);
+    save = begin_save(f->store, "pieces", 2);
+    add_tensor(save, "stepped", CKD_F32, 2, shape, NULL, f->values + 3);
+    commit_save(save);
+    assert_int_equal(tensor_info(f->store, "pieces", 2, "stepped").shards, 1);
+    ckd_save_options o = lossy_options("lossy", 1, CKD_NEAR);
+    o.role_fidelity[CKD_ROLE_EXP_AVG] = CKD_EXACT;
+    save = begin_with(f->store, &o);
+    add_tensor(save, "exp_avg.w", CKD_F32, 2, shape, NULL, f->values);
+    commit_save(save);
+    assert_int_equal(tensor_info(f->store, "lossy", 1, "exp_avg.w").shards, 1);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_raw),
+        cmocka_unit_test(test_compressed),
+        cmocka_unit_test(test_an_eighth_of_a_chain),
+        cmocka_unit_test(test_what_is_not_cut),
+    };
+    scratch_begin();
+    int failed = cmocka_run_group_tests_name("over_read", tests, make_fixture, free_fixture);
+    scratch_end();
+    return failed;
+}
