@@ -1,0 +1,277 @@
+/*
+ * bench_reshard: what loading parts costs, from the end of a chain.
+ *
+ *   bench_reshard [--depth N] [--repeats N] [--json FILE]
+ *
+ * A matrix of 4096 x 4096 in f32, drawn at random, with noise added from one checkpoint to the next; saved whole, exactly: compressed, not
+ * compressed, and as a chain. Loaded by 1 to 16 ranks in rows, columns, grids and flat ranges, one thread. What is told:
+ *
+ *   over       bytes read over bytes needed (ckd_load_explain): of all ranks together, and of the worst one
+ *   part       what a rank reads, and its processor time, as a share of loading all: mean of the ranks; medians of repeats
+ *
+ * Uses the public API only, and TMPDIR.
+ */
+#include <ckptdelta.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "bench/support.h"
+
+enum { SIDE = 4096, REPEATS_MAX = 31 };
+
+typedef struct layout {
+    const char *name;
+    uint64_t rows, columns; /* rows 0: so many flat ranges */
+} layout;
+
+static const layout layouts[] = {
+    {"rows / 2", 2, 1},    {"rows / 3", 3, 1},    {"rows / 5", 5, 1},    {"rows / 7", 7, 1},
+    {"rows / 8", 8, 1},    {"rows / 16", 16, 1},  {"columns / 2", 1, 2}, {"columns / 3", 1, 3},
+    {"columns / 5", 1, 5}, {"columns / 7", 1, 7}, {"columns / 8", 1, 8}, {"columns / 16", 1, 16},
+    {"grid 2 x 2", 2, 2},  {"grid 3 x 2", 3, 2},  {"grid 3 x 3", 3, 3},  {"grid 4 x 2", 4, 2},
+    {"flat / 3", 0, 3},    {"flat / 8", 0, 8},
+};
+enum { LAYOUTS = sizeof(layouts) / sizeof(layouts[0]) };
+
+typedef struct result {
+    double over, worst;         /* read over needed */
+    double read_part, cpu_part; /* of loading all; NaN: not measured */
+} result;
+
+static void check(ckd_status status, const ckd_error *err) {
+    if (status != CKD_OK) {
+        fprintf(stderr, "bench_reshard: %s (%s %s)\n", err->message, err->file, err->tensor);
+        exit(1);
+    }
+}
+
+static void *need(void *memory) {
+    if (!memory) {
+        fprintf(stderr, "bench_reshard: out of memory\n");
+        exit(1);
+    }
+    return memory;
+}
+
+/* ---- the store ---- */
+
+static double uniform(uint64_t *random) {
+    uint64_t z = *random += 0x9e3779b97f4a7c15u; /* splitmix64 (Steele, Lea, Flood 2014) */
+    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
+    return ((double)((z ^ z >> 31) >> 11) + 0.5) / 9007199254740992.0;
+}
+
+/* About normal. */
+static double noise(uint64_t *random) {
+    return (uniform(random) + uniform(random) + uniform(random) + uniform(random) - 2) * 1.7320508;
+}
+
+static void save(ckd_store *store, const char *run, uint64_t step, ckd_codec codec, const float *values) {
+    ckd_error err;
+    ckd_save *s;
+    ckd_save_options o = CKD_SAVE_OPTIONS_INIT;
+    o.run = run;
+    o.step = step;
+    o.codec = codec;
+    o.max_load_cost = o.newest_load_cost = 1000;
+    check(ckd_save_begin(&s, store, &o, &err), &err);
+    const uint64_t shape[2] = {SIDE, SIDE};
+    ckd_tensor t = CKD_TENSOR_INIT;
+    t.name = "w";
+    t.dtype = CKD_F32;
+    t.ndim = 2;
+    t.shape = shape;
+    t.data = values;
+    check(ckd_save_tensor(s, &t, &err), &err);
+    check(ckd_save_commit(NULL, s, &err), &err);
+}
+
+static void make_store(ckd_store *store, int depth) {
+    float *values = need(malloc(sizeof(float) * SIDE * SIDE));
+    uint64_t random = 1;
+    for (size_t i = 0; i < (size_t)SIDE * SIDE; i++) {
+        values[i] = (float)(0.02 * noise(&random));
+    }
+    save(store, "raw", 0, CKD_CODEC_RAW, values);
+    save(store, "compressed", 0, CKD_CODEC_AUTO, values);
+    for (int step = 0; step <= depth; step++) {
+        save(store, "chain", (uint64_t)step, CKD_CODEC_AUTO, values);
+        for (size_t i = 0; i < (size_t)SIDE * SIDE; i++) {
+            values[i] += (float)(1e-5 * noise(&random));
+        }
+    }
+    free(values);
+}
+
+/* ---- parts ---- */
+
+static ckd_region part(const layout *l, uint64_t i) {
+    if (l->rows == 0) {
+        uint64_t all = (uint64_t)SIDE * SIDE, start = all * i / l->columns;
+        return (ckd_region){
+            .kind = CKD_REGION_FLAT, .start = start, .count = all * (i + 1) / l->columns - start};
+    }
+    uint64_t row = i / l->columns, column = i % l->columns;
+    ckd_region r = {.kind = CKD_REGION_BOX, .offsets = {SIDE * row / l->rows, SIDE * column / l->columns}};
+    r.lengths[0] = SIDE * (row + 1) / l->rows - r.offsets[0];
+    r.lengths[1] = SIDE * (column + 1) / l->columns - r.offsets[1];
+    return r;
+}
+
+static uint64_t ranks_of(const layout *l) {
+    return (l->rows ? l->rows : 1) * l->columns;
+}
+
+static ckd_load *begin(ckd_store *store, const char *run) {
+    ckd_error err;
+    ckd_checkpoint c;
+    ckd_load *load;
+    check(ckd_store_find(&c, store, run, CKD_LATEST, &err), &err);
+    check(ckd_load_begin(&load, store, &c.id, &err), &err);
+    return load;
+}
+
+static ckd_load_request request_of(const ckd_region *r) {
+    ckd_load_request q = CKD_LOAD_REQUEST_INIT;
+    q.name = "w";
+    q.region = *r;
+    q.size = 4 * (r->kind == CKD_REGION_FLAT ? r->count : r->lengths[0] * r->lengths[1]);
+    return q;
+}
+
+static ckd_load_reads reads_of(ckd_load *load, const ckd_region *r) {
+    ckd_error err;
+    ckd_load_explanation *e;
+    ckd_load_request q = request_of(r);
+    check(ckd_load_explain(&e, load, &q, 1, &err), &err);
+    ckd_load_reads all = e->all;
+    ckd_load_explanation_free(e);
+    return all;
+}
+
+static int by_value(const void *a, const void *b) {
+    double x = *(const double *)a, y = *(const double *)b;
+    return x < y ? -1 : x > y;
+}
+
+/* Processor time of a load of one region, with all that opening takes. */
+static double time_of(ckd_store *store, const ckd_region *r, void *room, int repeats) {
+    double times[REPEATS_MAX];
+    for (int i = 0; i < repeats; i++) {
+        ckd_error err;
+        double start = bench_cpu_seconds();
+        ckd_load *load = begin(store, "chain");
+        ckd_load_request q = request_of(r);
+        q.data = room;
+        check(ckd_load_tensor(load, &q, &err), &err);
+        ckd_load_end(load);
+        times[i] = bench_cpu_seconds() - start;
+    }
+    qsort(times, (size_t)repeats, sizeof(times[0]), by_value);
+    return times[repeats / 2];
+}
+
+static result measure(ckd_store *store, const char *run, const layout *l, int repeats) {
+    ckd_load *load = begin(store, run);
+    static const layout all = {"all", 1, 1};
+    ckd_region whole = part(&all, 0);
+    uint64_t ranks = ranks_of(l), read = 0, needed = 0;
+    result out = {0, 0, NAN, NAN};
+    for (uint64_t i = 0; i < ranks; i++) {
+        ckd_region r = part(l, i);
+        ckd_load_reads reads = reads_of(load, &r);
+        double over = (double)reads.read_bytes / (double)reads.needed_bytes;
+        read += reads.read_bytes;
+        needed += reads.needed_bytes;
+        out.worst = over > out.worst ? over : out.worst;
+    }
+    out.over = (double)read / (double)needed;
+    out.read_part = (double)read / (double)ranks / (double)reads_of(load, &whole).read_bytes;
+    ckd_load_end(load);
+    if (repeats) {
+        void *room = need(malloc(sizeof(float) * SIDE * SIDE));
+        double everything = time_of(store, &whole, room, repeats), parts = 0;
+        for (uint64_t i = 0; i < ranks; i++) {
+            ckd_region r = part(l, i);
+            parts += time_of(store, &r, room, repeats);
+        }
+        out.cpu_part = parts / (double)ranks / everything;
+        free(room);
+    }
+    return out;
+}
+
+/* ---- telling ---- */
+
+static void print_json(FILE *to, result results[LAYOUTS][3], int depth) {
+    fprintf(to, "{\n  \"machine\": \"%s\",\n  \"matrix\": [%d, %d],\n  \"depth\": %d,\n  \"layouts\": [\n",
+            bench_machine(), SIDE, SIDE, depth);
+    for (size_t i = 0; i < LAYOUTS; i++) {
+        const result *r = results[i];
+        fprintf(
+            to,
+            "    {\"layout\": \"%s\", \"ranks\": %llu, \"raw_over\": %.4f, \"raw_worst\": %.4f, \"compressed_over\": %.4f, "
+            "\"compressed_worst\": %.4f, \"chain_over\": %.4f, \"chain_worst\": %.4f, \"chain_read_part\": %.4f, "
+            "\"chain_cpu_part\": %.4f}%s\n",
+            layouts[i].name, (unsigned long long)ranks_of(&layouts[i]), r[0].over, r[0].worst, r[1].over,
+            r[1].worst, r[2].over, r[2].worst, r[2].read_part, r[2].cpu_part, i + 1 < LAYOUTS ? "," : "");
+    }
+    fprintf(to, "  ]\n}\n");
+}
+
+static void run(ckd_store *store, int depth, int repeats, const char *json) {
+    static result results[LAYOUTS][3];
+    make_store(store, depth);
+    printf(
+        "| layout | raw: over (worst) | compressed: over (worst) | chain: over (worst) | a rank reads | its time |\n"
+        "|---|---|---|---|---|---|\n");
+    for (size_t i = 0; i < LAYOUTS; i++) {
+        result *r = results[i];
+        r[0] = measure(store, "raw", &layouts[i], 0);
+        r[1] = measure(store, "compressed", &layouts[i], 0);
+        r[2] = measure(store, "chain", &layouts[i], repeats);
+        printf("| %s | %.3f (%.3f) | %.3f (%.3f) | %.3f (%.3f) | 1/%.1f | 1/%.1f |\n", layouts[i].name,
+               r[0].over, r[0].worst, r[1].over, r[1].worst, r[2].over, r[2].worst, 1 / r[2].read_part,
+               1 / r[2].cpu_part);
+        fflush(stdout);
+    }
+    FILE *to = fopen(json, "w");
+    if (to) {
+        print_json(to, results, depth);
+    }
+    if (!to || fclose(to) != 0) {
+        fprintf(stderr, "bench_reshard: cannot write %s\n", json);
+        exit(1);
+    }
+}
+
+int main(int argc, char **argv) {
+    int depth = 16, repeats = 3;
+    const char *json = "bench/results/bench_reshard.json", *tmp = getenv("TMPDIR");
+    for (int i = 1; i + 1 < argc; i += 2) {
+        if (strcmp(argv[i], "--depth") == 0) {
+            depth = atoi(argv[i + 1]);
+        } else if (strcmp(argv[i], "--repeats") == 0) {
+            repeats = atoi(argv[i + 1]);
+        } else if (strcmp(argv[i], "--json") == 0) {
+            json = argv[i + 1];
+        }
+    }
+    repeats = repeats < 1 ? 1 : repeats > REPEATS_MAX ? REPEATS_MAX : repeats;
+    char path[4096];
+    snprintf(path, sizeof(path), "%s/bench_reshard-XXXXXX", tmp ? tmp : "/tmp");
+    need(mkdtemp(path));
+    ckd_error err;
+    ckd_store *store;
+    ckd_store_options o = CKD_STORE_OPTIONS_INIT;
+    o.threads = 1;
+    check(ckd_store_open(&store, path, CKD_OPEN_CREATE, &o, &err), &err);
+    run(store, depth, repeats, json);
+    ckd_store_close(store);
+    bench_remove_tree(path);
+    return 0;
+}
