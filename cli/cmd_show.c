@@ -41,6 +41,7 @@ typedef struct shown {
     ckd_checkpoint checkpoint;
     ckd_checkpoint_list *all;
     ckd_tensor_list *tensors;
+    ckd_tensor_list *anew; /* NULL: not known, or a base */
 } shown;
 
 static double bits_per_element(const ckd_tensor_info *t) {
@@ -79,17 +80,36 @@ static ckd_status print_json(const shown *s, ckd_error *err) {
     for (size_t i = 0; i < s->tensors->count; i++) {
         cli_json_append(&tensors, json_tensor(&s->tensors->items[i], s->checkpoint.fidelity));
     }
+    json_t *anew = s->anew ? json_array() : json_null();
+    for (size_t i = 0; s->anew && i < s->anew->count; i++) {
+        cli_json_append(&anew, cli_json_text(s->anew->items[i].name));
+    }
     size_t left = s->all->count;
     for (const ckd_checkpoint *c = &s->checkpoint; c; c = next_in_chain(s, c, &left)) {
         cli_json_append(&chain, json_string(cli_place_of(c).text));
     }
-    return cli_json_print(json_pack("{s:i, s:[o], s:o, s:o}", "schema", 1, "checkpoints",
-                                    cli_json_checkpoint(&s->checkpoint, s->all), "chain", chain, "tensors",
-                                    tensors),
+    return cli_json_print(json_pack("{s:i, s:[o], s:o, s:o, s:o}", "schema", 1, "checkpoints",
+                                    cli_json_checkpoint(&s->checkpoint, s->all), "chain", chain, "begun_anew",
+                                    anew, "tensors", tensors),
                           err);
 }
 
 /* -------------------------------------------------------------------------------------------------------- text */
+
+/* Tensors without the parent, though the checkpoint has one. */
+static void print_anew(const shown *s) {
+    enum { NAMED = 4 };
+    if (!s->anew || s->anew->count == 0) {
+        return;
+    }
+    printf("begun anew    %zu tensor%s that the parent has not, or of another dtype or shape: ",
+           s->anew->count, s->anew->count == 1 ? "" : "s");
+    for (size_t i = 0; i < s->anew->count && i < NAMED; i++) {
+        fputs(i ? ", " : "", stdout);
+        cli_print_clean(stdout, s->anew->items[i].name);
+    }
+    fputs(s->anew->count > NAMED ? ", ...\n" : "\n", stdout);
+}
 
 static void print_checkpoint(const shown *s) {
     const ckd_checkpoint *c = &s->checkpoint, *from = cli_by_id(s->all, &c->resumed_from);
@@ -118,7 +138,9 @@ static void print_checkpoint(const shown *s) {
     for (const ckd_checkpoint *p = next_in_chain(s, c, &left); p; p = next_in_chain(s, p, &left)) {
         printf(" -> %s", cli_place_of(p).text);
     }
-    fputs("\n\n", stdout);
+    fputs("\n", stdout);
+    print_anew(s);
+    fputs("\n", stdout);
 }
 
 /* "[768, 50257]" */
@@ -180,11 +202,16 @@ static ckd_status run(const arguments *a, ckd_error *err) {
     if (status == CKD_OK) {
         status = ckd_store_tensors(&s.tensors, store, &s.checkpoint.id, err);
     }
+    if (status == CKD_OK &&
+        s.checkpoint.kind == CKD_DELTA) { /* the parent may be gone, which is no error here */
+        (void)ckd_store_begun_anew(&s.anew, store, &s.checkpoint.id, NULL);
+    }
     if (status == CKD_OK && a->common.json) {
         status = print_json(&s, err);
     } else if (status == CKD_OK && cli_talks(&a->common)) {
         status = print_text(&s, a->common.verbose > 0, err);
     }
+    ckd_tensor_list_free(s.anew);
     ckd_tensor_list_free(s.tensors);
     ckd_checkpoint_list_free(s.all);
     ckd_store_close(store);

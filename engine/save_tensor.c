@@ -68,6 +68,10 @@ static ckd_status make_tensor_context(ckd_save *save, const ckd_tensor *t, const
     bool same = old && old->tensor->dtype == t->dtype && old->shape.ndim == shape->ndim &&
                 memcmp(old->shape.shape, shape->shape, shape->ndim * sizeof(uint64_t)) == 0;
     context->parent = same ? old : NULL;
+    if (old && !same && !save->target.compare) {
+        store_message(save->store, "%s is saved without its parent: there it is %s of another %s", name,
+                      ckd_dtype_name(old->tensor->dtype), old->tensor->dtype == t->dtype ? "shape" : "dtype");
+    }
     return CKD_OK;
 }
 

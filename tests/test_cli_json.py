@@ -97,6 +97,7 @@ def test_show(full):
     shown = checked(full.json("show", "--run", "gpt", "--step", 2), "show")
     assert shown["checkpoints"] == [c for c in full.checkpoints() if (c["run"], c["step"]) == ("gpt", 2)]
     assert shown["chain"] == ["gpt@2", "gpt@1"]
+    assert shown["begun_anew"] == ["empty"]
     tensors = {t["name"]: t for t in shown["tensors"]}
     weight = tensors["layers.0.weight"]
     assert (weight["role"], weight["dtype"], weight["shape"]) == ("weight", "f32", [64, 64])
@@ -109,6 +110,7 @@ def test_show(full):
     assert sum(t["stored_bytes"] for t in tensors.values()) < shown["checkpoints"][0]["stored_bytes"]
     first = full.json("show", "--run", "gpt", "--step", 1)
     assert first["chain"] == ["gpt@1"]
+    assert first["begun_anew"] is None
 
 
 def test_coding_same(store):
@@ -176,7 +178,7 @@ def test_diff(store):
     b["w"][3] += 2
     b["w"][5] = np.nan
     store.save(1, a)
-    store.save(2, b)
+    store.save(2, b, expect_message="shape is saved without its parent: there it is f32 of another shape")
     diff = checked(store.json("diff", 1, 2), "diff")
     assert (diff["a"]["run"], diff["a"]["step"], diff["b"]["step"]) == ("a", 1, 2)
     assert diff["a"]["id"] == store.checkpoints()[0]["id"]

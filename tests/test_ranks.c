@@ -495,6 +495,40 @@ static void test_worlds_change_in_mid_chain(void **state) {
     ckd_store_close(store);
 }
 
+/* What the parent has otherwise begins anew, and is told. */
+static void test_what_begins_anew(void **state) {
+    static const char *const names[] = {"same", "taller", "rounded", "new"};
+    ckd_store *store = store_create(*state);
+    float *values = random_values(CKD_F32, 4096, 1);
+    for (uint64_t step = 0; step < 2; step++) {
+        ckd_save *save = begin_save(store, "run", step);
+        uint64_t shape[2] = {32, 64}, taller[2] = {step ? 64 : 32, 64};
+        add_tensor(save, names[0], CKD_F32, 2, shape, NULL, values);
+        add_tensor(save, names[1], CKD_F32, 2, taller, NULL, values);
+        add_tensor(save, names[2], step ? CKD_BF16 : CKD_F32, 2, shape, NULL, values);
+        if (step) {
+            add_tensor(save, names[3], CKD_F32, 2, shape, NULL, values);
+        }
+        values[0] += 1;
+        assert_int_equal(ckd_save_commit(NULL, save, NULL), CKD_OK);
+    }
+    ckd_checkpoint c;
+    ckd_tensor_list *anew;
+    assert_int_equal(ckd_store_find(&c, store, "run", 1, NULL), CKD_OK);
+    assert_int_equal(ckd_store_begun_anew(&anew, store, &c.id, NULL), CKD_OK);
+    assert_int_equal(anew->count, 3);
+    for (size_t i = 0; i < 3; i++) {
+        assert_string_equal(anew->items[i].name, names[i + 1]);
+    }
+    ckd_tensor_list_free(anew);
+    assert_int_equal(ckd_store_find(&c, store, "run", 0, NULL), CKD_OK);
+    assert_int_equal(ckd_store_begun_anew(&anew, store, &c.id, NULL), CKD_OK);
+    assert_int_equal(anew->count, 3); /* a base: all */
+    ckd_tensor_list_free(anew);
+    free(values);
+    ckd_store_close(store);
+}
+
 /* The row in the middle twice. */
 static ckd_status act_overlaps(ckd_checkpoint *info, ckd_ranks *ranks, ckd_store *store, const world *w,
                                uint32_t rank, ckd_error *err) {
@@ -532,6 +566,7 @@ int main(void) {
         cmocka_unit_test_setup_teardown(test_deadline, setup, teardown),
         cmocka_unit_test_setup_teardown(test_layouts_that_do_not_fit, setup, teardown),
         cmocka_unit_test_setup_teardown(test_worlds_change_in_mid_chain, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_what_begins_anew, setup, teardown),
         cmocka_unit_test_setup_teardown(test_what_one_cannot_do_fails_on_all, setup, teardown),
         cmocka_unit_test_setup_teardown(test_coordinator_dies_behind_the_commit_point, setup, teardown),
         cmocka_unit_test_setup_teardown(test_rank_0_is_killed, setup, teardown),
