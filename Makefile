@@ -47,14 +47,14 @@ print-build-dir:
 	@echo '$(B)'
 
 config:
-	@B='$(B)' CC='$(CC)' NVCC='$(NVCC)' PKG_CONFIG='$(PKG_CONFIG)' DEPS_PREFIX='$(DEPS_PREFIX)' CUDA_WHY='$(CUDA_WHY)' \
+	@B='$(B)' CC='$(CC)' NVCC='$(NVCC)' PKG_CONFIG='$(PKG_CONFIG)' DEPS_PREFIX='$(DEPS_PREFIX)' CUDA_WHY='$(CUDA_WHY)' MPI_WHY='$(MPI_WHY)' MPICC='$(MPICC)' \
 	    VERSION='$(VERSION)' SAN='$(SAN)' CFLAGS_SHOWN='$(strip $(CKD_CFLAGS))' \
 	    CUDA_ARCHS_SHOWN='$(filter-out -gencode,$(CUDA_ARCHS))' sh scripts/show-config.sh
 
 INSTALLED := $(BINDIR)/ckptdelta $(INCLUDEDIR)/ckptdelta.h $(INCLUDEDIR)/ckptdelta_ranks.h \
     $(INCLUDEDIR)/ckptdelta_loads.h \
     $(LIBDIR)/pkgconfig/ckptdelta.pc $(LIBDIR)/libckptdelta.a $(LIBDIR)/libckptdelta.so $(LIBDIR)/libckptdelta.so.$(SOVERSION) $(LIBDIR)/libckptdelta.so.$(VERSION) \
-    $(LIBDIR)/libckptdelta_cuda.so
+    $(LIBDIR)/libckptdelta_cuda.so $(LIBDIR)/libckptdelta_mpi.so $(INCLUDEDIR)/ckptdelta_mpi.h
 
 install: all
 	@+$(SUBMAKE) install-files
@@ -74,6 +74,9 @@ install-files:
 	install -m 755 '$(CLI)' '$(DESTDIR)$(BINDIR)/ckptdelta'
 	if [ -e '$(B)/libckptdelta_cuda.so' ]; then \
 	    install -m 755 '$(B)/libckptdelta_cuda.so' '$(DESTDIR)$(LIBDIR)/libckptdelta_cuda.so'; fi
+	if [ -e '$(B)/libckptdelta_mpi.so' ]; then \
+	    install -m 644 mpi/ckptdelta_mpi.h '$(DESTDIR)$(INCLUDEDIR)/ckptdelta_mpi.h' && \
+	    install -m 755 '$(B)/libckptdelta_mpi.so' '$(DESTDIR)$(LIBDIR)/libckptdelta_mpi.so'; fi
 
 uninstall:
 	rm -f $(foreach f,$(INSTALLED),'$(DESTDIR)$(f)')

@@ -8,15 +8,17 @@ GPT_OBJ := $(call obj,$(GPT_SRC))
 BENCH_SUPPORT_OBJ := $(call obj,$(BENCH_SUPPORT_SRC))
 BENCH_QUALITY_OBJ := $(call obj,$(BENCH_QUALITY_SRC))
 BENCH_KERNELS_OBJ := $(call obj,$(BENCH_KERNELS_SRC))
+MPI_OBJ := $(call obj,$(MPI_SRC))
 CUDA_OBJ := $(patsubst %.cu,$(B)/obj/%.cu.o,$(CUDA_SRC))
 
 STATIC_LIB := $(B)/libckptdelta.a
 SHARED_LIB := $(B)/libckptdelta.so.$(VERSION)
 CUDA_LIB := $(if $(HAVE_CUDA),$(B)/libckptdelta_cuda.so)
+MPI_LIB := $(if $(HAVE_MPI),$(B)/libckptdelta_mpi.so)
 CLI := $(B)/ckptdelta
 EXAMPLE := $(B)/train_gpt
 BENCHES := $(patsubst bench/%.c,$(B)/bench/%,$(BENCH_SRC))
-PROGRAMS := $(STATIC_LIB) $(SHARED_LIB) $(CUDA_LIB) $(CLI) $(EXAMPLE)
+PROGRAMS := $(STATIC_LIB) $(SHARED_LIB) $(CUDA_LIB) $(MPI_LIB) $(CLI) $(EXAMPLE)
 
 say = @printf '  %-8s %s\n' $(1) $(2)
 
@@ -87,6 +89,13 @@ $(BENCHES): $(B)/bench/%: $(B)/obj/bench/%.o $(BENCH_SUPPORT_OBJ) $(B)/obj/inter
 	@mkdir -p $(@D)
 	@$(CC) $(CKD_LDFLAGS) -o $@ $< $(EXTRA_OBJ) $(BENCH_SUPPORT_OBJ) $(B)/obj/internal.a $(CKD_LIBS)
 
+$(B)/obj/mpi/%.o $(B)/obj/tests/mpi_%.o: EXTRA_CPPFLAGS = -Impi $(MPI_CPPFLAGS)
+
+$(B)/libckptdelta_mpi.so: $(MPI_OBJ) $(B)/.objects $(SHARED_LIB) mk/libckptdelta.map
+	$(call say,LINK,$@)
+	@$(CC) -shared -Wl,-soname,libckptdelta_mpi.so -Wl,--version-script=mk/libckptdelta.map $(CKD_LDFLAGS) -o $@ \
+	    $(MPI_OBJ) -L$(B) -lckptdelta $(MPI_LIBS)
+
 $(B)/obj/%.cu.o: %.cu $(B)/.flags
 	$(call say,NVCC,$<)
 	@mkdir -p $(@D)
@@ -98,5 +107,5 @@ $(B)/libckptdelta_cuda.so: $(CUDA_OBJ) $(B)/.objects mk/libckptdelta.map
 	@$(NVCC) -shared -cudart static $(CUDA_ARCHS) -Xlinker -soname=libckptdelta_cuda.so \
 	    -Xlinker --version-script=mk/libckptdelta.map -Xlinker --as-needed -o $@ $(CUDA_OBJ) -lcublas
 
--include $(patsubst %.o,%.d,$(LIB_OBJ) $(CLI_OBJ) $(EXAMPLE_OBJ) $(BENCH_SUPPORT_OBJ) $(CUDA_OBJ) \
+-include $(patsubst %.o,%.d,$(LIB_OBJ) $(CLI_OBJ) $(EXAMPLE_OBJ) $(BENCH_SUPPORT_OBJ) $(CUDA_OBJ) $(MPI_OBJ) \
     $(BENCH_QUALITY_OBJ) $(BENCH_KERNELS_OBJ) $(call obj,$(BENCH_SRC)))

@@ -135,6 +135,24 @@ CUDA_WHY := no: nvcc not found
 endif
 HAVE_CUDA := $(if $(CUDA_WHY),,yes)
 
+# --- MPI: libckptdelta_mpi, for MPI programs; nothing else is compiled differently. Not with sanitizers: MPI itself leaks.
+MPI_SRC := $(wildcard mpi/*.c)
+MPICC ?= $(shell command -v mpicc 2>/dev/null)
+MPI_CPPFLAGS := $(if $(MPICC),$(shell $(MPICC) --showme:compile 2>/dev/null))
+MPI_LIBS := $(if $(MPICC),$(shell $(MPICC) --showme:link 2>/dev/null))
+MPI_WHY :=
+ifeq ($(MPI),0)
+MPI_WHY := no: MPI=0
+else ifneq ($(SAN)$(filter 1,$(FUZZ)),)
+MPI_WHY := no: with a sanitizer
+else ifeq ($(MPI_LIBS),)
+ifeq ($(MPI),1)
+$(error MPI=1, but there is no mpicc of Open MPI: install libopenmpi-dev and openmpi-bin, or set MPICC)
+endif
+MPI_WHY := no: Open MPI's mpicc not found
+endif
+HAVE_MPI := $(if $(MPI_WHY),,yes)
+
 # --- as many jobs as there are cores, unless told otherwise: in a recipe, $(SUBMAKE) GOAL. (Only recipes can see -j.)
 JOBS := $(shell nproc 2>/dev/null || echo 2)
 SUBMAKE = $(MAKE) --no-print-directory $(if $(findstring -j,$(MAKEFLAGS)),,-j$(JOBS))

@@ -54,6 +54,13 @@ $(FUZZERS): $(B)/fuzz/%: $(B)/obj/tests/%.o $(TEST_SUPPORT_OBJ) $(B)/obj/interna
 	@mkdir -p $(@D)
 	@$(CC) $(CKD_LDFLAGS) -fsanitize=fuzzer -o $@ $< $(EXTRA_OBJ) $(TEST_SUPPORT_OBJ) $(B)/obj/internal.a $(CMOCKA_LIBS) $(CKD_LIBS)
 
+# Run by tests/check_mpi.sh. The libraries are found beside the program's folder.
+MPI_TESTS := $(if $(HAVE_MPI),$(B)/tests/mpi_ranks)
+$(MPI_TESTS): $(B)/tests/%: $(B)/obj/tests/%.o $(MPI_LIB) $(SHARED_LIB)
+	$(call say,LINK,$@)
+	@mkdir -p $(@D)
+	@$(CC) $(CKD_LDFLAGS) -Wl,-rpath,'$$ORIGIN/..' -o $@ $< -L$(B) -lckptdelta_mpi -lckptdelta $(MPI_LIBS)
+
 .SECONDARY: $(call obj,$(TEST_SRC) $(FUZZ_SRC) $(BENCH_SRC) tests/support/fuzz_main.c)
 
 .PHONY: test build-tests test-run fuzz fuzz-run
@@ -61,7 +68,7 @@ test:
 	@CC='$(CC)' DEPS_PREFIX='$(DEPS_PREFIX)' scripts/setup-deps.sh test
 	@+$(SUBMAKE) test-run
 
-build-tests: programs $(TESTS) $(REPLAYS)
+build-tests: programs $(TESTS) $(REPLAYS) $(MPI_TESTS)
 
 test-run: build-tests
 	@CC='$(CC)' CKPTDELTA_CFLAGS='$(SANFLAGS)' CKPTDELTA_LIBS='$(DEPS_LDFLAGS) $(CKD_LIBS)' \
@@ -78,7 +85,7 @@ fuzz-run: $(FUZZERS)
 check-layers:
 	@$(or $(wildcard /usr/bin/python3),python3) scripts/check_layers.py .
 
-C_FILES := $(wildcard $(foreach d,base codec catalog kernels kernels/cuda engine cli examples bench tests tests/support,\
+C_FILES := $(wildcard $(foreach d,base codec catalog kernels kernels/cuda engine mpi cli examples bench tests tests/support,\
              $(d)/*.c $(d)/*.h $(d)/*.cu $(d)/*.cuh))
 format:
 	@clang-format -i $(C_FILES)

@@ -1,6 +1,6 @@
 """Checks who includes and calls whom, and how long files and functions are: check_layers.py [ROOT]
 
-    cli, python, examples, bench -> engine -> kernels, codec, catalog -> base
+    cli, python, mpi, examples, bench -> engine -> kernels, codec, catalog -> base
 
 Benchmarks may also include what the public header does not show, except the catalog's.
 
@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 
 LIBRARY = {"base", "codec", "catalog", "kernels", "engine"}
-USERS = {"cli", "python", "examples", "bench"}
+USERS = {"cli", "python", "mpi", "examples", "bench"}
 FREE = {"tests"}
 
 # The folders of ours from which each folder may include. The public header's types are everybody's.
@@ -41,6 +41,7 @@ OWNERS = [
     (r"(cuda.*|cublas.*|cooperative_groups.*|cub/.*|thrust/.*|nvrtc.*|nvml.*)", {"kernels/cuda"}),
     (r"jansson.*\.h", {"cli"}),
     (r"argp\.h", {"cli", "examples", "bench"}),
+    (r"mpi\.h", {"mpi"}),
 ]
 
 FILE_CALLS = """open open64 openat openat2 creat fopen fdopen freopen mkstemp mkostemp tmpfile opendir fdopendir scandir

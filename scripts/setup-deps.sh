@@ -1,5 +1,5 @@
 #!/bin/sh
-# Makes sure that what a build (or the tests) needs is there: setup-deps.sh [--check] build|test
+# Makes sure that what a build (or the tests) needs is there: setup-deps.sh [--check] build|test|mpi
 #
 # Finds out by looking for headers, commands and modules, which takes milliseconds. What is missing is installed from
 # Debian packages if this is root, or sudo asks for no password; otherwise (and always with --check) one line says what
@@ -10,7 +10,7 @@ cd "$(dirname "$0")/.."
 check_only=no
 [ "${1-}" = --check ] && { check_only=yes; shift; }
 what=${1-}
-case $what in build | test) ;; *) echo "usage: setup-deps.sh [--check] build|test" >&2; exit 2 ;; esac
+case $what in build | test | mpi) ;; *) echo "usage: setup-deps.sh [--check] build|test|mpi" >&2; exit 2 ;; esac
 
 prefix=${DEPS_PREFIX-}
 include_flags=
@@ -73,6 +73,10 @@ find_missing() {
         need_command valgrind valgrind
         scripts/find-python.sh --check >/dev/null ||
             missing="$missing python3 python3-pytest python3-numpy python3-zstandard python3-lz4 python3-xxhash"
+    fi
+    if [ "$what" = mpi ]; then
+        need_command openmpi-bin mpirun
+        need_command libopenmpi-dev mpicc
     fi
     missing=$(echo $missing)
 }

@@ -76,5 +76,11 @@ if [ -e "$build/libckptdelta_cuda.so" ]; then
     [ -n "$defined" ] || fail "libckptdelta_cuda.so defines nothing"
 fi
 
+# The MPI library stands on the public functions.
+if [ -e "$build/libckptdelta_mpi.so" ]; then
+    needs_only "$build/libckptdelta_mpi.so" "libckptdelta|libmpi|libopen-rte|libopen-pal|libhwloc|$system"
+    [ "$(names -D "$build/libckptdelta_mpi.so")" = ckd_mpi_join ] || fail "libckptdelta_mpi.so defines other names than ckd_mpi_join"
+fi
+
 [ $failed = 0 ] && echo "only ckd_ names, only the libraries allowed"
 exit $failed

@@ -1,0 +1,141 @@
+/* What ranks tell each other, over MPI: sizes first, then bytes in pieces that a count of MPI holds. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "ckptdelta_mpi.h"
+
+#define PIECE ((size_t)1 << 30)
+#define TAG   7
+
+typedef struct mpi_group {
+    MPI_Comm comm;
+    int rank, world;
+} mpi_group;
+
+static ckd_status failed(ckd_error *err, ckd_status status, const char *format, const char *why) {
+    if (err) {
+        memset(err, 0, sizeof(*err));
+        err->status = status;
+        err->offset = CKD_NO_OFFSET;
+        snprintf(err->message, sizeof(err->message), format, why);
+    }
+    return status;
+}
+
+static ckd_status check(int code, ckd_error *err) {
+    char why[MPI_MAX_ERROR_STRING + 1] = "";
+    int length;
+    if (code == MPI_SUCCESS) {
+        return CKD_OK;
+    }
+    if (MPI_Error_string(code, why, &length) != MPI_SUCCESS) {
+        why[0] = '\0';
+    }
+    return failed(err, CKD_E_IO, "MPI failed: %.400s", why);
+}
+
+static ckd_status make_room(ckd_bytes *out, uint64_t size, ckd_error *err) {
+    *out = (ckd_bytes){size < SIZE_MAX ? malloc((size_t)size + 1) : NULL, (size_t)size};
+    return out->data ? CKD_OK : failed(err, CKD_E_NOMEM, "out of memory for %s", "what a rank sent");
+}
+
+static ckd_status receive(mpi_group *g, ckd_bytes *out, int from, ckd_error *err) {
+    ckd_status status = CKD_OK;
+    for (size_t at = 0; at < out->size && status == CKD_OK; at += PIECE) {
+        int count = (int)(out->size - at < PIECE ? out->size - at : PIECE);
+        status = check(
+            MPI_Recv((char *)out->data + at, count, MPI_BYTE, from, TAG, g->comm, MPI_STATUS_IGNORE), err);
+    }
+    return status;
+}
+
+static ckd_status send(mpi_group *g, const ckd_bytes *data, ckd_error *err) {
+    ckd_status status = CKD_OK;
+    for (size_t at = 0; at < data->size && status == CKD_OK; at += PIECE) {
+        int count = (int)(data->size - at < PIECE ? data->size - at : PIECE);
+        status = check(MPI_Send((const char *)data->data + at, count, MPI_BYTE, 0, TAG, g->comm), err);
+    }
+    return status;
+}
+
+static ckd_status receive_all(mpi_group *g, const ckd_bytes *mine, ckd_bytes *all, const uint64_t *sizes,
+                              ckd_error *err) {
+    ckd_status status = CKD_OK;
+    for (int r = 0; r < g->world && status == CKD_OK; r++) {
+        status = make_room(&all[r], sizes[r], err);
+        if (status == CKD_OK && r > 0) {
+            status = receive(g, &all[r], r, err);
+        } else if (status == CKD_OK && mine->size) {
+            memcpy(all[r].data, mine->data, mine->size);
+        }
+    }
+    return status;
+}
+
+static ckd_status gather(void *context, const ckd_bytes *mine, ckd_bytes *all, ckd_error *err) {
+    mpi_group *g = context;
+    uint64_t size = mine->size;
+    uint64_t *sizes = g->rank == 0 ? calloc((size_t)g->world, sizeof(*sizes)) : NULL;
+    if (g->rank == 0 && !sizes) {
+        return failed(err, CKD_E_NOMEM, "out of memory for %s", "sizes");
+    }
+    ckd_status status = check(MPI_Gather(&size, 1, MPI_UINT64_T, sizes, 1, MPI_UINT64_T, 0, g->comm), err);
+    if (status == CKD_OK) {
+        status = g->rank == 0 ? receive_all(g, mine, all, sizes, err) : send(g, mine, err);
+    }
+    free(sizes);
+    return status;
+}
+
+static ckd_status broadcast(void *context, ckd_bytes *data, ckd_error *err) {
+    mpi_group *g = context;
+    uint64_t size = g->rank == 0 ? data->size : 0;
+    ckd_status status = check(MPI_Bcast(&size, 1, MPI_UINT64_T, 0, g->comm), err);
+    if (status == CKD_OK && g->rank != 0) {
+        status = make_room(data, size, err);
+    }
+    for (size_t at = 0; at < size && status == CKD_OK; at += PIECE) {
+        int count = (int)(size - at < PIECE ? size - at : PIECE);
+        status = check(MPI_Bcast((char *)data->data + at, count, MPI_BYTE, 0, g->comm), err);
+    }
+    return status;
+}
+
+static void leave(void *context) {
+    mpi_group *g = context;
+    MPI_Comm_free(&g->comm);
+    free(g);
+}
+
+ckd_status ckd_mpi_join(ckd_ranks **out, ckd_store *store, MPI_Comm comm, ckd_error *err) {
+    *out = NULL;
+    mpi_group *g = calloc(1, sizeof(*g));
+    if (!g) {
+        return failed(err, CKD_E_NOMEM, "out of memory for %s", "a group of ranks");
+    }
+    ckd_status status = check(MPI_Comm_dup(comm, &g->comm), err);
+    if (status != CKD_OK) {
+        free(g);
+        return status;
+    }
+    MPI_Comm_set_errhandler(g->comm, MPI_ERRORS_RETURN);
+    MPI_Comm_rank(g->comm, &g->rank);
+    MPI_Comm_size(g->comm, &g->world);
+    ckd_transport t = CKD_TRANSPORT_INIT;
+    t.context = g;
+    t.rank = (uint32_t)g->rank;
+    t.world = (uint32_t)g->world;
+    t.gather = gather;
+    t.broadcast = broadcast;
+    t.leave = leave;
+    ckd_ranks_options o = CKD_RANKS_OPTIONS_INIT;
+    o.rank = t.rank;
+    o.world = t.world;
+    o.transport = &t;
+    status = ckd_ranks_join(out, store, &o, err);
+    if (status != CKD_OK) {
+        leave(g);
+    }
+    return status;
+}

@@ -1,0 +1,45 @@
+#!/bin/sh
+# Under mpirun: 4 ranks save, 2, 3 and 1 go on with the chain, layouts that overlap are refused, and a rank that is killed costs nothing that was
+# committed. What 4 ranks store is at most 1.15 times what one does.
+set -u
+build=${CKPTDELTA_BUILD:?the build folder}
+program=$build/tests/mpi_ranks
+if [ ! -x "$program" ]; then
+    echo "SKIP: built without MPI (Open MPI's mpicc is not here, or MPI=0, or a sanitizer is on)"
+    exit 77
+fi
+if ! command -v mpirun >/dev/null 2>&1; then
+    echo "SKIP: there is no mpirun here"
+    exit 77
+fi
+root=$(mktemp -d)
+trap 'rm -rf "$root"' EXIT
+die() {
+    echo "FAILED: $1"
+    exit 1
+}
+export OMPI_MCA_rmaps_base_oversubscribe=1 OMPI_MCA_btl=self,vader,tcp OMPI_MCA_btl_vader_single_copy_mechanism=none
+ranks() { # ranks N ARGUMENT...
+    n=$1
+    shift
+    # Containers run it as root.
+    timeout 120 mpirun --allow-run-as-root --oversubscribe -n "$n" "$program" "$@" 2>"$root/log"
+}
+must() {
+    ranks "$@" || { cat "$root/log"; die "mpirun -n $*"; }
+}
+store=$root/store
+must 4 "$store" save 0 3
+must 2 "$store" save 3 1
+must 3 "$store" refuse 4
+ranks 4 "$store" die 5 && die "a rank was killed, and nobody noticed"
+must 4 "$store" save 5 2
+must 1 "$store" save 7 1
+"$build/ckptdelta" verify "$store" >"$root/log" 2>&1 || { cat "$root/log"; die "verify"; }
+[ "$("$build/ckptdelta" list "$store" --json | grep -c '"step"')" = 8 ] || die "there are other checkpoints than 0 to 7"
+must 1 "$root/one" save 0 1
+four=$(must 1 "$store" bytes 0)
+one=$(must 1 "$root/one" bytes 0)
+[ $((four * 100)) -le $((one * 115)) ] || die "4 ranks store $four bytes, one stores $one"
+[ -z "$(ls "$store/data/i")" ] || die "something was left over: $(ls "$store/data/i")"
+echo "4 ranks store $four bytes, one $one"
