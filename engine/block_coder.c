@@ -56,7 +56,8 @@ void block_depend_on(block_job *job, predictor p, const ckd_id *checkpoint, cons
 
 const record *block_matching(const block_job *job, const tensor_context *tensor, const view_tensor *in) {
     span mine = {tensor->region, job->first, job->count};
-    for (size_t s = 0; s < in->shard_count; s++) {
+    size_t s, last;
+    for (view_shards_for(&s, &last, in, &mine); s < last; s++) {
         const view_shard *shard = &in->shards[s];
         if (!region_equal(shard->region, tensor->region, tensor->shape.ndim)) {
             continue;
@@ -256,7 +257,8 @@ void block_measure_parent(block_job *job, const tensor_context *tensor) {
         return;
     }
     span mine = {tensor->region, job->first, job->count};
-    for (size_t s = 0; s < tensor->parent->shard_count; s++) {
+    size_t s, last;
+    for (view_shards_for(&s, &last, tensor->parent, &mine); s < last; s++) {
         size_t first, end;
         view_shard_range(&first, &end, &tensor->parent->shards[s], &tensor->shape, &mine);
         for (size_t i = first; i < end; i++) {

@@ -198,33 +198,12 @@ static ckd_status place_one(void *context, size_t index, uint32_t worker, ckd_er
                            p->blocks[index], p->want, p->to, &p->copied[index], err);
 }
 
-/* Can the shard and the span, elements first to last in global order, have none in common? Quick; else view_shard_range looks closely. */
-static bool far_apart(const geometry *g, const ckd_region *shard, const ckd_region *want, uint64_t first,
-                      uint64_t last) {
-    if (shard->kind == CKD_REGION_FLAT) {
-        return shard->start > last || shard->start + shard->count <= first;
-    }
-    bool apart = false;
-    for (uint32_t d = 0; d < g->ndim && shard->kind == CKD_REGION_BOX && want->kind == CKD_REGION_BOX; d++) {
-        apart = apart || shard->offsets[d] >= want->offsets[d] + want->lengths[d] ||
-                want->offsets[d] >= shard->offsets[d] + shard->lengths[d];
-    }
-    return apart;
-}
-
 ckd_status load_each_block(const view_tensor *t, const span *want, load_block_fn each, void *context,
                            ckd_error *err) {
-    if (want->count == 0) {
-        return CKD_OK;
-    }
     ckd_status status = CKD_OK;
-    uint64_t from = region_global(&t->shape, want->region, want->first);
-    uint64_t to = region_global(&t->shape, want->region, want->first + want->count - 1);
-    for (size_t s = 0; s < t->shard_count; s++) {
+    size_t s, last;
+    for (view_shards_for(&s, &last, t, want); s < last && status == CKD_OK; s++) {
         size_t first, end;
-        if (far_apart(&t->shape, t->shards[s].region, want->region, from, to)) {
-            continue;
-        }
         view_shard_range(&first, &end, &t->shards[s], &t->shape, want);
         for (; first < end && status == CKD_OK; first++) {
             status = each(context, &t->shards[s].blocks[first], err);

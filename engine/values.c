@@ -276,7 +276,8 @@ ckd_status values_source_of(values_source *out, view_cache *cache, const view *o
 }
 
 const view_block *values_source_block(const values_source *s) {
-    for (size_t i = 0; i < s->tensor->shard_count; i++) {
+    size_t i, last;
+    for (view_shards_for(&i, &last, s->tensor, &s->want); i < last; i++) {
         size_t first, end;
         view_shard_range(&first, &end, &s->tensor->shards[i], &s->tensor->shape, &s->want);
         for (; first < end; first++) {
@@ -510,7 +511,8 @@ ckd_status span_values(decoder *d, view_cache *cache, const view *v, const view_
     uint64_t copied = 0;
     const view_block *exact =
         NULL; /* the one block that is all that is wanted: its hash is checked already */
-    for (size_t s = 0; s < t->shard_count; s++) {
+    size_t s, last;
+    for (view_shards_for(&s, &last, t, want); s < last; s++) {
         size_t first, end;
         view_shard_range(&first, &end, &t->shards[s], &t->shape, want);
         for (size_t i = first; i < end; i++) {

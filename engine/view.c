@@ -201,7 +201,9 @@ static ckd_status arrange_tensor(view *v, view_block *blocks, size_t count, ckd_
         return inconsistent_at(&blocks[0], inconsistent, err, "the shape has too many elements");
     }
     qsort_r(blocks, count, sizeof(*blocks), by_place, &t->shape);
-    return arrange_shards(v, t, blocks, count, inconsistent, err);
+    ckd_status status = arrange_shards(v, t, blocks, count, inconsistent, err);
+    t->in_sequence = status == CKD_OK && view_in_sequence(t);
+    return status;
 }
 
 static ckd_status arrange_blobs(view *v, ckd_status inconsistent, ckd_error *err) {
@@ -432,37 +434,6 @@ const view_block *view_find_shared(const view *v, record_kind kind, const hash12
         }
     }
     return NULL;
-}
-
-/* The first block that ends behind element `at` of the shard. */
-static size_t block_at(const view_shard *s, uint64_t at) {
-    size_t low = 0, high = s->block_count;
-    while (low < high) {
-        size_t middle = low + (high - low) / 2;
-        const record *r = s->blocks[middle].record;
-        if (r->first + r->count <= at) {
-            low = middle + 1;
-        } else {
-            high = middle;
-        }
-    }
-    return low;
-}
-
-void view_shard_range(size_t *first, size_t *end, const view_shard *shard, const geometry *shape,
-                      const span *want) {
-    *first = *end = 0;
-    if (want->count == 0 || shard->elements == 0) {
-        return;
-    }
-    uint64_t global_first = region_global(shape, want->region, want->first);
-    uint64_t global_last = region_global(shape, want->region, want->first + want->count - 1);
-    uint64_t low = region_lower_bound(shape, shard->region, global_first);
-    uint64_t high = region_lower_bound(shape, shard->region, global_last + 1);
-    if (low < high) {
-        *first = block_at(shard, low);
-        *end = block_at(shard, high - 1) + 1;
-    }
 }
 
 uint64_t view_stored_bytes(const view_block *b) {

@@ -32,6 +32,7 @@ typedef struct view_tensor {
     size_t order;             /* position among the tensors in the order saved */
     const view_shard *shards; /* ascending by first element; they tile the tensor */
     size_t shard_count;
+    bool in_sequence; /* each shard begins where the one before it ends */
 } view_tensor;
 
 typedef struct view {
@@ -75,6 +76,11 @@ const view_block *view_find_blob(const view *v, const char *name);
 /* The group or side record with this content; NULL if there is none. */
 const view_block *view_find_shared(const view *v, record_kind kind, const hash128 *content);
 
+/* ---- view_shards.c ---- */
+/* Does each shard begin where the one before it ends? */
+bool view_in_sequence(const view_tensor *t);
+/* Shards first ... end - 1 of the tensor are those that can intersect the span: few, if shards are rows or ranges, or cut as the span is. */
+void view_shards_for(size_t *first, size_t *end, const view_tensor *t, const span *want);
 /* Blocks first ... end - 1 of the shard are those that can intersect the span (of the same tensor). */
 void view_shard_range(size_t *first, size_t *end, const view_shard *shard, const geometry *shape,
                       const span *want);
