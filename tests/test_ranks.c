@@ -28,8 +28,9 @@ enum { WORLD_MOST = 8, PATIENCE_MS = 120000 };
 
 /* ---- processes ---- */
 
-/* When a rank was killed; in memory that all processes share. */
+/* In memory that all processes share: when a rank was killed, and how many survivors know how it went. */
 static uint64_t *death_ns;
+static _Atomic uint64_t *informed;
 
 /* How it went for a rank. */
 typedef struct outcome {
@@ -288,6 +289,45 @@ static void test_coordinator_dies_behind_the_commit_point(void **state) {
         tempdir_remove(dir);
     }
     (void)state;
+}
+
+/* Rank 0 has much to save: it comes to the commit only when the others know already that rank 3 is dead. */
+static ckd_status act_with_a_busy_coordinator(ckd_checkpoint *info, ckd_ranks *ranks, ckd_store *store,
+                                              const world *w, uint32_t rank, ckd_error *err) {
+    ckd_save *save;
+    ckd_save_options o = CKD_SAVE_OPTIONS_INIT;
+    scene s = scene_of(w->step);
+    (void)store;
+    o.run = s.run;
+    o.step = s.step;
+    ckd_status status = ckd_ranks_begin(&save, ranks, &o, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    status = scene_share(save, &s, rank, w->size, err);
+    for (int i = 0; rank == 0 && i < PATIENCE_MS && *informed < 2; i++) {
+        usleep(1000);
+    }
+    if (rank == 3 && status == CKD_OK) {
+        raise(SIGKILL);
+    }
+    bool busy = rank != 0 || *informed == 2;
+    status = ckd_ranks_commit(info, ranks, save, err);
+    ++*informed;
+    return busy ? status : CKD_E_INVALID;
+}
+
+static void test_survivors_do_not_wait_for_a_busy_coordinator(void **state) {
+    outcome out[WORLD_MOST];
+    scene_make(*state, 0, 2);
+    *informed = 0;
+    run_world(out, &(world){.dir = *state, .size = 4, .step = 2, .act = act_with_a_busy_coordinator});
+    assert_true(out[3].killed);
+    for (uint32_t r = 0; r < 3; r++) {
+        assert_int_equal(out[r].status, CKD_E_STATE);
+        assert_non_null(strstr(out[r].message, "has died or left before its part was there"));
+    }
+    survivors_check(*state, 3, 3, 2);
 }
 
 /* ---- failed ---- */
@@ -569,14 +609,16 @@ int main(void) {
         cmocka_unit_test_setup_teardown(test_what_begins_anew, setup, teardown),
         cmocka_unit_test_setup_teardown(test_what_one_cannot_do_fails_on_all, setup, teardown),
         cmocka_unit_test_setup_teardown(test_coordinator_dies_behind_the_commit_point, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_survivors_do_not_wait_for_a_busy_coordinator, setup, teardown),
         cmocka_unit_test_setup_teardown(test_rank_0_is_killed, setup, teardown),
         cmocka_unit_test_setup_teardown(test_another_rank_is_killed, setup, teardown),
         cmocka_unit_test_setup_teardown(test_the_last_rank_is_killed, setup, teardown),
     };
-    death_ns = mmap(NULL, sizeof(*death_ns), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    death_ns = mmap(NULL, 2 * sizeof(*death_ns), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (death_ns == MAP_FAILED) {
         return 1;
     }
+    informed = (_Atomic uint64_t *)(death_ns + 1);
     scratch_begin();
     int failed = cmocka_run_group_tests_name("ranks", tests, NULL, NULL);
     scratch_end();
