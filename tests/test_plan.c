@@ -469,7 +469,7 @@ static void test_flat_ranges_are_few_boxes(void **state) {
 static void test_replicas_are_spread(void **state) {
     (void)state;
     static holdings h;
-    static char names[16][8];
+    static char names[16][16];
     const uint64_t shape[1] = {1000};
     memset(&h, 0, sizeof(h));
     h.world = 4;
