@@ -33,6 +33,7 @@ lossy_part lossy_part_of(ckd_role role, ckd_dtype dtype);
 /* How finely. Steps are relative to what they quantise, so that they fit any model. */
 typedef struct lossy_recipe {
     double weight;         /* step, in root mean squares of the movement since the parent */
+    double left;           /* what earlier deltas may have left out, in the same, before steps get finer */
     double moment;         /* step, in root mean squares of the normalised moments */
     int32_t second;        /* step, in levels; LOSSY_LEVELS_NONE: rows and columns say enough */
     int32_t second_vector; /* of vectors, which have none */

@@ -11,10 +11,11 @@
 #define DEFAULT_EFFORT 5
 #define FEWEST \
     64u /* elements, below which a tensor is exact: it is cheap then, and small tensors are special */
-#define NARROWEST      8u   /* rows and columns of a matrix that have steps of their own */
-#define UNITS_MOVED    16.0 /* lattice units in the movement's root mean square */
-#define LEAST_MOVEMENT 0.25 /* of the residual's energy: below, it is leftovers that say nothing */
-#define COARSEST       64.0 /* step of weights, in those they have without a parent */
+#define NARROWEST        8u   /* rows and columns of a matrix that have steps of their own */
+#define UNITS_MOVED      16.0 /* lattice units in the movement's root mean square */
+#define LEAST_MOVEMENT   0.25 /* of the residual's energy: below, it is leftovers that say nothing */
+#define MOST_CATCHING_UP 4.0
+#define COARSEST         64.0 /* step of weights, in those they have without a parent */
 #define OF_BOUND \
     1.7 /* the step, at most: rounded to a quarter octave, and values to the lattice, less than two */
 #define NOTHING_MOVED 6e-3 /* of the error: it is known to three digits */
@@ -46,6 +47,7 @@ lossy_recipe lossy_recipe_of(ckd_fidelity fidelity, int effort) {
     bool near = fidelity == CKD_NEAR;
     effort = effort ? effort : DEFAULT_EFFORT;
     return (lossy_recipe){.weight = near ? 2.1 : 3.5,
+                          .left = near ? 0.9 : 1.2,
                           .moment = near ? 3 : 9,
                           .second = near ? 24 : LOSSY_LEVELS_NONE,
                           .second_vector = near ? 2 : 4,
@@ -252,6 +254,16 @@ static double find_movement(lossy_tile *t, double energy, double rms) {
     return share;
 }
 
+/*
+ * Deltas leave out what is less than a step, and what they leave out adds up for tens of saves before it is worth a step. Where it is more
+ * than the recipe says, steps are finer by the square of that: errors settle within a few deltas, and for few bits, since most of
+ * what is left out is just below what is not.
+ */
+static double catching_up(const lossy_tile *t) {
+    double left = t->movement > 0 ? sqrt(t->before_error) / (t->recipe->left * t->movement) : 0;
+    return left > 1 ? fmin(left * left, MOST_CATCHING_UP) : 1;
+}
+
 static ckd_status add_up_weights(lattice_sums *s, lossy_tile *t, const kernels *k, ckd_error *err) {
     float *weight = NULL;
     double mean;
@@ -284,8 +296,8 @@ static ckd_status prepare_weight(lossy_tile *t, const kernels *k, ckd_error *err
         prepare_root(t, &s);
     } else {
         double share = find_movement(t, s.compared ? s.moved / (double)s.compared : 0, rms);
-        double step =
-            t->recipe->weight * (t->vector ? t->recipe->vector : 1) * root(s.weighted * share, s.compared);
+        double step = t->recipe->weight * (t->vector ? t->recipe->vector : 1) *
+                      root(s.weighted * share, s.compared) / catching_up(t);
         step = step < OF_BOUND * t->bound ? step : OF_BOUND * t->bound;
         double most = COARSEST * rms / t->recipe->root_units;
         step = step > most && most > 0 ? most : step; /* something else altogether is not left where it was */

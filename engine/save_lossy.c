@@ -112,7 +112,18 @@ static ckd_status save_tile(region_figures *figures, kept_second *second, double
     0.5 /* about what a delta on an ancestor takes more than one on the parent, an element */
 #define KEYFRAME_LOAD 1.5 /* base loads */
 
+/*
+ * What a delta leaves out, the next ones of its chain bring; but a resume makes it lost for good. A training that saves once between two
+ * resumes would lose a part of its way each time, so the first save after a resume has finer steps.
+ */
+#define AFTER_RESUME 0.125
+
 #define SECOND_FROM 2.0 /* bits a parameter may take, so that there are some for single second moments */
+
+bool save_is_first_after_resume(const ckd_save *save) {
+    const save_target *t = &save->target;
+    return t->has_lineage && id_equal(&t->resumed_from, &t->lineage.id);
+}
 
 /* Of the bits that a parameter may take, its weight has three quarters and its first moment a fifth; the second takes next to none. */
 static lossy_recipe recipe_of(const ckd_save *save, const record_tensor *tensor) {
@@ -126,7 +137,8 @@ static lossy_recipe recipe_of(const ckd_save *save, const record_tensor *tensor)
     }
     r.max_error = o->max_error;
     double scale = o->step_scale > 0 ? o->step_scale : 1;
-    r.weight *= scale;
+    r.weight *= save_is_first_after_resume(save) ? scale * AFTER_RESUME : scale;
+    r.left *= scale;
     r.moment *= scale;
     /* Chains that take longer to decode need larger deltas on ancestors earlier. */
     double room = 0.8 * save->budget.limit - KEYFRAME_LOAD;

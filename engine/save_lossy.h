@@ -9,6 +9,8 @@
 lossy_part save_lossy_part(const ckd_save *save, const record_tensor *tensor);
 ckd_status save_lossy_region(ckd_save *save, const ckd_tensor *tensor, const tensor_context *context,
                              uint64_t elements, ckd_error *err);
+/* Was the training resumed from the parent, so that what the parent's values stand for is gone? */
+bool save_is_first_after_resume(const ckd_save *save);
 /* The checkpoint that a tile is coded against, and its tensor there; NULL: none. */
 typedef struct tile_parent {
     const view *view;

@@ -108,14 +108,15 @@ static void choose_parent(tile_parent *p, ckd_save *save, const lossy_tile *t,
 }
 
 /* What the encoder of the parent knew of it: how far its values are from those they stand for, and how far they had moved. */
-static void recall(lossy_tile *t, const tile_parent *p, const view_tensor *parent) {
+static void recall(lossy_tile *t, const tile_parent *p, const view_tensor *parent, const ckd_save *save) {
     double error = 0, moved = 0, elements = 0;
     for (size_t s = 0; s < p->tensor->shard_count; s++) {
         const view_shard *shard = &p->tensor->shards[s];
         error += shard->measures.error_squares;
         elements += (double)shard->elements;
     }
-    t->before_error = error >= 0 ? error / elements : 0;
+    bool true_ones = !p->is_ancestor && save_is_first_after_resume(save); /* training went on from them */
+    t->before_error = error >= 0 && !true_ones ? error / elements : 0;
     if (!p->is_ancestor) {
         return;
     }
@@ -204,7 +205,7 @@ ckd_status save_load_tile(tile_parent *from, ckd_save *save, lossy_tile *t, cons
     if (loaded) {
         t->before = as_floats(&b->before, parent, t->dtype, t->count, k, err);
         t->before_values = parent;
-        recall(t, from, context->parent);
+        recall(t, from, context->parent, save);
     }
     return t->before || !loaded ? CKD_OK : CKD_E_NOMEM;
 }
