@@ -299,8 +299,11 @@ typedef struct ckd_save_options {
     const char *
         parent_run; /* with parent_step: the checkpoint to delta against; NULL: the run's newest before step */
     uint64_t parent_step; /* CKD_LATEST: the newest of parent_run */
-    const char *
-        resumed_from_run; /* with resumed_from_step: the checkpoint that training was resumed from; NULL: none */
+    /*
+     * With resumed_from_step: the checkpoint that training was resumed from; NULL: none. If that is the parent, a lossy fidelity codes
+     * this save more finely: what other deltas leave out, later ones bring, but a resume in between would make it lost.
+     */
+    const char *resumed_from_run;
     uint64_t resumed_from_step;
     ckd_on_duplicate on_duplicate;
     ckd_codec codec;

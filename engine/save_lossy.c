@@ -112,23 +112,31 @@ static ckd_status save_tile(region_figures *figures, kept_second *second, double
     0.5 /* about what a delta on an ancestor takes more than one on the parent, an element */
 #define KEYFRAME_LOAD 1.5 /* base loads */
 
-/*
- * What a delta leaves out, the next ones of its chain bring; but a resume makes it lost for good. A training that saves once between two
- * resumes would lose a part of its way each time, so the first save after a resume has finer steps.
- */
-#define AFTER_RESUME 0.125
-
-#define SECOND_FROM 2.0 /* bits a parameter may take, so that there are some for single second moments */
+#define LEVELS_AFTER_RESUME 24 /* where second moments have no steps else: three octaves */
+#define SECOND_FROM         2.0 /* bits a parameter may take, so that there are some for single second moments */
 
 bool save_is_first_after_resume(const ckd_save *save) {
     const save_target *t = &save->target;
     return t->has_lineage && id_equal(&t->resumed_from, &t->lineage.id);
 }
 
+/*
+ * What a delta leaves out, the next ones of its chain bring; but a resume makes it lost for good. A training that saves once between two
+ * resumes would lose a part of its way each time, so the first save after a resume is nearly exact.
+ */
+static void refine_after_resume(lossy_recipe *r) {
+    r->weight *= 0.0625;
+    r->moment *= 0.25;
+    r->second = r->second == LOSSY_LEVELS_NONE ? LEVELS_AFTER_RESUME : r->second / 3;
+}
+
 /* Of the bits that a parameter may take, its weight has three quarters and its first moment a fifth; the second takes next to none. */
 static lossy_recipe recipe_of(const ckd_save *save, const record_tensor *tensor) {
     const ckd_save_options *o = &save->options;
     lossy_recipe r = lossy_recipe_of(save_fidelity(save, tensor->role), o->effort);
+    if (save_is_first_after_resume(save)) {
+        refine_after_resume(&r);
+    }
     double raw_bits = 3 * 8 * (double)ckd_dtype_size(tensor->dtype);
     double bits = o->target_ratio > 0 ? raw_bits / o->target_ratio : o->target_bits;
     r.target = bits * (tensor->role == CKD_ROLE_EXP_AVG ? 0.2 : 0.75);
@@ -137,7 +145,7 @@ static lossy_recipe recipe_of(const ckd_save *save, const record_tensor *tensor)
     }
     r.max_error = o->max_error;
     double scale = o->step_scale > 0 ? o->step_scale : 1;
-    r.weight *= save_is_first_after_resume(save) ? scale * AFTER_RESUME : scale;
+    r.weight *= scale;
     r.left *= scale;
     r.moment *= scale;
     /* Chains that take longer to decode need larger deltas on ancestors earlier. */

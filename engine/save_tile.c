@@ -11,7 +11,7 @@
  * this share of it. The delta on it is larger, but far smaller than a keyframe: thus keyframes are rare, and loads stay bounded.
  *
  * Of several such ancestors any will do. All tiles prefer the same ones, whatever the rest of their chains, so that a load has few
- * checkpoints to open: those with the smallest id, which is random.
+ * checkpoints to open: those whose step has the smallest hash, as good as drawn by lot, but the same in every run.
  */
 #define LIGHT        0.22
 #define LIGHT_CHOICE 8 /* ancestors to choose among */
@@ -71,7 +71,8 @@ static load_cost with_another(const tile_parent *p, const load_cost *chain, ckd_
 }
 
 static bool preferred(const tile_parent *a, const tile_parent *b) {
-    return memcmp(&a->view->manifest.checkpoint.id, &b->view->manifest.checkpoint.id, sizeof(ckd_id)) < 0;
+    uint64_t x = a->view->manifest.checkpoint.step, y = b->view->manifest.checkpoint.step;
+    return hash64(&x, sizeof(x)) < hash64(&y, sizeof(y));
 }
 
 /* From the parent, whose chain is not light, to an ancestor with one that is; to the oldest, if there is none. */

@@ -370,7 +370,7 @@ static void test_the_first_save_after_a_resume_is_finer(void **state) {
             lost[told] = error_at(store, name, 5, &d, 2) / moved;
             print_message("%s: %.3f of the movement is lost\n", name, lost[told]);
         }
-        assert_true(lost[1] < 0.25 && lost[1] < 0.8 * lost[0]);
+        assert_true(lost[1] < 0.15 && lost[1] < 0.6 * lost[0]);
         free(resumed);
         drift_free(&d);
     }
