@@ -1,5 +1,7 @@
 #include "engine/cost.h"
 
+#include <math.h>
+
 /*
  * Nanoseconds a byte of raw values, one core, measured by bench_exact (decode columns). Ratios between them matter, not
  * the machine's speed.
@@ -15,11 +17,12 @@
     0.7 /* a symbol of a delta more: its tables, one for each range of contexts, crowd the cache */
 #define WORK_SCATTER 0.6 /* an element of a sparse stream */
 
-/* Of matrices 128 wide, with the share of opening ancestors: larger ones take less, so that bounds hold for both. */
+/* Fitted to loads of lossy chains of matrices 128 wide, the opening of their ancestors included. */
 #define WORK_LATTICE  0.34  /* an element of a lossy block */
 #define WORK_LOW_RANK 0.23  /* the same, if it has a low-rank part ... */
 #define WORK_PRODUCT  0.028 /* ... and for each component of it */
-#define WORK_INTEGERS 27.0  /* a byte of its payload */
+#define WORK_INTEGERS 27.0  /* a byte of its payload ... */
+#define WORK_INTEGER  3.2   /* ... and an element of it at most */
 
 /* Estimates of size and time are not exact, and the bounds are promises: plan a little inside them. */
 #define MARGIN              0.80
@@ -46,9 +49,7 @@ double decode_work(predictor p, coding c, size_t element_size, uint64_t raw_size
     case CODING_LATTICE:
         work = residual ? 0 : work; /* inside a chain nothing is hashed */
         work += WORK_LATTICE * elements + low_rank_work((uint64_t)elements, symbols);
-        return work + (WORK_INTEGERS * (double)stored_size < WORK_SYMBOL * elements
-                           ? WORK_INTEGERS * (double)stored_size
-                           : WORK_SYMBOL * elements);
+        return work + fmin(WORK_INTEGERS * (double)stored_size, WORK_INTEGER * elements);
     case CODING_SYMBOLS:
         work += (WORK_SYMBOL + (residual ? WORK_TABLES : 0)) * (double)symbols;
         return work + ((double)symbols < elements ? WORK_SCATTER * elements : 0);
