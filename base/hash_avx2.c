@@ -2,6 +2,8 @@
 #include "base/hash_avx2.h"
 
 #if defined(__x86_64__)
+#include <immintrin.h> /* xxhash.h does so only where all of the program may use AVX2 */
+
 #if defined(__clang__)
 #pragma clang attribute push(__attribute__((target("avx2"))), apply_to = function)
 #else

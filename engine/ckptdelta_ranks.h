@@ -212,7 +212,8 @@ CKD_API ckd_status ckd_ranks_begin(ckd_save **out, ckd_ranks *ranks, const ckd_s
 /*
  * Makes the save durable on all ranks and commits it. Collective. Frees the save, also on failure: then no rank's part is left, and there is no
  * checkpoint. A rank that dies before its part is durable is an error on the others (STATE), as soon as it is noticed. If rank 0 dies in the commit, the others
- * find out whether it came to its end. info may be NULL. Errors: those of ckd_save_commit, of any rank; BUSY (a rank lives and does not come in
+ * find out whether it came to its end. So they do when time is over; a rank that then cannot take its part back says in its error that it was not told.
+ * info may be NULL. Errors: those of ckd_save_commit, of any rank; BUSY (a rank lives and does not come in
  * time).
  */
 CKD_API ckd_status ckd_ranks_commit(ckd_checkpoint *info, ckd_ranks *ranks, ckd_save *save, ckd_error *err);

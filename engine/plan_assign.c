@@ -59,6 +59,9 @@ static uint32_t least_loaded(const plan_group *g, const uint32_t *ranks, const u
 
 ckd_status plan_assign(uint32_t *chosen, plan_group *groups, size_t count, const uint32_t *ranks,
                        uint64_t *loads, ckd_error *err) {
+    if (count == 0) { /* no rank has any tensor */
+        return CKD_OK;
+    }
     qsort(groups, count, sizeof(*groups), by_unit);
     size_t alone = 0, unit_count = 0;
     for (; alone < count && groups[alone].count == 1; alone++) {
@@ -70,7 +73,8 @@ ckd_status plan_assign(uint32_t *chosen, plan_group *groups, size_t count, const
         return err_nomem(err, (count - alone) * sizeof(*units), "shared regions");
     }
     for (size_t i = alone; i < count; i++) {
-        if (i == alone || groups[i].unit != groups[i - 1].unit) {
+        /* Units are hashes: only as many holders make sure that the one chosen is a holder of all. */
+        if (i == alone || groups[i].unit != groups[i - 1].unit || groups[i].count != groups[i - 1].count) {
             units[unit_count++] = (unit){.from = i, .first = groups[i].first};
         }
         units[unit_count - 1].count++;

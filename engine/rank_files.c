@@ -204,7 +204,9 @@ static ckd_status broadcast(void *context, ckd_bytes *data, ckd_error *err) {
     rank_files *f = context;
     reception r = {f, data, f->number++};
     if (f->rank == 0) {
-        return f->world > 1 ? send(f, r.number, data, err) : CKD_OK;
+        ckd_status status = f->world > 1 ? send(f, r.number, data, err) : CKD_OK;
+        f->silent = f->silent || status != CKD_OK;
+        return status;
     }
     ckd_status status = keep_trying(receive_once, &r, f->timeout_ms, err);
     if (status == CKD_OK) {

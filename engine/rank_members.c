@@ -153,7 +153,7 @@ void members_leave(rank_files *f) {
         f->lock = NULL;
         return;
     }
-    if (f->rank == 0) { /* what it told them last may not have been read */
+    if (f->rank == 0 && !f->silent) { /* what it told them last may not have been read */
         keep_trying(others_left, f, f->timeout_ms, NULL);
     }
     const member *me = &f->members[f->rank];

@@ -63,43 +63,6 @@ void ckd_ranks_leave(ckd_ranks *g) {
 
 /* ---- exchanges ---- */
 
-/* u32 status, u32 errno, u64 offset, message, tensor, file; then the bytes. */
-static ckd_bytes wrap(ckd_status status, const ckd_error *why, const void *data, size_t size) {
-    bytes to = {0};
-    bytes_put_u32(&to, (uint32_t)status);
-    bytes_put_u32(&to, status ? (uint32_t)why->sys_errno : 0);
-    bytes_put_u64(&to, status ? why->offset : 0);
-    bytes_put_string(&to, status ? why->message : "");
-    bytes_put_string(&to, status ? why->tensor : "");
-    bytes_put_string(&to, status ? why->file : "");
-    bytes_put(&to, data, size);
-    if (to.failed) {
-        bytes_free(&to);
-    }
-    return (ckd_bytes){to.data, to.size};
-}
-
-/* The status inside, with err filled; on success the bytes inside, which point into the message. */
-static ckd_status unwrap(ckd_bytes *inside, const ckd_bytes *message, ckd_error *err) {
-    reader at = reader_of(message->data, message->size);
-    ckd_error told = {0};
-    told.status = (ckd_status)reader_u32(&at);
-    told.sys_errno = (int)reader_u32(&at);
-    told.offset = reader_u64(&at);
-    reader_string(&at, told.message, sizeof(told.message));
-    reader_string(&at, told.tensor, sizeof(told.tensor));
-    reader_string(&at, told.file, sizeof(told.file));
-    *inside = (ckd_bytes){NULL, 0};
-    if (at.failed || (unsigned)told.status > CKD_E_CANCELLED) {
-        return err_set(err, CKD_E_CORRUPT, "a message between ranks cannot be read");
-    }
-    if (told.status != CKD_OK) {
-        return err_from(err, told.status, &told);
-    }
-    *inside = (ckd_bytes){(uint8_t *)message->data + at.at, reader_left(&at)};
-    return CKD_OK;
-}
-
 /* What an exchange is about. `combine` runs on rank 0, when no rank had an error, and makes the answer of what they sent. */
 typedef ckd_status (*combine_fn)(void *context, const ckd_bytes *sent, bytes *answer, ckd_error *err);
 typedef struct exchange {
@@ -109,13 +72,16 @@ typedef struct exchange {
     ckd_bytes message; /* the answer is inside; release it */
     ckd_bytes answer;
     bool agreed; /* all ranks know the same */
+    bool over;   /* some rank is not where the others are: for all the group ends with this exchange */
 } exchange;
 
 /* The first rank's that had an error, saying whose it is. */
 static ckd_status open_all(ckd_bytes *sent, const ckd_bytes *all, uint32_t world, ckd_error *err) {
     for (uint32_t r = 0; r < world; r++) {
         ckd_error why = {0};
-        ckd_status status = unwrap(&sent[r], &all[r], &why);
+        rank_message m = rank_message_read(&all[r], &why);
+        ckd_status status = m.status;
+        sent[r] = m.inside;
         if (status != CKD_OK) {
             char text[sizeof(why.message)];
             snprintf(text, sizeof(text), "%s", why.message);
@@ -144,12 +110,13 @@ static ckd_status answer_all(exchange *x, const ckd_bytes *all, ckd_status gathe
     if (status == CKD_OK && answer.failed) {
         status = err_nomem(&why, answer.size, "an answer");
     }
-    x->message = wrap(status, &why, answer.data, answer.size);
+    x->over = gathered != CKD_OK;
+    x->message = rank_message_write(status, &why, x->over, answer.data, answer.size);
     ckd_status told =
         x->message.data ? g->transport.broadcast(g->transport.context, &x->message, NULL) : CKD_E_NOMEM;
-    x->agreed = told == CKD_OK && gathered == CKD_OK;
+    x->agreed = told == CKD_OK;
     if (status == CKD_OK && x->message.data) {
-        unwrap(&x->answer, &x->message, NULL);
+        x->answer = rank_message_read(&x->message, NULL).inside;
     }
     bytes_free(&answer);
     free(sent);
@@ -177,8 +144,11 @@ static ckd_status take_part(exchange *x, const ckd_bytes *mine, ckd_error *err) 
         status = g->transport.broadcast(g->transport.context, &x->message, err);
     }
     if (status == CKD_OK) {
-        x->agreed = true;
-        status = unwrap(&x->answer, &x->message, err);
+        rank_message m = rank_message_read(&x->message, err);
+        x->agreed = m.readable;
+        x->over = m.over;
+        x->answer = m.inside;
+        status = m.status;
     }
     return status;
 }
@@ -191,11 +161,11 @@ static ckd_status run_exchange(exchange *x, ckd_status mine, const ckd_error *wh
             err, CKD_E_STATE,
             "an earlier exchange with the other ranks did not come to its end: leave, and join again");
     }
-    ckd_bytes message = wrap(mine, why, data->data, data->size);
+    ckd_bytes message = rank_message_write(mine, why, false, data->data, data->size);
     ckd_status status = !message.data     ? err_nomem(err, data->size, "a message")
                         : x->g->rank == 0 ? coordinate(x, &message, err)
                                           : take_part(x, &message, err);
-    x->g->broken = !x->agreed;
+    x->g->broken = !x->agreed || x->over;
     ckd_bytes_free(&message);
     return status;
 }
@@ -370,6 +340,7 @@ typedef struct commitment {
 } commitment;
 
 /* The answer: where the manifest is. */
+#define ANSWER_MOST (2 + CKD_RUN_MAX + 8 + 4)
 static ckd_status publish_parts(void *context, const ckd_bytes *sent, bytes *answer, ckd_error *err) {
     commitment *c = context;
     uint32_t world = c->g->world;
@@ -380,6 +351,11 @@ static ckd_status publish_parts(void *context, const ckd_bytes *sent, bytes *ans
     for (uint32_t r = 0; r < world; r++) {
         parts[r] = (ckd_part){sent[r].data, sent[r].size};
     }
+    if (!bytes_extend(answer, ANSWER_MOST)) { /* behind the commit point nothing may fail any more */
+        free(parts);
+        return err_nomem(err, ANSWER_MOST, "an answer");
+    }
+    bytes_clear(answer);
     ckd_status status = ckd_save_publish(&c->info, c->save, parts, world, err);
     c->save = NULL;
     free(parts);
@@ -400,7 +376,7 @@ static ckd_status read_info(ckd_checkpoint *info, const ckd_store *store, const 
     return status;
 }
 
-/* Nobody said how it went, and our part is gone unless a manifest names it: so that decides. */
+/* A manifest of this step with this id: then it is committed. */
 static bool was_committed(ckd_checkpoint *info, const ckd_store *store, const ckd_id *id, uint64_t step) {
     manifest_list list;
     bool found = false;
@@ -415,7 +391,32 @@ static bool was_committed(ckd_checkpoint *info, const ckd_store *store, const ck
     return found;
 }
 
-static ckd_status learn(commitment *c, const exchange *x, ckd_status status) {
+/*
+ * Nobody said how it went. Our part is taken back, and is gone unless a manifest names it: so that decides. If it cannot be taken back, rank 0 may
+ * still commit, and nothing else may be said.
+ */
+static ckd_status find_out(commitment *c, ckd_status status, ckd_error *err) {
+    ckd_store *store = c->g->store;
+    ckd_id id = c->save->checkpoint, file = c->save->file_id;
+    uint64_t step = c->save->target.step;
+    char run[CKD_RUN_MAX + 1];
+    memcpy(run, c->save->target.run, sizeof(run));
+    ckd_save_abort(c->save);
+    c->save = NULL;
+    if (was_committed(&c->info, store, &id, step)) {
+        return CKD_OK;
+    }
+    if (file_exists(path_chunk(store->path, &file, "").text)) {
+        return err_set(
+            err, status,
+            "rank %u was not told whether %s@%llu was committed, and could not take its part back, so that "
+            "it still may be: look for the checkpoint before saving it again",
+            (unsigned)c->g->rank, run, (unsigned long long)step);
+    }
+    return status;
+}
+
+static ckd_status learn(commitment *c, const exchange *x, ckd_status status, ckd_error *err) {
     ckd_store *store = c->g->store;
     if (status == CKD_OK) {
         reader at = reader_of(x->answer.data, x->answer.size);
@@ -432,14 +433,12 @@ static ckd_status learn(commitment *c, const exchange *x, ckd_status status) {
         }
         return CKD_OK;
     }
-    if (!c->save) {
-        return status;
+    if (c->save && !x->agreed) {
+        return find_out(c, status, err);
     }
-    ckd_id id = c->save->checkpoint;
-    uint64_t step = c->save->target.step;
     ckd_save_abort(c->save);
     c->save = NULL;
-    return !x->agreed && was_committed(&c->info, store, &id, step) ? CKD_OK : status;
+    return status;
 }
 
 static ckd_status finish(ckd_checkpoint *info, ckd_ranks *g, ckd_save *save, const ckd_error *failed,
@@ -457,7 +456,7 @@ static ckd_status finish(ckd_checkpoint *info, ckd_ranks *g, ckd_save *save, con
     ckd_bytes sent = {mine.data, mine.size};
     status = run_exchange(&x, status, &why, &sent, err);
     if (g->rank != 0) {
-        status = learn(&c, &x, status);
+        status = learn(&c, &x, status, err);
     }
     ckd_save_abort(c.save);
     end_exchange(&x);
@@ -469,12 +468,15 @@ static ckd_status finish(ckd_checkpoint *info, ckd_ranks *g, ckd_save *save, con
 }
 
 ckd_status ckd_ranks_commit(ckd_checkpoint *info, ckd_ranks *g, ckd_save *save, ckd_error *err) {
+    if (save->target.compare) { /* of one rank: there is nothing to publish */
+        return ckd_save_commit(info, save, err);
+    }
     return finish(info, g, save, NULL, err);
 }
 
 ckd_status ckd_ranks_abort(ckd_ranks *g, ckd_save *save, const ckd_error *why) {
     finish(NULL, g, save, why, NULL);
-    return why->status;
+    return why->status ? why->status : CKD_E_STATE;
 }
 
 ckd_status ckd_ranks_save(ckd_checkpoint *info, ckd_ranks *g, const ckd_save_options *options,

@@ -2,6 +2,7 @@
  * Ranks that save together. Internal to engine/.
  *
  *   ranks.c        exchanges, planning, begin and commit, over any transport
+ *   rank_message.c what they tell each other, as bytes
  *   rank_files.c   the transport through the store's directory
  *   rank_members.c who is there: joining, living, leaving, and clearing up after the dead
  */
@@ -30,8 +31,22 @@ typedef struct rank_files {
     uint64_t number; /* of the next message, the same on all ranks */
     uint64_t kept;   /* one's own messages from this one on are still there */
     uint32_t turn;   /* whose life is looked at next */
+    bool silent;     /* rank 0: the others could not be told how it went; they find out when it leaves */
     pid_t process;
 } rank_files;
+
+/* ---- rank_message.c ---- */
+typedef struct rank_message {
+    ckd_status status; /* told, or CORRUPT */
+    bool readable;
+    bool over;        /* some rank is not where the others are: the group ends */
+    ckd_bytes inside; /* of OK; points into the message */
+} rank_message;
+/* No data: out of memory. `why` counts where status is an error. Release with ckd_bytes_free. */
+ckd_bytes rank_message_write(ckd_status status, const ckd_error *why, bool over, const void *data,
+                             size_t size);
+/* Of any bytes. err is filled where the status is an error. */
+rank_message rank_message_read(const ckd_bytes *message, ckd_error *err);
 
 /* ---- rank_members.c ---- */
 /* Enters the directory. */

@@ -15,7 +15,8 @@ extern "C" {
 /*
  * Joins all ranks of the communicator, of which a copy is kept until ckd_ranks_leave: that and joining are collective. Each rank has opened the same
  * store for writing. Then ckd_ranks_save and the rest as in ckptdelta.h, collective, one thread at a time (MPI_THREAD_FUNNELED or more). If a
- * rank dies, MPI ends the job as a rule, and there is no checkpoint, unless the commit was made. Errors: those of ckd_ranks_join; IO (MPI's).
+ * rank dies, MPI ends the job as a rule, and there is no checkpoint, unless the commit was made. Errors: those of ckd_ranks_join, of any
+ * rank; IO (MPI's).
  */
 CKD_API ckd_status ckd_mpi_join(ckd_ranks **out, ckd_store *store, MPI_Comm comm, ckd_error *err);
 

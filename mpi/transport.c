@@ -108,6 +108,21 @@ static void leave(void *context) {
     free(g);
 }
 
+/* So that nobody waits for a rank that could not join: all fail as one of them did. */
+static ckd_status agree(mpi_group *g, ckd_status mine, ckd_error *err) {
+    struct {
+        int status, rank;
+    } own = {(int)mine, g->rank}, worst = {0, 0};
+    ckd_error *told = mine == CKD_OK ? err : NULL; /* else there is an error in it already */
+    ckd_status status = check(MPI_Allreduce(&own, &worst, 1, MPI_2INT, MPI_MAXLOC, g->comm), told);
+    if (mine != CKD_OK || status != CKD_OK || worst.status == CKD_OK) {
+        return mine != CKD_OK ? mine : status;
+    }
+    char who[32];
+    snprintf(who, sizeof(who), "rank %d", worst.rank);
+    return failed(err, (ckd_status)worst.status, "%s could not join: its error says why", who);
+}
+
 ckd_status ckd_mpi_join(ckd_ranks **out, ckd_store *store, MPI_Comm comm, ckd_error *err) {
     *out = NULL;
     mpi_group *g = calloc(1, sizeof(*g));
@@ -133,8 +148,13 @@ ckd_status ckd_mpi_join(ckd_ranks **out, ckd_store *store, MPI_Comm comm, ckd_er
     o.rank = t.rank;
     o.world = t.world;
     o.transport = &t;
-    status = ckd_ranks_join(out, store, &o, err);
-    if (status != CKD_OK) {
+    ckd_ranks *ranks = NULL;
+    status = agree(g, ckd_ranks_join(&ranks, store, &o, err), err);
+    if (status == CKD_OK) {
+        *out = ranks;
+    } else if (ranks) {
+        ckd_ranks_leave(ranks);
+    } else {
         leave(g);
     }
     return status;

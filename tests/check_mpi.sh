@@ -1,5 +1,5 @@
 #!/bin/sh
-# Under mpirun: 4 ranks save, 2, 3 and 1 go on with the chain, layouts that overlap are refused, and a rank that is killed costs nothing that was
+# Under mpirun: 4 ranks save, 2, 3 and 1 go on with the chain, layouts that overlap are refused, a rank that cannot join fails it for all, and a rank that is killed costs nothing that was
 # committed. What 4 ranks store is at most 1.15 times what one does.
 set -u
 build=${CKPTDELTA_BUILD:?the build folder}
@@ -32,6 +32,7 @@ store=$root/store
 must 4 "$store" save 0 3
 must 2 "$store" save 3 1
 must 3 "$store" refuse 4
+must 3 "$store" closed 0
 ranks 4 "$store" die 5 && die "a rank was killed, and nobody noticed"
 must 4 "$store" save 5 2
 must 1 "$store" save 7 1

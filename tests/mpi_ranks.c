@@ -10,6 +10,7 @@
  */
 #include <ckptdelta_mpi.h>
 #include <signal.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -144,6 +145,23 @@ static void be_refused(ckd_ranks *ranks, uint64_t step) {
     }
 }
 
+/* The last rank's store is open for reading only. */
+static void fail_to_join(ckd_store **store, const char *path) {
+    ckd_ranks *ranks;
+    ckd_error err = {0};
+    bool last = rank + 1 == world;
+    if (last) {
+        ckd_store_close(*store);
+        if (ckd_store_open(store, path, CKD_OPEN_READ, NULL, &err)) {
+            die("open", &err);
+        }
+    }
+    if (ckd_mpi_join(&ranks, *store, MPI_COMM_WORLD, &err) != CKD_E_READ_ONLY || ranks ||
+        (!last && !strstr(err.message, "could not join"))) {
+        die("join what one rank cannot", &err);
+    }
+}
+
 static void print_bytes(ckd_store *store, uint64_t step) {
     ckd_checkpoint c;
     ckd_error err = {0};
@@ -171,6 +189,12 @@ int main(int argc, char **argv) {
             die("open", &err);
         }
         MPI_Barrier(MPI_COMM_WORLD);
+    }
+    if (strcmp(argv[2], "closed") == 0) {
+        fail_to_join(&store, argv[1]);
+        ckd_store_close(store);
+        MPI_Finalize();
+        return 0;
     }
     if (ckd_mpi_join(&ranks, store, MPI_COMM_WORLD, &err)) {
         die("join", &err);

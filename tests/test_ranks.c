@@ -18,6 +18,7 @@
 #include <unistd.h>
 
 #include "base/file.h"
+#include "engine/ranks.h"
 #include "tests/support/checkpoints.h"
 #include "tests/support/scenes.h"
 #include "tests/support/scratch.h"
@@ -55,7 +56,7 @@ typedef struct fate {
 
 static int fate_hook(void *context, file_step step, const char *path) {
     fate *f = context;
-    if (step == STEP_READ || step == STEP_OPEN || step == STEP_LOCK) {
+    if (step == STEP_READ || step == STEP_OPEN || (step == STEP_LOCK && f->step != STEP_LOCK)) {
         return 0; /* waiting does these, so their number is not the same twice */
     }
     bool now = f->at ? ++f->seen == f->at : f->where && step == f->step && strstr(path, f->where);
@@ -76,6 +77,7 @@ typedef struct world {
     uint64_t step;
     const fate *fate; /* NULL: nothing happens */
     uint32_t timeout_ms;
+    uint32_t first_timeout_ms; /* of rank 0; 0: the same */
     /* Between joining and leaving. */
     ckd_status (*act)(ckd_checkpoint *info, ckd_ranks *ranks, ckd_store *store, const struct world *w,
                       uint32_t rank, ckd_error *err);
@@ -90,6 +92,7 @@ static ckd_status be_rank(outcome *out, const world *w, uint32_t rank, ckd_error
     o.world = w->size;
     o.group = "a launch";
     o.timeout_ms = w->timeout_ms ? w->timeout_ms : PATIENCE_MS;
+    o.timeout_ms = rank == 0 && w->first_timeout_ms ? w->first_timeout_ms : o.timeout_ms;
     ckd_status status = scene_open(&store, w->dir, CKD_OPEN_WRITE, err);
     if (status != CKD_OK) {
         return status;
@@ -436,6 +439,144 @@ static void test_deadline(void **state) {
     survivors_check(*state, 3, 3, 2);
 }
 
+/* Rank 1 does not come until the others know: for them, too, the group is over, and nobody waits for anybody. */
+static ckd_status act_comes_late(ckd_checkpoint *info, ckd_ranks *ranks, ckd_store *store, const world *w,
+                                 uint32_t rank, ckd_error *err) {
+    for (int i = 0; rank == 1 && i < PATIENCE_MS && *informed < 2; i++) {
+        usleep(1000);
+    }
+    ckd_status status = act_saves(info, ranks, store, w, rank, err);
+    ckd_error again = {0};
+    ckd_save *save;
+    ckd_save_options o = CKD_SAVE_OPTIONS_INIT;
+    o.run = "run";
+    o.step = w->step;
+    bool over =
+        ckd_ranks_begin(&save, ranks, &o, &again) == CKD_E_STATE && strstr(again.message, "join again");
+    ++*informed;
+    return over ? status : CKD_E_INVALID;
+}
+
+static void test_a_group_is_over_for_all(void **state) {
+    outcome out[WORLD_MOST];
+    scene_make(*state, 0, 2);
+    *informed = 0;
+    run_world(out,
+              &(world){.dir = *state, .size = 3, .step = 2, .first_timeout_ms = 2000, .act = act_comes_late});
+    for (uint32_t r = 0; r < 3; r++) {
+        assert_int_equal(out[r].status, CKD_E_BUSY);
+        assert_non_null(strstr(out[r].message, "the first of them rank 1"));
+    }
+    survivors_check(*state, 3, 3, 2);
+}
+
+/* There is no room for rank 0 to say how it went: it leaves, and the others find out. */
+static void test_rank_0_cannot_tell(void **state) {
+    outcome out[WORLD_MOST];
+    fate f = {.rank = 0, .step = STEP_CREATE, .where = "data/r", .fail = ENOSPC};
+    scene_make(*state, 0, 2);
+    run_world(out, &(world){.dir = *state, .size = 4, .step = 2, .fate = &f, .act = act_saves});
+    for (uint32_t r = 0; r < 4; r++) {
+        assert_int_equal(out[r].status, CKD_E_STATE);
+        assert_true(r == 0 || strstr(out[r].message, "rank 0 of 4 has died or left"));
+    }
+    survivors_check(*state, 3, 3, 2);
+    f = (fate){.rank = 0, .step = STEP_CREATE, .where = ".6.tmp", .fail = ENOSPC}; /* of the commit */
+    all_went_well(&(world){.dir = *state, .size = 4, .step = 3, .fate = &f, .act = act_saves});
+}
+
+/* Rank 1 gives up, and cannot take its part back; then rank 0 commits. */
+static ckd_status act_gives_up(ckd_checkpoint *info, ckd_ranks *ranks, ckd_store *store, const world *w,
+                               uint32_t rank, ckd_error *err) {
+    ckd_save *save;
+    ckd_save_options o = CKD_SAVE_OPTIONS_INIT;
+    scene s = scene_of(w->step);
+    fate stuck = {.step = STEP_LOCK, .where = "data/lock", .fail = EIO};
+    (void)store;
+    o.run = s.run;
+    o.step = s.step;
+    ckd_status status = ckd_ranks_begin(&save, ranks, &o, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    status = scene_share(save, &s, rank, w->size, err);
+    for (int i = 0; rank == 0 && i < PATIENCE_MS && *informed < 1; i++) {
+        usleep(1000);
+    }
+    if (rank == 1 && status == CKD_OK) {
+        file_set_fault_hook(fate_hook, &stuck);
+    }
+    status = status == CKD_OK ? ckd_ranks_commit(info, ranks, save, err) : status;
+    file_set_fault_hook(NULL, NULL);
+    ++*informed;
+    for (int i = 0; rank == 1 && i < PATIENCE_MS && *informed < 2; i++) { /* leaving would take it back */
+        usleep(1000);
+    }
+    return status;
+}
+
+static void test_what_cannot_be_taken_back(void **state) {
+    outcome out[WORLD_MOST];
+    scene_make(*state, 0, 2);
+    *informed = 0;
+    run_world(out, &(world){.dir = *state,
+                            .size = 2,
+                            .step = 2,
+                            .timeout_ms = 2000,
+                            .first_timeout_ms = PATIENCE_MS,
+                            .act = act_gives_up});
+    assert_int_equal(out[0].status, CKD_OK);
+    assert_int_equal(out[1].status, CKD_E_BUSY);
+    assert_non_null(strstr(out[1].message, "rank 1 was not told whether run@2 was committed"));
+    survivors_check(*state, 7, 7, 3);
+}
+
+/* What is there already and the same, aborted without a reason, and said in bytes that are no UTF-8. */
+static void test_one_rank(void **state) {
+    ckd_store *store = store_create(*state);
+    ckd_ranks *ranks;
+    ckd_save *save;
+    ckd_checkpoint first, second;
+    ckd_ranks_options alone = CKD_RANKS_OPTIONS_INIT;
+    ckd_save_options o = CKD_SAVE_OPTIONS_INIT;
+    float values[64] = {1};
+    const uint64_t shape[1] = {64};
+    ckd_tensor t = CKD_TENSOR_INIT;
+    t.name = "w";
+    t.dtype = CKD_F32;
+    t.ndim = 1;
+    t.shape = shape;
+    t.data = values;
+    o.run = "run";
+    o.on_duplicate = CKD_DUPLICATE_SAME_OK;
+    assert_int_equal(ckd_ranks_join(&ranks, store, &alone, NULL), CKD_OK);
+    assert_int_equal(ckd_ranks_save(&first, ranks, &o, &t, 1, NULL), CKD_OK);
+    assert_int_equal(ckd_ranks_save(&second, ranks, &o, &t, 1, NULL), CKD_OK);
+    assert_memory_equal(&first.id, &second.id, sizeof(ckd_id));
+    o.step = 1;
+    assert_int_equal(ckd_ranks_begin(&save, ranks, &o, NULL), CKD_OK);
+    assert_int_equal(ckd_ranks_abort(ranks, save, &(ckd_error){0}), CKD_E_STATE);
+    ckd_ranks_leave(ranks);
+    ckd_store_close(store);
+    store_check_clean(*state);
+}
+
+static void test_errors_of_any_bytes(void **state) {
+    ckd_error why = {.status = CKD_E_IO, .sys_errno = EIO, .offset = 7}, told;
+    (void)state;
+    snprintf(why.message, sizeof(why.message), "cannot read /caf\xe9/x");
+    snprintf(why.file, sizeof(why.file), "/caf\xe9/x");
+    ckd_bytes m = rank_message_write(CKD_E_IO, &why, true, NULL, 0);
+    rank_message got = rank_message_read(&m, &told);
+    assert_true(got.readable && got.over);
+    assert_int_equal(got.status, CKD_E_IO);
+    assert_int_equal(told.sys_errno, EIO);
+    assert_int_equal(told.offset, 7);
+    assert_string_equal(told.message, why.message);
+    assert_string_equal(told.file, why.file);
+    ckd_bytes_free(&m);
+}
+
 /* ---- worlds that change ---- */
 
 enum { ROWS = 256, COLUMNS = 384, WHOLE = 40 };
@@ -607,6 +748,11 @@ int main(void) {
         cmocka_unit_test_setup_teardown(test_who_does_not_come, setup, teardown),
         cmocka_unit_test_setup_teardown(test_other_steps, setup, teardown),
         cmocka_unit_test_setup_teardown(test_deadline, setup, teardown),
+        cmocka_unit_test(test_errors_of_any_bytes),
+        cmocka_unit_test_setup_teardown(test_one_rank, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_a_group_is_over_for_all, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_rank_0_cannot_tell, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_what_cannot_be_taken_back, setup, teardown),
         cmocka_unit_test_setup_teardown(test_layouts_that_do_not_fit, setup, teardown),
         cmocka_unit_test_setup_teardown(test_worlds_change_in_mid_chain, setup, teardown),
         cmocka_unit_test_setup_teardown(test_what_begins_anew, setup, teardown),
