@@ -22,6 +22,7 @@ enum {
     O_CURVES,
     O_RESUMES,
     O_MERGE,
+    O_DRIFT,
     O_LOAD_COST,
     O_SEEDS,
     O_WIDTH,
@@ -43,6 +44,9 @@ static const struct argp_option option_table[] = {
     {"curves", O_CURVES, 0, 0, "several steps of each coder: rate/gap curves (one seed)", 1},
     {"resumes", O_RESUMES, "N", 0, "N lossy resumes in a row, --every steps apart, against a run without", 1},
     {"merge", O_MERGE, 0, 0, "lossy deltas over 1, 2, 4 and 8 saves", 1},
+    {"drift", O_DRIFT, 0, 0,
+     "errors along one chain of 64 deltas, against those at depth 8 (saves 10 steps apart from step 300, unless said otherwise after it)",
+     1},
     {"seeds", O_SEEDS, "N", 0, "models trained from seeds 1 ... N (3)", 1},
     {"width", O_WIDTH, "N", 0, "of the model (128)", 1},
     {"beta2", O_BETA2, "X", 0, "of AdamW (0.95)", 1},
@@ -103,7 +107,10 @@ static error_t parse_chain(int key, char *text, struct argp_state *state) {
         if (o->mode == QUALITY_MERGE && o->deltas < QUALITY_MOST_MERGED) {
             argp_error(state, "--merge needs at least %d --deltas", QUALITY_MOST_MERGED);
         }
-        if (o->full && (o->mode == QUALITY_RESUMES || o->mode == QUALITY_MERGE)) {
+        if (o->mode == QUALITY_DRIFT && o->deltas < QUALITY_LEAST_DRIFT) {
+            argp_error(state, "--drift needs at least %d --deltas", QUALITY_LEAST_DRIFT);
+        }
+        if (o->full && o->mode != QUALITY_TABLE && o->mode != QUALITY_CURVES) {
             argp_error(state, "--full is for the table and the curves; give --width and --beta2");
         }
         break;
@@ -127,6 +134,12 @@ static error_t parse(int key, char *text, struct argp_state *state) {
         break;
     case O_MERGE:
         o->mode = QUALITY_MERGE;
+        break;
+    case O_DRIFT:
+        o->mode = QUALITY_DRIFT;
+        o->start = 300;
+        o->every = 10;
+        o->deltas = QUALITY_MAX_DELTAS;
         break;
     case O_RESUMES:
         o->mode = QUALITY_RESUMES;
@@ -227,7 +240,7 @@ static void measure_groups(const quality_options *o) {
 
 /* The picture lies beside the JSON, unless told otherwise. */
 static void name_outputs(quality_options *o, char *json, char *svg, size_t room) {
-    static const char *const modes[] = {"", "-curves", "-resumes", "-merge"};
+    static const char *const modes[] = {"", "-curves", "-resumes", "-merge", "-drift"};
     if (o->full) {
         snprintf(json, room, "bench/results/bench_quality%s-full.json", modes[o->mode]);
     } else {
@@ -263,6 +276,8 @@ int main(int argc, char **argv) {
         quality_measure_resumes(&o);
     } else if (o.mode == QUALITY_MERGE) {
         quality_measure_merges(&o);
+    } else if (o.mode == QUALITY_DRIFT) {
+        quality_measure_drift(&o);
     } else {
         measure_groups(&o);
     }

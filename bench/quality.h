@@ -4,7 +4,7 @@
  *   series (train_gpt) -> states -> for each coder: encode -> file -> decode -> ... -> last state -> store -> resume -> losses
  *
  * The same parts in other orders: save -> load -> train -> save ... (quality_resumes.c), and chains of every 2nd, 4th and 8th state
- * (quality_merge.c).
+ * (quality_merge.c), and one long chain (quality_drift.c).
  */
 #ifndef BENCH_QUALITY_H
 #define BENCH_QUALITY_H
@@ -20,7 +20,8 @@ enum {
     QUALITY_MAX_ORDERS = 8,
     QUALITY_MAX_GROUPS = 8,
     QUALITY_MAX_RESUMES = 32,
-    QUALITY_MOST_MERGED = 8, /* saves */
+    QUALITY_MOST_MERGED = 8,  /* saves */
+    QUALITY_LEAST_DRIFT = 16, /* deltas of a chain to tell a drift from */
     QUALITY_PATH = 512
 };
 
@@ -28,7 +29,8 @@ typedef enum quality_mode {
     QUALITY_TABLE,   /* the coders of the table */
     QUALITY_CURVES,  /* several steps of each */
     QUALITY_RESUMES, /* many lossy resumes in a row */
-    QUALITY_MERGE    /* deltas over several saves */
+    QUALITY_MERGE,   /* deltas over several saves */
+    QUALITY_DRIFT    /* errors along a long chain */
 } quality_mode;
 
 typedef struct quality_options {
@@ -203,10 +205,11 @@ void quality_write_json(const quality_group *groups, int count, const quality_op
 /* The ratio in the second half of the chain against the gap of the validation loss after the resume. */
 void quality_write_svg(const quality_group *groups, int count, const quality_options *o);
 
-/* ---- many resumes, merged deltas (quality_resumes.c, quality_merge.c): measured, printed and written to o->json ---- */
+/* ---- many resumes, merged deltas, drift (quality_resumes.c, quality_merge.c, quality_drift.c): measured, printed, written to o->json ---- */
 
 void quality_measure_resumes(const quality_options *o);
 void quality_measure_merges(const quality_options *o);
+void quality_measure_drift(const quality_options *o);
 
 /* What saving every `stride`-th state takes over `span` saves, in bits a parameter: of the deltas there, mean of one and sum of all. */
 typedef struct quality_merged {

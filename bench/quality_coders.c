@@ -270,6 +270,7 @@ static int wanted(const quality_coder *coder, const quality_options *o) {
     switch (o->mode) {
     case QUALITY_RESUMES:
     case QUALITY_MERGE:
+    case QUALITY_DRIFT:
         return lossy && (o->only ? named(coder, o->only) : coder->knob == 1);
     case QUALITY_CURVES:
         return coder->bit_exact || (o->only ? named(coder, o->only) : coder->curve || coder->unsized);
