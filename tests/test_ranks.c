@@ -160,9 +160,7 @@ static ckd_status save_share(ckd_checkpoint *info, ckd_ranks *ranks, const world
     ckd_save *save;
     ckd_error why = {0};
     scene s = scene_of(step);
-    ckd_save_options o = CKD_SAVE_OPTIONS_INIT;
-    o.run = s.run;
-    o.step = s.step;
+    ckd_save_options o = options_of(s.run, s.step);
     ckd_status status = ckd_ranks_begin(&save, ranks, &o, err);
     if (status != CKD_OK) {
         return status;
@@ -294,23 +292,37 @@ static void test_coordinator_dies_behind_the_commit_point(void **state) {
     (void)state;
 }
 
+/* *save: NULL if it did not begin, else the caller's, whatever the status. */
+static ckd_status begin_share(ckd_save **save, ckd_ranks *ranks, const scene *s, const world *w,
+                              uint32_t rank, ckd_error *err) {
+    ckd_save_options o = options_of(s->run, s->step);
+    ckd_status status = ckd_ranks_begin(save, ranks, &o, err);
+    if (status != CKD_OK) {
+        *save = NULL;
+        return status;
+    }
+    return scene_share(*save, s, rank, w->size, err);
+}
+
+/* Until so many ranks know their outcome, or patience ends: what is asserted afterwards tells which. */
+static void await_informed(uint64_t ranks) {
+    for (int i = 0; i < PATIENCE_MS && *informed < ranks; i++) {
+        usleep(1000);
+    }
+}
+
 /* Rank 0 has much to save: it comes to the commit only when the others know already that rank 3 is dead. */
 static ckd_status act_with_a_busy_coordinator(ckd_checkpoint *info, ckd_ranks *ranks, ckd_store *store,
                                               const world *w, uint32_t rank, ckd_error *err) {
     ckd_save *save;
-    ckd_save_options o = CKD_SAVE_OPTIONS_INIT;
     scene s = scene_of(w->step);
+    ckd_save_options o = options_of(s.run, s.step);
     (void)store;
-    o.run = s.run;
-    o.step = s.step;
-    ckd_status status = ckd_ranks_begin(&save, ranks, &o, err);
-    if (status != CKD_OK) {
+    ckd_status status = begin_share(&save, ranks, &s, w, rank, err);
+    if (!save) {
         return status;
     }
-    status = scene_share(save, &s, rank, w->size, err);
-    for (int i = 0; rank == 0 && i < PATIENCE_MS && *informed < 2; i++) {
-        usleep(1000);
-    }
+    await_informed(rank == 0 ? 2 : 0);
     if (rank == 3 && status == CKD_OK) {
         raise(SIGKILL);
     }
@@ -442,9 +454,7 @@ static void test_deadline(void **state) {
 /* Rank 1 does not come until the others know: for them, too, the group is over, and nobody waits for anybody. */
 static ckd_status act_comes_late(ckd_checkpoint *info, ckd_ranks *ranks, ckd_store *store, const world *w,
                                  uint32_t rank, ckd_error *err) {
-    for (int i = 0; rank == 1 && i < PATIENCE_MS && *informed < 2; i++) {
-        usleep(1000);
-    }
+    await_informed(rank == 1 ? 2 : 0);
     ckd_status status = act_saves(info, ranks, store, w, rank, err);
     ckd_error again = {0};
     ckd_save *save;
@@ -489,29 +499,21 @@ static void test_rank_0_cannot_tell(void **state) {
 static ckd_status act_gives_up(ckd_checkpoint *info, ckd_ranks *ranks, ckd_store *store, const world *w,
                                uint32_t rank, ckd_error *err) {
     ckd_save *save;
-    ckd_save_options o = CKD_SAVE_OPTIONS_INIT;
     scene s = scene_of(w->step);
     fate stuck = {.step = STEP_LOCK, .where = "data/lock", .fail = EIO};
     (void)store;
-    o.run = s.run;
-    o.step = s.step;
-    ckd_status status = ckd_ranks_begin(&save, ranks, &o, err);
-    if (status != CKD_OK) {
+    ckd_status status = begin_share(&save, ranks, &s, w, rank, err);
+    if (!save) {
         return status;
     }
-    status = scene_share(save, &s, rank, w->size, err);
-    for (int i = 0; rank == 0 && i < PATIENCE_MS && *informed < 1; i++) {
-        usleep(1000);
-    }
+    await_informed(rank == 0 ? 1 : 0);
     if (rank == 1 && status == CKD_OK) {
         file_set_fault_hook(fate_hook, &stuck);
     }
     status = status == CKD_OK ? ckd_ranks_commit(info, ranks, save, err) : status;
     file_set_fault_hook(NULL, NULL);
     ++*informed;
-    for (int i = 0; rank == 1 && i < PATIENCE_MS && *informed < 2; i++) { /* leaving would take it back */
-        usleep(1000);
-    }
+    await_informed(rank == 1 ? 2 : 0); /* leaving would take it back */
     return status;
 }
 
