@@ -190,7 +190,7 @@ typedef struct ckd_ranks_options {
 /*
  * Joins; returns when all ranks have. The store must be open for writing, and outlive the group. Through the store's directory each rank holds a
  * lock on a file of its own, by which the others see that it lives, until it leaves or dies. Errors: BUSY (not all ranks came in time;
- * the message says which), INVALID, READ_ONLY, IO, NOMEM.
+ * the message says which), STATE (one was there, and died or left before all were), INVALID, READ_ONLY, IO, NOMEM.
  */
 CKD_API ckd_status ckd_ranks_join(ckd_ranks **out, ckd_store *store, const ckd_ranks_options *options,
                                   ckd_error *err);
@@ -206,13 +206,17 @@ CKD_API ckd_status ckd_ranks_plan(const ckd_plan **out, ckd_ranks *ranks, const 
 /*
  * ckd_save_begin on all ranks: rank, world and checkpoint_id are set here, run and step must be the same on all ranks. Collective.
  * Errors: those of ckd_save_begin, of any rank. It then ends with one of the two calls that follow.
+ *
+ * Meanwhile ckd_save_tensor and ckd_save_blob look at the other ranks about ten times a second, and fail (STATE, naming the rank) as soon as one has
+ * died or left whose part is missing, or as the group is over for another reason. Only through the store's directory, not with another transport.
  */
 CKD_API ckd_status ckd_ranks_begin(ckd_save **out, ckd_ranks *ranks, const ckd_save_options *options,
                                    ckd_error *err);
 /*
  * Makes the save durable on all ranks and commits it. Collective. Frees the save, also on failure: then no rank's part is left, and there is no
  * checkpoint. A rank that dies before its part is durable is an error on the others (STATE), as soon as it is noticed. If rank 0 dies in the commit, the others
- * find out whether it came to its end. So they do when time is over; a rank that then cannot take its part back says in its error that it was not told.
+ * find out whether it came to its end. When time is over they give the save up, and rank 0 can commit it no more; if it is committing just then, they wait for the
+ * end of that. Only a rank that can neither write to the store's directory nor lock it says in its error that it was not told.
  * info may be NULL. Errors: those of ckd_save_commit, of any rank; BUSY (a rank lives and does not come in
  * time).
  */

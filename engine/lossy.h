@@ -74,6 +74,7 @@ typedef struct lossy_tile {
     lossy_scales
         *found;        /* where those of second moments go; NULL: nowhere. Left empty where there are none */
     thread_pool *pool; /* for statistics; NULL: none */
+    stop_check *stop;  /* whether it is still wanted; NULL: it is */
     /* set by tile_prepare */
     hash128 shared_content;       /* if plan.shared: of the side record that has the columns' part */
     lattice_block plan;           /* of the whole tile, without q and exceptions */
@@ -100,7 +101,7 @@ void lossy_tile_cut(lossy_tile *t, const geometry *g, const ckd_region *region, 
 /* Elements of the block of a tile that begins at element `at` of it: whole rows, if they are short enough. */
 uint64_t lossy_block_count(const lossy_tile *t, uint64_t at);
 
-/* false in *worth: better coded exactly. Errors: NOMEM. */
+/* false in *worth: better coded exactly. Errors: NOMEM, and what the stop says. */
 ckd_status lossy_tile_prepare(lossy_tile *t, bool *worth, const kernels *k, ckd_error *err);
 /* Thresholds, and factors where they pay; a part of lossy_tile_prepare (lossy_plan.c). */
 ckd_status lossy_tile_plan_rate(lossy_tile *t, const kernels *k, ckd_error *err);

@@ -55,7 +55,7 @@ static ckd_status try_factors(planning *p, lossy_tile *t, double alone, const ke
     double lambda = t->recipe->lambda;
     uint64_t rows = lattice_rows(&t->plan);
     ckd_status status = low_rank_of(&t->factors, p->residual, rows, t->columns, lambda, t->recipe->most_rank,
-                                    t->recipe->rounds, k, err);
+                                    t->recipe->rounds, k, t->stop, err);
     if (status != CKD_OK || t->factors.rank == 0) {
         return status;
     }

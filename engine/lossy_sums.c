@@ -47,10 +47,13 @@ uint64_t tile_panel(uint64_t rows, uint64_t p, uint64_t panels) {
 }
 
 ckd_status tile_run(const lossy_tile *t, size_t count, pool_fn fn, void *context, ckd_error *err) {
+    ckd_status status = stop_look(t->stop, err);
+    if (status != CKD_OK) {
+        return status;
+    }
     if (t->pool) {
         return pool_run(t->pool, count, fn, context, err);
     }
-    ckd_status status = CKD_OK;
     for (size_t i = 0; i < count && status == CKD_OK; i++) {
         status = fn(context, i, 0, err);
     }

@@ -54,6 +54,7 @@ static void fill_random(float *to, size_t n) {
 typedef struct search {
     const float *x;
     size_t rows, columns, count;
+    stop_check *stop;
     float *left, *right;   /* count vectors of rows, of columns; they have space for the longer */
     float *spare, *across; /* as much */
     float *turned;         /* x transposed */
@@ -143,13 +144,17 @@ static void orthonormalise(search *s, float *vectors, size_t n, unsigned times, 
 }
 
 /* right becomes an orthonormal basis of the strongest directions of rows, left = right times x. */
-static void iterate(search *s, unsigned rounds, const kernels *k) {
+static ckd_status iterate(search *s, unsigned rounds, const kernels *k, ckd_error *err) {
     transpose(s->turned, s->x, s->rows, s->columns);
     fill_random(s->right, s->count * s->columns);
     for (unsigned round = 0;; round++) {
+        ckd_status status = stop_look(s->stop, err);
+        if (status != CKD_OK) {
+            return status;
+        }
         k->gemm(s->left, s->right, s->turned, s->count, s->columns, s->rows);
         if (round > rounds) {
-            return;
+            return stop_look(s->stop, err);
         }
         orthonormalise(s, s->left, s->rows, 1, k);
         k->gemm(s->right, s->left, s->x, s->count, s->rows, s->columns);
@@ -271,14 +276,18 @@ static void refit(search *s, float *to, size_t n, const float *kept, size_t m, c
  * Each side is refitted to what rounding made of the other one. That makes good for a part of the rounding, and is a round of subspace
  * iteration as well.
  */
-static void round_in_turn(low_rank *out, search *s, uint32_t rank, const kernels *k) {
+static ckd_status round_in_turn(low_rank *out, search *s, uint32_t rank, const kernels *k, ckd_error *err) {
     components(s->spare, s, s->left, s->rows, rank, k);
     round_left(out, s, rank);
     for (int turn = 0;; turn++) {
+        ckd_status status = stop_look(s->stop, err);
+        if (status != CKD_OK) {
+            return status;
+        }
         refit(s, s->across, s->columns, s->spare, s->rows, s->x, rank, k);
         round_right(out, s, rank);
         if (turn == MORE_TURNS) {
-            return;
+            return CKD_OK;
         }
         refit(s, s->spare, s->rows, s->across, s->columns, s->turned, rank, k);
         round_left(out, s, rank);
@@ -294,7 +303,11 @@ static ckd_status make_factors(low_rank *out, search *s, uint32_t rank, const ke
         low_rank_free(out);
         return err_nomem(err, (s->rows + s->columns) * rank * sizeof(int32_t), "factors of a matrix");
     }
-    round_in_turn(out, s, rank, kernel);
+    ckd_status status = round_in_turn(out, s, rank, kernel, err);
+    if (status != CKD_OK) {
+        low_rank_free(out);
+        return status;
+    }
     out->exponent = right_exponent(s, 0);
     double bound = 0;
     uint32_t used = 0;
@@ -310,18 +323,20 @@ static ckd_status make_factors(low_rank *out, search *s, uint32_t rank, const ke
 }
 
 ckd_status low_rank_of(low_rank *out, const float *x, size_t rows, size_t columns, double lambda,
-                       uint32_t most, unsigned rounds, const kernels *k, ckd_error *err) {
+                       uint32_t most, unsigned rounds, const kernels *k, stop_check *stop, ckd_error *err) {
     *out = (low_rank){0};
     size_t shorter = rows < columns ? rows : columns;
     most = most < shorter ? most : (uint32_t)shorter;
     size_t count = FIRST_GUESS + OVERSAMPLED;
     for (;;) {
         count = count < most ? count : most;
-        search s = {.x = x, .rows = rows, .columns = columns};
+        search s = {.x = x, .rows = rows, .columns = columns, .stop = stop};
         ckd_status status = search_begin(&s, count, err);
         uint32_t rank = 0;
         if (status == CKD_OK) {
-            iterate(&s, rounds, k);
+            status = iterate(&s, rounds, k, err);
+        }
+        if (status == CKD_OK) {
             status = decompose(&s, k, err);
         }
         if (status == CKD_OK) {

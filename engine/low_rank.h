@@ -9,6 +9,7 @@
 #define ENGINE_LOW_RANK_H
 
 #include "codec/lattice.h"
+#include "engine/stop.h"
 #include "kernels/kernels.h"
 
 /* left (rows x rank) times right (columns x rank), a product of component k counting 2^(exponent + shift[k]). */
@@ -22,9 +23,9 @@ void low_rank_free(low_rank *f);
 
 /*
  * x: rows x columns in row-major order, in steps. lambda: squared steps that a bit is worth. most: components at most. rounds: of
- * subspace iteration beyond the first. Errors: NOMEM.
+ * subspace iteration beyond the first. stop: may be NULL. Errors: NOMEM, and what stop says.
  */
 ckd_status low_rank_of(low_rank *out, const float *x, size_t rows, size_t columns, double lambda,
-                       uint32_t most, unsigned rounds, const kernels *k, ckd_error *err);
+                       uint32_t most, unsigned rounds, const kernels *k, stop_check *stop, ckd_error *err);
 
 #endif

@@ -1,6 +1,7 @@
 /*
  * How ranks exchange bytes without a communication library: through files in the store's directory. A message appears by being renamed, is read
- * by those it is for, and removed by its sender once it knows that they have read it. Who waits looks whether those it waits for live.
+ * by those it is for, and removed by its sender once it knows that they have read it. Who waits looks whether those it waits for live
+ * (rank_watch.c).
  */
 #include <stdlib.h>
 #include <time.h>
@@ -13,7 +14,7 @@
 #define PAUSE_FIRST   UINT64_C(300000) /* ns */
 #define PAUSE_LONGEST UINT64_C(20000000)
 #define MESSAGE_MAX   ((size_t)1 << 30)
-#define LOOKED_AT     64u /* ranks whose life is looked at between two pauses */
+#define LOOKED_AT     64u /* ranks whose life rank 0 looks at between two pauses */
 
 ckd_status keep_trying(attempt_fn attempt, void *context, uint64_t timeout_ms, ckd_error *err) {
     uint64_t begun = clock_monotonic_ns(), pause = PAUSE_FIRST;
@@ -46,28 +47,31 @@ static ckd_status write_whole(const char *path, const ckd_bytes *data, ckd_error
     return status == CKD_OK ? closed : status;
 }
 
-static ckd_status send(rank_files *f, uint64_t number, const ckd_bytes *data, ckd_error *err) {
-    const ckd_id *me = &f->members[f->rank].id;
-    pathname temp = path_message(f->store, me, number, ".tmp"), p = path_message(f->store, me, number, "");
-    ckd_status status = write_whole(temp.text, data, err);
+ckd_status rank_file_publish(const pathname *path, const pathname *temp, const ckd_bytes *data,
+                             ckd_error *err) {
+    ckd_status status = write_whole(temp->text, data, err);
     if (status == CKD_OK) {
-        status = file_publish(temp.text, p.text, err);
+        status = file_publish(temp->text, path->text, err);
     }
     if (status != CKD_OK) {
-        file_remove(temp.text, true, NULL);
+        file_remove(temp->text, true, NULL);
     }
     return status;
 }
 
-static ckd_status receive(ckd_bytes *out, const rank_files *f, const ckd_id *sender, uint64_t number,
-                          ckd_error *err) {
+static ckd_status send(rank_files *f, uint64_t number, const ckd_bytes *data, ckd_error *err) {
+    const ckd_id *me = &f->members[f->rank].id;
+    pathname temp = path_message(f->store, me, number, ".tmp"), p = path_message(f->store, me, number, "");
+    return rank_file_publish(&p, &temp, data, err);
+}
+
+ckd_status rank_file_read(ckd_bytes *out, const pathname *path, ckd_error *err) {
     bytes data = {0};
-    pathname p = path_message(f->store, sender, number, "");
-    ckd_status status = file_read_all(&data, p.text, MESSAGE_MAX, err);
+    ckd_status status = file_read_all(&data, path->text, MESSAGE_MAX, err);
     if (status == CKD_OK &&
         (data.size < 8 || load_le64(data.data + data.size - 8) != hash64(data.data, data.size - 8))) {
         err_set(err, CKD_E_CORRUPT, "a message between ranks is damaged");
-        status = err_in_file(err, CKD_E_CORRUPT, p.text);
+        status = err_in_file(err, CKD_E_CORRUPT, path->text);
     }
     if (status != CKD_OK) {
         bytes_free(&data);
@@ -77,16 +81,17 @@ static ckd_status receive(ckd_bytes *out, const rank_files *f, const ckd_id *sen
     return CKD_OK;
 }
 
+static ckd_status receive(ckd_bytes *out, const rank_files *f, const ckd_id *sender, uint64_t number,
+                          ckd_error *err) {
+    pathname p = path_message(f->store, sender, number, "");
+    return rank_file_read(out, &p, err);
+}
+
 /* One's own messages before `number` were read by all they were for. */
 static void forget(rank_files *f, uint64_t number) {
     for (; f->kept < number; f->kept++) {
         file_remove(path_message(f->store, &f->members[f->rank].id, f->kept, "").text, true, NULL);
     }
-}
-
-static ckd_status died(uint32_t rank, uint32_t world, const char *when, ckd_error *err) {
-    return err_set(err, CKD_E_STATE, "rank %u of %u has died or left %s: nothing was committed",
-                   (unsigned)rank, (unsigned)world, when);
 }
 
 /* ---- gather ---- */
@@ -102,8 +107,8 @@ static ckd_status gather_from(gathering *g, uint32_t rank, bool look, ckd_error 
     ckd_status status = receive(&g->all[rank], g->f, &m->id, g->number, err);
     if (status == CKD_E_NOT_FOUND && look && !member_lives(g->f, m)) {
         status = receive(&g->all[rank], g->f, &m->id, g->number, err); /* its last one */
-        status =
-            status == CKD_E_NOT_FOUND ? died(rank, g->f->world, "before its part was there", err) : status;
+        status = status == CKD_E_NOT_FOUND ? rank_died(rank, g->f->world, "before its part was there", err)
+                                           : status;
     }
     return status;
 }
@@ -125,8 +130,9 @@ static ckd_status gather_once(void *context, ckd_error *err) {
         }
     }
     f->turn += LOOKED_AT;
-    return waiting == 0
-               ? CKD_OK
+    ckd_status status = waiting ? rank_over(f, err) : CKD_OK; /* others may know who will not come */
+    return waiting == 0 || status != CKD_OK
+               ? status
                : err_set(err, CKD_E_BUSY, "%u of %u ranks live and do not come, the first of them rank %u",
                          (unsigned)waiting, (unsigned)f->world, (unsigned)first);
 }
@@ -154,6 +160,9 @@ static ckd_status gather(void *context, const ckd_bytes *mine, ckd_bytes *all, c
     }
     if (status == CKD_OK) {
         forget(f, g.number); /* who sends this has read all before */
+        rank_forget_claim(f);
+    } else if (err) {
+        rank_end_group(f, status, err); /* for those that are busy */
     }
     return status;
 }
@@ -172,18 +181,18 @@ typedef struct reception {
  */
 static ckd_status look_at_others(reception *r, ckd_error *err) {
     rank_files *f = r->f;
-    for (uint32_t i = 0; i < LOOKED_AT && i < f->world; i++) {
-        uint32_t rank = f->turn++ % f->world;
-        const member *m = &f->members[rank];
-        if (rank != f->rank && rank != 0 &&
-            !file_exists(path_message(f->store, &m->id, r->number - 1, "").text) && !member_lives(f, m) &&
-            !file_exists(path_message(f->store, &m->id, r->number - 1, "").text)) {
-            ckd_status status = receive(r->out, f, &f->members[0].id, r->number, err);
-            return status == CKD_E_NOT_FOUND ? died(rank, f->world, "before its part was there", err)
-                                             : status;
-        }
+    ckd_error why = {0};
+    ckd_status missing = rank_over(f, &why);
+    missing = missing == CKD_OK ? rank_find_missing(f, r->number - 1, &why) : missing;
+    if (missing == CKD_OK) {
+        return err_set(err, CKD_E_BUSY, "rank 0 of %u lives and does not answer", (unsigned)f->world);
     }
-    return err_set(err, CKD_E_BUSY, "rank 0 of %u lives and does not answer", (unsigned)f->world);
+    ckd_status status = receive(r->out, f, &f->members[0].id, r->number, err);
+    if (status != CKD_E_NOT_FOUND) {
+        return status;
+    }
+    rank_end_group(f, missing, &why);
+    return err_from(err, missing, &why);
 }
 
 static ckd_status receive_once(void *context, ckd_error *err) {
@@ -197,7 +206,7 @@ static ckd_status receive_once(void *context, ckd_error *err) {
         return look_at_others(r, err);
     }
     status = receive(r->out, r->f, &m->id, r->number, err);
-    return status == CKD_E_NOT_FOUND ? died(0, r->f->world, "before it said how it went", err) : status;
+    return status == CKD_E_NOT_FOUND ? rank_died(0, r->f->world, "before it said how it went", err) : status;
 }
 
 static ckd_status broadcast(void *context, ckd_bytes *data, ckd_error *err) {
@@ -229,9 +238,10 @@ static ckd_status announce(rank_files *f, ckd_error *err) {
     return status;
 }
 
-/* Does this rank 0 know us? */
-static bool accepted(rank_files *f, const member *coordinator) {
+/* Does this rank 0 know us? *other: it has a group, without us. */
+static bool accepted(bool *other, rank_files *f, const member *coordinator) {
     ckd_bytes ids;
+    *other = false;
     if (receive(&ids, f, &coordinator->id, 0, NULL) != CKD_OK) {
         return false;
     }
@@ -242,6 +252,7 @@ static bool accepted(rank_files *f, const member *coordinator) {
         member_name(&f->members[r], f, r);
     }
     ckd_bytes_free(&ids);
+    *other = !ours;
     return ours;
 }
 
@@ -249,17 +260,23 @@ static ckd_status find_coordinator(void *context, ckd_error *err) {
     rank_files *f = context;
     dir_list list;
     ckd_status status = dir_list_read(&list, path_in(f->store->path, DIR_RANKS).text, err);
+    if (status != CKD_OK) {
+        return status;
+    }
     member m;
-    bool found = false;
-    for (size_t at = 0; status == CKD_OK && !found && members_next_coordinator(&m, f, &list, &at);) {
-        found = accepted(f, &m);
+    bool found = false, other, there = false;
+    for (size_t at = 0; !found && members_next_coordinator(&m, f, &list, &at);) {
+        found = accepted(&other, f, &m);
+        there = there || !other;
     }
     dir_list_free(&list);
-    if (status == CKD_OK && !found) {
-        return err_set(err, CKD_E_BUSY, "rank 0 of %u has not found all ranks of this group",
-                       (unsigned)f->world);
+    if (found) {
+        return CKD_OK;
     }
-    return status;
+    if (member_is_gone(&f->members[0], there)) {
+        return rank_died(0, f->world, "before all had joined", err);
+    }
+    return err_set(err, CKD_E_BUSY, "rank 0 of %u has not found all ranks of this group", (unsigned)f->world);
 }
 
 static void leave(void *context) {
@@ -287,6 +304,8 @@ ckd_status rank_files_join(ckd_transport *out, ckd_store *store, const ckd_ranks
                       .timeout_ms = options->timeout_ms ? options->timeout_ms : TIMEOUT_MS,
                       .members = members,
                       .number = 1,
+                      .kept = 1, /* the list of members stays: it tells newcomers that they are not meant */
+                      .turn = options->rank + 1,
                       .process = getpid()};
     ckd_status status = members_enter(f, err);
     if (status == CKD_OK && f->rank == 0) {

@@ -7,6 +7,8 @@
 #include "engine/ranks.h"
 
 #define ENTER_MS 5000 /* others look whether a lock is held by taking it for a moment */
+#define BACK_NS \
+    UINT64_C(500000000) /* who leaves while the others join, and is not back so soon, is not waited for */
 
 pathname path_message(const ckd_store *store, const ckd_id *sender, uint64_t number, const char *suffix) {
     char hex[CKD_ID_TEXT], name[CKD_ID_TEXT + 32];
@@ -73,10 +75,20 @@ static ckd_status twice(uint32_t rank, ckd_error *err) {
         (unsigned)rank);
 }
 
+bool member_is_gone(member *m, bool there) {
+    uint64_t now = clock_monotonic_ns();
+    m->seen_ns = there ? now : m->seen_ns;
+    return m->seen_ns && now - m->seen_ns > BACK_NS;
+}
+
 static ckd_status missing(const rank_files *f, ckd_error *err) {
     uint32_t first = 0, count = 0;
     for (uint32_t r = f->world; r-- > 0;) {
-        if (id_is_zero(&f->members[r].id)) {
+        bool there = !id_is_zero(&f->members[r].id);
+        if (member_is_gone(&f->members[r], there)) {
+            return rank_died(r, f->world, "before all had joined", err);
+        }
+        if (!there) {
             first = r;
             count++;
         }
@@ -103,7 +115,8 @@ static ckd_status find_once(void *context, ckd_error *err) {
         if (!id_is_zero(&f->members[rank].id)) {
             status = twice(rank, err);
         }
-        f->members[rank] = m;
+        f->members[rank].id = m.id;
+        memcpy(f->members[rank].name, m.name, sizeof(m.name));
     }
     dir_list_free(&list);
     return status == CKD_OK ? missing(f, err) : status;

@@ -9,9 +9,12 @@
 #include "engine/ranks.h"
 #include "engine/save.h"
 
+#define LOOK_EVERY_NS UINT64_C(100000000) /* of those that are busy */
+
 struct ckd_ranks {
     ckd_store *store;
     ckd_transport transport;
+    rank_files *files; /* through the store's directory; NULL: another transport */
     uint32_t rank, world;
     ckd_plan_cache *plans;
     bool broken; /* an exchange did not come to its end: ranks do not know of each other where they are */
@@ -39,6 +42,7 @@ ckd_status ckd_ranks_join(ckd_ranks **out, ckd_store *store, const ckd_ranks_opt
         g->transport = *o.transport;
     } else if (status == CKD_OK) {
         status = rank_files_join(&g->transport, store, &o, err);
+        g->files = status == CKD_OK ? g->transport.context : NULL;
     }
     if (status != CKD_OK) {
         ckd_ranks_leave(g);
@@ -296,6 +300,15 @@ static ckd_status agree(ckd_ranks *g, ckd_status mine, const ckd_error *why, ckd
     return status;
 }
 
+/* From now on the save ends as soon as another rank is found dead, and is committed only if no rank has given it up. */
+static void watch_others(ckd_save *save, const ckd_ranks *g) {
+    if (g->files && g->world > 1) {
+        save->stop = (stop_check){.look = rank_look, .context = g->files, .every_ns = LOOK_EVERY_NS};
+        save->claim = rank_claim_commit;
+        save->claim_context = g->files;
+    }
+}
+
 ckd_status ckd_ranks_begin(ckd_save **out, ckd_ranks *g, const ckd_save_options *options, ckd_error *err) {
     *out = NULL;
     beginning b = {.g = g, .options = CKD_SAVE_OPTIONS_INIT};
@@ -327,6 +340,7 @@ ckd_status ckd_ranks_begin(ckd_save **out, ckd_ranks *g, const ckd_save_options 
         ckd_save_abort(b.save);
         return status;
     }
+    watch_others(b.save, g);
     *out = b.save;
     return CKD_OK;
 }
@@ -391,9 +405,19 @@ static bool was_committed(ckd_checkpoint *info, const ckd_store *store, const ck
     return found;
 }
 
+/* Is it certain that rank 0 will not commit any more? It holds the publish lock from its claim to its end. */
+static bool is_settled(const ckd_store *store, rank_commit said) {
+    file_lock *lock;
+    if (said == COMMIT_CLAIMED && store_lock_publish(&lock, store, NULL) == CKD_OK) {
+        lock_release(lock);
+        return true;
+    }
+    return said == COMMIT_GIVEN_UP;
+}
+
 /*
- * Nobody said how it went. Our part is taken back, and is gone unless a manifest names it: so that decides. If it cannot be taken back, rank 0 may
- * still commit, and nothing else may be said.
+ * Nobody said how it went. So it is given up, and if rank 0 was there first, a manifest decides once that is through. Our part is taken back, too,
+ * and is gone unless a manifest names it: rank 0 cannot commit without it. If nothing of that could be done, nothing may be said.
  */
 static ckd_status find_out(commitment *c, ckd_status status, ckd_error *err) {
     ckd_store *store = c->g->store;
@@ -401,12 +425,14 @@ static ckd_status find_out(commitment *c, ckd_status status, ckd_error *err) {
     uint64_t step = c->save->target.step;
     char run[CKD_RUN_MAX + 1];
     memcpy(run, c->save->target.run, sizeof(run));
+    rank_commit said = c->g->files ? rank_give_up_commit(c->g->files, &id) : COMMIT_UNKNOWN;
     ckd_save_abort(c->save);
     c->save = NULL;
+    bool settled = !file_exists(path_chunk(store->path, &file, "").text) || is_settled(store, said);
     if (was_committed(&c->info, store, &id, step)) {
         return CKD_OK;
     }
-    if (file_exists(path_chunk(store->path, &file, "").text)) {
+    if (!settled) {
         return err_set(
             err, status,
             "rank %u was not told whether %s@%llu was committed, and could not take its part back, so that "
@@ -448,7 +474,9 @@ static ckd_status finish(ckd_checkpoint *info, ckd_ranks *g, ckd_save *save, con
     ckd_part mine = {NULL, 0};
     ckd_error why = {0};
     ckd_status status = failed ? err_from(&why, failed->status ? failed->status : CKD_E_STATE, failed)
-                               : ckd_save_seal(&mine, save, &why);
+                        : save->stop.look ? save->stop.look(save->stop.context, &why)
+                                          : CKD_OK;
+    status = status == CKD_OK ? ckd_save_seal(&mine, save, &why) : status;
     if (status != CKD_OK) { /* first of all: on a full disk there is room for the message then */
         ckd_save_abort(save);
         c.save = NULL;

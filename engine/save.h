@@ -14,6 +14,7 @@
 #include "base/float_mode.h"
 #include "engine/block_coder.h"
 #include "engine/save_measures.h"
+#include "engine/stop.h"
 
 typedef enum save_state { SAVE_OPEN, SAVE_FAILED, SAVE_SEALED } save_state;
 
@@ -92,6 +93,12 @@ struct ckd_save {
     bool told_damage;
     uint64_t begun_ns, analyse_ns, encode_ns, append_ns;
     float_mode callers_mode; /* while a call computes */
+
+    /* Of ranks that save together; else nothing. */
+    stop_check stop; /* another rank is dead */
+    /* Under the publish lock, before the manifest: may rank 0 commit, or was it given up? */
+    ckd_status (*claim)(void *context, const ckd_id *checkpoint, ckd_error *err);
+    void *claim_context;
 };
 
 /* Releases everything, and removes what is to go. If some of that fails, the intent stays, for recovery. */

@@ -379,6 +379,9 @@ static ckd_status publish_locked(ckd_save *save, manifest *m, ckd_error *err) {
     if (status == CKD_OK) {
         status = check_files(save, m, err);
     }
+    if (status == CKD_OK && save->claim) {
+        status = save->claim(save->claim_context, &save->checkpoint, err);
+    }
     if (status == CKD_OK) {
         status = publish_manifest(save, m, err);
         if (!save->undecided && save_may_retry(save, status)) {

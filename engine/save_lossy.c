@@ -80,6 +80,10 @@ static ckd_status save_tile(region_figures *figures, kept_second *second, double
     batch.tensor.parent = from->tensor;
     ckd_status status = CKD_OK;
     for (uint64_t at = 0; at < t->count && status == CKD_OK;) {
+        status = stop_look(&save->stop, err);
+        if (status != CKD_OK) {
+            return status;
+        }
         uint32_t count = 0;
         uint64_t start = clock_monotonic_ns();
         while (count < save->job_count && at < t->count) {
@@ -229,6 +233,7 @@ ckd_status save_lossy_region(ckd_save *save, const ckd_tensor *tensor, const ten
                         .dtype = context->tensor->dtype,
                         .recipe = &recipe,
                         .pool = save->store->pool,
+                        .stop = &save->stop,
                         .expected_movement = NAN};
         lossy_tile_cut(&t, &context->shape, context->region, elements, first);
         status = save_next_tile(&figures, save, &t, tensor, context, err);

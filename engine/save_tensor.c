@@ -353,7 +353,10 @@ static ckd_status save_batch(ckd_save *save, const ckd_tensor *tensor, const ten
                              uint64_t elements, delta_record *tried, step_tensor *step, ckd_error *err) {
     uint32_t count = 0;
     uint64_t first = *at;
-    ckd_status status = CKD_OK;
+    ckd_status status = stop_look(&save->stop, err);
+    if (status != CKD_OK) {
+        return status;
+    }
     do {
         block_job *job = &save->jobs[count++];
         job->first = *at;
@@ -468,6 +471,7 @@ ckd_status ckd_save_blob(ckd_save *save, const char *name, const void *data, siz
     if (status == CKD_OK && size > CKD_BLOB_MAX) {
         status = err_set(err, CKD_E_INVALID, "blob '%s' has %zu bytes; at most 1 GiB is allowed", name, size);
     }
+    status = status == CKD_OK ? stop_look(&save->stop, err) : status;
     if (status != CKD_OK) {
         return status;
     }

@@ -141,6 +141,11 @@ typedef struct tile_load {
 
 static ckd_status load_piece(void *context, size_t index, uint32_t worker, ckd_error *err) {
     tile_load *l = context;
+    ckd_status status =
+        worker == 0 ? stop_look(&l->save->stop, err) : CKD_OK; /* 0: the saving thread itself */
+    if (status != CKD_OK) {
+        return status;
+    }
     uint64_t at = index * CKD_BLOCK_ELEMENTS, left = l->tile->count - at;
     span want = {l->region, l->tile->first + at, left < CKD_BLOCK_ELEMENTS ? left : CKD_BLOCK_ELEMENTS};
     decoder *d = &l->save->jobs[worker].decoder;

@@ -94,7 +94,7 @@ static void test_factors(void **state) {
         }
         low_rank f;
         ckd_error err = {0};
-        assert_int_equal(low_rank_of(&f, x, rows, columns, 0.15, 256, 0, kernels_cpu(), &err), CKD_OK);
+        assert_int_equal(low_rank_of(&f, x, rows, columns, 0.15, 256, 0, kernels_cpu(), NULL, &err), CKD_OK);
         assert_int_equal(f.rank, rank);
         for (size_t i = 0; i < rows * columns; i++) {
             double sum = 0;
@@ -112,7 +112,35 @@ static void test_factors(void **state) {
     }
 }
 
+/* Looks that are left before the work is to end. */
+static ckd_status count_down(void *context, ckd_error *err) {
+    int *left = context;
+    return (*left)-- > 0 ? CKD_OK : err_set(err, CKD_E_CANCELLED, "enough");
+}
+
+static void test_it_stops_when_told(void **state) {
+    enum { SIDE = 64 };
+    (void)state;
+    float *x = malloc(SIDE * SIDE * sizeof(float));
+    assert_non_null(x);
+    for (int i = 0; i < SIDE * SIDE; i++) {
+        x[i] = (float)(4 * even());
+    }
+    int looks = 0;
+    for (ckd_status status = CKD_E_CANCELLED; status != CKD_OK; looks++) {
+        low_rank f;
+        int left = looks;
+        stop_check stop = {.look = count_down, .context = &left};
+        status = low_rank_of(&f, x, SIDE, SIDE, 0.15, 256, 2, kernels_cpu(), &stop, NULL);
+        assert_true(status == CKD_OK ? f.rank > 0 : status == CKD_E_CANCELLED && !f.left);
+        low_rank_free(&f);
+    }
+    assert_true(looks >= 6); /* each round, and each refit */
+    free(x);
+}
+
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_eigen), cmocka_unit_test(test_factors)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_eigen), cmocka_unit_test(test_factors),
+                                       cmocka_unit_test(test_it_stops_when_told)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -12,6 +12,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/file.h"
+
 #define PREFIX  "ckptdelta-test-"
 #define DEEPEST 200
 
@@ -100,4 +102,15 @@ void tempdir_remove(char *path) {
         give_up("remove", path);
     }
     free(path);
+}
+
+int tempdir_setup(void **state) {
+    *state = tempdir_create();
+    return 0;
+}
+
+int tempdir_teardown(void **state) {
+    file_set_fault_hook(NULL, NULL);
+    tempdir_remove(*state);
+    return 0;
 }

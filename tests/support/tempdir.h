@@ -15,4 +15,10 @@ char *tempdir_create(void);
  */
 void tempdir_remove(char *path);
 
+/* Setup and teardown of a cmocka test: the state is the directory's path, and the teardown ends any faults. */
+int tempdir_setup(void **state);
+int tempdir_teardown(void **state);
+/* The entry of a test that has such a directory. */
+#define tempdir_test(test) cmocka_unit_test_setup_teardown(test, tempdir_setup, tempdir_teardown)
+
 #endif
