@@ -90,7 +90,8 @@ typedef struct tombstone {
     ckd_id checkpoint;
     char run[CKD_RUN_MAX + 1];
     uint64_t step;
-    uint32_t generation; /* this one and all below are dead */
+    uint32_t generation;           /* this one and all below are dead */
+    uint64_t deleted_ns, until_ns; /* until then it can be taken back */
 } tombstone;
 void tombstone_encode(bytes *to, const ckd_id *store, const tombstone *t);
 ckd_status tombstone_decode(tombstone *out, const ckd_id *store, const void *data, size_t size,

@@ -93,6 +93,8 @@ void tombstone_encode(bytes *to, const ckd_id *store, const tombstone *t) {
     wire_put_id(to, &t->checkpoint);
     bytes_put_string(to, t->run);
     bytes_put_u64(to, t->step);
+    bytes_put_u64(to, t->deleted_ns);
+    bytes_put_u64(to, t->until_ns);
     note_end(to, start);
 }
 
@@ -108,6 +110,8 @@ ckd_status tombstone_decode(tombstone *out, const ckd_id *store, const void *dat
     out->checkpoint = note_take_id(&n);
     note_take_run(&n, out->run);
     out->step = note_take_step(&n);
+    out->deleted_ns = reader_u64(&n.in);
+    out->until_ns = reader_u64(&n.in);
     status = note_close(&n);
     if (status != CKD_OK) {
         *out = (tombstone){0};

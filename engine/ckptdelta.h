@@ -563,6 +563,7 @@ CKD_API void ckd_diff_free(ckd_diff *diff);
 }
 #endif
 
-#include "ckptdelta_loads.h" /* loads that are planned */
-#include "ckptdelta_ranks.h" /* saves of many ranks */
+#include "ckptdelta_loads.h"  /* loads that are planned */
+#include "ckptdelta_ranks.h"  /* saves of many ranks */
+#include "ckptdelta_retain.h" /* deleting, and taking that back */
 #endif

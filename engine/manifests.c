@@ -26,14 +26,16 @@ ckd_status store_read_manifest(manifest *out, const ckd_store *store, const char
     return status;
 }
 
+static int by_run_and_step(const manifest_name *x, const manifest_name *y) {
+    int order = strcmp(x->run, y->run);
+    return order ? order : (x->step > y->step) - (x->step < y->step);
+}
+
 static int by_name(const void *a, const void *b) {
     const manifest_name *x = a, *y = b;
-    int order = strcmp(x->run, y->run);
+    int order = by_run_and_step(x, y);
     if (order) {
         return order;
-    }
-    if (x->step != y->step) {
-        return x->step < y->step ? -1 : 1;
     }
     return x->generation > y->generation ? -1 : x->generation < y->generation;
 }
@@ -61,26 +63,41 @@ static ckd_status read_names(manifest_list *out, const ckd_store *store, const c
     return status;
 }
 
-static bool is_dead(const manifest_list *tombstones, const manifest_name *name) {
-    for (size_t i = 0; i < tombstones->count; i++) {
-        if (same_checkpoint_name(&tombstones->items[i], name) &&
-            tombstones->items[i].generation >= name->generation) {
-            return true;
+const manifest_name *manifests_killer(const manifest_list *tombstones, const manifest_name *name) {
+    size_t low = 0, high = tombstones->count;
+    while (low < high) { /* the first that does not stand before `name` */
+        size_t middle = low + (high - low) / 2;
+        if (by_run_and_step(&tombstones->items[middle], name) < 0) {
+            low = middle + 1;
+        } else {
+            high = middle;
         }
     }
-    return false;
+    const manifest_name *found = NULL;
+    for (; low < tombstones->count && same_checkpoint_name(&tombstones->items[low], name); low++) {
+        found = tombstones->items[low].generation >= name->generation ? &tombstones->items[low] : found;
+    }
+    return found;
+}
+
+ckd_status manifests_tombstones(manifest_list *out, const ckd_store *store, ckd_error *err) {
+    ckd_status status = read_names(out, store, DIR_TOMBSTONES, err);
+    return status == CKD_E_NOT_FOUND ? CKD_OK : status;
+}
+
+ckd_status manifests_read_all(manifest_list *out, const ckd_store *store, ckd_error *err) {
+    return read_names(out, store, DIR_MANIFESTS, err);
 }
 
 ckd_status manifests_read(manifest_list *out, const ckd_store *store, ckd_error *err) {
     manifest_list tombstones = {0};
-    ckd_status status = read_names(out, store, DIR_MANIFESTS, err);
+    ckd_status status = manifests_read_all(out, store, err);
     if (status == CKD_OK) {
-        status = read_names(&tombstones, store, DIR_TOMBSTONES, err);
-        status = status == CKD_E_NOT_FOUND ? CKD_OK : status;
+        status = manifests_tombstones(&tombstones, store, err);
     }
     size_t kept = 0;
     for (size_t i = 0; i < out->count && status == CKD_OK; i++) {
-        if (!is_dead(&tombstones, &out->items[i])) {
+        if (!manifests_killer(&tombstones, &out->items[i])) {
             out->items[kept++] = out->items[i];
         }
     }
@@ -108,8 +125,7 @@ ckd_status manifests_new_generation(uint32_t *out, const ckd_store *store, const
     }
     manifests_free(&manifests);
     if (status == CKD_OK) {
-        status = read_names(&tombstones, store, DIR_TOMBSTONES, err);
-        status = status == CKD_E_NOT_FOUND ? CKD_OK : status;
+        status = manifests_tombstones(&tombstones, store, err);
     }
     for (size_t i = 0; i < tombstones.count && status == CKD_OK; i++) {
         const manifest_name *t = &tombstones.items[i];

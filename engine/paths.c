@@ -32,11 +32,19 @@ pathname path_intent(const char *store, const ckd_id *save) {
     return path_of(store, DIR_INTENTS, hex);
 }
 
+static pathname generation_of(const char *store, const char *dir, const char *run, uint64_t step,
+                              uint32_t generation) {
+    char name[CKD_RUN_MAX + 64];
+    snprintf(name, sizeof(name), "%s.%" PRIu64 ".%" PRIu32, run, step, generation);
+    return path_of(store, dir, name);
+}
+
 pathname path_manifest(const char *store, const char *run, uint64_t step, uint32_t generation) {
-    pathname p;
-    snprintf(p.text, sizeof(p.text), "%s/" DIR_MANIFESTS "/%s.%" PRIu64 ".%" PRIu32, store, run, step,
-             generation);
-    return p;
+    return generation_of(store, DIR_MANIFESTS, run, step, generation);
+}
+
+pathname path_tombstone(const char *store, const char *run, uint64_t step, uint32_t generation) {
+    return generation_of(store, DIR_TOMBSTONES, run, step, generation);
 }
 
 /* Decimal digits without leading zeros, at most `limit`. */

@@ -34,6 +34,8 @@ pathname path_chunk(const char *store, const ckd_id *file, const char *suffix);
 pathname path_intent(const char *store, const ckd_id *save);
 /* STORE/data/m/RUN.STEP.GENERATION */
 pathname path_manifest(const char *store, const char *run, uint64_t step, uint32_t generation);
+/* STORE/data/t/RUN.STEP.GENERATION */
+pathname path_tombstone(const char *store, const char *run, uint64_t step, uint32_t generation);
 
 /* A manifest's or tombstone's file name taken apart, from the right. false: not such a name. */
 typedef struct manifest_name {

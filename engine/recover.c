@@ -2,6 +2,7 @@
 #include <stdlib.h>
 
 #include "engine/ranks.h"
+#include "engine/trash.h"
 
 /* All chunk files that some manifest names, or `unknown` if a manifest cannot be read: then nothing may be removed. */
 typedef struct named_files {
@@ -31,7 +32,7 @@ static ckd_status read_named(named_files *named, const ckd_store *store, ckd_err
     /* A manifest whose writer died before it was durable counts from now on, so no power cut may take it away. */
     ckd_status status = dir_sync(path_in(store->path, DIR_MANIFESTS).text, err);
     if (status == CKD_OK) {
-        status = manifests_read(&list, store, err);
+        status = manifests_read_all(&list, store, err); /* what is in the trash may come back */
     }
     for (size_t i = 0; i < list.count && status == CKD_OK; i++) {
         manifest m;
@@ -151,5 +152,8 @@ ckd_status store_recover(ckd_store *store, ckd_error *err) {
     }
     free(named.ids);
     dir_list_free(&list);
-    return status == CKD_OK ? ranks_recover(store, err) : status;
+    if (status == CKD_OK) {
+        status = ranks_recover(store, err);
+    }
+    return status == CKD_OK ? trash_collect_now(store, err) : status;
 }

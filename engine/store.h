@@ -104,6 +104,11 @@ typedef struct manifest_list {
     size_t count;
 } manifest_list;
 ckd_status manifests_read(manifest_list *out, const ckd_store *store, ckd_error *err);
+/* All of them, also those in the trash; and the tombstones, in the same order. */
+ckd_status manifests_read_all(manifest_list *out, const ckd_store *store, ckd_error *err);
+ckd_status manifests_tombstones(manifest_list *out, const ckd_store *store, ckd_error *err);
+/* The tombstone of the lowest generation that says that the manifest does not count; NULL: it counts. */
+const manifest_name *manifests_killer(const manifest_list *tombstones, const manifest_name *name);
 void manifests_free(manifest_list *list);
 /*
  * The generation that a new checkpoint at (run, step) gets: above its tombstone. EXISTS if a manifest of it counts, whether

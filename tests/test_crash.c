@@ -106,6 +106,46 @@ static int child_aborts(const char *dir, int report) {
     return code;
 }
 
+static int child_deletes(const char *dir, int report) {
+    ckd_store *store;
+    ckd_checkpoint c[2];
+    ckd_delete_options o = CKD_DELETE_OPTIONS_INIT;
+    o.undo_s = 0;
+    (void)report;
+    if (scene_open(&store, dir, CKD_OPEN_WRITE, NULL) != CKD_OK) {
+        return 1;
+    }
+    int code = ckd_store_find(&c[0], store, SCENE_RUN, 1, NULL) == CKD_OK &&
+                       ckd_store_find(&c[1], store, SCENE_RUN, 2, NULL) == CKD_OK
+                   ? 0
+                   : 2;
+    ckd_id ids[] = {c[0].id, c[1].id};
+    if (code == 0 && (ckd_store_delete(store, ids, 2, &o, NULL) != CKD_OK ||
+                      ckd_store_collect(NULL, store, NULL, NULL) != CKD_OK)) {
+        code = 3;
+    }
+    ckd_store_close(store);
+    return code;
+}
+static int child_undeletes(const char *dir, int report) {
+    ckd_store *store;
+    ckd_trash *trash = NULL;
+    int code = scene_open(&store, dir, CKD_OPEN_WRITE, NULL) == CKD_OK &&
+                       ckd_store_trash(&trash, store, NULL) == CKD_OK && trash->count == 2
+                   ? 0
+                   : 1;
+    if (code == 0) {
+        ckd_id ids[] = {trash->items[0].checkpoint.id, trash->items[1].checkpoint.id};
+        code = ckd_store_undelete(store, ids, 2, NULL) == CKD_OK && report_commit(report, 1) == 0 &&
+                       report_commit(report, 2) == 0
+                   ? 0
+                   : 2;
+    }
+    ckd_trash_free(trash);
+    ckd_store_close(store);
+    return code;
+}
+
 /* Bits of the steps that were reported; *finished: it came to its end. */
 static uint64_t run_child(bool *finished, child_fn act, const char *dir, killer *k) {
     int ends[2], state;
@@ -140,6 +180,7 @@ typedef struct sweep {
     child_fn act;
     uint64_t before;    /* bits of the steps in the template */
     uint64_t attempted; /* the step that the child or its predecessor saves */
+    uint64_t moved;     /* bits of the steps that the child deletes or brings back */
 } sweep;
 
 static bool kill_once(const sweep *w, unsigned long at, bool torn) {
@@ -151,7 +192,7 @@ static bool kill_once(const sweep *w, unsigned long at, bool torn) {
         tree_copy(store_path_of(w->template, ""), store);
     }
     uint64_t committed = w->before | run_child(&finished, w->act, dir, &k);
-    survivors_check(dir, committed, UINT64_C(1) << w->attempted, w->attempted);
+    survivors_check(dir, committed, UINT64_C(1) << w->attempted | w->moved, w->attempted);
     tempdir_remove(dir);
     return finished;
 }
@@ -198,6 +239,19 @@ static void test_killed_while_aborting(void **state) {
     scene_make(*state, 0, 2);
     sweep w = {.template = *state, .act = child_aborts, .before = 3, .attempted = 2};
     assert_true(kill_everywhere("abort", &w) >= 5);
+}
+
+static void test_killed_while_deleting_and_collecting(void **state) {
+    scene_make(*state, 0, 3);
+    sweep w = {.template = *state, .act = child_deletes, .before = 1, .attempted = 3, .moved = 6};
+    assert_true(kill_everywhere("delete", &w) >= 20);
+}
+
+static void test_killed_while_bringing_back(void **state) {
+    scene_make(*state, 0, 3);
+    scene_trash(*state, 1, 2);
+    sweep w = {.template = *state, .act = child_undeletes, .before = 1, .attempted = 3, .moved = 6};
+    assert_true(kill_everywhere("undelete", &w) >= 10);
 }
 
 /* Makes DIR/store as a writer of step 2 leaves it that is killed at a certain step. */
@@ -262,6 +316,8 @@ int main(void) {
         cmocka_unit_test_setup_teardown(test_killed_while_saving_a_delta, setup, teardown),
         cmocka_unit_test_setup_teardown(test_killed_while_two_ranks_save, setup, teardown),
         cmocka_unit_test_setup_teardown(test_killed_while_aborting, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_killed_while_deleting_and_collecting, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_killed_while_bringing_back, setup, teardown),
         cmocka_unit_test_setup_teardown(test_killed_in_recovery, setup, teardown),
         cmocka_unit_test_setup_teardown(test_killed_in_rebuild, setup, teardown),
         cmocka_unit_test_setup_teardown(test_killed_while_the_catalog_is_mended, setup, teardown),

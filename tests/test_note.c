@@ -74,7 +74,7 @@ static part sample_part(void) {
 }
 
 static const tombstone sample_tombstone = {
-    .checkpoint = {{0x71}}, .run = "dead.run", .step = 12, .generation = 9};
+    .checkpoint = {{0x71}}, .run = "dead.run", .step = 12, .generation = 9, .deleted_ns = 77, .until_ns = 88};
 static const store_identity sample_identity = {{{0xaa, 0xbb}}, 1234567890123456789};
 
 static bytes encode(note_kind kind) {
@@ -244,6 +244,8 @@ static void test_part_tombstone_identity(void **state) {
     b = encode(NOTE_TOMBSTONE);
     assert_int_equal(tombstone_decode(&dead, &store_id, b.data, b.size, "p", NULL), CKD_OK);
     assert_memory_equal(&dead.checkpoint, &sample_tombstone.checkpoint, 16);
+    assert_int_equal(dead.deleted_ns, 77);
+    assert_int_equal(dead.until_ns, 88);
     assert_string_equal(dead.run, "dead.run");
     assert_true(dead.step == 12 && dead.generation == 9);
     bytes_free(&b);

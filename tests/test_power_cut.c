@@ -367,6 +367,40 @@ static void test_new_store_base_delta_and_ranks(void **state) {
     end("three saves", d, 3);
 }
 
+static void must(ckd_status status, const ckd_error *err) {
+    if (status != CKD_OK) {
+        fail_msg("%s", err->message);
+    }
+}
+
+/* Steps 1 and 2 go to the trash, come back, go again and are removed: whatever is listed can be loaded. */
+static void test_deleting(void **state) {
+    disk *d = *state;
+    ckd_error err = {0};
+    ckd_checkpoint c[2];
+    ckd_delete_options o = CKD_DELETE_OPTIONS_INIT;
+    scene_make(d->dir, 0, 3);
+    d->committed = 1;
+    d->possible = 7;
+    begin(d);
+    ckd_store *store = open_store(d, CKD_OPEN_WRITE);
+    must(ckd_store_find(&c[0], store, SCENE_RUN, 1, &err), &err);
+    must(ckd_store_find(&c[1], store, SCENE_RUN, 2, &err), &err);
+    ckd_id ids[] = {c[0].id, c[1].id};
+    must(ckd_store_delete(store, ids, 2, &o, &err), &err);
+    must(ckd_store_undelete(store, ids, 2, &err), &err);
+    d->committed = 7; /* until they are deleted again */
+    take_images(d);
+    d->committed = 1;
+    o.undo_s = 0;
+    must(ckd_store_delete(store, ids, 2, &o, &err), &err);
+    d->possible = 1;
+    must(ckd_store_collect(NULL, store, NULL, &err), &err);
+    ckd_store_close(store);
+    assert_true(d->image_count > 20);
+    end("delete", d, 3);
+}
+
 /* Whoever created the store died before its own names were durable. */
 static void creator_died(disk *d, const char *lost, ckd_open_mode mode) {
     ckd_store_close(open_store(d, CKD_OPEN_CREATE));
@@ -487,6 +521,7 @@ static void test_abort_leaves_nothing(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_new_store_base_delta_and_ranks, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_deleting, setup, teardown),
         cmocka_unit_test_setup_teardown(test_store_whose_creator_died, setup, teardown),
         cmocka_unit_test_setup_teardown(test_store_whose_creator_died_opened_for_writing, setup, teardown),
         cmocka_unit_test_setup_teardown(test_store_whose_creator_died_before_its_folder_was_synced, setup,

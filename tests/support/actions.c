@@ -106,6 +106,39 @@ static ckd_status call_report(action *a, ckd_error *err) {
     return status;
 }
 
+/* Those of the steps 1 and 2 that are listed, or in the trash: all of them, unless an attempt before did a part of it. */
+static ckd_status call_delete(action *a, ckd_error *err) {
+    ckd_checkpoint_list *list;
+    ckd_id ids[2];
+    size_t count = 0;
+    ckd_delete_options o = CKD_DELETE_OPTIONS_INIT;
+    o.undo_s = 0;
+    ckd_status status = ckd_store_list(&list, a->store, NULL, err);
+    for (size_t i = 0; status == CKD_OK && i < list->count; i++) {
+        if (list->items[i].step > 0) {
+            ids[count++] = list->items[i].id;
+        }
+    }
+    ckd_checkpoint_list_free(list);
+    return status == CKD_OK ? ckd_store_delete(a->store, ids, count, &o, err) : status;
+}
+
+static ckd_status call_collect(action *a, ckd_error *err) {
+    return ckd_store_collect(NULL, a->store, NULL, err);
+}
+
+static ckd_status call_undelete(action *a, ckd_error *err) {
+    ckd_trash *trash;
+    ckd_id ids[2];
+    ckd_status status = ckd_store_trash(&trash, a->store, err);
+    size_t count = status == CKD_OK ? trash->count : 0;
+    for (size_t i = 0; i < count; i++) {
+        ids[i] = trash->items[i].checkpoint.id;
+    }
+    ckd_trash_free(trash);
+    return status == CKD_OK ? ckd_store_undelete(a->store, ids, count, err) : status;
+}
+
 /* Begins, saves a blob, and gives up. */
 static ckd_status call_abort(action *a, ckd_error *err) {
     ckd_save *save;
@@ -158,6 +191,21 @@ void act_reads(action *a) {
         }
         attempt(a, "verify", call_verify);
         attempt(a, "report", call_report);
+    }
+}
+
+void act_deletes(action *a) {
+    a->mode = CKD_OPEN_WRITE;
+    if (attempt(a, "open", call_open) == CKD_OK && attempt(a, "delete", call_delete) == CKD_OK) {
+        a->gone = 6;
+        attempt(a, "collect", call_collect);
+    }
+}
+
+void act_undeletes(action *a) {
+    a->mode = CKD_OPEN_WRITE;
+    if (attempt(a, "open", call_open) == CKD_OK && attempt(a, "undelete", call_undelete) == CKD_OK) {
+        a->committed = 6;
     }
 }
 

@@ -20,6 +20,7 @@ typedef struct action {
     ckd_store *store; /* left open */
     ckd_open_mode mode;
     uint64_t step, committed; /* committed: bits of the steps that were reported so */
+    uint64_t gone;            /* of those that were reported deleted */
 } action;
 
 /* Each fails the test if a call fails without a fault in it, or gives wrong results. */
@@ -29,6 +30,8 @@ void act_saves_delta(action *a); /* of step 2, in a store with steps 0 and 1; th
 void act_saves_ready(action *a); /* with ready copies */
 void act_saves_ranks(action *a); /* by two ranks */
 void act_aborts(action *a);      /* a save of step 2 */
+void act_deletes(action *a);     /* steps 1 and 2, of 0, 1 and 2, and collects */
+void act_undeletes(action *a);   /* the same ones, which are in the trash */
 void act_opens(action *a);       /* for writing */
 void act_rebuilds(action *a);
 void act_reads(action *a); /* lists, loads and verifies the steps 0, 1 and 2 */

@@ -370,6 +370,21 @@ static void check_undamaged(ckd_store *store) {
     ckd_verify_result_free(result);
 }
 
+void scene_trash(const char *dir, uint64_t first, uint64_t count) {
+    ckd_store *store;
+    ckd_id ids[16];
+    ckd_delete_options o = CKD_DELETE_OPTIONS_INIT;
+    o.undo_s = 3600;
+    assert_int_equal(scene_open(&store, dir, CKD_OPEN_WRITE, NULL), CKD_OK);
+    for (uint64_t i = 0; i < count; i++) {
+        ckd_checkpoint c;
+        assert_int_equal(ckd_store_find(&c, store, SCENE_RUN, first + i, NULL), CKD_OK);
+        ids[i] = c.id;
+    }
+    assert_int_equal(ckd_store_delete(store, ids, count, &o, NULL), CKD_OK);
+    ckd_store_close(store);
+}
+
 void scene_check(ckd_store *store, uint64_t first, uint64_t count) {
     for (uint64_t i = 0; i < count; i++) {
         scene s = scene_of(first + i);

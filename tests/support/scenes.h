@@ -44,6 +44,8 @@ ckd_status scene_load_id(ckd_store *store, const ckd_id *id, const scene *s, ckd
 ckd_status scene_open(ckd_store **out, const char *dir, ckd_open_mode mode, ckd_error *err);
 /* DIR/store with the steps first ... first + count - 1 of SCENE_RUN. Fails the test unless it works. */
 void scene_make(const char *dir, uint64_t first, uint64_t count);
+/* Moves the steps to the trash, for an hour. */
+void scene_trash(const char *dir, uint64_t first, uint64_t count);
 /* Fails the test unless the steps are right, and no damage is found. */
 void scene_check(ckd_store *store, uint64_t first, uint64_t count);
 

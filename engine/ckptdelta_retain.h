@@ -1,0 +1,79 @@
+/*
+ * ckptdelta, what a store keeps: deleting checkpoints, taking that back, and giving their room back to the file system. Part of
+ * ckptdelta.h, which includes it; the same conventions hold.
+ *
+ * A deleted checkpoint is in the trash first: it is listed no more, and all its files are still there. It can be brought back until
+ * its files are removed, which a collection does when its time is over.
+ */
+#ifndef CKPTDELTA_RETAIN_H
+#define CKPTDELTA_RETAIN_H
+
+#include "ckptdelta.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct ckd_delete_options {
+    size_t struct_size;
+    uint64_t
+        undo_s; /* seconds for which it can be taken back; 0: a collection may remove the files at once */
+} ckd_delete_options;
+#define CKD_DELETE_OPTIONS_INIT \
+    { .struct_size = sizeof(ckd_delete_options), .undo_s = 24 * 3600 }
+
+/*
+ * Moves checkpoints to the trash: all of them, or none if one may not go. Those go first that others are deltas on last, so that whenever this
+ * is interrupted, what is listed can be loaded; then it can be repeated with those that are left. options may be NULL. Errors:
+ * NOT_FOUND (an id that is not listed), INVALID (an id twice), STATE (a checkpoint that stays is a delta on one of them: the message names
+ * both), BUSY (a save in progress builds on one of them), CORRUPT and UNSUPPORTED (a manifest that cannot be read: what it needs is not
+ * known, so nothing is deleted), READ_ONLY, NOSPACE, IO, NOMEM.
+ */
+CKD_API ckd_status ckd_store_delete(ckd_store *store, const ckd_id *checkpoints, size_t count,
+                                    const ckd_delete_options *options, ckd_error *err);
+
+typedef struct ckd_trashed {
+    ckd_checkpoint checkpoint;
+    uint64_t deleted_ns, until_ns; /* since 1970: deleted at, can be taken back until */
+} ckd_trashed;
+typedef struct ckd_trash {
+    size_t count;
+    ckd_trashed *items;  /* by run name, then step */
+    uint64_t file_bytes; /* what removing all of them would free */
+} ckd_trash;
+/* What is in the trash. Release with ckd_trash_free. Errors: as ckd_store_delete. */
+CKD_API ckd_status ckd_store_trash(ckd_trash **out, ckd_store *store, ckd_error *err);
+CKD_API void ckd_trash_free(ckd_trash *trash);
+
+/*
+ * Lists deleted checkpoints again: all of them, or none if one cannot come back. Errors: NOT_FOUND (an id that is not in the trash, or
+ * whose files are being removed), STATE (it is a delta on one that stays in the trash), EXISTS (its run and step were saved anew), and
+ * those of ckd_store_delete.
+ */
+CKD_API ckd_status ckd_store_undelete(ckd_store *store, const ckd_id *checkpoints, size_t count,
+                                      ckd_error *err);
+
+typedef struct ckd_collect_options {
+    size_t struct_size;
+    int all;     /* also what could still be taken back */
+    int dry_run; /* only count */
+} ckd_collect_options;
+#define CKD_COLLECT_OPTIONS_INIT \
+    { .struct_size = sizeof(ckd_collect_options) }
+
+typedef struct ckd_collected {
+    uint64_t checkpoints, files, bytes; /* removed */
+    uint64_t waiting;                   /* checkpoints that stay in the trash */
+} ckd_collected;
+/*
+ * Removes for good what is in the trash and can no longer be taken back. Files that others need, too, stay. Waits until no load or save of any process
+ * is under way, at most as long as the store's lock_timeout_ms. Whoever opens a store for writing does the same if it need not wait. out and options may
+ * be NULL. Errors: BUSY, and those of ckd_store_delete.
+ */
+CKD_API ckd_status ckd_store_collect(ckd_collected *out, ckd_store *store, const ckd_collect_options *options,
+                                     ckd_error *err);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,337 @@
+/*
+ * What is in the trash, and emptying it. Files go in an order that an interruption at any point leaves in order: chunk files, then manifests,
+ * then tombstones, each directory synced before the next. Until its tombstone goes, no checkpoint comes back by itself.
+ */
+#include "engine/trash.h"
+
+#include <stdlib.h>
+
+#include "engine/needs.h"
+#include "engine/ranks.h"
+
+/* ---- chunk files ---- */
+
+typedef struct file_use {
+    ckd_id id;
+    uint64_t size;
+    bool stays; /* somebody who stays needs it */
+} file_use;
+
+typedef struct file_uses {
+    file_use *items; /* one for each file, by id */
+    size_t count;
+} file_uses;
+
+static int by_file(const void *a, const void *b) {
+    const file_use *x = a, *y = b;
+    int order = memcmp(&x->id, &y->id, sizeof(ckd_id));
+    return order ? order : (int)y->stays - (int)x->stays;
+}
+
+/* Of all manifests; those of the chosen ones go. */
+static ckd_status uses_of(file_uses *out, const needs *n, ckd_error *err) {
+    size_t total = 0, used = 0;
+    for (size_t i = 0; i < n->count; i++) {
+        total += n->items[i].m.file_count;
+    }
+    *out = (file_uses){.items = calloc(total + 1, sizeof(file_use))};
+    if (!out->items) {
+        return err_nomem(err, total * sizeof(file_use), "chunk file names");
+    }
+    for (size_t i = 0; i < n->count; i++) {
+        const need *x = &n->items[i];
+        for (size_t k = 0; k < x->m.file_count; k++) {
+            out->items[used++] = (file_use){x->m.files[k].id, x->m.files[k].size, !x->chosen};
+        }
+    }
+    qsort(out->items, used, sizeof(file_use), by_file);
+    for (size_t i = 0; i < used; i++) { /* whether it stays: the first of equal ones knows */
+        if (out->count == 0 || !id_equal(&out->items[out->count - 1].id, &out->items[i].id)) {
+            out->items[out->count++] = out->items[i];
+        }
+    }
+    return CKD_OK;
+}
+
+/* ---- which may go ---- */
+
+/*
+ * Chooses what is dead and of which the time is over, but for what others in the trash need that may still come back. What is listed needs none
+ * of them, or it could not have been deleted.
+ */
+static void choose_expired(needs *n, bool all) {
+    uint64_t now = clock_wall_ns();
+    for (size_t i = 0; i < n->count; i++) {
+        n->items[i].chosen = n->items[i].is_dead && (all || n->items[i].dead.until_ns <= now);
+    }
+    for (bool changed = true; changed;) {
+        changed = false;
+        for (size_t i = 0; i < n->count; i++) {
+            const need *x = &n->items[i];
+            for (size_t k = 0; k < x->m.dependency_count && !x->chosen; k++) {
+                need *d = needs_find(n, &x->m.dependencies[k]);
+                changed = changed || (d && d->chosen);
+                if (d) {
+                    d->chosen = false;
+                }
+            }
+        }
+    }
+}
+
+/* ---- removing ---- */
+
+static ckd_status remove_files(const ckd_store *store, const file_uses *files, ckd_error *err) {
+    ckd_status status = CKD_OK;
+    for (size_t i = 0; i < files->count && status == CKD_OK; i++) {
+        if (!files->items[i].stays) {
+            status = file_remove(path_chunk(store->path, &files->items[i].id, "").text, true, err);
+        }
+    }
+    return status == CKD_OK ? dir_sync(path_in(store->path, DIR_CHUNKS).text, err) : status;
+}
+
+static ckd_status remove_manifests(const ckd_store *store, const needs *n, ckd_error *err) {
+    ckd_status status = CKD_OK;
+    for (size_t i = 0; i < n->count && status == CKD_OK; i++) {
+        const ckd_checkpoint *c = &n->items[i].m.checkpoint;
+        if (n->items[i].chosen) {
+            status = file_remove(path_manifest(store->path, c->run, c->step, c->generation).text, true, err);
+        }
+    }
+    return status == CKD_OK ? dir_sync(path_in(store->path, DIR_MANIFESTS).text, err) : status;
+}
+
+/* Tombstones that no manifest needs any more, also those whose manifests an earlier collection has removed. */
+static ckd_status remove_tombstones(const ckd_store *store, ckd_error *err) {
+    manifest_list names = {0}, tombstones = {0};
+    ckd_status status = manifests_read_all(&names, store, err);
+    if (status == CKD_OK) {
+        status = manifests_tombstones(&tombstones, store, err);
+    }
+    bool *needed = calloc(tombstones.count + 1, sizeof(*needed));
+    if (status == CKD_OK && !needed) {
+        status = err_nomem(err, tombstones.count, "tombstones");
+    }
+    for (size_t k = 0; k < names.count && status == CKD_OK; k++) {
+        const manifest_name *killer = manifests_killer(&tombstones, &names.items[k]);
+        if (killer) {
+            needed[killer - tombstones.items] = true;
+        }
+    }
+    for (size_t i = 0; i < tombstones.count && status == CKD_OK; i++) {
+        const manifest_name *t = &tombstones.items[i];
+        if (!needed[i]) {
+            status = file_remove(path_tombstone(store->path, t->run, t->step, t->generation).text, true, err);
+        }
+    }
+    if (status == CKD_OK && tombstones.count) {
+        status = dir_sync(path_in(store->path, DIR_TOMBSTONES).text, err);
+    }
+    free(needed);
+    manifests_free(&names);
+    manifests_free(&tombstones);
+    return status;
+}
+
+static void count_up(ckd_collected *out, const needs *n, const file_uses *files) {
+    for (size_t i = 0; i < n->count; i++) {
+        const need *x = &n->items[i];
+        out->checkpoints += x->chosen && !x->superseded;
+        out->waiting += x->is_dead && !x->chosen && !x->superseded;
+        out->bytes += x->chosen ? x->m.file_bytes : 0;
+    }
+    for (size_t i = 0; i < files->count; i++) {
+        out->files += !files->items[i].stays;
+        out->bytes += files->items[i].stays ? 0 : files->items[i].size;
+    }
+}
+
+/* Under the publish lock, and unless `dry` under the exclusive reader lock. */
+static ckd_status collect(ckd_collected *out, const ckd_store *store, bool all, bool dry, ckd_error *err) {
+    needs n = {0};
+    file_uses files = {0};
+    ckd_status status = needs_read(&n, store, err);
+    if (status == CKD_OK) {
+        choose_expired(&n, all);
+        status = uses_of(&files, &n, err);
+    }
+    if (status == CKD_OK) {
+        count_up(out, &n, &files);
+    }
+    if (status == CKD_OK && !dry) {
+        status = out->checkpoints ? remove_files(store, &files, err) : CKD_OK;
+        if (status == CKD_OK && out->checkpoints) {
+            status = remove_manifests(store, &n, err);
+        }
+        status = status == CKD_OK ? remove_tombstones(store, err) : status;
+    }
+    free(files.items);
+    needs_free(&n);
+    return status;
+}
+
+/* ---- locks ---- */
+
+typedef struct attempt {
+    const ckd_store *store;
+    bool all;
+    ckd_collected *out;
+} attempt;
+
+/*
+ * Savers hold the reader lock and wait for the publish lock: whoever has that one must not wait for the other, but let go of both
+ * and come again.
+ */
+static ckd_status try_collect(void *context, ckd_error *err) {
+    attempt *a = context;
+    file_lock *publish, *readers;
+    ckd_status status = store_lock_publish(&publish, a->store, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    status =
+        lock_acquire(&readers, path_in(a->store->path, FILE_READER_LOCK).text, LOCK_EXCLUSIVE, true, 0, err);
+    if (status == CKD_OK) {
+        status = collect(a->out, a->store, a->all, false, err);
+        lock_release(readers);
+    } else if (status == CKD_E_BUSY) {
+        status = err_set(
+            err, CKD_E_BUSY,
+            "loads or saves are under way, which may read what is to be removed; try again when they have ended");
+    }
+    lock_release(publish);
+    return status;
+}
+
+static ckd_status count_only(ckd_collected *out, const ckd_store *store, bool all, ckd_error *err) {
+    file_lock *publish;
+    ckd_status status = store_lock_publish(&publish, store, err);
+    if (status == CKD_OK) {
+        status = collect(out, store, all, true, err);
+        lock_release(publish);
+    }
+    return status;
+}
+
+ckd_status ckd_store_collect(ckd_collected *out, ckd_store *store, const ckd_collect_options *options,
+                             ckd_error *err) {
+    ckd_collect_options defaults = CKD_COLLECT_OPTIONS_INIT;
+    const ckd_collect_options *o = options ? options : &defaults;
+    ckd_collected result = {0};
+    if (out) {
+        *out = result;
+    }
+    ckd_status status = store_check_writable(store, err);
+    if (status == CKD_OK) {
+        attempt a = {store, o->all != 0, &result};
+        uint32_t timeout = store->options.lock_timeout_ms;
+        status =
+            o->dry_run ? count_only(&result, store, a.all, err) : keep_trying(try_collect, &a, timeout, err);
+    }
+    if (out && status == CKD_OK) {
+        *out = result;
+    }
+    return status;
+}
+
+/* Is there a tombstone whose time is over? To know that, no manifest has to be read. */
+static bool any_expired(const ckd_store *store) {
+    manifest_list tombstones = {0};
+    bool any = false;
+    if (manifests_tombstones(&tombstones, store, NULL) != CKD_OK) {
+        return false;
+    }
+    for (size_t i = 0; i < tombstones.count && !any; i++) {
+        tombstone t;
+        any =
+            tombstone_read(&t, store, &tombstones.items[i], NULL) == CKD_OK && t.until_ns <= clock_wall_ns();
+    }
+    manifests_free(&tombstones);
+    return any;
+}
+
+ckd_status trash_collect_now(ckd_store *store, ckd_error *err) {
+    file_lock *readers;
+    ckd_collected result = {0};
+    if (!any_expired(store) || lock_acquire(&readers, path_in(store->path, FILE_READER_LOCK).text,
+                                            LOCK_EXCLUSIVE, true, 0, NULL) != CKD_OK) {
+        return CKD_OK; /* somebody reads; another time */
+    }
+    ckd_error why = {0};
+    ckd_status status = collect(&result, store, false, false, &why);
+    lock_release(readers);
+    if (status == CKD_E_NOMEM) {
+        return err_from(err, status, &why);
+    }
+    if (status != CKD_OK) {
+        store_message(store, "the trash is not emptied: %s", why.message);
+    } else if (result.checkpoints) {
+        store_message(store, "removed %llu deleted checkpoints, whose time was over",
+                      (unsigned long long)result.checkpoints);
+    }
+    return CKD_OK;
+}
+
+/* ---- listing ---- */
+
+static int by_run_and_step(const void *a, const void *b) {
+    const ckd_trashed *x = a, *y = b;
+    int order = strcmp(x->checkpoint.run, y->checkpoint.run);
+    if (order) {
+        return order;
+    }
+    if (x->checkpoint.step != y->checkpoint.step) {
+        return x->checkpoint.step < y->checkpoint.step ? -1 : 1;
+    }
+    return x->deleted_ns < y->deleted_ns ? -1 : x->deleted_ns > y->deleted_ns;
+}
+
+static ckd_status list_trash(ckd_trash *out, needs *n, ckd_error *err) {
+    ckd_collected all = {0};
+    file_uses files = {0};
+    choose_expired(n, true);
+    ckd_status status = uses_of(&files, n, err);
+    if (status == CKD_OK) {
+        count_up(&all, n, &files);
+        out->items = calloc(all.checkpoints + 1, sizeof(*out->items));
+        status = out->items ? CKD_OK : err_nomem(err, n->count * sizeof(*out->items), "a list of the trash");
+    }
+    free(files.items);
+    for (size_t i = 0; i < n->count && status == CKD_OK; i++) {
+        const need *x = &n->items[i];
+        if (x->chosen && !x->superseded) {
+            out->items[out->count++] = (ckd_trashed){x->m.checkpoint, x->dead.deleted_ns, x->dead.until_ns};
+        }
+    }
+    if (out->count) {
+        qsort(out->items, out->count, sizeof(*out->items), by_run_and_step);
+    }
+    out->file_bytes = all.bytes;
+    return status;
+}
+
+ckd_status ckd_store_trash(ckd_trash **out, ckd_store *store, ckd_error *err) {
+    needs n = {0};
+    *out = NULL;
+    ckd_trash *trash = calloc(1, sizeof(*trash));
+    ckd_status status =
+        trash ? needs_read(&n, store, err) : err_nomem(err, sizeof(*trash), "a list of the trash");
+    if (status == CKD_OK) {
+        status = list_trash(trash, &n, err);
+    }
+    needs_free(&n);
+    if (status != CKD_OK) {
+        ckd_trash_free(trash);
+        return status;
+    }
+    *out = trash;
+    return CKD_OK;
+}
+
+void ckd_trash_free(ckd_trash *trash) {
+    if (trash) {
+        free(trash->items);
+        free(trash);
+    }
+}

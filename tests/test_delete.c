@@ -1,0 +1,437 @@
+/*
+ * Deleting checkpoints: what stays can be loaded, what went can come back, and what is removed frees its room; and what must not be
+ * deleted is not.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+#include <unistd.h>
+
+#include "base/file.h"
+#include "tests/support/checkpoints.h"
+#include "tests/support/scenes.h"
+#include "tests/support/scratch.h"
+#include "tests/support/tempdir.h"
+#include "tests/support/xorshift.h"
+
+static ckd_id id_of(ckd_store *store, uint64_t step) {
+    ckd_checkpoint c;
+    assert_int_equal(ckd_store_find(&c, store, SCENE_RUN, step, NULL), CKD_OK);
+    return c.id;
+}
+
+static ckd_status delete_steps(ckd_store *store, const uint64_t *steps, size_t count, uint64_t undo_s,
+                               ckd_error *err) {
+    ckd_id ids[16];
+    ckd_delete_options o = CKD_DELETE_OPTIONS_INIT;
+    o.undo_s = undo_s;
+    for (size_t i = 0; i < count; i++) {
+        ids[i] = id_of(store, steps[i]);
+    }
+    return ckd_store_delete(store, ids, count, &o, err);
+}
+
+static void check_deleted(ckd_store *store, const uint64_t *steps, size_t count, uint64_t undo_s) {
+    ckd_error err = {0};
+    if (delete_steps(store, steps, count, undo_s, &err) != CKD_OK) {
+        fail_msg("delete: %s (%s)", err.message, err.file);
+    }
+}
+
+/* Bits of the steps that are listed; each must load. */
+static uint64_t steps_of(ckd_store *store) {
+    ckd_checkpoint_list *list;
+    uint64_t bits = 0;
+    ckd_error err = {0};
+    assert_int_equal(ckd_store_list(&list, store, NULL, NULL), CKD_OK);
+    for (size_t i = 0; i < list->count; i++) {
+        scene s = scene_of(list->items[i].step);
+        if (scene_load(store, &s, &err) != CKD_OK) {
+            fail_msg("step %llu: %s", (unsigned long long)s.step, err.message);
+        }
+        bits |= UINT64_C(1) << s.step;
+    }
+    ckd_checkpoint_list_free(list);
+    return bits;
+}
+
+static size_t files_in(const char *dir, const char *folder) {
+    dir_list list;
+    assert_int_equal(dir_list_read(&list, store_path_of(dir, folder), NULL), CKD_OK);
+    size_t count = list.count;
+    dir_list_free(&list);
+    return count;
+}
+
+static ckd_store *open_store(const char *dir) {
+    ckd_store *store;
+    ckd_error err = {0};
+    if (scene_open(&store, dir, CKD_OPEN_WRITE, &err) != CKD_OK) {
+        fail_msg("open: %s", err.message);
+    }
+    return store;
+}
+
+static ckd_store *make_steps(const char *dir, uint64_t count) {
+    scene_make(dir, 0, count);
+    return open_store(dir);
+}
+
+static const uint64_t last_two[] = {1, 2}, two_first[] = {0, 1}, step_2[] = {2}, step_1[] = {1};
+
+static void test_deleted_is_gone_and_comes_back(void **state) {
+    ckd_store *store = make_steps(*state, 3);
+    ckd_id gone = id_of(store, 2);
+    ckd_trash *trash;
+    check_deleted(store, step_2, 1, 3600);
+    assert_int_equal(steps_of(store), 3);
+    scene s = scene_of(2);
+    assert_int_equal(scene_load_id(store, &gone, &s, NULL), CKD_E_NOT_FOUND);
+    assert_int_equal(ckd_store_trash(&trash, store, NULL), CKD_OK);
+    assert_int_equal(trash->count, 1);
+    assert_memory_equal(&trash->items[0].checkpoint.id, &gone, sizeof(gone));
+    assert_int_equal(trash->items[0].until_ns - trash->items[0].deleted_ns, UINT64_C(3600000000000));
+    ckd_trash_free(trash);
+
+    assert_int_equal(ckd_store_undelete(store, &gone, 1, NULL), CKD_OK);
+    assert_int_equal(steps_of(store), 7);
+    assert_int_equal(files_in(*state, "data/t"), 0);
+    assert_int_equal(ckd_store_undelete(store, &gone, 1, NULL), CKD_E_NOT_FOUND);
+    ckd_store_close(store);
+}
+
+/* A second handle, a reader and a catalog made anew see the same. */
+static void test_all_see_the_same(void **state) {
+    ckd_store *store = make_steps(*state, 3), *other = open_store(*state), *second;
+    check_deleted(store, last_two, 2, 3600);
+    assert_int_equal(steps_of(other), 1);
+    assert_int_equal(scene_open(&second, *state, CKD_OPEN_READ, NULL), CKD_OK);
+    assert_int_equal(steps_of(second), 1);
+    ckd_store_close(second);
+    ckd_store_close(other);
+    ckd_store_close(store);
+    assert_int_equal(ckd_store_rebuild(NULL, store_path_of(*state, ""), NULL, NULL), CKD_OK);
+    store = open_store(*state);
+    assert_int_equal(steps_of(store), 1);
+    ckd_store_close(store);
+}
+
+static void test_what_others_need_stays(void **state) {
+    ckd_store *store = make_steps(*state, 3);
+    ckd_error err = {0};
+    assert_int_equal(delete_steps(store, step_1, 1, 0, &err), CKD_E_STATE);
+    assert_non_null(strstr(err.message, "run@2 is a delta on run@1"));
+    assert_int_equal(delete_steps(store, two_first, 2, 0, &err), CKD_E_STATE);
+    assert_int_equal(steps_of(store), 7);
+    assert_int_equal(files_in(*state, "data/t"), 0);
+
+    ckd_id twice[] = {id_of(store, 2), id_of(store, 2)}, unknown = {{7}};
+    assert_int_equal(ckd_store_delete(store, twice, 2, NULL, &err), CKD_E_INVALID);
+    assert_int_equal(ckd_store_delete(store, &unknown, 1, NULL, &err), CKD_E_NOT_FOUND);
+    assert_int_equal(steps_of(store), 7);
+    ckd_store_close(store);
+    assert_int_equal(scene_open(&store, *state, CKD_OPEN_READ, NULL), CKD_OK);
+    assert_int_equal(ckd_store_delete(store, twice, 1, NULL, &err), CKD_E_READ_ONLY);
+    assert_int_equal(ckd_store_collect(NULL, store, NULL, &err), CKD_E_READ_ONLY);
+    ckd_store_close(store);
+}
+
+static void test_nothing_comes_back_without_what_it_needs(void **state) {
+    ckd_store *store = make_steps(*state, 3);
+    ckd_error err = {0};
+    ckd_id ids[] = {id_of(store, 2), id_of(store, 1)};
+    check_deleted(store, last_two, 2, 3600);
+    assert_int_equal(ckd_store_undelete(store, ids, 1, &err), CKD_E_STATE);
+    assert_non_null(strstr(err.message, "run@2 is a delta on run@1"));
+    assert_int_equal(steps_of(store), 1);
+    assert_int_equal(ckd_store_undelete(store, ids, 2, &err), CKD_OK);
+    assert_int_equal(steps_of(store), 7);
+    ckd_store_close(store);
+}
+
+static ckd_collected collect(ckd_store *store, int all, int dry_run) {
+    ckd_collected c;
+    ckd_error err = {0};
+    ckd_collect_options o = CKD_COLLECT_OPTIONS_INIT;
+    o.all = all;
+    o.dry_run = dry_run;
+    if (ckd_store_collect(&c, store, &o, &err) != CKD_OK) {
+        fail_msg("collect: %s (%s)", err.message, err.file);
+    }
+    return c;
+}
+
+static void test_collecting_frees_what_it_says(void **state) {
+    ckd_store *store = make_steps(*state, 3);
+    ckd_id gone = id_of(store, 2);
+    uint64_t before, after;
+    ckd_trash *trash;
+    check_deleted(store, last_two, 2, 3600);
+    ckd_collected c = collect(store, 0, 0);
+    assert_int_equal(c.checkpoints, 0);
+    assert_int_equal(c.waiting, 2);
+    assert_int_equal(files_in(*state, "data/c"), 3);
+
+    assert_int_equal(ckd_store_trash(&trash, store, NULL), CKD_OK);
+    ckd_collected would = collect(store, 1, 1);
+    assert_int_equal(files_in(*state, "data/c"), 3);
+    assert_int_equal(trash->file_bytes, would.bytes);
+    ckd_trash_free(trash);
+    assert_int_equal(dir_bytes(&before, store_path_of(*state, "data"), NULL), CKD_OK);
+    uint64_t tombstones;
+    assert_int_equal(dir_bytes(&tombstones, store_path_of(*state, "data/t"), NULL), CKD_OK);
+    c = collect(store, 1, 0);
+    assert_int_equal(dir_bytes(&after, store_path_of(*state, "data"), NULL), CKD_OK);
+    assert_int_equal(c.checkpoints, 2);
+    assert_int_equal(c.files, 2);
+    assert_int_equal(c.bytes, would.bytes);
+    assert_int_equal(before - after, c.bytes + tombstones);
+    assert_int_equal(files_in(*state, "data/c"), 1);
+    assert_int_equal(files_in(*state, "data/m"), 1);
+    assert_int_equal(files_in(*state, "data/t"), 0);
+    assert_int_equal(ckd_store_undelete(store, &gone, 1, NULL), CKD_E_NOT_FOUND);
+    scene_check(store, 0, 1);
+    ckd_store_close(store);
+    store_check_clean(*state);
+}
+
+/* What is over goes when the store is opened for writing; not what an other one in the trash still needs to come back. */
+static void test_opening_collects_what_is_over(void **state) {
+    ckd_store *store = make_steps(*state, 4);
+    static const uint64_t step_3[] = {3}, middle[] = {1, 2};
+    ckd_id ids[] = {id_of(store, 1), id_of(store, 2), id_of(store, 3)};
+    check_deleted(store, step_3, 1, 3600);
+    check_deleted(store, middle, 2, 0);
+    ckd_store_close(store);
+    store = open_store(*state);
+    assert_int_equal(files_in(*state, "data/c"), 4);
+    assert_int_equal(ckd_store_undelete(store, ids, 3, NULL), CKD_OK);
+    assert_int_equal(steps_of(store), 15);
+    check_deleted(store, step_3, 1, 0);
+    ckd_store_close(store);
+    store = open_store(*state);
+    assert_int_equal(files_in(*state, "data/c"), 3);
+    assert_int_equal(files_in(*state, "data/t"), 0);
+    assert_int_equal(steps_of(store), 7);
+    ckd_store_close(store);
+}
+
+static void test_saved_anew_under_the_same_name(void **state) {
+    ckd_store *store = make_steps(*state, 3);
+    ckd_id old = id_of(store, 2);
+    ckd_error err = {0};
+    check_deleted(store, step_2, 1, 3600);
+    scene s = scene_of(2);
+    assert_int_equal(scene_save(NULL, store, &s, &err), CKD_OK);
+    assert_int_equal(steps_of(store), 7);
+    ckd_id new = id_of(store, 2);
+    assert_memory_not_equal(&old, &new, sizeof(old));
+    assert_int_equal(ckd_store_undelete(store, &old, 1, &err), CKD_E_EXISTS);
+
+    check_deleted(store, step_2, 1, 3600); /* that one as well: only the last can come back */
+    assert_int_equal(ckd_store_undelete(store, &old, 1, &err), CKD_E_EXISTS);
+    assert_int_equal(ckd_store_undelete(store, &new, 1, &err), CKD_OK);
+    assert_int_equal(steps_of(store), 7);
+    assert_int_equal(collect(store, 1, 0).checkpoints, 1);
+    assert_int_equal(steps_of(store), 7);
+    ckd_id now = id_of(store, 2);
+    assert_memory_equal(&now, &new, sizeof(new));
+    ckd_store_close(store);
+    store_check_clean(*state);
+}
+
+static void test_what_a_save_builds_on_stays(void **state) {
+    ckd_store *store = make_steps(*state, 2);
+    ckd_error err = {0};
+    ckd_save *save = begin_save(store, SCENE_RUN, 2);
+    assert_int_equal(delete_steps(store, step_1, 1, 0, &err), CKD_E_BUSY);
+    assert_non_null(strstr(err.message, "a save of run@2 in progress builds on run@1"));
+    scene s = scene_of(2);
+    assert_int_equal(scene_finish(NULL, save, &s, &err), CKD_OK);
+    assert_int_equal(steps_of(store), 7);
+    save = begin_save(store, SCENE_RUN, 3);
+    ckd_save_abort(save);
+    check_deleted(store, last_two, 2, 0);
+    ckd_store_close(store);
+}
+
+static void test_collecting_waits_for_readers(void **state) {
+    ckd_store *store, *writer;
+    ckd_error err = {0};
+    ckd_load *load;
+    scene_make(*state, 0, 3);
+    ckd_store_options o = CKD_STORE_OPTIONS_INIT;
+    o.lock_timeout_ms = 50;
+    assert_int_equal(ckd_store_open(&store, store_path_of(*state, ""), CKD_OPEN_WRITE, &o, NULL), CKD_OK);
+    ckd_id id = id_of(store, 2);
+    assert_int_equal(ckd_load_begin(&load, store, &id, NULL), CKD_OK);
+    check_deleted(store, step_2, 1, 0);
+    assert_int_equal(ckd_store_collect(NULL, store, NULL, &err), CKD_E_BUSY);
+    writer = open_store(*state); /* does not wait */
+    assert_int_equal(files_in(*state, "data/c"), 3);
+    ckd_store_close(writer);
+    ckd_load_end(load);
+    assert_int_equal(collect(store, 0, 0).checkpoints, 1);
+    assert_int_equal(files_in(*state, "data/c"), 2);
+    ckd_store_close(store);
+}
+
+static void test_nothing_goes_where_a_manifest_cannot_be_read(void **state) {
+    ckd_store *store = make_steps(*state, 3);
+    ckd_error err = {0};
+    check_deleted(store, step_2, 1, 0);
+    const char *path = store_path_of(*state, "data/m/run.1.0");
+    size_t size;
+    unsigned char *manifest = read_whole_file(path, &size);
+    manifest[size / 2] ^= 1;
+    write_whole_file(path, manifest, size);
+    ckd_id id = id_of(store, 0);
+    assert_int_equal(ckd_store_delete(store, &id, 1, NULL, &err), CKD_E_CORRUPT);
+    assert_non_null(strstr(err.file, "run.1.0"));
+    assert_int_equal(ckd_store_collect(NULL, store, NULL, &err), CKD_E_CORRUPT);
+    ckd_store_close(store);
+    assert_int_equal(files_in(*state, "data/c"), 3);
+    free(manifest);
+}
+
+static void test_files_that_were_removed_do_not_come_back(void **state) {
+    ckd_store *store = make_steps(*state, 3);
+    ckd_error err = {0};
+    ckd_id id = id_of(store, 2);
+    size_t before = files_in(*state, "data/c");
+    check_deleted(store, step_2, 1, 3600);
+    dir_list list;
+    assert_int_equal(dir_list_read(&list, store_path_of(*state, "data/c"), NULL), CKD_OK);
+    for (size_t i = 0; i < list.count; i++) { /* as a collection that was interrupted does */
+        char path[128];
+        snprintf(path, sizeof(path), "data/c/%s", list.names[i]);
+        assert_int_equal(unlink(store_path_of(*state, path)), 0);
+    }
+    assert_int_equal(before, list.count);
+    dir_list_free(&list);
+    assert_int_equal(ckd_store_undelete(store, &id, 1, &err), CKD_E_NOT_FOUND);
+    assert_non_null(strstr(err.message, "cannot come back"));
+    ckd_store_close(store);
+}
+
+/* ---- any order of things ---- */
+
+typedef struct model {
+    ckd_store *store;
+    uint64_t listed, trashed; /* bits of steps */
+    ckd_id ids[32];
+} model;
+
+static void model_saves(model *m, uint64_t step) {
+    ckd_error err = {0};
+    scene s = scene_of(step);
+    ckd_checkpoint c;
+    if (scene_save(&c, m->store, &s, &err) != CKD_OK) {
+        fail_msg("save: %s", err.message);
+    }
+    m->ids[step] = c.id;
+    m->listed |= UINT64_C(1) << step;
+    m->trashed &= ~(UINT64_C(1) << step); /* what it was before cannot come back */
+}
+
+/* Moves some to the other side; refused, nothing may have changed. */
+static void model_moves(model *m, uint64_t which, bool deletes) {
+    ckd_id ids[32];
+    size_t count = 0;
+    ckd_error err = {0};
+    for (uint64_t step = 0; step < 32; step++) {
+        if (which >> step & 1) {
+            ids[count++] = m->ids[step];
+        }
+    }
+    ckd_delete_options o = CKD_DELETE_OPTIONS_INIT;
+    ckd_status status = deletes ? ckd_store_delete(m->store, ids, count, &o, &err)
+                                : ckd_store_undelete(m->store, ids, count, &err);
+    if (status == CKD_OK) {
+        m->listed ^= which;
+        m->trashed ^= which;
+    } else if (status != CKD_E_STATE) {
+        fail_msg("%s: %s: %s", deletes ? "delete" : "undelete", ckd_status_name(status), err.message);
+    }
+}
+
+static void test_any_order_of_things(void **state) {
+    uint64_t moved = 0;
+    model m = {.store = make_steps(*state, 1), .listed = 1};
+    m.ids[0] = id_of(m.store, 0);
+    for (int turn = 0; turn < (under_sanitizer() ? 60 : 300); turn++) {
+        uint64_t r = next_random(), step = r >> 8 & 15;
+        uint64_t some = next_random() & (r & 1024 ? UINT64_MAX : next_random());
+        uint64_t listed = m.listed, before = moved;
+        switch (r % 8) {
+        case 0:
+        case 1:
+        case 2:
+            if (!(m.listed >> step & 1)) {
+                model_saves(&m, step);
+            }
+            break;
+        case 3:
+        case 4:
+            model_moves(&m, m.listed & some, true);
+            break;
+        case 5:
+            model_moves(&m, m.trashed & some, false);
+            break;
+        case 6:
+            if (r & 2048) {
+                collect(m.store, 1, 0);
+                m.trashed = 0;
+            }
+            break;
+        default:
+            ckd_store_close(m.store);
+            m.store = open_store(*state);
+        }
+        moved += listed != m.listed;
+        if (moved != before) {
+            assert_int_equal(steps_of(m.store), m.listed);
+        }
+    }
+    assert_true(moved > 30);
+    collect(m.store, 1, 0);
+    ckd_store_close(m.store);
+    store_check_clean(*state);
+    assert_int_equal(files_in(*state, "data/m"), __builtin_popcountll(m.listed));
+}
+
+static int setup(void **state) {
+    *state = tempdir_create();
+    return 0;
+}
+static int teardown(void **state) {
+    tempdir_remove(*state);
+    return 0;
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(test_deleted_is_gone_and_comes_back, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_all_see_the_same, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_what_others_need_stays, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_nothing_comes_back_without_what_it_needs, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_collecting_frees_what_it_says, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_opening_collects_what_is_over, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_saved_anew_under_the_same_name, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_what_a_save_builds_on_stays, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_collecting_waits_for_readers, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_nothing_goes_where_a_manifest_cannot_be_read, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_files_that_were_removed_do_not_come_back, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_any_order_of_things, setup, teardown),
+    };
+    scratch_begin();
+    int failed = cmocka_run_group_tests_name("delete", tests, NULL, NULL);
+    scratch_end();
+    return failed;
+}
