@@ -20,6 +20,9 @@ static const struct command {
     {"diff", "ckptdelta diff", "compare two checkpoints tensor by tensor", cmd_diff},
     {"report", "ckptdelta report", "tell how much a store holds and takes, by run and by role", cmd_report},
     {"verify", "ckptdelta verify", "check every hash, down to the reconstructed values", cmd_verify},
+    {"delete", "ckptdelta delete", "delete checkpoints; that can be taken back", cmd_delete},
+    {"prune", "ckptdelta prune", "delete all checkpoints that a policy does not keep", cmd_prune},
+    {"trash", "ckptdelta trash", "list what was deleted; take it back, or remove it for good", cmd_trash},
     {"rebuild", "ckptdelta rebuild", "make the catalog anew from the data files", cmd_rebuild},
 };
 #define COMMAND_COUNT (sizeof(commands) / sizeof(commands[0]))

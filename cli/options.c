@@ -50,6 +50,40 @@ bool cli_parse_place(cli_place *out, const char *text) {
     return cli_parse_step(&out->step, at ? at + 1 : text);
 }
 
+error_t cli_places_add(cli_places *places, const char *text, struct argp_state *state) {
+    cli_place *grown = realloc(places->items, (places->count + 1) * sizeof(*grown));
+    if (!grown) {
+        argp_failure(state, CLI_FAILED, 0, "out of memory");
+        return ENOMEM;
+    }
+    places->items = grown;
+    if (!cli_parse_place(&grown[places->count], text) || !grown[places->count].run[0] ||
+        grown[places->count].step == CKD_LATEST) {
+        argp_error(state, "name checkpoints as RUN@STEP, as in gpt@100, not '%s'", text);
+    }
+    places->count++;
+    return 0;
+}
+
+uint64_t cli_seconds(struct argp_state *state, const char *name, const char *text) {
+    static const struct {
+        char letter;
+        uint64_t seconds;
+    } units[] = {{'s', 1}, {'m', 60}, {'h', 3600}, {'d', 24 * 3600}};
+    char digits[32];
+    size_t length = strlen(text);
+    uint64_t value;
+    snprintf(digits, sizeof(digits), "%.*s", length ? (int)(length < 31 ? length - 1 : 31) : 0, text);
+    for (size_t i = 0; length && i < sizeof(units) / sizeof(units[0]); i++) {
+        if (text[length - 1] == units[i].letter && cli_parse_u64(&value, digits) &&
+            !__builtin_mul_overflow(value, units[i].seconds, &value)) {
+            return value;
+        }
+    }
+    argp_error(state, "%s is a time such as 30s, 90m, 36h or 7d, not '%s'", name, text);
+    return 0;
+}
+
 /* ----------------------------------------------------------------------------------------------------- parsers */
 
 static const struct argp_option common_options[] = {

@@ -35,6 +35,16 @@ typedef struct cli_place {
     uint64_t step;             /* CKD_LATEST for `latest` */
 } cli_place;
 
+/* Checkpoints named one after the other. Release items with free. */
+typedef struct cli_places {
+    cli_place *items;
+    size_t count;
+} cli_places;
+/* RUN@STEP; ends the process if it is none. */
+error_t cli_places_add(cli_places *places, const char *text, struct argp_state *state);
+/* "30s", "90m", "36h", "7d" in seconds; ends the process if it is none. */
+uint64_t cli_seconds(struct argp_state *state, const char *name, const char *text);
+
 /* Parsers of values. They return false if the text is none. Numbers are decimal digits only. */
 bool cli_parse_u64(uint64_t *out, const char *text);
 bool cli_parse_double(double *out, const char *text);

@@ -73,6 +73,60 @@ typedef struct ckd_collected {
 CKD_API ckd_status ckd_store_collect(ckd_collected *out, ckd_store *store, const ckd_collect_options *options,
                                      ckd_error *err);
 
+/* ------------------------------------------------------------------------------------------------- policies */
+
+/* What to keep of each run, by itself. A checkpoint stays if any of these says so; what says nothing keeps nothing. */
+typedef struct ckd_policy {
+    size_t struct_size;
+    const char *run;     /* NULL: every run */
+    uint32_t keep_last;  /* so many of the newest steps */
+    uint64_t keep_every; /* steps that are multiples of it */
+    int keep_first;      /* the first step */
+    uint32_t keep_best;  /* so many with the best metric */
+    int highest_is_best; /* else the lowest is */
+    uint64_t keep_new_s; /* saved so many seconds ago or less */
+} ckd_policy;
+#define CKD_POLICY_INIT \
+    { .struct_size = sizeof(ckd_policy) }
+
+/* Why a checkpoint stays. Bits: they can be added. */
+typedef enum ckd_kept {
+    CKD_KEPT_LAST = 1,
+    CKD_KEPT_EVERY = 2,
+    CKD_KEPT_FIRST = 4,
+    CKD_KEPT_BEST = 8,
+    CKD_KEPT_NEW = 16,
+    CKD_KEPT_NEEDED = 32, /* one that stays is a delta on it */
+    CKD_KEPT_IN_USE = 64, /* a save in progress builds on it */
+    CKD_KEPT_SAFETY = 128 /* of the newest two of its run: those stay whatever a policy says */
+} ckd_kept;
+typedef struct ckd_retained {
+    ckd_checkpoint checkpoint;
+    unsigned kept; /* 0: it goes */
+} ckd_retained;
+typedef struct ckd_prune {
+    size_t count;
+    ckd_retained *items; /* the checkpoints of the runs asked for, by run name, then step */
+    uint64_t deleted;    /* of them */
+    uint64_t bytes;      /* that removing those frees */
+} ckd_prune;
+
+/*
+ * What a policy would delete. Changes nothing. Release with ckd_prune_free. Errors: INVALID (a policy that keeps nothing), NOT_FOUND (the
+ * run), CORRUPT and UNSUPPORTED (a manifest that cannot be read), IO, NOMEM.
+ */
+CKD_API ckd_status ckd_store_plan_prune(ckd_prune **out, ckd_store *store, const ckd_policy *policy,
+                                        ckd_error *err);
+/*
+ * Deletes what the policy does not keep (to the trash: ckd_store_delete), after the two newest checkpoints that stay of every run that
+ * loses any were verified, all they depend on included: stored bytes against their checksums. out (may be NULL): what was done; release
+ * with ckd_prune_free. options may be NULL. Errors: CORRUPT (one of those is damaged, nothing was deleted), those of ckd_store_plan_prune and
+ * ckd_store_delete.
+ */
+CKD_API ckd_status ckd_store_prune(ckd_prune **out, ckd_store *store, const ckd_policy *policy,
+                                   const ckd_delete_options *options, ckd_error *err);
+CKD_API void ckd_prune_free(ckd_prune *prune);
+
 #ifdef __cplusplus
 }
 #endif

@@ -41,6 +41,19 @@ static ckd_status check_dependents(const needs *n, ckd_error *err) {
     return CKD_OK;
 }
 
+static ckd_status check_writer(void *context, const intent *live, ckd_error *err) {
+    const needs *n = context;
+    for (size_t i = 0; i < live->dependency_count; i++) {
+        const need *d = needs_find(n, &live->dependencies[i]);
+        if (d && d->chosen) {
+            return err_set(err, CKD_E_BUSY, "a save of %s@%llu in progress builds on %s@%llu", live->run,
+                           (unsigned long long)live->step, d->m.checkpoint.run,
+                           (unsigned long long)d->m.checkpoint.step);
+        }
+    }
+    return CKD_OK;
+}
+
 /* The catalog and the copies of what was newest follow; that they do not is no failure of what was done. */
 static void follow(ckd_store *store) {
     ckd_error why = {0};
@@ -55,7 +68,7 @@ static ckd_status delete_chosen(ckd_store *store, needs *n, uint64_t undo_s, ckd
     size_t count = 0;
     ckd_status status = check_dependents(n, err);
     if (status == CKD_OK) {
-        status = needs_check_writers(n, store, err);
+        status = needs_visit_writers(store, check_writer, n, err);
     }
     if (status == CKD_OK) {
         status = needs_order(&order, &count, n, err);

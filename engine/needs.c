@@ -173,38 +173,33 @@ ckd_status needs_order(need ***out, size_t *count, needs *n, ckd_error *err) {
 
 /* ---- writers ---- */
 
-/* Of a writer that died nothing is needed; BUSY only if it lives. One whose intent cannot be read may need anything. */
-static ckd_status check_writer(const needs *n, const ckd_store *store, const char *name, ckd_error *err) {
+static ckd_status visit_writer(const ckd_store *store, const char *name, writer_fn visit, void *context,
+                               ckd_error *err) {
     pathname p = path_of(store->path, DIR_INTENTS, name);
     file_lock *lock;
     ckd_status status = lock_acquire(&lock, p.text, LOCK_EXCLUSIVE, false, 0, NULL);
     if (status == CKD_OK || status == CKD_E_NOT_FOUND) {
         lock_release(status == CKD_OK ? lock : NULL);
-        return CKD_OK;
+        return CKD_OK; /* its writer died, or has just ended */
     }
     bytes data = {0};
     intent live = {0};
     status = file_read_all(&data, p.text, NOTE_MAX, err);
     if (status == CKD_E_NOT_FOUND) {
-        return CKD_OK; /* it has just ended */
+        return CKD_OK;
     }
     if (status == CKD_OK) {
         status = intent_decode(&live, &store->id, data.data, data.size, p.text, err);
     }
-    for (size_t i = 0; i < live.dependency_count && status == CKD_OK; i++) {
-        const need *d = needs_find(n, &live.dependencies[i]);
-        if (d && d->chosen) {
-            status = err_set(err, CKD_E_BUSY, "a save of %s@%llu in progress builds on %s@%llu", live.run,
-                             (unsigned long long)live.step, d->m.checkpoint.run,
-                             (unsigned long long)d->m.checkpoint.step);
-        }
+    if (status == CKD_OK) {
+        status = visit(context, &live, err);
     }
     intent_free(&live);
     bytes_free(&data);
     return status;
 }
 
-ckd_status needs_check_writers(const needs *n, const ckd_store *store, ckd_error *err) {
+ckd_status needs_visit_writers(const ckd_store *store, writer_fn visit, void *context, ckd_error *err) {
     dir_list list;
     ckd_status status = dir_list_read(&list, path_in(store->path, DIR_INTENTS).text, err);
     if (status != CKD_OK) {
@@ -213,7 +208,7 @@ ckd_status needs_check_writers(const needs *n, const ckd_store *store, ckd_error
     for (size_t i = 0; i < list.count && status == CKD_OK; i++) {
         ckd_id id;
         if (strlen(list.names[i]) == CKD_ID_TEXT - 1 && id_parse(&id, list.names[i])) {
-            status = check_writer(n, store, list.names[i], err);
+            status = visit_writer(store, list.names[i], visit, context, err);
         }
     }
     dir_list_free(&list);

@@ -35,7 +35,8 @@ need *needs_find(const needs *n, const ckd_id *id);
 ckd_status needs_choose(needs *n, const ckd_id *ids, size_t count, bool dead, ckd_error *err);
 /* The chosen ones, newest generations only, dependents before what they depend on. NOMEM; CORRUPT if they depend on each other in a circle. */
 ckd_status needs_order(need ***out, size_t *count, needs *n, ckd_error *err);
-/* Is one of the chosen needed by a writer that lives? BUSY, and says whose. Under the publish lock, so that none begins meanwhile. */
-ckd_status needs_check_writers(const needs *n, const ckd_store *store, ckd_error *err);
+/* Calls `visit` with the intent of every writer that lives. Under the publish lock none begins meanwhile. Errors: those of `visit`; IO, CORRUPT and UNSUPPORTED (an intent that cannot be read: what it needs is not known), NOMEM. */
+typedef ckd_status (*writer_fn)(void *context, const intent *live, ckd_error *err);
+ckd_status needs_visit_writers(const ckd_store *store, writer_fn visit, void *context, ckd_error *err);
 
 #endif

@@ -15,7 +15,7 @@ import pytest
 import support_safetensors as st
 from support_cli import COMMAND, DOC, FAILED, NOT_FOUND, USAGE, run, state, store  # noqa: F401
 
-COMMANDS = ["save", "load", "list", "show", "diff", "report", "verify", "rebuild"]
+COMMANDS = ["save", "load", "list", "show", "diff", "report", "verify", "delete", "prune", "trash", "rebuild"]
 
 
 def test_general_help():
@@ -82,6 +82,11 @@ def test_the_examples_of_the_help_work(tmp_path):
     ["load", "s", "--out", "x", "--region", "w=[0:1]", "--region", "w=[1:2]"],
     ["diff", "s"], ["diff", "s", "1"], ["diff", "s", "1", "2", "3"], ["diff", "s", "1", "x"], ["diff", "s", "1", "a@"],
     ["report"], ["report", "s", "x"], ["verify"], ["rebuild"], ["rebuild", "s", "x"],
+    ["delete", "s"], ["delete", "s", "1"], ["delete", "s", "a@latest"], ["delete", "s", "a@1", "--undo", "1"],
+    ["delete", "s", "a@1", "--undo", "1w"], ["delete", "s", "a@1", "--undo", "99999999999999999999d"],
+    ["prune", "s"], ["prune", "s", "--keep-last", "0"], ["prune", "s", "--keep-last", "x"], ["prune", "s", "--highest-is-best"],
+    ["prune", "s", "--keep-newer", "d"], ["trash", "s", "a@1"], ["trash", "s", "--restore", "--empty"],
+    ["trash", "s", "--all"], ["trash", "s", "--restore", "latest"],
     ["save"], ["save", "s"], ["save", "s", "f"], ["save", "s", "--run", "a", "f"], ["save", "s", "--step", "1", "f"],
     ["save", "s", "--run", "a", "--step", "1"], ["save", "s", "--run", "a", "--step", "-1", "f"],
     ["save", "s", "--run", "a", "--step", "9223372036854775808", "f"], ["save", "s", "--run", "a", "--step", "latest", "f"],
@@ -126,7 +131,8 @@ def test_what_is_no_store(tmp_path):
     (tmp_path / "folder" / "precious").write_text("x")
     (tmp_path / "file").write_text("x")
     st.write(tmp_path / "in.safetensors", state(1))
-    for command in (["list"], ["show"], ["report"], ["verify"], ["rebuild"], ["load", "--out", tmp_path / "o"],
+    for command in (["list"], ["show"], ["report"], ["verify"], ["rebuild"], ["delete", "a@1"],
+                    ["prune", "--keep-last", "1"], ["trash"], ["load", "--out", tmp_path / "o"],
                     ["diff", "1", "2"]):
         for name in ("absent", "folder"):
             assert name in run(command[0], tmp_path / name, *command[1:], expect=NOT_FOUND).err

@@ -261,6 +261,44 @@ static void test_what_a_save_builds_on_stays(void **state) {
     ckd_store_close(store);
 }
 
+/* Pruned beside a save: its parent stays, with all that needs. */
+static void test_policies_keep_what_a_save_builds_on(void **state) {
+    ckd_store *store = make_steps(*state, 3);
+    ckd_save_options o = options_of("other", 9);
+    ckd_policy policy = CKD_POLICY_INIT;
+    ckd_prune *plan;
+    ckd_error err = {0};
+    static const unsigned kept[] = {CKD_KEPT_NEEDED, CKD_KEPT_IN_USE, 0, 0};
+    for (uint64_t step = 3; step < 6; step++) { /* bases, so that the newest need none before */
+        ckd_save_options base = options_of(SCENE_RUN, step);
+        base.base = 1;
+        ckd_save *save = begin_with(store, &base);
+        scene s = scene_of(step);
+        assert_int_equal(scene_finish(NULL, save, &s, &err), CKD_OK);
+    }
+    assert_int_equal(ckd_store_plan_prune(&plan, store, &policy, &err), CKD_E_INVALID);
+    policy.run = "none";
+    policy.keep_last = 1;
+    assert_int_equal(ckd_store_plan_prune(&plan, store, &policy, &err), CKD_E_NOT_FOUND);
+    policy.run = SCENE_RUN;
+    o.parent_run = SCENE_RUN;
+    o.parent_step = 1;
+    ckd_save *save = begin_with(store, &o);
+    assert_int_equal(ckd_store_plan_prune(&plan, store, &policy, &err), CKD_OK);
+    assert_int_equal(plan->count, 6);
+    assert_int_equal(plan->deleted, 2);
+    for (size_t i = 0; i < 4; i++) {
+        assert_int_equal(plan->items[i].kept, kept[i]);
+    }
+    assert_int_equal(plan->items[5].kept, CKD_KEPT_LAST | CKD_KEPT_SAFETY);
+    ckd_prune_free(plan);
+    assert_int_equal(ckd_store_prune(&plan, store, &policy, NULL, &err), CKD_OK);
+    ckd_prune_free(plan);
+    assert_int_equal(steps_of(store), 1 | 2 | 16 | 32);
+    ckd_save_abort(save);
+    ckd_store_close(store);
+}
+
 static void test_collecting_waits_for_readers(void **state) {
     ckd_store *store, *writer;
     ckd_error err = {0};
@@ -425,6 +463,7 @@ int main(void) {
         cmocka_unit_test_setup_teardown(test_opening_collects_what_is_over, setup, teardown),
         cmocka_unit_test_setup_teardown(test_saved_anew_under_the_same_name, setup, teardown),
         cmocka_unit_test_setup_teardown(test_what_a_save_builds_on_stays, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_policies_keep_what_a_save_builds_on, setup, teardown),
         cmocka_unit_test_setup_teardown(test_collecting_waits_for_readers, setup, teardown),
         cmocka_unit_test_setup_teardown(test_nothing_goes_where_a_manifest_cannot_be_read, setup, teardown),
         cmocka_unit_test_setup_teardown(test_files_that_were_removed_do_not_come_back, setup, teardown),

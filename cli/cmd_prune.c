@@ -1,0 +1,198 @@
+/* ckptdelta prune: delete what a policy does not keep. */
+#include <inttypes.h>
+#include <stdio.h>
+
+#include "cli/commands.h"
+#include "cli/json_out.h"
+#include "cli/options.h"
+#include "cli/table.h"
+#include "cli/text.h"
+
+enum { OPT_RUN = 0x200, OPT_LAST, OPT_EVERY, OPT_FIRST, OPT_BEST, OPT_HIGHEST, OPT_NEW, OPT_UNDO, OPT_DRY };
+
+static const struct argp_option options_table[] = {
+    {"run", OPT_RUN, "RUN", 0, "Only this run (every run, each by itself)", 1},
+    {"keep-last", OPT_LAST, "N", 0, "Keep the N newest steps", 2},
+    {"keep-every", OPT_EVERY, "K", 0, "Keep steps that are multiples of K", 2},
+    {"keep-first", OPT_FIRST, 0, 0, "Keep the first step", 2},
+    {"keep-best", OPT_BEST, "N", 0, "Keep the N with the lowest metric, as given with their saves", 2},
+    {"highest-is-best", OPT_HIGHEST, 0, 0, "With --keep-best: the highest instead", 2},
+    {"keep-newer", OPT_NEW, "TIME", 0, "Keep what was saved this long ago or less: 90m, 36h, 7d", 2},
+    {"undo", OPT_UNDO, "TIME", 0, "For how long the deletion can be taken back (24h); 0s: not at all", 3},
+    {"dry-run", OPT_DRY, 0, 0, "Delete nothing; say what would be", 3},
+    {0},
+};
+
+static const char doc[] =
+    "Delete the checkpoints that nothing below says to keep. What one that stays is a delta on stays as well, and so do "
+    "what a save in progress builds on, and the two newest of each run, which are verified first. What is deleted lies in the trash, "
+    "and can be taken back, until its time is over: ckptdelta help trash."
+    "\vExamples:\n"
+    "  ckptdelta prune ckpts --keep-last 5 --keep-every 10000 --dry-run\n"
+    "  ckptdelta prune ckpts --run gpt --keep-best 3 --keep-newer 7d\n"
+    "  ckptdelta prune ckpts --keep-last 2 --undo 0s\n";
+
+typedef struct arguments {
+    cli_options common;
+    ckd_policy policy;
+    ckd_delete_options deletion;
+    bool dry_run;
+} arguments;
+
+static uint64_t number(struct argp_state *state, const char *name, const char *text, uint64_t most) {
+    uint64_t value;
+    if (!cli_parse_u64(&value, text) || value < 1 || value > most) {
+        argp_error(state, "%s is a number from 1, not '%s'", name, text);
+    }
+    return value;
+}
+
+static error_t parse_kept(int key, char *arg, struct argp_state *state) {
+    ckd_policy *p = &((arguments *)state->input)->policy;
+    switch (key) {
+    case OPT_RUN:
+        p->run = arg;
+        return 0;
+    case OPT_LAST:
+        p->keep_last = (uint32_t)number(state, "--keep-last", arg, UINT32_MAX);
+        return 0;
+    case OPT_EVERY:
+        p->keep_every = number(state, "--keep-every", arg, INT64_MAX);
+        return 0;
+    case OPT_FIRST:
+        p->keep_first = 1;
+        return 0;
+    case OPT_BEST:
+        p->keep_best = (uint32_t)number(state, "--keep-best", arg, UINT32_MAX);
+        return 0;
+    case OPT_HIGHEST:
+        p->highest_is_best = 1;
+        return 0;
+    case OPT_NEW:
+        p->keep_new_s = cli_seconds(state, "--keep-newer", arg);
+        return 0;
+    default:
+        return ARGP_ERR_UNKNOWN;
+    }
+}
+
+static error_t parse(int key, char *arg, struct argp_state *state) {
+    arguments *a = state->input;
+    switch (key) {
+    case ARGP_KEY_INIT:
+        state->child_inputs[0] = &a->common;
+        return 0;
+    case OPT_UNDO:
+        a->deletion.undo_s = cli_seconds(state, "--undo", arg);
+        return 0;
+    case OPT_DRY:
+        a->dry_run = true;
+        return 0;
+    case ARGP_KEY_END:
+        if (!a->policy.keep_last && !a->policy.keep_every && !a->policy.keep_first && !a->policy.keep_best &&
+            !a->policy.keep_new_s) {
+            argp_error(
+                state,
+                "say what to keep: --keep-last, --keep-every, --keep-first, --keep-best, --keep-newer");
+        }
+        return 0;
+    default:
+        return parse_kept(key, arg, state);
+    }
+}
+
+static const struct {
+    unsigned bit;
+    const char *word;
+} reasons[] = {{CKD_KEPT_LAST, "last"},     {CKD_KEPT_EVERY, "every"},  {CKD_KEPT_FIRST, "first"},
+               {CKD_KEPT_BEST, "best"},     {CKD_KEPT_NEW, "new"},      {CKD_KEPT_NEEDED, "needed"},
+               {CKD_KEPT_IN_USE, "in use"}, {CKD_KEPT_SAFETY, "safety"}};
+enum { REASONS = sizeof(reasons) / sizeof(reasons[0]) };
+
+static json_t *json_item(const ckd_retained *r) {
+    json_t *why = json_array();
+    for (int i = 0; i < REASONS; i++) {
+        if (r->kept & reasons[i].bit) {
+            cli_json_append(&why, json_string(reasons[i].word));
+        }
+    }
+    return json_pack("{s:s, s:b, s:o, s:I}", "checkpoint", cli_place_of(&r->checkpoint).text, "deleted",
+                     !r->kept, "kept_as", why, "stored_bytes", (json_int_t)r->checkpoint.stored_bytes);
+}
+
+static ckd_status print_json(const ckd_prune *p, bool dry_run, ckd_error *err) {
+    json_t *items = json_array();
+    for (size_t i = 0; i < p->count; i++) {
+        cli_json_append(&items, json_item(&p->items[i]));
+    }
+    return cli_json_print(json_pack("{s:i, s:b, s:I, s:I, s:o}", "schema", 1, "dry_run", dry_run, "deleted",
+                                    (json_int_t)p->deleted, "bytes", (json_int_t)p->bytes, "checkpoints",
+                                    items),
+                          err);
+}
+
+static void print_reasons(cli_table *t, unsigned kept) {
+    char text[96] = "";
+    size_t used = 0;
+    for (int i = 0; i < REASONS; i++) {
+        if (kept & reasons[i].bit) {
+            used +=
+                (size_t)snprintf(text + used, sizeof(text) - used, "%s%s", used ? ", " : "", reasons[i].word);
+        }
+    }
+    cli_table_cell(t, "%s", text);
+}
+
+static ckd_status print_text(const arguments *a, const ckd_prune *p, ckd_error *err) {
+    cli_table *t = cli_table_new("RUN|>STEP|KIND|>STORED||KEPT AS");
+    for (size_t i = 0; i < p->count; i++) {
+        const ckd_checkpoint *c = &p->items[i].checkpoint;
+        cli_table_cell(t, "%s", c->run);
+        cli_table_cell(t, "%" PRIu64, c->step);
+        cli_table_cell(t, "%s", ckd_kind_name(c->kind));
+        cli_table_cell(t, "%s", cli_text_size(c->stored_bytes).text);
+        cli_table_cell(t, "%s", p->items[i].kept ? "keep" : a->dry_run ? "would delete" : "deleted");
+        print_reasons(t, p->items[i].kept);
+    }
+    ckd_status status = cli_table_print(t, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    printf("%s %" PRIu64 " of %zu checkpoints, %s\n", a->dry_run ? "would delete" : "deleted", p->deleted,
+           p->count, cli_text_size(p->bytes).text);
+    if (p->deleted && !a->dry_run && a->deletion.undo_s) {
+        printf("to take that back within %s: ckptdelta trash %s --restore\n",
+               cli_text_duration((double)a->deletion.undo_s).text, a->common.store);
+    }
+    return CKD_OK;
+}
+
+static ckd_status run(const arguments *a, ckd_error *err) {
+    ckd_store *store = NULL;
+    ckd_prune *done = NULL;
+    ckd_status status = cli_open_store(&store, &a->common, a->dry_run ? CKD_OPEN_READ : CKD_OPEN_WRITE, err);
+    if (status == CKD_OK) {
+        status = a->dry_run ? ckd_store_plan_prune(&done, store, &a->policy, err)
+                            : ckd_store_prune(&done, store, &a->policy, &a->deletion, err);
+    }
+    if (status == CKD_OK && !a->dry_run && a->deletion.undo_s == 0) {
+        status = ckd_store_collect(NULL, store, NULL, err);
+    }
+    if (status == CKD_OK && a->common.json) {
+        status = print_json(done, a->dry_run, err);
+    } else if (status == CKD_OK && cli_talks(&a->common)) {
+        status = print_text(a, done, err);
+    }
+    ckd_prune_free(done);
+    ckd_store_close(store);
+    return status;
+}
+
+int cmd_prune(int argc, char **argv) {
+    static const struct argp_child children[] = {{&cli_common_argp, 0, 0, 0}, {0}};
+    static const struct argp argp = {options_table, parse, "STORE", doc, children, 0, 0};
+    arguments a = {.common.command = "prune", .policy = CKD_POLICY_INIT, .deletion = CKD_DELETE_OPTIONS_INIT};
+    argp_parse(&argp, argc, argv, 0, NULL, &a);
+    ckd_error err;
+    return run(&a, &err) == CKD_OK ? CLI_DONE : cli_fail(&err);
+}

@@ -1,0 +1,283 @@
+/* Policies: which checkpoints stay, and why. Deleting the others is delete.c's. */
+#include <math.h>
+#include <stdlib.h>
+
+#include "engine/needs.h"
+
+#define SAFE 2 /* checkpoints of a run that always stay */
+
+/* Checkpoints of one run, by step. */
+typedef struct stretch {
+    ckd_retained *items;
+    size_t count;
+} stretch;
+
+static bool better(const ckd_policy *p, const ckd_checkpoint *a, const ckd_checkpoint *b) {
+    return p->highest_is_best ? a->metric > b->metric : a->metric < b->metric;
+}
+
+/* One after the other: few are kept. Of equal ones the newest. */
+static void keep_best(const stretch *run, const ckd_policy *p) {
+    for (uint32_t k = 0; k < p->keep_best; k++) {
+        ckd_retained *best = NULL;
+        for (size_t i = run->count; i-- > 0;) {
+            ckd_retained *r = &run->items[i];
+            bool candidate = !isnan(r->checkpoint.metric) && !(r->kept & CKD_KEPT_BEST);
+            if (candidate && (!best || better(p, &r->checkpoint, &best->checkpoint))) {
+                best = r;
+            }
+        }
+        if (!best) {
+            return;
+        }
+        best->kept |= CKD_KEPT_BEST;
+    }
+}
+
+static void apply(const stretch *run, const ckd_policy *p, uint64_t now) {
+    uint64_t longest = now / UINT64_C(1000000000);
+    uint64_t since = now - (p->keep_new_s < longest ? p->keep_new_s : longest) * UINT64_C(1000000000);
+    for (size_t i = 0; i < run->count; i++) {
+        ckd_retained *r = &run->items[i];
+        size_t age = run->count - 1 - i;
+        r->kept |= age < p->keep_last ? CKD_KEPT_LAST : 0;
+        r->kept |= p->keep_every && r->checkpoint.step % p->keep_every == 0 ? CKD_KEPT_EVERY : 0;
+        r->kept |= p->keep_first && i == 0 ? CKD_KEPT_FIRST : 0;
+        r->kept |= p->keep_new_s && r->checkpoint.created_ns >= since ? CKD_KEPT_NEW : 0;
+        r->kept |= age < SAFE ? CKD_KEPT_SAFETY : 0;
+    }
+    keep_best(run, p);
+}
+
+static void apply_to_runs(ckd_prune *plan, const ckd_policy *p) {
+    uint64_t now = clock_wall_ns();
+    for (size_t begin = 0, end; begin < plan->count; begin = end) {
+        const char *run = plan->items[begin].checkpoint.run;
+        for (end = begin + 1; end < plan->count && strcmp(plan->items[end].checkpoint.run, run) == 0;) {
+            end++;
+        }
+        stretch s = {plan->items + begin, end - begin};
+        apply(&s, p, now);
+    }
+}
+
+/* ---- what else must stay ---- */
+
+/* The plan's items by id, as `chosen` needs are the kept ones. */
+typedef struct keeping {
+    ckd_prune *plan;
+    needs all;
+    size_t *item_of; /* of each need; SIZE_MAX: none */
+    need **todo;     /* kept ones whose dependencies were not looked at */
+    size_t todo_count;
+} keeping;
+
+static void keep(keeping *k, need *n, unsigned why) {
+    size_t item = k->item_of[n - k->all.items];
+    if (item != SIZE_MAX && !k->plan->items[item].kept) {
+        k->plan->items[item].kept = why;
+    }
+    if (!n->chosen) {
+        n->chosen = true;
+        k->todo[k->todo_count++] = n;
+    }
+}
+
+static ckd_status keep_for_writer(void *context, const intent *live, ckd_error *err) {
+    keeping *k = context;
+    (void)err;
+    for (size_t i = 0; i < live->dependency_count; i++) {
+        need *d = needs_find(&k->all, &live->dependencies[i]);
+        if (d) {
+            keep(k, d, CKD_KEPT_IN_USE);
+        }
+    }
+    return CKD_OK;
+}
+
+/* Checkpoints of runs that the policy is not about all stay. */
+static void keep_decided(keeping *k) {
+    for (size_t i = 0; i < k->all.count; i++) {
+        k->item_of[i] = SIZE_MAX;
+    }
+    for (size_t i = 0; i < k->plan->count; i++) {
+        need *n = needs_find(&k->all, &k->plan->items[i].checkpoint.id);
+        if (n) {
+            k->item_of[n - k->all.items] = i;
+        }
+    }
+    for (size_t i = 0; i < k->all.count; i++) {
+        need *n = &k->all.items[i];
+        size_t item = k->item_of[i];
+        if (!n->is_dead && (item == SIZE_MAX ? !n->superseded : k->plan->items[item].kept != 0)) {
+            keep(k, n, 0);
+        }
+    }
+}
+
+static ckd_status keep_needed(keeping *k, const ckd_store *store, ckd_error *err) {
+    k->item_of = calloc(k->all.count + 1, sizeof(*k->item_of));
+    k->todo = calloc(k->all.count + 1, sizeof(*k->todo));
+    if (!k->item_of || !k->todo) {
+        return err_nomem(err, k->all.count * sizeof(*k->todo), "checkpoints to keep");
+    }
+    keep_decided(k);
+    ckd_status status = needs_visit_writers(store, keep_for_writer, k, err);
+    while (k->todo_count && status == CKD_OK) {
+        const need *n = k->todo[--k->todo_count];
+        for (size_t i = 0; i < n->m.dependency_count; i++) {
+            need *d = needs_find(&k->all, &n->m.dependencies[i]);
+            if (d) {
+                keep(k, d, CKD_KEPT_NEEDED);
+            }
+        }
+    }
+    return status;
+}
+
+static void add_up(ckd_prune *plan) {
+    for (size_t i = 0; i < plan->count; i++) {
+        plan->deleted += !plan->items[i].kept;
+        plan->bytes += plan->items[i].kept ? 0 : plan->items[i].checkpoint.stored_bytes;
+    }
+}
+
+/* ---- planning ---- */
+
+static ckd_status check_policy(const ckd_policy *p, ckd_error *err) {
+    bool keeps = p->keep_last || p->keep_every || p->keep_first || p->keep_best || p->keep_new_s;
+    return keeps
+               ? CKD_OK
+               : err_set(
+                     err, CKD_E_INVALID,
+                     "the policy keeps nothing; say what to keep: the last, every, the first, the best, new ones");
+}
+
+static ckd_status list_items(ckd_prune *plan, ckd_store *store, const ckd_policy *p, ckd_error *err) {
+    ckd_checkpoint_list *list;
+    ckd_status status = ckd_store_list(&list, store, p->run, err);
+    if (status == CKD_OK && p->run && list->count == 0) {
+        status = err_set(err, CKD_E_NOT_FOUND, "there is no run %s in this store", p->run);
+    }
+    if (status == CKD_OK) {
+        plan->items = calloc(list->count + 1, sizeof(*plan->items));
+        status = plan->items ? CKD_OK : err_nomem(err, list->count * sizeof(*plan->items), "a plan");
+    }
+    for (size_t i = 0; status == CKD_OK && i < list->count; i++) {
+        plan->items[plan->count++].checkpoint = list->items[i];
+    }
+    ckd_checkpoint_list_free(list);
+    return status;
+}
+
+ckd_status ckd_store_plan_prune(ckd_prune **out, ckd_store *store, const ckd_policy *policy, ckd_error *err) {
+    *out = NULL;
+    ckd_prune *plan = calloc(1, sizeof(*plan));
+    keeping k = {.plan = plan};
+    ckd_status status = plan ? check_policy(policy, err) : err_nomem(err, sizeof(*plan), "a plan");
+    if (status == CKD_OK) {
+        status = list_items(plan, store, policy, err);
+    }
+    if (status == CKD_OK) {
+        apply_to_runs(plan, policy);
+        status = needs_read(&k.all, store, err);
+    }
+    if (status == CKD_OK) {
+        status = keep_needed(&k, store, err);
+    }
+    free(k.item_of);
+    free(k.todo);
+    needs_free(&k.all);
+    if (status != CKD_OK) {
+        ckd_prune_free(plan);
+        return status;
+    }
+    add_up(plan);
+    *out = plan;
+    return CKD_OK;
+}
+
+void ckd_prune_free(ckd_prune *prune) {
+    if (prune) {
+        free(prune->items);
+        free(prune);
+    }
+}
+
+/* ---- doing it ---- */
+
+static ckd_status verify_one(ckd_store *store, const ckd_checkpoint *c, ckd_error *err) {
+    ckd_verify_options o = CKD_VERIFY_OPTIONS_INIT;
+    ckd_verify_result *result;
+    o.run = c->run;
+    o.step = c->step;
+    o.one_step = 1;
+    o.quick = 1;
+    ckd_status status = ckd_store_verify(&result, store, &o, err);
+    if (status == CKD_OK && result->damage_count) {
+        status =
+            err_set(err, CKD_E_CORRUPT,
+                    "%s@%llu, which would be one of the two newest left, is damaged: %s; nothing was deleted",
+                    c->run, (unsigned long long)c->step, result->damage[0].what);
+        status = err_in_file(err, status, result->damage[0].file);
+    }
+    ckd_verify_result_free(result);
+    return status;
+}
+
+/* The newest of every run that loses any. */
+static ckd_status verify_safe(ckd_store *store, const ckd_prune *plan, ckd_error *err) {
+    ckd_status status = CKD_OK;
+    for (size_t begin = 0, end; begin < plan->count && status == CKD_OK; begin = end) {
+        const char *run = plan->items[begin].checkpoint.run;
+        bool loses = false;
+        for (end = begin; end < plan->count && strcmp(plan->items[end].checkpoint.run, run) == 0; end++) {
+            loses = loses || !plan->items[end].kept;
+        }
+        for (size_t i = begin; i < end && loses && status == CKD_OK; i++) {
+            if (plan->items[i].kept & CKD_KEPT_SAFETY) {
+                status = verify_one(store, &plan->items[i].checkpoint, err);
+            }
+        }
+    }
+    return status;
+}
+
+static ckd_status delete_the_others(ckd_store *store, const ckd_prune *plan,
+                                    const ckd_delete_options *options, ckd_error *err) {
+    ckd_id *ids = calloc(plan->count + 1, sizeof(*ids));
+    size_t count = 0;
+    if (!ids) {
+        return err_nomem(err, plan->count * sizeof(*ids), "checkpoints to delete");
+    }
+    for (size_t i = 0; i < plan->count; i++) {
+        if (!plan->items[i].kept) {
+            ids[count++] = plan->items[i].checkpoint.id;
+        }
+    }
+    ckd_status status = ckd_store_delete(store, ids, count, options, err);
+    free(ids);
+    return status;
+}
+
+ckd_status ckd_store_prune(ckd_prune **out, ckd_store *store, const ckd_policy *policy,
+                           const ckd_delete_options *options, ckd_error *err) {
+    ckd_prune *plan = NULL;
+    if (out) {
+        *out = NULL;
+    }
+    ckd_status status = store_check_writable(store, err);
+    if (status == CKD_OK) {
+        status = ckd_store_plan_prune(&plan, store, policy, err);
+    }
+    if (status == CKD_OK && plan->deleted) {
+        status = verify_safe(store, plan, err);
+        status = status == CKD_OK ? delete_the_others(store, plan, options, err) : status;
+    }
+    if (status == CKD_OK && out) {
+        *out = plan;
+        return CKD_OK;
+    }
+    ckd_prune_free(plan);
+    return status;
+}

@@ -1,0 +1,117 @@
+"""delete, prune, trash: what goes, what stays and why, and that it comes back."""
+
+import pytest
+
+from support_cli import CORRUPT, FAILED, NOT_FOUND, USAGE, run, state, store  # noqa: F401
+
+
+def steps(store, run_name="a"):
+    return [c["step"] for c in store.checkpoints() if c["run"] == run_name]
+
+
+@pytest.fixture
+def bases(store):
+    """Steps 1 ... 6, none a delta on another; the loss is lowest at 2, then at 4."""
+    for step, loss in enumerate((9, 1, 7, 3, 8, 5), 1):
+        store.save(step, state(1, step), "--base", "--metric", f"loss={loss}")
+    return store
+
+
+@pytest.fixture
+def chain(store):
+    for step in (1, 2, 3):
+        store.save(step, state(1, step))
+    return store
+
+
+def kept(store, *policy):
+    plan = store.json("prune", "--dry-run", *policy)
+    assert plan["deleted"] == sum(d["deleted"] for d in plan["checkpoints"])
+    assert all(d["deleted"] == (not d["kept_as"]) for d in plan["checkpoints"])
+    return {d["checkpoint"]: d["kept_as"] for d in plan["checkpoints"] if not d["deleted"]}
+
+
+def test_policies(bases):
+    safe = {"a@5": ["safety"], "a@6": ["safety"]}
+    assert kept(bases, "--keep-last", 3) == {"a@4": ["last"], "a@5": ["last", "safety"], "a@6": ["last", "safety"]}
+    assert kept(bases, "--keep-every", 2) == {"a@2": ["every"], "a@4": ["every"], "a@6": ["every", "safety"], "a@5": ["safety"]}
+    assert kept(bases, "--keep-first") == {"a@1": ["first"], **safe}
+    assert kept(bases, "--keep-best", 2) == {"a@2": ["best"], "a@4": ["best"], **safe}
+    assert kept(bases, "--keep-best", 1, "--highest-is-best") == {"a@1": ["best"], **safe}
+    assert len(kept(bases, "--keep-newer", "1h")) == 6
+    assert kept(bases, "--keep-first", "--keep-every", 3) == {"a@1": ["first"], "a@3": ["every"], "a@5": ["safety"],
+                                                            "a@6": ["every", "safety"]}
+    assert steps(bases) == [1, 2, 3, 4, 5, 6]
+
+
+def test_prune_deletes_what_it_said_and_frees_it(bases):
+    said = bases.json("prune", "--keep-first", "--dry-run")
+    size = sum(p.stat().st_size for p in bases.files().values() if "data/c" in str(p))
+    done = bases.json("prune", "--keep-first", "--undo", "0s")
+    assert {**said, "dry_run": False} == done and done["deleted"] == 3
+    assert steps(bases) == [1, 5, 6]
+    left = sum(p.stat().st_size for p in bases.files().values() if "data/c" in str(p))
+    assert size - left == pytest.approx(done["bytes"], rel=0.01)
+    assert bases.json("trash")["checkpoints"] == []
+    assert bases.json("verify")["ok"]
+
+
+def test_each_run_by_itself(bases):
+    for step in (1, 2, 3):
+        bases.save(step, state(2, step), "--base", run_name="b")
+    assert set(kept(bases, "--run", "b", "--keep-last", 1)) == {"b@2", "b@3"}
+    assert bases.json("prune", "--run", "b", "--keep-last", 1)["deleted"] == 1
+    assert steps(bases) == [1, 2, 3, 4, 5, 6] and steps(bases, "b") == [2, 3]
+    assert bases.call("prune", "--run", "c", "--keep-last", 1, expect=NOT_FOUND).err
+
+
+def test_what_deltas_need_stays(chain):
+    chain.save(4, state(1, 4), "--base")
+    chain.save(5, state(1, 5), "--base")
+    chain.save(1, state(1, 3), "--parent", "a@2", run_name="branch")
+    assert kept(chain, "--run", "a", "--keep-every", 5) == {
+        "a@1": ["needed"], "a@2": ["needed"], "a@4": ["safety"], "a@5": ["every", "safety"]}
+    refused = chain.call("delete", "a@1", expect=FAILED)
+    assert "a@2 is a delta on a@1" in refused.err or "branch@1" in refused.err
+    assert steps(chain) == [1, 2, 3, 4, 5]
+
+
+def test_delete_and_restore(chain):
+    before = chain.load("--step", 3)
+    chain.call("delete", "a@2", "a@3")
+    assert steps(chain) == [1]
+    assert chain.call("load", "--step", 3, "--out", chain.folder / "no", expect=NOT_FOUND).err
+    assert [t["checkpoint"] for t in chain.json("trash")["checkpoints"]] == ["a@2", "a@3"]
+    assert "a@3 is a delta on a@2" in chain.call("trash", "--restore", "a@3", expect=FAILED).err
+    assert chain.json("trash", "--restore", "a@3", "a@2")["restored"] == 2
+    assert chain.load("--step", 3) == before
+    assert chain.call("trash").out == "the trash is empty\n"
+    assert chain.call("trash", "--restore", "a@3", expect=NOT_FOUND).err
+
+
+def test_emptying(chain):
+    chain.call("delete", "a@3")
+    assert chain.json("trash", "--empty") == {"schema": 1, "dry_run": False, "checkpoints": 0, "files": 0, "bytes": 0,
+                                              "waiting": 1}
+    would = chain.json("trash", "--empty", "--all", "--dry-run")
+    assert would["checkpoints"] == 1 and would["bytes"] == chain.json("trash")["bytes"]
+    assert chain.json("trash", "--empty", "--all") == {**would, "dry_run": False}
+    assert chain.call("trash", "--restore", "a@3", expect=NOT_FOUND).err
+    chain.save(3, state(1, 3))
+    assert steps(chain) == [1, 2, 3] and chain.json("verify")["ok"]
+
+
+def test_nothing_goes_while_the_newest_are_damaged(bases):
+    for path in (p for name, p in bases.files().items() if "data/c" in str(name)):
+        content = bytearray(path.read_bytes())
+        content[len(content) // 2] ^= 1
+        path.write_bytes(content)
+    refused = bases.call("prune", "--keep-last", 1, expect=CORRUPT)
+    assert "nothing was deleted" in refused.err
+    assert steps(bases) == [1, 2, 3, 4, 5, 6]
+
+
+def test_usage(bases):
+    assert "say what to keep" in bases.call("prune", expect=USAGE).err
+    assert "RUN@STEP" in bases.call("delete", "6", expect=USAGE).err
+    run("delete", bases.path, "a@7", expect=NOT_FOUND)
