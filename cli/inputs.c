@@ -89,7 +89,8 @@ static ckd_status collect(cli_inputs *inputs, cli_roles *roles, ckd_error *err) 
         const safetensors_header *header = &inputs->files[i]->header;
         for (size_t j = 0; j < header->count; j++) {
             const safetensors_tensor *t = &header->tensors[j];
-            all[count] = (cli_input){inputs->files[i], t, cli_roles_find(roles, t->name, t->dtype), NULL};
+            all[count] =
+                (cli_input){inputs->files[i], t, cli_roles_find(roles, t->name, t->dtype), NULL, NULL, NULL};
             masters += all[count++].role == CKD_ROLE_MASTER;
             inputs->bytes += t->size;
         }

@@ -10,6 +10,8 @@ typedef struct cli_input {
     const safetensors_tensor *tensor;
     ckd_role role;
     const ckd_optimizer *optimizer; /* NULL: none was given */
+    ckd_read_fn read;               /* NULL: the values are those of the file's tensor */
+    void *context;
 } cli_input;
 
 typedef struct cli_inputs {
