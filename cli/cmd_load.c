@@ -12,6 +12,7 @@
 #include "cli/options.h"
 #include "cli/output_file.h"
 #include "cli/progress.h"
+#include "cli/rank_content.h"
 #include "cli/regions.h"
 #include "cli/safetensors.h"
 #include "cli/text.h"
@@ -19,7 +20,7 @@
 #define METADATA_BLOB "safetensors.metadata"
 #define PIECE_BYTES   (UINT64_C(16) << 20)
 
-enum { OPT_OUT = 0x200, OPT_TENSOR, OPT_FORCE, OPT_SHARD, OPT_DIM, OPT_REGION, OPT_EXPLAIN };
+enum { OPT_OUT = 0x200, OPT_TENSOR, OPT_FORCE, OPT_SHARD, OPT_DIM, OPT_REGION, OPT_EXPLAIN, OPT_LAYOUT };
 
 static const struct argp_option options_table[] = {
     {"explain", OPT_EXPLAIN, 0, 0,
@@ -38,6 +39,10 @@ static const struct argp_option options_table[] = {
      "Only elements a to b - 1 of the first dimension of tensor NAME, c to d - 1 of the second ...; a, b and dimensions at the "
      "end may be left out. May be given for several tensors; chooses them as --tensor does",
      3},
+    {"layout", OPT_LAYOUT, "FILE", 0,
+     "Write what rank I of the N that FILE describes is to hold, named and cut as its rules say (docs/layouts.md): --shard I/N. Without "
+     "--shard, all ranks: --out is then a folder, in which each gets a file",
+     3},
     {0},
 };
 
@@ -50,7 +55,9 @@ static const char doc[] =
     "  ckptdelta load ckpts --tensor 'layers.0.*' --tensor '*.bias' --out part\n"
     "  ckptdelta load ckpts --shard 0/4 --dim 1 --out rank0.safetensors\n"
     "  ckptdelta load ckpts --region 'embed.weight=[0:1000,:]' --out top\n"
-    "  ckptdelta load ckpts --shard 0/4 --dim 1 --explain\n";
+    "  ckptdelta load ckpts --shard 0/4 --dim 1 --explain\n"
+    "  ckptdelta load ckpts --layout tp4 --shard 0/4 --out rank0.safetensors\n"
+    "  ckptdelta load ckpts --layout tp4 --out all_ranks\n";
 
 typedef struct arguments {
     cli_options common;
@@ -60,7 +67,14 @@ typedef struct arguments {
     char **globs;
     size_t glob_count;
     cli_regions regions;
+    const char *layout_path;
+    layout *layout; /* NULL: none was given */
 } arguments;
+
+/* Every rank of the layout gets a file in the folder --out. */
+static bool writes_all_ranks(const arguments *a) {
+    return a->layout_path && !a->regions.shards;
+}
 
 /* What an option says is wrong: usage. */
 static void check_option(struct argp_state *state, ckd_status status, const ckd_error *err) {
@@ -78,6 +92,12 @@ static void check_together(const arguments *a, struct argp_state *state) {
     }
     if (a->regions.dim_given && !a->regions.shards) {
         argp_error(state, "--dim says what --shard cuts; give both");
+    }
+    if (a->layout_path && (a->regions.dim_given || a->regions.count)) {
+        argp_error(state, "--layout says what ranks hold; leave out --dim and --region");
+    }
+    if (writes_all_ranks(a) && a->explain) {
+        argp_error(state, "--explain is for one rank: say --shard I/N");
     }
 }
 
@@ -110,6 +130,9 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
     case OPT_REGION:
         check_option(state, cli_regions_add(&a->regions, arg, &err), &err);
         return 0;
+    case OPT_LAYOUT:
+        a->layout_path = arg;
+        return 0;
     case ARGP_KEY_END:
         check_together(a, state);
         return 0;
@@ -133,7 +156,8 @@ static bool wanted(arguments *a, const char *name) {
 /* What is to be written. Names belong to the load. */
 typedef struct content {
     safetensors_tensor *tensors;
-    ckd_region *regions; /* of each of them, by its number: a box */
+    ckd_region *regions;  /* of each of them, by its number: a box */
+    rank_content of_rank; /* of a layout, by its number as well; then there are no regions */
     size_t count;
     uint64_t data_size;
     char *header;
@@ -144,6 +168,8 @@ static void content_free(content *c) {
     free(c->tensors);
     free(c->regions);
     free(c->header);
+    rank_content_free(&c->of_rank);
+    *c = (content){0};
 }
 
 /* Its shape in the file is that of the part that is wanted. */
@@ -171,7 +197,34 @@ static ckd_status check_regions_used(const cli_regions *regions, ckd_error *err)
     return CKD_OK;
 }
 
-static ckd_status choose_tensors(content *c, arguments *a, const ckd_tensor_list *list, ckd_error *err) {
+/* The tensors of a rank of the layout. */
+static ckd_status choose_rank_tensors(content *c, arguments *a, const bound_checkpoint *b, uint32_t rank,
+                                      ckd_error *err) {
+    ckd_status status = rank_content_make(&c->of_rank, b, rank, err);
+    c->tensors = calloc(c->of_rank.count + 1, sizeof(*c->tensors));
+    if (status == CKD_OK && !c->tensors) {
+        status = cli_error_nomem(err);
+    }
+    for (size_t i = 0; i < c->of_rank.count && status == CKD_OK; i++) {
+        const rank_tensor *from = &c->of_rank.items[i];
+        if (!wanted(a, from->name)) {
+            continue;
+        }
+        safetensors_tensor *t = &c->tensors[c->count++];
+        *t = (safetensors_tensor){.name = from->name,
+                                  .dtype = from->parts[0]->dtype,
+                                  .ndim = from->share.ndim,
+                                  .elements = 1,
+                                  .number = i};
+        for (uint32_t d = 0; d < t->ndim; d++) {
+            t->shape[d] = from->share.lengths[d];
+            t->elements *= t->shape[d];
+        }
+    }
+    return status;
+}
+
+static ckd_status choose_own_tensors(content *c, arguments *a, const ckd_tensor_list *list, ckd_error *err) {
     c->tensors = calloc(list->count + 1, sizeof(*c->tensors));
     c->regions = calloc(list->count + 1, sizeof(*c->regions));
     if (!c->tensors || !c->regions) {
@@ -183,9 +236,13 @@ static ckd_status choose_tensors(content *c, arguments *a, const ckd_tensor_list
             status = choose_tensor(c, a, &list->items[i], err);
         }
     }
-    if (status == CKD_OK) {
-        status = check_regions_used(&a->regions, err);
-    }
+    return status == CKD_OK ? check_regions_used(&a->regions, err) : status;
+}
+
+static ckd_status choose_tensors(content *c, arguments *a, const ckd_load *load, const bound_checkpoint *b,
+                                 uint32_t rank, ckd_error *err) {
+    ckd_status status = a->layout ? choose_rank_tensors(c, a, b, rank, err)
+                                  : choose_own_tensors(c, a, ckd_load_tensors(load), err);
     if (status == CKD_OK && c->count == 0 && a->glob_count > 0) {
         status = cli_error(err, CKD_E_NOT_FOUND,
                            "no tensor of this checkpoint matches --tensor; ckptdelta show lists them");
@@ -211,9 +268,10 @@ static ckd_status load_metadata(json_t **out, ckd_load *load, ckd_error *err) {
     return status == CKD_E_NOT_FOUND ? CKD_OK : status;
 }
 
-static ckd_status prepare(content *c, arguments *a, ckd_load *load, ckd_error *err) {
+static ckd_status prepare(content *c, arguments *a, ckd_load *load, const bound_checkpoint *b, uint32_t rank,
+                          ckd_error *err) {
     json_t *metadata = NULL;
-    ckd_status status = choose_tensors(c, a, ckd_load_tensors(load), err);
+    ckd_status status = choose_tensors(c, a, load, b, rank, err);
     if (status == CKD_OK) {
         status = load_metadata(&metadata, load, err);
     }
@@ -234,11 +292,13 @@ typedef struct copying {
     cli_progress *progress;
     uint64_t done, total;
     void *buffer; /* PIECE_BYTES */
+    void *room;   /* as much, for ranks' tensors */
 } copying;
 
 typedef struct piece_context {
     copying *copying;
     const safetensors_tensor *tensor;
+    const rank_tensor *of_rank; /* NULL: no layout */
 } piece_context;
 
 static ckd_status copy_piece(void *context, const ckd_region *piece, uint64_t elements, ckd_error *err) {
@@ -249,7 +309,8 @@ static ckd_status copy_piece(void *context, const ckd_region *piece, uint64_t el
     request.region = *piece;
     request.data = c->buffer;
     request.size = (size_t)(elements * ckd_dtype_size(p->tensor->dtype));
-    ckd_status status = ckd_load_tensor(c->load, &request, err);
+    ckd_status status = p->of_rank ? rank_tensor_load(c->buffer, c->room, p->of_rank, piece, c->load, err)
+                                   : ckd_load_tensor(c->load, &request, err);
     if (status == CKD_OK) {
         status = cli_output_write(c->output, c->buffer, request.size, err);
     }
@@ -277,21 +338,29 @@ static ckd_status copy_whole(piece_context *p, uint64_t most, ckd_error *err) {
 
 static ckd_status copy_tensor(copying *c, const content *from, const safetensors_tensor *t, bool whole,
                               ckd_error *err) {
-    piece_context p = {c, t};
+    piece_context p = {c, t, NULL};
     uint64_t most = PIECE_BYTES / ckd_dtype_size(t->dtype);
+    if (from->of_rank.items) {
+        p.of_rank = &from->of_rank.items[t->number];
+        ckd_region all = {.kind = CKD_REGION_BOX};
+        memcpy(all.lengths, p.of_rank->share.lengths, sizeof(all.lengths));
+        return cli_cut_box(&all, t->ndim, most, copy_piece, &p, err);
+    }
     return whole ? copy_whole(&p, most, err)
                  : cli_cut_box(&from->regions[t->number], t->ndim, most, copy_piece, &p, err);
 }
 
-static ckd_status write_content(const arguments *a, const content *c, ckd_load *load, ckd_error *err) {
+static ckd_status write_content(const arguments *a, const char *out, const content *c, ckd_load *load,
+                                ckd_error *err) {
     cli_progress progress;
     cli_progress_begin(&progress, "loading", a->common.quiet);
     copying copy = {
-        .load = load, .progress = &progress, .total = c->data_size, .buffer = malloc(PIECE_BYTES)};
+        .load = load, .progress = &progress, .total = c->data_size, .buffer = malloc(2 * PIECE_BYTES)};
+    copy.room = (char *)copy.buffer + PIECE_BYTES;
     cli_interrupt_catch();
-    ckd_status status =
-        copy.buffer ? cli_output_open(&copy.output, a->out, a->force, c->header_size + c->data_size, err)
-                    : cli_error_nomem(err);
+    ckd_status status = copy.buffer
+                            ? cli_output_open(&copy.output, out, a->force, c->header_size + c->data_size, err)
+                            : cli_error_nomem(err);
     if (status == CKD_OK) {
         status = cli_output_write(copy.output, c->header, c->header_size, err);
     }
@@ -308,7 +377,20 @@ static ckd_status write_content(const arguments *a, const content *c, ckd_load *
     return status;
 }
 
-static ckd_status tell(const arguments *a, const content *c, ckd_store *store, const ckd_load *load,
+/* What was written, all ranks together. */
+typedef struct written {
+    size_t tensors, files;
+    uint64_t bytes, data_bytes;
+} written;
+
+static void count_written(written *w, const content *c) {
+    w->tensors += c->count;
+    w->files++;
+    w->bytes += c->header_size + c->data_size;
+    w->data_bytes += c->data_size;
+}
+
+static ckd_status tell(const arguments *a, const written *w, ckd_store *store, const ckd_load *load,
                        ckd_error *err) {
     const ckd_checkpoint *from = ckd_load_checkpoint(load);
     if (a->common.json) {
@@ -317,8 +399,8 @@ static ckd_status tell(const arguments *a, const content *c, ckd_store *store, c
         if (status == CKD_OK) {
             status = cli_json_print(json_pack("{s:i, s:[o], s:o, s:I, s:I}", "schema", 1, "checkpoints",
                                               cli_json_checkpoint(from, all), "out", cli_json_text(a->out),
-                                              "tensor_count", (json_int_t)c->count, "bytes",
-                                              (json_int_t)(c->header_size + c->data_size)),
+                                              "tensor_count", (json_int_t)w->tensors, "bytes",
+                                              (json_int_t)w->bytes),
                                     err);
         }
         ckd_checkpoint_list_free(all);
@@ -327,58 +409,152 @@ static ckd_status tell(const arguments *a, const content *c, ckd_store *store, c
     if (cli_talks(&a->common)) {
         printf("loaded %s into ", cli_place_of(from).text);
         cli_print_clean(stdout, a->out);
-        printf(": %zu tensor%s, %s\n", c->count, c->count == 1 ? "" : "s", cli_text_size(c->data_size).text);
+        if (writes_all_ranks(a)) {
+            printf(": %zu file%s,", w->files, w->files == 1 ? "" : "s");
+        } else {
+            putchar(':');
+        }
+        printf(" %zu tensor%s, %s\n", w->tensors, w->tensors == 1 ? "" : "s",
+               cli_text_size(w->data_bytes).text);
     }
+    return CKD_OK;
+}
+
+static void list_names(const arguments *a, const content *c) {
     for (size_t i = 0; i < c->count && a->common.verbose && cli_talks(&a->common); i++) {
         fputs("  ", stdout);
         cli_print_clean(stdout, c->tensors[i].name);
         putchar('\n');
     }
-    return CKD_OK;
+}
+
+/* What is to be loaded: whole tensors, regions, or what a rank's tensors are made of. */
+static ckd_status list_requests(ckd_load_request **out, size_t *count, const content *c, ckd_error *err) {
+    *out = calloc(c->count + 1, sizeof(**out));
+    *count = 0;
+    ckd_status status = *out ? CKD_OK : cli_error_nomem(err);
+    for (size_t i = 0; i < c->count && status == CKD_OK; i++) {
+        if (c->of_rank.items) {
+            status = rank_tensor_requests(out, count, &c->of_rank.items[c->tensors[i].number], err);
+            continue;
+        }
+        ckd_load_request *request = &(*out)[(*count)++];
+        *request = (ckd_load_request)CKD_LOAD_REQUEST_INIT;
+        request->name = c->tensors[i].name;
+        request->region = c->regions[c->tensors[i].number];
+    }
+    return status;
 }
 
 static ckd_status explain(const arguments *a, const content *c, ckd_store *store, ckd_load *load,
                           ckd_error *err) {
-    ckd_load_request *requests = calloc(c->count + 1, sizeof(*requests));
-    if (!requests) {
-        return cli_error_nomem(err);
+    ckd_load_request *requests = NULL;
+    size_t count = 0;
+    ckd_status status = list_requests(&requests, &count, c, err);
+    if (status == CKD_OK) {
+        status = cli_explain(load, store, requests, count, &a->common, err);
     }
-    for (size_t i = 0; i < c->count; i++) {
-        requests[i] = (ckd_load_request)CKD_LOAD_REQUEST_INIT;
-        requests[i].name = c->tensors[i].name;
-        requests[i].region = c->regions[c->tensors[i].number];
-    }
-    ckd_status status = cli_explain(load, store, requests, c->count, &a->common, err);
     free(requests);
     return status;
+}
+
+/* ---- files ---- */
+
+static ckd_status load_one(arguments *a, ckd_store *store, ckd_load *load, const bound_checkpoint *b,
+                           ckd_error *err) {
+    content c = {0};
+    written w = {0};
+    ckd_status status = prepare(&c, a, load, b, (uint32_t)a->regions.shard, err);
+    if (status == CKD_OK && a->explain) {
+        status = explain(a, &c, store, load, err);
+    } else if (status == CKD_OK) {
+        status = write_content(a, a->out, &c, load, err);
+        count_written(&w, &c);
+        status = status == CKD_OK ? tell(a, &w, store, load, err) : status;
+        if (status == CKD_OK) {
+            list_names(a, &c);
+        }
+    }
+    content_free(&c);
+    return status;
+}
+
+/* free() it. NULL, and an error, if there is no memory, or, with `check`, something there already. */
+static char *path_of_rank(const arguments *a, uint32_t rank, bool check, ckd_error *err) {
+    char *inside = layout_path_of_rank(a->layout, rank), *path = NULL;
+    if (!inside || asprintf(&path, "%s/%s", a->out, inside) < 0) {
+        path = NULL;
+        cli_error_nomem(err);
+    }
+    free(inside);
+    if (path && check && cli_output_check(path, a->force, err) != CKD_OK) {
+        free(path);
+        path = NULL;
+    }
+    return path;
+}
+
+/* Looks first whether all files can be written, then writes one after the other. */
+static ckd_status load_all_ranks(arguments *a, ckd_store *store, ckd_load *load, const bound_checkpoint *b,
+                                 ckd_error *err) {
+    written w = {0};
+    ckd_status status = CKD_OK;
+    for (uint32_t rank = 0; rank < a->layout->world && status == CKD_OK; rank++) {
+        char *path = path_of_rank(a, rank, true, err);
+        status = path ? CKD_OK : err->status;
+        free(path);
+    }
+    for (uint32_t rank = 0; rank < a->layout->world && status == CKD_OK; rank++) {
+        content c = {0};
+        char *path = path_of_rank(a, rank, false, err);
+        status = path ? prepare(&c, a, load, b, rank, err) : err->status;
+        status = status == CKD_OK ? cli_output_make_folders(path, err) : status;
+        status = status == CKD_OK ? write_content(a, path, &c, load, err) : status;
+        count_written(&w, &c);
+        content_free(&c);
+        free(path);
+    }
+    return status == CKD_OK ? tell(a, &w, store, load, err) : status;
 }
 
 static ckd_status load_to_file(arguments *a, ckd_store *store, ckd_error *err) {
     ckd_checkpoint from;
     ckd_load *load = NULL;
-    content c = {0};
+    bound_checkpoint bound = {0};
     ckd_status status = cli_find(&from, store, a->pick.run, a->pick.step, err);
     if (status == CKD_OK) {
         status = ckd_load_begin(&load, store, &from.id, err);
     }
+    if (status == CKD_OK && a->layout) {
+        status = bound_checkpoint_make(&bound, a->layout, ckd_load_tensors(load), err);
+    }
     if (status == CKD_OK) {
-        status = prepare(&c, a, load, err);
+        status = writes_all_ranks(a) ? load_all_ranks(a, store, load, &bound, err)
+                                     : load_one(a, store, load, &bound, err);
     }
-    if (status == CKD_OK && a->explain) {
-        status = explain(a, &c, store, load, err);
-    } else if (status == CKD_OK) {
-        status = write_content(a, &c, load, err);
-        status = status == CKD_OK ? tell(a, &c, store, load, err) : status;
-    }
-    content_free(&c);
+    bound_checkpoint_free(&bound);
     ckd_load_end(load);
+    return status;
+}
+
+/* The layout, and whether it has as many ranks as --shard says. */
+static ckd_status read_layout(arguments *a, ckd_error *err) {
+    ckd_status status = a->layout_path ? layout_read(&a->layout, a->layout_path, err) : CKD_OK;
+    if (status == CKD_OK && a->layout && a->regions.shards && a->regions.shards != a->layout->world) {
+        status =
+            layout_error(a->layout, 0, err, CKD_E_INVALID, "the mesh has %u ranks, --shard says %" PRIu64,
+                         a->layout->world, a->regions.shards);
+    }
     return status;
 }
 
 static int run(arguments *a) {
     ckd_error err;
     ckd_store *store = NULL;
-    ckd_status status = a->explain ? CKD_OK : cli_output_check(a->out, a->force, &err);
+    ckd_status status = a->explain || writes_all_ranks(a) ? CKD_OK : cli_output_check(a->out, a->force, &err);
+    if (status == CKD_OK) {
+        status = read_layout(a, &err);
+    }
     if (status == CKD_OK) {
         status = cli_open_store(&store, &a->common, CKD_OPEN_READ, &err);
     }
@@ -386,6 +562,7 @@ static int run(arguments *a) {
         status = load_to_file(a, store, &err);
     }
     ckd_store_close(store);
+    layout_release(a->layout);
     if (status == CKD_OK) {
         return CLI_DONE;
     }

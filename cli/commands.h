@@ -3,6 +3,7 @@
 #define CLI_COMMANDS_H
 
 int cmd_save(int argc, char **argv);
+int cmd_import(int argc, char **argv);
 int cmd_load(int argc, char **argv);
 int cmd_list(int argc, char **argv);
 int cmd_show(int argc, char **argv);

@@ -14,6 +14,7 @@ static const struct command {
     int (*run)(int argc, char **argv);
 } commands[] = {
     {"save", "ckptdelta save", "save safetensors files as the checkpoint of a step", cmd_save},
+    {"import", "ckptdelta import", "save the files of many ranks as the checkpoint of a step", cmd_import},
     {"load", "ckptdelta load", "write a checkpoint, or some of its tensors, to a safetensors file", cmd_load},
     {"list", "ckptdelta list", "list the checkpoints of a store", cmd_list},
     {"show", "ckptdelta show", "show a checkpoint: its tensors, how they are stored, its chain", cmd_show},

@@ -33,6 +33,23 @@ ckd_status cli_output_check(const char *path, bool force, ckd_error *err) {
     return CKD_OK;
 }
 
+ckd_status cli_output_make_folders(const char *path, ckd_error *err) {
+    char *copy = strdup(path);
+    if (!copy) {
+        return cli_error_nomem(err);
+    }
+    ckd_status status = CKD_OK;
+    for (char *slash = strchr(copy + 1, '/'); slash && status == CKD_OK; slash = strchr(slash + 1, '/')) {
+        *slash = '\0';
+        if (mkdir(copy, 0777) != 0 && errno != EEXIST) {
+            status = cli_error_sys(err, errno, copy, "cannot create a folder for the output");
+        }
+        *slash = '/';
+    }
+    free(copy);
+    return status;
+}
+
 /* The directory with its final slash, "./" if the path has none. */
 static ckd_status set_paths(cli_output *o, const char *path, ckd_error *err) {
     const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;

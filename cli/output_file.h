@@ -14,6 +14,8 @@ typedef struct cli_output cli_output;
  * nobody waits for a load that cannot be stored.
  */
 ckd_status cli_output_check(const char *path, bool force, ckd_error *err);
+/* Creates all folders above the path that are missing. */
+ckd_status cli_output_make_folders(const char *path, ckd_error *err);
 /* Creates the temporary file, with room for `size` bytes where the file system can tell. */
 ckd_status cli_output_open(cli_output **out, const char *path, bool force, uint64_t size, ckd_error *err);
 ckd_status cli_output_write(cli_output *output, const void *data, size_t size, ckd_error *err);

@@ -155,7 +155,7 @@ static error_t parse_coding(int key, char *arg, struct argp_state *state) {
 }
 
 static void check_complete(cli_saving *a, struct argp_state *state) {
-    if (!a->has_run || !a->has_step) {
+    if (!a->saves_nothing && (!a->has_run || !a->has_step)) {
         argp_error(state, "--run and --step say which checkpoint this is");
     }
     if (a->save.base && a->has_parent) {

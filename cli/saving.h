@@ -13,6 +13,7 @@ typedef struct cli_saving {
     cli_options common;
     ckd_save_options save;
     bool has_run, has_step;
+    bool saves_nothing; /* run and step need not be said */
     cli_place parent, resumed_from;
     bool has_parent, has_resumed_from;
     char metric_name[32];

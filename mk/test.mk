@@ -34,7 +34,7 @@ $(B)/tests/test_lossy_store: EXTRA_OBJ = -Wl,--wrap=kernels_cpu
 # Tests of the command's parts link with all of it but its main().
 CLI_PART_OBJ := $(filter-out $(B)/obj/cli/main.o,$(CLI_OBJ))
 CLI_TESTS := $(filter $(B)/tests/test_cli% $(B)/tests/test_safetensors% $(B)/tests/fuzz_safetensors% \
-    $(B)/fuzz/fuzz_safetensors%,$(TESTS) $(REPLAYS) $(FUZZERS))
+    $(B)/fuzz/fuzz_safetensors% $(B)/tests/fuzz_layout% $(B)/fuzz/fuzz_layout%,$(TESTS) $(REPLAYS) $(FUZZERS))
 $(CLI_TESTS): EXTRA_OBJ = $(CLI_PART_OBJ) $(JANSSON_LIBS)
 $(CLI_TESTS): $(CLI_PART_OBJ)
 

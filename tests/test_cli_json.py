@@ -28,7 +28,7 @@ def checked(value, name, seen=None):
 
 def test_the_documentation_is_read():
     objects = documented()
-    assert {"list", "save", "show", "load", "diff", "report", "verify", "rebuild", "checkpoint"} <= set(objects)
+    assert {"list", "save", "import --dry-run", "show", "load", "diff", "report", "verify", "rebuild", "checkpoint"} <= set(objects)
     assert all(objects[name] for name in objects)
     with pytest.raises(AssertionError):
         check_documented({"run": "a", "step": "1", "id": ""}, "`side`")
@@ -52,6 +52,10 @@ def test_all_documented_objects_are_printed(full):
     checked(full.json("report"), "report", seen)
     checked(full.json("load", "--run", "gpt", "--out", full.folder / "o"), "load", seen)
     checked(full.json("load", "--run", "gpt", "--explain"), "load --explain", seen)
+    layout = full.folder / "layout"
+    layout.write_text("mesh tp=1\nstep skipped\n.* replicated\n")
+    plan = full.json("import", "--layout", layout, "--dry-run", full.file(state(1)))
+    assert checked(plan, "import --dry-run", seen)["skipped"]
     checked(full.save(4, state(1, 4), "--json", run_name="gpt").json(), "save", seen)
     checked(full.call("rebuild", "--json", expect_message="").json(), "rebuild", seen)
     checked(full.json("verify"), "verify", seen)

@@ -15,7 +15,7 @@ import pytest
 import support_safetensors as st
 from support_cli import COMMAND, DOC, FAILED, NOT_FOUND, USAGE, run, state, store  # noqa: F401
 
-COMMANDS = ["save", "load", "list", "show", "diff", "report", "verify", "delete", "prune", "trash", "rebuild"]
+COMMANDS = ["save", "import", "load", "list", "show", "diff", "report", "verify", "delete", "prune", "trash", "rebuild"]
 
 
 def test_general_help():
@@ -98,6 +98,12 @@ def test_the_examples_of_the_help_work(tmp_path):
     ["save", "s", "--run", "a", "--step", "1", "--max-load-cost", "0.5", "f"],
     ["save", "s", "--run", "a", "--step", "1", "--newest-load-cost", "nan", "f"],
     ["save", "s", "--run", "a", "--step", "1", "--base", "--parent", "a@0", "f"],
+    ["import"], ["import", "s"], ["import", "s", "--layout", "l"], ["import", "s", "f", "--dry-run"],
+    ["import", "s", "--layout", "l", "f"], ["import", "s", "--layout", "l", "--run", "a", "f"],
+    ["import", "s", "--layout", "l", "--run", "a", "--step", "1"], ["import", "s", "--run", "a", "--step", "1", "f"],
+    ["load", "s", "--layout", "l"], ["load", "s", "--layout", "l", "--explain"],
+    ["load", "s", "--layout", "l", "--out", "x", "--shard", "0/2", "--dim", "0"],
+    ["load", "s", "--layout", "l", "--out", "x", "--region", "w=[0:1]"],
 ])
 def test_wrong_usage(tmp_path, args):
     refused = run(*args, expect=USAGE, cwd=tmp_path)

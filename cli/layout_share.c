@@ -1,0 +1,268 @@
+/* Which elements a rank holds: how a dimension is cut, parts side by side, padding behind. */
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cli/layout.h"
+
+#define STRETCHES_MAX (UINT64_C(1) << 22)
+
+size_t layout_tensors_of(const layout_rule *rule) {
+    return rule->apart ? rule->part_count : 1;
+}
+
+uint32_t layout_main_dim(const layout_rule *rule) {
+    return rule->cut_count ? rule->cuts[rule->main_cut].dim : 0;
+}
+
+void layout_share_free(layout_share *share) {
+    free(share->stretches);
+    *share = (layout_share){0};
+}
+
+/* ---- one cut ---- */
+
+typedef struct span {
+    uint64_t offset, length;
+} span;
+
+typedef struct cutting {
+    const layout *l;
+    const layout_rule *rule;
+    const layout_cut *cut;
+    uint32_t place;
+    ckd_error *err;
+} cutting;
+
+static ckd_status cut_even(span *out, const cutting *c, uint64_t total, uint64_t unit, const char *what) {
+    uint64_t places = c->cut->over.places, units = total / unit;
+    if (total % unit || units % places) {
+        char in_units[48] = "";
+        if (unit > 1) {
+            snprintf(in_units, sizeof(in_units), ", in units of %" PRIu64 ",", unit);
+        }
+        return layout_error(c->l, c->rule->line, c->err, CKD_E_MISMATCH,
+                            "%s%sdimension %u has %" PRIu64
+                            " elements, which%s cannot be cut evenly into %" PRIu64
+                            "; cut=chunk gives the last ones less",
+                            what, *what ? ": " : "", c->cut->dim, total, in_units, places);
+    }
+    *out = (span){units / places * unit * c->place, units / places * unit};
+    return CKD_OK;
+}
+
+/* torch.chunk: ceil(units / places) each, as far as it goes. */
+static span cut_chunk(const cutting *c, uint64_t total, uint64_t unit) {
+    uint64_t places = c->cut->over.places, units = total / unit + (total % unit != 0);
+    uint64_t each = (units / places + (units % places != 0)) * unit; /* at most total + unit */
+    uint64_t first = each && c->place < (total + each - 1) / each ? each * c->place : total;
+    return (span){first, total - first < each ? total - first : each};
+}
+
+static ckd_status cut_sizes(span *out, const cutting *c, uint64_t total) {
+    uint64_t all = 0, before = 0;
+    for (uint32_t i = 0; i < c->cut->over.places; i++) {
+        before += i < c->place ? c->cut->sizes[i] : 0;
+        all += c->cut->sizes[i];
+    }
+    if (all != total) {
+        return layout_error(c->l, c->rule->line, c->err, CKD_E_MISMATCH,
+                            "sizes= adds up to %" PRIu64 ", dimension %u has %" PRIu64 " elements", all,
+                            c->cut->dim, total);
+    }
+    *out = (span){before, c->cut->sizes[c->place]};
+    return CKD_OK;
+}
+
+static ckd_status cut_span(span *out, const cutting *c, uint64_t total, uint64_t unit, const char *what) {
+    if (c->cut->kind == LAYOUT_SIZES) {
+        return cut_sizes(out, c, total);
+    }
+    if (c->cut->kind == LAYOUT_CHUNK) {
+        *out = cut_chunk(c, total, unit);
+        return CKD_OK;
+    }
+    return cut_even(out, c, total, unit, what);
+}
+
+/* ---- the main dimension ---- */
+
+static ckd_status make_room(layout_share *s, uint64_t count, ckd_error *err) {
+    s->stretches = count < STRETCHES_MAX ? calloc((size_t)count + 1, sizeof(*s->stretches)) : NULL;
+    return s->stretches ? CKD_OK : cli_error_nomem(err);
+}
+
+static void add(layout_share *s, size_t part, uint64_t offset, uint64_t length) {
+    s->stretches[s->count++] = (layout_stretch){part, offset, length};
+    s->lengths[s->dim] += length;
+}
+
+/* A place's length is a multiple of pad; what lies behind the last element is padding. */
+static ckd_status share_padded(layout_share *s, const cutting *c, uint64_t total) {
+    uint64_t places = c->cut->over.places, step, whole = 0;
+    span mine;
+    if (c->cut->kind == LAYOUT_SIZES) {
+        for (uint32_t i = 0; i < places; i++) {
+            whole += c->cut->sizes[i];
+        }
+    } else if (__builtin_mul_overflow(c->rule->pad, c->cut->unit, &step) ||
+               __builtin_mul_overflow(step, places, &step) || step > CKD_MAX_ELEMENTS) {
+        whole = UINT64_MAX;
+    } else {
+        whole = (total / step + (total % step != 0)) * step;
+    }
+    if (whole < total || whole > 2 * CKD_MAX_ELEMENTS) {
+        return layout_error(c->l, c->rule->line, c->err, CKD_E_MISMATCH,
+                            "%" PRIu64 " elements cannot be padded so", total);
+    }
+    ckd_status status = make_room(s, 2, c->err);
+    status = status == CKD_OK ? cut_span(&mine, c, whole, 1, "") : status;
+    if (status == CKD_OK) {
+        uint64_t offset = mine.offset < total ? mine.offset : total;
+        uint64_t real = mine.length < total - offset ? mine.length : total - offset;
+        add(s, 0, offset, real);
+        add(s, LAYOUT_NONE, 0, mine.length - real);
+    }
+    return status;
+}
+
+/* Each part's own share, one behind the other. Kept together, they lie so in the checkpoint's tensor, too. */
+static ckd_status share_parts(layout_share *s, const cutting *c, const uint64_t *totals) {
+    ckd_status status = make_room(s, c->rule->part_count, c->err);
+    uint64_t before = 0;
+    for (size_t i = 0; i < c->rule->part_count && status == CKD_OK; i++) {
+        const layout_part *part = &c->rule->parts[i];
+        uint64_t total = c->rule->apart ? totals[i]
+                         : part->size   ? part->size
+                                        : totals[0] / c->rule->part_count;
+        span mine;
+        status = cut_span(&mine, c, total, part->unit, part->name);
+        if (status == CKD_OK) {
+            add(s, c->rule->apart ? i : 0, before + mine.offset, mine.length);
+        }
+        before += c->rule->apart ? 0 : total;
+    }
+    return status;
+}
+
+/* The parts side by side, group by group; a place has whole groups. */
+static ckd_status share_groups(layout_share *s, const cutting *c, const uint64_t *totals) {
+    span mine;
+    ckd_status status = cut_span(&mine, c, c->rule->groups, 1, "groups");
+    for (size_t i = 0; i < c->rule->part_count && status == CKD_OK; i++) {
+        if (totals[i] % c->rule->groups) {
+            status = layout_error(c->l, c->rule->line, c->err, CKD_E_MISMATCH,
+                                  "%s has %" PRIu64 " elements, which are not %" PRIu64 " groups",
+                                  c->rule->parts[i].name, totals[i], c->rule->groups);
+        }
+    }
+    if (status == CKD_OK) {
+        status = mine.length < STRETCHES_MAX ? make_room(s, mine.length * c->rule->part_count, c->err)
+                                             : cli_error_nomem(c->err);
+    }
+    for (uint64_t g = mine.offset; status == CKD_OK && g < mine.offset + mine.length; g++) {
+        for (size_t i = 0; i < c->rule->part_count; i++) {
+            uint64_t each = totals[i] / c->rule->groups;
+            add(s, i, g * each, each);
+        }
+    }
+    return status;
+}
+
+/* Sizes that the rule says must be those that there are. */
+static ckd_status check_totals(const cutting *c, const uint64_t *totals) {
+    uint64_t sum = 0;
+    for (size_t i = 0; i < c->rule->part_count; i++) {
+        const layout_part *part = &c->rule->parts[i];
+        sum += part->size;
+        if (c->rule->apart && part->size && part->size != totals[i]) {
+            return layout_error(c->l, c->rule->line, c->err, CKD_E_MISMATCH,
+                                "%s has %" PRIu64 " elements along dimension %u, parts= says %" PRIu64,
+                                part->name, totals[i], c->cut->dim, part->size);
+        }
+    }
+    if (c->rule->part_count && !c->rule->apart &&
+        (sum ? sum != totals[0] : totals[0] % c->rule->part_count != 0)) {
+        return layout_error(
+            c->l, c->rule->line, c->err, CKD_E_MISMATCH,
+            "dimension %u has %" PRIu64 " elements, which are not those of parts=", c->cut->dim, totals[0]);
+    }
+    if (c->rule->size && c->rule->size != totals[0]) {
+        return layout_error(c->l, c->rule->line, c->err, CKD_E_MISMATCH,
+                            "dimension %u has %" PRIu64 " elements, size= says %" PRIu64, c->cut->dim,
+                            totals[0], c->rule->size);
+    }
+    return CKD_OK;
+}
+
+static ckd_status share_main(layout_share *s, const cutting *c, const uint64_t *totals) {
+    ckd_status status = check_totals(c, totals);
+    if (status != CKD_OK) {
+        return status;
+    }
+    if (c->rule->groups) {
+        return share_groups(s, c, totals);
+    }
+    if (c->rule->part_count) {
+        return share_parts(s, c, totals);
+    }
+    if (c->rule->padded) {
+        return share_padded(s, c, totals[0]);
+    }
+    span mine;
+    status = make_room(s, 1, c->err);
+    status = status == CKD_OK ? cut_span(&mine, c, totals[0], c->cut->unit, "") : status;
+    if (status == CKD_OK) {
+        add(s, 0, mine.offset, mine.length);
+    }
+    return status;
+}
+
+/* ---- all dimensions ---- */
+
+static ckd_status share_dims(layout_share *s, const layout *l, const layout_rule *rule,
+                             const uint32_t at[LAYOUT_AXES], const uint64_t *totals, ckd_error *err) {
+    s->dim = layout_main_dim(rule);
+    ckd_status status = CKD_OK;
+    for (uint32_t i = 0; i < rule->cut_count && status == CKD_OK; i++) {
+        const layout_cut *cut = &rule->cuts[i];
+        cutting c = {l, rule, cut, layout_place(&cut->over, l, at), err};
+        span mine;
+        if (cut->dim >= s->ndim) {
+            return layout_error(l, rule->line, err, CKD_E_MISMATCH,
+                                "a tensor of %u dimensions has no dimension %u", s->ndim, cut->dim);
+        }
+        if (i == rule->main_cut) {
+            s->lengths[cut->dim] = 0;
+            status = share_main(s, &c, totals);
+            continue;
+        }
+        status = cut_span(&mine, &c, s->lengths[cut->dim], cut->unit, "");
+        if (status == CKD_OK) {
+            s->offsets[cut->dim] = mine.offset;
+            s->lengths[cut->dim] = mine.length;
+        }
+    }
+    if (status == CKD_OK && rule->cut_count == 0) {
+        status = make_room(s, 1, err);
+        uint64_t all = s->ndim ? s->lengths[0] : 1;
+        s->lengths[0] = 0;
+        if (status == CKD_OK) {
+            add(s, 0, 0, all);
+        }
+    }
+    return status;
+}
+
+ckd_status layout_share_make(layout_share *out, const layout *l, const layout_rule *rule,
+                             const uint32_t at[LAYOUT_AXES], uint32_t ndim, const uint64_t *shape,
+                             const uint64_t *totals, ckd_error *err) {
+    *out = (layout_share){.ndim = ndim};
+    memcpy(out->lengths, shape, ndim * sizeof(*shape));
+    ckd_status status = share_dims(out, l, rule, at, totals, err);
+    if (status != CKD_OK) {
+        layout_share_free(out);
+    }
+    return status;
+}

@@ -1,0 +1,118 @@
+/*
+ * Fuzzes the text of a layout. What is accepted must keep its promises: a name that a rule gives to the checkpoint is one that rule
+ * knows on the way back, and what the ranks hold of a dimension is all of it, once. What is refused is refused with a message.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "cli/layout.h"
+#include "support/fuzz.h"
+
+#define RANKS_TRIED 64
+
+static void check(int good) {
+    if (!good)
+        abort();
+}
+
+static void check_mesh(const layout *l) {
+    uint64_t world = 1;
+    for (uint32_t i = 0; i < l->axis_count; i++)
+        world *= l->axes[i].size;
+    check(l->axis_count > 0 && world == l->world && world <= CKD_WORLD_MAX && l->rule_count > 0);
+    for (uint32_t rank = 0; rank < l->world && rank < RANKS_TRIED; rank++) {
+        uint32_t at[LAYOUT_AXES];
+        layout_coordinates(at, l, rank);
+        check(layout_rank(l, at) == rank);
+        char *path = layout_path_of_rank(l, rank);
+        check(path && (l->file_count == 0 || layout_rank_of_path(l, path) == rank));
+        free(path);
+    }
+}
+
+static bool knows(const layout_bindings *b, const layout_rule *rule) {
+    for (size_t i = 0; i < b->count; i++)
+        if (b->items[i].rule == rule)
+            return true;
+    return false;
+}
+
+/* There and back: the rule is found again, as the first one or behind others. */
+static void check_name(const layout *l, const char *name) {
+    layout_bindings there, back;
+    ckd_error err;
+    check(layout_bind(&there, l, name, false, &err) == CKD_OK);
+    for (size_t i = 0; i < there.count && i < 8; i++) {
+        const layout_binding *b = &there.items[i];
+        for (uint32_t rank = 0; rank < l->world && rank < 4; rank++) {
+            uint32_t at[LAYOUT_AXES];
+            uint64_t numbers[LAYOUT_NUMBERS];
+            char *other;
+            layout_coordinates(at, l, rank);
+            if (!layout_applies(numbers, l, b, at))
+                continue;
+            check(layout_other_name(&other, l, b, numbers, 0, &err) == CKD_OK);
+            check(layout_bind(&back, l, other, true, &err) == CKD_OK);
+            check(b->rule->renamed || b->state != LAYOUT_NONE || b->rule->number_count ||
+                  knows(&back, b->rule));
+            layout_bindings_free(&back);
+            free(other);
+        }
+    }
+    layout_bindings_free(&there);
+}
+
+/* All places of the main dimension together hold each element once. */
+static void check_cover(const layout *l, const layout_rule *rule, uint64_t size) {
+    uint64_t shape[CKD_MAX_DIMS], totals[64], held = 0;
+    if (rule->cut_count == 0 || layout_tensors_of(rule) > 64 || l->world > 4096 ||
+        rule->cuts[rule->main_cut].over.places > RANKS_TRIED)
+        return;
+    const layout_cut *cut = &rule->cuts[rule->main_cut];
+    for (uint32_t d = 0; d < CKD_MAX_DIMS; d++)
+        shape[d] = size;
+    for (size_t i = 0; i < layout_tensors_of(rule); i++)
+        totals[i] = rule->parts && rule->parts[i].size ? rule->parts[i].size : size;
+    uint64_t all = 0;
+    for (size_t i = 0; i < layout_tensors_of(rule); i++)
+        all += totals[i];
+    for (uint32_t rank = 0; rank < l->world; rank++) {
+        uint32_t at[LAYOUT_AXES], elsewhere = 0;
+        layout_coordinates(at, l, rank);
+        for (uint32_t axis = 0; axis < l->axis_count; axis++) {
+            bool along = memchr(cut->over.axes, (int)axis, cut->over.count) != NULL;
+            elsewhere += !along && at[axis];
+        }
+        layout_share share;
+        ckd_error err;
+        if (elsewhere)
+            continue;
+        if (layout_share_make(&share, l, rule, at, CKD_MAX_DIMS, shape, totals, &err) != CKD_OK) {
+            check(err.message[0] && err.status != CKD_OK);
+            return;
+        }
+        for (size_t i = 0; i < share.count; i++)
+            held += share.stretches[i].part == LAYOUT_NONE ? 0 : share.stretches[i].length;
+        layout_share_free(&share);
+    }
+    check(held == all);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
+    static const char *const names[] = {
+        "w", "layers.0.w", "layers.1.qkv.weight", "exp_avg.layers.3.w", "embed.weight", "m.w", "step"};
+    layout *l;
+    ckd_error err;
+    if (layout_parse(&l, (const char *)data, size, "fuzz", &err) != CKD_OK) {
+        check(!l && err.status != CKD_OK && strncmp(err.message, "fuzz:", 5) == 0);
+        return 0;
+    }
+    check_mesh(l);
+    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++)
+        check_name(l, names[i]);
+    for (size_t i = 0; i < l->rule_count && i < 16; i++)
+        for (uint64_t n = 0; n < 50; n += 7)
+            check_cover(l, &l->rules[i], n);
+    layout_release(l);
+    return 0;
+}

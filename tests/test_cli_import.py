@@ -1,0 +1,561 @@
+"""import, and load --layout: rank files of other trainers into a checkpoint and back. docs/layouts.md says what must come of it."""
+
+import numpy as np
+import pytest
+
+import support_safetensors as st
+from support_cli import DOC, FAILED, NOT_FOUND, USAGE, check_documented, run, store  # noqa: F401
+from support_ranks import chunk, model, model_layout, model_path, model_rank, split, write_model
+
+
+def do_import(store, layout, files, step=1, *args, **options):
+    return run("import", store.path, "--layout", layout, "--run", "a", "--step", step, *args, *files, **options)
+
+
+def check_model(store, folder, layout, tensors, tp, pp):
+    """All ranks of the layout as load writes them are as numpy cuts them."""
+    run("load", store.path, "--layout", layout, "--out", folder)
+    for p in range(pp):
+        for t in range(tp):
+            got, metadata = st.read(model_path(folder, t, p))
+            assert st.same(got, model_rank(tensors, t, p, tp, pp)) and metadata == {"format": "pt"}
+
+
+# ---------------------------------------------------------------------------------------- tensor and pipeline parallel
+
+@pytest.mark.parametrize("vocabulary", [17, 127, 128, 31123])
+@pytest.mark.parametrize("there, here", [((2, 4), (4, 2)), ((1, 8), (8, 1)), ((2, 1), (1, 8)), ((1, 1), (2, 4))])
+def test_tensor_and_pipeline_parallel(store, vocabulary, there, here):
+    """(TP, PP) there -> here, from a base and from a delta on it."""
+    layouts = [model_layout(store.folder / f"layout{i}", *mesh, vocabulary) for i, mesh in enumerate((there, here))]
+    for step in (1, 2):
+        tensors = model(vocabulary, step=step)
+        files = write_model(store.folder / f"in{step}", tensors, *there)
+        do_import(store, layouts[0], files, step)
+        assert st.same(store.load()[0], tensors)
+        for mesh, layout in zip((there, here), layouts):
+            check_model(store, store.folder / f"out{step}.{mesh[0]}", layout, tensors, *mesh)
+    assert [c["kind"] for c in store.checkpoints()] == ["base", "delta"]
+
+
+@pytest.mark.parametrize("fidelity", ["exact", "near", "compact"])
+def test_through_long_chains(store, fidelity):
+    """Imports of both layouts in turn; ranks get what the whole load has, at depths up to 16."""
+    meshes = [(2, 4), (4, 2)]
+    layouts = [model_layout(store.folder / f"layout{i}", *mesh, 127) for i, mesh in enumerate(meshes)]
+    for step in range(17):
+        tensors = model(127, step=step)
+        files = write_model(store.folder / f"in{step % 2}", tensors, *meshes[step % 2])
+        do_import(store, layouts[step % 2], files, step, "--fidelity", fidelity, "--max-load-cost", 1000,
+                  "--newest-load-cost", 1000)
+        if step in (0, 1, 4, 16):
+            whole = store.load()[0]
+            arrays = {n: np.frombuffer(v[2], tensors[n].dtype).reshape(tensors[n].shape) for n, v in whole.items()}
+            assert (fidelity != "exact") or st.same(arrays, tensors)
+            for mesh, layout in zip(meshes, layouts):
+                check_model(store, store.folder / f"out{step}.{mesh[0]}", layout, arrays, *mesh)
+    assert store.checkpoints()[-1]["depth"] == 16
+
+
+def test_one_rank(store):
+    """--shard R/W writes what that rank's file of all would be; --tensor is about its names."""
+    layout = model_layout(store.folder / "layout", 2, 4, 17)
+    tensors = model(17)
+    do_import(store, layout, write_model(store.folder / "in", tensors, 2, 4))
+    for rank in range(8):
+        got = store.load("--layout", layout, "--shard", f"{rank}/8")[0]
+        assert st.same(got, model_rank(tensors, rank % 2, rank // 2, 2, 4))
+    got = store.load("--layout", layout, "--shard", "5/8", "--tensor", "layers.1.fc1.*")[0]
+    want = model_rank(tensors, 1, 2, 2, 4)["layers.1.fc1.weight"]
+    assert st.same(got, {"layers.1.fc1.weight": want})
+    part = store.json("load", "--layout", layout, "--shard", "5/8", "--tensor", "layers.1.fc1.*", "--explain")
+    check_documented(part, "`load --explain`")
+    assert [t["name"] for t in part["tensors"]] == ["layers.5.gate.weight", "layers.5.up.weight"]
+    assert part["raw_bytes"] == want.nbytes
+
+
+def test_dry_run(store):
+    layout = model_layout(store.folder / "layout", 2, 4, 17)
+    files = write_model(store.folder / "in", model(17), 2, 4)
+    plan = run("import", store.path, "--layout", layout, "--dry-run", "--json", *files).json()
+    check_documented(plan, "`import --dry-run`")
+    assert not store.path.exists() and plan["world"] == 8
+    tensors = {t["name"]: t for t in plan["tensors"]}
+    assert tensors.keys() == model(17).keys()
+    up = tensors["layers.7.up.weight"]
+    assert up["from"] == "layers.1.fc1.weight" and up["ranks"] == [6, 7] and up["copies"] == 1 and up["kind"] == "sharded"
+    assert layout.read_text().splitlines()[up["line"] - 1].startswith("layers\\.{layer}\\.fc1")
+    assert tensors["exp_avg.embed.weight"]["from"] == "optimizer.embed.weight.m"
+    assert tensors["exp_avg.embed.weight"]["role"] == "exp_avg" and tensors["embed.weight"]["shape"] == [17, 16]
+    assert tensors["step"]["ranks"] == list(range(8)) and tensors["step"]["copies"] == 8
+    assert sorted(s["rank"] for s in plan["skipped"]) == list(range(8))
+    text = run("import", store.path, "--layout", layout, "--dry-run", *files).out
+    assert "layers.7.up.weight" in text and "6-7" in text and "rng of 8 ranks" in text and "nothing was saved" in text
+
+
+def test_place_in_the_list(store):
+    """Without `files`, FILEs are in the order of ranks."""
+    layout = model_layout(store.folder / "layout", 2, 2, 17)
+    layout.write_text("".join(line for line in layout.open() if not line.startswith("files")))
+    tensors = model(17)
+    files = write_model(store.folder / "in", tensors, 2, 2)
+    do_import(store, layout, files)
+    assert st.same(store.load()[0], tensors)
+    run("load", store.path, "--layout", layout, "--out", store.folder / "out")
+    got = st.read(store.folder / "out" / "rank00002.safetensors")[0]
+    assert st.same(got, model_rank(tensors, 0, 1, 2, 2))
+    swapped = do_import(store, layout, [files[0], files[2], files[1], files[3]], 2, expect=FAILED)
+    assert "layout:" in swapped.err
+    assert len(store.checkpoints()) == 1
+
+
+# ------------------------------------------------------------------------------------------------- small layouts
+
+def ranks(folder, *held):
+    folder.mkdir(exist_ok=True)
+    return [st.write(folder / f"rank{i}", tensors) for i, tensors in enumerate(held)]
+
+
+def written(store, text, name="layout"):
+    path = store.folder / name
+    path.write_text(text)
+    return path
+
+
+def check_both_ways(store, text, held, whole, step=1, **options):
+    """Imports the ranks, expects the whole tensors, and the same ranks back."""
+    layout = written(store, text)
+    do_import(store, layout, ranks(store.folder / "in", *held), step, **options)
+    assert st.same(store.load()[0], whole)
+    check_ranks(store, text, held)
+
+
+def check_ranks(store, text, held):
+    layout = written(store, text)
+    for i, tensors in enumerate(held):
+        assert st.same(store.load("--layout", layout, "--shard", f"{i}/{len(held)}")[0], tensors)
+
+
+def noise(*shape, seed=3):
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def gqa(q, k, v, n):
+    """Rank i of n: heads of 4 elements, query, key and value in one matrix."""
+    def heads(array, i):
+        return chunk(array.reshape(-1, 4, 10), i, n).reshape(-1, 10)
+    return [{"qkv": np.concatenate([heads(x, i) for x in (q, k, v)])} for i in range(n)]
+
+
+@pytest.mark.parametrize("apart", [True, False])
+def test_gqa_with_ranks_without_keys(store, apart):
+    """8 query heads and 2 of keys and values: over 4 ranks, two have none of these; over 16, half have nothing at all."""
+    q, k, v = noise(32, 10), noise(8, 10, seed=4), noise(8, 10, seed=5)
+    rule = "qkv sharded dim=0 over=tp cut=chunk parts=q:32:4,k:8:4,v:8:4" + (" as=attention.{part}" if apart else "")
+    whole = {"attention.q": q, "attention.k": k, "attention.v": v} if apart else {"qkv": np.concatenate([q, k, v])}
+    check_both_ways(store, f"mesh tp=4\n{rule}\n", gqa(q, k, v, 4), whole)
+    assert gqa(q, k, v, 16)[15]["qkv"].shape == (0, 10)
+    for n in (1, 2, 3, 5, 16):
+        check_ranks(store, f"mesh tp={n}\n{rule}\n", gqa(q, k, v, n))
+    files = ranks(store.folder / "in16", *gqa(q, k, v, 16)[:8], *[{} for _ in range(8)])
+    do_import(store, written(store, f"mesh tp=16\n{rule}\n"), files, 2)
+    assert st.same(store.load()[0], whole)
+
+
+def test_groups_of_heads(store):
+    """Megatron's: for each group of heads its queries, its key, its value; stored apart."""
+    q, k, v = noise(24, 5), noise(12, 5, seed=4), noise(12, 5, seed=5)
+
+    def held(n):
+        groups = [np.concatenate([x.reshape(6, -1, 5)[g] for x in (q, k, v)]) for g in range(6)]
+        return [{"qkv": np.concatenate(groups[i * 6 // n:(i + 1) * 6 // n])} for i in range(n)]
+
+    for step, n in enumerate((2, 3, 1)):
+        text = f"mesh tp={n}\nqkv sharded dim=0 over=tp parts=q:24,k:12,v:12 groups=6 as={{part}}.weight\n"
+        check_both_ways(store, text, held(n), {"q.weight": q, "k.weight": k, "v.weight": v}, step)
+
+
+def test_experts_by_number(store):
+    """(TP, PP, EP) = (1, 1, 8) -> (1, 1, 2); ranks count their experts from 0; a router is everybody's."""
+    experts = [noise(6, 4, seed=e) for e in range(16)]
+    router = noise(16, 4)
+    text = "mesh pp=1 ep={} tp=1\nnumber expert over=ep count=16\nrouter replicated\nexperts\\.{{expert}}\\.w expert\n"
+
+    def held(n):
+        return [{"router": router} | {f"experts.{i}.w": experts[e * (16 // n) + i] for i in range(16 // n)} for e in range(n)]
+
+    whole = {"router": router} | {f"experts.{e}.w": x for e, x in enumerate(experts)}
+    check_both_ways(store, text.format(8), held(8), whole)
+    check_ranks(store, text.format(2), held(2))
+
+
+def test_stacked_experts_cut_again(store):
+    """Experts in one tensor, dealt to ep, each cut over tp: a grid."""
+    stack = noise(8, 6, 4)
+    text = "mesh ep={} tp={}\nstack expert dim=0 over=ep dim=2 over=tp\n"
+
+    def held(ep, tp):
+        return [{"stack": split(split(stack, e, ep), t, tp, 2)} for e in range(ep) for t in range(tp)]
+
+    check_both_ways(store, text.format(4, 2), held(4, 2), {"stack": stack})
+    for ep, tp in ((1, 1), (2, 4), (8, 1)):
+        check_ranks(store, text.format(ep, tp), held(ep, tp))
+
+
+def test_two_axes_of_one_dimension_and_odd_cuts(store):
+    rows, columns, line = noise(14, 3), noise(2, 11, seed=4), noise(7, seed=5)
+    text = """\
+mesh dp=2 tp=3
+rows    sharded dim=0 over=dp,tp sizes=0,5,1,1,0,7
+columns sharded dim=1 over=tp,dp cut=chunk     # tp counts slower here
+line    sharded dim=0 over=tp cut=chunk unit=2
+"""
+    cuts = np.cumsum([0, 0, 5, 1, 1, 0, 7])
+    held = [{"rows": rows[cuts[r]:cuts[r + 1]], "columns": chunk(columns, r % 3 * 2 + r // 3, 6, 1),
+             "line": line[[0, 4, 7][r % 3]:[4, 7, 7][r % 3]]} for r in range(6)]
+    check_both_ways(store, text, held, {"rows": rows, "columns": columns, "line": line})
+
+
+def test_numbers_of_interleaved_stages(store):
+    """Chunks of layers dealt in turns; the second chunk has a name of its own. Uneven stages, and global numbers."""
+    layers = [noise(3, seed=n) for n in range(8)]
+    whole = {f"layers.{n}.w": x for n, x in enumerate(layers)}
+    text = """\
+mesh pp=2
+number first over=pp table=0,1/2,3
+number second over=pp table=4,5/6,7
+model0\\.layers\\.{first}\\.(.*)  replicated as=layers.{first}.\\1
+model1\\.layers\\.{second}\\.(.*) replicated as=layers.{second}.\\1
+"""
+    held = [{f"model{m}.layers.{i}.w": layers[4 * m + 2 * p + i] for m in range(2) for i in range(2)} for p in range(2)]
+    check_both_ways(store, text, held, whole)
+    text = "mesh pp=3\nnumber layer over=pp sizes=3,1,4\nlayers\\.{layer}\\.w replicated\n"
+    check_ranks(store, text, [{f"layers.{i}.w": x for i, x in enumerate(part)} for part in (layers[:3], layers[3:4], layers[4:])])
+    text = "mesh pp=4\nnumber layer over=pp count=8 global\nlayers\\.{layer}\\.w replicated\n"
+    check_ranks(store, text, [{f"layers.{2 * p + i}.w": layers[2 * p + i] for i in range(2)} for p in range(4)])
+    do_import(store, written(store, text), ranks(store.folder / "in", *[
+        {f"layers.{2 * p + i}.w": layers[2 * p + i] for i in range(2)} for p in range(4)]), 2)
+    assert st.same(store.load()[0], whole)
+
+
+def test_tied_weights_by_two_names(store):
+    """First and last stage share a matrix, which the last calls otherwise and cuts otherwise."""
+    embed, norm = noise(8, 4), noise(4)
+    text = """\
+mesh pp=2 tp=2
+embed sharded dim=0 over=tp pp=0
+out   sharded dim=1 over=tp pp=1 as=embed
+norm  unique pp=1
+"""
+    held = [{"embed": embed[:4]}, {"embed": embed[4:]}, {"out": split(embed, 0, 2, 1), "norm": norm}, {"out": split(embed, 1, 2, 1)}]
+    check_both_ways(store, text, held, {"embed": embed, "norm": norm})
+    held[3]["out"] = held[3]["out"] + np.float32(1)
+    refused = do_import(store, written(store, text), ranks(store.folder / "in", *held), 2, expect=FAILED)
+    assert "layout:3: " in refused.err and "'embed'" in refused.err and "ranks 0 and 3 differ" in refused.err
+    assert "element 2;" in refused.err
+
+
+def test_many_blocks(store):
+    """Tensors larger than what is read at a time, cut so that runs are long and short; as a delta, too."""
+    tall, wide, deep = noise(3000, 400), noise(40, 30000, seed=4), noise(30, 600, 50, seed=5)
+    text = """\
+mesh tp=4
+tall sharded dim=1 over=tp
+wide sharded dim=0 over=tp
+deep sharded dim=1 over=tp parts=a:40:10,b:560:10 as=deep.{part}
+"""
+    for step in (1, 2):
+        held = [{"tall": split(tall, t, 4, 1), "wide": split(wide, t, 4),
+                 "deep": np.concatenate([split(x, t, 4, 1) for x in (deep[:, :40], deep[:, 40:])], 1)} for t in range(4)]
+        whole = {"tall": tall, "wide": wide, "deep.a": np.ascontiguousarray(deep[:, :40]), "deep.b": np.ascontiguousarray(deep[:, 40:])}
+        check_both_ways(store, text, held, whole, step)
+        for array in (tall, wide, deep):
+            array += np.float32(1e-6)
+    assert store.checkpoints()[-1]["kind"] == "delta"
+
+
+# ---------------------------------------------------------------------------------------------------------- copies
+
+def test_copies_that_differ(store):
+    x = noise(5000)
+    other = x.copy()
+    other[4321] += 1
+    files = ranks(store.folder / "in", {"w": x}, {"w": x}, {"w": other})
+    layout = written(store, "mesh dp=3\n\nw replicated\n")
+    refused = do_import(store, layout, files, expect=FAILED)
+    assert "layout:3: the copies of 'w' on ranks 0 and 2 differ, first at element 4321" in refused.err
+    assert store.checkpoints() == [] and "take=first" in refused.err
+    do_import(store, written(store, "mesh dp=3\nw replicated take=first\n"), files)
+    assert st.same(store.load()[0], {"w": x})
+
+
+def to_bf16(values):
+    """Nearest even, of doubles; by integers."""
+    out = []
+    for value in values:
+        if value == 0:
+            out.append(0x8000 if np.signbit(value) else 0)
+            continue
+        exact = np.frombuffer(np.float64(value).tobytes(), np.uint64)[0]
+        sign, exponent, mantissa = int(exact) >> 63, (int(exact) >> 52 & 2047) - 1023, int(exact) & (1 << 52) - 1
+        assert -126 <= exponent < 127
+        kept, rest = mantissa >> 45, mantissa & (1 << 45) - 1
+        kept += rest > 1 << 44 or (rest == 1 << 44 and kept & 1)
+        out.append((sign << 15) + (exponent + 127 << 7) + kept)
+    return np.array(out, np.uint16)
+
+
+def test_averaged(store):
+    """Means in double, rounded once, to nearest even; of equal values these values."""
+    dtypes = {"f64": np.float64, "f32": np.float32, "f16": np.float16}
+    copies = [{name: (1000 * np.random.default_rng(seed).standard_normal(3000)).astype(dtype) for name, dtype in dtypes.items()}
+              for seed in range(3)]
+    for held in copies:
+        held["f16"][:4] = [65504, 6e-8, -0.0, np.inf]
+        held["f32"][:2] = [np.nan, -0.0]
+    copies[1]["f16"][1], copies[2]["f16"][1] = 0, 0  # below the smallest: 0
+    bf16 = [to_bf16(1000 * np.random.default_rng(9 + seed).standard_normal(3000)) for seed in range(3)]
+    files = ranks(store.folder / "in", *[held | {"bf16": ("BF16", [3000], bits.tobytes())} for held, bits in zip(copies, bf16)])
+    do_import(store, written(store, "mesh dp=3\n.* averaged\n"), files)
+    got = store.load()[0]
+    for name, dtype in dtypes.items():
+        mean = sum(held[name].astype(np.float64) for held in copies) / 3
+        want = mean.astype(dtype)
+        assert np.array_equal(np.frombuffer(got[name][2], dtype), want, equal_nan=True), name
+    assert np.signbit(np.frombuffer(got["f16"][2], np.float16)[2]) and np.signbit(np.frombuffer(got["f32"][2], np.float32)[1])
+    values = [(bits.astype(np.uint32) << 16).view(np.float32).astype(np.float64) for bits in bf16]
+    assert got["bf16"][2] == to_bf16(sum(values) / 3).tobytes()
+    assert st.same(store.load("--layout", written(store, "mesh dp=3\n.* averaged\n"), "--shard", "2/3")[0], got)
+    refused = do_import(store, written(store, "mesh dp=2\n.* averaged\n"),
+                        ranks(store.folder / "in2", {"n": np.zeros(3, np.int32)}, {"n": np.zeros(3, np.int32)}), 2, expect=FAILED)
+    assert "layout:2: 'n' is i32" in refused.err
+
+
+def test_averaged_shards(store):
+    """Cut over tp, averaged over dp."""
+    a, b = noise(6, 4), noise(6, 4, seed=4)
+    held = [{"w": split(x, t, 2)} for x in (a, b) for t in range(2)]
+    do_import(store, written(store, "mesh dp=2 tp=2\nw averaged dim=0 over=tp\n"), ranks(store.folder / "in", *held))
+    want = ((a.astype(np.float64) + b) / 2).astype(np.float32)
+    assert st.same(store.load()[0], {"w": want})
+
+
+# ---------------------------------------------------------------------------------------------------------- errors
+
+@pytest.mark.parametrize("line, text", [
+    (1, "w replicated"), (1, "mesh"), (1, "mesh tp"), (1, "mesh tp=0"), (1, "mesh tp=2 tp=2"), (1, "mesh dim=2"),
+    (1, "mesh tp=65537"), (1, "mesh a=300 b=300"), (2, "mesh tp=2\nmesh tp=2"), (2, "mesh tp=2\nw"), (2, "mesh tp=2\nw shared"),
+    (3, "mesh tp=2\nw replicated\nfiles r{tp}"), (2, "mesh tp=2\nfiles r"), (2, "mesh tp=2\nfiles r{pp}"),
+    (2, "mesh tp=2\nfiles r{tp"), (2, "mesh tp=2\nfiles {tp}{tp}"), (2, "mesh tp=2\nfiles {tp}.{tp}"), (2, "mesh tp=2\nfiles {tp}1"),
+    (2, "mesh tp=2\nfiles {tp:0}"), (2, "mesh tp=2\nfiles {tp:99}"), (2, "mesh tp=2\nfiles /{tp}"), (2, "mesh tp=2\nfiles {tp}.{rank}"),
+    (2, "mesh tp=2\nstate a.* b"), (2, "mesh tp=2\nstate a.*"), (2, "mesh tp=2\nstate * m.*"), (2, "mesh tp=2\nstate a.*.* m.*"),
+    (2, "mesh tp=2\nnumber l over=tp"), (2, "mesh tp=2\nnumber l over=pp count=4"), (2, "mesh tp=2\nnumber l over=tp count=3"),
+    (2, "mesh tp=2\nnumber l over=tp count=0"), (2, "mesh tp=2\nnumber l over=tp sizes=1,2,3"), (2, "mesh tp=2\nnumber l over=tp sizes=1,"),
+    (2, "mesh tp=2\nnumber l over=tp table=0,1"), (2, "mesh tp=2\nnumber l over=tp table=0,/1"), (2, "mesh tp=2\nnumber l over=tp table=0/1/2"),
+    (2, "mesh tp=2\nnumber l over=tp count=2 sizes=1,1"), (2, "mesh tp=2\nnumber l over=tp count=2 odd"), (2, "mesh tp=2\nnumber 1 over=tp count=2"),
+    (3, "mesh tp=2\nnumber l over=tp count=2\nnumber l over=tp count=2"), (2, "mesh tp=2\nnumber l over=tp,tp count=4"),
+    (2, "mesh tp=2\n( replicated"), (2, "mesh tp=2\n) replicated"), (2, "mesh tp=2\n[ replicated"), (2, "mesh tp=2\na{l} replicated"),
+    (2, "mesh tp=2\na{2000} replicated"), (2, "mesh tp=2\n((a{50}){50}){50} replicated"), (2, "mesh tp=2\n(a)\\1 replicated"),
+    (2, "mesh tp=2\na{ replicated"), (2, "mesh tp=2\na\\ replicated"), (2, "mesh tp=2\n" + "(" * 30 + ")" * 30 + " replicated"),
+    (2, "mesh tp=2\n*{3 replicated"), (2, "mesh tp=2\na.* replicated as=b"), (2, "mesh tp=2\n(a) replicated as=b"),
+    (2, "mesh tp=2\n(a) replicated as=\\1\\1"), (2, "mesh tp=2\n(a) replicated as=\\2"), (2, "mesh tp=2\n(a(b)) replicated as=\\2"),
+    (2, "mesh tp=2\na replicated as=b as=c"), (2, "mesh tp=2\na replicated as={part}"), (2, "mesh tp=2\na replicated as={b}"),
+    (3, "mesh tp=2\nnumber l over=tp count=2\nx{l} replicated as=x"), (3, "mesh tp=2\nnumber l over=tp count=2\n(x{l}) replicated as=\\1"),
+    (2, "mesh tp=2\nw sharded"), (2, "mesh tp=2\nw sharded dim=0"), (2, "mesh tp=2\nw sharded over=tp"), (2, "mesh tp=2\nw sharded dim=16 over=tp"),
+    (2, "mesh tp=2\nw sharded dim=0 over=pp"), (2, "mesh tp=2\nw sharded dim=0 over=tp over=tp"), (2, "mesh tp=2\nw sharded dim=0 over=tp dim=1 over=tp"),
+    (2, "mesh tp=2\nw sharded dim=0 over=tp dim=0 over=tp"), (2, "mesh tp=2\nw sharded dim=0 over=tp cut=odd"), (2, "mesh tp=2\nw sharded dim=0 over=tp sizes=1"),
+    (2, "mesh tp=2\nw sharded dim=0 sizes=1,1 over=tp"), (2, "mesh tp=2\nw sharded dim=0 over=tp unit=0"), (2, "mesh tp=2\nw sharded dim=0 over=tp size=0"),
+    (2, "mesh tp=2\nw sharded dim=0 over=tp parts=a,a"), (2, "mesh tp=2\nw sharded dim=0 over=tp parts=a:1,b"), (2, "mesh tp=2\nw sharded dim=0 over=tp parts=a:"),
+    (2, "mesh tp=2\nw sharded dim=0 over=tp parts=a:2:3"), (2, "mesh tp=2\nw sharded dim=0 over=tp parts=a,"), (2, "mesh tp=2\nw sharded dim=0 over=tp parts=a size=3"),
+    (2, "mesh tp=2\nw sharded dim=0 over=tp parts=a,b groups=2"), (2, "mesh tp=2\nw sharded dim=0 over=tp parts=a:3,b:3 groups=2 as={part}"),
+    (2, "mesh tp=2\nw sharded dim=0 over=tp parts=a,b unit=2"), (2, "mesh tp=2\nw sharded dim=0 over=tp parts=a as={part}{part}"),
+    (2, "mesh tp=2 pp=2\nw sharded dim=0 over=tp pad=2 dim=1 over=pp pad=2"), (2, "mesh tp=2\nw sharded dim=0 over=tp tp=0"),
+    (2, "mesh tp=2\nw replicated dim=0 over=tp"), (2, "mesh tp=2\nw replicated tp=2"), (2, "mesh tp=2\nw replicated tp="), (2, "mesh tp=2\nw replicated tp=0 tp=1"),
+    (2, "mesh tp=2\nw replicated pp=0"), (2, "mesh tp=2\nw replicated first"), (2, "mesh tp=2\nw replicated take=last"), (2, "mesh tp=2\nw averaged take=first"),
+    (2, "mesh tp=2\nw skipped as=x"), (2, "mesh tp=2\nw expert"), (3, "mesh tp=2\nnumber l over=tp count=2\nx{l} sharded dim=0 over=tp"),
+    (2, "mesh tp=2\nw replicated " + "tp=0 " * 70),
+])
+def test_errors_of_the_text_name_the_line(store, line, text):
+    """The same from import and load."""
+    layout = written(store, text + "\n" if line < 3 else text)
+    file = ranks(store.folder / "in", {"w": noise(2)})[0]
+    refused = do_import(store, layout, [file, file], expect=USAGE)
+    assert f"layout:{line}: " in refused.err, refused.err
+    assert run("load", store.path, "--layout", layout, "--shard", "0/2", "--out", store.folder / "o", expect=USAGE).err == refused.err
+    assert not store.path.exists()
+
+
+def test_layouts_that_are_none(store):
+    file = ranks(store.folder / "in", {"w": noise(2)})[0]
+    assert "layout: " in do_import(store, written(store, ""), [file], expect=USAGE).err
+    assert "no rules" in do_import(store, written(store, "mesh tp=1\n# w replicated\n"), [file], expect=USAGE).err
+    assert "zero byte" in do_import(store, written(store, "mesh tp=1\nw replicated\0\n"), [file], expect=USAGE).err
+    assert "bytes" in do_import(store, written(store, "#" * (1 << 20) + "#"), [file], expect=USAGE).err
+    assert "nowhere" in do_import(store, store.folder / "nowhere", [file], expect=NOT_FOUND).err
+
+
+W = noise(4, 6)
+
+
+@pytest.mark.parametrize("line, rule, held, said", [
+    (2, "w sharded dim=0 over=tp", [{"w": W[:2]}, {"w": W[2:].astype(np.float64)}], ["'w' is f64 on rank 1 (tp=1)", "f32 on rank 0"]),
+    (2, "w sharded dim=0 over=tp", [{"w": W[:2]}, {"w": W[2:, :5].copy()}], ["'w' is [2, 5] on rank 1 (tp=1)", "[2, 6] on rank 0"]),
+    (2, "w sharded dim=0 over=tp", [{"w": W[:2]}, {"w": W[2:3]}], ["3 elements", "cannot be cut evenly into 2", "ranks 0, 1 have 2, 1"]),
+    (2, "w sharded dim=0 over=tp", [{"w": W[:1]}, {"w": W[1:]}], ["'w' is [1, 6] on rank 0", "should be [2, 6]", "ranks 0, 1 have 1, 3"]),
+    (2, "w sharded dim=0 over=tp cut=chunk", [{"w": W[:1]}, {"w": W[1:]}], ["should be [2, 6]", "ranks 0, 1 have 1, 3"]),
+    (2, "w sharded dim=0 over=tp sizes=3,2", [{"w": W[:3]}, {"w": W[3:]}], ["sizes= adds up to 5", "4 elements"]),
+    (2, "w sharded dim=0 over=tp sizes=3,1", [{"w": W[:2]}, {"w": W[2:]}], ["'w' is [2, 6] on rank 0", "should be [3, 6]"]),
+    (2, "w sharded dim=2 over=tp", [{"w": W[:2]}, {"w": W[2:]}], ["no dimension 2"]),
+    (2, "w sharded dim=0 over=tp unit=3", [{"w": W[:2]}, {"w": W[2:]}], ["units of 3"]),
+    (2, "w sharded dim=0 over=tp size=3", [{"w": W[:1]}, {"w": W[1:]}], ["'w' is [1, 6] on rank 0", "should be [2, 6]"]),
+    (2, "w sharded dim=0 over=tp size=5", [{"w": W[:2]}, {"w": W[2:]}], ["should be [3, 6]"]),
+    (2, "w sharded dim=0 over=tp pad=2", [{"w": W[:2]}, {"w": W[2:]}], ["size=N"]),
+    (2, "w sharded dim=0 over=tp parts=a:1,b:3", [{"w": W[:2]}, {"w": W[2:]}], ["a: ", "1 elements"]),
+    (2, "w sharded dim=0 over=tp parts=a:2,b:4", [{"w": W[:2]}, {"w": W[2:]}], ["4 elements", "parts="]),
+    (2, "w sharded dim=0 over=tp parts=a,b,c as={part}", [{"w": W[:2]}, {"w": W[2:]}], ["4 elements, which are not 3 parts"]),
+    (2, "w sharded dim=0 over=tp", [{"w": W}, {}], ["rank 1 (tp=1) has no 'w'", "rank 0"]),
+    (2, "w replicated", [{"w": W}, {}], ["rank 1 (tp=1) has no 'w'"]),
+    (2, "w replicated tp=0", [{"w": W}, {"w": W}], ["matches 'w', but rank 1 (tp=1) is not to have it"]),
+    (2, "w unique", [{}, {"w": W}], ["matches 'w', but rank 1 (tp=1) is not to have it"]),
+    (2, "w replicated", [{"w": W}, {"w": W[:3]}], ["'w' is [3, 6] on rank 1", "[4, 6] on rank 0"]),
+    (2, "w replicated", [{"w": W}, {"w": W[0]}], ["'w' is [6] on rank 1", "[4, 6] on rank 0"]),
+    (0, "v replicated", [{"v": W, "w": W}, {"v": W}], ["no rule matches 'w' of rank 0 (tp=0)"]),
+    (3, "w replicated as=v\nv replicated", [{"w": W, "v": W}, {"w": W, "v": W}], ["both become 'v'"]),
+    (3, "v replicated\nw replicated as=v", [{"w": W}, {"w": W}], ["'w' of rank 0 becomes 'v'", "line 2"]),
+    (2, "w(.*) replicated as=a\\1.*\n", [{"w.b": W}, {"w.bb": W}], ["rank 1 (tp=1) has no 'w.b'"]),
+    (2, "(w|v) replicated as=\\1", [{"w": W}, {"v": W}], ["has no"]),
+    (2, "w.x replicated as=v", [{"w-x": W}, {"w-x": W}], ["'w-x' of rank 0 becomes 'v', which load would make 'w.x'"]),
+    (3, "w skipped tp=1\n[vw] replicated as_=", [{"w": W}, {"w": W}], None),
+    (3, "a replicated tp=0\nb sharded dim=0 over=tp as=a", [{"a": W, "b": W[:2]}, {"b": W[2:]}], ["both become 'a'"]),
+    (3, "a replicated tp=0\nb replicated tp=1 as=a", [{"a": W}, {"b": W[:2]}], ["this makes 'a' [2, 6], line 2 makes it [4, 6]"]),
+])
+def test_errors_of_files_name_the_line(store, line, rule, held, said):
+    layout = written(store, "mesh tp=2\n" + rule + "\n")
+    files = ranks(store.folder / "in", *held)
+    refused = do_import(store, layout, files, expect=USAGE if said is None else FAILED)
+    assert (f"layout:{line}: " if line else "layout: ") in refused.err, refused.err
+    for text in said or []:
+        assert text in refused.err, refused.err
+    assert not store.path.exists()
+
+
+def test_numbers_beyond_the_layout(store):
+    layout = written(store, "mesh pp=2\nnumber layer over=pp count=4\nl{layer} replicated\n")
+    good = [{"l0": W, "l1": W}, {"l0": W + 1, "l1": W + 2}]
+    do_import(store, layout, ranks(store.folder / "in", *good))
+    for name in ("l2", "l01", "l12345678901234567890"):
+        refused = do_import(store, layout, ranks(store.folder / "in", good[0], good[1] | {name: W}), 2, expect=FAILED)
+        assert name in refused.err and "layout" in refused.err
+    fewer = written(store, "mesh pp=1\nnumber layer over=pp count=3\nl{layer} replicated\n")
+    refused = run("load", store.path, "--layout", fewer, "--shard", "0/1", "--out", store.folder / "o", expect=FAILED)
+    assert "layout:3: " in refused.err and "'l3'" in refused.err and "no rank" in refused.err
+
+
+def test_files_and_ranks(store):
+    layout = model_layout(store.folder / "layout", 2, 2, 17)
+    files = write_model(store.folder / "in", model(17), 2, 2)
+    refused = do_import(store, layout, files[:2] + files[3:], expect=NOT_FOUND)
+    assert "no file of rank 2 (pp=1 tp=0)" in refused.err
+    refused = do_import(store, layout, files[:1], expect=NOT_FOUND)
+    assert "no file of rank 1 (pp=0 tp=1), and of 2 more ranks" in refused.err
+    stray = st.write(store.folder / "stray", {"w": W})
+    assert "stray" in do_import(store, layout, [*files, stray], expect=USAGE).err
+    refused = do_import(store, layout, [*files, files[0]], expect=USAGE)
+    assert "of one rank" in refused.err
+    beyond = model_path(store.folder, 2, 0)
+    beyond.parent.mkdir()
+    assert "mp_rank_02_000" in do_import(store, layout, [*files, st.write(beyond, {"w": W})], expect=USAGE).err
+    plain = written(store, "mesh tp=1\n.* replicated\n", "plain")
+    assert "2 files" in do_import(store, plain, files[:2], expect=USAGE).err
+    assert not store.path.exists()
+    apart = {n: {k: v for k, v in st.read(f)[0].items() if k.startswith("opt") == n} for n in (False, True) for f in files[:1]}
+    two = written(store, layout.read_text().replace("files ", "files optimizer/{tp}.{pp}\nfiles "), "two")
+    optimizer = store.folder / "optimizer" / "0.0"
+    optimizer.parent.mkdir()
+    split_files = [st.write(files[0], apart[False], {"format": "pt"}), st.write(optimizer, apart[True]), *files[1:]]
+    do_import(store, two, split_files)
+    assert st.same(store.load()[0], model(17))
+
+
+def test_notes(store):
+    layout = written(store, "mesh tp=2\nw replicated\nv.* replicated\n")
+    files = [st.write(store.folder / f"r{i}", {"w": W}, {"rank": str(i), "format": "pt"}) for i in range(2)]
+    said = do_import(store, layout, files, expect_message="'rank'").err
+    assert "layout:3: no tensor matches 'v.*'" in said
+    assert store.load()[1] == {"format": "pt"}
+    do_import(store, layout, files, 2, "-q")
+
+
+def test_what_cannot_be_loaded(store):
+    store.save(1, {"w": W, "v": noise(5)})
+
+    def refused(text, *args, expect=FAILED):
+        path = written(store, "mesh tp=2\n" + text)
+        return run("load", store.path, "--layout", path, *(args or ("--shard", "0/2", "--out", store.folder / "o")), expect=expect).err
+
+    assert "layout: no rule matches 'v'" in refused("w replicated\n")
+    assert "layout:3: " in refused("w replicated\nv sharded dim=0 over=tp\n")
+    assert "layout:3: " in refused("w replicated\nv sharded dim=1 over=tp\n")
+    assert "layout:2: dimension 0 has 4 elements, size= says 6" in refused("w sharded dim=0 over=tp size=6\nv skipped\n")
+    said = refused("x sharded dim=0 over=tp parts=w,y as={part}\nv skipped\n")
+    assert "layout:2: the checkpoint has no part y of 'x'" in said
+    said = refused("x sharded dim=0 over=tp parts=w,v as={part}\n")
+    assert "layout:2: " in said and "cannot be parts of 'x'" in said
+    said = refused("x replicated as=w\n(x) replicated as=v\\1\nx replicated as=v\n")
+    assert "layout:4: " in said and "both be 'x' on rank 0" in said
+    both = "w replicated\nv skipped\n"
+    assert "the mesh has 2 ranks, --shard says 3" in refused(both, "--shard", "0/3", "--out", store.folder / "o", expect=USAGE)
+    for args in (["--shard", "0/2", "--dim", "0"], ["--shard", "0/2", "--region", "w=[:1]"]):
+        assert "--layout" in refused(both, *args, "--out", store.folder / "o", expect=USAGE)
+    assert "--shard" in refused(both, "--explain", expect=USAGE)
+    assert "no tensor" in refused(both, "--shard", "0/2", "--tensor", "y", "--out", store.folder / "o", expect=NOT_FOUND)
+    assert not (store.folder / "o").exists()
+
+
+def test_all_ranks_or_none(store):
+    """A file that is there already is found before anything is written."""
+    store.save(1, {"w": W})
+    layout = written(store, "mesh tp=3\nfiles r{tp}/w\nw replicated\n")
+    there = store.folder / "out" / "r2" / "w"
+    there.parent.mkdir(parents=True)
+    there.write_text("mine")
+    refused = run("load", store.path, "--layout", layout, "--out", store.folder / "out", expect=FAILED)
+    assert "r2/w" in refused.err and there.read_text() == "mine" and not (store.folder / "out" / "r0").exists()
+    said = run("load", store.path, "--layout", layout, "--out", store.folder / "out", "--force", "--json").json()
+    check_documented(said, "`load`")
+    files = [store.folder / "out" / f"r{i}" / "w" for i in range(3)]
+    assert said["tensor_count"] == 3 and said["bytes"] == sum(f.stat().st_size for f in files)
+    assert all(st.same(st.read(f)[0], {"w": W}) for f in files)
+
+
+def test_a_file_that_changes_or_ends_early(store):
+    layout = written(store, "mesh tp=2\nw sharded dim=0 over=tp\n")
+    files = ranks(store.folder / "in", {"w": W[:2]}, {"w": W[2:]})
+    files[1].write_bytes(files[1].read_bytes()[:-1])
+    assert "rank1" in do_import(store, layout, files, expect=4).err
+    assert not store.path.exists()
+
+
+def examples():
+    """The layouts that docs/layouts.md shows, parts of them with what they need before."""
+    blocks, block = [], []
+    for line in (DOC.parent / "layouts.md").read_text().splitlines() + ["end"]:
+        if line.startswith("    ") and not line.startswith("    ckptdelta"):
+            block.append(line[4:])
+        elif block:
+            blocks.append("\n".join(block) + "\n")
+            block = []
+    return blocks
+
+
+def test_the_documentation_s_examples(store):
+    """They are accepted; the fault is then that there is no store."""
+    found = examples()
+    assert len(found) >= 12
+    for i, text in enumerate(found):
+        head = "" if text.startswith("mesh") else "mesh pp=2 tp=4 ep=1 dp=1\n"
+        if "{layer}" in text and "number layer" not in text:
+            head += "number layer over=pp count=24\n"
+        layout = written(store, head + text, f"layout{i}")
+        refused = run("load", store.path, "--layout", layout, "--out", store.folder / "o", expect=NOT_FOUND)
+        assert "store" in refused.err
