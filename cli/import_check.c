@@ -240,8 +240,8 @@ static bool has_none(const layout_share *s) {
 
 /* A rank that is to hold nothing of it needs no tensor. */
 static ckd_status check_absent(const import_plan *plan, const import_tensor *t,
-                               const layout_binding *expected, const uint64_t numbers[LAYOUT_NUMBERS],
-                               uint32_t rank, ckd_error *err) {
+                               const layout_binding *expected, const uint32_t at[LAYOUT_AXES],
+                               const uint64_t numbers[LAYOUT_NUMBERS], uint32_t rank, ckd_error *err) {
     uint64_t *totals = NULL;
     layout_share share = {0};
     ckd_error ignored;
@@ -253,7 +253,7 @@ static ckd_status check_absent(const import_plan *plan, const import_tensor *t,
     free(totals);
     char *name = NULL;
     if (status == CKD_OK && lacking) {
-        status = layout_other_name(&name, plan->layout, expected, numbers, expected->part, err);
+        status = layout_other_name(&name, plan->layout, expected, at, numbers, expected->part, err);
     }
     if (status == CKD_OK && lacking) {
         layout_error(plan->layout, expected->rule->line, err, CKD_E_MISMATCH,
@@ -268,7 +268,8 @@ static ckd_status check_absent(const import_plan *plan, const import_tensor *t,
 
 /* What load would write for this tensor on this rank is what was read. */
 static ckd_status check_back(const import_plan *plan, const import_entry *e, const layout_binding *expected,
-                             const uint64_t numbers[LAYOUT_NUMBERS], ckd_error *err) {
+                             const uint32_t at[LAYOUT_AXES], const uint64_t numbers[LAYOUT_NUMBERS],
+                             ckd_error *err) {
     const char *from = e->tensor->name;
     if (!expected) {
         return wrong(plan, e, err,
@@ -286,7 +287,7 @@ static ckd_status check_back(const import_plan *plan, const import_entry *e, con
                      e->name);
     }
     char *name;
-    ckd_status status = layout_other_name(&name, plan->layout, expected, numbers, e->part, err);
+    ckd_status status = layout_other_name(&name, plan->layout, expected, at, numbers, e->part, err);
     if (status == CKD_OK && strcmp(name, from) != 0) {
         status = wrong(plan, e, err, "'%.100s' of rank %u becomes '%.100s', which load would make '%.100s'",
                        from, e->rank, e->name, name);
@@ -304,8 +305,8 @@ static ckd_status check_rank(const import_plan *plan, const import_tensor *t, co
     if (expected && expected->rule->kind == LAYOUT_SKIPPED) {
         expected = e ? expected : NULL;
     }
-    return e          ? check_back(plan, e, expected, numbers, err)
-           : expected ? check_absent(plan, t, expected, numbers, rank, err)
+    return e          ? check_back(plan, e, expected, at, numbers, err)
+           : expected ? check_absent(plan, t, expected, at, numbers, rank, err)
                       : CKD_OK;
 }
 

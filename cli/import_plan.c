@@ -201,7 +201,7 @@ static ckd_status add_entries(import_plan *plan, const reference *r, const layou
                             .file = r->file,
                             .tensor = r->tensor,
                             .order = r->order};
-        ckd_status status = layout_other_name(&e->name, plan->layout, b, numbers, part, err);
+        ckd_status status = layout_other_name(&e->name, plan->layout, b, at, numbers, part, err);
         if (status != CKD_OK) {
             return status;
         }

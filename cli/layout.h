@@ -108,6 +108,7 @@ typedef struct layout_expression {
     uint32_t of_number[LAYOUT_NUMBERS]; /* first capture that has the number; 0: none */
     uint32_t
         number_captures[LAYOUT_CAPTURES + 1]; /* 1 + the number that this one captures; 0: something else */
+    uint32_t of_axis[LAYOUT_AXES + 1];        /* what has the coordinate, or, at the end, the rank; 0: none */
     uint32_t of_part;                         /* 0: none */
 } layout_expression;
 
@@ -183,6 +184,7 @@ typedef struct layout_binding {
     char *name;                       /* without what the state adds */
     bool global;                      /* the name is the checkpoint's, not the rank's */
     uint64_t numbers[LAYOUT_NUMBERS]; /* in the name */
+    uint64_t coordinates[LAYOUT_AXES + 1]; /* in a checkpoint's name; UINT64_MAX: it has none */
     size_t part; /* of a checkpoint's name; LAYOUT_NONE: parts are kept together, or there are none */
     regoff_t begin[LAYOUT_CAPTURES + 1], end[LAYOUT_CAPTURES + 1]; /* of what was captured; -1: nothing */
 } layout_binding;
@@ -201,9 +203,10 @@ bool layout_applies(uint64_t numbers[LAYOUT_NUMBERS], const layout *l, const lay
 /* The first that does; NULL if none. */
 const layout_binding *layout_choose(uint64_t numbers[LAYOUT_NUMBERS], const layout *l,
                                     const layout_bindings *b, const uint32_t at[LAYOUT_AXES]);
-/* The name on the other side. part: of parts that are stored apart. free() it. Errors: NOMEM. */
+/* The name on the other side, of or for this rank. part: of parts that are stored apart. free() it. Errors: NOMEM. */
 ckd_status layout_other_name(char **out, const layout *l, const layout_binding *b,
-                             const uint64_t numbers[LAYOUT_NUMBERS], size_t part, ckd_error *err);
+                             const uint32_t at[LAYOUT_AXES], const uint64_t numbers[LAYOUT_NUMBERS],
+                             size_t part, ckd_error *err);
 
 /* ---- elements ---- */
 

@@ -45,6 +45,13 @@ static bool read_captures(layout_binding *b) {
             return false;
         }
     }
+    for (uint32_t axis = 0; axis <= LAYOUT_AXES; axis++) {
+        uint32_t capture = e->of_axis[axis];
+        b->coordinates[axis] = UINT64_MAX;
+        if (capture && !read_number(&b->coordinates[axis], b->name, b->begin[capture], b->end[capture])) {
+            return false;
+        }
+    }
     b->part = LAYOUT_NONE;
     for (size_t i = 0; e->of_part && i < b->rule->part_count; i++) {
         size_t length = (size_t)(b->end[e->of_part] - b->begin[e->of_part]);
@@ -156,6 +163,12 @@ bool layout_applies(uint64_t numbers[LAYOUT_NUMBERS], const layout *l, const lay
             return false;
         }
     }
+    for (uint32_t axis = 0; axis <= LAYOUT_AXES; axis++) {
+        uint64_t here = axis == LAYOUT_AXES ? layout_rank(l, at) : at[axis];
+        if (b->coordinates[axis] != UINT64_MAX && b->coordinates[axis] != here) {
+            return false;
+        }
+    }
     for (uint32_t i = 0; i < b->rule->number_count; i++) {
         const layout_number *n = &l->numbers[b->rule->numbers[i]];
         if (!translate_number(&numbers[i], l, n, b->numbers[i], b->global, at)) {
@@ -183,14 +196,17 @@ static void write_captured(FILE *to, const layout_binding *b, uint32_t capture) 
     }
 }
 
-static void write_template(FILE *to, const layout_template *t, const layout_binding *b,
-                           const uint64_t numbers[LAYOUT_NUMBERS], size_t part) {
+static void write_template(FILE *to, const layout *l, const layout_template *t, const layout_binding *b,
+                           const uint32_t at[LAYOUT_AXES], const uint64_t numbers[LAYOUT_NUMBERS],
+                           size_t part) {
     for (size_t i = 0; i < t->count; i++) {
         const layout_item *item = &t->items[i];
         if (item->kind == LAYOUT_GROUP) {
             write_captured(to, b, item->index);
         } else if (item->kind == LAYOUT_NUMBER) {
             fprintf(to, "%llu", (unsigned long long)numbers[item->index]);
+        } else if (item->kind == LAYOUT_AXIS || item->kind == LAYOUT_RANK) {
+            fprintf(to, "%u", item->kind == LAYOUT_RANK ? layout_rank(l, at) : at[item->index]);
         } else if (item->kind == LAYOUT_PART) {
             fputs(b->rule->parts[part].name, to);
         } else {
@@ -214,7 +230,8 @@ static void write_renumbered(FILE *to, const layout_binding *b, const uint64_t n
 }
 
 ckd_status layout_other_name(char **out, const layout *l, const layout_binding *b,
-                             const uint64_t numbers[LAYOUT_NUMBERS], size_t part, ckd_error *err) {
+                             const uint32_t at[LAYOUT_AXES], const uint64_t numbers[LAYOUT_NUMBERS],
+                             size_t part, ckd_error *err) {
     *out = NULL;
     char *text = NULL;
     size_t size = 0;
@@ -225,7 +242,7 @@ ckd_status layout_other_name(char **out, const layout *l, const layout_binding *
     const layout_state *s = b->state == LAYOUT_NONE ? NULL : &l->states[b->state];
     fputs(!s ? "" : b->global ? s->local_before : s->global_before, to);
     if (b->rule->renamed) {
-        write_template(to, b->global ? &b->rule->local_name : &b->rule->global_name, b, numbers, part);
+        write_template(to, l, b->global ? &b->rule->local_name : &b->rule->global_name, b, at, numbers, part);
     } else {
         write_renumbered(to, b, numbers);
     }

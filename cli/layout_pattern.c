@@ -303,7 +303,18 @@ static ckd_status put_part(translation *t) {
     return status == CKD_OK ? put(t, ")", 1) : status;
 }
 
-/* {layer} or {part} */
+/* {tp}, or {rank} as axis LAYOUT_AXES: each rank has its own. */
+static ckd_status put_coordinate(translation *t, uint32_t axis) {
+    layout_item item = {.kind = axis == LAYOUT_AXES ? LAYOUT_RANK : LAYOUT_AXIS, .index = axis, .width = 1};
+    if (t->to->of_axis[axis]) {
+        return layout_wrong(t->p, "a coordinate stands twice in as=");
+    }
+    ckd_status status = layout_template_add(&t->rule->global_name, item, "", 0, t->p->err);
+    t->to->of_axis[axis] = ++t->to->captures;
+    return status == CKD_OK ? put(t, NUMBER_RE, sizeof(NUMBER_RE) - 1) : status;
+}
+
+/* {layer}, {part}, {tp} or {rank} */
 static ckd_status put_named(translation *t) {
     const char *close = strchr(t->at, '}');
     size_t length = close ? (size_t)(close - t->at - 1) : 0;
@@ -321,7 +332,14 @@ static ckd_status put_named(translation *t) {
             return status == CKD_OK ? capture_number(t, i) : status;
         }
     }
-    return layout_wrong(t->p, "'%.40s' in as= is neither {part} nor a number of the pattern", t->at);
+    uint32_t axis = length ? layout_find_axis(t->p->l, name, length) : LAYOUT_AXES;
+    bool rank = length == 4 && memcmp(name, "rank", 4) == 0;
+    if (axis == LAYOUT_AXES && !rank) {
+        return layout_wrong(
+            t->p, "'%.40s' in as= is none of {part}, {rank}, an axis, or a number of the pattern", t->at);
+    }
+    t->at = close + 1;
+    return put_coordinate(t, axis);
 }
 
 static ckd_status translate_as(translation *t, translation *pattern) {

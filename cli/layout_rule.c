@@ -274,6 +274,22 @@ static ckd_status use_axes(uint8_t used[LAYOUT_AXES], reading *r, const layout_o
     return CKD_OK;
 }
 
+/* Axes whose coordinates as= has in the name: ranks along them have tensors of their own. */
+static ckd_status use_coordinates(uint8_t used[LAYOUT_AXES], reading *r) {
+    layout_over own = {0};
+    const uint32_t *of_axis = r->rule->global.of_axis;
+    for (uint32_t axis = 0; axis < r->p->l->axis_count; axis++) {
+        if (of_axis[axis] || (of_axis[LAYOUT_AXES] && !r->rule->only[axis])) {
+            own.axes[own.count++] = (uint8_t)axis;
+        }
+    }
+    ckd_status status = use_axes(used, r, &own, "its coordinate in as=");
+    for (uint32_t i = 0; i < own.count && status == CKD_OK; i++) {
+        r->rule->numbered.axes[r->rule->numbered.count++] = own.axes[i];
+    }
+    return status;
+}
+
 /* Numbers in the name decide which ranks hold it; those of several must be of different axes. */
 static ckd_status check_axes(reading *r) {
     uint8_t used[LAYOUT_AXES] = {0};
@@ -291,7 +307,7 @@ static ckd_status check_axes(reading *r) {
             r->rule->numbered.axes[r->rule->numbered.count++] = n->over.axes[k];
         }
     }
-    return status;
+    return status == CKD_OK ? use_coordinates(used, r) : status;
 }
 
 /* What nothing else says is held at coordinate 0 only. */

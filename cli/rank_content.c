@@ -90,7 +90,7 @@ static ckd_status find_held(held *out, size_t *count, const bound_checkpoint *b,
         }
         held *h = &out[*count];
         *h = (held){.rule = chosen->rule, .info = &b->list->items[i], .part = chosen->part, .order = i};
-        ckd_status status = layout_other_name(&h->name, b->layout, chosen, numbers, chosen->part, err);
+        ckd_status status = layout_other_name(&h->name, b->layout, chosen, at, numbers, chosen->part, err);
         if (status != CKD_OK) {
             return status;
         }

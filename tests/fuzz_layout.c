@@ -51,7 +51,7 @@ static void check_name(const layout *l, const char *name) {
             layout_coordinates(at, l, rank);
             if (!layout_applies(numbers, l, b, at))
                 continue;
-            check(layout_other_name(&other, l, b, numbers, 0, &err) == CKD_OK);
+            check(layout_other_name(&other, l, b, at, numbers, 0, &err) == CKD_OK);
             check(layout_bind(&back, l, other, true, &err) == CKD_OK);
             check(b->rule->renamed || b->state != LAYOUT_NONE || b->rule->number_count ||
                   knows(&back, b->rule));

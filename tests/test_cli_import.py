@@ -255,6 +255,20 @@ norm  unique pp=1
     assert "element 2;" in refused.err
 
 
+def test_what_each_rank_has_of_its_own(store):
+    """Coordinates in as=: the state of random numbers, and of a stage."""
+    held = [{"rng": np.array([r], np.int64), "stage": noise(3, seed=r // 2)} for r in range(4)]
+    text = "mesh pp=2 tp=2\nrng replicated as=rng.{rank}\nstage replicated as=stage.{pp}\n"
+    whole = {f"rng.{r}": held[r]["rng"] for r in range(4)} | {f"stage.{p}": held[2 * p]["stage"] for p in range(2)}
+    check_both_ways(store, text, held, whole)
+    more = written(store, "mesh pp=2 tp=4\nrng replicated as=rng.{rank}\nstage replicated as=stage.{pp}\n")
+    got = [store.load("--layout", more, "--shard", f"{r}/8")[0] for r in range(8)]
+    assert all(st.same(got[r], {"stage": held[r // 4 * 2]["stage"]} | ({"rng": held[r]["rng"]} if r < 4 else {})) for r in range(8))
+    held[3]["stage"] = noise(3, seed=9)
+    refused = do_import(store, written(store, text), ranks(store.folder / "in", *held), 2, expect=FAILED)
+    assert "layout:3: " in refused.err and "'stage.1' on ranks 2 and 3" in refused.err
+
+
 def test_many_blocks(store):
     """Tensors larger than what is read at a time, cut so that runs are long and short; as a delta, too."""
     tall, wide, deep = noise(3000, 400), noise(40, 30000, seed=4), noise(30, 600, 50, seed=5)
@@ -360,6 +374,7 @@ def test_averaged_shards(store):
     (2, "mesh tp=2\n*{3 replicated"), (2, "mesh tp=2\na.* replicated as=b"), (2, "mesh tp=2\n(a) replicated as=b"),
     (2, "mesh tp=2\n(a) replicated as=\\1\\1"), (2, "mesh tp=2\n(a) replicated as=\\2"), (2, "mesh tp=2\n(a(b)) replicated as=\\2"),
     (2, "mesh tp=2\na replicated as=b as=c"), (2, "mesh tp=2\na replicated as={part}"), (2, "mesh tp=2\na replicated as={b}"),
+    (2, "mesh tp=2\na replicated as={tp}{tp}"), (2, "mesh tp=2\na replicated as={tp} tp=0"), (2, "mesh tp=2\na sharded dim=0 over=tp as={rank}"),
     (3, "mesh tp=2\nnumber l over=tp count=2\nx{l} replicated as=x"), (3, "mesh tp=2\nnumber l over=tp count=2\n(x{l}) replicated as=\\1"),
     (2, "mesh tp=2\nw sharded"), (2, "mesh tp=2\nw sharded dim=0"), (2, "mesh tp=2\nw sharded over=tp"), (2, "mesh tp=2\nw sharded dim=16 over=tp"),
     (2, "mesh tp=2\nw sharded dim=0 over=pp"), (2, "mesh tp=2\nw sharded dim=0 over=tp over=tp"), (2, "mesh tp=2\nw sharded dim=0 over=tp dim=1 over=tp"),
