@@ -62,6 +62,18 @@ ckd_status file_close(file_writer *f, ckd_error *err);
  */
 void file_discard(file_writer *f);
 
+/*
+ * ---- scratch files: without a name, so that nothing is left of them ----
+ *
+ * Reading and writing are at any offset, and several threads may at once; what is read must have been written. Errors: IO, NOSPACE, NOMEM.
+ */
+typedef struct file_scratch file_scratch;
+ckd_status file_scratch_open(file_scratch **out, const char *directory, ckd_error *err);
+ckd_status file_scratch_write(file_scratch *f, uint64_t offset, const void *data, size_t size,
+                              ckd_error *err);
+ckd_status file_scratch_read(file_scratch *f, uint64_t offset, void *to, size_t size, ckd_error *err);
+void file_scratch_close(file_scratch *f); /* accepts NULL */
+
 /* ---- names ---- */
 /*
  * Gives the file `from` the name `to` without replacing anything: EXISTS if `to` is there; of several at once one wins.

@@ -108,6 +108,7 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
     case ARGP_KEY_INIT:
         state->child_inputs[0] = state->child_inputs[1] = &a->common;
         state->child_inputs[2] = &a->pick;
+        state->child_inputs[3] = &a->common;
         return 0;
     case OPT_OUT:
         a->out = arg;
@@ -523,7 +524,9 @@ static ckd_status load_to_file(arguments *a, ckd_store *store, ckd_error *err) {
     bound_checkpoint bound = {0};
     ckd_status status = cli_find(&from, store, a->pick.run, a->pick.step, err);
     if (status == CKD_OK) {
-        status = ckd_load_begin(&load, store, &from.id, err);
+        ckd_load_options options = CKD_LOAD_OPTIONS_INIT;
+        options.staging_bytes = a->common.staging;
+        status = ckd_load_begin_with(&load, store, &from.id, &options, err);
     }
     if (status == CKD_OK && a->layout) {
         status = bound_checkpoint_make(&bound, a->layout, ckd_load_tensors(load), err);
@@ -575,8 +578,11 @@ static int run(arguments *a) {
 }
 
 int cmd_load(int argc, char **argv) {
-    static const struct argp_child children[] = {
-        {&cli_common_argp, 0, 0, 0}, {&cli_threads_argp, 0, 0, 0}, {&cli_pick_argp, 0, 0, 0}, {0}};
+    static const struct argp_child children[] = {{&cli_common_argp, 0, 0, 0},
+                                                 {&cli_threads_argp, 0, 0, 0},
+                                                 {&cli_pick_argp, 0, 0, 0},
+                                                 {&cli_staging_argp, 0, 0, 0},
+                                                 {0}};
     static const struct argp argp = {options_table, parse, "STORE", doc, children, 0, 0};
     arguments a = {.common.command = "load", .globs = calloc((size_t)argc, sizeof(char *))};
     if (!a.globs) {

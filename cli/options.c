@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { OPT_JSON = 0x100, OPT_RUN, OPT_STEP, OPT_THREADS };
+enum { OPT_JSON = 0x100, OPT_RUN, OPT_STEP, OPT_THREADS, OPT_STAGING };
 
 /* ----------------------------------------------------------------------------------------------------- values */
 
@@ -29,6 +29,20 @@ bool cli_parse_double(double *out, const char *text) {
     errno = 0;
     *out = strtod(text, &end);
     return *text && !*end && errno == 0 && isfinite(*out);
+}
+
+bool cli_parse_size(uint64_t *out, const char *text) {
+    static const char units[] = "KMGT";
+    char digits[32];
+    size_t length = strspn(text, "0123456789");
+    const char *unit = text[length] ? strchr(units, text[length]) : NULL;
+    if (length >= sizeof(digits) || (text[length] && (!unit || text[length + 1]))) {
+        return false;
+    }
+    memcpy(digits, text, length);
+    digits[length] = '\0';
+    uint64_t factor = unit ? UINT64_C(1) << (10 * (unit - units + 1)) : 1;
+    return cli_parse_u64(out, digits) && !__builtin_mul_overflow(*out, factor, out);
 }
 
 bool cli_parse_step(uint64_t *out, const char *text) {
@@ -141,6 +155,25 @@ static error_t parse_threads(int key, char *arg, struct argp_state *state) {
 }
 
 const struct argp cli_threads_argp = {.options = threads_options, .parser = parse_threads};
+
+static const struct argp_option staging_options[] = {
+    {"staging", OPT_STAGING, "SIZE", 0,
+     "Memory to use besides a little for each thread, such as 64M or 1G (256M)", -2},
+    {0},
+};
+
+static error_t parse_staging(int key, char *arg, struct argp_state *state) {
+    if (key != OPT_STAGING) {
+        return ARGP_ERR_UNKNOWN;
+    }
+    uint64_t *staging = &((cli_options *)state->input)->staging;
+    if (!cli_parse_size(staging, arg) || *staging == 0) {
+        argp_error(state, "--staging is a size such as 64M or 1G, not '%s'", arg);
+    }
+    return 0;
+}
+
+const struct argp cli_staging_argp = {.options = staging_options, .parser = parse_staging};
 
 static const struct argp_option pick_options[] = {
     {"run", OPT_RUN, "RUN", 0, "The run (the only one of the store)", 1},

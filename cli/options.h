@@ -16,10 +16,13 @@ typedef struct cli_options {
     bool json, quiet;
     int verbose;
     uint32_t threads; /* 0: one per core */
+    uint64_t staging; /* bytes; 0: as the library has it */
 } cli_options;
 extern const struct argp cli_common_argp;
 /* --threads, for commands that code or decode; input: the cli_options as well. */
 extern const struct argp cli_threads_argp;
+/* --staging, for commands that save or load; the same. */
+extern const struct argp cli_staging_argp;
 
 /* --run and --step, to choose a checkpoint. */
 typedef struct cli_pick {
@@ -48,6 +51,8 @@ uint64_t cli_seconds(struct argp_state *state, const char *name, const char *tex
 /* Parsers of values. They return false if the text is none. Numbers are decimal digits only. */
 bool cli_parse_u64(uint64_t *out, const char *text);
 bool cli_parse_double(double *out, const char *text);
+bool cli_parse_size(uint64_t *out,
+                    const char *text); /* a number of bytes, or of K, M, G or T, which are binary */
 bool cli_parse_step(uint64_t *out, const char *text); /* a number, or `latest` */
 bool cli_parse_place(cli_place *out, const char *text);
 

@@ -171,6 +171,7 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
     case ARGP_KEY_INIT:
         state->child_inputs[0] = state->child_inputs[1] = &a->common;
         state->child_inputs[2] = &a->save;
+        state->child_inputs[3] = &a->common;
         return 0;
     case OPT_RUN:
         a->save.run = arg;
@@ -214,11 +215,13 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
     }
 }
 
-const struct argp cli_saving_argp = {
-    .options = options_table,
-    .parser = parse,
-    .children = (const struct argp_child[]){
-        {&cli_common_argp, 0, 0, 0}, {&cli_threads_argp, 0, 0, 0}, {&cli_fidelity_argp, 0, 0, 0}, {0}}};
+const struct argp cli_saving_argp = {.options = options_table,
+                                     .parser = parse,
+                                     .children = (const struct argp_child[]){{&cli_common_argp, 0, 0, 0},
+                                                                             {&cli_threads_argp, 0, 0, 0},
+                                                                             {&cli_fidelity_argp, 0, 0, 0},
+                                                                             {&cli_staging_argp, 0, 0, 0},
+                                                                             {0}}};
 
 void cli_saving_free(cli_saving *a) {
     cli_roles_free(&a->roles);
@@ -358,6 +361,7 @@ int cli_saving_run(cli_saving *a, cli_inputs *inputs) {
     }
     cli_progress_begin(&a->progress, "saving", a->common.quiet);
     a->save.total_bytes = inputs->bytes;
+    a->save.staging_bytes = a->common.staging;
     a->save.on_progress = cli_progress_update;
     a->save.progress_context = &a->progress;
     cli_interrupt_catch();

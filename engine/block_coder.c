@@ -10,9 +10,9 @@
 #define MIN_COPY_BYTES 64u    /* naming the values costs about as much */
 #define STEP_HEADER    320u   /* what naming the values of an optimizer step takes more than others do */
 
-ckd_status block_job_init(block_job *job, ckd_error *err) {
+ckd_status block_job_init(block_job *job, columns_cache *columns, ckd_error *err) {
     memset(job, 0, sizeof(*job));
-    ckd_status status = decoder_init(&job->decoder, err);
+    ckd_status status = decoder_init(&job->decoder, columns, err);
     job->decoder.step_limit = MAX_SAVE_STEPS;
     if (status == CKD_OK) {
         block_plan_init(&job->plan, job->decoder.kernels, coder_symbols(job->decoder.coder));
@@ -24,8 +24,8 @@ void block_job_free(block_job *job) {
     decoder_free(&job->decoder);
     block_plan_free(&job->plan);
     lossy_job_free(&job->lossy_work);
-    bytes *const buffers[] = {&job->own, &job->previous, &job->standalone.payload, &job->delta.payload,
-                              &job->step_before};
+    bytes *const buffers[] = {&job->own,           &job->previous,   &job->standalone.payload,
+                              &job->delta.payload, &job->step_first, &job->step_before};
     for (size_t i = 0; i < sizeof(buffers) / sizeof(buffers[0]); i++) {
         bytes_free(buffers[i]);
     }

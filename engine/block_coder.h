@@ -84,7 +84,7 @@ typedef struct block_job {
     load_cost parent_chain;
     candidate standalone, delta;
     block_step step;
-    bytes step_before;
+    bytes step_first, step_before;
     candidate *chosen; /* NULL if known */
     bool keep_ready;   /* standalone is to be written as well, as a ready copy */
     uint64_t base_stored;
@@ -100,7 +100,8 @@ typedef struct block_job {
     lossy_error error_bf16, error_f16; /* the same of a master's values, rounded */
 } block_job;
 
-ckd_status block_job_init(block_job *job, ckd_error *err);
+/* columns: of the save, for all jobs. */
+ckd_status block_job_init(block_job *job, columns_cache *columns, ckd_error *err);
 void block_job_free(block_job *job);
 
 /* The block of `in` over the very same span, if it was cut the same way. */

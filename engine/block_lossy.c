@@ -72,12 +72,32 @@ static void depend_on_shared(block_job *job, uint32_t at, const lossy_tile *tile
                                          .content = tile->shared_content};
 }
 
-static ckd_status offer_delta(block_job *job, const lossy_tile *tile, const coding_context *save,
-                              const tensor_context *tensor, const load_budget *budget,
-                              const uint8_t *parent_values, ckd_error *err) {
+/* Of the parent's values, which the tile only has as floats. */
+static ckd_status parent_content(hash128 *out, block_job *job, const lossy_tile *tile,
+                                 const coding_context *save, const tensor_context *tensor, ckd_error *err) {
     uint64_t raw = raw_size(job, tensor);
+    if (job->parent_block || tile->dtype == CKD_F32) {
+        *out = job->parent_block ? job->parent_block->content
+                                 : content_hash(tile->before + (job->first - tile->first), raw);
+        return CKD_OK;
+    }
+    void *values = bytes_scratch(&job->previous, raw, "coding scratch", err);
+    span mine = {tensor->region, job->first, job->count};
+    ckd_status status = values ? span_values(&job->decoder, save->views, save->parent, tensor->parent, &mine,
+                                             values, NULL, err)
+                               : CKD_E_NOMEM;
+    *out = status == CKD_OK ? content_hash(values, raw) : (hash128){0};
+    return status;
+}
+
+static ckd_status offer_delta(block_job *job, const lossy_tile *tile, const coding_context *save,
+                              const tensor_context *tensor, const load_budget *budget, ckd_error *err) {
+    hash128 parent;
+    ckd_status status = parent_content(&parent, job, tile, save, tensor, err);
+    if (status != CKD_OK) {
+        return status;
+    }
     block_measure_parent(job, tensor);
-    hash128 parent = job->parent_block ? job->parent_block->content : content_hash(parent_values, raw);
     block_depend_on(job, PREDICT_PARENT, &save->parent->manifest.checkpoint.id, "", &parent);
     if (tile->plan.shared) {
         depend_on_shared(job, job->dependency_count++, tile, save, tensor);
@@ -129,8 +149,7 @@ ckd_status block_lossy_analyse(block_job *job, const lossy_tile *tile, const cod
     job->base = lossy_base_cost(tensor->tensor->dtype, raw);
     job->base_stored = (uint64_t)job->base.stored;
     if (tile->before) {
-        return offer_delta(job, tile, save, tensor, budget,
-                           tile->before_values + at * ckd_dtype_size(tile->dtype), err);
+        return offer_delta(job, tile, save, tensor, budget, err);
     }
     offer(&job->standalone, payload->size, true);
     if (tile->plan.shared) {

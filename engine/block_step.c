@@ -170,10 +170,16 @@ ckd_status block_step_predict(block_job *job, const coding_context *save, const 
                               ckd_error *err) {
     const step_source *s = tensor->step;
     float *previous = (float *)(void *)job->previous.data;
-    inputs in = {.now = job->values, .before = previous, .first = s->first->values + job->first};
+    inputs in = {.now = job->values,
+                 .before = previous,
+                 .first = step_held(s->first, &job->step_first, job->first, job->count)};
     if (s->inputs == INPUTS_MOMENT_SQUARE) {
-        in.second = s->square->values + job->first;
-    } else if (s->before) {
+        in.second = step_held(s->square, &job->step_before, job->first, job->count);
+    }
+    if (!in.first || (s->inputs == INPUTS_MOMENT_SQUARE && !in.second)) {
+        return CKD_OK; /* no prediction, but a delta */
+    }
+    if (s->inputs != INPUTS_MOMENT_SQUARE && s->before) {
         ckd_status status = read_before(job, save, tensor, &in.second, err);
         if (status == CKD_E_CORRUPT || status == CKD_E_UNSUPPORTED || status == CKD_E_IO) {
             job->parent_damaged = true; /* no prediction, but a delta */

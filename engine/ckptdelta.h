@@ -331,6 +331,14 @@ typedef struct ckd_save_options {
                        of a large one, each 16 Mi elements); 0: none */
     double
         step_scale; /* lossy: weights and first moments in this many times the fidelity's steps, 1/64 ... 64, without a target; 0: 1 */
+    /*
+     * What the save may hold besides the caller's memory, 8 MiB for each worker (lossy: 16), and about 600 bytes for each block that it
+     * writes and for each of the parent's (where everything stands); 0: 256 MiB. First and second moments that optimizer steps are predicted from are held in a file without a name in the
+     * store beyond that. Lossy tensors take 16 bytes of it an element, of as many as fit at once, 1 Mi to 16 Mi: with less than
+     * 256 MiB, matrices of more are cut into smaller parts that have steps and factors of their own, and so are stored as other values, just
+     * as near, in a few more bytes.
+     */
+    uint64_t staging_bytes;
 } ckd_save_options;
 #define CKD_SAVE_OPTIONS_INIT \
     { .struct_size = sizeof(ckd_save_options) }
@@ -391,7 +399,7 @@ typedef struct ckd_tensor {
     void *read_context;
     /*
      * NULL, or the same for exp_avg.X, exp_avg_sq.X and X (or master.X, if X is rounded from it), all f32 and in the same region. Save
-     * them in this order, parameter by parameter: the library holds the moments until the weights came, and so the largest
+     * them in this order, parameter by parameter: the library holds the moments until the weights came (staging_bytes), and so the largest
      * parameter's at most. In another order it holds more, and predicts less.
      */
     const ckd_optimizer *optimizer;
@@ -402,7 +410,7 @@ typedef struct ckd_tensor {
 /*
  * Codes and writes one tensor, or one region of it. Order matters in one way: a tensor that is a copy or a rounded
  * copy of another one costs nothing if the other one was saved before it (masters before their bf16 weights).
- * Memory used beyond the caller's: a few MiB a thread. After an error the save can only be aborted.
+ * Memory used beyond the caller's: ckd_save_options.staging_bytes. After an error the save can only be aborted.
  * Errors: INVALID, MISMATCH (another shape or dtype under the same name, overlap), NOSPACE, IO, NOMEM, CORRUPT (the
  * parent), CANCELLED, STATE.
  */
@@ -463,7 +471,7 @@ typedef struct ckd_load_request {
 /*
  * Rebuilds a tensor, or a region of it, into the caller's memory, reading only what intersects. Every block used is
  * verified against its content hash. On failure the memory's content is undefined. Where weights are optimizer steps, what their
- * rebuilding gave of their moments is held for the calls that ask for these, at most 256 MiB.
+ * rebuilding gave of their moments is held for the calls that ask for these (ckd_load_options.staging_bytes).
  * Errors: NOT_FOUND, MISMATCH, CORRUPT (names file, offset and tensor), UNSUPPORTED, IO, NOMEM, INVALID.
  */
 CKD_API ckd_status ckd_load_tensor(ckd_load *load, const ckd_load_request *request, ckd_error *err);

@@ -14,8 +14,10 @@ extern "C" {
 typedef struct ckd_load_options {
     size_t struct_size;
     /*
-     * What the load may hold besides the caller's memory and a few MiB for each worker: blocks of which only a part was asked for, and
-     * those that others are predicted from, until they are asked for again. 0: 256 MiB; less makes it read more than once.
+     * What the load may hold besides the caller's memory, 8 MiB for each worker (of lossy checkpoints 16, and 16 MiB in all), and
+     * about 500 bytes for each block of every checkpoint that is opened (where everything stands): blocks of which only a part was asked for,
+     * those that others are predicted from, until they are asked for again; and what fused tensors are put together in. 0: 256 MiB;
+     * less makes it read more than once.
      */
     uint64_t staging_bytes;
 } ckd_load_options;

@@ -7,9 +7,9 @@
 #include <string.h>
 
 #include "base/bytes.h"
-#include "engine/region.h"
+#include "engine/load.h"
 
-#define STAGING (UINT64_C(64) << 20)
+#define MOST_STAGING (UINT64_C(64) << 20) /* and a quarter of the load's */
 
 /* Positions begin ... end - 1 of the region are at `at` ... in memory, along the dimension. */
 typedef struct piece {
@@ -264,13 +264,14 @@ const ckd_tensor *ckd_split_tensors(size_t *count, const ckd_split *split) {
 
 /* ---- loading ---- */
 
-/* As many rows of the first dimension at a time as fit the staging. */
-static ckd_status load_in_slabs(const parameter *p, const ckd_tensor *t, ckd_load *load, ckd_error *err) {
+/* As many rows of the first dimension at a time as fit `staging`. */
+static ckd_status load_slabs(const parameter *p, const ckd_tensor *t, ckd_load *load, uint64_t staging,
+                             ckd_error *err) {
     uint64_t row = p->split->element;
     for (uint32_t d = 1; d < t->ndim; d++) {
         row *= t->region.lengths[d];
     }
-    uint64_t rows = row ? STAGING / row : 0, elements = row / p->split->element;
+    uint64_t rows = row ? staging / row : 0, elements = row / p->split->element;
     rows = rows == 0 ? 1 : rows > t->region.lengths[0] ? t->region.lengths[0] : rows;
     char *room = malloc((size_t)(rows * row) + 1);
     if (!room) {
@@ -295,6 +296,16 @@ static ckd_status load_in_slabs(const parameter *p, const ckd_tensor *t, ckd_loa
         }
     }
     free(room);
+    return status;
+}
+
+/* What is staged here is not kept there. */
+static ckd_status load_in_slabs(const parameter *p, const ckd_tensor *t, ckd_load *load, ckd_error *err) {
+    uint64_t limit = load->kept.limit, mine = load->staging / 4;
+    mine = mine < MOST_STAGING ? mine : MOST_STAGING;
+    values_store_set_limit(&load->kept, limit > mine ? limit - mine : 0);
+    ckd_status status = load_slabs(p, t, load, mine, err);
+    values_store_set_limit(&load->kept, limit);
     return status;
 }
 

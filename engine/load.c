@@ -16,7 +16,7 @@ static ckd_status make_decoders(ckd_load *load, ckd_error *err) {
     ckd_status status = CKD_OK;
     for (; load->decoder_count < count && status == CKD_OK; load->decoder_count++) {
         decoder *d = &load->decoders[load->decoder_count];
-        status = decoder_init(d, err);
+        status = decoder_init(d, &load->columns, err);
         d->store = &load->kept;
         d->top = load->view;
         d->again = load->again;
@@ -62,9 +62,9 @@ static ckd_status list_tensors(ckd_load *load, ckd_error *err) {
 }
 
 /* Both stores of values get half of what there is, if both are needed. */
-static ckd_status make_stores(ckd_load *load, uint64_t staging, ckd_error *err) {
-    ckd_status status = load_shared_init(&load->shared, load->view, staging / 2, err);
-    load->kept.limit = load->shared.view ? staging / 2 : staging;
+static ckd_status make_stores(ckd_load *load, ckd_error *err) {
+    ckd_status status = load_shared_init(&load->shared, load->view, load->staging / 2, err);
+    values_store_set_limit(&load->kept, load->shared.view ? load->staging / 2 : load->staging);
     return status;
 }
 
@@ -84,8 +84,10 @@ ckd_status ckd_load_begin_with(ckd_load **out, ckd_store *store, const ckd_id *c
         return err_nomem(err, sizeof(*load), "a load");
     }
     load->store = store;
+    load->staging = o.staging_bytes ? o.staging_bytes : STAGING_BYTES;
     views_init(&load->views, store);
     values_store_init(&load->kept, 0);
+    columns_cache_init(&load->columns);
     ckd_status status = store_lock_reader(&load->reader_lock, store, err);
     if (status == CKD_OK) {
         status = views_get(&load->view, &load->views, checkpoint, err);
@@ -101,7 +103,7 @@ ckd_status ckd_load_begin_with(ckd_load **out, ckd_store *store, const ckd_id *c
         status = make_decoders(load, err);
     }
     if (status == CKD_OK) {
-        status = make_stores(load, o.staging_bytes ? o.staging_bytes : STAGING_BYTES, err);
+        status = make_stores(load, err);
     }
     if (status != CKD_OK) {
         ckd_load_end(load);
@@ -337,6 +339,7 @@ void ckd_load_end(ckd_load *load) {
     free(load->again);
     load_shared_free(&load->shared);
     values_store_free(&load->kept);
+    columns_cache_free(&load->columns);
     views_free(&load->views);
     lock_release(load->reader_lock);
     free(load);

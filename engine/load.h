@@ -15,7 +15,9 @@ struct ckd_load {
     uint32_t decoder_count;
     load_shared shared; /* between the calls of this load */
     values_store kept;  /* likewise */
-    bool *again;        /* by tensor of the view: others of the checkpoint are made from it */
+    uint64_t staging;   /* bytes to be held besides the caller's and the workers' */
+    columns_cache columns;
+    bool *again; /* by tensor of the view: others of the checkpoint are made from it */
 };
 
 /* The request in this version's form, whatever version it was compiled with. */

@@ -64,13 +64,12 @@ typedef struct lossy_tile {
     const lossy_recipe *recipe;
     uint64_t first, count, columns, phase;
     bool vector;
-    const void *values;           /* the elements as they were given */
-    const float *now;             /* the same as floats */
-    const float *before;          /* what the parent's decoder gives; NULL: no parent */
-    const uint8_t *before_values; /* the same in the dtype */
-    double before_error;          /* mean square error of `before` against what it stands for */
-    double expected_movement;     /* root mean square, if it is not to be found from `before`; NaN: it is */
-    const lossy_scales *scales;   /* of the second moment; NULL: not known */
+    const void *values;         /* the elements as they were given */
+    const float *now;           /* the same as floats */
+    const float *before;        /* what the parent's decoder gives; NULL: no parent */
+    double before_error;        /* mean square error of `before` against what it stands for */
+    double expected_movement;   /* root mean square, if it is not to be found from `before`; NaN: it is */
+    const lossy_scales *scales; /* of the second moment; NULL: not known */
     lossy_scales
         *found;        /* where those of second moments go; NULL: nowhere. Left empty where there are none */
     thread_pool *pool; /* for statistics; NULL: none */
@@ -95,9 +94,13 @@ typedef struct lossy_tile {
 
 /* Moments are coded anew each time: differences would take about as many bytes, and a chain to decode. */
 bool lossy_wants_parent(const lossy_tile *t);
-/* Where a tile of a region ends that begins at `first`, and what its rows are. */
+/* Of a tile at most. Of smaller ones, as many as are in memory at once in up to 16 bytes each: given, as floats, the parent's, and factors. */
+#define LOSSY_TILE_ELEMENTS (UINT64_C(1) << 24)
+#define LOSSY_TILE_FEWEST   (UINT64_C(1) << 20)
+#define LOSSY_TILE_BYTES    16u
+/* Where a tile of a region ends that begins at `first`, of `most` elements at most, and what its rows are. */
 void lossy_tile_cut(lossy_tile *t, const geometry *g, const ckd_region *region, uint64_t elements,
-                    uint64_t first);
+                    uint64_t first, uint64_t most);
 /* Elements of the block of a tile that begins at element `at` of it: whole rows, if they are short enough. */
 uint64_t lossy_block_count(const lossy_tile *t, uint64_t at);
 

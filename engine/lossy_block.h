@@ -8,11 +8,22 @@
 /* The tile's plan, for a block of it. */
 lattice_block lossy_block_of(const lossy_tile *t, uint64_t at, uint64_t count);
 
-/*
- * What integers have to say of each element, in steps, by the tile's plan, as a histogram; and in row-major order in `to`, unless that is
- * NULL, where elements that the tile does not have are 0. Not of vectors. Errors: NOMEM (lossy_left.c).
- */
-ckd_status lossy_left(rate_histogram *h, float *to, const lossy_tile *t, const kernels *k, ckd_error *err);
+/* ---- lossy_left.c: what integers have to say of each element, in steps, by the tile's plan; not of vectors ---- */
+/* As a histogram. Errors: NOMEM. */
+ckd_status lossy_left(rate_histogram *h, const lossy_tile *t, const kernels *k, ckd_error *err);
+
+/* The same as a matrix, of which pieces are computed when they are wanted. The tile's steps must not change meanwhile, and it has no factors. */
+typedef struct lossy_matrix {
+    const lossy_tile *tile;
+    const kernels *kernels;
+    lattice_work work;
+} lossy_matrix;
+/* Release with lossy_matrix_free, whatever the status. Errors: NOMEM. */
+ckd_status lossy_matrix_begin(lossy_matrix *m, const lossy_tile *t, const kernels *k, ckd_error *err);
+void lossy_matrix_free(lossy_matrix *m);
+/* low_rank_matrix.piece, at most PIECE_SIDE columns. */
+void lossy_matrix_piece(const void *matrix, float *to, size_t row, size_t rows, size_t column,
+                        size_t columns);
 
 /* Mean distance below an integer, in steps, as payloads have it. */
 uint8_t lossy_offset(double below);

@@ -8,7 +8,6 @@
 typedef struct left_pass {
     const lossy_tile *tile;
     const kernels *k;
-    float *to;
     rate_histogram *part; /* of each panel */
     uint64_t panels;
 } left_pass;
@@ -17,25 +16,19 @@ typedef struct left_panel {
     lattice_block block; /* the panel, as if it were one */
     lattice_work work;
     const float *products;
-    float *row, *none; /* room for residuals, and zeros */
+    float *row, *none; /* room for a row's residuals, and zeros */
 } left_panel;
 
-static void add_rows(left_panel *p, const left_pass *all, uint64_t at, uint64_t row, rate_histogram *h) {
+static void add_rows(left_panel *p, const left_pass *all, uint64_t at, rate_histogram *h) {
     const lossy_tile *t = all->tile;
     uint64_t columns = t->columns;
     for (uint64_t r = 0; r < lattice_rows(&p->block); r++) {
         uint64_t first, column, n = lattice_row_span(&p->block, r, &first, &column);
         lattice_run run = lattice_row_run(&p->block, &p->work, r);
         run.column_step = run.column_step ? run.column_step + column : NULL;
-        float *to = all->to ? all->to + (row + r) * columns : p->row;
-        if (all->to) { /* elements that the tile does not have are 0 */
-            memset(to, 0, column * sizeof(float));
-            memset(to + column + n, 0, (columns - column - n) * sizeof(float));
-        }
-        all->k->lattice_residual(to + column, t->now + at + first,
-                                 t->before ? t->before + at + first : p->none,
+        all->k->lattice_residual(p->row, t->now + at + first, t->before ? t->before + at + first : p->none,
                                  p->products ? p->products + r * columns + column : NULL, n, &run);
-        rate_add(h, to + column, n, all->k);
+        rate_add(h, p->row, n, all->k);
     }
 }
 
@@ -57,15 +50,15 @@ static ckd_status left_of_panel(void *context, size_t index, uint32_t worker, ck
         status = lattice_steps(&p.block, &p.work, err);
     }
     if (status == CKD_OK) {
-        add_rows(&p, all, at, row, &all->part[index]);
+        add_rows(&p, all, at, &all->part[index]);
     }
     free(p.row);
     lattice_work_free(&p.work);
     return status;
 }
 
-ckd_status lossy_left(rate_histogram *h, float *to, const lossy_tile *t, const kernels *k, ckd_error *err) {
-    left_pass all = {t, k, to, NULL, tile_panels(t)};
+ckd_status lossy_left(rate_histogram *h, const lossy_tile *t, const kernels *k, ckd_error *err) {
+    left_pass all = {t, k, NULL, tile_panels(t)};
     memset(h, 0, sizeof(*h));
     all.part = calloc(all.panels, sizeof(rate_histogram));
     if (!all.part) {
@@ -77,4 +70,42 @@ ckd_status lossy_left(rate_histogram *h, float *to, const lossy_tile *t, const k
     }
     free(all.part);
     return status;
+}
+
+/* ---- pieces of it, without factors ---- */
+
+ckd_status lossy_matrix_begin(lossy_matrix *m, const lossy_tile *t, const kernels *k, ckd_error *err) {
+    *m = (lossy_matrix){.tile = t, .kernels = k};
+    return lattice_steps(&t->plan, &m->work, err);
+}
+
+void lossy_matrix_free(lossy_matrix *m) {
+    lattice_work_free(&m->work);
+}
+
+/* Elements that the tile does not have are 0. */
+static void piece_of_row(const lossy_matrix *m, float *to, size_t row, size_t column, size_t columns) {
+    static const float none[PIECE_SIDE] = {0};
+    const lossy_tile *t = m->tile;
+    uint64_t first, begin, n = tile_span(t, row, &first, &begin), end = begin + n, to_end = column + columns;
+    uint64_t from = begin > column ? begin : column;
+    end = end < to_end ? end : to_end;
+    if (from >= end) {
+        memset(to, 0, columns * sizeof(float));
+        return;
+    }
+    memset(to, 0, (from - column) * sizeof(float));
+    memset(to + (end - column), 0, (to_end - end) * sizeof(float));
+    lattice_run run = lattice_row_run(&t->plan, &m->work, row);
+    run.column_step = run.column_step ? run.column_step + from : NULL;
+    first += from - begin;
+    m->kernels->lattice_residual(to + (from - column), t->now + first, t->before ? t->before + first : none,
+                                 NULL, end - from, &run);
+}
+
+void lossy_matrix_piece(const void *matrix, float *to, size_t row, size_t rows, size_t column,
+                        size_t columns) {
+    for (size_t i = 0; i < rows; i++) {
+        piece_of_row(matrix, to + i * columns, row + i, column, columns);
+    }
 }

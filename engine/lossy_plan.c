@@ -37,7 +37,7 @@ static double cost_of(const rate_plan *p, double more_bits, double lambda) {
 }
 
 typedef struct planning {
-    float *residual; /* of all elements, for factors; NULL: a sample will do */
+    bool factors; /* may pay: then all elements are looked at; else a sample will do */
     rate_histogram *histogram;
     lattice_work work;
     double bits; /* of the plan made last */
@@ -53,15 +53,20 @@ static double time_in_bits(const lossy_tile *t, uint32_t rank) {
 /* The low-rank part alone, or with integers for what it leaves, if either is worth more than integers alone. */
 static ckd_status try_factors(planning *p, lossy_tile *t, double alone, const kernels *k, ckd_error *err) {
     double lambda = t->recipe->lambda;
-    uint64_t rows = lattice_rows(&t->plan);
-    ckd_status status = low_rank_of(&t->factors, p->residual, rows, t->columns, lambda, t->recipe->most_rank,
-                                    t->recipe->rounds, k, t->stop, err);
+    lossy_matrix residual;
+    low_rank_matrix x = {lattice_rows(&t->plan), t->columns, lossy_matrix_piece, &residual};
+    ckd_status status = lossy_matrix_begin(&residual, t, k, err);
+    if (status == CKD_OK) {
+        status = low_rank_of(&t->factors, &x, lambda, t->recipe->most_rank, t->recipe->rounds, t->pool, k,
+                             t->stop, err);
+    }
+    lossy_matrix_free(&residual);
     if (status != CKD_OK || t->factors.rank == 0) {
         return status;
     }
     use_factors(t, &t->factors);
     rate_histogram *left = p->histogram;
-    status = lossy_left(left, NULL, t, k, err);
+    status = lossy_left(left, t, k, err);
     if (status != CKD_OK) {
         return status;
     }
@@ -106,15 +111,14 @@ static ckd_status plan_once(planning *p, lossy_tile *t, const kernels *k, ckd_er
     low_rank none = {0};
     low_rank_free(&t->factors);
     use_factors(t, &none);
-    ckd_status status =
-        p->residual ? lossy_left(p->histogram, p->residual, t, k, err) : sample_residual(p, t, k, err);
+    ckd_status status = p->factors ? lossy_left(p->histogram, t, k, err) : sample_residual(p, t, k, err);
     if (status != CKD_OK) {
         return status;
     }
     rate_plan alone = rate_plan_of(p->histogram, t->recipe->lambda);
     use_rate(t, &alone);
     p->bits = alone.bits * (double)t->count / (double)(p->histogram->n ? p->histogram->n : 1);
-    if (!p->residual) {
+    if (!p->factors) {
         return CKD_OK;
     }
     return try_factors(p, t, cost_of(&alone, 0, t->recipe->lambda), k, err);
@@ -153,18 +157,13 @@ static ckd_status meet_target(planning *p, lossy_tile *t, const kernels *k, ckd_
 }
 
 ckd_status lossy_tile_plan_rate(lossy_tile *t, const kernels *k, ckd_error *err) {
-    size_t n = lattice_rows(&t->plan) * t->columns;
-    bool factors = may_factor(t);
-    planning p = {.residual = factors ? malloc(n * sizeof(float)) : NULL,
-                  .histogram = malloc(sizeof(rate_histogram))};
-    ckd_status status = p.histogram && (p.residual || !factors)
-                            ? plan_once(&p, t, k, err)
-                            : err_nomem(err, n * sizeof(float), "coding scratch");
+    planning p = {.factors = may_factor(t), .histogram = malloc(sizeof(rate_histogram))};
+    ckd_status status =
+        p.histogram ? plan_once(&p, t, k, err) : err_nomem(err, sizeof(rate_histogram), "coding scratch");
     if (status == CKD_OK && t->recipe->target > 0 && !t->vector) {
         status = meet_target(&p, t, k, err);
     }
     lattice_work_free(&p.work);
-    free(p.residual);
     free(p.histogram);
     return status;
 }

@@ -50,5 +50,9 @@ ckd_status lossy_scales_of(lossy_scales *out, const tile_pass *p, const lossy_ti
     for (uint64_t j = 0; j < columns; j++) {
         out->column[j] = logarithm_of(out->column[j], column_count[j], out->all);
     }
+    double *rows_only = realloc(out->row, rows * sizeof(double)); /* without the counts */
+    double *columns_only = realloc(out->column, columns * sizeof(double));
+    out->row = rows_only ? rows_only : out->row;
+    out->column = columns_only ? columns_only : out->column;
     return CKD_OK;
 }

@@ -7,7 +7,6 @@
 #include "engine/lossy_sums.h"
 #include "kernels/scalar_lattice.h"
 
-#define TILE_ELEMENTS  (UINT64_C(1) << 24) /* of a tile at most: it is in memory a few times as floats */
 #define DEFAULT_EFFORT 5
 #define FEWEST \
     64u /* elements, below which a tensor is exact: it is cheap then, and small tensors are special */
@@ -76,18 +75,18 @@ static void fold(uint64_t *columns, uint64_t *stacked, const geometry *g, const 
 }
 
 void lossy_tile_cut(lossy_tile *t, const geometry *g, const ckd_region *region, uint64_t elements,
-                    uint64_t first) {
+                    uint64_t first, uint64_t most) {
     uint64_t columns, stacked, origin = region->kind == CKD_REGION_FLAT ? region->start : 0;
     fold(&columns, &stacked, g, region);
-    uint64_t rows = columns && columns <= TILE_ELEMENTS ? TILE_ELEMENTS / columns : 0;
+    uint64_t rows = columns && columns <= most ? most / columns : 0;
     t->first = first;
     t->vector = g->ndim < 2 || columns == 1 || rows == 0;
-    uint64_t most = t->vector ? TILE_ELEMENTS : rows * columns - (origin + first) % columns;
+    uint64_t here = t->vector ? most : rows * columns - (origin + first) % columns;
     if (!t->vector && stacked) { /* to the end of this matrix of the stack */
         uint64_t matrix = stacked * columns, left = matrix - (origin + first) % matrix;
-        most = left < most ? left : most;
+        here = left < here ? left : here;
     }
-    t->count = elements - first < most ? elements - first : most;
+    t->count = elements - first < here ? elements - first : here;
     t->columns = t->vector ? t->count : columns;
     t->phase = t->vector ? 0 : (origin + first) % columns;
     t->vector |= t->count <= t->columns;

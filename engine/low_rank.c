@@ -22,43 +22,28 @@ void low_rank_free(low_rank *f) {
     *f = (low_rank){0};
 }
 
-/* In squares that stay in the nearest cache. */
-#define SQUARE 16
-static void transpose(float *to, const float *from, size_t rows, size_t columns) {
-    for (size_t i0 = 0; i0 < rows; i0 += SQUARE) {
-        size_t i1 = i0 + SQUARE < rows ? i0 + SQUARE : rows;
-        for (size_t j0 = 0; j0 < columns; j0 += SQUARE) {
-            size_t j1 = j0 + SQUARE < columns ? j0 + SQUARE : columns;
-            for (size_t j = j0; j < j1; j++) {
-                for (size_t i = i0; i < i1; i++) {
-                    to[j * rows + i] = from[i * columns + j];
-                }
-            }
+/* The same every time: what a checkpoint contains depends on the state alone. */
+static void fill_random(vectors *to) {
+    uint64_t seed = 0x9e3779b97f4a7c15u;
+    for (size_t v = 0; v < to->count; v++) {
+        for (size_t i = 0; i < to->n; i++) {
+            seed ^= seed << 13;
+            seed ^= seed >> 7;
+            seed ^= seed << 17;
+            *vectors_element(to, v, i) = (float)((double)(seed >> 40) / 16777216 - 0.5);
         }
     }
 }
 
-/* The same every time: what a checkpoint contains depends on the state alone. */
-static void fill_random(float *to, size_t n) {
-    uint64_t seed = 0x9e3779b97f4a7c15u;
-    for (size_t i = 0; i < n; i++) {
-        seed ^= seed << 13;
-        seed ^= seed >> 7;
-        seed ^= seed << 17;
-        to[i] = (float)((double)(seed >> 40) / 16777216 - 0.5);
-    }
-}
-
-/* ---- decomposition: `count` vectors of rows and of columns, one after the other ---- */
+/* ---- decomposition ---- */
 
 typedef struct search {
-    const float *x;
-    size_t rows, columns, count;
+    const low_rank_matrix *x;
+    size_t count;
     stop_check *stop;
-    float *left, *right;   /* count vectors of rows, of columns; they have space for the longer */
-    float *spare, *across; /* as much */
-    float *turned;         /* x transposed */
-    float *mix;            /* count x count, as are these: */
+    vectors left, right; /* of rows, of columns */
+    product_context products;
+    float *mix; /* count x count, as are these: */
     double *gram, *inverse;
     double *energy;       /* squared singular values */
     double (*largest)[2]; /* integers of either side, of each component */
@@ -66,44 +51,40 @@ typedef struct search {
 } search;
 
 static void search_free(search *s) {
-    void *const all[] = {s->left, s->right,   s->spare,  s->across,  s->turned, s->mix,
-                         s->gram, s->inverse, s->energy, s->largest, s->order};
+    product_context_end(&s->products);
+    void *const all[] = {s->left.at, s->right.at, s->mix,     s->gram,
+                         s->inverse, s->energy,   s->largest, s->order};
     for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++) {
         free(all[i]);
     }
 }
 
-static ckd_status search_begin(search *s, size_t count, ckd_error *err) {
-    size_t longer = s->rows > s->columns ? s->rows : s->columns;
+static ckd_status search_begin(search *s, size_t count, thread_pool *pool, const kernels *k, ckd_error *err) {
     s->count = count;
-    s->left = malloc(count * longer * sizeof(float));
-    s->right = malloc(count * longer * sizeof(float));
-    s->spare = malloc(count * longer * sizeof(float));
-    s->across = malloc(count * longer * sizeof(float));
-    s->turned = malloc(s->rows * s->columns * sizeof(float));
     s->mix = malloc(count * count * sizeof(float));
     s->gram = malloc(count * count * sizeof(double));
     s->inverse = malloc(count * count * sizeof(double));
     s->energy = malloc(count * sizeof(double));
     s->largest = malloc(count * sizeof(*s->largest));
     s->order = malloc(count * sizeof(size_t));
-    bool all = s->left && s->right && s->spare && s->across && s->turned && s->mix && s->gram && s->inverse &&
-               s->energy && s->largest && s->order;
-    return all ? CKD_OK : err_nomem(err, s->rows * s->columns * sizeof(float), "factors of a matrix");
+    bool all = s->mix && s->gram && s->inverse && s->energy && s->largest && s->order;
+    all = vectors_begin(&s->left, s->x->rows, count) && all;
+    all = vectors_begin(&s->right, s->x->columns, count) && all;
+    all = product_context_begin(&s->products, s->x, count, pool, k) && all;
+    return all ? CKD_OK
+               : err_nomem(err, (s->x->rows + s->x->columns) * count * sizeof(float), "factors of a matrix");
 }
 
-/* gram: of all pairs of vectors of n elements. scratch: count x n. */
-static void pair_up(search *s, const float *vectors, float *scratch, size_t n, const kernels *k) {
-    transpose(scratch, vectors, s->count, n);
-    k->gemm(s->mix, vectors, scratch, s->count, n, s->count);
-    for (size_t i = 0; i < s->count * s->count; i++) {
+/* gram: of all pairs of vectors. */
+static void pair_up(search *s, const vectors *v) {
+    vectors_pairs(s->mix, v, &s->products);
+    for (size_t i = 0; i < v->count * v->count; i++) {
         s->gram[i] = (double)s->mix[i];
     }
 }
 
-/* gram = L L'; mix becomes the inverse of L, with zeros for vectors that depend on those before. */
-static void invert_root(search *s) {
-    size_t n = s->count;
+/* gram (n x n) = L L'; mix becomes the inverse of L, with zeros for vectors that depend on those before. */
+static void invert_root(search *s, size_t n) {
     double *g = s->gram, *inverse = s->inverse;
     memset(inverse, 0, n * n * sizeof(double));
     for (size_t i = 0; i < n; i++) {
@@ -134,31 +115,37 @@ static void invert_root(search *s) {
 }
 
 /* By the Gram matrix's root (CholeskyQR), as many times as rounding asks for. */
-static void orthonormalise(search *s, float *vectors, size_t n, unsigned times, const kernels *k) {
-    for (unsigned i = 0; i < times; i++) {
-        pair_up(s, vectors, s->across, n, k);
-        invert_root(s);
-        k->gemm(s->spare, s->mix, vectors, s->count, s->count, n);
-        memcpy(vectors, s->spare, s->count * n * sizeof(float));
+static ckd_status orthonormalise(search *s, vectors *v, unsigned times, ckd_error *err) {
+    ckd_status status = CKD_OK;
+    for (unsigned i = 0; i < times && status == CKD_OK; i++) {
+        pair_up(s, v);
+        invert_root(s, v->count);
+        status = vectors_mix(v, s->mix, v->count, &s->products, err);
     }
+    return status;
 }
 
 /* right becomes an orthonormal basis of the strongest directions of rows, left = right times x. */
-static ckd_status iterate(search *s, unsigned rounds, const kernels *k, ckd_error *err) {
-    transpose(s->turned, s->x, s->rows, s->columns);
-    fill_random(s->right, s->count * s->columns);
+static ckd_status iterate(search *s, unsigned rounds, ckd_error *err) {
+    fill_random(&s->right);
     for (unsigned round = 0;; round++) {
         ckd_status status = stop_look(s->stop, err);
+        if (status == CKD_OK) {
+            status = vectors_times_matrix(&s->left, &s->right, true, &s->products, err);
+        }
+        if (round > rounds || status != CKD_OK) {
+            return status == CKD_OK ? stop_look(s->stop, err) : status;
+        }
+        status = orthonormalise(s, &s->left, 1, err);
+        if (status == CKD_OK) {
+            status = vectors_times_matrix(&s->right, &s->left, false, &s->products, err);
+        }
+        if (status == CKD_OK) {
+            status = orthonormalise(s, &s->right, round == rounds ? 2 : 1, err);
+        }
         if (status != CKD_OK) {
             return status;
         }
-        k->gemm(s->left, s->right, s->turned, s->count, s->columns, s->rows);
-        if (round > rounds) {
-            return stop_look(s->stop, err);
-        }
-        orthonormalise(s, s->left, s->rows, 1, k);
-        k->gemm(s->right, s->left, s->x, s->count, s->rows, s->columns);
-        orthonormalise(s, s->right, s->columns, round == rounds ? 2 : 1, k);
     }
 }
 
@@ -168,13 +155,13 @@ static int by_energy(const void *a, const void *b) {
 }
 
 /* Finds how to mix the vectors so that they are singular ones: left then has their length, right is orthonormal. */
-static ckd_status decompose(search *s, const kernels *k, ckd_error *err) {
+static ckd_status decompose(search *s, ckd_error *err) {
     size_t n = s->count;
     const double **sorted = malloc(n * sizeof(*sorted));
     if (!sorted) {
         return err_nomem(err, n * sizeof(*sorted), "factors of a matrix");
     }
-    pair_up(s, s->left, s->across, s->rows, k);
+    pair_up(s, &s->left);
     eigen_symmetric(s->gram, s->energy, s->inverse, n);
     for (size_t i = 0; i < n; i++) {
         sorted[i] = &s->energy[i];
@@ -187,14 +174,14 @@ static ckd_status decompose(search *s, const kernels *k, ckd_error *err) {
     return CKD_OK;
 }
 
-/* The first `rank` components of one side: n elements each, one after the other. */
-static void components(float *to, search *s, const float *side, size_t n, uint32_t rank, const kernels *k) {
+/* A side becomes its first `rank` components. */
+static ckd_status components(search *s, vectors *side, uint32_t rank, ckd_error *err) {
     for (uint32_t r = 0; r < rank; r++) {
         for (size_t i = 0; i < s->count; i++) {
             s->mix[r * s->count + i] = (float)s->gram[s->order[r] * s->count + i];
         }
     }
-    k->gemm(to, s->mix, side, rank, s->count, n);
+    return vectors_mix(side, s->mix, rank, &s->products, err);
 }
 
 /* ---- what pays ---- */
@@ -206,12 +193,12 @@ static double code_length(double deviation, size_t n) {
 /* Components whose energy, less the noise of their integers, is worth the bits. */
 static uint32_t components_that_pay(const search *s, double lambda, double *bits) {
     uint32_t rank = 0;
-    double m = (double)s->rows, n = (double)s->columns;
+    double m = (double)s->x->rows, n = (double)s->x->columns;
     *bits = 8;
     for (; rank < s->count; rank++) {
         double energy = s->energy[s->order[rank]];
-        double cost = BITS_A_COMPONENT + code_length(sqrt(energy / m), s->rows) +
-                      code_length(sqrt(energy / n), s->columns);
+        double cost = BITS_A_COMPONENT + code_length(sqrt(energy / m), s->x->rows) +
+                      code_length(sqrt(energy / n), s->x->columns);
         if (!(energy - (m + n) / 12 > lambda * cost)) {
             break;
         }
@@ -226,88 +213,112 @@ static int32_t round_up_late(double v) {
     return v < 0 ? -magnitude : magnitude;
 }
 
-/* Component k of one side becomes integers of 1 / scale, and `from` what they are. Returns the largest magnitude. */
-static double round_side(int32_t *to, float *from, size_t n, uint32_t rank, uint32_t k, double scale) {
+/* Component k of one side becomes what integers of 1 / scale make of it. Returns the largest magnitude of these. */
+static double round_component(vectors *side, size_t k, double scale) {
     double largest = 0;
-    for (size_t i = 0; i < n; i++) {
-        int32_t v = round_up_late(from[i] * scale);
-        to[i * rank + k] = v;
-        from[i] = (float)(v / scale);
-        largest = fabs((double)v) > largest ? fabs((double)v) : largest;
+    for (size_t p = 0; p < vectors_parts(side); p++) {
+        size_t n = vectors_width(side, p);
+        float *at = vectors_part(side, p) + k * n;
+        for (size_t i = 0; i < n; i++) {
+            int32_t v = round_up_late(at[i] * scale);
+            at[i] = (float)(v / scale);
+            largest = fabs((double)v) > largest ? fabs((double)v) : largest;
+        }
     }
     return largest;
 }
 
 /* A unit of the right side is a step's share of the component, to the next power of two. */
-static int32_t right_exponent(const search *s, uint32_t k) {
+static int32_t right_exponent(const search *s, size_t k) {
     return (int32_t)lrint(-log2(sqrt(s->energy[s->order[k]])));
 }
 
-static void round_left(low_rank *out, search *s, uint32_t rank) {
-    for (uint32_t k = 0; k < rank; k++) {
-        s->largest[k][0] = round_side(out->left, s->spare + k * s->rows, s->rows, rank, k, 1);
-    }
+/* Of component k: 1 / a unit. */
+static double scale_of(const search *s, size_t k, int side) {
+    return side ? ldexp(1, -right_exponent(s, k)) : 1;
 }
-static void round_right(low_rank *out, search *s, uint32_t rank) {
-    for (uint32_t k = 0; k < rank; k++) {
-        float *from = s->across + k * s->columns;
-        s->largest[k][1] = round_side(out->right, from, s->columns, rank, k, ldexp(1, -right_exponent(s, k)));
+
+static void round_side(search *s, int which) {
+    vectors *side = which ? &s->right : &s->left;
+    for (size_t k = 0; k < side->count; k++) {
+        s->largest[k][which] = round_component(side, k, scale_of(s, k, which));
     }
 }
 
-/*
- * `to`, vectors of n elements, becomes what fits x (m x n) best, together with `kept`, as many vectors of m elements: least squares.
- * Overwrites s->left and s->right.
- */
-static void refit(search *s, float *to, size_t n, const float *kept, size_t m, const float *x, uint32_t rank,
-                  const kernels *k) {
-    size_t count = s->count;
-    s->count = rank;
-    pair_up(s, kept, s->left, m, k);
-    invert_root(s);
-    k->gemm(s->left, kept, x, rank, m, n);
-    k->gemm(s->right, s->mix, s->left, rank, rank, n);
-    transpose(s->left, s->mix, rank, rank);
-    k->gemm(to, s->left, s->right, rank, rank, n);
-    s->count = count;
+/* `to` becomes what fits x best together with `kept`: least squares. turned: x transposed. */
+static ckd_status refit(search *s, vectors *to, const vectors *kept, bool turned, ckd_error *err) {
+    size_t rank = kept->count;
+    float *turned_mix = s->products.scratch;
+    ckd_status status = vectors_times_matrix(to, kept, turned, &s->products, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    pair_up(s, kept);
+    invert_root(s, rank);
+    status = vectors_mix(to, s->mix, rank, &s->products, err);
+    transpose(turned_mix, s->mix, rank, rank);
+    memcpy(s->mix, turned_mix, rank * rank * sizeof(float));
+    return status == CKD_OK ? vectors_mix(to, s->mix, rank, &s->products, err) : status;
 }
 
 /*
  * Each side is refitted to what rounding made of the other one. That makes good for a part of the rounding, and is a round of subspace
  * iteration as well.
  */
-static ckd_status round_in_turn(low_rank *out, search *s, uint32_t rank, const kernels *k, ckd_error *err) {
-    components(s->spare, s, s->left, s->rows, rank, k);
-    round_left(out, s, rank);
-    for (int turn = 0;; turn++) {
-        ckd_status status = stop_look(s->stop, err);
+static ckd_status round_in_turn(search *s, uint32_t rank, ckd_error *err) {
+    ckd_status status = components(s, &s->left, rank, err);
+    for (int turn = 0; status == CKD_OK; turn++) {
+        round_side(s, 0);
+        status = stop_look(s->stop, err);
+        if (status == CKD_OK) {
+            status = refit(s, &s->right, &s->left, false, err);
+        }
         if (status != CKD_OK) {
-            return status;
+            break;
         }
-        refit(s, s->across, s->columns, s->spare, s->rows, s->x, rank, k);
-        round_right(out, s, rank);
+        round_side(s, 1);
         if (turn == MORE_TURNS) {
-            return CKD_OK;
+            break;
         }
-        refit(s, s->spare, s->rows, s->across, s->columns, s->turned, rank, k);
-        round_left(out, s, rank);
+        status = refit(s, &s->left, &s->right, true, err);
     }
+    return status;
 }
 
-static ckd_status make_factors(low_rank *out, search *s, uint32_t rank, const kernels *kernel,
-                               ckd_error *err) {
-    out->left = malloc(s->rows * rank * sizeof(int32_t));
-    out->right = malloc(s->columns * rank * sizeof(int32_t));
-    out->shift = malloc(rank * sizeof(int32_t));
-    if (!out->left || !out->right || !out->shift) {
-        low_rank_free(out);
-        return err_nomem(err, (s->rows + s->columns) * rank * sizeof(int32_t), "factors of a matrix");
+/*
+ * The side's integers, in its own memory: n x rank. What stands there as a float is a whole number over the scale; one that is too large for
+ * a float to hold is of no use anyway.
+ */
+static int32_t *integers_of(search *s, int which) {
+    vectors *side = which ? &s->right : &s->left;
+    float *copy = s->products.scratch;
+    size_t rank = side->count;
+    for (size_t i = 0; i < vectors_parts(side); i++) {
+        size_t n = vectors_width(side, i);
+        memcpy(copy, vectors_part(side, i), n * rank * sizeof(float));
+        int32_t *to = (int32_t *)(void *)vectors_part(side, i);
+        for (size_t k = 0; k < rank; k++) {
+            double scale = scale_of(s, k, which);
+            for (size_t j = 0; j < n; j++) {
+                to[j * rank + k] = (int32_t)(copy[k * n + j] * scale);
+            }
+        }
     }
-    ckd_status status = round_in_turn(out, s, rank, kernel, err);
+    int32_t *all = (int32_t *)(void *)side->at, *shrunk = realloc(all, side->n * rank * sizeof(int32_t));
+    side->at = NULL;
+    return shrunk ? shrunk : all;
+}
+
+static ckd_status make_factors(low_rank *out, search *s, uint32_t rank, ckd_error *err) {
+    out->shift = malloc(rank * sizeof(int32_t));
+    ckd_status status = out->shift ? round_in_turn(s, rank, err)
+                                   : err_nomem(err, rank * sizeof(int32_t), "factors of a matrix");
     if (status != CKD_OK) {
         low_rank_free(out);
         return status;
     }
+    out->left = integers_of(s, 0);
+    out->right = integers_of(s, 1);
     out->exponent = right_exponent(s, 0);
     double bound = 0;
     uint32_t used = 0;
@@ -322,22 +333,22 @@ static ckd_status make_factors(low_rank *out, search *s, uint32_t rank, const ke
     return CKD_OK;
 }
 
-ckd_status low_rank_of(low_rank *out, const float *x, size_t rows, size_t columns, double lambda,
-                       uint32_t most, unsigned rounds, const kernels *k, stop_check *stop, ckd_error *err) {
+ckd_status low_rank_of(low_rank *out, const low_rank_matrix *x, double lambda, uint32_t most, unsigned rounds,
+                       thread_pool *pool, const kernels *k, stop_check *stop, ckd_error *err) {
     *out = (low_rank){0};
-    size_t shorter = rows < columns ? rows : columns;
+    size_t shorter = x->rows < x->columns ? x->rows : x->columns;
     most = most < shorter ? most : (uint32_t)shorter;
     size_t count = FIRST_GUESS + OVERSAMPLED;
     for (;;) {
         count = count < most ? count : most;
-        search s = {.x = x, .rows = rows, .columns = columns, .stop = stop};
-        ckd_status status = search_begin(&s, count, err);
+        search s = {.x = x, .stop = stop};
+        ckd_status status = search_begin(&s, count, pool, k, err);
         uint32_t rank = 0;
         if (status == CKD_OK) {
-            status = iterate(&s, rounds, k, err);
+            status = iterate(&s, rounds, err);
         }
         if (status == CKD_OK) {
-            status = decompose(&s, k, err);
+            status = decompose(&s, err);
         }
         if (status == CKD_OK) {
             rank = components_that_pay(&s, lambda, &out->bits);
@@ -345,7 +356,7 @@ ckd_status low_rank_of(low_rank *out, const float *x, size_t rows, size_t column
         /* Were there more that pay? */
         bool enough = status != CKD_OK || rank + OVERSAMPLED / 2 <= count || count == most;
         if (status == CKD_OK && enough && rank) {
-            status = make_factors(out, &s, rank, k, err);
+            status = make_factors(out, &s, rank, err);
         }
         search_free(&s);
         if (enough) {

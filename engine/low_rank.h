@@ -9,8 +9,8 @@
 #define ENGINE_LOW_RANK_H
 
 #include "codec/lattice.h"
+#include "engine/low_rank_products.h"
 #include "engine/stop.h"
-#include "kernels/kernels.h"
 
 /* left (rows x rank) times right (columns x rank), a product of component k counting 2^(exponent + shift[k]). */
 typedef struct low_rank {
@@ -22,10 +22,11 @@ typedef struct low_rank {
 void low_rank_free(low_rank *f);
 
 /*
- * x: rows x columns in row-major order, in steps. lambda: squared steps that a bit is worth. most: components at most. rounds: of
- * subspace iteration beyond the first. stop: may be NULL. Errors: NOMEM, and what stop says.
+ * x: in steps. lambda: squared steps that a bit is worth. most: components at most. rounds: of subspace iteration beyond the first. pool: or
+ * NULL; what comes out does not depend on it. Memory: what `most` vectors of rows and of columns take, and half a MiB for each thread. stop: may be
+ * NULL. Errors: NOMEM, and what stop says.
  */
-ckd_status low_rank_of(low_rank *out, const float *x, size_t rows, size_t columns, double lambda,
-                       uint32_t most, unsigned rounds, const kernels *k, stop_check *stop, ckd_error *err);
+ckd_status low_rank_of(low_rank *out, const low_rank_matrix *x, double lambda, uint32_t most, unsigned rounds,
+                       thread_pool *pool, const kernels *k, stop_check *stop, ckd_error *err);
 
 #endif

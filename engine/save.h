@@ -48,9 +48,9 @@ typedef struct comparison {
 /* Second moments, as far as others need them (save_second.c). */
 typedef struct kept_second kept_second;
 
-/* A tile of a lossy tensor: as given, as floats, and what the parent has. */
+/* A tile of a lossy tensor: as given, as floats, and what the parent has, as floats. */
 typedef struct lossy_buffers {
-    bytes original, now, before, parent;
+    bytes original, now, before;
 } lossy_buffers;
 
 struct ckd_save {
@@ -77,12 +77,15 @@ struct ckd_save {
     const view *existing; /* when comparing */
     coding_context coding;
     load_budget budget;
+    uint64_t staging; /* bytes to be held besides the caller's and the workers' */
+    pathname scratch; /* the directory of what does not fit */
     content_index known;
     step_states steps;
     record_arena arena; /* tensors, shapes and regions that `known` points to */
     ckd_id *dependencies;
     size_t dependency_count, dependency_capacity;
 
+    columns_cache columns; /* of lossy parents */
     block_job *jobs;
     uint32_t job_count;
     uint64_t raw_bytes;     /* saved so far */

@@ -8,6 +8,7 @@
 #define DEFAULT_MAX_LOAD_COST    4.0
 #define DEFAULT_NEWEST_LOAD_COST 2.0
 #define LOSSY_NEWEST_LOAD_COST   1.5 /* copies of lossy checkpoints are small */
+#define DEFAULT_STAGING          (UINT64_C(256) << 20)
 
 ckd_status save_check_open(const ckd_save *save, ckd_error *err) {
     if (save->state == SAVE_OPEN) {
@@ -111,6 +112,10 @@ static ckd_status prepare_coding(ckd_save *save, ckd_error *err) {
     const ckd_save_options *o = &save->options;
     save->budget.limit = o->max_load_cost > 0 ? o->max_load_cost : DEFAULT_MAX_LOAD_COST;
     bool lossy = save_coarsest_fidelity(save) > CKD_EXACT;
+    save->staging = o->staging_bytes ? o->staging_bytes : DEFAULT_STAGING;
+    save->scratch = path_in(save->store->path, "data");
+    save->steps.limit = lossy ? 0 : save->staging; /* tiles take all of it */
+    save->steps.scratch = save->scratch.text;
     double usual = lossy ? LOSSY_NEWEST_LOAD_COST : DEFAULT_NEWEST_LOAD_COST;
     save->budget.newest_limit = o->newest_load_cost > 0 ? o->newest_load_cost : usual;
     ckd_status status = CKD_OK;
@@ -134,7 +139,7 @@ static ckd_status prepare_coding(ckd_save *save, ckd_error *err) {
         return err_nomem(err, jobs * sizeof(*save->jobs), "block jobs");
     }
     for (; save->job_count < jobs && status == CKD_OK; save->job_count++) {
-        status = block_job_init(&save->jobs[save->job_count], err);
+        status = block_job_init(&save->jobs[save->job_count], &save->columns, err);
     }
     return status;
 }
@@ -254,6 +259,7 @@ ckd_status ckd_save_begin(ckd_save **out, ckd_store *store, const ckd_save_optio
     }
     save->options.world = save->options.world ? save->options.world : 1;
     views_init(&save->views, store);
+    columns_cache_init(&save->columns);
     float_mode mode = float_mode_enter();
     status = begin(save, err);
     float_mode_leave(mode);
@@ -301,6 +307,7 @@ void save_free(ckd_save *save, save_end end) {
         block_job_free(&save->jobs[i]);
     }
     free(save->jobs);
+    columns_cache_free(&save->columns);
     free(save->dependencies);
     save_compare_free(save);
     measures_free(&save->measures);

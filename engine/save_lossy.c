@@ -8,7 +8,7 @@
 void save_lossy_free(ckd_save *save) {
     kept_seconds_free(save->seconds);
     save->seconds = NULL;
-    bytes *const all[] = {&save->lossy.original, &save->lossy.now, &save->lossy.before, &save->lossy.parent};
+    bytes *const all[] = {&save->lossy.original, &save->lossy.now, &save->lossy.before};
     for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++) {
         bytes_free(all[i]);
     }
@@ -220,7 +220,17 @@ static ckd_status save_next_tile(region_figures *figures, ckd_save *save, lossy_
     figures->measures.movement += t->movement * t->movement * (double)t->count;
     double eps = tensor->optimizer ? tensor->optimizer->eps : USUAL_EPS;
     status = save_tile(figures, second, eps, save, t, &from, context, err);
+    if (t->part != LOSSY_SECOND) {
+        second_was_used(save, second, context);
+    }
     return status == CKD_OK ? save_report_progress(save, t->count * ckd_dtype_size(t->dtype), err) : status;
+}
+
+/* The same for all tensors of a save, so that tiles of a weight and of its moments match. */
+static uint64_t tile_elements(const ckd_save *save) {
+    uint64_t most = save->staging / LOSSY_TILE_BYTES;
+    most = most < LOSSY_TILE_FEWEST ? LOSSY_TILE_FEWEST : most;
+    return most < LOSSY_TILE_ELEMENTS ? most : LOSSY_TILE_ELEMENTS;
 }
 
 ckd_status save_lossy_region(ckd_save *save, const ckd_tensor *tensor, const tensor_context *context,
@@ -235,7 +245,7 @@ ckd_status save_lossy_region(ckd_save *save, const ckd_tensor *tensor, const ten
                         .pool = save->store->pool,
                         .stop = &save->stop,
                         .expected_movement = NAN};
-        lossy_tile_cut(&t, &context->shape, context->region, elements, first);
+        lossy_tile_cut(&t, &context->shape, context->region, elements, first, tile_elements(save));
         status = save_next_tile(&figures, save, &t, tensor, context, err);
         first += t.count;
         lossy_tile_free(&t);

@@ -32,12 +32,15 @@ struct kept_second {
     ckd_region region;
     lossy_scales scales; /* row NULL: none */
     direction_sample sample;
+    bool moment_came, weight_came;
 };
 /* *out: NULL if they belong to nothing by their name. It is the save's. */
 ckd_status keep_second(kept_second **out, ckd_save *save, const lossy_tile *t, const tensor_context *context,
                        ckd_error *err);
 /* Those that belong to what is now saved; NULL if there are none. */
 kept_second *find_second(const ckd_save *save, const lossy_tile *t, const tensor_context *context);
+/* By a tile that is done (k may be NULL): those that nobody will ask for any more are released. */
+void second_was_used(ckd_save *save, kept_second *k, const tensor_context *context);
 void kept_seconds_free(kept_second *k);
 
 /* Releases what lossy tensors needed. */

@@ -13,13 +13,35 @@ static const char *without(const char *name, const char *prefix) {
     return strncmp(name, prefix, length) == 0 ? name + length : NULL;
 }
 
+static void free_one(kept_second *k) {
+    lossy_scales_free(&k->scales);
+    direction_free(&k->sample);
+    free(k);
+}
+
 void kept_seconds_free(kept_second *k) {
     while (k) {
         kept_second *next = k->next;
-        lossy_scales_free(&k->scales);
-        direction_free(&k->sample);
-        free(k);
+        free_one(k);
         k = next;
+    }
+}
+
+/* A weight's master is not the last one: what is rounded from it may come. */
+void second_was_used(ckd_save *save, kept_second *k, const tensor_context *context) {
+    if (!k) {
+        return;
+    }
+    const char *name = context->tensor->name;
+    k->moment_came = k->moment_came || without(name, first_prefix);
+    k->weight_came = k->weight_came || strcmp(name, k->weight) == 0;
+    if (k->moment_came && k->weight_came) {
+        kept_second **at = &save->seconds;
+        while (*at != k) {
+            at = &(*at)->next;
+        }
+        *at = k->next;
+        free_one(k);
     }
 }
 

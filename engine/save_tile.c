@@ -135,8 +135,7 @@ typedef struct tile_load {
     const lossy_tile *tile;
     const tile_parent *from;
     const ckd_region *region;
-    uint8_t *to;
-    size_t size;
+    float *to;
 } tile_load;
 
 static ckd_status load_piece(void *context, size_t index, uint32_t worker, ckd_error *err) {
@@ -148,21 +147,30 @@ static ckd_status load_piece(void *context, size_t index, uint32_t worker, ckd_e
     }
     uint64_t at = index * CKD_BLOCK_ELEMENTS, left = l->tile->count - at;
     span want = {l->region, l->tile->first + at, left < CKD_BLOCK_ELEMENTS ? left : CKD_BLOCK_ELEMENTS};
-    decoder *d = &l->save->jobs[worker].decoder;
+    block_job *job = &l->save->jobs[worker]; /* which has nothing else to do now */
+    decoder *d = &job->decoder;
+    bool floats = l->tile->dtype == CKD_F32;
     d->steps = 0;
-    return span_values(d, &l->save->views, l->from->view, l->from->tensor, &want, l->to + at * l->size, NULL,
-                       err);
+    void *to = floats ? (void *)(l->to + at)
+                      : bytes_scratch(&job->previous, want.count * ckd_dtype_size(l->tile->dtype),
+                                      "a tile of a tensor", err);
+    status = to ? span_values(d, &l->save->views, l->from->view, l->from->tensor, &want, to, NULL, err)
+                : CKD_E_NOMEM;
+    if (status == CKD_OK && !floats) {
+        d->kernels->widen(l->to + at, l->tile->dtype, to, want.count);
+    }
+    return status;
 }
 
 /* false in *loaded: there is no parent, or it cannot be read, which does not cost the new state. */
 static ckd_status load_parent(bool *loaded, ckd_save *save, const lossy_tile *t,
-                              const tensor_context *context, const tile_parent *parent, uint8_t *to,
+                              const tensor_context *context, const tile_parent *parent, float *to,
                               ckd_error *err) {
     *loaded = false;
     if (!parent->tensor) {
         return CKD_OK;
     }
-    tile_load l = {save, t, parent, context->region, to, ckd_dtype_size(t->dtype)};
+    tile_load l = {save, t, parent, context->region, to};
     size_t pieces = (t->count + CKD_BLOCK_ELEMENTS - 1) / CKD_BLOCK_ELEMENTS;
     ckd_status status = pool_run(save->store->pool, pieces, load_piece, &l, err);
     if (status == CKD_E_CORRUPT || status == CKD_E_UNSUPPORTED || status == CKD_E_IO) {
@@ -188,18 +196,18 @@ static const float *as_floats(bytes *room, const void *values, ckd_dtype dtype, 
 
 ckd_status save_load_tile(tile_parent *from, ckd_save *save, lossy_tile *t, const ckd_tensor *tensor,
                           const tensor_context *context, ckd_error *err) {
-    size_t size = ckd_dtype_size(t->dtype);
     const kernels *k = save->jobs[0].decoder.kernels;
     lossy_buffers *b = &save->lossy;
-    uint8_t *parent = NULL;
+    float *before = NULL;
     ckd_status status = save_fetch(&t->values, save, &b->original, tensor, t->first, t->count, err);
     bool loaded = false;
     *from = (tile_parent){0};
     if (status == CKD_OK && lossy_wants_parent(t)) {
         choose_parent(from, save, t, context);
-        parent = from->tensor ? bytes_scratch(&b->parent, t->count * size, "a tile of a tensor", err) : NULL;
+        before = from->tensor ? bytes_scratch(&b->before, t->count * sizeof(float), "a tile of a tensor", err)
+                              : NULL;
         status =
-            from->tensor && !parent ? CKD_E_NOMEM : load_parent(&loaded, save, t, context, from, parent, err);
+            from->tensor && !before ? CKD_E_NOMEM : load_parent(&loaded, save, t, context, from, before, err);
     }
     if (status != CKD_OK) {
         return status;
@@ -209,9 +217,8 @@ ckd_status save_load_tile(tile_parent *from, ckd_save *save, lossy_tile *t, cons
         return CKD_E_NOMEM;
     }
     if (loaded) {
-        t->before = as_floats(&b->before, parent, t->dtype, t->count, k, err);
-        t->before_values = parent;
+        t->before = before;
         recall(t, from, context->parent, save);
     }
-    return t->before || !loaded ? CKD_OK : CKD_E_NOMEM;
+    return CKD_OK;
 }

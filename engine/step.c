@@ -67,12 +67,12 @@ static group group_of(const ckd_optimizer *o) {
 
 /* ---- parameters ---- */
 
-static void release(held_tensor *h) {
+static void release(step_states *s, held_tensor *h) {
+    s->held -= h->bytes;
     free(h->values);
+    file_scratch_close(h->file);
     free(h->blocks);
-    h->values = NULL;
-    h->blocks = NULL;
-    h->block_count = 0;
+    *h = (held_tensor){.name = h->name};
 }
 
 static void remove_parameter(step_states *s, step_parameter *p) {
@@ -81,8 +81,8 @@ static void remove_parameter(step_states *s, step_parameter *p) {
         at = &(*at)->next;
     }
     *at = p->next;
-    release(&p->first);
-    release(&p->square);
+    release(s, &p->first);
+    release(s, &p->square);
     free(p);
 }
 
@@ -91,7 +91,7 @@ void step_states_free(step_states *s) {
         remove_parameter(s, s->parameters);
     }
     free(s->groups);
-    memset(s, 0, sizeof(*s));
+    *s = (step_states){0};
 }
 
 /* The parameter that a tensor of this role belongs to, by its name; NULL for a moment that is named otherwise. */
@@ -121,25 +121,58 @@ static step_parameter *find_parameter(step_states *s, const char *name, const ck
     return *at;
 }
 
+#define MOST_OF_DISK 4 /* of what is left there, one in so many bytes is taken at most */
+
+/* In memory as long as the budget lasts, then in a file. */
+static void find_room(held_tensor *h, step_states *s, uint64_t size) {
+    if (size <= s->limit && s->held <= s->limit - size) {
+        h->values = malloc((size_t)size + 1);
+        h->bytes = h->values ? size : 0;
+        s->held += h->bytes;
+    } else if (s->scratch && dir_room(s->scratch) / MOST_OF_DISK >= size) {
+        file_scratch_open(&h->file, s->scratch, NULL);
+    }
+}
+
 static void hold(step_tensor *t, held_tensor *h, const record_tensor *tensor, uint64_t elements) {
     size_t blocks = (size_t)((elements + CKD_BLOCK_ELEMENTS - 1) / CKD_BLOCK_ELEMENTS);
-    release(h);
-    h->values = elements < SIZE_MAX / sizeof(float) ? malloc((size_t)elements * sizeof(float) + 1) : NULL;
+    release(t->states, h);
+    if (elements < SIZE_MAX / sizeof(float)) {
+        find_room(h, t->states, elements * sizeof(float));
+    }
     h->blocks = calloc(blocks + 1, sizeof(*h->blocks));
     h->name = tensor->name;
-    if (h->values && h->blocks) {
+    if (step_is_held(h) && h->blocks) {
         t->hold = h;
     } else {
-        release(h);
+        release(t->states, h);
     }
+}
+
+const float *step_held(const held_tensor *h, bytes *room, uint64_t first, uint64_t count) {
+    if (h->values) {
+        return h->values + first;
+    }
+    float *to = bytes_scratch(room, count * sizeof(float) + 1, "coding scratch", NULL);
+    bool read =
+        to && file_scratch_read(h->file, first * sizeof(float), to, count * sizeof(float), NULL) == CKD_OK;
+    return read ? to : NULL;
 }
 
 void step_hold(step_tensor *t, uint64_t first, uint64_t count, const void *values, const held_block *block) {
     held_tensor *h = t->hold;
-    if (h) {
-        memcpy(h->values + first, values, count * sizeof(float));
-        h->blocks[h->block_count++] = *block;
+    if (!h) {
+        return;
     }
+    if (h->values) {
+        memcpy(h->values + first, values, count * sizeof(float));
+    } else if (file_scratch_write(h->file, first * sizeof(float), values, count * sizeof(float), NULL) !=
+               CKD_OK) {
+        release(t->states, h);
+        t->hold = NULL;
+        return;
+    }
+    h->blocks[h->block_count++] = *block;
 }
 
 /* ---- a tensor ---- */
@@ -181,8 +214,9 @@ static void find_source(step_tensor *t, const step_states *states, const ckd_opt
     if (needs_before && p->first.name) {
         s->before = view_find(in, p->first.name);
     }
-    s->available = p->first.values && (!needs_before || (s->before && same_shape(s->before, parent))) &&
-                   (s->inputs != INPUTS_MOMENT_SQUARE || p->square.values) && !(square && o->kind == CKD_SGD);
+    s->available =
+        step_is_held(&p->first) && (!needs_before || (s->before && same_shape(s->before, parent))) &&
+        (s->inputs != INPUTS_MOMENT_SQUARE || step_is_held(&p->square)) && !(square && o->kind == CKD_SGD);
     s->group = group_of(o);
 }
 
@@ -191,6 +225,7 @@ void step_begin(step_tensor *out, step_states *s, const ckd_optimizer *o, const 
     memset(out, 0, sizeof(*out));
     const char *name = parameter_name(tensor);
     out->role = tensor->role;
+    out->states = s;
     if (!o || !in || !name || elements == 0) {
         return;
     }
@@ -234,7 +269,7 @@ void step_end(step_tensor *t, step_states *s) {
     if (p->weight_came && (p->square_came || t->sgd)) {
         remove_parameter(s, p);
     } else if (p->weight_came) {
-        release(&p->square);
+        release(s, &p->square);
     }
 }
 

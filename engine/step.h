@@ -12,6 +12,7 @@
 #ifndef ENGINE_STEP_H
 #define ENGINE_STEP_H
 
+#include "base/file.h"
 #include "codec/group.h"
 #include "engine/cost.h"
 #include "engine/view.h"
@@ -25,7 +26,9 @@ typedef struct held_block {
 } held_block;
 
 typedef struct held_tensor {
-    float *values; /* of the whole region; NULL: not held */
+    float *values;      /* of the whole region; or NULL, and: */
+    file_scratch *file; /* has them; NULL: not held */
+    uint64_t bytes;     /* of values in memory */
     held_block *blocks;
     size_t block_count;
     const char *name; /* as long as the save */
@@ -41,9 +44,11 @@ typedef struct step_parameter {
     bool first_came, square_came, weight_came;
 } step_parameter;
 
-/* Of a save. Zero-initialise. */
+/* Of a save. Zero-initialise, then set limit and scratch. */
 typedef struct step_states {
     step_parameter *parameters; /* in the order they came */
+    uint64_t limit, held;       /* bytes of values in memory: at most, and now */
+    const char *scratch;        /* a directory for the others; lives as long as this */
     uint32_t rules[3];          /* that fitted last: of squares, of Adam's weights, of SGD's; 0: none yet */
     hash128 *groups;            /* written so far */
     size_t group_count, group_capacity;
@@ -63,6 +68,7 @@ typedef struct step_source {
 /* One tensor on its way through a save. */
 typedef struct step_tensor {
     step_source source;
+    step_states *states;
     step_parameter *parameter; /* NULL: none of this */
     held_tensor *hold;         /* NULL: its values are not wanted */
     ckd_role role;
@@ -74,12 +80,17 @@ typedef struct step_tensor {
 ckd_status step_check_optimizer(const ckd_optimizer *o, ckd_error *err);
 /*
  * tensor: with name and region as long as the save; parent: the tensor in the parent, or NULL; in: the parent. Without memory to hold
- * values in, nothing is held, and what comes later is not predicted.
+ * values in, nor on the disk, nothing is held, and what comes later is not predicted.
  */
 void step_begin(step_tensor *out, step_states *s, const ckd_optimizer *o, const record_tensor *tensor,
                 const ckd_region *region, uint64_t elements, const view_tensor *parent, const view *in);
 void step_hold(step_tensor *t, uint64_t first, uint64_t count, const void *values, const held_block *block);
 void step_end(step_tensor *t, step_states *s);
+static inline bool step_is_held(const held_tensor *h) {
+    return h->values || h->file;
+}
+/* Elements first ... first + count - 1 of a tensor that is held; in `room`, or where they are. NULL: they cannot be read. */
+const float *step_held(const held_tensor *h, bytes *room, uint64_t first, uint64_t count);
 
 /* Has this group been written? Else it is noted as written. Errors: NOMEM. */
 ckd_status step_note_group(bool *written, step_states *s, const hash128 *content, ckd_error *err);

@@ -4,8 +4,16 @@
 
 #include "base/vocabulary.h"
 
-ckd_status decoder_init(decoder *d, ckd_error *err) {
+ckd_status decoder_init(decoder *d, columns_cache *columns, ckd_error *err) {
     memset(d, 0, sizeof(*d));
+    d->columns = columns ? columns : malloc(sizeof(*columns));
+    if (!d->columns) {
+        return err_nomem(err, sizeof(*columns), "a decoder");
+    }
+    if (!columns) {
+        columns_cache_init(d->columns);
+        d->own_columns = true;
+    }
     d->kernels = kernels_cpu();
     d->step_limit = MAX_STEPS;
     d->filling = UINT32_MAX;
@@ -21,8 +29,9 @@ void decoder_free(decoder *d) {
         bytes_free(&d->kept[i].values);
     }
     lattice_work_free(&d->lattice);
-    for (size_t i = 0; i < KEPT_COLUMNS; i++) {
-        lattice_scratch_free(&d->columns[i].room);
+    if (d->own_columns) {
+        columns_cache_free(d->columns);
+        free(d->columns);
     }
     memset(d, 0, sizeof(*d));
 }
@@ -58,42 +67,6 @@ static ckd_status read_payload(decoder *d, const view_block *b, const void **pay
     return stored ? read_payload_into(d, b, stored, err) : CKD_E_NOMEM;
 }
 
-static void drop_columns(kept_columns *k) {
-    lattice_scratch_free(&k->room);
-    *k = (kept_columns){0};
-}
-
-/* Those with this content, or NULL. */
-static kept_columns *find_columns(decoder *d, const hash128 *content) {
-    for (size_t i = 0; i < KEPT_COLUMNS; i++) {
-        if (d->columns[i].used && hash128_equal(&d->columns[i].content, content)) {
-            return &d->columns[i];
-        }
-    }
-    return NULL;
-}
-
-/* An empty place, for which those that were used longest ago go, if need be. */
-static kept_columns *place_for_columns(decoder *d) {
-    for (;;) {
-        kept_columns *empty = NULL, *oldest = NULL;
-        uint64_t held = 0;
-        for (size_t i = 0; i < KEPT_COLUMNS; i++) {
-            kept_columns *k = &d->columns[i];
-            if (!k->used) {
-                empty = k;
-                continue;
-            }
-            held += 4 * k->columns.columns * (k->columns.rank + UINT64_C(1));
-            oldest = !oldest || k->used < oldest->used ? k : oldest;
-        }
-        if (empty && held <= KEPT_COLUMN_BYTES) {
-            return empty;
-        }
-        drop_columns(oldest);
-    }
-}
-
 /* Those of a record that many blocks name. */
 ckd_status shared_bytes(decoder *d, const view_block *b, void *to, ckd_error *err) {
     bool mine = false; /* whoever reads one waits for nothing: there is no circle to fear */
@@ -120,13 +93,12 @@ static ckd_status read_columns(kept_columns *to, decoder *d, const view_block *s
     if (status == CKD_OK) {
         status = lattice_columns_decode(&to->columns, at, size, &to->room, coder_symbols(d->coder), err);
     }
-    to->content = side->record->content;
     bytes_free(&raw);
     return status;
 }
 
-/* What the block shares with the others of its matrix; NULL in *out if it shares nothing. Kept for the blocks that follow. */
-static ckd_status shared_columns(const lattice_columns **out, decoder *d, const view *v, const view_block *b,
+/* What the block shares with the others of its matrix, to be released; NULL in *out if it shares nothing. Kept for the blocks that follow. */
+static ckd_status shared_columns(kept_columns **out, decoder *d, const view *v, const view_block *b,
                                  ckd_error *err) {
     const record *r = b->record;
     const dependency *on = r->dependency_count ? &r->dependencies[r->dependency_count - 1] : NULL;
@@ -134,39 +106,28 @@ static ckd_status shared_columns(const lattice_columns **out, decoder *d, const 
     if (!on || on->kind != DEPENDS_SIDE) {
         return CKD_OK;
     }
-    kept_columns *kept = find_columns(d, &on->content);
-    if (!kept) {
-        bool own = v && id_equal(&on->checkpoint, &v->manifest.checkpoint.id);
+    bool mine, own = v && id_equal(&on->checkpoint, &v->manifest.checkpoint.id);
+    kept_columns *kept = columns_claim(d->columns, &mine, &on->content);
+    if (mine) {
         const view_block *side = own ? view_find_shared(v, RECORD_SIDE, &on->content) : NULL;
-        if (!side) {
-            return corrupt_block(b, err, "the columns that the block shares with others are missing");
-        }
-        kept = place_for_columns(d);
-        ckd_status status = read_columns(kept, d, side, err);
+        ckd_status status =
+            side ? read_columns(kept, d, side, err)
+                 : corrupt_block(b, err, "the columns that the block shares with others are missing");
+        columns_filled(d->columns, kept, status == CKD_OK);
         if (status != CKD_OK) {
-            drop_columns(kept);
             return status;
         }
     }
-    kept->used = ++d->columns_clock;
-    *out = &kept->columns;
+    *out = kept;
     return CKD_OK;
 }
 
-/* A lossy block; `to` holds the parent's values, if it has one. */
-static ckd_status decode_lattice(decoder *d, const view *v, const view_block *b, bool has_parent, void *to,
-                                 ckd_error *err) {
+static ckd_status rebuild_lattice(decoder *d, const view_block *b, const lattice_columns *shared,
+                                  bool has_parent, void *to, ckd_error *err) {
     const record *r = b->record;
     const void *payload;
-    const lattice_columns *shared;
     lattice_block block;
-    if (!lattice_dtype(r->tensor->dtype)) {
-        return corrupt_block(b, err, "a lossy block of a dtype that is always exact");
-    }
-    ckd_status status = shared_columns(&shared, d, v, b, err);
-    if (status == CKD_OK) {
-        status = read_payload(d, b, &payload, err);
-    }
+    ckd_status status = read_payload(d, b, &payload, err);
     if (status == CKD_OK) {
         status = lattice_decode(&block, r->count, shared, payload, r->stored_size, &d->lattice.scratch,
                                 coder_symbols(d->coder), err);
@@ -174,6 +135,23 @@ static ckd_status decode_lattice(decoder *d, const view *v, const view_block *b,
     return status == CKD_OK ? lattice_rebuild_values(to, r->tensor->dtype, &block, has_parent, &d->lattice,
                                                      d->kernels, err)
                             : status;
+}
+
+/* A lossy block; `to` holds the parent's values, if it has one. */
+static ckd_status decode_lattice(decoder *d, const view *v, const view_block *b, bool has_parent, void *to,
+                                 ckd_error *err) {
+    kept_columns *kept;
+    if (!lattice_dtype(b->record->tensor->dtype)) {
+        return corrupt_block(b, err, "a lossy block of a dtype that is always exact");
+    }
+    ckd_status status = shared_columns(&kept, d, v, b, err);
+    if (status == CKD_OK) {
+        status = rebuild_lattice(d, b, kept ? &kept->columns : NULL, has_parent, to, err);
+    }
+    if (kept) {
+        columns_release(d->columns, kept);
+    }
+    return status;
 }
 
 /* The payload holds the values. */

@@ -6,7 +6,7 @@
 #define ENGINE_VALUES_H
 
 #include "codec/codings.h"
-#include "engine/lattice_values.h"
+#include "engine/columns_cache.h"
 #include "engine/load_plan.h"
 #include "engine/values_store.h"
 #include "engine/view.h"
@@ -26,16 +26,6 @@ typedef struct kept_block {
     uint32_t pins; /* uses at this moment */
 } kept_block;
 
-/* What the lossy blocks of a matrix share: each link of a chain has its own, and the next block needs them all again. */
-#define KEPT_COLUMNS      64
-#define KEPT_COLUMN_BYTES (UINT64_C(16) << 20) /* of all but the last one */
-typedef struct kept_columns {
-    hash128 content;
-    lattice_columns columns; /* lie in room */
-    lattice_scratch room;
-    uint64_t used; /* when; 0: empty */
-} kept_columns;
-
 /* Scratch of one worker. */
 typedef struct decoder {
     coder *coder;
@@ -44,8 +34,8 @@ typedef struct decoder {
     bytes integers; /* decoded residuals */
     bytes context;
     lattice_work lattice;
-    kept_columns columns[KEPT_COLUMNS];
-    uint64_t columns_clock;
+    columns_cache *columns; /* the load's or the save's, or its own */
+    bool own_columns;
     uint32_t inside; /* lossy blocks that wait for their parent's values: these need no hash of their own */
     bool suspicious; /* a chain did not give what it should: compare every hash on the way */
     uint32_t steps;  /* blocks decoded for the present top-level block: bounds hostile fan-out */
@@ -62,7 +52,8 @@ typedef struct decoder {
     const bool *again;     /* by tensor of it: others of the same checkpoint are made from it */
     uint64_t bytes_read;   /* payloads */
 } decoder;
-ckd_status decoder_init(decoder *d, ckd_error *err);
+/* columns: shared with other workers, and to outlive it; NULL: it gets one of its own. */
+ckd_status decoder_init(decoder *d, columns_cache *columns, ckd_error *err);
 void decoder_free(decoder *d);
 
 /* The values of one block of `v` into `to` (raw_size bytes, any alignment). */

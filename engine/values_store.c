@@ -66,6 +66,13 @@ static bool make_room(values_store *s, uint64_t size) {
     return size <= s->limit && s->bytes <= s->limit - size;
 }
 
+void values_store_set_limit(values_store *s, uint64_t limit) {
+    pthread_mutex_lock(&s->mutex);
+    s->limit = limit;
+    make_room(s, 0);
+    pthread_mutex_unlock(&s->mutex);
+}
+
 static stored_values *add(values_store *s, const record *r, uint64_t size) {
     if (!make_room(s, size)) {
         return NULL;

@@ -32,6 +32,8 @@ typedef struct values_store {
 } values_store;
 
 void values_store_init(values_store *s, uint64_t limit);
+/* Lowers it, too: then what is not in use goes. */
+void values_store_set_limit(values_store *s, uint64_t limit);
 void values_store_free(values_store *s);
 
 /*

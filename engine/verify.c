@@ -373,7 +373,7 @@ static ckd_status run_verification(verification *v, ckd_error *err) {
     file_lock *lock = NULL;
     ckd_status status = store_lock_reader(&lock, v->store, err);
     if (status == CKD_OK) {
-        status = decoder_init(&v->decoder, err);
+        status = decoder_init(&v->decoder, NULL, err);
     }
     if (status == CKD_OK) {
         status = expect_total(v, err);

@@ -5,7 +5,7 @@
 #include <pthread.h>
 #include <stdlib.h>
 
-#define FEWEST_WIDE 512 /* columns and depth, from where it is faster than kernels/products_loops.h */
+#define FEWEST_WIDE 256 /* columns or depth: a whole piece of a matrix (engine/low_rank_products.h) */
 
 /* CBLAS's numbers. */
 enum { ROW_MAJOR = 101, AS_IT_IS = 111 };

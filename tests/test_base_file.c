@@ -434,6 +434,48 @@ static void test_discard(void **state) {
 
 /* ---- reading ---- */
 
+/* Bytes come back from where they were written, in any order; nothing is ever seen in the directory. */
+static void test_scratch(void **state) {
+    const place *p = *state;
+    const char *dir = p->dir;
+    dir_list before, after;
+    assert_int_equal(dir_list_read(&before, dir, NULL), CKD_OK);
+    file_scratch *f;
+    assert_int_equal(file_scratch_open(&f, dir, NULL), CKD_OK);
+    uint8_t out[300], in[300];
+    for (int rough = 0; rough < 2; rough++) {
+        for (size_t i = 0; i < sizeof(out); i++) {
+            out[i] = (uint8_t)(i * 7 + (size_t)rough);
+        }
+        fake.rough = rough;
+        assert_int_equal(file_scratch_write(f, 100, out + 100, 200, NULL), CKD_OK);
+        assert_int_equal(file_scratch_write(f, 0, out, 100, NULL), CKD_OK);
+        assert_int_equal(file_scratch_read(f, 0, in, sizeof(in), NULL), CKD_OK);
+        fake.rough = false;
+        assert_memory_equal(in, out, sizeof(in));
+    }
+    ckd_error err;
+    assert_int_equal(file_scratch_read(f, 200, in, 101, &err), CKD_E_IO); /* beyond its end */
+    fault full = {.step = STEP_WRITE, .answer = -4, .at = 0};
+    file_set_fault_hook(answer_step, &full);
+    assert_int_equal(file_scratch_write(f, 0, out, 10, &err), CKD_E_NOSPACE);
+    full = (fault){.step = STEP_READ, .answer = EIO, .at = 0};
+    assert_int_equal(file_scratch_read(f, 0, in, 10, &err), CKD_E_IO);
+    file_set_fault_hook(NULL, NULL);
+    assert_int_equal(dir_list_read(&after, dir, NULL), CKD_OK);
+    assert_int_equal(before.count, after.count);
+    dir_list_free(&before);
+    dir_list_free(&after);
+    file_scratch_close(f);
+    file_scratch_close(NULL);
+    fault broken = {.step = STEP_CREATE, .answer = EROFS};
+    file_set_fault_hook(answer_step, &broken);
+    assert_int_not_equal(file_scratch_open(&f, dir, &err), CKD_OK);
+    file_set_fault_hook(NULL, NULL);
+    assert_null(f);
+    assert_int_equal(file_scratch_open(&f, "/nonexistent/folder", &err), CKD_E_NOT_FOUND);
+}
+
 static void test_read_at(void **state) {
     place *p = *state;
     uint8_t *data = pattern(1000), got[1000];
@@ -561,6 +603,7 @@ int main(void) {
         WITH_PLACE(test_short_write_faults),
         WITH_PLACE(test_failed_create_and_close),
         WITH_PLACE(test_discard),
+        WITH_PLACE(test_scratch),
         WITH_PLACE(test_read_at),
         WITH_PLACE(test_one_reader_for_many_threads),
         WITH_PLACE(test_read_all),

@@ -8,6 +8,7 @@
 
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "engine/eigen.h"
 #include "engine/low_rank.h"
@@ -66,6 +67,19 @@ static void test_eigen(void **state) {
     }
 }
 
+typedef struct array {
+    const float *at;
+    size_t columns;
+} array;
+
+static void piece_of_array(const void *context, float *to, size_t row, size_t rows, size_t column,
+                           size_t columns) {
+    const array *a = context;
+    for (size_t i = 0; i < rows; i++) {
+        memcpy(to + i * columns, a->at + (row + i) * a->columns + column, columns * sizeof(float));
+    }
+}
+
 /* `rank` directions and noise below what pays: as many components, and what they leave is noise. */
 static void test_factors(void **state) {
     (void)state;
@@ -92,9 +106,11 @@ static void test_factors(void **state) {
             x[i] += 0.1f * (float)even();
             energy += (double)x[i] * (double)x[i];
         }
+        array a = {x, columns};
+        low_rank_matrix m = {rows, columns, piece_of_array, &a};
         low_rank f;
         ckd_error err = {0};
-        assert_int_equal(low_rank_of(&f, x, rows, columns, 0.15, 256, 0, kernels_cpu(), NULL, &err), CKD_OK);
+        assert_int_equal(low_rank_of(&f, &m, 0.15, 256, 0, NULL, kernels_cpu(), NULL, &err), CKD_OK);
         assert_int_equal(f.rank, rank);
         for (size_t i = 0; i < rows * columns; i++) {
             double sum = 0;
@@ -126,12 +142,14 @@ static void test_it_stops_when_told(void **state) {
     for (int i = 0; i < SIDE * SIDE; i++) {
         x[i] = (float)(4 * even());
     }
+    array a = {x, SIDE};
+    low_rank_matrix m = {SIDE, SIDE, piece_of_array, &a};
     int looks = 0;
     for (ckd_status status = CKD_E_CANCELLED; status != CKD_OK; looks++) {
         low_rank f;
         int left = looks;
         stop_check stop = {.look = count_down, .context = &left};
-        status = low_rank_of(&f, x, SIDE, SIDE, 0.15, 256, 2, kernels_cpu(), &stop, NULL);
+        status = low_rank_of(&f, &m, 0.15, 256, 2, NULL, kernels_cpu(), &stop, NULL);
         assert_true(status == CKD_OK ? f.rank > 0 : status == CKD_E_CANCELLED && !f.left);
         low_rank_free(&f);
     }

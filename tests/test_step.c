@@ -2,6 +2,7 @@
  * Optimizer steps: checkpoints one update apart, whatever computed it, in whatever order and regions they are saved. Values are exact
  * always; where the update is what the caller says it was, little more than the first moment is stored.
  */
+#include <errno.h>
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -15,6 +16,7 @@
 
 #include <cmocka.h>
 
+#include "base/file.h"
 #include "engine/ckptdelta.h"
 #include "tests/support/checkpoints.h"
 #include "tests/support/scenes.h"
@@ -312,6 +314,85 @@ static void test_wrong_numbers_cost_no_values(void **state) {
     save_model(store, &x, &o);
     check_model(store, &x);
     check_not_step(store, x.step, "exp_avg_sq.w");
+    assert_int_equal(verify_damage(store), 0);
+    model_free(&x);
+    ckd_store_close(store);
+}
+
+/* ---- moments that are held in a file ---- */
+
+static void save_with_staging(ckd_store *store, const model *x, const ckd_optimizer *o, uint64_t staging) {
+    ckd_save_options options = options_of("run", x->step);
+    options.max_load_cost = 100;
+    options.staging_bytes = staging;
+    ckd_save *save = begin_with(store, &options);
+    add(save, "exp_avg.w", x->m, NULL, o);
+    add(save, "exp_avg_sq.w", x->v, NULL, o);
+    add(save, "w", x->w, NULL, o);
+    commit(save);
+}
+
+/* The same is written, and nothing is left of the file. */
+static void test_little_staging(void **state) {
+    double bits[2];
+    for (int i = 0; i < 2; i++) {
+        char dir[4096], coding[32];
+        snprintf(dir, sizeof(dir), "%s/%d", (char *)*state, i);
+        assert_int_equal(mkdir(dir, 0777), 0);
+        ckd_store *store = store_create(dir);
+        model x = model_new(PLAIN, 5);
+        for (int k = 0; k < 40; k++) {
+            model_step(&x);
+        }
+        save_model(store, &x, NULL);
+        model_step(&x);
+        ckd_optimizer o = optimizer_of(&x);
+        save_with_staging(store, &x, &o, i ? 1 : 0);
+        check_model(store, &x);
+        check_coding(store, x.step, "exp_avg_sq.w", "step", 2.2);
+        bits[i] = look_at(coding, store, x.step, "w");
+        assert_string_equal(coding, "step");
+        assert_int_equal(verify_damage(store), 0);
+        model_free(&x);
+        ckd_store_close(store);
+        store_check_clean(dir);
+    }
+    assert_true(fabs(bits[0] - bits[1]) < 0.01); /* ids are packed a little better or worse */
+}
+
+typedef struct broken {
+    file_step step;
+    int after; /* so many that work */
+} broken;
+
+/* Steps on scratch files name their directory. */
+static int break_scratch(void *context, file_step step, const char *path) {
+    broken *b = context;
+    size_t length = strlen(path);
+    bool scratch = length > 5 && strcmp(path + length - 5, "/data") == 0;
+    return scratch && step == b->step && b->after-- <= 0 ? EIO : 0;
+}
+
+/* Without the file nothing is predicted, and that is all. */
+static void test_a_scratch_file_that_fails(void **state) {
+    ckd_store *store = store_create(*state);
+    model x = model_new(PLAIN, 5);
+    for (int i = 0; i < 10; i++) {
+        model_step(&x);
+    }
+    save_model(store, &x, NULL);
+    static const file_step steps[] = {STEP_CREATE, STEP_WRITE, STEP_READ, STEP_READ};
+    for (int i = 0; i < 4; i++) {
+        model_step(&x);
+        ckd_optimizer o = optimizer_of(&x);
+        broken b = {steps[i], i == 3};
+        file_set_fault_hook(break_scratch, &b);
+        save_with_staging(store, &x, &o, 1);
+        file_set_fault_hook(NULL, NULL);
+        assert_true(b.after < 0);
+        check_model(store, &x);
+        check_not_step(store, x.step, "w");
+    }
     assert_int_equal(verify_damage(store), 0);
     model_free(&x);
     ckd_store_close(store);
@@ -748,6 +829,8 @@ int main(void) {
         TEST(test_sgd),
         TEST(test_nesterov),
         TEST(test_wrong_numbers_cost_no_values),
+        TEST(test_little_staging),
+        TEST(test_a_scratch_file_that_fails),
         TEST(test_numbers_that_make_no_sense),
         TEST(test_any_order),
         TEST(test_regions),

@@ -1,0 +1,90 @@
+/* Files without a name, for what does not fit in memory meanwhile. */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+#include "base/file_step.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+struct file_scratch {
+    int fd;
+    char directory[];
+};
+
+/* Where the file system knows no files without a name: one that loses it at once. */
+static int create_and_unlink(const char *directory) {
+    uint8_t random[8];
+    if (random_bytes(random, sizeof(random), NULL) != CKD_OK) {
+        return -1;
+    }
+    size_t room = strlen(directory) + 64;
+    char *path = malloc(room);
+    if (path == NULL) {
+        return -1;
+    }
+    snprintf(path, room, "%s/.tmp-scratch-%016llx", directory, (unsigned long long)load_le64(random));
+    int fd = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+    if (fd >= 0) {
+        unlink(path);
+    }
+    free(path);
+    return fd;
+}
+
+ckd_status file_scratch_open(file_scratch **out, const char *directory, ckd_error *err) {
+    *out = NULL;
+    size_t length = strlen(directory) + 1;
+    file_scratch *f = malloc(sizeof(*f) + length);
+    if (f == NULL) {
+        return err_nomem(err, sizeof(*f) + length, "a scratch file");
+    }
+    memcpy(f->directory, directory, length);
+    int errnum = step_check(STEP_CREATE, directory);
+    if (errnum == 0) {
+        f->fd = open(directory, O_TMPFILE | O_RDWR | O_EXCL | O_CLOEXEC, 0600);
+        f->fd = f->fd >= 0 ? f->fd : create_and_unlink(directory);
+        errnum = f->fd < 0 ? errno : 0;
+    }
+    if (errnum != 0) {
+        free(f);
+        return err_sys(err, errnum, directory, "cannot create a scratch file in %s", directory);
+    }
+    *out = f;
+    return CKD_OK;
+}
+
+ckd_status file_scratch_write(file_scratch *f, uint64_t offset, const void *data, size_t size,
+                              ckd_error *err) {
+    int fault = file_fault_check(STEP_WRITE, f->directory), errnum = fault < 0 ? ENOSPC : fault;
+    for (size_t done = 0; done < size && errnum == 0;) {
+        size_t part = size - done < FILE_IO_MAX ? size - done : FILE_IO_MAX;
+        ssize_t put = pwrite(f->fd, (const uint8_t *)data + done, part, (off_t)(offset + done));
+        errnum = put < 0 && errno != EINTR ? errno : put == 0 ? EIO : 0;
+        done += put > 0 ? (size_t)put : 0;
+    }
+    return errnum ? err_sys(err, errnum, f->directory, "cannot write to a scratch file in %s", f->directory)
+                  : CKD_OK;
+}
+
+ckd_status file_scratch_read(file_scratch *f, uint64_t offset, void *to, size_t size, ckd_error *err) {
+    int errnum = step_check(STEP_READ, f->directory);
+    for (size_t done = 0; done < size && errnum == 0;) {
+        size_t part = size - done < FILE_IO_MAX ? size - done : FILE_IO_MAX;
+        ssize_t got = pread(f->fd, (uint8_t *)to + done, part, (off_t)(offset + done));
+        errnum = got < 0 && errno != EINTR ? errno : got == 0 ? EIO : 0;
+        done += got > 0 ? (size_t)got : 0;
+    }
+    return errnum ? err_sys(err, errnum, f->directory, "cannot read a scratch file in %s", f->directory)
+                  : CKD_OK;
+}
+
+void file_scratch_close(file_scratch *f) {
+    if (f != NULL) {
+        close(f->fd);
+        free(f);
+    }
+}

@@ -1,0 +1,69 @@
+/*
+ * Products of a few vectors with a matrix that is nowhere in memory: its pieces are made when they are needed, again for each product. So
+ * factors of a tile take the memory of the factors, and not two copies of the tile. Sums are made in an order that depends on the
+ * shapes only, that of one product of all. Internal to engine/low_rank.c.
+ */
+#ifndef ENGINE_LOW_RANK_PRODUCTS_H
+#define ENGINE_LOW_RANK_PRODUCTS_H
+
+#include "base/threads.h"
+#include "kernels/kernels.h"
+
+/* Rows and columns of a piece at most: as many as a product's sums are made of at once (kernels/products_loops.h), so that their order stays. */
+#define PIECE_SIDE 256u
+
+typedef struct low_rank_matrix {
+    size_t rows, columns;
+    /* Rows row ... row + rows - 1 and so many columns from `column` on, in row-major order, into `to`. Called by several threads. */
+    void (*piece)(const void *context, float *to, size_t row, size_t rows, size_t column, size_t columns);
+    const void *context;
+} low_rank_matrix;
+
+/* `count` vectors of n elements: PIECE_SIDE elements of each of them, one vector after the other, then as many more of each ... */
+typedef struct vectors {
+    float *at;
+    size_t n, count;
+} vectors;
+/* false: out of memory. */
+bool vectors_begin(vectors *v, size_t n, size_t count);
+static inline size_t vectors_parts(const vectors *v) {
+    return (v->n + PIECE_SIDE - 1) / PIECE_SIDE;
+}
+static inline size_t vectors_width(const vectors *v, size_t which) {
+    size_t left = v->n - which * PIECE_SIDE;
+    return left < PIECE_SIDE ? left : PIECE_SIDE;
+}
+static inline float *vectors_part(const vectors *v, size_t which) {
+    return v->at + which * PIECE_SIDE * v->count;
+}
+/* Where element i of a vector stands. */
+static inline float *vectors_element(const vectors *v, size_t vector, size_t i) {
+    size_t which = i / PIECE_SIDE;
+    return vectors_part(v, which) + vector * vectors_width(v, which) + i % PIECE_SIDE;
+}
+
+/* What products need: the matrix, who computes, scratch of each worker. */
+typedef struct product_context {
+    const low_rank_matrix *x;
+    thread_pool *pool; /* or NULL */
+    const kernels *k;
+    size_t count; /* vectors at most */
+    float *
+        scratch; /* of each worker: two pieces, and sums of `count` vectors over a piece's side, or of all pairs of vectors */
+    size_t scratch_of_one;
+} product_context;
+/* false: out of memory. Release with product_context_end. */
+bool product_context_begin(product_context *c, const low_rank_matrix *x, size_t count, thread_pool *pool,
+                           const kernels *k);
+void product_context_end(product_context *c);
+
+void transpose(float *to, const float *from, size_t rows, size_t columns);
+/* to = from (vectors of rows) times x, or (turned; vectors of columns) times x transposed. to->n and memory are set, its count becomes from's. */
+ckd_status vectors_times_matrix(vectors *to, const vectors *from, bool turned, const product_context *c,
+                                ckd_error *err);
+/* mix (count x count): products of all pairs of vectors. */
+void vectors_pairs(float *mix, const vectors *v, const product_context *c);
+/* The vectors become mix (count x v->count) times themselves, so that there are `count`, as many or fewer, of them. */
+ckd_status vectors_mix(vectors *v, const float *mix, size_t count, const product_context *c, ckd_error *err);
+
+#endif
