@@ -178,11 +178,45 @@ bool layout_applies(uint64_t numbers[LAYOUT_NUMBERS], const layout *l, const lay
     return true;
 }
 
+static bool is_anywhere(const layout_number *n, uint64_t number) {
+    for (size_t i = 0; i < n->begin[n->over.places]; i++) {
+        if (n->numbers[i] == number) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* A checkpoint's tensor whose numbers and coordinates say that other ranks have it: no later rule, such as one for all names, gives it to this one. */
+static bool is_elsewhere(const layout *l, const layout_binding *b, const uint32_t at[LAYOUT_AXES]) {
+    const layout_rule *rule = b->rule;
+    bool decided = b->global && rule->number_count > 0;
+    for (uint32_t axis = 0; axis <= LAYOUT_AXES; axis++) {
+        uint32_t size = axis < l->axis_count ? l->axes[axis].size : l->world;
+        if (axis < l->axis_count && rule->only[axis] && !rule->only[axis][at[axis]]) {
+            return false;
+        }
+        if (b->coordinates[axis] != UINT64_MAX && b->global) {
+            if (b->coordinates[axis] >= size) {
+                return false;
+            }
+            decided = true;
+        }
+    }
+    for (uint32_t i = 0; i < rule->number_count && decided; i++) {
+        decided = is_anywhere(&l->numbers[rule->numbers[i]], b->numbers[i]);
+    }
+    return decided;
+}
+
 const layout_binding *layout_choose(uint64_t numbers[LAYOUT_NUMBERS], const layout *l,
                                     const layout_bindings *b, const uint32_t at[LAYOUT_AXES]) {
     for (size_t i = 0; i < b->count; i++) {
         if (layout_applies(numbers, l, &b->items[i], at)) {
             return &b->items[i];
+        }
+        if (is_elsewhere(l, &b->items[i], at)) {
+            return NULL;
         }
     }
     return NULL;

@@ -269,6 +269,21 @@ def test_what_each_rank_has_of_its_own(store):
     assert "layout:3: " in refused.err and "'stage.1' on ranks 2 and 3" in refused.err
 
 
+def test_a_last_rule_for_all_names(store):
+    """It does not make a stage's layers, or a rank's own tensors, everybody's."""
+    layers = [noise(3, seed=n) for n in range(4)]
+    text = """\
+mesh pp=2
+number layer over=pp count=4
+layers\\.{layer}\\.w replicated
+rng replicated as=rng.{rank}
+.* replicated
+"""
+    held = [{f"layers.{i}.w": layers[2 * p + i] for i in range(2)} | {"rng": np.array([p]), "step": np.array(7)} for p in range(2)]
+    whole = {f"layers.{n}.w": x for n, x in enumerate(layers)} | {f"rng.{p}": np.array([p]) for p in range(2)} | {"step": np.array(7)}
+    check_both_ways(store, text, held, whole)
+
+
 def test_many_blocks(store):
     """Tensors larger than what is read at a time, cut so that runs are long and short; as a delta, too."""
     tall, wide, deep = noise(3000, 400), noise(40, 30000, seed=4), noise(30, 600, 50, seed=5)
