@@ -7,8 +7,10 @@
 #define MAX_HOLDERS    64u    /* checkpoints that one builds on: each is open while this one is loaded */
 #define PROBE_BYTES    16384u /* of a block, to see whether zstd or LZ4 can win */
 #define PROBE_WHOLE    65536u /* smaller blocks are tried whole */
-#define MIN_COPY_BYTES 64u    /* naming the values costs about as much */
-#define STEP_HEADER    320u   /* what naming the values of an optimizer step takes more than others do */
+#define PROBE_SHARE    16u /* the same of panels of large matrices, whose blocks are smaller: a share of them, */
+#define PROBE_PANEL    8192u /* and whole below */
+#define MIN_COPY_BYTES 64u   /* naming the values costs about as much */
+#define STEP_HEADER    320u  /* what naming the values of an optimizer step takes more than others do */
 
 ckd_status block_job_init(block_job *job, columns_cache *columns, ckd_error *err) {
     memset(job, 0, sizeof(*job));
@@ -175,16 +177,18 @@ static ckd_status try_codec(block_job *job, candidate *best, coding c, int level
 /* Can a codec come below `limit` of `size` bytes? Asked of a sample from the middle. */
 static ckd_status probe(block_job *job, bool *promising, coding c, int level, unsigned width,
                         const void *from, uint64_t size, uint64_t limit, ckd_error *err) {
+    uint8_t sample[PROBE_BYTES];
+    uint64_t some = job->in_panel ? size / PROBE_SHARE / width * width : PROBE_BYTES;
     *promising = true;
-    if (size <= PROBE_WHOLE) {
+    if (size <= (job->in_panel ? PROBE_PANEL : PROBE_WHOLE)) {
         return CKD_OK;
     }
-    uint8_t sample[PROBE_BYTES];
-    uint64_t middle = (size - PROBE_BYTES) / 2 / width * width;
+    some = some < PROBE_BYTES ? some : PROBE_BYTES;
+    uint64_t middle = (size - some) / 2 / width * width;
     size_t stored = 0;
     ckd_status status = coder_encode(job->decoder.coder, c, level, width, (const uint8_t *)from + middle,
-                                     PROBE_BYTES, sample, PROBE_BYTES, &stored, err);
-    *promising = stored && (double)stored / PROBE_BYTES < (double)limit / (double)size;
+                                     some, sample, some, &stored, err);
+    *promising = stored && (double)stored / (double)some < (double)limit / (double)size;
     return status;
 }
 
@@ -358,6 +362,7 @@ static load_cost block_step_base(const block_job *job) {
 
 void block_begin(block_job *job, const tensor_context *tensor) {
     job->known = false;
+    job->in_panel = tensor->rows != NULL;
     job->chosen = NULL;
     job->predictor = PREDICT_NONE;
     job->depth = 0;

@@ -33,10 +33,11 @@ typedef struct coding_context {
 typedef struct tensor_context {
     const record_tensor *tensor;
     geometry shape;
-    const ckd_region *region;  /* canonical */
-    const view_tensor *parent; /* same name, dtype and shape in the parent; NULL if there is none */
-    const step_source *step;   /* what an optimizer step is predicted from; NULL: nothing */
-    uint64_t block_elements;   /* of its exact blocks, at most */
+    const ckd_region *region;           /* canonical */
+    const view_tensor *parent;          /* same name, dtype and shape in the parent; NULL if there is none */
+    const step_source *step;            /* what an optimizer step is predicted from; NULL: nothing */
+    uint64_t block_elements;            /* of its exact blocks, at most; or */
+    const struct save_panel_rows *rows; /* where the blocks of a panel end (save.h); NULL: it is none */
 } tensor_context;
 
 /* One way to store the block. size 0 and not available: not tried. */
@@ -66,6 +67,7 @@ typedef struct block_job {
     const void *values; /* the caller's, or `own` */
     bytes own, previous;
     block_plan plan;
+    bool in_panel;              /* of a large matrix */
     bool try_delta, delta_lost; /* delta_lost: it was tried and is not smaller by enough */
 
     hash128 content;

@@ -137,6 +137,15 @@ void save_tell_damage(ckd_save *save);
 uint64_t save_block_elements(const ckd_save *save, const ckd_tensor *tensor);
 /* Is the region, of so many elements, saved in panels of columns? */
 bool save_is_cut(const ckd_save *save, const ckd_tensor *tensor, const tensor_context *t, uint64_t elements);
+/* Where the blocks of a panel end. */
+typedef struct save_places save_places;
+typedef struct save_panel_rows {
+    const view_shard *parent; /* where this one's do; or NULL, and: */
+    const save_places *places;
+    uint64_t first, width; /* its first row in the tensor; its columns */
+} save_panel_rows;
+/* Elements of the block that begins at element `first` of the panel, unless that ends before. */
+uint64_t save_panel_block(const save_panel_rows *rows, uint64_t first);
 ckd_status save_in_panels(ckd_save *save, const ckd_tensor *tensor, const tensor_context *t, ckd_error *err);
 
 /* ---- save_room.c; not while the jobs of a batch run ---- */

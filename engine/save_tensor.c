@@ -360,7 +360,8 @@ static ckd_status save_batch(ckd_save *save, const ckd_tensor *tensor, const ten
     do {
         block_job *job = &save->jobs[count++];
         job->first = *at;
-        job->count = elements - *at < t->block_elements ? elements - *at : t->block_elements;
+        uint64_t most = t->rows ? save_panel_block(t->rows, *at) : t->block_elements;
+        job->count = elements - *at < most ? elements - *at : most;
         *at += job->count;
         prepare_trial(job, tried);
         status = save_fetch(&job->values, save, &job->own, tensor, job->first, job->count, err);

@@ -71,35 +71,50 @@ static ckd_load_reads reads_of(ckd_load *load, const ckd_region *region) {
     return all;
 }
 
+/* Element `i` of `n` cuts of a side: as torch.chunk has it, or evenly. */
+static uint64_t cut(uint64_t i, uint64_t n, bool chunk) {
+    uint64_t each = (SIDE + n - 1) / n;
+    return !chunk ? SIDE * i / n : i * each < SIDE ? i * each : SIDE;
+}
+
 /* Part `i` of rows x columns parts; rows 0: of `columns` flat ranges. */
-static ckd_region part(uint64_t i, uint64_t rows, uint64_t columns) {
+static ckd_region part(uint64_t i, uint64_t rows, uint64_t columns, bool chunk) {
     if (rows == 0) {
         uint64_t all = (uint64_t)SIDE * SIDE, start = all * i / columns;
         return (ckd_region){
             .kind = CKD_REGION_FLAT, .start = start, .count = all * (i + 1) / columns - start};
     }
     uint64_t row = i / columns, column = i % columns;
-    ckd_region r = {.kind = CKD_REGION_BOX, .offsets = {SIDE * row / rows, SIDE * column / columns}};
-    r.lengths[0] = SIDE * (row + 1) / rows - r.offsets[0];
-    r.lengths[1] = SIDE * (column + 1) / columns - r.offsets[1];
+    ckd_region r = {.kind = CKD_REGION_BOX, .offsets = {cut(row, rows, chunk), cut(column, columns, chunk)}};
+    r.lengths[0] = cut(row + 1, rows, chunk) - r.offsets[0];
+    r.lengths[1] = cut(column + 1, columns, chunk) - r.offsets[1];
     return r;
 }
 
-static void check_over_read(ckd_load *load, double bound) {
-    static const uint64_t layouts[][2] = {{1, 1}, {2, 1},  {8, 1}, {16, 1}, {1, 2}, {1, 4},
-                                          {1, 8}, {1, 16}, {2, 2}, {4, 2},  {0, 4}, {0, 8}, /* aligned */
-                                          {3, 1}, {1, 3},  {3, 2}, {0, 3}};
-    for (size_t i = 0; i < sizeof(layouts) / sizeof(layouts[0]); i++) {
-        uint64_t rows = layouts[i][0], columns = layouts[i][1];
-        for (uint64_t k = 0; k < (rows ? rows : 1) * columns; k++) {
-            ckd_region r = part(k, rows, columns);
-            ckd_load_reads reads = reads_of(load, &r);
-            double over = (double)reads.read_bytes / (double)reads.needed_bytes;
-            if (!(over >= 1 && over <= bound)) {
-                fail_msg("part %u of %u x %u: %.3f times what is needed", (unsigned)k, (unsigned)rows,
-                         (unsigned)columns, over);
-            }
+static void check_layout(ckd_load *load, const uint64_t layout[2], bool chunk, double bound) {
+    uint64_t rows = layout[0], columns = layout[1];
+    for (uint64_t k = 0; k < (rows ? rows : 1) * columns; k++) {
+        ckd_region r = part(k, rows, columns, chunk);
+        ckd_load_reads reads = reads_of(load, &r);
+        double over = (double)reads.read_bytes / (double)reads.needed_bytes;
+        if (!(over >= 1 && over <= bound)) {
+            fail_msg("part %u of %u x %u: %.3f times what is needed", (unsigned)k, (unsigned)rows,
+                     (unsigned)columns, over);
         }
+    }
+}
+
+/* What begins where shards usually do is read alone; what begins elsewhere takes a little more with it. */
+static void check_over_read(ckd_load *load, double bound) {
+    static const uint64_t usual[][2] = {{1, 1}, {2, 1}, {4, 1},  {8, 1}, {16, 1}, {1, 2},
+                                        {1, 4}, {1, 8}, {1, 16}, {2, 2}, {4, 2},  {3, 1},
+                                        {1, 3}, {5, 1}, {1, 5},  {3, 3}, {5, 3},  {8, 5}};
+    for (size_t i = 0; i < sizeof(usual) / sizeof(usual[0]); i++) {
+        check_layout(load, usual[i], true, 1);
+    }
+    static const uint64_t others[][2] = {{3, 1}, {1, 3}, {3, 2}, {0, 3}, {0, 4}, {0, 8}};
+    for (size_t i = 0; i < sizeof(others) / sizeof(others[0]); i++) {
+        check_layout(load, others[i], false, bound);
     }
 }
 
@@ -107,10 +122,12 @@ static void test_raw(void **state) {
     fixture *f = *state;
     save_matrix(f, "raw", 1, CKD_CODEC_RAW, SIDE, SIDE);
     ckd_load *load = begin(f, "raw", 1);
-    ckd_region third = part(1, 1, 3);
+    ckd_region third = part(1, 1, 3, false);
     ckd_load_reads reads = reads_of(load, &third);
     assert_int_equal(reads.needed_bytes, reads.raw_bytes);
     check_over_read(load, 1.05);
+    check_layout(load, (const uint64_t[2]){7, 1}, true, 1.05);
+    check_layout(load, (const uint64_t[2]){1, 7}, true, 1.05);
     ckd_load_end(load);
 }
 
@@ -199,7 +216,7 @@ static void test_what_is_not_cut(void **state) {
     t.optimizer = &step;
     assert_int_equal(ckd_save_tensor(save, &t, NULL), CKD_OK);
     commit_save(save);
-    assert_int_equal(tensor_info(f->store, "pieces", 1, "cut").shards, 8);
+    assert_int_equal(tensor_info(f->store, "pieces", 1, "cut").shards, 10);
     assert_int_equal(tensor_info(f->store, "pieces", 1, "narrow").shards, 1);
     assert_int_equal(tensor_info(f->store, "pieces", 1, "line").shards, 1);
     assert_int_equal(tensor_info(f->store, "pieces", 1, "stepped").shards, 1);
@@ -215,12 +232,69 @@ static void test_what_is_not_cut(void **state) {
     assert_int_equal(tensor_info(f->store, "lossy", 1, "exp_avg.w").shards, 1);
 }
 
+/* A chain goes on in the panels it was begun in, whoever cut them; where it cannot, values are what they are all the same. */
+static void test_a_parent_that_is_cut_otherwise(void **state) {
+    fixture *f = *state;
+    const uint64_t rows = 2048, columns = 2048, shape[2] = {rows, columns}, wide = 320;
+    float *panel = malloc(rows * wide * sizeof(float));
+    assert_non_null(panel);
+    ckd_save *save = begin_save(f->store, "cuts", 1);
+    for (uint64_t at = 0; at < columns; at += wide) {
+        ckd_region r = {.kind = CKD_REGION_BOX, .offsets = {0, at}, .lengths = {rows, wide}};
+        r.lengths[1] = columns - at < wide ? columns - at : wide;
+        for (uint64_t row = 0; row < rows; row++) {
+            memcpy(panel + row * r.lengths[1], f->values + row * columns + at, r.lengths[1] * sizeof(float));
+        }
+        add_tensor(save, "w", CKD_F32, 2, shape, &r, panel);
+    }
+    commit_save(save);
+    assert_int_equal(tensor_info(f->store, "cuts", 1, "w").shards, 7);
+    change_values(CKD_F32, f->values, rows * columns, 1);
+    save_matrix(f, "cuts", 2, CKD_CODEC_AUTO, rows, columns);
+    assert_int_equal(tensor_info(f->store, "cuts", 2, "w").shards, 7);
+    assert_string_equal(tensor_info(f->store, "cuts", 2, "w").coding, "delta");
+    change_values(CKD_F32, f->values, rows * columns, 2);
+    save = begin_save(f->store, "cuts", 3);
+    for (uint64_t half = 0; half < 2; half++) { /* other rows than any before */
+        ckd_region r = {
+            .kind = CKD_REGION_BOX, .offsets = {half * rows / 2, 0}, .lengths = {rows / 2, columns}};
+        add_tensor(save, "w", CKD_F32, 2, shape, &r, f->values + half * rows / 2 * columns);
+    }
+    commit_save(save);
+    ckd_load *load = begin(f, "cuts", 3);
+    ckd_region whole = {.kind = CKD_REGION_BOX, .lengths = {rows, columns}};
+    check_loaded(f, load, &whole, columns);
+    ckd_load_end(load);
+    free(panel);
+    assert_int_equal(verify_damage(f->store), 0);
+}
+
+/* Sides that no number of shards divides: many cuts that are near each other. */
+static void test_odd_sides(void **state) {
+    fixture *f = *state;
+    const uint64_t rows = 3067, columns = 4093;
+    for (int raw = 0; raw < 2; raw++) {
+        const char *run = raw ? "odd-raw" : "odd";
+        save_matrix(f, run, 1, raw ? CKD_CODEC_RAW : CKD_CODEC_AUTO, rows, columns);
+        ckd_load *load = begin(f, run, 1);
+        ckd_region whole = {.kind = CKD_REGION_BOX, .lengths = {rows, columns}};
+        ckd_region third = {.kind = CKD_REGION_BOX, .offsets = {1023, 1365}, .lengths = {1023, 1365}};
+        check_loaded(f, load, &whole, columns);
+        check_loaded(f, load, &third, columns);
+        ckd_load_reads reads = reads_of(load, &third);
+        assert_true((double)reads.read_bytes <= (raw ? 1.05 : 1.25) * (double)reads.needed_bytes);
+        ckd_load_end(load);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_raw),
         cmocka_unit_test(test_compressed),
         cmocka_unit_test(test_an_eighth_of_a_chain),
         cmocka_unit_test(test_what_is_not_cut),
+        cmocka_unit_test(test_a_parent_that_is_cut_otherwise),
+        cmocka_unit_test(test_odd_sides),
     };
     scratch_begin();
     int failed = cmocka_run_group_tests_name("over_read", tests, make_fixture, free_fixture);
