@@ -50,11 +50,6 @@ static int setup(void **state) {
     return 0;
 }
 
-static int teardown(void **state) {
-    tempdir_remove(*state);
-    return 0;
-}
-
 static void check_loads(ckd_store *store, uint64_t end) {
     for (uint64_t step = FIRST; step < end; step++) {
         scene s = scene_at(step);
@@ -297,7 +292,7 @@ static void test_damage_of_every_byte(void **state) {
     ckd_store_close(store);
 }
 
-#define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
+#define TEST(name) cmocka_unit_test_setup_teardown(name, setup, tempdir_teardown)
 
 int main(int argc, char **argv) {
     if (argc > 1) {

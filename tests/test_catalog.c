@@ -22,17 +22,6 @@
 #include "tests/support/catalogs.h"
 #include "tests/support/tempdir.h"
 
-static int setup(void **state) {
-    *state = tempdir_create();
-    return 0;
-}
-
-static int teardown(void **state) {
-    file_set_fault_hook(NULL, NULL);
-    tempdir_remove(*state);
-    return 0;
-}
-
 /* ---- a look with SQLite itself ---- */
 
 /* Runs SQL on dir/catalog.db and returns the first column of its first row, "" if there is none. Release with free. */
@@ -1174,7 +1163,7 @@ static void test_writing_what_is_read_only(void **state) {
 }
 
 int main(void) {
-#define TEST(name) cmocka_unit_test_setup_teardown(test_##name, setup, teardown)
+#define TEST(name) tempdir_test(test_##name)
     const struct CMUnitTest tests[] = {
         TEST(round_trip),
         TEST(round_trip_of_limits),

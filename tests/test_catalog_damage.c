@@ -22,17 +22,6 @@
 #include "tests/support/catalogs.h"
 #include "tests/support/tempdir.h"
 
-static int setup(void **state) {
-    *state = tempdir_create();
-    return 0;
-}
-
-static int teardown(void **state) {
-    file_set_fault_hook(NULL, NULL);
-    tempdir_remove(*state);
-    return 0;
-}
-
 static uint64_t next_random(uint64_t *state) {
     *state ^= *state << 13;
     *state ^= *state >> 7;
@@ -1055,7 +1044,7 @@ int main(void) {
     if (sqlite3_config(SQLITE_CONFIG_MALLOC, &limited) != SQLITE_OK) {
         return 1;
     }
-#define TEST(name) cmocka_unit_test_setup_teardown(test_##name, setup, teardown)
+#define TEST(name) tempdir_test(test_##name)
     const struct CMUnitTest tests[] = {
         TEST(noise),
         TEST(truncation),

@@ -21,16 +21,6 @@
 enum { N = 4096 };
 static const uint64_t shape_n = N;
 
-static int setup(void **state) {
-    *state = tempdir_create();
-    return *state == NULL;
-}
-
-static int teardown(void **state) {
-    tempdir_remove(*state);
-    return 0;
-}
-
 static void test_an_id_is_used_once(void **state) {
     ckd_store *store = store_create(*state);
     float *values = random_values(CKD_F32, N, 1);
@@ -292,7 +282,7 @@ static void test_handles_follow_a_rebuilt_catalog(void **state) {
     free(values);
 }
 
-#define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
+#define TEST(name) tempdir_test(name)
 
 int main(void) {
     const struct CMUnitTest tests[] = {

@@ -207,16 +207,6 @@ static unsigned long kill_everywhere(const char *what, const sweep *w) {
     return kills;
 }
 
-static int setup(void **state) {
-    *state = tempdir_create();
-    return 0;
-}
-
-static int teardown(void **state) {
-    tempdir_remove(*state);
-    return 0;
-}
-
 static void test_killed_while_creating_a_store_and_saving_a_base(void **state) {
     (void)state;
     sweep w = {.act = child_creates};
@@ -311,16 +301,15 @@ static void test_killed_while_the_catalog_is_mended(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(test_killed_while_creating_a_store_and_saving_a_base, setup,
-                                        teardown),
-        cmocka_unit_test_setup_teardown(test_killed_while_saving_a_delta, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_killed_while_two_ranks_save, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_killed_while_aborting, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_killed_while_deleting_and_collecting, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_killed_while_bringing_back, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_killed_in_recovery, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_killed_in_rebuild, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_killed_while_the_catalog_is_mended, setup, teardown),
+        tempdir_test(test_killed_while_creating_a_store_and_saving_a_base),
+        tempdir_test(test_killed_while_saving_a_delta),
+        tempdir_test(test_killed_while_two_ranks_save),
+        tempdir_test(test_killed_while_aborting),
+        tempdir_test(test_killed_while_deleting_and_collecting),
+        tempdir_test(test_killed_while_bringing_back),
+        tempdir_test(test_killed_in_recovery),
+        tempdir_test(test_killed_in_rebuild),
+        tempdir_test(test_killed_while_the_catalog_is_mended),
     };
     scratch_begin();
     int failed = cmocka_run_group_tests_name("crash", tests, NULL, NULL);

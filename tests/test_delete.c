@@ -444,30 +444,21 @@ static void test_any_order_of_things(void **state) {
     assert_int_equal(files_in(*state, "data/m"), __builtin_popcountll(m.listed));
 }
 
-static int setup(void **state) {
-    *state = tempdir_create();
-    return 0;
-}
-static int teardown(void **state) {
-    tempdir_remove(*state);
-    return 0;
-}
-
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(test_deleted_is_gone_and_comes_back, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_all_see_the_same, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_what_others_need_stays, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_nothing_comes_back_without_what_it_needs, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_collecting_frees_what_it_says, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_opening_collects_what_is_over, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_saved_anew_under_the_same_name, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_what_a_save_builds_on_stays, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_policies_keep_what_a_save_builds_on, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_collecting_waits_for_readers, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_nothing_goes_where_a_manifest_cannot_be_read, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_files_that_were_removed_do_not_come_back, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_any_order_of_things, setup, teardown),
+        tempdir_test(test_deleted_is_gone_and_comes_back),
+        tempdir_test(test_all_see_the_same),
+        tempdir_test(test_what_others_need_stays),
+        tempdir_test(test_nothing_comes_back_without_what_it_needs),
+        tempdir_test(test_collecting_frees_what_it_says),
+        tempdir_test(test_opening_collects_what_is_over),
+        tempdir_test(test_saved_anew_under_the_same_name),
+        tempdir_test(test_what_a_save_builds_on_stays),
+        tempdir_test(test_policies_keep_what_a_save_builds_on),
+        tempdir_test(test_collecting_waits_for_readers),
+        tempdir_test(test_nothing_goes_where_a_manifest_cannot_be_read),
+        tempdir_test(test_files_that_were_removed_do_not_come_back),
+        tempdir_test(test_any_order_of_things),
     };
     scratch_begin();
     int failed = cmocka_run_group_tests_name("delete", tests, NULL, NULL);

@@ -192,11 +192,6 @@ static unsigned long fail_everywhere(const char *what, const sweep *w) {
     return steps;
 }
 
-static int setup(void **state) {
-    *state = tempdir_create();
-    return 0;
-}
-
 static int teardown(void **state) {
     file_set_fault_hook(NULL, NULL);
     if (current.trouble.hits) {
@@ -382,7 +377,7 @@ static void test_a_file_that_cannot_be_read(void **state) {
     survivors_check(*state, 15, 0, 4);
 }
 
-#define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
+#define TEST(name) cmocka_unit_test_setup_teardown(name, tempdir_setup, teardown)
 
 int main(void) {
     const struct CMUnitTest tests[] = {

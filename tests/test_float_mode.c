@@ -170,11 +170,6 @@ static void test_host_that_flushes(void **state) {
     ckd_store_close(store);
 }
 
-static int setup(void **state) {
-    *state = tempdir_create();
-    return *state == NULL;
-}
-
 static int teardown(void **state) {
     set_plain_mode();
     tempdir_remove(*state);
@@ -183,8 +178,8 @@ static int teardown(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(test_enter_and_leave, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_host_that_flushes, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_enter_and_leave, tempdir_setup, teardown),
+        cmocka_unit_test_setup_teardown(test_host_that_flushes, tempdir_setup, teardown),
     };
     return cmocka_run_group_tests_name("float_mode", tests, NULL, NULL);
 }

@@ -450,21 +450,12 @@ static void test_what_makes_no_sense(void **state) {
     ckd_split_free(NULL);
 }
 
-static int setup(void **state) {
-    *state = tempdir_create();
-    return 0;
-}
-static int teardown(void **state) {
-    tempdir_remove(*state);
-    return 0;
-}
-
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(test_attention, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_padded_vocabulary, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_any_stretches, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_large, setup, teardown),
+        tempdir_test(test_attention),
+        tempdir_test(test_padded_vocabulary),
+        tempdir_test(test_any_stretches),
+        tempdir_test(test_large),
         cmocka_unit_test(test_what_makes_no_sense),
     };
     return cmocka_run_group_tests_name("fused", tests, NULL, NULL);

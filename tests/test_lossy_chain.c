@@ -440,17 +440,7 @@ static void test_the_same_step_again(void **state) {
     ckd_store_close(store);
 }
 
-static int setup(void **state) {
-    *state = tempdir_create();
-    return 0;
-}
-
-static int teardown(void **state) {
-    tempdir_remove(*state);
-    return 0;
-}
-
-#define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
+#define TEST(name) tempdir_test(name)
 
 int main(void) {
     const struct CMUnitTest tests[] = {

@@ -130,22 +130,12 @@ static void test_targets_of_tiny_values(void **state) {
     ckd_store_close(store);
 }
 
-static int setup(void **state) {
-    *state = tempdir_create();
-    return 0;
-}
-
-static int teardown(void **state) {
-    tempdir_remove(*state);
-    return 0;
-}
-
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(test_copies_of_zeros, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_negative_zeros_in_the_parent, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_after_huge_values, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_targets_of_tiny_values, setup, teardown),
+        tempdir_test(test_copies_of_zeros),
+        tempdir_test(test_negative_zeros_in_the_parent),
+        tempdir_test(test_after_huge_values),
+        tempdir_test(test_targets_of_tiny_values),
     };
     return cmocka_run_group_tests_name("lossy odd", tests, NULL, NULL);
 }

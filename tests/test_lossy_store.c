@@ -397,11 +397,6 @@ static void test_every_flipped_byte(void **state) {
     drift_free(&d);
 }
 
-static int setup(void **state) {
-    *state = tempdir_create();
-    return 0;
-}
-
 static int teardown(void **state) {
     fesetenv(FE_DFL_ENV);
     portable = false;
@@ -409,7 +404,7 @@ static int teardown(void **state) {
     return 0;
 }
 
-#define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
+#define TEST(name) cmocka_unit_test_setup_teardown(name, tempdir_setup, teardown)
 
 int main(void) {
     const struct CMUnitTest tests[] = {

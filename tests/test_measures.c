@@ -173,11 +173,6 @@ static int setup(void **state) {
     return 0;
 }
 
-static int teardown(void **state) {
-    tempdir_remove(*state);
-    return 0;
-}
-
 /* Of the scene's tensors, whose shards are numbered in this order; "exp_avg.w" has numbers 2 and 3, halves of it. */
 static const char *const order[] = {"master.w", "w",     "exp_avg.w",   "embedding",      "tied",
                                     "count",    "empty", "exp_avg.net", "exp_avg_sq.net", "net"};
@@ -441,7 +436,7 @@ static void test_records_that_lie(void **state) {
     assert_non_null(record_problem(&sound, &status));
 }
 
-#define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
+#define TEST(name) cmocka_unit_test_setup_teardown(name, setup, tempdir_teardown)
 
 /* Squares that no f32 holds: how far values are off, in shares of them, is not known then. It is not nothing. */
 static void test_squares_that_are_too_large(void **state) {

@@ -167,11 +167,6 @@ static unsigned long fail_everywhere(const char *what, const sweep *w) {
     return counts[LIBRARY];
 }
 
-static int setup(void **state) {
-    *state = tempdir_create();
-    return 0;
-}
-
 static int teardown(void **state) {
     shortage.on = false;
     if (shortage.at) {
@@ -327,7 +322,7 @@ static void test_writing_bundles(void **state) {
     chunk_close(c);
 }
 
-#define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
+#define TEST(name) cmocka_unit_test_setup_teardown(name, tempdir_setup, teardown)
 
 int main(void) {
     const struct CMUnitTest tests[] = {

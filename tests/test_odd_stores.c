@@ -24,16 +24,6 @@
 enum { N = 4096 };
 static const uint64_t shape_n = N;
 
-static int setup(void **state) {
-    *state = tempdir_create();
-    return *state == NULL;
-}
-
-static int teardown(void **state) {
-    tempdir_remove(*state);
-    return 0;
-}
-
 /* ---- names that are taken ---- */
 
 static void store_path(char out[2048], const char *dir, const char *relative) {
@@ -403,7 +393,7 @@ static void test_a_comparison_finds_every_tensor(void **state) {
     ckd_store_close(store);
 }
 
-#define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
+#define TEST(name) tempdir_test(name)
 
 int main(void) {
     const struct CMUnitTest tests[] = {

@@ -1,4 +1,4 @@
-/* Plans of saves by many ranks: against painting every element, and what they say when ranks do not fit together. */
+/* Plans of saves by many ranks, against painting every element: which layouts fit together, and what is wrong with those that do not. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdbool.h>
@@ -11,84 +11,11 @@
 #include <cmocka.h>
 
 #include "engine/plan.h"
+#include "tests/support/holdings.h"
 #include "tests/support/xorshift.h"
-
-enum { RANKS_MOST = 12, REGIONS_MOST = 64, TENSORS_MOST = 6 };
 
 static uint64_t random_below(uint64_t n) {
     return n ? next_random() % n : 0;
-}
-
-/* ---- what ranks hold ---- */
-
-typedef struct holdings {
-    uint32_t world;
-    ckd_tensor tensors[RANKS_MOST][REGIONS_MOST];
-    size_t counts[RANKS_MOST];
-} holdings;
-
-static void hold(holdings *h, uint32_t rank, const ckd_tensor *t, const ckd_region *region) {
-    assert_true(h->counts[rank] < REGIONS_MOST);
-    ckd_tensor mine = *t;
-    mine.region = *region;
-    h->tensors[rank][h->counts[rank]++] = mine;
-}
-
-static ckd_tensor tensor_of(const char *name, ckd_dtype dtype, uint32_t ndim, const uint64_t *shape) {
-    ckd_tensor t = CKD_TENSOR_INIT;
-    t.name = name;
-    t.dtype = dtype;
-    t.ndim = ndim;
-    t.shape = shape;
-    return t;
-}
-
-static ckd_region whole(void) {
-    return (ckd_region){.kind = CKD_REGION_WHOLE};
-}
-static ckd_region flat(uint64_t start, uint64_t count) {
-    return (ckd_region){.kind = CKD_REGION_FLAT, .start = start, .count = count};
-}
-static ckd_region rows(uint64_t from, uint64_t count, uint64_t columns) {
-    return (ckd_region){.kind = CKD_REGION_BOX, .offsets = {from, 0}, .lengths = {count, columns}};
-}
-
-static ckd_status make(ckd_plan **plan, const holdings *h, ckd_error *err) {
-    ckd_bytes descriptions[RANKS_MOST] = {{NULL, 0}};
-    ckd_status status = CKD_OK;
-    for (uint32_t r = 0; r < h->world && status == CKD_OK; r++) { /* handed on in any order */
-        status =
-            ckd_plan_describe(&descriptions[h->world - 1 - r], r, h->world, h->tensors[r], h->counts[r], err);
-    }
-    *plan = NULL;
-    if (status == CKD_OK) {
-        status = ckd_plan_make(plan, descriptions, h->world, err);
-    }
-    for (uint32_t r = 0; r < h->world; r++) {
-        ckd_bytes_free(&descriptions[r]);
-    }
-    return status;
-}
-
-static ckd_plan *planned(const holdings *h) {
-    ckd_plan *plan;
-    ckd_error err = {0};
-    if (make(&plan, h, &err) != CKD_OK) {
-        fail_msg("%s (%s)", err.message, err.tensor);
-    }
-    return plan;
-}
-
-/* Does not make a plan: `what` is in the message, the tensor is named. */
-static void refused(const holdings *h, ckd_status status, const char *tensor, const char *what) {
-    ckd_plan *plan;
-    ckd_error err = {0};
-    assert_int_equal(make(&plan, h, &err), status);
-    assert_null(plan);
-    assert_string_equal(err.tensor, tensor);
-    if (!strstr(err.message, what)) {
-        fail_msg("\"%s\" does not say \"%s\"", err.message, what);
-    }
 }
 
 /* ---- painting ---- */
@@ -207,7 +134,7 @@ static bool pinwheel(layout *l) {
 static void cut_flat(layout *l, uint64_t from, uint64_t to) {
     while (from < to) {
         uint64_t n = l->count + 1 >= REGIONS_MOST / 2 ? to - from : 1 + random_below(to - from);
-        l->regions[l->count++] = flat(from, n);
+        l->regions[l->count++] = region_flat(from, n);
         from += n;
     }
 }
@@ -224,7 +151,7 @@ static layout random_layout(void) {
     memcpy(all.lengths, l.g.shape, sizeof(all.lengths));
     uint64_t how = random_below(4);
     if (ndim == 0 || l.g.elements == 0 || how == 0) {
-        l.regions[l.count++] = whole();
+        l.regions[l.count++] = region_whole();
     } else if (how == 1) {
         cut_flat(&l, 0, l.g.elements);
     } else if (how != 2 || !pinwheel(&l)) {
@@ -242,7 +169,7 @@ static ckd_region in_other_words(const geometry *g, const ckd_region *r) {
         return *r;
     }
     if (r->kind == CKD_REGION_BOX) {
-        ckd_region as_flat = flat(region_global(g, r, 0), count);
+        ckd_region as_flat = region_flat(region_global(g, r, 0), count);
         return same_elements(g, &as_flat, r) ? as_flat : *r;
     }
     uint64_t start = r->kind == CKD_REGION_FLAT ? r->start : 0;
@@ -296,7 +223,7 @@ static void give_out(holdings *h, const ckd_tensor *t, const layout *l) {
         }
     }
     if (l->g.ndim && l->g.elements) { /* a rank with nothing of it */
-        ckd_region none = flat(random_below(l->g.elements), 0);
+        ckd_region none = region_flat(random_below(l->g.elements), 0);
         hold(h, (uint32_t)random_below(h->world), t, &none);
     }
 }
@@ -335,7 +262,7 @@ static void test_against_painting(void **state) {
         h->world = 1 + (uint32_t)random_below(RANKS_MOST);
         for (size_t k = 0; k < count; k++) {
             layouts[k] = random_layout();
-            tensors[k] = tensor_of(names[k], CKD_F32, layouts[k].g.ndim, layouts[k].g.shape);
+            tensors[k] = holdings_tensor(names[k], CKD_F32, layouts[k].g.ndim, layouts[k].g.shape);
             if (layouts[k].g.elements && random_below(4) == 0) {
                 disturb(&layouts[k]);
             }
@@ -352,7 +279,7 @@ static void test_against_painting(void **state) {
         }
         ckd_plan *plan;
         ckd_error err = {0};
-        ckd_status status = make(&plan, h, &err);
+        ckd_status status = holdings_plan(&plan, h, &err);
         assert_int_equal(status, bad ? CKD_E_MISMATCH : CKD_OK);
         turned_down += bad != 0;
         accepted += !bad;
@@ -446,7 +373,7 @@ static void test_flat_ranges_are_few_boxes(void **state) {
         geometry g;
         geometry_init(&g, ndim, shape);
         uint64_t start = random_below(g.elements), count = 1 + random_below(g.elements - start);
-        ckd_region boxes[2 * CKD_MAX_DIMS], r = flat(start, count);
+        ckd_region boxes[2 * CKD_MAX_DIMS], r = region_flat(start, count);
         size_t n = flat_boxes(boxes, &g, start, count);
         assert_true(n >= 1 && n <= 2 * ndim - 1);
         uint64_t at = start;
@@ -464,326 +391,11 @@ static void test_flat_ranges_are_few_boxes(void **state) {
     }
 }
 
-/* ---- who writes ---- */
-
-static void test_replicas_are_spread(void **state) {
-    (void)state;
-    static holdings h;
-    static char names[16][16];
-    const uint64_t shape[1] = {1000};
-    memset(&h, 0, sizeof(h));
-    h.world = 4;
-    ckd_region all = whole(), quarter;
-    for (int i = 0; i < 16; i++) {
-        snprintf(names[i], sizeof(names[i]), "t%d", i);
-        ckd_tensor t = tensor_of(names[i], CKD_F32, 1, shape);
-        for (uint32_t r = 0; r < 4; r++) {
-            hold(&h, r, &t, &all);
-        }
-    }
-    ckd_tensor own =
-        tensor_of("own", CKD_F32, 1, shape); /* rank 3 has 2000 bytes of its own more than the others */
-    for (uint32_t r = 0; r < 4; r++) {
-        quarter = r < 3 ? flat(r * 125, 125) : flat(375, 625);
-        hold(&h, r, &own, &quarter);
-    }
-    ckd_plan *plan = planned(&h);
-    ckd_plan_summary s = ckd_plan_summarise(plan);
-    assert_int_equal(s.raw_bytes, 17 * 4000);
-    assert_int_equal(s.replicas, 16 * 3);
-    assert_int_equal(s.most_bytes, 4 * 4000 + 2500); /* 68000 bytes: 17000 each would be even */
-    assert_int_equal(s.least_bytes, 4 * 4000 + 500);
-    ckd_plan_free(plan);
-}
-
-/* What is predicted from each other is saved together. */
-static void test_parameters_stay_together(void **state) {
-    (void)state;
-    static holdings h;
-    static char names[8][3][24];
-    static const char *const prefixes[3] = {"exp_avg.", "exp_avg_sq.", ""};
-    memset(&h, 0, sizeof(h));
-    h.world = 3;
-    uint64_t shapes[8][1];
-    ckd_region all = whole();
-    for (uint64_t i = 0; i < 8; i++) {
-        shapes[i][0] = 100 + 17 * i;
-        for (size_t k = 0; k < 3; k++) {
-            snprintf(names[i][k], sizeof(names[i][k]), "%sp%d", prefixes[k], (int)i);
-            ckd_tensor t = tensor_of(names[i][k], CKD_F32, 1, shapes[i]);
-            for (uint32_t r = 0; r < 3; r++) {
-                hold(&h, r, &t, &all);
-            }
-        }
-    }
-    ckd_plan *plan = planned(&h);
-    for (uint32_t r = 0; r < 3; r++) {
-        unsigned written = 0;
-        for (size_t i = 0; i < 24; i += 3) {
-            assert_int_equal(ckd_plan_writes(plan, r, i), ckd_plan_writes(plan, r, i + 1));
-            assert_int_equal(ckd_plan_writes(plan, r, i), ckd_plan_writes(plan, r, i + 2));
-            written += (unsigned)ckd_plan_writes(plan, r, i);
-        }
-        assert_true(written >= 2);
-    }
-    ckd_plan_free(plan);
-}
-
-/* A box and the range of the same elements are replicas of each other. */
-static void test_same_elements_are_replicas(void **state) {
-    (void)state;
-    static holdings h;
-    memset(&h, 0, sizeof(h));
-    h.world = 3;
-    const uint64_t shape[2] = {4, 5};
-    ckd_tensor t = tensor_of("w", CKD_BF16, 2, shape);
-    ckd_region top = rows(0, 2, 5), same = flat(0, 10), rest = flat(10, 10);
-    hold(&h, 0, &t, &top);
-    hold(&h, 1, &t, &same);
-    hold(&h, 2, &t, &rest);
-    ckd_plan *plan = planned(&h);
-    assert_int_equal(ckd_plan_summarise(plan).replicas, 1);
-    assert_int_equal(ckd_plan_writes(plan, 0, 0) + ckd_plan_writes(plan, 1, 0), 1);
-    assert_int_equal(ckd_plan_writes(plan, 2, 0), 1);
-    assert_int_equal(ckd_plan_writes(plan, 2, 1), 0);
-    assert_int_equal(ckd_plan_writes(plan, 3, 0), 0);
-    ckd_plan_free(plan);
-}
-
-/* ---- what is refused ---- */
-
-static void test_refusals_name_ranks_and_elements(void **state) {
-    (void)state;
-    static holdings h;
-    const uint64_t shape[2] = {8, 6}, other[2] = {8, 7};
-    ckd_tensor t = tensor_of("layer.w", CKD_F32, 2, shape);
-    ckd_region top = rows(0, 5, 6), bottom = rows(4, 4, 6), lowest = rows(6, 2, 6), beyond = rows(4, 5, 6);
-
-    memset(&h, 0, sizeof(h));
-    h.world = 3;
-    hold(&h, 0, &t, &top);
-    hold(&h, 2, &t, &bottom);
-    refused(&h, CKD_E_MISMATCH, "layer.w", "ranks 0 and 2 both hold its elements [4:5, 0:6]");
-    h.tensors[2][0].region = lowest;
-    refused(&h, CKD_E_MISMATCH, "layer.w", "no rank holds its elements [5:6, 0:6]");
-    h.tensors[2][0].region = beyond;
-    refused(&h, CKD_E_MISMATCH, "layer.w", "does not lie in its shape");
-    h.tensors[2][0].region = bottom;
-    h.tensors[2][0].shape = other;
-    h.tensors[2][0].region.lengths[1] = 7;
-    refused(&h, CKD_E_MISMATCH, "layer.w",
-            "to rank 0 the tensor is weight f32 [8, 6], to rank 2 it is weight f32 [8, 7]");
-    h.tensors[2][0] = t;
-    h.tensors[2][0].dtype = CKD_BF16;
-    refused(&h, CKD_E_MISMATCH, "layer.w", "to rank 2 it is weight bf16 [8, 6]");
-    h.tensors[2][0] = h.tensors[0][0];
-    h.tensors[0][0].region = whole();
-    hold(&h, 0, &t, &h.tensors[0][0].region);
-    h.counts[2] = 0;
-    refused(&h, CKD_E_MISMATCH, "layer.w", "rank 0 describes the same region of it twice");
-    h.counts[0] = 1;
-    h.tensors[0][0].name = "";
-    refused(&h, CKD_E_INVALID, "", "1 to 1023 bytes");
-}
-
-static void test_worlds_must_fit(void **state) {
-    (void)state;
-    ckd_bytes d[2];
-    ckd_plan *plan;
-    ckd_error err;
-    ckd_tensor t = tensor_of("w", CKD_F32, 0, NULL);
-    assert_int_equal(ckd_plan_describe(&d[0], 0, 2, &t, 1, &err), CKD_OK);
-    assert_int_equal(ckd_plan_describe(&d[1], 0, 2, &t, 1, &err), CKD_OK);
-    assert_int_equal(ckd_plan_make(&plan, d, 2, &err), CKD_E_INVALID);
-    assert_non_null(strstr(err.message, "two descriptions of rank 0"));
-    ckd_bytes_free(&d[1]);
-    assert_int_equal(ckd_plan_describe(&d[1], 1, 3, &t, 1, &err), CKD_OK);
-    assert_int_equal(ckd_plan_make(&plan, d, 2, &err), CKD_E_INVALID);
-    assert_non_null(strstr(err.message, "rank 1 describes a save of 3 ranks"));
-    ckd_bytes_free(&d[1]);
-    assert_int_equal(ckd_plan_describe(&d[1], 2, 2, &t, 1, &err), CKD_E_INVALID);
-    assert_null(d[1].data);
-    assert_int_equal(ckd_plan_describe(&d[1], 1, 2, NULL, 0, &err), CKD_OK); /* a rank with nothing */
-    assert_int_equal(ckd_plan_make(&plan, d, 2, &err), CKD_OK);
-    assert_int_equal(ckd_plan_writes(plan, 0, 0), 1);
-    ckd_plan_free(plan);
-    ckd_bytes_free(&d[0]);
-    ckd_bytes_free(&d[1]);
-}
-
-/* ---- bytes, keys, cache ---- */
-
-static void small_holdings(holdings *h, const uint64_t *shape) {
-    memset(h, 0, sizeof(*h));
-    h->world = 2;
-    ckd_tensor t = tensor_of("w", CKD_F32, 2, shape);
-    ckd_region halves[2] = {rows(0, 3, 5), rows(3, 3, 5)}, all = whole();
-    ckd_tensor v = tensor_of("v", CKD_F32, 2, shape);
-    for (uint32_t r = 0; r < 2; r++) {
-        hold(h, r, &t, &halves[r]);
-        hold(h, r, &v, &all);
-    }
-}
-
-static void test_plans_travel(void **state) {
-    (void)state;
-    static holdings h;
-    const uint64_t shape[2] = {6, 5};
-    small_holdings(&h, shape);
-    ckd_plan *plan = planned(&h), *back;
-    ckd_bytes text;
-    ckd_error err;
-    assert_int_equal(ckd_plan_bytes(&text, plan, &err), CKD_OK);
-    assert_int_equal(ckd_plan_read(&back, text.data, text.size, &err), CKD_OK);
-    ckd_plan_summary a = ckd_plan_summarise(plan), b = ckd_plan_summarise(back);
-    assert_memory_equal(&a, &b, sizeof(a));
-    ckd_plan_key x = ckd_plan_key_of(plan), y = ckd_plan_key_of(back);
-    assert_memory_equal(&x, &y, sizeof(x));
-    for (uint32_t r = 0; r < 2; r++) {
-        for (size_t i = 0; i < 3; i++) {
-            assert_int_equal(ckd_plan_writes(plan, r, i), ckd_plan_writes(back, r, i));
-        }
-        assert_int_equal(ckd_plan_check(back, r, h.tensors[r], h.counts[r], &err), CKD_OK);
-    }
-    assert_int_equal(ckd_plan_check(back, 0, h.tensors[1], h.counts[1], &err), CKD_E_INVALID);
-    assert_int_equal(ckd_plan_check(back, 0, h.tensors[0], h.counts[0] - 1, &err), CKD_E_INVALID);
-    ckd_plan_free(back);
-    for (size_t i = 0; i < text.size; i++) { /* any byte, and any end */
-        ((uint8_t *)text.data)[i] ^= 0x10;
-        assert_int_not_equal(ckd_plan_read(&back, text.data, text.size, &err), CKD_OK);
-        assert_null(back);
-        ((uint8_t *)text.data)[i] ^= 0x10;
-        assert_int_not_equal(ckd_plan_read(&back, text.data, i, &err), CKD_OK);
-    }
-    ckd_bytes_free(&text);
-    ckd_plan_free(plan);
-}
-
-static void test_damaged_descriptions(void **state) {
-    (void)state;
-    static holdings h;
-    const uint64_t shape[2] = {6, 5};
-    small_holdings(&h, shape);
-    h.world = 1;
-    h.tensors[0][0].region = whole();
-    ckd_bytes d;
-    ckd_plan *plan;
-    ckd_error err;
-    assert_int_equal(ckd_plan_describe(&d, 0, 1, h.tensors[0], 2, &err), CKD_OK);
-    for (size_t i = 0; i < d.size; i++) {
-        ((uint8_t *)d.data)[i] ^= 1;
-        assert_int_not_equal(ckd_plan_make(&plan, &d, 1, &err), CKD_OK);
-        ((uint8_t *)d.data)[i] ^= 1;
-        ckd_bytes cut = {d.data, i};
-        assert_int_not_equal(ckd_plan_make(&plan, &cut, 1, &err), CKD_OK);
-    }
-    assert_int_equal(ckd_plan_make(&plan, &d, 1, &err), CKD_OK);
-    ckd_plan_free(plan);
-    ckd_bytes_free(&d);
-}
-
-static ckd_plan_key key_of(const holdings *h) {
-    ckd_plan *plan = planned(h);
-    ckd_plan_key key = ckd_plan_key_of(plan), hashes[2];
-    for (uint32_t r = 0; r < 2; r++) {
-        ckd_bytes d;
-        assert_int_equal(ckd_plan_describe(&d, r, 2, h->tensors[r], h->counts[r], NULL), CKD_OK);
-        hashes[r] = ckd_plan_description_hash(&d);
-        ckd_bytes_free(&d);
-    }
-    ckd_plan_key exchanged = ckd_plan_key_from(hashes, 2);
-    assert_memory_equal(&key, &exchanged, sizeof(key));
-    ckd_plan_free(plan);
-    return key;
-}
-
-static void test_keys_are_of_what_plans_depend_on(void **state) {
-    (void)state;
-    static holdings h;
-    const uint64_t shape[2] = {6, 5}, taller[2] = {12, 5};
-    float values[60];
-    small_holdings(&h, shape);
-    ckd_plan_key first = key_of(&h), other;
-    h.tensors[0][0].data = values; /* where values lie does not matter */
-    h.tensors[1][1].data = values + 1;
-    other = key_of(&h);
-    assert_memory_equal(&first, &other, sizeof(first));
-    h.tensors[0][0].region = rows(0, 2, 5);
-    h.tensors[1][0].region = rows(2, 4, 5);
-    other = key_of(&h);
-    assert_memory_not_equal(&first, &other, sizeof(first));
-    small_holdings(&h, shape);
-    h.tensors[0][0].region = rows(3, 3, 5); /* ranks exchanged */
-    h.tensors[1][0].region = rows(0, 3, 5);
-    other = key_of(&h);
-    assert_memory_not_equal(&first, &other, sizeof(first));
-    small_holdings(&h, shape);
-    for (uint32_t r = 0; r < 2; r++) {
-        h.tensors[r][1].name = "u";
-    }
-    other = key_of(&h);
-    assert_memory_not_equal(&first, &other, sizeof(first));
-    small_holdings(&h, shape);
-    for (uint32_t r = 0; r < 2; r++) {
-        h.tensors[r][1].dtype = CKD_I32;
-    }
-    other = key_of(&h);
-    assert_memory_not_equal(&first, &other, sizeof(first));
-    small_holdings(&h, shape);
-    for (uint32_t r = 0; r < 2; r++) {
-        h.tensors[r][1].shape = taller;
-    }
-    other = key_of(&h);
-    assert_memory_not_equal(&first, &other, sizeof(first));
-}
-
-static void test_cache(void **state) {
-    (void)state;
-    static holdings h;
-    ckd_plan_cache *cache;
-    ckd_plan_key keys[4];
-    uint64_t shapes[4][2] = {{6, 5}, {6, 6}, {6, 7}, {6, 8}};
-    assert_int_equal(ckd_plan_cache_new(&cache, 3, NULL), CKD_OK);
-    for (size_t i = 0; i < 4; i++) {
-        small_holdings(&h, shapes[i]);
-        for (uint32_t r = 0; r < 2; r++) {
-            h.tensors[r][0].region.lengths[1] = shapes[i][1];
-        }
-        ckd_plan *plan = planned(&h);
-        keys[i] = ckd_plan_key_of(plan);
-        if (i == 3) { /* so that the second one is the oldest */
-            assert_non_null(ckd_plan_cache_find(cache, &keys[0]));
-        }
-        ckd_plan_cache_add(cache, plan);
-        assert_ptr_equal(ckd_plan_cache_find(cache, &keys[i]), plan);
-    }
-    assert_null(ckd_plan_cache_find(cache, &keys[1]));
-    assert_non_null(ckd_plan_cache_find(cache, &keys[0]));
-    assert_non_null(ckd_plan_cache_find(cache, &keys[2]));
-    ckd_plan *again = planned(&h); /* takes the place of its like */
-    ckd_plan_cache_add(cache, again);
-    assert_ptr_equal(ckd_plan_cache_find(cache, &keys[3]), again);
-    assert_non_null(ckd_plan_cache_find(cache, &keys[0]));
-    ckd_plan_cache_free(cache);
-    ckd_plan_cache_free(NULL);
-    ckd_plan_free(NULL);
-    ckd_bytes_free(NULL);
-}
-
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_against_painting),
         cmocka_unit_test(test_defects_are_real),
         cmocka_unit_test(test_flat_ranges_are_few_boxes),
-        cmocka_unit_test(test_replicas_are_spread),
-        cmocka_unit_test(test_parameters_stay_together),
-        cmocka_unit_test(test_same_elements_are_replicas),
-        cmocka_unit_test(test_refusals_name_ranks_and_elements),
-        cmocka_unit_test(test_worlds_must_fit),
-        cmocka_unit_test(test_plans_travel),
-        cmocka_unit_test(test_damaged_descriptions),
-        cmocka_unit_test(test_keys_are_of_what_plans_depend_on),
-        cmocka_unit_test(test_cache),
     };
     return cmocka_run_group_tests_name("plan", tests, NULL, NULL);
 }

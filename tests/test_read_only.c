@@ -25,11 +25,6 @@
 #include "tests/support/scratch.h"
 #include "tests/support/tempdir.h"
 
-static int setup(void **state) {
-    *state = tempdir_create();
-    return 0;
-}
-
 /* Whatever a test that failed has left mounted. */
 static int teardown(void **state) {
     for (int i = 0; i < 2; i++) {
@@ -223,7 +218,7 @@ static void test_no_permission_to_write(void **state) {
     }
 }
 
-#define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
+#define TEST(name) cmocka_unit_test_setup_teardown(name, tempdir_setup, teardown)
 
 int main(void) {
     const struct CMUnitTest tests[] = {

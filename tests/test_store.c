@@ -13,16 +13,6 @@
 #include "tests/support/checkpoints.h"
 #include "tests/support/tempdir.h"
 
-static int setup(void **state) {
-    *state = tempdir_create();
-    return *state == NULL;
-}
-
-static int teardown(void **state) {
-    tempdir_remove(*state);
-    return 0;
-}
-
 static void test_round_trip_of_every_dtype(void **state) {
     ckd_store *store = store_create(*state);
     for (int dtype = CKD_F64; dtype <= CKD_BOOL; dtype++) {
@@ -351,17 +341,16 @@ static void test_four_ranks_one_commit(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(test_round_trip_of_every_dtype, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_special_values_survive, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_chain_of_deltas_comes_back_at_every_step, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_unchanged_and_identical_tensors_cost_next_to_nothing, setup,
-                                        teardown),
-        cmocka_unit_test_setup_teardown(test_any_region_of_any_sharding, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_regions_must_tile, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_size_never_exceeds_raw_by_much, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_another_kind_of_values, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_blobs_metric_and_lineage, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_four_ranks_one_commit, setup, teardown),
+        tempdir_test(test_round_trip_of_every_dtype),
+        tempdir_test(test_special_values_survive),
+        tempdir_test(test_chain_of_deltas_comes_back_at_every_step),
+        tempdir_test(test_unchanged_and_identical_tensors_cost_next_to_nothing),
+        tempdir_test(test_any_region_of_any_sharding),
+        tempdir_test(test_regions_must_tile),
+        tempdir_test(test_size_never_exceeds_raw_by_much),
+        tempdir_test(test_another_kind_of_values),
+        tempdir_test(test_blobs_metric_and_lineage),
+        tempdir_test(test_four_ranks_one_commit),
     };
     return cmocka_run_group_tests_name("store", tests, NULL, NULL);
 }

@@ -22,16 +22,6 @@
 #include "tests/support/checkpoints.h"
 #include "tests/support/tempdir.h"
 
-static int setup(void **state) {
-    *state = tempdir_create();
-    return *state == NULL;
-}
-
-static int teardown(void **state) {
-    tempdir_remove(*state);
-    return 0;
-}
-
 /* ---- rivals ---- */
 
 /* In a child: 20 saves of a run of its own; leaves 0 if all were committed. */
@@ -432,7 +422,7 @@ static void test_sparse_tensor_is_streamed(void **state) {
     ckd_store_close(store);
 }
 
-#define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
+#define TEST(name) tempdir_test(name)
 
 int main(void) {
     const struct CMUnitTest tests[] = {
