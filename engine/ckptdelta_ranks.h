@@ -189,7 +189,8 @@ typedef struct ckd_ranks_options {
 
 /*
  * Joins; returns when all ranks have. The store must be open for writing, and outlive the group. Through the store's directory each rank holds a
- * lock on a file of its own, by which the others see that it lives, until it leaves or dies. Errors: BUSY (not all ranks came in time;
+ * lock on a file of its own, by which the others see that it lives, until it leaves or dies (with all children that it has forked meanwhile and that did not
+ * exec: they hold the lock, too). Errors: BUSY (not all ranks came in time;
  * the message says which), STATE (one was there, and died or left before all were), INVALID, READ_ONLY, IO, NOMEM.
  */
 CKD_API ckd_status ckd_ranks_join(ckd_ranks **out, ckd_store *store, const ckd_ranks_options *options,
