@@ -8,6 +8,7 @@ GPT_OBJ := $(call obj,$(GPT_SRC))
 BENCH_SUPPORT_OBJ := $(call obj,$(BENCH_SUPPORT_SRC))
 BENCH_QUALITY_OBJ := $(call obj,$(BENCH_QUALITY_SRC))
 BENCH_KERNELS_OBJ := $(call obj,$(BENCH_KERNELS_SRC))
+BENCH_RANKS_OBJ := $(call obj,$(BENCH_RANKS_SRC))
 MPI_OBJ := $(call obj,$(MPI_SRC))
 CUDA_OBJ := $(patsubst %.cu,$(B)/obj/%.cu.o,$(CUDA_SRC))
 
@@ -84,17 +85,26 @@ $(B)/bench/bench_quality: $(BENCH_QUALITY_OBJ)
 $(B)/bench/bench_kernels: EXTRA_OBJ = $(BENCH_KERNELS_OBJ)
 $(B)/bench/bench_kernels: $(BENCH_KERNELS_OBJ)
 
+$(B)/bench/bench_ranks: EXTRA_OBJ = $(BENCH_RANKS_OBJ)
+$(B)/bench/bench_ranks: $(BENCH_RANKS_OBJ) $(if $(HAVE_MPI),$(B)/bench/mpi_save)
+
 $(BENCHES): $(B)/bench/%: $(B)/obj/bench/%.o $(BENCH_SUPPORT_OBJ) $(B)/obj/internal.a
 	$(call say,LINK,$@)
 	@mkdir -p $(@D)
 	@$(CC) $(CKD_LDFLAGS) -o $@ $< $(EXTRA_OBJ) $(BENCH_SUPPORT_OBJ) $(B)/obj/internal.a $(CKD_LIBS)
 
-$(B)/obj/mpi/%.o $(B)/obj/tests/mpi_%.o: EXTRA_CPPFLAGS = -Impi $(MPI_CPPFLAGS)
+$(B)/obj/mpi/%.o $(B)/obj/tests/mpi_%.o $(B)/obj/bench/mpi_%.o: EXTRA_CPPFLAGS = -Impi $(MPI_CPPFLAGS)
 
 $(B)/libckptdelta_mpi.so: $(MPI_OBJ) $(B)/.objects $(SHARED_LIB) mk/libckptdelta.map
 	$(call say,LINK,$@)
 	@$(CC) -shared -Wl,-soname,libckptdelta_mpi.so -Wl,--version-script=mk/libckptdelta.map $(CKD_LDFLAGS) -o $@ \
 	    $(MPI_OBJ) -L$(B) -lckptdelta $(MPI_LIBS)
+
+# Run by bench_ranks, beside which it stands.
+$(B)/bench/mpi_save: $(B)/obj/bench/mpi_save.o $(B)/obj/bench/ranks_state.o $(MPI_LIB) $(SHARED_LIB)
+	$(call say,LINK,$@)
+	@mkdir -p $(@D)
+	@$(CC) $(CKD_LDFLAGS) -Wl,-rpath,'$$ORIGIN/..' -o $@ $(filter %.o,$^) -L$(B) -lckptdelta_mpi -lckptdelta $(MPI_LIBS)
 
 $(B)/obj/%.cu.o: %.cu $(B)/.flags
 	$(call say,NVCC,$<)
@@ -108,4 +118,4 @@ $(B)/libckptdelta_cuda.so: $(CUDA_OBJ) $(B)/.objects mk/libckptdelta.map
 	    -Xlinker --version-script=mk/libckptdelta.map -Xlinker --as-needed -o $@ $(CUDA_OBJ) -lcublas
 
 -include $(patsubst %.o,%.d,$(LIB_OBJ) $(CLI_OBJ) $(EXAMPLE_OBJ) $(BENCH_SUPPORT_OBJ) $(CUDA_OBJ) $(MPI_OBJ) \
-    $(BENCH_QUALITY_OBJ) $(BENCH_KERNELS_OBJ) $(call obj,$(BENCH_SRC)))
+    $(BENCH_QUALITY_OBJ) $(BENCH_KERNELS_OBJ) $(BENCH_RANKS_OBJ) $(call obj,$(BENCH_SRC) bench/mpi_save.c))

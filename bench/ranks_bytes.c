@@ -1,0 +1,126 @@
+/* What four ranks store, against what one does: through the store's directory, and over MPI where that is. */
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "bench/ranks_bench.h"
+#include "bench/support.h"
+
+enum { STEPS = 2 };
+
+typedef struct series {
+    const ranks_options *o;
+    char path[4096];
+    uint32_t world;
+    ckd_fidelity fidelity;
+} series;
+
+static int be_rank(void *context, uint32_t rank) {
+    const series *s = context;
+    ckd_ranks *ranks;
+    ckd_error err = {0};
+    ckd_ranks_options o = CKD_RANKS_OPTIONS_INIT;
+    o.rank = rank;
+    o.world = s->world;
+    ckd_store *store = ranks_open(s->path, CKD_OPEN_WRITE);
+    ranks_must(ckd_ranks_join(&ranks, store, &o, &err), "join", &err);
+    for (uint64_t step = 0; step < STEPS; step++) {
+        size_t count;
+        ckd_save_options so = CKD_SAVE_OPTIONS_INIT;
+        so.run = "run";
+        so.step = step;
+        so.fidelity = s->fidelity;
+        ranks_state *state = ranks_state_of(s->o->matrices, step, rank, s->world);
+        const ckd_tensor *t = ranks_state_tensors(&count, state);
+        ranks_must(ckd_ranks_save(NULL, ranks, &so, t, count, &err), "save", &err);
+        ranks_state_free(state);
+    }
+    ckd_ranks_leave(ranks);
+    ckd_store_close(store);
+    return 0;
+}
+
+/* mpi_save stands beside this program, if there is an mpicc. */
+static bool run_mpi(const series *s) {
+    char self[4096], command[16384];
+    ssize_t n = readlink("/proc/self/exe", self, sizeof(self) - 1);
+    self[n > 0 ? n : 0] = '\0';
+    *strrchr(self, '/') = '\0';
+    strcat(self, "/mpi_save");
+    if (!bench_file_exists(self) || system("command -v mpirun >/dev/null 2>&1") != 0) {
+        return false;
+    }
+    snprintf(command, sizeof(command),
+             "mpirun --allow-run-as-root --oversubscribe -n %u '%s' '%s' %u %u %d 2>/dev/null",
+             (unsigned)s->world, self, s->path, s->o->matrices, (unsigned)STEPS, (int)s->fidelity);
+    if (system(command) != 0) {
+        fprintf(stderr, "bench_ranks: failed: %s\n", command);
+        exit(1);
+    }
+    return true;
+}
+
+typedef struct figures {
+    double stored[STEPS], raw, files, seconds;
+    uint32_t world;
+} figures;
+
+static bool measure(figures *f, const ranks_options *o, uint32_t world, ckd_fidelity fidelity, bool mpi) {
+    series s = {.o = o, .world = world, .fidelity = fidelity};
+    snprintf(s.path, sizeof(s.path), "%s", ranks_new_path(o, "bytes"));
+    ckd_store_close(ranks_open(s.path, CKD_OPEN_CREATE));
+    double begun = bench_seconds();
+    if (mpi ? !run_mpi(&s) : ranks_run(world, be_rank, &s) != world) {
+        bench_remove_tree(s.path);
+        if (!mpi) {
+            exit(1);
+        }
+        return false;
+    }
+    *f = (figures){.seconds = bench_seconds() - begun, .files = ranks_tree_bytes(s.path)};
+    ckd_store *store = ranks_open(s.path, CKD_OPEN_READ);
+    for (uint64_t step = 0; step < STEPS; step++) {
+        ckd_checkpoint c;
+        ckd_error err = {0};
+        ranks_must(ckd_store_find(&c, store, "run", step, &err), "find", &err);
+        f->stored[step] = (double)c.stored_bytes;
+        f->raw = (double)c.raw_bytes;
+        f->world = c.world;
+    }
+    ckd_store_close(store);
+    bench_remove_tree(s.path);
+    return true;
+}
+
+static void print(FILE *json, const char *fidelity, const char *how, const figures *f, const figures *one,
+                  int first) {
+    printf("%-6s  %-10s  %5u  %12.0f  %6.4f  %12.0f  %6.4f  %12.0f  %6.4f\n", fidelity, how,
+           (unsigned)f->world, f->stored[0], f->stored[0] / one->stored[0], f->stored[1],
+           f->stored[1] / one->stored[1], f->files, f->files / one->files);
+    fprintf(
+        json,
+        "%s    {\"fidelity\": \"%s\", \"through\": \"%s\", \"ranks\": %u, \"raw_bytes\": %.0f, \"first_bytes\": %.0f, "
+        "\"delta_bytes\": %.0f, \"all_files_bytes\": %.0f, \"seconds\": %.1f}",
+        first ? "" : ",\n", fidelity, how, (unsigned)f->world, f->raw, f->stored[0], f->stored[1], f->files,
+        f->seconds);
+}
+
+void bench_bytes(FILE *json, const ranks_options *o) {
+    static const ckd_fidelity fidelities[] = {CKD_EXACT, CKD_NEAR};
+    printf("\nstate of %u MiB\n%-6s  %-10s  ranks  %12s  %6s  %12s  %6s  %12s  %6s\n",
+           o->matrices * MATRIX_MIB, "", "through", "first bytes", "of one", "delta bytes", "of one",
+           "all files", "of one");
+    fprintf(json, "  \"bytes\": [\n");
+    for (int i = 0; i < 2; i++) {
+        const char *name = ckd_fidelity_name(fidelities[i]);
+        figures one, many;
+        measure(&one, o, 1, fidelities[i], false);
+        print(json, name, "directory", &one, &one, i == 0);
+        measure(&many, o, RANKS, fidelities[i], false);
+        print(json, name, "directory", &many, &one, 0);
+        if (measure(&many, o, RANKS, fidelities[i], true)) {
+            print(json, name, "MPI", &many, &one, 0);
+        }
+    }
+    fprintf(json, "\n  ]");
+}
