@@ -151,7 +151,9 @@ static ckd_status read_piece(uint64_t *found, import_reader *r, const import_pie
     if (begin_run == end_run) {
         return CKD_OK;
     }
-    uint64_t last = place_of_run(&all, end_run - 1).local + all.length;
+    /* No further than is asked for: copies take turns, and what lies ahead would be read for each of them again and again. */
+    run_place behind = place_of_run(&all, end_run - 1);
+    uint64_t last = behind.local + (end - behind.global < all.length ? end - behind.global : all.length);
     uint64_t spread = (last - place_of_run(&all, begin_run).local) / (end_run - begin_run) / all.length;
     ckd_status status = CKD_OK;
     for (uint64_t i = begin_run; i < end_run && status == CKD_OK; i++) {
