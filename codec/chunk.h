@@ -72,6 +72,8 @@ void chunk_close(chunk *c); /* accepts NULL */
  * (or is 0, if the file is so small that it was read whole then): it tells what changed since, and the content hash what was damaged then. r is a record of the chunk, or a copy of one.
  */
 ckd_status chunk_read_payload(const chunk *c, const record *r, void *to, ckd_error *err);
+/* Its second half, for a payload that came in another way: CORRUPT if it is not what the record's checksum says. */
+ckd_status chunk_check_payload(const chunk *c, const record *r, const void *payload, ckd_error *err);
 /*
  * Checks that the header in front of the payload equals the index's copy, and that the bytes between it and the record
  * before are zero. (A load does not need it; verify does.) r must point into c->outer.

@@ -286,15 +286,19 @@ size_t chunk_record_number(const chunk *c, const record *r) {
     return low;
 }
 
-ckd_status chunk_read_payload(const chunk *c, const record *r, void *to, ckd_error *err) {
-    uint64_t offset = r->payload_offset;
-    ckd_status status = file_read_at(c->file, offset, to, r->stored_size, err);
-    bool unchanged = r->bundle && file_kept(c->file, offset, r->stored_size);
-    if (status == CKD_OK && !unchanged && !wire_hash_matches(r->checksum, hash64(to, r->stored_size))) {
-        status =
-            err_corrupt(err, file_path(c->file), offset, "the checksum of a record's payload does not match");
+ckd_status chunk_check_payload(const chunk *c, const record *r, const void *payload, ckd_error *err) {
+    bool unchanged = r->bundle && file_kept(c->file, r->payload_offset, r->stored_size);
+    ckd_status status = CKD_OK;
+    if (!unchanged && !wire_hash_matches(r->checksum, hash64(payload, r->stored_size))) {
+        status = err_corrupt(err, file_path(c->file), r->payload_offset,
+                             "the checksum of a record's payload does not match");
     }
     return in_tensor_of(r, status, err);
+}
+
+ckd_status chunk_read_payload(const chunk *c, const record *r, void *to, ckd_error *err) {
+    ckd_status status = file_read_at(c->file, r->payload_offset, to, r->stored_size, err);
+    return status == CKD_OK ? chunk_check_payload(c, r, to, err) : in_tensor_of(r, status, err);
 }
 
 /* `size` bytes of the file from `offset` on must be those in `want`. */

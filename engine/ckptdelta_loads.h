@@ -77,7 +77,7 @@ CKD_API void ckd_load_explanation_free(ckd_load_explanation *explanation);
 CKD_API ckd_status ckd_load_all(ckd_load *load, const ckd_load_request *requests, size_t count,
                                 unsigned allowed, ckd_error *err);
 
-/* Payload bytes that this load has read so far. */
+/* Payload bytes that this load has read so far: from files, not from other ranks. */
 CKD_API uint64_t ckd_load_bytes_read(const ckd_load *load);
 
 #ifdef __cplusplus

@@ -1,5 +1,5 @@
 /*
- * ckptdelta, many ranks: who writes what. Part of ckptdelta.h, which includes it; the same conventions hold.
+ * ckptdelta, many ranks: who writes what, and who reads it. Part of ckptdelta.h, which includes it; the same conventions hold.
  *
  *   each rank:   its tensors -> ckd_plan_describe -> bytes          (which travel to one rank, by whatever means there is)
  *   that rank:   all descriptions -> ckd_plan_make -> plan -> ckd_plan_bytes -> bytes (which travel to all)
@@ -157,9 +157,17 @@ CKD_API void ckd_stretch_padded(ckd_stretch out[2], const char *name, uint64_t t
  */
 typedef struct ckd_ranks ckd_ranks;
 
+/* Several stretches of memory, one after the other. */
+typedef struct ckd_pieces {
+    const ckd_bytes *items;
+    size_t count;
+} ckd_pieces;
+
 /*
- * How bytes travel between the ranks, if not through the store's directory. Rank 0 coordinates. Both functions are collective,
- * and called in the same order everywhere. A failure of one ends the group.
+ * How bytes travel between the ranks, if not through the store's directory. Rank 0 coordinates. All functions but `leave` are collective,
+ * and called in the same order everywhere. A failure of one ends the group: the rank on which it failed calls none any more, and the
+ * transport sees to it that the others fail, too, instead of waiting for it. To save, `gather` and `broadcast` are needed; to load
+ * together, `exchange` and `least`; what is not needed may be NULL.
  */
 typedef struct ckd_transport {
     size_t struct_size;
@@ -170,6 +178,13 @@ typedef struct ckd_transport {
     /* Bytes of rank 0 to everybody else, where they are malloc'ed. */
     ckd_status (*broadcast)(void *context, ckd_bytes *data, ckd_error *err);
     void (*leave)(void *context); /* at the end; may be NULL */
+    /*
+     * From each rank to each other one: the pieces of out[r] go to rank r, into in[this rank] there, which is room for as many bytes as they
+     * are together. What they are for itself is not looked at. Any of them may have no bytes. It must not fail for want of memory.
+     */
+    ckd_status (*exchange)(void *context, const ckd_pieces *out, const ckd_bytes *in, ckd_error *err);
+    /* *number becomes the least of all ranks'. Nor must this fail for want of memory. */
+    ckd_status (*least)(void *context, uint64_t *number, ckd_error *err);
 } ckd_transport;
 #define CKD_TRANSPORT_INIT \
     { .struct_size = sizeof(ckd_transport) }
@@ -236,6 +251,30 @@ CKD_API ckd_status ckd_store_begun_anew(ckd_tensor_list **out, ckd_store *store,
 /* All of it: plans, begins, saves what this rank is to write, commits. Errors: all the above. */
 CKD_API ckd_status ckd_ranks_save(ckd_checkpoint *info, ckd_ranks *ranks, const ckd_save_options *options,
                                   const ckd_tensor *tensors, size_t count, ckd_error *err);
+
+/* ------------------------------------------------------------------------------- loading together */
+
+/*
+ * ckd_load_all by all ranks of a transport at once, each with its own load of the same checkpoint and its own requests, possibly none. What
+ * several ranks need is read by one of them, verified, and sent to the others, which verify and decode it as if they had read it: each
+ * stored byte is read once by all ranks together. Of those that need a block, the one that has least to read reads it. Indexes of files, and
+ * files of up to 256 KiB with them, are read by every rank.
+ *
+ * Ranks go through the checkpoint in rounds. In each a rank receives, and reads for others, at most an eighth of its staging_bytes
+ * (ckd_load_options; at least one block), as stored; up to a quarter of them it holds for later rounds; half are as ever for decoded values. What
+ * does not fit, because it is needed again much later, is read again by the rank that needs it.
+ *
+ * What fails on one rank fails on all, with the same error, which says whose it is; differences are found on all ranks
+ * before anything is written on any. UNEXPECTED is what no rank asks for; it passes if all ranks allow it. ckd_load_bytes_read says what this rank has read.
+ * Ranks that share nothing but a file system, with no transport between them, call ckd_load_all: each then reads what it needs.
+ *
+ * Collective; all ranks use the same version of the library. `transport` must have `exchange` and `least`, and is used during the call only. Errors: those of ckd_load_all, of any rank;
+ * INVALID (another checkpoint than the other ranks', a transport that lacks something: that one is found without the other ranks); the transport's, after
+ * which it is not to be used any more.
+ */
+CKD_API ckd_status ckd_load_all_together(ckd_load *load, const ckd_transport *transport,
+                                         const ckd_load_request *requests, size_t count, unsigned allowed,
+                                         ckd_error *err);
 
 #ifdef __cplusplus
 }

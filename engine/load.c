@@ -186,7 +186,7 @@ typedef struct placement {
     const view_tensor *tensor;
     const span *want;
     void *to;
-    const view_block **blocks;
+    const view_block *const *blocks;
     uint64_t *copied; /* by block */
 } placement;
 
@@ -235,30 +235,40 @@ static ckd_status add_block(void *context, const view_block *b, ckd_error *err) 
     return CKD_OK;
 }
 
+ckd_status load_place(ckd_load *load, const view_tensor *t, const span *want, void *to,
+                      const view_block *const *blocks, size_t count, uint64_t *copied, ckd_error *err) {
+    placement p = {.load = load, .tensor = t, .want = want, .to = to, .blocks = blocks};
+    p.copied = calloc(count + 1, sizeof(*p.copied));
+    if (!p.copied) {
+        return err_nomem(err, count * sizeof(*p.copied), "a load's plan");
+    }
+    float_mode mode = float_mode_enter();
+    ckd_status status = pool_run(load->store->pool, count, place_one, &p, err);
+    float_mode_leave(mode);
+    for (size_t i = 0; status == CKD_OK && i < count; i++) {
+        *copied += p.copied[i];
+    }
+    free(p.copied);
+    return status;
+}
+
+ckd_status load_check_complete(uint64_t copied, const span *want, ckd_error *err) {
+    return copied == want->count
+               ? CKD_OK
+               : err_set(err, CKD_E_CORRUPT, "the checkpoint holds %llu of the %llu elements asked for",
+                         (unsigned long long)copied, (unsigned long long)want->count);
+}
+
 static ckd_status place_all(ckd_load *load, const view_tensor *t, const span *want, void *to,
                             ckd_error *err) {
     block_list list = {NULL, 0, 0};
-    placement p = {.load = load, .tensor = t, .want = want, .to = to};
-    ckd_status status = load_each_block(t, want, add_block, &list, err);
-    p.blocks = list.items;
-    p.copied = status == CKD_OK ? calloc(list.count + 1, sizeof(*p.copied)) : NULL;
-    if (status == CKD_OK && !p.copied) {
-        status = err_nomem(err, list.count * sizeof(*p.copied), "a load's plan");
-    }
-    if (status == CKD_OK) {
-        status = pool_run(load->store->pool, list.count, place_one, &p, err);
-    }
     uint64_t copied = 0;
-    for (size_t i = 0; status == CKD_OK && i < list.count; i++) {
-        copied += p.copied[i];
-    }
-    if (status == CKD_OK && copied != want->count) {
-        status = err_set(err, CKD_E_CORRUPT, "the checkpoint holds %llu of the %llu elements asked for",
-                         (unsigned long long)copied, (unsigned long long)want->count);
+    ckd_status status = load_each_block(t, want, add_block, &list, err);
+    if (status == CKD_OK) {
+        status = load_place(load, t, want, to, list.items, list.count, &copied, err);
     }
     free(list.items);
-    free(p.copied);
-    return status;
+    return status == CKD_OK ? load_check_complete(copied, want, err) : status;
 }
 
 ckd_status ckd_load_tensor(ckd_load *load, const ckd_load_request *request, ckd_error *err) {
@@ -283,9 +293,7 @@ ckd_status ckd_load_tensor(ckd_load *load, const ckd_load_request *request, ckd_
         status = load_span(&want, &region, &q, t, true, err);
     }
     if (status == CKD_OK && want.count) {
-        float_mode mode = float_mode_enter();
         status = place_all(load, t, &want, q.data, err);
-        float_mode_leave(mode);
     }
     return status == CKD_OK ? CKD_OK : err_in_tensor(err, status, q.name);
 }

@@ -1,4 +1,4 @@
-/* A load in progress. Internal to engine/: load.c, load_all.c, load_explain.c. */
+/* A load in progress. Internal to engine/: load.c, load_all.c, load_explain.c, together.c. */
 #ifndef ENGINE_LOAD_H
 #define ENGINE_LOAD_H
 
@@ -42,10 +42,24 @@ typedef struct load_differences {
 } load_differences;
 ckd_status load_find_differences(load_differences *out, const ckd_load *load,
                                  const ckd_load_request *requests, size_t count, ckd_error *err);
+/* Those that are in the checkpoint and not `asked` for, by tensor of its view. */
+ckd_status load_find_unexpected(load_differences *out, const ckd_load *load, const bool *asked,
+                                ckd_error *err);
 void load_differences_free(load_differences *d);
+/* MISMATCH if there are any that are not allowed: names the first one, and counts all. */
+ckd_status load_refuse(const load_differences *d, unsigned allowed, ckd_error *err);
+/* All that can be wrong with requests before anything is read. Errors: as ckd_load_all. */
+ckd_status load_check(const ckd_load *load, const ckd_load_request *requests, size_t count, unsigned allowed,
+                      ckd_error *err);
+/* From now on blocks are decoded by this plan, and from these payloads; both may be NULL. */
+void load_set_plan(ckd_load *load, const load_plan *plan, const payloads *at_hand);
 /* Calls `each` for the blocks of a tensor that may intersect the span, until it fails. */
 typedef ckd_status (*load_block_fn)(void *context, const view_block *b, ckd_error *err);
 ckd_status load_each_block(const view_tensor *t, const span *want, load_block_fn each, void *context,
                            ckd_error *err);
+/* Rebuilds these blocks in parallel, and adds to *copied how many elements of the span they had. */
+ckd_status load_place(ckd_load *load, const view_tensor *t, const span *want, void *to,
+                      const view_block *const *blocks, size_t count, uint64_t *copied, ckd_error *err);
+ckd_status load_check_complete(uint64_t copied, const span *want, ckd_error *err);
 
 #endif

@@ -33,7 +33,9 @@ static ckd_status add_difference(load_differences *d, ckd_difference kind, const
     return to->tensor && to->what ? CKD_OK : err_nomem(err, sizeof(what), "a difference");
 }
 
-static ckd_status find_unexpected(load_differences *out, const view *v, const bool *asked, ckd_error *err) {
+ckd_status load_find_unexpected(load_differences *out, const ckd_load *load, const bool *asked,
+                                ckd_error *err) {
+    const view *v = load->view;
     ckd_status status = CKD_OK;
     for (size_t i = 0; i < v->tensor_count && status == CKD_OK; i++) {
         if (!asked[i]) {
@@ -60,7 +62,7 @@ ckd_status load_find_differences(load_differences *out, const ckd_load *load,
         }
     }
     if (status == CKD_OK) {
-        status = find_unexpected(out, v, asked, err);
+        status = load_find_unexpected(out, load, asked, err);
     }
     free(asked);
     return status;
@@ -68,8 +70,7 @@ ckd_status load_find_differences(load_differences *out, const ckd_load *load,
 
 /* ---- all or nothing ---- */
 
-/* Names the first one, and counts all. */
-static ckd_status refuse(const load_differences *d, unsigned allowed, ckd_error *err) {
+ckd_status load_refuse(const load_differences *d, unsigned allowed, ckd_error *err) {
     const ckd_load_difference *first = NULL;
     size_t count = 0;
     for (size_t i = 0; i < d->count; i++) {
@@ -104,9 +105,21 @@ static ckd_status check_sizes(const ckd_load *load, const ckd_load_request *requ
     return CKD_OK;
 }
 
-static void set_plan(ckd_load *load, const load_plan *plan) {
+ckd_status load_check(const ckd_load *load, const ckd_load_request *requests, size_t count, unsigned allowed,
+                      ckd_error *err) {
+    load_differences differences = {NULL, 0, 0};
+    ckd_status status = load_find_differences(&differences, load, requests, count, err);
+    if (status == CKD_OK) {
+        status = load_refuse(&differences, allowed, err);
+    }
+    load_differences_free(&differences);
+    return status == CKD_OK ? check_sizes(load, requests, count, err) : status;
+}
+
+void load_set_plan(ckd_load *load, const load_plan *plan, const payloads *at_hand) {
     for (uint32_t i = 0; i < load->decoder_count; i++) {
         load->decoders[i].plan = plan;
+        load->decoders[i].payloads = at_hand;
     }
 }
 
@@ -115,28 +128,20 @@ static ckd_status load_planned(ckd_load *load, const ckd_load_request *requests,
                                ckd_error *err) {
     load_plan *plan;
     ckd_status status = load_plan_make(&plan, load, requests, count, err);
-    set_plan(load, plan);
+    load_set_plan(load, plan, NULL);
     for (size_t i = 0; i < count && status == CKD_OK; i++) {
         ckd_load_request q = load_request(&requests[i]);
         if (!load_difference(&q, q.name ? view_find(load->view, q.name) : NULL)) {
             status = ckd_load_tensor(load, &requests[i], err);
         }
     }
-    set_plan(load, NULL);
+    load_set_plan(load, NULL, NULL);
     load_plan_free(plan);
     return status;
 }
 
 ckd_status ckd_load_all(ckd_load *load, const ckd_load_request *requests, size_t count, unsigned allowed,
                         ckd_error *err) {
-    load_differences differences = {NULL, 0, 0};
-    ckd_status status = load_find_differences(&differences, load, requests, count, err);
-    if (status == CKD_OK) {
-        status = refuse(&differences, allowed, err);
-    }
-    load_differences_free(&differences);
-    if (status == CKD_OK) {
-        status = check_sizes(load, requests, count, err);
-    }
+    ckd_status status = load_check(load, requests, count, allowed, err);
     return status == CKD_OK ? load_planned(load, requests, count, err) : status;
 }

@@ -6,34 +6,7 @@
 
 #include "engine/load.h"
 
-#define NONE SIZE_MAX
-
-typedef struct edge {
-    size_t to;    /* node */
-    double share; /* of its elements */
-    size_t next;  /* of the same node, or NONE */
-} edge;
-
-typedef struct node {
-    const record *record; /* what is read: the ready copy, if there is one */
-    size_t request;       /* the first that needs it */
-    uint32_t uses;        /* by requests and by blocks that build on it */
-    double parts,
-        most; /* share of its elements that is wanted: sum of parts that differ; most that wants all alike */
-    size_t edges; /* the first, or NONE */
-} node;
-
-struct load_plan {
-    ckd_load *load;
-    node *nodes;
-    edge *edges;
-    size_t *order; /* nodes, those that others build on first */
-    size_t *table; /* nodes by their records, NONE where empty; a power of two, at most half full */
-    const view **views;
-    size_t node_count, node_room, edge_count, edge_room, ordered, table_size, view_count, view_room;
-    size_t request;
-    uint32_t depth; /* of the recursion */
-};
+#define NONE LOAD_NONE
 
 void load_plan_free(load_plan *x) {
     if (!x) {
@@ -59,7 +32,7 @@ static size_t slot_of(const load_plan *x, const record *r) {
 
 static ckd_status grow(load_plan *x, ckd_error *err) {
     size_t room = x->node_room ? 2 * x->node_room : 256, size = 2 * room;
-    node *nodes = realloc(x->nodes, room * sizeof(*nodes));
+    load_node *nodes = realloc(x->nodes, room * sizeof(*nodes));
     x->nodes = nodes ? nodes : x->nodes;
     size_t *order = realloc(x->order, room * sizeof(*order)), *table = malloc(size * sizeof(*table));
     x->order = order ? order : x->order;
@@ -81,7 +54,17 @@ static ckd_status grow(load_plan *x, ckd_error *err) {
 }
 
 /* *found: it was there already. */
-static ckd_status add_node(size_t *out, bool *found, load_plan *x, const record *r, ckd_error *err) {
+static ckd_status add_node(size_t *out, bool *found, load_plan *x, const view *v, const view_block *b,
+                           ckd_error *err) {
+    const record *r = b->ready ? b->ready : b->record;
+    size_t number = v == x->load->view && b >= v->blocks ? (size_t)(b - v->blocks) : NONE;
+    bool own = number < v->block_count && number < LOAD_NO_BLOCK;
+    load_node made = {.record = r,
+                      .chunk = b->ready ? b->ready_chunk : b->chunk,
+                      .ready = b->ready != NULL,
+                      .top = own ? (uint32_t)number : LOAD_NO_BLOCK,
+                      .request = x->request,
+                      .edges = NONE};
     if (x->node_count == x->node_room) {
         ckd_status status = grow(x, err);
         if (status != CKD_OK) {
@@ -92,7 +75,7 @@ static ckd_status add_node(size_t *out, bool *found, load_plan *x, const record 
     *found = x->table[slot] != NONE;
     if (!*found) {
         x->table[slot] = x->node_count;
-        x->nodes[x->node_count++] = (node){.record = r, .request = x->request, .edges = NONE};
+        x->nodes[x->node_count++] = made;
     }
     *out = x->table[slot];
     return CKD_OK;
@@ -101,14 +84,14 @@ static ckd_status add_node(size_t *out, bool *found, load_plan *x, const record 
 static ckd_status add_edge(load_plan *x, size_t from, size_t to, double share, ckd_error *err) {
     if (x->edge_count == x->edge_room) {
         size_t room = x->edge_room ? 2 * x->edge_room : 256;
-        edge *edges = realloc(x->edges, room * sizeof(*edges));
+        load_edge *edges = realloc(x->edges, room * sizeof(*edges));
         if (!edges) {
             return err_nomem(err, room * sizeof(*edges), "a load's plan");
         }
         x->edges = edges;
         x->edge_room = room;
     }
-    x->edges[x->edge_count] = (edge){to, share, x->nodes[from].edges};
+    x->edges[x->edge_count] = (load_edge){to, share, x->nodes[from].edges};
     x->nodes[from].edges = x->edge_count++;
     return CKD_OK;
 }
@@ -163,6 +146,7 @@ static ckd_status build_on(void *context, const view_block *b, ckd_error *err) {
         return status == CKD_OK ? add_edge(k->x, k->from, to, share, err) : status;
     }
     k->x->nodes[to].parts += share;
+    k->x->nodes[to].asked = true;
     return CKD_OK;
 }
 
@@ -185,7 +169,7 @@ static ckd_status follow(load_plan *x, size_t from, const view *v, const view_bl
 
 static ckd_status visit(size_t *out, load_plan *x, const view *v, const view_block *b, ckd_error *err) {
     bool found;
-    ckd_status status = add_node(out, &found, x, b->ready ? b->ready : b->record, err);
+    ckd_status status = add_node(out, &found, x, v, b, err);
     if (status != CKD_OK || found) {
         return status;
     }
@@ -222,17 +206,17 @@ static ckd_status visit_request(load_plan *x, const ckd_load_request *request, c
 /* ---- adding up ---- */
 
 /* Parts of a block are wanted by requests, or by blocks that were cut in another way; all of it by those cut alike, whose shares coincide. */
-static double wanted_of(const node *n) {
+static double wanted_of(const load_node *n) {
     double wanted = n->parts > n->most ? n->parts : n->most;
     return wanted > 1 ? 1 : wanted;
 }
 
 static void hand_on_shares(load_plan *x) {
     for (size_t i = x->ordered; i-- > 0;) {
-        const node *n = &x->nodes[x->order[i]];
+        const load_node *n = &x->nodes[x->order[i]];
         double wanted = wanted_of(n);
         for (size_t e = n->edges; e != NONE; e = x->edges[e].next) {
-            node *to = &x->nodes[x->edges[e].to];
+            load_node *to = &x->nodes[x->edges[e].to];
             if (x->edges[e].share < 1) {
                 to->parts += wanted * x->edges[e].share;
             } else if (wanted > to->most) {
@@ -242,7 +226,7 @@ static void hand_on_shares(load_plan *x) {
     }
 }
 
-static void add_reads(ckd_load_reads *to, const node *n) {
+static void add_reads(ckd_load_reads *to, const load_node *n) {
     const record *r = n->record;
     double wanted = r->kind == RECORD_BLOCK ? wanted_of(n) : 1;
     to->needed_bytes += (uint64_t)((double)r->stored_size * wanted + 0.5);
@@ -284,8 +268,12 @@ ckd_status load_plan_make(load_plan **out, ckd_load *load, const ckd_load_reques
     return CKD_OK;
 }
 
+size_t load_plan_find(const load_plan *plan, const record *r) {
+    return plan->table[slot_of(plan, r)];
+}
+
 uint32_t load_plan_uses(const load_plan *plan, const record *r) {
-    size_t at = plan->table[slot_of(plan, r)];
+    size_t at = load_plan_find(plan, r);
     return at == NONE ? 0 : plan->nodes[at].uses;
 }
 

@@ -130,16 +130,18 @@ static bool hand_out(load_shared *s, const view_tensor *t, const view_block *b, 
     return true;
 }
 
-/* The second moments as part of their weights. false: they are to be decoded as usual, errors included. */
+/* The second moments as part of their weights, unless a plan says that nobody wants these. false: they are to be decoded as usual, errors included. */
 static bool place_with_leader(load_shared *s, decoder *d, view_cache *cache, const view_tensor *t,
                               const view_block *b, const span *want, void *to, uint64_t *copied) {
     const view_block *leader = s->leaders[number_of(s, b)];
     bool square = b->record->tensor->role == CKD_ROLE_EXP_AVG_SQ && !b->ready;
-    void *room = square && leader ? make_room(s, leader) : NULL;
+    bool planned = leader && (!d->plan || load_plan_uses(d->plan, leader->record) > 0);
+    void *room = square && planned ? make_room(s, leader) : NULL;
     if (!room) {
         return false;
     }
-    bool placed = block_values(d, cache, s->view, leader, room, NULL) == CKD_OK;
+    d->steps = 0;
+    bool placed = values_of_input(d, cache, s->view, leader, room, NULL) == CKD_OK;
     keep(s, leader, room, placed);
     void *values = placed ? malloc(b->record->raw_size + 1) : NULL;
     placed = values && values_kept(d, b, values);

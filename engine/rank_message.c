@@ -1,4 +1,6 @@
 /* What ranks tell each other: an error, or bytes. u32 status, u32 errno, u64 offset, message, tensor, file; then the bytes. */
+#include <stdio.h>
+
 #include "engine/ranks.h"
 
 #define OVER 0x80000000u /* in the status: the group ends with this */
@@ -49,4 +51,11 @@ rank_message rank_message_read(const ckd_bytes *message, ckd_error *err) {
         m.inside = (ckd_bytes){(uint8_t *)message->data + at.at, reader_left(&at)};
     }
     return m;
+}
+
+ckd_status rank_error(ckd_error *err, uint32_t rank, ckd_status status, const ckd_error *why) {
+    ckd_error told = *why;
+    told.status = status;
+    snprintf(told.message, sizeof(told.message), "rank %u: %.490s", (unsigned)rank, why->message);
+    return err_from(err, status, &told);
 }

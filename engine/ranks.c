@@ -2,7 +2,6 @@
  * Saving together, over any transport. All is made of one thing: an exchange, in which each rank hands in bytes or the error that it has, rank 0
  * makes an answer of all bytes, and everybody gets the answer, or the error of the first rank that had one.
  */
-#include <stdio.h>
 #include <stdlib.h>
 
 #include "base/hash.h"
@@ -20,6 +19,12 @@ struct ckd_ranks {
     bool broken; /* an exchange did not come to its end: ranks do not know of each other where they are */
 };
 
+ckd_transport rank_transport(const ckd_transport *transport) {
+    ckd_transport t = {0};
+    memcpy(&t, transport, transport->struct_size < sizeof(t) ? transport->struct_size : sizeof(t));
+    return t;
+}
+
 ckd_status ckd_ranks_join(ckd_ranks **out, ckd_store *store, const ckd_ranks_options *options,
                           ckd_error *err) {
     *out = NULL;
@@ -33,13 +38,20 @@ ckd_status ckd_ranks_join(ckd_ranks **out, ckd_store *store, const ckd_ranks_opt
     if (o.transport && (o.transport->rank != o.rank || o.transport->world != o.world)) {
         return err_set(err, CKD_E_INVALID, "the transport is for another rank or world");
     }
+    ckd_transport transport = {0};
+    if (o.transport) {
+        transport = rank_transport(o.transport);
+        if (!transport.gather || !transport.broadcast) {
+            return err_set(err, CKD_E_INVALID, "to save, a transport must have gather and broadcast");
+        }
+    }
     ckd_status status = store_check_writable(store, err);
     ckd_ranks *g = status == CKD_OK ? calloc(1, sizeof(*g)) : NULL;
     if (status == CKD_OK) {
         status = g ? ckd_plan_cache_new(&g->plans, 0, err) : err_nomem(err, sizeof(*g), "a group of ranks");
     }
     if (status == CKD_OK && o.transport) {
-        g->transport = *o.transport;
+        g->transport = transport;
     } else if (status == CKD_OK) {
         status = rank_files_join(&g->transport, store, &o, err);
         g->files = status == CKD_OK ? g->transport.context : NULL;
@@ -87,11 +99,7 @@ static ckd_status open_all(ckd_bytes *sent, const ckd_bytes *all, uint32_t world
         ckd_status status = m.status;
         sent[r] = m.inside;
         if (status != CKD_OK) {
-            char text[sizeof(why.message)];
-            snprintf(text, sizeof(text), "%s", why.message);
-            why.status = status;
-            snprintf(why.message, sizeof(why.message), "rank %u: %.490s", (unsigned)r, text);
-            return err_from(err, status, &why);
+            return rank_error(err, r, status, &why);
         }
     }
     return CKD_OK;

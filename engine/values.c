@@ -53,6 +53,11 @@ static ckd_status corrupt_block(const view_block *b, ckd_error *err, const char 
 
 /* However damage of a payload shows, it is reported at its record. */
 static ckd_status read_payload_into(decoder *d, const view_block *b, void *to, ckd_error *err) {
+    const void *here = payloads_find(d->payloads, b->record);
+    if (here) {
+        memcpy(to, here, b->record->stored_size);
+        return CKD_OK;
+    }
     d->bytes_read += b->record->stored_size;
     ckd_status status = chunk_read_payload(b->chunk, b->record, to, err);
     if (status == CKD_E_CORRUPT && err) {
@@ -62,6 +67,10 @@ static ckd_status read_payload_into(decoder *d, const view_block *b, void *to, c
 }
 
 static ckd_status read_payload(decoder *d, const view_block *b, const void **payload, ckd_error *err) {
+    *payload = payloads_find(d->payloads, b->record);
+    if (*payload) {
+        return CKD_OK;
+    }
     void *stored = bytes_scratch(&d->stored, b->record->stored_size, "decoding scratch", err);
     *payload = stored;
     return stored ? read_payload_into(d, b, stored, err) : CKD_E_NOMEM;
@@ -420,6 +429,19 @@ static ckd_status values_in_store(stored_values **out, decoder *d, view_cache *c
     values_store_filled(d->store, *out, status == CKD_OK);
     *out = status == CKD_OK ? *out : NULL;
     return status;
+}
+
+ckd_status values_of_input(decoder *d, view_cache *cache, const view *v, const view_block *b, void *to,
+                           ckd_error *err) {
+    bool again = d->plan && load_plan_uses(d->plan, b->ready ? b->ready : b->record) > 1;
+    stored_values *stored = NULL;
+    ckd_status status = again ? values_in_store(&stored, d, cache, v, b, err) : CKD_OK;
+    if (stored) {
+        memcpy(to, stored->values, b->record->raw_size);
+        values_store_release(d->store, stored);
+        return CKD_OK;
+    }
+    return status == CKD_OK ? values_of_block(d, cache, v, b, to, err) : status;
 }
 
 /* Through a buffer. */

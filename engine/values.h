@@ -8,6 +8,7 @@
 #include "codec/codings.h"
 #include "engine/columns_cache.h"
 #include "engine/load_plan.h"
+#include "engine/payloads.h"
 #include "engine/values_store.h"
 #include "engine/view.h"
 #include "kernels/kernels.h"
@@ -45,12 +46,13 @@ typedef struct decoder {
     uint32_t nested;     /* inputs of inputs */
     kept_block kept[KEPT_BLOCKS];
     uint64_t kept_clock;
-    values_store *store;   /* the load's; NULL: nothing is stored */
-    uint32_t filling;      /* the least depth of blocks that are being decoded into it; UINT32_MAX: none */
-    const load_plan *plan; /* of all that is being loaded; or NULL, and: */
-    const view *top;       /* the load's, or NULL */
-    const bool *again;     /* by tensor of it: others of the same checkpoint are made from it */
-    uint64_t bytes_read;   /* payloads */
+    values_store *store;      /* the load's; NULL: nothing is stored */
+    uint32_t filling;         /* the least depth of blocks that are being decoded into it; UINT32_MAX: none */
+    const load_plan *plan;    /* of all that is being loaded; or NULL, and: */
+    const view *top;          /* the load's, or NULL */
+    const bool *again;        /* by tensor of it: others of the same checkpoint are made from it */
+    const payloads *payloads; /* that need not be read; or NULL */
+    uint64_t bytes_read;      /* payloads */
 } decoder;
 /* columns: shared with other workers, and to outlive it; NULL: it gets one of its own. */
 ckd_status decoder_init(decoder *d, columns_cache *columns, ckd_error *err);
@@ -99,6 +101,9 @@ ckd_status values_source_of(values_source *out, view_cache *cache, const view *o
 const view_block *values_source_block(const values_source *s);
 /* Decodes one block on the way to another one. */
 ckd_status values_of_block(decoder *d, view_cache *cache, const view *v, const view_block *b, void *to,
+                           ckd_error *err);
+/* The same of a block that others may want, too: from the load's store of values, or into it, if its plan says so. */
+ckd_status values_of_input(decoder *d, view_cache *cache, const view *v, const view_block *b, void *to,
                            ckd_error *err);
 /* The values of a dependency, wherever they stand. */
 ckd_status values_dependency(decoder *d, view_cache *cache, const view *own, const view_block *b,

@@ -113,7 +113,7 @@ static ckd_status keep_block(input *in, decoder *d, view_cache *cache, const vie
         return CKD_E_NOMEM;
     }
     slot->pins++;
-    ckd_status status = values_of_block(d, cache, v, b, to, err);
+    ckd_status status = values_of_input(d, cache, v, b, to, err);
     slot->pins--;
     if (status == CKD_OK) {
         slot->record = b->record;

@@ -28,6 +28,9 @@ $(B)/tests/test_nomem: EXTRA_OBJ = $(foreach f,malloc calloc realloc strdup open
 
 $(B)/tests/test_lossy_trouble: EXTRA_OBJ = $(foreach f,malloc calloc realloc,-Wl$(comma)--wrap=$(f))
 
+# So do those of single threads.
+$(B)/tests/test_load_together: EXTRA_OBJ = $(foreach f,malloc calloc realloc,-Wl$(comma)--wrap=$(f))
+
 # The table of kernels is the one that the test says.
 $(B)/tests/test_lossy_store: EXTRA_OBJ = -Wl,--wrap=kernels_cpu
 
@@ -55,7 +58,7 @@ $(FUZZERS): $(B)/fuzz/%: $(B)/obj/tests/%.o $(TEST_SUPPORT_OBJ) $(B)/obj/interna
 	@$(CC) $(CKD_LDFLAGS) -fsanitize=fuzzer -o $@ $< $(EXTRA_OBJ) $(TEST_SUPPORT_OBJ) $(B)/obj/internal.a $(CMOCKA_LIBS) $(CKD_LIBS)
 
 # Run by tests/check_mpi.sh. The libraries are found beside the program's folder.
-MPI_TESTS := $(if $(HAVE_MPI),$(B)/tests/mpi_ranks)
+MPI_TESTS := $(if $(HAVE_MPI),$(B)/tests/mpi_ranks $(B)/tests/mpi_load)
 $(MPI_TESTS): $(B)/tests/%: $(B)/obj/tests/%.o $(MPI_LIB) $(SHARED_LIB)
 	$(call say,LINK,$@)
 	@mkdir -p $(@D)

@@ -1,5 +1,5 @@
 /*
- * ckptdelta over MPI: ranks of a communicator save together. For programs that are MPI programs anyway; others need nothing but the
+ * ckptdelta over MPI: ranks of a communicator save together, and load together. For programs that are MPI programs anyway; others need nothing but the
  * store's directory (ckd_ranks_join without a transport). Link with -lckptdelta_mpi -lckptdelta and MPI.
  */
 #ifndef CKPTDELTA_MPI_H
@@ -19,6 +19,15 @@ extern "C" {
  * rank; IO (MPI's).
  */
 CKD_API ckd_status ckd_mpi_join(ckd_ranks **out, ckd_store *store, MPI_Comm comm, ckd_error *err);
+
+/*
+ * ckd_load_all_together by all ranks of the communicator, of which a copy is made for the call: each stored byte is read once by all of them. Each
+ * rank has its own load of the same checkpoint, from a store that is open for reading or writing. Collective, one thread at a time
+ * (MPI_THREAD_FUNNELED or more). Errors of MPI go to the communicator's error handler, which ends the job unless the program has set another one;
+ * then the rank that returned IO must end it, as others may wait for it. Errors: ckd_load_all_together's, the same on all ranks.
+ */
+CKD_API ckd_status ckd_mpi_load_all(ckd_load *load, MPI_Comm comm, const ckd_load_request *requests,
+                                    size_t count, unsigned allowed, ckd_error *err);
 
 #ifdef __cplusplus
 }

@@ -3,17 +3,16 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "ckptdelta_mpi.h"
+#include "group.h"
 
-#define PIECE ((size_t)1 << 30)
-#define TAG   7
+#define TAG 7
 
 typedef struct mpi_group {
     MPI_Comm comm;
     int rank, world;
 } mpi_group;
 
-static ckd_status failed(ckd_error *err, ckd_status status, const char *format, const char *why) {
+ckd_status mpi_failed(ckd_error *err, ckd_status status, const char *format, const char *why) {
     if (err) {
         memset(err, 0, sizeof(*err));
         err->status = status;
@@ -23,7 +22,7 @@ static ckd_status failed(ckd_error *err, ckd_status status, const char *format, 
     return status;
 }
 
-static ckd_status check(int code, ckd_error *err) {
+ckd_status mpi_check(int code, ckd_error *err) {
     char why[MPI_MAX_ERROR_STRING + 1] = "";
     int length;
     if (code == MPI_SUCCESS) {
@@ -32,19 +31,19 @@ static ckd_status check(int code, ckd_error *err) {
     if (MPI_Error_string(code, why, &length) != MPI_SUCCESS) {
         why[0] = '\0';
     }
-    return failed(err, CKD_E_IO, "MPI failed: %.400s", why);
+    return mpi_failed(err, CKD_E_IO, "MPI failed: %.400s", why);
 }
 
 static ckd_status make_room(ckd_bytes *out, uint64_t size, ckd_error *err) {
     *out = (ckd_bytes){size < SIZE_MAX ? malloc((size_t)size + 1) : NULL, (size_t)size};
-    return out->data ? CKD_OK : failed(err, CKD_E_NOMEM, "out of memory for %s", "what a rank sent");
+    return out->data ? CKD_OK : mpi_failed(err, CKD_E_NOMEM, "out of memory for %s", "what a rank sent");
 }
 
 static ckd_status receive(mpi_group *g, ckd_bytes *out, int from, ckd_error *err) {
     ckd_status status = CKD_OK;
-    for (size_t at = 0; at < out->size && status == CKD_OK; at += PIECE) {
-        int count = (int)(out->size - at < PIECE ? out->size - at : PIECE);
-        status = check(
+    for (size_t at = 0; at < out->size && status == CKD_OK; at += MPI_PIECE) {
+        int count = (int)(out->size - at < MPI_PIECE ? out->size - at : MPI_PIECE);
+        status = mpi_check(
             MPI_Recv((char *)out->data + at, count, MPI_BYTE, from, TAG, g->comm, MPI_STATUS_IGNORE), err);
     }
     return status;
@@ -52,9 +51,9 @@ static ckd_status receive(mpi_group *g, ckd_bytes *out, int from, ckd_error *err
 
 static ckd_status send(mpi_group *g, const ckd_bytes *data, ckd_error *err) {
     ckd_status status = CKD_OK;
-    for (size_t at = 0; at < data->size && status == CKD_OK; at += PIECE) {
-        int count = (int)(data->size - at < PIECE ? data->size - at : PIECE);
-        status = check(MPI_Send((const char *)data->data + at, count, MPI_BYTE, 0, TAG, g->comm), err);
+    for (size_t at = 0; at < data->size && status == CKD_OK; at += MPI_PIECE) {
+        int count = (int)(data->size - at < MPI_PIECE ? data->size - at : MPI_PIECE);
+        status = mpi_check(MPI_Send((const char *)data->data + at, count, MPI_BYTE, 0, TAG, g->comm), err);
     }
     return status;
 }
@@ -78,9 +77,10 @@ static ckd_status gather(void *context, const ckd_bytes *mine, ckd_bytes *all, c
     uint64_t size = mine->size;
     uint64_t *sizes = g->rank == 0 ? calloc((size_t)g->world, sizeof(*sizes)) : NULL;
     if (g->rank == 0 && !sizes) {
-        return failed(err, CKD_E_NOMEM, "out of memory for %s", "sizes");
+        return mpi_failed(err, CKD_E_NOMEM, "out of memory for %s", "sizes");
     }
-    ckd_status status = check(MPI_Gather(&size, 1, MPI_UINT64_T, sizes, 1, MPI_UINT64_T, 0, g->comm), err);
+    ckd_status status =
+        mpi_check(MPI_Gather(&size, 1, MPI_UINT64_T, sizes, 1, MPI_UINT64_T, 0, g->comm), err);
     if (status == CKD_OK) {
         status = g->rank == 0 ? receive_all(g, mine, all, sizes, err) : send(g, mine, err);
     }
@@ -91,13 +91,13 @@ static ckd_status gather(void *context, const ckd_bytes *mine, ckd_bytes *all, c
 static ckd_status broadcast(void *context, ckd_bytes *data, ckd_error *err) {
     mpi_group *g = context;
     uint64_t size = g->rank == 0 ? data->size : 0;
-    ckd_status status = check(MPI_Bcast(&size, 1, MPI_UINT64_T, 0, g->comm), err);
+    ckd_status status = mpi_check(MPI_Bcast(&size, 1, MPI_UINT64_T, 0, g->comm), err);
     if (status == CKD_OK && g->rank != 0) {
         status = make_room(data, size, err);
     }
-    for (size_t at = 0; at < size && status == CKD_OK; at += PIECE) {
-        int count = (int)(size - at < PIECE ? size - at : PIECE);
-        status = check(MPI_Bcast((char *)data->data + at, count, MPI_BYTE, 0, g->comm), err);
+    for (size_t at = 0; at < size && status == CKD_OK; at += MPI_PIECE) {
+        int count = (int)(size - at < MPI_PIECE ? size - at : MPI_PIECE);
+        status = mpi_check(MPI_Bcast((char *)data->data + at, count, MPI_BYTE, 0, g->comm), err);
     }
     return status;
 }
@@ -114,22 +114,22 @@ static ckd_status agree(mpi_group *g, ckd_status mine, ckd_error *err) {
         int status, rank;
     } own = {(int)mine, g->rank}, worst = {0, 0};
     ckd_error *told = mine == CKD_OK ? err : NULL; /* else there is an error in it already */
-    ckd_status status = check(MPI_Allreduce(&own, &worst, 1, MPI_2INT, MPI_MAXLOC, g->comm), told);
+    ckd_status status = mpi_check(MPI_Allreduce(&own, &worst, 1, MPI_2INT, MPI_MAXLOC, g->comm), told);
     if (mine != CKD_OK || status != CKD_OK || worst.status == CKD_OK) {
         return mine != CKD_OK ? mine : status;
     }
     char who[32];
     snprintf(who, sizeof(who), "rank %d", worst.rank);
-    return failed(err, (ckd_status)worst.status, "%s could not join: its error says why", who);
+    return mpi_failed(err, (ckd_status)worst.status, "%s could not join: its error says why", who);
 }
 
 ckd_status ckd_mpi_join(ckd_ranks **out, ckd_store *store, MPI_Comm comm, ckd_error *err) {
     *out = NULL;
     mpi_group *g = calloc(1, sizeof(*g));
     if (!g) {
-        return failed(err, CKD_E_NOMEM, "out of memory for %s", "a group of ranks");
+        return mpi_failed(err, CKD_E_NOMEM, "out of memory for %s", "a group of ranks");
     }
-    ckd_status status = check(MPI_Comm_dup(comm, &g->comm), err);
+    ckd_status status = mpi_check(MPI_Comm_dup(comm, &g->comm), err);
     if (status != CKD_OK) {
         free(g);
         return status;

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Under mpirun: 4 ranks save, 2, 3 and 1 go on with the chain, layouts that overlap are refused, a rank that cannot join fails it for all, and a rank that is killed costs nothing that was
+# Under mpirun. 4 ranks save, 2, 3 and 1 go on with the chain, layouts that overlap are refused, a rank that cannot join fails it for all, and a rank that is killed costs nothing that was
 # committed. What 4 ranks store is at most 1.15 times what one does.
 set -u
 build=${CKPTDELTA_BUILD:?the build folder}
@@ -19,11 +19,18 @@ die() {
     exit 1
 }
 export OMPI_MCA_rmaps_base_oversubscribe=1 OMPI_MCA_btl=self,vader,tcp OMPI_MCA_btl_vader_single_copy_mechanism=none
-ranks() { # ranks N ARGUMENT...
-    n=$1
-    shift
+run() { # run PROGRAM N ARGUMENT...
+    program=$build/tests/$1
+    n=$2
+    shift 2
     # Containers run it as root.
     timeout 120 mpirun --allow-run-as-root --oversubscribe -n "$n" "$program" "$@" 2>"$root/log"
+}
+ranks() {
+    run mpi_ranks "$@"
+}
+loads() {
+    run mpi_load "$@" || { cat "$root/log"; die "mpirun -n $* (loading)"; }
 }
 must() {
     ranks "$@" || { cat "$root/log"; die "mpirun -n $*"; }
@@ -44,3 +51,21 @@ one=$(must 1 "$root/one" bytes 0)
 [ $((four * 100)) -le $((one * 115)) ] || die "4 ranks store $four bytes, one stores $one"
 [ -z "$(ls "$store/data/i")" ] || die "something was left over: $(ls "$store/data/i")"
 echo "4 ranks store $four bytes, one $one"
+
+# Other numbers of ranks load together what 4 ranks saved: the bits that each would load alone, each stored byte read once by all.
+store=$root/loads
+loads 4 "$store" save exact 6
+file=$(find "$store/data" -name '*.ckd' -printf '%s %p\n' | sort -rn | sed -n '1s/^[0-9]* //p')
+loads 4 "$store" save near 5
+for n in 4 3 8 1; do
+    loads "$n" "$store" load exact
+    loads "$n" "$store" load near
+done
+loads 4 "$store" mismatch exact
+# Within a payload of the base: the middle is where one matrix ends.
+at=$(($(wc -c <"$file") * 2 / 5))
+byte=$(od -An -tu1 -j "$at" -N 1 "$file")
+chmod u+w "$file"
+printf "\\$(printf %o $((byte ^ 255)))" | dd of="$file" bs=1 seek="$at" conv=notrunc 2>/dev/null
+loads 4 "$store" damaged "${file##*/}"
+loads 8 "$store" damaged "${file##*/}"

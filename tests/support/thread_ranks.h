@@ -1,0 +1,53 @@
+/* Ranks that are threads of this process, and a transport between them that fails or damages what it carries where a test says so. */
+#ifndef TESTS_SUPPORT_THREAD_RANKS_H
+#define TESTS_SUPPORT_THREAD_RANKS_H
+
+#include <pthread.h>
+#include <stdbool.h>
+
+#include "engine/ckptdelta.h"
+
+#define THREAD_RANKS_MOST 16
+
+typedef struct thread_ranks thread_ranks;
+
+typedef struct thread_rank {
+    thread_ranks *all;
+    uint32_t rank;
+    ckd_transport transport;
+    ckd_status status; /* of `act` */
+    ckd_error err;
+    unsigned long calls; /* of the transport */
+    pthread_t thread;
+} thread_rank;
+
+typedef ckd_status (*thread_rank_fn)(void *context, thread_rank *rank, ckd_error *err);
+
+struct thread_ranks {
+    uint32_t world;
+    thread_rank ranks[THREAD_RANKS_MOST];
+    thread_rank_fn act;
+    void *context;
+    /* Call fail_at (from 1; 0: none) of rank fail_rank fails; then all others fail, too, as a transport must see to it. */
+    uint32_t fail_rank;
+    unsigned long fail_at;
+    uint64_t
+        damage; /* not 0: the seed of flipped bits, one in each damage_every-th message of more than 8 bytes */
+    uint64_t damage_every;
+    unsigned long damaged;
+    uint64_t most_sent; /* bytes to one rank in one exchange */
+    /* inside: */
+    pthread_mutex_t mutex;
+    pthread_cond_t moved;
+    uint32_t waiting;
+    unsigned long turn;
+    bool broken, unequal; /* unequal: room and bytes sent differed, or calls did */
+    const ckd_pieces *out[THREAD_RANKS_MOST];
+    uint64_t number[THREAD_RANKS_MOST];
+    int call[THREAD_RANKS_MOST];
+};
+
+/* Runs act on `world` threads and waits for all; results are in ranks[]. The settings above must be set, the rest zero. */
+void thread_ranks_run(thread_ranks *t, uint32_t world, thread_rank_fn act, void *context);
+
+#endif
