@@ -772,7 +772,7 @@ static void test_damaged_ready_copies(void **state) {
 /* Whatever bits flip on the way, all ranks fail, or all have the right values. */
 static void test_damaged_messages(void **state) {
     (void)state;
-    unsigned fine = 0, refused = 0;
+    unsigned fine = 0, refused = 0, seen = 0;
     unsigned long damaged = 0;
     for (size_t i = 0; i < sizeof(runs) / sizeof(*runs); i++) {
         known k = learn(runs[i].run, runs[i].step);
@@ -792,6 +792,7 @@ static void test_damaged_messages(void **state) {
             }
             fine += t->ranks[0].status == CKD_OK;
             refused += t->ranks[0].status != CKD_OK;
+            seen += strstr(t->ranks[0].err.message, "came here as something else") != NULL;
             damaged += t->damaged;
             free(t);
             job_free(&j);
@@ -800,6 +801,7 @@ static void test_damaged_messages(void **state) {
     }
     printf("%lu messages damaged: %u loads refused, %u right\n", damaged, refused, fine);
     assert_true(refused > 10);
+    assert_true(seen > 0); /* before anything was decoded */
 }
 
 /* ---- transports ---- */
