@@ -439,7 +439,7 @@ static void random_job(job *j, const known *k, uint64_t *random) {
 static void test_random_layouts(void **state) {
     (void)state;
     uint64_t random = UINT64_C(0x2545f4914f6cdd1d), read = 0, needed = 0;
-    size_t jobs = under_sanitizer() ? 15 : 60;
+    size_t jobs = under_sanitizer() ? 8 : 60;
     for (size_t i = 0; i < sizeof(runs) / sizeof(*runs); i++) {
         known k = learn(runs[i].run, runs[i].step);
         for (size_t n = 0; n < jobs; n++) {
