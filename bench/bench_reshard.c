@@ -3,16 +3,19 @@
  *
  *   bench_reshard [--depth N] [--repeats N] [--json FILE]
  *
- * A matrix of 4096 x 4096 in f32, drawn at random, with noise added from one checkpoint to the next; saved whole, exactly: compressed, not
- * compressed, and as a chain. Loaded by 1 to 16 ranks in rows, columns, grids and flat ranges, one thread. What is told:
+ * A matrix of 4096 x 4096 in f32, drawn at random, with noise added from one checkpoint to the next; saved whole: not compressed, compressed,
+ * as an exact chain, and as a chain of a few deltas in `near`. Loaded by 1 to 16 ranks in rows, columns, grids and flat ranges, one thread.
+ * Parts begin where torch.chunk has them begin; "even" ones at L * i / n, rounded down. What is told:
  *
  *   over       bytes read over bytes needed (ckd_load_explain): of all ranks together, and of the worst one
- *   part       what a rank reads, and its processor time, as a share of loading all: mean of the ranks; medians of repeats
+ *   part       what a rank of the exact chain reads, as a share of loading all; of eight ranks also its processor time: mean of the
+ *              ranks, medians of repeats
  *
  * Uses the public API only, and TMPDIR.
  */
 #include <ckptdelta.h>
 #include <math.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -20,19 +23,25 @@
 
 #include "bench/support.h"
 
-enum { SIDE = 4096, REPEATS_MAX = 31 };
+enum { SIDE = 4096, REPEATS_MAX = 31, NEAR_DEPTH = 4, WAYS = 4 };
 
 typedef struct layout {
     const char *name;
     uint64_t rows, columns; /* rows 0: so many flat ranges */
+    int even;
 } layout;
 
 static const layout layouts[] = {
-    {"rows / 2", 2, 1},    {"rows / 3", 3, 1},    {"rows / 5", 5, 1},    {"rows / 7", 7, 1},
-    {"rows / 8", 8, 1},    {"rows / 16", 16, 1},  {"columns / 2", 1, 2}, {"columns / 3", 1, 3},
-    {"columns / 5", 1, 5}, {"columns / 7", 1, 7}, {"columns / 8", 1, 8}, {"columns / 16", 1, 16},
-    {"grid 2 x 2", 2, 2},  {"grid 3 x 2", 3, 2},  {"grid 3 x 3", 3, 3},  {"grid 4 x 2", 4, 2},
-    {"flat / 3", 0, 3},    {"flat / 8", 0, 8},
+    {"rows / 2", 2, 1, 0},          {"rows / 3", 3, 1, 0},          {"rows / 4", 4, 1, 0},
+    {"rows / 5", 5, 1, 0},          {"rows / 6", 6, 1, 0},          {"rows / 7", 7, 1, 0},
+    {"rows / 8", 8, 1, 0},          {"rows / 16", 16, 1, 0},        {"rows / 3, even", 3, 1, 1},
+    {"rows / 5, even", 5, 1, 1},    {"rows / 7, even", 7, 1, 1},    {"columns / 2", 1, 2, 0},
+    {"columns / 3", 1, 3, 0},       {"columns / 4", 1, 4, 0},       {"columns / 5", 1, 5, 0},
+    {"columns / 6", 1, 6, 0},       {"columns / 7", 1, 7, 0},       {"columns / 8", 1, 8, 0},
+    {"columns / 16", 1, 16, 0},     {"columns / 3, even", 1, 3, 1}, {"columns / 5, even", 1, 5, 1},
+    {"columns / 7, even", 1, 7, 1}, {"grid 2 x 2", 2, 2, 0},        {"grid 3 x 2", 3, 2, 0},
+    {"grid 3 x 3", 3, 3, 0},        {"grid 5 x 3", 5, 3, 0},        {"grid 4 x 2", 4, 2, 0},
+    {"grid 3 x 3, even", 3, 3, 1},  {"flat / 3", 0, 3, 0},          {"flat / 8", 0, 8, 0},
 };
 enum { LAYOUTS = sizeof(layouts) / sizeof(layouts[0]) };
 
@@ -70,13 +79,15 @@ static double noise(uint64_t *random) {
     return (uniform(random) + uniform(random) + uniform(random) + uniform(random) - 2) * 1.7320508;
 }
 
-static void save(ckd_store *store, const char *run, uint64_t step, ckd_codec codec, const float *values) {
+static void save(ckd_store *store, const char *run, uint64_t step, ckd_codec codec, ckd_fidelity fidelity,
+                 const float *values) {
     ckd_error err;
     ckd_save *s;
     ckd_save_options o = CKD_SAVE_OPTIONS_INIT;
     o.run = run;
     o.step = step;
     o.codec = codec;
+    o.fidelity = fidelity;
     o.max_load_cost = o.newest_load_cost = 1000;
     check(ckd_save_begin(&s, store, &o, &err), &err);
     const uint64_t shape[2] = {SIDE, SIDE};
@@ -96,10 +107,13 @@ static void make_store(ckd_store *store, int depth) {
     for (size_t i = 0; i < (size_t)SIDE * SIDE; i++) {
         values[i] = (float)(0.02 * noise(&random));
     }
-    save(store, "raw", 0, CKD_CODEC_RAW, values);
-    save(store, "compressed", 0, CKD_CODEC_AUTO, values);
+    save(store, "raw", 0, CKD_CODEC_RAW, CKD_EXACT, values);
+    save(store, "compressed", 0, CKD_CODEC_AUTO, CKD_EXACT, values);
     for (int step = 0; step <= depth; step++) {
-        save(store, "chain", (uint64_t)step, CKD_CODEC_AUTO, values);
+        save(store, "chain", (uint64_t)step, CKD_CODEC_AUTO, CKD_EXACT, values);
+        if (step <= NEAR_DEPTH) {
+            save(store, "near", (uint64_t)step, CKD_CODEC_AUTO, CKD_NEAR, values);
+        }
         for (size_t i = 0; i < (size_t)SIDE * SIDE; i++) {
             values[i] += (float)(1e-5 * noise(&random));
         }
@@ -109,6 +123,12 @@ static void make_store(ckd_store *store, int depth) {
 
 /* ---- parts ---- */
 
+/* Where part i of n of a side begins. */
+static uint64_t cut(const layout *l, uint64_t i, uint64_t n) {
+    uint64_t each = (SIDE + n - 1) / n;
+    return l->even ? SIDE * i / n : i * each < SIDE ? i * each : SIDE;
+}
+
 static ckd_region part(const layout *l, uint64_t i) {
     if (l->rows == 0) {
         uint64_t all = (uint64_t)SIDE * SIDE, start = all * i / l->columns;
@@ -116,9 +136,9 @@ static ckd_region part(const layout *l, uint64_t i) {
             .kind = CKD_REGION_FLAT, .start = start, .count = all * (i + 1) / l->columns - start};
     }
     uint64_t row = i / l->columns, column = i % l->columns;
-    ckd_region r = {.kind = CKD_REGION_BOX, .offsets = {SIDE * row / l->rows, SIDE * column / l->columns}};
-    r.lengths[0] = SIDE * (row + 1) / l->rows - r.offsets[0];
-    r.lengths[1] = SIDE * (column + 1) / l->columns - r.offsets[1];
+    ckd_region r = {.kind = CKD_REGION_BOX, .offsets = {cut(l, row, l->rows), cut(l, column, l->columns)}};
+    r.lengths[0] = cut(l, row + 1, l->rows) - r.offsets[0];
+    r.lengths[1] = cut(l, column + 1, l->columns) - r.offsets[1];
     return r;
 }
 
@@ -177,7 +197,7 @@ static double time_of(ckd_store *store, const ckd_region *r, void *room, int rep
 
 static result measure(ckd_store *store, const char *run, const layout *l, int repeats) {
     ckd_load *load = begin(store, run);
-    static const layout all = {"all", 1, 1};
+    static const layout all = {"all", 1, 1, 0};
     ckd_region whole = part(&all, 0);
     uint64_t ranks = ranks_of(l), read = 0, needed = 0;
     result out = {0, 0, NAN, NAN};
@@ -207,36 +227,58 @@ static result measure(ckd_store *store, const char *run, const layout *l, int re
 
 /* ---- telling ---- */
 
-static void print_json(FILE *to, result results[LAYOUTS][3], int depth) {
-    fprintf(to, "{\n  \"machine\": \"%s\",\n  \"matrix\": [%d, %d],\n  \"depth\": %d,\n  \"layouts\": [\n",
-            bench_machine(), SIDE, SIDE, depth);
+/* null: not measured */
+static void print_number(FILE *to, const char *name, double x) {
+    if (isnan(x)) {
+        fprintf(to, ", \"%s\": null", name);
+    } else {
+        fprintf(to, ", \"%s\": %.4f", name, x);
+    }
+}
+
+static const char *const ways[WAYS] = {"raw", "compressed", "chain", "near"};
+
+static void print_json(FILE *to, result results[LAYOUTS][WAYS], int depth) {
+    fprintf(to,
+            "{\n  \"machine\": \"%s\",\n  \"matrix\": [%d, %d],\n  \"depth\": %d,\n  \"near_depth\": %d,\n  "
+            "\"layouts\": [\n",
+            bench_machine(), SIDE, SIDE, depth, NEAR_DEPTH);
     for (size_t i = 0; i < LAYOUTS; i++) {
-        const result *r = results[i];
-        fprintf(
-            to,
-            "    {\"layout\": \"%s\", \"ranks\": %llu, \"raw_over\": %.4f, \"raw_worst\": %.4f, \"compressed_over\": %.4f, "
-            "\"compressed_worst\": %.4f, \"chain_over\": %.4f, \"chain_worst\": %.4f, \"chain_read_part\": %.4f, "
-            "\"chain_cpu_part\": %.4f}%s\n",
-            layouts[i].name, (unsigned long long)ranks_of(&layouts[i]), r[0].over, r[0].worst, r[1].over,
-            r[1].worst, r[2].over, r[2].worst, r[2].read_part, r[2].cpu_part, i + 1 < LAYOUTS ? "," : "");
+        fprintf(to, "    {\"layout\": \"%s\", \"ranks\": %llu", layouts[i].name,
+                (unsigned long long)ranks_of(&layouts[i]));
+        for (int w = 0; w < WAYS; w++) {
+            char name[64];
+            snprintf(name, sizeof(name), "%s_over", ways[w]);
+            print_number(to, name, results[i][w].over);
+            snprintf(name, sizeof(name), "%s_worst", ways[w]);
+            print_number(to, name, results[i][w].worst);
+        }
+        print_number(to, "chain_read_part", results[i][2].read_part);
+        print_number(to, "chain_cpu_part", results[i][2].cpu_part);
+        fprintf(to, "}%s\n", i + 1 < LAYOUTS ? "," : "");
     }
     fprintf(to, "  ]\n}\n");
 }
 
 static void run(ckd_store *store, int depth, int repeats, const char *json) {
-    static result results[LAYOUTS][3];
+    static result results[LAYOUTS][WAYS];
     make_store(store, depth);
     printf(
-        "| layout | raw: over (worst) | compressed: over (worst) | chain: over (worst) | a rank reads | its time |\n"
-        "|---|---|---|---|---|---|\n");
+        "| layout | raw: over (worst) | compressed: over (worst) | chain: over (worst) | near: over (worst) | a rank "
+        "reads | its time |\n|---|---|---|---|---|---|---|\n");
     for (size_t i = 0; i < LAYOUTS; i++) {
         result *r = results[i];
-        r[0] = measure(store, "raw", &layouts[i], 0);
-        r[1] = measure(store, "compressed", &layouts[i], 0);
-        r[2] = measure(store, "chain", &layouts[i], repeats);
-        printf("| %s | %.3f (%.3f) | %.3f (%.3f) | %.3f (%.3f) | 1/%.1f | 1/%.1f |\n", layouts[i].name,
-               r[0].over, r[0].worst, r[1].over, r[1].worst, r[2].over, r[2].worst, 1 / r[2].read_part,
-               1 / r[2].cpu_part);
+        printf("| %s |", layouts[i].name);
+        for (int w = 0; w < WAYS; w++) {
+            bool timed = w == 2 && ranks_of(&layouts[i]) == 8;
+            r[w] = measure(store, ways[w], &layouts[i], timed ? repeats : 0);
+            printf(" %.3f (%.3f) |", r[w].over, r[w].worst);
+        }
+        printf(" 1/%.1f |", 1 / r[2].read_part);
+        if (!isnan(r[2].cpu_part)) {
+            printf(" 1/%.1f", 1 / r[2].cpu_part);
+        }
+        printf(" |\n");
         fflush(stdout);
     }
     FILE *to = fopen(json, "w");
