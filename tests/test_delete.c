@@ -401,9 +401,10 @@ static void model_moves(model *m, uint64_t which, bool deletes) {
 
 static void test_any_order_of_things(void **state) {
     uint64_t moved = 0;
+    int turns = under_sanitizer() ? 60 : 300;
     model m = {.store = make_steps(*state, 1), .listed = 1};
     m.ids[0] = id_of(m.store, 0);
-    for (int turn = 0; turn < (under_sanitizer() ? 60 : 300); turn++) {
+    for (int turn = 0; turn < turns; turn++) {
         uint64_t r = next_random(), step = r >> 8 & 15;
         uint64_t some = next_random() & (r & 1024 ? UINT64_MAX : next_random());
         uint64_t listed = m.listed, before = moved;
@@ -437,7 +438,7 @@ static void test_any_order_of_things(void **state) {
             assert_int_equal(steps_of(m.store), m.listed);
         }
     }
-    assert_true(moved > 30);
+    assert_true(moved > (uint64_t)turns / 10);
     collect(m.store, 1, 0);
     ckd_store_close(m.store);
     store_check_clean(*state);
