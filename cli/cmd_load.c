@@ -7,18 +7,12 @@
 
 #include "cli/commands.h"
 #include "cli/explain.h"
-#include "cli/interrupt.h"
 #include "cli/json_out.h"
 #include "cli/options.h"
 #include "cli/output_file.h"
-#include "cli/progress.h"
-#include "cli/rank_content.h"
 #include "cli/regions.h"
-#include "cli/safetensors.h"
+#include "cli/tensor_file.h"
 #include "cli/text.h"
-
-#define METADATA_BLOB "safetensors.metadata"
-#define PIECE_BYTES   (UINT64_C(16) << 20)
 
 enum { OPT_OUT = 0x200, OPT_TENSOR, OPT_FORCE, OPT_SHARD, OPT_DIM, OPT_REGION, OPT_EXPLAIN, OPT_LAYOUT };
 
@@ -154,27 +148,9 @@ static bool wanted(arguments *a, const char *name) {
     return a->glob_count == 0 && (a->regions.count == 0 || a->regions.shards);
 }
 
-/* What is to be written. Names belong to the load. */
-typedef struct content {
-    safetensors_tensor *tensors;
-    ckd_region *regions;  /* of each of them, by its number: a box */
-    rank_content of_rank; /* of a layout, by its number as well; then there are no regions */
-    size_t count;
-    uint64_t data_size;
-    char *header;
-    size_t header_size;
-} content;
-
-static void content_free(content *c) {
-    free(c->tensors);
-    free(c->regions);
-    free(c->header);
-    rank_content_free(&c->of_rank);
-    *c = (content){0};
-}
-
 /* Its shape in the file is that of the part that is wanted. */
-static ckd_status choose_tensor(content *c, const arguments *a, const ckd_tensor_info *info, ckd_error *err) {
+static ckd_status choose_tensor(file_content *c, const arguments *a, const ckd_tensor_info *info,
+                                ckd_error *err) {
     safetensors_tensor *t = &c->tensors[c->count];
     *t = (safetensors_tensor){
         .name = info->name, .dtype = info->dtype, .ndim = info->ndim, .number = c->count};
@@ -199,7 +175,7 @@ static ckd_status check_regions_used(const cli_regions *regions, ckd_error *err)
 }
 
 /* The tensors of a rank of the layout. */
-static ckd_status choose_rank_tensors(content *c, arguments *a, const bound_checkpoint *b, uint32_t rank,
+static ckd_status choose_rank_tensors(file_content *c, arguments *a, const bound_checkpoint *b, uint32_t rank,
                                       ckd_error *err) {
     ckd_status status = rank_content_make(&c->of_rank, b, rank, err);
     c->tensors = calloc(c->of_rank.count + 1, sizeof(*c->tensors));
@@ -225,7 +201,8 @@ static ckd_status choose_rank_tensors(content *c, arguments *a, const bound_chec
     return status;
 }
 
-static ckd_status choose_own_tensors(content *c, arguments *a, const ckd_tensor_list *list, ckd_error *err) {
+static ckd_status choose_own_tensors(file_content *c, arguments *a, const ckd_tensor_list *list,
+                                     ckd_error *err) {
     c->tensors = calloc(list->count + 1, sizeof(*c->tensors));
     c->regions = calloc(list->count + 1, sizeof(*c->regions));
     if (!c->tensors || !c->regions) {
@@ -237,144 +214,46 @@ static ckd_status choose_own_tensors(content *c, arguments *a, const ckd_tensor_
             status = choose_tensor(c, a, &list->items[i], err);
         }
     }
+    if (a->regions.count + a->regions.shards == 0) {
+        free(c->regions);
+        c->regions = NULL; /* whole tensors are read by their blocks */
+    }
     return status == CKD_OK ? check_regions_used(&a->regions, err) : status;
 }
 
-static ckd_status choose_tensors(content *c, arguments *a, const ckd_load *load, const bound_checkpoint *b,
-                                 uint32_t rank, ckd_error *err) {
+static ckd_status choose_tensors(file_content *c, arguments *a, const ckd_load *load,
+                                 const bound_checkpoint *b, uint32_t rank, ckd_error *err) {
     ckd_status status = a->layout ? choose_rank_tensors(c, a, b, rank, err)
                                   : choose_own_tensors(c, a, ckd_load_tensors(load), err);
     if (status == CKD_OK && c->count == 0 && a->glob_count > 0) {
         status = cli_error(err, CKD_E_NOT_FOUND,
                            "no tensor of this checkpoint matches --tensor; ckptdelta show lists them");
     }
-    uint64_t data_size = 0;
-    if (status == CKD_OK) {
-        status = safetensors_arrange(&data_size, c->tensors, c->count, err);
-    }
-    c->data_size = data_size;
     return status;
 }
 
-/* NULL if the checkpoint has none. */
-static ckd_status load_metadata(json_t **out, ckd_load *load, ckd_error *err) {
-    *out = NULL;
-    void *text;
-    size_t size;
-    ckd_status status = ckd_load_blob(&text, &size, load, METADATA_BLOB, err);
-    if (status == CKD_OK) {
-        status = safetensors_metadata_parse(out, text, size, err);
-        ckd_blob_free(text);
-    }
-    return status == CKD_E_NOT_FOUND ? CKD_OK : status;
-}
-
-static ckd_status prepare(content *c, arguments *a, ckd_load *load, const bound_checkpoint *b, uint32_t rank,
-                          ckd_error *err) {
+static ckd_status prepare(file_content *c, arguments *a, ckd_load *load, const bound_checkpoint *b,
+                          uint32_t rank, ckd_error *err) {
     json_t *metadata = NULL;
     ckd_status status = choose_tensors(c, a, load, b, rank, err);
     if (status == CKD_OK) {
-        status = load_metadata(&metadata, load, err);
+        status = file_metadata(&metadata, load, err);
     }
-    char *header = NULL;
-    size_t header_size = 0;
     if (status == CKD_OK) {
-        status = safetensors_format_header(&header, &header_size, c->tensors, c->count, metadata, err);
+        status = file_content_arrange(c, metadata, err);
     }
-    c->header = header;
-    c->header_size = header_size;
     json_decref(metadata);
     return status;
 }
 
-typedef struct copying {
-    ckd_load *load;
-    cli_output *output;
-    cli_progress *progress;
-    uint64_t done, total;
-    void *buffer; /* PIECE_BYTES */
-    void *room;   /* as much, for ranks' tensors */
-} copying;
-
-typedef struct piece_context {
-    copying *copying;
-    const safetensors_tensor *tensor;
-    const rank_tensor *of_rank; /* NULL: no layout */
-} piece_context;
-
-static ckd_status copy_piece(void *context, const ckd_region *piece, uint64_t elements, ckd_error *err) {
-    piece_context *p = context;
-    copying *c = p->copying;
-    ckd_load_request request = CKD_LOAD_REQUEST_INIT;
-    request.name = p->tensor->name;
-    request.region = *piece;
-    request.data = c->buffer;
-    request.size = (size_t)(elements * ckd_dtype_size(p->tensor->dtype));
-    ckd_status status = p->of_rank ? rank_tensor_load(c->buffer, c->room, p->of_rank, piece, c->load, err)
-                                   : ckd_load_tensor(c->load, &request, err);
-    if (status == CKD_OK) {
-        status = cli_output_write(c->output, c->buffer, request.size, err);
-    }
-    if (status != CKD_OK) {
-        return status;
-    }
-    c->done += request.size;
-    return cli_progress_update(c->progress, c->done, c->total)
-               ? cli_error(err, CKD_E_CANCELLED, "interrupted; nothing was written")
-               : CKD_OK;
-}
-
-/* Pieces of a whole tensor end where its blocks end, so that none is decoded twice. */
-static ckd_status copy_whole(piece_context *p, uint64_t most, ckd_error *err) {
-    const safetensors_tensor *t = p->tensor;
-    most -= most % CKD_BLOCK_ELEMENTS;
-    ckd_status status = CKD_OK;
-    for (uint64_t first = 0; first < t->elements && status == CKD_OK; first += most) {
-        uint64_t count = t->elements - first < most ? t->elements - first : most;
-        ckd_region piece = {.kind = CKD_REGION_FLAT, .start = first, .count = count};
-        status = copy_piece(p, &piece, count, err);
-    }
-    return status;
-}
-
-static ckd_status copy_tensor(copying *c, const content *from, const safetensors_tensor *t, bool whole,
-                              ckd_error *err) {
-    piece_context p = {c, t, NULL};
-    uint64_t most = PIECE_BYTES / ckd_dtype_size(t->dtype);
-    if (from->of_rank.items) {
-        p.of_rank = &from->of_rank.items[t->number];
-        ckd_region all = {.kind = CKD_REGION_BOX};
-        memcpy(all.lengths, p.of_rank->share.lengths, sizeof(all.lengths));
-        return cli_cut_box(&all, t->ndim, most, copy_piece, &p, err);
-    }
-    return whole ? copy_whole(&p, most, err)
-                 : cli_cut_box(&from->regions[t->number], t->ndim, most, copy_piece, &p, err);
-}
-
-static ckd_status write_content(const arguments *a, const char *out, const content *c, ckd_load *load,
+static ckd_status write_content(const arguments *a, const char *out, const file_content *c, ckd_load *load,
                                 ckd_error *err) {
-    cli_progress progress;
-    cli_progress_begin(&progress, "loading", a->common.quiet);
-    copying copy = {
-        .load = load, .progress = &progress, .total = c->data_size, .buffer = malloc(2 * PIECE_BYTES)};
-    copy.room = (char *)copy.buffer + PIECE_BYTES;
-    cli_interrupt_catch();
-    ckd_status status = copy.buffer
-                            ? cli_output_open(&copy.output, out, a->force, c->header_size + c->data_size, err)
-                            : cli_error_nomem(err);
+    file_writing writing;
+    ckd_status status = file_writing_begin(&writing, load, c->data_size, a->common.quiet, err);
     if (status == CKD_OK) {
-        status = cli_output_write(copy.output, c->header, c->header_size, err);
+        status = file_content_write(&writing, c, out, a->force, err);
     }
-    for (size_t i = 0; i < c->count && status == CKD_OK; i++) {
-        status = copy_tensor(&copy, c, &c->tensors[i], a->regions.count + a->regions.shards == 0, err);
-    }
-    if (status == CKD_OK) {
-        status = cli_output_commit(copy.output, err);
-    } else {
-        cli_output_drop(copy.output);
-    }
-    cli_progress_end(&progress);
-    free(copy.buffer);
+    file_writing_end(&writing);
     return status;
 }
 
@@ -384,7 +263,7 @@ typedef struct written {
     uint64_t bytes, data_bytes;
 } written;
 
-static void count_written(written *w, const content *c) {
+static void count_written(written *w, const file_content *c) {
     w->tensors += c->count;
     w->files++;
     w->bytes += c->header_size + c->data_size;
@@ -421,7 +300,7 @@ static ckd_status tell(const arguments *a, const written *w, ckd_store *store, c
     return CKD_OK;
 }
 
-static void list_names(const arguments *a, const content *c) {
+static void list_names(const arguments *a, const file_content *c) {
     for (size_t i = 0; i < c->count && a->common.verbose && cli_talks(&a->common); i++) {
         fputs("  ", stdout);
         cli_print_clean(stdout, c->tensors[i].name);
@@ -430,7 +309,8 @@ static void list_names(const arguments *a, const content *c) {
 }
 
 /* What is to be loaded: whole tensors, regions, or what a rank's tensors are made of. */
-static ckd_status list_requests(ckd_load_request **out, size_t *count, const content *c, ckd_error *err) {
+static ckd_status list_requests(ckd_load_request **out, size_t *count, const file_content *c,
+                                ckd_error *err) {
     *out = calloc(c->count + 1, sizeof(**out));
     *count = 0;
     ckd_status status = *out ? CKD_OK : cli_error_nomem(err);
@@ -442,12 +322,14 @@ static ckd_status list_requests(ckd_load_request **out, size_t *count, const con
         ckd_load_request *request = &(*out)[(*count)++];
         *request = (ckd_load_request)CKD_LOAD_REQUEST_INIT;
         request->name = c->tensors[i].name;
-        request->region = c->regions[c->tensors[i].number];
+        if (c->regions) {
+            request->region = c->regions[c->tensors[i].number];
+        }
     }
     return status;
 }
 
-static ckd_status explain(const arguments *a, const content *c, ckd_store *store, ckd_load *load,
+static ckd_status explain(const arguments *a, const file_content *c, ckd_store *store, ckd_load *load,
                           ckd_error *err) {
     ckd_load_request *requests = NULL;
     size_t count = 0;
@@ -463,7 +345,7 @@ static ckd_status explain(const arguments *a, const content *c, ckd_store *store
 
 static ckd_status load_one(arguments *a, ckd_store *store, ckd_load *load, const bound_checkpoint *b,
                            ckd_error *err) {
-    content c = {0};
+    file_content c = {0};
     written w = {0};
     ckd_status status = prepare(&c, a, load, b, (uint32_t)a->regions.shard, err);
     if (status == CKD_OK && a->explain) {
@@ -476,7 +358,7 @@ static ckd_status load_one(arguments *a, ckd_store *store, ckd_load *load, const
             list_names(a, &c);
         }
     }
-    content_free(&c);
+    file_content_free(&c);
     return status;
 }
 
@@ -506,13 +388,13 @@ static ckd_status load_all_ranks(arguments *a, ckd_store *store, ckd_load *load,
         free(path);
     }
     for (uint32_t rank = 0; rank < a->layout->world && status == CKD_OK; rank++) {
-        content c = {0};
+        file_content c = {0};
         char *path = path_of_rank(a, rank, false, err);
         status = path ? prepare(&c, a, load, b, rank, err) : err->status;
         status = status == CKD_OK ? cli_output_make_folders(path, err) : status;
         status = status == CKD_OK ? write_content(a, path, &c, load, err) : status;
         count_written(&w, &c);
-        content_free(&c);
+        file_content_free(&c);
         free(path);
     }
     return status == CKD_OK ? tell(a, &w, store, load, err) : status;
@@ -566,15 +448,7 @@ static int run(arguments *a) {
     }
     ckd_store_close(store);
     layout_release(a->layout);
-    if (status == CKD_OK) {
-        return CLI_DONE;
-    }
-    int code = cli_fail(&err);
-    if (status == CKD_E_CORRUPT) {
-        cli_note("'ckptdelta verify %s' names all that is damaged, and the newest checkpoint that is intact",
-                 a->common.store);
-    }
-    return code;
+    return status == CKD_OK ? CLI_DONE : cli_fail_reading(&err, &a->common);
 }
 
 int cmd_load(int argc, char **argv) {

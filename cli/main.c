@@ -16,6 +16,8 @@ static const struct command {
     {"save", "ckptdelta save", "save safetensors files as the checkpoint of a step", cmd_save},
     {"import", "ckptdelta import", "save the files of many ranks as the checkpoint of a step", cmd_import},
     {"load", "ckptdelta load", "write a checkpoint, or some of its tensors, to a safetensors file", cmd_load},
+    {"export", "ckptdelta export", "write a checkpoint as a folder that other programs read as a model",
+     cmd_export},
     {"list", "ckptdelta list", "list the checkpoints of a store", cmd_list},
     {"show", "ckptdelta show", "show a checkpoint: its tensors, how they are stored, its chain", cmd_show},
     {"diff", "ckptdelta diff", "compare two checkpoints tensor by tensor", cmd_diff},

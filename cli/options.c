@@ -209,6 +209,15 @@ bool cli_talks(const cli_options *options) {
     return !options->json && !options->quiet;
 }
 
+int cli_fail_reading(const ckd_error *err, const cli_options *options) {
+    int code = cli_fail(err);
+    if (err->status == CKD_E_CORRUPT) {
+        cli_note("'ckptdelta verify %s' names all that is damaged, and the newest checkpoint that is intact",
+                 options->store);
+    }
+    return code;
+}
+
 ckd_status cli_open_store(ckd_store **out, const cli_options *options, ckd_open_mode mode, ckd_error *err) {
     ckd_store_options store_options = CKD_STORE_OPTIONS_INIT;
     store_options.threads = options->threads;

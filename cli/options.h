@@ -59,6 +59,9 @@ bool cli_parse_place(cli_place *out, const char *text);
 /* Human output on stdout, unless -q or --json asks for none. */
 bool cli_talks(const cli_options *options);
 
+/* cli_fail, with a hint how to find out about damage if that was it. */
+int cli_fail_reading(const ckd_error *err, const cli_options *options);
+
 /* Opens the store; messages of the library become notes. */
 ckd_status cli_open_store(ckd_store **out, const cli_options *options, ckd_open_mode mode, ckd_error *err);
 /*

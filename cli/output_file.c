@@ -136,15 +136,14 @@ static int give_name(const cli_output *o) {
     return link(o->temporary, o->path) == 0 ? unlink(o->temporary) : -1;
 }
 
-static ckd_status sync_directory(const cli_output *o, ckd_error *err) {
-    int fd = open(o->directory, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+ckd_status cli_output_sync_folder(const char *path, ckd_error *err) {
+    int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     /* EINVAL: this file system has no way to sync a directory. */
     int failed = fd < 0 || (fsync(fd) != 0 && errno != EINVAL) ? errno : 0;
     if (fd >= 0) {
         close(fd);
     }
-    return failed ? cli_error_sys(err, failed, o->directory, "cannot make the output's name durable")
-                  : CKD_OK;
+    return failed ? cli_error_sys(err, failed, path, "cannot make the output's name durable") : CKD_OK;
 }
 
 ckd_status cli_output_commit(cli_output *o, ckd_error *err) {
@@ -168,7 +167,7 @@ ckd_status cli_output_commit(cli_output *o, ckd_error *err) {
         cli_output_drop(o);
         return status;
     }
-    status = sync_directory(o, err);
+    status = cli_output_sync_folder(o->directory, err);
     if (status != CKD_OK && !o->force) {
         unlink(o->path);
     }

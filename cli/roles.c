@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-static ckd_role role_by_name(const char *name) {
+ckd_role cli_role_by_name(const char *name) {
     for (ckd_role role = CKD_ROLE_WEIGHT; role <= CKD_ROLE_OTHER; role++) {
         if (strcmp(ckd_role_name(role), name) == 0) {
             return role;
@@ -15,7 +15,7 @@ static ckd_role role_by_name(const char *name) {
 
 ckd_status cli_roles_add(cli_roles *roles, const char *text, ckd_error *err) {
     const char *equals = strrchr(text, '=');
-    ckd_role role = equals ? role_by_name(equals + 1) : CKD_ROLE_AUTO;
+    ckd_role role = equals ? cli_role_by_name(equals + 1) : CKD_ROLE_AUTO;
     if (role == CKD_ROLE_AUTO || equals == text) {
         return cli_error(
             err, CKD_E_INVALID,

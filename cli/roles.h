@@ -15,6 +15,8 @@ typedef struct cli_roles {
     size_t count;
 } cli_roles;
 
+/* AUTO if it is none. */
+ckd_role cli_role_by_name(const char *name);
 /* Adds "PATTERN=ROLE". INVALID if it is none. */
 ckd_status cli_roles_add(cli_roles *roles, const char *text, ckd_error *err);
 /* Never AUTO. Marks the rule as used. */

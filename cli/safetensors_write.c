@@ -40,7 +40,7 @@ ckd_status safetensors_arrange(uint64_t *data_size, safetensors_tensor *tensors,
         if (__builtin_mul_overflow(t->elements, (uint64_t)ckd_dtype_size(t->dtype), &t->size) ||
             __builtin_add_overflow(end, t->size, &end) || end > INT64_MAX) {
             status = cli_error(err, CKD_E_UNSUPPORTED,
-                               "the tensors are too large for one file; choose some with --tensor");
+                               "the tensors are too large for one file; choose fewer tensors");
         }
     }
     free(order);
@@ -82,10 +82,9 @@ static ckd_status dump(char **out, size_t *size, const json_t *root, ckd_error *
         return cli_error_nomem(err);
     }
     if (padded > SAFETENSORS_HEADER_MAX) {
-        return cli_error(
-            err, CKD_E_UNSUPPORTED,
-            "the header would have %zu bytes, the format's limit is %u; choose some tensors with --tensor",
-            padded, SAFETENSORS_HEADER_MAX);
+        return cli_error(err, CKD_E_UNSUPPORTED,
+                         "the header would have %zu bytes, the format's limit is %u; choose fewer tensors",
+                         padded, SAFETENSORS_HEADER_MAX);
     }
     char *bytes = malloc(8 + padded);
     if (!bytes) {

@@ -77,6 +77,18 @@ CKD_API void ckd_load_explanation_free(ckd_load_explanation *explanation);
 CKD_API ckd_status ckd_load_all(ckd_load *load, const ckd_load_request *requests, size_t count,
                                 unsigned allowed, ckd_error *err);
 
+typedef struct ckd_blob_info {
+    const char *name; /* valid as long as the load */
+    uint64_t size;    /* bytes */
+} ckd_blob_info;
+typedef struct ckd_blob_list {
+    size_t count;
+    ckd_blob_info *items; /* by name */
+} ckd_blob_list;
+/* The blobs of the checkpoint, for ckd_load_blob. Reads nothing. Release with ckd_blob_list_free. Errors: NOMEM. */
+CKD_API ckd_status ckd_load_blobs(ckd_blob_list **out, const ckd_load *load, ckd_error *err);
+CKD_API void ckd_blob_list_free(ckd_blob_list *list);
+
 /* Payload bytes that this load has read so far: from files, not from other ranks. */
 CKD_API uint64_t ckd_load_bytes_read(const ckd_load *load);
 

@@ -331,6 +331,26 @@ ckd_status ckd_load_blob(void **data, size_t *size, ckd_load *load, const char *
     return CKD_OK;
 }
 
+ckd_status ckd_load_blobs(ckd_blob_list **out, const ckd_load *load, ckd_error *err) {
+    const view *v = load->view;
+    *out = NULL;
+    ckd_blob_list *list = malloc(sizeof(*list) + v->blob_count * sizeof(ckd_blob_info));
+    if (!list) {
+        return err_nomem(err, v->blob_count * sizeof(ckd_blob_info), "a list of blobs");
+    }
+    *list = (ckd_blob_list){v->blob_count, (ckd_blob_info *)(list + 1)};
+    for (size_t i = 0; i < v->blob_count; i++) {
+        const record *r = v->blobs[i].record;
+        list->items[i] = (ckd_blob_info){r->tensor->name, r->raw_size};
+    }
+    *out = list;
+    return CKD_OK;
+}
+
+void ckd_blob_list_free(ckd_blob_list *list) {
+    free(list);
+}
+
 void ckd_blob_free(void *data) {
     free(data);
 }

@@ -52,6 +52,7 @@ def test_all_documented_objects_are_printed(full):
     checked(full.json("report"), "report", seen)
     checked(full.json("load", "--run", "gpt", "--out", full.folder / "o"), "load", seen)
     checked(full.json("load", "--run", "gpt", "--explain"), "load --explain", seen)
+    checked(full.json("export", "--run", "gpt", "--out", full.folder / "e", "--dry-run"), "export", seen)
     layout = full.folder / "layout"
     layout.write_text("mesh tp=1\nstep skipped\n.* replicated\n")
     plan = full.json("import", "--layout", layout, "--dry-run", full.file(state(1)))
