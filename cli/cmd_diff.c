@@ -18,12 +18,13 @@ static const struct argp_option options_table[] = {
 };
 
 static const char doc[] =
-    "Compare checkpoint A with checkpoint B, each given as a step (a number, or latest) or as RUN@STEP. For each tensor: "
+    "Compare checkpoint A with checkpoint B, each given as a step (a number, or latest), as RUN@STEP or as @TAG. For each tensor: "
     "how many elements have other bits, the L2 norms of both and of the difference, the largest difference. Tensors that "
     "are equal are only counted, unless -v is given."
     "\vExamples:\n"
     "  ckptdelta diff ckpts 100 latest\n"
-    "  ckptdelta diff ckpts gpt@100 tuned@0 --json\n";
+    "  ckptdelta diff ckpts gpt@100 tuned@0 --json\n"
+    "  ckptdelta diff ckpts @best gpt@latest\n";
 
 typedef struct arguments {
     cli_options common;
@@ -46,7 +47,7 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
             return ARGP_ERR_UNKNOWN; /* the common options take it */
         }
         if (a->place_count == 2 || !cli_parse_place(&a->places[a->place_count], arg)) {
-            argp_error(state, "name two checkpoints, each a step, latest or RUN@STEP; '%s' is %s", arg,
+            argp_error(state, "name two checkpoints, each a step, latest, RUN@STEP or @TAG; '%s' is %s", arg,
                        a->place_count == 2 ? "one too many" : "none of these");
         }
         a->place_count++;
@@ -137,8 +138,7 @@ static ckd_status print_text(const ckd_diff *diff, const ckd_checkpoint sides[2]
 static ckd_status compare(const arguments *a, ckd_store *store, ckd_error *err) {
     ckd_checkpoint sides[2];
     for (int i = 0; i < 2; i++) {
-        const cli_place *p = &a->places[i];
-        ckd_status status = cli_find(&sides[i], store, p->run[0] ? p->run : a->run, p->step, err);
+        ckd_status status = cli_find_place(&sides[i], store, &a->places[i], a->run, err);
         if (status != CKD_OK) {
             return status;
         }

@@ -5,6 +5,7 @@
 
 #include "cli/commands.h"
 #include "cli/json_out.h"
+#include "cli/marks.h"
 #include "cli/options.h"
 #include "cli/table.h"
 #include "cli/text.h"
@@ -78,13 +79,20 @@ static ckd_status append_errors(json_t **errors, ckd_store *store, const ckd_che
     return status;
 }
 
-static ckd_status print_json(ckd_store *store, const ckd_checkpoint_list *list,
-                             const ckd_checkpoint_list *all, ckd_error *err) {
+/* What is listed. */
+typedef struct listing {
+    ckd_checkpoint_list *all, *list; /* list: those asked for */
+    bool one_run;
+    cli_marks marks;
+} listing;
+
+static ckd_status print_json(ckd_store *store, const listing *l, ckd_error *err) {
+    const ckd_checkpoint_list *list = l->list;
     json_t *items = json_array(), *errors = json_array();
     ckd_status status = CKD_OK;
     for (size_t i = 0; i < list->count && status == CKD_OK; i++) {
         const ckd_checkpoint *c = &list->items[i];
-        cli_json_append(&items, cli_json_checkpoint(c, all));
+        cli_json_append(&items, cli_json_checkpoint(c, l->all));
         if (c->fidelity != CKD_EXACT) {
             status = append_errors(&errors, store, c, err);
         }
@@ -94,7 +102,10 @@ static ckd_status print_json(ckd_store *store, const ckd_checkpoint_list *list,
         json_decref(errors);
         return status;
     }
-    return cli_json_print(json_pack("{s:i, s:o, s:o}", "schema", 1, "checkpoints", items, "errors", errors),
+    const ckd_checkpoint_list *of = l->one_run ? list : NULL;
+    return cli_json_print(json_pack("{s:i, s:o, s:o, s:o, s:o}", "schema", 1, "checkpoints", items, "errors",
+                                    errors, "pins", cli_json_pins(&l->marks, of, l->all), "tags",
+                                    cli_json_tags(&l->marks, of, l->all)),
                           err);
 }
 
@@ -110,14 +121,14 @@ static void print_verbose_cells(cli_table *t, const ckd_checkpoint *c, const ckd
     cli_table_cell(t, "%s", id);
 }
 
-static ckd_status print_text(const ckd_checkpoint_list *list, const ckd_checkpoint_list *all, bool verbose,
-                             ckd_error *err) {
-    cli_table *t = cli_table_new(
-        verbose ? "RUN|>STEP|KIND|FIDELITY|>RAW|>STORED|>RATIO|>DEPTH|CREATED|PARENT|RESUMED FROM|"
-                  ">LOAD COST|>TENSORS|METRIC|ID"
-                : "RUN|>STEP|KIND|FIDELITY|>RAW|>STORED|>RATIO|>DEPTH|CREATED");
-    for (size_t i = 0; i < list->count; i++) {
-        const ckd_checkpoint *c = &list->items[i];
+static ckd_status print_text(const listing *l, bool verbose, ckd_error *err) {
+    bool marked = cli_marks_any(&l->marks);
+    char columns[200];
+    snprintf(columns, sizeof(columns), "RUN|>STEP|KIND|FIDELITY|>RAW|>STORED|>RATIO|>DEPTH|CREATED%s%s",
+             marked ? "|MARKS" : "", verbose ? "|PARENT|RESUMED FROM|>LOAD COST|>TENSORS|METRIC|ID" : "");
+    cli_table *t = cli_table_new(columns);
+    for (size_t i = 0; i < l->list->count; i++) {
+        const ckd_checkpoint *c = &l->list->items[i];
         cli_table_cell(t, "%s", c->run);
         cli_table_cell(t, "%" PRIu64, c->step);
         cli_table_cell(t, "%s", ckd_kind_name(c->kind));
@@ -127,8 +138,11 @@ static ckd_status print_text(const ckd_checkpoint_list *list, const ckd_checkpoi
         cli_table_cell(t, "%s", cli_text_ratio(c->raw_bytes, c->stored_bytes).text);
         cli_table_cell(t, "%" PRIu32, c->depth);
         cli_table_cell(t, "%s", cli_text_time(c->created_ns).text);
+        if (marked) {
+            cli_marks_cell(t, &l->marks, &c->id);
+        }
         if (verbose) {
-            print_verbose_cells(t, c, all);
+            print_verbose_cells(t, c, l->all);
         }
     }
     return cli_table_print(t, err);
@@ -136,25 +150,29 @@ static ckd_status print_text(const ckd_checkpoint_list *list, const ckd_checkpoi
 
 static ckd_status run(const arguments *a, ckd_error *err) {
     ckd_store *store = NULL;
-    ckd_checkpoint_list *all = NULL, *list = NULL;
+    listing l = {.one_run = a->run != NULL};
     ckd_status status = cli_open_store(&store, &a->common, CKD_OPEN_READ, err);
     if (status == CKD_OK) {
-        status = ckd_store_list(&all, store, NULL, err);
+        status = ckd_store_list(&l.all, store, NULL, err);
     }
     if (status == CKD_OK) {
-        status = ckd_store_list(&list, store, a->run, err);
+        status = ckd_store_list(&l.list, store, a->run, err);
     }
-    if (status == CKD_OK && a->run && list->count == 0) {
+    if (status == CKD_OK && a->run && l.list->count == 0) {
         status = cli_error(err, CKD_E_NOT_FOUND,
                            "the store has no run '%.128s'; ckptdelta list shows what there is", a->run);
     }
-    if (status == CKD_OK && a->common.json) {
-        status = print_json(store, list, all, err);
-    } else if (status == CKD_OK && cli_talks(&a->common)) {
-        status = print_text(list, all, a->common.verbose > 0, err);
+    if (status == CKD_OK) {
+        status = cli_marks_read(&l.marks, store, err);
     }
-    ckd_checkpoint_list_free(list);
-    ckd_checkpoint_list_free(all);
+    if (status == CKD_OK && a->common.json) {
+        status = print_json(store, &l, err);
+    } else if (status == CKD_OK && cli_talks(&a->common)) {
+        status = print_text(&l, a->common.verbose > 0, err);
+    }
+    cli_marks_free(&l.marks);
+    ckd_checkpoint_list_free(l.list);
+    ckd_checkpoint_list_free(l.all);
     ckd_store_close(store);
     return status;
 }

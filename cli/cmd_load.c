@@ -404,7 +404,7 @@ static ckd_status load_to_file(arguments *a, ckd_store *store, ckd_error *err) {
     ckd_checkpoint from;
     ckd_load *load = NULL;
     bound_checkpoint bound = {0};
-    ckd_status status = cli_find(&from, store, a->pick.run, a->pick.step, err);
+    ckd_status status = cli_find_pick(&from, store, &a->pick, err);
     if (status == CKD_OK) {
         ckd_load_options options = CKD_LOAD_OPTIONS_INIT;
         options.staging_bytes = a->common.staging;

@@ -25,7 +25,7 @@ static const struct argp_option options_table[] = {
 
 static const char doc[] =
     "Delete the checkpoints that nothing below says to keep. What one that stays is a delta on stays as well, and so do "
-    "what a save in progress builds on, and the two newest of each run, which are verified first. What is deleted lies in the trash, "
+    "what a save in progress builds on, what is pinned or tagged, and the two newest of each run, which are verified first. What is deleted lies in the trash, "
     "and can be taken back, until its time is over: ckptdelta help trash."
     "\vExamples:\n"
     "  ckptdelta prune ckpts --keep-last 5 --keep-every 10000 --dry-run\n"
@@ -104,9 +104,10 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
 static const struct {
     unsigned bit;
     const char *word;
-} reasons[] = {{CKD_KEPT_LAST, "last"},     {CKD_KEPT_EVERY, "every"},  {CKD_KEPT_FIRST, "first"},
-               {CKD_KEPT_BEST, "best"},     {CKD_KEPT_NEW, "new"},      {CKD_KEPT_NEEDED, "needed"},
-               {CKD_KEPT_IN_USE, "in use"}, {CKD_KEPT_SAFETY, "safety"}};
+} reasons[] = {{CKD_KEPT_LAST, "last"},     {CKD_KEPT_EVERY, "every"},   {CKD_KEPT_FIRST, "first"},
+               {CKD_KEPT_BEST, "best"},     {CKD_KEPT_NEW, "new"},       {CKD_KEPT_NEEDED, "needed"},
+               {CKD_KEPT_IN_USE, "in use"}, {CKD_KEPT_SAFETY, "safety"}, {CKD_KEPT_PINNED, "pinned"},
+               {CKD_KEPT_TAGGED, "tagged"}};
 enum { REASONS = sizeof(reasons) / sizeof(reasons[0]) };
 
 static json_t *json_item(const ckd_retained *r) {
@@ -132,7 +133,7 @@ static ckd_status print_json(const ckd_prune *p, bool dry_run, ckd_error *err) {
 }
 
 static void print_reasons(cli_table *t, unsigned kept) {
-    char text[96] = "";
+    char text[128] = "";
     size_t used = 0;
     for (int i = 0; i < REASONS; i++) {
         if (kept & reasons[i].bit) {

@@ -6,6 +6,7 @@
 
 #include "cli/commands.h"
 #include "cli/json_out.h"
+#include "cli/marks.h"
 #include "cli/options.h"
 #include "cli/table.h"
 #include "cli/text.h"
@@ -42,6 +43,7 @@ typedef struct shown {
     ckd_checkpoint_list *all;
     ckd_tensor_list *tensors;
     ckd_tensor_list *anew; /* NULL: not known, or a base */
+    cli_marks marks;
 } shown;
 
 static double bits_per_element(const ckd_tensor_info *t) {
@@ -88,9 +90,11 @@ static ckd_status print_json(const shown *s, ckd_error *err) {
     for (const ckd_checkpoint *c = &s->checkpoint; c; c = next_in_chain(s, c, &left)) {
         cli_json_append(&chain, json_string(cli_place_of(c).text));
     }
-    return cli_json_print(json_pack("{s:i, s:[o], s:o, s:o, s:o}", "schema", 1, "checkpoints",
+    const ckd_checkpoint_list this = {1, (ckd_checkpoint *)&s->checkpoint};
+    return cli_json_print(json_pack("{s:i, s:[o], s:o, s:o, s:o, s:o, s:o}", "schema", 1, "checkpoints",
                                     cli_json_checkpoint(&s->checkpoint, s->all), "chain", chain, "begun_anew",
-                                    anew, "tensors", tensors),
+                                    anew, "tensors", tensors, "pins", cli_json_pins(&s->marks, &this, s->all),
+                                    "tags", cli_json_tags(&s->marks, &this, s->all)),
                           err);
 }
 
@@ -133,6 +137,7 @@ static void print_checkpoint(const shown *s) {
         cli_print_clean(stdout, c->metric_name);
         printf(" = %g\n", c->metric);
     }
+    cli_marks_print(&s->marks, &c->id);
     printf("chain         %s", cli_place_of(c).text);
     size_t left = s->all->count;
     for (const ckd_checkpoint *p = next_in_chain(s, c, &left); p; p = next_in_chain(s, p, &left)) {
@@ -194,13 +199,16 @@ static ckd_status run(const arguments *a, ckd_error *err) {
     shown s = {0};
     ckd_status status = cli_open_store(&store, &a->common, CKD_OPEN_READ, err);
     if (status == CKD_OK) {
-        status = cli_find(&s.checkpoint, store, a->pick.run, a->pick.step, err);
+        status = cli_find_pick(&s.checkpoint, store, &a->pick, err);
     }
     if (status == CKD_OK) {
         status = ckd_store_list(&s.all, store, NULL, err);
     }
     if (status == CKD_OK) {
         status = ckd_store_tensors(&s.tensors, store, &s.checkpoint.id, err);
+    }
+    if (status == CKD_OK) {
+        status = cli_marks_read(&s.marks, store, err);
     }
     if (status == CKD_OK &&
         s.checkpoint.kind == CKD_DELTA) { /* the parent may be gone, which is no error here */
@@ -211,6 +219,7 @@ static ckd_status run(const arguments *a, ckd_error *err) {
     } else if (status == CKD_OK && cli_talks(&a->common)) {
         status = print_text(&s, a->common.verbose > 0, err);
     }
+    cli_marks_free(&s.marks);
     ckd_tensor_list_free(s.anew);
     ckd_tensor_list_free(s.tensors);
     ckd_checkpoint_list_free(s.all);

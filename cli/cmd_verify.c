@@ -208,8 +208,8 @@ static ckd_status verify(ckd_verify_result **out, const arguments *a, ckd_store 
     options.run = a->pick.run;
     options.quick = a->quick;
     ckd_checkpoint one;
-    if (a->pick.step_given) {
-        ckd_status status = cli_find(&one, store, a->pick.run, a->pick.step, err);
+    if (a->pick.step_given || a->pick.tag) {
+        ckd_status status = cli_find_pick(&one, store, &a->pick, err);
         if (status != CKD_OK) {
             return status;
         }

@@ -11,6 +11,8 @@ int cmd_show(int argc, char **argv);
 int cmd_diff(int argc, char **argv);
 int cmd_report(int argc, char **argv);
 int cmd_verify(int argc, char **argv);
+int cmd_pin(int argc, char **argv);
+int cmd_tag(int argc, char **argv);
 int cmd_delete(int argc, char **argv);
 int cmd_prune(int argc, char **argv);
 int cmd_trash(int argc, char **argv);

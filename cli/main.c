@@ -23,6 +23,8 @@ static const struct command {
     {"diff", "ckptdelta diff", "compare two checkpoints tensor by tensor", cmd_diff},
     {"report", "ckptdelta report", "tell how much a store holds and takes, by run and by role", cmd_report},
     {"verify", "ckptdelta verify", "check every hash, down to the reconstructed values", cmd_verify},
+    {"pin", "ckptdelta pin", "pin checkpoints, so that nothing deletes them", cmd_pin},
+    {"tag", "ckptdelta tag", "give checkpoints names, which also keep them", cmd_tag},
     {"delete", "ckptdelta delete", "delete checkpoints; that can be taken back", cmd_delete},
     {"prune", "ckptdelta prune", "delete all checkpoints that a policy does not keep", cmd_prune},
     {"trash", "ckptdelta trash", "list what was deleted; take it back, or remove it for good", cmd_trash},

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { OPT_JSON = 0x100, OPT_RUN, OPT_STEP, OPT_THREADS, OPT_STAGING };
+enum { OPT_JSON = 0x100, OPT_RUN, OPT_STEP, OPT_THREADS, OPT_STAGING, OPT_TAG };
 
 /* ----------------------------------------------------------------------------------------------------- values */
 
@@ -56,7 +56,13 @@ bool cli_parse_step(uint64_t *out, const char *text) {
 bool cli_parse_place(cli_place *out, const char *text) {
     const char *at = strrchr(text, '@');
     size_t length = at ? (size_t)(at - text) : 0;
-    if (length > CKD_RUN_MAX || (at && length == 0)) {
+    memset(out, 0, sizeof(*out));
+    if (at == text) {
+        size_t tag = strlen(text + 1);
+        memcpy(out->tag, text + 1, tag <= CKD_RUN_MAX ? tag : 0);
+        return out->tag[0] != '\0';
+    }
+    if (length > CKD_RUN_MAX) {
         return false;
     }
     memcpy(out->run, text, length);
@@ -64,19 +70,31 @@ bool cli_parse_place(cli_place *out, const char *text) {
     return cli_parse_step(&out->step, at ? at + 1 : text);
 }
 
-error_t cli_places_add(cli_places *places, const char *text, struct argp_state *state) {
+static error_t add_place(cli_places *places, const cli_place *place, struct argp_state *state) {
     cli_place *grown = realloc(places->items, (places->count + 1) * sizeof(*grown));
     if (!grown) {
         argp_failure(state, CLI_FAILED, 0, "out of memory");
         return ENOMEM;
     }
     places->items = grown;
-    if (!cli_parse_place(&grown[places->count], text) || !grown[places->count].run[0] ||
-        grown[places->count].step == CKD_LATEST) {
+    grown[places->count++] = *place;
+    return 0;
+}
+
+error_t cli_places_add(cli_places *places, const char *text, struct argp_state *state) {
+    cli_place place;
+    if (!cli_parse_place(&place, text) || !place.run[0] || place.step == CKD_LATEST) {
         argp_error(state, "name checkpoints as RUN@STEP, as in gpt@100, not '%s'", text);
     }
-    places->count++;
-    return 0;
+    return add_place(places, &place, state);
+}
+
+error_t cli_places_add_any(cli_places *places, const char *text, struct argp_state *state) {
+    cli_place place;
+    if (!cli_parse_place(&place, text) || !(place.run[0] || place.tag[0])) {
+        argp_error(state, "name checkpoints as RUN@STEP, as in gpt@100, or as @TAG, not '%s'", text);
+    }
+    return add_place(places, &place, state);
 }
 
 uint64_t cli_seconds(struct argp_state *state, const char *name, const char *text) {
@@ -178,6 +196,7 @@ const struct argp cli_staging_argp = {.options = staging_options, .parser = pars
 static const struct argp_option pick_options[] = {
     {"run", OPT_RUN, "RUN", 0, "The run (the only one of the store)", 1},
     {"step", OPT_STEP, "N|latest", 0, "The step of the checkpoint; latest is the newest committed", 1},
+    {"tag", OPT_TAG, "TAG", 0, "Instead of these: the checkpoint that has this tag", 1},
     {0},
 };
 
@@ -195,6 +214,14 @@ static error_t parse_pick(int key, char *arg, struct argp_state *state) {
             argp_error(state, "--step is a number or latest, not '%s'", arg);
         }
         pick->step_given = true;
+        return 0;
+    case OPT_TAG:
+        pick->tag = arg;
+        return 0;
+    case ARGP_KEY_END:
+        if (pick->tag && (pick->run || pick->step_given)) {
+            argp_error(state, "--tag names a checkpoint by itself, without --run and --step");
+        }
         return 0;
     default:
         return ARGP_ERR_UNKNOWN;
@@ -276,4 +303,15 @@ ckd_status cli_find(ckd_checkpoint *out, ckd_store *store, const char *run, uint
         run = only;
     }
     return ckd_store_find(out, store, run, step, err);
+}
+
+ckd_status cli_find_pick(ckd_checkpoint *out, ckd_store *store, const cli_pick *pick, ckd_error *err) {
+    return pick->tag ? ckd_store_find_tag(out, store, pick->tag, err)
+                     : cli_find(out, store, pick->run, pick->step, err);
+}
+
+ckd_status cli_find_place(ckd_checkpoint *out, ckd_store *store, const cli_place *place, const char *run,
+                          ckd_error *err) {
+    return place->tag[0] ? ckd_store_find_tag(out, store, place->tag, err)
+                         : cli_find(out, store, place->run[0] ? place->run : run, place->step, err);
 }

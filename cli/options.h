@@ -24,18 +24,20 @@ extern const struct argp cli_threads_argp;
 /* --staging, for commands that save or load; the same. */
 extern const struct argp cli_staging_argp;
 
-/* --run and --step, to choose a checkpoint. */
+/* --run and --step, or --tag, to choose a checkpoint. */
 typedef struct cli_pick {
     const char *run; /* NULL: the only one */
     uint64_t step;
     bool step_given;
+    const char *tag; /* NULL: not given; else neither run nor step is */
 } cli_pick;
 extern const struct argp cli_pick_argp;
 
-/* A run and a step as written: RUN@STEP. */
+/* A run and a step as written: RUN@STEP; or a tag: @TAG. */
 typedef struct cli_place {
     char run[CKD_RUN_MAX + 1]; /* "": not given */
     uint64_t step;             /* CKD_LATEST for `latest` */
+    char tag[CKD_RUN_MAX + 1]; /* "": not given; else neither run nor step is */
 } cli_place;
 
 /* Checkpoints named one after the other. Release items with free. */
@@ -45,6 +47,8 @@ typedef struct cli_places {
 } cli_places;
 /* RUN@STEP; ends the process if it is none. */
 error_t cli_places_add(cli_places *places, const char *text, struct argp_state *state);
+/* The same, RUN@latest or @TAG. */
+error_t cli_places_add_any(cli_places *places, const char *text, struct argp_state *state);
 /* "30s", "90m", "36h", "7d" in seconds; ends the process if it is none. */
 uint64_t cli_seconds(struct argp_state *state, const char *name, const char *text);
 
@@ -53,8 +57,8 @@ bool cli_parse_u64(uint64_t *out, const char *text);
 bool cli_parse_double(double *out, const char *text);
 bool cli_parse_size(uint64_t *out,
                     const char *text); /* a number of bytes, or of K, M, G or T, which are binary */
-bool cli_parse_step(uint64_t *out, const char *text); /* a number, or `latest` */
-bool cli_parse_place(cli_place *out, const char *text);
+bool cli_parse_step(uint64_t *out, const char *text);   /* a number, or `latest` */
+bool cli_parse_place(cli_place *out, const char *text); /* [RUN@]STEP or @TAG */
 
 /* Human output on stdout, unless -q or --json asks for none. */
 bool cli_talks(const cli_options *options);
@@ -69,5 +73,9 @@ ckd_status cli_open_store(ckd_store **out, const cli_options *options, ckd_open_
  * NOT_FOUND says what there is.
  */
 ckd_status cli_find(ckd_checkpoint *out, ckd_store *store, const char *run, uint64_t step, ckd_error *err);
+ckd_status cli_find_pick(ckd_checkpoint *out, ckd_store *store, const cli_pick *pick, ckd_error *err);
+/* run: of a place that has none; may be NULL. */
+ckd_status cli_find_place(ckd_checkpoint *out, ckd_store *store, const cli_place *place, const char *run,
+                          ckd_error *err);
 
 #endif

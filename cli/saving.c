@@ -38,11 +38,11 @@ static const struct argp_option options_table[] = {
     {0, 0, 0, 0, "Where it comes from:", 2},
     {"base", OPT_BASE, 0, 0, "Store it whole, depending on no other checkpoint", 2},
     {"parent", OPT_PARENT, "RUN@STEP", 0,
-     "Store it as a difference from this checkpoint (the run's newest before the step). From another run: RUN becomes a "
+     "Store it as a difference from this checkpoint, also @TAG (the run's newest before the step). From another run: RUN becomes a "
      "branch of it",
      2},
-    {"resumed-from", OPT_RESUMED_FROM, "RUN@STEP", 0, "Record which checkpoint the training was resumed from",
-     2},
+    {"resumed-from", OPT_RESUMED_FROM, "RUN@STEP", 0,
+     "Record which checkpoint, also @TAG, the training was resumed from", 2},
     {"on-duplicate", OPT_ON_DUPLICATE, "WHAT", 0,
      "If the run has this step already: error (default); same-ok: fine if the content is identical; branch: the run was "
      "rewound, go on as RUN~2",
@@ -99,8 +99,8 @@ static void parse_metric(cli_saving *a, const char *arg, struct argp_state *stat
 
 static void parse_place(cli_place *place, bool *given, const char *name, const char *arg,
                         struct argp_state *state) {
-    if (!cli_parse_place(place, arg) || !place->run[0]) {
-        argp_error(state, "--%s is RUN@STEP, for example gpt@100, not '%s'", name, arg);
+    if (!cli_parse_place(place, arg) || !(place->run[0] || place->tag[0])) {
+        argp_error(state, "--%s is RUN@STEP, for example gpt@100, or @TAG, not '%s'", name, arg);
     }
     *given = true;
 }
@@ -286,8 +286,26 @@ static ckd_status save_all(ckd_checkpoint *info, ckd_store *store, const ckd_sav
     return status;
 }
 
+/* A tag becomes the run and step that have it. */
+static ckd_status resolve_tag(cli_place *place, ckd_store *store, ckd_error *err) {
+    ckd_checkpoint tagged;
+    ckd_status status = place->tag[0] ? ckd_store_find_tag(&tagged, store, place->tag, err) : CKD_OK;
+    if (status == CKD_OK && place->tag[0]) {
+        memcpy(place->run, tagged.run, sizeof(place->run));
+        place->step = tagged.step;
+    }
+    return status;
+}
+
 /* The ancestors given by name. `latest` of another run is resolved here, once. */
 static ckd_status set_lineage(cli_saving *a, ckd_store *store, ckd_error *err) {
+    ckd_status resolved = resolve_tag(&a->parent, store, err);
+    if (resolved == CKD_OK) {
+        resolved = resolve_tag(&a->resumed_from, store, err);
+    }
+    if (resolved != CKD_OK) {
+        return resolved;
+    }
     if (a->has_parent) {
         a->save.parent_run = a->parent.run;
         a->save.parent_step = a->parent.step;

@@ -97,6 +97,28 @@ void tombstone_encode(bytes *to, const ckd_id *store, const tombstone *t);
 ckd_status tombstone_decode(tombstone *out, const ckd_id *store, const void *data, size_t size,
                             const char *path, ckd_error *err);
 
+/* A checkpoint that stays whatever a policy says, and is not deleted before it is unpinned. */
+typedef struct pin_note {
+    ckd_id checkpoint;
+    uint32_t generation;
+    uint64_t pinned_ns;
+    char reason[CKD_REASON_MAX + 1]; /* "": none given */
+} pin_note;
+void pin_encode(bytes *to, const ckd_id *store, const pin_note *p);
+ckd_status pin_decode(pin_note *out, const ckd_id *store, const void *data, size_t size, const char *path,
+                      ckd_error *err);
+
+/* A name for a checkpoint, which keeps it as well. */
+typedef struct tag_note {
+    char tag[CKD_RUN_MAX + 1];
+    ckd_id checkpoint;
+    uint32_t generation;
+    uint64_t tagged_ns;
+} tag_note;
+void tag_encode(bytes *to, const ckd_id *store, const tag_note *t);
+ckd_status tag_decode(tag_note *out, const ckd_id *store, const void *data, size_t size, const char *path,
+                      ckd_error *err);
+
 /* The store's identity file. */
 typedef struct store_identity {
     ckd_id id;

@@ -142,15 +142,23 @@ static bool run_char(char c) {
            c == '_' || c == '-' || c == '~';
 }
 
-void note_take_run(note_in *n, char run[CKD_RUN_MAX + 1]) {
-    reader_string(&n->in, run, CKD_RUN_MAX + 1);
-    bool valid = run[0] && run[0] != '.' && run[0] != '-';
-    for (const char *c = run; *c && valid; c++) {
+static void take_name(note_in *n, char name[CKD_RUN_MAX + 1], const char *problem) {
+    reader_string(&n->in, name, CKD_RUN_MAX + 1);
+    bool valid = name[0] && name[0] != '.' && name[0] != '-';
+    for (const char *c = name; *c && valid; c++) {
         valid = run_char(*c);
     }
     if (!n->in.failed && !valid) {
-        note_fail(n, CKD_E_CORRUPT, "a run's name has characters that it must not have");
+        note_fail(n, CKD_E_CORRUPT, problem);
     }
+}
+
+void note_take_run(note_in *n, char run[CKD_RUN_MAX + 1]) {
+    take_name(n, run, "a run's name has characters that it must not have");
+}
+
+void note_take_tag(note_in *n, char tag[CKD_RUN_MAX + 1]) {
+    take_name(n, tag, "a tag has characters that it must not have");
 }
 
 uint64_t note_take_step(note_in *n) {

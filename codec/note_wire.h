@@ -48,6 +48,8 @@ void note_put_files(bytes *to, const note_file *files, size_t count);
 ckd_id note_take_id(note_in *n);
 /* 1 to CKD_RUN_MAX of A-Z a-z 0-9 . _ - ~, not starting with a dot or a dash. */
 void note_take_run(note_in *n, char run[CKD_RUN_MAX + 1]);
+/* The same for a tag. */
+void note_take_tag(note_in *n, char tag[CKD_RUN_MAX + 1]);
 /* At most INT64_MAX, which the catalog can hold. */
 uint64_t note_take_step(note_in *n);
 note_file note_take_file(note_in *n);

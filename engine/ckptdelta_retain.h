@@ -1,9 +1,11 @@
 /*
- * ckptdelta, what a store keeps: deleting checkpoints, taking that back, and giving their room back to the file system. Part of
- * ckptdelta.h, which includes it; the same conventions hold.
+ * ckptdelta, what a store keeps: deleting checkpoints, taking that back, and giving their room back to the file system; pins, tags and
+ * policies. Part of ckptdelta.h, which includes it; the same conventions hold.
  *
  * A deleted checkpoint is in the trash first: it is listed no more, and all its files are still there. It can be brought back until
  * its files are removed, which a collection does when its time is over.
+ *
+ * Pins and tags are files of the store's own, not of its catalog. While one of them cannot be read, nothing is deleted or removed.
  */
 #ifndef CKPTDELTA_RETAIN_H
 #define CKPTDELTA_RETAIN_H
@@ -73,6 +75,59 @@ typedef struct ckd_collected {
 CKD_API ckd_status ckd_store_collect(ckd_collected *out, ckd_store *store, const ckd_collect_options *options,
                                      ckd_error *err);
 
+/* -------------------------------------------------------------------------------------------- pins and tags */
+
+#define CKD_REASON_MAX 255 /* bytes of a pin's reason */
+
+/* A checkpoint that is pinned is not deleted before it is unpinned, and no policy lets it go. */
+typedef struct ckd_pin {
+    ckd_id checkpoint;
+    ckd_status status; /* CKD_OK, or why the rest cannot be read; it is pinned all the same */
+    uint64_t pinned_ns;
+    char reason[CKD_REASON_MAX + 1]; /* "": none was given */
+} ckd_pin;
+typedef struct ckd_pin_list {
+    size_t count;
+    ckd_pin *items;
+} ckd_pin_list;
+/*
+ * Pins a checkpoint. reason: up to CKD_REASON_MAX bytes of UTF-8; NULL: none. One that is pinned gets the new reason. Durable when it returns CKD_OK; a
+ * failure may leave it pinned. Errors: NOT_FOUND (no such checkpoint), INVALID (the reason), READ_ONLY, BUSY, UNSUPPORTED (a newer version's pin is
+ * there), NOSPACE, IO, NOMEM.
+ */
+CKD_API ckd_status ckd_store_pin(ckd_store *store, const ckd_id *checkpoint, const char *reason,
+                                 ckd_error *err);
+/* Takes the pin away, also a damaged one, and that of a checkpoint that is gone. Errors: NOT_FOUND (it is not pinned), and those of ckd_store_pin. */
+CKD_API ckd_status ckd_store_unpin(ckd_store *store, const ckd_id *checkpoint, ckd_error *err);
+/* All pins, by id. Release with ckd_pin_list_free. Errors: IO, NOMEM. */
+CKD_API ckd_status ckd_store_pins(ckd_pin_list **out, ckd_store *store, ckd_error *err);
+CKD_API void ckd_pin_list_free(ckd_pin_list *list);
+
+/* A name for a checkpoint, which keeps it like a pin. A tag names one checkpoint; a checkpoint may have several. */
+typedef struct ckd_tag {
+    char tag[CKD_RUN_MAX + 1];
+    ckd_status status; /* CKD_OK, or why the rest cannot be read */
+    ckd_id checkpoint;
+    uint64_t tagged_ns;
+} ckd_tag;
+typedef struct ckd_tag_list {
+    size_t count;
+    ckd_tag *items; /* by name */
+} ckd_tag_list;
+/*
+ * Gives a checkpoint a tag, which has the characters of a run's name. move: it may be another one's, which loses it then; else that is EXISTS, and a
+ * damaged one CORRUPT. Otherwise as ckd_store_pin.
+ */
+CKD_API ckd_status ckd_store_set_tag(ckd_store *store, const char *tag, const ckd_id *checkpoint, int move,
+                                     ckd_error *err);
+/* Takes the tag away, also a damaged one. Errors: NOT_FOUND (there is no such tag), and those of ckd_store_pin. */
+CKD_API ckd_status ckd_store_remove_tag(ckd_store *store, const char *tag, ckd_error *err);
+/* All tags. Release with ckd_tag_list_free. Errors: IO, NOMEM. */
+CKD_API ckd_status ckd_store_tags(ckd_tag_list **out, ckd_store *store, ckd_error *err);
+CKD_API void ckd_tag_list_free(ckd_tag_list *list);
+/* The checkpoint that has the tag. Errors: NOT_FOUND (no such tag; its checkpoint is not in the store), CORRUPT and UNSUPPORTED (the tag), IO, NOMEM. */
+CKD_API ckd_status ckd_store_find_tag(ckd_checkpoint *out, ckd_store *store, const char *tag, ckd_error *err);
+
 /* ------------------------------------------------------------------------------------------------- policies */
 
 /* What to keep of each run, by itself. A checkpoint stays if any of these says so; what says nothing keeps nothing. */
@@ -96,9 +151,11 @@ typedef enum ckd_kept {
     CKD_KEPT_FIRST = 4,
     CKD_KEPT_BEST = 8,
     CKD_KEPT_NEW = 16,
-    CKD_KEPT_NEEDED = 32, /* one that stays is a delta on it */
-    CKD_KEPT_IN_USE = 64, /* a save in progress builds on it */
-    CKD_KEPT_SAFETY = 128 /* of the newest two of its run: those stay whatever a policy says */
+    CKD_KEPT_NEEDED = 32,  /* one that stays is a delta on it */
+    CKD_KEPT_IN_USE = 64,  /* a save in progress builds on it */
+    CKD_KEPT_SAFETY = 128, /* of the newest two of its run: those stay whatever a policy says */
+    CKD_KEPT_PINNED = 256,
+    CKD_KEPT_TAGGED = 512
 } ckd_kept;
 typedef struct ckd_retained {
     ckd_checkpoint checkpoint;
@@ -113,7 +170,7 @@ typedef struct ckd_prune {
 
 /*
  * What a policy would delete. Changes nothing. Release with ckd_prune_free. Errors: INVALID (a policy that keeps nothing), NOT_FOUND (the
- * run), CORRUPT and UNSUPPORTED (a manifest that cannot be read), IO, NOMEM.
+ * run), CORRUPT and UNSUPPORTED (a manifest, pin or tag that cannot be read), IO, NOMEM.
  */
 CKD_API ckd_status ckd_store_plan_prune(ckd_prune **out, ckd_store *store, const ckd_policy *policy,
                                         ckd_error *err);

@@ -2,7 +2,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "engine/needs.h"
+#include "engine/notes.h"
 #include "engine/ready.h"
 
 static ckd_status publish_tombstone(const ckd_store *store, const tombstone *t, ckd_error *err) {
@@ -66,7 +66,10 @@ static void follow(ckd_store *store) {
 static ckd_status delete_chosen(ckd_store *store, needs *n, uint64_t undo_s, ckd_error *err) {
     need **order = NULL;
     size_t count = 0;
-    ckd_status status = check_dependents(n, err);
+    ckd_status status = notes_check_chosen(store, n, err);
+    if (status == CKD_OK) {
+        status = check_dependents(n, err);
+    }
     if (status == CKD_OK) {
         status = needs_visit_writers(store, check_writer, n, err);
     }

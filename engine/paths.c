@@ -88,6 +88,52 @@ bool manifest_name_parse(manifest_name *out, const char *name) {
     return run_name_valid(out->run);
 }
 
+static const struct {
+    note_kind kind;
+    const char *word;
+} note_kinds[] = {{NOTE_PIN, "pin"}, {NOTE_TAG, "tag"}};
+
+static bool note_subject_valid(note_kind kind, const char *subject) {
+    ckd_id id;
+    return kind == NOTE_PIN ? strlen(subject) == CKD_ID_TEXT - 1 && id_parse(&id, subject)
+                            : run_name_valid(subject);
+}
+
+bool note_name_parse(note_name *out, const char *name) {
+    memset(out, 0, sizeof(*out));
+    const char *first = strchr(name, '.'), *last = strrchr(name, '.');
+    size_t length = first && last > first ? (size_t)(last - first - 1) : 0;
+    uint64_t generation;
+    if (length == 0 || length > CKD_RUN_MAX ||
+        !parse_decimal(&generation, last + 1, strlen(last + 1), UINT32_MAX)) {
+        return false;
+    }
+    memcpy(out->name, first + 1, length);
+    out->generation = (uint32_t)generation;
+    for (size_t i = 0; i < sizeof(note_kinds) / sizeof(note_kinds[0]); i++) {
+        const char *word = note_kinds[i].word;
+        if (strlen(word) == (size_t)(first - name) && strncmp(word, name, strlen(word)) == 0) {
+            out->kind = note_kinds[i].kind;
+            return note_subject_valid(out->kind, out->name);
+        }
+    }
+    return false;
+}
+
+const char *note_word(note_kind kind) {
+    const char *word = "";
+    for (size_t i = 0; i < sizeof(note_kinds) / sizeof(note_kinds[0]); i++) {
+        word = note_kinds[i].kind == kind ? note_kinds[i].word : word;
+    }
+    return word;
+}
+
+pathname path_note(const char *store, const note_name *name) {
+    char file[CKD_RUN_MAX + 64];
+    snprintf(file, sizeof(file), "%s.%s.%" PRIu32, note_word(name->kind), name->name, name->generation);
+    return path_of(store, DIR_NOTES, file);
+}
+
 static int hex_digit(char c) {
     return c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
 }

@@ -5,6 +5,7 @@
 #include <stdbool.h>
 
 #include "base/error.h"
+#include "codec/note.h"
 
 #define PATH_ROOM 4096 /* bytes for any path in a store; store paths are cut to fit at open */
 
@@ -44,6 +45,17 @@ typedef struct manifest_name {
     uint32_t generation;
 } manifest_name;
 bool manifest_name_parse(manifest_name *out, const char *name);
+
+/* The name of a note in data/n taken apart: KIND.NAME.GENERATION. NAME is a checkpoint's id (pin) or a tag. */
+typedef struct note_name {
+    note_kind kind;
+    char name[CKD_RUN_MAX + 1];
+    uint32_t generation;
+} note_name;
+bool note_name_parse(note_name *out, const char *name);
+const char *note_word(note_kind kind); /* KIND: "pin", "tag"; "" of others */
+/* STORE/data/n/KIND.NAME.GENERATION */
+pathname path_note(const char *store, const note_name *name);
 
 /* 32 hexadecimal digits at the start of text. */
 bool id_parse(ckd_id *out, const char *text);

@@ -129,7 +129,7 @@ static ckd_status remove_temporaries(const ckd_store *store, const char *dir, ck
 }
 
 ckd_status store_recover(ckd_store *store, ckd_error *err) {
-    static const char *const dirs[] = {"data", DIR_MANIFESTS, DIR_INTENTS, DIR_TOMBSTONES};
+    static const char *const dirs[] = {"data", DIR_MANIFESTS, DIR_INTENTS, DIR_TOMBSTONES, DIR_NOTES};
     ckd_status status = store_make_directories(store->path, err);
     for (size_t i = 0; i < sizeof(dirs) / sizeof(dirs[0]) && status == CKD_OK; i++) {
         status = remove_temporaries(store, dirs[i], err);

@@ -2,7 +2,7 @@
 #include <math.h>
 #include <stdlib.h>
 
-#include "engine/needs.h"
+#include "engine/notes.h"
 
 #define SAFE 2 /* checkpoints of a run that always stay */
 
@@ -170,6 +170,19 @@ static ckd_status list_items(ckd_prune *plan, ckd_store *store, const ckd_policy
     return status;
 }
 
+static ckd_status apply_notes(ckd_prune *plan, const ckd_store *store, ckd_error *err) {
+    notes n = {0};
+    ckd_status status = notes_read(&n, store, err);
+    if (status == CKD_OK) {
+        status = notes_check(&n, store, err);
+    }
+    for (size_t i = 0; i < plan->count && status == CKD_OK; i++) {
+        plan->items[i].kept |= notes_keep(&n, &plan->items[i].checkpoint.id);
+    }
+    notes_free(&n);
+    return status;
+}
+
 ckd_status ckd_store_plan_prune(ckd_prune **out, ckd_store *store, const ckd_policy *policy, ckd_error *err) {
     *out = NULL;
     ckd_prune *plan = calloc(1, sizeof(*plan));
@@ -180,6 +193,9 @@ ckd_status ckd_store_plan_prune(ckd_prune **out, ckd_store *store, const ckd_pol
     }
     if (status == CKD_OK) {
         apply_to_runs(plan, policy);
+        status = apply_notes(plan, store, err);
+    }
+    if (status == CKD_OK) {
         status = needs_read(&k.all, store, err);
     }
     if (status == CKD_OK) {

@@ -6,7 +6,7 @@
 
 #include <stdlib.h>
 
-#include "engine/needs.h"
+#include "engine/notes.h"
 #include "engine/ranks.h"
 
 /* ---- chunk files ---- */
@@ -150,8 +150,16 @@ static void count_up(ckd_collected *out, const needs *n, const file_uses *files)
 /* Under the publish lock, and unless `dry` under the exclusive reader lock. */
 static ckd_status collect(ckd_collected *out, const ckd_store *store, bool all, bool dry, ckd_error *err) {
     needs n = {0};
+    notes kept = {0};
     file_uses files = {0};
-    ckd_status status = needs_read(&n, store, err);
+    ckd_status status = notes_read(&kept, store, err);
+    if (status == CKD_OK) { /* one that cannot be read may be about what is in the trash */
+        status = notes_check(&kept, store, err);
+    }
+    notes_free(&kept);
+    if (status == CKD_OK) {
+        status = needs_read(&n, store, err);
+    }
     if (status == CKD_OK) {
         choose_expired(&n, all);
         status = uses_of(&files, &n, err);

@@ -1,5 +1,5 @@
 /*
- * Verification: every manifest, every byte of the chunk files they name, every block's rebuilt values. It looks at the
+ * Verification: every manifest and note, every byte of the chunk files they name, every block's rebuilt values. It looks at the
  * files, not at the catalog, and goes on behind damage, so that all of it is named.
  */
 #include <errno.h>
@@ -8,6 +8,7 @@
 
 #include "base/float_mode.h"
 #include "engine/damage.h"
+#include "engine/notes.h"
 #include "engine/values.h"
 
 typedef struct verification {
@@ -342,6 +343,22 @@ static ckd_status check_catalog(verification *v, ckd_error *err) {
     return note(v, status, &why, CKD_NO_OFFSET, "", err);
 }
 
+/* Pins and tags. No checkpoint suffers, but none can be deleted. */
+static ckd_status check_notes(verification *v, ckd_error *err) {
+    notes n = {0};
+    ckd_status status = v->options->run ? CKD_OK : notes_read(&n, v->store, err);
+    for (size_t i = 0; i < n.count && status == CKD_OK; i++) {
+        ckd_error why = {.offset = CKD_NO_OFFSET};
+        ckd_status found = notes_why(&n.items[i], v->store, &why);
+        if (found != CKD_OK) {
+            err_in_file(&why, found, path_note(v->store->path, &n.items[i].name).text);
+        }
+        status = note(v, found, &why, CKD_NO_OFFSET, "", err);
+    }
+    notes_free(&n);
+    return status;
+}
+
 static ckd_status expect_total(verification *v, ckd_error *err) {
     ckd_checkpoint_list list = {0};
     ckd_status status = store_list(&list, v->store, v->options->run, err);
@@ -380,6 +397,9 @@ static ckd_status run_verification(verification *v, ckd_error *err) {
     }
     if (status == CKD_OK) {
         status = check_catalog(v, err);
+    }
+    if (status == CKD_OK) {
+        status = check_notes(v, err);
     }
     if (status == CKD_OK) {
         status = check_all(v, err);

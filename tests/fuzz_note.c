@@ -55,9 +55,23 @@ static void try_small(const uint8_t *data, size_t size, const ckd_id *store, byt
     }
 }
 
+static void try_kept(const uint8_t *data, size_t size, const ckd_id *store, bytes *again) {
+    pin_note p;
+    tag_note t;
+    if (pin_decode(&p, NULL, data, size, "fuzz", NULL) == CKD_OK) {
+        pin_encode(again, store, &p);
+        check_same(again, data, size);
+    }
+    if (tag_decode(&t, NULL, data, size, "fuzz", NULL) == CKD_OK) {
+        bytes_clear(again);
+        tag_encode(again, store, &t);
+        check_same(again, data, size);
+    }
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     static void (*const tries[])(const uint8_t *, size_t, const ckd_id *,
-                                 bytes *) = {try_manifest, try_intent, try_part, try_small};
+                                 bytes *) = {try_manifest, try_intent, try_part, try_small, try_kept};
     ckd_id store = {{0}};
     if (size >= 32) {
         memcpy(store.bytes, data + 16, 16);

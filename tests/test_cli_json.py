@@ -63,6 +63,8 @@ def test_all_documented_objects_are_printed(full):
     checked(full.json("prune", "--keep-first", "--dry-run"), "prune", seen)
     checked(full.json("delete", "tuned@3"), "delete", seen)
     checked(full.json("trash"), "trash", seen)
+    assert checked(full.json("pin", "gpt@1", "--reason", "x"), "pin", seen)["pins"]
+    assert checked(full.json("tag", "best", "gpt@1"), "tag", seen)["tags"]
     checked(full.json("trash", "--restore"), "trash --restore", seen)
     checked(full.json("trash", "--empty"), "trash --empty", seen)
     chunk = max((p for p in (full.path / "data").rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
@@ -98,7 +100,7 @@ def test_an_empty_store_lists_nothing(store):
     store.save(1, state(1), expect=FAILED)
     bad = store.folder / "other"
     run("save", bad, "--run", "a", "--step", 1, "--parent", "x@1", store.file({}), expect=3)
-    assert run("list", bad, "--json").json() == {"schema": 1, "checkpoints": [], "errors": []}
+    assert run("list", bad, "--json").json() == {"schema": 1, "checkpoints": [], "errors": [], "pins": [], "tags": []}
     assert checked(run("report", bad, "--json").json(), "report")["ratio"] is None
     assert checked(run("verify", bad, "--json").json(), "verify")["ok"] is True
 

@@ -142,7 +142,7 @@ def test_what_is_no_store(tmp_path):
     (tmp_path / "file").write_text("x")
     st.write(tmp_path / "in.safetensors", state(1))
     for command in (["list"], ["show"], ["report"], ["verify"], ["rebuild"], ["delete", "a@1"],
-                    ["prune", "--keep-last", "1"], ["trash"], ["load", "--out", tmp_path / "o"],
+                    ["prune", "--keep-last", "1"], ["trash"], ["pin"], ["tag"], ["pin", "a@1"], ["load", "--out", tmp_path / "o"],
                     ["diff", "1", "2"]):
         for name in ("absent", "folder"):
             assert name in run(command[0], tmp_path / name, *command[1:], expect=NOT_FOUND).err

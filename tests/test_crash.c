@@ -17,6 +17,7 @@
 #include <unistd.h>
 
 #include "base/file.h"
+#include "tests/support/marks.h"
 #include "tests/support/scenes.h"
 #include "tests/support/scratch.h"
 #include "tests/support/survivors.h"
@@ -146,6 +147,18 @@ static int child_undeletes(const char *dir, int report) {
     return code;
 }
 
+enum { MARKED = 32 }; /* reported instead of a step, and more from there on: changes of pins and tags */
+
+static int child_marks(const char *dir, int report) {
+    ckd_store *store;
+    int code = scene_open(&store, dir, CKD_OPEN_WRITE, NULL) == CKD_OK ? 0 : 1;
+    for (unsigned i = 0; i < MARK_CHANGES && code == 0; i++) {
+        code = mark_change(store, i, NULL) == CKD_OK ? report_commit(report, MARKED + i) : 2;
+    }
+    ckd_store_close(store);
+    return code;
+}
+
 /* Bits of the steps that were reported; *finished: it came to its end. */
 static uint64_t run_child(bool *finished, child_fn act, const char *dir, killer *k) {
     int ends[2], state;
@@ -191,7 +204,11 @@ static bool kill_once(const sweep *w, unsigned long at, bool torn) {
     if (w->template) {
         tree_copy(store_path_of(w->template, ""), store);
     }
-    uint64_t committed = w->before | run_child(&finished, w->act, dir, &k);
+    uint64_t reported = run_child(&finished, w->act, dir, &k);
+    uint64_t committed = w->before | (reported & ((UINT64_C(1) << MARKED) - 1));
+    if (w->act == child_marks) {
+        marks_check(dir, (unsigned)__builtin_popcountll(reported >> MARKED));
+    }
     survivors_check(dir, committed, UINT64_C(1) << w->attempted | w->moved, w->attempted);
     tempdir_remove(dir);
     return finished;
@@ -242,6 +259,12 @@ static void test_killed_while_bringing_back(void **state) {
     scene_trash(*state, 1, 2);
     sweep w = {.template = *state, .act = child_undeletes, .before = 1, .attempted = 3, .moved = 6};
     assert_true(kill_everywhere("undelete", &w) >= 6);
+}
+
+static void test_killed_while_pinning_and_tagging(void **state) {
+    scene_make(*state, 0, 3);
+    sweep w = {.template = *state, .act = child_marks, .before = 7, .attempted = 3};
+    assert_true(kill_everywhere("pins and tags", &w) >= (under_sanitizer() ? 4 : 30));
 }
 
 /* Makes DIR/store as a writer of step 2 leaves it that is killed at a certain step. */
@@ -307,6 +330,7 @@ int main(void) {
         tempdir_test(test_killed_while_aborting),
         tempdir_test(test_killed_while_deleting_and_collecting),
         tempdir_test(test_killed_while_bringing_back),
+        tempdir_test(test_killed_while_pinning_and_tagging),
         tempdir_test(test_killed_in_recovery),
         tempdir_test(test_killed_in_rebuild),
         tempdir_test(test_killed_while_the_catalog_is_mended),

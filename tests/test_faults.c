@@ -19,6 +19,7 @@
 
 #include "base/file.h"
 #include "tests/support/actions.h"
+#include "tests/support/marks.h"
 #include "tests/support/scenes.h"
 #include "tests/support/scratch.h"
 #include "tests/support/survivors.h"
@@ -169,6 +170,10 @@ static bool fail_at(const sweep *w, const manner *how, unsigned long at) {
     } else {
         survivors_glance(dir, w->before | a.committed, w->possible & ~a.gone);
     }
+    if (w->act == act_marks) {
+        assert_true(how->lasting != ONCE || a.marks == MARK_CHANGES);
+        marks_check(dir, a.marks);
+    }
     tempdir_remove(dir);
     return current.trouble.hits > 0;
 }
@@ -258,6 +263,12 @@ static void test_bringing_back(void **state) {
     scene_trash(*state, 1, 2);
     sweep w = {*state, act_undeletes, .before = 1, .possible = 6, .next = 3};
     assert_true(fail_everywhere("undelete", &w) >= 40);
+}
+
+static void test_pinning_and_tagging(void **state) {
+    scene_make(*state, 0, 3);
+    sweep w = {*state, act_marks, .before = 7, .next = 3};
+    assert_true(fail_everywhere("pins and tags", &w) >= 60);
 }
 
 static void test_aborting(void **state) {
@@ -387,6 +398,7 @@ int main(void) {
         TEST(test_saving_by_two_ranks),
         TEST(test_deleting_and_collecting),
         TEST(test_bringing_back),
+        TEST(test_pinning_and_tagging),
         TEST(test_aborting),
         TEST(test_recovering),
         TEST(test_rebuilding),

@@ -27,6 +27,7 @@
 #include "engine/save_measures.h"
 #include "tests/support/actions.h"
 #include "tests/support/bundled.h"
+#include "tests/support/marks.h"
 #include "tests/support/samples.h"
 #include "tests/support/scenes.h"
 #include "tests/support/scratch.h"
@@ -138,6 +139,10 @@ static bool fail_at(const sweep *w, allocator from, bool for_ever, unsigned long
     } else {
         survivors_glance(dir, w->before | a.committed, w->possible & ~a.gone);
     }
+    if (w->act == act_marks) {
+        assert_true(for_ever || a.marks == MARK_CHANGES);
+        marks_check(dir, a.marks);
+    }
     tempdir_remove(dir);
     return shortage.trouble.hits > 0;
 }
@@ -240,6 +245,12 @@ static void test_deleting_and_bringing_back(void **state) {
     assert_true(fail_everywhere("undelete", &w) >= 50);
 }
 
+static void test_pinning_and_tagging(void **state) {
+    scene_make(*state, 0, 3);
+    sweep w = {*state, act_marks, .before = 7, .next = 3};
+    assert_true(fail_everywhere("pins and tags", &w) >= 50);
+}
+
 static void test_reading(void **state) {
     scene_make(*state, 0, 3);
     sweep w = {*state, act_reads, .before = 7, .next = 3};
@@ -330,6 +341,7 @@ int main(void) {
         TEST(test_saving),
         TEST(test_recovering_and_rebuilding),
         TEST(test_deleting_and_bringing_back),
+        TEST(test_pinning_and_tagging),
         TEST(test_reading),
         TEST(test_reading_bundles),
         TEST(test_writing_bundles),

@@ -75,6 +75,10 @@ static part sample_part(void) {
 
 static const tombstone sample_tombstone = {
     .checkpoint = {{0x71}}, .run = "dead.run", .step = 12, .generation = 9, .deleted_ns = 77, .until_ns = 88};
+static const pin_note sample_pin = {
+    .checkpoint = {{0x81}}, .generation = 2, .pinned_ns = 99, .reason = "for the paper, caf\xc3\xa9"};
+static const tag_note sample_tag = {
+    .tag = "best-1.0", .checkpoint = {{0x82}}, .generation = 5, .tagged_ns = 111};
 static const store_identity sample_identity = {{{0xaa, 0xbb}}, 1234567890123456789};
 
 static bytes encode(note_kind kind) {
@@ -95,6 +99,12 @@ static bytes encode(note_kind kind) {
     case NOTE_TOMBSTONE:
         tombstone_encode(&b, &store_id, &sample_tombstone);
         break;
+    case NOTE_PIN:
+        pin_encode(&b, &store_id, &sample_pin);
+        break;
+    case NOTE_TAG:
+        tag_encode(&b, &store_id, &sample_tag);
+        break;
     default:
         store_identity_encode(&b, &sample_identity);
     }
@@ -110,6 +120,8 @@ static ckd_status decode(note_kind kind, const bytes *b, ckd_error *err) {
         intent intent;
         part part;
         tombstone tombstone;
+        pin_note pin;
+        tag_note tag;
         store_identity identity;
         char bytes[sizeof(manifest) + sizeof(intent)];
     } out = {.bytes = {0}}, zero = {.bytes = {0}};
@@ -128,6 +140,12 @@ static ckd_status decode(note_kind kind, const bytes *b, ckd_error *err) {
     case NOTE_TOMBSTONE:
         status = tombstone_decode(&out.tombstone, &store_id, data, b->size, "a/note", err);
         break;
+    case NOTE_PIN:
+        status = pin_decode(&out.pin, &store_id, data, b->size, "a/note", err);
+        break;
+    case NOTE_TAG:
+        status = tag_decode(&out.tag, &store_id, data, b->size, "a/note", err);
+        break;
     default:
         status = store_identity_decode(&out.identity, data, b->size, "a/note", err);
     }
@@ -144,7 +162,8 @@ static ckd_status decode(note_kind kind, const bytes *b, ckd_error *err) {
     return status;
 }
 
-static const note_kind kinds[] = {NOTE_STORE, NOTE_MANIFEST, NOTE_TOMBSTONE, NOTE_INTENT, NOTE_PART};
+static const note_kind kinds[] = {NOTE_STORE, NOTE_MANIFEST, NOTE_TOMBSTONE, NOTE_INTENT,
+                                  NOTE_PART,  NOTE_PIN,      NOTE_TAG};
 #define KIND_COUNT (sizeof(kinds) / sizeof(kinds[0]))
 
 static void reseal(bytes *b) {
@@ -258,6 +277,53 @@ static void test_part_tombstone_identity(void **state) {
     bytes_free(&b);
 }
 
+static void test_pin_and_tag(void **state) {
+    (void)state;
+    pin_note pin;
+    bytes b = encode(NOTE_PIN);
+    assert_int_equal(pin_decode(&pin, &store_id, b.data, b.size, "p", NULL), CKD_OK);
+    assert_memory_equal(&pin.checkpoint, &sample_pin.checkpoint, 16);
+    assert_true(pin.generation == 2 && pin.pinned_ns == 99);
+    assert_string_equal(pin.reason, sample_pin.reason);
+    bytes_free(&b);
+
+    tag_note tag;
+    b = encode(NOTE_TAG);
+    assert_int_equal(tag_decode(&tag, &store_id, b.data, b.size, "p", NULL), CKD_OK);
+    assert_string_equal(tag.tag, "best-1.0");
+    assert_memory_equal(&tag.checkpoint, &sample_tag.checkpoint, 16);
+    assert_true(tag.generation == 5 && tag.tagged_ns == 111);
+    bytes_free(&b);
+}
+
+/* Names and reasons that must not be, with a checksum that is right. */
+static void test_what_pins_and_tags_must_not_say(void **state) {
+    (void)state;
+    bytes b = {0};
+    pin_note pin = sample_pin;
+    memset(pin.reason, 'x', CKD_REASON_MAX);
+    pin_encode(&b, &store_id, &pin);
+    assert_int_equal(decode(NOTE_PIN, &b, NULL), CKD_OK);
+    pin.reason[7] = '\xff';
+    bytes_clear(&b);
+    pin_encode(&b, &store_id, &pin);
+    assert_int_equal(decode(NOTE_PIN, &b, NULL), CKD_E_CORRUPT);
+    pin = sample_pin;
+    pin.checkpoint = (ckd_id){{0}};
+    bytes_clear(&b);
+    pin_encode(&b, &store_id, &pin);
+    assert_int_equal(decode(NOTE_PIN, &b, NULL), CKD_E_CORRUPT);
+    static const char *const bad[] = {"", ".x", "-x", "a/b", "a b", "caf\xc3\xa9"};
+    for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
+        tag_note tag = sample_tag;
+        strcpy(tag.tag, bad[i]);
+        bytes_clear(&b);
+        tag_encode(&b, &store_id, &tag);
+        assert_int_equal(decode(NOTE_TAG, &b, NULL), CKD_E_CORRUPT);
+    }
+    bytes_free(&b);
+}
+
 /* ---- damage ---- */
 
 static void test_every_flipped_bit_is_found(void **state) {
@@ -336,7 +402,7 @@ static void test_envelope(void **state) {
         store_le16(b.data + 10, kind);
         store_le32(b.data + 32, 77); /* generation */
         reseal(&b);
-        bool published = kind == NOTE_MANIFEST || kind == NOTE_TOMBSTONE;
+        bool published = kind == NOTE_MANIFEST || kind == NOTE_TOMBSTONE || kind >= NOTE_RUN;
         assert_int_equal(decode(kinds[k], &b, &err), published ? CKD_OK : CKD_E_CORRUPT);
         bytes_free(&b);
     }
@@ -523,6 +589,8 @@ int main(void) {
         cmocka_unit_test(test_empty_lists_and_no_metric),
         cmocka_unit_test(test_intent),
         cmocka_unit_test(test_part_tombstone_identity),
+        cmocka_unit_test(test_pin_and_tag),
+        cmocka_unit_test(test_what_pins_and_tags_must_not_say),
         cmocka_unit_test(test_every_flipped_bit_is_found),
         cmocka_unit_test(test_every_truncation_is_found),
         cmocka_unit_test(test_trailing_bytes_are_refused),

@@ -25,6 +25,7 @@
 #include "base/bytes.h"
 #include "base/file.h"
 #include "base/hash.h"
+#include "tests/support/marks.h"
 #include "tests/support/scenes.h"
 #include "tests/support/scratch.h"
 #include "tests/support/survivors.h"
@@ -50,6 +51,7 @@ typedef struct name {
 typedef struct image {
     char path[256];
     uint64_t committed, possible;
+    unsigned marks;
 } image;
 
 typedef struct disk {
@@ -62,6 +64,8 @@ typedef struct disk {
     file_step last_step; /* its effect is visible at the next one */
     char last_path[512];
     uint64_t committed, possible;
+    bool marked;      /* pins and tags are changed: */
+    unsigned marks;   /* so often */
     uint64_t seen[2]; /* the last image of each kind */
     image images[IMAGES_MAX];
     size_t image_count;
@@ -252,7 +256,7 @@ static void take_image(disk *d, bool strict) {
     struct stat st;
     assert_true(d->image_count < IMAGES_MAX);
     image *m = &d->images[d->image_count];
-    *m = (image){.committed = d->committed, .possible = d->possible};
+    *m = (image){.committed = d->committed, .possible = d->possible, .marks = d->marks};
     snprintf(m->path, sizeof(m->path), "%s/%zu", d->images_dir, d->image_count);
     assert_int_equal(stat(d->dir, &st), 0);
     if (strict) {
@@ -260,7 +264,7 @@ static void take_image(disk *d, bool strict) {
     } else {
         write_names_first(d, d->dir, m->path);
     }
-    uint64_t seen = fingerprint(m->path, d->committed);
+    uint64_t seen = fingerprint(m->path, d->committed + d->marks);
     if (seen != d->seen[strict]) {
         d->seen[strict] = seen;
         d->image_count++;
@@ -328,6 +332,9 @@ static void end(const char *what, disk *d, uint64_t next) {
     size_t stride = under_sanitizer() ? 3 : 1;
     for (size_t i = 0; i < d->image_count; i += stride) {
         const image *m = &d->images[i];
+        if (d->marked) {
+            marks_check(m->path, m->marks);
+        }
         survivors_check(m->path, m->committed, m->possible, next);
     }
 }
@@ -399,6 +406,22 @@ static void test_deleting(void **state) {
     ckd_store_close(store);
     assert_true(d->image_count > 20);
     end("delete", d, 3);
+}
+
+static void test_pinning_and_tagging(void **state) {
+    disk *d = *state;
+    ckd_error err = {0};
+    scene_make(d->dir, 0, 3);
+    d->committed = 7;
+    d->marked = true;
+    begin(d);
+    ckd_store *store = open_store(d, CKD_OPEN_WRITE);
+    for (; d->marks < MARK_CHANGES; d->marks++) {
+        must(mark_change(store, d->marks, &err), &err);
+    }
+    ckd_store_close(store);
+    assert_true(d->image_count > 20);
+    end("pins and tags", d, 3);
 }
 
 /* Whoever created the store died before its own names were durable. */
@@ -522,6 +545,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_new_store_base_delta_and_ranks, setup, teardown),
         cmocka_unit_test_setup_teardown(test_deleting, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_pinning_and_tagging, setup, teardown),
         cmocka_unit_test_setup_teardown(test_store_whose_creator_died, setup, teardown),
         cmocka_unit_test_setup_teardown(test_store_whose_creator_died_opened_for_writing, setup, teardown),
         cmocka_unit_test_setup_teardown(test_store_whose_creator_died_before_its_folder_was_synced, setup,

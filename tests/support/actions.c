@@ -7,6 +7,7 @@
 #include <cmocka.h>
 
 #include "base/file.h"
+#include "tests/support/marks.h"
 #include "tests/support/scenes.h"
 
 size_t open_descriptors(void) {
@@ -139,6 +140,13 @@ static ckd_status call_undelete(action *a, ckd_error *err) {
     return status == CKD_OK ? ckd_store_undelete(a->store, ids, count, err) : status;
 }
 
+/* What was taken away by an attempt before is not there. */
+static ckd_status call_mark(action *a, ckd_error *err) {
+    ckd_status status = mark_change(a->store, a->marks, err);
+    bool removes = a->marks >= MARK_CHANGES - 2;
+    return removes && status == CKD_E_NOT_FOUND && a->trouble->hits ? CKD_OK : status;
+}
+
 /* Begins, saves a blob, and gives up. */
 static ckd_status call_abort(action *a, ckd_error *err) {
     ckd_save *save;
@@ -206,6 +214,15 @@ void act_undeletes(action *a) {
     a->mode = CKD_OPEN_WRITE;
     if (attempt(a, "open", call_open) == CKD_OK && attempt(a, "undelete", call_undelete) == CKD_OK) {
         a->committed = 6;
+    }
+}
+
+void act_marks(action *a) {
+    a->mode = CKD_OPEN_WRITE;
+    bool ok = attempt(a, "open", call_open) == CKD_OK;
+    while (ok && a->marks < MARK_CHANGES) {
+        ok = attempt(a, "mark", call_mark) == CKD_OK;
+        a->marks += ok;
     }
 }
 

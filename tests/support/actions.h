@@ -21,6 +21,7 @@ typedef struct action {
     ckd_open_mode mode;
     uint64_t step, committed; /* committed: bits of the steps that were reported so */
     uint64_t gone;            /* of those that were reported deleted */
+    unsigned marks;           /* changes of tests/support/marks.h that were made */
 } action;
 
 /* Each fails the test if a call fails without a fault in it, or gives wrong results. */
@@ -32,6 +33,7 @@ void act_saves_ranks(action *a); /* by two ranks */
 void act_aborts(action *a);      /* a save of step 2 */
 void act_deletes(action *a);     /* steps 1 and 2, of 0, 1 and 2, and collects */
 void act_undeletes(action *a);   /* the same ones, which are in the trash */
+void act_marks(action *a);       /* pins and tags steps 1 and 2 */
 void act_opens(action *a);       /* for writing */
 void act_rebuilds(action *a);
 void act_reads(action *a); /* lists, loads and verifies the steps 0, 1 and 2 */

@@ -522,7 +522,7 @@ static void check_no_leftover(const char *dir, const char *folder) {
 
 void store_check_clean(const char *dir) {
     static const char *const folders[] = {"data",         DIR_CHUNKS, DIR_MANIFESTS, DIR_INTENTS,
-                                          DIR_TOMBSTONES, DIR_READY,  DIR_RANKS};
+                                          DIR_TOMBSTONES, DIR_READY,  DIR_RANKS,     DIR_NOTES};
     for (size_t i = 0; i < sizeof(folders) / sizeof(folders[0]); i++) {
         check_no_leftover(dir, folders[i]);
     }
