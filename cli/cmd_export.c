@@ -233,7 +233,7 @@ static ckd_status export_checkpoint(const arguments *a, ckd_store *store, ckd_er
     export_plan plan = {0};
     ckd_load_options options = CKD_LOAD_OPTIONS_INIT;
     options.staging_bytes = a->common.staging;
-    ckd_status status = cli_find(&from, store, a->pick.run, a->pick.step, err);
+    ckd_status status = cli_find_pick(&from, store, &a->pick, err);
     if (status == CKD_OK) {
         status = ckd_load_begin_with(&load, store, &from.id, &options, err);
     }

@@ -71,6 +71,7 @@ def test_a_tag_names_a_checkpoint(bases):
     assert bases.load("--tag", "best")[0].keys() == state(1).keys()
     assert bases.json("show", "--tag", "best")["checkpoints"][0]["step"] == 2
     assert bases.json("verify", "--tag", "best")["checkpoints"] == 1
+    bases.call("export", "--tag", "best", "--out", bases.folder / "exported")
     assert bases.json("diff", "@best", "a@2")["a"] == bases.json("diff", "a@2", "b@1")["a"]
     bases.save(3, state(1, 3), "--parent", "@best", "--resumed-from", "@best", run_name="branch")
     saved = next(c for c in bases.checkpoints() if c["run"] == "branch")
