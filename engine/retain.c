@@ -3,6 +3,7 @@
 #include <stdlib.h>
 
 #include "engine/notes.h"
+#include "engine/read_through.h"
 
 #define SAFE 2 /* checkpoints of a run that always stay */
 
@@ -222,43 +223,6 @@ void ckd_prune_free(ckd_prune *prune) {
 
 /* ---- doing it ---- */
 
-static ckd_status verify_one(ckd_store *store, const ckd_checkpoint *c, ckd_error *err) {
-    ckd_verify_options o = CKD_VERIFY_OPTIONS_INIT;
-    ckd_verify_result *result;
-    o.run = c->run;
-    o.step = c->step;
-    o.one_step = 1;
-    o.quick = 1;
-    ckd_status status = ckd_store_verify(&result, store, &o, err);
-    if (status == CKD_OK && result->damage_count) {
-        status =
-            err_set(err, CKD_E_CORRUPT,
-                    "%s@%llu, which would be one of the two newest left, is damaged: %s; nothing was deleted",
-                    c->run, (unsigned long long)c->step, result->damage[0].what);
-        status = err_in_file(err, status, result->damage[0].file);
-    }
-    ckd_verify_result_free(result);
-    return status;
-}
-
-/* The newest of every run that loses any. */
-static ckd_status verify_safe(ckd_store *store, const ckd_prune *plan, ckd_error *err) {
-    ckd_status status = CKD_OK;
-    for (size_t begin = 0, end; begin < plan->count && status == CKD_OK; begin = end) {
-        const char *run = plan->items[begin].checkpoint.run;
-        bool loses = false;
-        for (end = begin; end < plan->count && strcmp(plan->items[end].checkpoint.run, run) == 0; end++) {
-            loses = loses || !plan->items[end].kept;
-        }
-        for (size_t i = begin; i < end && loses && status == CKD_OK; i++) {
-            if (plan->items[i].kept & CKD_KEPT_SAFETY) {
-                status = verify_one(store, &plan->items[i].checkpoint, err);
-            }
-        }
-    }
-    return status;
-}
-
 static ckd_status delete_the_others(ckd_store *store, const ckd_prune *plan,
                                     const ckd_delete_options *options, ckd_error *err) {
     ckd_id *ids = calloc(plan->count + 1, sizeof(*ids));
@@ -287,7 +251,7 @@ ckd_status ckd_store_prune(ckd_prune **out, ckd_store *store, const ckd_policy *
         status = ckd_store_plan_prune(&plan, store, policy, err);
     }
     if (status == CKD_OK && plan->deleted) {
-        status = verify_safe(store, plan, err);
+        status = read_safe_through(store, plan, err);
         status = status == CKD_OK ? delete_the_others(store, plan, options, err) : status;
     }
     if (status == CKD_OK && out) {

@@ -9,6 +9,7 @@
 #include "base/float_mode.h"
 #include "engine/damage.h"
 #include "engine/notes.h"
+#include "engine/read_through.h"
 #include "engine/values.h"
 
 typedef struct verification {
@@ -87,28 +88,6 @@ static ckd_status remember_file(verification *v, const ckd_id *file, ckd_error *
     return CKD_OK;
 }
 
-static ckd_status check_file_record(verification *v, const chunk *c, const record *r, ckd_error *err) {
-    ckd_status status = chunk_check_record(c, r, err);
-    if (status != CKD_OK) {
-        return status;
-    }
-    bytes_clear(&v->values);
-    void *to = bytes_extend(&v->values, r->stored_size + 1);
-    if (!to) {
-        v->values.failed = false;
-        return err_nomem(err, r->stored_size, "a payload");
-    }
-    status = chunk_read_payload(c, r, to, err);
-    if (status != CKD_OK || r->kind != RECORD_BUNDLE) {
-        return status; /* values are hashed when they are rebuilt */
-    }
-    hash128 content = content_hash(to, r->stored_size);
-    return hash128_equal(&content, &r->content)
-               ? CKD_OK
-               : err_corrupt(err, file_path(c->file), r->offset,
-                             "a bundle does not have the content hash it was written with");
-}
-
 /* Says which tensors a damaged bundle holds: which of them suffered shows only when their values are rebuilt. */
 static void name_members(const chunk *c, const record *bundle, ckd_error *why) {
     size_t used = strlen(why->message), count = 0;
@@ -167,7 +146,7 @@ static ckd_status check_file(verification *v, const ckd_id *id, const char *chec
     }
     for (size_t i = 0; i < c->outer_count && status == CKD_OK; i++) {
         const record *r = &c->outer[i];
-        ckd_status found = check_file_record(v, c, r, &why);
+        ckd_status found = record_read_through(&v->values, c, r, &why);
         if (is_damage(found, &why)) {
             why.offset = r->offset; /* one entry a record, however it shows */
             if (r->kind == RECORD_BUNDLE) {

@@ -111,6 +111,22 @@ def test_nothing_goes_while_the_newest_are_damaged(bases):
     assert steps(bases) == [1, 2, 3, 4, 5, 6]
 
 
+def test_nothing_goes_while_what_the_newest_need_is_damaged(store):
+    """The base of the chain, deltas away from the two that would be left."""
+    store.save(1, state(1, 1), "--base")
+    [base] = [p for name, p in store.files().items() if "data/c" in str(name)]
+    store.save(2, state(5), "--base")
+    for step, parent in ((3, 1), (4, 3), (5, 4)):
+        store.save(step, state(1, step), "--parent", f"a@{parent}")
+    intact = base.read_bytes()
+    base.write_bytes(intact[:len(intact) // 2] + bytes([intact[len(intact) // 2] ^ 1]) + intact[len(intact) // 2 + 1:])
+    refused = store.call("prune", "--keep-last", 1, expect=CORRUPT)
+    assert "a@1, which the newest that are left need, is damaged" in refused.err and "nothing was deleted" in refused.err
+    assert steps(store) == [1, 2, 3, 4, 5]
+    base.write_bytes(intact)
+    assert store.json("prune", "--keep-last", 1)["deleted"] == 1 and steps(store) == [1, 3, 4, 5]
+
+
 def test_usage(bases):
     assert "say what to keep" in bases.call("prune", expect=USAGE).err
     assert "RUN@STEP" in bases.call("delete", "6", expect=USAGE).err

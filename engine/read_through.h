@@ -1,0 +1,21 @@
+/*
+ * Reading chunk files through: every stored byte against its checksum, nothing is decoded. Internal to engine/.
+ */
+#ifndef ENGINE_READ_THROUGH_H
+#define ENGINE_READ_THROUGH_H
+
+#include "engine/view.h"
+
+/* One record of c->outer: its header, and its payload, which stays in `payload`. Errors: CORRUPT, IO, NOMEM. */
+ckd_status record_read_through(bytes *payload, const chunk *c, const record *r, ckd_error *err);
+
+/* All files of a checkpoint. The first damage is the error. Under the reader lock. */
+ckd_status checkpoint_read_through(ckd_store *store, const manifest_name *name, ckd_error *err);
+
+/*
+ * What keeps a policy from leaving nothing good: of every run that loses any, the newest checkpoints that stay (CKD_KEPT_SAFETY), and all that they
+ * depend on. Errors: CORRUPT (one of them is damaged), UNSUPPORTED, IO, NOMEM.
+ */
+ckd_status read_safe_through(ckd_store *store, const ckd_prune *plan, ckd_error *err);
+
+#endif
