@@ -17,6 +17,8 @@
 #ifndef CATALOG_CATALOG_H
 #define CATALOG_CATALOG_H
 
+#include <stdbool.h>
+
 #include "base/error.h"
 #include "base/hash.h"
 
@@ -103,6 +105,12 @@ ckd_status catalog_remove(catalog *c, const char *run, uint64_t step, ckd_error 
  * Queries see one snapshot, inside a transaction with what it has written. They fill caller-visible lists, whose items
  * are released with the functions below (ckd_checkpoint_list_free and ckd_tensor_list_free also free the list itself).
  */
+/*
+ * Until catalog_snapshot_end, all queries see the same; `opened` is for that call, which must follow unless this one failed. Nothing may be
+ * written in between.
+ */
+ckd_status catalog_snapshot(bool *opened, catalog *c, ckd_error *err);
+void catalog_snapshot_end(catalog *c, bool opened);
 /* By run, then step. run NULL: all runs; an unknown run: an empty list. */
 ckd_status catalog_list(ckd_checkpoint_list *out, catalog *c, const char *run, ckd_error *err);
 void catalog_list_free(ckd_checkpoint_list *list); /* frees items only */
@@ -137,6 +145,20 @@ ckd_status catalog_usage_by_role(ckd_usage rows[8], size_t *count, catalog *c, c
  * share counts for each of them. malloc'ed rows, released with free; NULL if there is no run.
  */
 ckd_status catalog_usage_by_run(ckd_usage **rows, size_t *count, catalog *c, ckd_error *err);
+
+/* Chunk files that any checkpoint names, each counted once, and manifests. */
+typedef struct catalog_files {
+    uint64_t count, chunk_bytes, manifest_bytes; /* count: of chunk files */
+} catalog_files;
+ckd_status catalog_usage_files(catalog_files *out, catalog *c, ckd_error *err);
+/*
+ * Totals by role of each checkpoint of `list`, which must be all of them, as catalog_list gives them, in the same snapshot or transaction.
+ * malloc'ed, list->count of them, zero where a role is missing. CORRUPT if the list is of another time.
+ */
+ckd_status catalog_usage_by_checkpoint(ckd_checkpoint_roles **rows, const ckd_checkpoint_list *list,
+                                       catalog *c, ckd_error *err);
+/* Sums by run, tensor and role, by run name; rows and names are one piece of memory, released with free. The cost grows with tensors only. */
+ckd_status catalog_usage_by_tensor(ckd_tensor_usage **rows, size_t *count, catalog *c, ckd_error *err);
 
 /*
  * Timings are advisory: stage names are free text of 1 to 63 bytes ("encode", "write", "sync", "publish"); a stage told

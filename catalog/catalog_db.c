@@ -138,6 +138,14 @@ void snapshot_end(catalog *c, bool opened) {
     }
 }
 
+ckd_status catalog_snapshot(bool *opened, catalog *c, ckd_error *err) {
+    return snapshot_begin(c, opened, err);
+}
+
+void catalog_snapshot_end(catalog *c, bool opened) {
+    snapshot_end(c, opened);
+}
+
 /* ---- parameters ---- */
 
 static void bound(query *q, int rc) {

@@ -41,6 +41,9 @@ typedef enum statement {
     S_SHARD_ADD,
     S_TOTALS_DROP,
     S_TOTAL_ADD,
+    S_TENSOR_TOTALS_ADD,
+    S_TENSOR_TOTALS_SUBTRACT,
+    S_TENSOR_TOTALS_DROP,
     S_TIMING_PUT,
     S_LIST_ALL,
     S_LIST_RUN,
@@ -53,6 +56,9 @@ typedef enum statement {
     S_TOTALS,
     S_RUN_TOTALS,
     S_RUN_FILES,
+    S_ALL_FILES,
+    S_CHECKPOINT_ROLES,
+    S_TENSOR_TOTALS,
     S_INTEGRITY,
     S_FOREIGN_KEYS,
     STATEMENT_COUNT
@@ -157,7 +163,7 @@ bool number_storable(uint64_t value);
 /* The shards of an entry sorted by tensor and index, and what they add up to by role; all of the entry is validated. */
 typedef struct entry_plan {
     const catalog_shard **shards;
-    uint64_t raw[CKD_ROLE_OTHER + 1], stored[CKD_ROLE_OTHER + 1];
+    uint64_t raw[CKD_ROLE_OTHER + 1], stored[CKD_ROLE_OTHER + 1], elements[CKD_ROLE_OTHER + 1];
     bool present[CKD_ROLE_OTHER + 1];
 } entry_plan;
 /* Errors: INVALID, NOMEM. entry_plan_free must follow, also on failure. */

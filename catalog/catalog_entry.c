@@ -110,7 +110,9 @@ static ckd_status plan_add(entry_plan *p, const catalog_shard *s, const catalog_
     p->present[s->role] = true;
     if (!size_add(&p->raw[s->role], p->raw[s->role], s->raw_bytes) || !number_storable(p->raw[s->role]) ||
         !size_add(&p->stored[s->role], p->stored[s->role], s->stored_bytes) ||
-        !number_storable(p->stored[s->role])) {
+        !number_storable(p->stored[s->role]) ||
+        !size_add(&p->elements[s->role], p->elements[s->role], s->elements) ||
+        !number_storable(p->elements[s->role])) {
         err_set(err, CKD_E_INVALID, "the sizes of the shards add up to more than 2^63");
         return err_in_tensor(err, CKD_E_INVALID, s->tensor);
     }

@@ -20,6 +20,9 @@
     "runs r CROSS JOIN checkpoints k ON k.run = r.key " \
     "LEFT JOIN checkpoints c ON c.key = k.key AND c.run = k.run AND c.step = k.step "
 
+/* What an upsert adds; sums beyond the largest integer would be reals. */
+#define CAPPED(column) "min(9223372036854775807, " column " + excluded." column ")"
+
 const statement_text statement_texts[STATEMENT_COUNT] = {
     [S_PAGE_COUNT] = {"PRAGMA page_count", "read the catalog"},
     [S_BEGIN_READ] = {"BEGIN", "read the catalog"},
@@ -62,9 +65,25 @@ const statement_text statement_texts[STATEMENT_COUNT] = {
          "add a shard to the catalog"},
     [S_TOTALS_DROP] = {"DELETE FROM role_totals WHERE checkpoint = ?1",
                        "replace a checkpoint in the catalog"},
-    [S_TOTAL_ADD] =
-        {"INSERT INTO role_totals (checkpoint, role, raw_bytes, stored_bytes) VALUES (?1, ?2, ?3, ?4)",
-         "add a checkpoint to the catalog"},
+    [S_TOTAL_ADD] = {"INSERT INTO role_totals (checkpoint, role, raw_bytes, stored_bytes, elements) "
+                     "VALUES (?1, ?2, ?3, ?4, ?5)",
+                     "add a checkpoint to the catalog"},
+    [S_TENSOR_TOTALS_ADD] =
+        {"INSERT INTO tensor_totals (run, tensor, role, checkpoints, elements, raw_bytes, stored_bytes) "
+         "SELECT ?2, tensor, role, 1, sum(elements), sum(raw_bytes), sum(stored_bytes) FROM shards "
+         "WHERE checkpoint = ?1 GROUP BY tensor, role ON CONFLICT (run, tensor, role) DO UPDATE SET "
+         "checkpoints = checkpoints + 1, elements = " CAPPED("elements") ", raw_bytes = " CAPPED(
+             "raw_bytes") ", stored_bytes = " CAPPED("stored_bytes"),
+         "add up the tensors"},
+    [S_TENSOR_TOTALS_SUBTRACT] =
+        {"UPDATE tensor_totals AS t SET checkpoints = max(0, t.checkpoints - 1), elements = max(0, t.elements - s.elements), "
+         "raw_bytes = max(0, t.raw_bytes - s.raw_bytes), stored_bytes = max(0, t.stored_bytes - s.stored_bytes) "
+         "FROM (SELECT tensor, role, sum(elements) AS elements, sum(raw_bytes) AS raw_bytes, "
+         "sum(stored_bytes) AS stored_bytes FROM shards WHERE checkpoint = ?1 GROUP BY tensor, role) AS s "
+         "WHERE t.run = ?2 AND t.tensor = s.tensor AND t.role = s.role",
+         "add up the tensors"},
+    [S_TENSOR_TOTALS_DROP] = {"DELETE FROM tensor_totals WHERE run = ?1 AND checkpoints = 0",
+                              "add up the tensors"},
     [S_TIMING_PUT] = {"INSERT INTO timings (checkpoint, stage, ns, bytes) VALUES (?1, ?2, ?3, ?4) "
                       "ON CONFLICT (checkpoint, stage) DO UPDATE SET ns = ?3, bytes = ?4",
                       "add a timing to the catalog"},
@@ -101,6 +120,17 @@ const statement_text statement_texts[STATEMENT_COUNT] = {
     [S_RUN_FILES] = {"SELECT DISTINCT f.name, f.size FROM runs r CROSS JOIN checkpoints c ON c.run = r.key "
                      "CROSS JOIN files f ON f.checkpoint = c.key WHERE r.name = ?1",
                      "add up the chunk files"},
+    [S_ALL_FILES] =
+        {"SELECT count(*), sum(size), (SELECT sum(manifest_bytes) FROM checkpoints) FROM (SELECT DISTINCT name, size FROM files)",
+         "add up the chunk files"},
+    [S_CHECKPOINT_ROLES] = {"SELECT c.id, t.role, t.elements, t.raw_bytes, t.stored_bytes FROM runs r "
+                            "CROSS JOIN checkpoints c ON c.run = r.key CROSS JOIN role_totals t "
+                            "ON t.checkpoint = c.key ORDER BY r.name, c.step",
+                            "add up the roles"},
+    [S_TENSOR_TOTALS] =
+        {"SELECT r.name, n.name, t.role, t.checkpoints, t.elements, t.raw_bytes, t.stored_bytes FROM runs r "
+         "CROSS JOIN tensor_totals t ON t.run = r.key LEFT JOIN tensor_names n ON n.key = t.tensor ORDER BY r.name",
+         "add up the tensors"},
     [S_INTEGRITY] = {"PRAGMA integrity_check(1)", "check the catalog"},
     [S_FOREIGN_KEYS] = {"PRAGMA foreign_key_check", "check the catalog"},
 };

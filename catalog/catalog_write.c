@@ -208,11 +208,33 @@ static ckd_status put_totals(catalog *c, int64_t checkpoint, const entry_plan *p
             bind_u64(&q, 2, role);
             bind_u64(&q, 3, p->raw[role]);
             bind_u64(&q, 4, p->stored[role]);
+            bind_u64(&q, 5, p->elements[role]);
             status = query_next(&row, &q, err);
         }
         query_end(&q);
     }
     return status;
+}
+
+/* What the checkpoint's shards add to the sums of its run, or take from them. */
+static ckd_status change_tensor_totals(catalog *c, statement which, int64_t checkpoint, int64_t run,
+                                       ckd_error *err) {
+    query q;
+    bool row;
+    ckd_status status = query_begin(&q, c, which, err);
+    if (status == CKD_OK) {
+        bind_key(&q, 1, checkpoint);
+        bind_key(&q, 2, run);
+        status = query_next(&row, &q, err);
+    }
+    query_end(&q);
+    return status;
+}
+
+/* Before its shards go. */
+static ckd_status subtract_tensor_totals(catalog *c, const old_row *old, ckd_error *err) {
+    ckd_status status = change_tensor_totals(c, S_TENSOR_TOTALS_SUBTRACT, old->key, old->run, err);
+    return status == CKD_OK ? run_with_key(c, S_TENSOR_TOTALS_DROP, old->run, err) : status;
 }
 
 /* ---- one checkpoint ---- */
@@ -245,6 +267,9 @@ static ckd_status add_rows(catalog *c, const catalog_entry *entry, const entry_p
     old_row old;
     int64_t run = 0, key = 0;
     ckd_status status = find_old(&old, c, entry->checkpoint, err);
+    if (status == CKD_OK && old.key) {
+        status = subtract_tensor_totals(c, &old, err);
+    }
     for (size_t i = 0; status == CKD_OK && old.key && i < sizeof(drops) / sizeof(drops[0]); i++) {
         status = run_with_key(c, drops[i], old.key, err);
     }
@@ -261,7 +286,10 @@ static ckd_status add_rows(catalog *c, const catalog_entry *entry, const entry_p
     if (status == CKD_OK) {
         status = put_shards(c, key, p, entry->shard_count, err);
     }
-    return status == CKD_OK ? put_totals(c, key, p, err) : status;
+    if (status == CKD_OK) {
+        status = put_totals(c, key, p, err);
+    }
+    return status == CKD_OK ? change_tensor_totals(c, S_TENSOR_TOTALS_ADD, key, run, err) : status;
 }
 
 /* Runs inside a savepoint, so that a caller who goes on after a failure does not commit half a checkpoint. */
@@ -303,6 +331,9 @@ static ckd_status remove_rows(catalog *c, const char *run, uint64_t step, ckd_er
     if (status == CKD_OK && !old.key) {
         status = err_set(err, CKD_E_NOT_FOUND, "the catalog has no checkpoint %s@%llu", run,
                          (unsigned long long)step);
+    }
+    if (status == CKD_OK) {
+        status = subtract_tensor_totals(c, &old, err);
     }
     if (status == CKD_OK) {
         status =

@@ -10,7 +10,7 @@
 -- raises user_version.
 
 PRAGMA application_id = 1667985508; -- 0x636b7064, "ckpd"
-PRAGMA user_version = 2;
+PRAGMA user_version = 3;
 
 -- 'format': of the tables, '1'. 'store': the id of the store that this catalog belongs to, 32 hexadecimal digits.
 CREATE TABLE meta (
@@ -113,7 +113,20 @@ CREATE TABLE role_totals (
     role INTEGER NOT NULL CHECK (role BETWEEN 1 AND 5),
     raw_bytes INTEGER NOT NULL CHECK (raw_bytes >= 0),
     stored_bytes INTEGER NOT NULL CHECK (stored_bytes >= 0),
+    elements INTEGER NOT NULL CHECK (elements >= 0),
     PRIMARY KEY (checkpoint, role)
+) STRICT, WITHOUT ROWID;
+
+-- The same sums over the checkpoints of a run, kept when one is added or removed. They end at 2^63 - 1.
+CREATE TABLE tensor_totals (
+    run INTEGER NOT NULL REFERENCES runs (key) ON DELETE CASCADE,
+    tensor INTEGER NOT NULL REFERENCES tensor_names (key),
+    role INTEGER NOT NULL CHECK (role BETWEEN 1 AND 5),
+    checkpoints INTEGER NOT NULL CHECK (checkpoints >= 0), -- that have it
+    elements INTEGER NOT NULL CHECK (elements >= 0),
+    raw_bytes INTEGER NOT NULL CHECK (raw_bytes >= 0),
+    stored_bytes INTEGER NOT NULL CHECK (stored_bytes >= 0),
+    PRIMARY KEY (run, tensor, role)
 ) STRICT, WITHOUT ROWID;
 
 -- How long the stages of a save took; the only thing here that a rebuild loses.

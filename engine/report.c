@@ -1,4 +1,4 @@
-/* What a store takes, by run, role and checkpoint. */
+/* What a store takes, by run, role, fidelity, tensor and checkpoint. */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -34,10 +34,52 @@ static void free_rows(ckd_report *r) {
     catalog_list_free(&list);
     free(r->by_run);
     free(r->by_role);
+    free(r->roles);
+    free(r->by_fidelity);
+    free(r->by_tensor);
     memset(r, 0, sizeof(*r));
 }
 
-static ckd_status fill_rows(ckd_report *r, catalog *c, ckd_error *err) {
+typedef struct filling {
+    ckd_report *report;
+    catalog_files listed;
+} filling;
+
+static ckd_status add_fidelities(ckd_report *r, ckd_error *err) {
+    r->by_fidelity = calloc(CKD_COMPACT, sizeof(*r->by_fidelity));
+    if (!r->by_fidelity) {
+        return err_nomem(err, CKD_COMPACT * sizeof(*r->by_fidelity), "a report");
+    }
+    for (ckd_fidelity f = CKD_EXACT; f <= CKD_COMPACT; f++) {
+        ckd_usage *u = &r->by_fidelity[r->fidelity_count];
+        for (size_t i = 0; i < r->checkpoint_count; i++) {
+            const ckd_checkpoint *c = &r->by_checkpoint[i];
+            bool mine = c->fidelity == f;
+            u->checkpoints += mine;
+            u->raw_bytes += mine ? c->raw_bytes : 0;
+            u->stored_bytes += mine ? c->stored_bytes : 0;
+        }
+        snprintf(u->name, sizeof(u->name), "%s", ckd_fidelity_name(f));
+        r->fidelity_count += u->checkpoints > 0;
+    }
+    return CKD_OK;
+}
+
+static ckd_status fill_details(filling *f, const ckd_checkpoint_list *list, catalog *c, ckd_error *err) {
+    ckd_report *r = f->report;
+    ckd_status status = catalog_usage_files(&f->listed, c, err);
+    r->file_count = f->listed.count + list->count;
+    if (status == CKD_OK) {
+        status = catalog_usage_by_checkpoint(&r->roles, list, c, err);
+    }
+    if (status == CKD_OK) {
+        status = catalog_usage_by_tensor(&r->by_tensor, &r->tensor_count, c, err);
+    }
+    return status == CKD_OK ? add_fidelities(r, err) : status;
+}
+
+static ckd_status fill_rows(filling *f, catalog *c, ckd_error *err) {
+    ckd_report *r = f->report;
     ckd_checkpoint_list list = {0};
     ckd_status status = catalog_list(&list, c, NULL, err);
     r->by_checkpoint = list.items;
@@ -52,19 +94,28 @@ static ckd_status fill_rows(ckd_report *r, catalog *c, ckd_error *err) {
     if (status == CKD_OK && !r->by_role) {
         status = err_nomem(err, ROLE_ROWS * sizeof(*r->by_role), "a report");
     }
-    return status == CKD_OK ? catalog_usage_by_role(r->by_role, &r->role_count, c, err) : status;
+    if (status == CKD_OK) {
+        status = catalog_usage_by_role(r->by_role, &r->role_count, c, err);
+    }
+    return status == CKD_OK ? fill_details(f, &list, c, err) : status;
 }
 
 static ckd_status ask_rows(void *context, catalog *c, ckd_error *err) {
-    ckd_status status = fill_rows(context, c, err);
+    filling *f = context;
+    bool opened;
+    ckd_status status = catalog_snapshot(&opened, c, err);
+    if (status == CKD_OK) {
+        status = fill_rows(f, c, err);
+        catalog_snapshot_end(c, opened);
+    }
     if (status != CKD_OK) {
-        free_rows(context);
+        free_rows(f->report);
     }
     return status;
 }
 
 /* Headers, footers and rounding of index shares: what no tensor's records account for. */
-static void add_overhead(ckd_report *r) {
+static void add_overhead(ckd_report *r, const catalog_files *listed) {
     uint64_t accounted = 0, raw = 0;
     for (size_t i = 0; i < r->role_count; i++) {
         accounted += r->by_role[i].stored_bytes;
@@ -74,7 +125,9 @@ static void add_overhead(ckd_report *r) {
     snprintf(rest->name, sizeof(rest->name), "overhead");
     rest->checkpoints = r->checkpoint_count;
     rest->raw_bytes = r->raw_bytes > raw ? r->raw_bytes - raw : 0;
-    rest->stored_bytes = r->chunk_bytes > accounted ? r->chunk_bytes - accounted : 0;
+    rest->stored_bytes = listed->chunk_bytes > accounted ? listed->chunk_bytes - accounted : 0;
+    uint64_t all = r->chunk_bytes + r->manifest_bytes, known = listed->chunk_bytes + listed->manifest_bytes;
+    r->unlisted_bytes = all > known ? all - known : 0;
 }
 
 ckd_status ckd_store_report(ckd_report **out, ckd_store *store, ckd_error *err) {
@@ -83,7 +136,8 @@ ckd_status ckd_store_report(ckd_report **out, ckd_store *store, ckd_error *err) 
     if (!r) {
         return err_nomem(err, sizeof(*r), "a report");
     }
-    ckd_status status = store_ask(store, ask_rows, r, err);
+    filling f = {.report = r};
+    ckd_status status = store_ask(store, ask_rows, &f, err);
     if (status == CKD_OK) {
         status = file_sizes(r, store, err);
     }
@@ -91,7 +145,7 @@ ckd_status ckd_store_report(ckd_report **out, ckd_store *store, ckd_error *err) 
         ckd_report_free(r);
         return status;
     }
-    add_overhead(r);
+    add_overhead(r, &f.listed);
     *out = r;
     return CKD_OK;
 }

@@ -245,7 +245,7 @@ static void test_readable_by_people(void **state) {
         "0000000000000003.1 1 2003 02020202020202020202020202020202");
     expect_look(*state, "SELECT value FROM meta WHERE key = 'store'", "5753000000000000a8a9aaabacadaeaf");
     expect_look(*state, "PRAGMA application_id", "1667985508");
-    expect_look(*state, "PRAGMA user_version", "2");
+    expect_look(*state, "PRAGMA user_version", "3");
     for (int i = CKD_F64; i <= CKD_BOOL; i++) {
         snprintf(sql, sizeof(sql), "SELECT word FROM vocabulary WHERE what = 'dtype' AND number = %d", i);
         expect_look(*state, sql, ckd_dtype_name((ckd_dtype)i));
@@ -834,6 +834,133 @@ static void test_usage(void **state) {
     catalog_close(c);
 }
 
+/* The sums by tensor that are kept are those that the shards have. */
+static void expect_tensor_totals(const char *dir, const char *rows) {
+    expect_look(dir,
+                "SELECT count(*) FROM (SELECT c.run, s.tensor, s.role, count(DISTINCT s.checkpoint), "
+                "sum(s.elements), sum(s.raw_bytes), sum(s.stored_bytes) FROM shards s JOIN checkpoints c "
+                "ON c.key = s.checkpoint GROUP BY 1, 2, 3 INTERSECT SELECT run, tensor, role, checkpoints, "
+                "elements, raw_bytes, stored_bytes FROM tensor_totals)",
+                rows);
+    expect_look(dir, "SELECT count(*) FROM tensor_totals", rows);
+}
+
+static void change_one(const char *dir, const catalog_entry *add, const char *run, uint64_t remove_step) {
+    catalog *c = catalog_sample_open(dir, CATALOG_WRITE);
+    assert_int_equal(catalog_begin(c, NULL), CKD_OK);
+    assert_int_equal(add ? catalog_add(c, add, NULL) : catalog_remove(c, run, remove_step, NULL), CKD_OK);
+    assert_int_equal(catalog_commit(c, NULL), CKD_OK);
+    catalog_close(c);
+}
+
+static void test_sums_by_tensor_follow(void **state) {
+    catalog_sample s, other, again;
+    catalog_sample_init(&s, "b", 1, 100);
+    catalog_sample_init(&other, "a", 7, 1234);
+    change_one(*state, &s.entry, NULL, 0);
+    expect_tensor_totals(*state, "4");
+    change_one(*state, &other.entry, NULL, 0);
+    expect_tensor_totals(*state, "8");
+    for (uint64_t step = 2; step < 6; step++) {
+        catalog_sample_init(&s, "b", step, 100 * step);
+        s.entry.shard_count -= step % 2 ? 2 : 0;
+        change_one(*state, &s.entry, NULL, 0);
+        expect_tensor_totals(*state, "8");
+    }
+    /* A newer generation has other bytes, less tensors, and one in another role. */
+    catalog_sample_init(&again, "b", 2, 200);
+    again.checkpoint.generation = 3;
+    again.entry.shard_count = 2;
+    again.shards[0].stored_bytes += 12345;
+    change_one(*state, &again.entry, NULL, 0);
+    expect_tensor_totals(*state, "8");
+    catalog_sample_init(&again, "b", 3, 300);
+    again.checkpoint.generation = 1;
+    for (size_t i = 0; i < again.entry.shard_count; i++) {
+        again.shards[i].role = CKD_ROLE_MASTER;
+    }
+    change_one(*state, &again.entry, NULL, 0);
+    expect_tensor_totals(*state, "12");
+    change_one(*state, NULL, "b", 3);
+    expect_tensor_totals(*state, "8");
+    change_one(*state, NULL, "a", 7);
+    expect_tensor_totals(*state, "4");
+    for (uint64_t step = 1; step < 6; step++) {
+        if (step != 3) {
+            change_one(*state, NULL, "b", step);
+        }
+    }
+    expect_tensor_totals(*state, "0");
+    /* Sums end where integers do. */
+    for (uint64_t step = 1; step < 4; step++) {
+        catalog_sample_init(&s, "b", step, 100 * step);
+        s.shards[0].raw_bytes = INT64_MAX;
+        s.entry.shard_count = 1;
+        change_one(*state, &s.entry, NULL, 0);
+    }
+    expect_look(*state, "SELECT max(raw_bytes) FROM tensor_totals", "9223372036854775807");
+    expect_look(*state, "SELECT typeof(raw_bytes) FROM tensor_totals", "integer");
+}
+
+static void test_usage_in_detail(void **state) {
+    catalog_sample s, u;
+    ckd_checkpoint_list list;
+    ckd_checkpoint_roles *roles;
+    ckd_tensor_usage *tensors;
+    catalog_files files;
+    size_t count;
+    catalog_sample_init(&s, "b", 1, 100);
+    catalog_sample_init(&u, "a", 1, 300);
+    u.files[0] = s.files[0];
+    u.entry.shard_count = 2;
+    change_one(*state, &s.entry, NULL, 0);
+    change_one(*state, &u.entry, NULL, 0);
+    catalog_sample_init(&s, "b", 2, 101);
+    s.entry.shard_count = 0; /* nothing of any role */
+    s.entry.file_count = 0;
+    change_one(*state, &s.entry, NULL, 0);
+
+    catalog *c = catalog_sample_open(*state, CATALOG_READ);
+    assert_int_equal(catalog_usage_files(&files, c, NULL), CKD_OK);
+    assert_int_equal(files.count, 3);
+    assert_int_equal(files.chunk_bytes, 1100 + 2100 + 2300);
+    assert_int_equal(files.manifest_bytes, 612 + 812 + s.entry.manifest_bytes);
+
+    assert_int_equal(catalog_list(&list, c, NULL, NULL), CKD_OK);
+    assert_int_equal(catalog_usage_by_checkpoint(&roles, &list, c, NULL), CKD_OK);
+    assert_int_equal(roles[0].roles[CKD_ROLE_WEIGHT].raw_bytes, 9437184);
+    assert_int_equal(roles[0].roles[CKD_ROLE_WEIGHT].elements, 768 * 3072);
+    assert_int_equal(roles[0].roles[CKD_ROLE_WEIGHT].stored_bytes, 2359296 + 2 * 300 + 1);
+    assert_int_equal(roles[0].roles[CKD_ROLE_EXP_AVG].raw_bytes, 0);
+    assert_int_equal(roles[1].roles[CKD_ROLE_EXP_AVG].raw_bytes, 9437184);
+    assert_int_equal(roles[1].roles[CKD_ROLE_MASTER].elements, 0);
+    assert_int_equal(roles[2].roles[CKD_ROLE_WEIGHT].raw_bytes, 0);
+    free(roles);
+    /* A list of another time is noticed. */
+    ckd_checkpoint first = list.items[0];
+    list.items[0] = list.items[1];
+    list.items[1] = first;
+    assert_int_equal(catalog_usage_by_checkpoint(&roles, &list, c, NULL), CKD_E_CORRUPT);
+    assert_null(roles);
+    catalog_list_free(&list);
+
+    assert_int_equal(catalog_usage_by_tensor(&tensors, &count, c, NULL), CKD_OK);
+    assert_int_equal(count, 5);
+    uint64_t raw = 0;
+    for (size_t i = 0; i < count; i++) {
+        assert_string_equal(tensors[i].run, i ? "b" : "a");
+        raw += tensors[i].raw_bytes;
+    }
+    assert_int_equal(raw, 3 * 9437184 + 8);
+    assert_string_equal(tensors[0].name, "layers.0.weight");
+    assert_int_equal(tensors[0].role, CKD_ROLE_WEIGHT);
+    assert_int_equal(tensors[0].checkpoints, 1);
+    assert_int_equal(tensors[0].elements, 768 * 3072);
+    assert_int_equal(tensors[0].stored_bytes, 2359296 + 2 * 300 + 1);
+    free(tensors);
+    catalog_close(c);
+}
+
 /* ---- many ---- */
 
 enum { MANY = 10000, MANY_TENSORS = 20 };
@@ -1000,7 +1127,7 @@ static void test_open_other_store(void **state) {
 static void test_open_other_versions(void **state) {
     catalog_close(catalog_sample_open(*state, CATALOG_WRITE));
     expect_open(*state, CKD_OK);
-    change(*state, "PRAGMA user_version = 3");
+    change(*state, "PRAGMA user_version = 4");
     expect_open(*state, CKD_E_UNSUPPORTED);
     change(*state, "PRAGMA user_version = 1");
     expect_open(*state, CKD_E_MISMATCH);
@@ -1008,7 +1135,7 @@ static void test_open_other_versions(void **state) {
     expect_open(*state, CKD_E_CORRUPT);
     change(*state, "PRAGMA user_version = -1");
     expect_open(*state, CKD_E_CORRUPT);
-    change(*state, "PRAGMA user_version = 2");
+    change(*state, "PRAGMA user_version = 3");
     expect_open(*state, CKD_OK);
     change(*state, "PRAGMA application_id = 7");
     expect_open(*state, CKD_E_CORRUPT);
@@ -1184,6 +1311,8 @@ int main(void) {
         TEST(threads),
         TEST(memory),
         TEST(usage),
+        TEST(usage_in_detail),
+        TEST(sums_by_tensor_follow),
         TEST(ten_thousand_checkpoints),
         TEST(open_absent),
         TEST(open_empty_file),

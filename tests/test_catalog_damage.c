@@ -18,6 +18,7 @@
 
 #include "base/bytes.h"
 #include "base/file.h"
+#include "base/vocabulary.h"
 #include "catalog/catalog.h"
 #include "tests/support/catalogs.h"
 #include "tests/support/tempdir.h"
@@ -118,6 +119,29 @@ static void ask_for_tensors(catalog *c, const ckd_id *id) {
     catalog_tensors_free(&tensors);
 }
 
+static void ask_for_details(catalog *c) {
+    ckd_status status;
+    ckd_checkpoint_list list;
+    ckd_checkpoint_roles *by_checkpoint;
+    ckd_tensor_usage *by_tensor;
+    catalog_files files;
+    size_t count;
+    EXPECT(catalog_usage_files(&files, c, &err), CKD_E_CORRUPT, CKD_OK);
+    EXPECT(catalog_list(&list, c, NULL, &err), CKD_E_CORRUPT, CKD_OK);
+    EXPECT(catalog_usage_by_checkpoint(&by_checkpoint, &list, c, &err), CKD_E_CORRUPT, CKD_OK);
+    free(by_checkpoint);
+    catalog_list_free(&list);
+    EXPECT(catalog_usage_by_tensor(&by_tensor, &count, c, &err), CKD_E_CORRUPT, CKD_OK);
+    for (size_t i = 0; i < count; i++) {
+        const ckd_tensor_usage *t = &by_tensor[i];
+        size_t length = strlen(t->name);
+        assert_true(length >= 1 && length <= CKD_NAME_MAX && utf8_valid(t->name, length));
+        assert_true(t->role >= CKD_ROLE_WEIGHT && t->role <= CKD_ROLE_OTHER);
+        assert_true(run_name_valid(t->run));
+    }
+    free(by_tensor);
+}
+
 static void ask(catalog *c) {
     ckd_status status;
     ckd_checkpoint_list list;
@@ -148,6 +172,7 @@ static void ask(catalog *c) {
     assert_true(count <= 5);
     EXPECT(catalog_usage_by_run(&rows, &count, c, &err), CKD_E_CORRUPT, CKD_OK);
     free(rows);
+    ask_for_details(c);
     EXPECT(catalog_check(c, &err), CKD_E_CORRUPT, CKD_OK);
 }
 
@@ -561,8 +586,8 @@ static void test_hostile_totals(void **state) {
     static const char *const by_role[] = {
         "UPDATE role_totals SET raw_bytes = -1",
         "UPDATE role_totals SET role = 6 WHERE role = 5",
-        "INSERT INTO role_totals VALUES (50, 1, 9223372036854775807, 1), (51, 1, 9223372036854775807, 1), "
-        "(52, 1, 9223372036854775807, 1)",
+        "INSERT INTO role_totals VALUES (50, 1, 9223372036854775807, 1, 1), (51, 1, 9223372036854775807, 1, 1), "
+        "(52, 1, 9223372036854775807, 1, 1)",
         "DELETE FROM vocabulary WHERE what = 'role'",
         "UPDATE vocabulary SET word = '' WHERE what = 'role'",
         "UPDATE vocabulary SET word = hex(zeroblob(65)) WHERE what = 'role'",
@@ -574,9 +599,26 @@ static void test_hostile_totals(void **state) {
         "UPDATE checkpoints SET raw_bytes = 9223372036854775807",
         "UPDATE runs SET name = 'a/b' WHERE key = 1",
     };
+    static const char *const by_tensor[] = {
+        "UPDATE tensor_totals SET elements = -1",          "UPDATE tensor_totals SET role = 6 WHERE role = 5",
+        "UPDATE tensor_names SET name = '' WHERE key = 1", "DELETE FROM tensor_names",
+        "UPDATE runs SET name = 'a/b' WHERE key = 1",
+    };
     image good = image_make(*state, 6);
     ckd_usage roles[8], *rows;
+    ckd_tensor_usage *tensors;
     size_t count;
+    for (size_t i = 0; i < sizeof(by_tensor) / sizeof(by_tensor[0]); i++) {
+        ckd_error err = {0};
+        image_put(&good, *state);
+        force(*state, by_tensor[i]);
+        catalog *c = catalog_sample_open(*state, CATALOG_READ);
+        expect_corrupt(by_tensor[i], "usage by tensor", catalog_usage_by_tensor(&tensors, &count, c, &err),
+                       &err);
+        assert_null(tensors);
+        assert_int_equal(count, 0);
+        catalog_close(c);
+    }
     for (size_t i = 0; i < sizeof(by_role) / sizeof(by_role[0]); i++) {
         ckd_error err = {0};
         image_put(&good, *state);
