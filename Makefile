@@ -52,7 +52,7 @@ config:
 	    CUDA_ARCHS_SHOWN='$(filter-out -gencode,$(CUDA_ARCHS))' sh scripts/show-config.sh
 
 INSTALLED := $(BINDIR)/ckptdelta $(INCLUDEDIR)/ckptdelta.h $(INCLUDEDIR)/ckptdelta_ranks.h \
-    $(INCLUDEDIR)/ckptdelta_loads.h $(INCLUDEDIR)/ckptdelta_retain.h \
+    $(INCLUDEDIR)/ckptdelta_loads.h $(INCLUDEDIR)/ckptdelta_report.h $(INCLUDEDIR)/ckptdelta_retain.h \
     $(LIBDIR)/pkgconfig/ckptdelta.pc $(LIBDIR)/libckptdelta.a $(LIBDIR)/libckptdelta.so $(LIBDIR)/libckptdelta.so.$(SOVERSION) $(LIBDIR)/libckptdelta.so.$(VERSION) \
     $(LIBDIR)/libckptdelta_cuda.so $(LIBDIR)/libckptdelta_mpi.so $(INCLUDEDIR)/ckptdelta_mpi.h
 
@@ -65,6 +65,7 @@ install-files:
 	install -m 644 engine/ckptdelta.h '$(DESTDIR)$(INCLUDEDIR)/ckptdelta.h'
 	install -m 644 engine/ckptdelta_loads.h '$(DESTDIR)$(INCLUDEDIR)/ckptdelta_loads.h'
 	install -m 644 engine/ckptdelta_ranks.h '$(DESTDIR)$(INCLUDEDIR)/ckptdelta_ranks.h'
+	install -m 644 engine/ckptdelta_report.h '$(DESTDIR)$(INCLUDEDIR)/ckptdelta_report.h'
 	install -m 644 engine/ckptdelta_retain.h '$(DESTDIR)$(INCLUDEDIR)/ckptdelta_retain.h'
 	install -m 644 '$(STATIC_LIB)' '$(DESTDIR)$(LIBDIR)/libckptdelta.a'
 	install -m 755 '$(SHARED_LIB)' '$(DESTDIR)$(LIBDIR)/libckptdelta.so.$(VERSION)'

@@ -113,6 +113,10 @@ uint64_t dir_room(const char *path);
  * meanwhile not counted. At most 64 directories deep (IO).
  */
 ckd_status dir_bytes(uint64_t *out, const char *path, ckd_error *err);
+/* The same without what lies in some folders: paths relative to it, DIR_LEFT_OUT at most (INVALID). Those are not looked into. */
+enum { DIR_LEFT_OUT = 8 };
+ckd_status dir_bytes_without(uint64_t *out, const char *path, const char *const *folders, size_t count,
+                             ckd_error *err);
 
 /*
  * ---- locks: open file description locks, so that they end with the process and work between threads ----

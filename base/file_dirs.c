@@ -78,16 +78,37 @@ ckd_status dir_list_read(dir_list *out, const char *path, ckd_error *err) {
     return CKD_OK;
 }
 
-static int add_directory(uint64_t *total, int parent, const char *name, int depth);
+/* Folders that are left out, by their paths from here; NULL ends the list, "" is one that lies elsewhere. */
+typedef struct left_out {
+    const char *paths[DIR_LEFT_OUT + 1];
+} left_out;
+
+static int add_directory(uint64_t *total, int parent, const char *name, const left_out *without, int depth);
+
+/* The paths from the directory `name` on. True if that itself is left out. */
+static bool step_into(left_out *inside, const left_out *without, const char *name) {
+    size_t length = strlen(name), i;
+    bool skip = false;
+    for (i = 0; without->paths[i]; i++) {
+        const char *path = without->paths[i];
+        bool mine = strncmp(path, name, length) == 0;
+        skip = skip || (mine && path[length] == '\0');
+        inside->paths[i] = mine && path[length] == '/' ? path + length + 1 : "";
+    }
+    inside->paths[i] = NULL;
+    return skip;
+}
 
 /* What is gone again by the time it is looked at counts nothing: others may be saving and removing. */
-static int add_entry(uint64_t *total, int dir, const char *name, int depth) {
+static int add_entry(uint64_t *total, int dir, const char *name, const left_out *without, int depth) {
     struct stat st;
+    left_out inside;
     if (fstatat(dir, name, &st, AT_SYMLINK_NOFOLLOW) != 0) {
         return errno == ENOENT ? 0 : errno;
     }
     if (S_ISDIR(st.st_mode)) {
-        int errnum = add_directory(total, dir, name, depth + 1);
+        int errnum =
+            step_into(&inside, without, name) ? 0 : add_directory(total, dir, name, &inside, depth + 1);
         return errnum == ENOENT ? 0 : errnum;
     }
     if (S_ISREG(st.st_mode) && !size_add(total, *total, (uint64_t)st.st_size)) {
@@ -96,7 +117,7 @@ static int add_entry(uint64_t *total, int dir, const char *name, int depth) {
     return 0;
 }
 
-static int add_directory(uint64_t *total, int parent, const char *name, int depth) {
+static int add_directory(uint64_t *total, int parent, const char *name, const left_out *without, int depth) {
     if (depth > DEEPEST) {
         return ELOOP;
     }
@@ -112,25 +133,39 @@ static int add_directory(uint64_t *total, int parent, const char *name, int dept
     int errnum = 0;
     const char *entry;
     while (errnum == 0 && (entry = next_name(dir)) != NULL) {
-        errnum = add_entry(total, fd, entry, depth);
+        errnum = add_entry(total, fd, entry, without, depth);
     }
     errnum = errnum != 0 ? errnum : errno;
     closedir(dir);
     return errnum;
 }
 
-ckd_status dir_bytes(uint64_t *out, const char *path, ckd_error *err) {
+static ckd_status measure(uint64_t *out, const char *path, const left_out *without, ckd_error *err) {
     *out = 0;
     uint64_t total = 0;
     int errnum = step_check(STEP_OPEN, path);
     if (errnum == 0) {
-        errnum = add_directory(&total, AT_FDCWD, path, 0);
+        errnum = add_directory(&total, AT_FDCWD, path, without, 0);
     }
     if (errnum != 0) {
         return err_sys(err, errnum, path, "cannot measure %s", path);
     }
     *out = total;
     return CKD_OK;
+}
+
+ckd_status dir_bytes(uint64_t *out, const char *path, ckd_error *err) {
+    return measure(out, path, &(left_out){{NULL}}, err);
+}
+
+ckd_status dir_bytes_without(uint64_t *out, const char *path, const char *const *folders, size_t count,
+                             ckd_error *err) {
+    left_out without = {{NULL}};
+    if (count > DIR_LEFT_OUT) {
+        return err_set(err, CKD_E_INVALID, "at most %d folders can be left out", DIR_LEFT_OUT);
+    }
+    memcpy(without.paths, folders, count * sizeof(*folders));
+    return measure(out, path, &without, err);
 }
 
 uint64_t dir_room(const char *path) {

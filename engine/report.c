@@ -6,11 +6,11 @@
 
 #define ROLE_ROWS 8
 
+/* Each file is looked at once: there may be hundreds of thousands. */
 static ckd_status file_sizes(ckd_report *r, const ckd_store *store, ckd_error *err) {
-    ckd_status status = dir_bytes(&r->stored_bytes, store->path, err);
-    if (status == CKD_OK) {
-        status = dir_bytes(&r->chunk_bytes, path_in(store->path, DIR_CHUNKS).text, err);
-    }
+    static const char *const measured[] = {DIR_CHUNKS, DIR_MANIFESTS, DIR_READY};
+    uint64_t rest = 0;
+    ckd_status status = dir_bytes(&r->chunk_bytes, path_in(store->path, DIR_CHUNKS).text, err);
     if (status == CKD_OK) {
         status = dir_bytes(&r->manifest_bytes, path_in(store->path, DIR_MANIFESTS).text, err);
     }
@@ -18,14 +18,14 @@ static ckd_status file_sizes(ckd_report *r, const ckd_store *store, ckd_error *e
         status = dir_bytes(&r->ready_bytes, path_in(store->path, DIR_READY).text, err);
         status = status == CKD_E_NOT_FOUND ? CKD_OK : status;
     }
+    if (status == CKD_OK) {
+        status = dir_bytes_without(&rest, store->path, measured, 3, err);
+    }
     r->catalog_bytes = file_bytes(path_in(store->path, FILE_CATALOG).text) +
                        file_bytes(path_in(store->path, FILE_CATALOG "-journal").text);
-    if (status == CKD_OK) {
-        uint64_t known = r->chunk_bytes + r->manifest_bytes + r->catalog_bytes + r->ready_bytes;
-        /* A save in between may have added to the parts measured later. */
-        r->stored_bytes = r->stored_bytes > known ? r->stored_bytes : known;
-        r->other_bytes = r->stored_bytes - known;
-    }
+    /* A save in between may have made the catalog larger than it was. */
+    r->other_bytes = rest > r->catalog_bytes ? rest - r->catalog_bytes : 0;
+    r->stored_bytes = r->chunk_bytes + r->manifest_bytes + r->ready_bytes + r->catalog_bytes + r->other_bytes;
     return status;
 }
 

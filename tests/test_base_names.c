@@ -339,6 +339,38 @@ static void test_bytes_of_a_directory(void **state) {
     assert_int_equal(dir_bytes(&total, path, NULL), CKD_E_NOT_FOUND);
 }
 
+/* Each folder of a, a/b, ab, c holds a file of another size. */
+static void test_bytes_without_some_folders(void **state) {
+    static const struct {
+        const char *without[DIR_LEFT_OUT + 1];
+        size_t count;
+        uint64_t bytes;
+    } cases[] = {
+        {{""}, 0, 1111},          {{"a"}, 1, 1001},        {{"a/b"}, 1, 1011}, {{"ab", "c"}, 2, 110},
+        {{"a/b", "ab"}, 2, 1010}, {{"b"}, 1, 1111},        {{"c/c"}, 1, 1111}, {{"a", "ab", "c"}, 3, 0},
+        {{"a/"}, 1, 1111},        {{"a/b", "a"}, 2, 1001},
+    };
+    static const struct {
+        const char *folder;
+        size_t size;
+    } folders[] = {{"a", 10}, {"a/b", 100}, {"ab", 1}, {"c", 1000}};
+    place *p = *state;
+    char path[4200], content[1000] = {0};
+    uint64_t total = 7;
+    for (size_t i = 0; i < sizeof(folders) / sizeof(folders[0]); i++) {
+        snprintf(path, sizeof(path), "%s/%s", p->dir, folders[i].folder);
+        assert_int_equal(dir_create(path, false, NULL), CKD_OK);
+        strcat(path, "/f");
+        write_small_file(path, content, folders[i].size);
+    }
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        assert_int_equal(dir_bytes_without(&total, p->dir, cases[i].without, cases[i].count, NULL), CKD_OK);
+        assert_int_equal(total, cases[i].bytes);
+    }
+    assert_int_equal(dir_bytes_without(&total, p->dir, cases[0].without, DIR_LEFT_OUT + 1, NULL),
+                     CKD_E_INVALID);
+}
+
 /* ---- every step failing ---- */
 
 typedef struct sweep {
@@ -545,6 +577,7 @@ int main(void) {
         WITH_PLACE(test_directories),
         WITH_PLACE(test_list),
         WITH_PLACE(test_bytes_of_a_directory),
+        WITH_PLACE(test_bytes_without_some_folders),
         WITH_PLACE(test_publish_bytes),
         WITH_PLACE(test_publish_bytes_without_a_slash),
         WITH_PLACE(test_publish_bytes_failing_anywhere),

@@ -1,0 +1,61 @@
+/* ckptdelta, what a store holds and takes. Part of ckptdelta.h, which includes it; the same conventions hold. */
+#ifndef CKPTDELTA_REPORT_H
+#define CKPTDELTA_REPORT_H
+
+#include "ckptdelta.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct ckd_usage {
+    char name[CKD_RUN_MAX + 1]; /* run or role */
+    uint64_t checkpoints;
+    uint64_t raw_bytes, stored_bytes;
+} ckd_usage;
+
+/* What the tensors of one role take in one checkpoint; stored: payloads, record headers and index shares. */
+typedef struct ckd_role_bytes {
+    uint64_t elements, raw_bytes, stored_bytes;
+} ckd_role_bytes;
+typedef struct ckd_checkpoint_roles {
+    ckd_role_bytes roles[CKD_ROLE_OTHER + 1]; /* indexed by ckd_role */
+} ckd_checkpoint_roles;
+
+/* One tensor in all checkpoints of a run that have it, in this role; stored as in ckd_role_bytes. */
+typedef struct ckd_tensor_usage {
+    const char *run, *name; /* valid as long as the report */
+    ckd_role role;
+    uint64_t checkpoints, elements, raw_bytes, stored_bytes;
+} ckd_tensor_usage;
+
+typedef struct ckd_report {
+    uint64_t raw_bytes;    /* what full copies of all checkpoints would take */
+    uint64_t stored_bytes; /* apparent size of all files of the store; the sum of the parts below */
+    uint64_t chunk_bytes, manifest_bytes, catalog_bytes;
+    uint64_t ready_bytes; /* evictable copies that keep loading the newest checkpoint of each run cheap */
+    uint64_t other_bytes;
+    size_t run_count, role_count, checkpoint_count;
+    ckd_usage *by_run; /* stored: chunk files and manifests */
+    ckd_usage *
+        by_role; /* stored: payloads, record headers and index shares; "overhead" holds the rest of listed checkpoints' chunk files */
+    ckd_checkpoint *by_checkpoint;
+    uint64_t
+        unlisted_bytes; /* chunk files and manifests of no listed checkpoint: what the trash holds, and saves in progress */
+    uint64_t file_count;         /* chunk files and manifests of listed checkpoints */
+    ckd_checkpoint_roles *roles; /* of each of by_checkpoint */
+    size_t fidelity_count, tensor_count;
+    ckd_usage *by_fidelity;      /* stored as in ckd_checkpoint */
+    ckd_tensor_usage *by_tensor; /* by run name; in no order within a run */
+} ckd_report;
+/*
+ * What the store holds and takes. Reads the catalog and the sizes of files, nothing else; the time grows with checkpoints, not with their tensors.
+ * Release with ckd_report_free. Errors: CORRUPT, IO, NOMEM.
+ */
+CKD_API ckd_status ckd_store_report(ckd_report **out, ckd_store *store, ckd_error *err);
+CKD_API void ckd_report_free(ckd_report *report);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
