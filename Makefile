@@ -51,8 +51,8 @@ config:
 	    VERSION='$(VERSION)' SAN='$(SAN)' CFLAGS_SHOWN='$(strip $(CKD_CFLAGS))' \
 	    CUDA_ARCHS_SHOWN='$(filter-out -gencode,$(CUDA_ARCHS))' sh scripts/show-config.sh
 
-INSTALLED := $(BINDIR)/ckptdelta $(INCLUDEDIR)/ckptdelta.h $(INCLUDEDIR)/ckptdelta_ranks.h \
-    $(INCLUDEDIR)/ckptdelta_loads.h $(INCLUDEDIR)/ckptdelta_report.h $(INCLUDEDIR)/ckptdelta_retain.h \
+PUBLIC_HEADERS := $(wildcard engine/ckptdelta*.h)
+INSTALLED := $(BINDIR)/ckptdelta $(patsubst engine/%,$(INCLUDEDIR)/%,$(PUBLIC_HEADERS)) \
     $(LIBDIR)/pkgconfig/ckptdelta.pc $(LIBDIR)/libckptdelta.a $(LIBDIR)/libckptdelta.so $(LIBDIR)/libckptdelta.so.$(SOVERSION) $(LIBDIR)/libckptdelta.so.$(VERSION) \
     $(LIBDIR)/libckptdelta_cuda.so $(LIBDIR)/libckptdelta_mpi.so $(INCLUDEDIR)/ckptdelta_mpi.h
 
@@ -62,11 +62,7 @@ install: all
 # What is in the build folder, as it is.
 install-files:
 	install -d '$(DESTDIR)$(BINDIR)' '$(DESTDIR)$(INCLUDEDIR)' '$(DESTDIR)$(LIBDIR)/pkgconfig'
-	install -m 644 engine/ckptdelta.h '$(DESTDIR)$(INCLUDEDIR)/ckptdelta.h'
-	install -m 644 engine/ckptdelta_loads.h '$(DESTDIR)$(INCLUDEDIR)/ckptdelta_loads.h'
-	install -m 644 engine/ckptdelta_ranks.h '$(DESTDIR)$(INCLUDEDIR)/ckptdelta_ranks.h'
-	install -m 644 engine/ckptdelta_report.h '$(DESTDIR)$(INCLUDEDIR)/ckptdelta_report.h'
-	install -m 644 engine/ckptdelta_retain.h '$(DESTDIR)$(INCLUDEDIR)/ckptdelta_retain.h'
+	install -m 644 $(PUBLIC_HEADERS) '$(DESTDIR)$(INCLUDEDIR)'
 	install -m 644 '$(STATIC_LIB)' '$(DESTDIR)$(LIBDIR)/libckptdelta.a'
 	install -m 755 '$(SHARED_LIB)' '$(DESTDIR)$(LIBDIR)/libckptdelta.so.$(VERSION)'
 	ln -sfn libckptdelta.so.$(VERSION) '$(DESTDIR)$(LIBDIR)/libckptdelta.so.$(SOVERSION)'

@@ -17,6 +17,8 @@
 #include <signal.h>
 #include <stdbool.h>
 #include <stdlib.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "base/float_mode.h"
@@ -276,4 +278,21 @@ void pool_destroy(thread_pool *pool) {
         pthread_mutex_destroy(&pool->turn);
     }
     free(pool);
+}
+
+ckd_status thread_start(pthread_t *out, void *(*main)(void *), void *context, ckd_error *err) {
+    sigset_t before;
+    block_signals(&before);
+    int errnum = pthread_create(out, NULL, main, context);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return errnum ? err_sys(err, errnum, NULL, "cannot start a thread") : CKD_OK;
+}
+
+void thread_lower(int nice) {
+    id_t self = (id_t)syscall(SYS_gettid); /* on Linux priorities belong to threads */
+    errno = 0;
+    int now = getpriority(PRIO_PROCESS, self);
+    if (errno == 0) {
+        (void)setpriority(PRIO_PROCESS, self, now + nice);
+    }
 }

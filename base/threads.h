@@ -11,6 +11,8 @@
 #ifndef BASE_THREADS_H
 #define BASE_THREADS_H
 
+#include <pthread.h>
+
 #include "base/error.h"
 
 typedef struct thread_pool thread_pool;
@@ -31,5 +33,14 @@ typedef ckd_status (*pool_fn)(void *context, size_t index, uint32_t worker, ckd_
 ckd_status pool_run(thread_pool *pool, size_t count, pool_fn fn, void *context, ckd_error *err);
 /* Ends the workers. No pool_run may be under way. Accepts NULL. */
 void pool_destroy(thread_pool *pool);
+
+/*
+ * ---- single threads ----
+ *
+ * Starts one that blocks the signals that a pool's workers block. Errors: IO (the system gives no more threads).
+ */
+ckd_status thread_start(pthread_t *out, void *(*main)(void *), void *context, ckd_error *err);
+/* The calling thread, and those that it starts, give way to others: nice, 1 ... 19 more than now. Where the system refuses, nothing changes. */
+void thread_lower(int nice);
 
 #endif

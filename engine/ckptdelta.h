@@ -550,8 +550,9 @@ CKD_API void ckd_diff_free(ckd_diff *diff);
 }
 #endif
 
-#include "ckptdelta_loads.h"  /* loads that are planned */
-#include "ckptdelta_ranks.h"  /* saves of many ranks */
-#include "ckptdelta_report.h" /* what a store holds and takes */
-#include "ckptdelta_retain.h" /* deleting, and taking that back */
+#include "ckptdelta_loads.h"   /* loads that are planned */
+#include "ckptdelta_ranks.h"   /* saves of many ranks */
+#include "ckptdelta_report.h"  /* what a store holds and takes */
+#include "ckptdelta_retain.h"  /* deleting, and taking that back */
+#include "ckptdelta_session.h" /* saving while training goes on */
 #endif

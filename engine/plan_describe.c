@@ -11,6 +11,7 @@
 #include "base/vocabulary.h"
 #include "codec/wire.h"
 #include "engine/plan.h"
+#include "engine/tensor_check.h"
 
 #define MAGIC   "ckdd"
 #define VERSION 1
@@ -42,22 +43,10 @@ static void put_region(bytes *to, const ckd_region *region, uint32_t ndim) {
 static ckd_status put_tensor(bytes *to, const ckd_tensor *given, ckd_error *err) {
     ckd_tensor t = CKD_TENSOR_INIT;
     memcpy(&t, given, given->struct_size < sizeof(t) ? given->struct_size : sizeof(t));
-    size_t length = t.name ? strnlen(t.name, CKD_NAME_MAX + 1) : 0;
-    if (length == 0 || length > CKD_NAME_MAX || !utf8_valid(t.name, length)) {
-        return err_set(err, CKD_E_INVALID, "a tensor's name must be 1 to 1023 bytes of UTF-8");
-    }
-    geometry g;
     uint64_t elements;
-    if (ckd_dtype_size(t.dtype) == 0) {
-        return err_set(err, CKD_E_INVALID, "tensor %s has no known dtype", t.name);
-    }
-    if (!geometry_init(&g, t.ndim, t.shape)) {
-        return err_set(err, CKD_E_INVALID,
-                       "tensor %s has more than %d dimensions, more than 2^40 elements, or no shape", t.name,
-                       CKD_MAX_DIMS);
-    }
-    if (!region_count(&elements, &g, &t.region)) {
-        return err_set(err, CKD_E_MISMATCH, "the region of tensor %s does not lie in its shape", t.name);
+    ckd_status status = tensor_check(&elements, &t, err);
+    if (status != CKD_OK) {
+        return status;
     }
     bytes_put_string(to, t.name);
     bytes_put_u8(to, (uint8_t)(t.role == CKD_ROLE_AUTO ? ckd_role_of(t.name, t.dtype) : t.role));

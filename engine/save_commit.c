@@ -307,9 +307,11 @@ static ckd_status add_timings(const ckd_save *save, const manifest *m, ckd_error
     } stages[] = {{"analyse", save->analyse_ns, m->checkpoint.raw_bytes},
                   {"encode", save->encode_ns, m->checkpoint.raw_bytes},
                   {"write", save->append_ns, m->checkpoint.stored_bytes},
-                  {"total", clock_monotonic_ns() - save->begun_ns, m->checkpoint.raw_bytes}};
+                  {"total", clock_monotonic_ns() - save->begun_ns, m->checkpoint.raw_bytes},
+                  {"stall", save->stall_ns, m->checkpoint.raw_bytes}};
     ckd_status status = CKD_OK;
-    for (size_t i = 0; i < sizeof(stages) / sizeof(stages[0]) && status == CKD_OK; i++) {
+    size_t count = sizeof(stages) / sizeof(stages[0]) - (save->stall_ns == 0);
+    for (size_t i = 0; i < count && status == CKD_OK; i++) {
         status = catalog_add_timing(save->store->catalog, &m->checkpoint.id, stages[i].stage, stages[i].ns,
                                     stages[i].bytes, err);
     }

@@ -1,0 +1,201 @@
+/*
+ * ckptdelta, saving while training goes on. Part of ckptdelta.h, which includes it; the same conventions hold.
+ *
+ *   step -> snapshot (a copy in memory) -> background: residual, encode, write, sync, commit
+ *
+ * A trainer registers its tensors once and calls ckd_session_step after every iteration. When a save is due, the session copies the
+ * state into memory of its own and goes back to the trainer; the rest happens on threads of a lower priority, in a store that the
+ * session has opened for itself. What fails there is told by the next call, and training can go on: the next save works without more ado.
+ *
+ *     ckd_session_open(&session, "runs/gpt", &options, &err);
+ *     for each tensor: ckd_session_add(session, &tensor, data, 0, &err);
+ *     ckd_session_restore(&from, session, CKD_LATEST, &err);            NOT_FOUND: nothing to resume from
+ *     for (step = from.step + 1; step <= steps; step++) {
+ *         forward(), backward();
+ *         ckd_session_fence(session);                                   lazy snapshots only; else it returns at once
+ *         optimizer();
+ *         ckd_session_step(session, step, &err);
+ *     }
+ *     ckd_session_close(session, &err);
+ *
+ * All calls but ckd_session_request come from one thread at a time, and in the process that opened the session: in a forked child they do
+ * nothing and fail with STATE.
+ */
+#ifndef CKPTDELTA_SESSION_H
+#define CKPTDELTA_SESSION_H
+
+#include "ckptdelta.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct ckd_session ckd_session;
+
+typedef enum ckd_snapshot {
+    CKD_SNAPSHOT_COPY = 0, /* ckd_session_step returns when the state is copied */
+    /*
+     * It returns at once, and the state is copied while the trainer computes what does not change it. Call ckd_session_fence before
+     * anything writes to a registered tensor: it waits for what is not copied yet, and helps.
+     */
+    CKD_SNAPSHOT_LAZY = 1
+} ckd_snapshot;
+
+/* What happens when a save is due, and there is no room for a snapshot because earlier saves are still under way. */
+typedef enum ckd_when_busy {
+    CKD_BUSY_BLOCK = 0,    /* wait: nothing that is due is left out */
+    CKD_BUSY_SKIP = 1,     /* leave it out, and count it */
+    CKD_BUSY_COALESCE = 2, /* save at the first step at which there is room; of several that are due, once */
+} ckd_when_busy;
+
+typedef struct ckd_saved {
+    uint64_t step;             /* as it was to be saved */
+    ckd_status status;         /* CKD_OK: durable */
+    ckd_checkpoint checkpoint; /* if durable: its run may be a branch */
+    ckd_error error;           /* else */
+    uint64_t stall_ns;         /* that training stood still for it */
+    uint64_t persist_ns;       /* from the call of ckd_session_step until it was durable */
+} ckd_saved;
+/* Told of every save that ended, on a thread of the session, which waits for it. It must not call the session. */
+typedef void (*ckd_saved_fn)(void *context, const ckd_saved *saved);
+
+typedef struct ckd_session_options {
+    size_t struct_size;
+    /*
+     * As for ckd_save_begin; `run` is required, `step` is not looked at, strings are copied. rank, world and checkpoint_id: not looked at,
+     * see `ranks`. on_duplicate CKD_DUPLICATE_ERROR becomes BRANCH after a restore of another step than the newest.
+     */
+    const ckd_save_options *save;
+    const ckd_store_options
+        *store; /* NULL: the defaults. Its on_message is called on threads of the session */
+    /*
+     * When to save. Any of these; a save is due as soon as one says so. None: by `overhead` alone. every_steps: at steps that are multiples of
+     * it. every_s: so many seconds after the last one began.
+     */
+    uint64_t every_steps;
+    double every_s;
+    /*
+     * Adaptive: as often as is possible without training losing more than this share of its time, stalls and slowed iterations taken
+     * together (0.035 is 3.5 %). 0: not, or 0.035 if nothing else is asked for. After Mohan, Phanishayee and Chidambaram, "CheckFreq: Frequent,
+     * Fine-Grained DNN Checkpointing", FAST 2021, section 4.4; here what was lost is accounted for, save by save (docs/decisions.md).
+     */
+    double overhead;
+    /*
+     * Mean time between failures in seconds, of the whole job; 0: not known. Then saves are sqrt(2 x cost of a save x mtbf) apart, where the
+     * time lost to saves and that lost with a failure are together least (Young, CACM 17(9), 1974; Daly, FGCS 22(3), 2006), or farther if
+     * `overhead` says so.
+     */
+    double mtbf_s;
+    ckd_snapshot snapshot;
+    ckd_when_busy when_busy;
+    /*
+     * Bytes of memory for snapshots, allocated and touched at the first step; 0: as much as one takes. If two fit, the state can be copied
+     * while an earlier save is under way. INVALID at the first step if one does not fit.
+     */
+    uint64_t snapshot_bytes;
+    uint32_t copy_threads; /* that copy, the caller's included; 0: one per core, at most 4 */
+    int nice;              /* of background threads, against the caller's; 0: 10; negative: as the caller's */
+    /*
+     * NULL: this process saves by itself. Else all ranks of it open a session together (ckd_ranks_join: collective) and call step with
+     * the same steps; only every_steps, ckd_session_save and CKD_BUSY_BLOCK, which mean the same on all, are allowed.
+     */
+    const struct ckd_ranks_options *ranks;
+    ckd_saved_fn on_saved;
+    void *saved_context;
+} ckd_session_options;
+#define CKD_SESSION_OPTIONS_INIT \
+    { .struct_size = sizeof(ckd_session_options) }
+
+/*
+ * Opens the store (CKD_OPEN_CREATE) and starts the session's threads. Errors: INVALID, STATE (signals), those of ckd_store_open and
+ * ckd_ranks_join.
+ */
+CKD_API ckd_status ckd_session_open(ckd_session **out, const char *path, const ckd_session_options *options,
+                                    ckd_error *err);
+
+/*
+ * Registers a tensor, or this rank's region of it, to be saved and restored, in this order (ckd_save_tensor says which order is good).
+ * `data`: the region's elements, contiguous, the caller's, valid until the session is closed. tensor->data and read are not looked at. tensor->optimizer: NULL, or
+ * read whenever a snapshot is taken, valid as long; used where the save is one step after its parent. `group`: any number;
+ * tensors that ckd_session_fence_group waits for together. Before the first step (STATE). Errors: INVALID, NOMEM.
+ */
+CKD_API ckd_status ckd_session_add(ckd_session *session, const ckd_tensor *tensor, void *data, uint32_t group,
+                                   ckd_error *err);
+/*
+ * The same for any bytes: of a random number generator, a data loader. Stored as a blob, with ranks those of rank 0 only. They belong to group 0. At
+ * most CKD_BLOB_MAX.
+ */
+CKD_API ckd_status ckd_session_add_bytes(ckd_session *session, const char *name, void *data, size_t size,
+                                         ckd_error *err);
+
+/*
+ * Loads a checkpoint of the run into everything that is registered; step CKD_LATEST: the newest. What is saved from here on was resumed from
+ * it. Waits for saves under way. `from` (may be NULL): which one it was. Errors: NOT_FOUND (no such checkpoint: nothing was changed), MISMATCH (a tensor or bytes that
+ * it lacks, or of another shape, dtype or size: nothing was changed), those of ckd_load_all.
+ */
+CKD_API ckd_status ckd_session_restore(ckd_checkpoint *from, ckd_session *session, uint64_t step,
+                                       ckd_error *err);
+
+/*
+ * Call it after each iteration, when the registered tensors are those of `step`. Saves if that is due, and measures how long iterations
+ * take. It does its work also when it fails: what it then tells is that an earlier save came to nothing. Errors: INVALID
+ * (snapshot_bytes, a step that is not after the last one), STATE (a lazy snapshot without a fence behind it: that save is given up), those of
+ * ckd_save_commit and of what is before it.
+ */
+CKD_API ckd_status ckd_session_step(ckd_session *session, uint64_t step, ckd_error *err);
+/* The same, and saves at this step whatever is due. Waits for room. Not twice at a step. */
+CKD_API ckd_status ckd_session_save(ckd_session *session, uint64_t step, ckd_error *err);
+
+/* Of the metric that options.save.metric_name names: recorded with what is saved from now on. */
+CKD_API void ckd_session_metric(ckd_session *session, double metric);
+
+/* Returns when nothing that is registered is still to be copied: from then on it may be written to. */
+CKD_API void ckd_session_fence(ckd_session *session);
+/* The same for the tensors of one group, for optimizers that go layer by layer. */
+CKD_API void ckd_session_fence_group(ckd_session *session, uint32_t group);
+
+typedef enum ckd_wait {
+    CKD_STAGED = 1, /* the state that is to be saved is copied, as by ckd_session_fence */
+    CKD_DURABLE = 2 /* every save that was begun is durable, or has failed */
+} ckd_wait;
+/* Errors: as ckd_session_step tells them. */
+CKD_API ckd_status ckd_session_wait(ckd_session *session, ckd_wait until, ckd_error *err);
+
+typedef enum ckd_request {
+    CKD_REQUEST_SAVE = 1, /* save at the next step */
+    CKD_REQUEST_STOP = 2  /* save at the next step; the trainer is to stop then */
+} ckd_request;
+/* From any thread, and from a signal handler: for SIGUSR1, say, and SIGTERM. The library installs none. */
+CKD_API void ckd_session_request(ckd_session *session, ckd_request request);
+
+/* How things are. Figures are of this session. */
+typedef struct ckd_session_state {
+    uint64_t saved, failed;   /* saves that ended */
+    uint64_t skipped;         /* due, and left out for want of room */
+    uint64_t coalesced;       /* due, and put off for want of room */
+    uint32_t under_way;       /* saves that are not durable yet */
+    int stop_asked;           /* by ckd_session_request */
+    uint64_t staged_step;     /* of the newest snapshot; CKD_LATEST: none */
+    uint64_t durable_step;    /* of the newest checkpoint that is durable; CKD_LATEST: none */
+    uint64_t snapshot_bytes;  /* held for snapshots */
+    uint64_t step_ns;         /* an iteration without a save, a recent mean; 0: not known yet */
+    uint64_t stall_ns;        /* that training stood still, in all */
+    uint64_t interference_ns; /* that iterations took longer beside saves, in all */
+    uint64_t trained_ns;      /* from the first step to the last one */
+    uint64_t last_stall_ns;   /* of the newest save that ended */
+    uint64_t last_persist_ns; /* the same: from the call of ckd_session_step until it was durable */
+    uint64_t interval_steps;  /* between saves, as things are now; 0: not known yet */
+} ckd_session_state;
+/* Never waits. */
+CKD_API void ckd_session_poll(ckd_session_state *out, ckd_session *session);
+
+/*
+ * Waits for all saves, ends the threads, and closes the store. Frees the session, also on failure, which is what ckd_session_wait would have
+ * told. Accepts NULL.
+ */
+CKD_API ckd_status ckd_session_close(ckd_session *session, ckd_error *err);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,290 @@
+/* Opening, registering, closing. */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+#include "engine/session.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "base/threads.h"
+#include "engine/tensor_check.h"
+
+#define COPY_THREADS_MAX 4 /* by default: memory is busy by then */
+
+ckd_status session_check(const ckd_session *s, ckd_error *err) {
+    return s->process == getpid()
+               ? CKD_OK
+               : err_set(err, CKD_E_STATE,
+                         "a session belongs to the process that opened it; a forked child opens its own");
+}
+
+/* --------------------------------------------------------------------------------------------------------- open */
+
+static ckd_status check_times(const ckd_session_options *o, ckd_error *err) {
+    const struct {
+        const char *name;
+        double value, most;
+    } times[] = {{"every_s", o->every_s, 1e9}, {"overhead", o->overhead, 1}, {"mtbf_s", o->mtbf_s, 1e12}};
+    for (size_t i = 0; i < sizeof(times) / sizeof(times[0]); i++) {
+        if (!(times[i].value >= 0 && times[i].value <= times[i].most)) {
+            return err_set(err, CKD_E_INVALID, "%s is %g, outside 0 ... %g", times[i].name, times[i].value,
+                           times[i].most);
+        }
+    }
+    return CKD_OK;
+}
+
+static ckd_status check_options(const ckd_session_options *o, ckd_error *err) {
+    if (!o->save || !o->save->run) {
+        return err_set(err, CKD_E_INVALID, "a session needs options.save with a run");
+    }
+    if (strlen(o->save->run) > CKD_RUN_MAX) {
+        return err_set(err, CKD_E_INVALID, "a run's name has at most %d bytes", CKD_RUN_MAX);
+    }
+    if (o->snapshot < CKD_SNAPSHOT_COPY || o->snapshot > CKD_SNAPSHOT_LAZY) {
+        return err_set(err, CKD_E_INVALID, "snapshot %d is not known", (int)o->snapshot);
+    }
+    if (o->when_busy < CKD_BUSY_BLOCK || o->when_busy > CKD_BUSY_COALESCE) {
+        return err_set(err, CKD_E_INVALID, "when_busy %d is not known", (int)o->when_busy);
+    }
+    if (o->nice > 19 || o->copy_threads > 1024) {
+        return err_set(err, CKD_E_INVALID, "nice is at most 19, copy_threads at most 1024");
+    }
+    if (o->ranks && (o->every_s > 0 || o->overhead > 0 || o->mtbf_s > 0 || o->when_busy != CKD_BUSY_BLOCK)) {
+        return err_set(
+            err, CKD_E_INVALID,
+            "each rank would measure something else and save at other steps: with ranks, use every_steps "
+            "or ckd_session_save, and CKD_BUSY_BLOCK");
+    }
+    return check_times(o, err);
+}
+
+/* A copy of a string of the caller's, or NULL. */
+static const char *keep(char *room, size_t size, const char *text) {
+    if (text) {
+        snprintf(room, size, "%s", text);
+    }
+    return text ? room : NULL;
+}
+
+static void copy_save_options(ckd_session *s, const ckd_save_options *given) {
+    s->save = (ckd_save_options)CKD_SAVE_OPTIONS_INIT;
+    memcpy(&s->save, given, given->struct_size < sizeof(s->save) ? given->struct_size : sizeof(s->save));
+    s->save.struct_size = sizeof(s->save);
+    s->save.run = keep(s->run, sizeof(s->run), s->save.run);
+    s->save.parent_run = keep(s->parent_run, sizeof(s->parent_run), s->save.parent_run);
+    s->save.resumed_from_run = keep(s->resumed_run, sizeof(s->resumed_run), s->save.resumed_from_run);
+    s->save.metric_name = keep(s->metric_name, sizeof(s->metric_name), s->save.metric_name);
+    s->metric = s->save.metric_name ? s->save.metric : NAN;
+    s->on_duplicate = s->save.on_duplicate;
+    s->save.rank = s->save.world = 0;
+    s->save.checkpoint_id = (ckd_id){{0}};
+}
+
+static ckd_status copy_options(ckd_session *s, const char *path, const ckd_session_options *given,
+                               ckd_error *err) {
+    if (given) {
+        memcpy(&s->options, given,
+               given->struct_size < sizeof(s->options) ? given->struct_size : sizeof(s->options));
+    }
+    ckd_status status = check_options(&s->options, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    copy_save_options(s, s->options.save);
+    const ckd_store_options *store = s->options.store;
+    s->store_options = (ckd_store_options)CKD_STORE_OPTIONS_INIT;
+    if (store) {
+        memcpy(&s->store_options, store,
+               store->struct_size < sizeof(*store) ? store->struct_size : sizeof(*store));
+    }
+    s->save.rank = s->options.ranks ? s->options.ranks->rank : 0;
+    interval_init(&s->interval, s->options.every_steps, s->options.every_s, s->options.overhead,
+                  s->options.mtbf_s);
+    if (s->options.ranks) {
+        s->interval.overhead = 0; /* nor by default */
+    }
+    s->path = path ? strdup(path) : NULL;
+    return s->path ? CKD_OK
+           : path  ? err_nomem(err, strlen(path), "the store's path")
+                   : err_set(err, CKD_E_INVALID, "a session needs the path of a store");
+}
+
+static uint32_t copier_count(const ckd_session_options *o) {
+    long cores = sysconf(_SC_NPROCESSORS_ONLN);
+    uint32_t most = cores < 1 ? 1 : cores > COPY_THREADS_MAX ? COPY_THREADS_MAX : (uint32_t)cores;
+    uint32_t threads = o->copy_threads ? o->copy_threads : most;
+    return threads > 1 ? threads - 1
+                       : o->snapshot == CKD_SNAPSHOT_LAZY; /* lazily, one must copy beside the trainer */
+}
+
+/* Waits until the saver's thread has opened the store. */
+static ckd_status start_saver(ckd_session *s, ckd_error *err) {
+    ckd_status status = thread_start(&s->saver, session_saver_main, s, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    s->saver_started = true;
+    pthread_mutex_lock(&s->mutex);
+    while (!s->opened) {
+        pthread_cond_wait(&s->changed, &s->mutex);
+    }
+    pthread_mutex_unlock(&s->mutex);
+    s->options.ranks = s->ranks ? s->options.ranks : NULL;
+    return err_from(err, s->open_status, &s->open_error);
+}
+
+static ckd_status start(ckd_session *s, ckd_error *err) {
+    ckd_status status = copiers_start(&s->copiers, copier_count(&s->options), err);
+    return status == CKD_OK ? start_saver(s, err) : status;
+}
+
+ckd_status ckd_session_open(ckd_session **out, const char *path, const ckd_session_options *options,
+                            ckd_error *err) {
+    *out = NULL;
+    ckd_session *s = calloc(1, sizeof(*s));
+    if (!s) {
+        return err_nomem(err, sizeof(*s), "a session");
+    }
+    s->process = getpid();
+    s->state.staged_step = s->state.durable_step = CKD_LATEST;
+    pthread_mutex_init(&s->mutex, NULL);
+    pthread_mutex_init(&s->store_turn, NULL);
+    pthread_cond_init(&s->changed, NULL);
+    ckd_status status = copy_options(s, path, options, err);
+    if (status == CKD_OK) {
+        status = start(s, err);
+    }
+    if (status != CKD_OK) {
+        ckd_session_close(s, NULL);
+        return status;
+    }
+    *out = s;
+    return CKD_OK;
+}
+
+/* ----------------------------------------------------------------------------------------------------- register */
+
+static ckd_status room_for_item(ckd_session *s, ckd_error *err) {
+    if (s->sources) {
+        return err_set(err, CKD_E_STATE, "tensors are registered before the first step");
+    }
+    if (s->item_count < s->item_capacity) {
+        return CKD_OK;
+    }
+    size_t capacity = s->item_capacity ? 2 * s->item_capacity : 64;
+    session_item *grown = realloc(s->items, capacity * sizeof(*grown));
+    if (!grown) {
+        return err_nomem(err, capacity * sizeof(*grown), "registered tensors");
+    }
+    s->items = grown;
+    s->item_capacity = capacity;
+    for (size_t i = 0; i < s->item_count; i++) {
+        s->items[i].tensor.shape = s->items[i].shape; /* they have moved */
+    }
+    return CKD_OK;
+}
+
+static ckd_status add_item(ckd_session *s, session_item item, const char *name, ckd_error *err) {
+    ckd_status status = session_check(s, err);
+    if (status == CKD_OK) {
+        status = room_for_item(s, err);
+    }
+    if (status != CKD_OK) {
+        return status;
+    }
+    if (!item.data && item.bytes > 0) {
+        err_set(err, CKD_E_INVALID, "no memory is given to save from and to restore to");
+        return err_in_tensor(err, CKD_E_INVALID, name);
+    }
+    item.tensor.name = strdup(name);
+    if (!item.tensor.name) {
+        return err_nomem(err, strlen(name), "a name");
+    }
+    session_item *place = &s->items[s->item_count++];
+    *place = item;
+    place->tensor.shape = place->shape;
+    return CKD_OK;
+}
+
+ckd_status ckd_session_add(ckd_session *s, const ckd_tensor *tensor, void *data, uint32_t group,
+                           ckd_error *err) {
+    session_item item = {.data = data, .group = group};
+    memcpy(&item.tensor, tensor,
+           tensor->struct_size < sizeof(item.tensor) ? tensor->struct_size : sizeof(item.tensor));
+    item.tensor.struct_size = sizeof(item.tensor);
+    item.tensor.data = NULL;
+    item.tensor.read = NULL;
+    uint64_t elements;
+    ckd_status status = tensor_check(&elements, &item.tensor, err);
+    if (status == CKD_OK && group == SNAPSHOT_ALL) {
+        status = err_set(err, CKD_E_INVALID, "a group is less than %u", (unsigned)SNAPSHOT_ALL);
+    }
+    if (status != CKD_OK) {
+        return tensor->name ? err_in_tensor(err, status, tensor->name) : status;
+    }
+    if (item.tensor.ndim > 0) {
+        memcpy(item.shape, item.tensor.shape, item.tensor.ndim * sizeof(item.shape[0]));
+    }
+    item.bytes = elements * ckd_dtype_size(item.tensor.dtype);
+    return add_item(s, item, tensor->name, err);
+}
+
+ckd_status ckd_session_add_bytes(ckd_session *s, const char *name, void *data, size_t size, ckd_error *err) {
+    size_t length = name ? strnlen(name, CKD_NAME_MAX + 1) : 0;
+    if (length < 1 || length > CKD_NAME_MAX || !utf8_valid(name, length) || size > CKD_BLOB_MAX) {
+        return err_set(err, CKD_E_INVALID,
+                       "bytes have a name of 1 to %d bytes of UTF-8, and are at most 1 GiB", CKD_NAME_MAX);
+    }
+    return add_item(s, (session_item){.data = data, .bytes = size, .is_bytes = true}, name, err);
+}
+
+/* -------------------------------------------------------------------------------------------------------- close */
+
+static void end_saver(ckd_session *s) {
+    pthread_mutex_lock(&s->mutex);
+    s->ending = true;
+    pthread_cond_broadcast(&s->changed);
+    pthread_mutex_unlock(&s->mutex);
+    pthread_join(s->saver, NULL);
+}
+
+static void free_memory(ckd_session *s) {
+    for (uint32_t i = 0; i < SESSION_SLOTS; i++) {
+        snapshot_free(s->slots[i].snapshot);
+        free(s->slots[i].optimizers);
+    }
+    for (size_t i = 0; i < s->item_count; i++) {
+        free((void *)(uintptr_t)s->items[i].tensor.name);
+    }
+    free(s->sources);
+    free(s->items);
+    free(s->path);
+    free(s);
+}
+
+ckd_status ckd_session_close(ckd_session *s, ckd_error *err) {
+    if (!s) {
+        return CKD_OK;
+    }
+    ckd_status status = session_check(s, err);
+    if (status != CKD_OK) { /* the threads and the store are the parent's */
+        copiers_end(s->copiers, true);
+        free_memory(s);
+        return status;
+    }
+    session_fence_all(s);
+    if (s->saver_started) {
+        end_saver(s);
+    }
+    copiers_end(s->copiers, false);
+    status = session_tell(s, err);
+    pthread_cond_destroy(&s->changed);
+    pthread_mutex_destroy(&s->store_turn);
+    pthread_mutex_destroy(&s->mutex);
+    free_memory(s);
+    return status;
+}

@@ -1,0 +1,111 @@
+/*
+ * A session: the trainer's side and the saver's thread. Internal to engine/.
+ *
+ *   session.c           open, register, close
+ *   session_step.c      the trainer's thread: is a save due? room for a snapshot, copy, fence, wait
+ *   session_saver.c     the saver's thread: a snapshot becomes a checkpoint
+ *   session_restore.c   a checkpoint back into what is registered
+ *
+ * Invariants:
+ *  1. A slot's snapshot is written by the trainer's thread and the copiers while the slot is STAGED, and read by the saver from then
+ *     on until it is FREE again. Slots are staged, and saved, in the order of their steps.
+ *  2. A save is committed only when its snapshot is known to be of one step: the trainer has called a fence (or may not write: close, wait).
+ *  3. The store is used by the saver's thread, and by others only under store_turn.
+ */
+#ifndef ENGINE_SESSION_H
+#define ENGINE_SESSION_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <sys/types.h>
+
+#include "engine/ckptdelta_session.h"
+#include "engine/copiers.h"
+#include "engine/interval.h"
+#include "engine/store.h"
+
+/* Something registered: a tensor, or bytes if `is_bytes`. */
+typedef struct session_item {
+    ckd_tensor tensor; /* its name, shape and region are the session's; data: NULL */
+    void *data;
+    uint64_t bytes;
+    uint32_t group;
+    bool is_bytes;
+    uint64_t shape[CKD_MAX_DIMS];
+} session_item;
+
+typedef enum slot_state { SLOT_FREE, SLOT_STAGED } slot_state;
+
+/* One snapshot, and what becomes of it. */
+typedef struct session_slot {
+    slot_state state;
+    snapshot *snapshot;
+    ckd_optimizer *optimizers; /* by item, as they were */
+    uint64_t step;
+    double metric;
+    uint64_t begun_ns, stall_ns;
+    bool fenced; /* the trainer has let go of it: it is whole, of one step, and its stall is known */
+    bool torn;   /* never: the save is given up */
+} session_slot;
+
+#define SESSION_SLOTS 2
+
+struct ckd_session {
+    pid_t process;
+    ckd_session_options options; /* its pointers are not kept */
+    ckd_save_options save;       /* the next one's; strings are below */
+    char run[CKD_RUN_MAX + 1], parent_run[CKD_RUN_MAX + 1], resumed_run[CKD_RUN_MAX + 1], metric_name[32];
+    ckd_on_duplicate on_duplicate; /* as asked for */
+    double metric;
+    ckd_store_options store_options;
+    char *path;
+
+    session_item *items;
+    size_t item_count, item_capacity;
+    snapshot_source *sources; /* as the items, once the first step was made */
+    copiers *copiers;
+
+    interval interval;           /* the trainer's thread's */
+    uint64_t last_step, left_ns; /* when the trainer went back to its work; 0: before the first step */
+    uint64_t fence_ns;           /* that it waited since, in fences and for what it asked */
+    bool pending;                /* a save is due as soon as there is room */
+    bool busy_since_step;        /* a save was under way at some time since the last step */
+    bool fenced_some;            /* a group's fence was called since the newest snapshot began */
+    bool stop_asked;
+    atomic_int requests; /* ckd_request bits */
+
+    pthread_mutex_t mutex; /* guards what follows */
+    pthread_cond_t changed;
+    session_slot slots[SESSION_SLOTS];
+    uint32_t slot_count;  /* that have a snapshot */
+    uint32_t first, used; /* staged ones: a ring */
+    bool ending;
+    ckd_status failed; /* of a save, not told yet */
+    ckd_error failure;
+    ckd_session_state state;   /* counters and figures */
+    uint64_t ended_persist_ns; /* of a save that ended since the trainer's thread last looked; 0: none */
+
+    pthread_t saver;
+    bool saver_started, opened;
+    ckd_status open_status;
+    ckd_error open_error;
+    pthread_mutex_t store_turn;
+    ckd_store *store;
+    ckd_ranks *ranks;
+};
+
+/* STATE in a child of the process that opened it. */
+ckd_status session_check(const ckd_session *s, ckd_error *err);
+
+/* ---- session_step.c ---- */
+/* Everything staged is of one step: the trainer does not write while it is in the call. */
+void session_fence_all(ckd_session *s);
+/* Waits until no save is under way. */
+void session_drain(ckd_session *s);
+/* A failure that was not told yet, once. */
+ckd_status session_tell(ckd_session *s, ckd_error *err);
+
+/* ---- session_saver.c ---- */
+void *session_saver_main(void *context);
+
+#endif

@@ -1,0 +1,137 @@
+/* A checkpoint back into what is registered. */
+#include "engine/session.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+typedef struct stored_bytes {
+    void *data;
+    size_t size;
+} stored_bytes;
+
+/* All registered bytes, checked before anything of the trainer's is touched. found: one for each item. */
+static ckd_status read_bytes(stored_bytes *found, const ckd_session *s, ckd_load *load, ckd_error *err) {
+    for (size_t i = 0; i < s->item_count; i++) {
+        const session_item *item = &s->items[i];
+        if (!item->is_bytes) {
+            continue;
+        }
+        ckd_status status = ckd_load_blob(&found[i].data, &found[i].size, load, item->tensor.name, err);
+        if (status == CKD_E_NOT_FOUND) {
+            return err_set(err, CKD_E_MISMATCH, "the checkpoint has no bytes '%s'", item->tensor.name);
+        }
+        if (status != CKD_OK) {
+            return status;
+        }
+        if (found[i].size != item->bytes) {
+            return err_set(err, CKD_E_MISMATCH, "the checkpoint has %zu bytes '%s', registered are %llu",
+                           found[i].size, item->tensor.name, (unsigned long long)item->bytes);
+        }
+    }
+    return CKD_OK;
+}
+
+static ckd_status load_tensors(ckd_session *s, ckd_load *load, ckd_error *err) {
+    ckd_load_request *requests = calloc(s->item_count + 1, sizeof(*requests));
+    if (!requests) {
+        return err_nomem(err, s->item_count * sizeof(*requests), "what is to be restored");
+    }
+    size_t count = 0;
+    for (size_t i = 0; i < s->item_count; i++) {
+        const session_item *item = &s->items[i];
+        if (!item->is_bytes) {
+            requests[count++] = (ckd_load_request){.struct_size = sizeof(*requests),
+                                                   .name = item->tensor.name,
+                                                   .dtype = item->tensor.dtype,
+                                                   .ndim = item->tensor.ndim,
+                                                   .shape = item->tensor.shape,
+                                                   .region = item->tensor.region,
+                                                   .data = item->data,
+                                                   .size = (size_t)item->bytes};
+        }
+    }
+    /* What it holds beyond that may belong to other ranks, or to other uses of the run. */
+    ckd_status status = ckd_load_all(load, requests, count, CKD_DIFFERS_UNEXPECTED, err);
+    free(requests);
+    return status;
+}
+
+static ckd_status load_into(ckd_session *s, const ckd_checkpoint *from, ckd_error *err) {
+    stored_bytes *found = calloc(s->item_count + 1, sizeof(*found));
+    if (!found) {
+        return err_nomem(err, s->item_count * sizeof(*found), "what is to be restored");
+    }
+    ckd_load *load = NULL;
+    ckd_status status = ckd_load_begin(&load, s->store, &from->id, err);
+    if (status == CKD_OK) {
+        status = read_bytes(found, s, load, err);
+    }
+    if (status == CKD_OK) {
+        status = load_tensors(s, load, err);
+    }
+    for (size_t i = 0; i < s->item_count; i++) {
+        if (status == CKD_OK && s->items[i].is_bytes && found[i].size > 0) {
+            memcpy(s->items[i].data, found[i].data, found[i].size);
+        }
+        ckd_blob_free(found[i].data);
+    }
+    ckd_load_end(load);
+    free(found);
+    return status;
+}
+
+/* What is saved next was resumed from it; a delta on it, and in a branch if the run has gone farther. */
+static void resume_from(ckd_session *s, const ckd_checkpoint *from, const ckd_checkpoint *newest) {
+    snprintf(s->parent_run, sizeof(s->parent_run), "%s", from->run);
+    s->save.parent_run = s->save.base ? NULL : s->parent_run;
+    s->save.parent_step = from->step;
+    snprintf(s->resumed_run, sizeof(s->resumed_run), "%s", from->run);
+    s->save.resumed_from_run = s->resumed_run;
+    s->save.resumed_from_step = from->step;
+    bool rewound = !id_equal(&from->id, &newest->id);
+    s->save.on_duplicate =
+        rewound && s->on_duplicate == CKD_DUPLICATE_ERROR ? CKD_DUPLICATE_BRANCH : s->on_duplicate;
+    pthread_mutex_lock(&s->mutex);
+    s->state.durable_step = from->step;
+    pthread_mutex_unlock(&s->mutex);
+}
+
+/* With the store's turn. */
+static ckd_status restore(ckd_checkpoint *from, ckd_session *s, uint64_t step, ckd_error *err) {
+    ckd_checkpoint newest;
+    ckd_status status = ckd_store_find(from, s->store, s->run, step, err);
+    if (status == CKD_OK) {
+        status = ckd_store_find(&newest, s->store, s->run, CKD_LATEST, err);
+    }
+    if (status == CKD_OK) {
+        status = load_into(s, from, err);
+    }
+    if (status == CKD_OK) {
+        resume_from(s, from, &newest);
+    }
+    return status;
+}
+
+ckd_status ckd_session_restore(ckd_checkpoint *from, ckd_session *s, uint64_t step, ckd_error *err) {
+    ckd_checkpoint found = {.step = 0};
+    if (from) {
+        *from = found;
+    }
+    ckd_status status = session_check(s, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    session_fence_all(s);
+    session_drain(s);
+    pthread_mutex_lock(&s->store_turn);
+    status = restore(&found, s, step, err);
+    pthread_mutex_unlock(&s->store_turn);
+    if (status == CKD_OK) {
+        s->last_step = found.step; /* the next one is after it; a rewound trainer counts anew */
+        s->left_ns = 0;
+        if (from) {
+            *from = found;
+        }
+    }
+    return status;
+}

@@ -1,0 +1,228 @@
+/*
+ * The saver's thread: opens the store, so that the store's workers inherit its priority, and makes checkpoints of snapshots. It begins with
+ * tensors that are copied while others still are.
+ */
+#include "engine/session.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "base/threads.h"
+#include "engine/save.h"
+
+#define DEFAULT_NICE 10
+
+/* ------------------------------------------------------------------------------------------------- one snapshot */
+
+/* The first save after a restore begins where that was; every later one where the last one ended. */
+static void choose_lineage(ckd_session *s, const session_slot *slot) {
+    s->save.run = s->run;
+    s->save.step = slot->step;
+    s->save.metric = slot->metric;
+    s->save.metric_name = s->metric_name[0] && slot->metric == slot->metric ? s->metric_name : NULL;
+}
+
+static void continue_lineage(ckd_session *s, const ckd_checkpoint *saved) {
+    snprintf(s->run, sizeof(s->run), "%s", saved->run);
+    s->save.parent_run = s->save.resumed_from_run = NULL;
+    s->save.on_duplicate = s->on_duplicate;
+}
+
+/* What the save gets for an item; waits until that is copied. `one_step`: after what was saved last. */
+static ckd_tensor as_saved(const ckd_session *s, const session_slot *slot, size_t i, bool one_step) {
+    ckd_tensor t = s->items[i].tensor;
+    t.data = snapshot_read(slot->snapshot, i);
+    t.optimizer = one_step && t.optimizer ? &slot->optimizers[i] : NULL;
+    return t;
+}
+
+static ckd_status save_items(ckd_session *s, const session_slot *slot, const ckd_plan *plan, ckd_save *save,
+                             bool one_step, ckd_error *err) {
+    ckd_status status = CKD_OK;
+    size_t tensors = 0;
+    for (size_t i = 0; i < s->item_count && status == CKD_OK; i++) {
+        const session_item *item = &s->items[i];
+        if (item->is_bytes) {
+            if (s->save.rank == 0) {
+                status = ckd_save_blob(save, item->tensor.name, snapshot_read(slot->snapshot, i),
+                                       (size_t)item->bytes, err);
+            }
+        } else if (!plan || ckd_plan_writes(plan, s->save.rank, tensors++)) {
+            ckd_tensor t = as_saved(s, slot, i, one_step);
+            status = ckd_save_tensor(save, &t, err);
+        }
+    }
+    return status;
+}
+
+/* Until the trainer has shown that the snapshot is of one step (session.h, 2). */
+static ckd_status await_fence(uint64_t *stall_ns, ckd_session *s, session_slot *slot, ckd_error *err) {
+    pthread_mutex_lock(&s->mutex);
+    while (!slot->fenced) {
+        pthread_cond_wait(&s->changed, &s->mutex);
+    }
+    bool torn = slot->torn;
+    *stall_ns = slot->stall_ns;
+    pthread_mutex_unlock(&s->mutex);
+    return torn ? err_set(
+                      err, CKD_E_STATE,
+                      "the save of step %llu is given up: with lazy snapshots, call ckd_session_fence before "
+                      "anything writes to a registered tensor",
+                      (unsigned long long)slot->step)
+                : CKD_OK;
+}
+
+static ckd_status save_alone(ckd_checkpoint *saved, ckd_session *s, session_slot *slot, bool one_step,
+                             ckd_error *err) {
+    ckd_save *save;
+    ckd_status status = ckd_save_begin(&save, s->store, &s->save, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    status = save_items(s, slot, NULL, save, one_step, err);
+    if (status == CKD_OK) {
+        status = await_fence(&save->stall_ns, s, slot, err);
+    }
+    if (status == CKD_OK) {
+        return ckd_save_commit(saved, save, err);
+    }
+    ckd_save_abort(save);
+    return status;
+}
+
+static ckd_status plan_together(const ckd_plan **out, const ckd_session *s, ckd_error *err) {
+    ckd_tensor *tensors = calloc(s->item_count + 1, sizeof(*tensors));
+    if (!tensors) {
+        return err_nomem(err, s->item_count * sizeof(*tensors), "what a rank holds");
+    }
+    size_t count = 0;
+    for (size_t i = 0; i < s->item_count; i++) {
+        if (!s->items[i].is_bytes) {
+            tensors[count++] = s->items[i].tensor;
+        }
+    }
+    ckd_status status = ckd_ranks_plan(out, s->ranks, tensors, count, err);
+    free(tensors);
+    return status;
+}
+
+static ckd_status save_together(ckd_checkpoint *saved, ckd_session *s, session_slot *slot, bool one_step,
+                                ckd_error *err) {
+    const ckd_plan *plan;
+    ckd_save *save;
+    ckd_error why = {0};
+    ckd_status status = plan_together(&plan, s, err);
+    if (status == CKD_OK) {
+        status = ckd_ranks_begin(&save, s->ranks, &s->save, err);
+    }
+    if (status != CKD_OK) {
+        return status;
+    }
+    status = save_items(s, slot, plan, save, one_step, &why);
+    if (status == CKD_OK) {
+        status = await_fence(&save->stall_ns, s, slot, &why);
+    }
+    if (status != CKD_OK) {
+        return err_from(err, ckd_ranks_abort(s->ranks, save, &why), &why);
+    }
+    return ckd_ranks_commit(saved, s->ranks, save, err);
+}
+
+static void make_checkpoint(ckd_saved *saved, ckd_session *s, session_slot *slot) {
+    pthread_mutex_lock(&s->store_turn);
+    choose_lineage(s, slot);
+    bool one_step = s->state.durable_step != CKD_LATEST && slot->step == s->state.durable_step + 1;
+    saved->status =
+        (s->ranks ? save_together : save_alone)(&saved->checkpoint, s, slot, one_step, &saved->error);
+    if (saved->status == CKD_OK) {
+        continue_lineage(s, &saved->checkpoint);
+    }
+    pthread_mutex_unlock(&s->store_turn);
+}
+
+/* ----------------------------------------------------------------------------------------------------- the queue */
+
+/* Nobody touches the slot any more: what was not read of it is copied all the same. */
+static void let_copying_end(uint64_t *stall_ns, ckd_session *s, session_slot *slot) {
+    (void)await_fence(stall_ns, s, slot, NULL);
+    snapshot_finish(slot->snapshot, SNAPSHOT_ALL);
+}
+
+static void keep_result(ckd_session *s, const ckd_saved *saved) {
+    pthread_mutex_lock(&s->mutex);
+    bool good = saved->status == CKD_OK;
+    s->state.saved += good;
+    s->state.failed += !good;
+    if (good) {
+        s->state.durable_step = saved->step;
+    } else {
+        s->failed = saved->status;
+        s->failure = saved->error;
+    }
+    s->state.last_stall_ns = saved->stall_ns;
+    s->state.last_persist_ns = s->ended_persist_ns = saved->persist_ns;
+    pthread_mutex_unlock(&s->mutex);
+}
+
+static void free_slot(ckd_session *s, session_slot *slot) {
+    pthread_mutex_lock(&s->mutex);
+    slot->state = SLOT_FREE;
+    s->first = (s->first + 1) % s->slot_count;
+    s->used--;
+    pthread_cond_broadcast(&s->changed);
+    pthread_mutex_unlock(&s->mutex);
+}
+
+static void save_slot(ckd_session *s, session_slot *slot) {
+    ckd_saved saved = {.step = slot->step, .error = {.offset = CKD_NO_OFFSET}};
+    make_checkpoint(&saved, s, slot);
+    let_copying_end(&saved.stall_ns, s, slot);
+    saved.persist_ns = clock_monotonic_ns() - slot->begun_ns;
+    keep_result(s, &saved);
+    if (s->options.on_saved) {
+        s->options.on_saved(s->options.saved_context, &saved);
+    }
+    free_slot(s, slot);
+}
+
+/* ---------------------------------------------------------------------------------------------------- the thread */
+
+static void open_store(ckd_session *s) {
+    ckd_status status =
+        ckd_store_open(&s->store, s->path, CKD_OPEN_CREATE, &s->store_options, &s->open_error);
+    if (status == CKD_OK && s->options.ranks) {
+        status = ckd_ranks_join(&s->ranks, s->store, s->options.ranks, &s->open_error);
+    }
+    pthread_mutex_lock(&s->mutex);
+    s->open_status = status;
+    s->opened = true;
+    pthread_cond_broadcast(&s->changed);
+    pthread_mutex_unlock(&s->mutex);
+}
+
+/* NULL: the session is being closed, and nothing is left to save. */
+static session_slot *next_slot(ckd_session *s) {
+    pthread_mutex_lock(&s->mutex);
+    while (s->used == 0 && !s->ending) {
+        pthread_cond_wait(&s->changed, &s->mutex);
+    }
+    session_slot *slot = s->used ? &s->slots[s->first] : NULL;
+    pthread_mutex_unlock(&s->mutex);
+    return slot;
+}
+
+void *session_saver_main(void *context) {
+    ckd_session *s = context;
+    if (s->options.nice >= 0) {
+        thread_lower(s->options.nice ? s->options.nice : DEFAULT_NICE);
+    }
+    open_store(s);
+    if (s->open_status == CKD_OK) {
+        for (session_slot *slot; (slot = next_slot(s)) != NULL;) {
+            save_slot(s, slot);
+        }
+    }
+    ckd_ranks_leave(s->ranks);
+    ckd_store_close(s->store);
+    return NULL;
+}

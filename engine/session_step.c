@@ -1,0 +1,349 @@
+/* The trainer's thread. */
+#include "engine/session.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+#define SECOND 1e9
+
+/* ------------------------------------------------------------------------------------------------ the snapshots */
+
+static ckd_status make_sources(ckd_session *s, ckd_error *err) {
+    s->sources = calloc(s->item_count + 1, sizeof(*s->sources));
+    if (!s->sources) {
+        return err_nomem(err, s->item_count * sizeof(*s->sources), "the registered tensors");
+    }
+    for (size_t i = 0; i < s->item_count; i++) {
+        s->sources[i] = (snapshot_source){s->items[i].data, s->items[i].bytes, s->items[i].group};
+    }
+    return CKD_OK;
+}
+
+static ckd_status make_slot(ckd_session *s, ckd_error *err) {
+    session_slot *slot = &s->slots[s->slot_count];
+    slot->optimizers = calloc(s->item_count + 1, sizeof(*slot->optimizers));
+    if (!slot->optimizers) {
+        return err_nomem(err, s->item_count * sizeof(*slot->optimizers), "the optimizers' numbers");
+    }
+    ckd_status status = snapshot_new(&slot->snapshot, s->sources, s->item_count, err);
+    if (status != CKD_OK) {
+        free(slot->optimizers);
+        slot->optimizers = NULL;
+        return status;
+    }
+    s->slot_count++;
+    return CKD_OK;
+}
+
+/* At the first step, so that nothing is allocated later: one snapshot, and another one if that fits, too. */
+static ckd_status make_slots(ckd_session *s, ckd_error *err) {
+    ckd_status status = s->sources ? CKD_OK : make_sources(s, err);
+    if (status != CKD_OK || s->slot_count > 0) {
+        return status;
+    }
+    uint64_t size = snapshot_size(s->sources, s->item_count), budget = s->options.snapshot_bytes;
+    if (budget > 0 && budget < size) {
+        return err_set(err, CKD_E_INVALID,
+                       "a snapshot of what is registered takes %llu bytes, snapshot_bytes allows %llu",
+                       (unsigned long long)size, (unsigned long long)budget);
+    }
+    status = make_slot(s, err);
+    if (status == CKD_OK && budget / 2 >= size) {
+        status = make_slot(s, err);
+    }
+    pthread_mutex_lock(&s->mutex);
+    s->state.snapshot_bytes = s->slot_count * size;
+    pthread_mutex_unlock(&s->mutex);
+    return status;
+}
+
+/* The newest staged slot. With the mutex. */
+static session_slot *newest(ckd_session *s) {
+    return s->used ? &s->slots[(s->first + s->used - 1) % s->slot_count] : NULL;
+}
+
+static void keep_optimizers(const ckd_session *s, session_slot *slot) {
+    for (size_t i = 0; i < s->item_count; i++) {
+        const ckd_optimizer *o = s->items[i].tensor.optimizer;
+        if (o) {
+            slot->optimizers[i] = (ckd_optimizer){0};
+            memcpy(&slot->optimizers[i], o, o->struct_size < sizeof(*o) ? o->struct_size : sizeof(*o));
+            slot->optimizers[i].struct_size = sizeof(*o);
+        }
+    }
+}
+
+/* Takes a free slot, which there is, and begins to copy; a lazy snapshot is left to the copiers. */
+static void stage(ckd_session *s, uint64_t step, uint64_t begun_ns) {
+    pthread_mutex_lock(&s->mutex);
+    session_slot *slot = &s->slots[(s->first + s->used) % s->slot_count];
+    bool lazy = s->options.snapshot == CKD_SNAPSHOT_LAZY;
+    slot->step = step;
+    slot->metric = s->metric;
+    slot->begun_ns = begun_ns;
+    slot->stall_ns = 0;
+    slot->fenced = false;
+    slot->torn = false;
+    slot->state = SLOT_STAGED;
+    keep_optimizers(s, slot);
+    copiers_begin(s->copiers, slot->snapshot);
+    s->used++;
+    s->state.staged_step = step;
+    pthread_cond_broadcast(&s->changed);
+    pthread_mutex_unlock(&s->mutex);
+    s->fenced_some = false;
+    s->busy_since_step = true;
+    if (!lazy) {
+        snapshot_finish(slot->snapshot, SNAPSHOT_ALL);
+    }
+}
+
+/* --------------------------------------------------------------------------------------------------- the fences */
+
+/*
+ * With lazy snapshots the trainer's next call tells whether it kept the rule: with no fence in between, the optimizer may have written to
+ * what was being copied. Fences of some groups only are taken for what they say: the others' tensors do not change.
+ */
+static void settle_lazy(ckd_session *s) {
+    pthread_mutex_lock(&s->mutex);
+    session_slot *slot = newest(s);
+    bool open = slot && !slot->fenced;
+    if (open && !s->fenced_some) {
+        slot->torn = true;
+    }
+    snapshot *copying = open ? slot->snapshot : NULL;
+    pthread_mutex_unlock(&s->mutex);
+    if (copying) {
+        snapshot_finish(copying, SNAPSHOT_ALL);
+        pthread_mutex_lock(&s->mutex);
+        slot->fenced = true;
+        pthread_cond_broadcast(&s->changed);
+        pthread_mutex_unlock(&s->mutex);
+    }
+}
+
+/* The newest snapshot, if it may still be copied from what the trainer holds; else NULL. */
+static session_slot *unfenced(ckd_session *s) {
+    pthread_mutex_lock(&s->mutex);
+    session_slot *slot = newest(s);
+    slot = slot && !slot->fenced ? slot : NULL;
+    pthread_mutex_unlock(&s->mutex);
+    return slot;
+}
+
+static void fence(ckd_session *s, uint32_t group) {
+    if (s->options.snapshot != CKD_SNAPSHOT_LAZY) {
+        return;
+    }
+    session_slot *slot = unfenced(s);
+    if (!slot) {
+        return;
+    }
+    uint64_t begun = clock_monotonic_ns();
+    snapshot_finish(slot->snapshot, group);
+    uint64_t waited = clock_monotonic_ns() - begun;
+    s->fenced_some = true;
+    s->fence_ns += waited;
+    interval_stalled(&s->interval, (double)waited / SECOND);
+    pthread_mutex_lock(&s->mutex);
+    slot->stall_ns += waited;
+    s->state.stall_ns += waited;
+    if (group == SNAPSHOT_ALL) {
+        slot->fenced = true;
+        pthread_cond_broadcast(&s->changed);
+    }
+    pthread_mutex_unlock(&s->mutex);
+}
+
+void ckd_session_fence(ckd_session *s) {
+    if (session_check(s, NULL) == CKD_OK) {
+        fence(s, SNAPSHOT_ALL);
+    }
+}
+
+void ckd_session_fence_group(ckd_session *s, uint32_t group) {
+    if (session_check(s, NULL) == CKD_OK) {
+        fence(s, group);
+    }
+}
+
+void session_fence_all(ckd_session *s) {
+    fence(s, SNAPSHOT_ALL);
+}
+
+/* ---------------------------------------------------------------------------------------------------- each step */
+
+/* What saves that ended have cost. */
+static void learn(ckd_session *s) {
+    pthread_mutex_lock(&s->mutex);
+    uint64_t persist = s->ended_persist_ns;
+    bool under_way = s->used > 0;
+    if (!under_way) {
+        s->ended_persist_ns = 0;
+    }
+    pthread_mutex_unlock(&s->mutex);
+    if (persist && !under_way) {
+        interval_ended(&s->interval, (double)persist / SECOND);
+    }
+}
+
+static bool under_way(ckd_session *s) {
+    pthread_mutex_lock(&s->mutex);
+    bool yes = s->used > 0;
+    pthread_mutex_unlock(&s->mutex);
+    return yes;
+}
+
+static void measure_iteration(ckd_session *s, uint64_t now) {
+    if (s->left_ns) {
+        uint64_t took = now - s->left_ns;
+        took -= took < s->fence_ns ? took : s->fence_ns;
+        interval_iteration(&s->interval, (double)took / SECOND, s->busy_since_step);
+    }
+    s->fence_ns = 0;
+    s->busy_since_step = under_way(s);
+}
+
+/* false: no room, and none is waited for. */
+static bool find_room(ckd_session *s, bool wait) {
+    pthread_mutex_lock(&s->mutex);
+    while (wait && s->used == s->slot_count) {
+        pthread_cond_wait(&s->changed, &s->mutex);
+    }
+    bool room = s->used < s->slot_count;
+    pthread_mutex_unlock(&s->mutex);
+    return room;
+}
+
+static void put_off(ckd_session *s) {
+    bool skip = s->options.when_busy == CKD_BUSY_SKIP;
+    pthread_mutex_lock(&s->mutex);
+    s->state.skipped += skip;
+    s->state.coalesced += !skip;
+    pthread_mutex_unlock(&s->mutex);
+    s->pending = !skip;
+}
+
+static void save_now(ckd_session *s, uint64_t step, uint64_t called_ns, bool wait) {
+    if (!find_room(s, wait || s->options.when_busy == CKD_BUSY_BLOCK)) {
+        put_off(s);
+        return;
+    }
+    learn(s); /* waiting may have brought news */
+    s->pending = false;
+    interval_begun(&s->interval);
+    stage(s, step, called_ns);
+    uint64_t stalled = clock_monotonic_ns() - called_ns;
+    interval_stalled(&s->interval, (double)stalled / SECOND);
+    pthread_mutex_lock(&s->mutex);
+    session_slot *slot = newest(s);
+    slot->stall_ns += stalled;
+    slot->fenced = s->options.snapshot != CKD_SNAPSHOT_LAZY;
+    s->state.stall_ns += stalled;
+    pthread_cond_broadcast(&s->changed);
+    pthread_mutex_unlock(&s->mutex);
+}
+
+/* What was asked for since the last step. */
+static bool requested(ckd_session *s) {
+    int asked = atomic_exchange(&s->requests, 0);
+    s->stop_asked |= (asked & CKD_REQUEST_STOP) != 0;
+    return asked != 0;
+}
+
+static void publish_figures(ckd_session *s) {
+    const interval *v = &s->interval;
+    pthread_mutex_lock(&s->mutex);
+    s->state.stop_asked = s->stop_asked;
+    s->state.step_ns = (uint64_t)(v->step_s * SECOND);
+    s->state.interference_ns = (uint64_t)(fmax(v->interference_s, 0) * SECOND);
+    s->state.trained_ns = (uint64_t)(v->trained_s * SECOND);
+    s->state.interval_steps = interval_steps(v);
+    pthread_mutex_unlock(&s->mutex);
+}
+
+static ckd_status make_step(ckd_session *s, uint64_t step, bool save, ckd_error *err) {
+    uint64_t called = clock_monotonic_ns();
+    ckd_status status = session_check(s, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    if (s->left_ns && step <= s->last_step) {
+        return err_set(err, CKD_E_INVALID, "step %llu is not after step %llu, the last one",
+                       (unsigned long long)step, (unsigned long long)s->last_step);
+    }
+    status = make_slots(s, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    settle_lazy(s);
+    measure_iteration(s, called);
+    learn(s);
+    s->last_step = step;
+    bool asked = requested(s);
+    if (save || asked || s->pending || interval_due(&s->interval, step)) {
+        save_now(s, step, called, save || asked);
+    }
+    publish_figures(s);
+    s->left_ns = clock_monotonic_ns();
+    return session_tell(s, err);
+}
+
+ckd_status ckd_session_step(ckd_session *s, uint64_t step, ckd_error *err) {
+    return make_step(s, step, false, err);
+}
+
+ckd_status ckd_session_save(ckd_session *s, uint64_t step, ckd_error *err) {
+    return make_step(s, step, true, err);
+}
+
+/* ------------------------------------------------------------------------------------------- asking and waiting */
+
+ckd_status session_tell(ckd_session *s, ckd_error *err) {
+    pthread_mutex_lock(&s->mutex);
+    ckd_status status = err_from(err, s->failed, &s->failure);
+    s->failed = CKD_OK;
+    pthread_mutex_unlock(&s->mutex);
+    return status;
+}
+
+void session_drain(ckd_session *s) {
+    pthread_mutex_lock(&s->mutex);
+    while (s->used > 0) {
+        pthread_cond_wait(&s->changed, &s->mutex);
+    }
+    pthread_mutex_unlock(&s->mutex);
+}
+
+ckd_status ckd_session_wait(ckd_session *s, ckd_wait until, ckd_error *err) {
+    ckd_status status = session_check(s, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    if (until != CKD_STAGED && until != CKD_DURABLE) {
+        return err_set(err, CKD_E_INVALID, "nothing is known that could be waited for as %d", (int)until);
+    }
+    session_fence_all(s);
+    if (until == CKD_DURABLE) {
+        uint64_t begun = clock_monotonic_ns();
+        session_drain(s);
+        s->fence_ns += clock_monotonic_ns() - begun; /* asked for: neither training nor its loss */
+    }
+    return session_tell(s, err);
+}
+
+void ckd_session_poll(ckd_session_state *out, ckd_session *s) {
+    pthread_mutex_lock(&s->mutex);
+    *out = s->state;
+    out->under_way = s->used;
+    pthread_mutex_unlock(&s->mutex);
+    out->stop_asked |= (atomic_load(&s->requests) & CKD_REQUEST_STOP) != 0;
+}
+
+void ckd_session_metric(ckd_session *s, double metric) {
+    s->metric = metric;
+}
+
+void ckd_session_request(ckd_session *s, ckd_request request) {
+    atomic_fetch_or(&s->requests, (int)request);
+}
