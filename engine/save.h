@@ -95,7 +95,7 @@ struct ckd_save {
     lossy_buffers lossy;
     bool told_damage;
     uint64_t begun_ns, analyse_ns, encode_ns, append_ns;
-    uint64_t stall_ns;         /* that a session's trainer stood still; 0: no session, or not at all */
+    uint64_t stall_ns;       /* that a session's trainer stood still; 0: no session, or not at all */
     float_mode callers_mode; /* while a call computes */
 
     /* Of ranks that save together; else nothing. */
