@@ -220,6 +220,28 @@ int gpt_state_save(ckd_store *store, const gpt_lineage *lineage, const gpt_model
 /* Fills the model from a checkpoint; refuses another architecture, seed or text. progress->seed is the caller's. */
 int gpt_state_load(ckd_store *store, const char *run, uint64_t step, gpt_model *model, const gpt_text *text,
                    gpt_progress *progress);
+
+/* ---- saves while training goes on (gpt_session.c) ---- */
+typedef struct gpt_session gpt_session;
+typedef struct gpt_background {
+    const char *store;
+    const gpt_lineage *lineage;
+    const gpt_model *model;
+    const gpt_text *text;
+    const gpt_progress *progress;
+    int lazy;
+    uint64_t save_every; /* 0: as often as costs no more than `overhead`, a share of the time */
+    double overhead;
+} gpt_background;
+/* What `with` points to must live as long as the session. SIGUSR1 then asks for a save, SIGTERM for one and to stop. */
+int gpt_session_new(gpt_session **out, const gpt_background *with);
+/* Before the optimizer writes. */
+void gpt_session_fence(gpt_session *s);
+/* After each step. `last`: saves in any case. *stop: SIGTERM has come. -1 if an earlier save failed, which was told. */
+int gpt_session_step(int *stop, gpt_session *s, double loss, int last);
+/* Waits for saves, says what they cost, and frees the session; accepts NULL. */
+int gpt_session_end(gpt_session *s);
+
 /* Writes every tensor of the state as DIR/<step>/<name>.f32: raw little-endian fp32, for benchmarks. */
 int gpt_state_dump(const char *dir, const gpt_model *model, uint64_t step);
 

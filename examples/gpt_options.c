@@ -34,6 +34,8 @@ enum {
     O_STORE,
     O_RUN,
     O_SAVE_EVERY,
+    O_BACKGROUND,
+    O_OVERHEAD,
     O_RESUME,
     O_RESUME_RUN,
     O_RESUME_STEP,
@@ -73,6 +75,12 @@ static const struct argp_option option_table[] = {
     {"store", O_STORE, "DIR", 0, "save to this ckptdelta store, which is created if needed", 4},
     {"run", O_RUN, "NAME", 0, "name of the run (gpt)", 4},
     {"save-every", O_SAVE_EVERY, "N", 0, "save every N steps, and at the end (at the end)", 4},
+    {"background", O_BACKGROUND, "HOW", 0,
+     "save while training goes on: copy (training waits for a copy in memory) or lazy (not even for that). "
+     "SIGUSR1 asks for a save, SIGTERM for one and to stop",
+     4},
+    {"overhead", O_OVERHEAD, "PERCENT", 0,
+     "with --background, instead of --save-every: as often as costs no more of the time (3.5)", 4},
     {"resume", O_RESUME, 0, 0, "go on from the newest checkpoint of the run, from the start if there is none",
      4},
     {"resume-step", O_RESUME_STEP, "N", 0, "go on from the checkpoint of step N", 4},
@@ -183,6 +191,10 @@ static void check_all(gpt_options *o, const struct argp_state *state) {
         argp_error(state, "a resume needs a --store");
     if (o->reseed && !o->resume_run)
         argp_error(state, "--batch-seed is for a branch off another run: name it with --resume-run");
+    if (o->background && !o->store)
+        argp_error(state, "--background needs a --store");
+    if (o->overhead > 0 && (!o->background || o->save_every))
+        argp_error(state, "--overhead goes with --background, without --save-every");
     if (o->keep_text && !o->text)
         argp_error(state, "--keep-text needs the file's name: --text FILE");
     if (!(o->adamw.min_lr >= 0))
@@ -222,6 +234,14 @@ static error_t parse_option(int key, char *text, struct argp_state *state) {
         break;
     case O_SAVE_EVERY:
         o->save_every = whole(state, text, 1, INT64_MAX);
+        break;
+    case O_BACKGROUND:
+        o->background = text;
+        if (strcmp(text, "copy") != 0 && strcmp(text, "lazy") != 0)
+            argp_error(state, "--background is copy or lazy, not %s", text);
+        break;
+    case O_OVERHEAD:
+        o->overhead = real(state, text, 100) / 100;
         break;
     case O_RESUME:
         o->resume = 1;

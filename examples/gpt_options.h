@@ -19,6 +19,8 @@ typedef struct gpt_options {
     const char *losses;             /* file that receives every step's loss; NULL: none */
     const char *store, *run;
     uint64_t save_every;    /* 0: at the end only */
+    const char *background; /* "copy" or "lazy"; NULL: training waits for saves */
+    double overhead;        /* with it, if save_every is 0: a share of the time; 0: the library's default */
     int resume;             /* from resume_run at resume_step */
     const char *resume_run; /* NULL: run */
     uint64_t resume_step;   /* CKD_LATEST: the newest */

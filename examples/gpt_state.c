@@ -17,37 +17,29 @@
 #include <string.h>
 #include <sys/stat.h>
 
-#include "examples/gpt.h"
+#include "examples/gpt_state.h"
 
-#define CONFIG_BLOB "gpt.config"
-enum { CONFIG_MAX = 160, PARTS = 3 };
+const char *const gpt_prefixes[GPT_PARTS] = {"", "exp_avg.", "exp_avg_sq."};
+const int gpt_part_order[GPT_PARTS] = {1, 2, 0};
 
-static const char *const prefixes[PARTS] = {"", "exp_avg.", "exp_avg_sq."};
-
-static float *part_of(const gpt_tensor *tensor, int part) {
-    float *const parts[PARTS] = {tensor->weight, tensor->exp_avg, tensor->exp_avg_sq};
+float *gpt_part_of(const gpt_tensor *tensor, int part) {
+    float *const parts[GPT_PARTS] = {tensor->weight, tensor->exp_avg, tensor->exp_avg_sq};
     return parts[part];
 }
 
-static int complain(const char *what, const ckd_error *err) {
+int gpt_complain(const char *what, const ckd_error *err) {
     fprintf(stderr, "train_gpt: %s: %s (%s)\n", what, err->message, ckd_status_name(err->status));
     return -1;
 }
 
-static void describe_config(char text[CONFIG_MAX], const gpt_config *c) {
-    snprintf(text, CONFIG_MAX, "vocab=%d context=%d width=%d layers=%d heads=%d batch=%d", GPT_VOCAB,
+void gpt_describe_config(char text[GPT_CONFIG_MAX], const gpt_config *c) {
+    snprintf(text, GPT_CONFIG_MAX, "vocab=%d context=%d width=%d layers=%d heads=%d batch=%d", GPT_VOCAB,
              c->context, c->width, c->layers, c->heads, c->batch);
 }
 
-/* The small tensors that go with the table. */
-typedef struct small_state {
-    int64_t step, position;
-    uint64_t rng[4], text;
-} small_state;
-
-static small_state small_of(const gpt_model *model, const gpt_text *text, const gpt_progress *progress) {
+gpt_small gpt_small_of(const gpt_model *model, const gpt_text *text, const gpt_progress *progress) {
     int64_t batch_bytes = (int64_t)model->config.batch * model->config.context;
-    small_state small = {.step = (int64_t)progress->step, .text = text->hash};
+    gpt_small small = {.step = (int64_t)progress->step, .text = text->hash};
     small.position = small.step * batch_bytes;
     gpt_rng rng;
     gpt_text_batch(text, &model->config, progress->seed, progress->step + 1, NULL, NULL, &rng);
@@ -57,54 +49,59 @@ static small_state small_of(const gpt_model *model, const gpt_text *text, const 
 
 /* -------------------------------------------------------------------------------------------------------- save */
 
-static ckd_status save_small(ckd_save *save, const small_state *small, ckd_error *err) {
+void gpt_small_tensors(ckd_tensor out[GPT_SMALL], const gpt_small *small) {
     static const uint64_t four = 4;
     const struct {
         const char *name;
         ckd_dtype dtype;
         uint32_t ndim;
         const void *data;
-    } items[] = {
+    } items[GPT_SMALL] = {
         {"step", CKD_I64, 0, &small->step},
         {"rng.state", CKD_U64, 1, small->rng},
         {"loader.position", CKD_I64, 0, &small->position},
         {"loader.text", CKD_U64, 0, &small->text},
     };
-    ckd_status status = CKD_OK;
-    for (size_t i = 0; status == CKD_OK && i < sizeof items / sizeof *items; i++) {
-        ckd_tensor tensor = CKD_TENSOR_INIT;
-        tensor.name = items[i].name;
-        tensor.role = CKD_ROLE_OTHER;
-        tensor.dtype = items[i].dtype;
-        tensor.ndim = items[i].ndim;
-        tensor.shape = items[i].ndim ? &four : NULL;
-        tensor.data = items[i].data;
-        status = ckd_save_tensor(save, &tensor, err);
+    for (size_t i = 0; i < GPT_SMALL; i++) {
+        out[i] = (ckd_tensor)CKD_TENSOR_INIT;
+        out[i].name = items[i].name;
+        out[i].role = CKD_ROLE_OTHER;
+        out[i].dtype = items[i].dtype;
+        out[i].ndim = items[i].ndim;
+        out[i].shape = items[i].ndim ? &four : NULL;
+        out[i].data = items[i].data;
     }
+}
+
+static ckd_status save_small(ckd_save *save, const gpt_small *small, ckd_error *err) {
+    ckd_tensor tensors[GPT_SMALL];
+    gpt_small_tensors(tensors, small);
+    ckd_status status = CKD_OK;
+    for (size_t i = 0; status == CKD_OK && i < GPT_SMALL; i++)
+        status = ckd_save_tensor(save, &tensors[i], err);
     return status;
 }
 
 static ckd_status save_tensor(ckd_save *save, const gpt_tensor *from, int part,
                               const ckd_optimizer *optimizer, ckd_error *err) {
     char name[GPT_NAME_MAX + 16];
-    snprintf(name, sizeof name, "%s%s", prefixes[part], from->name);
+    snprintf(name, sizeof name, "%s%s", gpt_prefixes[part], from->name);
     ckd_tensor tensor = CKD_TENSOR_INIT;
     tensor.name = name;
     tensor.dtype = CKD_F32;
     tensor.ndim = from->ndim;
     tensor.shape = from->shape;
-    tensor.data = part_of(from, part);
+    tensor.data = gpt_part_of(from, part);
     ckd_optimizer own;
     if (optimizer) {
-        own = *optimizer;
-        own.weight_decay = from->ndim > 1 ? own.weight_decay : 0;
+        own = gpt_optimizer_for(optimizer, from);
         tensor.optimizer = &own;
     }
     return ckd_save_tensor(save, &tensor, err);
 }
 
 /* The update that led here: with it, a checkpoint one step after its parent takes little more than its first moments. */
-static ckd_optimizer optimizer_of(const gpt_adamw *o, uint64_t step) {
+ckd_optimizer gpt_optimizer_of(const gpt_adamw *o, uint64_t step) {
     ckd_optimizer optimizer = CKD_OPTIMIZER_INIT;
     optimizer.kind = CKD_ADAMW;
     optimizer.lr = gpt_adamw_rate(o, step);
@@ -116,27 +113,31 @@ static ckd_optimizer optimizer_of(const gpt_adamw *o, uint64_t step) {
     return optimizer;
 }
 
-/* Moments before weights, parameter by parameter: so the library needs to hold one parameter's at a time. */
-static ckd_status save_all(ckd_save *save, const gpt_model *model, const small_state *small,
+ckd_optimizer gpt_optimizer_for(const ckd_optimizer *of, const gpt_tensor *tensor) {
+    ckd_optimizer own = *of;
+    own.weight_decay = tensor->ndim > 1 ? own.weight_decay : 0;
+    return own;
+}
+
+static ckd_status save_all(ckd_save *save, const gpt_model *model, const gpt_small *small,
                            const ckd_optimizer *optimizer, ckd_error *err) {
-    char config[CONFIG_MAX];
-    describe_config(config, &model->config);
+    char config[GPT_CONFIG_MAX];
+    gpt_describe_config(config, &model->config);
     ckd_status status = CKD_OK;
-    static const int order[PARTS] = {1, 2, 0};
     for (size_t i = 0; i < model->tensor_count; i++)
-        for (int part = 0; status == CKD_OK && part < PARTS; part++)
-            status = save_tensor(save, &model->tensors[i], order[part], optimizer, err);
+        for (int part = 0; status == CKD_OK && part < GPT_PARTS; part++)
+            status = save_tensor(save, &model->tensors[i], gpt_part_order[part], optimizer, err);
     if (status == CKD_OK)
         status = save_small(save, small, err);
     if (status == CKD_OK)
-        status = ckd_save_blob(save, CONFIG_BLOB, config, strlen(config), err);
+        status = ckd_save_blob(save, GPT_CONFIG_BLOB, config, strlen(config), err);
     return status;
 }
 
 int gpt_state_save(ckd_store *store, const gpt_lineage *lineage, const gpt_model *model, const gpt_text *text,
                    const gpt_progress *progress, double metric, ckd_checkpoint *info) {
     ckd_error err = {0};
-    small_state small = small_of(model, text, progress);
+    gpt_small small = gpt_small_of(model, text, progress);
     ckd_save_options options = CKD_SAVE_OPTIONS_INIT;
     options.run = lineage->run;
     options.step = progress->step;
@@ -152,16 +153,16 @@ int gpt_state_save(ckd_store *store, const gpt_lineage *lineage, const gpt_model
     }
     ckd_save *save = NULL;
     if (ckd_save_begin(&save, store, &options, &err) != CKD_OK)
-        return complain("cannot begin a save", &err);
+        return gpt_complain("cannot begin a save", &err);
     ckd_optimizer optimizer;
     if (lineage->adamw)
-        optimizer = optimizer_of(lineage->adamw, progress->step);
+        optimizer = gpt_optimizer_of(lineage->adamw, progress->step);
     if (save_all(save, model, &small, lineage->adamw ? &optimizer : NULL, &err) != CKD_OK) {
         ckd_save_abort(save);
-        return complain("cannot save", &err);
+        return gpt_complain("cannot save", &err);
     }
     if (ckd_save_commit(info, save, &err) != CKD_OK)
-        return complain("cannot commit the save", &err);
+        return gpt_complain("cannot commit the save", &err);
     return 0;
 }
 
@@ -179,7 +180,7 @@ static ckd_status load_one(ckd_load *load, const char *name, ckd_dtype dtype, ui
     return ckd_load_tensor(load, &request, err);
 }
 
-static ckd_status load_small(ckd_load *load, small_state *small, ckd_error *err) {
+static ckd_status load_small(ckd_load *load, gpt_small *small, ckd_error *err) {
     static const uint64_t four = 4;
     ckd_status status = load_one(load, "step", CKD_I64, 0, NULL, &small->step, sizeof small->step, err);
     if (status == CKD_OK)
@@ -195,12 +196,12 @@ static ckd_status load_small(ckd_load *load, small_state *small, ckd_error *err)
 /* Another architecture, batch, seed or text would go on with something else than what was saved: refuse. */
 static int check_config(ckd_load *load, const gpt_model *model) {
     ckd_error err = {0};
-    char want[CONFIG_MAX];
-    describe_config(want, &model->config);
+    char want[GPT_CONFIG_MAX];
+    gpt_describe_config(want, &model->config);
     void *have = NULL;
     size_t size = 0;
-    if (ckd_load_blob(&have, &size, load, CONFIG_BLOB, &err) != CKD_OK)
-        return complain("cannot resume", &err);
+    if (ckd_load_blob(&have, &size, load, GPT_CONFIG_BLOB, &err) != CKD_OK)
+        return gpt_complain("cannot resume", &err);
     int same = size == strlen(want) && memcmp(have, want, size) == 0;
     if (!same)
         fprintf(stderr, "train_gpt: cannot resume: the checkpoint has %.*s, the options say %s\n", (int)size,
@@ -209,7 +210,7 @@ static int check_config(ckd_load *load, const gpt_model *model) {
     return same ? 0 : -1;
 }
 
-static int check_small(const small_state *have, const small_state *want) {
+static int check_small(const gpt_small *have, const gpt_small *want) {
     const char *what = NULL;
     if (have->text != want->text)
         what = "the text differs from the one it was trained on; pass the same --text";
@@ -224,23 +225,23 @@ static int check_small(const small_state *have, const small_state *want) {
 
 static int load_all(ckd_load *load, gpt_model *model, const gpt_text *text, gpt_progress *progress) {
     ckd_error err = {0};
-    small_state small = {0};
+    gpt_small small = {0};
     if (check_config(load, model))
         return -1;
     if (load_small(load, &small, &err) != CKD_OK)
-        return complain("cannot resume", &err);
+        return gpt_complain("cannot resume", &err);
     progress->step = (uint64_t)small.step;
-    small_state want = small_of(model, text, progress);
+    gpt_small want = gpt_small_of(model, text, progress);
     if (check_small(&small, &want))
         return -1;
     for (size_t i = 0; i < model->tensor_count; i++) {
         const gpt_tensor *tensor = &model->tensors[i];
-        for (int part = 0; part < PARTS; part++) {
+        for (int part = 0; part < GPT_PARTS; part++) {
             char name[GPT_NAME_MAX + 16];
-            snprintf(name, sizeof name, "%s%s", prefixes[part], tensor->name);
-            if (load_one(load, name, CKD_F32, tensor->ndim, tensor->shape, part_of(tensor, part),
+            snprintf(name, sizeof name, "%s%s", gpt_prefixes[part], tensor->name);
+            if (load_one(load, name, CKD_F32, tensor->ndim, tensor->shape, gpt_part_of(tensor, part),
                          tensor->count * sizeof(float), &err) != CKD_OK)
-                return complain("cannot resume", &err);
+                return gpt_complain("cannot resume", &err);
         }
     }
     return 0;
@@ -252,9 +253,9 @@ int gpt_state_load(ckd_store *store, const char *run, uint64_t step, gpt_model *
     ckd_checkpoint checkpoint;
     ckd_load *load = NULL;
     if (ckd_store_find(&checkpoint, store, run, step, &err) != CKD_OK)
-        return complain("cannot resume", &err);
+        return gpt_complain("cannot resume", &err);
     if (ckd_load_begin(&load, store, &checkpoint.id, &err) != CKD_OK)
-        return complain("cannot resume", &err);
+        return gpt_complain("cannot resume", &err);
     int result = load_all(load, model, text, progress);
     ckd_load_end(load);
     return result;
@@ -297,9 +298,10 @@ int gpt_state_dump(const char *dir, const gpt_model *model, uint64_t step) {
         return -1;
     for (size_t i = 0; i < model->tensor_count; i++) {
         const gpt_tensor *tensor = &model->tensors[i];
-        for (int part = 0; part < PARTS; part++) {
-            snprintf(path + length, sizeof path - (size_t)length, "/%s%s.f32", prefixes[part], tensor->name);
-            if (write_floats(path, part_of(tensor, part), tensor->count))
+        for (int part = 0; part < GPT_PARTS; part++) {
+            snprintf(path + length, sizeof path - (size_t)length, "/%s%s.f32", gpt_prefixes[part],
+                     tensor->name);
+            if (write_floats(path, gpt_part_of(tensor, part), tensor->count))
                 return -1;
         }
     }

@@ -22,6 +22,8 @@ typedef struct trainer {
     gpt_text text;
     uint8_t *tokens, *targets;
     ckd_store *store;
+    gpt_session *session; /* NULL: training waits for saves */
+    int stop;             /* asked for by a signal */
     FILE *losses;
     gpt_progress progress;
     gpt_lineage lineage;
@@ -80,6 +82,19 @@ static int resume(trainer *t) {
     return 0;
 }
 
+static int open_session(trainer *t) {
+    const gpt_options *o = t->options;
+    gpt_background with = {.store = o->store,
+                           .lineage = &t->lineage,
+                           .model = t->model,
+                           .text = &t->text,
+                           .progress = &t->progress,
+                           .lazy = strcmp(o->background, "lazy") == 0,
+                           .save_every = o->save_every,
+                           .overhead = o->overhead};
+    return gpt_session_new(&t->session, &with);
+}
+
 static int set_up(trainer *t) {
     const gpt_options *o = t->options;
     size_t batch_bytes = (size_t)o->model.batch * (size_t)o->model.context;
@@ -103,6 +118,8 @@ static int set_up(trainer *t) {
         return -1;
     if (o->resume && resume(t))
         return -1;
+    if (o->background && open_session(t))
+        return -1;
     if (o->losses && !(t->losses = fopen(o->losses, "a"))) {
         fprintf(stderr, "train_gpt: cannot write %s: %s\n", o->losses, strerror(errno));
         return -1;
@@ -111,6 +128,7 @@ static int set_up(trainer *t) {
 }
 
 static void tear_down(trainer *t) {
+    gpt_session_end(t->session);
     if (t->losses)
         fclose(t->losses);
     ckd_store_close(t->store);
@@ -172,7 +190,9 @@ static int after_step(trainer *t, double loss, double norm) {
         t->logged_at = now;
         t->logged_step = step;
     }
-    if (t->store && (due(step, o->save_every) || step == o->steps) && save(t, loss))
+    if (t->session && gpt_session_step(&t->stop, t->session, loss, step == o->steps))
+        return -1;
+    if (t->store && !t->session && (due(step, o->save_every) || step == o->steps) && save(t, loss))
         return -1;
     if (o->dump && dump_due(o, step) && gpt_state_dump(o->dump, t->model, step))
         return -1;
@@ -188,7 +208,7 @@ static int train(trainer *t) {
     t->logged_step = t->progress.step;
     if (t->progress.step >= o->steps)
         printf("nothing to do: step %" PRIu64 " is reached already\n", o->steps);
-    while (t->progress.step < o->steps) {
+    while (t->progress.step < o->steps && !t->stop) {
         uint64_t step = t->progress.step + 1;
         gpt_text_batch(&t->text, &t->model->config, t->progress.seed, step, t->tokens, t->targets, NULL);
         double loss = gpt_forward(t->model, t->tokens, t->targets);
@@ -198,12 +218,18 @@ static int train(trainer *t) {
             return -1;
         }
         gpt_backward(t->model, t->tokens);
+        if (t->session)
+            gpt_session_fence(t->session);
         double norm = gpt_adamw_step(t->model, &o->adamw, step);
         t->progress.step = step;
         if (after_step(t, loss, norm))
             return -1;
     }
-    return 0;
+    if (t->stop)
+        printf("stopped at step %" PRIu64 ", as asked\n", t->progress.step);
+    gpt_session *session = t->session;
+    t->session = NULL;
+    return gpt_session_end(session);
 }
 
 int main(int argc, char **argv) {
