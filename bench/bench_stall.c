@@ -1,0 +1,529 @@
+/*
+ * bench_stall: what periodic saves cost training.
+ *
+ *   bench_stall [--mb N] [--step-ms N] [--steps N] [--every N | --overhead PERCENT] [--fidelity F] [--disk-mb-s N] [--repeats N] [--json FILE]
+ *
+ * A loop that is like training: one thread computes for a while (arithmetic in its caches, then reading the weights), then an optimizer goes over all of
+ * the state (W, m, v, f32). It runs without saves, with a synchronous save as torch.save makes one (write everything, fsync), and with
+ * sessions of the library, snapshots by copying and lazy. Of each, repeated in turns, medians:
+ *
+ *   step       ms of an iteration in which nothing is saved
+ *   stall      ms that training stands still for a save: ckd_session_step and ckd_session_fence; beside a memcpy of the state, preallocated, by as
+ *              many threads
+ *   slowed     percent that the rest takes longer than without saves
+ *   overhead   percent that the whole loop takes longer than without saves
+ *   durable    ms from the call until the checkpoint is on the disk
+ *
+ * --disk-mb-s N makes the disk behave like one of so many MB/s that has a write cache: what is made durable waits until it would have been
+ * written. --fidelity: exact, near or compact.
+ */
+#include <argp.h>
+#include <ckptdelta.h>
+#include <math.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/file.h"
+#include "bench/support.h"
+
+enum { MATRICES = 8, COLUMNS = 512, REPEATS_MAX = 31, SAVES_MAX = 4096 };
+
+typedef enum mode { NONE, SYNCHRONOUS, COPY, LAZY, MODES } mode;
+static const char *const mode_names[MODES] = {"none", "synchronous", "session, copy", "session, lazy"};
+
+typedef struct options {
+    double mb, step_ms, overhead, disk_mb_s;
+    int steps, every, repeats;
+    ckd_fidelity fidelity;
+    const char *json;
+} options;
+
+/* ------------------------------------------------------------------------------------------------ the slow disk */
+
+static double disk_rate, disk_free_at, file_begun_at; /* bytes/s; 0: as it is */
+static pthread_mutex_t disk = PTHREAD_MUTEX_INITIALIZER;
+
+/* One file is written at a time; its bytes go to the disk from the moment it is created, behind those of earlier ones. */
+static int slow_disk(void *context, file_step step, const char *path) {
+    (void)context;
+    if (disk_rate <= 0 || !strstr(path, ".tmp")) {
+        return 0;
+    }
+    pthread_mutex_lock(&disk);
+    double now = bench_seconds(), until = 0;
+    if (step == STEP_CREATE) {
+        file_begun_at = now;
+    } else if (step == STEP_SYNC) {
+        double from = file_begun_at > disk_free_at ? file_begun_at : disk_free_at;
+        until = disk_free_at = from + (double)file_bytes(path) / disk_rate;
+    }
+    pthread_mutex_unlock(&disk);
+    if (until > now) {
+        usleep((useconds_t)(1e6 * (until - now)));
+    }
+    return 0;
+}
+
+/* ----------------------------------------------------------------------------------------------------- training */
+
+typedef struct training {
+    size_t rows, count; /* of each matrix */
+    float *w[MATRICES], *m[MATRICES], *v[MATRICES];
+    uint64_t step, random;
+    size_t work; /* rounds of arithmetic that take step_ms */
+    volatile double sink;
+} training;
+
+static void must(ckd_status status, const ckd_error *err) {
+    if (status != CKD_OK) {
+        fprintf(stderr, "bench_stall: %s (%s)\n", err->message, err->file);
+        exit(1);
+    }
+}
+
+static float noise(uint64_t *random) {
+    *random = *random * 6364136223846793005u + 1442695040888963407u;
+    return (float)((int32_t)(*random >> 33) - (1 << 30)) * 0x1p-30f;
+}
+
+static float *floats(size_t count, float scale, uint64_t *random) {
+    float *x = malloc(count * sizeof(float));
+    if (!x) {
+        fprintf(stderr, "bench_stall: out of memory\n");
+        exit(1);
+    }
+    for (size_t i = 0; i < count; i++) {
+        x[i] = scale * (noise(random) + noise(random));
+    }
+    return x;
+}
+
+static void compute(training *t, size_t rounds) {
+    double x = 1;
+    for (size_t i = 0; i < rounds; i++) {
+        x = x * 1.0000001 + 1e-9;
+    }
+    t->sink = x;
+}
+
+static training *training_new(const options *o) {
+    training *t = calloc(1, sizeof(*t));
+    t->random = 1;
+    t->rows = (size_t)(o->mb * 1e6 / (3 * MATRICES * COLUMNS * sizeof(float))) + 1;
+    t->count = t->rows * COLUMNS;
+    for (int i = 0; i < MATRICES; i++) {
+        t->w[i] = floats(t->count, 0.02f, &t->random);
+        t->m[i] = floats(t->count, 1e-3f, &t->random);
+        t->v[i] = floats(t->count, 1e-3f, &t->random);
+        for (size_t k = 0; k < t->count; k++) {
+            t->v[i][k] = t->v[i][k] * t->v[i][k] + 1e-9f;
+        }
+    }
+    size_t rounds = 1 << 24;
+    double begun = bench_seconds();
+    compute(t, rounds);
+    t->work = (size_t)((double)rounds * o->step_ms / 1e3 / (bench_seconds() - begun));
+    return t;
+}
+
+static void training_free(training *t) {
+    for (int i = 0; i < MATRICES; i++) {
+        free(t->w[i]);
+        free(t->m[i]);
+        free(t->v[i]);
+    }
+    free(t);
+}
+
+static void forward_and_backward(training *t) {
+    compute(t, t->work);
+    double sum = 0;
+    for (int i = 0; i < MATRICES; i++) {
+        for (size_t k = 0; k < t->count; k += 16) {
+            sum += (double)t->w[i][k];
+        }
+    }
+    t->sink = sum;
+}
+
+static void optimize(training *t) {
+    for (int i = 0; i < MATRICES; i++) {
+        float *w = t->w[i], *m = t->m[i], *v = t->v[i];
+        uint32_t random = (uint32_t)(t->random += 0x9e3779b9u);
+        for (size_t k = 0; k < t->count; k++) {
+            random = random * 1664525u + 1013904223u;
+            float g = 1e-3f * ((float)(int32_t)random * 0x1p-31f);
+            m[k] = 0.9f * m[k] + 0.1f * g;
+            v[k] = 0.95f * v[k] + 0.05f * g * g;
+            w[k] -= 1e-4f * m[k] / (sqrtf(v[k]) + 1e-8f);
+        }
+    }
+}
+
+/* -------------------------------------------------------------------------------------------------------- saving */
+
+static void save_synchronously(const training *t, const char *store) {
+    char path[4096];
+    ckd_error err = {0};
+    file_writer *f;
+    snprintf(path, sizeof(path), "%s-sync.tmp", store);
+    unlink(path);
+    must(file_create(&f, path, 0, &err), &err);
+    for (int i = 0; i < MATRICES; i++) {
+        const float *const parts[] = {t->w[i], t->m[i], t->v[i]};
+        for (int part = 0; part < 3; part++) {
+            must(file_append(f, parts[part], t->count * sizeof(float), &err), &err);
+        }
+    }
+    must(file_sync(f, &err), &err);
+    must(file_close(f, &err), &err);
+}
+
+static ckd_session *open_session(const options *o, training *t, const char *store, mode how,
+                                 ckd_saved_fn saved, void *context) {
+    ckd_error err = {0};
+    ckd_session *s;
+    ckd_save_options save = CKD_SAVE_OPTIONS_INIT;
+    save.run = "stall";
+    save.fidelity = o->fidelity;
+    ckd_session_options with = CKD_SESSION_OPTIONS_INIT;
+    with.save = &save;
+    with.snapshot = how == LAZY ? CKD_SNAPSHOT_LAZY : CKD_SNAPSHOT_COPY;
+    with.every_steps = (uint64_t)o->every;
+    with.overhead = o->every ? 0 : o->overhead;
+    with.on_saved = saved;
+    with.saved_context = context;
+    must(ckd_session_open(&s, store, &with, &err), &err);
+    for (int i = 0; i < MATRICES; i++) {
+        static const char *const prefixes[] = {"exp_avg.", "exp_avg_sq.", ""};
+        float *const parts[] = {t->m[i], t->v[i], t->w[i]};
+        for (int part = 0; part < 3; part++) {
+            char name[64];
+            snprintf(name, sizeof(name), "%slayers.%d.weight", prefixes[part], i);
+            ckd_tensor tensor = CKD_TENSOR_INIT;
+            tensor.name = name;
+            tensor.dtype = CKD_F32;
+            tensor.ndim = 2;
+            tensor.shape = (uint64_t[]){t->rows, COLUMNS};
+            must(ckd_session_add(s, &tensor, parts[part], 0, &err), &err);
+        }
+    }
+    return s;
+}
+
+/* ------------------------------------------------------------------------------------------------------ one loop */
+
+typedef struct outcome {
+    double step_ms, slowed, overhead, stall_ms, stall_most_ms, durable_ms, whole_s;
+    int saves;
+    double stalls[SAVES_MAX], durables[SAVES_MAX];
+} outcome;
+
+static void note_saved(void *context, const ckd_saved *saved) {
+    outcome *r = context;
+    must(saved->status, &saved->error);
+    if (r->saves < SAVES_MAX) {
+        r->stalls[r->saves] = (double)saved->stall_ns / 1e6;
+        r->durables[r->saves++] = (double)saved->persist_ns / 1e6;
+    }
+}
+
+static int ascending(const void *a, const void *b) {
+    const double *x = a, *y = b;
+    return (*x > *y) - (*x < *y);
+}
+
+static double median(double *values, int count) {
+    qsort(values, (size_t)count, sizeof(*values), ascending);
+    return count == 0 ? NAN : count % 2 ? values[count / 2] : (values[count / 2 - 1] + values[count / 2]) / 2;
+}
+
+/* The loop itself; what follows it until the last save is durable is not training. Steps go on from loop to loop. */
+static void run_loop(outcome *r, const options *o, training *t, const char *store, mode how) {
+    *r = (outcome){.saves = 0};
+    ckd_error err = {0};
+    t->step++;
+    ckd_session *s = how >= COPY ? open_session(o, t, store, how, note_saved, r) : NULL;
+    if (s) {
+        ckd_status status = ckd_session_step(s, t->step, &err); /* allocates */
+        must(status, &err);
+        must(ckd_session_wait(s, CKD_DURABLE, &err), &err);
+        r->saves = 0;
+    }
+    double *steps = calloc((size_t)o->steps, sizeof(*steps)), begun = bench_seconds();
+    for (int i = 0; i < o->steps; i++) {
+        double from = bench_seconds();
+        forward_and_backward(t);
+        if (s) {
+            ckd_session_fence(s);
+        }
+        optimize(t);
+        t->step++;
+        steps[i] = 1e3 * (bench_seconds() - from);
+        if (s) {
+            must(ckd_session_step(s, t->step, &err), &err);
+        } else if (how == SYNCHRONOUS && o->every && t->step % (uint64_t)o->every == 0) {
+            double saving = bench_seconds();
+            save_synchronously(t, store);
+            r->stalls[r->saves] = r->durables[r->saves] = 1e3 * (bench_seconds() - saving);
+            r->saves++;
+        }
+    }
+    r->whole_s = bench_seconds() - begun;
+    r->step_ms = median(steps, o->steps);
+    free(steps);
+    must(ckd_session_close(s, &err), &err);
+    for (int i = 0; i < r->saves; i++) {
+        r->stall_most_ms = fmax(r->stall_most_ms, r->stalls[i]);
+    }
+    double stalls = 0;
+    for (int i = 0; i < r->saves; i++) {
+        stalls += r->stalls[i] / 1e3;
+    }
+    r->slowed = r->whole_s - stalls; /* seconds; a share once the loop without saves is known */
+    r->stall_ms = median(r->stalls, r->saves);
+    r->durable_ms = median(r->durables, r->saves);
+}
+
+/* ------------------------------------------------------------------------------------------------------- memcpy */
+
+typedef struct copying {
+    const training *t;
+    char *to;
+    int thread, threads;
+} copying;
+
+static void *copy_share(void *context) {
+    const copying *c = context;
+    size_t size = c->t->count * sizeof(float);
+    for (int i = c->thread; i < 3 * MATRICES; i += c->threads) {
+        const float *const parts[] = {c->t->w[i / 3], c->t->m[i / 3], c->t->v[i / 3]};
+        memcpy(c->to + (size_t)i * size, parts[i % 3], size);
+    }
+    return NULL;
+}
+
+/* Of the whole state into memory that was touched before: ms, the median of seven. */
+static double memcpy_ms(const training *t, int threads) {
+    size_t size = 3 * MATRICES * t->count * sizeof(float);
+    char *to = malloc(size);
+    memset(to, 1, size);
+    double times[7];
+    for (int repeat = 0; repeat < 7; repeat++) {
+        copying shares[2];
+        pthread_t other;
+        double begun = bench_seconds();
+        for (int i = 0; i < threads; i++) {
+            shares[i] = (copying){t, to, i, threads};
+        }
+        if (threads == 2 && pthread_create(&other, NULL, copy_share, &shares[1]) != 0) {
+            exit(1);
+        }
+        copy_share(&shares[0]);
+        if (threads == 2) {
+            pthread_join(other, NULL);
+        }
+        times[repeat] = 1e3 * (bench_seconds() - begun);
+    }
+    free(to);
+    return median(times, 7);
+}
+
+/* ------------------------------------------------------------------------------------------------------- results */
+
+typedef struct results {
+    outcome all[MODES][REPEATS_MAX];
+    double copy_one[REPEATS_MAX], copy_two[REPEATS_MAX];
+} results;
+
+static void measure(results *r, const options *o, const char *store) {
+    training *t = training_new(o);
+    for (int repeat = 0; repeat < o->repeats; repeat++) {
+        r->copy_one[repeat] = memcpy_ms(t, 1);
+        r->copy_two[repeat] = memcpy_ms(t, 2);
+        for (mode how = NONE; how < MODES; how++) {
+            if (how == SYNCHRONOUS && !o->every) {
+                continue;
+            }
+            outcome *out = &r->all[how][repeat];
+            run_loop(out, o, t, store, how);
+            double none_s = r->all[NONE][repeat].whole_s;
+            out->overhead = 100 * (out->whole_s / none_s - 1);
+            out->slowed = 100 * (out->slowed / none_s - 1);
+            fprintf(stderr, "%-14s %3d saves, overhead %.2f %%\n", mode_names[how], out->saves,
+                    out->overhead);
+        }
+    }
+    training_free(t);
+}
+
+#define MEDIAN_OF(field)                                         \
+    static double median_##field(const outcome *of, int count) { \
+        double values[REPEATS_MAX];                              \
+        for (int i = 0; i < count; i++) {                        \
+            values[i] = of[i].field;                             \
+        }                                                        \
+        return median(values, count);                            \
+    }
+MEDIAN_OF(step_ms)
+MEDIAN_OF(stall_ms)
+MEDIAN_OF(stall_most_ms)
+MEDIAN_OF(slowed)
+MEDIAN_OF(overhead)
+MEDIAN_OF(durable_ms)
+MEDIAN_OF(saves)
+
+static void print_number(FILE *to, double x) {
+    if (x == x) {
+        fprintf(to, "%.4g", x);
+    } else {
+        fputs("null", to);
+    }
+}
+
+static void report(results *r, const options *o) {
+    double one = median(r->copy_one, o->repeats), two = median(r->copy_two, o->repeats);
+    printf("%s\n%.0f MB of state; memcpy %.1f ms by one thread, %.1f ms by two; ", bench_machine(), o->mb,
+           one, two);
+    printf(o->every ? "every %.0f steps" : "overhead at most %.3g %%",
+           o->every ? (double)o->every : 100 * o->overhead);
+    printf(o->disk_mb_s > 0 ? ", a disk of %.0f MB/s\n\n" : "\n\n", o->disk_mb_s);
+    printf("%-14s %6s %9s %10s %10s %9s %10s %11s\n", "mode", "saves", "step ms", "stall ms", "at most",
+           "slowed %", "overhead %", "durable ms");
+    FILE *json = o->json ? fopen(o->json, "w") : NULL;
+    if (json) {
+        fprintf(
+            json,
+            "{\"machine\": \"%s\", \"state_mb\": %g, \"every\": %d, \"overhead_asked\": %g, \"disk_mb_s\": %g, \"fidelity\": \"%s\", ",
+            bench_machine(), o->mb, o->every, o->every ? 0 : o->overhead, o->disk_mb_s,
+            ckd_fidelity_name(o->fidelity));
+        fprintf(
+            json,
+            "\"steps\": %d, \"repeats\": %d, \"memcpy_ms\": %.4g, \"memcpy_two_threads_ms\": %.4g, \"modes\": [",
+            o->steps, o->repeats, one, two);
+    }
+    for (mode how = NONE; how < MODES; how++) {
+        const outcome *of = r->all[how];
+        const struct {
+            const char *name;
+            double value;
+        } figures[] = {{"saves", median_saves(of, o->repeats)},
+                       {"step_ms", median_step_ms(of, o->repeats)},
+                       {"stall_ms", median_stall_ms(of, o->repeats)},
+                       {"stall_most_ms", median_stall_most_ms(of, o->repeats)},
+                       {"slowed_percent", median_slowed(of, o->repeats)},
+                       {"overhead_percent", median_overhead(of, o->repeats)},
+                       {"durable_ms", median_durable_ms(of, o->repeats)}};
+        printf("%-14s %6.0f %9.1f %10.2f %10.2f %9.2f %10.2f %11.0f\n", mode_names[how], figures[0].value,
+               figures[1].value, figures[2].value, figures[3].value, figures[4].value, figures[5].value,
+               figures[6].value);
+        if (json) {
+            fprintf(json, "%s\n  {\"mode\": \"%s\"", how ? "," : "", mode_names[how]);
+            for (size_t i = 0; i < sizeof(figures) / sizeof(figures[0]); i++) {
+                fprintf(json, ", \"%s\": ", figures[i].name);
+                print_number(json, figures[i].value);
+            }
+            fputs("}", json);
+        }
+    }
+    if (json) {
+        fputs("]}\n", json);
+        fclose(json);
+    }
+}
+
+enum { O_MB = 0x100, O_STEP_MS, O_STEPS, O_EVERY, O_OVERHEAD, O_FIDELITY, O_DISK, O_REPEATS, O_JSON };
+static const struct argp_option option_table[] = {
+    {"mb", O_MB, "N", 0, "megabytes of state (240)", 0},
+    {"step-ms", O_STEP_MS, "N", 0, "milliseconds of computing in an iteration, without the optimizer (300)",
+     0},
+    {"steps", O_STEPS, "N", 0, "iterations of a loop (60)", 0},
+    {"every", O_EVERY, "N", 0, "save every N steps", 0},
+    {"overhead", O_OVERHEAD, "PERCENT", 0,
+     "save as often as costs no more; synchronous saves are left out (3.5)", 0},
+    {"fidelity", O_FIDELITY, "NAME", 0, "exact (default), near or compact", 0},
+    {"disk-mb-s", O_DISK, "N", 0, "a disk of N MB/s (as it is)", 0},
+    {"repeats", O_REPEATS, "N", 0, "of all loops, in turns (3)", 0},
+    {"json", O_JSON, "FILE", 0, "write the results there, too", 0},
+    {0},
+};
+
+static double number(struct argp_state *state, const char *text, double least, double most) {
+    char *end;
+    double x = strtod(text, &end);
+    if (end == text || *end || !(x >= least && x <= most)) {
+        argp_error(state, "%s is not a number from %g to %g", text, least, most);
+    }
+    return x;
+}
+
+static ckd_fidelity fidelity_named(struct argp_state *state, const char *text) {
+    for (ckd_fidelity f = CKD_EXACT; f <= CKD_COMPACT; f++) {
+        if (strcmp(text, ckd_fidelity_name(f)) == 0) {
+            return f;
+        }
+    }
+    argp_error(state, "%s is not a fidelity", text);
+    return CKD_EXACT;
+}
+
+static error_t parse_option(int key, char *text, struct argp_state *state) {
+    options *o = state->input;
+    switch (key) {
+    case O_MB:
+        o->mb = number(state, text, 1, 1e6);
+        break;
+    case O_STEP_MS:
+        o->step_ms = number(state, text, 0, 1e6);
+        break;
+    case O_STEPS:
+        o->steps = (int)number(state, text, 1, SAVES_MAX);
+        break;
+    case O_EVERY:
+        o->every = (int)number(state, text, 1, SAVES_MAX);
+        break;
+    case O_OVERHEAD:
+        o->overhead = number(state, text, 0.01, 100) / 100;
+        break;
+    case O_FIDELITY:
+        o->fidelity = fidelity_named(state, text);
+        break;
+    case O_DISK:
+        o->disk_mb_s = number(state, text, 0.001, 1e6);
+        break;
+    case O_REPEATS:
+        o->repeats = (int)number(state, text, 1, REPEATS_MAX);
+        break;
+    case O_JSON:
+        o->json = text;
+        break;
+    default:
+        return ARGP_ERR_UNKNOWN;
+    }
+    return 0;
+}
+
+int main(int argc, char **argv) {
+    options o = {
+        .mb = 240, .step_ms = 300, .steps = 60, .overhead = 0.035, .repeats = 3, .fidelity = CKD_EXACT};
+    const struct argp argp = {
+        .options = option_table, .parser = parse_option, .doc = "What periodic saves cost training."};
+    argp_parse(&argp, argc, argv, ARGP_NO_ARGS, NULL, &o);
+    char store[] = "/tmp/bench-stall-XXXXXX", path[64];
+    if (!mkdtemp(store)) {
+        return 1;
+    }
+    snprintf(path, sizeof(path), "%s/store", store);
+    disk_rate = 1e6 * o.disk_mb_s;
+    file_set_fault_hook(slow_disk, NULL);
+    results *r = calloc(1, sizeof(*r));
+    measure(r, &o, path);
+    report(r, &o);
+    free(r);
+    file_set_fault_hook(NULL, NULL);
+    bench_remove_tree(store);
+    return 0;
+}
