@@ -202,30 +202,9 @@ static void check_all(gpt_options *o, const struct argp_state *state) {
     o->adamw.steps = o->steps;
 }
 
-static error_t parse_option(int key, char *text, struct argp_state *state) {
+static error_t parse_saving(int key, char *text, struct argp_state *state) {
     gpt_options *o = state->input;
     switch (key) {
-    case O_STEPS:
-        o->steps = whole(state, text, 1, INT64_MAX);
-        break;
-    case O_SEED:
-        o->seed = whole(state, text, 0, UINT64_MAX);
-        break;
-    case O_BATCH_SEED:
-        o->reseed = 1, o->batch_seed = whole(state, text, 0, UINT64_MAX);
-        break;
-    case O_THREADS:
-        o->threads = small(state, text);
-        break;
-    case O_LOG_EVERY:
-        o->log_every = whole(state, text, 1, INT64_MAX);
-        break;
-    case O_EVAL_EVERY:
-        o->eval_every = whole(state, text, 1, INT64_MAX);
-        break;
-    case O_LOSSES:
-        o->losses = text;
-        break;
     case O_STORE:
         o->store = text;
         break;
@@ -252,6 +231,36 @@ static error_t parse_option(int key, char *text, struct argp_state *state) {
     case O_RESUME_STEP:
         o->resume = 1, o->resume_step = whole(state, text, 0, INT64_MAX);
         break;
+    default:
+        return parse_model(key, text, state);
+    }
+    return 0;
+}
+
+static error_t parse_option(int key, char *text, struct argp_state *state) {
+    gpt_options *o = state->input;
+    switch (key) {
+    case O_STEPS:
+        o->steps = whole(state, text, 1, INT64_MAX);
+        break;
+    case O_SEED:
+        o->seed = whole(state, text, 0, UINT64_MAX);
+        break;
+    case O_BATCH_SEED:
+        o->reseed = 1, o->batch_seed = whole(state, text, 0, UINT64_MAX);
+        break;
+    case O_THREADS:
+        o->threads = small(state, text);
+        break;
+    case O_LOG_EVERY:
+        o->log_every = whole(state, text, 1, INT64_MAX);
+        break;
+    case O_EVAL_EVERY:
+        o->eval_every = whole(state, text, 1, INT64_MAX);
+        break;
+    case O_LOSSES:
+        o->losses = text;
+        break;
     case O_DUMP:
         o->dump = text;
         break;
@@ -262,7 +271,7 @@ static error_t parse_option(int key, char *text, struct argp_state *state) {
         check_all(o, state);
         break;
     default:
-        return parse_model(key, text, state);
+        return parse_saving(key, text, state);
     }
     return 0;
 }
