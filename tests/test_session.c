@@ -24,6 +24,19 @@
 
 #define ROWS 300
 
+/* Allocations of this thread: the linker sends the library's calls here (mk/test.mk). */
+static _Thread_local unsigned long allocations, fail_at; /* fail_at: the one that fails, from 1; 0: none */
+#define COUNTED(name, parameters, arguments)                              \
+    void *__real_##name parameters;                                       \
+    void *__wrap_##name parameters;                                       \
+    void *__wrap_##name parameters {                                      \
+        return ++allocations == fail_at ? NULL : __real_##name arguments; \
+    }
+COUNTED(malloc, (size_t size), (size))
+COUNTED(calloc, (size_t count, size_t size), (count, size))
+COUNTED(realloc, (void *block, size_t size), (block, size))
+COUNTED(aligned_alloc, (size_t alignment, size_t size), (alignment, size))
+
 /* One iteration: the optimizer makes the state that of the step. */
 static ckd_status iterate(ckd_session *s, trainer *t, uint64_t step, ckd_error *err) {
     ckd_session_fence(s);
@@ -180,6 +193,73 @@ static void test_a_forgotten_fence_is_told(void **state) {
     trainer_free(t);
     assert_int_equal(count_of(dir, TRAINER_RUN), 2); /* 2 is as good as any */
     stored_check(dir, TRAINER_RUN, 3, ROWS);
+}
+
+/* The first step finds all memory that the trainer's thread will ever ask for. */
+static void test_training_allocates_nothing(void **state) {
+    for (int lazy = 0; lazy < 2; lazy++) {
+        trainer *t = trainer_new(ROWS);
+        ckd_session_options o = session_options();
+        ckd_save_options save = *o.save;
+        save.run = lazy ? "lazy" : "copy";
+        o.save = &save;
+        o.snapshot = lazy ? CKD_SNAPSHOT_LAZY : CKD_SNAPSHOT_COPY;
+        ckd_session *s = session_of(*state, &o, t);
+        ckd_error err = {0};
+        unsigned long before = allocations;
+        must(iterate(s, t, 1, &err), &err);
+        assert_true(allocations > before); /* they are counted */
+        before = allocations;
+        for (uint64_t step = 2; step <= 30; step++) {
+            must(iterate(s, t, step, &err), &err);
+        }
+        must(ckd_session_wait(s, CKD_DURABLE, &err), &err);
+        assert_int_equal(allocations, before);
+        must(ckd_session_close(s, &err), &err);
+        trainer_free(t);
+    }
+}
+
+/* Memory that cannot be had for a session, its tensors or its snapshots is an error, and nothing is lost. */
+static void test_no_memory(void **state) {
+    const char *dir = *state;
+    ckd_store_close(store_create(dir));
+    ckd_session_options o = session_options();
+    o.snapshot_bytes = UINT64_C(1) << 30;
+    trainer *t = trainer_new(ROWS);
+    trainer_set(t, 1);
+    unsigned long at = 0;
+    for (ckd_status status = CKD_E_NOMEM; status != CKD_OK;) {
+        ckd_session *s;
+        ckd_error err = {0};
+        allocations = 0;
+        fail_at = ++at;
+        status = ckd_session_open(&s, store_path_of(dir, ""), &o, &err);
+        assert_true((s == NULL) == (status != CKD_OK));
+        if (s) {
+            status = session_register(s, t, &err);
+        }
+        if (status == CKD_OK) {
+            status = ckd_session_step(s, 1, &err);
+            if (status == CKD_E_NOMEM) { /* the same step again, when there is some */
+                fail_at = 0;
+                must(ckd_session_step(s, 1, &err), &err);
+                must(ckd_session_close(s, &err), &err);
+                ckd_store *store = store_reopen(dir, CKD_OPEN_WRITE);
+                ckd_id id = checkpoint_of(dir, TRAINER_RUN, 1).id;
+                ckd_delete_options gone = {.struct_size = sizeof(gone)};
+                must(ckd_store_delete(store, &id, 1, &gone, &err), &err);
+                ckd_store_close(store);
+                continue;
+            }
+        }
+        fail_at = 0;
+        assert_true(status == CKD_OK || status == CKD_E_NOMEM);
+        ckd_session_close(s, NULL);
+    }
+    assert_true(at > 15);
+    trainer_free(t);
+    stored_check(dir, TRAINER_RUN, 1, ROWS);
 }
 
 /* ------------------------------------------------------------------------------------------- failures, and room */
@@ -637,6 +717,8 @@ int main(void) {
         tempdir_test(test_what_is_stored_is_the_copy),
         tempdir_test(test_fences_of_groups),
         tempdir_test(test_a_forgotten_fence_is_told),
+        tempdir_test(test_training_allocates_nothing),
+        tempdir_test(test_no_memory),
         tempdir_test(test_errors_are_told_and_the_next_save_works),
         tempdir_test(test_what_finds_no_room_is_skipped),
         tempdir_test(test_what_finds_no_room_comes_later),
