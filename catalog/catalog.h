@@ -146,6 +146,9 @@ ckd_status catalog_usage_by_role(ckd_usage rows[8], size_t *count, catalog *c, c
  */
 ckd_status catalog_usage_by_run(ckd_usage **rows, size_t *count, catalog *c, ckd_error *err);
 
+/* How long the saves of a run (NULL: of all runs) took, by run name and step; those without timings are left out. As catalog_usage_by_run. */
+ckd_status catalog_timings(ckd_save_times **out, size_t *count, catalog *c, const char *run, ckd_error *err);
+
 /* Chunk files that any checkpoint names, each counted once, and manifests. */
 typedef struct catalog_files {
     uint64_t count, chunk_bytes, manifest_bytes; /* count: of chunk files */

@@ -56,6 +56,8 @@ typedef enum statement {
     S_TOTALS,
     S_RUN_TOTALS,
     S_RUN_FILES,
+    S_TIMINGS,
+    S_TIMINGS_RUN,
     S_ALL_FILES,
     S_CHECKPOINT_ROLES,
     S_TENSOR_TOTALS,

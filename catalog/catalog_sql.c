@@ -16,6 +16,10 @@
  * CROSS JOIN fixes the order of the loops: runs by name, then checkpoints by step, both from an index, nothing sorted. k
  * is what the index says, c the row itself: where they differ, c is all NULL and reading it fails.
  */
+#define TIMINGS                                                                        \
+    "SELECT r.name, k.step, k.created_ns, k.raw_bytes, k.stored_bytes, t.stage, t.ns " \
+    "FROM runs r CROSS JOIN checkpoints k ON k.run = r.key "                           \
+    "CROSS JOIN timings t ON t.checkpoint = k.key "
 #define CHECKPOINTS_BY_RUN                              \
     "runs r CROSS JOIN checkpoints k ON k.run = r.key " \
     "LEFT JOIN checkpoints c ON c.key = k.key AND c.run = k.run AND c.step = k.step "
@@ -117,6 +121,8 @@ const statement_text statement_texts[STATEMENT_COUNT] = {
     [S_RUN_TOTALS] = {"SELECT r.name, c.raw_bytes, c.manifest_bytes FROM runs r CROSS JOIN checkpoints c "
                       "ON c.run = r.key ORDER BY r.name",
                       "add up the runs"},
+    [S_TIMINGS] = {TIMINGS "ORDER BY r.name, k.step", "read how long saves took"},
+    [S_TIMINGS_RUN] = {TIMINGS "WHERE r.name = ?1 ORDER BY k.step", "read how long saves took"},
     [S_RUN_FILES] = {"SELECT DISTINCT f.name, f.size FROM runs r CROSS JOIN checkpoints c ON c.run = r.key "
                      "CROSS JOIN files f ON f.checkpoint = c.key WHERE r.name = ?1",
                      "add up the chunk files"},

@@ -16,6 +16,7 @@ int cmd_tag(int argc, char **argv);
 int cmd_delete(int argc, char **argv);
 int cmd_prune(int argc, char **argv);
 int cmd_trash(int argc, char **argv);
+int cmd_timeline(int argc, char **argv);
 int cmd_rebuild(int argc, char **argv);
 
 #endif

@@ -22,6 +22,7 @@ static const struct command {
     {"show", "ckptdelta show", "show a checkpoint: its tensors, how they are stored, its chain", cmd_show},
     {"diff", "ckptdelta diff", "compare two checkpoints tensor by tensor", cmd_diff},
     {"report", "ckptdelta report", "tell how much a store holds and takes, by run and by role", cmd_report},
+    {"timeline", "ckptdelta timeline", "tell how long saves took, and what training waited for", cmd_timeline},
     {"verify", "ckptdelta verify", "check every hash, down to the reconstructed values", cmd_verify},
     {"pin", "ckptdelta pin", "pin checkpoints, so that nothing deletes them", cmd_pin},
     {"tag", "ckptdelta tag", "give checkpoints names, which also keep them", cmd_tag},

@@ -195,6 +195,32 @@ CKD_API void ckd_session_poll(ckd_session_state *out, ckd_session *session);
  */
 CKD_API ckd_status ckd_session_close(ckd_session *session, ckd_error *err);
 
+/* ---------------------------------------------------------------------------------------- how long saves took */
+
+/* One save, by a session or not. Stages add up to the threads that worked on them, so that they may be more than total_ns; 0: not known. */
+typedef struct ckd_save_times {
+    char run[CKD_RUN_MAX + 1];
+    uint64_t step;
+    uint64_t created_ns; /* when it became durable, since 1970 */
+    uint64_t raw_bytes, stored_bytes;
+    uint64_t stall_ns;   /* that a session's trainer stood still */
+    uint64_t analyse_ns; /* reading what it is coded against, and deciding */
+    uint64_t encode_ns;
+    uint64_t write_ns; /* to the system */
+    uint64_t sync_ns;  /* to the disk */
+    uint64_t total_ns; /* from its beginning until it was durable */
+} ckd_save_times;
+typedef struct ckd_timeline {
+    size_t count;
+    ckd_save_times *items; /* by run name, then step */
+} ckd_timeline;
+/*
+ * Of all runs, or of one (run may be NULL). Only the catalog knows these times: who rebuilds it loses them. Release with ckd_timeline_free. Errors:
+ * CORRUPT, IO, NOMEM.
+ */
+CKD_API ckd_status ckd_store_timeline(ckd_timeline **out, ckd_store *store, const char *run, ckd_error *err);
+CKD_API void ckd_timeline_free(ckd_timeline *timeline);
+
 #ifdef __cplusplus
 }
 #endif

@@ -94,7 +94,7 @@ struct ckd_save {
     kept_second *seconds;
     lossy_buffers lossy;
     bool told_damage;
-    uint64_t begun_ns, analyse_ns, encode_ns, append_ns;
+    uint64_t begun_ns, analyse_ns, encode_ns, append_ns, sync_ns;
     uint64_t stall_ns;       /* that a session's trainer stood still; 0: no session, or not at all */
     float_mode callers_mode; /* while a call computes */
 

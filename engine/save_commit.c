@@ -48,6 +48,7 @@ ckd_status ckd_save_seal(ckd_part *out, ckd_save *save, ckd_error *err) {
     }
     chunk_writer *writer = save->writer;
     save->writer = NULL;
+    uint64_t begun = clock_monotonic_ns();
     status = chunk_writer_finish(writer, &save->sealed.root, &save->sealed.size, err);
     if (status == CKD_OK) {
         pathname temp = path_chunk(save->store->path, &save->file_id, ".tmp");
@@ -56,6 +57,7 @@ ckd_status ckd_save_seal(ckd_part *out, ckd_save *save, ckd_error *err) {
     if (status == CKD_OK) {
         status = dir_sync(path_in(save->store->path, DIR_CHUNKS).text, err);
     }
+    save->sync_ns = clock_monotonic_ns() - begun;
     save_may_retry(save, status); /* not this save, but the caller's next one */
     bytes data = {0};
     if (status == CKD_OK) {
@@ -307,6 +309,7 @@ static ckd_status add_timings(const ckd_save *save, const manifest *m, ckd_error
     } stages[] = {{"analyse", save->analyse_ns, m->checkpoint.raw_bytes},
                   {"encode", save->encode_ns, m->checkpoint.raw_bytes},
                   {"write", save->append_ns, m->checkpoint.stored_bytes},
+                  {"sync", save->sync_ns, m->checkpoint.stored_bytes},
                   {"total", clock_monotonic_ns() - save->begun_ns, m->checkpoint.raw_bytes},
                   {"stall", save->stall_ns, m->checkpoint.raw_bytes}};
     ckd_status status = CKD_OK;

@@ -50,6 +50,7 @@ def test_all_documented_objects_are_printed(full):
     checked(run("show", lossy, "--json", expect_message="").json(), "show", seen)
     checked(full.json("diff", "gpt@1", "tuned@3"), "diff", seen)
     checked(full.json("report"), "report", seen)
+    assert checked(full.json("timeline"), "timeline", seen)["saves"]
     checked(full.json("load", "--run", "gpt", "--out", full.folder / "o"), "load", seen)
     checked(full.json("load", "--run", "gpt", "--explain"), "load --explain", seen)
     checked(full.json("export", "--run", "gpt", "--out", full.folder / "e", "--dry-run"), "export", seen)
