@@ -1,5 +1,5 @@
 /*
- * The catalog: what the store holds, for queries. SQLite, used nowhere else. Everything in it but timings can be made
+ * The catalog: what the store holds, for queries. SQLite, used nowhere else. Everything in it but timings and when files were verified can be made
  * anew from manifests and chunk files, so a damaged catalog loses nothing.
  *
  * Written by one process at a time (the engine holds the publish lock), read by many. Rollback journal, not WAL:
@@ -169,6 +169,19 @@ ckd_status catalog_usage_by_tensor(ckd_tensor_usage **rows, size_t *count, catal
  */
 ckd_status catalog_add_timing(catalog *c, const ckd_id *id, const char *stage, uint64_t ns, uint64_t bytes,
                               ckd_error *err);
+
+/*
+ * When chunk files were last read through and found right: a cache, which a rebuild or a new generation of a checkpoint loses.
+ */
+typedef struct catalog_file_state {
+    char name[64]; /* file name inside data/c */
+    uint64_t size;
+    uint64_t verified_ns; /* 0: not known */
+} catalog_file_state;
+/* Each chunk file once, by name. malloc'ed, released with free; NULL if there is none. */
+ckd_status catalog_file_states(catalog_file_state **out, size_t *count, catalog *c, ckd_error *err);
+/* A file that the catalog does not have is none to note. Errors: INVALID, STATE, NOSPACE. */
+ckd_status catalog_set_verified(catalog *c, const char *name, uint64_t ns, ckd_error *err);
 
 /* SQLite's own integrity check, and that no row refers to one that is gone: CORRUPT with the first complaint. */
 ckd_status catalog_check(catalog *c, ckd_error *err);

@@ -35,6 +35,7 @@ typedef enum statement {
     S_CHECKPOINT_DROP,
     S_FILES_DROP,
     S_FILE_ADD,
+    S_FILE_VERIFIED,
     S_NAME_KEY,
     S_NAME_ADD,
     S_SHARDS_DROP,
@@ -61,6 +62,7 @@ typedef enum statement {
     S_ALL_FILES,
     S_CHECKPOINT_ROLES,
     S_TENSOR_TOTALS,
+    S_FILE_STATES,
     S_INTEGRITY,
     S_FOREIGN_KEYS,
     STATEMENT_COUNT
@@ -172,6 +174,8 @@ typedef struct entry_plan {
 ckd_status entry_plan_init(entry_plan *p, const catalog_entry *entry, ckd_error *err);
 void entry_plan_free(entry_plan *p);
 
+/* STATE outside a transaction, and in a child of the process that opened the handle. */
+ckd_status need_transaction(const catalog *c, ckd_error *err);
 /* The row of a checkpoint; 0: there is none. */
 ckd_status checkpoint_key(int64_t *key, catalog *c, const ckd_id *id, ckd_error *err);
 /*

@@ -59,6 +59,8 @@ const statement_text statement_texts[STATEMENT_COUNT] = {
     [S_FILE_ADD] = {"INSERT INTO files (checkpoint, ordinal, name, rank, size, root) "
                     "VALUES (?1, ?2, ?3, ?4, ?5, ?6)",
                     "add a chunk file to the catalog"},
+    [S_FILE_VERIFIED] = {"UPDATE files SET verified_ns = ?2 WHERE name = ?1",
+                         "note in the catalog that a chunk file was verified"},
     [S_NAME_KEY] = {"SELECT key FROM tensor_names WHERE name = ?1", "look up a tensor in the catalog"},
     [S_NAME_ADD] = {"INSERT INTO tensor_names (name) VALUES (?1)", "add a tensor to the catalog"},
     [S_SHARDS_DROP] = {"DELETE FROM shards WHERE checkpoint = ?1", "replace a checkpoint in the catalog"},
@@ -137,6 +139,8 @@ const statement_text statement_texts[STATEMENT_COUNT] = {
         {"SELECT r.name, n.name, t.role, t.checkpoints, t.elements, t.raw_bytes, t.stored_bytes FROM runs r "
          "CROSS JOIN tensor_totals t ON t.run = r.key LEFT JOIN tensor_names n ON n.key = t.tensor ORDER BY r.name",
          "add up the tensors"},
+    [S_FILE_STATES] = {"SELECT name, max(size), min(ifnull(verified_ns, 0)) FROM files GROUP BY name ORDER BY name",
+                       "list the chunk files"},
     [S_INTEGRITY] = {"PRAGMA integrity_check(1)", "check the catalog"},
     [S_FOREIGN_KEYS] = {"PRAGMA foreign_key_check", "check the catalog"},
 };

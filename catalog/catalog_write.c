@@ -4,7 +4,7 @@
 
 #include "catalog/catalog_db.h"
 
-static ckd_status need_transaction(const catalog *c, ckd_error *err) {
+ckd_status need_transaction(const catalog *c, ckd_error *err) {
     ckd_status status = handle_usable(c, err);
     if (status != CKD_OK) {
         return status;

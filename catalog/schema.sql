@@ -1,6 +1,7 @@
 -- The catalog of a ckptdelta store: what the store holds, for queries. Look into it with `sqlite3 -readonly catalog.db`;
 -- the views checkpoint_list and tensor_list are meant for people, the library never reads them. Change nothing by
--- hand: everything here but timings is made from the manifests and chunk files, and `ckptdelta rebuild` makes it anew.
+-- hand: everything here but timings and files.verified_ns is made from the manifests and chunk files, and
+-- `ckptdelta rebuild` makes it anew.
 --
 -- Conventions. Sizes are bytes, lengths are elements, times are nanoseconds since 1970. An id is 16 bytes. `key` is a
 -- number of this file only, meaningless elsewhere. Numbers of the vocabulary (role, dtype, ...) are those of
@@ -10,7 +11,7 @@
 -- raises user_version.
 
 PRAGMA application_id = 1667985508; -- 0x636b7064, "ckpd"
-PRAGMA user_version = 3;
+PRAGMA user_version = 4;
 
 -- 'format': of the tables, '1'. 'store': the id of the store that this catalog belongs to, 32 hexadecimal digits.
 CREATE TABLE meta (
@@ -75,6 +76,7 @@ CREATE TABLE files (
     rank INTEGER NOT NULL CHECK (rank BETWEEN 0 AND 4294967295),
     size INTEGER NOT NULL CHECK (size >= 0),
     root BLOB NOT NULL CHECK (length(root) = 16),  -- root hash, as in the file's footer
+    verified_ns INTEGER CHECK (verified_ns >= 0),  -- when it was last read through and found right; NULL: not known
     PRIMARY KEY (checkpoint, ordinal)
 ) STRICT, WITHOUT ROWID;
 
@@ -129,7 +131,7 @@ CREATE TABLE tensor_totals (
     PRIMARY KEY (run, tensor, role)
 ) STRICT, WITHOUT ROWID;
 
--- How long the stages of a save took; the only thing here that a rebuild loses.
+-- How long the stages of a save took; this and files.verified_ns is all that a rebuild loses.
 CREATE TABLE timings (
     checkpoint INTEGER NOT NULL REFERENCES checkpoints (key) ON DELETE CASCADE,
     stage TEXT NOT NULL CHECK (length(CAST(stage AS BLOB)) BETWEEN 1 AND 63),

@@ -245,7 +245,7 @@ static void test_readable_by_people(void **state) {
         "0000000000000003.1 1 2003 02020202020202020202020202020202");
     expect_look(*state, "SELECT value FROM meta WHERE key = 'store'", "5753000000000000a8a9aaabacadaeaf");
     expect_look(*state, "PRAGMA application_id", "1667985508");
-    expect_look(*state, "PRAGMA user_version", "3");
+    expect_look(*state, "PRAGMA user_version", "4");
     for (int i = CKD_F64; i <= CKD_BOOL; i++) {
         snprintf(sql, sizeof(sql), "SELECT word FROM vocabulary WHERE what = 'dtype' AND number = %d", i);
         expect_look(*state, sql, ckd_dtype_name((ckd_dtype)i));
@@ -473,6 +473,35 @@ static void test_timings(void **state) {
     expect_look(*state, "SELECT ns || ' ' || bytes FROM timings WHERE stage = 'write'",
                 "3 9223372036854775807");
     expect_look(*state, "SELECT count(*) FROM timings", "3");
+}
+
+static void test_when_files_were_verified(void **state) {
+    catalog *c = catalog_sample_open(*state, CATALOG_WRITE);
+    catalog_file_state *states;
+    size_t count;
+    assert_int_equal(catalog_file_states(&states, &count, c, NULL), CKD_OK);
+    assert_true(count == 0 && !states);
+    catalog_sample_add(c, "a", 1, 1);
+    assert_int_equal(catalog_file_states(&states, &count, c, NULL), CKD_OK);
+    assert_true(count > 0);
+    for (size_t i = 0; i < count; i++) {
+        assert_int_equal(states[i].verified_ns, 0);
+        assert_true(states[i].size > 0 && (i == 0 || strcmp(states[i - 1].name, states[i].name) < 0));
+    }
+    assert_int_equal(catalog_set_verified(c, states[0].name, 7, NULL), CKD_E_STATE);
+    assert_int_equal(catalog_begin(c, NULL), CKD_OK);
+    assert_int_equal(catalog_set_verified(c, states[0].name, 7, NULL), CKD_OK);
+    assert_int_equal(catalog_set_verified(c, "of nobody", 7, NULL), CKD_OK);
+    assert_int_equal(catalog_set_verified(c, "", 7, NULL), CKD_E_INVALID);
+    assert_int_equal(catalog_set_verified(c, states[0].name, UINT64_MAX, NULL), CKD_E_INVALID);
+    assert_int_equal(catalog_commit(c, NULL), CKD_OK);
+    free(states);
+    size_t before = count;
+    assert_int_equal(catalog_file_states(&states, &count, c, NULL), CKD_OK);
+    assert_int_equal(count, before);
+    assert_int_equal(states[0].verified_ns, 7);
+    free(states);
+    catalog_close(c);
 }
 
 /* ---- refusing ---- */
@@ -1127,15 +1156,15 @@ static void test_open_other_store(void **state) {
 static void test_open_other_versions(void **state) {
     catalog_close(catalog_sample_open(*state, CATALOG_WRITE));
     expect_open(*state, CKD_OK);
-    change(*state, "PRAGMA user_version = 4");
+    change(*state, "PRAGMA user_version = 5");
     expect_open(*state, CKD_E_UNSUPPORTED);
-    change(*state, "PRAGMA user_version = 1");
+    change(*state, "PRAGMA user_version = 3");
     expect_open(*state, CKD_E_MISMATCH);
     change(*state, "PRAGMA user_version = 0");
     expect_open(*state, CKD_E_CORRUPT);
     change(*state, "PRAGMA user_version = -1");
     expect_open(*state, CKD_E_CORRUPT);
-    change(*state, "PRAGMA user_version = 3");
+    change(*state, "PRAGMA user_version = 4");
     expect_open(*state, CKD_OK);
     change(*state, "PRAGMA application_id = 7");
     expect_open(*state, CKD_E_CORRUPT);
@@ -1301,6 +1330,7 @@ int main(void) {
         TEST(generations),
         TEST(remove),
         TEST(timings),
+        TEST(when_files_were_verified),
         TEST(invalid_checkpoints),
         TEST(invalid_shards),
         TEST(transactions),

@@ -170,6 +170,9 @@ static void ask(catalog *c) {
     catalog_names_free(&runs);
     EXPECT(catalog_usage_by_role(roles, &count, c, &err), CKD_E_CORRUPT, CKD_OK);
     assert_true(count <= 5);
+    catalog_file_state *states;
+    EXPECT(catalog_file_states(&states, &count, c, &err), CKD_E_CORRUPT, CKD_OK);
+    free(states);
     EXPECT(catalog_usage_by_run(&rows, &count, c, &err), CKD_E_CORRUPT, CKD_OK);
     free(rows);
     ask_for_details(c);
@@ -193,6 +196,7 @@ static void change(catalog *c, bool commit) {
     EXPECT(catalog_remove(c, "run", 1, &err), CKD_E_CORRUPT, CKD_E_NOT_FOUND, CKD_E_STATE, CKD_OK);
     EXPECT(catalog_add_timing(c, &id, "write", 1, 1, &err), CKD_E_CORRUPT, CKD_E_NOT_FOUND, CKD_E_STATE,
            CKD_OK);
+    EXPECT(catalog_set_verified(c, "f", 1, &err), CKD_E_CORRUPT, CKD_E_STATE, CKD_OK);
     if (commit) {
         EXPECT(catalog_commit(c, &err), CKD_E_CORRUPT, CKD_E_STATE, CKD_OK);
     } else {

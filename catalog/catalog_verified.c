@@ -1,0 +1,79 @@
+/* When chunk files were last verified: a cache beside what the manifests say. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "catalog/catalog_db.h"
+
+enum { FILE_NAME_MAX = 63 };
+
+static ckd_status read_states(catalog_file_state **out, size_t *count, query *q, ckd_error *err) {
+    size_t capacity = 0;
+    bool row;
+    ckd_status status = CKD_OK;
+    while ((status = query_next(&row, q, err)) == CKD_OK && row) {
+        catalog_file_state *items = list_grow(*out, *count, &capacity, sizeof(*items), err);
+        if (!items) {
+            return CKD_E_NOMEM;
+        }
+        *out = items;
+        catalog_file_state *now = &items[*count];
+        *now = (catalog_file_state){.size = column_u64(q, 1, INT64_MAX),
+                                    .verified_ns = column_u64(q, 2, INT64_MAX)};
+        const char *name = column_text(q, 0, 1, FILE_NAME_MAX);
+        memcpy(now->name, name, strlen(name) + 1);
+        status = query_row_status(q, err);
+        if (status != CKD_OK) {
+            return status;
+        }
+        if (*count && strcmp(now[-1].name, now->name) >= 0) {
+            return catalog_damaged(q->c, err, "chunk files are out of order");
+        }
+        ++*count;
+    }
+    return status;
+}
+
+ckd_status catalog_file_states(catalog_file_state **out, size_t *count, catalog *c, ckd_error *err) {
+    query q;
+    bool opened;
+    *out = NULL;
+    *count = 0;
+    ckd_status status = snapshot_begin(c, &opened, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    status = query_begin(&q, c, S_FILE_STATES, err);
+    if (status == CKD_OK) {
+        status = read_states(out, count, &q, err);
+    }
+    query_end(&q);
+    snapshot_end(c, opened);
+    if (status != CKD_OK) {
+        free(*out);
+        *out = NULL;
+        *count = 0;
+    }
+    return status;
+}
+
+ckd_status catalog_set_verified(catalog *c, const char *name, uint64_t ns, ckd_error *err) {
+    query q;
+    bool row;
+    ckd_status status = need_transaction(c, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    if (!text_storable(name, 1, FILE_NAME_MAX) || !number_storable(ns)) {
+        return err_set(err, CKD_E_INVALID, "a chunk file that was verified needs a name of 1 to %d bytes and a "
+                                           "time below 2^63",
+                       FILE_NAME_MAX);
+    }
+    status = query_begin(&q, c, S_FILE_VERIFIED, err);
+    if (status == CKD_OK) {
+        bind_text(&q, 1, name);
+        bind_u64(&q, 2, ns);
+        status = query_next(&row, &q, err);
+    }
+    query_end(&q);
+    return status;
+}
