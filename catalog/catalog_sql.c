@@ -139,8 +139,9 @@ const statement_text statement_texts[STATEMENT_COUNT] = {
         {"SELECT r.name, n.name, t.role, t.checkpoints, t.elements, t.raw_bytes, t.stored_bytes FROM runs r "
          "CROSS JOIN tensor_totals t ON t.run = r.key LEFT JOIN tensor_names n ON n.key = t.tensor ORDER BY r.name",
          "add up the tensors"},
-    [S_FILE_STATES] = {"SELECT name, max(size), min(ifnull(verified_ns, 0)) FROM files GROUP BY name ORDER BY name",
-                       "list the chunk files"},
+    [S_FILE_STATES] =
+        {"SELECT name, max(size), min(ifnull(verified_ns, 0)) FROM files GROUP BY name ORDER BY name",
+         "list the chunk files"},
     [S_INTEGRITY] = {"PRAGMA integrity_check(1)", "check the catalog"},
     [S_FOREIGN_KEYS] = {"PRAGMA foreign_key_check", "check the catalog"},
 };

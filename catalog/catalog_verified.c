@@ -64,8 +64,9 @@ ckd_status catalog_set_verified(catalog *c, const char *name, uint64_t ns, ckd_e
         return status;
     }
     if (!text_storable(name, 1, FILE_NAME_MAX) || !number_storable(ns)) {
-        return err_set(err, CKD_E_INVALID, "a chunk file that was verified needs a name of 1 to %d bytes and a "
-                                           "time below 2^63",
+        return err_set(err, CKD_E_INVALID,
+                       "a chunk file that was verified needs a name of 1 to %d bytes and a "
+                       "time below 2^63",
                        FILE_NAME_MAX);
     }
     status = query_begin(&q, c, S_FILE_VERIFIED, err);

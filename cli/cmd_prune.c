@@ -4,100 +4,55 @@
 
 #include "cli/commands.h"
 #include "cli/json_out.h"
-#include "cli/options.h"
+#include "cli/policies.h"
 #include "cli/table.h"
 #include "cli/text.h"
 
-enum { OPT_RUN = 0x200, OPT_LAST, OPT_EVERY, OPT_FIRST, OPT_BEST, OPT_HIGHEST, OPT_NEW, OPT_UNDO, OPT_DRY };
+enum { OPT_UNDO = 0x200, OPT_DRY };
 
 static const struct argp_option options_table[] = {
-    {"run", OPT_RUN, "RUN", 0, "Only this run (every run, each by itself)", 1},
-    {"keep-last", OPT_LAST, "N", 0, "Keep the N newest steps", 2},
-    {"keep-every", OPT_EVERY, "K", 0, "Keep steps that are multiples of K", 2},
-    {"keep-first", OPT_FIRST, 0, 0, "Keep the first step", 2},
-    {"keep-best", OPT_BEST, "N", 0, "Keep the N with the lowest metric, as given with their saves", 2},
-    {"highest-is-best", OPT_HIGHEST, 0, 0, "With --keep-best: the highest instead", 2},
-    {"keep-newer", OPT_NEW, "TIME", 0, "Keep what was saved this long ago or less: 90m, 36h, 7d", 2},
-    {"undo", OPT_UNDO, "TIME", 0, "For how long the deletion can be taken back (24h); 0s: not at all", 3},
+    {"undo", OPT_UNDO, "TIME", 0,
+     "For how long the deletion can be taken back (24h, or as the stored policy says); 0s: not at all", 3},
     {"dry-run", OPT_DRY, 0, 0, "Delete nothing; say what would be", 3},
     {0},
 };
 
 static const char doc[] =
-    "Delete the checkpoints that nothing below says to keep. What one that stays is a delta on stays as well, and so do "
+    "Delete the checkpoints that nothing below says to keep; without a --keep option: those that the stored policies do not keep (ckptdelta help policy). What one that stays is a delta on stays as well, and so do "
     "what a save in progress builds on, what is pinned or tagged, and the two newest of each run, which are verified first. What is deleted lies in the trash, "
     "and can be taken back, until its time is over: ckptdelta help trash."
     "\vExamples:\n"
     "  ckptdelta prune ckpts --keep-last 5 --keep-every 10000 --dry-run\n"
     "  ckptdelta prune ckpts --run gpt --keep-best 3 --keep-newer 7d\n"
-    "  ckptdelta prune ckpts --keep-last 2 --undo 0s\n";
+    "  ckptdelta prune ckpts --keep-last 2 --undo 0s\n"
+    "  ckptdelta prune ckpts\n";
 
 typedef struct arguments {
     cli_options common;
     ckd_policy policy;
     ckd_delete_options deletion;
-    bool dry_run;
+    bool stored, undo_given, dry_run; /* stored: apply those policies */
 } arguments;
-
-static uint64_t number(struct argp_state *state, const char *name, const char *text, uint64_t most) {
-    uint64_t value;
-    if (!cli_parse_u64(&value, text) || value < 1 || value > most) {
-        argp_error(state, "%s is a number from 1, not '%s'", name, text);
-    }
-    return value;
-}
-
-static error_t parse_kept(int key, char *arg, struct argp_state *state) {
-    ckd_policy *p = &((arguments *)state->input)->policy;
-    switch (key) {
-    case OPT_RUN:
-        p->run = arg;
-        return 0;
-    case OPT_LAST:
-        p->keep_last = (uint32_t)number(state, "--keep-last", arg, UINT32_MAX);
-        return 0;
-    case OPT_EVERY:
-        p->keep_every = number(state, "--keep-every", arg, INT64_MAX);
-        return 0;
-    case OPT_FIRST:
-        p->keep_first = 1;
-        return 0;
-    case OPT_BEST:
-        p->keep_best = (uint32_t)number(state, "--keep-best", arg, UINT32_MAX);
-        return 0;
-    case OPT_HIGHEST:
-        p->highest_is_best = 1;
-        return 0;
-    case OPT_NEW:
-        p->keep_new_s = cli_seconds(state, "--keep-newer", arg);
-        return 0;
-    default:
-        return ARGP_ERR_UNKNOWN;
-    }
-}
 
 static error_t parse(int key, char *arg, struct argp_state *state) {
     arguments *a = state->input;
     switch (key) {
     case ARGP_KEY_INIT:
         state->child_inputs[0] = &a->common;
+        state->child_inputs[1] = &a->policy;
         return 0;
     case OPT_UNDO:
         a->deletion.undo_s = cli_seconds(state, "--undo", arg);
+        a->undo_given = true;
         return 0;
     case OPT_DRY:
         a->dry_run = true;
         return 0;
     case ARGP_KEY_END:
-        if (!a->policy.keep_last && !a->policy.keep_every && !a->policy.keep_first && !a->policy.keep_best &&
-            !a->policy.keep_new_s) {
-            argp_error(
-                state,
-                "say what to keep: --keep-last, --keep-every, --keep-first, --keep-best, --keep-newer");
-        }
+        a->stored = !cli_policy_given(&a->policy, state);
         return 0;
     default:
-        return parse_kept(key, arg, state);
+        return ARGP_ERR_UNKNOWN;
     }
 }
 
@@ -168,13 +123,50 @@ static ckd_status print_text(const arguments *a, const ckd_prune *p, ckd_error *
     return CKD_OK;
 }
 
-static ckd_status run(const arguments *a, ckd_error *err) {
+/* What to apply, and how long it can be taken back: *policy is NULL for all that are stored. */
+static ckd_status choose(const ckd_policy **policy, arguments *a, ckd_store *store, ckd_error *err) {
+    const char *only = a->policy.run;
+    *policy = &a->policy;
+    if (!a->stored) {
+        return CKD_OK;
+    }
+    ckd_policy_list *list = NULL;
+    ckd_stored_policy found;
+    ckd_status status =
+        only ? ckd_store_policy(&found, store, only, err) : ckd_store_policies(&list, store, err);
+    bool any = status == CKD_OK && (only || list->count);
+    uint64_t undo_s = only && any ? found.policy.undo_s : 0;
+    for (size_t i = 0; list && i < list->count; i++) {
+        undo_s = list->items[i].policy.undo_s > undo_s ? list->items[i].policy.undo_s : undo_s;
+    }
+    ckd_policy_list_free(list);
+    if (status == CKD_E_NOT_FOUND || (status == CKD_OK && !any)) {
+        return cli_error(
+            err, CKD_E_INVALID,
+            "say what to keep: --keep-last, --keep-every, --keep-first, --keep-best, --keep-newer; or store a "
+            "policy, there is none%s%.128s: ckptdelta help policy",
+            only ? " for run " : "", only ? only : "");
+    }
+    if (status == CKD_OK) {
+        a->deletion.undo_s = a->undo_given ? a->deletion.undo_s : undo_s;
+        a->policy = only ? found.policy : a->policy;
+        a->policy.run = only;
+        *policy = only ? &a->policy : NULL;
+    }
+    return status;
+}
+
+static ckd_status run(arguments *a, ckd_error *err) {
     ckd_store *store = NULL;
     ckd_prune *done = NULL;
+    const ckd_policy *policy = NULL;
     ckd_status status = cli_open_store(&store, &a->common, a->dry_run ? CKD_OPEN_READ : CKD_OPEN_WRITE, err);
     if (status == CKD_OK) {
-        status = a->dry_run ? ckd_store_plan_prune(&done, store, &a->policy, err)
-                            : ckd_store_prune(&done, store, &a->policy, &a->deletion, err);
+        status = choose(&policy, a, store, err);
+    }
+    if (status == CKD_OK) {
+        status = a->dry_run ? ckd_store_plan_prune(&done, store, policy, err)
+                            : ckd_store_prune(&done, store, policy, &a->deletion, err);
     }
     if (status == CKD_OK && !a->dry_run && a->deletion.undo_s == 0) {
         status = ckd_store_collect(NULL, store, NULL, err);
@@ -190,7 +182,8 @@ static ckd_status run(const arguments *a, ckd_error *err) {
 }
 
 int cmd_prune(int argc, char **argv) {
-    static const struct argp_child children[] = {{&cli_common_argp, 0, 0, 0}, {0}};
+    static const struct argp_child children[] = {
+        {&cli_common_argp, 0, 0, 0}, {&cli_policy_argp, 0, 0, 0}, {0}};
     static const struct argp argp = {options_table, parse, "STORE", doc, children, 0, 0};
     arguments a = {.common.command = "prune", .policy = CKD_POLICY_INIT, .deletion = CKD_DELETE_OPTIONS_INIT};
     argp_parse(&argp, argc, argv, 0, NULL, &a);

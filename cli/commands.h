@@ -13,6 +13,7 @@ int cmd_report(int argc, char **argv);
 int cmd_verify(int argc, char **argv);
 int cmd_pin(int argc, char **argv);
 int cmd_tag(int argc, char **argv);
+int cmd_policy(int argc, char **argv);
 int cmd_delete(int argc, char **argv);
 int cmd_prune(int argc, char **argv);
 int cmd_trash(int argc, char **argv);

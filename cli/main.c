@@ -29,6 +29,7 @@ static const struct command {
     {"tag", "ckptdelta tag", "give checkpoints names, which also keep them", cmd_tag},
     {"delete", "ckptdelta delete", "delete checkpoints; that can be taken back", cmd_delete},
     {"prune", "ckptdelta prune", "delete all checkpoints that a policy does not keep", cmd_prune},
+    {"policy", "ckptdelta policy", "store what to keep with the store", cmd_policy},
     {"trash", "ckptdelta trash", "list what was deleted; take it back, or remove it for good", cmd_trash},
     {"rebuild", "ckptdelta rebuild", "make the catalog anew from the data files", cmd_rebuild},
 };

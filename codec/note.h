@@ -119,6 +119,17 @@ void tag_encode(bytes *to, const ckd_id *store, const tag_note *t);
 ckd_status tag_decode(tag_note *out, const ckd_id *store, const void *data, size_t size, const char *path,
                       ckd_error *err);
 
+/* What to keep of a run, or of all that have no policy of their own. */
+typedef struct policy_note {
+    char run[CKD_RUN_MAX + 1]; /* "": all others */
+    uint32_t generation;
+    uint64_t set_ns;
+    ckd_policy policy; /* without its run */
+} policy_note;
+void policy_encode(bytes *to, const ckd_id *store, const policy_note *p);
+ckd_status policy_decode(policy_note *out, const ckd_id *store, const void *data, size_t size,
+                         const char *path, ckd_error *err);
+
 /* The store's identity file. */
 typedef struct store_identity {
     ckd_id id;

@@ -1,4 +1,4 @@
-/* What a store is told to keep: pins and tags. codec/FORMAT.md, "Pin", "Tag". */
+/* What a store is told to keep: pins, tags and policies. codec/FORMAT.md, "Pin", "Tag", "Policy". */
 #include "codec/note_wire.h"
 
 void pin_encode(bytes *to, const ckd_id *store, const pin_note *p) {
@@ -51,6 +51,62 @@ ckd_status tag_decode(tag_note *out, const ckd_id *store, const void *data, size
     status = note_close(&n);
     if (status != CKD_OK) {
         *out = (tag_note){0};
+    }
+    return status;
+}
+
+enum { POLICY_FIRST = 1, POLICY_HIGHEST = 2, POLICY_FLAGS = 3 };
+
+void policy_encode(bytes *to, const ckd_id *store, const policy_note *p) {
+    const ckd_policy *k = &p->policy;
+    size_t start = note_begin(to, NOTE_POLICY, store, p->generation, 0);
+    bytes_put_string(to, p->run);
+    bytes_put_u64(to, p->set_ns);
+    bytes_put_u32(to, (k->keep_first ? POLICY_FIRST : 0) | (k->highest_is_best ? POLICY_HIGHEST : 0));
+    bytes_put_u32(to, k->keep_last);
+    bytes_put_u32(to, k->keep_best);
+    bytes_put_u64(to, k->keep_every);
+    bytes_put_u64(to, k->keep_new_s);
+    bytes_put_u32(to, k->automatic);
+    bytes_put_u64(to, k->undo_s);
+    note_end(to, start);
+}
+
+static void take_policy(note_in *n, ckd_policy *k) {
+    uint32_t flags = reader_u32(&n->in);
+    if (flags & ~(uint32_t)POLICY_FLAGS) {
+        note_fail(n, CKD_E_UNSUPPORTED, "the policy has rules that this version does not know");
+    }
+    *k = (ckd_policy){.struct_size = sizeof(*k),
+                      .keep_first = (flags & POLICY_FIRST) != 0,
+                      .highest_is_best = (flags & POLICY_HIGHEST) != 0};
+    k->keep_last = reader_u32(&n->in);
+    k->keep_best = reader_u32(&n->in);
+    k->keep_every = reader_u64(&n->in);
+    k->keep_new_s = reader_u64(&n->in);
+    k->automatic = reader_u32(&n->in);
+    k->undo_s = reader_u64(&n->in);
+    bool keeps = k->keep_first || k->keep_last || k->keep_best || k->keep_every || k->keep_new_s;
+    if (!n->in.failed && !keeps) {
+        note_fail(n, CKD_E_CORRUPT, "the policy keeps nothing");
+    }
+}
+
+ckd_status policy_decode(policy_note *out, const ckd_id *store, const void *data, size_t size,
+                         const char *path, ckd_error *err) {
+    note_in n;
+    *out = (policy_note){.generation = 0};
+    ckd_status status = note_open(&n, NOTE_POLICY, store, data, size, path, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    out->generation = n.generation;
+    note_take_any_run(&n, out->run);
+    out->set_ns = reader_u64(&n.in);
+    take_policy(&n, &out->policy);
+    status = note_close(&n);
+    if (status != CKD_OK) {
+        *out = (policy_note){.generation = 0};
     }
     return status;
 }

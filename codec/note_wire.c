@@ -142,9 +142,9 @@ static bool run_char(char c) {
            c == '_' || c == '-' || c == '~';
 }
 
-static void take_name(note_in *n, char name[CKD_RUN_MAX + 1], const char *problem) {
+static void take_name(note_in *n, char name[CKD_RUN_MAX + 1], bool may_be_empty, const char *problem) {
     reader_string(&n->in, name, CKD_RUN_MAX + 1);
-    bool valid = name[0] && name[0] != '.' && name[0] != '-';
+    bool valid = (name[0] || may_be_empty) && name[0] != '.' && name[0] != '-';
     for (const char *c = name; *c && valid; c++) {
         valid = run_char(*c);
     }
@@ -154,11 +154,15 @@ static void take_name(note_in *n, char name[CKD_RUN_MAX + 1], const char *proble
 }
 
 void note_take_run(note_in *n, char run[CKD_RUN_MAX + 1]) {
-    take_name(n, run, "a run's name has characters that it must not have");
+    take_name(n, run, false, "a run's name has characters that it must not have");
+}
+
+void note_take_any_run(note_in *n, char run[CKD_RUN_MAX + 1]) {
+    take_name(n, run, true, "a run's name has characters that it must not have");
 }
 
 void note_take_tag(note_in *n, char tag[CKD_RUN_MAX + 1]) {
-    take_name(n, tag, "a tag has characters that it must not have");
+    take_name(n, tag, false, "a tag has characters that it must not have");
 }
 
 uint64_t note_take_step(note_in *n) {

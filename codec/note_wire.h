@@ -48,7 +48,9 @@ void note_put_files(bytes *to, const note_file *files, size_t count);
 ckd_id note_take_id(note_in *n);
 /* 1 to CKD_RUN_MAX of A-Z a-z 0-9 . _ - ~, not starting with a dot or a dash. */
 void note_take_run(note_in *n, char run[CKD_RUN_MAX + 1]);
-/* The same for a tag. */
+/* The same, or nothing. */
+void note_take_any_run(note_in *n, char run[CKD_RUN_MAX + 1]);
+/* As a run's name, for a tag. */
 void note_take_tag(note_in *n, char tag[CKD_RUN_MAX + 1]);
 /* At most INT64_MAX, which the catalog can hold. */
 uint64_t note_take_step(note_in *n);

@@ -5,7 +5,7 @@
  * A deleted checkpoint is in the trash first: it is listed no more, and all its files are still there. It can be brought back until
  * its files are removed, which a collection does when its time is over.
  *
- * Pins and tags are files of the store's own, not of its catalog. While one of them cannot be read, nothing is deleted or removed.
+ * Pins, tags and stored policies are files of the store's own, not of its catalog. While one of them cannot be read, nothing is deleted or removed.
  */
 #ifndef CKPTDELTA_RETAIN_H
 #define CKPTDELTA_RETAIN_H
@@ -140,9 +140,13 @@ typedef struct ckd_policy {
     uint32_t keep_best;  /* so many with the best metric */
     int highest_is_best; /* else the lowest is */
     uint64_t keep_new_s; /* saved so many seconds ago or less */
+    /* Of a stored policy; elsewhere they are not looked at. */
+    uint32_t
+        automatic; /* applied to a run after each commit to it, once so many of its checkpoints can go; 0: not by itself */
+    uint64_t undo_s; /* for how long what it deletes can be taken back */
 } ckd_policy;
 #define CKD_POLICY_INIT \
-    { .struct_size = sizeof(ckd_policy) }
+    { .struct_size = sizeof(ckd_policy), .undo_s = 24 * 3600 }
 
 /* Why a checkpoint stays. Bits: they can be added. */
 typedef enum ckd_kept {
@@ -169,20 +173,50 @@ typedef struct ckd_prune {
 } ckd_prune;
 
 /*
- * What a policy would delete. Changes nothing. Release with ckd_prune_free. Errors: INVALID (a policy that keeps nothing), NOT_FOUND (the
- * run), CORRUPT and UNSUPPORTED (a manifest, pin or tag that cannot be read), IO, NOMEM.
+ * What a policy would delete. policy NULL: the stored ones, each of its runs; runs without one are left alone. Changes nothing. Release with ckd_prune_free.
+ * Errors: INVALID (a policy that keeps nothing), NOT_FOUND (the run; no policy is stored), CORRUPT and UNSUPPORTED (a manifest, pin, tag or stored policy
+ * that cannot be read), IO, NOMEM.
  */
 CKD_API ckd_status ckd_store_plan_prune(ckd_prune **out, ckd_store *store, const ckd_policy *policy,
                                         ckd_error *err);
 /*
  * Deletes what the policy does not keep (to the trash: ckd_store_delete), after the two newest checkpoints that stay of every run that
  * loses any were verified, all they depend on included: stored bytes against their checksums. out (may be NULL): what was done; release
- * with ckd_prune_free. options may be NULL. Errors: CORRUPT (one of those is damaged, nothing was deleted), those of ckd_store_plan_prune and
+ * with ckd_prune_free. options may be NULL: the default, or with stored policies the longest of their times. Errors: CORRUPT (one of those is damaged, nothing was deleted), those of ckd_store_plan_prune and
  * ckd_store_delete.
  */
 CKD_API ckd_status ckd_store_prune(ckd_prune **out, ckd_store *store, const ckd_policy *policy,
                                    const ckd_delete_options *options, ckd_error *err);
 CKD_API void ckd_prune_free(ckd_prune *prune);
+
+/* ------------------------------------------------------------------------------------------ stored policies */
+
+/* A policy that the store keeps: one for each run that has its own, and one for all others. */
+typedef struct ckd_stored_policy {
+    char run[CKD_RUN_MAX + 1]; /* "": of every run that has none of its own */
+    ckd_status status;         /* CKD_OK, or why the rest cannot be read */
+    uint64_t set_ns;
+    ckd_policy policy; /* without its run */
+} ckd_stored_policy;
+typedef struct ckd_policy_list {
+    size_t count;
+    ckd_stored_policy *items; /* the one for all others first, then by run */
+} ckd_policy_list;
+/*
+ * Stores a policy for policy->run, which need not exist yet; NULL: for every run that has none of its own. It takes the place of the one before, also of a damaged
+ * one. Deletes nothing by itself: ckd_store_prune applies it, and with `automatic` each commit to one of its runs, on rank 0. That never makes a save fail, nor wait for
+ * others: what fails is told through on_message, and tried again at the next commit. Durable when it returns CKD_OK; a failure may leave it stored. Errors: INVALID (it keeps
+ * nothing; the run), READ_ONLY, BUSY, UNSUPPORTED (a newer version's is there), NOSPACE, IO, NOMEM.
+ */
+CKD_API ckd_status ckd_store_set_policy(ckd_store *store, const ckd_policy *policy, ckd_error *err);
+/* Takes one away, also a damaged one. Errors: NOT_FOUND (there is none), and those of ckd_store_set_policy. */
+CKD_API ckd_status ckd_store_clear_policy(ckd_store *store, const char *run, ckd_error *err);
+/* The one that is applied to a run: its own, else that of every run. run NULL: that one. Errors: NOT_FOUND, CORRUPT, UNSUPPORTED, IO, NOMEM. */
+CKD_API ckd_status ckd_store_policy(ckd_stored_policy *out, ckd_store *store, const char *run,
+                                    ckd_error *err);
+/* All of them. Release with ckd_policy_list_free. Errors: IO, NOMEM. */
+CKD_API ckd_status ckd_store_policies(ckd_policy_list **out, ckd_store *store, ckd_error *err);
+CKD_API void ckd_policy_list_free(ckd_policy_list *list);
 
 #ifdef __cplusplus
 }

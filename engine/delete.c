@@ -4,6 +4,7 @@
 
 #include "engine/notes.h"
 #include "engine/ready.h"
+#include "engine/trash.h"
 
 static ckd_status publish_tombstone(const ckd_store *store, const tombstone *t, ckd_error *err) {
     pathname p = path_tombstone(store->path, t->run, t->step, t->generation);
@@ -93,15 +94,23 @@ static ckd_status delete_chosen(ckd_store *store, needs *n, uint64_t undo_s, ckd
     return status;
 }
 
+/* What is to be deleted, or brought back. */
+typedef struct selection {
+    const ckd_id *ids;
+    size_t count;
+    bool dead; /* where they are now */
+    uint32_t patience_ms;
+    uint64_t undo_s;
+} selection;
+
 /* Under the publish lock and the mutex, with the catalog in step before and after. */
 typedef ckd_status (*change_fn)(ckd_store *store, needs *n, uint64_t undo_s, ckd_error *err);
-static ckd_status change(ckd_store *store, const ckd_id *ids, size_t count, bool dead, change_fn make,
-                         uint64_t undo_s, ckd_error *err) {
+static ckd_status change(ckd_store *store, const selection *s, change_fn make, ckd_error *err) {
     file_lock *lock;
     needs n = {0};
     ckd_status status = store_check_writable(store, err);
     if (status == CKD_OK) {
-        status = store_lock_publish(&lock, store, err);
+        status = store_lock_publish_within(&lock, store, s->patience_ms, err);
     }
     if (status != CKD_OK) {
         return status;
@@ -109,10 +118,10 @@ static ckd_status change(ckd_store *store, const ckd_id *ids, size_t count, bool
     pthread_mutex_lock(&store->mutex);
     status = needs_read(&n, store, err);
     if (status == CKD_OK) {
-        status = needs_choose(&n, ids, count, dead, err);
+        status = needs_choose(&n, s->ids, s->count, s->dead, err);
     }
     if (status == CKD_OK) {
-        status = make(store, &n, undo_s, err);
+        status = make(store, &n, s->undo_s, err);
         follow(store);
     }
     needs_free(&n);
@@ -121,11 +130,17 @@ static ckd_status change(ckd_store *store, const ckd_id *ids, size_t count, bool
     return status;
 }
 
+ckd_status trash_put(ckd_store *store, const ckd_id *checkpoints, size_t count, uint64_t undo_s,
+                     uint32_t patience_ms, ckd_error *err) {
+    selection s = {.ids = checkpoints, .count = count, .patience_ms = patience_ms, .undo_s = undo_s};
+    return change(store, &s, delete_chosen, err);
+}
+
 ckd_status ckd_store_delete(ckd_store *store, const ckd_id *checkpoints, size_t count,
                             const ckd_delete_options *options, ckd_error *err) {
     ckd_delete_options defaults = CKD_DELETE_OPTIONS_INIT;
     const ckd_delete_options *o = options ? options : &defaults;
-    return change(store, checkpoints, count, false, delete_chosen, o->undo_s, err);
+    return trash_put(store, checkpoints, count, o->undo_s, store->options.lock_timeout_ms, err);
 }
 
 /* ---- bringing back ---- */
@@ -198,5 +213,7 @@ static ckd_status undelete_chosen(ckd_store *store, needs *n, uint64_t unused, c
 }
 
 ckd_status ckd_store_undelete(ckd_store *store, const ckd_id *checkpoints, size_t count, ckd_error *err) {
-    return change(store, checkpoints, count, true, undelete_chosen, 0, err);
+    selection s = {
+        .ids = checkpoints, .count = count, .dead = true, .patience_ms = store->options.lock_timeout_ms};
+    return change(store, &s, undelete_chosen, err);
 }

@@ -23,18 +23,32 @@ static note_name name_within(const kept_note *n) {
     if (name.kind == NOTE_PIN) {
         ckd_id_text(name.name, &n->pin.checkpoint);
         name.generation = n->pin.generation;
-    } else {
+    } else if (name.kind == NOTE_TAG) {
         memcpy(name.name, n->tag.tag, sizeof(name.name));
         name.generation = n->tag.generation;
+    } else {
+        const char *run = n->policy.run;
+        snprintf(name.name, sizeof(name.name), "%s", run[0] ? run : POLICY_OF_ALL);
+        name.generation = n->policy.generation;
     }
     return name;
 }
 
+static ckd_status decode_kind(kept_note *n, const ckd_id *store, const bytes *data, const char *path,
+                              ckd_error *err) {
+    switch (n->name.kind) {
+    case NOTE_PIN:
+        return pin_decode(&n->pin, store, data->data, data->size, path, err);
+    case NOTE_TAG:
+        return tag_decode(&n->tag, store, data->data, data->size, path, err);
+    default:
+        return policy_decode(&n->policy, store, data->data, data->size, path, err);
+    }
+}
+
 static ckd_status decode(kept_note *n, const ckd_id *store, const bytes *data, const char *path,
                          ckd_error *err) {
-    ckd_status status = n->name.kind == NOTE_PIN
-                            ? pin_decode(&n->pin, store, data->data, data->size, path, err)
-                            : tag_decode(&n->tag, store, data->data, data->size, path, err);
+    ckd_status status = decode_kind(n, store, data, path, err);
     if (status != CKD_OK) {
         return status;
     }
@@ -164,11 +178,16 @@ unsigned notes_keep(const notes *n, const ckd_id *checkpoint) {
         const kept_note *x = &n->items[i];
         if (x->name.kind == NOTE_PIN) {
             kept |= id_equal(&x->pin.checkpoint, checkpoint) ? CKD_KEPT_PINNED : 0;
-        } else {
+        } else if (x->name.kind == NOTE_TAG) {
             kept |= id_equal(&x->tag.checkpoint, checkpoint) ? CKD_KEPT_TAGGED : 0;
         }
     }
     return kept;
+}
+
+const kept_note *notes_policy(const notes *n, const char *run) {
+    const kept_note *own = notes_find(n, NOTE_POLICY, run);
+    return own ? own : notes_find(n, NOTE_POLICY, POLICY_OF_ALL);
 }
 
 static ckd_status refuse(const kept_note *n, const ckd_checkpoint *c, ckd_error *err) {
@@ -192,7 +211,7 @@ ckd_status notes_check_chosen(const ckd_store *store, const needs *chosen, ckd_e
         const kept_note *x = &n.items[i];
         const need *kept =
             needs_find(chosen, x->name.kind == NOTE_PIN ? &x->pin.checkpoint : &x->tag.checkpoint);
-        if (kept && kept->chosen) {
+        if (x->name.kind != NOTE_POLICY && kept && kept->chosen) {
             status = refuse(x, &kept->m.checkpoint, err);
         }
     }

@@ -91,10 +91,13 @@ bool manifest_name_parse(manifest_name *out, const char *name) {
 static const struct {
     note_kind kind;
     const char *word;
-} note_kinds[] = {{NOTE_PIN, "pin"}, {NOTE_TAG, "tag"}};
+} note_kinds[] = {{NOTE_PIN, "pin"}, {NOTE_TAG, "tag"}, {NOTE_POLICY, "policy"}};
 
 static bool note_subject_valid(note_kind kind, const char *subject) {
     ckd_id id;
+    if (kind == NOTE_POLICY && strcmp(subject, POLICY_OF_ALL) == 0) {
+        return true;
+    }
     return kind == NOTE_PIN ? strlen(subject) == CKD_ID_TEXT - 1 && id_parse(&id, subject)
                             : run_name_valid(subject);
 }

@@ -46,14 +46,15 @@ typedef struct manifest_name {
 } manifest_name;
 bool manifest_name_parse(manifest_name *out, const char *name);
 
-/* The name of a note in data/n taken apart: KIND.NAME.GENERATION. NAME is a checkpoint's id (pin) or a tag. */
+/* The name of a note in data/n taken apart: KIND.NAME.GENERATION. NAME is a checkpoint's id (pin), a tag, or a run (policy). */
+#define POLICY_OF_ALL "-" /* instead of a run */
 typedef struct note_name {
     note_kind kind;
     char name[CKD_RUN_MAX + 1];
     uint32_t generation;
 } note_name;
 bool note_name_parse(note_name *out, const char *name);
-const char *note_word(note_kind kind); /* KIND: "pin", "tag"; "" of others */
+const char *note_word(note_kind kind); /* KIND: "pin", "tag", "policy"; "" of others */
 /* STORE/data/n/KIND.NAME.GENERATION */
 pathname path_note(const char *store, const note_name *name);
 

@@ -6,6 +6,7 @@
 
 #include "base/hash.h"
 #include "engine/ranks.h"
+#include "engine/retain.h"
 #include "engine/save.h"
 
 #define LOOK_EVERY_NS UINT64_C(100000000) /* of those that are busy */
@@ -378,7 +379,7 @@ static ckd_status publish_parts(void *context, const ckd_bytes *sent, bytes *ans
         return err_nomem(err, ANSWER_MOST, "an answer");
     }
     bytes_clear(answer);
-    ckd_status status = ckd_save_publish(&c->info, c->save, parts, world, err);
+    ckd_status status = save_publish(&c->info, c->save, parts, world, err);
     c->save = NULL;
     free(parts);
     bytes_put_string(answer, c->info.run);
@@ -497,6 +498,9 @@ static ckd_status finish(ckd_checkpoint *info, ckd_ranks *g, ckd_save *save, con
     ckd_save_abort(c.save);
     end_exchange(&x);
     ckd_part_free(&mine);
+    if (status == CKD_OK && g->rank == 0) { /* the others know by now, and go on */
+        retain_after_commit(g->store, c.info.run);
+    }
     if (info) {
         *info = status == CKD_OK ? c.info : (ckd_checkpoint){.step = 0};
     }

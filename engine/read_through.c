@@ -102,11 +102,62 @@ static ckd_status read_one(ckd_store *store, const ckd_checkpoint *c, ckd_error 
     return err_from(err, status, &why);
 }
 
-ckd_status read_safe_through(ckd_store *store, const ckd_prune *plan, ckd_error *err) {
+/* What need not be read again. */
+typedef struct memory {
+    catalog_file_state *files; /* by name */
+    size_t count;
+    uint64_t since_ns, now_ns;
+} memory;
+
+static memory recall(ckd_store *store, uint64_t trusted_s) {
+    memory m = {.now_ns = clock_wall_ns()};
+    uint64_t longest = m.now_ns / UINT64_C(1000000000);
+    m.since_ns = m.now_ns - (trusted_s < longest ? trusted_s : longest) * UINT64_C(1000000000);
+    m.files = trusted_s ? verified_recall(&m.count, store) : NULL;
+    return m;
+}
+
+static int by_file_name(const void *name, const void *state) {
+    return strcmp(name, ((const catalog_file_state *)state)->name);
+}
+
+/* All of its files were read through lately. A clock that was set back makes nothing fresh. */
+static bool is_fresh(const memory *m, const manifest *of) {
+    for (size_t i = 0; i < of->file_count; i++) {
+        char name[64];
+        verified_name(name, &of->files[i].id);
+        const catalog_file_state *f =
+            m->count ? bsearch(name, m->files, m->count, sizeof(*m->files), by_file_name) : NULL;
+        if (!f || f->size != of->files[i].size || f->verified_ns < m->since_ns ||
+            f->verified_ns > m->now_ns) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static ckd_status read_chosen(verified_files *done, ckd_store *store, const needs *n, const memory *m,
+                              ckd_error *err) {
+    ckd_status status = CKD_OK;
+    done->at_ns = m->now_ns;
+    for (size_t i = 0; i < n->count && status == CKD_OK; i++) {
+        const need *x = &n->items[i];
+        if (x->chosen && !is_fresh(m, &x->m)) {
+            status = read_one(store, &x->m.checkpoint, err);
+            status = status == CKD_OK ? verified_add(done, &x->m, err) : status;
+        }
+    }
+    return status;
+}
+
+ckd_status read_safe_through(ckd_store *store, const ckd_prune *plan, uint64_t trusted_s,
+                             uint32_t patience_ms, ckd_error *err) {
     needs n = {0};
+    memory m = {0};
+    verified_files done = {0};
     file_lock *lock = NULL;
     need **todo = NULL;
-    ckd_status status = store_lock_reader(&lock, store, err);
+    ckd_status status = store_lock_reader_within(&lock, store, patience_ms, err);
     if (status == CKD_OK) {
         status = needs_read(&n, store, err);
     }
@@ -116,14 +167,16 @@ ckd_status read_safe_through(ckd_store *store, const ckd_prune *plan, ckd_error 
     }
     if (status == CKD_OK) {
         choose_safe(&n, plan, todo);
+        m = recall(store, trusted_s);
+        status = read_chosen(&done, store, &n, &m, err);
     }
-    for (size_t i = 0; i < n.count && status == CKD_OK; i++) {
-        if (n.items[i].chosen) {
-            status = read_one(store, &n.items[i].m.checkpoint, err);
-        }
+    if (status == CKD_OK) {
+        verified_hand_over(store, &done);
     }
+    lock_release(lock);
+    free(done.ids);
+    free(m.files);
     free(todo);
     needs_free(&n);
-    lock_release(lock);
     return status;
 }

@@ -14,8 +14,10 @@ ckd_status checkpoint_read_through(ckd_store *store, const manifest_name *name, 
 
 /*
  * What keeps a policy from leaving nothing good: of every run that loses any, the newest checkpoints that stay (CKD_KEPT_SAFETY), and all that they
- * depend on. Errors: CORRUPT (one of them is damaged), UNSUPPORTED, IO, NOMEM.
+ * depend on. What was read in the last `trusted_s` seconds is not read again, as far as the catalog remembers; the deletion that follows tells it what was read now. Waits for the reader lock as long as
+ * patience_ms. Errors: CORRUPT (one of them is damaged), UNSUPPORTED, BUSY, IO, NOMEM.
  */
-ckd_status read_safe_through(ckd_store *store, const ckd_prune *plan, ckd_error *err);
+ckd_status read_safe_through(ckd_store *store, const ckd_prune *plan, uint64_t trusted_s,
+                             uint32_t patience_ms, ckd_error *err);
 
 #endif

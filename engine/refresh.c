@@ -152,11 +152,16 @@ static ckd_status apply_in_transaction(ckd_store *store, const manifest_list *ma
         return status;
     }
     status = apply(store, manifests, known, err);
+    if (status == CKD_OK) {
+        status = verified_write(store, err);
+    }
     if (status != CKD_OK) {
         catalog_rollback(store->catalog);
         return status;
     }
-    return catalog_commit(store->catalog, err);
+    status = catalog_commit(store->catalog, err);
+    store->verified.count = status == CKD_OK ? 0 : store->verified.count;
+    return status;
 }
 
 static ckd_status all_agree(bool *out, const ckd_store *store, const manifest_list *manifests,

@@ -1,9 +1,9 @@
-/* Policies: which checkpoints stay, and why. Deleting the others is delete.c's. */
+/* Policies: which checkpoints stay, and why. Deleting the others is retain_apply.c's. */
 #include <math.h>
 #include <stdlib.h>
 
 #include "engine/notes.h"
-#include "engine/read_through.h"
+#include "engine/retain.h"
 
 #define SAFE 2 /* checkpoints of a run that always stay */
 
@@ -50,7 +50,8 @@ static void apply(const stretch *run, const ckd_policy *p, uint64_t now) {
     keep_best(run, p);
 }
 
-static void apply_to_runs(ckd_prune *plan, const ckd_policy *p) {
+/* given: NULL, then each run's stored one. */
+static void apply_to_runs(ckd_prune *plan, const ckd_policy *given, const notes *n) {
     uint64_t now = clock_wall_ns();
     for (size_t begin = 0, end; begin < plan->count; begin = end) {
         const char *run = plan->items[begin].checkpoint.run;
@@ -58,7 +59,7 @@ static void apply_to_runs(ckd_prune *plan, const ckd_policy *p) {
             end++;
         }
         stretch s = {plan->items + begin, end - begin};
-        apply(&s, p, now);
+        apply(&s, given ? given : &notes_policy(n, run)->policy.policy, now);
     }
 }
 
@@ -145,73 +146,120 @@ static void add_up(ckd_prune *plan) {
 
 /* ---- planning ---- */
 
-static ckd_status check_policy(const ckd_policy *p, ckd_error *err) {
-    bool keeps = p->keep_last || p->keep_every || p->keep_first || p->keep_best || p->keep_new_s;
-    return keeps
-               ? CKD_OK
-               : err_set(
-                     err, CKD_E_INVALID,
-                     "the policy keeps nothing; say what to keep: the last, every, the first, the best, new ones");
-}
-
-static ckd_status list_items(ckd_prune *plan, ckd_store *store, const ckd_policy *p, ckd_error *err) {
+/* The checkpoints that the policies are about. */
+static ckd_status list_items(ckd_prune *plan, ckd_store *store, const ckd_policy *given, const notes *n,
+                             ckd_error *err) {
     ckd_checkpoint_list *list;
-    ckd_status status = ckd_store_list(&list, store, p->run, err);
-    if (status == CKD_OK && p->run && list->count == 0) {
-        status = err_set(err, CKD_E_NOT_FOUND, "there is no run %s in this store", p->run);
+    const char *run = given ? given->run : NULL;
+    ckd_status status = ckd_store_list(&list, store, run, err);
+    if (status == CKD_OK && run && list->count == 0) {
+        status = err_set(err, CKD_E_NOT_FOUND, "there is no run %s in this store", run);
     }
     if (status == CKD_OK) {
         plan->items = calloc(list->count + 1, sizeof(*plan->items));
         status = plan->items ? CKD_OK : err_nomem(err, list->count * sizeof(*plan->items), "a plan");
     }
     for (size_t i = 0; status == CKD_OK && i < list->count; i++) {
-        plan->items[plan->count++].checkpoint = list->items[i];
+        if (given || notes_policy(n, list->items[i].run)) {
+            plan->items[plan->count++].checkpoint = list->items[i];
+        }
     }
     ckd_checkpoint_list_free(list);
     return status;
 }
 
-static ckd_status apply_notes(ckd_prune *plan, const ckd_store *store, ckd_error *err) {
-    notes n = {0};
-    ckd_status status = notes_read(&n, store, err);
+static ckd_status read_notes(notes *n, const ckd_store *store, const ckd_policy *given, ckd_error *err) {
+    ckd_status status = notes_read(n, store, err);
     if (status == CKD_OK) {
-        status = notes_check(&n, store, err);
+        status = notes_check(n, store, err);
     }
-    for (size_t i = 0; i < plan->count && status == CKD_OK; i++) {
-        plan->items[i].kept |= notes_keep(&n, &plan->items[i].checkpoint.id);
+    for (size_t i = 0; i < n->count && status == CKD_OK && !given; i++) {
+        if (n->items[i].name.kind == NOTE_POLICY) {
+            return CKD_OK;
+        }
     }
-    notes_free(&n);
+    return status != CKD_OK || given
+               ? status
+               : err_set(err, CKD_E_NOT_FOUND, "the store has no policy: set one, or say what to keep");
+}
+
+/* Stays by the rules and notes, before what others need is known. */
+static size_t count_free(const ckd_prune *plan) {
+    size_t count = 0;
+    for (size_t i = 0; i < plan->count; i++) {
+        count += !plan->items[i].kept;
+    }
+    return count;
+}
+
+/* For how long the deletion can be taken back: the longest of the policies that are applied. */
+static uint64_t longest_undo(const ckd_prune *plan, const notes *n) {
+    uint64_t longest = 0;
+    for (size_t i = 0; i < plan->count; i++) {
+        const kept_note *p = notes_policy(n, plan->items[i].checkpoint.run);
+        longest = p->policy.policy.undo_s > longest ? p->policy.policy.undo_s : longest;
+    }
+    return longest;
+}
+
+static ckd_status make_plan(ckd_prune *plan, ckd_store *store, const prune_request *r, notes *n, keeping *k,
+                            ckd_error *err) {
+    const ckd_policy *given = r->stored ? NULL : &r->policy;
+    ckd_status status = given ? policy_check(given, err) : CKD_OK;
+    if (status == CKD_OK) {
+        status = read_notes(n, store, given, err);
+    }
+    if (status == CKD_OK) {
+        status = list_items(plan, store, given, n, err);
+    }
+    if (status != CKD_OK) {
+        return status;
+    }
+    apply_to_runs(plan, given, n);
+    for (size_t i = 0; i < plan->count; i++) {
+        plan->items[i].kept |= notes_keep(n, &plan->items[i].checkpoint.id);
+    }
+    if (count_free(plan) < r->at_least) {
+        return CKD_OK;
+    }
+    status = needs_read(&k->all, store, err);
+    if (status == CKD_OK) {
+        status = keep_needed(k, store, err);
+    }
+    if (status == CKD_OK) {
+        add_up(plan);
+    }
     return status;
 }
 
-ckd_status ckd_store_plan_prune(ckd_prune **out, ckd_store *store, const ckd_policy *policy, ckd_error *err) {
+ckd_status retain_plan(ckd_prune **out, uint64_t *undo_s, ckd_store *store, const prune_request *request,
+                       ckd_error *err) {
     *out = NULL;
+    *undo_s = request->policy.undo_s;
+    notes n = {0};
     ckd_prune *plan = calloc(1, sizeof(*plan));
     keeping k = {.plan = plan};
-    ckd_status status = plan ? check_policy(policy, err) : err_nomem(err, sizeof(*plan), "a plan");
-    if (status == CKD_OK) {
-        status = list_items(plan, store, policy, err);
-    }
-    if (status == CKD_OK) {
-        apply_to_runs(plan, policy);
-        status = apply_notes(plan, store, err);
-    }
-    if (status == CKD_OK) {
-        status = needs_read(&k.all, store, err);
-    }
-    if (status == CKD_OK) {
-        status = keep_needed(&k, store, err);
+    ckd_status status =
+        plan ? make_plan(plan, store, request, &n, &k, err) : err_nomem(err, sizeof(*plan), "a plan");
+    if (status == CKD_OK && request->stored) {
+        *undo_s = longest_undo(plan, &n);
     }
     free(k.item_of);
     free(k.todo);
     needs_free(&k.all);
+    notes_free(&n);
     if (status != CKD_OK) {
         ckd_prune_free(plan);
         return status;
     }
-    add_up(plan);
     *out = plan;
     return CKD_OK;
+}
+
+ckd_status ckd_store_plan_prune(ckd_prune **out, ckd_store *store, const ckd_policy *policy, ckd_error *err) {
+    uint64_t undo_s;
+    prune_request r = prune_request_of(policy);
+    return retain_plan(out, &undo_s, store, &r, err);
 }
 
 void ckd_prune_free(ckd_prune *prune) {
@@ -219,45 +267,4 @@ void ckd_prune_free(ckd_prune *prune) {
         free(prune->items);
         free(prune);
     }
-}
-
-/* ---- doing it ---- */
-
-static ckd_status delete_the_others(ckd_store *store, const ckd_prune *plan,
-                                    const ckd_delete_options *options, ckd_error *err) {
-    ckd_id *ids = calloc(plan->count + 1, sizeof(*ids));
-    size_t count = 0;
-    if (!ids) {
-        return err_nomem(err, plan->count * sizeof(*ids), "checkpoints to delete");
-    }
-    for (size_t i = 0; i < plan->count; i++) {
-        if (!plan->items[i].kept) {
-            ids[count++] = plan->items[i].checkpoint.id;
-        }
-    }
-    ckd_status status = ckd_store_delete(store, ids, count, options, err);
-    free(ids);
-    return status;
-}
-
-ckd_status ckd_store_prune(ckd_prune **out, ckd_store *store, const ckd_policy *policy,
-                           const ckd_delete_options *options, ckd_error *err) {
-    ckd_prune *plan = NULL;
-    if (out) {
-        *out = NULL;
-    }
-    ckd_status status = store_check_writable(store, err);
-    if (status == CKD_OK) {
-        status = ckd_store_plan_prune(&plan, store, policy, err);
-    }
-    if (status == CKD_OK && plan->deleted) {
-        status = read_safe_through(store, plan, err);
-        status = status == CKD_OK ? delete_the_others(store, plan, options, err) : status;
-    }
-    if (status == CKD_OK && out) {
-        *out = plan;
-        return CKD_OK;
-    }
-    ckd_prune_free(plan);
-    return status;
 }

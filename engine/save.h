@@ -149,6 +149,11 @@ typedef struct save_panel_rows {
 uint64_t save_panel_block(const save_panel_rows *rows, uint64_t first);
 ckd_status save_in_panels(ckd_save *save, const ckd_tensor *tensor, const tensor_context *t, ckd_error *err);
 
+/* ---- save_commit.c ---- */
+/* ckd_save_publish without what comes behind it (retain_after_commit): that must not keep other ranks waiting. */
+ckd_status save_publish(ckd_checkpoint *info, ckd_save *save, const ckd_part *parts, size_t count,
+                        ckd_error *err);
+
 /* ---- save_room.c; not while the jobs of a batch run ---- */
 /* Before bytes of payload go into the chunk file, and of copies into the ready copy: if need be, copies give way. */
 void save_make_room(ckd_save *save, uint64_t payload, uint64_t copies);

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "engine/ready.h"
+#include "engine/retain.h"
 #include "engine/save.h"
 
 /* Under its temporary name until the checkpoint is committed. */
@@ -420,22 +421,34 @@ static ckd_status publish(ckd_checkpoint *info, ckd_save *save, const ckd_part *
         status = publish_locked(save, &m, err);
     }
     lock_release(lock);
-    if (status == CKD_OK && info) {
+    if (status == CKD_OK) {
         *info = m.checkpoint;
     }
     manifest_free(&m);
     return status;
 }
 
-ckd_status ckd_save_publish(ckd_checkpoint *info, ckd_save *save, const ckd_part *parts, size_t count,
-                            ckd_error *err) {
-    if (info) {
-        memset(info, 0, sizeof(*info));
-    }
+ckd_status save_publish(ckd_checkpoint *info, ckd_save *save, const ckd_part *parts, size_t count,
+                        ckd_error *err) {
+    memset(info, 0, sizeof(*info));
     float_mode mode = float_mode_enter();
     ckd_status status = publish(info, save, parts, count, err);
     float_mode_leave(mode);
     save_free(save, status == CKD_OK ? SAVE_COMMITTED : save->undecided ? SAVE_UNDECIDED : SAVE_DROPPED);
+    return status;
+}
+
+ckd_status ckd_save_publish(ckd_checkpoint *info, ckd_save *save, const ckd_part *parts, size_t count,
+                            ckd_error *err) {
+    ckd_checkpoint committed;
+    ckd_store *store = save->store;
+    ckd_status status = save_publish(&committed, save, parts, count, err);
+    if (info) {
+        *info = committed;
+    }
+    if (status == CKD_OK) {
+        retain_after_commit(store, committed.run);
+    }
     return status;
 }
 

@@ -31,9 +31,10 @@ ckd_status store_check_writable(const ckd_store *store, ckd_error *err) {
     return CKD_OK;
 }
 
-ckd_status store_lock_publish(file_lock **out, const ckd_store *store, ckd_error *err) {
+ckd_status store_lock_publish_within(file_lock **out, const ckd_store *store, uint32_t patience_ms,
+                                     ckd_error *err) {
     pathname p = path_in(store->path, FILE_PUBLISH_LOCK);
-    ckd_status status = lock_acquire(out, p.text, LOCK_EXCLUSIVE, true, store->options.lock_timeout_ms, err);
+    ckd_status status = lock_acquire(out, p.text, LOCK_EXCLUSIVE, true, patience_ms, err);
     /* Who writes comes here first: what it means for all of the store. */
     if (status == CKD_E_READ_ONLY && err) {
         err_sys(err, err->sys_errno, p.text,
@@ -42,12 +43,21 @@ ckd_status store_lock_publish(file_lock **out, const ckd_store *store, ckd_error
     return status;
 }
 
-ckd_status store_lock_reader(file_lock **out, const ckd_store *store, ckd_error *err) {
+ckd_status store_lock_publish(file_lock **out, const ckd_store *store, ckd_error *err) {
+    return store_lock_publish_within(out, store, store->options.lock_timeout_ms, err);
+}
+
+ckd_status store_lock_reader_within(file_lock **out, const ckd_store *store, uint32_t patience_ms,
+                                    ckd_error *err) {
     pathname p = path_in(store->path, FILE_READER_LOCK);
-    ckd_status status = lock_acquire(out, p.text, LOCK_SHARED, store->mode != CKD_OPEN_READ,
-                                     store->options.lock_timeout_ms, err);
+    ckd_status status =
+        lock_acquire(out, p.text, LOCK_SHARED, store->mode != CKD_OPEN_READ, patience_ms, err);
     /* A store copied without its lock files onto read-only media: nothing is unlinked there. */
     return status == CKD_E_NOT_FOUND && store->mode == CKD_OPEN_READ ? CKD_OK : status;
+}
+
+ckd_status store_lock_reader(file_lock **out, const ckd_store *store, ckd_error *err) {
+    return store_lock_reader_within(out, store, store->options.lock_timeout_ms, err);
 }
 
 static ckd_status read_identity(ckd_store *store, ckd_error *err) {
@@ -328,6 +338,7 @@ void ckd_store_close(ckd_store *store) {
         return;
     }
     catalog_close(store->catalog);
+    free(store->verified.ids);
     pool_destroy(store->pool);
     pthread_mutex_destroy(&store->mutex);
     free(store->path);

@@ -20,6 +20,13 @@
 #include "codec/note.h"
 #include "engine/paths.h"
 
+/* ---- verified.c: when chunk files were last read through and found right ---- */
+typedef struct verified_files {
+    ckd_id *ids;
+    size_t count, capacity;
+    uint64_t at_ns; /* of all of them */
+} verified_files;
+
 struct ckd_store {
     char *path;
     ckd_open_mode mode;
@@ -34,6 +41,7 @@ struct ckd_store {
         list_unreadable; /* checkpoints whose chunk files cannot be read now: without their tensors, for good */
     bool catalog_compared;      /* with what the manifests say, not only with their names */
     uint64_t manifests_skipped; /* damaged ones met while refreshing */
+    verified_files verified;    /* that the catalog is to be told of with its next change */
 };
 
 /* printf to the on_message callback, if any. */
@@ -50,6 +58,11 @@ ckd_status store_check_writable(const ckd_store *store, ckd_error *err);
 ckd_status store_lock_publish(file_lock **out, const ckd_store *store, ckd_error *err);
 /* The shared reader lock: what it protects is not unlinked. */
 ckd_status store_lock_reader(file_lock **out, const ckd_store *store, ckd_error *err);
+/* The same, waiting for so long; 0: not at all. */
+ckd_status store_lock_publish_within(file_lock **out, const ckd_store *store, uint32_t patience_ms,
+                                     ckd_error *err);
+ckd_status store_lock_reader_within(file_lock **out, const ckd_store *store, uint32_t patience_ms,
+                                    ckd_error *err);
 
 /* Reads and decodes one manifest. NOT_FOUND, CORRUPT, UNSUPPORTED. */
 ckd_status store_read_manifest(manifest *out, const ckd_store *store, const char *run, uint64_t step,
@@ -87,6 +100,17 @@ ckd_status store_use_memory(ckd_store *store, ckd_error *err);
  */
 typedef ckd_status (*store_question)(void *context, catalog *c, ckd_error *err);
 ckd_status store_ask(ckd_store *store, store_question question, void *context, ckd_error *err);
+
+/* ---- verified.c ---- */
+/* What the catalog remembers; both are released with free. Not to remember is no failure: nothing is there then. Takes the mutex. */
+catalog_file_state *verified_recall(size_t *count, ckd_store *store);
+/* A manifest's files were verified at `now`: *f grows. NOMEM. */
+ckd_status verified_add(verified_files *f, const manifest *m, ckd_error *err);
+/* Leaves it to the next change of the catalog, which costs no sync of its own then. Takes over what *f points to; takes the mutex. */
+void verified_hand_over(ckd_store *store, verified_files *f);
+/* In a transaction of the catalog, with the mutex held. */
+ckd_status verified_write(ckd_store *store, ckd_error *err);
+void verified_name(char name[64], const ckd_id *file); /* as the catalog has it */
 
 /* ---- adopt.c ---- */
 /*

@@ -4,6 +4,10 @@
 
 #include "engine/store.h"
 
+/* Deletes checkpoints as ckd_store_delete does; waits for the publish lock as long as patience_ms. */
+ckd_status trash_put(ckd_store *store, const ckd_id *checkpoints, size_t count, uint64_t undo_s,
+                     uint32_t patience_ms, ckd_error *err);
+
 /*
  * Removes what can no longer be taken back, if nobody reads the store now. Under the publish lock. Only a lack of memory is an error; anything
  * else is told, and left for another time.

@@ -322,7 +322,7 @@ static ckd_status check_catalog(verification *v, ckd_error *err) {
     return note(v, status, &why, CKD_NO_OFFSET, "", err);
 }
 
-/* Pins and tags. No checkpoint suffers, but none can be deleted. */
+/* Pins, tags and policies. No checkpoint suffers, but none can be deleted. */
 static ckd_status check_notes(verification *v, ckd_error *err) {
     notes n = {0};
     ckd_status status = v->options->run ? CKD_OK : notes_read(&n, v->store, err);

@@ -67,6 +67,12 @@ static void try_kept(const uint8_t *data, size_t size, const ckd_id *store, byte
         tag_encode(again, store, &t);
         check_same(again, data, size);
     }
+    policy_note k;
+    if (policy_decode(&k, NULL, data, size, "fuzz", NULL) == CKD_OK) {
+        bytes_clear(again);
+        policy_encode(again, store, &k);
+        check_same(again, data, size);
+    }
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {

@@ -63,6 +63,7 @@ def test_all_documented_objects_are_printed(full):
     checked(full.json("verify"), "verify", seen)
     checked(full.json("prune", "--keep-first", "--dry-run"), "prune", seen)
     checked(full.json("delete", "tuned@3"), "delete", seen)
+    assert checked(full.json("policy", "--keep-last", 3), "policy", seen)["policies"]
     checked(full.json("trash"), "trash", seen)
     assert checked(full.json("pin", "gpt@1", "--reason", "x"), "pin", seen)["pins"]
     assert checked(full.json("tag", "best", "gpt@1"), "tag", seen)["tags"]

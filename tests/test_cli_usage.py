@@ -88,7 +88,7 @@ def test_the_examples_of_the_help_work(tmp_path):
     ["report"], ["report", "s", "x"], ["verify"], ["rebuild"], ["rebuild", "s", "x"],
     ["delete", "s"], ["delete", "s", "1"], ["delete", "s", "a@latest"], ["delete", "s", "a@1", "--undo", "1"],
     ["delete", "s", "a@1", "--undo", "1w"], ["delete", "s", "a@1", "--undo", "99999999999999999999d"],
-    ["prune", "s"], ["prune", "s", "--keep-last", "0"], ["prune", "s", "--keep-last", "x"], ["prune", "s", "--highest-is-best"],
+    ["prune", "s", "--keep-last", "0"], ["prune", "s", "--keep-last", "x"], ["prune", "s", "--highest-is-best"],
     ["prune", "s", "--keep-newer", "d"], ["trash", "s", "a@1"], ["trash", "s", "--restore", "--empty"],
     ["trash", "s", "--all"], ["trash", "s", "--restore", "latest"],
     ["save"], ["save", "s"], ["save", "s", "f"], ["save", "s", "--run", "a", "f"], ["save", "s", "--step", "1", "f"],
@@ -142,7 +142,7 @@ def test_what_is_no_store(tmp_path):
     (tmp_path / "file").write_text("x")
     st.write(tmp_path / "in.safetensors", state(1))
     for command in (["list"], ["show"], ["report"], ["verify"], ["rebuild"], ["delete", "a@1"],
-                    ["prune", "--keep-last", "1"], ["trash"], ["pin"], ["tag"], ["pin", "a@1"], ["load", "--out", tmp_path / "o"],
+                    ["prune", "--keep-last", "1"], ["trash"], ["pin"], ["tag"], ["policy"], ["prune"], ["pin", "a@1"], ["load", "--out", tmp_path / "o"],
                     ["diff", "1", "2"]):
         for name in ("absent", "folder"):
             assert name in run(command[0], tmp_path / name, *command[1:], expect=NOT_FOUND).err

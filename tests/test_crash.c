@@ -147,6 +147,18 @@ static int child_undeletes(const char *dir, int report) {
     return code;
 }
 
+static int child_prunes(const char *dir, int report) {
+    ckd_store *store;
+    scene s = scene_of(4);
+    s.base = true;
+    int code = scene_open(&store, dir, CKD_OPEN_WRITE, NULL) == CKD_OK ? 0 : 1;
+    if (code == 0) {
+        code = scene_save(NULL, store, &s, NULL) == CKD_OK ? report_commit(report, 4) : 2;
+    }
+    ckd_store_close(store);
+    return code;
+}
+
 enum { MARKED = 32 }; /* reported instead of a step, and more from there on: changes of pins and tags */
 
 static int child_marks(const char *dir, int report) {
@@ -267,6 +279,13 @@ static void test_killed_while_pinning_and_tagging(void **state) {
     assert_true(kill_everywhere("pins and tags", &w) >= (under_sanitizer() ? 4 : 30));
 }
 
+/* By itself, after a save. */
+static void test_killed_while_pruning(void **state) {
+    scene_make_pruning(*state, 4, 0);
+    sweep w = {.template = *state, .act = child_prunes, .before = 8, .attempted = 4, .moved = 7};
+    assert_true(kill_everywhere("prune", &w) >= (under_sanitizer() ? 6 : 45));
+}
+
 /* Makes DIR/store as a writer of step 2 leaves it that is killed at a certain step. */
 static uint64_t make_killed(const char *dir, file_step step, const char *where) {
     killer k = {.step = step, .where = where};
@@ -331,6 +350,7 @@ int main(void) {
         tempdir_test(test_killed_while_deleting_and_collecting),
         tempdir_test(test_killed_while_bringing_back),
         tempdir_test(test_killed_while_pinning_and_tagging),
+        tempdir_test(test_killed_while_pruning),
         tempdir_test(test_killed_in_recovery),
         tempdir_test(test_killed_in_rebuild),
         tempdir_test(test_killed_while_the_catalog_is_mended),

@@ -79,6 +79,17 @@ static const pin_note sample_pin = {
     .checkpoint = {{0x81}}, .generation = 2, .pinned_ns = 99, .reason = "for the paper, caf\xc3\xa9"};
 static const tag_note sample_tag = {
     .tag = "best-1.0", .checkpoint = {{0x82}}, .generation = 5, .tagged_ns = 111};
+static const policy_note sample_policy = {.run = "gpt",
+                                          .generation = 1,
+                                          .set_ns = 123,
+                                          .policy = {.keep_last = 5,
+                                                     .keep_every = 1000,
+                                                     .keep_first = 1,
+                                                     .keep_best = 3,
+                                                     .highest_is_best = 1,
+                                                     .keep_new_s = 86400,
+                                                     .automatic = 7,
+                                                     .undo_s = 3600}};
 static const store_identity sample_identity = {{{0xaa, 0xbb}}, 1234567890123456789};
 
 static bytes encode(note_kind kind) {
@@ -105,6 +116,9 @@ static bytes encode(note_kind kind) {
     case NOTE_TAG:
         tag_encode(&b, &store_id, &sample_tag);
         break;
+    case NOTE_POLICY:
+        policy_encode(&b, &store_id, &sample_policy);
+        break;
     default:
         store_identity_encode(&b, &sample_identity);
     }
@@ -122,6 +136,7 @@ static ckd_status decode(note_kind kind, const bytes *b, ckd_error *err) {
         tombstone tombstone;
         pin_note pin;
         tag_note tag;
+        policy_note policy;
         store_identity identity;
         char bytes[sizeof(manifest) + sizeof(intent)];
     } out = {.bytes = {0}}, zero = {.bytes = {0}};
@@ -146,6 +161,9 @@ static ckd_status decode(note_kind kind, const bytes *b, ckd_error *err) {
     case NOTE_TAG:
         status = tag_decode(&out.tag, &store_id, data, b->size, "a/note", err);
         break;
+    case NOTE_POLICY:
+        status = policy_decode(&out.policy, &store_id, data, b->size, "a/note", err);
+        break;
     default:
         status = store_identity_decode(&out.identity, data, b->size, "a/note", err);
     }
@@ -163,7 +181,7 @@ static ckd_status decode(note_kind kind, const bytes *b, ckd_error *err) {
 }
 
 static const note_kind kinds[] = {NOTE_STORE, NOTE_MANIFEST, NOTE_TOMBSTONE, NOTE_INTENT,
-                                  NOTE_PART,  NOTE_PIN,      NOTE_TAG};
+                                  NOTE_PART,  NOTE_PIN,      NOTE_TAG,       NOTE_POLICY};
 #define KIND_COUNT (sizeof(kinds) / sizeof(kinds[0]))
 
 static void reseal(bytes *b) {
@@ -321,6 +339,38 @@ static void test_what_pins_and_tags_must_not_say(void **state) {
         tag_encode(&b, &store_id, &tag);
         assert_int_equal(decode(NOTE_TAG, &b, NULL), CKD_E_CORRUPT);
     }
+    bytes_free(&b);
+}
+
+static void test_policy(void **state) {
+    (void)state;
+    policy_note got, p = sample_policy;
+    bytes b = encode(NOTE_POLICY);
+    assert_int_equal(policy_decode(&got, &store_id, b.data, b.size, "p", NULL), CKD_OK);
+    const ckd_policy *k = &got.policy;
+    assert_string_equal(got.run, "gpt");
+    assert_true(got.generation == 1 && got.set_ns == 123 && k->keep_last == 5 && k->keep_every == 1000);
+    assert_true(k->keep_first == 1 && k->keep_best == 3 && k->highest_is_best == 1);
+    assert_true(k->keep_new_s == 86400 && k->automatic == 7 && k->undo_s == 3600 && !k->run);
+    assert_int_equal(k->struct_size, sizeof(*k));
+    size_t flags = NOTE_ENVELOPE_FRONT + 2 + 3 + 8;
+    assert_int_equal(load_le32(b.data + flags), 3);
+    store_le32(b.data + flags, 7); /* a rule of a later version */
+    reseal(&b);
+    assert_int_equal(decode(NOTE_POLICY, &b, NULL), CKD_E_UNSUPPORTED);
+    p.run[0] = '\0'; /* for all runs */
+    bytes_clear(&b);
+    policy_encode(&b, &store_id, &p);
+    assert_int_equal(decode(NOTE_POLICY, &b, NULL), CKD_OK);
+    strcpy(p.run, "-");
+    bytes_clear(&b);
+    policy_encode(&b, &store_id, &p);
+    assert_int_equal(decode(NOTE_POLICY, &b, NULL), CKD_E_CORRUPT);
+    p = (policy_note){
+        .policy = {.highest_is_best = 1, .automatic = 1, .undo_s = 1}}; /* which keeps nothing */
+    bytes_clear(&b);
+    policy_encode(&b, &store_id, &p);
+    assert_int_equal(decode(NOTE_POLICY, &b, NULL), CKD_E_CORRUPT);
     bytes_free(&b);
 }
 
@@ -591,6 +641,7 @@ int main(void) {
         cmocka_unit_test(test_part_tombstone_identity),
         cmocka_unit_test(test_pin_and_tag),
         cmocka_unit_test(test_what_pins_and_tags_must_not_say),
+        cmocka_unit_test(test_policy),
         cmocka_unit_test(test_every_flipped_bit_is_found),
         cmocka_unit_test(test_every_truncation_is_found),
         cmocka_unit_test(test_trailing_bytes_are_refused),

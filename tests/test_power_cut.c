@@ -424,6 +424,25 @@ static void test_pinning_and_tagging(void **state) {
     end("pins and tags", d, 3);
 }
 
+/* By itself, after a save. */
+static void test_pruning(void **state) {
+    disk *d = *state;
+    ckd_error err = {0};
+    scene s = scene_of(4);
+    s.base = true;
+    scene_make_pruning(d->dir, 4, 0);
+    d->committed = 8;
+    d->possible = 31;
+    begin(d);
+    ckd_store *store = open_store(d, CKD_OPEN_WRITE);
+    must(scene_save(NULL, store, &s, &err), &err);
+    d->committed = 24;
+    d->possible = 24; /* by now the others are gone for good */
+    ckd_store_close(store);
+    assert_true(d->image_count > 30);
+    end("prune", d, 5);
+}
+
 /* Whoever created the store died before its own names were durable. */
 static void creator_died(disk *d, const char *lost, ckd_open_mode mode) {
     ckd_store_close(open_store(d, CKD_OPEN_CREATE));
@@ -546,6 +565,7 @@ int main(void) {
         cmocka_unit_test_setup_teardown(test_new_store_base_delta_and_ranks, setup, teardown),
         cmocka_unit_test_setup_teardown(test_deleting, setup, teardown),
         cmocka_unit_test_setup_teardown(test_pinning_and_tagging, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_pruning, setup, teardown),
         cmocka_unit_test_setup_teardown(test_store_whose_creator_died, setup, teardown),
         cmocka_unit_test_setup_teardown(test_store_whose_creator_died_opened_for_writing, setup, teardown),
         cmocka_unit_test_setup_teardown(test_store_whose_creator_died_before_its_folder_was_synced, setup,

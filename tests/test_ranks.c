@@ -278,6 +278,47 @@ static void test_layouts_that_do_not_fit(void **state) {
     }
 }
 
+/* Bases, so that the ones before can go. */
+static ckd_status act_saves_bases(ckd_checkpoint *info, ckd_ranks *ranks, ckd_store *store, const world *w,
+                                  uint32_t rank, ckd_error *err) {
+    (void)store;
+    ckd_status status = CKD_OK;
+    for (uint64_t step = 0; step < 5 && status == CKD_OK; step++) {
+        ckd_save *save;
+        ckd_save_options o = options_of(SCENE_RUN, step);
+        scene s = scene_of(step);
+        o.base = 1;
+        status = ckd_ranks_begin(&save, ranks, &o, err);
+        if (status == CKD_OK && scene_share(save, &s, rank, w->size, err) != CKD_OK) {
+            return ckd_ranks_abort(ranks, save, err);
+        }
+        status = status == CKD_OK ? ckd_ranks_commit(info, ranks, save, err) : status;
+    }
+    return status;
+}
+
+/* Rank 0 applies the store's policy, when the others are through with the commit. */
+static void test_policy_after_each_commit(void **state) {
+    ckd_policy policy = CKD_POLICY_INIT;
+    ckd_checkpoint_list *list;
+    ckd_trash *trash;
+    policy.keep_last = policy.automatic = 1;
+    ckd_store *store = store_create(*state);
+    assert_int_equal(ckd_store_set_policy(store, &policy, NULL), CKD_OK);
+    ckd_store_close(store);
+    all_went_well(&(world){.dir = *state, .size = 3, .act = act_saves_bases});
+    store = store_reopen(*state, CKD_OPEN_READ);
+    assert_int_equal(ckd_store_list(&list, store, NULL, NULL), CKD_OK);
+    assert_int_equal(ckd_store_trash(&trash, store, NULL), CKD_OK);
+    assert_int_equal(list->count + trash->count, 5);
+    assert_true(trash->count >= 1); /* rank 0 does not wait for others that still hold what it needs */
+    assert_int_equal(list->items[list->count - 1].step, 4);
+    ckd_checkpoint_list_free(list);
+    ckd_trash_free(trash);
+    scene_check(store, 3, 2);
+    ckd_store_close(store);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         tempdir_test(test_saves_together),
@@ -288,6 +329,7 @@ int main(void) {
         tempdir_test(test_layouts_that_do_not_fit),
         tempdir_test(test_worlds_change_in_mid_chain),
         tempdir_test(test_what_begins_anew),
+        tempdir_test(test_policy_after_each_commit),
     };
     worlds_begin();
     int failed = cmocka_run_group_tests_name("ranks", tests, NULL, NULL);

@@ -59,6 +59,12 @@ static ckd_status call_save_ready(action *a, ckd_error *err) {
     return scene_save(NULL, a->store, &s, err);
 }
 
+static ckd_status call_save_base(action *a, ckd_error *err) {
+    scene s = scene_of(a->step);
+    s.base = true;
+    return scene_save(NULL, a->store, &s, err);
+}
+
 static ckd_status call_save_ranks(action *a, ckd_error *err) {
     scene s = scene_of(a->step);
     return scene_save_ranks(NULL, a->store, &s, err);
@@ -143,8 +149,7 @@ static ckd_status call_undelete(action *a, ckd_error *err) {
 /* What was taken away by an attempt before is not there. */
 static ckd_status call_mark(action *a, ckd_error *err) {
     ckd_status status = mark_change(a->store, a->marks, err);
-    bool removes = a->marks >= MARK_CHANGES - 2;
-    return removes && status == CKD_E_NOT_FOUND && a->trouble->hits ? CKD_OK : status;
+    return mark_removes(a->marks) && status == CKD_E_NOT_FOUND && a->trouble->hits ? CKD_OK : status;
 }
 
 /* Begins, saves a blob, and gives up. */
@@ -215,6 +220,10 @@ void act_undeletes(action *a) {
     if (attempt(a, "open", call_open) == CKD_OK && attempt(a, "undelete", call_undelete) == CKD_OK) {
         a->committed = 6;
     }
+}
+
+void act_prunes(action *a) {
+    act_steps(a, CKD_OPEN_WRITE, call_save_base, 4, 1);
 }
 
 void act_marks(action *a) {

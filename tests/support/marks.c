@@ -10,12 +10,23 @@
 
 #include "tests/support/scenes.h"
 
-/* After so many changes: the reason of the pin of step 1, NULL if it is not pinned; the step that has the tag, 0: none. */
+/* After so many changes: the reason of the pin of step 1, NULL if it is not pinned; the step that has the tag, 0: none; how many the policy keeps, 0: no policy. */
 static const struct {
     const char *reason;
-    uint64_t tagged;
-} states[MARK_CHANGES + 2] = {{NULL, 0},    {"first", 0}, {"first", 1}, {"first", 2},
-                              {"again", 2}, {NULL, 2},    {NULL, 0},    {NULL, 0}};
+    uint64_t tagged, kept;
+} states[MARK_CHANGES + 2] = {{NULL, 0, 0},    {"first", 0, 0}, {"first", 1, 0}, {"first", 2, 0},
+                              {"again", 2, 0}, {"again", 2, 5}, {"again", 2, 6}, {NULL, 2, 6},
+                              {NULL, 0, 6},    {NULL, 0, 0},    {NULL, 0, 0}};
+
+static ckd_status keep_last(ckd_store *store, uint32_t count, ckd_error *err) {
+    ckd_policy p = CKD_POLICY_INIT;
+    p.keep_last = count;
+    return ckd_store_set_policy(store, &p, err);
+}
+
+int mark_removes(unsigned which) {
+    return which >= 6;
+}
 
 ckd_status mark_change(ckd_store *store, unsigned which, ckd_error *err) {
     ckd_checkpoint c[2];
@@ -35,15 +46,20 @@ ckd_status mark_change(ckd_store *store, unsigned which, ckd_error *err) {
     case 3:
         return ckd_store_pin(store, &c[0].id, states[4].reason, err);
     case 4:
+    case 5:
+        return keep_last(store, which + 1, err);
+    case 6:
         return ckd_store_unpin(store, &c[0].id, err);
-    default:
+    case 7:
         return ckd_store_remove_tag(store, "best", err);
+    default:
+        return ckd_store_clear_policy(store, NULL, err);
     }
 }
 
-static int is_state(unsigned changes, const char *reason, uint64_t tagged) {
+static int is_state(unsigned changes, const char *reason, uint64_t tagged, uint64_t kept) {
     const char *expected = states[changes].reason;
-    return tagged == states[changes].tagged &&
+    return tagged == states[changes].tagged && kept == states[changes].kept &&
            (expected ? reason && strcmp(reason, expected) == 0 : reason == NULL);
 }
 
@@ -51,23 +67,29 @@ void marks_check(const char *dir, unsigned changes) {
     ckd_store *store;
     ckd_pin_list *pins;
     ckd_tag_list *tags;
+    ckd_policy_list *policies;
     ckd_checkpoint tagged = {.step = 0};
     ckd_error err = {0};
     if (scene_open(&store, dir, CKD_OPEN_READ, &err) != CKD_OK ||
-        ckd_store_pins(&pins, store, &err) != CKD_OK || ckd_store_tags(&tags, store, &err) != CKD_OK) {
-        fail_msg("pins and tags: %s", err.message);
+        ckd_store_pins(&pins, store, &err) != CKD_OK || ckd_store_tags(&tags, store, &err) != CKD_OK ||
+        ckd_store_policies(&policies, store, &err) != CKD_OK) {
+        fail_msg("pins, tags and policies: %s", err.message);
     }
     assert_in_range(pins->count, 0, 1);
     assert_in_range(tags->count, 0, 1);
+    assert_in_range(policies->count, 0, 1);
+    assert_true(!policies->count || policies->items[0].status == CKD_OK);
     assert_true(!pins->count || pins->items[0].status == CKD_OK);
     if (tags->count && ckd_store_find_tag(&tagged, store, tags->items[0].tag, &err) != CKD_OK) {
         fail_msg("tag: %s", err.message);
     }
     const char *reason = pins->count ? pins->items[0].reason : NULL;
-    if (!is_state(changes, reason, tagged.step) && !is_state(changes + 1, reason, tagged.step)) {
-        fail_msg("after %u changes: pinned: %s, the tag is that of step %llu", changes,
-                 reason ? reason : "no", (unsigned long long)tagged.step);
+    uint64_t kept = policies->count ? policies->items[0].policy.keep_last : 0;
+    if (!is_state(changes, reason, tagged.step, kept) && !is_state(changes + 1, reason, tagged.step, kept)) {
+        fail_msg("after %u changes: pinned: %s, the tag is that of step %llu, the policy keeps %llu", changes,
+                 reason ? reason : "no", (unsigned long long)tagged.step, (unsigned long long)kept);
     }
+    ckd_policy_list_free(policies);
     ckd_pin_list_free(pins);
     ckd_tag_list_free(tags);
     ckd_store_close(store);

@@ -204,6 +204,7 @@ static ckd_save_options options_of(const scene *s) {
     o.codec = s->step % 2 ? CKD_CODEC_AUTO : CKD_CODEC_ZSTD;
     o.max_load_cost = 1000;
     o.newest_load_cost = s->ready ? 1 : 1000;
+    o.base = s->base;
     return o;
 }
 
@@ -349,6 +350,28 @@ void scene_make(const char *dir, uint64_t first, uint64_t count) {
     for (uint64_t i = 0; i < count && status == CKD_OK; i++) {
         scene s = scene_of(first + i);
         status = scene_save(NULL, store, &s, &err);
+    }
+    ckd_store_close(store);
+    if (status != CKD_OK) {
+        fail_msg("making a store: %s", err.message);
+    }
+}
+
+void scene_make_pruning(const char *dir, uint64_t count, uint64_t undo_s) {
+    ckd_store *store = NULL;
+    ckd_policy policy = CKD_POLICY_INIT;
+    ckd_error err = {0};
+    policy.keep_last = 1;
+    policy.undo_s = undo_s;
+    ckd_status status = scene_open(&store, dir, CKD_OPEN_CREATE, &err);
+    for (uint64_t i = 0; i < count && status == CKD_OK; i++) {
+        scene s = scene_of(i);
+        s.base = true;
+        status = scene_save(NULL, store, &s, &err);
+    }
+    policy.automatic = 1;
+    if (status == CKD_OK) {
+        status = ckd_store_set_policy(store, &policy, &err);
     }
     ckd_store_close(store);
     if (status != CKD_OK) {

@@ -21,6 +21,7 @@ typedef struct scene {
     uint64_t step;
     uint64_t rows;
     bool ready; /* with copies of every block, as long chains get them */
+    bool base;  /* saved as one */
 } scene;
 scene scene_of(uint64_t step); /* SCENE_RUN, 6 rows */
 
@@ -44,6 +45,8 @@ ckd_status scene_load_id(ckd_store *store, const ckd_id *id, const scene *s, ckd
 ckd_status scene_open(ckd_store **out, const char *dir, ckd_open_mode mode, ckd_error *err);
 /* DIR/store with the steps first ... first + count - 1 of SCENE_RUN. Fails the test unless it works. */
 void scene_make(const char *dir, uint64_t first, uint64_t count);
+/* The same from step 0 on, each a base; then a policy that keeps the newest, and so the newest two, after each save. */
+void scene_make_pruning(const char *dir, uint64_t count, uint64_t undo_s);
 /* Moves the steps to the trash, for an hour. */
 void scene_trash(const char *dir, uint64_t first, uint64_t count);
 /* Fails the test unless the steps are right, and no damage is found. */

@@ -1,0 +1,578 @@
+/*
+ * Policies that a store keeps: which applies to which run, that none that is damaged is taken for none, and what happens after a commit: it deletes what it
+ * should, never makes a save fail, never waits, and leaves what is good.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+#include <unistd.h>
+
+#include "base/file.h"
+#include "tests/support/scenes.h"
+#include "tests/support/scratch.h"
+#include "tests/support/tempdir.h"
+
+/* ---- what tests have in common ---- */
+
+static char told[8192]; /* by the library, one below the other */
+
+static void on_message(void *context, const char *message) {
+    (void)context;
+    size_t used = strlen(told);
+    snprintf(told + used, sizeof(told) - used, "%s\n", message);
+}
+
+static void must(ckd_status status, const ckd_error *err) {
+    if (status != CKD_OK) {
+        fail_msg("%s: %s (%s)", ckd_status_name(status), err->message, err->file);
+    }
+}
+
+static ckd_store *open_store(const char *dir, ckd_open_mode mode) {
+    ckd_store *store;
+    ckd_error err = {0};
+    ckd_store_options o = CKD_STORE_OPTIONS_INIT;
+    o.threads = 1;
+    o.on_message = on_message;
+    o.lock_timeout_ms = 20000;
+    must(ckd_store_open(&store, store_path_of(dir, ""), mode, &o, &err), &err);
+    told[0] = '\0';
+    return store;
+}
+
+static ckd_policy policy_of(const char *run, uint32_t keep_last, uint32_t automatic) {
+    ckd_policy p = CKD_POLICY_INIT;
+    p.run = run;
+    p.keep_last = keep_last;
+    p.automatic = automatic;
+    return p;
+}
+
+static void set_policy(ckd_store *store, const char *run, uint32_t keep_last, uint32_t automatic) {
+    ckd_policy p = policy_of(run, keep_last, automatic);
+    ckd_error err = {0};
+    must(ckd_store_set_policy(store, &p, &err), &err);
+}
+
+static void save_base(ckd_store *store, const char *run, uint64_t step) {
+    scene s = scene_of(step);
+    ckd_error err = {0};
+    s.run = run;
+    s.base = true;
+    must(scene_save(NULL, store, &s, &err), &err);
+}
+
+static void save_bases(ckd_store *store, const char *run, uint64_t first, uint64_t end) {
+    for (uint64_t step = first; step < end; step++) {
+        save_base(store, run, step);
+    }
+}
+
+/* Bits of the steps of a run that are listed. */
+static uint64_t steps_of(ckd_store *store, const char *run) {
+    ckd_checkpoint_list *list;
+    uint64_t bits = 0;
+    assert_int_equal(ckd_store_list(&list, store, run, NULL), CKD_OK);
+    for (size_t i = 0; i < list->count; i++) {
+        bits |= UINT64_C(1) << list->items[i].step;
+    }
+    ckd_checkpoint_list_free(list);
+    return bits;
+}
+
+static size_t files_in(const char *dir, const char *folder) {
+    dir_list list;
+    assert_int_equal(dir_list_read(&list, store_path_of(dir, folder), NULL), CKD_OK);
+    size_t count = list.count;
+    dir_list_free(&list);
+    return count;
+}
+
+/* The only chunk file of a store with one checkpoint. */
+static void only_chunk(char path[1024], const char *dir) {
+    dir_list list;
+    char below[128];
+    assert_int_equal(dir_list_read(&list, store_path_of(dir, "data/c"), NULL), CKD_OK);
+    assert_int_equal(list.count, 1);
+    snprintf(below, sizeof(below), "data/c/%s", list.names[0]);
+    snprintf(path, 1024, "%s", store_path_of(dir, below));
+    dir_list_free(&list);
+}
+
+static void flip_middle(const char *path) {
+    size_t size;
+    unsigned char *data = read_whole_file(path, &size);
+    data[size / 2] ^= 1;
+    write_whole_file(path, data, size);
+    free(data);
+}
+
+/* ---- storing ---- */
+
+static void test_set_and_clear(void **state) {
+    ckd_store *store = open_store(*state, CKD_OPEN_CREATE);
+    ckd_stored_policy got;
+    ckd_policy_list *list;
+    ckd_error err = {0};
+    ckd_policy p = policy_of(NULL, 0, 1);
+    assert_int_equal(ckd_store_set_policy(store, &p, &err), CKD_E_INVALID);
+    p = policy_of("a b", 1, 0);
+    assert_int_equal(ckd_store_set_policy(store, &p, &err), CKD_E_INVALID);
+    assert_int_equal(ckd_store_policy(&got, store, "a", &err), CKD_E_NOT_FOUND);
+    assert_int_equal(ckd_store_clear_policy(store, NULL, &err), CKD_E_NOT_FOUND);
+
+    p = (ckd_policy){.struct_size = sizeof(p),
+                     .run = "b",
+                     .keep_every = 10,
+                     .keep_first = 5,
+                     .keep_best = 2,
+                     .highest_is_best = 9,
+                     .keep_new_s = 60,
+                     .automatic = 3,
+                     .undo_s = 7};
+    must(ckd_store_set_policy(store, &p, &err), &err);
+    assert_int_equal(ckd_store_policy(&got, store, "a", &err), CKD_E_NOT_FOUND);
+    must(ckd_store_policy(&got, store, "b", &err), &err);
+    assert_string_equal(got.run, "b");
+    assert_true(got.policy.keep_every == 10 && got.policy.keep_first == 1 && got.policy.keep_best == 2);
+    assert_true(got.policy.highest_is_best == 1 && got.policy.keep_new_s == 60 && got.policy.keep_last == 0);
+    assert_true(got.policy.automatic == 3 && got.policy.undo_s == 7 && !got.policy.run);
+    assert_true(clock_wall_ns() - got.set_ns < UINT64_C(600) * 1000000000);
+
+    set_policy(store, NULL, 4, 0);
+    set_policy(store, NULL, 5, 0); /* takes its place */
+    set_policy(store, "0", 6, 0);
+    must(ckd_store_policy(&got, store, "a", &err), &err);
+    assert_true(got.policy.keep_last == 5 && !got.run[0]);
+    must(ckd_store_policies(&list, store, &err), &err);
+    assert_int_equal(list->count, 3);
+    assert_string_equal(list->items[0].run, "");
+    assert_string_equal(list->items[1].run, "0");
+    assert_string_equal(list->items[2].run, "b");
+    ckd_policy_list_free(list);
+    assert_int_equal(files_in(*state, "data/n"), 3);
+
+    must(ckd_store_clear_policy(store, NULL, &err), &err);
+    assert_int_equal(ckd_store_clear_policy(store, NULL, &err), CKD_E_NOT_FOUND);
+    must(ckd_store_policy(&got, store, "b", &err), &err);
+    ckd_store_close(store);
+    store = open_store(*state, CKD_OPEN_READ);
+    p.run = NULL;
+    assert_int_equal(ckd_store_set_policy(store, &p, &err), CKD_E_READ_ONLY);
+    assert_int_equal(ckd_store_clear_policy(store, "b", &err), CKD_E_READ_ONLY);
+    ckd_store_close(store);
+}
+
+/* A caller that was built before some fields were appended. */
+static void test_an_older_caller(void **state) {
+    ckd_store *store = open_store(*state, CKD_OPEN_CREATE);
+    ckd_stored_policy got;
+    ckd_error err = {0};
+    ckd_policy p = policy_of(NULL, 3, 77);
+    p.undo_s = 78;
+    p.struct_size = offsetof(ckd_policy, automatic);
+    must(ckd_store_set_policy(store, &p, &err), &err);
+    must(ckd_store_policy(&got, store, NULL, &err), &err);
+    assert_true(got.policy.keep_last == 3 && got.policy.automatic == 0 && got.policy.undo_s == 24 * 3600);
+    ckd_store_close(store);
+}
+
+/* ---- applying on request ---- */
+
+static void test_each_run_by_its_own(void **state) {
+    ckd_store *store = open_store(*state, CKD_OPEN_CREATE);
+    ckd_prune *plan;
+    ckd_trash *trash;
+    ckd_error err = {0};
+    static const char *const runs[] = {"a", "b", "c"};
+    for (size_t i = 0; i < 3; i++) {
+        save_bases(store, runs[i], 0, 6);
+    }
+    assert_int_equal(ckd_store_plan_prune(&plan, store, NULL, &err), CKD_E_NOT_FOUND);
+    assert_non_null(strstr(err.message, "the store has no policy"));
+    ckd_policy p = policy_of("b", 4, 0);
+    p.undo_s = 50;
+    must(ckd_store_set_policy(store, &p, &err), &err);
+    must(ckd_store_plan_prune(&plan, store, NULL, &err), &err);
+    assert_int_equal(plan->count, 6); /* of b alone */
+    assert_int_equal(plan->deleted, 2);
+    ckd_prune_free(plan);
+    p = policy_of(NULL, 2, 0);
+    p.undo_s = 3000;
+    must(ckd_store_set_policy(store, &p, &err), &err);
+    must(ckd_store_prune(&plan, store, NULL, NULL, &err), &err);
+    assert_int_equal(plan->count, 18);
+    assert_int_equal(plan->deleted, 10);
+    ckd_prune_free(plan);
+    assert_int_equal(steps_of(store, "a"), 48);
+    assert_int_equal(steps_of(store, "b"), 60);
+    assert_int_equal(steps_of(store, "c"), 48);
+    must(ckd_store_trash(&trash, store, &err), &err);
+    assert_int_equal(trash->count, 10);
+    for (size_t i = 0; i < trash->count; i++) { /* the longest of both */
+        assert_int_equal(trash->items[i].until_ns - trash->items[i].deleted_ns, UINT64_C(3000000000000));
+    }
+    ckd_trash_free(trash);
+    ckd_store_close(store);
+    assert_string_equal(told, "");
+}
+
+/* ---- after commits ---- */
+
+static void test_after_each_commit(void **state) {
+    ckd_store *store = open_store(*state, CKD_OPEN_CREATE);
+    ckd_trash *trash;
+    ckd_error err = {0};
+    set_policy(store, "a", 2, 1);
+    set_policy(store, "c", 2, 0);
+    save_bases(store, "a", 0, 6);
+    save_bases(store, "b", 0, 6);
+    save_bases(store, "c", 0, 6);
+    assert_int_equal(steps_of(store, "a"), 48);
+    assert_int_equal(steps_of(store, "b"), 63);
+    assert_int_equal(steps_of(store, "c"), 63);
+    assert_non_null(strstr(told, "deleted 1 checkpoint of a, by its policy\n"));
+    assert_null(strstr(told, " of b"));
+    must(ckd_store_trash(&trash, store, &err), &err);
+    assert_int_equal(trash->count, 4);
+    ckd_trash_free(trash);
+    assert_int_equal(files_in(*state, "data/c"), 18);
+
+    ckd_policy p = policy_of("a", 2, 1);
+    p.undo_s = 0;
+    must(ckd_store_set_policy(store, &p, &err), &err);
+    save_base(store, "a", 6);
+    assert_int_equal(files_in(*state, "data/c"), 18); /* one more, one less; the others' time is not over */
+    ckd_store_close(store);
+    store_check_clean(*state);
+}
+
+static void test_many_at_once(void **state) {
+    ckd_store *store = open_store(*state, CKD_OPEN_CREATE);
+    set_policy(store, NULL, 2, 3);
+    static const uint64_t listed[] = {1, 3, 7, 15, 24, 56, 120, 192};
+    for (uint64_t step = 0; step < 8; step++) {
+        save_base(store, "a", step);
+        assert_int_equal(steps_of(store, "a"), listed[step]);
+    }
+    ckd_store_close(store);
+}
+
+/* A chain has nothing that can go, whatever a policy says, and that is no trouble. */
+static void test_what_others_need(void **state) {
+    ckd_store *store = open_store(*state, CKD_OPEN_CREATE);
+    ckd_error err = {0};
+    set_policy(store, NULL, 1, 1);
+    for (uint64_t step = 0; step < 5; step++) {
+        scene s = scene_of(step);
+        must(scene_save(NULL, store, &s, &err), &err);
+    }
+    assert_int_equal(steps_of(store, SCENE_RUN), 31);
+    ckd_checkpoint c;
+    assert_int_equal(ckd_store_find(&c, store, SCENE_RUN, 2, NULL), CKD_OK);
+    must(ckd_store_pin(store, &c.id, NULL, &err), &err);
+    save_bases(store, SCENE_RUN, 5, 7);
+    assert_int_equal(steps_of(store, SCENE_RUN), 7 | 32 | 64); /* what is pinned, and what that needs */
+    scene_check(store, 0, 3);
+    ckd_store_close(store);
+}
+
+static void test_it_never_makes_a_save_fail(void **state) {
+    ckd_store *store = open_store(*state, CKD_OPEN_CREATE);
+    char path[1024];
+    set_policy(store, NULL, 1, 1);
+    save_base(store, "a", 0);
+    only_chunk(path, *state);
+    write_whole_file(store_path_of(*state, "data/n/tag.best.0"), "x", 1);
+    save_bases(store, "a", 1, 4);
+    assert_int_equal(steps_of(store, "a"), 15);
+    assert_non_null(strstr(told, "the policy of a was not applied: "));
+    assert_non_null(strstr(told, "data/n/tag.best.0"));
+    assert_int_equal(unlink(store_path_of(*state, "data/n/tag.best.0")), 0);
+
+    told[0] = '\0';
+    size_t size;
+    const char *note = store_path_of(*state, "data/n/policy.-.0");
+    unsigned char *policy = read_whole_file(note, &size);
+    write_whole_file(note, policy, size - 1);
+    save_base(store, "a", 4);
+    assert_int_equal(steps_of(store, "a"), 31);
+    assert_non_null(strstr(told, "policy.-.0"));
+    write_whole_file(store_path_of(*state, "data/n/policy.-.0"), policy, size);
+    free(policy);
+    save_base(store, "a", 5);
+    assert_int_equal(steps_of(store, "a"), 48);
+    ckd_store_close(store);
+}
+
+/* The newest is damaged before the others go: they stay. */
+static int damage_hook(void *context, file_step step, const char *path) {
+    char *victim = context;
+    if (step == STEP_PUBLISH && strstr(path, "data/c/") && !victim[0]) {
+        snprintf(victim, 1024, "%s", path);
+    }
+    if (step == STEP_PUBLISH && strstr(path, "data/m/") &&
+        victim[0]) { /* its chunk file is complete by now */
+        char copy[1024];
+        snprintf(copy, sizeof(copy), "%s", victim);
+        file_set_fault_hook(NULL, NULL);
+        flip_middle(copy);
+    }
+    return 0;
+}
+
+static void test_nothing_goes_while_the_newest_are_damaged(void **state) {
+    ckd_store *store = open_store(*state, CKD_OPEN_CREATE);
+    char victim[1024] = "";
+    save_bases(store, "a", 0, 4);
+    set_policy(store, NULL, 1, 1);
+    file_set_fault_hook(damage_hook, victim);
+    save_base(store, "a", 4);
+    file_set_fault_hook(NULL, NULL);
+    assert_string_not_equal(victim, "");
+    assert_int_equal(steps_of(store, "a"), 31);
+    assert_non_null(strstr(told, "a@4, which the newest that are left need, is damaged"));
+    save_base(store, "a", 5); /* 4 is of the newest two still */
+    assert_int_equal(steps_of(store, "a"), 63);
+    save_base(store, "a", 6);
+    assert_int_equal(steps_of(store, "a"), 96);
+    ckd_store_close(store);
+}
+
+/* ---- what it costs ---- */
+
+static struct {
+    const char *where;
+    unsigned long reads;
+} watched;
+
+static int count_reads(void *context, file_step step, const char *path) {
+    (void)context;
+    watched.reads += step == STEP_READ && strstr(path, watched.where);
+    return 0;
+}
+
+/* Damages a file when the policy is looked at, after the commit. */
+static int damage_then_hook(void *context, file_step step, const char *path) {
+    if (step == STEP_OPEN && strstr(path, "data/n")) {
+        file_set_fault_hook(NULL, NULL);
+        flip_middle(context);
+    }
+    return 0;
+}
+
+/* A delta on step 0, whose file is damaged while the policy is applied. */
+static void save_on_zero(ckd_store *store, uint64_t step, char *file_of_zero) {
+    ckd_save_options o = CKD_SAVE_OPTIONS_INIT;
+    ckd_save *save;
+    ckd_error err = {0};
+    scene s = scene_of(step);
+    o.run = o.parent_run = SCENE_RUN; /* parent_step 0 */
+    o.step = step;
+    o.max_load_cost = o.newest_load_cost = 1000;
+    must(ckd_save_begin(&save, store, &o, &err), &err);
+    file_set_fault_hook(damage_then_hook, file_of_zero);
+    ckd_status status = scene_finish(NULL, save, &s, &err);
+    file_set_fault_hook(NULL, NULL);
+    must(status, &err);
+    flip_middle(file_of_zero);
+}
+
+/* A file that was read through once is not read again, until the catalog is lost; on request it is. */
+static void test_it_reads_once(void **state) {
+    ckd_store *store = open_store(*state, CKD_OPEN_CREATE);
+    char path[1024];
+    ckd_error err = {0};
+    ckd_policy p = policy_of(NULL, 1, 0);
+    save_base(store, SCENE_RUN, 0);
+    only_chunk(path, *state);
+    set_policy(store, NULL, 1, 1);
+    save_on_zero(store, 1, path);
+    save_on_zero(store, 2, path);
+    assert_string_equal(told, "");
+    save_on_zero(store, 3, path); /* 1 could go, but 0 was never read, and is damaged */
+    assert_int_equal(steps_of(store, SCENE_RUN), 15);
+    assert_non_null(strstr(told, "run@0, which the newest that are left need, is damaged"));
+    must(ckd_store_prune(NULL, store, &p, NULL, &err), &err);
+    assert_int_equal(steps_of(store, SCENE_RUN), 13);
+
+    set_policy(store, NULL, 1, 1);
+    save_on_zero(store, 4, path);
+    assert_int_equal(steps_of(store, SCENE_RUN), 25); /* now it was read before */
+    set_policy(store, NULL, 1, 9);
+    save_on_zero(store, 5, path);
+    assert_int_equal(steps_of(store, SCENE_RUN), 57);
+    flip_middle(path);
+    assert_int_equal(ckd_store_prune(NULL, store, &p, NULL, &err), CKD_E_CORRUPT);
+    assert_non_null(strstr(err.message, "run@0"));
+    flip_middle(path);
+    ckd_store_close(store);
+
+    must(ckd_store_rebuild(NULL, store_path_of(*state, ""), NULL, &err), &err);
+    store = open_store(*state, CKD_OPEN_WRITE);
+    set_policy(store, NULL, 1, 1);
+    save_on_zero(store, 6, path);
+    assert_int_equal(steps_of(store, SCENE_RUN), 121);
+    assert_non_null(strstr(told, "run@0, which the newest that are left need, is damaged"));
+    ckd_store_close(store);
+}
+
+static void test_a_save_reads_little(void **state) {
+    ckd_store *store = open_store(*state, CKD_OPEN_CREATE);
+    save_bases(store, "a", 0, 3);
+    set_policy(store, NULL, 50, 1);
+    watched.where = "data/m/";
+    watched.reads = 0;
+    file_set_fault_hook(count_reads, NULL);
+    save_base(store, "a", 3);
+    file_set_fault_hook(NULL, NULL);
+    unsigned long idle = watched.reads;
+    set_policy(store, NULL, 1, 1);
+    watched.reads = 0;
+    file_set_fault_hook(count_reads, NULL);
+    save_base(store, "a", 4);
+    file_set_fault_hook(NULL, NULL);
+    assert_true(watched.reads > idle + 10); /* it looked at all of them, and deleted */
+    assert_true(idle <= 2);                 /* as a save does without any policy */
+    ckd_store_close(store);
+}
+
+/* ---- locks ---- */
+
+static struct {
+    const char *lock; /* taken when the policy is looked at; NULL: none, or taken already */
+    file_lock *held;
+    char store[1024];
+} rival;
+
+static int rival_hook(void *context, file_step step, const char *path) {
+    (void)context;
+    if (step == STEP_OPEN && strstr(path, "data/n") && rival.lock) {
+        char lock[1100];
+        snprintf(lock, sizeof(lock), "%s/%s", rival.store, rival.lock);
+        file_set_fault_hook(NULL, NULL);
+        rival.lock = NULL;
+        assert_int_equal(lock_acquire(&rival.held, lock, LOCK_EXCLUSIVE, true, 5000, NULL), CKD_OK);
+    }
+    return 0;
+}
+
+/* Whoever holds what it needs is not waited for: it is done after the next save. */
+static void test_it_does_not_wait(void **state) {
+    static const char *const locks[] = {"data/lock", "data/readers"};
+    ckd_store *store = open_store(*state, CKD_OPEN_CREATE);
+    ckd_error err = {0};
+    save_bases(store, "a", 0, 4);
+    ckd_policy p = policy_of(NULL, 1, 1);
+    p.undo_s = 0;
+    must(ckd_store_set_policy(store, &p, &err), &err);
+    uint64_t begun = clock_monotonic_ns();
+    for (uint64_t i = 0; i < 2; i++) {
+        snprintf(rival.store, sizeof(rival.store), "%s", store_path_of(*state, ""));
+        rival.lock = locks[i];
+        rival.held = NULL;
+        file_set_fault_hook(rival_hook, NULL);
+        save_base(store, "a", 4 + i);
+        file_set_fault_hook(NULL, NULL);
+        assert_non_null(rival.held);
+        assert_int_equal(steps_of(store, "a"), i ? 63 : 31);
+        lock_release(rival.held);
+    }
+    assert_string_equal(told, "");
+    ckd_load *load; /* reading is no hindrance to deleting, but to removing */
+    ckd_checkpoint c;
+    assert_int_equal(ckd_store_find(&c, store, "a", 5, NULL), CKD_OK);
+    must(ckd_load_begin(&load, store, &c.id, &err), &err);
+    save_base(store, "a", 6);
+    assert_int_equal(steps_of(store, "a"), 96);
+    assert_int_equal(files_in(*state, "data/c"), 7);
+    ckd_load_end(load);
+    save_base(store, "a", 7);
+    assert_int_equal(files_in(*state, "data/c"), 2);
+    assert_true(clock_monotonic_ns() - begun < UINT64_C(15000000000)); /* lock_timeout_ms is 20 s */
+    ckd_store_close(store);
+}
+
+/* ---- damage, and the loss of the catalog ---- */
+
+static void test_damage_keeps_everything(void **state) {
+    ckd_store *store = open_store(*state, CKD_OPEN_CREATE);
+    ckd_error err = {0};
+    ckd_prune *plan;
+    ckd_policy_list *list;
+    size_t size, stride = under_sanitizer() ? 7 : 1;
+    save_bases(store, "a", 0, 4);
+    set_policy(store, "b", 2, 1);
+    ckd_checkpoint c;
+    assert_int_equal(ckd_store_find(&c, store, "a", 0, NULL), CKD_OK);
+    char path[1024];
+    snprintf(path, sizeof(path), "%s", store_path_of(*state, "data/n/policy.b.0"));
+    unsigned char *note = read_whole_file(path, &size);
+    for (size_t bit = 0; bit < 8 * size; bit += stride) {
+        note[bit / 8] ^= (unsigned char)(1u << bit % 8);
+        write_whole_file(path, note, size);
+        if (ckd_store_delete(store, &c.id, 1, NULL, &err) != CKD_E_CORRUPT ||
+            !strstr(err.file, "policy.b.0")) {
+            fail_msg("bit %zu: %s (%s)", bit, err.message, err.file);
+        }
+        note[bit / 8] ^= (unsigned char)(1u << bit % 8);
+    }
+    write_whole_file(path, note, size / 2);
+    ckd_policy p = policy_of("a", 1, 0);
+    assert_int_equal(ckd_store_prune(&plan, store, &p, NULL, &err), CKD_E_CORRUPT);
+    assert_int_equal(ckd_store_prune(&plan, store, NULL, NULL, &err), CKD_E_CORRUPT);
+    assert_int_equal(ckd_store_collect(NULL, store, NULL, &err), CKD_E_CORRUPT);
+    ckd_stored_policy got;
+    assert_int_equal(ckd_store_policy(&got, store, "b", &err), CKD_E_CORRUPT);
+    must(ckd_store_policies(&list, store, &err), &err);
+    assert_int_equal(list->items[0].status, CKD_E_CORRUPT);
+    assert_string_equal(list->items[0].run, "b");
+    ckd_policy_list_free(list);
+    set_policy(store, "b", 2, 1); /* anew */
+    must(ckd_store_delete(store, &c.id, 1, NULL, &err), &err);
+    free(note);
+    ckd_store_close(store);
+}
+
+static void test_without_the_catalog(void **state) {
+    ckd_store *store = open_store(*state, CKD_OPEN_CREATE);
+    ckd_error err = {0};
+    set_policy(store, NULL, 1, 1);
+    save_bases(store, "a", 0, 3);
+    ckd_store_close(store);
+    assert_int_equal(remove(store_path_of(*state, "catalog.db")), 0);
+    must(ckd_store_rebuild(NULL, store_path_of(*state, ""), NULL, &err), &err);
+    store = open_store(*state, CKD_OPEN_WRITE);
+    save_base(store, "a", 3);
+    assert_int_equal(steps_of(store, "a"), 12);
+    ckd_store_close(store);
+    store_check_clean(*state);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        tempdir_test(test_set_and_clear),
+        tempdir_test(test_an_older_caller),
+        tempdir_test(test_each_run_by_its_own),
+        tempdir_test(test_after_each_commit),
+        tempdir_test(test_many_at_once),
+        tempdir_test(test_what_others_need),
+        tempdir_test(test_it_never_makes_a_save_fail),
+        tempdir_test(test_nothing_goes_while_the_newest_are_damaged),
+        tempdir_test(test_it_reads_once),
+        tempdir_test(test_a_save_reads_little),
+        tempdir_test(test_it_does_not_wait),
+        tempdir_test(test_damage_keeps_everything),
+        tempdir_test(test_without_the_catalog),
+    };
+    scratch_begin();
+    int failed = cmocka_run_group_tests_name("policy", tests, NULL, NULL);
+    scratch_end();
+    return failed;
+}
