@@ -1,124 +1,113 @@
-/* ckptdelta report: how much a store holds, and how much it takes. */
-#include <inttypes.h>
+/* ckptdelta report: what a store holds and takes, how it grows, what it costs. */
 #include <stdio.h>
 
 #include "cli/commands.h"
-#include "cli/json_out.h"
 #include "cli/options.h"
-#include "cli/table.h"
-#include "cli/text.h"
+#include "cli/report_data.h"
+
+enum { OPT_CSV = 0x200, OPT_HTML, OPT_PRICES, OPT_UNTIL };
+
+static const struct argp_option options_table[] = {
+    {"csv", OPT_CSV, 0, 0, "Print one CSV table instead of text", -2},
+    {"html", OPT_HTML, "FILE", 0,
+     "Also write a page with charts, without anything outside of it; replaces FILE if it is such a page", -2},
+    {"prices", OPT_PRICES, "FILE", 0, "Say what it costs, by this price table (docs/cli.md)", 3},
+    {"until", OPT_UNTIL, "STEP", 0,
+     "Say what there will be at this step, if runs go on as their newest checkpoints do", 3},
+    {0},
+};
 
 static const char doc[] =
-    "Tell how many bytes the checkpoints of a store would take as full copies (logical), how many the store takes (stored: "
-    "all of its files, catalog and manifests included), by run and by role; with -v by checkpoint, too."
-    "\vExamples:\n"
+    "Tell how many bytes the checkpoints of a store would take as full copies (logical), and how many the store takes (stored: "
+    "all of its files, catalog and manifests included): by run and how it grows, by role, by fidelity; with -v by time, tensor and "
+    "checkpoint, too. With --keep-...: what `prune` would save. Changes nothing."
+    "\vEvery run counts by itself in --keep-... and --until; --run chooses one.\n"
+    "\n"
+    "Examples:\n"
     "  ckptdelta report ckpts\n"
-    "  ckptdelta report ckpts --json\n";
+    "  ckptdelta report ckpts --html report.html\n"
+    "  ckptdelta report ckpts --keep-last 5 --keep-every 10000\n"
+    "  ckptdelta report ckpts --prices prices.json --until 100000\n"
+    "  ckptdelta report ckpts --csv > report.csv\n";
+
+typedef struct arguments {
+    cli_options common;
+    report_question question;
+    const char *html;
+    bool csv;
+} arguments;
 
 static error_t parse(int key, char *arg, struct argp_state *state) {
-    (void)arg;
-    if (key != ARGP_KEY_INIT) {
+    arguments *a = state->input;
+    switch (key) {
+    case ARGP_KEY_INIT:
+        state->child_inputs[0] = &a->common;
+        state->child_inputs[1] = &a->question.policy;
+        return 0;
+    case OPT_CSV:
+        a->csv = true;
+        return 0;
+    case OPT_HTML:
+        a->html = arg;
+        return 0;
+    case OPT_PRICES:
+        a->question.prices = arg;
+        return 0;
+    case OPT_UNTIL:
+        if (!cli_parse_u64(&a->question.until, arg) || a->question.until > INT64_MAX) {
+            argp_error(state, "--until is a step, not '%s'", arg);
+        }
+        a->question.project = true;
+        return 0;
+    case ARGP_KEY_END:
+        a->question.prune = cli_policy_given(&a->question.policy, state);
+        if (a->csv && a->common.json) {
+            argp_error(state, "--csv and --json are two forms of the same; choose one");
+        }
+        return 0;
+    default:
         return ARGP_ERR_UNKNOWN;
     }
-    state->child_inputs[0] = state->input;
-    return 0;
 }
 
-static json_t *json_usage(const ckd_usage *items, size_t count, const char *key) {
-    json_t *array = json_array();
-    for (size_t i = 0; i < count; i++) {
-        const ckd_usage *u = &items[i];
-        cli_json_append(&array,
-                        json_pack("{s:o, s:I, s:I, s:I, s:o}", key, cli_json_text(u->name), "checkpoints",
-                                  (json_int_t)u->checkpoints, "raw_bytes", (json_int_t)u->raw_bytes,
-                                  "stored_bytes", (json_int_t)u->stored_bytes, "ratio",
-                                  cli_json_ratio(u->raw_bytes, u->stored_bytes)));
+static ckd_status print(const arguments *a, const report_data *d, ckd_error *err) {
+    if (a->common.json) {
+        return report_print_json(d, err);
     }
-    return array;
-}
-
-static ckd_status print_json(const ckd_report *r, ckd_error *err) {
-    ckd_checkpoint_list all = {r->checkpoint_count, r->by_checkpoint};
-    json_t *by_checkpoint = json_array();
-    for (size_t i = 0; i < r->checkpoint_count; i++) {
-        cli_json_append(&by_checkpoint, cli_json_checkpoint(&r->by_checkpoint[i], &all));
+    if (a->csv) {
+        return report_print_csv(d, err);
     }
-    return cli_json_print(
-        json_pack("{s:i, s:I, s:I, s:I, s:o, s:I, s:I, s:I, s:I, s:I, s:o, s:o, s:o}", "schema", 1,
-                  "checkpoints", (json_int_t)r->checkpoint_count, "raw_bytes", (json_int_t)r->raw_bytes,
-                  "stored_bytes", (json_int_t)r->stored_bytes, "ratio",
-                  cli_json_ratio(r->raw_bytes, r->stored_bytes), "chunk_bytes", (json_int_t)r->chunk_bytes,
-                  "manifest_bytes", (json_int_t)r->manifest_bytes, "catalog_bytes",
-                  (json_int_t)r->catalog_bytes, "ready_bytes", (json_int_t)r->ready_bytes, "other_bytes",
-                  (json_int_t)r->other_bytes, "by_run", json_usage(r->by_run, r->run_count, "run"), "by_role",
-                  json_usage(r->by_role, r->role_count, "role"), "by_checkpoint", by_checkpoint),
-        err);
+    return a->common.quiet ? CKD_OK : report_print_text(d, a->question.project, a->common.verbose > 0, err);
 }
 
-static ckd_status print_usage(const ckd_usage *items, size_t count, const char *columns, ckd_error *err) {
-    cli_table *t = cli_table_new(columns);
-    for (size_t i = 0; i < count; i++) {
-        cli_table_cell(t, "%s", items[i].name);
-        cli_table_cell(t, "%" PRIu64, items[i].checkpoints);
-        cli_table_cell(t, "%s", cli_text_size(items[i].raw_bytes).text);
-        cli_table_cell(t, "%s", cli_text_size(items[i].stored_bytes).text);
-        cli_table_cell(t, "%s", cli_text_ratio(items[i].raw_bytes, items[i].stored_bytes).text);
-    }
-    putchar('\n');
-    return cli_table_print(t, err);
-}
-
-static ckd_status print_checkpoints(const ckd_report *r, ckd_error *err) {
-    cli_table *t = cli_table_new("CHECKPOINT|KIND|>LOGICAL|>STORED|>RATIO");
-    for (size_t i = 0; i < r->checkpoint_count; i++) {
-        const ckd_checkpoint *c = &r->by_checkpoint[i];
-        cli_table_cell(t, "%s", cli_place_of(c).text);
-        cli_table_cell(t, "%s", ckd_kind_name(c->kind));
-        cli_table_cell(t, "%s", cli_text_size(c->raw_bytes).text);
-        cli_table_cell(t, "%s", cli_text_size(c->stored_bytes).text);
-        cli_table_cell(t, "%s", cli_text_ratio(c->raw_bytes, c->stored_bytes).text);
-    }
-    putchar('\n');
-    return cli_table_print(t, err);
-}
-
-static ckd_status print_text(const ckd_report *r, bool verbose, ckd_error *err) {
-    printf("%zu checkpoint%s: %s logical, %s stored, %s\n", r->checkpoint_count,
-           r->checkpoint_count == 1 ? "" : "s", cli_text_size(r->raw_bytes).text,
-           cli_text_size(r->stored_bytes).text, cli_text_ratio(r->raw_bytes, r->stored_bytes).text);
-    printf("stored: %s chunk files, %s manifests, %s catalog, %s copies kept ready, %s other\n",
-           cli_text_size(r->chunk_bytes).text, cli_text_size(r->manifest_bytes).text,
-           cli_text_size(r->catalog_bytes).text, cli_text_size(r->ready_bytes).text,
-           cli_text_size(r->other_bytes).text);
-    ckd_status status = print_usage(r->by_run, r->run_count, "RUN|>CHECKPOINTS|>LOGICAL|>STORED|>RATIO", err);
-    if (status == CKD_OK) {
-        status = print_usage(r->by_role, r->role_count, "ROLE|>CHECKPOINTS|>LOGICAL|>STORED|>RATIO", err);
-    }
-    return status == CKD_OK && verbose ? print_checkpoints(r, err) : status;
-}
-
-static ckd_status run(const cli_options *options, ckd_error *err) {
+static ckd_status run(arguments *a, ckd_error *err) {
     ckd_store *store = NULL;
-    ckd_report *report = NULL;
-    ckd_status status = cli_open_store(&store, options, CKD_OPEN_READ, err);
+    report_data data = {0};
+    a->question.store = a->common.store;
+    ckd_status status = a->html ? report_check_html(a->html, err) : CKD_OK;
     if (status == CKD_OK) {
-        status = ckd_store_report(&report, store, err);
+        status = cli_open_store(&store, &a->common, CKD_OPEN_READ, err);
     }
-    if (status == CKD_OK && options->json) {
-        status = print_json(report, err);
-    } else if (status == CKD_OK && cli_talks(options)) {
-        status = print_text(report, options->verbose > 0, err);
+    if (status == CKD_OK) {
+        status = report_data_make(&data, &a->question, store, err);
     }
-    ckd_report_free(report);
+    if (status == CKD_OK && a->html) {
+        status = report_write_html(&data, a->html, err);
+    }
+    if (status == CKD_OK) {
+        status = print(a, &data, err);
+    }
+    report_data_free(&data);
     ckd_store_close(store);
     return status;
 }
 
 int cmd_report(int argc, char **argv) {
-    static const struct argp_child children[] = {{&cli_common_argp, 0, 0, 0}, {0}};
-    static const struct argp argp = {NULL, parse, "STORE", doc, children, 0, 0};
-    cli_options options = {.command = "report"};
-    argp_parse(&argp, argc, argv, 0, NULL, &options);
+    static const struct argp_child children[] = {
+        {&cli_common_argp, 0, 0, 0}, {&cli_policy_argp, 0, 0, 0}, {0}};
+    static const struct argp argp = {options_table, parse, "STORE", doc, children, 0, 0};
+    arguments a = {.common.command = "report", .question.policy = CKD_POLICY_INIT};
+    argp_parse(&argp, argc, argv, 0, NULL, &a);
     ckd_error err;
-    return run(&options, &err) == CKD_OK ? CLI_DONE : cli_fail(&err);
+    return run(&a, &err) == CKD_OK ? CLI_DONE : cli_fail(&err);
 }

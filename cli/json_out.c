@@ -47,9 +47,18 @@ cli_place_text cli_place_of(const ckd_checkpoint *c) {
     return out;
 }
 
+static bool has_id(const ckd_checkpoint *c, const ckd_id *id) {
+    return memcmp(&c->id, id, sizeof(*id)) == 0;
+}
+
+static bool is_none(const ckd_id *id) {
+    static const ckd_id none;
+    return memcmp(id, &none, sizeof(none)) == 0;
+}
+
 const ckd_checkpoint *cli_by_id(const ckd_checkpoint_list *all, const ckd_id *id) {
     for (size_t i = 0; i < all->count; i++) {
-        if (memcmp(&all->items[i].id, id, sizeof(*id)) == 0) {
+        if (has_id(&all->items[i], id)) {
             return &all->items[i];
         }
     }
@@ -57,15 +66,15 @@ const ckd_checkpoint *cli_by_id(const ckd_checkpoint_list *all, const ckd_id *id
 }
 
 static json_t *json_id(const ckd_id *id) {
-    static const ckd_id none;
     char text[CKD_ID_TEXT];
     ckd_id_text(text, id);
-    return memcmp(id, &none, sizeof(none)) == 0 ? json_null() : json_string(text);
+    return is_none(id) ? json_null() : json_string(text);
 }
 
-/* "RUN@STEP" of a relative, null if there is none or it is gone. */
-static json_t *json_relative(const ckd_id *id, const ckd_checkpoint_list *all) {
-    const ckd_checkpoint *c = cli_by_id(all, id);
+/* "RUN@STEP" of a relative of c, null if there is none or it is gone. Most often it stands just before c. */
+static json_t *json_relative(const ckd_id *id, const ckd_checkpoint *c, const ckd_checkpoint_list *all) {
+    bool listed = c > all->items && c < all->items + all->count;
+    c = is_none(id) ? NULL : listed && has_id(c - 1, id) ? c - 1 : cli_by_id(all, id);
     return c ? json_string(cli_place_of(c).text) : json_null();
 }
 
@@ -73,8 +82,8 @@ json_t *cli_json_checkpoint(const ckd_checkpoint *c, const ckd_checkpoint_list *
     return json_pack(
         "{s:s, s:I, s:o, s:o, s:o, s:o, s:o, s:s, s:s, s:I, s:I, s:I, s:I, s:I, s:o, s:I, s:o, s:I, s:s, s:o, s:o}",
         "run", c->run, "step", (json_int_t)c->step, "id", json_id(&c->id), "parent",
-        json_relative(&c->parent, all), "parent_id", json_id(&c->parent), "resumed_from",
-        json_relative(&c->resumed_from, all), "resumed_from_id", json_id(&c->resumed_from), "kind",
+        json_relative(&c->parent, c, all), "parent_id", json_id(&c->parent), "resumed_from",
+        json_relative(&c->resumed_from, c, all), "resumed_from_id", json_id(&c->resumed_from), "kind",
         ckd_kind_name(c->kind), "fidelity", ckd_fidelity_name(c->fidelity), "lossy_resumes",
         (json_int_t)c->lossy_resumes, "world", (json_int_t)c->world, "tensor_count", (json_int_t)c->tensors,
         "raw_bytes", (json_int_t)c->raw_bytes, "stored_bytes", (json_int_t)c->stored_bytes, "ratio",

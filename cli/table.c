@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "cli/html.h"
 #include "cli/text.h"
 
 #define MAX_COLUMNS 20
@@ -99,19 +100,50 @@ static void print_row(const cli_table *t, char *const *cells) {
     }
 }
 
-ckd_status cli_table_print(cli_table *t, ckd_error *err) {
-    if (!t) {
-        return cli_error_nomem(err);
+/* A heading that is aligned to the right has cells that are numbers. */
+static void print_html_row(FILE *to, const cli_table *t, char *const *cells, const char *tag) {
+    fputs("<tr>", to);
+    for (size_t i = 0; i < t->columns; i++) {
+        fprintf(to, t->right[i] ? "<%s class=\"n\">" : "<%s>", tag);
+        html_text(to, cells[i]);
+        fprintf(to, "</%s>", tag);
     }
+    fputs("</tr>\n", to);
+}
+
+static ckd_status free_table(cli_table *t, ckd_error *err) {
     bool failed = t->failed;
-    bool empty = t->count <= t->columns;
-    for (size_t i = 0; i + t->columns <= t->count && !failed && !empty; i += t->columns) {
-        print_row(t, t->cells + i);
-    }
     for (size_t i = 0; i < t->count; i++) {
         free(t->cells[i]);
     }
     free(t->cells);
     free(t);
     return failed ? cli_error_nomem(err) : CKD_OK;
+}
+
+ckd_status cli_table_print_html(FILE *to, cli_table *t, ckd_error *err) {
+    if (!t) {
+        return cli_error_nomem(err);
+    }
+    if (!t->failed && t->count > t->columns) {
+        fputs("<div class=\"wide\" tabindex=\"0\"><table>\n<thead>", to);
+        print_html_row(to, t, t->cells, "th");
+        fputs("</thead>\n<tbody>\n", to);
+        for (size_t i = t->columns; i + t->columns <= t->count; i += t->columns) {
+            print_html_row(to, t, t->cells + i, "td");
+        }
+        fputs("</tbody></table></div>\n", to);
+    }
+    return free_table(t, err);
+}
+
+ckd_status cli_table_print(cli_table *t, ckd_error *err) {
+    if (!t) {
+        return cli_error_nomem(err);
+    }
+    bool empty = t->failed || t->count <= t->columns;
+    for (size_t i = 0; i + t->columns <= t->count && !empty; i += t->columns) {
+        print_row(t, t->cells + i);
+    }
+    return free_table(t, err);
 }

@@ -1,6 +1,8 @@
-/* Aligned columns on stdout. */
+/* Columns: aligned on stdout, or as a table of a page. */
 #ifndef CLI_TABLE_H
 #define CLI_TABLE_H
+
+#include <stdio.h>
 
 #include "cli/errors.h"
 
@@ -15,5 +17,7 @@ cli_table *cli_table_new(const char *columns);
 void cli_table_cell(cli_table *t, const char *format, ...) CLI_PRINTF(2, 3);
 /* Prints and frees it; nothing if it has no rows, or if some cell could not be kept (NOMEM). */
 ckd_status cli_table_print(cli_table *t, ckd_error *err);
+/* The same as HTML. */
+ckd_status cli_table_print_html(FILE *to, cli_table *t, ckd_error *err);
 
 #endif

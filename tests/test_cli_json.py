@@ -49,8 +49,10 @@ def test_all_documented_objects_are_printed(full):
     assert checked(run("list", lossy, "--json", expect_message="").json(), "list", seen)["errors"]
     checked(run("show", lossy, "--json", expect_message="").json(), "show", seen)
     checked(full.json("diff", "gpt@1", "tuned@3"), "diff", seen)
+    prices = Path(__file__).resolve().parent.parent / "docs/prices-example.json"
     checked(full.json("report"), "report", seen)
     assert checked(full.json("timeline"), "timeline", seen)["saves"]
+    checked(full.json("report", "--prices", prices, "--until", 10, "--keep-last", 1), "report", seen)
     checked(full.json("load", "--run", "gpt", "--out", full.folder / "o"), "load", seen)
     checked(full.json("load", "--run", "gpt", "--explain"), "load --explain", seen)
     checked(full.json("export", "--run", "gpt", "--out", full.folder / "e", "--dry-run"), "export", seen)
