@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "cli/commands.h"
 #include "cli/json_out.h"
@@ -10,10 +11,14 @@
 #include "cli/progress.h"
 #include "cli/text.h"
 
-enum { OPT_QUICK = 0x200 };
+enum { OPT_QUICK = 0x200, OPT_SAMPLE, OPT_SEED };
 
 static const struct argp_option options_table[] = {
     {"quick", OPT_QUICK, 0, 0, "Only structure and checksums of what is stored; decode nothing", 2},
+    {"sample", OPT_SAMPLE, "P", 0,
+     "Decode only about P percent of the blocks, such as 1 or 0.5; the rest is checked as with --quick", 2},
+    {"seed", OPT_SEED, "N", 0,
+     "With --sample: which blocks (another time, others); the output says the number", 2},
     {0},
 };
 
@@ -24,16 +29,37 @@ static const char doc[] =
     "\vExamples:\n"
     "  ckptdelta verify ckpts\n"
     "  ckptdelta verify ckpts --run gpt --step latest\n"
-    "  ckptdelta verify ckpts --quick --json\n";
+    "  ckptdelta verify ckpts --quick --json\n"
+    "  ckptdelta verify ckpts --sample 5\n";
 
 typedef struct arguments {
     cli_options common;
     cli_pick pick;
-    bool quick;
+    bool quick, seed_given;
+    double percent; /* 0: all */
+    uint64_t seed;
 } arguments;
 
+/* Another one each time; below 2^53, so that every JSON reader takes it as it is. */
+static uint64_t new_seed(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    return ((uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000) & ((UINT64_C(1) << 53) - 1);
+}
+
+static void check_sample(arguments *a, struct argp_state *state) {
+    if (a->quick && a->percent > 0) {
+        argp_error(state, "--quick decodes nothing, --sample some; choose one");
+    }
+    if (a->seed_given && !(a->percent > 0)) {
+        argp_error(state, "--seed goes with --sample");
+    }
+    if (!a->seed_given) {
+        a->seed = new_seed();
+    }
+}
+
 static error_t parse(int key, char *arg, struct argp_state *state) {
-    (void)arg;
     arguments *a = state->input;
     switch (key) {
     case ARGP_KEY_INIT:
@@ -42,6 +68,20 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
         return 0;
     case OPT_QUICK:
         a->quick = true;
+        return 0;
+    case OPT_SAMPLE:
+        if (!cli_parse_double(&a->percent, arg) || !(a->percent > 0) || !(a->percent < 100)) {
+            argp_error(state, "--sample is a number of percent above 0 and below 100, not '%s'", arg);
+        }
+        return 0;
+    case OPT_SEED:
+        if (!cli_parse_u64(&a->seed, arg) || a->seed > INT64_MAX) {
+            argp_error(state, "--seed is a number, not '%s'", arg);
+        }
+        a->seed_given = true;
+        return 0;
+    case ARGP_KEY_END:
+        check_sample(a, state);
         return 0;
     default:
         return ARGP_ERR_UNKNOWN;
@@ -142,7 +182,8 @@ static json_t *json_damage(const ckd_damage *d) {
                      checkpoints);
 }
 
-static ckd_status print_json(const ckd_verify_result *r, const survivors *left, ckd_error *err) {
+static ckd_status print_json(const ckd_verify_result *r, const survivors *left, const arguments *a,
+                             ckd_error *err) {
     json_t *damage = json_array(), *newest = json_array();
     for (size_t i = 0; i < r->damage_count; i++) {
         cli_json_append(&damage, json_damage(&r->damage[i]));
@@ -150,10 +191,14 @@ static ckd_status print_json(const ckd_verify_result *r, const survivors *left, 
     for (size_t i = 0; i < left->count; i++) {
         cli_json_append(&newest, json_string(cli_place_of(left->newest[i]).text));
     }
-    return cli_json_print(json_pack("{s:i, s:b, s:I, s:I, s:I, s:I, s:o, s:o}", "schema", 1, "ok",
-                                    r->damage_count == 0, "checkpoints", (json_int_t)r->checkpoints, "files",
-                                    (json_int_t)r->files, "blocks", (json_int_t)r->blocks, "bytes",
-                                    (json_int_t)r->bytes, "damage", damage, "newest_intact", newest),
+    bool sampled = a->percent > 0;
+    return cli_json_print(json_pack("{s:i, s:b, s:I, s:I, s:I, s:I, s:I, s:o, s:o, s:o, s:o}", "schema", 1,
+                                    "ok", r->damage_count == 0, "checkpoints", (json_int_t)r->checkpoints,
+                                    "files", (json_int_t)r->files, "blocks", (json_int_t)r->blocks,
+                                    "all_blocks", (json_int_t)r->all_blocks, "bytes", (json_int_t)r->bytes,
+                                    "sample", sampled ? json_real(a->percent) : json_null(), "seed",
+                                    sampled ? json_integer((json_int_t)a->seed) : json_null(), "damage",
+                                    damage, "newest_intact", newest),
                           err);
 }
 
@@ -196,6 +241,11 @@ static void print_text(const ckd_verify_result *r, const survivors *left, const 
                left->newest[i]->run, left->newest[i]->step, a->common.store, left->newest[i]->run,
                left->newest[i]->step);
     }
+    if (a->percent > 0 && r->all_blocks) {
+        printf("decoded %" PRIu64 " of %" PRIu64 " blocks, %.3g %%, chosen by --seed %" PRIu64
+               "; of the others what is stored was checked\n",
+               r->blocks, r->all_blocks, 100 * (double)r->blocks / (double)r->all_blocks, a->seed);
+    }
     printf("%s %" PRIu64 " checkpoints, %" PRIu64 " files, %" PRIu64 " blocks, %s: %s\n",
            a->quick ? "checked, decoding nothing," : "verified", r->checkpoints, r->files, r->blocks,
            cli_text_size(r->bytes).text, r->damage_count ? "DAMAGED" : "no damage");
@@ -207,6 +257,8 @@ static ckd_status verify(ckd_verify_result **out, const arguments *a, ckd_store 
     ckd_verify_options options = CKD_VERIFY_OPTIONS_INIT;
     options.run = a->pick.run;
     options.quick = a->quick;
+    options.sample = a->percent / 100;
+    options.seed = a->seed;
     ckd_checkpoint one;
     if (a->pick.step_given || a->pick.tag) {
         ckd_status status = cli_find_pick(&one, store, &a->pick, err);
@@ -235,7 +287,7 @@ static ckd_status tell(const arguments *a, const ckd_verify_result *result, ckd_
         status = find_survivors(&left, result, all, err);
     }
     if (status == CKD_OK && a->common.json) {
-        status = print_json(result, &left, err);
+        status = print_json(result, &left, a, err);
     } else if (status == CKD_OK && cli_talks(&a->common)) {
         print_text(result, &left, a);
     }

@@ -489,7 +489,7 @@ typedef struct ckd_damage {
     uint64_t offset;    /* in the file, CKD_NO_OFFSET if unknown */
     const char *what;   /* one sentence */
     const char *const *
-        checkpoints; /* "RUN@STEP" of all that cannot be loaded because of it; if quick, of all that may need it */
+        checkpoints; /* "RUN@STEP" of all that cannot be loaded because of it; if not all was decoded, of all that may need it */
     size_t checkpoint_count;
 } ckd_damage;
 
@@ -501,6 +501,9 @@ typedef struct ckd_verify_options {
     int quick; /* structure and stored checksums only, nothing is decoded */
     ckd_progress_fn on_progress;
     void *progress_context;
+    double
+        sample; /* above 0, below 1: only about this share of the blocks is decoded, all else as with quick; 0: all. Not with quick */
+    uint64_t seed; /* which of them: another number, others */
 } ckd_verify_options;
 #define CKD_VERIFY_OPTIONS_INIT \
     { .struct_size = sizeof(ckd_verify_options) }
@@ -509,9 +512,12 @@ typedef struct ckd_verify_result {
     uint64_t checkpoints, files, blocks, bytes; /* looked at */
     size_t damage_count;
     ckd_damage *damage;
+    uint64_t
+        all_blocks; /* of these checkpoints; with quick or a sample more than were decoded, which `blocks` counts */
 } ckd_verify_result;
 
-/* Checks every hash down to the reconstructed values. Damage found is a result, not an error: CKD_OK with a count. */
+/* Checks every hash down to the reconstructed values. Damage found is a result, not an error: CKD_OK with a count. Errors: INVALID (the sample),
+ * CANCELLED, IO, NOMEM. */
 CKD_API ckd_status ckd_store_verify(ckd_verify_result **out, ckd_store *store,
                                     const ckd_verify_options *options, ckd_error *err);
 CKD_API void ckd_verify_result_free(ckd_verify_result *result);

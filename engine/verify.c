@@ -23,7 +23,7 @@ typedef struct verification {
     ckd_id *files; /* chunk files looked at already */
     size_t file_count, file_capacity;
     uint64_t total;    /* raw bytes to look at */
-    lineage *lineages; /* of all checkpoints; only if quick: else decoding shows who needs what */
+    lineage *lineages; /* of all checkpoints; only if not all is decoded: else that shows who needs what */
     size_t lineage_count;
     float_mode callers_mode;
 } verification;
@@ -201,13 +201,29 @@ static ckd_status check_block(verification *v, const view *w, const view_block *
     return status == CKD_OK ? progress(v, b->record->raw_size, err) : status;
 }
 
+/* Is the block in the sample? That follows from the seed and from what it is, wherever it stands and whatever else there is. */
+static bool in_sample(const verification *v, const view *w, size_t number) {
+    uint8_t what[sizeof(ckd_id) + 16];
+    if (v->options->sample == 0) {
+        return true;
+    }
+    memcpy(what, &w->manifest.checkpoint.id, sizeof(ckd_id));
+    store_le64(what + sizeof(ckd_id), number);
+    store_le64(what + sizeof(ckd_id) + 8, v->options->seed);
+    return (double)(hash64(what, sizeof(what)) >> 11) < v->options->sample * 0x1p53;
+}
+
 static ckd_status check_values(verification *v, const view *w, const char *checkpoint, ckd_error *err) {
     ckd_status status = CKD_OK;
     for (size_t i = 0; i < w->block_count && status == CKD_OK; i++) {
-        status = check_block(v, w, &w->blocks[i], false, checkpoint, err);
+        if (in_sample(v, w, i)) {
+            status = check_block(v, w, &w->blocks[i], false, checkpoint, err);
+        }
     }
     for (size_t i = 0; i < w->blob_count && status == CKD_OK; i++) {
-        status = check_block(v, w, &w->blobs[i], true, checkpoint, err);
+        if (in_sample(v, w, w->block_count + i)) {
+            status = check_block(v, w, &w->blobs[i], true, checkpoint, err);
+        }
     }
     return status;
 }
@@ -245,6 +261,7 @@ static ckd_status check_checkpoint(verification *v, const manifest_name *name, c
     if (status != CKD_OK) {
         return note(v, status, &why, CKD_NO_OFFSET, checkpoint, err);
     }
+    v->result->all_blocks += w->block_count + w->blob_count;
     return v->options->quick ? CKD_OK : check_values(v, w, checkpoint, err);
 }
 
@@ -287,7 +304,7 @@ static void free_lineages(verification *v) {
 static ckd_status check_all(verification *v, ckd_error *err) {
     manifest_list list;
     ckd_status status = manifests_read(&list, v->store, err);
-    if (status == CKD_OK && v->options->quick) {
+    if (status == CKD_OK && (v->options->quick || v->options->sample > 0)) {
         status = read_lineages(v, &list, err);
     }
     for (size_t i = 0; i < list.count && status == CKD_OK; i++) {
@@ -347,7 +364,15 @@ static ckd_status expect_total(verification *v, ckd_error *err) {
         }
     }
     catalog_list_free(&list);
+    v->total = v->options->sample > 0 ? (uint64_t)((double)v->total * v->options->sample) : v->total;
     return status;
+}
+
+static ckd_status check_sample(const ckd_verify_options *o, ckd_error *err) {
+    bool valid = o->sample >= 0 && o->sample < 1 && !(o->sample > 0 && o->quick);
+    return valid ? CKD_OK
+                 : err_set(err, CKD_E_INVALID,
+                           "a sample is a share of the blocks, above 0 and below 1, and not quick");
 }
 
 static ckd_status resolve_step(ckd_verify_options *o, char run[CKD_RUN_MAX + 1], ckd_store *store,
@@ -396,7 +421,10 @@ ckd_status ckd_store_verify(ckd_verify_result **out, ckd_store *store, const ckd
         memcpy(&o, options, options->struct_size < sizeof(o) ? options->struct_size : sizeof(o));
     }
     char run[CKD_RUN_MAX + 1];
-    ckd_status status = resolve_step(&o, run, store, err);
+    ckd_status status = check_sample(&o, err);
+    if (status == CKD_OK) {
+        status = resolve_step(&o, run, store, err);
+    }
     if (status != CKD_OK) {
         return status;
     }
