@@ -183,6 +183,51 @@ static void print_bits(const places *p) {
     fputs("</figure>\n", p->to);
 }
 
+/* ---- how long saves took ---- */
+
+static cli_text seconds_label(double value) {
+    cli_text out;
+    snprintf(out.text, sizeof(out.text), value < 1 ? "%.3g ms" : "%.4g s", value < 1 ? 1000 * value : value);
+    return out;
+}
+
+/* Means of the saves that share a place, in seconds; 0: none is known. */
+static void mean_times(const ckd_timeline *t, size_t count, double *waited, double *whole) {
+    for (size_t place = 0, i = 0; place < count; place++) {
+        size_t first = i, end = (place + 1) * t->count / count;
+        for (waited[place] = whole[place] = 0; i < end; i++) {
+            waited[place] += (double)t->items[i].stall_ns / 1e9 / (double)(end - first);
+            whole[place] += (double)t->items[i].total_ns / 1e9 / (double)(end - first);
+        }
+    }
+}
+
+static void print_times(const places *p) {
+    html_chart c;
+    const ckd_timeline *t = p->d->timeline;
+    size_t count = t->count < p->count ? t->count : p->count;
+    double *waited = p->values, *whole = p->values + count, least = INFINITY, most = 0;
+    mean_times(t, count, waited, whole);
+    for (size_t i = 0; i < 2 * count; i++) {
+        widen(&least, &most, p->values[i]);
+    }
+    if (!(most > 0)) {
+        return;
+    }
+    fputs(
+        "<figure><figcaption>Time of saves<small>From the beginning of a save until it was durable, and what training "
+        "stood still for: sessions know that.</small></figcaption>\n",
+        p->to);
+    html_chart_begin(&c, p->to, "Seconds that saves took, and that training waited", count, least, most,
+                     seconds_label);
+    html_chart_line(&c, whole, 1);
+    html_chart_line(&c, waited, 5);
+    html_chart_end(&c, cli_text_time(t->items[0].created_ns).text,
+                   cli_text_time(t->items[t->count - 1].created_ns).text);
+    html_legend(p->to, "1whole save|5training waited");
+    fputs("</figure>\n", p->to);
+}
+
 /* ---- lineage ---- */
 
 typedef struct lineage {
@@ -298,6 +343,7 @@ ckd_status report_charts(FILE *to, const report_data *d, ckd_error *err) {
     print_sizes(&p);
     print_sums(&p);
     print_bits(&p);
+    print_times(&p);
     print_lineage(to, d);
     fputs("</div>\n", to);
     free(p.values);

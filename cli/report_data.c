@@ -27,6 +27,11 @@ static int by_size(const void *left, const void *right, void *context) {
     return order ? order : strcmp(a->name, b->name);
 }
 
+static int by_end(const void *left, const void *right) {
+    const ckd_save_times *a = left, *b = right;
+    return (a->created_ns > b->created_ns) - (a->created_ns < b->created_ns);
+}
+
 /* Numbers 0 ... count - 1 in an order. NULL if out of memory. */
 static size_t *sorted(size_t count, int (*compare)(const void *, const void *, void *), void *context) {
     size_t *numbers = calloc(count + 1, sizeof(*numbers));
@@ -84,16 +89,16 @@ static void add_growths(report_data *d) {
 
 /* ---- the end of the run ---- */
 
-/* A sum that ends at the largest number. */
+/* A sum that ends where figures of JSON do. */
 static uint64_t plus(uint64_t bytes, double more) {
     double sum = (double)bytes + more;
-    return sum < 0x1p63 ? bytes + (uint64_t)more : UINT64_C(1) << 63;
+    return sum < 0x1p63 ? bytes + (uint64_t)more : INT64_MAX;
 }
 
 static report_projection project(const report_growth *g, uint64_t until) {
     report_projection p = {g, until, 0, 0, 0, 0};
     if (until > g->last->step) {
-        p.more = (uint64_t)((double)(until - g->last->step) / g->interval);
+        p.more = (uint64_t)fmin((double)(until - g->last->step) / g->interval, 0x1p62);
     }
     p.raw_bytes = plus(g->run->raw_bytes, (double)p.more * g->raw);
     p.stored_bytes = plus(g->run->stored_bytes, (double)p.more * g->stored);
@@ -228,10 +233,16 @@ ckd_status report_data_make(report_data *d, const report_question *q, ckd_store 
         status = ckd_store_plan_prune(&d->prune, store, &q->policy, err);
     }
     if (status == CKD_OK) {
+        status = ckd_store_timeline(&d->timeline, store, NULL, err);
+    }
+    if (status == CKD_OK) {
         status = make_room(d, err);
     }
     if (status != CKD_OK) {
         return status;
+    }
+    if (d->timeline->count) {
+        qsort(d->timeline->items, d->timeline->count, sizeof(*d->timeline->items), by_end);
     }
     add_elements(d);
     add_growths(d);
@@ -246,6 +257,7 @@ ckd_status report_data_make(report_data *d, const report_question *q, ckd_store 
 void report_data_free(report_data *d) {
     ckd_report_free(d->report);
     ckd_prune_free(d->prune);
+    ckd_timeline_free(d->timeline);
     cli_prices_free(d->prices);
     free(d->by_time);
     free(d->by_size);

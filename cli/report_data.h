@@ -47,8 +47,9 @@ typedef struct report_data {
     report_period *periods;
     report_loading *loadings; /* of each run, with prices */
     size_t projection_count, period_count, loading_count;
-    ckd_prune *prune;   /* NULL: no policy was asked about */
-    cli_prices *prices; /* NULL: no table was given */
+    ckd_timeline *timeline; /* how long saves took, those that the catalog knows of, by time */
+    ckd_prune *prune;       /* NULL: no policy was asked about */
+    cli_prices *prices;     /* NULL: no table was given */
 } report_data;
 
 typedef struct report_question {

@@ -36,10 +36,10 @@ typedef struct ckd_report {
     uint64_t ready_bytes; /* evictable copies that keep loading the newest checkpoint of each run cheap */
     uint64_t other_bytes;
     size_t run_count, role_count, checkpoint_count;
-    ckd_usage *by_run; /* stored: chunk files and manifests */
+    ckd_usage *by_run; /* by name; stored: chunk files and manifests */
     ckd_usage *
         by_role; /* stored: payloads, record headers and index shares; "overhead" holds the rest of listed checkpoints' chunk files */
-    ckd_checkpoint *by_checkpoint;
+    ckd_checkpoint *by_checkpoint; /* by run name, then step: those of by_run, one run after the other */
     uint64_t
         unlisted_bytes; /* chunk files and manifests of no listed checkpoint: what the trash holds, and saves in progress */
     uint64_t file_count;         /* chunk files and manifests of listed checkpoints */

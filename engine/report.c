@@ -78,6 +78,22 @@ static ckd_status fill_details(filling *f, const ckd_checkpoint_list *list, cata
     return status == CKD_OK ? add_fidelities(r, err) : status;
 }
 
+/* Two answers about the same runs: who reads one beside the other relies on it. */
+static ckd_status check_runs(const ckd_report *r, ckd_error *err) {
+    size_t at = 0;
+    bool agree = true;
+    for (size_t i = 0; i < r->run_count && agree; i++) {
+        uint64_t count = r->by_run[i].checkpoints;
+        agree = count > 0 && count <= r->checkpoint_count - at;
+        for (uint64_t k = 0; k < count && agree; k++) {
+            agree = strcmp(r->by_checkpoint[at++].run, r->by_run[i].name) == 0;
+        }
+    }
+    return agree && at == r->checkpoint_count
+               ? CKD_OK
+               : err_set(err, CKD_E_CORRUPT, "the catalog contradicts itself about its runs");
+}
+
 static ckd_status fill_rows(filling *f, catalog *c, ckd_error *err) {
     ckd_report *r = f->report;
     ckd_checkpoint_list list = {0};
@@ -89,6 +105,9 @@ static ckd_status fill_rows(filling *f, catalog *c, ckd_error *err) {
     }
     if (status == CKD_OK) {
         status = catalog_usage_by_run(&r->by_run, &r->run_count, c, err);
+    }
+    if (status == CKD_OK) {
+        status = check_runs(r, err);
     }
     r->by_role = status == CKD_OK ? calloc(ROLE_ROWS + 1, sizeof(*r->by_role)) : NULL;
     if (status == CKD_OK && !r->by_role) {

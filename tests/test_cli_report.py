@@ -152,7 +152,7 @@ def test_growth_and_the_end_of_the_run(full):
     assert end["raw_bytes"] == pytest.approx(usage["raw_bytes"] + 6 * newest[0]["raw_bytes"], abs=1)
     assert report(full, "--until", 40)["projection"][0]["checkpoints"] == report(full, "--until", 3)["projection"][0]["checkpoints"] == 4
     far = report(full, "--until", 2**63 - 1)["projection"][0]
-    assert far["reached"] is None and far["checkpoints"] > 10**17
+    assert far["reached"] is None and far["checkpoints"] > 10**17 and far["raw_bytes"] == 2**63 - 1
     assert report(full, "--until", 100, "--run", "tuned")["projection"] == []
     assert "nothing says" in full.call("report", "--until", 100, "--run", "tuned").out
     for args in (["--until", "x"], ["--until", str(2**63)], ["--until", "-1"]):
@@ -163,7 +163,9 @@ def test_growth_and_the_end_of_the_run(full):
 def test_only_the_newest_32_checkpoints_count(store):
     for step in [*range(8), *range(1000, 1000 + 33 * 5, 5)]:
         store.save(step, {"w": np.full(10 if step < 1000 else 1000, step, np.float32)}, "--base", "--codec", "raw")
-    growth, = report(store)["growth"]
+    r = report(store, "--until", 2**63 - 1)
+    assert r["projection"][0]["checkpoints"] > 10**18 and r["projection"][0]["raw_bytes"] == 2**63 - 1
+    growth, = r["growth"]
     assert growth["interval"] == 5 and growth["raw_bytes"] == 4000
 
 

@@ -81,10 +81,10 @@ def test_it_is_well_formed_and_says_all(page):
     parsed = Page(text)
     assert text.startswith("<!doctype html>\n") and text.endswith("</html>\n")
     assert set(parsed.texts["h2"]) == SECTIONS
-    assert parsed.tags.count("svg") == parsed.tags.count("figure") == 4
+    assert parsed.tags.count("svg") == parsed.tags.count("figure") == 5
     assert parsed.tags.count("h1") == 1 and ("html", "lang", "en") in parsed.attributes
     captions = set(parsed.texts["figcaption"])
-    assert captions == {"Size of each checkpoint", "All checkpoints so far", "Bits for each element", "Lineage"}
+    assert captions == {"Size of each checkpoint", "All checkpoints so far", "Bits for each element", "Time of saves", "Lineage"}
     cells = parsed.texts["td"]
     assert html.unescape(HOSTILE).replace("\n", "\\x0a") in cells, "the name is there as it is"
     report = store.json("report")
@@ -110,7 +110,7 @@ def test_nothing_comes_from_outside_and_nothing_runs(page):
 def test_shapes_stay_in_their_drawings(page):
     parsed = Page(page[0])
     boxes = [value for tag, name, value in parsed.attributes if tag == "svg" and name == "viewbox"]
-    assert boxes == ["0 0 1000 300"] * 3 + ["0 0 1000 88"]
+    assert boxes == ["0 0 1000 300"] * 4 + ["0 0 1000 88"]
     for _, name, value in parsed.attributes:
         if name == "d":
             assert re.fullmatch(r"([MLHh](-?[0-9.]+)( -?[0-9.]+)?)+", value), value
@@ -134,10 +134,14 @@ def test_odd_stores(store):
     assert "svg" not in Page(out.read_text()).tags
     store.save(1, {})
     store.call("report", "-q", "--html", out, "--until", 5)
-    assert Page(out.read_text()).tags.count("svg") == 3, "no element, no bits"
+    assert Page(out.read_text()).tags.count("svg") == 4, "no element, no bits"
     store.save(2, {"e": np.zeros(0, np.float32), "s": np.array(1)})
     store.call("report", "-q", "--html", out)
-    assert Page(out.read_text()).tags.count("svg") == 4
+    assert Page(out.read_text()).tags.count("svg") == 5
+    (store.path / "catalog.db").unlink()
+    store.call("rebuild", "-q")
+    store.call("report", "-q", "--html", out)
+    assert "Time of saves" not in out.read_text(), "a new catalog does not know"
 
 
 def test_many_checkpoints_share_places(store):
