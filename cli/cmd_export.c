@@ -147,7 +147,8 @@ static ckd_status write_file(file_writing *w, const cli_folder *folder, const ex
 static ckd_status write_all(const arguments *a, const export_plan *p, ckd_load *load, ckd_error *err) {
     file_writing writing;
     cli_folder *folder = NULL;
-    ckd_status status = file_writing_begin(&writing, load, p->tensor_bytes, a->common.quiet, err);
+    ckd_status status =
+        file_writing_begin(&writing, load, "exporting", p->tensor_bytes, a->common.quiet, err);
     if (status == CKD_OK) {
         status = cli_folder_open(&folder, a->out, a->overwrite ? export_replaceable : NULL, p->bytes, err);
     }

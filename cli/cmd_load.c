@@ -249,7 +249,7 @@ static ckd_status prepare(file_content *c, arguments *a, ckd_load *load, const b
 static ckd_status write_content(const arguments *a, const char *out, const file_content *c, ckd_load *load,
                                 ckd_error *err) {
     file_writing writing;
-    ckd_status status = file_writing_begin(&writing, load, c->data_size, a->common.quiet, err);
+    ckd_status status = file_writing_begin(&writing, load, "loading", c->data_size, a->common.quiet, err);
     if (status == CKD_OK) {
         status = file_content_write(&writing, c, out, a->force, err);
     }

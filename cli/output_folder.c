@@ -274,14 +274,14 @@ static int take_place(cli_folder *f, ckd_error *err) {
     return failed;
 }
 
-/* rename() replaces an empty folder, and nothing else. */
+/* rename() replaces an empty folder, and nothing else: what another process has put there just now stays, unless it may be replaced. */
 static int give_name(cli_folder *f, ckd_error *err) {
     if (rename(f->temporary, f->path) == 0) {
         free(f->temporary);
         f->temporary = NULL;
         return 0;
     }
-    if (errno != ENOTEMPTY && errno != EEXIST) {
+    if (!f->replaceable || (errno != ENOTEMPTY && errno != EEXIST)) {
         return errno;
     }
     return take_place(f, err);

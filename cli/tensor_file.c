@@ -119,10 +119,11 @@ static ckd_status copy_tensor(file_writing *w, cli_output *output, const file_co
 
 /* ---- files ---- */
 
-ckd_status file_writing_begin(file_writing *w, ckd_load *load, uint64_t total, bool quiet, ckd_error *err) {
+ckd_status file_writing_begin(file_writing *w, ckd_load *load, const char *verb, uint64_t total, bool quiet,
+                              ckd_error *err) {
     *w = (file_writing){.load = load, .total = total, .buffer = malloc(2 * PIECE_BYTES)};
     w->room = (char *)w->buffer + PIECE_BYTES;
-    cli_progress_begin(&w->progress, "loading", quiet);
+    cli_progress_begin(&w->progress, verb, quiet);
     cli_interrupt_catch();
     return w->buffer ? CKD_OK : cli_error_nomem(err);
 }

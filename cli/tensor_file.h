@@ -25,14 +25,15 @@ ckd_status file_content_arrange(file_content *c, json_t *metadata, ckd_error *er
 #define METADATA_BLOB "safetensors.metadata"
 ckd_status file_metadata(json_t **out, ckd_load *load, ckd_error *err);
 
-/* Files being written, one after the other. Signals are caught from its begin on. */
+/* Files being written, one after the other. Signals are caught from its begin on. verb: what progress calls it. */
 typedef struct file_writing {
     ckd_load *load;
     cli_progress progress;
     uint64_t done, total; /* bytes of data */
     void *buffer, *room;  /* 16 MiB each */
 } file_writing;
-ckd_status file_writing_begin(file_writing *w, ckd_load *load, uint64_t total, bool quiet, ckd_error *err);
+ckd_status file_writing_begin(file_writing *w, ckd_load *load, const char *verb, uint64_t total, bool quiet,
+                              ckd_error *err);
 /* The file appears complete or not at all. Errors: those of ckd_load_tensor and of cli_output_*; CANCELLED. */
 ckd_status file_content_write(file_writing *w, const file_content *c, const char *path, bool force,
                               ckd_error *err);

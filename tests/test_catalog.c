@@ -1069,6 +1069,29 @@ static void test_ten_thousand_checkpoints(void **state) {
     free(runs);
     catalog_close(c);
 
+    ckd_tensor_usage *by_tensor;
+    ckd_checkpoint_roles *by_checkpoint;
+    c = catalog_sample_open(*state, CATALOG_READ);
+    reads = 0;
+    assert_int_equal(catalog_usage_by_tensor(&by_tensor, &count, c, NULL), CKD_OK);
+    print_message("sums by tensor: %zu reads\n", reads);
+    assert_true(reads > 0 && reads < 40);
+    assert_int_equal(count, 2 * MANY_TENSORS);
+    assert_int_equal(by_tensor[0].checkpoints, MANY / 2);
+    free(by_tensor);
+    catalog_close(c);
+
+    c = catalog_sample_open(*state, CATALOG_READ);
+    assert_int_equal(catalog_list(&list, c, NULL, NULL), CKD_OK);
+    reads = 0;
+    assert_int_equal(catalog_usage_by_checkpoint(&by_checkpoint, &list, c, NULL), CKD_OK);
+    print_message("roles of each checkpoint: %zu reads\n", reads);
+    assert_true(reads > 0 && reads < pages / 4);
+    assert_int_equal(by_checkpoint[MANY - 1].roles[CKD_ROLE_WEIGHT].raw_bytes, UINT64_C(4718592) * 7);
+    free(by_checkpoint);
+    catalog_list_free(&list);
+    catalog_close(c);
+
     c = catalog_sample_open(*state, CATALOG_READ);
     reads = 0;
     assert_int_equal(catalog_newest(&got, c, "odd", 5000, NULL), CKD_OK);
