@@ -166,6 +166,31 @@ static void print_checkpoints(const report_data *d) {
     }
 }
 
+/* What the newest checkpoints take, all together. */
+static void print_growths(const report_data *d) {
+    for (size_t i = 0; i < d->report->run_count; i++) {
+        const report_growth *g = &d->growths[i];
+        double over = (double)g->over;
+        print_row(d, &(csv_row){.group = "growth",
+                                .run = g->run->name,
+                                .checkpoints = g->over,
+                                .raw = (uint64_t)(g->raw * over + 0.5),
+                                .stored = (uint64_t)(g->stored * over + 0.5)});
+        for (ckd_role role = CKD_ROLE_WEIGHT; role <= CKD_ROLE_OTHER; role++) {
+            const ckd_role_bytes *b = &g->roles[role];
+            if (b->elements || b->stored_bytes) {
+                print_row(d, &(csv_row){.group = "growth",
+                                        .run = g->run->name,
+                                        .name = ckd_role_name(role),
+                                        .checkpoints = g->over,
+                                        .elements = &b->elements,
+                                        .raw = b->raw_bytes,
+                                        .stored = b->stored_bytes});
+            }
+        }
+    }
+}
+
 static void print_outlooks(const report_data *d) {
     for (size_t i = 0; i < d->projection_count; i++) {
         const report_projection *p = &d->projections[i];
@@ -193,6 +218,7 @@ ckd_status report_print_csv(const report_data *d, ckd_error *err) {
           stdout);
     print_totals(d);
     print_usages(d);
+    print_growths(d);
     print_outlooks(d);
     print_checkpoints(d);
     return ferror(stdout) ? cli_error(err, CKD_E_IO, "cannot write to standard output") : CKD_OK;

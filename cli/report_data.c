@@ -60,14 +60,23 @@ static void add_elements(report_data *d) {
 
 /* ---- growth ---- */
 
-static report_growth growth_of(const ckd_usage *run, const ckd_checkpoint *items, size_t count) {
-    report_growth g = {run, items, &items[count - 1], NAN, NAN, 0, 0};
+/* `roles`: of each of the items. */
+static report_growth growth_of(const ckd_usage *run, const ckd_checkpoint *items,
+                               const ckd_checkpoint_roles *roles, size_t count) {
+    report_growth g = {
+        .run = run, .first = items, .last = &items[count - 1], .interval = NAN, .seconds = NAN};
     size_t over = count - 1 < GROWTH_OVER ? count - 1 : GROWTH_OVER;
     size_t from = over ? count - over : 0;
     for (size_t i = from; i < count; i++) {
         g.raw += (double)items[i].raw_bytes / (double)(count - from);
         g.stored += (double)items[i].stored_bytes / (double)(count - from);
+        for (ckd_role role = CKD_ROLE_WEIGHT; role <= CKD_ROLE_OTHER; role++) {
+            g.roles[role].elements += roles[i].roles[role].elements;
+            g.roles[role].raw_bytes += roles[i].roles[role].raw_bytes;
+            g.roles[role].stored_bytes += roles[i].roles[role].stored_bytes;
+        }
     }
+    g.over = count - from;
     if (over) {
         const ckd_checkpoint *before = &items[count - 1 - over];
         g.interval = (double)(g.last->step - before->step) / (double)over;
@@ -82,7 +91,7 @@ static void add_growths(report_data *d) {
     const ckd_report *r = d->report;
     for (size_t run = 0, begin = 0; run < r->run_count; run++) {
         size_t count = (size_t)r->by_run[run].checkpoints;
-        d->growths[run] = growth_of(&r->by_run[run], r->by_checkpoint + begin, count);
+        d->growths[run] = growth_of(&r->by_run[run], r->by_checkpoint + begin, r->roles + begin, count);
         begin += count;
     }
 }

@@ -9,9 +9,11 @@
 typedef struct report_growth {
     const ckd_usage *run;
     const ckd_checkpoint *first, *last;
-    double interval;    /* steps from one to the next */
-    double seconds;     /* the same in time; NaN also if their clocks stood still */
-    double raw, stored; /* bytes of one, mean */
+    double interval;                          /* steps from one to the next */
+    double seconds;                           /* the same in time; NaN also if their clocks stood still */
+    double raw, stored;                       /* bytes of one, mean */
+    uint64_t over;                            /* that the means are over */
+    ckd_role_bytes roles[CKD_ROLE_OTHER + 1]; /* sums over these checkpoints, by role */
 } report_growth;
 
 /* A run at the step asked for, if it goes on as it does. Only of runs with a growth. */

@@ -94,6 +94,10 @@ static ckd_status print_sums(FILE *to, const report_data *d, ckd_error *err) {
         status = section(to, "Roles", NULL, report_roles(d), err);
     }
     if (status == CKD_OK) {
+        status = section(to, "Growth", "What the newest checkpoints of each run take, on average.",
+                         report_growths(d), err);
+    }
+    if (status == CKD_OK) {
         status = section(to, "Fidelities", NULL, report_fidelities(d), err);
     }
     return status == CKD_OK ? section(to, "Time", "When it was saved, UTC.", report_periods(d), err) : status;

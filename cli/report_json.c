@@ -73,17 +73,35 @@ static json_t *json_periods(const report_data *d) {
     return array;
 }
 
+static json_t *json_growth_roles(const report_growth *g) {
+    json_t *array = json_array();
+    for (ckd_role role = CKD_ROLE_WEIGHT; role <= CKD_ROLE_OTHER; role++) {
+        const ckd_role_bytes *b = &g->roles[role];
+        if (b->elements || b->stored_bytes) {
+            cli_json_append(&array,
+                            json_pack("{s:s, s:f, s:f, s:o, s:o}", "role", ckd_role_name(role), "raw_bytes",
+                                      (double)b->raw_bytes / (double)g->over, "stored_bytes",
+                                      (double)b->stored_bytes / (double)g->over, "ratio",
+                                      cli_json_ratio(b->raw_bytes, b->stored_bytes), "bits_per_element",
+                                      cli_json_double(report_bits(b->stored_bytes, b->elements))));
+        }
+    }
+    return array;
+}
+
 static json_t *json_growths(const report_data *d) {
     json_t *array = json_array();
     for (size_t i = 0; i < d->report->run_count; i++) {
         const report_growth *g = &d->growths[i];
-        cli_json_append(&array,
-                        json_pack("{s:s, s:I, s:I, s:o, s:o, s:o, s:o, s:o}", "run", g->run->name,
-                                  "first_step", (json_int_t)g->first->step, "last_step",
-                                  (json_int_t)g->last->step, "interval", cli_json_double(g->interval),
-                                  "seconds", cli_json_double(g->seconds), "raw_bytes",
-                                  cli_json_double(g->raw), "stored_bytes", cli_json_double(g->stored),
-                                  "stored_bytes_per_day", cli_json_double(g->stored / g->seconds * 86400)));
+        cli_json_append(&array, json_pack("{s:s, s:I, s:I, s:I, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "run",
+                                          g->run->name, "over", (json_int_t)g->over, "first_step",
+                                          (json_int_t)g->first->step, "last_step", (json_int_t)g->last->step,
+                                          "interval", cli_json_double(g->interval), "seconds",
+                                          cli_json_double(g->seconds), "raw_bytes", cli_json_double(g->raw),
+                                          "stored_bytes", cli_json_double(g->stored), "ratio",
+                                          g->stored > 0 ? cli_json_double(g->raw / g->stored) : json_null(),
+                                          "roles", json_growth_roles(g), "stored_bytes_per_day",
+                                          cli_json_double(g->stored / g->seconds * 86400)));
     }
     return array;
 }

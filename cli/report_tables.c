@@ -40,6 +40,27 @@ cli_table *report_roles(const report_data *d) {
     return t;
 }
 
+cli_table *report_growths(const report_data *d) {
+    cli_table *t =
+        cli_table_new("NEWEST OF|ROLE|>CHECKPOINTS|>LOGICAL EACH|>STORED EACH|>RATIO|>BITS/ELEMENT");
+    for (size_t i = 0; i < d->report->run_count; i++) {
+        const report_growth *g = &d->growths[i];
+        for (ckd_role role = CKD_ROLE_WEIGHT; role <= CKD_ROLE_OTHER; role++) {
+            const ckd_role_bytes *b = &g->roles[role];
+            if (b->elements || b->stored_bytes) {
+                cli_table_cell(t, "%s", g->run->name);
+                cli_table_cell(t, "%s", ckd_role_name(role));
+                cli_table_cell(t, "%" PRIu64, g->over);
+                cli_table_cell(t, "%s", cli_text_size(b->raw_bytes / g->over).text);
+                cli_table_cell(t, "%s", cli_text_size(b->stored_bytes / g->over).text);
+                cli_table_cell(t, "%s", cli_text_ratio(b->raw_bytes, b->stored_bytes).text);
+                cli_table_cell(t, "%s", cli_text_number(report_bits(b->stored_bytes, b->elements)).text);
+            }
+        }
+    }
+    return t;
+}
+
 cli_table *report_fidelities(const report_data *d) {
     cli_table *t = cli_table_new("FIDELITY|>CHECKPOINTS|>LOGICAL|>STORED|>RATIO");
     for (size_t i = 0; i < d->report->fidelity_count; i++) {

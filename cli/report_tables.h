@@ -10,6 +10,7 @@
 /* Each is to be printed, which frees it. `most`: rows; the largest tensors, the last checkpoints. */
 cli_table *report_runs(const report_data *d);
 cli_table *report_roles(const report_data *d);
+cli_table *report_growths(const report_data *d); /* of each run, by role */
 cli_table *report_fidelities(const report_data *d);
 cli_table *report_periods(const report_data *d);
 cli_table *report_tensors(const report_data *d, size_t most);

@@ -89,7 +89,10 @@ static ckd_status print_table(cli_table *t, ckd_error *err) {
 }
 
 static ckd_status print_details(const report_data *d, ckd_error *err) {
-    ckd_status status = print_table(report_periods(d), err);
+    ckd_status status = print_table(report_growths(d), err);
+    if (status == CKD_OK) {
+        status = print_table(report_periods(d), err);
+    }
     if (status == CKD_OK) {
         status = print_table(report_tensors(d, SIZE_MAX), err);
     }

@@ -11,7 +11,7 @@ from support_cli import DOC, NOT_FOUND, USAGE, check_documented, run, state, sto
 
 EXAMPLE = DOC.parent / "prices-example.json"
 HOSTILE = "a<b>&\"c', \u20ac=1\n"
-GROUPS = {"total", "part", "run", "role", "fidelity", "time", "tensor", "projection", "pruning", "checkpoint", "checkpoint role"}
+GROUPS = {"total", "part", "run", "role", "fidelity", "time", "tensor", "growth", "projection", "pruning", "checkpoint", "checkpoint role"}
 
 
 @pytest.fixture
@@ -142,6 +142,16 @@ def test_growth_and_the_end_of_the_run(full):
     newest = [c for c in r["by_checkpoint"] if c["run"] == "gpt"][1:]
     stored = sum(c["stored_bytes"] for c in newest) / 3
     assert gpt["stored_bytes"] == pytest.approx(stored)
+    assert gpt["over"] == 3 and gpt["ratio"] == pytest.approx(gpt["raw_bytes"] / stored)
+    rows = [row for row in table(full)["checkpoint role"] if row["run"] == "gpt" and int(row["step"]) > 10]
+    for role in gpt["roles"]:
+        mine = [row for row in rows if row["name"] == role["role"]]
+        assert role["stored_bytes"] == pytest.approx(total(mine, "stored_bytes") / 3)
+        assert role["raw_bytes"] == pytest.approx(total(mine, "raw_bytes") / 3)
+        assert role["bits_per_element"] == pytest.approx(8 * total(mine, "stored_bytes") / total(mine, "elements"))
+    sums = [row for row in table(full)["growth"] if row["run"] == "gpt"]
+    assert int(sums[0]["stored_bytes"]) == sum(c["stored_bytes"] for c in newest) and sums[0]["checkpoints"] == "3"
+    assert [row["name"] for row in sums[1:]] == [role["role"] for role in gpt["roles"]] == ["weight", "exp_avg", "exp_avg_sq", "other"]
     assert growth["tuned"]["interval"] is growth["tuned"]["seconds"] is growth["tuned"]["stored_bytes_per_day"] is None
     if gpt["seconds"]:
         assert gpt["stored_bytes_per_day"] == pytest.approx(stored / gpt["seconds"] * 86400)
@@ -242,7 +252,7 @@ def test_tables_that_are_none(full, prices, text, says):
 
 def test_text(full):
     out = full.call("report", "-v").out
-    for word in ("BITS/ELEMENT", "FIDELITY", "NEWEST STEP", "SAVED", "TENSOR", "CHECKPOINT", "would take", "near"):
+    for word in ("BITS/ELEMENT", "FIDELITY", "NEWEST STEP", "NEWEST OF", "SAVED", "TENSOR", "CHECKPOINT", "would take", "near"):
         assert word in out
     assert r"\x0a" in out, "names do not break lines"
     assert "TENSOR" not in full.call("report").out

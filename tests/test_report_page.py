@@ -18,7 +18,7 @@ HOSTILE = "a<b>&\"c'<script>alert(1)</script>\n"
 VOID = {"meta", "br", "hr", "img", "input", "link"}
 TAGS = {"html", "head", "meta", "title", "style", "body", "h1", "h2", "p", "dl", "div", "dt", "dd", "figure", "figcaption", "small",
         "span", "svg", "line", "path", "ul", "li", "i", "table", "thead", "tbody", "tr", "th", "td"}
-SECTIONS = {"Runs", "Roles", "Fidelities", "Time", "Retention", "Cost", "The end of the run", "Tensors", "Checkpoints"}
+SECTIONS = {"Runs", "Roles", "Growth", "Fidelities", "Time", "Retention", "Cost", "The end of the run", "Tensors", "Checkpoints"}
 
 
 class Page(HTMLParser):
