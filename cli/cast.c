@@ -96,7 +96,7 @@ void cli_float_write(void *to, double value, ckd_dtype dtype) {
     }
 }
 
-/* What models are cast to most often, without the detour: half of the last bit that stays, less if that is even. */
+/* What models are cast from and to most often goes without the detour: half of the last bit that stays, less if that is even. */
 static void f32_to_bf16(char *to, const char *from, size_t count) {
     for (size_t i = 0; i < count; i++) {
         uint32_t wide;
@@ -107,9 +107,46 @@ static void f32_to_bf16(char *to, const char *from, size_t count) {
     }
 }
 
+/* `bits` of a value without its last `drop` bits (1 to 24). */
+static uint32_t round_off(uint32_t bits, int drop) {
+    uint32_t kept = bits >> drop, rest = bits & ((UINT32_C(1) << drop) - 1), half = UINT32_C(1) << (drop - 1);
+    return kept + (rest > half || (rest == half && (kept & 1)));
+}
+
+static uint16_t f16_of_f32(uint32_t wide) {
+    uint16_t sign = (uint16_t)(wide >> 16 & 0x8000);
+    uint32_t size = wide & 0x7fffffff, mantissa = (size & 0x7fffff) | 0x800000;
+    int exponent = (int)(size >> 23) - 127;
+    if (size > 0x7f800000) {
+        return 0x7e00;
+    }
+    if (exponent > 15) {
+        return sign | 0x7c00;
+    }
+    if (exponent < -25) { /* less than half of the least */
+        return sign;
+    }
+    /* Rounding up runs over into the exponent, as it should, up to infinity. */
+    return sign | (uint16_t)(exponent < -14 ? round_off(mantissa, -exponent - 1)
+                                            : round_off(size - ((127u - 15u) << 23), 13));
+}
+
+static void f32_to_f16(char *to, const char *from, size_t count) {
+    for (size_t i = 0; i < count; i++) {
+        uint32_t wide;
+        memcpy(&wide, from + 4 * i, sizeof(wide));
+        uint16_t bits = f16_of_f32(wide);
+        memcpy(to + 2 * i, &bits, sizeof(bits));
+    }
+}
+
 void cli_cast(void *to, ckd_dtype to_dtype, const void *from, ckd_dtype from_dtype, size_t count) {
     if (from_dtype == CKD_F32 && to_dtype == CKD_BF16) {
         f32_to_bf16(to, from, count);
+        return;
+    }
+    if (from_dtype == CKD_F32 && to_dtype == CKD_F16) {
+        f32_to_f16(to, from, count);
         return;
     }
     size_t to_size = ckd_dtype_size(to_dtype), from_size = ckd_dtype_size(from_dtype);

@@ -159,6 +159,21 @@ def test_rounding_to_another_dtype(store):
     assert np.array_equal(np.frombuffer(tensors["w"][2], np.float16), narrow, equal_nan=True)
 
 
+def test_every_exponent_and_tie_as_f16(store):
+    """Around every value that f16 has, and half way between two: exactly, a bit more, a bit less."""
+    half = np.arange(0x7c00, dtype=np.uint16).view(np.float16).astype(np.float32)
+    ties = ((half[1:].astype(np.float64) + half[:-1]) / 2).astype(np.float32)
+    tie = np.array([65520, 2.0**-25, 1e-45, 1e-40], np.float32)
+    values = np.concatenate([half, ties, tie])
+    values = np.concatenate([values, np.nextafter(values, np.float32(0)), np.nextafter(values, np.float32(9e9))])
+    values = np.concatenate([values, -values])
+    store.save(1, {"w": values})
+    out, _ = export(store, "--dtype", "f16")
+    with np.errstate(over="ignore"):
+        wanted = values.astype(np.float16)
+    assert np.array_equal(np.frombuffer(read_all(out)[0]["w"][2], np.uint16), wanted.view(np.uint16))
+
+
 def test_blobs_have_files_of_their_own(tmp_path):
     expected = json.loads((HANDMADE.parent / "handmade.json").read_text())
     blobs = expected["handmade"]["checkpoints"]["hand.made@1"]["blobs"]
