@@ -105,26 +105,12 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
 
 /* ---- writing ---- */
 
-static ckd_status write_bytes(const char *path, const void *data, size_t size, ckd_error *err) {
-    cli_output *output;
-    ckd_status status = cli_output_open(&output, path, false, size, err);
-    if (status != CKD_OK) {
-        return status;
-    }
-    status = cli_output_write(output, data, size, err);
-    if (status == CKD_OK) {
-        return cli_output_commit(output, err);
-    }
-    cli_output_drop(output);
-    return status;
-}
-
 static ckd_status write_blob(const char *path, const export_file *f, ckd_load *load, ckd_error *err) {
     void *data;
     size_t size;
     ckd_status status = ckd_load_blob(&data, &size, load, f->blob, err);
     if (status == CKD_OK) {
-        status = write_bytes(path, data, size, err);
+        status = cli_output_bytes(path, false, data, size, err);
     }
     ckd_blob_free(data);
     return status;
@@ -138,7 +124,7 @@ static ckd_status write_file(file_writing *w, const cli_folder *folder, const ex
     }
     bool index = p->index && f == &p->files[p->count - 1];
     ckd_status status = f->blob ? write_blob(path, f, w->load, err)
-                        : index ? write_bytes(path, p->index, (size_t)f->bytes, err)
+                        : index ? cli_output_bytes(path, false, p->index, (size_t)f->bytes, err)
                                 : file_content_write(w, &f->content, path, false, err);
     free(path);
     return status;

@@ -131,16 +131,7 @@ static ckd_status draw(const arguments *a, const ckd_save_times *items, size_t c
     if (!text) {
         return cli_error_nomem(err);
     }
-    cli_output *out = NULL;
-    ckd_status status = cli_output_open(&out, a->svg, a->force, size, err);
-    if (status == CKD_OK) {
-        status = cli_output_write(out, text, size, err);
-        if (status == CKD_OK) {
-            status = cli_output_commit(out, err);
-        } else {
-            cli_output_drop(out);
-        }
-    }
+    ckd_status status = cli_output_bytes(a->svg, a->force, text, size, err);
     free(text);
     return status;
 }

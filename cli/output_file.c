@@ -191,3 +191,17 @@ void cli_output_drop(cli_output *o) {
     free(o->temporary);
     free(o);
 }
+
+ckd_status cli_output_bytes(const char *path, bool force, const void *data, size_t size, ckd_error *err) {
+    cli_output *output;
+    ckd_status status = cli_output_open(&output, path, force, size, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    status = cli_output_write(output, data, size, err);
+    if (status == CKD_OK) {
+        return cli_output_commit(output, err);
+    }
+    cli_output_drop(output);
+    return status;
+}

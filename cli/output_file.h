@@ -21,6 +21,8 @@ ckd_status cli_output_open(cli_output **out, const char *path, bool force, uint6
 ckd_status cli_output_write(cli_output *output, const void *data, size_t size, ckd_error *err);
 /* Syncs it, gives it its name (without replacing anything unless `force`), syncs the directory. Frees it in any case. */
 ckd_status cli_output_commit(cli_output *output, ckd_error *err);
+/* All of it in one. */
+ckd_status cli_output_bytes(const char *path, bool force, const void *data, size_t size, ckd_error *err);
 /* Makes the names in a folder durable. */
 ckd_status cli_output_sync_folder(const char *path, ckd_error *err);
 /* Removes the temporary file; accepts NULL. */

@@ -172,20 +172,6 @@ ckd_status report_check_html(const char *path, ckd_error *err) {
                               "the output file exists, and is no page of ckptdelta; choose another name");
 }
 
-static ckd_status write_file(const char *path, const char *page, size_t size, ckd_error *err) {
-    cli_output *output;
-    ckd_status status = cli_output_open(&output, path, true, size, err);
-    if (status != CKD_OK) {
-        return status;
-    }
-    status = cli_output_write(output, page, size, err);
-    if (status == CKD_OK) {
-        return cli_output_commit(output, err);
-    }
-    cli_output_drop(output);
-    return status;
-}
-
 ckd_status report_write_html(const report_data *d, const char *path, ckd_error *err) {
     char *page = NULL;
     size_t size = 0;
@@ -195,7 +181,7 @@ ckd_status report_write_html(const report_data *d, const char *path, ckd_error *
         status = cli_error_nomem(err);
     }
     if (status == CKD_OK) {
-        status = write_file(path, page, size, err);
+        status = cli_output_bytes(path, true, page, size, err);
     }
     free(page);
     return status;
