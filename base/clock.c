@@ -22,6 +22,11 @@ uint64_t clock_monotonic_ns(void) {
     return clock_ns(CLOCK_MONOTONIC);
 }
 
+void clock_sleep_ns(uint64_t ns) {
+    struct timespec t = {.tv_sec = (time_t)(ns / 1000000000), .tv_nsec = (long)(ns % 1000000000)};
+    (void)nanosleep(&t, NULL); /* cut short by a signal: asked a little sooner */
+}
+
 ckd_status random_bytes(void *out, size_t size, ckd_error *err) {
     for (size_t done = 0; done < size;) {
         ssize_t got = getrandom((uint8_t *)out + done, size - done, 0);

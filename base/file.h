@@ -140,6 +140,7 @@ void lock_release(file_lock *lock);
 /* ---- time and randomness ---- */
 uint64_t clock_wall_ns(void);
 uint64_t clock_monotonic_ns(void);
+void clock_sleep_ns(uint64_t ns); /* or until a signal comes */
 ckd_status random_bytes(void *out, size_t size, ckd_error *err);
 
 /* ---- fault injection, for tests only ---- */

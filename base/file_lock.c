@@ -61,11 +61,6 @@ static int still_named(bool *named, int fd, const char *path) {
     return 0;
 }
 
-static void sleep_ns(uint64_t ns) {
-    struct timespec t = {.tv_sec = (time_t)(ns / 1000000000), .tv_nsec = (long)(ns % 1000000000)};
-    (void)nanosleep(&t, NULL); /* cut short by a signal: asked a little sooner */
-}
-
 static int wait_for_lock(int fd, lock_kind kind, uint64_t deadline) {
     uint64_t pause = SLEEP_FIRST_NS;
     for (;;) {
@@ -74,7 +69,7 @@ static int wait_for_lock(int fd, lock_kind kind, uint64_t deadline) {
         if (errnum != EAGAIN || now >= deadline) {
             return errnum;
         }
-        sleep_ns(pause < deadline - now ? pause : deadline - now);
+        clock_sleep_ns(pause < deadline - now ? pause : deadline - now);
         pause = pause * 2 < SLEEP_LONGEST_NS ? pause * 2 : SLEEP_LONGEST_NS;
     }
 }

@@ -6,7 +6,7 @@
 #include <time.h>
 
 #include "cli/commands.h"
-#include "cli/json_out.h"
+#include "cli/damage.h"
 #include "cli/options.h"
 #include "cli/progress.h"
 #include "cli/text.h"
@@ -88,109 +88,10 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
     }
 }
 
-/* What is left of the runs that have damage. A lost checkpoint may have fallen out of the catalog, too. */
-typedef struct survivors {
-    const char **lost; /* "RUN@STEP" of what cannot be loaded, sorted, each once; they belong to the result */
-    size_t lost_count;
-    /* The newest that is intact, of each run with damage, by name; they belong to the list. */
-    const ckd_checkpoint **newest;
-    size_t count;
-} survivors;
-
-static int by_text(const void *left, const void *right) {
-    return strcmp(*(const char *const *)left, *(const char *const *)right);
-}
-
-static ckd_status collect_lost(survivors *out, const ckd_verify_result *r, ckd_error *err) {
-    size_t total = 0, count = 0;
-    for (size_t i = 0; i < r->damage_count; i++) {
-        total += r->damage[i].checkpoint_count;
-    }
-    out->lost = calloc(total ? total : 1, sizeof(*out->lost));
-    if (!out->lost) {
-        return cli_error_nomem(err);
-    }
-    for (size_t i = 0; i < r->damage_count; i++) {
-        for (size_t j = 0; j < r->damage[i].checkpoint_count; j++) {
-            out->lost[count++] = r->damage[i].checkpoints[j];
-        }
-    }
-    qsort(out->lost, count, sizeof(*out->lost), by_text);
-    for (size_t i = 0; i < count; i++) {
-        if (i == 0 || strcmp(out->lost[i], out->lost[i - 1]) != 0) {
-            out->lost[out->lost_count++] = out->lost[i];
-        }
-    }
-    return CKD_OK;
-}
-
-static bool has_damage(const survivors *left, const char *run) {
-    size_t length = strlen(run);
-    for (size_t i = 0; i < left->lost_count; i++) {
-        if (strncmp(left->lost[i], run, length) == 0 && left->lost[i][length] == '@') {
-            return true;
-        }
-    }
-    return false;
-}
-
-/* Looks at the checkpoints of one run, from `begin` of the list on; returns where the next run begins. */
-static size_t find_newest(survivors *left, const ckd_checkpoint_list *all, size_t begin) {
-    const char *run = all->items[begin].run;
-    const ckd_checkpoint *newest = NULL;
-    size_t end = begin;
-    for (; end < all->count && strcmp(all->items[end].run, run) == 0; end++) {
-        cli_place_text place = cli_place_of(&all->items[end]);
-        const char *name = place.text;
-        if (!bsearch(&name, left->lost, left->lost_count, sizeof(*left->lost), by_text)) {
-            newest = &all->items[end];
-        }
-    }
-    if (newest && has_damage(left, run)) {
-        left->newest[left->count++] = newest;
-    }
-    return end;
-}
-
-static ckd_status find_survivors(survivors *out, const ckd_verify_result *r, const ckd_checkpoint_list *all,
-                                 ckd_error *err) {
-    *out = (survivors){.newest = calloc(all->count ? all->count : 1, sizeof(*out->newest))};
-    if (!out->newest) {
-        return cli_error_nomem(err);
-    }
-    ckd_status status = collect_lost(out, r, err);
-    for (size_t i = 0; i < all->count && status == CKD_OK;) {
-        i = find_newest(out, all, i);
-    }
-    return status;
-}
-
 /* -------------------------------------------------------------------------------------------------------- JSON */
 
-static json_t *json_number(uint64_t number) {
-    return number == CKD_NO_OFFSET ? json_null() : json_integer((json_int_t)number);
-}
-
-static json_t *json_damage(const ckd_damage *d) {
-    json_t *checkpoints = json_array();
-    for (size_t i = 0; i < d->checkpoint_count; i++) {
-        cli_json_append(&checkpoints, cli_json_text(d->checkpoints[i]));
-    }
-    return json_pack("{s:o, s:o, s:o, s:o, s:o, s:o}", "file", cli_json_text(d->file), "tensor",
-                     d->tensor[0] ? cli_json_text(d->tensor) : json_null(), "block", json_number(d->block),
-                     "offset", json_number(d->offset), "what", cli_json_text(d->what), "checkpoints",
-                     checkpoints);
-}
-
-static ckd_status print_json(const ckd_verify_result *r, const survivors *left, const arguments *a,
+static ckd_status print_json(const ckd_verify_result *r, const cli_survivors *left, const arguments *a,
                              ckd_error *err) {
-    json_t *damage = json_array(), *newest = json_array();
-    for (size_t i = 0; i < r->damage_count; i++) {
-        cli_json_append(&damage, json_damage(&r->damage[i]));
-    }
-    for (size_t i = 0; i < left->count; i++) {
-        cli_json_append(&newest, json_string(cli_place_of(left->newest[i]).text));
-    }
     bool sampled = a->percent > 0;
     return cli_json_print(json_pack("{s:i, s:b, s:I, s:I, s:I, s:I, s:I, s:o, s:o, s:o, s:o}", "schema", 1,
                                     "ok", r->damage_count == 0, "checkpoints", (json_int_t)r->checkpoints,
@@ -198,49 +99,14 @@ static ckd_status print_json(const ckd_verify_result *r, const survivors *left, 
                                     "all_blocks", (json_int_t)r->all_blocks, "bytes", (json_int_t)r->bytes,
                                     "sample", sampled ? json_real(a->percent) : json_null(), "seed",
                                     sampled ? json_integer((json_int_t)a->seed) : json_null(), "damage",
-                                    damage, "newest_intact", newest),
+                                    cli_json_damage(r), "newest_intact", cli_json_newest(left)),
                           err);
 }
 
 /* -------------------------------------------------------------------------------------------------------- text */
 
-static void print_damage(const ckd_damage *d) {
-    cli_print_clean(stdout, d->what);
-    const char *separator = "\n  at ";
-    if (d->file[0]) {
-        printf("%sfile ", separator);
-        cli_print_clean(stdout, d->file);
-        separator = ", ";
-    }
-    if (d->offset != CKD_NO_OFFSET) {
-        printf("%soffset %" PRIu64, separator, d->offset);
-        separator = ", ";
-    }
-    if (d->block != CKD_NO_OFFSET) {
-        printf("%srecord %" PRIu64, separator, d->block);
-        separator = ", ";
-    }
-    if (d->tensor[0]) {
-        printf("%stensor ", separator);
-        cli_print_clean(stdout, d->tensor);
-    }
-    fputs(d->checkpoint_count ? "\n  cannot be loaded: " : "\n  every checkpoint can be loaded", stdout);
-    for (size_t i = 0; i < d->checkpoint_count; i++) {
-        printf("%s%s", i ? ", " : "", d->checkpoints[i]);
-    }
-    putchar('\n');
-}
-
-static void print_text(const ckd_verify_result *r, const survivors *left, const arguments *a) {
-    for (size_t i = 0; i < r->damage_count; i++) {
-        print_damage(&r->damage[i]);
-    }
-    for (size_t i = 0; i < left->count; i++) {
-        printf("the newest intact checkpoint of run %s is step %" PRIu64
-               ": ckptdelta load %s --run %s --step %" PRIu64 " --out FILE\n",
-               left->newest[i]->run, left->newest[i]->step, a->common.store, left->newest[i]->run,
-               left->newest[i]->step);
-    }
+static void print_text(const ckd_verify_result *r, const cli_survivors *left, const arguments *a) {
+    cli_print_damage(r, left, a->common.store);
     if (a->percent > 0 && r->all_blocks) {
         printf("decoded %" PRIu64 " of %" PRIu64 " blocks, %.3g %%, chosen by --seed %" PRIu64
                "; of the others what is stored was checked\n",
@@ -280,25 +146,17 @@ static ckd_status verify(ckd_verify_result **out, const arguments *a, ckd_store 
 
 static ckd_status tell(const arguments *a, const ckd_verify_result *result, ckd_store *store,
                        ckd_error *err) {
-    ckd_checkpoint_list *all;
-    survivors left = {0};
-    ckd_status status = ckd_store_list(&all, store, NULL, err);
-    if (status == CKD_OK) {
-        status = find_survivors(&left, result, all, err);
-    }
+    cli_survivors left = {0};
+    ckd_status status = cli_find_survivors(&left, result, store, err);
     if (status == CKD_OK && a->common.json) {
         status = print_json(result, &left, a, err);
     } else if (status == CKD_OK && cli_talks(&a->common)) {
         print_text(result, &left, a);
     }
-    if (status == CKD_OK && result->damage_count > 0) {
-        status = cli_error(err, CKD_E_CORRUPT, "%zu place%s damaged; %zu checkpoint%s cannot be loaded",
-                           result->damage_count, result->damage_count == 1 ? " is" : "s are", left.lost_count,
-                           left.lost_count == 1 ? "" : "s");
+    if (status == CKD_OK) {
+        status = cli_damage_status(result, &left, err);
     }
-    free(left.newest);
-    free(left.lost);
-    ckd_checkpoint_list_free(all);
+    cli_survivors_free(&left);
     return status;
 }
 

@@ -11,6 +11,7 @@ int cmd_show(int argc, char **argv);
 int cmd_diff(int argc, char **argv);
 int cmd_report(int argc, char **argv);
 int cmd_verify(int argc, char **argv);
+int cmd_scrub(int argc, char **argv);
 int cmd_pin(int argc, char **argv);
 int cmd_tag(int argc, char **argv);
 int cmd_policy(int argc, char **argv);

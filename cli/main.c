@@ -25,6 +25,7 @@ static const struct command {
     {"timeline", "ckptdelta timeline", "tell how long saves took, and what training waited for",
      cmd_timeline},
     {"verify", "ckptdelta verify", "check every hash, down to the reconstructed values", cmd_verify},
+    {"scrub", "ckptdelta scrub", "verify what is stored little by little", cmd_scrub},
     {"pin", "ckptdelta pin", "pin checkpoints, so that nothing deletes them", cmd_pin},
     {"tag", "ckptdelta tag", "give checkpoints names, which also keep them", cmd_tag},
     {"delete", "ckptdelta delete", "delete checkpoints; that can be taken back", cmd_delete},

@@ -522,6 +522,32 @@ CKD_API ckd_status ckd_store_verify(ckd_verify_result **out, ckd_store *store,
                                     const ckd_verify_options *options, ckd_error *err);
 CKD_API void ckd_verify_result_free(ckd_verify_result *result);
 
+typedef struct ckd_scrub_options {
+    size_t struct_size;
+    uint64_t bytes_per_s;        /* to read at most; 0: no limit */
+    uint64_t older_than_s;       /* leave out files that were verified so lately; 0: none */
+    uint64_t max_time_s;         /* begin no further file after this; 0: no limit */
+    ckd_progress_fn on_progress; /* told of stored bytes; what was verified is remembered if it cancels */
+    void *progress_context;
+} ckd_scrub_options;
+#define CKD_SCRUB_OPTIONS_INIT \
+    { .struct_size = sizeof(ckd_scrub_options) }
+
+typedef struct ckd_scrub_result {
+    ckd_verify_result *found; /* files and stored bytes that were read, and the damage, as with quick */
+    uint64_t files_left, bytes_left; /* that were due as well, when the time was over */
+    uint64_t
+        oldest_ns; /* when, of all the store's files, the one was verified that was not for the longest; 0: some never was */
+} ckd_scrub_result;
+/*
+ * A verification that remembers: reads chunk files through as quick does, the one first that was not verified for the longest, and notes in the catalog when each was found right, so that it
+ * can be ended at any time and goes on next time. A rebuild of the catalog forgets that. Holds up neither saves nor collections. The store is open for writing. Errors: READ_ONLY,
+ * CANCELLED, BUSY, NOSPACE, IO, NOMEM.
+ */
+CKD_API ckd_status ckd_store_scrub(ckd_scrub_result **out, ckd_store *store, const ckd_scrub_options *options,
+                                   ckd_error *err);
+CKD_API void ckd_scrub_result_free(ckd_scrub_result *result);
+
 typedef struct ckd_rebuild_result {
     uint64_t checkpoints; /* in the new catalog */
     uint64_t skipped;     /* manifests that are damaged; each was told through on_message */

@@ -1,5 +1,7 @@
 #include "engine/damage.h"
 
+#include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 
 /* The path inside the store. Errors cut long paths on the left, so the store's path may be missing from it already. */
@@ -161,4 +163,34 @@ void ckd_verify_result_free(ckd_verify_result *result) {
     }
     free(result->damage);
     free(result);
+}
+
+bool is_damage(ckd_status status, const ckd_error *why) {
+    return status == CKD_E_CORRUPT || status == CKD_E_UNSUPPORTED || status == CKD_E_NOT_FOUND ||
+           (status == CKD_E_IO &&
+            (why->sys_errno == EIO || why->sys_errno == EUCLEAN || why->sys_errno == EBADMSG));
+}
+
+ckd_status damage_note(damage_list *list, ckd_status status, const ckd_error *why, uint64_t block,
+                       const char *checkpoint, ckd_error *err) {
+    if (status != CKD_OK && is_damage(status, why)) {
+        return damage_add(list, why, block, checkpoint, err);
+    }
+    return err_from(err, status, why);
+}
+
+lineage lineage_of(manifest *m) {
+    lineage l = {
+        .id = m->checkpoint.id, .dependencies = m->dependencies, .dependency_count = m->dependency_count};
+    snprintf(l.name, sizeof(l.name), "%s@%llu", m->checkpoint.run, (unsigned long long)m->checkpoint.step);
+    m->dependencies = NULL;
+    m->dependency_count = 0;
+    return l;
+}
+
+void lineages_free(lineage *all, size_t count) {
+    for (size_t i = 0; i < count; i++) {
+        free(all[i].dependencies);
+    }
+    free(all);
 }

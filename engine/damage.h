@@ -17,6 +17,12 @@ typedef struct damage_list {
 ckd_status damage_add(damage_list *list, const ckd_error *why, uint64_t block, const char *checkpoint,
                       ckd_error *err);
 
+/* Damage, also what the disk cannot read any more? Other troubles (no permission, too many open files) are ours. */
+bool is_damage(ckd_status status, const ckd_error *why);
+/* Adds damage; what is none is the error. */
+ckd_status damage_note(damage_list *list, ckd_status status, const ckd_error *why, uint64_t block,
+                       const char *checkpoint, ckd_error *err);
+
 /* A checkpoint and what its manifest says that it depends on. */
 typedef struct lineage {
     ckd_id id;
@@ -24,6 +30,8 @@ typedef struct lineage {
     ckd_id *dependencies;
     size_t dependency_count;
 } lineage;
+lineage lineage_of(manifest *m); /* takes over m->dependencies */
+void lineages_free(lineage *all, size_t count);
 /* Adds to each entry the checkpoints that depend on those it names, directly or through others. */
 ckd_status damage_spread(damage_list *list, const lineage *all, size_t count, ckd_error *err);
 

@@ -2,14 +2,12 @@
  * Verification: every manifest and note, every byte of the chunk files they name, every block's rebuilt values. It looks at the
  * files, not at the catalog, and goes on behind damage, so that all of it is named.
  */
-#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 
 #include "base/float_mode.h"
-#include "engine/damage.h"
+#include "engine/file_check.h"
 #include "engine/notes.h"
-#include "engine/read_through.h"
 #include "engine/values.h"
 
 typedef struct verification {
@@ -28,26 +26,10 @@ typedef struct verification {
     float_mode callers_mode;
 } verification;
 
-/* What the disk cannot read any more is damage, too; other troubles (no permission, too many open files) are ours. */
-static bool is_damage(ckd_status status, const ckd_error *why) {
-    return status == CKD_E_CORRUPT || status == CKD_E_UNSUPPORTED || status == CKD_E_NOT_FOUND ||
-           (status == CKD_E_IO &&
-            (why->sys_errno == EIO || why->sys_errno == EUCLEAN || why->sys_errno == EBADMSG));
-}
-
 /* Damage is noted, anything else ends the verification. */
 static ckd_status note(verification *v, ckd_status status, const ckd_error *why, uint64_t block,
                        const char *checkpoint, ckd_error *err) {
-    if (status == CKD_OK) {
-        return CKD_OK;
-    }
-    if (is_damage(status, why)) {
-        return damage_add(&v->damage, why, block, checkpoint, err);
-    }
-    if (err) {
-        *err = *why;
-    }
-    return status;
+    return damage_note(&v->damage, status, why, block, checkpoint, err);
 }
 
 static ckd_status progress(verification *v, uint64_t done, ckd_error *err) {
@@ -88,82 +70,6 @@ static ckd_status remember_file(verification *v, const ckd_id *file, ckd_error *
     return CKD_OK;
 }
 
-/* Says which tensors a damaged bundle holds: which of them suffered shows only when their values are rebuilt. */
-static void name_members(const chunk *c, const record *bundle, ckd_error *why) {
-    size_t used = strlen(why->message), count = 0;
-    for (size_t i = 0; i < c->record_count; i++) {
-        const record *r = &c->records[i];
-        if (r->bundle != bundle) {
-            continue;
-        }
-        const char *before = count++ ? ", " : "; it holds ";
-        size_t more = strlen(before) + strlen(r->tensor->name);
-        if (used + more + sizeof(", ...") > sizeof(why->message)) {
-            snprintf(why->message + used, sizeof(why->message) - used, ", ...");
-            return;
-        }
-        used += (size_t)snprintf(why->message + used, sizeof(why->message) - used, "%s%s", before,
-                                 r->tensor->name);
-    }
-}
-
-/* The checkpoint that a record belongs to; "" if not known. */
-static const char *owner_of(const verification *v, const record *r) {
-    for (size_t i = 0; i < v->lineage_count; i++) {
-        if (id_equal(&v->lineages[i].id, &r->tensor->checkpoint)) {
-            return v->lineages[i].name;
-        }
-    }
-    return "";
-}
-
-/* Values are checked where they are rebuilt; measures belong to none. Damaged, they make nothing unloadable. */
-static ckd_status check_measures(verification *v, const chunk *c, ckd_error *err) {
-    ckd_status status = CKD_OK;
-    for (size_t i = 0; i < c->record_count && status == CKD_OK; i++) {
-        const record *r = &c->records[i];
-        measures_entry *entries = NULL;
-        size_t count;
-        ckd_error why = {.offset = CKD_NO_OFFSET};
-        if (r->kind == RECORD_MEASURES) {
-            ckd_status found = measures_read(&entries, &count, c, r, &why);
-            why.offset = is_damage(found, &why) ? r->offset : why.offset;
-            status = note(v, found, &why, chunk_record_number(c, r), "", err);
-        }
-        free(entries);
-    }
-    return status;
-}
-
-static ckd_status check_file(verification *v, const ckd_id *id, const char *checkpoint, ckd_error *err) {
-    chunk *c;
-    ckd_error why = {.offset = CKD_NO_OFFSET};
-    pathname p = path_chunk(v->store->path, id, "");
-    ckd_status status = chunk_open(&c, p.text, &why);
-    if (status != CKD_OK) {
-        err_in_file(&why, status, p.text);
-        return note(v, status, &why, CKD_NO_OFFSET, checkpoint, err);
-    }
-    for (size_t i = 0; i < c->outer_count && status == CKD_OK; i++) {
-        const record *r = &c->outer[i];
-        ckd_status found = record_read_through(&v->values, c, r, &why);
-        if (is_damage(found, &why)) {
-            why.offset = r->offset; /* one entry a record, however it shows */
-            if (r->kind == RECORD_BUNDLE) {
-                name_members(c, r, &why);
-            } else {
-                err_in_tensor(&why, found, r->tensor->name);
-            }
-        }
-        status = note(v, found, &why, i, owner_of(v, r), err);
-    }
-    if (status == CKD_OK) {
-        status = check_measures(v, c, err);
-    }
-    chunk_close(c);
-    return status;
-}
-
 static ckd_status check_files(verification *v, const manifest *m, const char *checkpoint, ckd_error *err) {
     for (size_t i = 0; i < m->file_count; i++) {
         if (seen(v, &m->files[i].id)) {
@@ -171,7 +77,12 @@ static ckd_status check_files(verification *v, const manifest *m, const char *ch
         }
         ckd_status status = remember_file(v, &m->files[i].id, err);
         if (status == CKD_OK) {
-            status = check_file(v, &m->files[i].id, checkpoint, err);
+            file_check f = {.store = v->store,
+                            .damage = &v->damage,
+                            .lineages = v->lineages,
+                            .lineage_count = v->lineage_count,
+                            .payload = &v->values};
+            status = check_file(&f, &m->files[i].id, checkpoint, err);
         }
         if (status != CKD_OK) {
             return status;
@@ -282,23 +193,11 @@ static ckd_status read_lineages(verification *v, const manifest_list *list, ckd_
         const manifest_name *name = &list->items[i];
         manifest m;
         if (store_read_manifest(&m, v->store, name->run, name->step, name->generation, NULL) == CKD_OK) {
-            lineage *l = &v->lineages[v->lineage_count++];
-            *l = (lineage){.id = m.checkpoint.id,
-                           .dependencies = m.dependencies,
-                           .dependency_count = m.dependency_count};
-            checkpoint_text(l->name, name);
-            m.dependencies = NULL;
+            v->lineages[v->lineage_count++] = lineage_of(&m);
             manifest_free(&m);
         }
     }
     return CKD_OK;
-}
-
-static void free_lineages(verification *v) {
-    for (size_t i = 0; i < v->lineage_count; i++) {
-        free(v->lineages[i].dependencies);
-    }
-    free(v->lineages);
 }
 
 static ckd_status check_all(verification *v, ckd_error *err) {
@@ -441,7 +340,7 @@ ckd_status ckd_store_verify(ckd_verify_result **out, ckd_store *store, const ckd
     views_free(&v.views);
     bytes_free(&v.values);
     free(v.files);
-    free_lineages(&v);
+    lineages_free(v.lineages, v.lineage_count);
     if (status != CKD_OK) {
         ckd_verify_result_free(v.result);
         return status;

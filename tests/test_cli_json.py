@@ -63,6 +63,7 @@ def test_all_documented_objects_are_printed(full):
     checked(full.save(4, state(1, 4), "--json", run_name="gpt").json(), "save", seen)
     checked(full.call("rebuild", "--json", expect_message="").json(), "rebuild", seen)
     checked(full.json("verify"), "verify", seen)
+    assert checked(full.json("scrub"), "scrub", seen)["files"]
     checked(full.json("prune", "--keep-first", "--dry-run"), "prune", seen)
     checked(full.json("delete", "tuned@3"), "delete", seen)
     assert checked(full.json("policy", "--keep-last", 3), "policy", seen)["policies"]

@@ -1,0 +1,115 @@
+#include "engine/file_check.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "engine/read_through.h"
+
+/* Says which tensors a damaged bundle holds: which of them suffered shows only when their values are rebuilt. */
+static void name_members(const chunk *c, const record *bundle, ckd_error *why) {
+    size_t used = strlen(why->message), count = 0;
+    for (size_t i = 0; i < c->record_count; i++) {
+        const record *r = &c->records[i];
+        if (r->bundle != bundle) {
+            continue;
+        }
+        const char *before = count++ ? ", " : "; it holds ";
+        size_t more = strlen(before) + strlen(r->tensor->name);
+        if (used + more + sizeof(", ...") > sizeof(why->message)) {
+            snprintf(why->message + used, sizeof(why->message) - used, ", ...");
+            return;
+        }
+        used += (size_t)snprintf(why->message + used, sizeof(why->message) - used, "%s%s", before,
+                                 r->tensor->name);
+    }
+}
+
+/* The checkpoint that a record belongs to; "" if not known. */
+static const char *owner_of(const file_check *f, const record *r) {
+    for (size_t i = 0; i < f->lineage_count; i++) {
+        if (id_equal(&f->lineages[i].id, &r->tensor->checkpoint)) {
+            return f->lineages[i].name;
+        }
+    }
+    return "";
+}
+
+/* Values are checked where they are rebuilt; measures belong to none. Damaged, they make nothing unloadable. */
+static ckd_status check_measures(const file_check *f, const chunk *c, ckd_error *err) {
+    ckd_status status = CKD_OK;
+    for (size_t i = 0; i < c->record_count && status == CKD_OK; i++) {
+        const record *r = &c->records[i];
+        measures_entry *entries = NULL;
+        size_t count;
+        ckd_error why = {.offset = CKD_NO_OFFSET};
+        if (r->kind == RECORD_MEASURES) {
+            ckd_status found = measures_read(&entries, &count, c, r, &why);
+            why.offset = is_damage(found, &why) ? r->offset : why.offset;
+            status = damage_note(f->damage, found, &why, chunk_record_number(c, r), "", err);
+        }
+        free(entries);
+    }
+    return status;
+}
+
+static ckd_status check_record(const file_check *f, const chunk *c, size_t number, ckd_error *err) {
+    const record *r = &c->outer[number];
+    ckd_error why = {.offset = CKD_NO_OFFSET};
+    ckd_status found = record_read_through(f->payload, c, r, &why);
+    if (is_damage(found, &why)) {
+        why.offset = r->offset; /* one entry a record, however it shows */
+        if (r->kind == RECORD_BUNDLE) {
+            name_members(c, r, &why);
+        } else {
+            err_in_tensor(&why, found, r->tensor->name);
+        }
+    }
+    ckd_status status = damage_note(f->damage, found, &why, number, owner_of(f, r), err);
+    return status == CKD_OK && f->pace ? f->pace(f->pace_context, r->stored_size, err) : status;
+}
+
+/* expected: NULL, or as a manifest names it. */
+static ckd_status open_file(chunk **out, const file_check *f, const ckd_id *id, const note_file *expected,
+                            ckd_error *why) {
+    pathname p = path_chunk(f->store->path, id, "");
+    ckd_status status = chunk_open(out, p.text, why);
+    if (status != CKD_OK) {
+        return err_in_file(why, status, p.text);
+    }
+    const chunk *c = *out;
+    bool same = !expected || (hash128_equal(&c->root, &expected->root) && c->size == expected->size &&
+                              id_equal(&c->identity.file, id) && id_equal(&c->identity.store, &f->store->id));
+    if (!same) {
+        chunk_close(*out);
+        *out = NULL;
+        return err_corrupt(why, p.text, CKD_NO_OFFSET, "this is not the chunk file that its manifest names");
+    }
+    return CKD_OK;
+}
+
+static ckd_status check(const file_check *f, const ckd_id *id, const note_file *expected,
+                        const char *checkpoint, ckd_error *err) {
+    chunk *c;
+    ckd_error why = {.offset = CKD_NO_OFFSET};
+    ckd_status status = open_file(&c, f, id, expected, &why);
+    if (status != CKD_OK) {
+        return damage_note(f->damage, status, &why, CKD_NO_OFFSET, checkpoint, err);
+    }
+    for (size_t i = 0; i < c->outer_count && status == CKD_OK; i++) {
+        status = check_record(f, c, i, err);
+    }
+    if (status == CKD_OK) {
+        status = check_measures(f, c, err);
+    }
+    chunk_close(c);
+    return status;
+}
+
+ckd_status check_file(const file_check *f, const ckd_id *id, const char *checkpoint, ckd_error *err) {
+    return check(f, id, NULL, checkpoint, err);
+}
+
+ckd_status check_named_file(const file_check *f, const note_file *file, const char *checkpoint,
+                            ckd_error *err) {
+    return check(f, &file->id, file, checkpoint, err);
+}
