@@ -36,7 +36,7 @@ static const char *const mode_names[MODES] = {"none", "synchronous", "session, c
 
 typedef struct options {
     double mb, step_ms, overhead, disk_mb_s;
-    int steps, every, repeats;
+    int steps, every, repeats, snapshots;
     ckd_fidelity fidelity;
     const char *json;
 } options;
@@ -192,6 +192,7 @@ static ckd_session *open_session(const options *o, training *t, const char *stor
     ckd_session_options with = CKD_SESSION_OPTIONS_INIT;
     with.save = &save;
     with.snapshot = how == LAZY ? CKD_SNAPSHOT_LAZY : CKD_SNAPSHOT_COPY;
+    with.snapshot_bytes = (uint64_t)(o->snapshots * 1.01 * 3 * MATRICES * sizeof(float)) * t->count;
     with.every_steps = (uint64_t)o->every;
     with.overhead = o->every ? 0 : o->overhead;
     with.on_saved = saved;
@@ -402,8 +403,8 @@ static void report(results *r, const options *o) {
             ckd_fidelity_name(o->fidelity));
         fprintf(
             json,
-            "\"steps\": %d, \"repeats\": %d, \"memcpy_ms\": %.4g, \"memcpy_two_threads_ms\": %.4g, \"modes\": [",
-            o->steps, o->repeats, one, two);
+            "\"steps\": %d, \"repeats\": %d, \"snapshots\": %d, \"memcpy_ms\": %.4g, \"memcpy_two_threads_ms\": %.4g, \"modes\": [",
+            o->steps, o->repeats, o->snapshots, one, two);
     }
     for (mode how = NONE; how < MODES; how++) {
         const outcome *of = r->all[how];
@@ -435,7 +436,18 @@ static void report(results *r, const options *o) {
     }
 }
 
-enum { O_MB = 0x100, O_STEP_MS, O_STEPS, O_EVERY, O_OVERHEAD, O_FIDELITY, O_DISK, O_REPEATS, O_JSON };
+enum {
+    O_MB = 0x100,
+    O_STEP_MS,
+    O_STEPS,
+    O_EVERY,
+    O_OVERHEAD,
+    O_FIDELITY,
+    O_DISK,
+    O_REPEATS,
+    O_SNAPSHOTS,
+    O_JSON
+};
 static const struct argp_option option_table[] = {
     {"mb", O_MB, "N", 0, "megabytes of state (240)", 0},
     {"step-ms", O_STEP_MS, "N", 0, "milliseconds of computing in an iteration, without the optimizer (300)",
@@ -447,6 +459,7 @@ static const struct argp_option option_table[] = {
     {"fidelity", O_FIDELITY, "NAME", 0, "exact (default), near or compact", 0},
     {"disk-mb-s", O_DISK, "N", 0, "a disk of N MB/s (as it is)", 0},
     {"repeats", O_REPEATS, "N", 0, "of all loops, in turns (3)", 0},
+    {"snapshots", O_SNAPSHOTS, "N", 0, "memory for N of them (1)", 0},
     {"json", O_JSON, "FILE", 0, "write the results there, too", 0},
     {0},
 };
@@ -497,6 +510,9 @@ static error_t parse_option(int key, char *text, struct argp_state *state) {
     case O_REPEATS:
         o->repeats = (int)number(state, text, 1, REPEATS_MAX);
         break;
+    case O_SNAPSHOTS:
+        o->snapshots = (int)number(state, text, 1, 3);
+        break;
     case O_JSON:
         o->json = text;
         break;
@@ -507,8 +523,13 @@ static error_t parse_option(int key, char *text, struct argp_state *state) {
 }
 
 int main(int argc, char **argv) {
-    options o = {
-        .mb = 240, .step_ms = 300, .steps = 60, .overhead = 0.035, .repeats = 3, .fidelity = CKD_EXACT};
+    options o = {.mb = 240,
+                 .step_ms = 300,
+                 .steps = 60,
+                 .overhead = 0.035,
+                 .repeats = 3,
+                 .snapshots = 1,
+                 .fidelity = CKD_EXACT};
     const struct argp argp = {
         .options = option_table, .parser = parse_option, .doc = "What periodic saves cost training."};
     argp_parse(&argp, argc, argv, ARGP_NO_ARGS, NULL, &o);

@@ -299,6 +299,20 @@ static ckd_status plan_delta_symbols(block_job *job, const coding_context *save,
                : CKD_OK;
 }
 
+/*
+ * The parent's values without reading them, if the caller still has them: the hash that the store has of them says whether these are they. Where the
+ * parent is cut otherwise there is no hash to compare with.
+ */
+static bool values_in_memory(const block_job *job, const tensor_context *tensor, const span *mine, void *to) {
+    if (!tensor->before || !job->parent_block) {
+        return false;
+    }
+    uint64_t copied = span_copy(&tensor->shape, ckd_dtype_size(tensor->tensor->dtype), to, mine,
+                                tensor->before, &tensor->held);
+    hash128 content = content_hash(to, raw_size(job, tensor));
+    return copied == job->count && hash128_equal(&content, &job->parent_block->content);
+}
+
 /* plain: the difference to the parent's values may be taken, too. */
 static ckd_status plan_delta(block_job *job, const coding_context *save, const tensor_context *tensor,
                              bool plain, ckd_error *err) {
@@ -309,8 +323,10 @@ static ckd_status plan_delta(block_job *job, const coding_context *save, const t
         return CKD_E_NOMEM;
     }
     span mine = {tensor->region, job->first, job->count};
-    ckd_status status =
-        span_values(&job->decoder, save->views, save->parent, tensor->parent, &mine, previous, NULL, err);
+    ckd_status status = values_in_memory(job, tensor, &mine, previous)
+                            ? CKD_OK
+                            : span_values(&job->decoder, save->views, save->parent, tensor->parent, &mine,
+                                          previous, NULL, err);
     if (status == CKD_E_CORRUPT || status == CKD_E_UNSUPPORTED || status == CKD_E_IO) {
         job->parent_damaged = true; /* old damage must not cost the new state */
         return CKD_OK;

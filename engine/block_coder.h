@@ -38,6 +38,9 @@ typedef struct tensor_context {
     const step_source *step;            /* what an optimizer step is predicted from; NULL: nothing */
     uint64_t block_elements;            /* of its exact blocks, at most; or */
     const struct save_panel_rows *rows; /* where the blocks of a panel end (save.h); NULL: it is none */
+    const void
+        *before; /* the parent's values in memory, as the region `held` has them; NULL: read from the store */
+    span held;
 } tensor_context;
 
 /* One way to store the block. size 0 and not available: not tried. */

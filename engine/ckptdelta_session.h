@@ -89,8 +89,10 @@ typedef struct ckd_session_options {
     ckd_snapshot snapshot;
     ckd_when_busy when_busy;
     /*
-     * Bytes of memory for snapshots, allocated and touched at the first step; 0: as much as one takes. If two fit, the state can be copied
-     * while an earlier save is under way. INVALID at the first step if one does not fit.
+     * Bytes of memory for snapshots, allocated and touched at the first step; 0: as much as one takes. INVALID at the first step if one does not
+     * fit. What the second one is used for depends on the fidelity: if all is exact, the last snapshot is kept, and the next save is coded against it instead of
+     * against what it would have to read from the store and decode; if not, or if three fit, the state can be copied while an earlier save is
+     * under way.
      */
     uint64_t snapshot_bytes;
     uint32_t copy_threads; /* that copy, the caller's included; 0: one per core, at most 4 */

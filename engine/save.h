@@ -98,6 +98,12 @@ struct ckd_save {
     uint64_t stall_ns;       /* that a session's trainer stood still; 0: no session, or not at all */
     float_mode callers_mode; /* while a call computes */
 
+    /*
+     * What the parent has of the region that ckd_save_tensor is about to be given, exactly so, in the caller's memory; NULL: not at hand. It is
+     * compared with the store's hashes before it is used.
+     */
+    const void *before;
+
     /* Of ranks that save together; else nothing. */
     stop_check stop; /* another rank is dead */
     /* Under the publish lock, before the manifest: may rank 0 commit, or was it given up? */

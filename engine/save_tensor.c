@@ -419,6 +419,8 @@ static ckd_status save_region(ckd_save *save, const ckd_tensor *tensor, ckd_erro
     if (status != CKD_OK) {
         return status;
     }
+    context.before = context.parent ? save->before : NULL;
+    context.held = (span){context.region, 0, elements};
     if (context.parent && !save->target.compare && save->options.world == 1 && elements > 0) {
         stop_expecting(&save->budget, save->parent, context.parent,
                        (double)elements / (double)shape.elements);

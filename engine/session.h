@@ -10,7 +10,9 @@
  *  1. A slot's snapshot is written by the trainer's thread and the copiers while the slot is STAGED, and read by the saver from then
  *     on until it is FREE again. Slots are staged, and saved, in the order of their steps.
  *  2. A save is committed only when its snapshot is known to be of one step: the trainer has called a fence (or may not write: close, wait).
- *  3. The store is used by the saver's thread, and by others only under store_turn.
+ *  3. What was saved last stands in the slot before the first staged one; of exact sessions with room for it that slot is not staged before the
+ *     next save has ended, which is coded against it.
+ *  4. The store is used by the saver's thread, and by others only under store_turn.
  */
 #ifndef ENGINE_SESSION_H
 #define ENGINE_SESSION_H
@@ -48,7 +50,7 @@ typedef struct session_slot {
     bool torn;   /* never: the save is given up */
 } session_slot;
 
-#define SESSION_SLOTS 2
+#define SESSION_SLOTS 3
 
 struct ckd_session {
     pid_t process;
@@ -77,7 +79,9 @@ struct ckd_session {
     pthread_mutex_t mutex; /* guards what follows */
     pthread_cond_t changed;
     session_slot slots[SESSION_SLOTS];
-    uint32_t slot_count;  /* that have a snapshot */
+    uint32_t slot_count; /* that have a snapshot */
+    uint32_t
+        rooms; /* of them that may be staged at once: one less if the last one saved is kept for the next */
     uint32_t first, used; /* staged ones: a ring */
     bool ending;
     ckd_status failed; /* of a save, not told yet */
@@ -92,6 +96,9 @@ struct ckd_session {
     pthread_mutex_t store_turn;
     ckd_store *store;
     ckd_ranks *ranks;
+    session_slot
+        *reference; /* what was saved last, and is still in memory; NULL: nothing. The saver's, as store is */
+    ckd_id reference_id;
 };
 
 /* STATE in a child of the process that opened it. */

@@ -108,6 +108,7 @@ static ckd_status restore(ckd_checkpoint *from, ckd_session *s, uint64_t step, c
     }
     if (status == CKD_OK) {
         resume_from(s, from, &newest);
+        s->reference = NULL;
     }
     return status;
 }

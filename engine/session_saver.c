@@ -28,6 +28,13 @@ static void continue_lineage(ckd_session *s, const ckd_checkpoint *saved) {
     s->save.on_duplicate = s->on_duplicate;
 }
 
+/* The parent's values of an item, if they are still in memory. */
+static const void *values_before(const ckd_session *s, const ckd_save *save, size_t i) {
+    bool known =
+        s->reference && save->parent && id_equal(&save->parent->manifest.checkpoint.id, &s->reference_id);
+    return known ? snapshot_read(s->reference->snapshot, i) : NULL;
+}
+
 /* What the save gets for an item; waits until that is copied. `one_step`: after what was saved last. */
 static ckd_tensor as_saved(const ckd_session *s, const session_slot *slot, size_t i, bool one_step) {
     ckd_tensor t = s->items[i].tensor;
@@ -49,6 +56,7 @@ static ckd_status save_items(ckd_session *s, const session_slot *slot, const ckd
             }
         } else if (!plan || ckd_plan_writes(plan, s->save.rank, tensors++)) {
             ckd_tensor t = as_saved(s, slot, i, one_step);
+            save->before = values_before(s, save, i);
             status = ckd_save_tensor(save, &t, err);
         }
     }
@@ -134,8 +142,11 @@ static void make_checkpoint(ckd_saved *saved, ckd_session *s, session_slot *slot
     bool one_step = s->state.durable_step != CKD_LATEST && slot->step == s->state.durable_step + 1;
     saved->status =
         (s->ranks ? save_together : save_alone)(&saved->checkpoint, s, slot, one_step, &saved->error);
+    s->reference = NULL;
     if (saved->status == CKD_OK) {
         continue_lineage(s, &saved->checkpoint);
+        s->reference = s->rooms < s->slot_count ? slot : NULL;
+        s->reference_id = saved->checkpoint.id;
     }
     pthread_mutex_unlock(&s->store_turn);
 }

@@ -35,7 +35,16 @@ static ckd_status make_slot(ckd_session *s, ckd_error *err) {
     return CKD_OK;
 }
 
-/* At the first step, so that nothing is allocated later: one snapshot, and another one if that fits, too. */
+/* Are values saved as they are? Then a snapshot is what a load of its checkpoint would give. */
+static bool saves_exactly(const ckd_save_options *o) {
+    bool exact = o->fidelity <= CKD_EXACT;
+    for (size_t role = 0; role < sizeof(o->role_fidelity) / sizeof(o->role_fidelity[0]); role++) {
+        exact = exact && o->role_fidelity[role] <= CKD_EXACT;
+    }
+    return exact;
+}
+
+/* At the first step, so that nothing is allocated later: one snapshot, and others if they fit, too. */
 static ckd_status make_slots(ckd_session *s, ckd_error *err) {
     ckd_status status = s->sources ? CKD_OK : make_sources(s, err);
     if (status != CKD_OK || s->slot_count > 0) {
@@ -48,9 +57,12 @@ static ckd_status make_slots(ckd_session *s, ckd_error *err) {
                        (unsigned long long)size, (unsigned long long)budget);
     }
     status = make_slot(s, err);
-    if (status == CKD_OK && budget / 2 >= size) {
+    bool exact = saves_exactly(&s->save);
+    uint32_t useful = exact ? SESSION_SLOTS : SESSION_SLOTS - 1;
+    while (status == CKD_OK && s->slot_count < useful && budget / (s->slot_count + 1) >= size) {
         status = make_slot(s, err);
     }
+    s->rooms = s->slot_count - (exact && s->slot_count > 1);
     pthread_mutex_lock(&s->mutex);
     s->state.snapshot_bytes = s->slot_count * size;
     pthread_mutex_unlock(&s->mutex);
@@ -207,10 +219,10 @@ static void measure_iteration(ckd_session *s, uint64_t now) {
 /* false: no room, and none is waited for. */
 static bool find_room(ckd_session *s, bool wait) {
     pthread_mutex_lock(&s->mutex);
-    while (wait && s->used == s->slot_count) {
+    while (wait && s->used == s->rooms) {
         pthread_cond_wait(&s->changed, &s->mutex);
     }
-    bool room = s->used < s->slot_count;
+    bool room = s->used < s->rooms;
     pthread_mutex_unlock(&s->mutex);
     return room;
 }

@@ -531,6 +531,72 @@ static void test_an_optimizer_step_is_coded_as_one(void **state) {
     ckd_store_close(store);
 }
 
+static void count_damage(void *context, const char *message) {
+    *(int *)context += strstr(message, "damage") != NULL;
+}
+
+/* Flips a bit in the middle of the only chunk file. */
+static void damage_chunk(const char *dir) {
+    dir_list files;
+    assert_int_equal(dir_list_read(&files, store_path_of(dir, "data/c"), NULL), CKD_OK);
+    assert_int_equal(files.count, 1);
+    char path[4096];
+    snprintf(path, sizeof(path), "%s/%s", store_path_of(dir, "data/c"), files.names[0]);
+    dir_list_free(&files);
+    size_t size;
+    unsigned char *content = read_whole_file(path, &size);
+    content[size / 2] ^= 4;
+    write_whole_file(path, content, size);
+    free(content);
+}
+
+/* Two saves of a matrix that moves a little; the first one's file is damaged in between. Was the second one a delta on it? */
+static bool second_is_a_delta(const char *dir, const char *run, int snapshots, int *told) {
+    enum { COUNT = 250000 }; /* one block */
+    float *w = random_values(CKD_F32, COUNT, 5);
+    ckd_session_options o = session_options();
+    ckd_save_options save = *o.save;
+    ckd_store_options store = *o.store;
+    save.run = run;
+    store.on_message = count_damage;
+    store.message_context = told;
+    o.save = &save;
+    o.store = &store;
+    o.snapshot_bytes = (uint64_t)snapshots * (COUNT * sizeof(float) + 64);
+    ckd_session *s;
+    ckd_error err = {0};
+    must(ckd_session_open(&s, store_path_of(dir, ""), &o, &err), &err);
+    ckd_tensor tensor = CKD_TENSOR_INIT;
+    tensor.name = "w";
+    tensor.dtype = CKD_F32;
+    tensor.ndim = 2;
+    tensor.shape = (uint64_t[]){COUNT / 100, 100};
+    must(ckd_session_add(s, &tensor, w, 0, &err), &err);
+    must(ckd_session_step(s, 1, &err), &err);
+    must(ckd_session_wait(s, CKD_DURABLE, &err), &err);
+    damage_chunk(dir);
+    change_values(CKD_F32, w, COUNT, 6);
+    must(ckd_session_step(s, 2, &err), &err);
+    must(ckd_session_wait(s, CKD_DURABLE, &err), &err);
+    must(ckd_session_close(s, &err), &err);
+    bool delta = checkpoint_of(dir, run, 2).kind == CKD_DELTA;
+    free(w);
+    return delta;
+}
+
+/* With room for a second snapshot, an exact save is coded against the last one, and does not read it. */
+static void test_the_reference_is_in_memory(void **state) {
+    int told = 0;
+    assert_true(second_is_a_delta(*state, "kept", 2, &told));
+    assert_int_equal(told, 0);
+}
+
+static void test_else_it_is_read(void **state) {
+    int told = 0;
+    assert_false(second_is_a_delta(*state, "read", 1, &told));
+    assert_int_equal(told, 1);
+}
+
 static void test_requests(void **state) {
     trainer *t = trainer_new(ROWS);
     ckd_session_options o = session_options();
@@ -728,6 +794,8 @@ int main(void) {
         tempdir_test(test_the_newest_is_gone_on_from),
         tempdir_test(test_what_does_not_fit_changes_nothing),
         tempdir_test(test_an_optimizer_step_is_coded_as_one),
+        tempdir_test(test_the_reference_is_in_memory),
+        tempdir_test(test_else_it_is_read),
         tempdir_test(test_requests),
         tempdir_test(test_bad_input),
         tempdir_test(test_ranks_save_together),
