@@ -252,9 +252,9 @@ static void end_saver(ckd_session *s) {
     pthread_join(s->saver, NULL);
 }
 
-static void free_memory(ckd_session *s) {
+static void free_memory(ckd_session *s, bool in_child) {
     for (uint32_t i = 0; i < SESSION_SLOTS; i++) {
-        snapshot_free(s->slots[i].snapshot);
+        snapshot_free(s->slots[i].snapshot, in_child);
         free(s->slots[i].optimizers);
     }
     for (size_t i = 0; i < s->item_count; i++) {
@@ -273,7 +273,7 @@ ckd_status ckd_session_close(ckd_session *s, ckd_error *err) {
     ckd_status status = session_check(s, err);
     if (status != CKD_OK) { /* the threads and the store are the parent's */
         copiers_end(s->copiers, true);
-        free_memory(s);
+        free_memory(s, true);
         return status;
     }
     session_fence_all(s);
@@ -285,6 +285,6 @@ ckd_status ckd_session_close(ckd_session *s, ckd_error *err) {
     pthread_cond_destroy(&s->changed);
     pthread_mutex_destroy(&s->store_turn);
     pthread_mutex_destroy(&s->mutex);
-    free_memory(s);
+    free_memory(s, false);
     return status;
 }

@@ -71,7 +71,7 @@ ckd_status snapshot_new(snapshot **out, const snapshot_source *sources, size_t c
     s->left = calloc(count + 1, sizeof(*s->left));
     s->memory = touched_memory(size ? size : 1);
     if (!s->pieces || !s->places || !s->left || !s->memory) {
-        snapshot_free(s);
+        snapshot_free(s, false);
         return err_nomem(err, size, "a snapshot of the registered state");
     }
     pthread_mutex_init(&s->mutex, NULL);
@@ -81,11 +81,11 @@ ckd_status snapshot_new(snapshot **out, const snapshot_source *sources, size_t c
     return CKD_OK;
 }
 
-void snapshot_free(snapshot *s) {
+void snapshot_free(snapshot *s, bool in_child) {
     if (!s) {
         return;
     }
-    if (s->memory) { /* the locks are made last */
+    if (s->memory && !in_child) { /* the locks are made last */
         pthread_mutex_destroy(&s->mutex);
         pthread_cond_destroy(&s->copied);
     }

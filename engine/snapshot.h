@@ -44,7 +44,8 @@ typedef struct snapshot {
 uint64_t snapshot_size(const snapshot_source *sources, size_t count);
 /* The sources are the caller's, and outlive it. All memory is allocated, and touched, here. Errors: NOMEM. */
 ckd_status snapshot_new(snapshot **out, const snapshot_source *sources, size_t count, ckd_error *err);
-void snapshot_free(snapshot *s); /* accepts NULL. Nobody uses it any more */
+/* Accepts NULL. Nobody uses it any more; in a child of the process that made it, somebody may seem to wait for ever. */
+void snapshot_free(snapshot *s, bool in_child);
 
 /* From now on all sources are to be copied (again). Nobody is copying or reading. */
 void snapshot_start(snapshot *s);
