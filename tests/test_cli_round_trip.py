@@ -167,8 +167,9 @@ def test_relatives_that_are_not_there(store, option):
     store.save(1, state(1))
     store.save(2, state(1), option, "a@7", expect=NOT_FOUND)
     store.save(2, state(1), option, "b@1", expect=NOT_FOUND)
+    store.save(2, state(1), option, "@best", expect=NOT_FOUND)
     assert len(store.checkpoints()) == 1
-    for bad in ("a", "a@", "@1", "a@-1", "1"):
+    for bad in ("a", "a@", "@", "a@-1", "1"):
         store.save(2, state(1), option, bad, expect=USAGE)
 
 
