@@ -100,14 +100,15 @@ static ckd_status list_notes(notes *out, const ckd_store *store, ckd_error *err)
     return status;
 }
 
-/* *gone: one was there, and is no more. */
-static ckd_status read_once(notes *out, bool *gone, const ckd_store *store, ckd_error *err) {
+/* only: this kind, 0: all. *gone: one was there, and is no more. */
+static ckd_status read_once(notes *out, bool *gone, const ckd_store *store, note_kind only, ckd_error *err) {
     ckd_status status = list_notes(out, store, err);
     size_t kept = 0;
     *gone = false;
     for (size_t i = 0; i < out->count && status == CKD_OK; i++) {
         kept_note *n = &out->items[i];
-        if (i > 0 && same_subject(&n->name, &out->items[kept - 1].name)) {
+        bool wanted = !only || n->name.kind == only;
+        if (!wanted || (kept > 0 && same_subject(&n->name, &out->items[kept - 1].name))) {
             continue;
         }
         ckd_error why = {0};
@@ -120,16 +121,20 @@ static ckd_status read_once(notes *out, bool *gone, const ckd_store *store, ckd_
     return status;
 }
 
-ckd_status notes_read(notes *out, const ckd_store *store, ckd_error *err) {
+ckd_status notes_read_kind(notes *out, const ckd_store *store, note_kind only, ckd_error *err) {
     enum { TRIES = 100 };
     bool gone = true;
     ckd_status status = CKD_OK;
     *out = (notes){0};
     for (int i = 0; i < TRIES && gone && status == CKD_OK; i++) {
         notes_free(out);
-        status = read_once(out, &gone, store, err);
+        status = read_once(out, &gone, store, only, err);
     }
     return status;
+}
+
+ckd_status notes_read(notes *out, const ckd_store *store, ckd_error *err) {
+    return notes_read_kind(out, store, (note_kind)0, err);
 }
 
 void notes_free(notes *n) {

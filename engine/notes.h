@@ -24,6 +24,8 @@ typedef struct notes {
 
 /* All notes, those that cannot be read included. Release with notes_free, also after failures. Errors: IO (the folder), NOMEM. */
 ckd_status notes_read(notes *out, const ckd_store *store, ckd_error *err);
+/* Only those of one kind: the others' files are not read. */
+ckd_status notes_read_kind(notes *out, const ckd_store *store, note_kind kind, ckd_error *err);
 void notes_free(notes *n);
 /* NULL: there is none. */
 const kept_note *notes_find(const notes *n, note_kind kind, const char *name);

@@ -151,7 +151,8 @@ ckd_status ckd_store_pins(ckd_pin_list **out, ckd_store *store, ckd_error *err) 
     notes n = {0};
     *out = NULL;
     ckd_pin_list *list = calloc(1, sizeof(*list));
-    ckd_status status = list ? notes_read(&n, store, err) : err_nomem(err, sizeof(*list), "a list of pins");
+    ckd_status status =
+        list ? notes_read_kind(&n, store, NOTE_PIN, err) : err_nomem(err, sizeof(*list), "a list of pins");
     if (status == CKD_OK) {
         list->items = calloc(count_of(&n, NOTE_PIN) + 1, sizeof(*list->items));
         status = list->items ? CKD_OK : err_nomem(err, n.count * sizeof(*list->items), "a list of pins");
@@ -220,7 +221,8 @@ ckd_status ckd_store_tags(ckd_tag_list **out, ckd_store *store, ckd_error *err) 
     notes n = {0};
     *out = NULL;
     ckd_tag_list *list = calloc(1, sizeof(*list));
-    ckd_status status = list ? notes_read(&n, store, err) : err_nomem(err, sizeof(*list), "a list of tags");
+    ckd_status status =
+        list ? notes_read_kind(&n, store, NOTE_TAG, err) : err_nomem(err, sizeof(*list), "a list of tags");
     if (status == CKD_OK) {
         list->items = calloc(count_of(&n, NOTE_TAG) + 1, sizeof(*list->items));
         status = list->items ? CKD_OK : err_nomem(err, n.count * sizeof(*list->items), "a list of tags");
@@ -247,7 +249,7 @@ ckd_status ckd_store_find_tag(ckd_checkpoint *out, ckd_store *store, const char 
     memset(out, 0, sizeof(*out));
     ckd_status status = check_tag(tag, err);
     if (status == CKD_OK) {
-        status = notes_read(&n, store, err);
+        status = notes_read_kind(&n, store, NOTE_TAG, err);
     }
     const kept_note *found = status == CKD_OK ? notes_find(&n, NOTE_TAG, tag) : NULL;
     if (status == CKD_OK) {

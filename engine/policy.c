@@ -101,7 +101,7 @@ ckd_status ckd_store_policy(ckd_stored_policy *out, ckd_store *store, const char
     *out = (ckd_stored_policy){.set_ns = 0};
     ckd_status status = name_of(&name, run, err);
     if (status == CKD_OK) {
-        status = notes_read(&n, store, err);
+        status = notes_read_kind(&n, store, NOTE_POLICY, err);
     }
     if (status == CKD_OK) {
         const kept_note *found = notes_policy(&n, name);
@@ -118,8 +118,8 @@ ckd_status ckd_store_policies(ckd_policy_list **out, ckd_store *store, ckd_error
     notes n = {0};
     *out = NULL;
     ckd_policy_list *list = calloc(1, sizeof(*list));
-    ckd_status status =
-        list ? notes_read(&n, store, err) : err_nomem(err, sizeof(*list), "a list of policies");
+    ckd_status status = list ? notes_read_kind(&n, store, NOTE_POLICY, err)
+                             : err_nomem(err, sizeof(*list), "a list of policies");
     if (status == CKD_OK) {
         list->items = calloc(n.count + 1, sizeof(*list->items));
         status = list->items ? CKD_OK : err_nomem(err, n.count * sizeof(*list->items), "a list of policies");

@@ -74,7 +74,7 @@ static ckd_status stored_request(prune_request *out, bool *applies, const ckd_st
                                  ckd_error *err) {
     notes n = {0};
     *applies = false;
-    ckd_status status = notes_read(&n, store, err);
+    ckd_status status = notes_read_kind(&n, store, NOTE_POLICY, err);
     const kept_note *found = status == CKD_OK ? notes_policy(&n, run) : NULL;
     if (found) {
         status = notes_why(found, store, err);
