@@ -10,12 +10,15 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#define WRITE_BACK_BYTES (UINT64_C(8) << 20)
+
 struct file_writer {
     int fd;
     pid_t process;
     ckd_status failed; /* the first failure: what is on the disk is unknown from then on */
     bool synced;       /* everything appended is durable */
     uint64_t flushed;  /* bytes handed to the system; the buffer follows them */
+    uint64_t started;  /* bytes that the system was asked to write back */
     size_t used, capacity;
     uint8_t *buffer;
     char *path; /* path and buffer are one allocation with this */
@@ -83,6 +86,17 @@ static int write_step(file_writer *f, uint64_t offset, const uint8_t *data, size
     return fault < 0 ? ENOSPC : 0;
 }
 
+/*
+ * The disk is not to be idle while more is being made, and all of the file to be waited for at its end. Only a hint: nothing is waited for, and no
+ * error is asked for here, so that fdatasync tells them all.
+ */
+static void start_writing_back(file_writer *f, uint64_t end) {
+    if (f->capacity > 0 && end >= f->started + WRITE_BACK_BYTES) {
+        (void)sync_file_range(f->fd, (off_t)f->started, (off_t)(end - f->started), SYNC_FILE_RANGE_WRITE);
+        f->started = end;
+    }
+}
+
 static ckd_status write_out(file_writer *f, uint64_t offset, const void *data, size_t size, ckd_error *err) {
     f->synced = false;
     for (size_t done = 0; done < size;) {
@@ -93,6 +107,7 @@ static ckd_status write_out(file_writer *f, uint64_t offset, const void *data, s
         }
         done += part;
     }
+    start_writing_back(f, offset + size);
     return CKD_OK;
 }
 

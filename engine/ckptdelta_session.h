@@ -156,6 +156,18 @@ CKD_API void ckd_session_fence(ckd_session *session);
 /* The same for the tensors of one group, for optimizers that go layer by layer. */
 CKD_API void ckd_session_fence_group(ckd_session *session, uint32_t group);
 
+typedef enum ckd_phase {
+    CKD_PHASE_ANY = 0, /* as good as any other: until something else is said */
+    CKD_PHASE_BUSY =
+        1, /* the processors are needed for training: the optimizer on the host, the data loader */
+    CKD_PHASE_IDLE = 2 /* training waits for something else: a GPU, the network */
+} ckd_phase;
+/*
+ * Says what training is doing from here on. While it is busy, saves under way pause between tensors, each at most as long in all as a save takes by itself (a second as
+ * long as that is not known), and not when something waits for them. From any thread.
+ */
+CKD_API void ckd_session_phase(ckd_session *session, ckd_phase phase);
+
 typedef enum ckd_wait {
     CKD_STAGED = 1, /* the state that is to be saved is copied, as by ckd_session_fence */
     CKD_DURABLE = 2 /* every save that was begun is durable, or has failed */

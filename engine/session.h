@@ -46,8 +46,9 @@ typedef struct session_slot {
     uint64_t step;
     double metric;
     uint64_t begun_ns, stall_ns;
-    bool fenced; /* the trainer has let go of it: it is whole, of one step, and its stall is known */
-    bool torn;   /* never: the save is given up */
+    uint64_t paused_ns; /* because training was busy */
+    bool fenced;        /* the trainer has let go of it: it is whole, of one step, and its stall is known */
+    bool torn;          /* never: the save is given up */
 } session_slot;
 
 #define SESSION_SLOTS 3
@@ -83,6 +84,8 @@ struct ckd_session {
     uint32_t
         rooms; /* of them that may be staged at once: one less if the last one saved is kept for the next */
     uint32_t first, used; /* staged ones: a ring */
+    ckd_phase phase;
+    uint32_t waiting; /* calls that wait for saves */
     bool ending;
     ckd_status failed; /* of a save, not told yet */
     ckd_error failure;
@@ -99,6 +102,7 @@ struct ckd_session {
     session_slot
         *reference; /* what was saved last, and is still in memory; NULL: nothing. The saver's, as store is */
     ckd_id reference_id;
+    uint64_t unhurried_ns; /* what the last save took, its pauses not counted; 0: not known. The saver's */
 };
 
 /* STATE in a child of the process that opened it. */

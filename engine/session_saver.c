@@ -10,7 +10,8 @@
 #include "base/threads.h"
 #include "engine/save.h"
 
-#define DEFAULT_NICE 10
+#define DEFAULT_NICE   10
+#define FIRST_PAUSE_NS UINT64_C(1000000000)
 
 /* ------------------------------------------------------------------------------------------------- one snapshot */
 
@@ -28,6 +29,23 @@ static void continue_lineage(ckd_session *s, const ckd_checkpoint *saved) {
     s->save.on_duplicate = s->on_duplicate;
 }
 
+/* Pauses while training is busy, as long as this save may. */
+static void give_way(ckd_session *s, session_slot *slot) {
+    uint64_t begun = clock_monotonic_ns(), most = s->unhurried_ns ? s->unhurried_ns : FIRST_PAUSE_NS;
+    pthread_mutex_lock(&s->mutex);
+    while (s->phase == CKD_PHASE_BUSY && !s->waiting && !s->ending) {
+        uint64_t paused = slot->paused_ns + (clock_monotonic_ns() - begun);
+        if (paused >= most) {
+            break;
+        }
+        uint64_t until = clock_wall_ns() + (most - paused); /* a clock that is set costs a pause */
+        struct timespec at = {(time_t)(until / 1000000000), (long)(until % 1000000000)};
+        pthread_cond_timedwait(&s->changed, &s->mutex, &at);
+    }
+    pthread_mutex_unlock(&s->mutex);
+    slot->paused_ns += clock_monotonic_ns() - begun;
+}
+
 /* The parent's values of an item, if they are still in memory. */
 static const void *values_before(const ckd_session *s, const ckd_save *save, size_t i) {
     bool known =
@@ -43,12 +61,13 @@ static ckd_tensor as_saved(const ckd_session *s, const session_slot *slot, size_
     return t;
 }
 
-static ckd_status save_items(ckd_session *s, const session_slot *slot, const ckd_plan *plan, ckd_save *save,
+static ckd_status save_items(ckd_session *s, session_slot *slot, const ckd_plan *plan, ckd_save *save,
                              bool one_step, ckd_error *err) {
     ckd_status status = CKD_OK;
     size_t tensors = 0;
     for (size_t i = 0; i < s->item_count && status == CKD_OK; i++) {
         const session_item *item = &s->items[i];
+        give_way(s, slot);
         if (item->is_bytes) {
             if (s->save.rank == 0) {
                 status = ckd_save_blob(save, item->tensor.name, snapshot_read(slot->snapshot, i),
@@ -189,6 +208,7 @@ static void save_slot(ckd_session *s, session_slot *slot) {
     make_checkpoint(&saved, s, slot);
     let_copying_end(&saved.stall_ns, s, slot);
     saved.persist_ns = clock_monotonic_ns() - slot->begun_ns;
+    s->unhurried_ns = saved.persist_ns - slot->paused_ns;
     keep_result(s, &saved);
     if (s->options.on_saved) {
         s->options.on_saved(s->options.saved_context, &saved);

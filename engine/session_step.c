@@ -93,7 +93,7 @@ static void stage(ckd_session *s, uint64_t step, uint64_t begun_ns) {
     slot->step = step;
     slot->metric = s->metric;
     slot->begun_ns = begun_ns;
-    slot->stall_ns = 0;
+    slot->stall_ns = slot->paused_ns = 0;
     slot->fenced = false;
     slot->torn = false;
     slot->state = SLOT_STAGED;
@@ -216,11 +216,19 @@ static void measure_iteration(ckd_session *s, uint64_t now) {
     s->busy_since_step = under_way(s);
 }
 
+/* Until something has changed; what saves do meanwhile is not to be put off. With the mutex. */
+static void wait_for_saves(ckd_session *s) {
+    s->waiting++;
+    pthread_cond_broadcast(&s->changed);
+    pthread_cond_wait(&s->changed, &s->mutex);
+    s->waiting--;
+}
+
 /* false: no room, and none is waited for. */
 static bool find_room(ckd_session *s, bool wait) {
     pthread_mutex_lock(&s->mutex);
     while (wait && s->used == s->rooms) {
-        pthread_cond_wait(&s->changed, &s->mutex);
+        wait_for_saves(s);
     }
     bool room = s->used < s->rooms;
     pthread_mutex_unlock(&s->mutex);
@@ -322,7 +330,7 @@ ckd_status session_tell(ckd_session *s, ckd_error *err) {
 void session_drain(ckd_session *s) {
     pthread_mutex_lock(&s->mutex);
     while (s->used > 0) {
-        pthread_cond_wait(&s->changed, &s->mutex);
+        wait_for_saves(s);
     }
     pthread_mutex_unlock(&s->mutex);
 }
@@ -354,6 +362,13 @@ void ckd_session_poll(ckd_session_state *out, ckd_session *s) {
 
 void ckd_session_metric(ckd_session *s, double metric) {
     s->metric = metric;
+}
+
+void ckd_session_phase(ckd_session *s, ckd_phase phase) {
+    pthread_mutex_lock(&s->mutex);
+    s->phase = phase;
+    pthread_cond_broadcast(&s->changed);
+    pthread_mutex_unlock(&s->mutex);
 }
 
 void ckd_session_request(ckd_session *s, ckd_request request) {

@@ -627,6 +627,41 @@ static void test_requests(void **state) {
     stored_check(*state, TRAINER_RUN, 5, ROWS);
 }
 
+static uint64_t saved_by(ckd_session *s, unsigned ms) {
+    ckd_session_state now = {.saved = 0};
+    for (unsigned waited = 0; waited < ms && now.saved == 0; waited++) {
+        usleep(1000);
+        ckd_session_poll(&now, s);
+    }
+    return now.saved;
+}
+
+/* Saves pause while training is busy: until it is not, until somebody waits, or until they have paused long enough. */
+static void test_phases(void **state) {
+    for (int how = 0; how < 3; how++) {
+        trainer *t = trainer_new(ROWS);
+        ckd_session_options o = session_options();
+        ckd_save_options save = *o.save;
+        static const char *const runs[] = {"idle", "waited-for", "alone"};
+        save.run = runs[how];
+        o.save = &save;
+        ckd_session *s = session_of(*state, &o, t);
+        ckd_error err = {0};
+        ckd_session_phase(s, CKD_PHASE_BUSY);
+        must(iterate(s, t, 1, &err), &err);
+        assert_int_equal(saved_by(s, 200), 0); /* of a second that it may pause */
+        if (how == 0) {
+            ckd_session_phase(s, CKD_PHASE_IDLE);
+        } else if (how == 1) {
+            must(ckd_session_wait(s, CKD_DURABLE, &err), &err);
+        }
+        assert_int_equal(saved_by(s, 20000), 1);
+        must(ckd_session_close(s, &err), &err);
+        trainer_free(t);
+        stored_check(*state, runs[how], 1, ROWS);
+    }
+}
+
 static void test_bad_input(void **state) {
     const char *dir = *state;
     ckd_session *s;
@@ -797,6 +832,7 @@ int main(void) {
         tempdir_test(test_the_reference_is_in_memory),
         tempdir_test(test_else_it_is_read),
         tempdir_test(test_requests),
+        tempdir_test(test_phases),
         tempdir_test(test_bad_input),
         tempdir_test(test_ranks_save_together),
     };
