@@ -62,11 +62,13 @@ def test_background_saves_are_those_that_training_waits_for(tmp_path, how):
 
 
 def test_killed_at_any_moment(tmp_path):
-    finish(train(tmp_path, "--run", "whole", "--steps", 40, "--losses", tmp_path / "whole"))
+    finish(train(tmp_path, "--run", "whole", "--steps", 120, "--losses", tmp_path / "whole"))
     whole, losses, chance = losses_of(tmp_path / "whole"), tmp_path / "losses", random.Random(7)
     for kill in range(6):
-        trainer = train(tmp_path, "--run", "killed", "--steps", 40, "--save-every", EVERY, "--background", "lazy", "--resume", "--losses", losses)
-        await_step(losses, len(losses_of(losses)) + 4 if losses.exists() else 4)
+        trainer = train(tmp_path, "--run", "killed", "--steps", 120, "--save-every", EVERY, "--background", "lazy", "--resume", "--losses", losses)
+        await_step(losses, (losses.read_text().count("\n") if losses.exists() else 0) + 4)
+        while not steps(tmp_path):  # one is durable: there is something to lose
+            time.sleep(0.01)
         time.sleep(chance.random() * 0.05)
         trainer.kill()
         trainer.communicate(timeout=60)
@@ -74,7 +76,7 @@ def test_killed_at_any_moment(tmp_path):
         # The save of one step may be under way while the trainer waits at the next one that is due; what was before is durable.
         assert max(steps(tmp_path), default=0) >= made - made % EVERY - 2 * EVERY
     begun = time.monotonic()
-    out = finish(train(tmp_path, "--run", "killed", "--steps", 40, "--save-every", EVERY, "--background", "lazy", "--resume", "--losses", losses))
+    out = finish(train(tmp_path, "--run", "killed", "--steps", 120, "--save-every", EVERY, "--background", "lazy", "--resume", "--losses", losses))
     assert "resumed from killed" in out and time.monotonic() - begun < 60
     assert losses_of(losses) == whole
     done = subprocess.run([COMMAND, "verify", tmp_path / "store", "--json"], capture_output=True, text=True, timeout=120)
