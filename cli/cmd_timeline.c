@@ -137,7 +137,9 @@ static ckd_status draw(const arguments *a, const ckd_save_times *items, size_t c
 }
 
 static ckd_status show(const arguments *a, const ckd_timeline *timeline, ckd_error *err) {
-    qsort(timeline->items, timeline->count, sizeof(*timeline->items), by_time);
+    if (timeline->count > 0) {
+        qsort(timeline->items, timeline->count, sizeof(*timeline->items), by_time);
+    }
     size_t count = a->last && a->last < timeline->count ? (size_t)a->last : timeline->count;
     const ckd_save_times *items = timeline->items + (timeline->count - count);
     ckd_status status = a->svg ? draw(a, items, count, err) : CKD_OK;
