@@ -9,17 +9,18 @@
  *
  *     ckd_session_open(&session, "runs/gpt", &options, &err);
  *     for each tensor: ckd_session_add(session, &tensor, data, 0, &err);
- *     ckd_session_restore(&from, session, CKD_LATEST, &err);            NOT_FOUND: nothing to resume from
+ *     ckd_session_restore(&from, session, CKD_LATEST, &err);            NOT_FOUND: nothing to resume from, from.step is 0
  *     for (step = from.step + 1; step <= steps; step++) {
  *         forward(), backward();
  *         ckd_session_fence(session);                                   lazy snapshots only; else it returns at once
  *         optimizer();
- *         ckd_session_step(session, step, &err);
+ *         ckd_session_step(session, step, &err);                        the last step: ckd_session_save
  *     }
- *     ckd_session_close(session, &err);
+ *     ckd_session_close(session, &err);                                 waits for what is under way, and tells if it failed
  *
- * All calls but ckd_session_request come from one thread at a time, and in the process that opened the session: in a forked child they do
- * nothing and fail with STATE.
+ * All calls but ckd_session_request and ckd_session_phase come from one thread at a time, and in the process that opened the session: in a
+ * forked child they do nothing and fail with STATE. The session's threads run on the cores that the thread that opens it may use: open it before
+ * binding that to one.
  */
 #ifndef CKPTDELTA_SESSION_H
 #define CKPTDELTA_SESSION_H
@@ -35,8 +36,10 @@ typedef struct ckd_session ckd_session;
 typedef enum ckd_snapshot {
     CKD_SNAPSHOT_COPY = 0, /* ckd_session_step returns when the state is copied */
     /*
-     * It returns at once, and the state is copied while the trainer computes what does not change it. Call ckd_session_fence before
-     * anything writes to a registered tensor: it waits for what is not copied yet, and helps.
+     * It returns at once, and tensors are copied while the trainer computes what does not change them. Call ckd_session_fence before
+     * anything writes to a registered tensor: it waits for what is not copied yet, and helps. Usually that is before the optimizer; if the
+     * forward pass changes some (running statistics of a normalisation), before that, or before their group. Bytes are copied at once. A save is
+     * committed no sooner than a fence, the next step, or a wait says that nothing has been written to, so that between them the trainer must not.
      */
     CKD_SNAPSHOT_LAZY = 1
 } ckd_snapshot;
@@ -99,7 +102,8 @@ typedef struct ckd_session_options {
     int nice;              /* of background threads, against the caller's; 0: 10; negative: as the caller's */
     /*
      * NULL: this process saves by itself. Else all ranks of it open a session together (ckd_ranks_join: collective) and call step with
-     * the same steps; only every_steps, ckd_session_save and CKD_BUSY_BLOCK, which mean the same on all, are allowed.
+     * the same steps; only every_steps, ckd_session_save and CKD_BUSY_BLOCK, which mean the same on all, are allowed. If one dies or does not come in time, all saves
+     * that follow fail: close the session on all ranks, and open it again.
      */
     const struct ckd_ranks_options *ranks;
     ckd_saved_fn on_saved;
@@ -109,7 +113,7 @@ typedef struct ckd_session_options {
     { .struct_size = sizeof(ckd_session_options) }
 
 /*
- * Opens the store (CKD_OPEN_CREATE) and starts the session's threads. Errors: INVALID, STATE (signals), those of ckd_store_open and
+ * Opens the store (CKD_OPEN_CREATE) and starts the session's threads. Errors: INVALID, those of ckd_store_open and
  * ckd_ranks_join.
  */
 CKD_API ckd_status ckd_session_open(ckd_session **out, const char *path, const ckd_session_options *options,
@@ -124,15 +128,17 @@ CKD_API ckd_status ckd_session_open(ckd_session **out, const char *path, const c
 CKD_API ckd_status ckd_session_add(ckd_session *session, const ckd_tensor *tensor, void *data, uint32_t group,
                                    ckd_error *err);
 /*
- * The same for any bytes: of a random number generator, a data loader. Stored as a blob, with ranks those of rank 0 only. They belong to group 0. At
- * most CKD_BLOB_MAX.
+ * The same for any bytes: of a random number generator, a data loader. They are copied before ckd_session_step returns, lazily or not, so that the next
+ * forward pass may change them without a fence. Stored as a blob. With ranks those of rank 0 are stored, and all ranks restore these: what differs by rank is registered
+ * as a tensor (CKD_U8, a name for each rank). At most CKD_BLOB_MAX.
  */
 CKD_API ckd_status ckd_session_add_bytes(ckd_session *session, const char *name, void *data, size_t size,
                                          ckd_error *err);
 
 /*
- * Loads a checkpoint of the run into everything that is registered; step CKD_LATEST: the newest. What is saved from here on was resumed from
- * it. Waits for saves under way. `from` (may be NULL): which one it was. Errors: NOT_FOUND (no such checkpoint: nothing was changed), MISMATCH (a tensor or bytes that
+ * Loads a checkpoint of the run into everything that is registered. step CKD_LATEST: the one that was committed last, of the run or of a branch that it went
+ * on in (RUN~2, ...) after somebody had gone back. What is saved from here on was resumed from it; if it is not its run's newest, that goes on in a
+ * branch. Waits for saves under way. `from` (may be NULL): which one it was. Errors: NOT_FOUND (no such checkpoint: nothing was changed), MISMATCH (a tensor or bytes that
  * it lacks, or of another shape, dtype or size: nothing was changed), those of ckd_load_all.
  */
 CKD_API ckd_status ckd_session_restore(ckd_checkpoint *from, ckd_session *session, uint64_t step,
@@ -179,16 +185,20 @@ typedef enum ckd_request {
     CKD_REQUEST_SAVE = 1, /* save at the next step */
     CKD_REQUEST_STOP = 2  /* save at the next step; the trainer is to stop then */
 } ckd_request;
-/* From any thread, and from a signal handler: for SIGUSR1, say, and SIGTERM. The library installs none. */
+/*
+ * From any thread, and from a signal handler: for SIGUSR1, say, and SIGTERM. The library installs none. With ranks nothing is saved by itself, as they are asked at
+ * different steps: the trainers look at ckd_session_state, agree (an all-reduce), and call ckd_session_save at one step.
+ */
 CKD_API void ckd_session_request(ckd_session *session, ckd_request request);
 
 /* How things are. Figures are of this session. */
 typedef struct ckd_session_state {
     uint64_t saved, failed;   /* saves that ended */
-    uint64_t skipped;         /* due, and left out for want of room */
-    uint64_t coalesced;       /* due, and put off for want of room */
+    uint64_t skipped;         /* steps at which one was due, and left out for want of room */
+    uint64_t coalesced;       /* put off for want of room */
     uint32_t under_way;       /* saves that are not durable yet */
     int stop_asked;           /* by ckd_session_request */
+    int save_asked;           /* the same, of this rank: with ranks only, until it saves */
     uint64_t staged_step;     /* of the newest snapshot; CKD_LATEST: none */
     uint64_t durable_step;    /* of the newest checkpoint that is durable; CKD_LATEST: none */
     uint64_t snapshot_bytes;  /* held for snapshots */

@@ -10,6 +10,7 @@
 #define ACCOUNT_COSTS    1.0 /* what is not spent is not kept beyond this many saves: no bursts after a pause */
 #define PAUSE_STEPS      8   /* an iteration as long as so many, */
 #define PAUSE_S          1   /* and so many seconds, is something else as well: a validation, a debugger */
+#define PAUSES_MOST      4   /* in a row */
 #define CLEAN_SHARE \
     0.25 /* of the time that a save takes: before the next one, to measure iterations without one */
 
@@ -36,8 +37,14 @@ static void add_clean(interval *v, double seconds) {
     }
     uint32_t known = v->clean - WARM_UP;
     if (known > CLEAN_ENOUGH && is_pause(v, seconds)) {
-        return;
+        if (++v->pauses < PAUSES_MOST) {
+            return;
+        }
+        v->clean = WARM_UP + 1; /* no pauses: iterations have become longer */
+        v->step_s = 0;
+        known = 1;
     }
+    v->pauses = 0;
     v->step_s += (seconds - v->step_s) / (known < CLEAN_MEMORY ? known : CLEAN_MEMORY);
 }
 

@@ -22,6 +22,7 @@ typedef struct interval {
 
     double step_s;        /* an iteration without a save, a recent mean; 0: not known */
     uint32_t clean;       /* iterations that it is made of */
+    uint32_t pauses;      /* in a row */
     uint32_t clean_since; /* of them since a save was under way */
     double trained_s;     /* iterations and stalls so far */
     double since_s;       /* of them since the last save began */

@@ -36,6 +36,12 @@ typedef struct save_target {
     ckd_id branch_origin, resumed_from;
     uint32_t lossy_resumes;
 } save_target;
+/* RUN~K without its last number, which is 1 for a run that is no branch by name: false then. */
+bool branch_root(char root[CKD_RUN_MAX + 1], unsigned *number, const char *run);
+/* The other way round; number 1: the root itself. Errors: INVALID (too long). */
+ckd_status branch_name(char out[CKD_RUN_MAX + 1], const char *root, unsigned number, ckd_error *err);
+/* What can be said of them without the store. Errors: INVALID. */
+ckd_status save_check_options(const ckd_save_options *options, ckd_error *err);
 ckd_status save_resolve_target(save_target *out, ckd_store *store, const ckd_save_options *options,
                                ckd_error *err);
 

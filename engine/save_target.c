@@ -37,7 +37,7 @@ static ckd_status check_fidelity(const ckd_save_options *o, ckd_error *err) {
                : CKD_OK;
 }
 
-static ckd_status check_options(const ckd_save_options *o, ckd_error *err) {
+ckd_status save_check_options(const ckd_save_options *o, ckd_error *err) {
     if (!run_name_valid(o->run)) {
         return err_set(
             err, CKD_E_INVALID,
@@ -93,8 +93,7 @@ static ckd_status newest_of(ckd_checkpoint *out, bool *found, ckd_store *store, 
     return status == CKD_E_NOT_FOUND ? CKD_OK : status;
 }
 
-/* RUN~K without its last number; false for a run that is no branch by name. */
-static bool branch_root(char root[CKD_RUN_MAX + 1], unsigned *number, const char *run) {
+bool branch_root(char root[CKD_RUN_MAX + 1], unsigned *number, const char *run) {
     snprintf(root, CKD_RUN_MAX + 1, "%s", run);
     char *tilde = strrchr(root, '~');
     char *end = NULL;
@@ -108,7 +107,7 @@ static bool branch_root(char root[CKD_RUN_MAX + 1], unsigned *number, const char
     return true;
 }
 
-static ckd_status branch_name(char out[CKD_RUN_MAX + 1], const char *root, unsigned number, ckd_error *err) {
+ckd_status branch_name(char out[CKD_RUN_MAX + 1], const char *root, unsigned number, ckd_error *err) {
     int n = number < 2 ? snprintf(out, CKD_RUN_MAX + 1, "%s", root)
                        : snprintf(out, CKD_RUN_MAX + 1, "%s~%u", root, number);
     return n > CKD_RUN_MAX
@@ -214,7 +213,7 @@ static ckd_status resolve_resume(save_target *t, ckd_store *store, const ckd_sav
 ckd_status save_resolve_target(save_target *out, ckd_store *store, const ckd_save_options *o,
                                ckd_error *err) {
     memset(out, 0, sizeof(*out));
-    ckd_status status = check_options(o, err);
+    ckd_status status = save_check_options(o, err);
     if (status != CKD_OK) {
         return status;
     }

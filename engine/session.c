@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "base/threads.h"
+#include "engine/save.h"
 #include "engine/tensor_check.h"
 
 #define COPY_THREADS_MAX 4 /* by default: memory is busy by then */
@@ -41,9 +42,6 @@ static ckd_status check_options(const ckd_session_options *o, ckd_error *err) {
     if (!o->save || !o->save->run) {
         return err_set(err, CKD_E_INVALID, "a session needs options.save with a run");
     }
-    if (strlen(o->save->run) > CKD_RUN_MAX) {
-        return err_set(err, CKD_E_INVALID, "a run's name has at most %d bytes", CKD_RUN_MAX);
-    }
     if (o->snapshot < CKD_SNAPSHOT_COPY || o->snapshot > CKD_SNAPSHOT_LAZY) {
         return err_set(err, CKD_E_INVALID, "snapshot %d is not known", (int)o->snapshot);
     }
@@ -70,18 +68,25 @@ static const char *keep(char *room, size_t size, const char *text) {
     return text ? room : NULL;
 }
 
-static void copy_save_options(ckd_session *s, const ckd_save_options *given) {
+static ckd_status copy_save_options(ckd_session *s, const ckd_save_options *given, ckd_error *err) {
     s->save = (ckd_save_options)CKD_SAVE_OPTIONS_INIT;
     memcpy(&s->save, given, given->struct_size < sizeof(s->save) ? given->struct_size : sizeof(s->save));
     s->save.struct_size = sizeof(s->save);
+    s->save.rank = s->save.world = 0;
+    s->save.step = 0;
+    s->save.checkpoint_id = (ckd_id){{0}};
+    ckd_status status = save_check_options(&s->save, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    snprintf(s->opened_run, sizeof(s->opened_run), "%s", s->save.run);
     s->save.run = keep(s->run, sizeof(s->run), s->save.run);
     s->save.parent_run = keep(s->parent_run, sizeof(s->parent_run), s->save.parent_run);
     s->save.resumed_from_run = keep(s->resumed_run, sizeof(s->resumed_run), s->save.resumed_from_run);
     s->save.metric_name = keep(s->metric_name, sizeof(s->metric_name), s->save.metric_name);
     s->metric = s->save.metric_name ? s->save.metric : NAN;
     s->on_duplicate = s->save.on_duplicate;
-    s->save.rank = s->save.world = 0;
-    s->save.checkpoint_id = (ckd_id){{0}};
+    return CKD_OK;
 }
 
 static ckd_status copy_options(ckd_session *s, const char *path, const ckd_session_options *given,
@@ -94,7 +99,10 @@ static ckd_status copy_options(ckd_session *s, const char *path, const ckd_sessi
     if (status != CKD_OK) {
         return status;
     }
-    copy_save_options(s, s->options.save);
+    status = copy_save_options(s, s->options.save, err);
+    if (status != CKD_OK) {
+        return status;
+    }
     const ckd_store_options *store = s->options.store;
     s->store_options = (ckd_store_options)CKD_STORE_OPTIONS_INIT;
     if (store) {
@@ -153,7 +161,11 @@ ckd_status ckd_session_open(ckd_session **out, const char *path, const ckd_sessi
     s->state.staged_step = s->state.durable_step = CKD_LATEST;
     pthread_mutex_init(&s->mutex, NULL);
     pthread_mutex_init(&s->store_turn, NULL);
-    pthread_cond_init(&s->changed, NULL);
+    pthread_condattr_t monotonic; /* pauses are not to depend on a clock that is set */
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    pthread_cond_init(&s->changed, &monotonic);
+    pthread_condattr_destroy(&monotonic);
     ckd_status status = copy_options(s, path, options, err);
     if (status == CKD_OK) {
         status = start(s, err);
@@ -210,9 +222,9 @@ static ckd_status add_item(ckd_session *s, session_item item, const char *name, 
     return CKD_OK;
 }
 
-ckd_status ckd_session_add(ckd_session *s, const ckd_tensor *tensor, void *data, uint32_t group,
+ckd_status ckd_session_add(ckd_session *s, const ckd_tensor *tensor, void *data, uint32_t in_group,
                            ckd_error *err) {
-    session_item item = {.data = data, .group = group};
+    session_item item = {.data = data, .group = in_group};
     memcpy(&item.tensor, tensor,
            tensor->struct_size < sizeof(item.tensor) ? tensor->struct_size : sizeof(item.tensor));
     item.tensor.struct_size = sizeof(item.tensor);
@@ -220,7 +232,7 @@ ckd_status ckd_session_add(ckd_session *s, const ckd_tensor *tensor, void *data,
     item.tensor.read = NULL;
     uint64_t elements;
     ckd_status status = tensor_check(&elements, &item.tensor, err);
-    if (status == CKD_OK && group == SNAPSHOT_ALL) {
+    if (status == CKD_OK && in_group == SNAPSHOT_ALL) {
         status = err_set(err, CKD_E_INVALID, "a group is less than %u", (unsigned)SNAPSHOT_ALL);
     }
     if (status != CKD_OK) {

@@ -55,8 +55,9 @@ typedef struct session_slot {
 
 struct ckd_session {
     pid_t process;
-    ckd_session_options options; /* its pointers are not kept */
-    ckd_save_options save;       /* the next one's; strings are below */
+    ckd_session_options options;      /* its pointers are not kept */
+    ckd_save_options save;            /* the next one's; strings are below */
+    char opened_run[CKD_RUN_MAX + 1]; /* as asked for; `run` may be a branch of it */
     char run[CKD_RUN_MAX + 1], parent_run[CKD_RUN_MAX + 1], resumed_run[CKD_RUN_MAX + 1], metric_name[32];
     ckd_on_duplicate on_duplicate; /* as asked for */
     double metric;
@@ -75,6 +76,7 @@ struct ckd_session {
     bool busy_since_step;        /* a save was under way at some time since the last step */
     bool fenced_some;            /* a group's fence was called since the newest snapshot began */
     bool stop_asked;
+    bool save_asked;     /* of this rank: the trainer sees to it that all save */
     atomic_int requests; /* ckd_request bits */
 
     pthread_mutex_t mutex; /* guards what follows */

@@ -4,6 +4,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "engine/save.h"
+
 typedef struct stored_bytes {
     void *data;
     size_t size;
@@ -82,6 +84,7 @@ static ckd_status load_into(ckd_session *s, const ckd_checkpoint *from, ckd_erro
 
 /* What is saved next was resumed from it; a delta on it, and in a branch if the run has gone farther. */
 static void resume_from(ckd_session *s, const ckd_checkpoint *from, const ckd_checkpoint *newest) {
+    snprintf(s->run, sizeof(s->run), "%s", from->run);
     snprintf(s->parent_run, sizeof(s->parent_run), "%s", from->run);
     s->save.parent_run = s->save.base ? NULL : s->parent_run;
     s->save.parent_step = from->step;
@@ -96,12 +99,52 @@ static void resume_from(ckd_session *s, const ckd_checkpoint *from, const ckd_ch
     pthread_mutex_unlock(&s->mutex);
 }
 
+/*
+ * The checkpoint that was committed last, of the run that was asked for or of a branch that it went on in after somebody had gone back: RUN~2 and so on.
+ * Steps do not tell, as those that were given up may be the higher ones.
+ */
+static ckd_status find_last(ckd_checkpoint *out, ckd_session *s, ckd_error *err) {
+    char mine[CKD_RUN_MAX + 1], root[CKD_RUN_MAX + 1];
+    unsigned first, number;
+    ckd_checkpoint_list *list;
+    branch_root(mine, &first, s->opened_run);
+    ckd_status status = ckd_store_list(&list, s->store, NULL, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    const ckd_checkpoint *last = NULL;
+    for (size_t i = 0; i < list->count; i++) {
+        const ckd_checkpoint *c = &list->items[i];
+        branch_root(root, &number, c->run);
+        if (strcmp(root, mine) == 0 && number >= first && (!last || c->created_ns >= last->created_ns)) {
+            last = c;
+        }
+    }
+    status = last ? CKD_OK : err_set(err, CKD_E_NOT_FOUND, "the run '%s' has no checkpoints", s->opened_run);
+    *out = last ? *last : (ckd_checkpoint){.step = 0};
+    ckd_checkpoint_list_free(list);
+    return status;
+}
+
+/* A step of the run as it goes now, or of one of those that it branched off. */
+static ckd_status find_step(ckd_checkpoint *out, ckd_session *s, uint64_t step, ckd_error *err) {
+    char name[CKD_RUN_MAX + 1], root[CKD_RUN_MAX + 1];
+    unsigned number;
+    ckd_status status = ckd_store_find(out, s->store, s->run, step, err);
+    snprintf(name, sizeof(name), "%s", s->run);
+    while (status == CKD_E_NOT_FOUND && branch_root(root, &number, name)) {
+        (void)branch_name(name, root, number - 1, NULL); /* no longer than the name was */
+        status = ckd_store_find(out, s->store, name, step, NULL);
+    }
+    return status;
+}
+
 /* With the store's turn. */
 static ckd_status restore(ckd_checkpoint *from, ckd_session *s, uint64_t step, ckd_error *err) {
     ckd_checkpoint newest;
-    ckd_status status = ckd_store_find(from, s->store, s->run, step, err);
+    ckd_status status = step == CKD_LATEST ? find_last(from, s, err) : find_step(from, s, step, err);
     if (status == CKD_OK) {
-        status = ckd_store_find(&newest, s->store, s->run, CKD_LATEST, err);
+        status = ckd_store_find(&newest, s->store, from->run, CKD_LATEST, err);
     }
     if (status == CKD_OK) {
         status = load_into(s, from, err);

@@ -38,7 +38,7 @@ static void give_way(ckd_session *s, session_slot *slot) {
         if (paused >= most) {
             break;
         }
-        uint64_t until = clock_wall_ns() + (most - paused); /* a clock that is set costs a pause */
+        uint64_t until = clock_monotonic_ns() + (most - paused);
         struct timespec at = {(time_t)(until / 1000000000), (long)(until % 1000000000)};
         pthread_cond_timedwait(&s->changed, &s->mutex, &at);
     }
@@ -166,6 +166,9 @@ static void make_checkpoint(ckd_saved *saved, ckd_session *s, session_slot *slot
         continue_lineage(s, &saved->checkpoint);
         s->reference = s->rooms < s->slot_count ? slot : NULL;
         s->reference_id = saved->checkpoint.id;
+    } else if (saved->status == CKD_E_NOT_FOUND && s->save.parent_run) {
+        s->save.parent_run = s->save.resumed_from_run =
+            NULL; /* it was deleted: the next save goes on without it */
     }
     pthread_mutex_unlock(&s->store_turn);
 }
@@ -188,6 +191,8 @@ static void keep_result(ckd_session *s, const ckd_saved *saved) {
     } else {
         s->failed = saved->status;
         s->failure = saved->error;
+        snprintf(s->failure.message, sizeof(s->failure.message), "the save of step %llu failed: %.440s",
+                 (unsigned long long)saved->step, saved->error.message);
     }
     s->state.last_stall_ns = saved->stall_ns;
     s->state.last_persist_ns = s->ended_persist_ns = saved->persist_ns;

@@ -14,7 +14,8 @@ static ckd_status make_sources(ckd_session *s, ckd_error *err) {
         return err_nomem(err, s->item_count * sizeof(*s->sources), "the registered tensors");
     }
     for (size_t i = 0; i < s->item_count; i++) {
-        s->sources[i] = (snapshot_source){s->items[i].data, s->items[i].bytes, s->items[i].group};
+        s->sources[i] =
+            (snapshot_source){s->items[i].data, s->items[i].bytes, s->items[i].group, s->items[i].is_bytes};
     }
     return CKD_OK;
 }
@@ -105,12 +106,24 @@ static void stage(ckd_session *s, uint64_t step, uint64_t begun_ns) {
     pthread_mutex_unlock(&s->mutex);
     s->fenced_some = false;
     s->busy_since_step = true;
-    if (!lazy) {
+    if (lazy) {
+        snapshot_finish_at_once(slot->snapshot);
+    } else {
         snapshot_finish(slot->snapshot, SNAPSHOT_ALL);
     }
 }
 
 /* --------------------------------------------------------------------------------------------------- the fences */
+
+/* The slot is not fenced yet, so that the saver waits for what it is told. */
+static void charge_stall(ckd_session *s, session_slot *slot, uint64_t waited_ns) {
+    s->fence_ns += waited_ns;
+    interval_stalled(&s->interval, (double)waited_ns / SECOND);
+    pthread_mutex_lock(&s->mutex);
+    slot->stall_ns += waited_ns;
+    s->state.stall_ns += waited_ns;
+    pthread_mutex_unlock(&s->mutex);
+}
 
 /*
  * With lazy snapshots the trainer's next call tells whether it kept the rule: with no fence in between, the optimizer may have written to
@@ -126,7 +139,9 @@ static void settle_lazy(ckd_session *s) {
     snapshot *copying = open ? slot->snapshot : NULL;
     pthread_mutex_unlock(&s->mutex);
     if (copying) {
+        uint64_t begun = clock_monotonic_ns();
         snapshot_finish(copying, SNAPSHOT_ALL);
+        charge_stall(s, slot, clock_monotonic_ns() - begun);
         pthread_mutex_lock(&s->mutex);
         slot->fenced = true;
         pthread_cond_broadcast(&s->changed);
@@ -153,18 +168,14 @@ static void fence(ckd_session *s, uint32_t group) {
     }
     uint64_t begun = clock_monotonic_ns();
     snapshot_finish(slot->snapshot, group);
-    uint64_t waited = clock_monotonic_ns() - begun;
     s->fenced_some = true;
-    s->fence_ns += waited;
-    interval_stalled(&s->interval, (double)waited / SECOND);
-    pthread_mutex_lock(&s->mutex);
-    slot->stall_ns += waited;
-    s->state.stall_ns += waited;
+    charge_stall(s, slot, clock_monotonic_ns() - begun);
     if (group == SNAPSHOT_ALL) {
+        pthread_mutex_lock(&s->mutex);
         slot->fenced = true;
         pthread_cond_broadcast(&s->changed);
+        pthread_mutex_unlock(&s->mutex);
     }
-    pthread_mutex_unlock(&s->mutex);
 }
 
 void ckd_session_fence(ckd_session *s) {
@@ -239,7 +250,7 @@ static void put_off(ckd_session *s) {
     bool skip = s->options.when_busy == CKD_BUSY_SKIP;
     pthread_mutex_lock(&s->mutex);
     s->state.skipped += skip;
-    s->state.coalesced += !skip;
+    s->state.coalesced += !skip && !s->pending;
     pthread_mutex_unlock(&s->mutex);
     s->pending = !skip;
 }
@@ -250,7 +261,7 @@ static void save_now(ckd_session *s, uint64_t step, uint64_t called_ns, bool wai
         return;
     }
     learn(s); /* waiting may have brought news */
-    s->pending = false;
+    s->pending = s->save_asked = false;
     interval_begun(&s->interval);
     stage(s, step, called_ns);
     uint64_t stalled = clock_monotonic_ns() - called_ns;
@@ -268,13 +279,15 @@ static void save_now(ckd_session *s, uint64_t step, uint64_t called_ns, bool wai
 static bool requested(ckd_session *s) {
     int asked = atomic_exchange(&s->requests, 0);
     s->stop_asked |= (asked & CKD_REQUEST_STOP) != 0;
-    return asked != 0;
+    s->save_asked |= asked != 0 && s->ranks;
+    return asked != 0 && !s->ranks;
 }
 
 static void publish_figures(ckd_session *s) {
     const interval *v = &s->interval;
     pthread_mutex_lock(&s->mutex);
     s->state.stop_asked = s->stop_asked;
+    s->state.save_asked = s->save_asked;
     s->state.step_ns = (uint64_t)(v->step_s * SECOND);
     s->state.interference_ns = (uint64_t)(fmax(v->interference_s, 0) * SECOND);
     s->state.trained_ns = (uint64_t)(v->trained_s * SECOND);
@@ -296,13 +309,15 @@ static ckd_status make_step(ckd_session *s, uint64_t step, bool save, ckd_error 
     if (status != CKD_OK) {
         return status;
     }
-    settle_lazy(s);
     measure_iteration(s, called);
+    settle_lazy(s);
+    s->fence_ns = 0; /* no part of the iteration that begins */
+    uint64_t settled = clock_monotonic_ns();
     learn(s);
     s->last_step = step;
     bool asked = requested(s);
     if (save || asked || s->pending || interval_due(&s->interval, step)) {
-        save_now(s, step, called, save || asked);
+        save_now(s, step, settled, save || asked);
     }
     publish_figures(s);
     s->left_ns = clock_monotonic_ns();
@@ -353,6 +368,10 @@ ckd_status ckd_session_wait(ckd_session *s, ckd_wait until, ckd_error *err) {
 }
 
 void ckd_session_poll(ckd_session_state *out, ckd_session *s) {
+    *out = (ckd_session_state){.staged_step = CKD_LATEST, .durable_step = CKD_LATEST};
+    if (session_check(s, NULL) != CKD_OK) { /* the mutex may be held for ever */
+        return;
+    }
     pthread_mutex_lock(&s->mutex);
     *out = s->state;
     out->under_way = s->used;
@@ -365,6 +384,9 @@ void ckd_session_metric(ckd_session *s, double metric) {
 }
 
 void ckd_session_phase(ckd_session *s, ckd_phase phase) {
+    if (session_check(s, NULL) != CKD_OK) {
+        return;
+    }
     pthread_mutex_lock(&s->mutex);
     s->phase = phase;
     pthread_cond_broadcast(&s->changed);

@@ -159,6 +159,20 @@ void snapshot_finish(snapshot *s, uint32_t group) {
     }
 }
 
+void snapshot_finish_at_once(snapshot *s) {
+    for (size_t i = 0; i < s->piece_count; i++) {
+        snapshot_piece *p = &s->pieces[i];
+        if (s->sources[p->source].at_once && take(p)) {
+            copy_piece(s, p);
+        }
+    }
+    for (size_t i = 0; i < s->count; i++) {
+        if (s->sources[i].at_once) {
+            wait_for(s, i);
+        }
+    }
+}
+
 bool snapshot_is_copied(snapshot *s) {
     return atomic_load(&s->left_of_all) == 0;
 }

@@ -16,6 +16,7 @@ typedef struct snapshot_source {
     const void *data; /* the trainer's; valid as long as the snapshot */
     uint64_t bytes;
     uint32_t group;
+    bool at_once; /* small, and changed by more than the optimizer: copied before the trainer goes on */
 } snapshot_source;
 
 #define SNAPSHOT_ALL UINT32_MAX /* groups */
@@ -53,6 +54,8 @@ void snapshot_start(snapshot *s);
 bool snapshot_help(snapshot *s);
 /* Copies what of a group nobody else does, and waits for the rest. Then its sources may be changed. */
 void snapshot_finish(snapshot *s, uint32_t group);
+/* The same for the sources that are to be copied at once. */
+void snapshot_finish_at_once(snapshot *s);
 bool snapshot_is_copied(snapshot *s);
 /* What source i was; waits until it is copied. Valid until the next snapshot_start. */
 const void *snapshot_read(snapshot *s, size_t i);

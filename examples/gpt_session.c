@@ -164,8 +164,8 @@ int gpt_session_end(gpt_session *s) {
     if (!s)
         return 0;
     ckd_error err = {0};
-    take_signals(NULL);
     ckd_status status = ckd_session_wait(s->session, CKD_DURABLE, &err);
+    take_signals(NULL);
     ckd_session_state state;
     ckd_session_poll(&state, s->session);
     if (state.saved && state.trained_ns)

@@ -169,6 +169,20 @@ static void test_pauses_are_not_counted(void **state) {
     assert_true(v.account_s >= account_s && v.account_s <= v.cost_s);
 }
 
+/* Iterations that are eight times as long for good are what training is now. */
+static void test_longer_iterations_are_noticed(void **state) {
+    (void)state;
+    interval v;
+    outcome before = {0}, after = {0};
+    world w = usual();
+    interval_init(&v, 0, 0, 0.035, 0);
+    train(&before, &v, &w, 0, 2000);
+    w.step_s = 2.5;
+    train(&after, &v, &w, 2000, 6000);
+    assert_true(fabs(v.step_s - 2.5) < 0.2);
+    assert_true(fabs(after.lost_s / after.pure_s - 0.035) < 0.01);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_the_share_lost_is_what_was_asked_for),
@@ -178,6 +192,7 @@ int main(void) {
         cmocka_unit_test(test_a_known_failure_rate_sets_the_optimum),
         cmocka_unit_test(test_steps_and_seconds),
         cmocka_unit_test(test_pauses_are_not_counted),
+        cmocka_unit_test(test_longer_iterations_are_noticed),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -433,6 +433,76 @@ static void test_going_back_branches(void **state) {
     stored_check(dir, TRAINER_RUN "~2", 8, ROWS);
 }
 
+/* Back again, to before the branch; and a new session finds where the training is by now, not where it once was. */
+static void test_going_back_twice(void **state) {
+    const char *dir = *state;
+    make_run(dir, 1, 6);
+    trainer *t = trainer_new(ROWS);
+    ckd_session_options o = session_options();
+    ckd_session *s = session_of(dir, &o, t);
+    ckd_error err = {0};
+    ckd_checkpoint from;
+    must(ckd_session_restore(NULL, s, 3, &err), &err);
+    must(iterate(s, t, 4, &err), &err);
+    must(iterate(s, t, 5, &err), &err);
+    must(ckd_session_restore(&from, s, 2, &err), &err);
+    assert_string_equal(from.run, TRAINER_RUN);
+    trainer_check(t, 2);
+    must(iterate(s, t, 3, &err), &err);
+    must(ckd_session_close(s, &err), &err);
+    assert_int_equal(count_of(dir, TRAINER_RUN "~2"), 2);
+    assert_int_equal(count_of(dir, TRAINER_RUN "~3"), 1);
+    s = session_of(dir, &o, t);
+    must(ckd_session_restore(&from, s, CKD_LATEST, &err), &err);
+    assert_string_equal(from.run, TRAINER_RUN "~3");
+    assert_int_equal(from.step, 3);
+    must(iterate(s, t, 4, &err), &err);
+    must(ckd_session_close(s, &err), &err);
+    trainer_free(t);
+    stored_check(dir, TRAINER_RUN "~3", 4, ROWS);
+}
+
+/* What was resumed from may be deleted before the first save: that one fails, the next one goes on without it. */
+static void test_the_parent_is_deleted(void **state) {
+    const char *dir = *state;
+    make_run(dir, 1, 3);
+    trainer *t = trainer_new(ROWS);
+    ckd_session_options o = session_options();
+    ckd_session *s = session_of(dir, &o, t);
+    ckd_error err = {0};
+    must(ckd_session_restore(NULL, s, 3, &err), &err);
+    ckd_store *store = store_reopen(dir, CKD_OPEN_WRITE);
+    ckd_id id = checkpoint_of(dir, TRAINER_RUN, 3).id;
+    must(ckd_store_delete(store, &id, 1, NULL, &err), &err);
+    ckd_store_close(store);
+    must(iterate(s, t, 4, &err), &err);
+    assert_int_equal(ckd_session_wait(s, CKD_DURABLE, &err), CKD_E_NOT_FOUND);
+    assert_non_null(strstr(err.message, "the save of step 4"));
+    must(iterate(s, t, 5, &err), &err);
+    must(ckd_session_close(s, &err), &err);
+    trainer_free(t);
+    stored_check(dir, TRAINER_RUN, 5, ROWS);
+}
+
+/* A forward pass draws random numbers: what is registered as bytes is that of the step all the same. */
+static void test_bytes_are_copied_at_once(void **state) {
+    const char *dir = *state;
+    trainer *t = trainer_new(20000);
+    ckd_session_options o = session_options();
+    o.snapshot = CKD_SNAPSHOT_LAZY;
+    ckd_session *s = session_of(dir, &o, t);
+    ckd_error err = {0};
+    for (uint64_t step = 1; step <= 5; step++) {
+        memset(t->loader, 0xee, sizeof(t->loader)); /* before the fence */
+        must(iterate(s, t, step, &err), &err);
+    }
+    must(ckd_session_close(s, &err), &err);
+    trainer_free(t);
+    for (uint64_t step = 1; step <= 5; step++) {
+        stored_check(dir, TRAINER_RUN, step, 20000);
+    }
+}
+
 static void test_the_newest_is_gone_on_from(void **state) {
     const char *dir = *state;
     make_run(dir, 1, 3);
@@ -669,6 +739,14 @@ static void test_bad_input(void **state) {
     ckd_session_options good = session_options(), o = good;
     o.save = NULL;
     assert_int_equal(ckd_session_open(&s, dir, &o, &err), CKD_E_INVALID);
+    ckd_save_options bad = *good.save;
+    bad.effort = 44;
+    o = good;
+    o.save = &bad;
+    assert_int_equal(ckd_session_open(&s, dir, &o, &err), CKD_E_INVALID);
+    bad = *good.save;
+    bad.run = "a/b";
+    assert_int_equal(ckd_session_open(&s, dir, &o, &err), CKD_E_INVALID);
     o = good;
     o.overhead = -1;
     assert_int_equal(ckd_session_open(&s, dir, &o, &err), CKD_E_INVALID);
@@ -826,6 +904,9 @@ int main(void) {
         tempdir_test(test_a_second_snapshot_is_room),
         tempdir_test(test_nothing_to_restore),
         tempdir_test(test_going_back_branches),
+        tempdir_test(test_going_back_twice),
+        tempdir_test(test_the_parent_is_deleted),
+        tempdir_test(test_bytes_are_copied_at_once),
         tempdir_test(test_the_newest_is_gone_on_from),
         tempdir_test(test_what_does_not_fit_changes_nothing),
         tempdir_test(test_an_optimizer_step_is_coded_as_one),
