@@ -407,6 +407,9 @@ static void report(results *r, const options *o) {
             o->steps, o->repeats, o->snapshots, one, two);
     }
     for (mode how = NONE; how < MODES; how++) {
+        if (how == SYNCHRONOUS && !o->every) {
+            continue;
+        }
         const outcome *of = r->all[how];
         const struct {
             const char *name;
