@@ -277,11 +277,9 @@ static void run_loop(outcome *r, const options *o, training *t, const char *stor
     r->step_ms = median(steps, o->steps);
     free(steps);
     must(ckd_session_close(s, &err), &err);
-    for (int i = 0; i < r->saves; i++) {
-        r->stall_most_ms = fmax(r->stall_most_ms, r->stalls[i]);
-    }
     double stalls = 0;
     for (int i = 0; i < r->saves; i++) {
+        r->stall_most_ms = fmax(r->stall_most_ms, r->stalls[i]);
         stalls += r->stalls[i] / 1e3;
     }
     r->slowed = r->whole_s - stalls; /* seconds; a share once the loop without saves is known */
@@ -536,8 +534,11 @@ int main(int argc, char **argv) {
     const struct argp argp = {
         .options = option_table, .parser = parse_option, .doc = "What periodic saves cost training."};
     argp_parse(&argp, argc, argv, ARGP_NO_ARGS, NULL, &o);
-    char store[] = "/tmp/bench-stall-XXXXXX", path[64];
+    const char *temporary = getenv("TMPDIR");
+    char store[3900], path[4000];
+    snprintf(store, sizeof(store), "%s/bench-stall-XXXXXX", temporary && *temporary ? temporary : "/tmp");
     if (!mkdtemp(store)) {
+        perror("bench_stall: cannot create a temporary directory");
         return 1;
     }
     snprintf(path, sizeof(path), "%s/store", store);

@@ -232,8 +232,8 @@ ckd_status ckd_session_add(ckd_session *s, const ckd_tensor *tensor, void *data,
     item.tensor.read = NULL;
     uint64_t elements;
     ckd_status status = tensor_check(&elements, &item.tensor, err);
-    if (status == CKD_OK && in_group == SNAPSHOT_ALL) {
-        status = err_set(err, CKD_E_INVALID, "a group is less than %u", (unsigned)SNAPSHOT_ALL);
+    if (status == CKD_OK && in_group >= SNAPSHOT_AT_ONCE) {
+        status = err_set(err, CKD_E_INVALID, "a group is less than %u", (unsigned)SNAPSHOT_AT_ONCE);
     }
     if (status != CKD_OK) {
         return tensor->name ? err_in_tensor(err, status, tensor->name) : status;
@@ -251,7 +251,9 @@ ckd_status ckd_session_add_bytes(ckd_session *s, const char *name, void *data, s
         return err_set(err, CKD_E_INVALID,
                        "bytes have a name of 1 to %d bytes of UTF-8, and are at most 1 GiB", CKD_NAME_MAX);
     }
-    return add_item(s, (session_item){.data = data, .bytes = size, .is_bytes = true}, name, err);
+    return add_item(s,
+                    (session_item){.data = data, .bytes = size, .group = SNAPSHOT_AT_ONCE, .is_bytes = true},
+                    name, err);
 }
 
 /* -------------------------------------------------------------------------------------------------------- close */
@@ -288,7 +290,7 @@ ckd_status ckd_session_close(ckd_session *s, ckd_error *err) {
         free_memory(s, true);
         return status;
     }
-    session_fence_all(s);
+    session_fence(s, SNAPSHOT_ALL);
     if (s->saver_started) {
         end_saver(s);
     }

@@ -7,8 +7,8 @@
  *   session_restore.c   a checkpoint back into what is registered
  *
  * Invariants:
- *  1. A slot's snapshot is written by the trainer's thread and the copiers while the slot is STAGED, and read by the saver from then
- *     on until it is FREE again. Slots are staged, and saved, in the order of their steps.
+ *  1. A slot's snapshot is written by the trainer's thread and the copiers while it is being staged, and read by the saver from then
+ *     on until it is free again. Slots are staged, and saved, in the order of their steps.
  *  2. A save is committed only when its snapshot is known to be of one step: the trainer has called a fence (or may not write: close, wait).
  *  3. What was saved last stands in the slot before the first staged one; of exact sessions with room for it that slot is not staged before the
  *     next save has ended, which is coded against it.
@@ -36,11 +36,8 @@ typedef struct session_item {
     uint64_t shape[CKD_MAX_DIMS];
 } session_item;
 
-typedef enum slot_state { SLOT_FREE, SLOT_STAGED } slot_state;
-
 /* One snapshot, and what becomes of it. */
 typedef struct session_slot {
-    slot_state state;
     snapshot *snapshot;
     ckd_optimizer *optimizers; /* by item, as they were */
     uint64_t step;
@@ -111,8 +108,8 @@ struct ckd_session {
 ckd_status session_check(const ckd_session *s, ckd_error *err);
 
 /* ---- session_step.c ---- */
-/* Everything staged is of one step: the trainer does not write while it is in the call. */
-void session_fence_all(ckd_session *s);
+/* Returns when what is registered in the group, or SNAPSHOT_ALL, is copied; then all that is staged is of one step. */
+void session_fence(ckd_session *s, uint32_t group);
 /* Waits until no save is under way. */
 void session_drain(ckd_session *s);
 /* A failure that was not told yet, once. */

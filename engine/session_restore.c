@@ -165,7 +165,7 @@ ckd_status ckd_session_restore(ckd_checkpoint *from, ckd_session *s, uint64_t st
     if (status != CKD_OK) {
         return status;
     }
-    session_fence_all(s);
+    session_fence(s, SNAPSHOT_ALL);
     session_drain(s);
     pthread_mutex_lock(&s->store_turn);
     status = restore(&found, s, step, err);

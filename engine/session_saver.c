@@ -199,9 +199,8 @@ static void keep_result(ckd_session *s, const ckd_saved *saved) {
     pthread_mutex_unlock(&s->mutex);
 }
 
-static void free_slot(ckd_session *s, session_slot *slot) {
+static void free_first(ckd_session *s) {
     pthread_mutex_lock(&s->mutex);
-    slot->state = SLOT_FREE;
     s->first = (s->first + 1) % s->slot_count;
     s->used--;
     pthread_cond_broadcast(&s->changed);
@@ -218,7 +217,7 @@ static void save_slot(ckd_session *s, session_slot *slot) {
     if (s->options.on_saved) {
         s->options.on_saved(s->options.saved_context, &saved);
     }
-    free_slot(s, slot);
+    free_first(s);
 }
 
 /* ---------------------------------------------------------------------------------------------------- the thread */

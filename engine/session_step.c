@@ -14,8 +14,7 @@ static ckd_status make_sources(ckd_session *s, ckd_error *err) {
         return err_nomem(err, s->item_count * sizeof(*s->sources), "the registered tensors");
     }
     for (size_t i = 0; i < s->item_count; i++) {
-        s->sources[i] =
-            (snapshot_source){s->items[i].data, s->items[i].bytes, s->items[i].group, s->items[i].is_bytes};
+        s->sources[i] = (snapshot_source){s->items[i].data, s->items[i].bytes, s->items[i].group};
     }
     return CKD_OK;
 }
@@ -97,7 +96,6 @@ static void stage(ckd_session *s, uint64_t step, uint64_t begun_ns) {
     slot->stall_ns = slot->paused_ns = 0;
     slot->fenced = false;
     slot->torn = false;
-    slot->state = SLOT_STAGED;
     keep_optimizers(s, slot);
     copiers_begin(s->copiers, slot->snapshot);
     s->used++;
@@ -106,11 +104,7 @@ static void stage(ckd_session *s, uint64_t step, uint64_t begun_ns) {
     pthread_mutex_unlock(&s->mutex);
     s->fenced_some = false;
     s->busy_since_step = true;
-    if (lazy) {
-        snapshot_finish_at_once(slot->snapshot);
-    } else {
-        snapshot_finish(slot->snapshot, SNAPSHOT_ALL);
-    }
+    snapshot_finish(slot->snapshot, lazy ? SNAPSHOT_AT_ONCE : SNAPSHOT_ALL);
 }
 
 /* --------------------------------------------------------------------------------------------------- the fences */
@@ -122,6 +116,14 @@ static void charge_stall(ckd_session *s, session_slot *slot, uint64_t waited_ns)
     pthread_mutex_lock(&s->mutex);
     slot->stall_ns += waited_ns;
     s->state.stall_ns += waited_ns;
+    pthread_mutex_unlock(&s->mutex);
+}
+
+/* The snapshot is copied: the saver may have it. */
+static void let_go(ckd_session *s, session_slot *slot) {
+    pthread_mutex_lock(&s->mutex);
+    slot->fenced = true;
+    pthread_cond_broadcast(&s->changed);
     pthread_mutex_unlock(&s->mutex);
 }
 
@@ -142,10 +144,7 @@ static void settle_lazy(ckd_session *s) {
         uint64_t begun = clock_monotonic_ns();
         snapshot_finish(copying, SNAPSHOT_ALL);
         charge_stall(s, slot, clock_monotonic_ns() - begun);
-        pthread_mutex_lock(&s->mutex);
-        slot->fenced = true;
-        pthread_cond_broadcast(&s->changed);
-        pthread_mutex_unlock(&s->mutex);
+        let_go(s, slot);
     }
 }
 
@@ -158,7 +157,7 @@ static session_slot *unfenced(ckd_session *s) {
     return slot;
 }
 
-static void fence(ckd_session *s, uint32_t group) {
+void session_fence(ckd_session *s, uint32_t group) {
     if (s->options.snapshot != CKD_SNAPSHOT_LAZY) {
         return;
     }
@@ -171,27 +170,20 @@ static void fence(ckd_session *s, uint32_t group) {
     s->fenced_some = true;
     charge_stall(s, slot, clock_monotonic_ns() - begun);
     if (group == SNAPSHOT_ALL) {
-        pthread_mutex_lock(&s->mutex);
-        slot->fenced = true;
-        pthread_cond_broadcast(&s->changed);
-        pthread_mutex_unlock(&s->mutex);
+        let_go(s, slot);
     }
 }
 
 void ckd_session_fence(ckd_session *s) {
     if (session_check(s, NULL) == CKD_OK) {
-        fence(s, SNAPSHOT_ALL);
+        session_fence(s, SNAPSHOT_ALL);
     }
 }
 
 void ckd_session_fence_group(ckd_session *s, uint32_t group) {
     if (session_check(s, NULL) == CKD_OK) {
-        fence(s, group);
+        session_fence(s, group);
     }
-}
-
-void session_fence_all(ckd_session *s) {
-    fence(s, SNAPSHOT_ALL);
 }
 
 /* ---------------------------------------------------------------------------------------------------- each step */
@@ -358,7 +350,7 @@ ckd_status ckd_session_wait(ckd_session *s, ckd_wait until, ckd_error *err) {
     if (until != CKD_STAGED && until != CKD_DURABLE) {
         return err_set(err, CKD_E_INVALID, "nothing is known that could be waited for as %d", (int)until);
     }
-    session_fence_all(s);
+    session_fence(s, SNAPSHOT_ALL);
     if (until == CKD_DURABLE) {
         uint64_t begun = clock_monotonic_ns();
         session_drain(s);

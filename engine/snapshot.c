@@ -100,7 +100,6 @@ void snapshot_start(snapshot *s) {
     for (size_t i = 0; i < s->count; i++) {
         atomic_store(&s->left[i], (unsigned)pieces_of(&s->sources[i]));
     }
-    atomic_store(&s->left_of_all, s->piece_count);
     atomic_store(&s->next, 0);
     for (size_t i = 0; i < s->piece_count; i++) {
         atomic_store_explicit(&s->pieces[i].taken, false, memory_order_release);
@@ -115,7 +114,6 @@ static void copy_piece(snapshot *s, const snapshot_piece *p) {
     memcpy(s->memory + s->places[p->source] + p->offset,
            (const uint8_t *)s->sources[p->source].data + p->offset, (size_t)p->bytes);
     bool source_copied = atomic_fetch_sub(&s->left[p->source], 1) == 1;
-    atomic_fetch_sub(&s->left_of_all, 1);
     if (source_copied) {
         pthread_mutex_lock(&s->mutex);
         pthread_cond_broadcast(&s->copied);
@@ -157,24 +155,6 @@ void snapshot_finish(snapshot *s, uint32_t group) {
             wait_for(s, i);
         }
     }
-}
-
-void snapshot_finish_at_once(snapshot *s) {
-    for (size_t i = 0; i < s->piece_count; i++) {
-        snapshot_piece *p = &s->pieces[i];
-        if (s->sources[p->source].at_once && take(p)) {
-            copy_piece(s, p);
-        }
-    }
-    for (size_t i = 0; i < s->count; i++) {
-        if (s->sources[i].at_once) {
-            wait_for(s, i);
-        }
-    }
-}
-
-bool snapshot_is_copied(snapshot *s) {
-    return atomic_load(&s->left_of_all) == 0;
 }
 
 const void *snapshot_read(snapshot *s, size_t i) {

@@ -16,10 +16,10 @@ typedef struct snapshot_source {
     const void *data; /* the trainer's; valid as long as the snapshot */
     uint64_t bytes;
     uint32_t group;
-    bool at_once; /* small, and changed by more than the optimizer: copied before the trainer goes on */
 } snapshot_source;
 
-#define SNAPSHOT_ALL UINT32_MAX /* groups */
+#define SNAPSHOT_ALL     UINT32_MAX       /* groups */
+#define SNAPSHOT_AT_ONCE (UINT32_MAX - 1) /* the group of what is copied before the trainer goes on */
 
 typedef struct snapshot_piece {
     uint32_t source;
@@ -34,9 +34,8 @@ typedef struct snapshot {
     uint64_t *places;       /* of the sources in it */
     snapshot_piece *pieces; /* by source */
     size_t piece_count;
-    atomic_size_t next; /* pieces before it are taken */
-    atomic_uint *left;  /* pieces of each source that are not copied yet */
-    atomic_size_t left_of_all;
+    atomic_size_t next;    /* pieces before it are taken */
+    atomic_uint *left;     /* pieces of each source that are not copied yet */
     pthread_mutex_t mutex; /* for waiting only */
     pthread_cond_t copied; /* a whole source is */
 } snapshot;
@@ -54,9 +53,6 @@ void snapshot_start(snapshot *s);
 bool snapshot_help(snapshot *s);
 /* Copies what of a group nobody else does, and waits for the rest. Then its sources may be changed. */
 void snapshot_finish(snapshot *s, uint32_t group);
-/* The same for the sources that are to be copied at once. */
-void snapshot_finish_at_once(snapshot *s);
-bool snapshot_is_copied(snapshot *s);
 /* What source i was; waits until it is copied. Valid until the next snapshot_start. */
 const void *snapshot_read(snapshot *s, size_t i);
 
