@@ -46,6 +46,11 @@ typedef struct file_writer file_writer;
  * (0: none); one that is larger than the buffer goes straight to the file.
  */
 ckd_status file_create(file_writer **out, const char *path, size_t buffer, ckd_error *err);
+/*
+ * Goes on with a file that another writer left: keeps its first `keep` bytes and cuts off the rest. Counts as STEP_CREATE. Errors: NOT_FOUND,
+ * IO (it has fewer bytes), NOMEM.
+ */
+ckd_status file_continue(file_writer **out, const char *path, uint64_t keep, size_t buffer, ckd_error *err);
 ckd_status file_append(file_writer *f, const void *data, size_t size, ckd_error *err);
 uint64_t file_written(const file_writer *f); /* bytes appended so far, buffered ones included */
 /* Flushes the buffer and makes data and size durable (fdatasync), not the name: dir_sync does that. Never retried. */
@@ -96,6 +101,10 @@ ckd_status file_publish_bytes(const char *path, const char *temp, const void *da
 bool file_exists(const char *path);
 /* The inode behind a name, 0 if there is none: tells whether a file was replaced. */
 uint64_t file_inode(const char *path);
+/* Do both names lead to one file, links followed? false if one of them leads nowhere. */
+bool file_same(const char *a, const char *b);
+/* When it was last written to, in nanoseconds since 1970; 0 if it is not there. */
+uint64_t file_modified_ns(const char *path);
 /* Its size without opening it (closing a file would drop SQLite's locks on it); 0 if it is not there. */
 uint64_t file_bytes(const char *path);
 

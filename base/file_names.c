@@ -143,6 +143,17 @@ uint64_t file_inode(const char *path) {
     return stat(path, &info) == 0 ? (uint64_t)info.st_ino : 0;
 }
 
+bool file_same(const char *a, const char *b) {
+    struct stat sa, sb;
+    return stat(a, &sa) == 0 && stat(b, &sb) == 0 && sa.st_dev == sb.st_dev && sa.st_ino == sb.st_ino;
+}
+
+uint64_t file_modified_ns(const char *path) {
+    struct stat st;
+    return stat(path, &st) == 0 ? (uint64_t)st.st_mtim.tv_sec * 1000000000u + (uint64_t)st.st_mtim.tv_nsec
+                                : 0;
+}
+
 uint64_t file_bytes(const char *path) {
     struct stat st;
     return stat(path, &st) == 0 && S_ISREG(st.st_mode) ? (uint64_t)st.st_size : 0;

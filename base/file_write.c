@@ -24,7 +24,8 @@ struct file_writer {
     char *path; /* path and buffer are one allocation with this */
 };
 
-ckd_status file_create(file_writer **out, const char *path, size_t buffer, ckd_error *err) {
+/* Without its descriptor. */
+static ckd_status new_writer(file_writer **out, const char *path, size_t buffer, ckd_error *err) {
     *out = NULL;
     size_t length = strlen(path) + 1, size;
     file_writer *f = NULL;
@@ -37,18 +38,63 @@ ckd_status file_create(file_writer **out, const char *path, size_t buffer, ckd_e
     *f = (file_writer){.process = getpid(), .capacity = buffer, .path = (char *)(f + 1)};
     memcpy(f->path, path, length);
     f->buffer = (uint8_t *)f->path + length;
-    int errnum = step_check(STEP_CREATE, path);
+    *out = f;
+    return CKD_OK;
+}
+
+/* 0 or an errno. */
+static int open_writer(file_writer *f, int flags) {
+    int errnum = step_check(STEP_CREATE, f->path);
     if (errnum == 0) {
         do {
-            f->fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+            f->fd = open(f->path, O_WRONLY | O_CLOEXEC | flags, 0666);
         } while (f->fd < 0 && errno == EINTR);
         errnum = f->fd < 0 ? errno : 0;
     }
+    return errnum;
+}
+
+ckd_status file_create(file_writer **out, const char *path, size_t buffer, ckd_error *err) {
+    ckd_status status = new_writer(out, path, buffer, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    int errnum = open_writer(*out, O_CREAT | O_EXCL);
     if (errnum != 0) {
-        free(f);
+        free(*out);
+        *out = NULL;
         return err_sys(err, errnum, path, "cannot create %s", path);
     }
-    *out = f;
+    return CKD_OK;
+}
+
+ckd_status file_continue(file_writer **out, const char *path, uint64_t keep, size_t buffer, ckd_error *err) {
+    ckd_status status = new_writer(out, path, buffer, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    struct stat st;
+    int errnum = open_writer(*out, O_NOFOLLOW);
+    bool open = errnum == 0;
+    if (open && fstat((*out)->fd, &st) != 0) {
+        errnum = errno;
+    }
+    if (errnum == 0 && (uint64_t)st.st_size < keep) {
+        errnum = EINVAL;
+    }
+    if (errnum == 0 && ftruncate((*out)->fd, (off_t)keep) != 0) {
+        errnum = errno;
+    }
+    if (errnum != 0) {
+        if (open) {
+            close((*out)->fd);
+        }
+        free(*out);
+        *out = NULL;
+        return err_sys(err, errnum, path, "cannot go on with %s after %llu bytes", path,
+                       (unsigned long long)keep);
+    }
+    (*out)->flushed = (*out)->started = keep;
     return CKD_OK;
 }
 

@@ -81,6 +81,14 @@ ckd_status chunk_check_payload(const chunk *c, const record *r, const void *payl
  */
 ckd_status chunk_check_record(const chunk *c, const record *r, ckd_error *err);
 
+#define CHUNK_FILE_HEADER 88u /* bytes of a chunk file in front of its records */
+/*
+ * The file header of a copy in another store: as it is, but for the store's id and the checksum. All that follows stays the same, byte for
+ * byte. Errors: those of file_read_at.
+ */
+ckd_status chunk_header_in_store(uint8_t to[CHUNK_FILE_HEADER], const chunk *c, const ckd_id *store,
+                                 ckd_error *err);
+
 /* The number in c->outer of the record, or of the bundle that holds it. */
 size_t chunk_record_number(const chunk *c, const record *r);
 

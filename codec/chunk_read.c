@@ -321,6 +321,17 @@ static ckd_status compare_bytes(const chunk *c, uint64_t offset, const uint8_t *
     return CKD_OK;
 }
 
+ckd_status chunk_header_in_store(uint8_t to[CHUNK_FILE_HEADER], const chunk *c, const ckd_id *store,
+                                 ckd_error *err) {
+    size_t covered = CHUNK_HEADER_SIZE - sizeof(uint64_t);
+    ckd_status status = file_read_at(c->file, 0, to, CHUNK_HEADER_SIZE, err);
+    if (status == CKD_OK) {
+        memcpy(to + CHUNK_HEADER_STORE, store->bytes, sizeof(store->bytes));
+        store_le64(to + covered, hash64(to, covered));
+    }
+    return status;
+}
+
 ckd_status chunk_check_record(const chunk *c, const record *r, ckd_error *err) {
     uint64_t gap = CHUNK_HEADER_SIZE;
     if (r > c->outer) {

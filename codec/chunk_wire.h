@@ -12,7 +12,8 @@
 #define CHUNK_VERSION_MINOR 0
 #define CHUNK_BUNDLES       UINT64_C(1) /* required feature: records may be in bundles */
 #define CHUNK_FEATURES      CHUNK_BUNDLES
-#define CHUNK_HEADER_SIZE   88u
+#define CHUNK_HEADER_SIZE   CHUNK_FILE_HEADER
+#define CHUNK_HEADER_STORE  32u /* where the store's id is in it */
 #define CHUNK_FOOTER_SIZE   72u
 #define CHUNK_FOOTER_MAGIC  UINT32_C(0x46444b43) /* "CKDF" */
 #define CHUNK_INDEX_MAX     (UINT64_C(1) << 31)  /* bytes of the raw index */

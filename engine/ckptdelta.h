@@ -582,9 +582,10 @@ CKD_API void ckd_diff_free(ckd_diff *diff);
 }
 #endif
 
-#include "ckptdelta_loads.h"   /* loads that are planned */
-#include "ckptdelta_ranks.h"   /* saves of many ranks */
-#include "ckptdelta_report.h"  /* what a store holds and takes */
-#include "ckptdelta_retain.h"  /* deleting, and taking that back */
-#include "ckptdelta_session.h" /* saving while training goes on */
+#include "ckptdelta_loads.h"    /* loads that are planned */
+#include "ckptdelta_ranks.h"    /* saves of many ranks */
+#include "ckptdelta_report.h"   /* what a store holds and takes */
+#include "ckptdelta_retain.h"   /* deleting, and taking that back */
+#include "ckptdelta_session.h"  /* saving while training goes on */
+#include "ckptdelta_transfer.h" /* copying between stores */
 #endif

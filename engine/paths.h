@@ -20,6 +20,7 @@ typedef struct pathname {
 #define DIR_READY         "data/k"
 #define DIR_RANKS         "data/r"
 #define DIR_NOTES         "data/n"
+#define DIR_INCOMING      "data/x"
 #define FILE_IDENTITY     "data/store"
 #define FILE_PUBLISH_LOCK "data/lock"
 #define FILE_READER_LOCK  "data/readers"

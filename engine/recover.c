@@ -2,9 +2,10 @@
 #include <stdlib.h>
 
 #include "engine/ranks.h"
+#include "engine/transfer.h"
 #include "engine/trash.h"
 
-/* All chunk files that some manifest names, or `unknown` if a manifest cannot be read: then nothing may be removed. */
+/* All chunk files that some manifest names, by id, or `unknown` if a manifest cannot be read: then nothing may be removed. */
 typedef struct named_files {
     ckd_id *ids;
     size_t count, capacity;
@@ -25,6 +26,10 @@ static ckd_status add_named(named_files *named, const manifest *m, ckd_error *er
         named->ids[named->count++] = m->files[i].id;
     }
     return CKD_OK;
+}
+
+static int by_id(const void *a, const void *b) {
+    return memcmp(a, b, sizeof(ckd_id));
 }
 
 static ckd_status read_named(named_files *named, const ckd_store *store, ckd_error *err) {
@@ -48,16 +53,14 @@ static ckd_status read_named(named_files *named, const ckd_store *store, ckd_err
         }
     }
     manifests_free(&list);
+    if (named->count) {
+        qsort(named->ids, named->count, sizeof(*named->ids), by_id);
+    }
     return status;
 }
 
 static bool is_named(const named_files *named, const ckd_id *id) {
-    for (size_t i = 0; i < named->count; i++) {
-        if (id_equal(&named->ids[i], id)) {
-            return true;
-        }
-    }
-    return false;
+    return named->count && bsearch(id, named->ids, named->count, sizeof(*id), by_id);
 }
 
 /* Removes what a dead writer left unless a manifest names it, then its intent. */
@@ -154,6 +157,9 @@ ckd_status store_recover(ckd_store *store, ckd_error *err) {
     dir_list_free(&list);
     if (status == CKD_OK) {
         status = ranks_recover(store, err);
+    }
+    if (status == CKD_OK) {
+        status = transfer_recover(store, err);
     }
     return status == CKD_OK ? trash_collect_now(store, err) : status;
 }

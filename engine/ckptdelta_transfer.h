@@ -1,0 +1,72 @@
+/*
+ * ckptdelta, copying checkpoints from one store to another. Part of ckptdelta.h, which includes it; the same conventions hold.
+ *
+ * A copy is the same checkpoint: it has the same id, and its chunk files the same ids, sizes and root hashes. So what a store has already is known, and never
+ * moved again, however it came there.
+ */
+#ifndef CKPTDELTA_TRANSFER_H
+#define CKPTDELTA_TRANSFER_H
+
+#include "ckptdelta.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct ckd_copy_options {
+    size_t struct_size;
+    const char *
+        as_run; /* the run's name in the destination; NULL: the same. All checkpoints asked for are of one run then */
+    int tags;                    /* also the tags of the checkpoints asked for */
+    int dry_run;                 /* change nothing; only say what would be done */
+    uint64_t bytes_per_s;        /* to move at most; 0: no limit */
+    ckd_progress_fn on_progress; /* told of bytes of chunk files */
+    void *progress_context;
+} ckd_copy_options;
+#define CKD_COPY_OPTIONS_INIT \
+    { .struct_size = sizeof(ckd_copy_options) }
+
+typedef enum ckd_copy_state {
+    CKD_COPY_MOVED = 1,   /* copied */
+    CKD_COPY_PRESENT = 2, /* it was there already */
+    CKD_COPY_RESTORED = 3 /* it was in the destination's trash, and was brought back */
+} ckd_copy_state;
+typedef struct ckd_copied {
+    ckd_checkpoint checkpoint; /* as it is in the destination, or would be */
+    ckd_copy_state state;
+    int asked;      /* 0: not asked for; others are deltas on it */
+    uint64_t bytes; /* of its manifest and those of its chunk files that the destination lacked */
+} ckd_copied;
+typedef struct ckd_copy_result {
+    size_t count;
+    ckd_copied *items; /* what was asked for, and what came along; deltas behind what they are deltas on */
+    uint64_t checkpoints, files, bytes; /* moved; with dry_run: what would be, exactly */
+    uint64_t tags;                      /* set */
+} ckd_copy_result;
+
+/*
+ * Copies checkpoints of the store `from` to the store `to`, which is open for writing, with all that they are deltas on, and are not there. NULL for `checkpoints`: all of
+ * them; those whose manifests cannot be read are not listed, and left out. Records are checked against their checksums when they are read, and the file again when it has
+ * arrived; then the checkpoint is committed, by itself, after all that it depends on. Parents, branch origins and resumes stay what they are, also where the
+ * destination has no such checkpoint; of pins, policies and timings nothing is copied.
+ *
+ * It can be ended at any time. Checkpoints that were committed stay; of the one under way what has arrived lies in the destination, and a later copy
+ * from the same store goes on there. What nobody goes on with is removed after a week, by whoever opens the store for writing.
+ *
+ * Others may save, load and copy in both stores meanwhile; nothing is removed for good in either of them, and nothing is deleted in the destination that the copy
+ * depends on. `from` may be open for reading, also on a medium that is read-only. With dry_run `to` may be open for reading, too, or NULL for a store
+ * that does not exist yet. out may be NULL; release with ckd_copy_result_free.
+ *
+ * Errors: INVALID (both are the same store; an id twice; as_run), NOT_FOUND (a checkpoint of `from`), EXISTS (the destination has another checkpoint at that run and step, or this
+ * one elsewhere and as_run is given, or the tag on another one: nothing was copied), CORRUPT and UNSUPPORTED (damage in `from`: err->file names it; what does not
+ * depend on it and came before it was copied), STATE (what was there was deleted meanwhile), BUSY (another copy between the two is under way), READ_ONLY, NOSPACE, IO, NOMEM,
+ * CANCELLED.
+ */
+CKD_API ckd_status ckd_copy(ckd_copy_result **out, ckd_store *to, ckd_store *from, const ckd_id *checkpoints,
+                            size_t count, const ckd_copy_options *options, ckd_error *err);
+CKD_API void ckd_copy_result_free(ckd_copy_result *result);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,434 @@
+/* Copying checkpoints to another store: each is committed by itself, after all that it depends on. */
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "engine/transfer.h"
+
+/* ---- the intent ---- */
+
+/* All files to come, and all checkpoints that are wanted, whether they are there or will be. */
+static ckd_status describe_intent(intent *out, const transfer *t, ckd_error *err) {
+    const ckd_checkpoint *first = &t->items[0].m.checkpoint;
+    size_t ids = 0;
+    *out = (intent){.id = t->writer, .step = first->step, .world = 1};
+    memcpy(out->run, first->run, sizeof(out->run));
+    for (size_t i = 0; i < t->count; i++) {
+        ids += 1 + t->items[i].m.dependency_count;
+    }
+    out->files = calloc(t->file_count + 1, sizeof(*out->files));
+    out->dependencies = calloc(ids + 1, sizeof(*out->dependencies));
+    if (!out->files || !out->dependencies) {
+        return err_nomem(err, ids * sizeof(ckd_id), "an intent");
+    }
+    for (size_t i = 0; i < t->file_count; i++) {
+        if (!t->files[i].there) {
+            out->files[out->file_count++] = t->files[i].file;
+        }
+    }
+    for (size_t i = 0; i < t->count; i++) {
+        const manifest *m = &t->items[i].m;
+        out->dependencies[out->dependency_count++] = m->checkpoint.id;
+        for (size_t k = 0; k < m->dependency_count; k++) {
+            out->dependencies[out->dependency_count++] = m->dependencies[k];
+        }
+    }
+    return CKD_OK;
+}
+
+/* Durable and locked before any of its files has its name. Under the publish lock. */
+static ckd_status hold_intent(transfer *t, ckd_error *err) {
+    intent note;
+    bytes data = {0};
+    ckd_status status = ckd_id_new(&t->writer, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    status = describe_intent(&note, t, err);
+    if (status == CKD_OK) {
+        intent_encode(&data, &t->to->id, &note);
+        status = data.failed ? err_nomem(err, NOTE_MAX, "an intent; copy fewer checkpoints at once") : CKD_OK;
+    }
+    intent_free(&note);
+    char hex[CKD_ID_TEXT], temp[64];
+    ckd_id_text(hex, &t->writer);
+    snprintf(temp, sizeof(temp), ".tmp-%s", hex);
+    pathname p = path_intent(t->to->path, &t->writer);
+    if (status == CKD_OK) {
+        status = file_publish_bytes(p.text, path_of(t->to->path, DIR_INTENTS, temp).text, data.data,
+                                    data.size, err);
+        t->has_intent = true;
+    }
+    if (status == CKD_OK) {
+        status = lock_acquire(&t->intent_lock, p.text, LOCK_SHARED, false, 0, err);
+    }
+    bytes_free(&data);
+    return status;
+}
+
+/* ---- committing one ---- */
+
+/* Is all of it there that it needs? With the mutex held, the catalog in step. *there: it is itself, somebody was first. */
+static ckd_status check_needs(bool *there, const transfer *t, const transfer_item *item, ckd_error *err) {
+    ckd_checkpoint found;
+    const manifest *m = &item->m;
+    ckd_status status = catalog_find_id(&found, t->to->catalog, &m->checkpoint.id, err);
+    *there = status == CKD_OK;
+    if (*there || status != CKD_E_NOT_FOUND) {
+        return status;
+    }
+    status = CKD_OK;
+    for (size_t i = 0; i < m->dependency_count && status == CKD_OK; i++) {
+        status = catalog_find_id(&found, t->to->catalog, &m->dependencies[i], err);
+        if (status == CKD_E_NOT_FOUND) {
+            status = err_set(
+                err, CKD_E_STATE,
+                "what %s is a delta on is no longer listed in '%.200s': it was deleted, or its manifest "
+                "cannot be read; copy again",
+                item->source, t->to->path);
+        }
+    }
+    return status;
+}
+
+/* Its files get their names, durably. */
+static ckd_status name_files(transfer *t, const transfer_item *item, ckd_error *err) {
+    const char *root = t->to->path;
+    ckd_status status = CKD_OK;
+    for (size_t i = 0; i < item->m.file_count && status == CKD_OK; i++) {
+        transfer_file *f = transfer_find_file(t, &item->m.files[i].id);
+        pathname p = path_chunk(root, &f->file.id, "");
+        if (!f->there) {
+            status = file_publish(transfer_path(t, &f->file.id).text, p.text, err);
+            f->there = status == CKD_OK;
+        } else if (!file_exists(p.text)) { /* what recovery may have taken, it took under this lock */
+            status = err_set(err, CKD_E_STATE, "a chunk file of %s was removed meanwhile; copy again",
+                             item->source);
+            err_in_file(err, status, p.text);
+        }
+    }
+    return status == CKD_OK ? dir_sync(path_in(root, DIR_CHUNKS).text, err) : status;
+}
+
+/* Back to where they wait for another try. What cannot go back is left to recovery: the intent names it. */
+static void take_back(transfer *t, const transfer_item *item) {
+    for (size_t i = 0; i < item->m.file_count; i++) {
+        transfer_file *f = transfer_find_file(t, &item->m.files[i].id);
+        if (f->there && f->arrived) {
+            pathname p = path_chunk(t->to->path, &f->file.id, "");
+            bool back = file_publish(p.text, transfer_path(t, &f->file.id).text, NULL) == CKD_OK;
+            t->undecided = t->undecided || !back;
+            f->there = !back;
+        }
+    }
+    t->undecided = dir_sync(path_in(t->to->path, DIR_CHUNKS).text, NULL) != CKD_OK || t->undecided;
+}
+
+/* The commit point. Named but perhaps not durable is not committed. */
+static ckd_status publish_manifest(transfer *t, transfer_item *item, ckd_error *err) {
+    const char *root = t->to->path;
+    ckd_checkpoint *c = &item->m.checkpoint;
+    ckd_status status = manifests_new_generation(&c->generation, t->to, c->run, c->step, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    char hex[CKD_ID_TEXT], temp[64];
+    ckd_id_text(hex, &t->writer);
+    snprintf(temp, sizeof(temp), ".tmp-%s", hex);
+    pathname p = path_manifest(root, c->run, c->step, c->generation);
+    bytes data = {0};
+    manifest_encode(&data, &t->to->id, &item->m);
+    status = data.failed ? err_nomem(err, data.size, "a manifest") : CKD_OK;
+    if (status == CKD_OK) {
+        status =
+            file_publish_bytes(p.text, path_of(root, DIR_MANIFESTS, temp).text, data.data, data.size, err);
+        if (status != CKD_OK && status != CKD_E_EXISTS) {
+            bool gone = file_remove(p.text, true, NULL) == CKD_OK &&
+                        dir_sync(path_in(root, DIR_MANIFESTS).text, NULL) == CKD_OK;
+            t->undecided = t->undecided || !gone;
+        }
+    }
+    bytes_free(&data);
+    return status;
+}
+
+static ckd_status commit_locked(transfer *t, transfer_item *item, ckd_error *err) {
+    bool there = false;
+    ckd_status status = store_refresh(t->to, err);
+    if (status == CKD_OK) {
+        status = check_needs(&there, t, item, err);
+    }
+    if (status != CKD_OK || there) {
+        item->state = there ? CKD_COPY_PRESENT : item->state;
+        return status;
+    }
+    status = name_files(t, item, err);
+    if (status == CKD_OK) {
+        status = publish_manifest(t, item, err);
+    }
+    if (status != CKD_OK && !t->undecided) {
+        take_back(t, item);
+    }
+    for (size_t i = 0; i < item->m.file_count && status == CKD_OK; i++) {
+        transfer_find_file(t, &item->m.files[i].id)->arrived = false; /* it is no longer in data/x */
+    }
+    return status == CKD_OK ? verified_add(&t->verified, &item->m, err) : status;
+}
+
+static ckd_status commit_item(transfer *t, transfer_item *item, ckd_error *err) {
+    file_lock *lock;
+    ckd_status status = store_lock_publish(&lock, t->to, err);
+    if (status == CKD_OK) {
+        pthread_mutex_lock(&t->to->mutex);
+        status = commit_locked(t, item, err);
+        pthread_mutex_unlock(&t->to->mutex);
+        lock_release(lock);
+    }
+    return status;
+}
+
+static ckd_status move_item(transfer *t, transfer_item *item, ckd_error *err) {
+    ckd_status status = CKD_OK;
+    for (size_t i = 0; i < item->m.file_count && status == CKD_OK; i++) {
+        status = transfer_bring(t, transfer_find_file(t, &item->m.files[i].id), item, err);
+    }
+    return status == CKD_OK ? commit_item(t, item, err) : status;
+}
+
+/* ---- from the plan on ---- */
+
+static ckd_status check_room(const transfer *t, ckd_error *err) {
+    uint64_t needed = t->total, room = dir_room(path_in(t->to->path, "data").text);
+    for (size_t i = 0; i < t->count; i++) {
+        needed += t->items[i].manifest_bytes;
+    }
+    for (size_t i = 0; i < t->file_count; i++) { /* what an earlier copy brought */
+        uint64_t there = t->files[i].there ? 0 : file_bytes(transfer_path(t, &t->files[i].file.id).text);
+        needed -= there < needed ? there : needed;
+    }
+    return needed <= room ? CKD_OK
+                          : err_set(err, CKD_E_NOSPACE,
+                                    "the copy takes %llu bytes in '%s', and %llu are left there; nothing was "
+                                    "copied",
+                                    (unsigned long long)needed, t->to->path, (unsigned long long)room);
+}
+
+/* Plans, and has the intent say so, before anybody else can change anything in the destination. */
+static ckd_status plan_locked(transfer *t, ckd_error *err) {
+    ckd_status status = store_refresh(t->to, err);
+    if (status == CKD_OK) {
+        transfer_plan_free(t);
+        status = transfer_plan(t, err);
+    }
+    if (status == CKD_OK && !t->dead_count && t->file_count) {
+        status = check_room(t, err);
+    }
+    bool any = false;
+    for (size_t i = 0; i < t->count; i++) {
+        any = any || transfer_moves(&t->items[i]);
+    }
+    return status == CKD_OK && !t->dead_count && any ? hold_intent(t, err) : status;
+}
+
+static ckd_status plan_for_writing(transfer *t, ckd_error *err) {
+    file_lock *lock;
+    ckd_status status = store_lock_publish(&lock, t->to, err);
+    if (status == CKD_OK) {
+        pthread_mutex_lock(&t->to->mutex);
+        status = plan_locked(t, err);
+        pthread_mutex_unlock(&t->to->mutex);
+        lock_release(lock);
+    }
+    return status;
+}
+
+/* What was deleted comes back instead of being moved; then the plan is made anew. *restored: those, malloc'ed. */
+static ckd_status restore_dead(ckd_id **restored, size_t *count, transfer *t, ckd_error *err) {
+    ckd_status status = ckd_store_undelete(t->to, t->dead, t->dead_count, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    *restored = t->dead;
+    *count = t->dead_count;
+    t->dead = NULL;
+    t->dead_count = t->dead_capacity = 0;
+    status = plan_for_writing(t, err);
+    if (status == CKD_OK && t->dead_count) {
+        status = err_set(err, CKD_E_STATE, "'%s' was changed meanwhile: checkpoints were deleted; copy again",
+                         t->to->path);
+    }
+    for (size_t i = 0; i < t->count && status == CKD_OK; i++) {
+        for (size_t k = 0; k < *count; k++) {
+            bool back = t->items[i].state == CKD_COPY_PRESENT &&
+                        id_equal(&t->items[i].m.checkpoint.id, &(*restored)[k]);
+            t->items[i].state = back ? CKD_COPY_RESTORED : t->items[i].state;
+        }
+    }
+    return status;
+}
+
+static ckd_status enter(transfer *t, ckd_error *err) {
+    ckd_id *restored = NULL;
+    size_t count = 0;
+    ckd_status status = transfer_enter(t, err);
+    if (status == CKD_OK) {
+        status = store_lock_reader(&t->to_reader, t->to, err);
+    }
+    if (status == CKD_OK) {
+        status = plan_for_writing(t, err);
+    }
+    if (status == CKD_OK && t->dead_count) {
+        status = restore_dead(&restored, &count, t, err);
+    }
+    free(restored);
+    return status;
+}
+
+static ckd_status set_tags(const transfer *t, ckd_error *err) {
+    ckd_status status = CKD_OK;
+    for (size_t i = 0; t->tags && i < t->tags->count && status == CKD_OK; i++) {
+        const ckd_tag *tag = &t->tags->items[i];
+        status = ckd_store_set_tag(t->to, tag->tag, &tag->checkpoint, 0, err);
+    }
+    return status;
+}
+
+/* The catalog learns of the last one. That it cannot is told by the store, and no failure of the copy. */
+static void finish_catalog(transfer *t) {
+    file_lock *lock;
+    ckd_error why = {0};
+    if (!t->verified.count || store_lock_publish(&lock, t->to, &why) != CKD_OK) {
+        return;
+    }
+    verified_hand_over(t->to, &t->verified);
+    pthread_mutex_lock(&t->to->mutex);
+    if (store_refresh(t->to, &why) != CKD_OK) {
+        store_message(t->to, "the catalog is behind the manifests: %s", why.message);
+    }
+    pthread_mutex_unlock(&t->to->mutex);
+    lock_release(lock);
+}
+
+/* What has arrived of a checkpoint that does not fit, or cannot be completed, gives its room back. */
+static void drop_arrived(const transfer *t, ckd_status status) {
+    bool hopeless = status == CKD_E_NOSPACE || status == CKD_E_CORRUPT || status == CKD_E_UNSUPPORTED ||
+                    status == CKD_E_EXISTS;
+    for (size_t i = 0; i < t->file_count && hopeless; i++) {
+        if (!t->files[i].there) {
+            file_remove(transfer_path(t, &t->files[i].file.id).text, true, NULL);
+        }
+    }
+}
+
+static void leave(transfer *t, ckd_status status) {
+    if (t->incoming) {
+        drop_arrived(t, status);
+    }
+    finish_catalog(t);
+    if (t->has_intent && !t->undecided) {
+        file_remove(path_intent(t->to->path, &t->writer).text, true, NULL);
+    }
+    lock_release(t->intent_lock);
+    lock_release(t->to_reader);
+    if (t->to && !t->options->dry_run) {
+        transfer_leave(t);
+    }
+    lock_release(t->from_reader);
+}
+
+static ckd_status run(transfer *t, ckd_error *err) {
+    ckd_status status = store_lock_reader(&t->from_reader, t->from, err);
+    if (status == CKD_OK) {
+        status = t->options->dry_run ? transfer_plan(t, err) : enter(t, err);
+    }
+    for (size_t i = 0; i < t->count && status == CKD_OK && !t->options->dry_run; i++) {
+        status = transfer_moves(&t->items[i]) ? move_item(t, &t->items[i], err) : CKD_OK;
+    }
+    return status;
+}
+
+/* ---- the result ---- */
+
+static ckd_status make_result(ckd_copy_result **out, const transfer *t, ckd_error *err) {
+    ckd_copy_result *r = calloc(1, sizeof(*r));
+    if (r) {
+        r->items = calloc(t->count + 1, sizeof(*r->items));
+    }
+    if (!r || !r->items) {
+        free(r);
+        return err_nomem(err, t->count * sizeof(*r->items), "what was copied");
+    }
+    for (size_t i = 0; i < t->count; i++) {
+        const transfer_item *item = &t->items[i];
+        ckd_copied *c = &r->items[r->count++];
+        *c = (ckd_copied){.checkpoint = item->m.checkpoint, .state = item->state, .asked = item->asked};
+        if (transfer_moves(item)) {
+            c->checkpoint.stored_bytes += item->manifest_bytes;
+            c->bytes = item->bytes;
+            r->checkpoints++;
+            r->bytes += item->bytes;
+        }
+    }
+    for (size_t i = 0; i < t->file_count; i++) {
+        r->files += t->files[i].to_move;
+    }
+    r->tags = t->tags ? t->tags->count : 0;
+    *out = r;
+    return CKD_OK;
+}
+
+void ckd_copy_result_free(ckd_copy_result *result) {
+    if (result) {
+        free(result->items);
+        free(result);
+    }
+}
+
+static ckd_status check(const ckd_store *to, const ckd_store *from, const ckd_copy_options *o,
+                        ckd_error *err) {
+    if (!to) {
+        return o->dry_run ? CKD_OK
+                          : err_set(err, CKD_E_INVALID,
+                                    "a copy needs a store to copy to; only with dry_run it "
+                                    "need not exist yet");
+    }
+    if (file_same(path_in(to->path, FILE_IDENTITY).text, path_in(from->path, FILE_IDENTITY).text)) {
+        return err_set(err, CKD_E_INVALID, "'%s' and '%s' are the same store", from->path, to->path);
+    }
+    return o->dry_run ? CKD_OK : store_check_writable(to, err);
+}
+
+ckd_status ckd_copy(ckd_copy_result **out, ckd_store *to, ckd_store *from, const ckd_id *checkpoints,
+                    size_t count, const ckd_copy_options *options, ckd_error *err) {
+    ckd_copy_options o = CKD_COPY_OPTIONS_INIT;
+    ckd_copy_result *result = NULL;
+    if (out) {
+        *out = NULL;
+    }
+    if (options) {
+        memcpy(&o, options, options->struct_size < sizeof(o) ? options->struct_size : sizeof(o));
+    }
+    ckd_status status = check(to, from, &o, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    transfer t = {.to = to,
+                  .from = from,
+                  .options = &o,
+                  .asked = checkpoints,
+                  .asked_count = count,
+                  .begun_ns = clock_monotonic_ns()};
+    status = run(&t, err);
+    leave(&t, status);
+    if (status == CKD_OK && !o.dry_run) {
+        status = set_tags(&t, err);
+    }
+    if (status == CKD_OK && out) {
+        status = make_result(&result, &t, err);
+        *out = result;
+    }
+    transfer_plan_free(&t);
+    free(t.verified.ids);
+    bytes_free(&t.payload);
+    bytes_free(&t.header);
+    return status;
+}

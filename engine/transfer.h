@@ -1,0 +1,78 @@
+/*
+ * Copying checkpoints between stores. Internal to engine/.
+ *
+ *   transfer_plan    (transfer_plan.c)  what is asked for, what that needs, what the destination has of it, what must be moved
+ *   transfer_bring   (transfer_bring.c) chunk files, one by one, into data/x of the destination, where they stay until
+ *   commit_item      (transfer.c)       they get their names, and the manifest is published
+ *
+ * While files are on their way only the intent and the reader locks of both stores are held. It names all files to come, and all checkpoints that must
+ * not be deleted in the destination.
+ */
+#ifndef ENGINE_TRANSFER_H
+#define ENGINE_TRANSFER_H
+
+#include "engine/store.h"
+
+typedef struct transfer_item {
+    manifest m;       /* as the source has it, but for the run */
+    char source[160]; /* RUN@STEP there */
+    bool asked;
+    ckd_copy_state state;
+    uint64_t manifest_bytes, bytes;
+} transfer_item;
+
+typedef struct transfer_file {
+    note_file file;
+    bool there;   /* in the destination's data/c */
+    bool arrived; /* in data/x, complete and verified */
+    bool to_move; /* the plan says so */
+    bool counted; /* for an item */
+} transfer_file;
+
+typedef struct transfer {
+    ckd_store *to, *from; /* to: NULL for one that does not exist */
+    const ckd_copy_options *options;
+    const ckd_id *asked; /* NULL: all */
+    size_t asked_count;
+
+    transfer_item *items; /* what they depend on before them */
+    size_t count, capacity;
+    transfer_file *files; /* of those to be moved, each once, by id */
+    size_t file_count;
+    ckd_id *dead; /* in the destination's trash, and wanted */
+    size_t dead_count, dead_capacity;
+    ckd_tag_list *tags; /* of the source; or NULL */
+
+    uint64_t total, done; /* bytes of chunk files */
+    uint64_t moved, begun_ns;
+    bytes payload, header; /* to work with */
+    verified_files verified;
+    file_lock *incoming, *from_reader, *to_reader, *intent_lock;
+    ckd_id writer;
+    bool has_intent, undecided; /* undecided: only recovery can tell whether a manifest counts */
+} transfer;
+
+/*
+ * Fills items, files, dead and total. Of a destination that is written to under its publish lock, with its catalog in step and its mutex held; the source under its
+ * reader lock.
+ */
+ckd_status transfer_plan(transfer *t, ckd_error *err);
+void transfer_plan_free(transfer *t); /* all that it filled */
+transfer_file *transfer_find_file(const transfer *t, const ckd_id *id);
+/* Is the item's, and not there yet: to be moved for it. */
+static inline bool transfer_moves(const transfer_item *item) {
+    return item->state == CKD_COPY_MOVED;
+}
+
+/* ---- transfer_bring.c ---- */
+pathname transfer_path(const transfer *t, const ckd_id *file); /* in data/x */
+/* The file is complete, durable and verified in data/x of the destination then. `item`: for messages. */
+ckd_status transfer_bring(transfer *t, transfer_file *f, const transfer_item *item, ckd_error *err);
+/* Makes data/x, and keeps other copies from the same source out. BUSY. */
+ckd_status transfer_enter(transfer *t, ckd_error *err);
+/* Ends that. Nothing is left if everything has arrived. */
+void transfer_leave(transfer *t);
+/* Removes what no copy has gone on with for a week. Under the publish lock. */
+ckd_status transfer_recover(const ckd_store *store, ckd_error *err);
+
+#endif

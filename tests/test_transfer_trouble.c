@@ -1,0 +1,370 @@
+/*
+ * Copies between stores that meet damage, full disks, others who save and delete meanwhile, steps that fail, and processes that die: what is there is whole, nothing is
+ * left over, and the next copy goes on.
+ */
+#include <errno.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/file.h"
+#include "engine/store.h"
+#include "tests/support/actions.h"
+#include "tests/support/checkpoints.h"
+#include "tests/support/drift.h"
+#include "tests/support/pairs.h"
+#include "tests/support/scenes.h"
+
+/* ---- damage ---- */
+
+static void flip(const char *path, size_t from_end) {
+    size_t size;
+    unsigned char *data = read_whole_file(path, &size);
+    data[size - from_end] ^= 4;
+    write_whole_file(path, data, size);
+    free(data);
+}
+
+/* The chunk file of a step that one rank saved. */
+static pathname file_of(const pair *p, uint64_t step) {
+    manifest m;
+    assert_int_equal(store_read_manifest(&m, p->from, SCENE_RUN, step, 0, NULL), CKD_OK);
+    ckd_id file = m.files[0].id;
+    manifest_free(&m);
+    return path_chunk(store_path_of(p->a, ""), &file, "");
+}
+
+/* In the middle, in the index, in the header: it is named, and only what came before is there. */
+static void test_damage_in_the_source(void **state) {
+    pair *p = *state;
+    pair_make_source(p);
+    pair_open(p);
+    pathname file = file_of(p, 1);
+    const char *path = file.text;
+    size_t size = file_bytes(path), places[] = {size - 40, size - 400, 100, 10};
+    for (size_t i = 0; i < 4; i++) {
+        ckd_error err = {0};
+        flip(path, places[i]);
+        assert_int_equal(ckd_copy(NULL, p->to, p->from, NULL, 0, NULL, &err), CKD_E_CORRUPT);
+        assert_non_null(strstr(err.message, SCENE_RUN "@1 in "));
+        assert_string_equal(err.file, path);
+        ckd_checkpoint_list *list;
+        assert_int_equal(ckd_store_list(&list, p->to, NULL, NULL), CKD_OK);
+        assert_int_equal(list->count, 1);
+        ckd_checkpoint_list_free(list);
+        pair_check_clean(p);
+        flip(path, places[i]);
+    }
+    assert_int_equal(rename(path, store_path_of(p->a, "gone")), 0);
+    pair_refused(p, NULL, 0, NULL, CKD_E_CORRUPT, "is damaged");
+    assert_int_equal(rename(store_path_of(p->a, "gone"), path), 0);
+    pair_counts(pair_copy(p, NULL, 0, NULL), 3, 4);
+    scene_check(p->to, 0, 4);
+}
+
+/* ---- going on ---- */
+
+typedef struct stopper {
+    uint64_t after, first, last, total;
+    bool begun;
+} stopper;
+
+static int stop(void *context, uint64_t done, uint64_t total) {
+    stopper *s = context;
+    s->first = s->begun ? s->first : done;
+    s->begun = true;
+    s->last = done;
+    s->total = total;
+    return done >= s->after;
+}
+
+/* A large file, cancelled in its middle; what has arrived is not moved again, unless it was damaged. */
+static void test_going_on(void **state) {
+    enum { N = 1 << 21 };
+    pair *p = *state;
+    uint64_t n = N;
+    ckd_store *store;
+    assert_int_equal(scene_open(&store, p->a, CKD_OPEN_CREATE, NULL), CKD_OK);
+    uint8_t *noise = random_bits(N, 9);
+    ckd_save *big = begin_save(store, "big", 1);
+    add_tensor(big, "t", CKD_U8, 1, &n, NULL, noise);
+    commit_save(big);
+    ckd_store_close(store);
+    pair_open(p);
+    for (int damaged = 0; damaged < 2; damaged++) {
+        stopper s = {.after = N / 2};
+        ckd_copy_options o = CKD_COPY_OPTIONS_INIT;
+        o.on_progress = stop;
+        o.progress_context = &s;
+        pair_refused(p, NULL, 0, &o, CKD_E_CANCELLED, "another call goes on");
+        assert_true(s.last >= N / 2 && s.last < N);
+        assert_int_equal(folder_count(p->b, DIR_INCOMING), 2);
+        assert_int_equal(folder_count(p->b, DIR_CHUNKS), 0);
+        dir_list list;
+        assert_int_equal(dir_list_read(&list, store_path_of(p->b, DIR_INCOMING), NULL), CKD_OK);
+        char piece[256];
+        snprintf(piece, sizeof(piece), "data/x/%s", list.names[1]);
+        dir_list_free(&list);
+        if (damaged) {
+            flip(store_path_of(p->b, piece), 1000);
+        }
+        ckd_store_close(p->to); /* recovery leaves it alone */
+        assert_int_equal(scene_open(&p->to, p->b, CKD_OPEN_WRITE, NULL), CKD_OK);
+        stopper all = {.after = UINT64_MAX};
+        o.progress_context = &all;
+        pair_counts(pair_copy(p, NULL, 0, &o), 1, 1);
+        assert_true(all.first >= N / 2);
+        assert_int_equal(all.last, all.total);
+        void *back = load_whole(p->to, "big", 1, "t", N);
+        assert_memory_equal(back, noise, N);
+        free(back);
+        pair_check_clean(p);
+        ckd_id id = pair_id(p->to, "big", 1);
+        ckd_delete_options now = {.struct_size = sizeof(now)};
+        assert_int_equal(ckd_store_delete(p->to, &id, 1, &now, NULL), CKD_OK);
+        assert_int_equal(ckd_store_collect(NULL, p->to, NULL, NULL), CKD_OK);
+        assert_int_equal(folder_count(p->b, DIR_CHUNKS), 0);
+    }
+    free(noise);
+}
+
+static void test_what_nobody_goes_on_with(void **state) {
+    pair *p = *state;
+    stopper s = {.after = 1};
+    ckd_copy_options o = CKD_COPY_OPTIONS_INIT;
+    o.on_progress = stop;
+    o.progress_context = &s;
+    pair_make_source(p);
+    pair_open(p);
+    pair_refused(p, NULL, 0, &o, CKD_E_CANCELLED, "cancelled");
+    dir_list list;
+    assert_int_equal(dir_list_read(&list, store_path_of(p->b, DIR_INCOMING), NULL), CKD_OK);
+    assert_int_equal(list.count, 2);
+    for (int days = 6; days <= 8; days += 2) {
+        char piece[256];
+        struct timespec old[2] = {{.tv_sec = time(NULL) - days * 86400},
+                                  {.tv_sec = time(NULL) - days * 86400}};
+        snprintf(piece, sizeof(piece), "data/x/%s", list.names[1]);
+        assert_int_equal(utimensat(AT_FDCWD, store_path_of(p->b, piece), old, 0), 0);
+        ckd_store_close(p->to);
+        assert_int_equal(scene_open(&p->to, p->b, CKD_OPEN_WRITE, NULL), CKD_OK);
+        assert_int_equal(folder_count(p->b, DIR_INCOMING), days == 6 ? 2 : 0);
+    }
+    dir_list_free(&list);
+}
+
+/* ---- others at the same time ---- */
+
+typedef struct meddler {
+    pair *p;
+    ckd_store *other; /* a handle of the destination */
+    ckd_store *source;
+    int calls;
+} meddler;
+
+/* While the last checkpoint is on its way. */
+static int meddle(void *context, uint64_t done, uint64_t total) {
+    meddler *m = context;
+    ckd_id first = pair_id(m->p->from, SCENE_RUN, 0);
+    ckd_collect_options all = CKD_COLLECT_OPTIONS_INIT;
+    ckd_error err;
+    (void)total;
+    all.all = 1;
+    if (m->calls++ || !done) {
+        return 0;
+    }
+    assert_int_equal(ckd_store_delete(m->other, &first, 1, NULL, &err), CKD_E_BUSY);
+    assert_int_equal(ckd_copy(NULL, m->other, m->p->from, NULL, 0, NULL, &err), CKD_E_BUSY);
+    assert_non_null(strstr(err.message, "another copy"));
+    ckd_id gone = pair_id(m->source, "other", 0);
+    assert_int_equal(ckd_store_delete(m->source, &gone, 1, NULL, &err), CKD_OK);
+    assert_int_equal(ckd_store_collect(NULL, m->source, &all, &err), CKD_E_BUSY);
+    pair_save(m->other, "beside", 1, false);
+    pair_save(m->source, SCENE_RUN, 9, false);
+    return 0;
+}
+
+static void test_others_at_the_same_time(void **state) {
+    pair *p = *state;
+    ckd_store_options quick = CKD_STORE_OPTIONS_INIT;
+    quick.lock_timeout_ms = 20;
+    pair_make_source(p);
+    pair_open(p);
+    ckd_id first = pair_id(p->from, SCENE_RUN, 0), last = pair_id(p->from, SCENE_RUN, 3);
+    pair_counts(pair_copy(p, &first, 1, NULL), 1, 1);
+    meddler m = {.p = p};
+    assert_int_equal(ckd_store_open(&m.other, store_path_of(p->b, ""), CKD_OPEN_WRITE, &quick, NULL), CKD_OK);
+    assert_int_equal(ckd_store_open(&m.source, store_path_of(p->a, ""), CKD_OPEN_WRITE, &quick, NULL),
+                     CKD_OK);
+    pair_save(m.source, "other", 0, false);
+    ckd_copy_options o = CKD_COPY_OPTIONS_INIT;
+    o.on_progress = meddle;
+    o.progress_context = &m;
+    pair_counts(pair_copy(p, &last, 1, &o), 3, 4);
+    assert_true(m.calls > 0);
+    ckd_store_close(m.other);
+    ckd_store_close(m.source);
+    scene_check(p->to, 0, 4);
+    scene beside = scene_of(1);
+    beside.run = "beside";
+    assert_int_equal(scene_load(p->to, &beside, NULL), CKD_OK);
+    pair_close(p);
+    pair_open(p);
+    pair_check_clean(p);
+    pair_counts(pair_copy(p, NULL, 0, NULL), 1, 1); /* step 9 */
+}
+
+/* ---- steps that fail, processes that die ---- */
+
+typedef struct fault {
+    unsigned long at, seen, hits; /* at: which step in the destination, from 1 */
+    int answer;                   /* 0: kills */
+    bool lasting;
+    const char *where;
+} fault;
+
+static int fault_hook(void *context, file_step step, const char *path) {
+    fault *f = context;
+    if (!strstr(path, f->where) || (!f->answer && (step == STEP_READ || step == STEP_OPEN))) {
+        return 0;
+    }
+    bool now = ++f->seen == f->at || (f->lasting && f->hits);
+    if (now && !f->answer) {
+        raise(SIGKILL);
+    }
+    f->hits += now;
+    return now ? f->answer : 0;
+}
+
+static size_t check_rest(pair *p) {
+    ckd_checkpoint_list *list;
+    assert_int_equal(ckd_store_list(&list, p->to, NULL, NULL), CKD_OK);
+    size_t count = list->count;
+    ckd_checkpoint_list_free(list);
+    scene_check(p->to, 0, count);
+    ckd_copy_result *r = pair_copy(p, NULL, 0, NULL);
+    assert_int_equal(r->checkpoints, 4 - count);
+    ckd_copy_result_free(r);
+    pair_check_lists(p);
+    return count;
+}
+
+/* Every step that changes something in the destination; then the copy is made again. */
+static void test_killed_anywhere(void **state) {
+    pair *p = *state;
+    unsigned long stride = under_sanitizer() ? 17 : 3, killed = 0, committed[5] = {0};
+    pair_make_source(p);
+    assert_int_equal(scene_open(&p->from, p->a, CKD_OPEN_READ, NULL), CKD_OK);
+    for (bool finished = false; !finished; killed++) {
+        fault f = {.at = 1 + killed * stride, .where = p->b};
+        int ended;
+        fflush(NULL);
+        pid_t pid = fork();
+        assert_true(pid >= 0);
+        if (pid == 0) {
+            ckd_store *from, *to = NULL;
+            ckd_error err = {0};
+            file_set_fault_hook(fault_hook, &f);
+            bool done = scene_open(&from, p->a, CKD_OPEN_READ, &err) == CKD_OK &&
+                        scene_open(&to, p->b, CKD_OPEN_CREATE, &err) == CKD_OK &&
+                        ckd_copy(NULL, to, from, NULL, 0, NULL, &err) == CKD_OK;
+            if (!done) {
+                fprintf(stderr, "in the child: %s (%s)\n", err.message, err.file);
+            }
+            ckd_store_close(from);
+            ckd_store_close(to);
+            _exit(done ? 0 : 1);
+        }
+        assert_int_equal(waitpid(pid, &ended, 0), pid);
+        finished = WIFEXITED(ended);
+        assert_true(finished ? WEXITSTATUS(ended) == 0 : WTERMSIG(ended) == SIGKILL);
+        ckd_error err = {0};
+        if (scene_open(&p->to, p->b, CKD_OPEN_CREATE, &err) != CKD_OK) {
+            fail_msg("%s (%s)", err.message, err.file);
+        }
+        committed[check_rest(p)]++;
+        pair_check_clean(p);
+        pair_renew(p);
+    }
+    assert_true(killed * stride > 120);
+    for (size_t i = 0; i < 5; i++) {
+        assert_true(committed[i] > 0);
+    }
+}
+
+/* Each step fails, once or from then on: the call says why, and what there is is right. */
+static void fail_everywhere(pair *p, int answer, bool lasting, unsigned long stride) {
+    bool more = true;
+    for (unsigned long at = 1; more; at += stride) {
+        fault f = {.at = at, .answer = answer, .lasting = lasting, .where = p->b};
+        assert_int_equal(scene_open(&p->to, p->b, CKD_OPEN_CREATE, NULL), CKD_OK);
+        size_t descriptors = open_descriptors();
+        ckd_error err = {0};
+        file_set_fault_hook(fault_hook, &f);
+        ckd_status status = ckd_copy(NULL, p->to, p->from, NULL, 0, NULL, &err);
+        file_set_fault_hook(NULL, NULL);
+        assert_int_equal(open_descriptors(), descriptors);
+        bool unread = status == CKD_E_STATE && strstr(err.message, "its manifest cannot be read");
+        if (status != CKD_OK &&
+            (!f.hits || !(unread || status == (answer == EIO ? CKD_E_IO : CKD_E_NOSPACE)))) {
+            fail_msg("step %lu: %s: %s (%s)", at, ckd_status_name(status), err.message, err.file);
+        }
+        more = f.hits > 0;
+        check_rest(p);
+        pair_close(p);
+        pair_open(p);
+        pair_check_clean(p);
+        pair_renew(p);
+    }
+}
+
+static void test_steps_that_fail(void **state) {
+    pair *p = *state;
+    unsigned long factor = under_sanitizer() ? 6 : 1;
+    pair_make_source(p);
+    assert_int_equal(scene_open(&p->from, p->a, CKD_OPEN_READ, NULL), CKD_OK);
+    fail_everywhere(p, EIO, false, 7 * factor);
+    fail_everywhere(p, EIO, true, 11 * factor);
+    fail_everywhere(p, ENOSPC, false, 13 * factor);
+}
+
+/* Of what does not fit nothing is left, and the store is as it was. */
+static void test_a_full_disk(void **state) {
+    pair *p = *state;
+    fault f = {.at = 3, .answer = ENOSPC, .lasting = true, .where = "data/x/"};
+    pair_make_source(p);
+    pair_open(p);
+    file_set_fault_hook(fault_hook, &f);
+    pair_refused(p, NULL, 0, NULL, CKD_E_NOSPACE, "No space left");
+    file_set_fault_hook(NULL, NULL);
+    pair_close(p);
+    pair_open(p);
+    assert_int_equal(folder_count(p->b, DIR_INCOMING), 0);
+    check_rest(p);
+    pair_check_clean(p);
+}
+
+#define TEST(name) cmocka_unit_test_setup_teardown(name, pair_setup, pair_teardown)
+
+int main(void) {
+    const struct CMUnitTest tests[] = {TEST(test_damage_in_the_source),
+                                       TEST(test_going_on),
+                                       TEST(test_what_nobody_goes_on_with),
+                                       TEST(test_others_at_the_same_time),
+                                       TEST(test_killed_anywhere),
+                                       TEST(test_steps_that_fail),
+                                       TEST(test_a_full_disk)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
