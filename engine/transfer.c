@@ -292,19 +292,29 @@ static ckd_status set_tags(const transfer *t, ckd_error *err) {
     return status;
 }
 
-/* The catalog learns of the last one. That it cannot is told by the store, and no failure of the copy. */
+/* The catalog learns of the last one. That it cannot is told, and no failure of the copy: this handle does without the file then. */
 static void finish_catalog(transfer *t) {
-    file_lock *lock;
+    ckd_store *store = t->to;
+    file_lock *lock = NULL;
     ckd_error why = {0};
-    if (!t->verified.count || store_lock_publish(&lock, t->to, &why) != CKD_OK) {
+    if (!t->verified.count) {
         return;
     }
-    verified_hand_over(t->to, &t->verified);
-    pthread_mutex_lock(&t->to->mutex);
-    if (store_refresh(t->to, &why) != CKD_OK) {
-        store_message(t->to, "the catalog is behind the manifests: %s", why.message);
+    ckd_status status = store_lock_publish(&lock, store, &why);
+    verified_hand_over(store, &t->verified);
+    pthread_mutex_lock(&store->mutex);
+    if (status == CKD_OK) {
+        status = store_refresh(store, &why);
     }
-    pthread_mutex_unlock(&t->to->mutex);
+    if (status != CKD_OK) {
+        store_use_memory(store, NULL);
+        store_message(
+            store,
+            "what was copied is committed, but the catalog could not be updated (%s); the next save or "
+            "open for writing will",
+            why.message);
+    }
+    pthread_mutex_unlock(&store->mutex);
     lock_release(lock);
 }
 
@@ -416,7 +426,8 @@ ckd_status ckd_copy(ckd_copy_result **out, ckd_store *to, ckd_store *from, const
                   .options = &o,
                   .asked = checkpoints,
                   .asked_count = count,
-                  .begun_ns = clock_monotonic_ns()};
+                  .begun_ns = clock_monotonic_ns(),
+                  .verified.at_ns = clock_wall_ns()};
     status = run(&t, err);
     leave(&t, status);
     if (status == CKD_OK && !o.dry_run) {

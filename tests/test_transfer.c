@@ -46,6 +46,12 @@ static void test_all_of_a_store(void **state) {
     pair_check_lists(p);
     scene_check(p->to, 0, 4);
     pair_check_clean(p);
+    ckd_scrub_options week = CKD_SCRUB_OPTIONS_INIT;
+    ckd_scrub_result *scrubbed;
+    week.older_than_s = 7 * 24 * 3600;
+    assert_int_equal(ckd_store_scrub(&scrubbed, p->to, &week, NULL), CKD_OK);
+    assert_int_equal(scrubbed->found->files, 0); /* they were verified when they came */
+    ckd_scrub_result_free(scrubbed);
     assert_int_equal(dir_list_read(&files, store_path_of(p->a, DIR_CHUNKS), NULL), CKD_OK);
     assert_int_equal(files.count, 5);
     for (size_t i = 0; i < files.count; i++) {

@@ -315,16 +315,18 @@ static void fail_everywhere(pair *p, int answer, bool lasting, unsigned long str
         file_set_fault_hook(fault_hook, &f);
         ckd_status status = ckd_copy(NULL, p->to, p->from, NULL, 0, NULL, &err);
         file_set_fault_hook(NULL, NULL);
-        assert_int_equal(open_descriptors(), descriptors);
+        assert_true(open_descriptors() <= descriptors); /* less without the catalog's file */
         bool unread = status == CKD_E_STATE && strstr(err.message, "its manifest cannot be read");
         if (status != CKD_OK &&
             (!f.hits || !(unread || status == (answer == EIO ? CKD_E_IO : CKD_E_NOSPACE)))) {
             fail_msg("step %lu: %s: %s (%s)", at, ckd_status_name(status), err.message, err.file);
         }
         more = f.hits > 0;
-        check_rest(p);
+        ckd_copy_result_free(pair_copy(p, NULL, 0, NULL)); /* the same handle goes on */
         pair_close(p);
         pair_open(p);
+        scene_check(p->to, 0, 4);
+        pair_check_lists(p);
         pair_check_clean(p);
         pair_renew(p);
     }
