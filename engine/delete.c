@@ -29,7 +29,9 @@ static ckd_status publish_tombstone(const ckd_store *store, const tombstone *t, 
 static ckd_status check_dependents(const needs *n, ckd_error *err) {
     for (size_t i = 0; i < n->count; i++) {
         const need *x = &n->items[i];
-        for (size_t k = 0; k < x->m.dependency_count && !x->is_dead && !x->chosen; k++) {
+        bool stays =
+            !x->is_dead && !x->chosen && !x->superseded; /* a replaced generation only waits to be removed */
+        for (size_t k = 0; k < x->m.dependency_count && stays; k++) {
             const need *d = needs_find(n, &x->m.dependencies[k]);
             if (d && d->chosen) {
                 return err_set(err, CKD_E_STATE,

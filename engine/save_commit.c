@@ -11,6 +11,7 @@
 #include "engine/ready.h"
 #include "engine/retain.h"
 #include "engine/save.h"
+#include "engine/totals.h"
 
 /* Under its temporary name until the checkpoint is committed. */
 static void close_ready(ckd_save *save) {
@@ -169,32 +170,6 @@ static void describe(const ckd_save *save, manifest *m) {
     m->branch_origin = t->branch_origin;
 }
 
-/* Totals, depth and cost come from what the files hold, whoever wrote them. */
-static void add_totals(manifest *m, const view *v, role_total totals[CKD_ROLE_OTHER + 1]) {
-    ckd_checkpoint *c = &m->checkpoint;
-    load_budget cost = {0};
-    c->tensors = v->tensor_count;
-    for (size_t i = 0; i < v->tensor_count; i++) {
-        totals[v->tensors[i].tensor->role].tensors++;
-    }
-    for (size_t i = 0; i < v->block_count; i++) {
-        const record *r = v->blocks[i].record;
-        load_cost chain = step_share(v, &v->blocks[i]), base = record_base(r);
-        budget_add(&cost, &chain, &chain, &base);
-        c->raw_bytes += r->raw_size;
-        c->depth = r->depth > c->depth ? r->depth : c->depth;
-        totals[r->tensor->role].raw_bytes += r->raw_size;
-        totals[r->tensor->role].stored_bytes += view_stored_bytes(&v->blocks[i]);
-    }
-    for (size_t i = 0; i < v->blob_count; i++) {
-        c->raw_bytes += v->blobs[i].record->raw_size;
-    }
-    for (size_t i = 0; i < m->file_count; i++) {
-        c->stored_bytes += m->files[i].size;
-    }
-    c->load_cost = budget_load_cost(&cost);
-}
-
 static ckd_status complete_manifest(ckd_save *save, manifest *m, ckd_error *err) {
     describe(save, m);
     manifest copy = *m;
@@ -210,19 +185,8 @@ static ckd_status complete_manifest(ckd_save *save, manifest *m, ckd_error *err)
     if (status == CKD_OK) {
         status = view_attach_measures(v, CKD_E_MISMATCH, err);
     }
-    role_total totals[CKD_ROLE_OTHER + 1] = {0};
-    m->roles = status == CKD_OK ? calloc(CKD_ROLE_OTHER + 1, sizeof(*m->roles)) : NULL;
-    if (status == CKD_OK && !m->roles) {
-        status = err_nomem(err, sizeof(totals), "role totals");
-    }
-    if (status == CKD_OK) {
-        add_totals(m, v, totals);
-        for (uint32_t role = CKD_ROLE_WEIGHT; role <= CKD_ROLE_OTHER; role++) {
-            totals[role].role = role;
-            if (totals[role].tensors) {
-                m->roles[m->role_count++] = totals[role];
-            }
-        }
+    if (status == CKD_OK) { /* totals, depth and cost come from what the files hold, whoever wrote them */
+        status = totals_set(m, v, err);
     }
     view_close(v);
     return status;

@@ -179,6 +179,71 @@ static ckd_status collect(ckd_collected *out, const ckd_store *store, bool all, 
     return status;
 }
 
+/* ---- generations that were replaced ---- */
+
+static bool all_files_there(const ckd_store *store, const manifest *m) {
+    for (size_t i = 0; i < m->file_count; i++) {
+        if (file_bytes(path_chunk(store->path, &m->files[i].id, "").text) != m->files[i].size) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* The newer one must be whole: until its files are looked at, the older one may be what is left. */
+static size_t choose_replaced(needs *n, const ckd_store *store) {
+    size_t count = 0;
+    const need *newest = NULL;
+    bool whole = false;
+    for (size_t i = 0; i < n->count; i++) {
+        need *x = &n->items[i];
+        if (x->superseded && !x->is_dead && newest) {
+            x->chosen = whole;
+            count += whole;
+        } else if (!x->superseded) {
+            newest = x;
+            whole = i + 1 < n->count && n->items[i + 1].superseded && all_files_there(store, &x->m);
+        }
+    }
+    return count;
+}
+
+ckd_status trash_remove_replaced(ckd_collected *out, const ckd_store *store, bool dry, ckd_error *err) {
+    needs n = {0};
+    file_uses files = {0};
+    ckd_status status = needs_read(&n, store, err);
+    size_t count = status == CKD_OK ? choose_replaced(&n, store) : 0;
+    if (status == CKD_OK && count) {
+        status = uses_of(&files, &n, err);
+    }
+    if (status == CKD_OK && count) {
+        count_up(out, &n, &files);
+    }
+    if (status == CKD_OK && count && !dry) {
+        status = remove_files(store, &files, err);
+        if (status == CKD_OK) {
+            status = remove_manifests(store, &n, err);
+        }
+    }
+    free(files.items);
+    needs_free(&n);
+    return status;
+}
+
+/* By names alone: is there a generation that counts, and another below it? */
+bool trash_any_replaced(const ckd_store *store) {
+    manifest_list list = {0};
+    bool any = false;
+    if (manifests_read(&list, store, NULL) != CKD_OK) {
+        return false;
+    }
+    for (size_t i = 1; i < list.count && !any; i++) {
+        any = same_checkpoint_name(&list.items[i - 1], &list.items[i]);
+    }
+    manifests_free(&list);
+    return any;
+}
+
 /* ---- locks ---- */
 
 typedef struct attempt {
@@ -201,7 +266,14 @@ static ckd_status try_collect(void *context, ckd_error *err) {
     status =
         lock_acquire(&readers, path_in(a->store->path, FILE_READER_LOCK).text, LOCK_EXCLUSIVE, true, 0, err);
     if (status == CKD_OK) {
-        status = collect(a->out, a->store, a->all, false, err);
+        ckd_collected replaced = {0};
+        status =
+            trash_any_replaced(a->store) ? trash_remove_replaced(&replaced, a->store, false, err) : CKD_OK;
+        if (status == CKD_OK) {
+            status = collect(a->out, a->store, a->all, false, err);
+            a->out->files += replaced.files;
+            a->out->bytes += replaced.bytes;
+        }
         lock_release(readers);
     } else if (status == CKD_E_BUSY) {
         status = err_set(
@@ -262,12 +334,16 @@ static bool any_expired(const ckd_store *store) {
 ckd_status trash_collect_now(ckd_store *store, ckd_error *err) {
     file_lock *readers;
     ckd_collected result = {0};
-    if (!any_expired(store) || lock_acquire(&readers, path_in(store->path, FILE_READER_LOCK).text,
-                                            LOCK_EXCLUSIVE, true, 0, NULL) != CKD_OK) {
+    bool expired = any_expired(store), replaced = trash_any_replaced(store);
+    if ((!expired && !replaced) || lock_acquire(&readers, path_in(store->path, FILE_READER_LOCK).text,
+                                                LOCK_EXCLUSIVE, true, 0, NULL) != CKD_OK) {
         return CKD_OK; /* somebody reads; another time */
     }
     ckd_error why = {0};
-    ckd_status status = collect(&result, store, false, false, &why);
+    ckd_status status = replaced ? trash_remove_replaced(&(ckd_collected){0}, store, false, &why) : CKD_OK;
+    if (status == CKD_OK && expired) {
+        status = collect(&result, store, false, false, &why);
+    }
     lock_release(readers);
     if (status == CKD_E_NOMEM) {
         return err_from(err, status, &why);

@@ -1,0 +1,164 @@
+/*
+ * Compaction: rewriting checkpoints so that they build on others, or are stored otherwise, and load to the same bits. Internal to engine/.
+ *
+ *   compact.c          the call: what is wanted, in which order, what goes afterwards
+ *   compact_examine.c  one checkpoint: what becomes of each of its blocks
+ *   compact_code.c     one block, coded anew
+ *   compact_lattice.c  the same of values on a lattice
+ *   compact_files.c    its new files
+ *   compact_publish.c  intent, next generation, catalog
+ *   compact_old.c      generations that were replaced
+ *
+ * Invariants:
+ *  1. A checkpoint is rewritten after all that it builds on, and builds only on what it came from: nothing can come to depend on itself.
+ *  2. What is published was read back from its file, decoded, and has the content hashes that it had.
+ *  3. Payloads that are copied were compared with their checksums: damage is never made to look right.
+ */
+#ifndef ENGINE_COMPACT_H
+#define ENGINE_COMPACT_H
+
+#include "engine/block_coder.h"
+#include "base/float_mode.h"
+#include "engine/needs.h"
+
+/* What loading a block takes, deltas below it included. */
+typedef struct block_load {
+    uint32_t depth;
+    load_cost chain;
+} block_load;
+
+/* Of a checkpoint that was rewritten, or would be: by number of the block in its views, which are the same in all generations. */
+typedef struct load_table {
+    ckd_id checkpoint;
+    size_t count;
+    block_load *blocks;
+} load_table;
+
+/* Scratch of one worker. */
+typedef struct compact_worker {
+    block_job job;
+    bytes values, before, now_floats, before_floats, q, at, bits, alone, delta, check;
+    lattice_work lattice;
+} compact_worker;
+
+typedef struct compaction {
+    ckd_store *store;
+    ckd_compact_options options;
+    view_cache views; /* of what is being looked at, and what it builds on */
+    columns_cache columns;
+    content_index nothing; /* blocks are not looked for in their own checkpoint */
+    compact_worker *workers;
+    uint32_t worker_count;
+    ckd_id *unwanted; /* nothing that stays may build on them; by id */
+    size_t unwanted_count;
+    load_table *tables; /* by id */
+    size_t table_count, table_capacity;
+    uint64_t begun_ns, moved;  /* bytes read and written, for the limit */
+    uint64_t done, to_be_done; /* stored bytes, for the callback */
+    float_mode callers_mode;
+} compaction;
+
+/* ---- compact.c ---- */
+bool compact_is_unwanted(const compaction *c, const ckd_id *checkpoint);
+const load_table *compact_table(const compaction *c, const ckd_id *checkpoint);
+/* Takes over `blocks`, also on failure. */
+ckd_status compact_note(compaction *c, const ckd_id *checkpoint, block_load *blocks, size_t count,
+                        ckd_error *err);
+/* So many bytes were read or written: waits if that was too fast, tells the caller. CANCELLED. */
+ckd_status compact_pace(compaction *c, uint64_t size, uint64_t done, ckd_error *err);
+/* Views that were opened before something was published may be old. */
+void compact_forget_views(compaction *c);
+
+/* ---- compact_examine.c ---- */
+typedef enum fate_state { FATE_UNKNOWN, FATE_ASKED, FATE_KNOWN } fate_state;
+
+/* What becomes of a block. */
+typedef struct block_fate {
+    fate_state state;
+    unsigned why;     /* it is coded anew; 0: it is copied */
+    block_load load;  /* afterwards; of what is coded anew about, until it is */
+    const view *onto; /* it may be coded as a delta on that; NULL: on its own */
+    const view_tensor *onto_tensor;
+    block_load onto_load;
+} block_fate;
+
+typedef struct rewrite_plan {
+    const view *view;
+    block_fate *fates; /* by block of the view */
+    unsigned why;      /* 0: nothing is to be done */
+    size_t recoded;
+    uint32_t depth; /* afterwards */
+    uint64_t about; /* stored bytes afterwards, estimated */
+} rewrite_plan;
+/* Errors: those of opening what the checkpoint builds on, CORRUPT (blocks that build on each other in a circle), NOMEM. */
+ckd_status compact_examine(rewrite_plan *out, compaction *c, const ckd_id *checkpoint, bool cold,
+                           ckd_error *err);
+void rewrite_plan_free(rewrite_plan *p);
+/* Of block i, which is copied, from what those that it builds on are known to take now. */
+ckd_status compact_load_of(block_load *out, compaction *c, const rewrite_plan *p, size_t i, ckd_error *err);
+
+/* ---- compact_code.c ---- */
+/* A record on its way into a new file. */
+typedef struct compact_item {
+    const record *from;
+    const chunk *chunk;
+    size_t block;  /* of the view; SIZE_MAX: no block */
+    bool is_coded; /* anew: dependencies and payload are its own */
+    record to;
+    dependency dependencies[4]; /* of what was coded anew */
+    bytes payload;
+} compact_item;
+ckd_status compact_worker_init(compact_worker *w, columns_cache *columns, ckd_error *err);
+void compact_worker_free(compact_worker *w);
+/*
+ * Fills item->to and payload with the block as its plan wants it, and sets is_coded; leaves that false if what the block has cannot be bettered. Its values
+ * are compared with their hash.
+ */
+ckd_status compact_code(compact_item *item, compaction *c, const rewrite_plan *p, compact_worker *w,
+                        ckd_error *err);
+/* Is a delta of `delta` bytes worth its load? */
+bool compact_pays(const compaction *c, const load_cost *chain, const load_cost *base, uint64_t delta,
+                  uint64_t alone);
+
+/* ---- compact_lattice.c ---- */
+/* A block's values as integers: on its own, and as differences to others. Buffers are the worker's. */
+typedef struct lattice_try {
+    ckd_dtype dtype;
+    uint64_t count;
+    symbols_grid grid;
+    bool small;                          /* takes its time */
+    const void *values;                  /* in their dtype */
+    const void *before;                  /* NULL: nothing to differ from */
+    bool alone_possible, delta_possible; /* payloads in w->alone and w->delta, which give these values */
+} lattice_try;
+ckd_status compact_lattice(lattice_try *t, compact_worker *w, ckd_error *err);
+
+/* ---- compact_files.c ---- */
+typedef struct rewrite {
+    compaction *c;
+    rewrite_plan *plan;
+    ckd_id writer;
+    manifest m; /* of the next generation */
+    file_lock *intent;
+    bool undecided; /* the manifest was named, and may not have been taken back: recovery will see */
+    bytes encoded;  /* m, as it is published */
+    bool *coded;    /* by block of the plan's view: it was coded anew */
+    size_t dependency_capacity; /* of m.dependencies */
+} rewrite;
+/* Writes the new files, whose ids are those of r->m.files, and names them, durable. Sets sizes, roots and dependencies of r->m. */
+ckd_status compact_write_files(rewrite *r, ckd_error *err);
+/* Reads the new files back: all payloads, and the values of what was coded anew. */
+ckd_status compact_verify(rewrite *r, ckd_error *err);
+
+/* ---- compact_publish.c ---- */
+/*
+ * Rewrites the checkpoint of the plan. *stored: bytes of it afterwards. NOT_FOUND and EXISTS: it was deleted or rewritten meanwhile; CORRUPT and
+ * UNSUPPORTED: it cannot be read; IO, NOSPACE, NOMEM, CANCELLED. Whatever happens, one generation of it is complete.
+ */
+ckd_status compact_rewrite(uint64_t *stored, compaction *c, rewrite_plan *p, ckd_error *err);
+
+/* ---- compact_old.c ---- */
+/* Removes generations that newer ones have replaced, if nobody reads. *left: files that stay. Waits so long for readers to end. */
+ckd_status compact_remove_old(uint64_t *left, ckd_store *store, uint32_t patience_ms, ckd_error *err);
+
+#endif

@@ -1,0 +1,51 @@
+/*
+ * Generations that newer ones have replaced. Chunk files go first, then manifests, as a manifest that names files which are gone does no harm below a newer
+ * one, and a file that nobody names would stay for ever.
+ */
+#include "engine/compact.h"
+#include "engine/ranks.h"
+#include "engine/trash.h"
+
+typedef struct attempt {
+    const ckd_store *store;
+    ckd_collected result;
+} attempt;
+
+static ckd_status try_removing(void *context, ckd_error *err) {
+    attempt *a = context;
+    file_lock *publish, *readers;
+    ckd_status status = store_lock_publish(&publish, a->store, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    status =
+        lock_acquire(&readers, path_in(a->store->path, FILE_READER_LOCK).text, LOCK_EXCLUSIVE, true, 0, err);
+    if (status == CKD_OK) {
+        status = trash_remove_replaced(&a->result, a->store, false, err);
+        lock_release(readers);
+    }
+    lock_release(publish);
+    return status;
+}
+
+static ckd_status count_left(uint64_t *left, const ckd_store *store, ckd_error *err) {
+    file_lock *publish;
+    ckd_collected result = {0};
+    ckd_status status = store_lock_publish(&publish, store, err);
+    if (status == CKD_OK) {
+        status = trash_remove_replaced(&result, store, true, err);
+        lock_release(publish);
+    }
+    *left = result.files;
+    return status;
+}
+
+ckd_status compact_remove_old(uint64_t *left, ckd_store *store, uint32_t patience_ms, ckd_error *err) {
+    attempt a = {.store = store};
+    *left = 0;
+    if (!trash_any_replaced(store)) {
+        return CKD_OK;
+    }
+    ckd_status status = keep_trying(try_removing, &a, patience_ms, err);
+    return status == CKD_E_BUSY ? count_left(left, store, err) : status;
+}

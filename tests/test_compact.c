@@ -1,0 +1,350 @@
+/* Compaction: the same bits whatever was rewritten, chains as short as asked for, and only what stays is needed. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "codec/chunk.h"
+#include "tests/support/checkpoints.h"
+#include "tests/support/drift.h"
+#include "tests/support/fingerprints.h"
+#include "tests/support/scenes.h"
+#include "tests/support/scratch.h"
+#include "tests/support/tempdir.h"
+
+static ckd_compaction *compact_with(ckd_store *store, const ckd_compact_options *o) {
+    ckd_compaction *done;
+    ckd_error err = {0};
+    if (ckd_compact(&done, store, o, &err) != CKD_OK) {
+        fail_msg("compact: %s (%s)", err.message, err.file);
+    }
+    return done;
+}
+
+static ckd_compact_options options_for(uint32_t max_depth) {
+    ckd_compact_options o = CKD_COMPACT_OPTIONS_INIT;
+    o.max_depth = max_depth;
+    return o;
+}
+
+/* Depths as the catalog has them, and after a rebuild: the files say the same. */
+static uint32_t deepest(ckd_store *store) {
+    ckd_checkpoint_list *list;
+    uint32_t depth = 0;
+    assert_int_equal(ckd_store_list(&list, store, NULL, NULL), CKD_OK);
+    for (size_t i = 0; i < list->count; i++) {
+        depth = list->items[i].depth > depth ? list->items[i].depth : depth;
+    }
+    ckd_checkpoint_list_free(list);
+    return depth;
+}
+
+static void check_items(const ckd_compaction *done) {
+    for (size_t i = 0; i < done->count; i++) {
+        if (done->items[i].status != CKD_OK) {
+            fail_msg("step %llu was left: %s", (unsigned long long)done->items[i].checkpoint.step,
+                     done->items[i].message);
+        }
+    }
+    assert_int_equal(done->left, 0);
+}
+
+static size_t files_in(const char *dir, const char *folder) {
+    dir_list list;
+    assert_int_equal(dir_list_read(&list, store_path_of(dir, folder), NULL), CKD_OK);
+    size_t count = list.count;
+    dir_list_free(&list);
+    return count;
+}
+
+/* Everything is as it should be: values, depths, files, a catalog made anew, and there is nothing more to do. */
+static void check_store(const char *dir, ckd_store *store, const fingerprints *before, size_t count,
+                        uint32_t max_depth) {
+    assert_int_equal(fingerprints_check(store, before), count);
+    assert_true(deepest(store) <= max_depth);
+    assert_int_equal(verify_damage(store), 0);
+    store_check_clean(dir);
+    assert_int_equal(files_in(dir, "data/m"), count);
+    ckd_compact_options o = options_for(max_depth);
+    ckd_compaction *again = compact_with(store, &o);
+    assert_int_equal(again->count, 0);
+    ckd_compaction_free(again);
+    ckd_store_close(store);
+    assert_int_equal(ckd_store_rebuild(NULL, store_path_of(dir, ""), NULL, NULL), CKD_OK);
+    store = store_reopen(dir, CKD_OPEN_READ);
+    assert_int_equal(fingerprints_check(store, before), count);
+    assert_true(deepest(store) <= max_depth);
+    ckd_store_close(store);
+}
+
+/* ---- chains ---- */
+
+static void make_chain(ckd_store *store, const char *run, ckd_fidelity fidelity, uint64_t first,
+                       uint64_t count) {
+    drift d = drift_new(96, 64, 7);
+    for (uint64_t step = 0; step < first + count; step++, drift_step(&d)) {
+        if (step < first) {
+            continue;
+        }
+        ckd_save_options o = lossy_options(run, step, fidelity);
+        o.max_load_cost = o.newest_load_cost = 1000;
+        save_drift(store, &o, &d);
+    }
+    drift_free(&d);
+}
+
+static void shorten(const char *dir, ckd_fidelity fidelity) {
+    ckd_store *store = store_create(dir);
+    make_chain(store, "run", fidelity, 0, 24);
+    assert_true(fidelity == CKD_EXACT || deepest(store) >= 20);
+    fingerprints before = fingerprints_of(store);
+    ckd_compact_options o = options_for(5);
+    o.max_load_cost = 1000;
+    ckd_compaction *done = compact_with(store, &o);
+    check_items(done);
+    assert_true(done->count > 0);
+    ckd_compaction_free(done);
+    check_store(dir, store, &before, 24, 5);
+    fingerprints_free(&before);
+}
+
+static void test_near_chains_are_shortened(void **state) {
+    shorten(*state, CKD_NEAR);
+}
+static void test_compact_chains_are_shortened(void **state) {
+    shorten(*state, CKD_COMPACT);
+}
+
+/* Masters and their casts, copies, what never changes, optimizer steps, ranks: as saves make them. */
+static void test_exact_chains_are_shortened(void **state) {
+    scene_make(*state, 0, 9);
+    ckd_store *store = store_reopen(*state, CKD_OPEN_WRITE);
+    assert_true(deepest(store) >= 2);
+    fingerprints before = fingerprints_of(store);
+    ckd_compact_options o = options_for(1);
+    ckd_compaction *done = compact_with(store, &o);
+    check_items(done);
+    assert_true(done->count > 0 && done->items[0].recoded > 0);
+    ckd_compaction_free(done);
+    check_store(*state, store, &before, 9, 1);
+    fingerprints_free(&before);
+    store = store_reopen(*state, CKD_OPEN_WRITE);
+    scene next = scene_of(9);
+    assert_int_equal(scene_save(NULL, store, &next, NULL), CKD_OK);
+    scene_check(store, 0, 10);
+    ckd_store_close(store);
+}
+
+static void test_ranks_keep_their_files(void **state) {
+    ckd_store *store;
+    assert_int_equal(scene_open(&store, *state, CKD_OPEN_CREATE, NULL), CKD_OK);
+    for (uint64_t step = 0; step < 6; step++) {
+        scene s = scene_of(step);
+        assert_int_equal(scene_save_ranks(NULL, store, &s, NULL), CKD_OK);
+    }
+    fingerprints before = fingerprints_of(store);
+    ckd_compact_options o = options_for(1);
+    ckd_compaction *done = compact_with(store, &o);
+    check_items(done);
+    assert_true(done->count > 0);
+    ckd_compaction_free(done);
+    assert_int_equal(files_in(*state, "data/c"), 12);
+    check_store(*state, store, &before, 6, 1);
+    fingerprints_free(&before);
+}
+
+/* ---- what goes is folded into what stays ---- */
+
+static void fold(const char *dir, ckd_fidelity fidelity, uint64_t every) {
+    ckd_store *store = store_create(dir);
+    make_chain(store, "run", fidelity, 0, 17);
+    ckd_save_options b = lossy_options("branch", 12, fidelity); /* of a step that goes */
+    b.parent_run = "run";
+    b.parent_step = 11;
+    drift d = drift_new(96, 64, 7);
+    for (int i = 0; i < 13; i++) {
+        drift_step(&d);
+    }
+    save_drift(store, &b, &d);
+    drift_free(&d);
+    fingerprints before = fingerprints_of(store);
+    ckd_policy policy = CKD_POLICY_INIT;
+    policy.run = "run";
+    policy.keep_every = every;
+    ckd_delete_options now = CKD_DELETE_OPTIONS_INIT;
+    now.undo_s = 0;
+    ckd_compact_options o = options_for(16);
+    o.policy = &policy;
+    o.deletion = &now;
+    ckd_compaction *done = compact_with(store, &o);
+    check_items(done);
+    assert_non_null(done->pruned);
+    for (size_t i = 0; i < done->pruned->count; i++) {
+        assert_false(done->pruned->items[i].kept & CKD_KEPT_NEEDED);
+    }
+    size_t left = done->pruned->count - done->pruned->deleted + 1;
+    assert_int_equal(left, 16 / every + 1 + 1 + 1); /* multiples of it, the newest two, the branch */
+    ckd_compaction_free(done);
+    assert_int_equal(ckd_store_collect(NULL, store, NULL, NULL), CKD_OK);
+    check_store(dir, store, &before, left, 16);
+    fingerprints_free(&before);
+}
+
+static void test_near_is_folded(void **state) {
+    fold(*state, CKD_NEAR, 4);
+}
+static void test_compact_is_folded(void **state) {
+    fold(*state, CKD_COMPACT, 8);
+}
+static void test_exact_is_folded(void **state) {
+    fold(*state, CKD_EXACT, 8);
+}
+
+/* The first checkpoint holds what never changes: the oldest that stays takes it over, the others name that one. */
+static void test_the_base_goes(void **state) {
+    scene_make(*state, 0, 8);
+    ckd_store *store = store_reopen(*state, CKD_OPEN_WRITE);
+    fingerprints before = fingerprints_of(store);
+    ckd_policy policy = CKD_POLICY_INIT;
+    policy.keep_last = 4;
+    ckd_delete_options now = CKD_DELETE_OPTIONS_INIT;
+    now.undo_s = 0;
+    ckd_compact_options o = options_for(16);
+    o.policy = &policy;
+    o.deletion = &now;
+    ckd_compaction *done = compact_with(store, &o);
+    check_items(done);
+    assert_int_equal(done->pruned->deleted, 4);
+    ckd_compaction_free(done);
+    assert_int_equal(ckd_store_collect(NULL, store, NULL, NULL), CKD_OK);
+    ckd_checkpoint first, last;
+    assert_int_equal(ckd_store_find(&first, store, SCENE_RUN, 4, NULL), CKD_OK);
+    assert_int_equal(ckd_store_find(&last, store, SCENE_RUN, 7, NULL), CKD_OK);
+    assert_true(first.kind == CKD_BASE && last.kind == CKD_DELTA);
+    assert_true(last.stored_bytes < first.stored_bytes);
+    check_store(*state, store, &before, 4, 16);
+    fingerprints_free(&before);
+}
+
+/* ---- only looking ---- */
+
+static void test_a_dry_run_is_exact_and_changes_nothing(void **state) {
+    ckd_store *store = store_create(*state);
+    make_chain(store, "run", CKD_COMPACT, 0, 12);
+    char *tree = tree_describe(store_path_of(*state, "data"));
+    ckd_compact_options o = options_for(4);
+    o.dry_run = 1;
+    ckd_compaction *would = compact_with(store, &o);
+    o.dry_run = 0;
+    o.estimate = 1;
+    ckd_compaction *about = compact_with(store, &o);
+    o.estimate = 0;
+    store_check_clean(*state);
+    assert_int_equal(files_in(*state, "data/c"), 12);
+    free(tree);
+    ckd_compaction *done = compact_with(store, &o);
+    check_items(done);
+    assert_true(done->count > 4);
+    assert_int_equal(would->count, done->count);
+    assert_int_equal(about->count, done->count);
+    for (size_t i = 0; i < done->count; i++) {
+        assert_int_equal(would->items[i].bytes, done->items[i].bytes);
+        assert_int_equal(would->items[i].depth, done->items[i].depth);
+        assert_int_equal(would->items[i].recoded, done->items[i].recoded);
+        assert_true(about->items[i].bytes > done->items[i].bytes / 2 &&
+                    about->items[i].bytes < 2 * done->items[i].bytes);
+    }
+    assert_int_equal(would->after, done->after);
+    ckd_checkpoint c;
+    assert_int_equal(ckd_store_find(&c, store, "run", done->items[0].checkpoint.step, NULL), CKD_OK);
+    assert_int_equal(c.stored_bytes, done->items[0].bytes);
+    ckd_compaction_free(would);
+    ckd_compaction_free(about);
+    ckd_compaction_free(done);
+    ckd_store_close(store);
+}
+
+/* ---- damage ---- */
+
+/* Flips a bit in the middle of what the checkpoint's file holds. */
+static void damage_file_of(const char *dir, const ckd_checkpoint *c) {
+    dir_list list;
+    bool found = false;
+    assert_int_equal(dir_list_read(&list, store_path_of(dir, "data/c"), NULL), CKD_OK);
+    for (size_t i = 0; i < list.count && !found; i++) {
+        char path[1024];
+        snprintf(path, sizeof(path), "%s/%s", store_path_of(dir, "data/c"), list.names[i]);
+        chunk *file;
+        assert_int_equal(chunk_open(&file, path, NULL), CKD_OK);
+        found = memcmp(&file->records[0].tensor->checkpoint, &c->id, sizeof(c->id)) == 0;
+        uint64_t at = (88 + file->index_offset) / 2;
+        chunk_close(file);
+        if (found) {
+            size_t size;
+            unsigned char *data = read_whole_file(path, &size);
+            data[at] ^= 0x10;
+            write_whole_file(path, data, size);
+            free(data);
+        }
+    }
+    assert_true(found);
+    dir_list_free(&list);
+}
+
+/* One bit of a file that is to be rewritten: that checkpoint stays, damaged as it is, and the others are done. */
+static void test_damage_is_not_laundered(void **state) {
+    ckd_store *store = store_create(*state);
+    make_chain(store, "run", CKD_EXACT, 0, 1);
+    make_chain(store, "a", CKD_COMPACT, 0, 6);
+    make_chain(store, "b", CKD_COMPACT, 0, 6);
+    ckd_checkpoint c;
+    assert_int_equal(ckd_store_find(&c, store, "a", 4, NULL), CKD_OK);
+    ckd_store_close(store);
+    damage_file_of(*state, &c);
+    store = store_reopen(*state, CKD_OPEN_WRITE);
+    ckd_compact_options o = options_for(3);
+    ckd_compaction *done = compact_with(store, &o);
+    assert_true(done->left >= 1);
+    size_t fine = 0;
+    for (size_t i = 0; i < done->count; i++) {
+        const ckd_compacted *x = &done->items[i];
+        bool after_damage = strcmp(x->checkpoint.run, "a") == 0 && x->checkpoint.step >= 4;
+        assert_true(x->status == CKD_OK || after_damage);
+        fine += x->status == CKD_OK;
+        if (x->status != CKD_OK) {
+            assert_int_equal(x->status, CKD_E_CORRUPT);
+            assert_true(strlen(x->message) > 0);
+        }
+    }
+    assert_true(fine >= 2);
+    ckd_compaction_free(done);
+    ckd_checkpoint again;
+    assert_int_equal(ckd_store_find(&again, store, "a", 4, NULL), CKD_OK);
+    assert_int_equal(again.generation, 0);
+    assert_true(verify_damage(store) > 0);
+    ckd_store_close(store);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        tempdir_test(test_near_chains_are_shortened),
+        tempdir_test(test_compact_chains_are_shortened),
+        tempdir_test(test_exact_chains_are_shortened),
+        tempdir_test(test_ranks_keep_their_files),
+        tempdir_test(test_near_is_folded),
+        tempdir_test(test_compact_is_folded),
+        tempdir_test(test_exact_is_folded),
+        tempdir_test(test_the_base_goes),
+        tempdir_test(test_a_dry_run_is_exact_and_changes_nothing),
+        tempdir_test(test_damage_is_not_laundered),
+    };
+    scratch_begin();
+    int failed = cmocka_run_group_tests_name("compact", tests, NULL, NULL);
+    scratch_end();
+    return failed;
+}
