@@ -159,6 +159,36 @@ static int child_prunes(const char *dir, int report) {
     return code;
 }
 
+/* To a depth of 1; or the newest two stay, and take over what they are deltas on. */
+static int compact(const char *dir, bool folds) {
+    ckd_store *store;
+    ckd_compact_options o = CKD_COMPACT_OPTIONS_INIT;
+    ckd_policy policy = CKD_POLICY_INIT;
+    ckd_delete_options now = CKD_DELETE_OPTIONS_INIT;
+    policy.keep_last = 2;
+    now.undo_s = 0;
+    o.max_depth = folds ? 0 : 1;
+    o.policy = folds ? &policy : NULL;
+    o.deletion = &now;
+    int code = scene_open(&store, dir, CKD_OPEN_WRITE, NULL) == CKD_OK ? 0 : 1;
+    if (code == 0) {
+        code = ckd_compact(NULL, store, &o, NULL) == CKD_OK &&
+                       ckd_store_collect(NULL, store, NULL, NULL) == CKD_OK
+                   ? 0
+                   : 2;
+    }
+    ckd_store_close(store);
+    return code;
+}
+static int child_compacts(const char *dir, int report) {
+    (void)report;
+    return compact(dir, false);
+}
+static int child_folds(const char *dir, int report) {
+    (void)report;
+    return compact(dir, true);
+}
+
 enum { MARKED = 32 }; /* reported instead of a step, and more from there on: changes of pins and tags */
 
 static int child_marks(const char *dir, int report) {
@@ -286,6 +316,18 @@ static void test_killed_while_pruning(void **state) {
     assert_true(kill_everywhere("prune", &w) >= (under_sanitizer() ? 6 : 45));
 }
 
+static void test_killed_while_compacting(void **state) {
+    scene_make(*state, 0, 5);
+    sweep w = {.template = *state, .act = child_compacts, .before = 31, .attempted = 5};
+    assert_true(kill_everywhere("compact", &w) >= (under_sanitizer() ? 10 : 60));
+}
+
+static void test_killed_while_folding(void **state) {
+    scene_make(*state, 0, 4);
+    sweep w = {.template = *state, .act = child_folds, .before = 12, .attempted = 4, .moved = 3};
+    assert_true(kill_everywhere("fold", &w) >= (under_sanitizer() ? 10 : 60));
+}
+
 /* Makes DIR/store as a writer of step 2 leaves it that is killed at a certain step. */
 static uint64_t make_killed(const char *dir, file_step step, const char *where) {
     killer k = {.step = step, .where = where};
@@ -351,6 +393,8 @@ int main(void) {
         tempdir_test(test_killed_while_bringing_back),
         tempdir_test(test_killed_while_pinning_and_tagging),
         tempdir_test(test_killed_while_pruning),
+        tempdir_test(test_killed_while_compacting),
+        tempdir_test(test_killed_while_folding),
         tempdir_test(test_killed_in_recovery),
         tempdir_test(test_killed_in_rebuild),
         tempdir_test(test_killed_while_the_catalog_is_mended),

@@ -278,6 +278,18 @@ static void test_pruning_after_a_save(void **state) {
     assert_true(fail_everywhere("prune", &w) >= 150);
 }
 
+static void test_compacting(void **state) {
+    scene_make(*state, 0, 4);
+    sweep w = {*state, act_compacts, .before = 15, .next = 4};
+    assert_true(fail_everywhere("compact", &w) >= 150);
+}
+
+static void test_folding(void **state) {
+    scene_make(*state, 0, 4);
+    sweep w = {*state, act_folds, .before = 12, .possible = 3, .next = 4};
+    assert_true(fail_everywhere("fold", &w) >= 150);
+}
+
 static void test_aborting(void **state) {
     scene_make(*state, 0, 2);
     sweep w = {*state, act_aborts, .before = 3, .possible = 0, .next = 2};
@@ -407,6 +419,8 @@ int main(void) {
         TEST(test_bringing_back),
         TEST(test_pinning_and_tagging),
         TEST(test_pruning_after_a_save),
+        TEST(test_compacting),
+        TEST(test_folding),
         TEST(test_aborting),
         TEST(test_recovering),
         TEST(test_rebuilding),

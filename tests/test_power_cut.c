@@ -443,6 +443,32 @@ static void test_pruning(void **state) {
     end("prune", d, 5);
 }
 
+/* To a depth of 1, and then the newest two take over what they are deltas on. */
+static void test_compacting(void **state) {
+    disk *d = *state;
+    ckd_error err = {0};
+    ckd_compact_options o = CKD_COMPACT_OPTIONS_INIT;
+    ckd_policy policy = CKD_POLICY_INIT;
+    ckd_delete_options now = CKD_DELETE_OPTIONS_INIT;
+    policy.keep_last = 2;
+    now.undo_s = 0;
+    o.max_depth = 1;
+    scene_make(d->dir, 0, 4);
+    d->committed = d->possible = 15;
+    begin(d);
+    ckd_store *store = open_store(d, CKD_OPEN_WRITE);
+    must(ckd_compact(NULL, store, &o, &err), &err);
+    d->committed = 12; /* from now on, any of the others may go */
+    o.policy = &policy;
+    o.deletion = &now;
+    must(ckd_compact(NULL, store, &o, &err), &err);
+    must(ckd_store_collect(NULL, store, NULL, &err), &err);
+    d->possible = 12;
+    ckd_store_close(store);
+    assert_true(d->image_count > 40);
+    end("compact", d, 4);
+}
+
 /* Whoever created the store died before its own names were durable. */
 static void creator_died(disk *d, const char *lost, ckd_open_mode mode) {
     ckd_store_close(open_store(d, CKD_OPEN_CREATE));
@@ -566,6 +592,7 @@ int main(void) {
         cmocka_unit_test_setup_teardown(test_deleting, setup, teardown),
         cmocka_unit_test_setup_teardown(test_pinning_and_tagging, setup, teardown),
         cmocka_unit_test_setup_teardown(test_pruning, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_compacting, setup, teardown),
         cmocka_unit_test_setup_teardown(test_store_whose_creator_died, setup, teardown),
         cmocka_unit_test_setup_teardown(test_store_whose_creator_died_opened_for_writing, setup, teardown),
         cmocka_unit_test_setup_teardown(test_store_whose_creator_died_before_its_folder_was_synced, setup,

@@ -3,6 +3,7 @@
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
+#include <stdio.h>
 
 #include <cmocka.h>
 
@@ -248,5 +249,59 @@ void act_aborts(action *a) {
     a->step = 2;
     if (attempt(a, "open", call_open) == CKD_OK) {
         attempt(a, "abort", call_abort);
+    }
+}
+
+/* What is left for a reason of its own counts as failed: with a fault, every checkpoint must be done in the end. */
+static ckd_status compact(action *a, const ckd_compact_options *o, ckd_error *err) {
+    ckd_compaction *done;
+    unsigned long hits = a->trouble->hits;
+    ckd_status status = ckd_compact(&done, a->store, o, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    for (size_t i = 0; i < done->count && status == CKD_OK; i++) {
+        status = done->items[i].status;
+        if (err && status != CKD_OK) {
+            *err = (ckd_error){.status = status};
+            snprintf(err->message, sizeof(err->message), "%s", done->items[i].message);
+        }
+    }
+    if (hits == 0 && status == CKD_OK && a->trouble->hits == 0) {
+        assert_true(done->count > 0);
+    }
+    ckd_compaction_free(done);
+    return status;
+}
+
+static ckd_status call_compact(action *a, ckd_error *err) {
+    ckd_compact_options o = CKD_COMPACT_OPTIONS_INIT;
+    o.max_depth = 1;
+    return compact(a, &o, err);
+}
+
+static ckd_status call_fold(action *a, ckd_error *err) {
+    ckd_compact_options o = CKD_COMPACT_OPTIONS_INIT;
+    ckd_policy policy = CKD_POLICY_INIT;
+    ckd_delete_options now = CKD_DELETE_OPTIONS_INIT;
+    policy.keep_last = 2;
+    now.undo_s = 0;
+    o.policy = &policy;
+    o.deletion = &now;
+    return compact(a, &o, err);
+}
+
+void act_compacts(action *a) {
+    a->mode = CKD_OPEN_WRITE;
+    if (attempt(a, "open", call_open) == CKD_OK) {
+        attempt(a, "compact", call_compact);
+    }
+}
+
+void act_folds(action *a) {
+    a->mode = CKD_OPEN_WRITE;
+    if (attempt(a, "open", call_open) == CKD_OK && attempt(a, "fold", call_fold) == CKD_OK) {
+        a->gone = 3;
+        attempt(a, "collect", call_collect);
     }
 }

@@ -34,6 +34,8 @@ void act_aborts(action *a);      /* a save of step 2 */
 void act_deletes(action *a);     /* steps 1 and 2, of 0, 1 and 2, and collects */
 void act_undeletes(action *a);   /* the same ones, which are in the trash */
 void act_prunes(action *a);      /* saves step 4 as a base, in a store of scene_make_pruning with 4 steps */
+void act_compacts(action *a);    /* steps 0 to 3, to a depth of 1 */
+void act_folds(action *a);       /* steps 0 and 1, into 2 and 3, and collects */
 void act_marks(action *a);       /* pins and tags steps 1 and 2 */
 void act_opens(action *a);       /* for writing */
 void act_rebuilds(action *a);
