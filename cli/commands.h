@@ -19,6 +19,9 @@ int cmd_delete(int argc, char **argv);
 int cmd_prune(int argc, char **argv);
 int cmd_trash(int argc, char **argv);
 int cmd_timeline(int argc, char **argv);
+int cmd_copy(int argc, char **argv);
+int cmd_push(int argc, char **argv);
+int cmd_pull(int argc, char **argv);
 int cmd_rebuild(int argc, char **argv);
 
 #endif

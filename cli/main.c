@@ -32,6 +32,9 @@ static const struct command {
     {"prune", "ckptdelta prune", "delete all checkpoints that a policy does not keep", cmd_prune},
     {"policy", "ckptdelta policy", "store what to keep with the store", cmd_policy},
     {"trash", "ckptdelta trash", "list what was deleted; take it back, or remove it for good", cmd_trash},
+    {"copy", "ckptdelta copy", "copy checkpoints to another store, moving only what it lacks", cmd_copy},
+    {"push", "ckptdelta push", "the same, from this store to another one", cmd_push},
+    {"pull", "ckptdelta pull", "the same, from another store to this one", cmd_pull},
     {"rebuild", "ckptdelta rebuild", "make the catalog anew from the data files", cmd_rebuild},
 };
 #define COMMAND_COUNT (sizeof(commands) / sizeof(commands[0]))

@@ -64,6 +64,9 @@ def test_all_documented_objects_are_printed(full):
     checked(full.call("rebuild", "--json", expect_message="").json(), "rebuild", seen)
     checked(full.json("verify"), "verify", seen)
     assert checked(full.json("scrub"), "scrub", seen)["files"]
+    for command in "copy", "push":
+        checked(full.json(command, full.folder / "copied"), command, seen)
+    checked(full.json("pull", full.folder / "copied"), "pull", seen)
     checked(full.json("prune", "--keep-first", "--dry-run"), "prune", seen)
     checked(full.json("delete", "tuned@3"), "delete", seen)
     assert checked(full.json("policy", "--keep-last", 3), "policy", seen)["policies"]

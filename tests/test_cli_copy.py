@@ -1,0 +1,147 @@
+"""copy, push, pull: what is chosen, what is said, what is refused."""
+
+import signal
+import subprocess
+
+import numpy as np
+import pytest
+
+from support_cli import (COMMAND, CORRUPT, FAILED, NOT_FOUND, USAGE, Store, check_documented, run, state,  # noqa: F401
+                         store)
+
+
+@pytest.fixture
+def runs(store):
+    """Run a: a base at 1, deltas at 2 and 3, a base at 4; run b: a base at 1."""
+    for step in (1, 2, 3):
+        store.save(step, state(1, step))
+    store.save(4, state(1, 4), "--base")
+    store.save(1, state(7, 1), run_name="b")
+    return store
+
+
+@pytest.fixture
+def other(tmp_path):
+    folder = tmp_path / "other"
+    folder.mkdir()
+    return Store(folder)
+
+
+def names(of):
+    return [f"{c['run']}@{c['step']}" for c in of.checkpoints()]
+
+
+def same(a, b, name):
+    run_name, step = name.split("@")
+    x, y = a.load("--run", run_name, "--step", step), b.load("--run", run_name, "--step", step)
+    assert x == y and x[0]
+
+
+def copied(result):
+    return [c["checkpoint"] for c in result["checkpoints"] if c["state"] == "copied"]
+
+
+def test_push_and_pull(runs, other):
+    done = runs.json("push", other.path)
+    check_documented(done, "`push`")
+    assert done["copied"] == 5 and done["files"] == 5 and not done["dry_run"]
+    assert names(other) == names(runs)
+    for name in names(runs):
+        same(runs, other, name)
+    assert other.json("verify")["ok"]
+    again = runs.json("push", other.path)
+    assert again["copied"] == again["files"] == again["bytes"] == 0
+    assert {c["state"] for c in again["checkpoints"]} == {"present"}
+    other.save(5, state(1, 5))
+    assert copied(runs.json("pull", other.path, "--run", "a")) == ["a@5"]
+    same(runs, other, "a@5")
+
+
+def test_what_is_chosen(runs, other):
+    assert copied(run("copy", runs.path, other.path, "--run", "b", "--json").json()) == ["b@1"]
+    runs.call("tag", "good", "a@2")
+    done = runs.json("push", other.path, "--tag", "good", "--tags")
+    assert [(c["checkpoint"], c["asked"]) for c in done["checkpoints"]] == [("a@1", False), ("a@2", True)]
+    assert done["tags"] == 1 and other.json("tag")["tags"][0]["checkpoint"] == "a@2"
+    assert copied(runs.json("push", other.path, "--run", "a", "--step", "latest", "--dry-run")) == ["a@4"]
+    assert copied(runs.json("push", other.path, "--run", "a", "--step", "2:3", "--dry-run")) == ["a@3"]
+    assert copied(runs.json("push", other.path, "--run", "a", "--step", ":3", "--step", "4", "--dry-run")) == ["a@3", "a@4"]
+    assert copied(runs.json("push", other.path, "--run", "a", "--step", "3:", "--dry-run")) == ["a@3", "a@4"]
+    assert names(other) == ["a@1", "a@2", "b@1"]
+
+
+def test_what_it_says(runs, other):
+    out = runs.call("push", other.path, "--run", "a", "--step", "2", "--dry-run").out
+    assert "would be copied" in out and "needed" in out and "would copy 2 checkpoints in 2 files" in out
+    assert not other.path.exists()
+    out = runs.call("push", other.path, "--run", "a", "--step", "2").out
+    assert "copied 2 checkpoints in 2 files" in out
+    out = runs.call("push", other.path, "--run", "a").out
+    assert out.endswith("; 2 are there already\n") and "is there already" not in out
+    assert "is there already" in runs.call("push", other.path, "--run", "a", "-v").out
+    assert runs.call("push", other.path, "-q").out == ""
+
+
+def test_the_size_is_exact(runs, other):
+    def size():
+        return sum(p.stat().st_size for n, p in other.files().items() if str(n).startswith(("data/c", "data/m")))
+    said = runs.json("push", other.path, "--dry-run")
+    assert runs.json("push", other.path)["bytes"] == said["bytes"] == size()
+    other.call("delete", "a@4", "--undo", "0s")
+    other.call("trash", "--empty")
+    before = size()
+    said = runs.json("push", other.path, "--dry-run", "--as", "c", "--run", "a", "--step", 4)
+    runs.json("push", other.path, "--as", "c", "--run", "a", "--step", 4)
+    assert size() - before == said["bytes"] and names(other)[-1] == "c@4"
+    same_values = [s.load("--run", r, "--step", 4)[0]["step"] for s, r in ((runs, "a"), (other, "c"))]
+    assert same_values[0] == same_values[1]
+
+
+def test_refused(runs, other):
+    other.save(2, state(9, 2))
+    before = other.files().keys()
+    said = runs.call("push", other.path, expect=FAILED).err
+    assert "a@2 is another checkpoint in the destination; nothing was copied" in said and "--as RUN" in said
+    assert other.files().keys() == before
+    runs.call("push", runs.path, expect=USAGE, expect_message="are the same store")
+    link = runs.folder / "link"
+    link.symlink_to(runs.path)
+    runs.call("pull", link, expect=USAGE, expect_message="are the same store")
+    runs.call("push", other.path, "--run", "none", expect=NOT_FOUND, expect_message="there is no run none")
+    runs.call("push", other.path, "--run", "a", "--step", "7:9", expect=NOT_FOUND, expect_message="from step 7 to 9")
+    runs.call("push", other.path, "--step", "1", expect=USAGE, expect_message="several runs")
+    runs.call("push", other.path, "--as", "c", expect=USAGE, expect_message="as one run")
+    run("copy", other.folder / "none", other.path, expect=NOT_FOUND)
+    for bad in ("--step", "9:1"), ("--step", ":"), ("--step", "x"), ("--rate", "0"), ("third",):
+        runs.call("push", other.path, *bad, expect=USAGE)
+    runs.call("push", expect=USAGE, expect_message="name two stores")
+
+
+def test_damage_is_named(runs, other):
+    manifest = runs.json("show", "--run", "a", "--step", 4)
+    assert manifest
+    newest = max((p for n, p in runs.files().items() if "data/c" in str(n)), key=lambda p: p.stat().st_mtime_ns)
+    content = bytearray(newest.read_bytes())
+    content[200] ^= 1
+    newest.write_bytes(content)
+    said = runs.call("push", other.path, expect=CORRUPT).err
+    assert "b@1 in" in said and newest.name in said and "ckptdelta verify" in said
+    assert names(other) == ["a@1", "a@2", "a@3", "a@4"] and other.json("verify")["ok"]
+
+
+def test_interrupted_and_gone_on(store, other):
+    noise = np.random.default_rng(3).integers(0, 256, 1 << 22, dtype=np.uint8)
+    store.save(1, {"w": noise})
+    process = subprocess.Popen([COMMAND, "push", store.path, other.path, "--rate", "1M"], stdout=subprocess.PIPE,
+                               stderr=subprocess.PIPE, text=True)
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.communicate(timeout=2)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGINT and "another call goes on" in err
+    assert names(other) == []
+    part = [p for n, p in other.files().items() if str(n).startswith("data/x/")]
+    assert len(part) == 2 and 1 << 18 <= max(p.stat().st_size for p in part) < 1 << 22
+    assert store.json("push", other.path)["copied"] == 1
+    assert not [n for n in other.files() if str(n).startswith("data/x/")]
+    same(store, other, "a@1")
