@@ -86,6 +86,8 @@ void file_scratch_close(file_scratch *f); /* accepts NULL */
  * then if it cannot be removed, which is no failure.
  */
 ckd_status file_publish(const char *from, const char *to, ckd_error *err);
+/* A second name for a file. EXISTS; IO and others where the file system has no such thing. A step of publishing. */
+ckd_status file_link(const char *from, const char *to, ckd_error *err);
 /* Replaces `to` atomically. */
 ckd_status file_replace(const char *from, const char *to, ckd_error *err);
 ckd_status file_remove(const char *path, bool missing_ok, ckd_error *err);

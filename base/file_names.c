@@ -37,6 +37,14 @@ ckd_status file_publish(const char *from, const char *to, ckd_error *err) {
     return errnum == 0 ? CKD_OK : err_sys(err, errnum, to, "cannot publish %s as %s", from, to);
 }
 
+ckd_status file_link(const char *from, const char *to, ckd_error *err) {
+    int errnum = step_check(STEP_PUBLISH, to);
+    if (errnum == 0 && link(from, to) != 0) {
+        errnum = errno;
+    }
+    return errnum == 0 ? CKD_OK : err_sys(err, errnum, to, "cannot give %s the name %s as well", from, to);
+}
+
 ckd_status file_replace(const char *from, const char *to, ckd_error *err) {
     int errnum = step_check(STEP_REPLACE, to);
     if (errnum == 0 && rename(from, to) != 0) {

@@ -12,6 +12,8 @@ int cmd_diff(int argc, char **argv);
 int cmd_report(int argc, char **argv);
 int cmd_verify(int argc, char **argv);
 int cmd_scrub(int argc, char **argv);
+int cmd_parity(int argc, char **argv);
+int cmd_repair(int argc, char **argv);
 int cmd_pin(int argc, char **argv);
 int cmd_tag(int argc, char **argv);
 int cmd_policy(int argc, char **argv);

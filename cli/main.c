@@ -26,6 +26,8 @@ static const struct command {
      cmd_timeline},
     {"verify", "ckptdelta verify", "check every hash, down to the reconstructed values", cmd_verify},
     {"scrub", "ckptdelta scrub", "verify what is stored little by little", cmd_scrub},
+    {"parity", "ckptdelta parity", "make files from which lost ones can be rebuilt", cmd_parity},
+    {"repair", "ckptdelta repair", "rebuild what is lost or damaged, from parity", cmd_repair},
     {"pin", "ckptdelta pin", "pin checkpoints, so that nothing deletes them", cmd_pin},
     {"tag", "ckptdelta tag", "give checkpoints names, which also keep them", cmd_tag},
     {"delete", "ckptdelta delete", "delete checkpoints; that can be taken back", cmd_delete},

@@ -75,7 +75,8 @@ static void print_totals(const report_data *d) {
         uint64_t bytes;
     } parts[] = {{"chunk files", r->chunk_bytes}, {"manifests", r->manifest_bytes},
                  {"catalog", r->catalog_bytes},   {"ready", r->ready_bytes},
-                 {"other", r->other_bytes},       {"unlisted", r->unlisted_bytes}};
+                 {"parity", r->parity_bytes},     {"other", r->other_bytes},
+                 {"unlisted", r->unlisted_bytes}};
     for (size_t i = 0; i < sizeof(parts) / sizeof(parts[0]); i++) {
         print_row(
             d, &(csv_row){.group = "part", .name = parts[i].name, .stored = parts[i].bytes, .monthly = true});

@@ -173,18 +173,18 @@ ckd_status report_print_json(const report_data *d, ckd_error *err) {
     const ckd_report *r = d->report;
     return cli_json_print(
         json_pack(
-            "{s:i, s:I, s:I, s:I, s:o, s:o, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:o, s:o, s:o, s:o, s:o, s:o, "
+            "{s:i, s:I, s:I, s:I, s:o, s:o, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:o, s:o, s:o, s:o, s:o, s:o, "
             "s:o, s:o, s:o, s:o, s:o}",
             "schema", 1, "checkpoints", (json_int_t)r->checkpoint_count, "raw_bytes",
             (json_int_t)r->raw_bytes, "stored_bytes", (json_int_t)r->stored_bytes, "ratio",
             cli_json_ratio(r->raw_bytes, r->stored_bytes), "full_instead",
             cli_json_double(report_full_instead(d)), "chunk_bytes", (json_int_t)r->chunk_bytes,
             "manifest_bytes", (json_int_t)r->manifest_bytes, "catalog_bytes", (json_int_t)r->catalog_bytes,
-            "ready_bytes", (json_int_t)r->ready_bytes, "other_bytes", (json_int_t)r->other_bytes,
-            "unlisted_bytes", (json_int_t)r->unlisted_bytes, "file_count", (json_int_t)r->file_count,
-            "by_run", json_runs(d), "by_role", json_roles(d), "by_fidelity", json_fidelities(r), "by_tensor",
-            json_tensors(d), "by_time", json_periods(d), "growth", json_growths(d), "projection",
-            json_projections(d), "pruning", json_prune(d), "prices", json_prices(d->prices), "cost",
-            json_cost(d), "by_checkpoint", json_checkpoints(r)),
+            "ready_bytes", (json_int_t)r->ready_bytes, "parity_bytes", (json_int_t)r->parity_bytes,
+            "other_bytes", (json_int_t)r->other_bytes, "unlisted_bytes", (json_int_t)r->unlisted_bytes,
+            "file_count", (json_int_t)r->file_count, "by_run", json_runs(d), "by_role", json_roles(d),
+            "by_fidelity", json_fidelities(r), "by_tensor", json_tensors(d), "by_time", json_periods(d),
+            "growth", json_growths(d), "projection", json_projections(d), "pruning", json_prune(d), "prices",
+            json_prices(d->prices), "cost", json_cost(d), "by_checkpoint", json_checkpoints(r)),
         err);
 }

@@ -16,10 +16,11 @@ void report_say_totals(FILE *to, const report_data *d) {
     fprintf(to, "%zu checkpoint%s: %s logical, %s stored, %s\n", r->checkpoint_count,
             plural(r->checkpoint_count), cli_text_size(r->raw_bytes).text,
             cli_text_size(r->stored_bytes).text, cli_text_ratio(r->raw_bytes, r->stored_bytes).text);
-    fprintf(to, "stored: %s chunk files, %s manifests, %s catalog, %s copies kept ready, %s other\n",
+    fprintf(to,
+            "stored: %s chunk files, %s manifests, %s catalog, %s copies kept ready, %s parity, %s other\n",
             cli_text_size(r->chunk_bytes).text, cli_text_size(r->manifest_bytes).text,
             cli_text_size(r->catalog_bytes).text, cli_text_size(r->ready_bytes).text,
-            cli_text_size(r->other_bytes).text);
+            cli_text_size(r->parity_bytes).text, cli_text_size(r->other_bytes).text);
     if (r->unlisted_bytes) {
         fprintf(
             to,

@@ -13,7 +13,7 @@
 
 #define NOTE_MAX (64u << 20)
 
-/* Stored: stable, appended only. RUN to POLICY are published like manifests, by generation. */
+/* Stored: stable, appended only. RUN to PARITY are published like manifests, by generation. */
 typedef enum note_kind {
     NOTE_STORE = 1,
     NOTE_MANIFEST = 2,
@@ -23,7 +23,10 @@ typedef enum note_kind {
     NOTE_RUN = 6,
     NOTE_PIN = 7,
     NOTE_TAG = 8,
-    NOTE_POLICY = 9
+    NOTE_POLICY = 9,
+    NOTE_PARITY = 10,
+    NOTE_PARITY_GROUP = 11, /* the head of a parity file (codec/parity.h) */
+    NOTE_MIRROR = 12
 } note_kind;
 
 /* A chunk file as manifests, intents and parts name it. Its name in data/c is hex(id).ckd. */
@@ -128,6 +131,17 @@ typedef struct policy_note {
 } policy_note;
 void policy_encode(bytes *to, const ckd_id *store, const policy_note *p);
 ckd_status policy_decode(policy_note *out, const ckd_id *store, const void *data, size_t size,
+                         const char *path, ckd_error *err);
+
+/* How chunk files of a run, or of all that have no such note of their own, are to be covered by parity. */
+typedef struct parity_note {
+    char run[CKD_RUN_MAX + 1]; /* "": all others */
+    uint32_t generation;
+    uint64_t set_ns;
+    uint32_t data, parity; /* files of a group, at most; parity files of a group. Both 0: none */
+} parity_note;
+void parity_encode(bytes *to, const ckd_id *store, const parity_note *p);
+ckd_status parity_decode(parity_note *out, const ckd_id *store, const void *data, size_t size,
                          const char *path, ckd_error *err);
 
 /* The store's identity file. */

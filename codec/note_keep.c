@@ -1,4 +1,5 @@
-/* What a store is told to keep: pins, tags and policies. codec/FORMAT.md, "Pin", "Tag", "Policy". */
+/* What a store is told to keep: pins, tags and policies. codec/FORMAT.md, "Pin", "Tag", "Policy", "Parity setting". */
+#include "codec/erasure.h"
 #include "codec/note_wire.h"
 
 void pin_encode(bytes *to, const ckd_id *store, const pin_note *p) {
@@ -107,6 +108,41 @@ ckd_status policy_decode(policy_note *out, const ckd_id *store, const void *data
     status = note_close(&n);
     if (status != CKD_OK) {
         *out = (policy_note){.generation = 0};
+    }
+    return status;
+}
+
+void parity_encode(bytes *to, const ckd_id *store, const parity_note *p) {
+    size_t start = note_begin(to, NOTE_PARITY, store, p->generation, 0);
+    bytes_put_string(to, p->run);
+    bytes_put_u64(to, p->set_ns);
+    bytes_put_u32(to, p->data);
+    bytes_put_u32(to, p->parity);
+    note_end(to, start);
+}
+
+ckd_status parity_decode(parity_note *out, const ckd_id *store, const void *data, size_t size,
+                         const char *path, ckd_error *err) {
+    note_in n;
+    *out = (parity_note){.generation = 0};
+    ckd_status status = note_open(&n, NOTE_PARITY, store, data, size, path, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    out->generation = n.generation;
+    note_take_any_run(&n, out->run);
+    out->set_ns = reader_u64(&n.in);
+    out->data = reader_u32(&n.in);
+    out->parity = reader_u32(&n.in);
+    bool none = out->data == 0 && out->parity == 0;
+    bool some =
+        out->data && out->parity && out->data <= ERASURE_DATA_MAX && out->parity <= ERASURE_PARITY_MAX;
+    if (!n.in.failed && !none && !some) {
+        note_fail(&n, CKD_E_CORRUPT, "a parity setting has impossible numbers of files");
+    }
+    status = note_close(&n);
+    if (status != CKD_OK) {
+        *out = (parity_note){.generation = 0};
     }
     return status;
 }

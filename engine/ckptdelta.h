@@ -584,6 +584,7 @@ CKD_API void ckd_diff_free(ckd_diff *diff);
 
 #include "ckptdelta_compact.h"  /* what was saved, in a better form */
 #include "ckptdelta_loads.h"    /* loads that are planned */
+#include "ckptdelta_parity.h"   /* what rebuilds files that are lost or damaged */
 #include "ckptdelta_ranks.h"    /* saves of many ranks */
 #include "ckptdelta_report.h"   /* what a store holds and takes */
 #include "ckptdelta_retain.h"   /* deleting, and taking that back */

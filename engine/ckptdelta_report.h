@@ -47,6 +47,7 @@ typedef struct ckd_report {
     size_t fidelity_count, tensor_count;
     ckd_usage *by_fidelity;      /* stored as in ckd_checkpoint */
     ckd_tensor_usage *by_tensor; /* by run name; in no order within a run */
+    uint64_t parity_bytes;       /* from which files that are lost can be rebuilt; part of stored_bytes */
 } ckd_report;
 /*
  * What the store holds and takes. Reads the catalog and the sizes of files, nothing else; the time grows with checkpoints, not with their tensors.

@@ -147,19 +147,49 @@ ckd_status damage_spread(damage_list *list, const lineage *all, size_t count, ck
     return CKD_OK;
 }
 
+static void free_damage(ckd_damage *d) {
+    for (size_t k = 0; k < d->checkpoint_count; k++) {
+        free((char *)d->checkpoints[k]);
+    }
+    free((void *)d->checkpoints);
+    free((char *)d->file);
+    free((char *)d->tensor);
+    free((char *)d->what);
+}
+
+void damage_drop_file(damage_list *list, const char *file) {
+    ckd_verify_result *r = list->result;
+    size_t kept = 0;
+    for (size_t i = 0; i < r->damage_count; i++) {
+        if (strcmp(r->damage[i].file, file) == 0) {
+            free_damage(&r->damage[i]);
+        } else {
+            r->damage[kept++] = r->damage[i];
+        }
+    }
+    r->damage_count = kept;
+}
+
+void damage_explain(damage_list *list, const char *file, const char *more) {
+    ckd_verify_result *r = list->result;
+    for (size_t i = 0; i < r->damage_count; i++) {
+        ckd_damage *d = &r->damage[i];
+        size_t room = strlen(d->what) + strlen(more) + 3;
+        char *text = strcmp(d->file, file) == 0 && !strstr(d->what, more) ? malloc(room) : NULL;
+        if (text) {
+            snprintf(text, room, "%s; %s", d->what, more);
+            free((char *)d->what);
+            d->what = text;
+        }
+    }
+}
+
 void ckd_verify_result_free(ckd_verify_result *result) {
     if (!result) {
         return;
     }
     for (size_t i = 0; i < result->damage_count; i++) {
-        ckd_damage *d = &result->damage[i];
-        for (size_t k = 0; k < d->checkpoint_count; k++) {
-            free((char *)d->checkpoints[k]);
-        }
-        free((void *)d->checkpoints);
-        free((char *)d->file);
-        free((char *)d->tensor);
-        free((char *)d->what);
+        free_damage(&result->damage[i]);
     }
     free(result->damage);
     free(result);

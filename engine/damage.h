@@ -23,6 +23,11 @@ bool is_damage(ckd_status status, const ckd_error *why);
 ckd_status damage_note(damage_list *list, ckd_status status, const ckd_error *why, uint64_t block,
                        const char *checkpoint, ckd_error *err);
 
+/* Takes all damage of a file (a path inside the store) off the list: it was repaired. */
+void damage_drop_file(damage_list *list, const char *file);
+/* Appends a sentence to what is told of a file's damage, unless it is there already. Without memory for it, it is left out. */
+void damage_explain(damage_list *list, const char *file, const char *more);
+
 /* A checkpoint and what its manifest says that it depends on. */
 typedef struct lineage {
     ckd_id id;

@@ -72,9 +72,10 @@ static ckd_status check_record(const file_check *f, const chunk *c, size_t numbe
 static ckd_status open_file(chunk **out, const file_check *f, const ckd_id *id, const note_file *expected,
                             ckd_error *why) {
     pathname p = path_chunk(f->store->path, id, "");
-    ckd_status status = chunk_open(out, p.text, why);
+    const char *path = f->path ? f->path : p.text;
+    ckd_status status = chunk_open(out, path, why);
     if (status != CKD_OK) {
-        return err_in_file(why, status, p.text);
+        return err_in_file(why, status, path);
     }
     const chunk *c = *out;
     bool same = !expected || (hash128_equal(&c->root, &expected->root) && c->size == expected->size &&
@@ -82,7 +83,7 @@ static ckd_status open_file(chunk **out, const file_check *f, const ckd_id *id, 
     if (!same) {
         chunk_close(*out);
         *out = NULL;
-        return err_corrupt(why, p.text, CKD_NO_OFFSET, "this is not the chunk file that its manifest names");
+        return err_corrupt(why, path, CKD_NO_OFFSET, "this is not the chunk file that its manifest names");
     }
     return CKD_OK;
 }

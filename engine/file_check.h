@@ -9,7 +9,8 @@ typedef struct file_check {
     damage_list *damage;
     const lineage *lineages; /* to name the owners of damaged records; may be none */
     size_t lineage_count;
-    bytes *payload; /* to work with */
+    bytes *payload;   /* to work with */
+    const char *path; /* NULL: where its name says; else where a file stands that is to get the name */
     /* NULL, or told of every record that was read, with what it takes; what it returns but CKD_OK ends the check. */
     ckd_status (*pace)(void *context, uint64_t stored_bytes, ckd_error *err);
     void *pace_context;

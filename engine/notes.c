@@ -27,9 +27,9 @@ static note_name name_within(const kept_note *n) {
         memcpy(name.name, n->tag.tag, sizeof(name.name));
         name.generation = n->tag.generation;
     } else {
-        const char *run = n->policy.run;
+        const char *run = name.kind == NOTE_PARITY ? n->parity.run : n->policy.run;
         snprintf(name.name, sizeof(name.name), "%s", run[0] ? run : POLICY_OF_ALL);
-        name.generation = n->policy.generation;
+        name.generation = name.kind == NOTE_PARITY ? n->parity.generation : n->policy.generation;
     }
     return name;
 }
@@ -41,6 +41,8 @@ static ckd_status decode_kind(kept_note *n, const ckd_id *store, const bytes *da
         return pin_decode(&n->pin, store, data->data, data->size, path, err);
     case NOTE_TAG:
         return tag_decode(&n->tag, store, data->data, data->size, path, err);
+    case NOTE_PARITY:
+        return parity_decode(&n->parity, store, data->data, data->size, path, err);
     default:
         return policy_decode(&n->policy, store, data->data, data->size, path, err);
     }
@@ -160,6 +162,9 @@ ckd_status notes_check(const notes *n, const ckd_store *store, ckd_error *err) {
     ckd_status status = CKD_OK;
     for (size_t i = 0; i < n->count && status == CKD_OK; i++) {
         ckd_error why = {0};
+        if (n->items[i].name.kind == NOTE_PARITY) {
+            continue; /* keeps nothing */
+        }
         status = notes_why(&n->items[i], store, &why);
         if (status != CKD_OK && status != CKD_E_NOMEM) { /* the rest of `why` says where */
             char text[sizeof(why.message)];
@@ -190,9 +195,17 @@ unsigned notes_keep(const notes *n, const ckd_id *checkpoint) {
     return kept;
 }
 
+static const kept_note *about_run(const notes *n, note_kind kind, const char *run) {
+    const kept_note *own = notes_find(n, kind, run);
+    return own ? own : notes_find(n, kind, POLICY_OF_ALL);
+}
+
 const kept_note *notes_policy(const notes *n, const char *run) {
-    const kept_note *own = notes_find(n, NOTE_POLICY, run);
-    return own ? own : notes_find(n, NOTE_POLICY, POLICY_OF_ALL);
+    return about_run(n, NOTE_POLICY, run);
+}
+
+const kept_note *notes_parity(const notes *n, const char *run) {
+    return about_run(n, NOTE_PARITY, run);
 }
 
 static ckd_status refuse(const kept_note *n, const ckd_checkpoint *c, ckd_error *err) {
@@ -216,7 +229,8 @@ ckd_status notes_check_chosen(const ckd_store *store, const needs *chosen, ckd_e
         const kept_note *x = &n.items[i];
         const need *kept =
             needs_find(chosen, x->name.kind == NOTE_PIN ? &x->pin.checkpoint : &x->tag.checkpoint);
-        if (x->name.kind != NOTE_POLICY && kept && kept->chosen) {
+        bool keeps = x->name.kind == NOTE_PIN || x->name.kind == NOTE_TAG;
+        if (keeps && kept && kept->chosen) {
             status = refuse(x, &kept->m.checkpoint, err);
         }
     }

@@ -1,5 +1,5 @@
 /*
- * The notes in data/n, which say what a store is to keep: pins, tags and policies. codec/FORMAT.md, "What is kept". Internal to engine/.
+ * The notes in data/n, which say what a store is to keep and to cover by parity: pins, tags, policies and parity settings. codec/FORMAT.md, "What is kept". Internal to engine/.
  *
  * Each has a name and generations, of which the highest counts, readable or not: a lower one is what it said before. Notes change only under the
  * publish lock; who reads them without it tries again when one has gone meanwhile.
@@ -15,6 +15,7 @@ typedef struct kept_note {
     pin_note pin;      /* the one that the name says */
     tag_note tag;
     policy_note policy;
+    parity_note parity;
 } kept_note;
 
 typedef struct notes {
@@ -37,6 +38,8 @@ ckd_status notes_check(const notes *n, const ckd_store *store, ckd_error *err);
 unsigned notes_keep(const notes *n, const ckd_id *checkpoint);
 /* The policy of a run: its own, else that of all others; also one that cannot be read. NULL: there is none. */
 const kept_note *notes_policy(const notes *n, const char *run);
+/* The same of how its chunk files are to be covered by parity. */
+const kept_note *notes_parity(const notes *n, const char *run);
 /* STATE, and what to do about it, if a chosen checkpoint is pinned or tagged. CORRUPT and others: as notes_check. */
 ckd_status notes_check_chosen(const ckd_store *store, const needs *chosen, ckd_error *err);
 

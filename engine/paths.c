@@ -91,11 +91,11 @@ bool manifest_name_parse(manifest_name *out, const char *name) {
 static const struct {
     note_kind kind;
     const char *word;
-} note_kinds[] = {{NOTE_PIN, "pin"}, {NOTE_TAG, "tag"}, {NOTE_POLICY, "policy"}};
+} note_kinds[] = {{NOTE_PIN, "pin"}, {NOTE_TAG, "tag"}, {NOTE_POLICY, "policy"}, {NOTE_PARITY, "parity"}};
 
 static bool note_subject_valid(note_kind kind, const char *subject) {
     ckd_id id;
-    if (kind == NOTE_POLICY && strcmp(subject, POLICY_OF_ALL) == 0) {
+    if ((kind == NOTE_POLICY || kind == NOTE_PARITY) && strcmp(subject, POLICY_OF_ALL) == 0) {
         return true;
     }
     return kind == NOTE_PIN ? strlen(subject) == CKD_ID_TEXT - 1 && id_parse(&id, subject)
@@ -135,6 +135,25 @@ pathname path_note(const char *store, const note_name *name) {
     char file[CKD_RUN_MAX + 64];
     snprintf(file, sizeof(file), "%s.%s.%" PRIu32, note_word(name->kind), name->name, name->generation);
     return path_of(store, DIR_NOTES, file);
+}
+
+pathname path_parity(const char *store, const ckd_id *group, uint32_t row, const char *suffix) {
+    char hex[CKD_ID_TEXT], name[96];
+    ckd_id_text(hex, group);
+    snprintf(name, sizeof(name), "%s.%" PRIu32 ".ckp%s", hex, row, suffix);
+    return path_of(store, DIR_PARITY, name);
+}
+
+bool parity_name_parse(ckd_id *group, uint32_t *row, const char *name) {
+    uint64_t number;
+    size_t length = strlen(name), hex = CKD_ID_TEXT - 1;
+    if (length < hex + 6 || !id_parse(group, name) || name[hex] != '.' ||
+        strcmp(name + length - 4, ".ckp") != 0 ||
+        !parse_decimal(&number, name + hex + 1, length - hex - 5, UINT32_MAX)) {
+        return false;
+    }
+    *row = (uint32_t)number;
+    return true;
 }
 
 static int hex_digit(char c) {

@@ -21,6 +21,9 @@ typedef struct pathname {
 #define DIR_RANKS         "data/r"
 #define DIR_NOTES         "data/n"
 #define DIR_INCOMING      "data/x"
+#define DIR_PARITY        "data/p"
+#define DIR_DAMAGED       "data/q"
+#define FILE_PARITY_LOCK  "data/p/lock"
 #define FILE_IDENTITY     "data/store"
 #define FILE_PUBLISH_LOCK "data/lock"
 #define FILE_READER_LOCK  "data/readers"
@@ -47,7 +50,7 @@ typedef struct manifest_name {
 } manifest_name;
 bool manifest_name_parse(manifest_name *out, const char *name);
 
-/* The name of a note in data/n taken apart: KIND.NAME.GENERATION. NAME is a checkpoint's id (pin), a tag, or a run (policy). */
+/* The name of a note in data/n taken apart: KIND.NAME.GENERATION. NAME is a checkpoint's id (pin), a tag, or a run (policy, parity). */
 #define POLICY_OF_ALL "-" /* instead of a run */
 typedef struct note_name {
     note_kind kind;
@@ -55,9 +58,13 @@ typedef struct note_name {
     uint32_t generation;
 } note_name;
 bool note_name_parse(note_name *out, const char *name);
-const char *note_word(note_kind kind); /* KIND: "pin", "tag", "policy"; "" of others */
+const char *note_word(note_kind kind); /* KIND: "pin", "tag", "policy", "parity"; "" of others */
 /* STORE/data/n/KIND.NAME.GENERATION */
 pathname path_note(const char *store, const note_name *name);
+
+/* STORE/data/p/GROUP.ROW.ckp, with `suffix` ("" or ".tmp") appended; and such a name taken apart. */
+pathname path_parity(const char *store, const ckd_id *group, uint32_t row, const char *suffix);
+bool parity_name_parse(ckd_id *group, uint32_t *row, const char *name);
 
 /* 32 hexadecimal digits at the start of text. */
 bool id_parse(ckd_id *out, const char *text);

@@ -8,7 +8,7 @@
 
 /* Each file is looked at once: there may be hundreds of thousands. */
 static ckd_status file_sizes(ckd_report *r, const ckd_store *store, ckd_error *err) {
-    static const char *const measured[] = {DIR_CHUNKS, DIR_MANIFESTS, DIR_READY};
+    static const char *const measured[] = {DIR_CHUNKS, DIR_MANIFESTS, DIR_READY, DIR_PARITY};
     uint64_t rest = 0;
     ckd_status status = dir_bytes(&r->chunk_bytes, path_in(store->path, DIR_CHUNKS).text, err);
     if (status == CKD_OK) {
@@ -19,13 +19,18 @@ static ckd_status file_sizes(ckd_report *r, const ckd_store *store, ckd_error *e
         status = status == CKD_E_NOT_FOUND ? CKD_OK : status;
     }
     if (status == CKD_OK) {
-        status = dir_bytes_without(&rest, store->path, measured, 3, err);
+        status = dir_bytes(&r->parity_bytes, path_in(store->path, DIR_PARITY).text, err);
+        status = status == CKD_E_NOT_FOUND ? CKD_OK : status;
+    }
+    if (status == CKD_OK) {
+        status = dir_bytes_without(&rest, store->path, measured, 4, err);
     }
     r->catalog_bytes = file_bytes(path_in(store->path, FILE_CATALOG).text) +
                        file_bytes(path_in(store->path, FILE_CATALOG "-journal").text);
     /* A save in between may have made the catalog larger than it was. */
     r->other_bytes = rest > r->catalog_bytes ? rest - r->catalog_bytes : 0;
-    r->stored_bytes = r->chunk_bytes + r->manifest_bytes + r->ready_bytes + r->catalog_bytes + r->other_bytes;
+    r->stored_bytes = r->chunk_bytes + r->manifest_bytes + r->ready_bytes + r->parity_bytes +
+                      r->catalog_bytes + r->other_bytes;
     return status;
 }
 

@@ -7,6 +7,7 @@
 #include <stdlib.h>
 
 #include "engine/notes.h"
+#include "engine/parity.h"
 #include "engine/ranks.h"
 
 /* ---- chunk files ---- */
@@ -81,8 +82,25 @@ static void choose_expired(needs *n, bool all) {
 
 /* ---- removing ---- */
 
+/* A group of parity must not say that it can rebuild what is meant to be gone, or rebuild others from it. */
+static ckd_status forget_parity(const ckd_store *store, const file_uses *files, ckd_error *err) {
+    ckd_id *gone = calloc(files->count + 1, sizeof(*gone));
+    size_t count = 0;
+    if (!gone) {
+        return err_nomem(err, files->count * sizeof(*gone), "chunk file names");
+    }
+    for (size_t i = 0; i < files->count; i++) {
+        if (!files->items[i].stays) {
+            gone[count++] = files->items[i].id;
+        }
+    }
+    ckd_status status = parity_forget(store, gone, count, err);
+    free(gone);
+    return status;
+}
+
 static ckd_status remove_files(const ckd_store *store, const file_uses *files, ckd_error *err) {
-    ckd_status status = CKD_OK;
+    ckd_status status = forget_parity(store, files, err);
     for (size_t i = 0; i < files->count && status == CKD_OK; i++) {
         if (!files->items[i].stays) {
             status = file_remove(path_chunk(store->path, &files->items[i].id, "").text, true, err);

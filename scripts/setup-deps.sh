@@ -59,13 +59,14 @@ find_missing() {
         fi
         if [ "$what" = test ]; then
             need_header libcmocka-dev stdarg.h stddef.h stdint.h setjmp.h cmocka.h
+            need_header libisal-dev stdint.h isa-l/erasure_code.h # opened at run time; nothing is compiled with it
         fi
     elif [ "${compiler%% *}" != gcc ]; then
         echo "ckptdelta: CC=$compiler cannot be run, or finds no <stdlib.h>" >&2
         exit 1
     else
         missing="$missing gcc libc6-dev libzstd-dev liblz4-dev libxxhash-dev libsqlite3-dev libjansson-dev"
-        [ "$what" = test ] && missing="$missing libcmocka-dev"
+        [ "$what" = test ] && missing="$missing libcmocka-dev libisal-dev"
     fi
     [ -n "$prefix" ] || need_command pkg-config "${PKG_CONFIG:-pkg-config}"
     if [ "$what" = test ]; then

@@ -15,7 +15,7 @@ import pytest
 import support_safetensors as st
 from support_cli import COMMAND, DOC, FAILED, NOT_FOUND, USAGE, run, state, store  # noqa: F401
 
-COMMANDS = ["save", "import", "load", "list", "show", "diff", "report", "timeline", "verify", "delete", "prune", "trash", "rebuild"]
+COMMANDS = ["save", "import", "load", "list", "show", "diff", "report", "timeline", "verify", "parity", "repair", "delete", "prune", "trash", "rebuild"]
 
 
 def test_general_help():

@@ -1,0 +1,472 @@
+/*
+ * Parity: any file of a group that is lost or damaged comes back bit for bit; several damaged ones, too, where their damage is in different places; what cannot be repaired is told and left alone;
+ * deletions and saves go on beside it.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+#include <unistd.h>
+
+#include "base/file.h"
+#include "codec/parity.h"
+#include "tests/support/actions.h"
+#include "tests/support/scenes.h"
+#include "tests/support/scratch.h"
+#include "tests/support/tempdir.h"
+
+#define ROWS_LARGE 6000 /* of a scene: files of some pieces */
+
+static void must(ckd_status status, const ckd_error *err) {
+    if (status != CKD_OK) {
+        fail_msg("%s: %s (%s)", ckd_status_name(status), err->message, err->file);
+    }
+}
+
+static ckd_store *open_store(const char *dir, ckd_open_mode mode) {
+    ckd_store *store;
+    ckd_error err = {0};
+    must(scene_open(&store, dir, mode, &err), &err);
+    return store;
+}
+
+static void save_bases(ckd_store *store, uint64_t first, uint64_t end, uint64_t rows) {
+    for (uint64_t step = first; step < end; step++) {
+        scene s = scene_of(step);
+        ckd_error err = {0};
+        s.base = true;
+        s.rows = rows;
+        must(scene_save(NULL, store, &s, &err), &err);
+    }
+}
+
+/* What a call made; nothing may be damaged. */
+static ckd_parity_result make_parity(ckd_store *store, uint32_t data, uint32_t parity) {
+    ckd_parity_options o = CKD_PARITY_OPTIONS_INIT;
+    ckd_parity_result *r, out;
+    ckd_error err = {0};
+    o.data = data;
+    o.parity = parity;
+    must(ckd_store_parity(&r, store, &o, &err), &err);
+    assert_int_equal(r->found->damage_count, 0);
+    out = *r;
+    out.found = NULL;
+    ckd_parity_result_free(r);
+    return out;
+}
+
+static ckd_parity_status status_of(ckd_store *store) {
+    ckd_parity_status *s, out;
+    ckd_error err = {0};
+    must(ckd_store_parity_status(&s, store, &err), &err);
+    out = *s;
+    out.settings = NULL;
+    ckd_parity_status_free(s);
+    return out;
+}
+
+/* How many files came back, and how many places stay damaged. */
+typedef struct repaired {
+    size_t files, left;
+    char first[128], aside[128], why[512]; /* of the first file; of the first place left */
+} repaired;
+
+static repaired repair(ckd_store *store, bool dry_run) {
+    ckd_repair_options o = CKD_REPAIR_OPTIONS_INIT;
+    ckd_repair_result *r;
+    ckd_error err = {0};
+    repaired out = {0};
+    o.dry_run = dry_run;
+    must(ckd_store_repair(&r, store, &o, &err), &err);
+    out.files = r->repaired_count;
+    out.left = r->left->damage_count;
+    if (out.files) {
+        snprintf(out.first, sizeof(out.first), "%s", r->repaired[0].file);
+        snprintf(out.aside, sizeof(out.aside), "%s", r->repaired[0].aside);
+    }
+    if (out.left) {
+        snprintf(out.why, sizeof(out.why), "%s", r->left->damage[0].what);
+    }
+    ckd_repair_result_free(r);
+    return out;
+}
+
+static size_t damage_of(ckd_store *store) {
+    ckd_verify_result *r;
+    ckd_error err = {0};
+    must(ckd_store_verify(&r, store, NULL, &err), &err);
+    size_t count = r->damage_count;
+    ckd_verify_result_free(r);
+    return count;
+}
+
+/* ---- files ---- */
+
+typedef struct kept_file {
+    char path[512];
+    unsigned char *data;
+    size_t size;
+} kept_file;
+
+/* All files in a folder of the store whose names end like this. */
+static size_t keep_files(kept_file *out, size_t room, const char *dir, const char *folder, const char *end) {
+    dir_list list;
+    size_t count = 0;
+    assert_int_equal(dir_list_read(&list, store_path_of(dir, folder), NULL), CKD_OK);
+    for (size_t i = 0; i < list.count; i++) {
+        size_t length = strlen(list.names[i]);
+        if (length > strlen(end) && strcmp(list.names[i] + length - strlen(end), end) == 0) {
+            assert_true(count < room);
+            snprintf(out[count].path, sizeof(out[count].path), "%s/%s", store_path_of(dir, folder),
+                     list.names[i]);
+            out[count].data = read_whole_file(out[count].path, &out[count].size);
+            count++;
+        }
+    }
+    dir_list_free(&list);
+    return count;
+}
+
+static void check_file(const kept_file *f) {
+    size_t size;
+    unsigned char *data = read_whole_file(f->path, &size);
+    assert_int_equal(size, f->size);
+    assert_memory_equal(data, f->data, size);
+    free(data);
+}
+
+static void free_files(kept_file *files, size_t count) {
+    for (size_t i = 0; i < count; i++) {
+        free(files[i].data);
+    }
+}
+
+static void flip(const kept_file *f, size_t at) {
+    size_t size;
+    unsigned char *data = read_whole_file(f->path, &size);
+    assert_true(at < size);
+    data[at] ^= 0x10;
+    write_whole_file(f->path, data, size);
+    free(data);
+}
+
+/* ---- one after the other ---- */
+
+/* Each file of a store, chunk files and parity files alike, is taken away, cut, emptied, damaged at many places. */
+static void lose_each(const char *dir, ckd_store *store, const char *folder, const char *end) {
+    kept_file files[32];
+    size_t count = keep_files(files, 32, dir, folder, end);
+    assert_true(count > 0);
+    for (size_t i = 0; i < count; i++) {
+        kept_file *f = &files[i];
+        for (int how = 0; how < 4; how++) {
+            if (how == 0) {
+                assert_int_equal(unlink(f->path), 0);
+            } else if (how == 1) {
+                write_whole_file(f->path, f->data, f->size / 2);
+            } else if (how == 2) {
+                write_whole_file(f->path, f->data, 0);
+            } else {
+                flip(f, f->size * i / count);
+            }
+            assert_true(damage_of(store) > 0);
+            repaired r = repair(store, true);
+            assert_true(r.files == 1 && r.left == 0);
+            assert_true(damage_of(store) > 0);
+            r = repair(store, false);
+            assert_true(r.files == 1 && r.left == 0);
+            check_file(f);
+            assert_int_equal(damage_of(store), 0);
+        }
+    }
+    free_files(files, count);
+}
+
+/* A parity file that is alone in its group, and so damaged that it does not say what it is for, is made anew. */
+static void lose_parity(const char *dir, ckd_store *store) {
+    kept_file files[4];
+    assert_int_equal(keep_files(files, 4, dir, "data/p", ".ckp"), 2);
+    for (size_t i = 0; i < 2; i++) {
+        flip(&files[i], files[i].size / 3);
+        assert_int_equal(damage_of(store), 1);
+        repaired r = repair(store, false);
+        assert_true(r.files == 1 && r.left == 0);
+        check_file(&files[i]);
+        write_whole_file(files[i].path, files[i].data, files[i].size / 2);
+        r = repair(store, false);
+        assert_true(r.files == 1 && r.left == 0);
+        check_file(&files[i]);
+        write_whole_file(files[i].path, files[i].data, i);
+        assert_int_equal(damage_of(store), 1);
+        r = repair(store, false);
+        assert_true(r.files == 1 && r.left == 0);
+        assert_int_equal(damage_of(store), 0);
+        ckd_parity_status s = status_of(store);
+        assert_true(s.groups == 1 && s.covered_files < s.files);
+        assert_int_equal(make_parity(store, 0, 0).groups, 1);
+        s = status_of(store);
+        assert_true(s.groups == 2 && s.covered_files == s.files);
+    }
+    free_files(files, 2);
+}
+
+static void test_any_file_comes_back(void **state) {
+    ckd_store *store = open_store(*state, CKD_OPEN_CREATE);
+    save_bases(store, 0, 8, 2);
+    save_bases(store, 8, 11, ROWS_LARGE);
+    ckd_parity_result made = make_parity(store, 8, 1);
+    assert_true(made.groups == 2 && made.files == 11);
+    assert_int_equal(damage_of(store), 0);
+    made = make_parity(store, 0, 0);
+    assert_true(made.groups == 0 && made.removed_groups == 0);
+    lose_each(*state, store, "data/c", ".ckd");
+    lose_parity(*state, store);
+    scene s = scene_of(9);
+    s.rows = ROWS_LARGE;
+    assert_int_equal(scene_load(store, &s, NULL), CKD_OK);
+    ckd_store_close(store);
+    store_check_clean(*state);
+}
+
+/* ---- damage in several files ---- */
+
+static void test_damage_in_different_places(void **state) {
+    kept_file files[8], parity[8];
+    ckd_store *store = open_store(*state, CKD_OPEN_CREATE);
+    save_bases(store, 0, 3, ROWS_LARGE);
+    assert_int_equal(make_parity(store, 4, 1).groups, 1);
+    assert_int_equal(keep_files(files, 8, *state, "data/c", ".ckd"), 3);
+    assert_int_equal(keep_files(parity, 8, *state, "data/p", ".ckp"), 1);
+    assert_true(files[0].size > 3 * PARITY_PIECE);
+    flip(&files[0], 10); /* its header: it cannot even be opened */
+    flip(&files[1], PARITY_PIECE + 10);
+    flip(&files[2], 2 * PARITY_PIECE + 10);
+    flip(&parity[0], 3 * PARITY_PIECE + PARITY_PIECE / 2);
+    flip(&parity[0], 20); /* its head, of which there are two */
+    repaired r = repair(store, true);
+    assert_true(r.files == 4 || r.files == 3);
+    r = repair(store, false);
+    assert_true(r.files == 4 && r.left == 0);
+    for (size_t i = 0; i < 3; i++) {
+        check_file(&files[i]);
+    }
+    check_file(&parity[0]);
+    /* In the same place, one loss too many. */
+    flip(&files[0], PARITY_PIECE + 10);
+    flip(&files[1], PARITY_PIECE + 30);
+    r = repair(store, false);
+    assert_true(r.files == 0 && r.left >= 2);
+    assert_non_null(strstr(r.why, "2 files of parity group"));
+    write_whole_file(files[0].path, files[0].data, files[0].size);
+    r = repair(store, false);
+    assert_true(r.files == 1 && r.left == 0);
+    check_file(&files[1]);
+    free_files(files, 3);
+    free_files(parity, 1);
+    ckd_store_close(store);
+}
+
+/* Any two files of five and two of parity. */
+static void test_two_losses(void **state) {
+    kept_file files[16];
+    ckd_store *store = open_store(*state, CKD_OPEN_CREATE);
+    if (erasure_ready(NULL) != CKD_OK) {
+        ckd_store_close(store);
+        skip();
+    }
+    save_bases(store, 0, 5, 500);
+    ckd_parity_result made = make_parity(store, 5, 2);
+    assert_true(made.groups == 1 && made.files == 5);
+    size_t count = keep_files(files, 8, *state, "data/c", ".ckd");
+    count += keep_files(files + count, 8, *state, "data/p", ".ckp");
+    assert_int_equal(count, 7);
+    for (size_t i = 0; i < count; i++) {
+        for (size_t k = 0; k < i; k++) {
+            assert_int_equal(unlink(files[i].path), 0);
+            flip(&files[k], files[k].size / 2);
+            repaired r = repair(store, false);
+            assert_true(r.files == 2 && r.left == 0);
+            check_file(&files[i]);
+            check_file(&files[k]);
+        }
+    }
+    for (size_t i = 0; i < 3; i++) {
+        assert_int_equal(unlink(files[i].path), 0);
+    }
+    repaired r = repair(store, false);
+    assert_true(r.files == 0 && r.left == 3);
+    free_files(files, count);
+    ckd_store_close(store);
+}
+
+/* ---- what is kept aside, and what is not covered ---- */
+
+static void test_what_is_told(void **state) {
+    kept_file files[8];
+    ckd_store *store = open_store(*state, CKD_OPEN_CREATE);
+    save_bases(store, 0, 2, 10);
+    make_parity(store, 2, 1);
+    save_bases(store, 2, 3, 10);
+    ckd_parity_status s = status_of(store);
+    assert_true(s.files == 3 && s.covered_files == 2 && s.groups == 1 && s.weak_groups == 0);
+    assert_int_equal(keep_files(files, 8, *state, "data/c", ".ckd"), 3);
+    for (size_t i = 0; i < 3; i++) { /* one by one: the one that is not covered is among them */
+        flip(&files[i], files[i].size / 2);
+        repaired r = repair(store, false);
+        if (r.files == 1) {
+            size_t size;
+            unsigned char *old = read_whole_file(store_path_of(*state, r.aside), &size);
+            assert_int_equal(size, files[i].size);
+            assert_int_equal(old[size / 2], files[i].data[size / 2] ^ 0x10);
+            free(old);
+        } else {
+            assert_non_null(strstr(r.why, "no parity covers it"));
+            write_whole_file(files[i].path, files[i].data, files[i].size);
+        }
+        check_file(&files[i]);
+    }
+    ckd_repair_options o = CKD_REPAIR_OPTIONS_INIT;
+    ckd_repair_result *r;
+    o.purge = 1;
+    assert_int_equal(ckd_store_repair(&r, store, &o, NULL), CKD_OK);
+    assert_true(r->purged_files == 2 && r->purged_bytes > 0);
+    ckd_repair_result_free(r);
+    free_files(files, 3);
+    ckd_store_close(store);
+}
+
+/* A damaged file gets no parity, which would make its damage last. */
+static void test_damaged_files_are_left_out(void **state) {
+    kept_file files[8];
+    ckd_store *store = open_store(*state, CKD_OPEN_CREATE);
+    ckd_parity_options o = CKD_PARITY_OPTIONS_INIT;
+    ckd_parity_result *r;
+    ckd_error err = {0};
+    assert_int_equal(ckd_store_parity(&r, store, NULL, &err), CKD_E_NOT_FOUND);
+    save_bases(store, 0, 4, 10);
+    assert_int_equal(keep_files(files, 8, *state, "data/c", ".ckd"), 4);
+    flip(&files[2], files[2].size / 2);
+    o.data = 4;
+    o.parity = 1;
+    must(ckd_store_parity(&r, store, &o, &err), &err);
+    assert_true(r->groups == 1 && r->files == 3 && r->found->damage_count == 1);
+    ckd_parity_result_free(r);
+    write_whole_file(files[2].path, files[2].data, files[2].size);
+    ckd_parity_result made = make_parity(store, 0, 0);
+    assert_true(made.groups == 1 && made.files == 4 && made.removed_groups == 1);
+    free_files(files, 4);
+    ckd_store_close(store);
+}
+
+/* ---- growing, deleting ---- */
+
+static void test_groups_grow(void **state) {
+    ckd_store *store = open_store(*state, CKD_OPEN_CREATE);
+    ckd_parity_options off = CKD_PARITY_OPTIONS_INIT;
+    ckd_parity_result *r;
+    save_bases(store, 0, 1, 10);
+    assert_int_equal(make_parity(store, 4, 1).groups, 1);
+    for (uint64_t step = 1; step < 9; step++) {
+        save_bases(store, step, step + 1, 10);
+        ckd_parity_result made = make_parity(store, 0, 0);
+        assert_int_equal(made.groups, 1);
+        assert_int_equal(made.files, step % 4 + 1); /* full groups are not touched */
+        assert_int_equal(made.removed_groups, step % 4 > 0);
+    }
+    ckd_parity_status s = status_of(store);
+    assert_true(s.groups == 3 && s.files == 9 && s.covered_files == 9 && s.weak_groups == 0);
+    assert_true(make_parity(store, 3, 1).groups == 3);
+    assert_int_equal(status_of(store).groups, 3);
+    off.off = 1;
+    assert_int_equal(ckd_store_parity(&r, store, &off, NULL), CKD_OK);
+    assert_true(r->groups == 0 && r->removed_groups == 3);
+    ckd_parity_result_free(r);
+    s = status_of(store);
+    assert_true(s.parity_bytes == 0 && s.covered_files == 0);
+    ckd_store_close(store);
+}
+
+static void delete_step(ckd_store *store, uint64_t step, uint64_t undo_s) {
+    ckd_checkpoint c;
+    ckd_delete_options o = CKD_DELETE_OPTIONS_INIT;
+    ckd_error err = {0};
+    o.undo_s = undo_s;
+    must(ckd_store_find(&c, store, SCENE_RUN, step, &err), &err);
+    must(ckd_store_delete(store, &c.id, 1, &o, &err), &err);
+}
+
+static void collect(ckd_store *store) {
+    ckd_error err = {0};
+    must(ckd_store_collect(NULL, store, NULL, &err), &err);
+}
+
+static void test_deletion(void **state) {
+    ckd_store *store = open_store(*state, CKD_OPEN_CREATE);
+    save_bases(store, 0, 8, 10);
+    make_parity(store, 4, 1);
+    delete_step(store, 1, 3600); /* in the trash: the others are covered as before */
+    ckd_parity_status s = status_of(store);
+    assert_true(s.files == 7 && s.covered_files == 7 && s.weak_groups == 0);
+    ckd_parity_result made = make_parity(store, 0, 0); /* in time: they get parity without it */
+    assert_true(made.groups == 1 && made.files == 3 && made.removed_groups == 1);
+    delete_step(store, 2, 0);
+    collect(store); /* not in time: they have none */
+    s = status_of(store);
+    assert_true(s.groups == 1 && s.files == 6 && s.covered_files == 4);
+    assert_int_equal(damage_of(store), 0);
+    assert_int_equal(repair(store, false).left, 0);
+    made = make_parity(store, 0, 0);
+    assert_true(made.groups == 1 && made.files == 2);
+    s = status_of(store);
+    assert_true(s.covered_files == 6 && s.groups == 2);
+    ckd_store_close(store);
+    store_check_clean(*state);
+}
+
+/* With more parity than was deleted the group stays, and says that it is weaker. */
+static void test_weak_group(void **state) {
+    kept_file files[8];
+    ckd_store *store = open_store(*state, CKD_OPEN_CREATE);
+    if (erasure_ready(NULL) != CKD_OK) {
+        ckd_store_close(store);
+        skip();
+    }
+    save_bases(store, 0, 4, 10);
+    make_parity(store, 4, 2);
+    delete_step(store, 1, 0);
+    collect(store);
+    ckd_parity_status s = status_of(store);
+    assert_true(s.groups == 1 && s.weak_groups == 1 && s.spent_groups == 0 && s.covered_files == 3);
+    assert_int_equal(keep_files(files, 8, *state, "data/c", ".ckd"), 3);
+    assert_int_equal(unlink(files[0].path), 0);
+    assert_int_equal(status_of(store).spent_groups, 1);
+    repaired r = repair(store, false);
+    assert_true(r.files == 1 && r.left == 0);
+    check_file(&files[0]);
+    s = status_of(store);
+    assert_true(s.covered_files == 3 && s.files == 3); /* what was deleted did not come back */
+    free_files(files, 3);
+    ckd_store_close(store);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        tempdir_test(test_any_file_comes_back),
+        tempdir_test(test_damage_in_different_places),
+        tempdir_test(test_two_losses),
+        tempdir_test(test_what_is_told),
+        tempdir_test(test_damaged_files_are_left_out),
+        tempdir_test(test_groups_grow),
+        tempdir_test(test_deletion),
+        tempdir_test(test_weak_group),
+    };
+    scratch_begin();
+    int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    scratch_end();
+    return failed;
+}
