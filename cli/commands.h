@@ -19,6 +19,7 @@ int cmd_tag(int argc, char **argv);
 int cmd_policy(int argc, char **argv);
 int cmd_delete(int argc, char **argv);
 int cmd_prune(int argc, char **argv);
+int cmd_compact(int argc, char **argv);
 int cmd_trash(int argc, char **argv);
 int cmd_timeline(int argc, char **argv);
 int cmd_copy(int argc, char **argv);

@@ -32,6 +32,7 @@ static const struct command {
     {"tag", "ckptdelta tag", "give checkpoints names, which also keep them", cmd_tag},
     {"delete", "ckptdelta delete", "delete checkpoints; that can be taken back", cmd_delete},
     {"prune", "ckptdelta prune", "delete all checkpoints that a policy does not keep", cmd_prune},
+    {"compact", "ckptdelta compact", "shorten chains, and fold out what is no longer wanted", cmd_compact},
     {"policy", "ckptdelta policy", "store what to keep with the store", cmd_policy},
     {"trash", "ckptdelta trash", "list what was deleted; take it back, or remove it for good", cmd_trash},
     {"copy", "ckptdelta copy", "copy checkpoints to another store, moving only what it lacks", cmd_copy},

@@ -21,15 +21,13 @@ typedef enum ckd_compact_why {
     CKD_COMPACT_FOLD = 2,  /* it is a delta on one that the policy lets go */
     CKD_COMPACT_STALE =
         4, /* what it builds on has become cheaper to load: it only has to say so, nothing is coded anew */
-    CKD_COMPACT_COLD = 8, /* it is old enough to be coded as small as can be */
-    CKD_COMPACT_PACK = 16 /* its file is small: it goes into one with others */
+    CKD_COMPACT_COLD = 8 /* it is old enough to be coded as small as can be */
 } ckd_compact_why;
 
 typedef struct ckd_compacted {
     ckd_checkpoint checkpoint; /* as it was */
     unsigned why;
-    ckd_status status; /* CKD_OK: done (would be done). Else it was left as it is, for this reason: */
-    char message[512];
+    ckd_error left; /* status CKD_OK: done (would be done). Else it was left as it is, for this reason */
     uint64_t blocks, recoded; /* all of its blocks, and those that are coded anew; the others are copied */
     uint64_t bytes; /* stored afterwards; checkpoint.stored_bytes is before. With `estimate` only about */
     uint32_t depth; /* deltas to apply at most, afterwards */
@@ -56,7 +54,6 @@ typedef struct ckd_compact_options {
     const ckd_delete_options *deletion; /* of what a policy lets go; NULL: as ckd_store_prune */
     uint64_t cold_after_s; /* recode what was saved longer ago than this with the archive level; 0: nothing */
     uint32_t cold_but_newest; /* the same for all but so many of the newest of each run; 0: nothing */
-    uint64_t pack_below;      /* put files that are smaller together; 0: none */
     uint64_t bytes_per_s;     /* to read and write at most; 0: no limit */
     int dry_run;  /* do everything, and then throw it away: figures are exact, the store stays as it is */
     int estimate; /* only plan: nothing is coded, and figures are about what it would come to */

@@ -1,6 +1,5 @@
 #include "engine/compact.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 
 #include "engine/damage.h"
@@ -234,9 +233,9 @@ static ckd_status finish_item(compacting *x, const ckd_checkpoint *k, const rewr
     item->why = p->why;
     item->blocks = p->view ? p->view->block_count : 0;
     item->recoded = p->recoded;
-    item->status = status;
     if (status != CKD_OK) {
-        snprintf(item->message, sizeof(item->message), "%s", why->message);
+        item->left = *why;
+        item->left.status = status;
         x->out->left++;
         return CKD_OK;
     }

@@ -210,9 +210,27 @@ static ckd_status publish_manifest(rewrite *r, ckd_error *err) {
     return status;
 }
 
+/*
+ * Behind the commit point: the catalog follows now, or with the next save or open. A manifest that could not be read just now would be passed over for the generation before,
+ * which soon has no files.
+ */
+static void update_catalog(rewrite *r) {
+    ckd_store *store = r->c->store;
+    ckd_checkpoint now = {.generation = 0};
+    ckd_error why = {0};
+    ckd_status status = store_refresh(store, &why);
+    if (status == CKD_OK) {
+        status = catalog_find_id(&now, store->catalog, &r->m.checkpoint.id, &why);
+    }
+    if (status != CKD_OK || now.generation != r->m.checkpoint.generation) {
+        store_use_memory(store, NULL);
+        store_message(store, "the catalog is behind the manifests%s%s", why.message[0] ? ": " : "",
+                      why.message);
+    }
+}
+
 static ckd_status publish_locked(rewrite *r, ckd_error *err) {
     ckd_store *store = r->c->store;
-    ckd_error why = {0};
     pthread_mutex_lock(&store->mutex);
     ckd_status status = store_refresh(store, err);
     if (status == CKD_OK) {
@@ -224,10 +242,8 @@ static ckd_status publish_locked(rewrite *r, ckd_error *err) {
     if (status == CKD_OK) {
         status = publish_manifest(r, err);
     }
-    /* Behind the commit point: the catalog follows now, or with the next save or open. */
-    if (status == CKD_OK && store_refresh(store, &why) != CKD_OK) {
-        store_use_memory(store, NULL);
-        store_message(store, "the catalog is behind the manifests: %s", why.message);
+    if (status == CKD_OK) {
+        update_catalog(r);
     }
     pthread_mutex_unlock(&store->mutex);
     return status;
@@ -316,6 +332,17 @@ static ckd_status rewrite_it(rewrite *r, ckd_error *err) {
     return status == CKD_OK ? note_loads(r, err) : status;
 }
 
+/* What failed, and how much room it takes. */
+static void tell_need(const rewrite_plan *p, ckd_error *err) {
+    size_t used = err ? strlen(err->message) : 0;
+    if (err && !strstr(err->message, "must be free")) {
+        snprintf(err->message + used, sizeof(err->message) - used,
+                 "; to rewrite %s@%llu takes about %llu bytes, and what was written of it is removed",
+                 p->view->manifest.checkpoint.run, (unsigned long long)p->view->manifest.checkpoint.step,
+                 (unsigned long long)(p->about + SLACK));
+    }
+}
+
 ckd_status compact_rewrite(uint64_t *stored, compaction *c, rewrite_plan *p, ckd_error *err) {
     rewrite r = {.c = c, .plan = p};
     ckd_status status = rewrite_it(&r, err);
@@ -324,12 +351,8 @@ ckd_status compact_rewrite(uint64_t *stored, compaction *c, rewrite_plan *p, ckd
         status = publish(&r, err);
         committed = status == CKD_OK;
     }
-    if (status == CKD_E_NOSPACE && err && !strstr(err->message, "must be free")) {
-        err_set(
-            err, status,
-            "the disk became full while %s@%llu was rewritten, which takes about %llu bytes; what was written of it is removed",
-            p->view->manifest.checkpoint.run, (unsigned long long)p->view->manifest.checkpoint.step,
-            (unsigned long long)(p->about + SLACK));
+    if (status == CKD_E_NOSPACE) {
+        tell_need(p, err);
     }
     *stored = r.m.checkpoint.stored_bytes + r.encoded.size;
     clean_up(&r, committed);

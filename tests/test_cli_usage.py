@@ -15,7 +15,7 @@ import pytest
 import support_safetensors as st
 from support_cli import COMMAND, DOC, FAILED, NOT_FOUND, USAGE, run, state, store  # noqa: F401
 
-COMMANDS = ["save", "import", "load", "list", "show", "diff", "report", "timeline", "verify", "parity", "repair", "delete", "prune", "trash", "rebuild"]
+COMMANDS = ["save", "import", "load", "list", "show", "diff", "report", "timeline", "verify", "parity", "repair", "delete", "prune", "compact", "trash", "rebuild"]
 
 
 def test_general_help():
@@ -90,6 +90,9 @@ def test_the_examples_of_the_help_work(tmp_path):
     ["delete", "s", "a@1", "--undo", "1w"], ["delete", "s", "a@1", "--undo", "99999999999999999999d"],
     ["prune", "s", "--keep-last", "0"], ["prune", "s", "--keep-last", "x"], ["prune", "s", "--highest-is-best"],
     ["prune", "s", "--keep-newer", "d"], ["trash", "s", "a@1"], ["trash", "s", "--restore", "--empty"],
+    ["compact"], ["compact", "s", "a", "b"], ["compact", "s", "a", "--run", "b"], ["compact", "s", "--max-depth", "0"],
+    ["compact", "s", "--max-load-cost", "0.5"], ["compact", "s", "--rate", "fast"], ["compact", "s", "--plan", "--dry-run"],
+    ["compact", "s", "--undo", "1h"], ["compact", "s", "--fold", "--keep-last", "1"], ["compact", "s", "--recode-but", "0"],
     ["trash", "s", "--all"], ["trash", "s", "--restore", "latest"],
     ["save"], ["save", "s"], ["save", "s", "f"], ["save", "s", "--run", "a", "f"], ["save", "s", "--step", "1", "f"],
     ["save", "s", "--run", "a", "--step", "1"], ["save", "s", "--run", "a", "--step", "-1", "f"],
@@ -142,7 +145,7 @@ def test_what_is_no_store(tmp_path):
     (tmp_path / "file").write_text("x")
     st.write(tmp_path / "in.safetensors", state(1))
     for command in (["list"], ["show"], ["report"], ["verify"], ["rebuild"], ["delete", "a@1"],
-                    ["prune", "--keep-last", "1"], ["trash"], ["pin"], ["tag"], ["policy"], ["prune"], ["pin", "a@1"], ["load", "--out", tmp_path / "o"],
+                    ["prune", "--keep-last", "1"], ["trash"], ["compact"], ["pin"], ["tag"], ["policy"], ["prune"], ["pin", "a@1"], ["load", "--out", tmp_path / "o"],
                     ["diff", "1", "2"]):
         for name in ("absent", "folder"):
             assert name in run(command[0], tmp_path / name, *command[1:], expect=NOT_FOUND).err

@@ -46,9 +46,9 @@ static uint32_t deepest(ckd_store *store) {
 
 static void check_items(const ckd_compaction *done) {
     for (size_t i = 0; i < done->count; i++) {
-        if (done->items[i].status != CKD_OK) {
+        if (done->items[i].left.status != CKD_OK) {
             fail_msg("step %llu was left: %s", (unsigned long long)done->items[i].checkpoint.step,
-                     done->items[i].message);
+                     done->items[i].left.message);
         }
     }
     assert_int_equal(done->left, 0);
@@ -314,11 +314,11 @@ static void test_damage_is_not_laundered(void **state) {
     for (size_t i = 0; i < done->count; i++) {
         const ckd_compacted *x = &done->items[i];
         bool after_damage = strcmp(x->checkpoint.run, "a") == 0 && x->checkpoint.step >= 4;
-        assert_true(x->status == CKD_OK || after_damage);
-        fine += x->status == CKD_OK;
-        if (x->status != CKD_OK) {
-            assert_int_equal(x->status, CKD_E_CORRUPT);
-            assert_true(strlen(x->message) > 0);
+        assert_true(x->left.status == CKD_OK || after_damage);
+        fine += x->left.status == CKD_OK;
+        if (x->left.status != CKD_OK) {
+            assert_int_equal(x->left.status, CKD_E_CORRUPT);
+            assert_true(strlen(x->left.message) > 0);
         }
     }
     assert_true(fine >= 2);

@@ -3,7 +3,6 @@
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
-#include <stdio.h>
 
 #include <cmocka.h>
 
@@ -261,11 +260,8 @@ static ckd_status compact(action *a, const ckd_compact_options *o, ckd_error *er
         return status;
     }
     for (size_t i = 0; i < done->count && status == CKD_OK; i++) {
-        status = done->items[i].status;
-        if (err && status != CKD_OK) {
-            *err = (ckd_error){.status = status};
-            snprintf(err->message, sizeof(err->message), "%s", done->items[i].message);
-        }
+        status = done->items[i].left.status;
+        *err = status != CKD_OK ? done->items[i].left : *err;
     }
     if (hits == 0 && status == CKD_OK && a->trouble->hits == 0) {
         assert_true(done->count > 0);

@@ -1,0 +1,78 @@
+"""compact: what it says before, does, and says afterwards."""
+
+import numpy as np
+import pytest
+
+from support_cli import CORRUPT, NOT_FOUND, run, state, store  # noqa: F401
+
+@pytest.fixture
+def chain(store):
+    """Twelve deltas, one on the other."""
+    for step in range(1, 14):
+        store.save(step, state(1, step), "--max-load-cost", 1000, "--newest-load-cost", 1000)
+    assert max(c["depth"] for c in store.checkpoints()) > 3
+    return store
+
+def values(store):
+    found = {}
+    for c in store.checkpoints():
+        out = store.path.parent / "loaded.safetensors"
+        run("load", store.path, "--run", c["run"], "--step", c["step"], "--out", out)
+        found[(c["run"], c["step"])] = out.read_bytes()
+        out.unlink()
+    return found
+
+def depth(store):
+    return max(c["depth"] for c in store.checkpoints())
+
+def test_chains_are_shortened(chain):
+    before = values(chain)
+    plan = chain.json("compact", "--max-depth", 2, "--plan")
+    would = chain.json("compact", "--max-depth", 2, "--dry-run")
+    assert plan["estimated"] and plan["dry_run"] and would["dry_run"] and not would["estimated"]
+    assert depth(chain) > 2
+    done = chain.json("compact", "--max-depth", 2)
+    assert {**would, "dry_run": False} == done and done["left"] == 0 and done["checkpoints"]
+    assert [c["checkpoint"] for c in plan["checkpoints"]] == [c["checkpoint"] for c in done["checkpoints"]]
+    assert all(c["done"] and c["why"] and c["depth_after"] <= 2 for c in done["checkpoints"])
+    assert depth(chain) <= 2 and values(chain) == before
+    assert chain.json("verify")["ok"]
+    assert chain.json("compact", "--max-depth", 2)["checkpoints"] == []
+
+def test_what_goes_is_folded(chain):
+    before = values(chain)
+    text = run("compact", chain.path, "--keep-every", 4, "--undo", "0s").out
+    assert "builds on what goes" in text and "deleted" in text
+    left = values(chain)
+    assert {s for _, s in left} == {4, 8, 12, 13} and all(before[k] == v for k, v in left.items())
+    assert chain.json("trash")["checkpoints"] == [] and chain.json("verify")["ok"]
+
+def test_stored_policies_and_undo(chain):
+    run("policy", chain.path, "--keep-last", 2)
+    before = values(chain)
+    done = chain.json("compact", "--fold")
+    assert len(done["deleted"]) == 11 and len(chain.checkpoints()) == 2
+    run("trash", chain.path, "--restore")
+    assert values(chain) == before
+
+def test_one_run(chain):
+    for step in range(1, 8):
+        chain.save(step, state(2, step), "--max-load-cost", 1000, "--newest-load-cost", 1000, run_name="b")
+    run("compact", chain.path, "b", "--max-depth", 1)
+    depths = {r: max(c["depth"] for c in chain.checkpoints() if c["run"] == r) for r in "ab"}
+    assert depths["b"] <= 1 < depths["a"]
+
+def test_damage_is_told(chain):
+    c = chain.checkpoints()[-1]
+    file = max(chain.files().values(), key=lambda p: p.stat().st_mtime_ns if "data/c" in str(p) else 0)
+    data = bytearray(file.read_bytes())
+    data[len(data) // 3] ^= 1
+    file.write_bytes(data)
+    refused = run("compact", chain.path, "--max-depth", 1, expect=CORRUPT)
+    assert "left as it is" in refused.out and "verify" in refused.err
+    assert [x for x in chain.checkpoints() if x["step"] == c["step"]][0]["generation"] == c["generation"]
+
+def test_nothing_to_do(store):
+    store.save(1, {"w": np.ones(4, np.float32)})
+    assert "rewrote 0 of 1" in run("compact", store.path).out
+    run("compact", store.path, "--run", "x", "--keep-last", 1, expect=NOT_FOUND)
