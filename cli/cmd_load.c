@@ -14,7 +14,17 @@
 #include "cli/tensor_file.h"
 #include "cli/text.h"
 
-enum { OPT_OUT = 0x200, OPT_TENSOR, OPT_FORCE, OPT_SHARD, OPT_DIM, OPT_REGION, OPT_EXPLAIN, OPT_LAYOUT };
+enum {
+    OPT_OUT = 0x200,
+    OPT_TENSOR,
+    OPT_FORCE,
+    OPT_SHARD,
+    OPT_DIM,
+    OPT_REGION,
+    OPT_EXPLAIN,
+    OPT_LAYOUT,
+    OPT_OLDER
+};
 
 static const struct argp_option options_table[] = {
     {"explain", OPT_EXPLAIN, 0, 0,
@@ -24,6 +34,8 @@ static const struct argp_option options_table[] = {
      "The file to write (required, but for --explain); it appears complete or not at all", 2},
     {"tensor", OPT_TENSOR, "GLOB", 0, "Only tensors whose names match; may be given several times", 2},
     {"force", OPT_FORCE, 0, 0, "Replace FILE if it exists", 2},
+    {"or-older", OPT_OLDER, 0, 0,
+     "If the checkpoint is damaged, load the newest one before it that is not, and say so", 2},
     {"shard", OPT_SHARD, "I/N", 0,
      "Only part I (from 0) of N of every tensor, cut along --dim as torch.chunk cuts, however it was saved; tensors without that "
      "dimension are whole",
@@ -57,7 +69,8 @@ typedef struct arguments {
     cli_options common;
     cli_pick pick;
     const char *out;
-    bool force, explain;
+    bool force, explain, or_older;
+    json_t *skipped; /* what was damaged: list of {checkpoint, what} */
     char **globs;
     size_t glob_count;
     cli_regions regions;
@@ -115,6 +128,9 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
         return 0;
     case OPT_EXPLAIN:
         a->explain = true;
+        return 0;
+    case OPT_OLDER:
+        a->or_older = true;
         return 0;
     case OPT_SHARD:
         check_option(state, cli_regions_set_shard(&a->regions, arg, &err), &err);
@@ -277,10 +293,10 @@ static ckd_status tell(const arguments *a, const written *w, ckd_store *store, c
         ckd_checkpoint_list *all;
         ckd_status status = ckd_store_list(&all, store, NULL, err);
         if (status == CKD_OK) {
-            status = cli_json_print(json_pack("{s:i, s:[o], s:o, s:I, s:I}", "schema", 1, "checkpoints",
+            status = cli_json_print(json_pack("{s:i, s:[o], s:o, s:I, s:I, s:O}", "schema", 1, "checkpoints",
                                               cli_json_checkpoint(from, all), "out", cli_json_text(a->out),
                                               "tensor_count", (json_int_t)w->tensors, "bytes",
-                                              (json_int_t)w->bytes),
+                                              (json_int_t)w->bytes, "skipped", a->skipped),
                                     err);
         }
         ckd_checkpoint_list_free(all);
@@ -400,16 +416,13 @@ static ckd_status load_all_ranks(arguments *a, ckd_store *store, ckd_load *load,
     return status == CKD_OK ? tell(a, &w, store, load, err) : status;
 }
 
-static ckd_status load_to_file(arguments *a, ckd_store *store, ckd_error *err) {
-    ckd_checkpoint from;
+static ckd_status load_checkpoint(arguments *a, ckd_store *store, const ckd_checkpoint *from,
+                                  ckd_error *err) {
     ckd_load *load = NULL;
     bound_checkpoint bound = {0};
-    ckd_status status = cli_find_pick(&from, store, &a->pick, err);
-    if (status == CKD_OK) {
-        ckd_load_options options = CKD_LOAD_OPTIONS_INIT;
-        options.staging_bytes = a->common.staging;
-        status = ckd_load_begin_with(&load, store, &from.id, &options, err);
-    }
+    ckd_load_options options = CKD_LOAD_OPTIONS_INIT;
+    options.staging_bytes = a->common.staging;
+    ckd_status status = ckd_load_begin_with(&load, store, &from->id, &options, err);
     if (status == CKD_OK && a->layout) {
         status = bound_checkpoint_make(&bound, a->layout, ckd_load_tensors(load), err);
     }
@@ -420,6 +433,51 @@ static ckd_status load_to_file(arguments *a, ckd_store *store, ckd_error *err) {
     bound_checkpoint_free(&bound);
     ckd_load_end(load);
     return status;
+}
+
+/* ---- what is loaded instead of a damaged one, if that was asked for ---- */
+
+static void skip(arguments *a, const char *place, const ckd_error *why) {
+    cli_note("%s is damaged and skipped: %s%s%s%s", place, why->message, why->file[0] ? " (file " : "",
+             why->file, why->file[0] ? ")" : "");
+    cli_json_append(&a->skipped,
+                    json_pack("{s:s, s:o}", "checkpoint", place, "what", cli_json_text(why->message)));
+}
+
+/* Of `latest`: is there a newer one, which cannot be read? Its name is in the error's file. */
+static ckd_status check_newest(arguments *a, ckd_store *store, const ckd_checkpoint *found, ckd_error *err) {
+    bool latest = !a->pick.tag && (!a->pick.step_given || a->pick.step == CKD_LATEST);
+    ckd_status status = latest ? ckd_store_check_newest(store, found, err) : CKD_OK;
+    if (status == CKD_OK || !a->or_older || !ckd_error_is_damage(err)) {
+        return status;
+    }
+    char place[CKD_RUN_MAX + 24];
+    snprintf(place, sizeof(place), "%.*s", (int)strcspn(err->message, " "), err->message);
+    skip(a, place, err);
+    return CKD_OK;
+}
+
+static ckd_status load_to_file(arguments *a, ckd_store *store, ckd_error *err) {
+    ckd_checkpoint from;
+    ckd_status status = cli_find_pick(&from, store, &a->pick, err);
+    if (status == CKD_OK) {
+        status = check_newest(a, store, &from, err);
+    }
+    if (status != CKD_OK) {
+        return status;
+    }
+    for (;;) {
+        ckd_checkpoint older;
+        status = load_checkpoint(a, store, &from, err);
+        if (status == CKD_OK || !a->or_older || !ckd_error_is_damage(err)) {
+            return status;
+        }
+        skip(a, cli_place_of(&from).text, err);
+        if (ckd_store_before(&older, store, from.run, from.step, NULL) != CKD_OK) {
+            return status; /* the last one's error */
+        }
+        from = older;
+    }
 }
 
 /* The layout, and whether it has as many ranks as --shard says. */
@@ -458,8 +516,9 @@ int cmd_load(int argc, char **argv) {
                                                  {&cli_staging_argp, 0, 0, 0},
                                                  {0}};
     static const struct argp argp = {options_table, parse, "STORE", doc, children, 0, 0};
-    arguments a = {.common.command = "load", .globs = calloc((size_t)argc, sizeof(char *))};
-    if (!a.globs) {
+    arguments a = {
+        .common.command = "load", .skipped = json_array(), .globs = calloc((size_t)argc, sizeof(char *))};
+    if (!a.globs || !a.skipped) {
         ckd_error err;
         cli_error_nomem(&err);
         return cli_fail(&err);
@@ -467,6 +526,7 @@ int cmd_load(int argc, char **argv) {
     argp_parse(&argp, argc, argv, 0, NULL, &a);
     int code = run(&a);
     cli_regions_free(&a.regions);
+    json_decref(a.skipped);
     free(a.globs);
     return code;
 }

@@ -28,6 +28,20 @@ typedef struct ckd_load_options {
 CKD_API ckd_status ckd_load_begin_with(ckd_load **out, ckd_store *store, const ckd_id *checkpoint,
                                        const ckd_load_options *options, ckd_error *err);
 
+/*
+ * For who wants an older state rather than none. The newest checkpoint of the run before `step`; if it has none, of the run that it is a branch of by name (RUN of RUN~2). Errors:
+ * NOT_FOUND, INVALID.
+ */
+CKD_API ckd_status ckd_store_before(ckd_checkpoint *out, ckd_store *store, const char *run, uint64_t step,
+                                    ckd_error *err);
+/*
+ * Is this the newest checkpoint of its run for sure? A manifest that is damaged falls out of the catalog, and what ckd_store_find gives as CKD_LATEST is an older one then: CORRUPT or
+ * UNSUPPORTED, naming it. Others: IO, NOMEM.
+ */
+CKD_API ckd_status ckd_store_check_newest(ckd_store *store, const ckd_checkpoint *newest, ckd_error *err);
+/* Does a load that failed with this error mean that what is stored is damaged, or missing? Not 0: an older checkpoint may be all right. */
+CKD_API int ckd_error_is_damage(const ckd_error *why);
+
 /* How a checkpoint differs from what is asked for. Bits: they can be added. */
 typedef enum ckd_difference {
     CKD_DIFFERS_MISSING = 1,    /* asked for, not in the checkpoint */

@@ -108,6 +108,11 @@ typedef struct ckd_session_options {
     const struct ckd_ranks_options *ranks;
     ckd_saved_fn on_saved;
     void *saved_context;
+    /*
+     * Not 0: ckd_session_restore takes the checkpoint before the one it is asked for if that is damaged, and so on, and tells each through the store's on_message. Not with
+     * `ranks`, which might not agree.
+     */
+    int restore_older;
 } ckd_session_options;
 #define CKD_SESSION_OPTIONS_INIT \
     { .struct_size = sizeof(ckd_session_options) }
@@ -139,7 +144,8 @@ CKD_API ckd_status ckd_session_add_bytes(ckd_session *session, const char *name,
  * Loads a checkpoint of the run into everything that is registered. step CKD_LATEST: the one that was committed last, of the run or of a branch that it went
  * on in (RUN~2, ...) after somebody had gone back. What is saved from here on was resumed from it; if it is not its run's newest, that goes on in a
  * branch. Waits for saves under way. `from` (may be NULL): which one it was. Errors: NOT_FOUND (no such checkpoint: nothing was changed), MISMATCH (a tensor or bytes that
- * it lacks, or of another shape, dtype or size: nothing was changed), those of ckd_load_all.
+ * it lacks, or of another shape, dtype or size: nothing was changed), CORRUPT (also of CKD_LATEST, if there is a newer one whose manifest is damaged; see restore_older), those of
+ * ckd_load_all.
  */
 CKD_API ckd_status ckd_session_restore(ckd_checkpoint *from, ckd_session *session, uint64_t step,
                                        ckd_error *err);

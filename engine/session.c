@@ -57,6 +57,11 @@ static ckd_status check_options(const ckd_session_options *o, ckd_error *err) {
             "each rank would measure something else and save at other steps: with ranks, use every_steps "
             "or ckd_session_save, and CKD_BUSY_BLOCK");
     }
+    if (o->ranks && o->restore_older) {
+        return err_set(
+            err, CKD_E_INVALID,
+            "ranks might not agree on which checkpoint is damaged: with ranks, leave out restore_older");
+    }
     return check_times(o, err);
 }
 

@@ -139,15 +139,46 @@ static ckd_status find_step(ckd_checkpoint *out, ckd_session *s, uint64_t step, 
     return status;
 }
 
+/* Is there one to be taken instead, and was that asked for? *from becomes it; the error of the one before stays if not. */
+static bool take_older(ckd_checkpoint *from, const ckd_session *s, const ckd_error *why) {
+    ckd_checkpoint older;
+    if (!s->options.restore_older || !ckd_error_is_damage(why) ||
+        ckd_store_before(&older, s->store, from->run, from->step, NULL) != CKD_OK) {
+        return false;
+    }
+    store_message(s->store, "%s@%llu is damaged (%s): %s@%llu is restored instead", from->run,
+                  (unsigned long long)from->step, why->message, older.run, (unsigned long long)older.step);
+    *from = older;
+    return true;
+}
+
+/* With CKD_LATEST, one that cannot be read may be newer. */
+static ckd_status check_last(const ckd_session *s, const ckd_checkpoint *from, ckd_error *err) {
+    ckd_error why = {.offset = CKD_NO_OFFSET};
+    ckd_status status = ckd_store_check_newest(s->store, from, &why);
+    if (status != CKD_OK && s->options.restore_older && ckd_error_is_damage(&why)) {
+        store_message(s->store, "%s", why.message);
+        return CKD_OK;
+    }
+    return err_from(err, status, &why);
+}
+
 /* With the store's turn. */
 static ckd_status restore(ckd_checkpoint *from, ckd_session *s, uint64_t step, ckd_error *err) {
     ckd_checkpoint newest;
+    ckd_error why = {.offset = CKD_NO_OFFSET};
     ckd_status status = step == CKD_LATEST ? find_last(from, s, err) : find_step(from, s, step, err);
+    if (status == CKD_OK && step == CKD_LATEST) {
+        status = check_last(s, from, err);
+    }
     if (status == CKD_OK) {
         status = ckd_store_find(&newest, s->store, from->run, CKD_LATEST, err);
     }
     if (status == CKD_OK) {
-        status = load_into(s, from, err);
+        do {
+            status = load_into(s, from, &why);
+        } while (status != CKD_OK && take_older(from, s, &why));
+        err_from(err, status, &why);
     }
     if (status == CKD_OK) {
         resume_from(s, from, &newest);

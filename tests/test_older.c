@@ -1,0 +1,165 @@
+/* A session restores an older checkpoint than the damaged one only if that was asked for, and says so. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "base/file.h"
+#include "tests/support/scenes.h"
+#include "tests/support/scratch.h"
+#include "tests/support/tempdir.h"
+
+enum { COUNT = 5000 };
+static float values[COUNT];
+static char said[2048];
+
+static void hear(void *unused, const char *message) {
+    (void)unused;
+    size_t used = strlen(said);
+    snprintf(said + used, sizeof(said) - used, "%s\n", message);
+}
+
+static void must(ckd_status status, const ckd_error *err) {
+    if (status != CKD_OK) {
+        fail_msg("%s: %s (%s)", ckd_status_name(status), err->message, err->file);
+    }
+}
+
+static ckd_session *open_session(const char *dir, int restore_older) {
+    ckd_save_options save = CKD_SAVE_OPTIONS_INIT;
+    ckd_store_options store = CKD_STORE_OPTIONS_INIT;
+    ckd_session_options o = CKD_SESSION_OPTIONS_INIT;
+    ckd_tensor t = CKD_TENSOR_INIT;
+    ckd_session *s;
+    ckd_error err = {0};
+    save.run = "run";
+    save.base = 1;
+    store.on_message = hear;
+    o.save = &save;
+    o.store = &store;
+    o.every_steps = 1;
+    o.restore_older = restore_older;
+    t.name = "w";
+    t.dtype = CKD_F32;
+    t.ndim = 1;
+    t.shape = (uint64_t[]){COUNT};
+    must(ckd_session_open(&s, store_path_of(dir, ""), &o, &err), &err);
+    must(ckd_session_add(s, &t, values, 0, &err), &err);
+    return s;
+}
+
+static void fill(uint64_t step) {
+    for (size_t i = 0; i < COUNT; i++) {
+        values[i] = (float)(step * 1000 + i);
+    }
+}
+
+static void save_steps(const char *dir, uint64_t count) {
+    ckd_session *s = open_session(dir, 0);
+    ckd_error err = {0};
+    for (uint64_t step = 1; step <= count; step++) {
+        ckd_session_fence(s);
+        fill(step);
+        must(ckd_session_save(s, step, &err), &err);
+        must(ckd_session_wait(s, CKD_DURABLE, &err), &err);
+    }
+    must(ckd_session_close(s, &err), &err);
+}
+
+static void flip(const char *path, size_t from_end) {
+    size_t size;
+    unsigned char *data = read_whole_file(path, &size);
+    data[size - from_end] ^= 1;
+    write_whole_file(path, data, size);
+    free(data);
+}
+
+/* The chunk file of a step, found by its manifest. */
+static void damage_chunk(const char *dir, uint64_t step) {
+    char below[128];
+    size_t size;
+    snprintf(below, sizeof(below), "data/m/run.%llu.0", (unsigned long long)step);
+    unsigned char *text = read_whole_file(store_path_of(dir, below), &size);
+    dir_list list;
+    bool found = false;
+    assert_int_equal(dir_list_read(&list, store_path_of(dir, "data/c"), NULL), CKD_OK);
+    for (size_t i = 0; i < list.count && !found; i++) {
+        unsigned char id[16];
+        for (size_t k = 0; k < 16; k++) {
+            unsigned byte;
+            assert_int_equal(sscanf(list.names[i] + 2 * k, "%2x", &byte), 1);
+            id[k] = (unsigned char)byte;
+        }
+        found = memmem(text, size, id, 16) != NULL;
+        if (found) {
+            snprintf(below, sizeof(below), "data/c/%s", list.names[i]);
+            const char *path = store_path_of(dir, below);
+            flip(path, (size_t)file_bytes(path) / 2);
+        }
+    }
+    assert_true(found);
+    dir_list_free(&list);
+    free(text);
+}
+
+static ckd_status restore(const char *dir, int older, uint64_t step, ckd_checkpoint *from) {
+    ckd_session *s = open_session(dir, older);
+    ckd_error err = {0};
+    said[0] = '\0';
+    memset(values, 0, sizeof(values));
+    ckd_status status = ckd_session_restore(from, s, step, &err);
+    assert_int_equal(status, err.status);
+    assert_int_equal(ckd_session_close(s, NULL), CKD_OK);
+    return status;
+}
+
+static void check_restored(uint64_t step) {
+    for (size_t i = 0; i < COUNT; i++) {
+        assert_true(values[i] == (float)(step * 1000 + i));
+    }
+}
+
+static void test_payloads(void **state) {
+    ckd_checkpoint from;
+    save_steps(*state, 4);
+    damage_chunk(*state, 4);
+    damage_chunk(*state, 3);
+    assert_int_equal(restore(*state, 0, CKD_LATEST, &from), CKD_E_CORRUPT);
+    assert_int_equal(from.step, 0);
+    assert_string_equal(said, "");
+    assert_int_equal(restore(*state, 1, CKD_LATEST, &from), CKD_OK);
+    assert_int_equal(from.step, 2);
+    check_restored(2);
+    assert_non_null(strstr(said, "run@4 is damaged"));
+    assert_non_null(strstr(said, "run@2 is restored instead"));
+    assert_int_equal(restore(*state, 0, 1, &from), CKD_OK);
+    check_restored(1);
+    damage_chunk(*state, 2);
+    damage_chunk(*state, 1);
+    assert_int_equal(restore(*state, 1, CKD_LATEST, &from), CKD_E_CORRUPT);
+}
+
+static void test_manifests(void **state) {
+    ckd_checkpoint from;
+    save_steps(*state, 2);
+    flip(store_path_of(*state, "data/m/run.2.0"), 20);
+    assert_int_equal(ckd_store_rebuild(NULL, store_path_of(*state, ""), NULL, NULL), CKD_OK);
+    assert_int_equal(restore(*state, 0, CKD_LATEST, &from), CKD_E_CORRUPT);
+    assert_int_equal(restore(*state, 1, CKD_LATEST, &from), CKD_OK);
+    assert_int_equal(from.step, 1);
+    check_restored(1);
+    assert_non_null(strstr(said, "run@2 is newer than run@1 and cannot be read"));
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {tempdir_test(test_payloads), tempdir_test(test_manifests)};
+    scratch_begin();
+    int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    scratch_end();
+    return failed;
+}
