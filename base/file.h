@@ -105,6 +105,12 @@ bool file_exists(const char *path);
 uint64_t file_inode(const char *path);
 /* Do both names lead to one file, links followed? false if one of them leads nowhere. */
 bool file_same(const char *a, const char *b);
+/*
+ * What tells that a file, or a folder and the names in it, is as it was: inode, times of change. "" if it is not there, or changed so lately that the file
+ * system's clock may not tell the next change apart.
+ */
+enum { FILE_MARK = 96 };
+void file_mark(char out[FILE_MARK], const char *path);
 /* When it was last written to, in nanoseconds since 1970; 0 if it is not there. */
 uint64_t file_modified_ns(const char *path);
 /* Its size without opening it (closing a file would drop SQLite's locks on it); 0 if it is not there. */

@@ -156,6 +156,24 @@ bool file_same(const char *a, const char *b) {
     return stat(a, &sa) == 0 && stat(b, &sb) == 0 && sa.st_dev == sb.st_dev && sa.st_ino == sb.st_ino;
 }
 
+/* File systems that count whole seconds, some two. Others take the kernel's time, which goes on every few milliseconds. */
+#define COARSE_NS (UINT64_C(3) * 1000000000)
+
+void file_mark(char out[FILE_MARK], const char *path) {
+    struct stat st;
+    out[0] = '\0';
+    if (stat(path, &st) != 0) {
+        return;
+    }
+    uint64_t changed = (uint64_t)st.st_ctim.tv_sec * 1000000000u + (uint64_t)st.st_ctim.tv_nsec;
+    bool coarse = st.st_ctim.tv_nsec == 0 || st.st_mtim.tv_nsec == 0;
+    if (!coarse || changed + COARSE_NS < clock_wall_ns()) {
+        snprintf(out, FILE_MARK, "%llu %lld.%09ld %lld.%09ld", (unsigned long long)st.st_ino,
+                 (long long)st.st_mtim.tv_sec, st.st_mtim.tv_nsec, (long long)st.st_ctim.tv_sec,
+                 st.st_ctim.tv_nsec);
+    }
+}
+
 uint64_t file_modified_ns(const char *path) {
     struct stat st;
     return stat(path, &st) == 0 ? (uint64_t)st.st_mtim.tv_sec * 1000000000u + (uint64_t)st.st_mtim.tv_nsec

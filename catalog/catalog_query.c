@@ -1,4 +1,5 @@
 /* Looking up checkpoints and runs. Lists must come in their order: that alone unmasks most damaged trees. */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -103,6 +104,48 @@ ckd_status catalog_find_id(ckd_checkpoint *out, catalog *c, const ckd_id *id, ck
     if (status == CKD_OK) {
         bind_blob16(&q, 1, id->bytes);
         status = checkpoint_only(out, &q, err);
+    }
+    query_end(&q);
+    snapshot_end(c, opened);
+    return status;
+}
+
+static ckd_status visit_places(query *q, catalog_place_fn visit, void *context, ckd_error *err) {
+    char last[CKD_RUN_MAX + 1] = "";
+    uint64_t last_step = 0;
+    bool row, more = true;
+    ckd_status status = CKD_OK;
+    while (more && (status = query_next(&row, q, err)) == CKD_OK && row) {
+        const char *run = column_text(q, 0, 1, CKD_RUN_MAX);
+        uint64_t step = column_u64(q, 1, INT64_MAX);
+        uint32_t generation = column_u32(q, 2, 0, UINT32_MAX);
+        status = query_row_status(q, err);
+        if (status != CKD_OK) {
+            return status;
+        }
+        int order = strcmp(last, run);
+        if (!run_name_valid(run) || order > 0 || (order == 0 && last_step >= step)) {
+            return catalog_damaged(q->c, err, "checkpoints are out of order");
+        }
+        if (order) {
+            snprintf(last, sizeof(last), "%s", run);
+        }
+        last_step = step;
+        more = visit(context, last, step, generation);
+    }
+    return status;
+}
+
+ckd_status catalog_places(catalog *c, catalog_place_fn visit, void *context, ckd_error *err) {
+    query q;
+    bool opened;
+    ckd_status status = snapshot_begin(c, &opened, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    status = query_begin(&q, c, S_PLACES, err);
+    if (status == CKD_OK) {
+        status = visit_places(&q, visit, context, err);
     }
     query_end(&q);
     snapshot_end(c, opened);

@@ -40,6 +40,8 @@ const statement_text statement_texts[STATEMENT_COUNT] = {
     [S_META_GET] = {"SELECT value FROM meta WHERE key = ?1", "read the catalog's identity"},
     [S_META_PUT] = {"INSERT INTO meta (key, value) VALUES (?1, ?2)", "create the catalog"},
 
+    [S_MARK_PUT] = {"INSERT OR REPLACE INTO meta (key, value) VALUES ('mark', ?1)", "write the catalog"},
+
     [S_RUN_KEY] = {"SELECT key FROM runs WHERE name = ?1", "look up a run in the catalog"},
     [S_RUN_ADD] = {"INSERT INTO runs (name) VALUES (?1)", "add a run to the catalog"},
     [S_RUN_DROP] =
@@ -94,6 +96,9 @@ const statement_text statement_texts[STATEMENT_COUNT] = {
                       "ON CONFLICT (checkpoint, stage) DO UPDATE SET ns = ?3, bytes = ?4",
                       "add a timing to the catalog"},
 
+    [S_PLACES] =
+        {"SELECT r.name, k.step, k.generation FROM runs r CROSS JOIN checkpoints k ON k.run = r.key ORDER BY r.name, k.step",
+         "list checkpoints"},
     [S_LIST_ALL] = {"SELECT " CHECKPOINT_COLUMNS "FROM " CHECKPOINTS_BY_RUN "ORDER BY r.name, k.step",
                     "list checkpoints"},
     [S_LIST_RUN] = {"SELECT " CHECKPOINT_COLUMNS "FROM " CHECKPOINTS_BY_RUN

@@ -136,6 +136,44 @@ static void hex16(char out[33], const uint8_t bytes[16]) {
     }
 }
 
+ckd_status catalog_mark(char out[CATALOG_MARK], catalog *c, ckd_error *err) {
+    query q;
+    bool row = false, opened;
+    out[0] = '\0';
+    ckd_status status = snapshot_begin(c, &opened, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    status = query_begin(&q, c, S_META_GET, err);
+    if (status == CKD_OK) {
+        bind_text(&q, 1, "mark");
+        status = query_next(&row, &q, err);
+    }
+    if (status == CKD_OK && row) {
+        snprintf(out, CATALOG_MARK, "%s", column_text(&q, 0, 0, CATALOG_MARK - 1));
+        status = query_row_status(&q, err);
+    }
+    query_end(&q);
+    snapshot_end(c, opened);
+    return status;
+}
+
+ckd_status catalog_set_mark(catalog *c, const char *mark, ckd_error *err) {
+    query q;
+    bool row;
+    ckd_status status = need_transaction(c, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    status = query_begin(&q, c, S_MARK_PUT, err);
+    if (status == CKD_OK) {
+        bind_text(&q, 1, mark);
+        status = query_next(&row, &q, err);
+    }
+    query_end(&q);
+    return status;
+}
+
 static ckd_status meta_verify(catalog *c, const char *key, const char *want, const char *complaint,
                               ckd_error *err) {
     query q;

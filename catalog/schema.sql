@@ -13,7 +13,8 @@
 PRAGMA application_id = 1667985508; -- 0x636b7064, "ckpd"
 PRAGMA user_version = 4;
 
--- 'format': of the tables, '1'. 'store': the id of the store that this catalog belongs to, 32 hexadecimal digits.
+-- 'format': of the tables, '1'. 'store': the id of the store that this catalog belongs to, 32 hexadecimal digits. 'mark', if there is one: what the
+-- folders of manifests and tombstones were like when the catalog agreed with them.
 CREATE TABLE meta (
     key TEXT NOT NULL PRIMARY KEY,
     value TEXT NOT NULL

@@ -1,4 +1,5 @@
 /* Bringing a catalog in step with the manifests, which are the truth. */
+#include <stdio.h>
 #include <stdlib.h>
 
 #include "engine/store.h"
@@ -145,7 +146,85 @@ static ckd_status apply(ckd_store *store, const manifest_list *manifests, const 
     return status;
 }
 
-static ckd_status apply_in_transaction(ckd_store *store, const manifest_list *manifests,
+/* ---- marks: whether the folders are as they were when the catalog agreed with what is in them ---- */
+
+/* A store of so many checkpoints is marked also when nothing else is written: to read all its manifests takes longer than that. */
+#define WORTH_A_MARK 1000
+
+/* "" if it is not known. Under the publish lock, or before the names are read: what comes later shows in the names, or not at all. */
+static void mark_of(char out[CATALOG_MARK], const ckd_store *store) {
+    char manifests[FILE_MARK], tombstones[FILE_MARK];
+    file_mark(manifests, path_in(store->path, DIR_MANIFESTS).text);
+    file_mark(tombstones, path_in(store->path, DIR_TOMBSTONES).text);
+    bool known = manifests[0] && tombstones[0];
+    snprintf(out, CATALOG_MARK, "%s%s%s", known ? manifests : "", known ? ", " : "", known ? tombstones : "");
+}
+
+ckd_status store_set_mark(ckd_store *store, ckd_error *err) {
+    char mark[CATALOG_MARK];
+    if (store->catalog_in_memory || !store->catalog_compared) {
+        return CKD_OK;
+    }
+    mark_of(mark, store);
+    return catalog_set_mark(store->catalog, mark, err);
+}
+
+/* Then names tell, as this very catalog was compared with these very manifests. */
+static ckd_status trust_mark(ckd_store *store, const char *mark, ckd_error *err) {
+    char noted[CATALOG_MARK];
+    if (store->catalog_compared || !mark[0]) {
+        return CKD_OK;
+    }
+    ckd_status status = catalog_mark(noted, store->catalog, err);
+    store->catalog_compared = status == CKD_OK && strcmp(noted, mark) == 0;
+    return status;
+}
+
+static ckd_status mark_in_transaction(ckd_store *store, const char *mark, ckd_error *err) {
+    char noted[CATALOG_MARK];
+    ckd_status status = catalog_mark(noted, store->catalog, err);
+    if (status != CKD_OK || !mark[0] || strcmp(noted, mark) == 0) {
+        return status;
+    }
+    status = catalog_begin(store->catalog, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    status = catalog_set_mark(store->catalog, mark, err);
+    if (status != CKD_OK) {
+        catalog_rollback(store->catalog);
+        return status;
+    }
+    return catalog_commit(store->catalog, err);
+}
+
+/* ---- merging ---- */
+
+/* Both in the same order. */
+typedef struct names_check {
+    const manifest_list *manifests;
+    size_t at;
+    bool agree;
+} names_check;
+
+static bool check_place(void *context, const char *run, uint64_t step, uint32_t generation) {
+    names_check *n = context;
+    const manifest_name *name = n->at < n->manifests->count ? &n->manifests->items[n->at] : NULL;
+    n->agree = name && name->step == step && name->generation == generation && strcmp(name->run, run) == 0;
+    n->at = n->agree ? n->at + generations(n->manifests, n->at) : n->at;
+    return n->agree;
+}
+
+/* The cheap half of all_agree. */
+static ckd_status names_agree(bool *out, const ckd_store *store, const manifest_list *manifests,
+                              ckd_error *err) {
+    names_check n = {manifests, 0, true};
+    ckd_status status = catalog_places(store->catalog, check_place, &n, err);
+    *out = n.agree && n.at == manifests->count;
+    return status;
+}
+
+static ckd_status apply_in_transaction(ckd_store *store, const char *mark, const manifest_list *manifests,
                                        const ckd_checkpoint_list *known, ckd_error *err) {
     ckd_status status = catalog_begin(store->catalog, err);
     if (status != CKD_OK) {
@@ -154,6 +233,9 @@ static ckd_status apply_in_transaction(ckd_store *store, const manifest_list *ma
     status = apply(store, manifests, known, err);
     if (status == CKD_OK) {
         status = verified_write(store, err);
+    }
+    if (status == CKD_OK && !store->catalog_in_memory) {
+        status = catalog_set_mark(store->catalog, mark, err);
     }
     if (status != CKD_OK) {
         catalog_rollback(store->catalog);
@@ -177,8 +259,8 @@ static ckd_status all_agree(bool *out, const ckd_store *store, const manifest_li
 }
 
 /* The manifests are listed; what a writer's catalog says is durable, also where the writer of a manifest died before. */
-static ckd_status merge(merge_result *result, ckd_store *store, const manifest_list *manifests,
-                        ckd_error *err) {
+static ckd_status merge_lists(merge_result *result, ckd_store *store, const char *mark,
+                              const manifest_list *manifests, ckd_error *err) {
     ckd_checkpoint_list known = {0};
     ckd_status status = catalog_list(&known, store->catalog, NULL, err);
     result->catalog_failed = status != CKD_OK;
@@ -193,21 +275,41 @@ static ckd_status merge(merge_result *result, ckd_store *store, const manifest_l
             status = dir_sync(path_in(store->path, DIR_MANIFESTS).text, err);
         }
         if (status == CKD_OK && !result->behind) {
-            status = apply_in_transaction(store, manifests, &known, err);
+            status = apply_in_transaction(store, mark, manifests, &known, err);
             result->catalog_failed = status != CKD_OK;
         }
+    } else if (status == CKD_OK && manifests->count >= WORTH_A_MARK && store->mode != CKD_OPEN_READ &&
+               !store->catalog_in_memory) {
+        status = mark_in_transaction(store, mark, err);
+        result->catalog_failed = status != CKD_OK;
     }
     catalog_list_free(&known);
+    return status;
+}
+
+static ckd_status merge(merge_result *result, ckd_store *store, const char *mark,
+                        const manifest_list *manifests, ckd_error *err) {
+    bool agree = false;
+    ckd_status status = trust_mark(store, mark, err);
+    if (status == CKD_OK && store->catalog_compared) {
+        status = names_agree(&agree, store, manifests, err);
+    }
+    result->catalog_failed = status != CKD_OK;
+    if (status == CKD_OK && !agree) {
+        status = merge_lists(result, store, mark, manifests, err);
+    }
     store->catalog_compared = store->catalog_compared || (status == CKD_OK && !result->behind);
     return status;
 }
 
 ckd_status store_merge(merge_result *result, ckd_store *store, ckd_error *err) {
     *result = (merge_result){0};
+    char mark[CATALOG_MARK];
     manifest_list manifests;
+    mark_of(mark, store);
     ckd_status status = manifests_read(&manifests, store, err);
     if (status == CKD_OK) {
-        status = merge(result, store, &manifests, err);
+        status = merge(result, store, mark, &manifests, err);
         manifests_free(&manifests);
     }
     return status;

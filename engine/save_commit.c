@@ -302,6 +302,9 @@ static ckd_status add_to_catalog(ckd_save *save, const manifest *m, ckd_error *e
         status = add_timings(save, m, err);
     }
     if (status == CKD_OK) {
+        status = store_set_mark(store, err);
+    }
+    if (status == CKD_OK) {
         return catalog_commit(store->catalog, err);
     }
     catalog_rollback(store->catalog);

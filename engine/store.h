@@ -78,6 +78,11 @@ typedef struct merge_result {
  * catalog lists is durable afterwards. A writer's file only under the publish lock.
  */
 ckd_status store_merge(merge_result *result, ckd_store *store, ckd_error *err);
+/*
+ * In a transaction that brings the catalog in step with a manifest that was just published: notes in it what the folders are like now, so that the next
+ * who opens the store need not read all manifests. Under the publish lock, after store_refresh.
+ */
+ckd_status store_set_mark(ckd_store *store, ckd_error *err);
 
 /* ---- store_catalog.c; all but store_ask with the mutex held, or before the handle is shared ---- */
 /* Opens the catalog as the mode asks, in step with the manifests. For writers under the publish lock. */
