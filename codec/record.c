@@ -85,8 +85,9 @@ static const char *size_problem(const record *r) {
     static const uint64_t caps[] = {
         [RECORD_BLOCK] = UINT64_MAX,         [RECORD_SIDE] = RECORD_SIDE_MAX,
         [RECORD_GROUP] = RECORD_GROUP_MAX,   [RECORD_BLOB] = RECORD_BLOB_MAX,
-        [RECORD_BUNDLE] = RECORD_BUNDLE_MAX, [RECORD_MEASURES] = RECORD_MEASURES_MAX};
-    bool known = r->kind >= RECORD_BLOCK && r->kind <= RECORD_MEASURES;
+        [RECORD_BUNDLE] = RECORD_BUNDLE_MAX, [RECORD_MEASURES] = RECORD_MEASURES_MAX,
+        [RECORD_LINK] = UINT64_MAX};
+    bool known = r->kind >= RECORD_BLOCK && r->kind <= RECORD_LINK;
     uint64_t cap = known ? caps[r->kind] : UINT64_MAX;
     if (r->raw_size > cap) {
         return "the raw size is above what this kind of record may have";
@@ -177,10 +178,10 @@ const char *record_problem(const record *r, ckd_status *status) {
     if (problem) {
         return problem;
     }
-    return r->kind == RECORD_BLOCK      ? block_problem(r, elements, status)
-           : r->kind == RECORD_BUNDLE   ? bundle_problem(r)
-           : r->kind == RECORD_MEASURES ? measures_problem(r)
-                                        : NULL;
+    return r->kind == RECORD_BLOCK || r->kind == RECORD_LINK ? block_problem(r, elements, status)
+           : r->kind == RECORD_BUNDLE                        ? bundle_problem(r)
+           : r->kind == RECORD_MEASURES                      ? measures_problem(r)
+                                                             : NULL;
 }
 
 /* ---- writing ---- */

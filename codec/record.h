@@ -11,12 +11,14 @@
 
 /* Stored in files: stable, appended only. Unknown ones are kept, named in errors, and never deleted. */
 typedef enum record_kind {
-    RECORD_BLOCK = 1,   /* values of a span of one shard */
-    RECORD_SIDE = 2,    /* what several blocks need to be decoded (tables, statistics, factors) */
-    RECORD_GROUP = 3,   /* optimizer kind and hyper-parameters of a group of tensors */
-    RECORD_BLOB = 4,    /* named bytes */
-    RECORD_BUNDLE = 5,  /* records with small payloads (chunk files only: a reader sees what is in it) */
-    RECORD_MEASURES = 6 /* how far a lossy checkpoint's values are from what was to be saved (measures.h) */
+    RECORD_BLOCK = 1,    /* values of a span of one shard */
+    RECORD_SIDE = 2,     /* what several blocks need to be decoded (tables, statistics, factors) */
+    RECORD_GROUP = 3,    /* optimizer kind and hyper-parameters of a group of tensors */
+    RECORD_BLOB = 4,     /* named bytes */
+    RECORD_BUNDLE = 5,   /* records with small payloads (chunk files only: a reader sees what is in it) */
+    RECORD_MEASURES = 6, /* how far a lossy checkpoint's values are from what was to be saved (measures.h) */
+    RECORD_LINK =
+        7 /* like a block, but of no tensor that is listed: values that a block of its checkpoint builds on */
 } record_kind;
 
 typedef enum predictor {
@@ -31,7 +33,8 @@ typedef enum predictor {
 typedef enum dependency_kind {
     DEPENDS_VALUES = 1, /* a tensor's values over a region, in this or another checkpoint */
     DEPENDS_SIDE = 2,
-    DEPENDS_GROUP = 3
+    DEPENDS_GROUP = 3,
+    DEPENDS_LINK = 4 /* the values of a link of the same checkpoint, over the same span */
 } dependency_kind;
 
 /* Named by content, never by file and offset: compaction moves records. */

@@ -5,6 +5,7 @@
  *   compact_examine.c  one checkpoint: what becomes of each of its blocks
  *   compact_code.c     one block, coded anew
  *   compact_lattice.c  the same of values on a lattice
+ *   compact_links.c    one block, with the deltas below it
  *   compact_files.c    its new files
  *   compact_publish.c  intent, next generation, catalog
  *   compact_old.c      generations that were replaced
@@ -80,6 +81,7 @@ typedef struct block_fate {
     const view *onto; /* it may be coded as a delta on that; NULL: on its own */
     const view_tensor *onto_tensor;
     block_load onto_load;
+    uint64_t linked; /* bytes that it takes with the deltas below it; 0: these cannot be taken over */
 } block_fate;
 
 typedef struct rewrite_plan {
@@ -97,6 +99,33 @@ void rewrite_plan_free(rewrite_plan *p);
 /* Of block i, which is copied, from what those that it builds on are known to take now. */
 ckd_status compact_load_of(block_load *out, compaction *c, const rewrite_plan *p, size_t i, ckd_error *err);
 
+/* Adds what loading the values takes now, wherever they stand but in what is being rewritten. */
+ckd_status compact_source_load(block_load *to, compaction *c, const values_source *s);
+/* Does the block, or a link below it, build on what goes? */
+bool compact_builds_on_unwanted(const compaction *c, const view *v, const record *r);
+
+/* ---- compact_links.c ---- */
+#define COMPACT_LINKS 64u
+
+typedef struct compact_link {
+    const view *view; /* where it stands now */
+    const view_block *from;
+    const view_block *side; /* what it shares with other blocks; NULL: nothing */
+} compact_link;
+/* A block that is rewritten, the first, and the deltas below it that it takes over, down to something that stays. */
+typedef struct compact_links {
+    bool possible;
+    compact_link items[COMPACT_LINKS];
+    size_t count;
+    bool ends_on_values; /* the last one is a delta on that: */
+    dependency end;
+    uint64_t bytes; /* of all of it, about */
+    block_load load;
+} compact_links;
+void compact_find_links(compact_links *out, compaction *c, const rewrite_plan *plan, size_t block);
+/* Within the bounds on chains? r: the block's. */
+bool compact_links_fit(const compact_links *l, const compaction *c, const record *r);
+
 /* ---- compact_code.c ---- */
 /* A record on its way into a new file. */
 typedef struct compact_item {
@@ -105,6 +134,7 @@ typedef struct compact_item {
     size_t block;  /* of the view; SIZE_MAX: no block */
     bool is_coded; /* anew: dependencies and payload are its own */
     record to;
+    compact_links *links;       /* is_coded, but all payloads are old ones; owned; NULL: none */
     dependency dependencies[4]; /* of what was coded anew */
     bytes payload;
 } compact_item;
@@ -140,13 +170,17 @@ typedef struct rewrite {
     ckd_id writer;
     manifest m; /* of the next generation */
     file_lock *intent;
-    bool undecided; /* the manifest was named, and may not have been taken back: recovery will see */
-    bytes encoded;  /* m, as it is published */
-    bool *coded;    /* by block of the plan's view: it was coded anew */
+    bool undecided;    /* the manifest was named, and may not have been taken back: recovery will see */
+    bytes encoded;     /* m, as it is published */
+    bool *coded;       /* by block of the plan's view: it is not a mere copy */
+    bytes sides, room; /* contents of side records that are written; scratch */
     size_t dependency_capacity; /* of m.dependencies */
 } rewrite;
 /* Writes the new files, whose ids are those of r->m.files, and names them, durable. Sets sizes, roots and dependencies of r->m. */
 ckd_status compact_write_files(rewrite *r, ckd_error *err);
+/* Appends the links to the file; *out is the block's record as it belongs above them. Errors: as chunk_read_payload and chunk_writer_append. */
+ckd_status compact_write_links(record *out, dependency dependencies[2], rewrite *r, chunk_writer *w,
+                               const compact_links *l, const record *block, ckd_error *err);
 /* Reads the new files back: all payloads, and the values of what was coded anew. */
 ckd_status compact_verify(rewrite *r, ckd_error *err);
 

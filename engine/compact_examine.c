@@ -16,6 +16,11 @@ static ckd_status examine_block(examination *x, size_t i, ckd_error *err);
 
 /* ---- what it takes to load a block ---- */
 
+static ckd_status circle(const view_block *b, ckd_error *err) {
+    err_corrupt(err, file_path(b->chunk->file), b->record->offset, "blocks build on each other in a circle");
+    return err_in_tensor(err, CKD_E_CORRUPT, b->record->tensor->name);
+}
+
 /* What the record says, unless it was rewritten since, or would have been. */
 static block_load known_load(const compaction *c, const view *v, const view_block *b) {
     const load_table *t = compact_table(c, &v->manifest.checkpoint.id);
@@ -59,9 +64,25 @@ static double own_work(const record *r) {
                        r->raw_size / size);
 }
 
-static ckd_status load_of(block_load *out, compaction *c, const rewrite_plan *p, examination *x, size_t i,
-                          ckd_error *err) {
-    const view_block *b = &p->view->blocks[i];
+static ckd_status load_of(block_load *out, compaction *c, const rewrite_plan *p, examination *x,
+                          const view_block *b, uint32_t nested, ckd_error *err);
+
+static ckd_status add_link(block_load *to, compaction *c, const rewrite_plan *p, examination *x,
+                           const view_block *b, const dependency *on, uint32_t nested, ckd_error *err) {
+    const view_block *link = view_find_shared(p->view, RECORD_LINK, &on->content);
+    if (!link || nested >= 4 * MAX_NESTED) {
+        return circle(b, err);
+    }
+    block_load load;
+    ckd_status status = load_of(&load, c, p, x, link, nested + 1, err);
+    to->depth = load.depth > to->depth ? load.depth : to->depth;
+    to->chain.stored += load.chain.stored;
+    to->chain.work += load.chain.work;
+    return status;
+}
+
+static ckd_status load_of(block_load *out, compaction *c, const rewrite_plan *p, examination *x,
+                          const view_block *b, uint32_t nested, ckd_error *err) {
     const record *r = b->record;
     bool delta = r->predictor == PREDICT_PARENT || r->predictor == PREDICT_STEP;
     *out = (block_load){0, {0, 0}};
@@ -71,11 +92,14 @@ static ckd_status load_of(block_load *out, compaction *c, const rewrite_plan *p,
     }
     for (uint32_t k = 0; k < r->dependency_count; k++) {
         values_source s;
-        if (r->dependencies[k].kind != DEPENDS_VALUES) {
+        const dependency *on = &r->dependencies[k];
+        if (on->kind != DEPENDS_VALUES && on->kind != DEPENDS_LINK) {
             continue;
         }
-        ckd_status status = values_source_of(&s, &c->views, p->view, b, k, CKD_DTYPE_NONE, err);
-        if (status == CKD_OK) {
+        bool link = on->kind == DEPENDS_LINK;
+        ckd_status status = link ? add_link(out, c, p, x, b, on, nested, err)
+                                 : values_source_of(&s, &c->views, p->view, b, k, CKD_DTYPE_NONE, err);
+        if (status == CKD_OK && !link) {
             status = add_source(out, c, p, x, &s, err);
         }
         if (status != CKD_OK) {
@@ -91,7 +115,12 @@ static ckd_status load_of(block_load *out, compaction *c, const rewrite_plan *p,
 }
 
 ckd_status compact_load_of(block_load *out, compaction *c, const rewrite_plan *p, size_t i, ckd_error *err) {
-    return load_of(out, c, p, NULL, i, err);
+    return load_of(out, c, p, NULL, &p->view->blocks[i], 0, err);
+}
+
+ckd_status compact_source_load(block_load *to, compaction *c, const values_source *s) {
+    rewrite_plan none = {.view = NULL};
+    return add_source(to, c, &none, NULL, s, NULL);
 }
 
 /* ---- what it may build on instead ---- */
@@ -150,19 +179,25 @@ static ckd_status find_onto(block_fate *f, compaction *c, const view *v, const r
 
 /* ---- one block, all blocks ---- */
 
-static bool builds_on_unwanted(const compaction *c, const view *v, const record *r) {
+static bool builds_on_unwanted(const compaction *c, const view *v, const record *r, uint32_t nested) {
     for (uint32_t k = 0; k < r->dependency_count; k++) {
-        const ckd_id *on = &r->dependencies[k].checkpoint;
-        if (!id_equal(on, &v->manifest.checkpoint.id) && compact_is_unwanted(c, on)) {
+        const dependency *on = &r->dependencies[k];
+        if (on->kind == DEPENDS_LINK && nested < 4 * MAX_NESTED) {
+            const view_block *link = view_find_shared(v, RECORD_LINK, &on->content);
+            if (link && builds_on_unwanted(c, v, link->record, nested + 1)) {
+                return true;
+            }
+        }
+        if (!id_equal(&on->checkpoint, &v->manifest.checkpoint.id) &&
+            compact_is_unwanted(c, &on->checkpoint)) {
             return true;
         }
     }
     return false;
 }
 
-static ckd_status circle(const view_block *b, ckd_error *err) {
-    err_corrupt(err, file_path(b->chunk->file), b->record->offset, "blocks build on each other in a circle");
-    return err_in_tensor(err, CKD_E_CORRUPT, b->record->tensor->name);
+bool compact_builds_on_unwanted(const compaction *c, const view *v, const record *r) {
+    return builds_on_unwanted(c, v, r, 0);
 }
 
 /* Coded as small as can be, where that was not tried: exact values on their own, or deltas. */
@@ -184,18 +219,24 @@ static ckd_status examine_block(examination *x, size_t i, ckd_error *err) {
     }
     f->state = FATE_ASKED;
     x->nested++;
-    ckd_status status = load_of(&f->load, x->c, p, x, i, err);
+    ckd_status status = load_of(&f->load, x->c, p, x, b, 0, err);
     x->nested--;
     if (status != CKD_OK) {
         return status;
     }
-    f->why = builds_on_unwanted(x->c, p->view, r) ? CKD_COMPACT_FOLD : 0;
+    f->why = compact_builds_on_unwanted(x->c, p->view, r) ? CKD_COMPACT_FOLD : 0;
     f->why |= f->load.depth > x->c->options.max_depth ? CKD_COMPACT_DEPTH : 0;
     f->why |= x->cold && worth_recoding(r) ? CKD_COMPACT_COLD : 0;
     if (f->why) {
         status = find_onto(f, x->c, p->view, r, err);
         load_cost base = base_cost(ckd_dtype_size(r->tensor->dtype), r->raw_size, r->base_stored);
         f->load = f->onto ? (block_load){f->onto_load.depth + 1, f->onto_load.chain} : (block_load){0, base};
+    }
+    if (f->why == CKD_COMPACT_FOLD && status == CKD_OK) {
+        compact_links links;
+        compact_find_links(&links, x->c, p, i);
+        f->linked = compact_links_fit(&links, x->c, r) ? links.bytes : 0;
+        f->load = f->linked ? links.load : f->load;
     }
     f->state = FATE_KNOWN;
     return status;
@@ -204,7 +245,8 @@ static ckd_status examine_block(examination *x, size_t i, ckd_error *err) {
 /* A lossy block's values take about nine bits each on their own. */
 static uint64_t about(const record *r, const block_fate *f) {
     bool lossy = r->coding == CODING_LATTICE;
-    return !f->why ? r->stored_size : lossy ? r->count * 9 / 8 : r->base_stored;
+    uint64_t coded = lossy ? r->count * 9 / 8 : r->base_stored;
+    return !f->why ? r->stored_size : f->linked && f->linked < coded ? f->linked : coded;
 }
 
 static void sum_up(rewrite_plan *p, uint32_t max_depth) {

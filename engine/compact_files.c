@@ -30,6 +30,46 @@ static bool names(const rewrite *r, size_t block, const hash128 *content) {
     return false;
 }
 
+/* Links are kept with the block above them, which has the same span. */
+static bool link_stays(const rewrite *r, const record *link) {
+    const view *v = r->plan->view;
+    const view_tensor *t = view_find(v, link->tensor->name);
+    for (size_t s = 0; t && s < t->shard_count; s++) {
+        const view_shard *shard = &t->shards[s];
+        for (size_t i = 0; i < shard->block_count; i++) {
+            const record *b = shard->blocks[i].record;
+            if (b->first == link->first && b->count == link->count &&
+                region_equal(b->region, link->region, t->shape.ndim)) {
+                return !r->coded[&shard->blocks[i] - v->blocks];
+            }
+        }
+    }
+    return true; /* whose it is is not known */
+}
+
+static bool named_by_link(const rewrite *r, const record *shared) {
+    const view *v = r->plan->view;
+    for (size_t i = 0; i < v->shared_count; i++) {
+        const record *l = v->shared[i].record;
+        for (uint32_t k = 0; k < l->dependency_count && l->kind == RECORD_LINK; k++) {
+            if (l->dependencies[k].kind != DEPENDS_VALUES &&
+                hash128_equal(&l->dependencies[k].content, &shared->content) && link_stays(r, l)) {
+                return true;
+            }
+        }
+    }
+    return false;
+}
+
+static bool is_written(const rewrite *r, const hash128 *content) {
+    for (size_t i = 0; i + sizeof(*content) <= r->sides.size; i += sizeof(*content)) {
+        if (memcmp(r->sides.data + i, content, sizeof(*content)) == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
 /* Is a side or group record still named by a block that is copied? Sides have the name of their tensor; its blocks lie together. */
 static bool is_named(const rewrite *r, const record *shared) {
     const view *v = r->plan->view;
@@ -47,7 +87,11 @@ static bool is_named(const rewrite *r, const record *shared) {
 }
 
 static bool is_left_out(const rewrite *r, const record *from) {
-    return (from->kind == RECORD_SIDE || from->kind == RECORD_GROUP) && !is_named(r, from);
+    if (from->kind == RECORD_LINK) {
+        return !link_stays(r, from);
+    }
+    bool shared = from->kind == RECORD_SIDE || from->kind == RECORD_GROUP;
+    return shared && (is_written(r, &from->content) || !(is_named(r, from) || named_by_link(r, from)));
 }
 
 /* ---- one batch ---- */
@@ -108,7 +152,18 @@ static ckd_status set_load(rewrite *r, compact_item *item, ckd_error *err) {
 }
 
 static ckd_status append(rewrite *r, chunk_writer *w, compact_item *item, ckd_error *err) {
-    ckd_status status = item->block != SIZE_MAX ? set_load(r, item, err) : CKD_OK;
+    ckd_status status = CKD_OK;
+    if (item->links) {
+        status = compact_write_links(&item->to, item->dependencies, r, w, item->links, item->from, err);
+        if (status == CKD_OK && item->links->ends_on_values) {
+            status = depend(r, &item->links->end.checkpoint, err);
+        }
+        free(item->links);
+        item->links = NULL;
+    }
+    if (item->block != SIZE_MAX && status == CKD_OK) {
+        status = set_load(r, item, err);
+    }
     for (uint32_t i = 0; i < item->to.dependency_count && status == CKD_OK; i++) {
         const ckd_id *on = &item->to.dependencies[i].checkpoint;
         status = id_equal(on, &r->m.checkpoint.id) ? CKD_OK : depend(r, on, err);
@@ -173,7 +228,8 @@ static ckd_status write_records(rewrite *r, const chunk *c, chunk_writer *w, bat
          sides++) { /* what blocks share comes last: only then it is known who needs it */
         for (size_t i = 0; i < c->record_count && status == CKD_OK; i++) {
             const record *from = &c->records[i];
-            bool is_side = from->kind == RECORD_SIDE || from->kind == RECORD_GROUP;
+            bool is_side =
+                from->kind == RECORD_SIDE || from->kind == RECORD_GROUP || from->kind == RECORD_LINK;
             if (!is_ours(r, from) || is_side != (sides == 1) || (is_side && is_left_out(r, from))) {
                 continue;
             }
@@ -211,6 +267,7 @@ static ckd_status fill_file(rewrite *r, const chunk *c, chunk_writer *w, ckd_err
     }
     for (size_t i = 0; b.items && i < BATCH_ITEMS; i++) {
         bytes_free(&b.items[i].payload);
+        free(b.items[i].links);
     }
     bytes_free(&room);
     free(b.items);

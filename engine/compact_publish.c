@@ -280,6 +280,8 @@ static void clean_up(rewrite *r, bool committed) {
     lock_release(r->intent);
     manifest_free(&r->m);
     bytes_free(&r->encoded);
+    bytes_free(&r->sides);
+    bytes_free(&r->room);
     free(r->coded);
 }
 

@@ -159,8 +159,10 @@ static ckd_status follow(load_plan *x, size_t from, const view *v, const view_bl
         building k = {x, s.view, s.tensor, &s.want, from};
         return status == CKD_OK ? load_each_block(s.tensor, &s.want, build_on, &k, err) : status;
     }
-    const view_block *shared =
-        view_find_shared(v, on->kind == DEPENDS_SIDE ? RECORD_SIDE : RECORD_GROUP, &on->content);
+    record_kind kind = on->kind == DEPENDS_SIDE   ? RECORD_SIDE
+                       : on->kind == DEPENDS_LINK ? RECORD_LINK
+                                                  : RECORD_GROUP;
+    const view_block *shared = view_find_shared(v, kind, &on->content);
     size_t to;
     ckd_status status =
         shared ? visit(&to, x, v, shared, err) : CKD_OK; /* that it is missing, the load will say */
@@ -228,10 +230,11 @@ static void hand_on_shares(load_plan *x) {
 
 static void add_reads(ckd_load_reads *to, const load_node *n) {
     const record *r = n->record;
+    bool values = r->kind == RECORD_BLOCK || r->kind == RECORD_LINK;
     double wanted = r->kind == RECORD_BLOCK ? wanted_of(n) : 1;
     to->needed_bytes += (uint64_t)((double)r->stored_size * wanted + 0.5);
     to->read_bytes += r->stored_size;
-    to->blocks += r->kind == RECORD_BLOCK;
+    to->blocks += values;
     to->depth = r->depth > to->depth ? r->depth : to->depth;
 }
 

@@ -278,9 +278,27 @@ const view_block *values_source_block(const values_source *s) {
     return NULL;
 }
 
+/* Values that stand in the checkpoint only for what builds on them. */
+static ckd_status link_values(decoder *d, view_cache *cache, const view *own, const view_block *b,
+                              const dependency *on, void *to, ckd_error *err) {
+    const record *r = b->record;
+    const view_block *link = id_equal(&on->checkpoint, &own->manifest.checkpoint.id) && on->same_span
+                                 ? view_find_shared(own, RECORD_LINK, &on->content)
+                                 : NULL;
+    if (!link || link->record->count != r->count || link->record->tensor->dtype != r->tensor->dtype) {
+        return corrupt_block(b, err, "the link that the block builds on is missing");
+    }
+    return values_of_block(d, cache, own, link, to, err);
+}
+
 ckd_status values_dependency(decoder *d, view_cache *cache, const view *own, const view_block *b,
                              uint32_t index, ckd_dtype dtype, void *to, ckd_error *err) {
     values_source s;
+    const record *r = b->record;
+    if (index < r->dependency_count && r->dependencies[index].kind == DEPENDS_LINK &&
+        r->predictor == PREDICT_PARENT) {
+        return link_values(d, cache, own, b, &r->dependencies[index], to, err);
+    }
     ckd_status status = values_source_of(&s, cache, own, b, index, dtype, err);
     return status == CKD_OK ? span_values(d, cache, s.view, s.tensor, &s.want, to, s.content, err) : status;
 }

@@ -61,7 +61,7 @@ static ckd_status collect_records(view *v, ckd_error *err) {
         return err_nomem(err, total * sizeof(*v->blocks), "block references");
     }
     size_t blobs = count_kind(v, RECORD_BLOB);
-    size_t shared = count_kind(v, RECORD_GROUP) + count_kind(v, RECORD_SIDE);
+    size_t shared = count_kind(v, RECORD_GROUP) + count_kind(v, RECORD_SIDE) + count_kind(v, RECORD_LINK);
     v->blobs = calloc(blobs + 1, sizeof(*v->blobs));
     v->shared = calloc(shared + 1, sizeof(*v->shared));
     if (!v->blobs || !v->shared) {
@@ -75,7 +75,8 @@ static ckd_status collect_records(view *v, ckd_error *err) {
                 v->blocks[v->block_count++] = b;
             } else if (r->kind == RECORD_BLOB && belongs(v, r)) {
                 v->blobs[v->blob_count++] = b;
-            } else if ((r->kind == RECORD_GROUP || r->kind == RECORD_SIDE) && belongs(v, r)) {
+            } else if ((r->kind == RECORD_GROUP || r->kind == RECORD_SIDE || r->kind == RECORD_LINK) &&
+                       belongs(v, r)) {
                 v->shared[v->shared_count++] = b;
             }
         }

@@ -1,9 +1,16 @@
 """compact: what it says before, does, and says afterwards."""
 
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from support_cli import CORRUPT, NOT_FOUND, run, state, store  # noqa: F401
+
+sys.path[:0] = [str(Path(__file__).parent / "reader")]
+import ckd_reader  # noqa: E402
+
 
 @pytest.fixture
 def chain(store):
@@ -76,3 +83,34 @@ def test_nothing_to_do(store):
     store.save(1, {"w": np.ones(4, np.float32)})
     assert "rewrote 0 of 1" in run("compact", store.path).out
     run("compact", store.path, "--run", "x", "--keep-last", 1, expect=NOT_FOUND)
+
+
+def drifting(store, steps, fidelity):
+    """A matrix whose deltas are small against its lattice, with its second moments."""
+    random = np.random.default_rng(1)
+    w, left = random.normal(size=(96, 64)).astype(np.float32), random.normal(size=(96, 4)).astype(np.float32)
+    for step in range(1, steps + 1):
+        w = w + 0.01 * left @ random.normal(size=(4, 64)).astype(np.float32)
+        v = np.abs(random.normal(size=(96, 64))).astype(np.float32)
+        store.save(step, {"exp_avg_sq.w": v, "w": w}, "--fidelity", fidelity, "--max-load-cost", 1000, "--newest-load-cost", 1000)
+
+
+@pytest.mark.parametrize("fidelity", ["near", "compact"])
+def test_links_mean_what_the_format_says(store, fidelity):
+    """The deltas of what goes are taken over by what stays; also when that goes in its turn."""
+    drifting(store, 12, fidelity)
+    before = values(store)
+    size = sum(c["stored_bytes"] for c in store.checkpoints())
+    for every in (2, 4):
+        run("compact", store.path, "--keep-every", every, "--undo", "0s")
+        left = values(store)
+        assert {s for _, s in left} >= set(range(every, 13, every)) and len(left) < 12
+        assert all(before[k] == v for k, v in left.items())
+        assert sum(c["stored_bytes"] for c in store.checkpoints()) < size
+        other = ckd_reader.Store(store.path)
+        kinds = [r.kind for c in other.manifests.values() for f in c.files for r in other.chunk(f).records]
+        assert ckd_reader.LINK in kinds
+        for (name, step), content in left.items():
+            c = ckd_reader.Checkpoint(other, other.manifests[name, step])
+            assert c.tensor("w").tobytes() in content and c.tensor("exp_avg_sq.w").tobytes() in content
+    assert store.json("verify")["ok"]

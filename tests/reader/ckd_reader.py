@@ -31,7 +31,7 @@ DTYPES = {1: ("f64", 8), 2: ("f32", 4), 3: ("f16", 2), 4: ("bf16", 2), 5: ("f8e4
           8: ("i32", 4), 9: ("i16", 2), 10: ("i8", 1), 11: ("u64", 8), 12: ("u32", 4), 13: ("u16", 2), 14: ("u8", 1),
           15: ("bool", 1)}
 ROLES = {1: "weight", 2: "exp_avg", 3: "exp_avg_sq", 4: "master", 5: "other"}
-BLOCK, SIDE, GROUP, BLOB, BUNDLE, MEASURES = 1, 2, 3, 4, 5, 6
+BLOCK, SIDE, GROUP, BLOB, BUNDLE, MEASURES, LINK = 1, 2, 3, 4, 5, 6, 7
 RECORD_MIN, RECORD_MAX, MAX_ELEMENTS, MAX_CHAIN = 74, 2**20, 2**40, 4096
 MAX_DEPTH = 256
 RUN_NAME = re.compile(r"[A-Za-z0-9_~][A-Za-z0-9._~-]{0,127}")
@@ -333,7 +333,7 @@ class Record:
         if self.first + self.count > elements:
             raise Corrupt("elements do not lie inside their region")
         limit = {SIDE: 2**26, GROUP: 2**20, BLOB: 2**30, BUNDLE: 2**24, MEASURES: 2**24}.get(self.kind, 2**64)
-        if self.raw_size > limit or BLOCK <= self.kind <= MEASURES and self.stored_size > self.raw_size:
+        if self.raw_size > limit or BLOCK <= self.kind <= LINK and self.stored_size > self.raw_size:
             raise Corrupt("sizes of a record")
         names = {BUNDLE: "bundle", MEASURES: "measures"}
         if self.kind in names and (
@@ -343,7 +343,7 @@ class Record:
         if self.kind == BUNDLE and (self.stored_size != self.raw_size or any((
                 self.coding, self.depth, self.chain_stored, self.chain_work, self.base_stored))):
             raise Corrupt("header of a bundle")
-        if self.kind != BLOCK:
+        if self.kind not in (BLOCK, LINK):
             return
         if self.dtype not in DTYPES or self.role not in ROLES:
             raise Unsupported(f"tensor {self.name}: dtype {self.dtype}, role {self.role}")
@@ -591,7 +591,7 @@ class Tensor:
 class Checkpoint:
     def __init__(self, store, manifest):
         self.store, self.manifest = store, manifest
-        blocks, self.blobs, self.groups, self.sides = {}, {}, {}, {}
+        blocks, self.blobs, self.groups, self.sides, self.links = {}, {}, {}, {}, {}
         for file in manifest.files:
             chunk = store.chunk(file)
             for record in chunk.records:
@@ -603,6 +603,8 @@ class Checkpoint:
                     self.groups[record.content] = record
                 elif record.kind == SIDE:
                     self.sides[record.content] = record
+                elif record.kind == LINK:
+                    self.links[record.content] = record
                 elif record.kind == BLOB:
                     if record.name in self.blobs:
                         raise Corrupt(f"two blobs {record.name}")
@@ -702,6 +704,17 @@ class Checkpoint:
             raise Corrupt(f"{block.name}: content hash of a side record")
         return ckd_lattice.shared_columns(data)
 
+    def link(self, block, on, budget):
+        """Values that are there only for what builds on them."""
+        record = self.links.get(on.content)
+        if record is None or on.checkpoint != self.manifest.id or on.flags or \
+                (record.count, record.dtype) != (block.count, block.dtype):
+            raise Corrupt(f"{block.name}: the link that it builds on is missing")
+        tensor = self.tensors.get(record.name)
+        if tensor is None:
+            raise Corrupt(f"{block.name}: a link of a tensor that is not there")
+        return self.block(tensor, record, budget), record.dtype
+
     def step(self, block, before, budget):
         """What an optimizer step is expected to give."""
         on = block.dependencies[-1]
@@ -722,6 +735,8 @@ class Checkpoint:
     def dependency(self, block, budget, index=0):
         """(values, dtype) of one of a block's dependencies, the first unless said otherwise."""
         on = block.dependencies[index]
+        if on.kind == 4 and index == 0 and block.predictor == 1:
+            return self.link(block, on, budget)
         if on.kind != 1:
             raise Corrupt(f"{block.name}: dependency {index} is not of values")
         other = self if on.checkpoint == self.manifest.id else self.store.by_id(on.checkpoint)

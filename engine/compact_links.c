@@ -1,0 +1,202 @@
+/*
+ * What a block is a delta on, where that goes: the deltas below it become links of its own checkpoint, payload by payload. A difference to what is further down, as one
+ * delta, would have to tell every last bit of values that several coarse deltas told in a fraction of that.
+ */
+#include "engine/compact.h"
+
+#define LINK_BYTES 100u /* of a link's header and its part of the index, about */
+
+/* Where the walk is. */
+typedef struct place {
+    const view *view;
+    const view_block *at;
+} place;
+
+static const view_block *side_of(const place *p) {
+    const record *r = p->at->record;
+    const dependency *on = r->dependency_count ? &r->dependencies[r->dependency_count - 1] : NULL;
+    return on && on->kind == DEPENDS_SIDE ? view_find_shared(p->view, RECORD_SIDE, &on->content) : NULL;
+}
+
+static double own_work(const record *r) {
+    if (r->coding == CODING_LATTICE) {
+        return (double)r->chain_work / (r->depth + 1);
+    }
+    size_t size = ckd_dtype_size(r->tensor->dtype);
+    return decode_work((predictor)r->predictor, (coding)r->coding, size, r->raw_size, r->stored_size,
+                       r->raw_size / size);
+}
+
+/* The block or link becomes one of the list. A side record is shared by the blocks of its span: their parts of it add up. */
+static bool add(compact_links *l, const place *p) {
+    const record *r = p->at->record;
+    if (l->count == COMPACT_LINKS) {
+        return false;
+    }
+    const view_block *side = side_of(p);
+    const dependency *on = r->dependency_count ? &r->dependencies[r->dependency_count - 1] : NULL;
+    if (on && on->kind == DEPENDS_SIDE && !side) {
+        return false;
+    }
+    l->items[l->count++] = (compact_link){p->view, p->at, side};
+    l->bytes += r->stored_size + LINK_BYTES;
+    if (side && side->record->count) {
+        l->bytes +=
+            (uint64_t)((double)side->record->stored_size * (double)r->count / (double)side->record->count);
+    }
+    l->load.depth += r->predictor == PREDICT_PARENT;
+    l->load.chain.stored += (double)r->stored_size;
+    l->load.chain.work += own_work(r);
+    return true;
+}
+
+/* From a block to what it builds on. false: there is no such block, or this is where the walk ends. */
+static bool step(place *p, compact_links *l, compaction *c, const view *from) {
+    const record *r = p->at->record;
+    const dependency *on = r->dependency_count ? &r->dependencies[0] : NULL;
+    values_source s;
+    if (on && on->kind == DEPENDS_LINK) {
+        p->at = view_find_shared(p->view, RECORD_LINK, &on->content);
+        return p->at != NULL;
+    }
+    if (!on || !on->same_span || (on->tensor && *on->tensor && strcmp(on->tensor, r->tensor->name) != 0) ||
+        values_source_of(&s, &c->views, p->view, p->at, 0, r->tensor->dtype, NULL) != CKD_OK) {
+        return false;
+    }
+    if (s.view != from && !compact_is_unwanted(c, &on->checkpoint)) {
+        block_load below = {0, {0, 0}};
+        l->possible = compact_source_load(&below, c, &s) == CKD_OK;
+        l->end = *on;
+        l->end.tensor = "";
+        l->ends_on_values = true;
+        l->load.depth += below.depth;
+        l->load.chain.stored += below.chain.stored;
+        l->load.chain.work += below.chain.work;
+        return false;
+    }
+    p->view = s.view;
+    p->at = values_source_block(&s);
+    return p->at != NULL;
+}
+
+void compact_find_links(compact_links *out, compaction *c, const rewrite_plan *plan, size_t block) {
+    place p = {plan->view, &plan->view->blocks[block]};
+    *out = (compact_links){.possible = false};
+    for (uint32_t steps = 0; steps < 4 * COMPACT_LINKS; steps++) {
+        uint32_t how = p.at->record->predictor;
+        bool delta = how == PREDICT_PARENT || how == PREDICT_NONE;
+        if ((!delta && how != PREDICT_COPY) || (delta && !add(out, &p))) {
+            return;
+        }
+        if (how == PREDICT_NONE) {
+            out->possible = true;
+            return;
+        }
+        if (!step(&p, out, c, plan->view)) {
+            break;
+        }
+    }
+    out->possible = out->possible && out->count > 0; /* a copy of what stays is no delta */
+}
+
+bool compact_links_fit(const compact_links *l, const compaction *c, const record *r) {
+    load_cost base = base_cost(ckd_dtype_size(r->tensor->dtype), r->raw_size, r->base_stored);
+    return l->possible && l->load.depth <= c->options.max_depth &&
+           l->load.chain.stored <= c->options.max_load_cost * base.stored;
+}
+
+/* ---- writing them ---- */
+
+static ckd_status copy_record(rewrite *r, chunk_writer *w, const view_block *from, record *to, bytes *payload,
+                              ckd_error *err) {
+    (void)r;
+    void *room = bytes_scratch(payload, from->record->stored_size + 1, "a payload", err);
+    ckd_status status = room ? chunk_read_payload(from->chunk, from->record, room, err) : CKD_E_NOMEM;
+    return status == CKD_OK ? chunk_writer_append(w, to, payload->data, err) : status;
+}
+
+/* Unless it is in the new files already. */
+static ckd_status write_side(rewrite *r, chunk_writer *w, const compact_link *l, const record *block,
+                             ckd_error *err) {
+    const hash128 *content = &l->side->record->content;
+    for (size_t i = 0; i + sizeof(hash128) <= r->sides.size; i += sizeof(hash128)) {
+        if (memcmp(r->sides.data + i, content, sizeof(*content)) == 0) {
+            return CKD_OK;
+        }
+    }
+    bytes_put(&r->sides, content, sizeof(*content));
+    if (r->sides.failed) {
+        return err_nomem(err, r->sides.size, "side records");
+    }
+    record to = *l->side->record;
+    to.tensor = block->tensor;
+    to.bundle = NULL;
+    return copy_record(r, w, l->side, &to, &r->room, err);
+}
+
+/* What link `at` builds on: the next one, or where the list ends. Returns the number of dependencies. */
+static uint32_t dependencies_of(dependency to[2], const rewrite *r, const compact_links *l, size_t at) {
+    const compact_link *link = &l->items[at];
+    const record *from = link->from->record;
+    uint32_t count = 0;
+    if (at + 1 < l->count) {
+        to[count++] = (dependency){.kind = DEPENDS_LINK,
+                                   .checkpoint = r->m.checkpoint.id,
+                                   .tensor = "",
+                                   .same_span = true,
+                                   .content = l->items[at + 1].from->record->content};
+    } else if (l->ends_on_values) {
+        to[count++] = l->end;
+    }
+    if (link->side) {
+        to[count] = from->dependencies[from->dependency_count - 1];
+        to[count].tensor = "";
+        to[count++].checkpoint = r->m.checkpoint.id;
+    }
+    return count;
+}
+
+/* What is below a link, its own payload included. */
+static void set_link_load(record *to, const compact_links *l, size_t at) {
+    double stored = l->load.chain.stored, work = l->load.chain.work;
+    uint32_t depth = l->load.depth;
+    for (size_t i = 0; i < at; i++) {
+        const record *above = l->items[i].from->record;
+        stored -= (double)above->stored_size;
+        work -= own_work(above);
+        depth -= above->predictor == PREDICT_PARENT;
+    }
+    to->depth = depth;
+    to->chain_stored = (uint64_t)(stored > 0 ? stored : 0);
+    to->chain_work = (uint64_t)(work > 0 ? work : 0);
+}
+
+ckd_status compact_write_links(record *out, dependency dependencies[2], rewrite *r, chunk_writer *w,
+                               const compact_links *l, const record *block, ckd_error *err) {
+    ckd_status status = CKD_OK;
+    for (size_t i = 0; i < l->count && status == CKD_OK; i++) {
+        status = l->items[i].side ? write_side(r, w, &l->items[i], block, err) : CKD_OK;
+    }
+    for (size_t i = l->count; i-- > 1 && status == CKD_OK;) {
+        dependency on[2];
+        record to = *l->items[i].from->record;
+        to.kind = RECORD_LINK;
+        to.tensor = block->tensor;
+        to.bundle = NULL;
+        to.dependencies = on;
+        to.dependency_count = dependencies_of(on, r, l, i);
+        set_link_load(&to, l, i);
+        status = copy_record(r, w, l->items[i].from, &to, &r->room, err);
+    }
+    const record *own = l->items[0].from->record;
+    *out = *block;
+    out->bundle = NULL;
+    out->coding = own->coding;
+    out->predictor = own->predictor;
+    out->stored_size = own->stored_size;
+    out->base_stored = own->base_stored;
+    out->dependencies = dependencies;
+    out->dependency_count = dependencies_of(dependencies, r, l, 0);
+    set_link_load(out, l, 0);
+    return status;
+}
