@@ -211,6 +211,12 @@ static void print_outlooks(const report_data *d) {
                                 .stored = d->prune->bytes,
                                 .monthly = true});
     }
+    if (d->trash) {
+        print_row(d, &(csv_row){.group = "trash",
+                                .checkpoints = d->trash->count,
+                                .stored = d->trash->file_bytes,
+                                .monthly = true});
+    }
 }
 
 ckd_status report_print_csv(const report_data *d, ckd_error *err) {

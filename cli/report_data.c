@@ -229,6 +229,42 @@ static ckd_status make_room(report_data *d, ckd_error *err) {
                : cli_error_nomem(err);
 }
 
+/* What the stored policies would delete. That they, or what they need, cannot be read is no reason not to report the rest. */
+static ckd_status plan_stored(report_data *d, const char *run, ckd_store *store, ckd_error *err) {
+    ckd_stored_policy found = {0};
+    ckd_error why = {0};
+    ckd_status status = run ? ckd_store_policy(&found, store, run, &why) : CKD_OK;
+    if (status == CKD_OK) {
+        found.policy.run = run;
+        status = ckd_store_plan_prune(&d->prune, store, run ? &found.policy : NULL, &why);
+    }
+    d->stored = status == CKD_OK;
+    if (status == CKD_E_CORRUPT || status == CKD_E_UNSUPPORTED) {
+        cli_note("what the stored policies would delete is not known: %s", why.message);
+    } else if (status != CKD_OK && status != CKD_E_NOT_FOUND) {
+        *err = why;
+        return status;
+    }
+    return CKD_OK;
+}
+
+static ckd_status add_retention(report_data *d, const report_question *q, ckd_store *store, ckd_error *err) {
+    ckd_error why = {0};
+    ckd_status status = q->prune ? ckd_store_plan_prune(&d->prune, store, &q->policy, err)
+                                 : plan_stored(d, q->policy.run, store, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    status = ckd_store_trash(&d->trash, store, &why);
+    if (status == CKD_E_CORRUPT || status == CKD_E_UNSUPPORTED) {
+        cli_note("what is in the trash is not known: %s", why.message);
+    } else if (status != CKD_OK) {
+        *err = why;
+        return status;
+    }
+    return CKD_OK;
+}
+
 ckd_status report_data_make(report_data *d, const report_question *q, ckd_store *store, ckd_error *err) {
     *d = (report_data){.store = q->store};
     ckd_status status = q->prices ? cli_prices_read(&d->prices, q->prices, err) : CKD_OK;
@@ -238,8 +274,8 @@ ckd_status report_data_make(report_data *d, const report_question *q, ckd_store 
     if (status == CKD_OK) {
         status = check_run(d, q->policy.run, err);
     }
-    if (status == CKD_OK && q->prune) {
-        status = ckd_store_plan_prune(&d->prune, store, &q->policy, err);
+    if (status == CKD_OK) {
+        status = add_retention(d, q, store, err);
     }
     if (status == CKD_OK) {
         status = ckd_store_timeline(&d->timeline, store, NULL, err);
@@ -266,6 +302,7 @@ ckd_status report_data_make(report_data *d, const report_question *q, ckd_store 
 void report_data_free(report_data *d) {
     ckd_report_free(d->report);
     ckd_prune_free(d->prune);
+    ckd_trash_free(d->trash);
     ckd_timeline_free(d->timeline);
     cli_prices_free(d->prices);
     free(d->by_time);

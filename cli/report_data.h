@@ -50,14 +50,16 @@ typedef struct report_data {
     report_loading *loadings; /* of each run, with prices */
     size_t projection_count, period_count, loading_count;
     ckd_timeline *timeline; /* how long saves took, those that the catalog knows of, by time */
-    ckd_prune *prune;       /* NULL: no policy was asked about */
+    ckd_prune *prune;       /* NULL: no policy was asked about, and none is stored */
+    bool stored;            /* the stored policies' */
+    ckd_trash *trash;       /* NULL: it cannot be read */
     cli_prices *prices;     /* NULL: no table was given */
 } report_data;
 
 typedef struct report_question {
     const char *store;
     ckd_policy policy;
-    bool prune;         /* say what it would save; its run counts in any case */
+    bool prune; /* say what it would save; else what the stored ones would; its run counts in any case */
     const char *prices; /* file; NULL: none */
     uint64_t until;
     bool project;

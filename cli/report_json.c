@@ -128,9 +128,18 @@ static json_t *json_prune(const report_data *d) {
         return json_null();
     }
     double saved = d->prices ? cli_price_stored(d->prices, d->prune->bytes) : NAN;
-    return json_pack("{s:I, s:I, s:I, s:o}", "checkpoints", (json_int_t)d->prune->count, "deleted",
-                     (json_int_t)d->prune->deleted, "bytes", (json_int_t)d->prune->bytes, "saved_per_month",
-                     cli_json_double(saved));
+    return json_pack("{s:b, s:I, s:I, s:I, s:o}", "stored", d->stored, "checkpoints",
+                     (json_int_t)d->prune->count, "deleted", (json_int_t)d->prune->deleted, "bytes",
+                     (json_int_t)d->prune->bytes, "saved_per_month", cli_json_double(saved));
+}
+
+static json_t *json_trash(const report_data *d) {
+    if (!d->trash) {
+        return json_null();
+    }
+    double saved = d->prices ? cli_price_stored(d->prices, d->trash->file_bytes) : NAN;
+    return json_pack("{s:I, s:I, s:o}", "checkpoints", (json_int_t)d->trash->count, "bytes",
+                     (json_int_t)d->trash->file_bytes, "saved_per_month", cli_json_double(saved));
 }
 
 static json_t *json_prices(const cli_prices *p) {
@@ -174,7 +183,7 @@ ckd_status report_print_json(const report_data *d, ckd_error *err) {
     return cli_json_print(
         json_pack(
             "{s:i, s:I, s:I, s:I, s:o, s:o, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:o, s:o, s:o, s:o, s:o, s:o, "
-            "s:o, s:o, s:o, s:o, s:o}",
+            "s:o, s:o, s:o, s:o, s:o, s:o}",
             "schema", 1, "checkpoints", (json_int_t)r->checkpoint_count, "raw_bytes",
             (json_int_t)r->raw_bytes, "stored_bytes", (json_int_t)r->stored_bytes, "ratio",
             cli_json_ratio(r->raw_bytes, r->stored_bytes), "full_instead",
@@ -184,7 +193,8 @@ ckd_status report_print_json(const report_data *d, ckd_error *err) {
             "other_bytes", (json_int_t)r->other_bytes, "unlisted_bytes", (json_int_t)r->unlisted_bytes,
             "file_count", (json_int_t)r->file_count, "by_run", json_runs(d), "by_role", json_roles(d),
             "by_fidelity", json_fidelities(r), "by_tensor", json_tensors(d), "by_time", json_periods(d),
-            "growth", json_growths(d), "projection", json_projections(d), "pruning", json_prune(d), "prices",
-            json_prices(d->prices), "cost", json_cost(d), "by_checkpoint", json_checkpoints(r)),
+            "growth", json_growths(d), "projection", json_projections(d), "pruning", json_prune(d), "trash",
+            json_trash(d), "prices", json_prices(d->prices), "cost", json_cost(d), "by_checkpoint",
+            json_checkpoints(r)),
         err);
 }

@@ -36,19 +36,32 @@ void report_say_totals(FILE *to, const report_data *d) {
 
 /* ---- what would be, and what it costs ---- */
 
-void report_say_pruning(FILE *to, const report_data *d) {
-    if (!d->prune) {
-        return;
-    }
-    const ckd_prune *p = d->prune;
-    fprintf(to, "the policy would delete %" PRIu64 " of %zu checkpoints, %s", p->deleted, p->count,
-            cli_text_size(p->bytes).text);
+static void say_saved(FILE *to, const report_data *d, uint64_t bytes) {
+    fprintf(to, "%s", cli_text_size(bytes).text);
     if (d->prices) {
         fputs(": ", to);
-        cli_print_clean(to, cli_money_text(d->prices, cli_price_stored(d->prices, p->bytes)).text);
+        cli_print_clean(to, cli_money_text(d->prices, cli_price_stored(d->prices, bytes)).text);
         fputs(" a month", to);
     }
     fputc('\n', to);
+}
+
+static bool has_retention(const report_data *d) {
+    return d->prune || (d->trash && d->trash->count);
+}
+
+void report_say_pruning(FILE *to, const report_data *d) {
+    if (d->prune) {
+        fprintf(to, "%s would delete %" PRIu64 " of %zu checkpoints, ",
+                d->stored ? "applying the stored policies" : "the policy", d->prune->deleted,
+                d->prune->count);
+        say_saved(to, d, d->prune->bytes);
+    }
+    if (d->trash && d->trash->count) {
+        fprintf(to, "the trash holds %zu deleted checkpoint%s; emptying it frees ", d->trash->count,
+                d->trash->count == 1 ? "" : "s");
+        say_saved(to, d, d->trash->file_bytes);
+    }
 }
 
 void report_say_cost(FILE *to, const report_data *d) {
@@ -120,7 +133,7 @@ ckd_status report_print_text(const report_data *d, bool projected, bool verbose,
     if (status == CKD_OK && verbose) {
         status = print_details(d, err);
     }
-    if (status == CKD_OK && (d->prune || d->prices)) {
+    if (status == CKD_OK && (has_retention(d) || d->prices)) {
         putchar('\n');
         report_say_pruning(stdout, d);
         report_say_cost(stdout, d);

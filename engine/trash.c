@@ -417,8 +417,14 @@ ckd_status ckd_store_trash(ckd_trash **out, ckd_store *store, ckd_error *err) {
     needs n = {0};
     *out = NULL;
     ckd_trash *trash = calloc(1, sizeof(*trash));
-    ckd_status status =
-        trash ? needs_read(&n, store, err) : err_nomem(err, sizeof(*trash), "a list of the trash");
+    manifest_list tombstones = {0};
+    ckd_status status = trash ? manifests_tombstones(&tombstones, store, err)
+                              : err_nomem(err, sizeof(*trash), "a list of the trash");
+    bool any = tombstones.count > 0;
+    manifests_free(&tombstones);
+    if (status == CKD_OK && any) { /* else no manifest need be read */
+        status = needs_read(&n, store, err);
+    }
     if (status == CKD_OK) {
         status = list_trash(trash, &n, err);
     }

@@ -11,7 +11,7 @@ from support_cli import DOC, NOT_FOUND, USAGE, check_documented, run, state, sto
 
 EXAMPLE = DOC.parent / "prices-example.json"
 HOSTILE = "a<b>&\"c', \u20ac=1\n"
-GROUPS = {"total", "part", "run", "role", "fidelity", "time", "tensor", "growth", "projection", "pruning", "checkpoint", "checkpoint role"}
+GROUPS = {"total", "part", "run", "role", "fidelity", "time", "tensor", "growth", "projection", "pruning", "trash", "checkpoint", "checkpoint role"}
 
 
 @pytest.fixture
@@ -80,6 +80,7 @@ def test_figures_add_up(full):
     newest = r["by_checkpoint"][-1]["raw_bytes"]
     assert r["full_instead"] == pytest.approx(r["stored_bytes"] / newest)
     assert r["projection"] == [] and r["pruning"] is r["prices"] is r["cost"] is None
+    assert r["trash"] == {"checkpoints": 0, "bytes": 0, "saved_per_month": None}
     assert all(row["cost_per_month"] is None for row in r["by_run"])
 
 
@@ -183,11 +184,42 @@ def test_what_a_policy_would_save(full):
     policy = ["--keep-last", 1, "--run", "gpt"]
     plan = full.json("prune", "--dry-run", *policy)
     said = report(full, *policy)["pruning"]
-    assert said == {"checkpoints": 4, "deleted": plan["deleted"], "bytes": plan["bytes"], "saved_per_month": None}
+    assert said == {"stored": False, "checkpoints": 4, "deleted": plan["deleted"], "bytes": plan["bytes"], "saved_per_month": None}
     assert report(full, "--keep-every", 10)["pruning"]["checkpoints"] == 5
     assert len(full.checkpoints()) == 5
     assert f"would delete {plan['deleted']} of 4" in full.call("report", *policy).out
     full.call("report", "--keep-last", 0, expect=USAGE)
+
+
+def test_what_stored_policies_and_the_trash_hold(full):
+    for step in (50, 60, 70):
+        full.save(step, state(1), "--base", run_name="gpt")
+    full.call("policy", "--keep-last", 1, "--run", "gpt", "-q")
+    plan = full.json("prune", "--dry-run")
+    assert plan["deleted"] > 0
+    for of in (), ("--run", "gpt"):
+        r = report(full, *of)
+        assert r["pruning"] == {"stored": True, "checkpoints": 7, "deleted": plan["deleted"], "bytes": plan["bytes"], "saved_per_month": None}
+    assert report(full, "--run", "tuned")["pruning"] is None
+    assert f"applying the stored policies would delete {plan['deleted']} of 7" in full.call("report").out
+    assert not report(full, "--keep-last", 5)["pruning"]["stored"]
+    full.call("prune", "-q")
+    r = report(full)
+    assert r["pruning"]["deleted"] == 0 and r["trash"]["checkpoints"] == plan["deleted"] and r["trash"]["bytes"] == plan["bytes"]
+    assert f"the trash holds {plan['deleted']} deleted checkpoint" in full.call("report").out
+    assert int(table(full)["trash"][0]["stored_bytes"]) == plan["bytes"]
+    page = full.folder / "trash.html"
+    full.call("report", "--html", page, "-q")
+    assert "the trash holds" in page.read_text() and "applying the stored policies" in page.read_text()
+    before = r["stored_bytes"] - r["catalog_bytes"]
+    full.call("trash", "--empty", "--all", "-q")
+    r = report(full)
+    assert r["trash"] == {"checkpoints": 0, "bytes": 0, "saved_per_month": None}
+    assert before - (r["stored_bytes"] - r["catalog_bytes"]) >= plan["bytes"]
+    note, = (p for n, p in full.files().items() if str(n).startswith("data/n/policy"))
+    note.write_bytes(b"damaged")
+    said = full.call("report", "--json", expect_message="what the stored policies would delete is not known").json()
+    assert said["pruning"] is None
 
 
 # ------------------------------------------------------------------------------------------------------ prices
@@ -265,4 +297,4 @@ def test_an_empty_store(store):
     r = report(store, "--until", 5, "--prices", EXAMPLE)
     assert r["full_instead"] is None and r["by_tensor"] == r["by_time"] == r["growth"] == r["cost"]["loads"] == []
     assert store.call("report", "-v").out.startswith("0 checkpoints")
-    assert set(table(store)) == {"total", "part", "role"}
+    assert set(table(store)) == {"total", "part", "role", "trash"}
