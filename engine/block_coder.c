@@ -4,7 +4,6 @@
 #include "engine/block_lossy.h"
 #include "engine/block_step.h"
 
-#define MAX_HOLDERS    64u    /* checkpoints that one builds on: each is open while this one is loaded */
 #define PROBE_BYTES    16384u /* of a block, to see whether zstd or LZ4 can win */
 #define PROBE_WHOLE    65536u /* smaller blocks are tried whole */
 #define PROBE_SHARE    16u /* the same of panels of large matrices, whose blocks are smaller: a share of them, */
@@ -77,7 +76,7 @@ const record *block_matching(const block_job *job, const tensor_context *tensor,
  * grow chains.
  */
 static bool may_depend(const coding_context *save, const ckd_id *checkpoint) {
-    bool named = save->dependency_count < MAX_HOLDERS;
+    bool named = save->dependency_count < BLOCK_HOLDERS_MAX;
     for (size_t i = 0; i < save->dependency_count && !named; i++) {
         named = id_equal(&save->dependencies[i], checkpoint);
     }
@@ -121,13 +120,41 @@ bool block_find_in_parent(block_job *job, const coding_context *save, const tens
     return true;
 }
 
-bool block_find_in_save(block_job *job, const coding_context *save, const tensor_context *tensor,
-                        double bound) {
+/* Naming values takes less than storing them. */
+static bool may_be_named(const block_job *job, const coding_context *save, const tensor_context *tensor) {
+    return raw_size(job, tensor) >= MIN_COPY_BYTES && save->codec != CKD_CODEC_RAW;
+}
+
+/* What in this save has the values; as near as `bound`, or exactly if that is negative. */
+static const content_entry *entry_with(const block_job *job, const coding_context *save,
+                                       const tensor_context *tensor, double bound) {
     span mine = {tensor->region, job->first, job->count};
     const content_entry *e =
         content_index_find(save->known, &job->content, tensor->tensor->dtype, &tensor->shape, &mine);
-    if (!e || (!hash128_equal(&e->values, &job->content) &&
-               !(e->error.largest <= bound && isfinite(e->error.largest)))) {
+    bool near = e && e->error.largest <= bound && isfinite(e->error.largest);
+    return e && (near || hash128_equal(&e->values, &job->content)) ? e : NULL;
+}
+
+bool block_is_in_save(const block_job *job, const coding_context *save, const tensor_context *tensor) {
+    return may_be_named(job, save, tensor) && entry_with(job, save, tensor, -1);
+}
+
+bool block_is_coming(const block_job *job, const coding_context *save, const tensor_context *tensor) {
+    for (size_t i = 0; i < save->coming_count && may_be_named(job, save, tensor); i++) {
+        const block_job *c = save->coming[i];
+        if (c != job && c->count == job->count &&
+            (hash128_equal(&c->original, &job->content) || hash128_equal(&c->rounded_bf16, &job->content) ||
+             hash128_equal(&c->rounded_f16, &job->content))) {
+            return true;
+        }
+    }
+    return false;
+}
+
+bool block_find_in_save(block_job *job, const coding_context *save, const tensor_context *tensor,
+                        double bound) {
+    const content_entry *e = entry_with(job, save, tensor, bound);
+    if (!e) {
         return false;
     }
     block_depend_on(job, e->rounded ? PREDICT_CAST : PREDICT_COPY, &save->checkpoint, e->tensor, &e->stored);
@@ -384,10 +411,11 @@ void block_begin(block_job *job, const tensor_context *tensor) {
     job->depth = 0;
     job->alone_dependencies = 0;
     job->decoder.steps = 0;
-    job->parent_damaged = job->delta_lost = false;
+    job->parent_damaged = job->delta_lost = job->awaits = false;
     job->step.available = job->step.chosen = false;
     job->standalone.available = job->delta.available = job->delta.encoded = false;
     job->lossy = false;
+    job->rounded_bf16 = job->rounded_f16 = (hash128){0};
     job->error = job->error_bf16 = job->error_f16 = (lossy_error){0};
     job->parent_block = tensor->parent ? block_matching(job, tensor, tensor->parent) : NULL;
 }
@@ -404,11 +432,15 @@ ckd_status block_analyse(block_job *job, const coding_context *save, const tenso
     job->original = job->content;
     job->result_bf16 = job->rounded_bf16;
     job->result_f16 = job->rounded_f16;
-    if (raw >= MIN_COPY_BYTES && save->codec != CKD_CODEC_RAW &&
+    if (may_be_named(job, save, tensor) &&
         (block_find_in_parent(job, save, tensor) || block_find_in_save(job, save, tensor, -1))) {
         return job->depth > 0 ? block_plan_standalone(job, save, tensor, false, err) : CKD_OK;
     }
-    bool delta = tensor->parent && job->try_delta && raw >= MIN_COPY_BYTES && save->codec != CKD_CODEC_RAW;
+    job->awaits = block_is_coming(job, save, tensor);
+    if (job->awaits) {
+        return CKD_OK;
+    }
+    bool delta = tensor->parent && job->try_delta && may_be_named(job, save, tensor);
     if (delta) {
         block_measure_parent(job, tensor);
         delta = job->parent_depth < MAX_SAVE_DEPTH;

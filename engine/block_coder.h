@@ -27,7 +27,11 @@ typedef struct coding_context {
     ckd_id checkpoint;
     const ckd_id *dependencies; /* named so far */
     size_t dependency_count;
+    const struct block_job *const *coming; /* decided on, not yet in `known` */
+    size_t coming_count;
 } coding_context;
+
+#define BLOCK_HOLDERS_MAX 64u /* checkpoints that one builds on: each is open while this one is loaded */
 
 /* What the blocks of one call share. */
 typedef struct tensor_context {
@@ -76,6 +80,7 @@ typedef struct block_job {
     hash128 content;
     hash128 rounded_bf16,
         rounded_f16; /* of a master's values, rounded: its low-precision copy will have one of them */
+    bool awaits;     /* a block that is `coming` has its values: to be analysed when that is known */
     bool known;      /* stored already: predictor and dependency are set, nothing else to do */
     predictor predictor;
     dependency dependencies[4];
@@ -109,10 +114,20 @@ typedef struct block_job {
 ckd_status block_job_init(block_job *job, columns_cache *columns, ckd_error *err);
 void block_job_free(block_job *job);
 
+/* The values have been copied to another place, in whatever state the job is. */
+static inline void block_job_move(block_job *job, const void *values) {
+    job->plan.values = job->plan.values == job->values ? values : job->plan.values;
+    job->values = values;
+}
+
 /* The block of `in` over the very same span, if it was cut the same way. */
 const record *block_matching(const block_job *job, const tensor_context *tensor, const view_tensor *in);
+/* Of the budget only what a whole save has in common is looked at. */
 ckd_status block_analyse(block_job *job, const coding_context *save, const tensor_context *tensor,
                          const load_budget *budget, ckd_error *err);
+/* Once analysed: are the values among those of blocks that are coming, or in this save already? */
+bool block_is_coming(const block_job *job, const coding_context *save, const tensor_context *tensor);
+bool block_is_in_save(const block_job *job, const coding_context *save, const tensor_context *tensor);
 /* Sets chosen, predictor, chain, base and depth, and adds them to the budget. */
 void block_decide(block_job *job, const tensor_context *tensor, load_budget *budget);
 ckd_status block_encode(block_job *job, const tensor_context *tensor, ckd_error *err);

@@ -332,7 +332,7 @@ typedef struct ckd_save_options {
     double
         step_scale; /* lossy: weights and first moments in this many times the fidelity's steps, 1/64 ... 64, without a target; 0: 1 */
     /*
-     * What the save may hold besides the caller's memory, 8 MiB for each worker (lossy: 16), and about 600 bytes for each block that it
+     * What the save may hold besides the caller's memory, 24 MiB for each worker (of several; 8 if there is one, lossy 16), and about 600 bytes for each block that it
      * writes and for each of the parent's (where everything stands); 0: 256 MiB. First and second moments that optimizer steps are predicted from are held in a file without a name in the
      * store beyond that. Lossy tensors take 16 bytes of it an element, of as many as fit at once, 1 Mi to 16 Mi: with less than
      * 256 MiB, matrices of more are cut into smaller parts that have steps and factors of their own, and so are stored as other values, just
@@ -408,7 +408,8 @@ typedef struct ckd_tensor {
     { .struct_size = sizeof(ckd_tensor) }
 
 /*
- * Codes and writes one tensor, or one region of it. Order matters in one way: a tensor that is a copy or a rounded
+ * Codes and writes one tensor, or one region of it; the last blocks of it while the next calls go on with theirs, so that an error of this tensor's,
+ * which it names, may be theirs to tell. The caller's memory is free again when it returns. Order matters in one way: a tensor that is a copy or a rounded
  * copy of another one costs nothing if the other one was saved before it (masters before their bf16 weights).
  * Memory used beyond the caller's: ckd_save_options.staging_bytes. After an error the save can only be aborted.
  * Errors: INVALID, MISMATCH (another shape or dtype under the same name, overlap), NOSPACE, IO, NOMEM, CORRUPT (the

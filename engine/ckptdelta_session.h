@@ -227,7 +227,10 @@ CKD_API ckd_status ckd_session_close(ckd_session *session, ckd_error *err);
 
 /* ---------------------------------------------------------------------------------------- how long saves took */
 
-/* One save, by a session or not. Stages add up to the threads that worked on them, so that they may be more than total_ns; 0: not known. */
+/*
+ * One save, by a session or not. Of each stage the times of all threads that worked on it are added up, and stages go on at the same time, so that they may be more than
+ * total_ns: their sum over it is how well they overlap. 0: not known.
+ */
 typedef struct ckd_save_times {
     char run[CKD_RUN_MAX + 1];
     uint64_t step;

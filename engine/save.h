@@ -1,10 +1,12 @@
 /*
  * A save in progress. Internal to engine/.
  *
- *   save_begin.c   where it goes (run, branch, duplicate), what it builds on, intent, chunk file
- *   save_tensor.c  blocks: analyse, decide, encode, append
- *   save_commit.c  seal (file durable) -> publish (manifest, the commit point) -> catalog
- *   save_room.c    on a full disk: what gives way to the save
+ *   save_begin.c     where it goes (run, branch, duplicate), what it builds on, intent, chunk file
+ *   save_tensor.c    tensors and blobs as they are given
+ *   save_pipeline.c  their exact blocks: analyse, decide, encode, write, several at once
+ *   save_append.c    encoded blocks into the chunk file
+ *   save_commit.c    seal (file durable) -> publish (manifest, the commit point) -> catalog
+ *   save_room.c      on a full disk: what gives way to the save
  */
 #ifndef ENGINE_SAVE_H
 #define ENGINE_SAVE_H
@@ -14,6 +16,7 @@
 #include "base/float_mode.h"
 #include "engine/block_coder.h"
 #include "engine/save_measures.h"
+#include "engine/save_pipeline.h"
 #include "engine/stop.h"
 
 typedef enum save_state { SAVE_OPEN, SAVE_FAILED, SAVE_SEALED } save_state;
@@ -92,8 +95,11 @@ struct ckd_save {
     size_t dependency_count, dependency_capacity;
 
     columns_cache columns; /* of lossy parents */
-    block_job *jobs;
-    uint32_t job_count;
+    block_job *jobs;       /* one for each place in the pipeline */
+    uint32_t job_count;    /* as many as there are threads: so many lossy blocks are coded at a time */
+    save_pipeline pipeline;
+    bool values_stay;       /* what tensors point to stays as it is until the save has ended */
+    double leaves_budget;   /* the next piece's share (save_piece) */
     uint64_t raw_bytes;     /* saved so far */
     comparison compared;    /* with `existing` */
     save_measures measures; /* of a lossy save */
@@ -135,13 +141,11 @@ ckd_fidelity save_coarsest_fidelity(const ckd_save *save);
 /* `count` elements from `first` on, in the caller's memory, or in `room` through its read function. */
 ckd_status save_fetch(const void **values, ckd_save *save, bytes *room, const ckd_tensor *t, uint64_t first,
                       uint64_t count, ckd_error *err);
-/* Decides on, encodes and appends the first `count` jobs, which are analysed. step: of an optimizer, or NULL. */
-ckd_status save_write_batch(ckd_save *save, uint32_t count, const tensor_context *t, step_tensor *step,
-                            ckd_error *err);
-/* Elements first ... end - 1 of the region, bit for bit; one empty block if there are none. */
-ckd_status save_exact_span(ckd_save *save, const ckd_tensor *tensor, const tensor_context *t, uint64_t first,
-                           uint64_t end, step_tensor *step, ckd_error *err);
 ckd_status save_report_progress(ckd_save *save, uint64_t raw, ckd_error *err);
+/* Writes all blocks that are under way. For an open save; a failure is its end. */
+ckd_status save_finish_blocks(ckd_save *save, ckd_error *err);
+/* A share of what a tensor was expected to cost leaves the budget, as its own figures come. 0: nothing does. */
+void save_stop_expecting(ckd_save *save, const tensor_context *t, double share);
 /* Once: parts of the parent cannot be read. */
 void save_tell_damage(ckd_save *save);
 

@@ -108,6 +108,20 @@ static ckd_status open_parent(ckd_save *save, ckd_error *err) {
     return CKD_OK;
 }
 
+static ckd_status make_jobs(ckd_save *save, ckd_error *err) {
+    save->job_count = pool_threads(save->store->pool);
+    uint32_t slots = pipeline_slots(save->job_count);
+    save->jobs = calloc(slots, sizeof(*save->jobs));
+    if (!save->jobs) {
+        return err_nomem(err, slots * sizeof(*save->jobs), "block jobs");
+    }
+    ckd_status status = pipeline_init(&save->pipeline, slots, err);
+    for (uint32_t i = 0; i < slots && status == CKD_OK; i++) {
+        status = block_job_init(&save->jobs[i], &save->columns, err);
+    }
+    return status;
+}
+
 static ckd_status prepare_coding(ckd_save *save, ckd_error *err) {
     const ckd_save_options *o = &save->options;
     save->budget.limit = o->max_load_cost > 0 ? o->max_load_cost : DEFAULT_MAX_LOAD_COST;
@@ -133,15 +147,7 @@ static ckd_status prepare_coding(ckd_save *save, ckd_error *err) {
     if (status != CKD_OK) {
         return status;
     }
-    uint32_t jobs = pool_threads(save->store->pool);
-    save->jobs = calloc(jobs, sizeof(*save->jobs));
-    if (!save->jobs) {
-        return err_nomem(err, jobs * sizeof(*save->jobs), "block jobs");
-    }
-    for (; save->job_count < jobs && status == CKD_OK; save->job_count++) {
-        status = block_job_init(&save->jobs[save->job_count], &save->columns, err);
-    }
-    return status;
+    return make_jobs(save, err);
 }
 
 static ckd_status choose_ids(ckd_save *save, ckd_error *err) {
@@ -303,10 +309,11 @@ void save_free(ckd_save *save, save_end end) {
     }
     lock_release(save->intent_lock);
     lock_release(save->reader_lock);
-    for (uint32_t i = 0; i < save->job_count; i++) {
+    for (uint32_t i = 0; save->jobs && i < save->pipeline.slot_count; i++) {
         block_job_free(&save->jobs[i]);
     }
     free(save->jobs);
+    pipeline_free(&save->pipeline);
     columns_cache_free(&save->columns);
     free(save->dependencies);
     save_compare_free(save);

@@ -38,6 +38,7 @@ ckd_status ckd_save_seal(ckd_part *out, ckd_save *save, ckd_error *err) {
         status = err_set(err, CKD_E_STATE,
                          "this save only compares with an existing checkpoint; commit it instead");
     }
+    status = status == CKD_OK ? save_finish_blocks(save, err) : status;
     if (status != CKD_OK) {
         return status;
     }

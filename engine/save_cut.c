@@ -202,12 +202,8 @@ static ckd_status save_panel(ckd_save *save, const tensor_context *whole, panel 
     source.read = read_panel;
     source.read_context = p;
     uint64_t elements;
-    step_tensor step;
     region_count(&elements, &t.shape, region);
-    step_begin(&step, &save->steps, NULL, t.tensor, region, elements, t.parent, save->parent);
-    ckd_status status = save_exact_span(save, &source, &t, 0, elements, &step, err);
-    step_end(&step, &save->steps);
-    return status;
+    return save_exact_span(save, &source, &t, 0, elements, NULL, err);
 }
 
 ckd_status save_in_panels(ckd_save *save, const ckd_tensor *tensor, const tensor_context *t, ckd_error *err) {

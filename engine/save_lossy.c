@@ -42,7 +42,11 @@ typedef struct lossy_batch {
 static ckd_status analyse_one(void *context, size_t index, uint32_t worker, ckd_error *err) {
     (void)worker;
     lossy_batch *b = context;
-    return block_lossy_analyse(&b->save->jobs[index], b->tile, &b->coding, &b->tensor, &b->save->budget, err);
+    uint64_t begun = clock_monotonic_ns();
+    ckd_status status =
+        block_lossy_analyse(&b->save->jobs[index], b->tile, &b->coding, &b->tensor, &b->save->budget, err);
+    b->save->pipeline.slots[index].analyse_ns = clock_monotonic_ns() - begun;
+    return status;
 }
 
 typedef struct region_figures {
@@ -71,6 +75,43 @@ static void add_error(region_figures *f, const lossy_error *e) {
     to->nonfinite += e->kept;
 }
 
+static ckd_status encode_one(void *context, size_t index, uint32_t worker, ckd_error *err) {
+    (void)worker;
+    lossy_batch *b = context;
+    uint64_t begun = clock_monotonic_ns();
+    ckd_status status = block_encode(&b->save->jobs[index], &b->tensor, err);
+    b->save->pipeline.slots[index].encode_ns = clock_monotonic_ns() - begun;
+    return status;
+}
+
+/* Decides on, encodes and writes the first `count` jobs, which are analysed. */
+static ckd_status write_batch(ckd_save *save, uint32_t count, const tensor_context *t, ckd_error *err) {
+    lossy_batch b = {.save = save, .tensor = *t};
+    save_room room = {0, 0};
+    for (uint32_t i = 0; i < count; i++) {
+        block_decide(&save->jobs[i], t, &save->budget);
+        if (save->jobs[i].parent_damaged) {
+            save_tell_damage(save);
+        }
+    }
+    ckd_status status = pool_run(save->store->pool, count, encode_one, &b, err);
+    uint64_t encoded = clock_monotonic_ns();
+    for (uint32_t i = 0; i < count; i++) {
+        save_make_room_for(save, &save->jobs[i], t, &room);
+    }
+    save_make_room(save, room.payload, room.copies);
+    for (uint32_t i = 0; i < count && status == CKD_OK; i++) {
+        save_append append;
+        status = save_settle(&append, save, &save->jobs[i], t, NULL, err);
+        status = status == CKD_OK ? save_write_block(save, &save->jobs[i], &append, err) : status;
+    }
+    for (uint32_t i = 0; i < count; i++) {
+        save->encode_ns += save->pipeline.slots[i].encode_ns;
+    }
+    save->append_ns += clock_monotonic_ns() - encoded;
+    return status;
+}
+
 static ckd_status save_tile(region_figures *figures, kept_second *second, double eps, ckd_save *save,
                             const lossy_tile *t, const tile_parent *from, const tensor_context *context,
                             ckd_error *err) {
@@ -85,7 +126,6 @@ static ckd_status save_tile(region_figures *figures, kept_second *second, double
             return status;
         }
         uint32_t count = 0;
-        uint64_t start = clock_monotonic_ns();
         while (count < save->job_count && at < t->count) {
             block_job *job = &save->jobs[count++];
             job->first = t->first + at;
@@ -97,15 +137,15 @@ static ckd_status save_tile(region_figures *figures, kept_second *second, double
         batch.coding.dependencies = save->dependencies;
         batch.coding.dependency_count = save->dependency_count;
         status = pool_run(save->store->pool, count, analyse_one, &batch, err);
-        save->analyse_ns += clock_monotonic_ns() - start;
         for (uint32_t i = 0; i < count && status == CKD_OK; i++) {
+            save->analyse_ns += save->pipeline.slots[i].analyse_ns;
             add_error(figures, &save->jobs[i].error);
             if (save->jobs[i].lossy) {
                 note_direction(figures, second, t, &save->jobs[i], eps);
             }
         }
         if (status == CKD_OK) {
-            status = save_write_batch(save, count, context, NULL, err);
+            status = write_batch(save, count, context, err);
         }
     }
     return status;
@@ -194,6 +234,7 @@ static ckd_status share_columns(ckd_save *save, lossy_tile *t, const tensor_cont
 static ckd_status save_next_tile(region_figures *figures, ckd_save *save, lossy_tile *t,
                                  const ckd_tensor *tensor, const tensor_context *context, ckd_error *err) {
     tile_parent from;
+    uint64_t begun = clock_monotonic_ns();
     ckd_status status = save_load_tile(&from, save, t, tensor, context, err);
     kept_second *second = NULL;
     if (status == CKD_OK && t->part == LOSSY_SECOND) {
@@ -207,11 +248,13 @@ static ckd_status save_next_tile(region_figures *figures, ckd_save *save, lossy_
     if (status == CKD_OK) {
         status = lossy_tile_prepare(t, &worth, save->jobs[0].decoder.kernels, err);
     }
+    save->analyse_ns += clock_monotonic_ns() - begun;
     if (status != CKD_OK) {
         return status;
     }
     if (!worth) {
-        return save_exact_span(save, tensor, context, t->first, t->first + t->count, NULL, err);
+        status = save_exact_span(save, tensor, context, t->first, t->first + t->count, NULL, err);
+        return status == CKD_OK ? save_flush(save, err) : status;
     }
     status = share_columns(save, t, context, err);
     if (status != CKD_OK) {
@@ -235,9 +278,11 @@ static uint64_t tile_elements(const ckd_save *save) {
 
 ckd_status save_lossy_region(ckd_save *save, const ckd_tensor *tensor, const tensor_context *context,
                              uint64_t elements, ckd_error *err) {
+    ckd_status status = save_flush(save, err); /* tiles use its jobs */
+    save_stop_expecting(save, context, save->leaves_budget);
+    save->leaves_budget = 0;
     lossy_recipe recipe = recipe_of(save, context->tensor);
     region_figures figures = {0};
-    ckd_status status = CKD_OK;
     for (uint64_t first = 0; first < elements && status == CKD_OK;) {
         lossy_tile t = {.part = save_lossy_part(save, context->tensor),
                         .dtype = context->tensor->dtype,

@@ -65,6 +65,8 @@ static ckd_status save_items(ckd_session *s, session_slot *slot, const ckd_plan 
                              bool one_step, ckd_error *err) {
     ckd_status status = CKD_OK;
     size_t tensors = 0;
+    save->values_stay =
+        true; /* of the snapshots; no other is staged into these slots before the save has ended */
     for (size_t i = 0; i < s->item_count && status == CKD_OK; i++) {
         const session_item *item = &s->items[i];
         give_way(s, slot);
@@ -207,7 +209,7 @@ static void free_first(ckd_session *s) {
     pthread_mutex_unlock(&s->mutex);
 }
 
-static void save_slot(ckd_session *s, session_slot *slot) {
+static void save_staged(ckd_session *s, session_slot *slot) {
     ckd_saved saved = {.step = slot->step, .error = {.offset = CKD_NO_OFFSET}};
     make_checkpoint(&saved, s, slot);
     let_copying_end(&saved.stall_ns, s, slot);
@@ -254,7 +256,7 @@ void *session_saver_main(void *context) {
     open_store(s);
     if (s->open_status == CKD_OK) {
         for (session_slot *slot; (slot = next_slot(s)) != NULL;) {
-            save_slot(s, slot);
+            save_staged(s, slot);
         }
     }
     ckd_ranks_leave(s->ranks);

@@ -306,8 +306,7 @@ static void load_shard(outcome *out, const task *t) {
 /* ---- tests ---- */
 
 static void check_peak(const char *what, const outcome *o, const task *t) {
-    uint64_t staging = t->staging ? t->staging : 256 * MIB,
-             workers = (t->fidelity == CKD_NEAR ? 16 : 8) * THREADS * MIB;
+    uint64_t staging = t->staging ? t->staging : 256 * MIB, workers = 24 * THREADS * MIB;
     uint64_t beyond = o->peak > o->own ? o->peak - o->own : 0;
     print_message("%s, staging %llu MiB: %.1f MiB beyond the shard's %.1f\n", what,
                   (unsigned long long)(staging / MIB), (double)beyond / (double)MIB,

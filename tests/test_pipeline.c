@@ -1,0 +1,273 @@
+/* Blocks of several tensors are under way at once, and the bytes written are those that one after the other would give. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+#include <errno.h>
+
+#include "base/file.h"
+#include "codec/chunk.h"
+#include "engine/paths.h"
+#include "engine/save.h"
+#include "tests/support/checkpoints.h"
+#include "tests/support/tempdir.h"
+
+enum { STEPS = 4, SMALL = 12 };
+#define BLOCK CKD_BLOCK_ELEMENTS
+
+/* One state: what makes blocks depend on each other is in it. */
+typedef struct tensor {
+    char name[32];
+    ckd_dtype dtype;
+    uint64_t count;
+    void *values;
+} tensor;
+typedef struct model {
+    tensor items[8 + SMALL];
+    size_t count;
+} model;
+
+static void put(model *m, const char *name, ckd_dtype dtype, uint64_t count, void *values) {
+    tensor *t = &m->items[m->count++];
+    snprintf(t->name, sizeof(t->name), "%s", name);
+    t->dtype = dtype;
+    t->count = count;
+    t->values = values;
+}
+
+static void *copy_of(const void *values, size_t size) {
+    void *copy = malloc(size);
+    memcpy(copy, values, size);
+    return copy;
+}
+
+/* Deltas of the first four blocks never win, so that those of the others, which would, are not tried. */
+static uint32_t *noise_at(unsigned step) {
+    uint32_t *values = random_values(CKD_U32, 7 * BLOCK, 30), *fresh = random_bits(4 * BLOCK * 4, 30 + step);
+    memcpy(values, fresh, 4 * BLOCK * sizeof(*values));
+    for (unsigned s = 1; s <= step; s++) {
+        change_values(CKD_U32, values + 4 * BLOCK, 3 * BLOCK, 40 + s);
+    }
+    free(fresh);
+    return values;
+}
+
+static model model_at(unsigned step) {
+    model m = {.count = 0};
+    float *weights = random_values(CKD_F32, 3 * BLOCK, 1), *master = random_values(CKD_F32, 2 * BLOCK, 2);
+    for (unsigned s = 1; s <= step; s++) {
+        change_values(CKD_F32, weights, 3 * BLOCK, 10 + s);
+        change_values(CKD_F32, master, 2 * BLOCK, 20 + s);
+    }
+    put(&m, "zeros", CKD_F32, 5 * BLOCK, calloc(5 * BLOCK, sizeof(float))); /* all blocks are one */
+    put(&m, "noise", CKD_U32, 7 * BLOCK, noise_at(step));
+    put(&m, "master.a", CKD_F32, 2 * BLOCK, master);
+    put(&m, "a", CKD_BF16, 2 * BLOCK, round_to_bf16(master, 2 * BLOCK)); /* rounded from the one before it */
+    put(&m, "w", CKD_F32, 3 * BLOCK, weights);
+    put(&m, "twin", CKD_F32, 3 * BLOCK, copy_of(weights, 3 * BLOCK * sizeof(float)));
+    put(&m, "frozen", CKD_F32, BLOCK / 2, random_values(CKD_F32, BLOCK / 2, 3));
+    for (unsigned i = 0; i < SMALL; i++) {
+        char name[32];
+        snprintf(name, sizeof(name), "small.%u", i);
+        put(&m, name, CKD_F32, 1000 + i, random_values(CKD_F32, 1000 + i, 100 * step + i / 2));
+    }
+    put(&m, "empty", CKD_F32, 0, NULL);
+    return m;
+}
+
+static void model_free(model *m) {
+    for (size_t i = 0; i < m->count; i++) {
+        free(m->items[i].values);
+    }
+}
+
+static uint32_t under_way(const ckd_save *save) {
+    const save_pipeline *p = &save->pipeline;
+    return p->encoded + p->decided + p->analysed + p->fetched;
+}
+
+/* From one buffer, which is written over as soon as each call returns. Returns how many blocks were under way between calls at most. */
+static uint32_t save_model(ckd_store *store, unsigned step) {
+    model m = model_at(step);
+    uint8_t *buffer = malloc(7 * BLOCK * 4);
+    ckd_save *save = begin_save(store, "run", step);
+    uint32_t most = 0;
+    for (size_t i = 0; i < m.count; i++) {
+        const tensor *t = &m.items[i];
+        size_t size = t->count * ckd_dtype_size(t->dtype);
+        if (size > 0) {
+            memcpy(buffer, t->values, size);
+        }
+        add_tensor(save, t->name, t->dtype, 1, &t->count, NULL, buffer);
+        memset(buffer, 0xa5, 7 * BLOCK * 4);
+        most = under_way(save) > most ? under_way(save) : most;
+    }
+    assert_int_equal(ckd_save_commit(NULL, save, NULL), CKD_OK);
+    free(buffer);
+    model_free(&m);
+    return most;
+}
+
+static void check_model(ckd_store *store, unsigned step) {
+    model m = model_at(step);
+    for (size_t i = 0; i < m.count; i++) {
+        const tensor *t = &m.items[i];
+        size_t size = t->count * ckd_dtype_size(t->dtype);
+        void *loaded = load_whole(store, "run", step, t->name, size);
+        if (size > 0 && memcmp(loaded, t->values, size) != 0) {
+            fail_msg("%s of step %u is not what was saved", t->name, step);
+        }
+        free(loaded);
+    }
+    model_free(&m);
+}
+
+/* What each file holds, but for ids, which are random: its records, in order. Files by their steps. */
+static void describe(char *out, size_t room, ckd_store *store, const char *root) {
+    size_t used = 0;
+    dir_list list;
+    assert_int_equal(dir_list_read(&list, path_in(root, DIR_CHUNKS).text, NULL), CKD_OK);
+    assert_int_equal(list.count, STEPS);
+    for (unsigned step = 1; step <= STEPS; step++) {
+        ckd_checkpoint found;
+        assert_int_equal(ckd_store_find(&found, store, "run", step, NULL), CKD_OK);
+        for (size_t i = 0; i < list.count; i++) {
+            chunk *c;
+            assert_int_equal(chunk_open(&c, path_of(root, DIR_CHUNKS, list.names[i]).text, NULL), CKD_OK);
+            bool mine = memcmp(&c->records[0].tensor->checkpoint, &found.id, sizeof(found.id)) == 0;
+            for (size_t k = 0; k < c->record_count && mine; k++) {
+                const record *r = &c->records[k];
+                int n = snprintf(out + used, room - used, "%u %s %llu %u %u %llu %llx %u %llu %llu\n", step,
+                                 r->tensor->name, (unsigned long long)r->first, (unsigned)r->coding,
+                                 (unsigned)r->predictor, (unsigned long long)r->stored_size,
+                                 (unsigned long long)r->checksum, (unsigned)r->depth,
+                                 (unsigned long long)r->chain_stored, (unsigned long long)r->base_stored);
+                used += (size_t)n;
+                assert_true(used < room);
+            }
+            chunk_close(c);
+        }
+    }
+    dir_list_free(&list);
+}
+
+static void check_threads(const char *dir, uint32_t threads, char *out, size_t room) {
+    char root[4096];
+    snprintf(root, sizeof(root), "%s/with-%u", dir, threads);
+    ckd_store_options o = CKD_STORE_OPTIONS_INIT;
+    o.threads = threads;
+    ckd_store *store;
+    assert_int_equal(ckd_store_open(&store, root, CKD_OPEN_CREATE, &o, NULL), CKD_OK);
+    uint32_t most = 0;
+    for (unsigned step = 1; step <= STEPS; step++) {
+        uint32_t now = save_model(store, step);
+        most = now > most ? now : most;
+    }
+    assert_true(most > threads || threads == 1); /* not one tensor's only */
+    assert_int_equal(verify_damage(store), 0);
+    check_model(store, 1);
+    check_model(store, STEPS);
+    describe(out, room, store, root);
+    ckd_store_close(store);
+}
+
+static void test_threads_do_not_show(void **state) {
+    enum { ROOM = 1 << 20 };
+    char *one = calloc(1, ROOM), *several = calloc(1, ROOM);
+    check_threads(*state, 1, one, ROOM);
+    char rounded[32];
+    snprintf(rounded, sizeof(rounded), " a 0 %u %u ", (unsigned)CODING_RAW, (unsigned)PREDICT_CAST);
+    assert_non_null(strstr(one, rounded)); /* found, whoever was analysed beside it */
+    const uint32_t threads[] = {2, 3, 7};
+    for (size_t i = 0; i < sizeof(threads) / sizeof(threads[0]); i++) {
+        check_threads(*state, threads[i], several, ROOM);
+        if (getenv("SHOW")) {
+            FILE *f = fopen("/tmp/ckd/ov/a.txt", "w");
+            fputs(one, f);
+            fclose(f);
+            f = fopen("/tmp/ckd/ov/b.txt", "w");
+            fputs(several, f);
+            fclose(f);
+        }
+        assert_string_equal(one, several);
+    }
+    free(one);
+    free(several);
+}
+
+/* ---- errors that come while other tensors are being saved ---- */
+
+static int fail_writes(void *context, file_step step, const char *path) {
+    int *left = context;
+    return step == STEP_WRITE && strstr(path, ".tmp") && --*left < 0 ? EIO : 0;
+}
+
+static void test_errors_come_in_the_end(void **state) {
+    char root[4096];
+    snprintf(root, sizeof(root), "%s/failing", (const char *)*state);
+    ckd_store_options o = CKD_STORE_OPTIONS_INIT;
+    o.threads = 2;
+    ckd_store *store;
+    assert_int_equal(ckd_store_open(&store, root, CKD_OPEN_CREATE, &o, NULL), CKD_OK);
+    ckd_save_options save_options = options_of("run", 1);
+    float *values = random_values(CKD_F32, BLOCK, 1);
+    uint64_t shape[] = {BLOCK};
+    for (int writes = 0; writes < 5; writes++) {
+        ckd_save *save;
+        ckd_status status = ckd_save_begin(&save, store, &save_options, NULL);
+        assert_int_equal(status, CKD_OK);
+        int left = writes;
+        file_set_fault_hook(fail_writes, &left);
+        ckd_error err = {0};
+        for (int i = 0; i < 6 && status == CKD_OK; i++) {
+            char name[16];
+            snprintf(name, sizeof(name), "t%d", i);
+            ckd_tensor t = CKD_TENSOR_INIT;
+            t.name = name;
+            t.dtype = CKD_F32;
+            t.ndim = 1;
+            t.shape = shape;
+            t.data = values;
+            values[i] += 1;
+            status = ckd_save_tensor(save, &t, &err);
+        }
+        if (status == CKD_OK) {
+            status = ckd_save_commit(NULL, save, &err);
+        } else {
+            assert_int_equal(ckd_save_commit(NULL, save, NULL), CKD_E_STATE);
+        }
+        file_set_fault_hook(NULL, NULL);
+        assert_int_equal(status, CKD_E_IO);
+        assert_non_null(strstr(err.message, "write"));
+        ckd_checkpoint_list *list;
+        assert_int_equal(ckd_store_list(&list, store, NULL, NULL), CKD_OK);
+        assert_int_equal(list->count, 0);
+        ckd_checkpoint_list_free(list);
+    }
+    free(values);
+    ckd_store_close(store);
+}
+
+static int setup(void **dir) {
+    *dir = tempdir_create();
+    return 0;
+}
+
+static int teardown(void **dir) {
+    tempdir_remove(*dir);
+    return 0;
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(test_threads_do_not_show, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_errors_come_in_the_end, setup, teardown),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
