@@ -1,0 +1,223 @@
+/*
+ * Making parity and repairing, killed at every step, and with every step failing once: what was right stays right, nothing half-made is taken for whole, and the next call ends the work.
+ */
+#include <errno.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "base/file.h"
+#include "tests/support/scenes.h"
+#include "tests/support/scratch.h"
+#include "tests/support/tempdir.h"
+
+enum { FILES = 5, LOST = 2 };
+
+typedef struct snapshot {
+    char name[FILES][128];
+    unsigned char *data[FILES];
+    size_t size[FILES];
+} snapshot;
+
+static void take(snapshot *s, const char *dir) {
+    dir_list list;
+    assert_int_equal(dir_list_read(&list, store_path_of(dir, "data/c"), NULL), CKD_OK);
+    assert_int_equal(list.count, FILES);
+    for (size_t i = 0; i < FILES; i++) {
+        snprintf(s->name[i], sizeof(s->name[i]), "data/c/%s", list.names[i]);
+        s->data[i] = read_whole_file(store_path_of(dir, s->name[i]), &s->size[i]);
+    }
+    dir_list_free(&list);
+}
+
+static void check_files(const snapshot *s, const char *dir) {
+    for (size_t i = 0; i < FILES; i++) {
+        size_t size;
+        unsigned char *data = read_whole_file(store_path_of(dir, s->name[i]), &size);
+        assert_int_equal(size, s->size[i]);
+        assert_memory_equal(data, s->data[i], size);
+        free(data);
+    }
+}
+
+/* ---- what is done ---- */
+
+typedef ckd_status (*work_fn)(ckd_store *store);
+
+static ckd_status make_parity(ckd_store *store) {
+    ckd_parity_options o = CKD_PARITY_OPTIONS_INIT;
+    ckd_parity_result *r;
+    o.data = FILES;
+    o.parity = 1;
+    ckd_status status = ckd_store_parity(&r, store, &o, NULL);
+    ckd_parity_result_free(r);
+    return status;
+}
+
+static ckd_status repair(ckd_store *store) {
+    ckd_repair_result *r;
+    ckd_status status = ckd_store_repair(&r, store, NULL, NULL);
+    ckd_repair_result_free(r);
+    return status;
+}
+
+/* A store with files that were saved since its parity was made, so that a group is made anew. */
+static void prepare_parity(const char *dir, snapshot *s) {
+    ckd_store *store;
+    assert_int_equal(scene_open(&store, dir, CKD_OPEN_CREATE, NULL), CKD_OK);
+    for (uint64_t step = 0; step < FILES; step++) {
+        scene x = scene_of(step);
+        x.base = true;
+        if (step == 3) {
+            assert_int_equal(make_parity(store), CKD_OK);
+        }
+        assert_int_equal(scene_save(NULL, store, &x, NULL), CKD_OK);
+    }
+    ckd_store_close(store);
+    take(s, dir);
+}
+
+/* The same with all of its parity, and a file that is damaged. */
+static void prepare_repair(const char *dir, snapshot *s) {
+    ckd_store *store;
+    prepare_parity(dir, s);
+    assert_int_equal(scene_open(&store, dir, CKD_OPEN_WRITE, NULL), CKD_OK);
+    assert_int_equal(make_parity(store), CKD_OK);
+    ckd_store_close(store);
+    unsigned char *data = malloc(s->size[LOST]);
+    memcpy(data, s->data[LOST], s->size[LOST]);
+    data[s->size[LOST] / 2] ^= 1;
+    write_whole_file(store_path_of(dir, s->name[LOST]), data, s->size[LOST]);
+    free(data);
+}
+
+/* ---- trouble ---- */
+
+typedef struct trouble {
+    unsigned long at, seen;
+    int errnum; /* 0: the process is killed */
+} trouble;
+
+static int hook(void *context, file_step step, const char *path) {
+    trouble *t = context;
+    (void)path;
+    if (!t->errnum && (step == STEP_READ || step == STEP_OPEN)) {
+        return 0; /* changes nothing */
+    }
+    if (++t->seen != t->at) {
+        return 0;
+    }
+    if (!t->errnum) {
+        raise(SIGKILL);
+    }
+    return t->errnum;
+}
+
+/* In a child: 0 if the trouble never came. */
+static int run_child(const char *dir, work_fn work, trouble *t) {
+    ckd_store *store;
+    file_set_fault_hook(hook, t);
+    if (scene_open(&store, dir, CKD_OPEN_WRITE, NULL) != CKD_OK) {
+        return 1;
+    }
+    (void)work(store); /* with an error, or without where the step did not matter */
+    ckd_store_close(store);
+    return t->seen < t->at ? 0 : 1;
+}
+
+/* Did it come to the end without trouble? */
+static bool in_child(const char *dir, work_fn work, unsigned long at, int errnum) {
+    trouble t = {.at = at, .errnum = errnum};
+    int code;
+    pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0) {
+        _exit(run_child(dir, work, &t));
+    }
+    assert_int_equal(waitpid(child, &code, 0), child);
+    bool killed = WIFSIGNALED(code) && WTERMSIG(code) == SIGKILL && !errnum;
+    assert_true(killed || (WIFEXITED(code) && WEXITSTATUS(code) <= 1));
+    return !killed && WEXITSTATUS(code) == 0;
+}
+
+/* Nothing but the lock, and parity files under their names. */
+static void check_no_leftovers(const char *dir) {
+    dir_list list;
+    assert_int_equal(dir_list_read(&list, store_path_of(dir, "data/p"), NULL), CKD_OK);
+    for (size_t i = 0; i < list.count; i++) {
+        assert_null(strstr(list.names[i], ".tmp"));
+    }
+    dir_list_free(&list);
+}
+
+static void check_after(const char *dir, const snapshot *s) {
+    ckd_store *store;
+    ckd_parity_status *status;
+    assert_int_equal(scene_open(&store, dir, CKD_OPEN_WRITE, NULL), CKD_OK);
+    assert_int_equal(repair(store), CKD_OK);
+    assert_int_equal(make_parity(store), CKD_OK);
+    assert_int_equal(ckd_store_parity_status(&status, store, NULL), CKD_OK);
+    assert_true(status->groups == 1 && status->covered_files == FILES && status->weak_groups == 0 &&
+                status->unreadable == 0);
+    ckd_parity_status_free(status);
+    scene_check(store, 0, FILES);
+    ckd_store_close(store);
+    check_files(s, dir);
+    check_no_leftovers(dir);
+    store_check_clean(dir);
+}
+
+static void sweep(const char *dir, void (*prepare)(const char *, snapshot *), work_fn work, int errnum) {
+    char from[512], to[512];
+    snapshot s;
+    bool done = false;
+    unsigned long every = under_sanitizer() ? 7 : errnum ? 3 : 1;
+    prepare(dir, &s);
+    snprintf(from, sizeof(from), "%s", store_path_of(dir, ""));
+    for (unsigned long at = 1; !done; at += every) {
+        char *copy = tempdir_create();
+        snprintf(to, sizeof(to), "%s/store", copy);
+        tree_copy(from, to);
+        done = in_child(copy, work, at, errnum);
+        check_after(copy, &s);
+        tempdir_remove(copy);
+        assert_true(at < 1000);
+    }
+    for (size_t i = 0; i < FILES; i++) {
+        free(s.data[i]);
+    }
+}
+
+static void test_parity_killed(void **state) {
+    sweep(*state, prepare_parity, make_parity, 0);
+}
+
+static void test_repair_killed(void **state) {
+    sweep(*state, prepare_repair, repair, 0);
+}
+
+static void test_parity_fails(void **state) {
+    sweep(*state, prepare_parity, make_parity, EIO);
+}
+
+static void test_repair_fails(void **state) {
+    sweep(*state, prepare_repair, repair, ENOSPC);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {tempdir_test(test_parity_killed), tempdir_test(test_repair_killed),
+                                       tempdir_test(test_parity_fails), tempdir_test(test_repair_fails)};
+    scratch_begin();
+    int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    scratch_end();
+    return failed;
+}
