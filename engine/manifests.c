@@ -109,6 +109,47 @@ ckd_status manifests_read(manifest_list *out, const ckd_store *store, ckd_error 
     return status;
 }
 
+/* The first item of this run and step, or behind it; they are sorted. */
+static size_t find_name(const manifest_list *list, const char *run, uint64_t step) {
+    size_t low = 0, high = list->count;
+    while (low < high) {
+        size_t middle = low + (high - low) / 2;
+        int order = strcmp(list->items[middle].run, run);
+        if (order < 0 || (order == 0 && list->items[middle].step < step)) {
+            low = middle + 1;
+        } else {
+            high = middle;
+        }
+    }
+    return low;
+}
+
+static bool has_name(const manifest_list *list, size_t at, const char *run, uint64_t step) {
+    return at < list->count && list->items[at].step == step && strcmp(list->items[at].run, run) == 0;
+}
+
+ckd_status manifests_free_generation(uint32_t *out, const manifest_list *manifests,
+                                     const manifest_list *tombstones, const char *run, uint64_t step,
+                                     ckd_error *err) {
+    *out = 0;
+    if (has_name(manifests, find_name(manifests, run, step), run, step)) {
+        return err_set(err, CKD_E_EXISTS, "there is a manifest of %s@%llu already", run,
+                       (unsigned long long)step);
+    }
+    size_t dead = find_name(tombstones, run, step); /* the highest generation comes first */
+    if (!has_name(tombstones, dead, run, step)) {
+        return CKD_OK;
+    }
+    if (tombstones->items[dead].generation == UINT32_MAX) {
+        return err_set(err, CKD_E_INVALID,
+                       "%s@%llu was deleted in the last generation that there is; save another step, or "
+                       "to another run",
+                       run, (unsigned long long)step);
+    }
+    *out = tombstones->items[dead].generation + 1;
+    return CKD_OK;
+}
+
 ckd_status manifests_new_generation(uint32_t *out, const ckd_store *store, const char *run, uint64_t step,
                                     ckd_error *err) {
     manifest_list manifests, tombstones = {0};
@@ -117,32 +158,11 @@ ckd_status manifests_new_generation(uint32_t *out, const ckd_store *store, const
     if (status != CKD_OK) {
         return status;
     }
-    for (size_t i = 0; i < manifests.count && status == CKD_OK; i++) {
-        if (manifests.items[i].step == step && strcmp(manifests.items[i].run, run) == 0) {
-            status = err_set(err, CKD_E_EXISTS, "there is a manifest of %s@%llu already", run,
-                             (unsigned long long)step);
-        }
+    status = manifests_tombstones(&tombstones, store, err);
+    if (status == CKD_OK) {
+        status = manifests_free_generation(out, &manifests, &tombstones, run, step, err);
     }
     manifests_free(&manifests);
-    if (status == CKD_OK) {
-        status = manifests_tombstones(&tombstones, store, err);
-    }
-    for (size_t i = 0; i < tombstones.count && status == CKD_OK; i++) {
-        const manifest_name *t = &tombstones.items[i];
-        if (t->step != step || strcmp(t->run, run) != 0) {
-            continue;
-        }
-        if (t->generation == UINT32_MAX) {
-            *out = 0;
-            status =
-                err_set(err, CKD_E_INVALID,
-                        "%s@%llu was deleted in the last generation that there is; save another step, or "
-                        "to another run",
-                        run, (unsigned long long)step);
-        } else if (t->generation >= *out) {
-            *out = t->generation + 1;
-        }
-    }
     manifests_free(&tombstones);
     return status;
 }

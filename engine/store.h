@@ -145,6 +145,10 @@ void manifests_free(manifest_list *list);
  */
 ckd_status manifests_new_generation(uint32_t *out, const ckd_store *store, const char *run, uint64_t step,
                                     ckd_error *err);
+/* The same from lists that were read: of manifests that count, and of tombstones. */
+ckd_status manifests_free_generation(uint32_t *out, const manifest_list *manifests,
+                                     const manifest_list *tombstones, const char *run, uint64_t step,
+                                     ckd_error *err);
 static inline bool same_checkpoint_name(const manifest_name *a, const manifest_name *b) {
     return a->step == b->step && strcmp(a->run, b->run) == 0;
 }

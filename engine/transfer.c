@@ -1,4 +1,4 @@
-/* Copying checkpoints to another store: each is committed by itself, after all that it depends on. */
+/* Copying checkpoints to another store: each is committed after all that it depends on, several small ones under one publish lock. */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -65,19 +65,58 @@ static ckd_status hold_intent(transfer *t, ckd_error *err) {
     return status;
 }
 
-/* ---- committing one ---- */
+/* ---- committing ---- */
 
-/* Is all of it there that it needs? With the mutex held, the catalog in step. *there: it is itself, somebody was first. */
-static ckd_status check_needs(bool *there, const transfer *t, const transfer_item *item, ckd_error *err) {
+/* Items first ... end - 1, of which the files of all that are to be moved have arrived. */
+typedef struct batch {
+    size_t first, end;
+    manifest_list manifests, tombstones; /* of the destination */
+} batch;
+
+/* So many, or so many bytes, are committed at once: what is done once for all of them takes longer the more the destination holds. */
+enum { BATCH_ITEMS = 64, BATCH_BYTES = 64 << 20 };
+
+/* Was it committed by this copy a moment ago? Then the catalog does not have it yet. */
+static bool in_batch(const transfer *t, const batch *b, const ckd_id *id) {
+    for (size_t i = b->first; i < b->end; i++) {
+        if (t->items[i].committed && id_equal(&t->items[i].m.checkpoint.id, id)) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* Another copy, from another store, may have brought it meanwhile: what has arrived of it is not wanted then. */
+static ckd_status skip_present(transfer *t, const batch *b, ckd_error *err) {
+    ckd_status status = CKD_OK;
+    for (size_t i = b->first; i < b->end && status == CKD_OK; i++) {
+        transfer_item *item = &t->items[i];
+        ckd_checkpoint found;
+        status = transfer_moves(item) ? catalog_find_id(&found, t->to->catalog, &item->m.checkpoint.id, err)
+                                      : CKD_E_NOT_FOUND;
+        for (size_t k = 0; k < item->m.file_count && status == CKD_OK; k++) {
+            transfer_file *f = transfer_find_file(t, &item->m.files[k].id);
+            f->there = file_exists(path_chunk(t->to->path, &f->file.id, "").text);
+            if (f->there && f->arrived) {
+                f->arrived = f->to_move = false;
+                status = file_remove(transfer_path(t, &f->file.id).text, true, err);
+            }
+        }
+        item->state = status == CKD_OK ? CKD_COPY_PRESENT : item->state;
+        status = status == CKD_E_NOT_FOUND ? CKD_OK : status;
+    }
+    return status;
+}
+
+/* Is all there that it is a delta on? With the mutex held, the catalog in step. */
+static ckd_status check_needs(const transfer *t, const batch *b, const transfer_item *item, ckd_error *err) {
     ckd_checkpoint found;
     const manifest *m = &item->m;
-    ckd_status status = catalog_find_id(&found, t->to->catalog, &m->checkpoint.id, err);
-    *there = status == CKD_OK;
-    if (*there || status != CKD_E_NOT_FOUND) {
-        return status;
-    }
-    status = CKD_OK;
+    ckd_status status = CKD_OK;
     for (size_t i = 0; i < m->dependency_count && status == CKD_OK; i++) {
+        if (in_batch(t, b, &m->dependencies[i])) {
+            continue;
+        }
         status = catalog_find_id(&found, t->to->catalog, &m->dependencies[i], err);
         if (status == CKD_E_NOT_FOUND) {
             status = err_set(
@@ -90,15 +129,18 @@ static ckd_status check_needs(bool *there, const transfer *t, const transfer_ite
     return status;
 }
 
-/* Its files get their names, durably. */
+/* Its files get their names. */
 static ckd_status name_files(transfer *t, const transfer_item *item, ckd_error *err) {
-    const char *root = t->to->path;
     ckd_status status = CKD_OK;
     for (size_t i = 0; i < item->m.file_count && status == CKD_OK; i++) {
         transfer_file *f = transfer_find_file(t, &item->m.files[i].id);
-        pathname p = path_chunk(root, &f->file.id, "");
-        if (!f->there) {
-            status = file_publish(transfer_path(t, &f->file.id).text, p.text, err);
+        pathname p = path_chunk(t->to->path, &f->file.id, ""), arrived = transfer_path(t, &f->file.id);
+        if (!f->there && file_bytes(p.text) == f->file.size) { /* with another checkpoint, from elsewhere */
+            f->arrived = false;
+            f->there = true;
+            status = file_remove(arrived.text, true, err);
+        } else if (!f->there) {
+            status = file_publish(arrived.text, p.text, err);
             f->there = status == CKD_OK;
         } else if (!file_exists(p.text)) { /* what recovery may have taken, it took under this lock */
             status = err_set(err, CKD_E_STATE, "a chunk file of %s was removed meanwhile; copy again",
@@ -106,7 +148,7 @@ static ckd_status name_files(transfer *t, const transfer_item *item, ckd_error *
             err_in_file(err, status, p.text);
         }
     }
-    return status == CKD_OK ? dir_sync(path_in(root, DIR_CHUNKS).text, err) : status;
+    return status;
 }
 
 /* Back to where they wait for another try. What cannot go back is left to recovery: the intent names it. */
@@ -120,14 +162,14 @@ static void take_back(transfer *t, const transfer_item *item) {
             f->there = !back;
         }
     }
-    t->undecided = dir_sync(path_in(t->to->path, DIR_CHUNKS).text, NULL) != CKD_OK || t->undecided;
 }
 
 /* The commit point. Named but perhaps not durable is not committed. */
-static ckd_status publish_manifest(transfer *t, transfer_item *item, ckd_error *err) {
+static ckd_status publish_manifest(transfer *t, const batch *b, transfer_item *item, ckd_error *err) {
     const char *root = t->to->path;
     ckd_checkpoint *c = &item->m.checkpoint;
-    ckd_status status = manifests_new_generation(&c->generation, t->to, c->run, c->step, err);
+    ckd_status status =
+        manifests_free_generation(&c->generation, &b->manifests, &b->tombstones, c->run, c->step, err);
     if (status != CKD_OK) {
         return status;
     }
@@ -151,47 +193,106 @@ static ckd_status publish_manifest(transfer *t, transfer_item *item, ckd_error *
     return status;
 }
 
-static ckd_status commit_locked(transfer *t, transfer_item *item, ckd_error *err) {
-    bool there = false;
-    ckd_status status = store_refresh(t->to, err);
+static ckd_status publish_item(transfer *t, const batch *b, transfer_item *item, ckd_error *err) {
+    ckd_status status = check_needs(t, b, item, err);
     if (status == CKD_OK) {
-        status = check_needs(&there, t, item, err);
+        status = publish_manifest(t, b, item, err);
     }
-    if (status != CKD_OK || there) {
-        item->state = there ? CKD_COPY_PRESENT : item->state;
+    if (status != CKD_OK) {
         return status;
     }
-    status = name_files(t, item, err);
-    if (status == CKD_OK) {
-        status = publish_manifest(t, item, err);
-    }
-    if (status != CKD_OK && !t->undecided) {
-        take_back(t, item);
-    }
-    for (size_t i = 0; i < item->m.file_count && status == CKD_OK; i++) {
+    item->committed = true;
+    for (size_t i = 0; i < item->m.file_count; i++) {
         transfer_find_file(t, &item->m.files[i].id)->arrived = false; /* it is no longer in data/x */
     }
-    return status == CKD_OK ? verified_add(&t->verified, &item->m, err) : status;
+    return verified_add(&t->verified, &item->m, err);
 }
 
-static ckd_status commit_item(transfer *t, transfer_item *item, ckd_error *err) {
+/* Files of all, durable names, then one manifest after the other. */
+static ckd_status publish_batch(transfer *t, const batch *b, ckd_error *err) {
+    ckd_status status = skip_present(t, b, err);
+    for (size_t i = b->first; i < b->end && status == CKD_OK; i++) {
+        status = transfer_moves(&t->items[i]) ? name_files(t, &t->items[i], err) : CKD_OK;
+    }
+    if (status == CKD_OK) {
+        status = dir_sync(path_in(t->to->path, DIR_CHUNKS).text, err);
+    }
+    for (size_t i = b->first; i < b->end && status == CKD_OK; i++) {
+        status = transfer_moves(&t->items[i]) ? publish_item(t, b, &t->items[i], err) : CKD_OK;
+    }
+    if (status == CKD_OK || t->undecided) {
+        return status;
+    }
+    for (size_t i = b->first; i < b->end; i++) {
+        if (!t->items[i].committed && transfer_moves(&t->items[i])) {
+            take_back(t, &t->items[i]);
+        }
+    }
+    t->undecided = dir_sync(path_in(t->to->path, DIR_CHUNKS).text, NULL) != CKD_OK || t->undecided;
+    return status;
+}
+
+static ckd_status commit_locked(transfer *t, batch *b, ckd_error *err) {
+    ckd_status status = store_refresh(t->to, err);
+    if (status == CKD_OK) {
+        status = manifests_read(&b->manifests, t->to, err);
+    }
+    if (status == CKD_OK) {
+        status = manifests_tombstones(&b->tombstones, t->to, err);
+    }
+    if (status == CKD_OK) {
+        status = publish_batch(t, b, err);
+    }
+    manifests_free(&b->manifests);
+    manifests_free(&b->tombstones);
+    return status;
+}
+
+static ckd_status commit(transfer *t, batch *b, ckd_error *err) {
     file_lock *lock;
     ckd_status status = store_lock_publish(&lock, t->to, err);
     if (status == CKD_OK) {
         pthread_mutex_lock(&t->to->mutex);
-        status = commit_locked(t, item, err);
+        status = commit_locked(t, b, err);
         pthread_mutex_unlock(&t->to->mutex);
         lock_release(lock);
     }
     return status;
 }
 
-static ckd_status move_item(transfer *t, transfer_item *item, ckd_error *err) {
+static ckd_status bring_item(transfer *t, transfer_item *item, ckd_error *err) {
     ckd_status status = CKD_OK;
     for (size_t i = 0; i < item->m.file_count && status == CKD_OK; i++) {
         status = transfer_bring(t, transfer_find_file(t, &item->m.files[i].id), item, err);
     }
-    return status == CKD_OK ? commit_item(t, item, err) : status;
+    return status;
+}
+
+/* What has arrived whole is committed also when the next one cannot come. */
+static ckd_status move_items(transfer *t, ckd_error *err) {
+    ckd_status status = CKD_OK;
+    batch b = {0};
+    size_t items = 0;
+    uint64_t size = 0;
+    for (size_t i = 0; i < t->count && status == CKD_OK; i++) {
+        transfer_item *item = &t->items[i];
+        ckd_error why = {.offset = CKD_NO_OFFSET};
+        bool moves = transfer_moves(item);
+        status = moves ? bring_item(t, item, &why) : CKD_OK;
+        items += moves && status == CKD_OK;
+        size += moves ? item->bytes : 0;
+        b.end = status == CKD_OK ? i + 1 : i;
+        bool full = items >= BATCH_ITEMS || size >= BATCH_BYTES || i + 1 == t->count || status != CKD_OK;
+        if (full && items) {
+            ckd_status committed = commit(t, &b, status == CKD_OK ? &why : NULL);
+            status = status == CKD_OK ? committed : status;
+            b = (batch){.first = b.end};
+            items = 0;
+            size = 0;
+        }
+        err_from(err, status, &why);
+    }
+    return status;
 }
 
 /* ---- from the plan on ---- */
@@ -350,10 +451,7 @@ static ckd_status run(transfer *t, ckd_error *err) {
     if (status == CKD_OK) {
         status = t->options->dry_run ? transfer_plan(t, err) : enter(t, err);
     }
-    for (size_t i = 0; i < t->count && status == CKD_OK && !t->options->dry_run; i++) {
-        status = transfer_moves(&t->items[i]) ? move_item(t, &t->items[i], err) : CKD_OK;
-    }
-    return status;
+    return status == CKD_OK && !t->options->dry_run ? move_items(t, err) : status;
 }
 
 /* ---- the result ---- */

@@ -3,7 +3,7 @@
  *
  *   transfer_plan    (transfer_plan.c)  what is asked for, what that needs, what the destination has of it, what must be moved
  *   transfer_bring   (transfer_bring.c) chunk files, one by one, into data/x of the destination, where they stay until
- *   commit_item      (transfer.c)       they get their names, and the manifest is published
+ *   commit           (transfer.c)       they get their names, and the manifests are published, of a few checkpoints at a time
  *
  * While files are on their way only the intent and the reader locks of both stores are held. It names all files to come, and all checkpoints that must
  * not be deleted in the destination.
@@ -18,6 +18,7 @@ typedef struct transfer_item {
     char source[160]; /* RUN@STEP there */
     bool asked;
     ckd_copy_state state;
+    bool committed;
     uint64_t manifest_bytes, bytes;
 } transfer_item;
 

@@ -154,6 +154,62 @@ static void test_lossy_chains(void **state) {
     assert_int_equal(verify_damage(p->to), 0);
 }
 
+/* ---- stores that were compacted ---- */
+
+static void compact(ckd_store *store, const ckd_policy *policy) {
+    ckd_compact_options o = CKD_COMPACT_OPTIONS_INIT;
+    ckd_error err = {0};
+    o.max_depth = 1;
+    o.policy = policy;
+    if (ckd_compact(NULL, store, &o, &err) != CKD_OK) {
+        fail_msg("compact: %s (%s)", err.message, err.file);
+    }
+}
+
+/* A checkpoint is the same in whatever generation; what it is a delta on may be rewritten on either side. */
+static void test_compacted_stores(void **state) {
+    pair *p = *state;
+    ckd_store *store;
+    ckd_checkpoint there;
+    pair_make_source(p);
+    pair_open(p);
+    ckd_id second = pair_id(p->from, SCENE_RUN, 2);
+    pair_counts(pair_copy(p, &second, 1, NULL), 3, 4);
+    assert_int_equal(scene_open(&store, p->a, CKD_OPEN_WRITE, NULL), CKD_OK);
+    compact(store, NULL);
+    assert_int_equal(ckd_store_find(&there, store, SCENE_RUN, 3, NULL), CKD_OK);
+    assert_true(there.generation > 0);
+    ckd_store_close(store);
+    ckd_store_close(p->from);
+    assert_int_equal(scene_open(&p->from, p->a, CKD_OPEN_READ, NULL), CKD_OK);
+    pair_counts(pair_copy(p, NULL, 0, NULL), 1, 1); /* on what is there, as it was before */
+    assert_int_equal(ckd_store_find(&there, p->to, SCENE_RUN, 3, NULL), CKD_OK);
+    assert_int_equal(there.generation, 0);
+    scene_check(p->to, 0, 4);
+    compact(p->to, NULL);
+    pair_counts(pair_copy(p, NULL, 0, NULL), 0, 0);
+    scene_check(p->to, 0, 4);
+
+    /* All of a compacted store, of which some was folded into what stays. */
+    ckd_policy policy = CKD_POLICY_INIT;
+    policy.keep_last = 2;
+    pair_renew(p);
+    assert_int_equal(scene_open(&store, p->a, CKD_OPEN_WRITE, NULL), CKD_OK);
+    compact(store, &policy);
+    ckd_store_close(store);
+    pair_close(p);
+    pair_open(p);
+    ckd_copy_result_free(pair_copy(p, NULL, 0, NULL));
+    scene_check(p->to, 2, 2);
+    ckd_checkpoint_list *a, *b;
+    assert_int_equal(ckd_store_list(&a, p->from, NULL, NULL), CKD_OK);
+    assert_int_equal(ckd_store_list(&b, p->to, NULL, NULL), CKD_OK);
+    assert_int_equal(a->count, b->count);
+    ckd_checkpoint_list_free(a);
+    ckd_checkpoint_list_free(b);
+    pair_check_clean(p);
+}
+
 /* ---- names ---- */
 
 static void test_other_names(void **state) {
@@ -319,6 +375,7 @@ int main(void) {
                                        TEST(test_what_is_needed_comes_along),
                                        TEST(test_branches_and_lineage),
                                        TEST(test_lossy_chains),
+                                       TEST(test_compacted_stores),
                                        TEST(test_other_names),
                                        TEST(test_conflicts),
                                        TEST(test_tags),

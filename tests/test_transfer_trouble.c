@@ -26,6 +26,7 @@
 #include "tests/support/drift.h"
 #include "tests/support/pairs.h"
 #include "tests/support/scenes.h"
+#include "tests/support/tempdir.h"
 
 /* ---- damage ---- */
 
@@ -226,6 +227,44 @@ static void test_others_at_the_same_time(void **state) {
     pair_counts(pair_copy(p, NULL, 0, NULL), 1, 1); /* step 9 */
 }
 
+/* Brings all of it from another store, while the first file is on its way. */
+static int overtake(void *context, uint64_t done, uint64_t total) {
+    meddler *m = context;
+    ckd_error err = {0};
+    (void)done;
+    (void)total;
+    if (!m->calls++ && ckd_copy(NULL, m->other, m->source, NULL, 0, NULL, &err) != CKD_OK) {
+        fail_msg("the other copy: %s (%s)", err.message, err.file);
+    }
+    return 0;
+}
+
+static void test_two_sources(void **state) {
+    pair *p = *state;
+    meddler m = {.p = p};
+    char *folder = tempdir_create();
+    pair_make_source(p);
+    pair_open(p);
+    assert_int_equal(scene_open(&m.source, folder, CKD_OPEN_CREATE, NULL), CKD_OK);
+    assert_int_equal(ckd_copy(NULL, m.source, p->from, NULL, 0, NULL, NULL), CKD_OK);
+    assert_int_equal(scene_open(&m.other, p->b, CKD_OPEN_WRITE, NULL), CKD_OK);
+    ckd_copy_options o = CKD_COPY_OPTIONS_INIT;
+    o.on_progress = overtake;
+    o.progress_context = &m;
+    ckd_copy_result *r = pair_copy(p, NULL, 0, &o);
+    assert_int_equal(r->checkpoints + r->files + r->bytes, 0);
+    for (size_t i = 0; i < r->count; i++) {
+        assert_int_equal(r->items[i].state, CKD_COPY_PRESENT);
+    }
+    ckd_copy_result_free(r);
+    ckd_store_close(m.other);
+    ckd_store_close(m.source);
+    pair_check_lists(p);
+    scene_check(p->to, 0, 4);
+    pair_check_clean(p);
+    tempdir_remove(folder);
+}
+
 /* ---- steps that fail, processes that die ---- */
 
 typedef struct fault {
@@ -361,12 +400,9 @@ static void test_a_full_disk(void **state) {
 #define TEST(name) cmocka_unit_test_setup_teardown(name, pair_setup, pair_teardown)
 
 int main(void) {
-    const struct CMUnitTest tests[] = {TEST(test_damage_in_the_source),
-                                       TEST(test_going_on),
-                                       TEST(test_what_nobody_goes_on_with),
-                                       TEST(test_others_at_the_same_time),
-                                       TEST(test_killed_anywhere),
-                                       TEST(test_steps_that_fail),
-                                       TEST(test_a_full_disk)};
+    const struct CMUnitTest tests[] = {
+        TEST(test_damage_in_the_source),    TEST(test_going_on),    TEST(test_what_nobody_goes_on_with),
+        TEST(test_others_at_the_same_time), TEST(test_two_sources), TEST(test_killed_anywhere),
+        TEST(test_steps_that_fail),         TEST(test_a_full_disk)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
