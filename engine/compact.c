@@ -9,6 +9,7 @@
 #define DEFAULT_LOAD_COST 4.0
 #define VIEWS_AT_MOST     256 /* open at a time */
 #define NAP_NS            UINT64_C(100000000)
+#define LINEAGE_ROUNDS    256
 #define LAST_PATIENCE_MS  1000 /* for readers of what was replaced */
 
 /* The call: a compaction, and what is told of it. */
@@ -153,6 +154,57 @@ static ckd_status find_unwanted(compacting *x, ckd_error *err) {
     return CKD_OK;
 }
 
+typedef struct level {
+    need *n;
+    size_t level, place; /* above all that it builds on or came from; where it stood */
+} level;
+
+static int by_level(const void *a, const void *b) {
+    const level *x = a, *y = b;
+    int order = (x->level < y->level) - (x->level > y->level);
+    return order ? order : (x->place > y->place) - (x->place < y->place);
+}
+
+static bool raise_above(level *to, const level *all, const needs *n, const ckd_id *id) {
+    const need *on = id_is_zero(id) ? NULL : needs_find(n, id);
+    size_t at = on ? on->dependents_left : SIZE_MAX;
+    bool higher = at != SIZE_MAX && all[at].level >= to->level && &all[at] != to;
+    to->level = higher ? all[at].level + 1 : to->level;
+    return higher;
+}
+
+/* Those that a checkpoint came from are done before it, too, so that it can build on what they took over. needs_order is done with dependents_left. */
+static ckd_status order_by_lineage(compacting *x, ckd_error *err) {
+    level *all = calloc(x->count + 1, sizeof(*all));
+    if (!all) {
+        return err_nomem(err, x->count * sizeof(*all), "an order of checkpoints");
+    }
+    for (size_t i = 0; i < x->all.count; i++) {
+        x->all.items[i].dependents_left = SIZE_MAX;
+    }
+    for (size_t i = 0; i < x->count; i++) {
+        all[i] = (level){x->order[i], 0, i};
+        x->order[i]->dependents_left = i;
+    }
+    bool changed = true;
+    for (int rounds = 0; changed && rounds < LINEAGE_ROUNDS; rounds++) {
+        changed = false;
+        for (size_t i = x->count; i-- > 0;) {
+            const manifest *m = &all[i].n->m;
+            changed = raise_above(&all[i], all, &x->all, &m->checkpoint.parent) || changed;
+            for (size_t k = 0; k < m->dependency_count; k++) {
+                changed = raise_above(&all[i], all, &x->all, &m->dependencies[k]) || changed;
+            }
+        }
+    }
+    qsort(all, x->count, sizeof(*all), by_level);
+    for (size_t i = 0; i < x->count && !changed; i++) { /* else they came from each other in a circle */
+        x->order[i] = all[i].n;
+    }
+    free(all);
+    return CKD_OK;
+}
+
 /* All that is listed, dependents first. */
 static ckd_status find_order(compacting *x, ckd_error *err) {
     ckd_status status = needs_read(&x->all, x->c.store, err);
@@ -162,7 +214,9 @@ static ckd_status find_order(compacting *x, ckd_error *err) {
     for (size_t i = 0; i < x->all.count; i++) {
         x->all.items[i].chosen = !x->all.items[i].is_dead;
     }
-    return needs_order(&x->order, &x->count, &x->all, err);
+    x->c.all = &x->all;
+    status = needs_order(&x->order, &x->count, &x->all, err);
+    return status == CKD_OK ? order_by_lineage(x, err) : status;
 }
 
 /* Is it older than so long, or not of the newest of its run? */
@@ -255,7 +309,8 @@ static ckd_status note_estimate(compaction *c, const rewrite_plan *p, ckd_error 
     for (size_t i = 0; i < count; i++) {
         blocks[i] = p->fates[i].load;
     }
-    return compact_note(c, &p->view->manifest.checkpoint.id, blocks, count, err);
+    ckd_status status = compact_note(c, &p->view->manifest.checkpoint.id, blocks, count, err);
+    return status == CKD_OK ? compact_know_planned(c, p, err) : status;
 }
 
 static ckd_status compact_one(compacting *x, const need *n, ckd_error *err) {
@@ -358,6 +413,7 @@ static void end(compacting *x) {
     free(c->workers);
     free(c->tables);
     free(c->unwanted);
+    free(c->links);
     free(x->order);
     needs_free(&x->all);
     views_free(&c->views);

@@ -30,21 +30,16 @@ static bool names(const rewrite *r, size_t block, const hash128 *content) {
     return false;
 }
 
-/* Links are kept with the block above them, which has the same span. */
+/* Links stay: other checkpoints may build on them. Those that were written anew are there already. */
 static bool link_stays(const rewrite *r, const record *link) {
-    const view *v = r->plan->view;
-    const view_tensor *t = view_find(v, link->tensor->name);
-    for (size_t s = 0; t && s < t->shard_count; s++) {
-        const view_shard *shard = &t->shards[s];
-        for (size_t i = 0; i < shard->block_count; i++) {
-            const record *b = shard->blocks[i].record;
-            if (b->first == link->first && b->count == link->count &&
-                region_equal(b->region, link->region, t->shape.ndim)) {
-                return !r->coded[&shard->blocks[i] - v->blocks];
-            }
+    for (size_t i = 0; i + sizeof(known_link) <= r->links.size; i += sizeof(known_link)) {
+        known_link written;
+        memcpy(&written, r->links.data + i, sizeof(written));
+        if (hash128_equal(&written.content, &link->content)) {
+            return false;
         }
     }
-    return true; /* whose it is is not known */
+    return true;
 }
 
 static bool named_by_link(const rewrite *r, const record *shared) {
@@ -323,7 +318,8 @@ static ckd_status read_back(void *context, size_t index, uint32_t worker, ckd_er
         err_corrupt(err, file_path(b->chunk->file), r->offset, "a block was not written as it was");
         return CKD_E_CORRUPT;
     }
-    bool coded = x->r->coded[index];
+    /* In a dry run, links that others are to have are not there. */
+    bool coded = x->r->coded[index] && !x->r->c->options.dry_run;
     void *to = bytes_scratch(&w->values, (coded ? r->raw_size : r->stored_size) + 1, "a block's values", err);
     if (!to) {
         return CKD_E_NOMEM;

@@ -2,6 +2,8 @@
  * What a block is a delta on, where that goes: the deltas below it become links of its own checkpoint, payload by payload. A difference to what is further down, as one
  * delta, would have to tell every last bit of values that several coarse deltas told in a fraction of that.
  */
+#include <stdlib.h>
+
 #include "engine/compact.h"
 
 #define LINK_BYTES 100u /* of a link's header and its part of the index, about */
@@ -50,13 +52,96 @@ static bool add(compact_links *l, const place *p) {
     return true;
 }
 
+/* ---- links that there are ---- */
+
+static known_link *slot_of(known_link *links, size_t capacity, const hash128 *content) {
+    uint64_t at;
+    memcpy(&at, content, sizeof(at));
+    for (size_t i = (size_t)at & (capacity - 1);; i = (i + 1) & (capacity - 1)) {
+        if (id_is_zero(&links[i].owner) || hash128_equal(&links[i].content, content)) {
+            return &links[i];
+        }
+    }
+}
+
+/* The first that has it stays: it is the oldest. */
+ckd_status compact_know_link(compaction *c, const known_link *link, ckd_error *err) {
+    if (2 * (c->link_count + 1) > c->link_capacity) {
+        size_t capacity = c->link_capacity ? 2 * c->link_capacity : 1024;
+        known_link *grown = calloc(capacity, sizeof(*grown));
+        if (!grown) {
+            return err_nomem(err, capacity * sizeof(*grown), "links");
+        }
+        for (size_t i = 0; i < c->link_capacity; i++) {
+            if (!id_is_zero(&c->links[i].owner)) {
+                *slot_of(grown, capacity, &c->links[i].content) = c->links[i];
+            }
+        }
+        free(c->links);
+        c->links = grown;
+        c->link_capacity = capacity;
+    }
+    known_link *slot = slot_of(c->links, c->link_capacity, &link->content);
+    if (id_is_zero(&slot->owner)) {
+        *slot = *link;
+        c->link_count++;
+    }
+    return CKD_OK;
+}
+
+static int by_id(const void *a, const void *b) {
+    return memcmp(a, b, sizeof(ckd_id));
+}
+
+/* Of a checkpoint that this one came from; NULL: there is none. */
+static const known_link *find_known(const compaction *c, const rewrite_plan *p, const hash128 *content) {
+    const known_link *l = c->link_capacity ? slot_of(c->links, c->link_capacity, content) : NULL;
+    bool known = l && !id_is_zero(&l->owner) && p->lineage_count &&
+                 bsearch(&l->owner, p->lineage, p->lineage_count, sizeof(ckd_id), by_id);
+    return known ? l : NULL;
+}
+
+static void end_on(compact_links *l, const dependency *on, const block_load *below) {
+    l->possible = true;
+    l->end = *on;
+    l->end.tensor = "";
+    l->ends_on_values = true;
+    l->load.depth += below->depth;
+    l->load.chain.stored += below->chain.stored;
+    l->load.chain.work += below->chain.work;
+}
+
+/* The walk ends where a checkpoint that stays has what comes next as a link. */
+static bool ends_on_link(compact_links *l, const compaction *c, const rewrite_plan *p, const record *r) {
+    const known_link *known = find_known(c, p, &r->content);
+    if (known) {
+        dependency on = {
+            .kind = DEPENDS_LINK, .checkpoint = known->owner, .same_span = true, .content = r->content};
+        end_on(l, &on, &known->load);
+    }
+    return known != NULL;
+}
+
+/* ---- the walk ---- */
+
 /* From a block to what it builds on. false: there is no such block, or this is where the walk ends. */
 static bool step(place *p, compact_links *l, compaction *c, const view *from) {
     const record *r = p->at->record;
     const dependency *on = r->dependency_count ? &r->dependencies[0] : NULL;
     values_source s;
     if (on && on->kind == DEPENDS_LINK) {
-        p->at = view_find_shared(p->view, RECORD_LINK, &on->content);
+        bool own = id_equal(&on->checkpoint, &p->view->manifest.checkpoint.id);
+        const view *in = p->view;
+        if (!own && views_get(&in, &c->views, &on->checkpoint, NULL) != CKD_OK) {
+            return false;
+        }
+        p->view = in;
+        p->at = view_find_shared(in, RECORD_LINK, &on->content);
+        if (p->at && !own && !compact_is_unwanted(c, &on->checkpoint)) {
+            block_load below = {p->at->record->depth, record_chain(p->at->record)};
+            end_on(l, on, &below);
+            return false;
+        }
         return p->at != NULL;
     }
     if (!on || !on->same_span || (on->tensor && *on->tensor && strcmp(on->tensor, r->tensor->name) != 0) ||
@@ -65,13 +150,9 @@ static bool step(place *p, compact_links *l, compaction *c, const view *from) {
     }
     if (s.view != from && !compact_is_unwanted(c, &on->checkpoint)) {
         block_load below = {0, {0, 0}};
-        l->possible = compact_source_load(&below, c, &s) == CKD_OK;
-        l->end = *on;
-        l->end.tensor = "";
-        l->ends_on_values = true;
-        l->load.depth += below.depth;
-        l->load.chain.stored += below.chain.stored;
-        l->load.chain.work += below.chain.work;
+        if (compact_source_load(&below, c, &s) == CKD_OK) {
+            end_on(l, on, &below);
+        }
         return false;
     }
     p->view = s.view;
@@ -85,6 +166,9 @@ void compact_find_links(compact_links *out, compaction *c, const rewrite_plan *p
     for (uint32_t steps = 0; steps < 4 * COMPACT_LINKS; steps++) {
         uint32_t how = p.at->record->predictor;
         bool delta = how == PREDICT_PARENT || how == PREDICT_NONE;
+        if (out->count && ends_on_link(out, c, plan, p.at->record)) {
+            return;
+        }
         if ((!delta && how != PREDICT_COPY) || (delta && !add(out, &p))) {
             return;
         }
@@ -171,6 +255,29 @@ static void set_link_load(record *to, const compact_links *l, size_t at) {
     to->chain_work = (uint64_t)(work > 0 ? work : 0);
 }
 
+/* What others that came from the checkpoint may build on. */
+static known_link known_of(const ckd_id *owner, const compact_links *l, size_t at) {
+    record as = *l->items[at].from->record;
+    set_link_load(&as, l, at);
+    return (known_link){as.content, *owner, {as.depth, record_chain(&as)}};
+}
+
+ckd_status compact_know_planned(compaction *c, const rewrite_plan *p, ckd_error *err) {
+    ckd_status status = CKD_OK;
+    for (size_t i = 0; i < p->view->block_count && status == CKD_OK; i++) {
+        compact_links l;
+        if (!p->fates[i].linked) {
+            continue;
+        }
+        compact_find_links(&l, c, p, i);
+        for (size_t k = 1; k < l.count && l.possible && status == CKD_OK; k++) {
+            known_link link = known_of(&p->view->manifest.checkpoint.id, &l, k);
+            status = compact_know_link(c, &link, err);
+        }
+    }
+    return status;
+}
+
 ckd_status compact_write_links(record *out, dependency dependencies[2], rewrite *r, chunk_writer *w,
                                const compact_links *l, const record *block, ckd_error *err) {
     ckd_status status = CKD_OK;
@@ -187,6 +294,11 @@ ckd_status compact_write_links(record *out, dependency dependencies[2], rewrite 
         to.dependency_count = dependencies_of(on, r, l, i);
         set_link_load(&to, l, i);
         status = copy_record(r, w, l->items[i].from, &to, &r->room, err);
+        known_link known = known_of(&r->m.checkpoint.id, l, i);
+        bytes_put(&r->links, &known, sizeof(known));
+    }
+    if (r->links.failed) {
+        return err_nomem(err, r->links.size, "links");
     }
     const record *own = l->items[0].from->record;
     *out = *block;

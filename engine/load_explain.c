@@ -162,6 +162,12 @@ static ckd_status follow(load_plan *x, size_t from, const view *v, const view_bl
     record_kind kind = on->kind == DEPENDS_SIDE   ? RECORD_SIDE
                        : on->kind == DEPENDS_LINK ? RECORD_LINK
                                                   : RECORD_GROUP;
+    if (kind == RECORD_LINK && !id_equal(&on->checkpoint, &v->manifest.checkpoint.id)) {
+        ckd_status found = views_get(&v, &x->load->views, &on->checkpoint, err);
+        if (found != CKD_OK) {
+            return found == CKD_E_NOT_FOUND ? CKD_OK : found;
+        }
+    }
     const view_block *shared = view_find_shared(v, kind, &on->content);
     size_t to;
     ckd_status status =
