@@ -93,11 +93,12 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
 static ckd_status print_json(const ckd_verify_result *r, const cli_survivors *left, const arguments *a,
                              ckd_error *err) {
     bool sampled = a->percent > 0;
-    return cli_json_print(json_pack("{s:i, s:b, s:I, s:I, s:I, s:I, s:I, s:o, s:o, s:o, s:o}", "schema", 1,
-                                    "ok", r->damage_count == 0, "checkpoints", (json_int_t)r->checkpoints,
+    return cli_json_print(json_pack("{s:i, s:b, s:I, s:I, s:I, s:I, s:I, s:I, s:o, s:o, s:o, s:o}", "schema",
+                                    1, "ok", r->damage_count == 0, "checkpoints", (json_int_t)r->checkpoints,
                                     "files", (json_int_t)r->files, "blocks", (json_int_t)r->blocks,
                                     "all_blocks", (json_int_t)r->all_blocks, "bytes", (json_int_t)r->bytes,
-                                    "sample", sampled ? json_real(a->percent) : json_null(), "seed",
+                                    "weak_groups", (json_int_t)r->weak_groups, "sample",
+                                    sampled ? json_real(a->percent) : json_null(), "seed",
                                     sampled ? json_integer((json_int_t)a->seed) : json_null(), "damage",
                                     cli_json_damage(r), "newest_intact", cli_json_newest(left)),
                           err);
@@ -111,6 +112,12 @@ static void print_text(const ckd_verify_result *r, const cli_survivors *left, co
         printf("decoded %" PRIu64 " of %" PRIu64 " blocks, %.3g %%, chosen by --seed %" PRIu64
                "; of the others what is stored was checked\n",
                r->blocks, r->all_blocks, 100 * (double)r->blocks / (double)r->all_blocks, a->seed);
+    }
+    if (r->weak_groups) {
+        printf("%" PRIu64
+               " groups of parity have lost something: fewer losses can be repaired; ckptdelta parity %s "
+               "--status\n",
+               r->weak_groups, a->common.store);
     }
     printf("%s %" PRIu64 " checkpoints, %" PRIu64 " files, %" PRIu64 " blocks, %s: %s\n",
            a->quick ? "checked, decoding nothing," : "verified", r->checkpoints, r->files, r->blocks,

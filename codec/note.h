@@ -25,8 +25,7 @@ typedef enum note_kind {
     NOTE_TAG = 8,
     NOTE_POLICY = 9,
     NOTE_PARITY = 10,
-    NOTE_PARITY_GROUP = 11, /* the head of a parity file (codec/parity.h) */
-    NOTE_MIRROR = 12
+    NOTE_PARITY_GROUP = 11 /* the head of a parity file (codec/parity.h) */
 } note_kind;
 
 /* A chunk file as manifests, intents and parts name it. Its name in data/c is hex(id).ckd. */

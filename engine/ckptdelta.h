@@ -515,6 +515,8 @@ typedef struct ckd_verify_result {
     ckd_damage *damage;
     uint64_t
         all_blocks; /* of these checkpoints; with quick or a sample more than were decoded, which `blocks` counts */
+    uint64_t
+        weak_groups; /* of parity: fewer losses can be repaired than they were made for. Only of a whole store */
 } ckd_verify_result;
 
 /* Checks every hash down to the reconstructed values. Damage found is a result, not an error: CKD_OK with a count. Errors: INVALID (the sample),

@@ -90,8 +90,12 @@ ckd_status parity_note_missing(const parity_set *s, uint32_t row, const ckd_stor
                                ckd_error *err) {
     ckd_error why = {.offset = CKD_NO_OFFSET};
     pathname p = path_parity(store->path, &s->group.id, row, "");
-    if (file_exists(p.text)) {
-        return CKD_OK; /* and cannot be read, which was noted */
+    bool others = false; /* still there: else the group was removed meanwhile */
+    for (uint32_t i = 0; i < s->group.rows && !others; i++) {
+        others = (s->present >> i & 1) && file_exists(path_parity(store->path, &s->group.id, i, "").text);
+    }
+    if (file_exists(p.text) || !others) {
+        return CKD_OK; /* or it is there and cannot be read, which was noted */
     }
     err_corrupt(&why, p.text, CKD_NO_OFFSET, "a file of a parity group is missing");
     return damage_note(damage, CKD_E_CORRUPT, &why, CKD_NO_OFFSET, "", err);

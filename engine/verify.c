@@ -261,6 +261,7 @@ static ckd_status check_parity(verification *v, ckd_error *err) {
     ckd_status status = v->options->run ? CKD_OK : parity_sets_read(&sets, v->store, &v->damage, err);
     for (size_t i = 0; i < sets.count && status == CKD_OK; i++) {
         const parity_set *s = sets.items[i];
+        v->result->weak_groups += parity_set_strength(s, v->store) < (int)s->group.rows;
         for (uint32_t row = 0; row < s->group.rows && status == CKD_OK; row++) {
             bool there = s->present >> row & 1;
             status = there ? parity_check_row(s, row, v->store, &v->damage, NULL, err)
@@ -268,7 +269,6 @@ static ckd_status check_parity(verification *v, ckd_error *err) {
             status = status == CKD_OK ? progress(v, 0, err) : status;
         }
     }
-    v->result->files += sets.files;
     parity_sets_free(&sets);
     return status;
 }

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 
 #include "codec/note_wire.h"
+#include "codec/parity.h"
 #include "support/fuzz.h"
 
 static void check_same(const bytes *again, const uint8_t *data, size_t size) {
@@ -75,9 +76,24 @@ static void try_kept(const uint8_t *data, size_t size, const ckd_id *store, byte
     }
 }
 
+static void try_parity(const uint8_t *data, size_t size, const ckd_id *store, bytes *again) {
+    parity_note p;
+    parity_group g;
+    if (parity_decode(&p, NULL, data, size, "fuzz", NULL) == CKD_OK) {
+        parity_encode(again, store, &p);
+        check_same(again, data, size);
+    }
+    if (parity_group_decode(&g, NULL, data, size, "fuzz", NULL) == CKD_OK) {
+        bytes_clear(again);
+        parity_group_encode(again, store, &g);
+        check_same(again, data, size);
+    }
+    parity_group_free(&g);
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
-    static void (*const tries[])(const uint8_t *, size_t, const ckd_id *,
-                                 bytes *) = {try_manifest, try_intent, try_part, try_small, try_kept};
+    static void (*const tries[])(const uint8_t *, size_t, const ckd_id *, bytes *) = {
+        try_manifest, try_intent, try_part, try_small, try_kept, try_parity};
     ckd_id store = {{0}};
     if (size >= 32) {
         memcpy(store.bytes, data + 16, 16);

@@ -3,6 +3,7 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -69,6 +70,7 @@ static void test_sums(void **unused) {
         assert_int_equal(parity[0][i], sum);
     }
     if (erasure_ready(NULL) != CKD_OK) {
+        puts("SKIP: ISA-L (libisal2) is not installed");
         skip();
     }
     encode(ROWS);
@@ -131,6 +133,7 @@ static void test_all_losses(void **unused) {
         }
     }
     if (!all) {
+        puts("SKIP: ISA-L (libisal2) is not installed");
         skip();
     }
 }

@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include <cmocka.h>
+#include <pthread.h>
 #include <unistd.h>
 
 #include "base/file.h"
@@ -96,11 +97,14 @@ static repaired repair(ckd_store *store, bool dry_run) {
     return out;
 }
 
+static uint64_t weak_groups; /* that the last verification has found */
+
 static size_t damage_of(ckd_store *store) {
     ckd_verify_result *r;
     ckd_error err = {0};
     must(ckd_store_verify(&r, store, NULL, &err), &err);
     size_t count = r->damage_count;
+    weak_groups = r->weak_groups;
     ckd_verify_result_free(r);
     return count;
 }
@@ -277,6 +281,7 @@ static void test_two_losses(void **state) {
     ckd_store *store = open_store(*state, CKD_OPEN_CREATE);
     if (erasure_ready(NULL) != CKD_OK) {
         ckd_store_close(store);
+        puts("SKIP: ISA-L (libisal2) is not installed");
         skip();
     }
     save_bases(store, 0, 5, 500);
@@ -434,6 +439,7 @@ static void test_weak_group(void **state) {
     ckd_store *store = open_store(*state, CKD_OPEN_CREATE);
     if (erasure_ready(NULL) != CKD_OK) {
         ckd_store_close(store);
+        puts("SKIP: ISA-L (libisal2) is not installed");
         skip();
     }
     save_bases(store, 0, 4, 10);
@@ -442,6 +448,7 @@ static void test_weak_group(void **state) {
     collect(store);
     ckd_parity_status s = status_of(store);
     assert_true(s.groups == 1 && s.weak_groups == 1 && s.spent_groups == 0 && s.covered_files == 3);
+    assert_true(damage_of(store) == 0 && weak_groups == 1);
     assert_int_equal(keep_files(files, 8, *state, "data/c", ".ckd"), 3);
     assert_int_equal(unlink(files[0].path), 0);
     assert_int_equal(status_of(store).spent_groups, 1);
@@ -454,6 +461,53 @@ static void test_weak_group(void **state) {
     ckd_store_close(store);
 }
 
+/* ---- beside a run that saves ---- */
+
+typedef struct saver {
+    const char *dir;
+    pthread_t thread;
+    ckd_status status;
+} saver;
+
+static void *save_on(void *context) {
+    saver *s = context;
+    ckd_store *store;
+    s->status = scene_open(&store, s->dir, CKD_OPEN_WRITE, NULL);
+    for (uint64_t step = 4; step < 24 && s->status == CKD_OK; step++) {
+        scene x = scene_of(step); /* some of them deltas */
+        s->status = scene_save(NULL, store, &x, NULL);
+    }
+    ckd_store_close(store);
+    return NULL;
+}
+
+static void test_beside_saves(void **state) {
+    kept_file files[4];
+    saver s = {.dir = *state};
+    ckd_store *store = open_store(*state, CKD_OPEN_CREATE);
+    save_bases(store, 0, 4, 6);
+    assert_int_equal(keep_files(files, 4, *state, "data/c", ".ckd"), 4);
+    make_parity(store, 4, 1);
+    assert_int_equal(pthread_create(&s.thread, NULL, save_on, &s), 0);
+    for (size_t i = 0; i < 10; i++) {
+        make_parity(store, 0, 0);
+        assert_int_equal(unlink(files[i % 4].path), 0);
+        repaired r = repair(store, false);
+        assert_true(r.files == 1 && r.left == 0);
+        check_file(&files[i % 4]);
+    }
+    assert_int_equal(pthread_join(s.thread, NULL), 0);
+    assert_int_equal(s.status, CKD_OK);
+    make_parity(store, 0, 0);
+    ckd_parity_status status = status_of(store);
+    assert_true(status.files == 24 && status.covered_files == 24);
+    assert_int_equal(damage_of(store), 0);
+    scene_check(store, 4, 20);
+    free_files(files, 4);
+    ckd_store_close(store);
+    store_check_clean(*state);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         tempdir_test(test_any_file_comes_back),
@@ -464,6 +518,7 @@ int main(void) {
         tempdir_test(test_groups_grow),
         tempdir_test(test_deletion),
         tempdir_test(test_weak_group),
+        tempdir_test(test_beside_saves),
     };
     scratch_begin();
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
