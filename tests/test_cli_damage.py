@@ -201,7 +201,8 @@ def test_a_damaged_manifest(store):
     assert "manifest" in result.err
     assert verified(store)["newest_intact"] == ["a@1"]
     out = store.folder / "o"
-    run("load", store.path, "--out", out, expect_message="is not used")
+    assert "a@2 is newer than a@1 and cannot be read" in run("load", store.path, "--out", out, expect=CORRUPT).err
+    run("load", store.path, "--or-older", "--out", out, expect_message="is not used")
     assert st.same(st.read(out)[0], state(1))
 
 
