@@ -75,9 +75,18 @@ def test_all_documented_objects_are_printed(full):
     assert checked(full.json("tag", "best", "gpt@1"), "tag", seen)["tags"]
     checked(full.json("trash", "--restore"), "trash --restore", seen)
     checked(full.json("trash", "--empty"), "trash --empty", seen)
-    chunk = max((p for p in (full.path / "data").rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
+    checked(full.json("compact", "--dry-run", "--max-depth", 1), "compact", seen)
+    checked(full.json("parity", "--group", "8+1"), "parity", seen)
+    assert checked(full.json("parity", "--status"), "parity --status", seen)["settings"]
+    chunk = max((full.path / "data/c").iterdir(), key=lambda p: p.stat().st_size)
     flip(chunk, chunk.stat().st_size // 2)
     checked(full.call("verify", "--json", expect=CORRUPT).json(), "verify", seen)
+    assert checked(full.json("repair"), "repair", seen)["repaired"]
+    full.save(9, state(9), "--base", run_name="gpt")
+    newest = max((full.path / "data/c").iterdir(), key=lambda p: p.stat().st_mtime_ns)
+    flip(newest, newest.stat().st_size // 2)
+    older = full.call("load", "--run", "gpt", "--or-older", "--out", full.folder / "older", "--json", expect_message="gpt@9 is damaged")
+    assert checked(older.json(), "load", seen)["skipped"]
     assert seen == set(documented()), seen ^ set(documented())
 
 
