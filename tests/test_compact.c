@@ -330,6 +330,41 @@ static void test_damage_is_not_laundered(void **state) {
     ckd_store_close(store);
 }
 
+/* ---- a full disk ---- */
+
+static void test_a_full_disk_is_told_before_it_hurts(void **state) {
+    char dir[512];
+    snprintf(dir, sizeof(dir), "%s/small", (const char *)*state);
+    assert_int_equal(dir_create(dir, false, NULL), CKD_OK);
+    if (!scratch_mount(dir, 12ul << 20)) {
+        print_message("SKIP: no file system may be mounted here\n");
+        return;
+    }
+    scene_make(dir, 0, 6);
+    ckd_store *store;
+    assert_int_equal(scene_open(&store, dir, CKD_OPEN_WRITE, NULL), CKD_OK);
+    fingerprints before = fingerprints_of(store);
+    void *filler = calloc(1, 8u << 20);
+    char path[600];
+    snprintf(path, sizeof(path), "%s/filler", dir);
+    write_whole_file(path, filler, 8u << 20);
+    free(filler);
+    ckd_compact_options o = options_for(1);
+    ckd_error err = {0};
+    assert_int_equal(ckd_compact(NULL, store, &o, &err), CKD_E_NOSPACE);
+    assert_non_null(strstr(err.message, "must be free"));
+    store_check_clean(dir);
+    assert_int_equal(fingerprints_check(store, &before), 6);
+    assert_int_equal(file_remove(path, false, NULL), CKD_OK);
+    ckd_compaction *done = compact_with(store, &o);
+    check_items(done);
+    assert_true(done->count > 0);
+    ckd_compaction_free(done);
+    check_store(dir, store, &before, 6, 1);
+    fingerprints_free(&before);
+    scratch_unmount(dir);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         tempdir_test(test_near_chains_are_shortened),
@@ -342,6 +377,7 @@ int main(void) {
         tempdir_test(test_the_base_goes),
         tempdir_test(test_a_dry_run_is_exact_and_changes_nothing),
         tempdir_test(test_damage_is_not_laundered),
+        tempdir_test(test_a_full_disk_is_told_before_it_hurts),
     };
     scratch_begin();
     int failed = cmocka_run_group_tests_name("compact", tests, NULL, NULL);
