@@ -397,12 +397,27 @@ static void test_a_full_disk(void **state) {
     pair_check_clean(p);
 }
 
+/* Files that have their names already when no manifest can be written lose them again. */
+static void test_manifests_do_not_fit(void **state) {
+    pair *p = *state;
+    fault f = {.at = 1, .answer = ENOSPC, .lasting = true, .where = "data/m/.tmp-"};
+    pair_make_source(p);
+    pair_open(p);
+    file_set_fault_hook(fault_hook, &f);
+    pair_refused(p, NULL, 0, NULL, CKD_E_NOSPACE, "No space left");
+    file_set_fault_hook(NULL, NULL);
+    assert_int_equal(folder_count(p->b, DIR_CHUNKS), 0);
+    pair_check_clean(p);
+    check_rest(p);
+    pair_check_clean(p);
+}
+
 #define TEST(name) cmocka_unit_test_setup_teardown(name, pair_setup, pair_teardown)
 
 int main(void) {
     const struct CMUnitTest tests[] = {
         TEST(test_damage_in_the_source),    TEST(test_going_on),    TEST(test_what_nobody_goes_on_with),
         TEST(test_others_at_the_same_time), TEST(test_two_sources), TEST(test_killed_anywhere),
-        TEST(test_steps_that_fail),         TEST(test_a_full_disk)};
+        TEST(test_steps_that_fail),         TEST(test_a_full_disk), TEST(test_manifests_do_not_fit)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
