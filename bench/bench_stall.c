@@ -1,7 +1,7 @@
 /*
  * bench_stall: what periodic saves cost training.
  *
- *   bench_stall [--mb N] [--step-ms N] [--steps N] [--every N | --overhead PERCENT] [--fidelity F] [--disk-mb-s N] [--repeats N] [--json FILE]
+ *   bench_stall [--mb N] [--step-ms N] [--steps N] [--every N | --overhead PERCENT] [--fidelity F] [--disk-mb-s N] [--repeats N] [--json FILE] [--svg FILE]
  *
  * A loop that is like training: one thread computes for a while (arithmetic in its caches, then reading the weights), then an optimizer goes over all of
  * the state (W, m, v, f32). It runs without saves, with a synchronous save as torch.save makes one (write everything, fsync), and with
@@ -13,6 +13,8 @@
  *   slowed     percent that the rest takes longer than without saves
  *   overhead   percent that the whole loop takes longer than without saves
  *   durable    ms from the call until the checkpoint is on the disk
+ *   p50 ... max  ms of an iteration, with what it waits for saves, of all iterations of all repeats
+ *   overlap    of a save's stages: their times, all threads', over the save's
  *
  * --disk-mb-s N makes the disk behave like one of so many MB/s that has a write cache: what is made durable waits until it would have been
  * written. --fidelity: exact, near or compact.
@@ -27,19 +29,10 @@
 #include <unistd.h>
 
 #include "base/file.h"
+#include "bench/stall.h"
 #include "bench/support.h"
 
-enum { MATRICES = 8, COLUMNS = 512, REPEATS_MAX = 31, SAVES_MAX = 4096 };
-
-typedef enum mode { NONE, SYNCHRONOUS, COPY, LAZY, MODES } mode;
-static const char *const mode_names[MODES] = {"none", "synchronous", "session, copy", "session, lazy"};
-
-typedef struct options {
-    double mb, step_ms, overhead, disk_mb_s;
-    int steps, every, repeats, snapshots;
-    ckd_fidelity fidelity;
-    const char *json;
-} options;
+enum { MATRICES = 8, COLUMNS = 512 };
 
 /* ------------------------------------------------------------------------------------------------ the slow disk */
 
@@ -217,12 +210,6 @@ static ckd_session *open_session(const options *o, training *t, const char *stor
 
 /* ------------------------------------------------------------------------------------------------------ one loop */
 
-typedef struct outcome {
-    double step_ms, slowed, overhead, stall_ms, stall_most_ms, durable_ms, whole_s;
-    int saves;
-    double stalls[SAVES_MAX], durables[SAVES_MAX];
-} outcome;
-
 static void note_saved(void *context, const ckd_saved *saved) {
     outcome *r = context;
     must(saved->status, &saved->error);
@@ -232,19 +219,35 @@ static void note_saved(void *context, const ckd_saved *saved) {
     }
 }
 
-static int ascending(const void *a, const void *b) {
-    const double *x = a, *y = b;
-    return (*x > *y) - (*x < *y);
-}
-
-static double median(double *values, int count) {
-    qsort(values, (size_t)count, sizeof(*values), ascending);
-    return count == 0 ? NAN : count % 2 ? values[count / 2] : (values[count / 2 - 1] + values[count / 2]) / 2;
+/* Of the newest saves of the store: medians of their stages, in ms, and how well these overlapped. */
+static void note_stages(outcome *r, const char *path) {
+    ckd_error err = {0};
+    ckd_store *store;
+    ckd_timeline *all;
+    double values[STAGES][SAVES_MAX];
+    must(ckd_store_open(&store, path, CKD_OPEN_READ, NULL, &err), &err);
+    must(ckd_store_timeline(&all, store, "stall", &err), &err);
+    int count = (int)all->count < r->saves ? (int)all->count : r->saves;
+    for (int i = 0; i < count; i++) {
+        const ckd_save_times *t = &all->items[all->count - 1 - (size_t)i];
+        const uint64_t stages[] = {t->analyse_ns, t->encode_ns, t->write_ns, t->sync_ns, t->total_ns};
+        double sum = 0;
+        for (int k = 0; k < STAGES - 1; k++) {
+            values[k][i] = (double)stages[k] / 1e6;
+            sum += k < STAGES - 2 ? values[k][i] : 0;
+        }
+        values[STAGES - 1][i] = sum / values[STAGES - 2][i];
+    }
+    for (int k = 0; k < STAGES; k++) {
+        r->stages[k] = stall_median(values[k], count);
+    }
+    ckd_timeline_free(all);
+    ckd_store_close(store);
 }
 
 /* The loop itself; what follows it until the last save is durable is not training. Steps go on from loop to loop. */
 static void run_loop(outcome *r, const options *o, training *t, const char *store, mode how) {
-    *r = (outcome){.saves = 0};
+    *r = (outcome){.wholes = calloc((size_t)o->steps, sizeof(double)), .steps = o->steps};
     ckd_error err = {0};
     t->step++;
     ckd_session *s = how >= COPY ? open_session(o, t, store, how, note_saved, r) : NULL;
@@ -272,19 +275,23 @@ static void run_loop(outcome *r, const options *o, training *t, const char *stor
             r->stalls[r->saves] = r->durables[r->saves] = 1e3 * (bench_seconds() - saving);
             r->saves++;
         }
+        r->wholes[i] = 1e3 * (bench_seconds() - from);
     }
     r->whole_s = bench_seconds() - begun;
-    r->step_ms = median(steps, o->steps);
+    r->step_ms = stall_median(steps, o->steps);
     free(steps);
     must(ckd_session_close(s, &err), &err);
+    if (s) {
+        note_stages(r, store);
+    }
     double stalls = 0;
     for (int i = 0; i < r->saves; i++) {
         r->stall_most_ms = fmax(r->stall_most_ms, r->stalls[i]);
         stalls += r->stalls[i] / 1e3;
     }
     r->slowed = r->whole_s - stalls; /* seconds; a share once the loop without saves is known */
-    r->stall_ms = median(r->stalls, r->saves);
-    r->durable_ms = median(r->durables, r->saves);
+    r->stall_ms = stall_median(r->stalls, r->saves);
+    r->durable_ms = stall_median(r->durables, r->saves);
 }
 
 /* ------------------------------------------------------------------------------------------------------- memcpy */
@@ -328,15 +335,10 @@ static double memcpy_ms(const training *t, int threads) {
         times[repeat] = 1e3 * (bench_seconds() - begun);
     }
     free(to);
-    return median(times, 7);
+    return stall_median(times, 7);
 }
 
 /* ------------------------------------------------------------------------------------------------------- results */
-
-typedef struct results {
-    outcome all[MODES][REPEATS_MAX];
-    double copy_one[REPEATS_MAX], copy_two[REPEATS_MAX];
-} results;
 
 static void measure(results *r, const options *o, const char *store) {
     training *t = training_new(o);
@@ -352,89 +354,11 @@ static void measure(results *r, const options *o, const char *store) {
             double none_s = r->all[NONE][repeat].whole_s;
             out->overhead = 100 * (out->whole_s / none_s - 1);
             out->slowed = 100 * (out->slowed / none_s - 1);
-            fprintf(stderr, "%-14s %3d saves, overhead %.2f %%\n", mode_names[how], out->saves,
+            fprintf(stderr, "%-14s %3d saves, overhead %.2f %%\n", stall_mode_names[how], out->saves,
                     out->overhead);
         }
     }
     training_free(t);
-}
-
-#define MEDIAN_OF(field)                                         \
-    static double median_##field(const outcome *of, int count) { \
-        double values[REPEATS_MAX];                              \
-        for (int i = 0; i < count; i++) {                        \
-            values[i] = of[i].field;                             \
-        }                                                        \
-        return median(values, count);                            \
-    }
-MEDIAN_OF(step_ms)
-MEDIAN_OF(stall_ms)
-MEDIAN_OF(stall_most_ms)
-MEDIAN_OF(slowed)
-MEDIAN_OF(overhead)
-MEDIAN_OF(durable_ms)
-MEDIAN_OF(saves)
-
-static void print_number(FILE *to, double x) {
-    if (x == x) {
-        fprintf(to, "%.4g", x);
-    } else {
-        fputs("null", to);
-    }
-}
-
-static void report(results *r, const options *o) {
-    double one = median(r->copy_one, o->repeats), two = median(r->copy_two, o->repeats);
-    printf("%s\n%.0f MB of state; memcpy %.1f ms by one thread, %.1f ms by two; ", bench_machine(), o->mb,
-           one, two);
-    printf(o->every ? "every %.0f steps" : "overhead at most %.3g %%",
-           o->every ? (double)o->every : 100 * o->overhead);
-    printf(o->disk_mb_s > 0 ? ", a disk of %.0f MB/s\n\n" : "\n\n", o->disk_mb_s);
-    printf("%-14s %6s %9s %10s %10s %9s %10s %11s\n", "mode", "saves", "step ms", "stall ms", "at most",
-           "slowed %", "overhead %", "durable ms");
-    FILE *json = o->json ? fopen(o->json, "w") : NULL;
-    if (json) {
-        fprintf(
-            json,
-            "{\"machine\": \"%s\", \"state_mb\": %g, \"every\": %d, \"overhead_asked\": %g, \"disk_mb_s\": %g, \"fidelity\": \"%s\", ",
-            bench_machine(), o->mb, o->every, o->every ? 0 : o->overhead, o->disk_mb_s,
-            ckd_fidelity_name(o->fidelity));
-        fprintf(
-            json,
-            "\"steps\": %d, \"repeats\": %d, \"snapshots\": %d, \"memcpy_ms\": %.4g, \"memcpy_two_threads_ms\": %.4g, \"modes\": [",
-            o->steps, o->repeats, o->snapshots, one, two);
-    }
-    for (mode how = NONE; how < MODES; how++) {
-        if (how == SYNCHRONOUS && !o->every) {
-            continue;
-        }
-        const outcome *of = r->all[how];
-        const struct {
-            const char *name;
-            double value;
-        } figures[] = {{"saves", median_saves(of, o->repeats)},
-                       {"step_ms", median_step_ms(of, o->repeats)},
-                       {"stall_ms", median_stall_ms(of, o->repeats)},
-                       {"stall_most_ms", median_stall_most_ms(of, o->repeats)},
-                       {"slowed_percent", median_slowed(of, o->repeats)},
-                       {"overhead_percent", median_overhead(of, o->repeats)},
-                       {"durable_ms", median_durable_ms(of, o->repeats)}};
-        printf("%-14s %6.0f %9.1f %10.2f %10.2f %9.2f %10.2f %11.0f\n", mode_names[how], figures[0].value,
-               figures[1].value, figures[2].value, figures[3].value, figures[4].value, figures[5].value,
-               figures[6].value);
-        if (json) {
-            fprintf(json, "%s\n  {\"mode\": \"%s\"", how ? "," : "", mode_names[how]);
-            for (size_t i = 0; i < sizeof(figures) / sizeof(figures[0]); i++) {
-                fprintf(json, ", \"%s\": ", figures[i].name);
-                print_number(json, figures[i].value);
-            }
-            fputs("}", json);
-        }
-    }
-    if (json) {
-        fputs("]}\n", json);
-        fclose(json);
-    }
 }
 
 enum {
@@ -447,7 +371,8 @@ enum {
     O_DISK,
     O_REPEATS,
     O_SNAPSHOTS,
-    O_JSON
+    O_JSON,
+    O_SVG
 };
 static const struct argp_option option_table[] = {
     {"mb", O_MB, "N", 0, "megabytes of state (240)", 0},
@@ -462,6 +387,7 @@ static const struct argp_option option_table[] = {
     {"repeats", O_REPEATS, "N", 0, "of all loops, in turns (3)", 0},
     {"snapshots", O_SNAPSHOTS, "N", 0, "memory for N of them (1)", 0},
     {"json", O_JSON, "FILE", 0, "write the results there, too", 0},
+    {"svg", O_SVG, "FILE", 0, "draw the times of iterations", 0},
     {0},
 };
 
@@ -517,6 +443,9 @@ static error_t parse_option(int key, char *text, struct argp_state *state) {
     case O_JSON:
         o->json = text;
         break;
+    case O_SVG:
+        o->svg = text;
+        break;
     default:
         return ARGP_ERR_UNKNOWN;
     }
@@ -546,8 +475,9 @@ int main(int argc, char **argv) {
     file_set_fault_hook(slow_disk, NULL);
     results *r = calloc(1, sizeof(*r));
     measure(r, &o, path);
-    report(r, &o);
-    free(r);
+    stall_report(r, &o);
+    stall_draw(r, &o);
+    stall_free(r, &o);
     file_set_fault_hook(NULL, NULL);
     bench_remove_tree(store);
     return 0;

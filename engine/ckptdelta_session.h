@@ -66,7 +66,8 @@ typedef struct ckd_session_options {
     size_t struct_size;
     /*
      * As for ckd_save_begin; `run` is required, `step` is not looked at, strings are copied. rank, world and checkpoint_id: not looked at,
-     * see `ranks`. on_duplicate CKD_DUPLICATE_ERROR becomes BRANCH after a restore of another step than the newest.
+     * see `ranks`. on_duplicate CKD_DUPLICATE_ERROR becomes BRANCH after a restore of another step than the newest. Without a restore, it makes saves fail (EXISTS) as long as
+     * the run is at their step already, or past it: a training that begins anew is not to be mixed with the one before it.
      */
     const ckd_save_options *save;
     const ckd_store_options
@@ -128,14 +129,15 @@ CKD_API ckd_status ckd_session_open(ckd_session **out, const char *path, const c
  * Registers a tensor, or this rank's region of it, to be saved and restored, in this order (ckd_save_tensor says which order is good).
  * `data`: the region's elements, contiguous, the caller's, valid until the session is closed. tensor->data and read are not looked at. tensor->optimizer: NULL, or
  * read whenever a snapshot is taken, valid as long; used where the save is one step after its parent. `group`: any number;
- * tensors that ckd_session_fence_group waits for together. Before the first step (STATE). Errors: INVALID, NOMEM.
+ * tensors that ckd_session_fence_group waits for together. Before the first step (STATE). Errors: INVALID (also: that name is registered, and its region overlaps this one, or it has another
+ * shape or dtype), NOMEM.
  */
 CKD_API ckd_status ckd_session_add(ckd_session *session, const ckd_tensor *tensor, void *data, uint32_t group,
                                    ckd_error *err);
 /*
  * The same for any bytes: of a random number generator, a data loader. They are copied before ckd_session_step returns, lazily or not, so that the next
  * forward pass may change them without a fence. Stored as a blob. With ranks those of rank 0 are stored, and all ranks restore these: what differs by rank is registered
- * as a tensor (CKD_U8, a name for each rank). At most CKD_BLOB_MAX.
+ * as a tensor (CKD_U8, a name for each rank). At most CKD_BLOB_MAX. A name twice is INVALID.
  */
 CKD_API ckd_status ckd_session_add_bytes(ckd_session *session, const char *name, void *data, size_t size,
                                          ckd_error *err);

@@ -128,11 +128,26 @@ static bool newest_step(uint64_t *step, const manifest_list *manifests, const ch
     return found;
 }
 
+/* Where the state is said to come from, if that is the run or one of its branches; else NULL. */
+static const char *told_origin(uint64_t *step, const ckd_save_options *o, const char *root) {
+    char other[CKD_RUN_MAX + 1];
+    unsigned number;
+    const char *run = o->parent_run ? o->parent_run : o->resumed_from_run;
+    *step = o->parent_run ? o->parent_step : o->resumed_from_step;
+    if (!run || strnlen(run, CKD_RUN_MAX + 1) > CKD_RUN_MAX) {
+        return NULL;
+    }
+    branch_root(other, &number, run);
+    return strcmp(other, root) == 0 ? run : NULL;
+}
+
 /*
  * A rewound run goes on under the name of its newest branch. A step that this branch is past already means that it was
- * rewound once more, and begins the next branch.
+ * rewound once more, and begins the next branch; and so does a state that comes from another place than the end of a branch, or steps that were given up would lie between it
+ * and where it came from. One that comes from the end of any branch goes on there.
  */
-static ckd_status choose_branch(save_target *t, const ckd_store *store, ckd_error *err) {
+static ckd_status choose_branch(save_target *t, const ckd_store *store, const ckd_save_options *o,
+                                ckd_error *err) {
     char root[CKD_RUN_MAX + 1], name[CKD_RUN_MAX + 1];
     unsigned number;
     manifest_list manifests;
@@ -148,10 +163,18 @@ static ckd_status choose_branch(save_target *t, const ckd_store *store, ckd_erro
            newest_step(&newest, &manifests, name)) {
         number++;
     }
-    if (begun && newest >= t->step) {
+    uint64_t from_step, end = 0;
+    const char *from = told_origin(&from_step, o, root);
+    bool at_end =
+        from && newest_step(&end, &manifests, from) && (from_step == CKD_LATEST || from_step == end);
+    manifests_free(&manifests);
+    if (at_end && end < t->step) {
+        snprintf(t->run, sizeof(t->run), "%s", from);
+        return CKD_OK;
+    }
+    if (begun && (newest >= t->step || from)) {
         number++;
     }
-    manifests_free(&manifests);
     return branch_name(t->run, root, number, err);
 }
 
@@ -220,7 +243,7 @@ ckd_status save_resolve_target(save_target *out, ckd_store *store, const ckd_sav
     snprintf(out->run, sizeof(out->run), "%s", o->run);
     out->step = o->step;
     if (o->on_duplicate == CKD_DUPLICATE_BRANCH) {
-        status = choose_branch(out, store, err);
+        status = choose_branch(out, store, o, err);
     }
     if (status == CKD_OK) {
         status = catalog_find(&out->existing, store->catalog, out->run, out->step, err);

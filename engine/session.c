@@ -1,4 +1,4 @@
-/* Opening, registering, closing. */
+/* Opening and closing. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -11,7 +11,6 @@
 
 #include "base/threads.h"
 #include "engine/save.h"
-#include "engine/tensor_check.h"
 
 #define COPY_THREADS_MAX 4 /* by default: memory is busy by then */
 
@@ -183,84 +182,6 @@ ckd_status ckd_session_open(ckd_session **out, const char *path, const ckd_sessi
     return CKD_OK;
 }
 
-/* ----------------------------------------------------------------------------------------------------- register */
-
-static ckd_status room_for_item(ckd_session *s, ckd_error *err) {
-    if (s->sources) {
-        return err_set(err, CKD_E_STATE, "tensors are registered before the first step");
-    }
-    if (s->item_count < s->item_capacity) {
-        return CKD_OK;
-    }
-    size_t capacity = s->item_capacity ? 2 * s->item_capacity : 64;
-    session_item *grown = realloc(s->items, capacity * sizeof(*grown));
-    if (!grown) {
-        return err_nomem(err, capacity * sizeof(*grown), "registered tensors");
-    }
-    s->items = grown;
-    s->item_capacity = capacity;
-    for (size_t i = 0; i < s->item_count; i++) {
-        s->items[i].tensor.shape = s->items[i].shape; /* they have moved */
-    }
-    return CKD_OK;
-}
-
-static ckd_status add_item(ckd_session *s, session_item item, const char *name, ckd_error *err) {
-    ckd_status status = session_check(s, err);
-    if (status == CKD_OK) {
-        status = room_for_item(s, err);
-    }
-    if (status != CKD_OK) {
-        return status;
-    }
-    if (!item.data && item.bytes > 0) {
-        err_set(err, CKD_E_INVALID, "no memory is given to save from and to restore to");
-        return err_in_tensor(err, CKD_E_INVALID, name);
-    }
-    item.tensor.name = strdup(name);
-    if (!item.tensor.name) {
-        return err_nomem(err, strlen(name), "a name");
-    }
-    session_item *place = &s->items[s->item_count++];
-    *place = item;
-    place->tensor.shape = place->shape;
-    return CKD_OK;
-}
-
-ckd_status ckd_session_add(ckd_session *s, const ckd_tensor *tensor, void *data, uint32_t in_group,
-                           ckd_error *err) {
-    session_item item = {.data = data, .group = in_group};
-    memcpy(&item.tensor, tensor,
-           tensor->struct_size < sizeof(item.tensor) ? tensor->struct_size : sizeof(item.tensor));
-    item.tensor.struct_size = sizeof(item.tensor);
-    item.tensor.data = NULL;
-    item.tensor.read = NULL;
-    uint64_t elements;
-    ckd_status status = tensor_check(&elements, &item.tensor, err);
-    if (status == CKD_OK && in_group >= SNAPSHOT_AT_ONCE) {
-        status = err_set(err, CKD_E_INVALID, "a group is less than %u", (unsigned)SNAPSHOT_AT_ONCE);
-    }
-    if (status != CKD_OK) {
-        return tensor->name ? err_in_tensor(err, status, tensor->name) : status;
-    }
-    if (item.tensor.ndim > 0) {
-        memcpy(item.shape, item.tensor.shape, item.tensor.ndim * sizeof(item.shape[0]));
-    }
-    item.bytes = elements * ckd_dtype_size(item.tensor.dtype);
-    return add_item(s, item, tensor->name, err);
-}
-
-ckd_status ckd_session_add_bytes(ckd_session *s, const char *name, void *data, size_t size, ckd_error *err) {
-    size_t length = name ? strnlen(name, CKD_NAME_MAX + 1) : 0;
-    if (length < 1 || length > CKD_NAME_MAX || !utf8_valid(name, length) || size > CKD_BLOB_MAX) {
-        return err_set(err, CKD_E_INVALID,
-                       "bytes have a name of 1 to %d bytes of UTF-8, and are at most 1 GiB", CKD_NAME_MAX);
-    }
-    return add_item(s,
-                    (session_item){.data = data, .bytes = size, .group = SNAPSHOT_AT_ONCE, .is_bytes = true},
-                    name, err);
-}
-
 /* -------------------------------------------------------------------------------------------------------- close */
 
 static void end_saver(ckd_session *s) {
@@ -281,6 +202,7 @@ static void free_memory(ckd_session *s, bool in_child) {
     }
     free(s->sources);
     free(s->items);
+    free(s->names);
     free(s->path);
     free(s);
 }

@@ -1,7 +1,8 @@
 /*
  * A session: the trainer's side and the saver's thread. Internal to engine/.
  *
- *   session.c           open, register, close
+ *   session.c           open, close
+ *   session_items.c     register
  *   session_step.c      the trainer's thread: is a save due? room for a snapshot, copy, fence, wait
  *   session_saver.c     the saver's thread: a snapshot becomes a checkpoint
  *   session_restore.c   a checkpoint back into what is registered
@@ -63,6 +64,8 @@ struct ckd_session {
 
     session_item *items;
     size_t item_count, item_capacity;
+    size_t *names; /* which items have which (session_items.c) */
+    size_t name_capacity;
     snapshot_source *sources; /* as the items, once the first step was made */
     copiers *copiers;
 

@@ -101,6 +101,22 @@ static ckd_status await_fence(uint64_t *stall_ns, ckd_session *s, session_slot *
                 : CKD_OK;
 }
 
+/* A run that has gone farther is another training's, unless it was restored from, or asked for a branch of. */
+static ckd_status check_run_is_new(ckd_session *s, const session_slot *slot, ckd_error *err) {
+    ckd_checkpoint newest;
+    pthread_mutex_lock(&s->mutex);
+    bool goes_on = s->state.durable_step != CKD_LATEST;
+    pthread_mutex_unlock(&s->mutex);
+    if (goes_on || s->on_duplicate != CKD_DUPLICATE_ERROR ||
+        ckd_store_find(&newest, s->store, s->run, CKD_LATEST, NULL) != CKD_OK || newest.step < slot->step) {
+        return CKD_OK;
+    }
+    return err_set(err, CKD_E_EXISTS,
+                   "run '%s' has checkpoints up to step %llu already, and was not gone on from: call "
+                   "ckd_session_restore, choose another run, or ask for branches (on_duplicate)",
+                   s->run, (unsigned long long)newest.step);
+}
+
 static ckd_status save_alone(ckd_checkpoint *saved, ckd_session *s, session_slot *slot, bool one_step,
                              ckd_error *err) {
     ckd_save *save;
@@ -161,8 +177,11 @@ static void make_checkpoint(ckd_saved *saved, ckd_session *s, session_slot *slot
     pthread_mutex_lock(&s->store_turn);
     choose_lineage(s, slot);
     bool one_step = s->state.durable_step != CKD_LATEST && slot->step == s->state.durable_step + 1;
-    saved->status =
-        (s->ranks ? save_together : save_alone)(&saved->checkpoint, s, slot, one_step, &saved->error);
+    saved->status = check_run_is_new(s, slot, &saved->error);
+    if (saved->status == CKD_OK) {
+        saved->status =
+            (s->ranks ? save_together : save_alone)(&saved->checkpoint, s, slot, one_step, &saved->error);
+    }
     s->reference = NULL;
     if (saved->status == CKD_OK) {
         continue_lineage(s, &saved->checkpoint);

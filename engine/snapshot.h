@@ -30,7 +30,8 @@ typedef struct snapshot_piece {
 typedef struct snapshot {
     const snapshot_source *sources;
     size_t count;
-    uint8_t *memory;
+    uint8_t *memory;        /* whole large pages; a forked child has none of it */
+    size_t size;            /* of it */
     uint64_t *places;       /* of the sources in it */
     snapshot_piece *pieces; /* by source */
     size_t piece_count;

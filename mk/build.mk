@@ -9,6 +9,7 @@ BENCH_SUPPORT_OBJ := $(call obj,$(BENCH_SUPPORT_SRC))
 BENCH_QUALITY_OBJ := $(call obj,$(BENCH_QUALITY_SRC))
 BENCH_KERNELS_OBJ := $(call obj,$(BENCH_KERNELS_SRC))
 BENCH_RANKS_OBJ := $(call obj,$(BENCH_RANKS_SRC))
+BENCH_STALL_OBJ := $(call obj,$(BENCH_STALL_SRC))
 MPI_OBJ := $(call obj,$(MPI_SRC))
 CUDA_OBJ := $(patsubst %.cu,$(B)/obj/%.cu.o,$(CUDA_SRC))
 
@@ -85,6 +86,9 @@ $(B)/bench/bench_quality: $(BENCH_QUALITY_OBJ)
 $(B)/bench/bench_kernels: EXTRA_OBJ = $(BENCH_KERNELS_OBJ)
 $(B)/bench/bench_kernels: $(BENCH_KERNELS_OBJ)
 
+$(B)/bench/bench_stall: EXTRA_OBJ = $(BENCH_STALL_OBJ)
+$(B)/bench/bench_stall: $(BENCH_STALL_OBJ)
+
 $(B)/bench/bench_ranks: EXTRA_OBJ = $(BENCH_RANKS_OBJ)
 $(B)/bench/bench_ranks: $(BENCH_RANKS_OBJ) $(if $(HAVE_MPI),$(B)/bench/mpi_save)
 
@@ -118,4 +122,4 @@ $(B)/libckptdelta_cuda.so: $(CUDA_OBJ) $(B)/.objects mk/libckptdelta.map
 	    -Xlinker --version-script=mk/libckptdelta.map -Xlinker --as-needed -o $@ $(CUDA_OBJ) -lcublas
 
 -include $(patsubst %.o,%.d,$(LIB_OBJ) $(CLI_OBJ) $(EXAMPLE_OBJ) $(BENCH_SUPPORT_OBJ) $(CUDA_OBJ) $(MPI_OBJ) \
-    $(BENCH_QUALITY_OBJ) $(BENCH_KERNELS_OBJ) $(BENCH_RANKS_OBJ) $(call obj,$(BENCH_SRC) bench/mpi_save.c))
+    $(BENCH_QUALITY_OBJ) $(BENCH_KERNELS_OBJ) $(BENCH_RANKS_OBJ) $(BENCH_STALL_OBJ) $(call obj,$(BENCH_SRC) bench/mpi_save.c))

@@ -16,6 +16,7 @@
 #include <unistd.h>
 
 #include "base/file.h"
+#include "engine/session.h"
 #include "tests/support/checkpoints.h"
 #include "tests/support/scenes.h"
 #include "tests/support/scratch.h"
@@ -70,11 +71,11 @@ static ckd_checkpoint checkpoint_of(const char *dir, const char *run, uint64_t s
 
 /* ------------------------------------------------------------------------------------------------------- saving */
 
-static void save_and_check(const char *dir, ckd_snapshot snapshot, uint64_t snapshot_bytes) {
+static void save_and_check(const char *dir, ckd_snapshot how, uint64_t snapshot_bytes) {
     trainer *t = trainer_new(ROWS);
     ckd_session_options o = session_options();
     o.every_steps = 3;
-    o.snapshot = snapshot;
+    o.snapshot = how;
     o.snapshot_bytes = snapshot_bytes;
     ckd_session *s = session_of(dir, &o, t);
     ckd_error err = {0};
@@ -114,7 +115,7 @@ static void test_two_snapshots(void **state) {
  * The optimizer overwrites everything as soon as the fence returns, save after save; what was stored is looked at all the time. CKD_SAVES=10000
  * takes a quarter of an hour.
  */
-static void isolate(const char *dir, ckd_snapshot snapshot) {
+static void isolate(const char *dir, ckd_snapshot how) {
     const char *asked = getenv("CKD_SAVES");
     uint64_t saves = asked               ? strtoull(asked, NULL, 10)
                      : under_sanitizer() ? 20
@@ -122,7 +123,7 @@ static void isolate(const char *dir, ckd_snapshot snapshot) {
              rows = 20000; /* 5 x 5 MB: pieces */
     trainer *t = trainer_new(rows), *seen = trainer_new(rows);
     ckd_session_options o = session_options();
-    o.snapshot = snapshot;
+    o.snapshot = how;
     o.snapshot_bytes = 60 << 20;
     ckd_session *s = session_of(dir, &o, t);
     ckd_error err = {0};
@@ -466,6 +467,125 @@ static void test_going_back_twice(void **state) {
     must(ckd_session_close(s, &err), &err);
     trainer_free(t);
     stored_check(dir, TRAINER_RUN "~3", 4, ROWS);
+}
+
+/* The first save after going back lies beyond the steps that were given up: they are no part of what it goes on from. */
+static void test_beyond_what_was_given_up(void **state) {
+    const char *dir = *state;
+    make_run(dir, 1, 6);
+    trainer *t = trainer_new(ROWS);
+    ckd_session_options o = session_options();
+    o.every_steps = 10;
+    ckd_session *s = session_of(dir, &o, t);
+    ckd_error err = {0};
+    must(ckd_session_restore(NULL, s, 3, &err), &err);
+    for (uint64_t step = 4; step <= 20; step++) {
+        must(iterate(s, t, step, &err), &err);
+    }
+    must(ckd_session_restore(NULL, s, 3, &err), &err);
+    must(iterate(s, t, 29, &err), &err);
+    must(iterate(s, t, 30, &err), &err);
+    must(ckd_session_close(s, &err), &err);
+    trainer_free(t);
+    assert_int_equal(count_of(dir, TRAINER_RUN), 6);
+    assert_int_equal(count_of(dir, TRAINER_RUN "~2"), 2);
+    assert_int_equal(count_of(dir, TRAINER_RUN "~3"), 1);
+    ckd_checkpoint three = checkpoint_of(dir, TRAINER_RUN, 3), ten = checkpoint_of(dir, TRAINER_RUN "~2", 10),
+                   thirty = checkpoint_of(dir, TRAINER_RUN "~3", 30);
+    assert_memory_equal(&ten.parent, &three.id, sizeof(three.id));
+    assert_memory_equal(&thirty.parent, &three.id, sizeof(three.id));
+    stored_check(dir, TRAINER_RUN "~3", 30, ROWS);
+}
+
+/* A training that begins anew under the name of one that there is: said, and nothing is mixed; branches are for who asks. */
+static void test_a_fresh_start_is_told(void **state) {
+    const char *dir = *state;
+    make_run(dir, 4, 6);
+    for (int branches = 0; branches < 2; branches++) {
+        trainer *t = trainer_new(ROWS);
+        ckd_session_options o = session_options();
+        ckd_save_options save = *o.save;
+        save.on_duplicate = branches ? CKD_DUPLICATE_BRANCH : CKD_DUPLICATE_ERROR;
+        o.save = &save;
+        ckd_session *s = session_of(dir, &o, t);
+        ckd_error err = {0};
+        ckd_status status = iterate_and_wait(s, t, 1, &err); /* no step of the other one's */
+        assert_int_equal(status, branches ? CKD_OK : CKD_E_EXISTS);
+        if (!branches) {
+            assert_non_null(strstr(err.message, "up to step 6"));
+            must(iterate_and_wait(s, t, 7, &err), &err); /* where that one ended: restored by other means */
+        }
+        must(ckd_session_close(s, &err), &err);
+        trainer_free(t);
+    }
+    assert_int_equal(count_of(dir, TRAINER_RUN), 4);
+    assert_int_equal(count_of(dir, TRAINER_RUN "~2"), 1);
+}
+
+/* A child of the trainer's, a data loader say, has nothing of the snapshot. */
+static void test_children_have_no_snapshot(void **state) {
+    trainer *t = trainer_new(ROWS);
+    ckd_session_options o = session_options();
+    ckd_session *s = session_of(*state, &o, t);
+    ckd_error err = {0};
+    must(iterate(s, t, 1, &err), &err);
+    must(ckd_session_wait(s, CKD_DURABLE, &err), &err);
+    int ends[2];
+    assert_int_equal(pipe(ends), 0);
+    const void *memory = s->slots[0].snapshot->memory;
+    assert_int_equal(write(ends[1], memory, 1), 1);
+    pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0) {
+        bool gone = write(ends[1], memory, 1) < 0 && errno == EFAULT;
+        bool refused = ckd_session_close(s, NULL) == CKD_E_STATE;
+        _exit(gone && refused ? 0 : 1);
+    }
+    int how;
+    assert_int_equal(waitpid(child, &how, 0), child);
+    assert_true(WIFEXITED(how) && WEXITSTATUS(how) == 0);
+    close(ends[0]);
+    close(ends[1]);
+    must(iterate(s, t, 2, &err), &err);
+    must(ckd_session_close(s, &err), &err);
+    trainer_free(t);
+    stored_check(*state, TRAINER_RUN, 2, ROWS);
+}
+
+/* Two of a name would make every save fail. */
+static void test_a_name_is_registered_once(void **state) {
+    trainer *t = trainer_new(ROWS);
+    ckd_session_options o = session_options();
+    ckd_session *s = session_of(*state, &o, t);
+    ckd_error err = {0};
+    static float values[64];
+    uint64_t shape[] = {64};
+    ckd_tensor tensor = CKD_TENSOR_INIT;
+    tensor.name = "halves";
+    tensor.dtype = CKD_F32;
+    tensor.ndim = 1;
+    tensor.shape = shape;
+    tensor.region = (ckd_region){.kind = CKD_REGION_FLAT, .start = 0, .count = 32};
+    must(ckd_session_add(s, &tensor, values, 0, &err), &err);
+    tensor.region.start = 32;
+    must(ckd_session_add(s, &tensor, values + 32, 0, &err), &err); /* another part of it */
+    tensor.region.start = 16;
+    assert_int_equal(ckd_session_add(s, &tensor, values + 16, 0, &err), CKD_E_INVALID);
+    assert_string_equal(err.tensor, "halves");
+    tensor.dtype = CKD_I32;
+    tensor.region.start = 0;
+    assert_int_equal(ckd_session_add(s, &tensor, values, 0, NULL), CKD_E_INVALID);
+    must(ckd_session_add_bytes(s, "halves", values, 8, &err), &err); /* bytes have names of their own */
+    assert_int_equal(ckd_session_add_bytes(s, "halves", values, 8, NULL), CKD_E_INVALID);
+    for (int i = 0; i < 300; i++) {
+        char name[16];
+        snprintf(name, sizeof(name), "b%d", i);
+        must(ckd_session_add_bytes(s, name, values, 8, &err), &err);
+        assert_int_equal(ckd_session_add_bytes(s, name, values, 8, NULL), CKD_E_INVALID);
+    }
+    must(iterate_and_wait(s, t, 1, &err), &err);
+    must(ckd_session_close(s, &err), &err);
+    trainer_free(t);
 }
 
 /* What was resumed from may be deleted before the first save: that one fails, the next one goes on without it. */
@@ -910,6 +1030,10 @@ int main(void) {
         tempdir_test(test_nothing_to_restore),
         tempdir_test(test_going_back_branches),
         tempdir_test(test_going_back_twice),
+        tempdir_test(test_beyond_what_was_given_up),
+        tempdir_test(test_a_fresh_start_is_told),
+        tempdir_test(test_children_have_no_snapshot),
+        tempdir_test(test_a_name_is_registered_once),
         tempdir_test(test_the_parent_is_deleted),
         tempdir_test(test_bytes_are_copied_at_once),
         tempdir_test(test_the_newest_is_gone_on_from),
