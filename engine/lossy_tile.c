@@ -18,6 +18,7 @@
 #define OF_BOUND \
     1.7 /* the step, at most: rounded to a quarter octave, and values to the lattice, less than two */
 #define NOTHING_MOVED 6e-3 /* of the error: it is known to three digits */
+#define MOST_COARSER  6   /* a row or column, in quarter octaves, than all: 2.8 times */
 #define MOST_WEIGHT   108 /* of a row or column, in quarter octaves: beyond, the lattice has no place for it */
 #define MOST_STEP     400 /* a block's, in quarter octaves */
 
@@ -46,7 +47,7 @@ lossy_recipe lossy_recipe_of(ckd_fidelity fidelity, int effort) {
     bool near = fidelity == CKD_NEAR;
     effort = effort ? effort : DEFAULT_EFFORT;
     return (lossy_recipe){.weight = near ? 2.1 : 3.5,
-                          .left = near ? 0.9 : 1.2,
+                          .left = near ? 0.82 : 1.0,
                           .moment = near ? 3 : 9,
                           .second = near ? 24 : LOSSY_LEVELS_NONE,
                           .second_vector = near ? 2 : 4,
@@ -208,7 +209,15 @@ static void stay_on_lattice(lossy_tile *t, const lattice_sums *s) {
     t->plan.exponent = t->on_lattice ? lowest : t->plan.exponent;
 }
 
-/* Steps are finer where the second moment is large: by its fourth root, rows and columns apart. */
+/*
+ * Steps are finer where the second moment is large: by its fourth root, rows and columns apart. Where it is small they are coarser, within
+ * bounds: an output layer's rows for tokens that hardly occur move as far as others, as Adam divides by that root.
+ */
+static int32_t weight_of(double all, double own) {
+    int32_t weight = near(all - own, MOST_WEIGHT);
+    return weight < MOST_COARSER ? weight : MOST_COARSER;
+}
+
 static ckd_status weigh(lossy_tile *t, ckd_error *err) {
     const lossy_scales *s = t->scales;
     if (!has_rows(t) || !s || s->rows != rows_of(t) || s->columns != t->columns || t->recipe->max_error > 0) {
@@ -220,10 +229,10 @@ static ckd_status weigh(lossy_tile *t, ckd_error *err) {
     }
     int32_t *row = (int32_t *)(void *)t->row.data, *column = (int32_t *)(void *)t->column.data;
     for (uint64_t i = 0; i < s->rows; i++) {
-        row[i] = near(s->all - s->row[i], MOST_WEIGHT);
+        row[i] = weight_of(s->all, s->row[i]);
     }
     for (uint64_t j = 0; j < s->columns; j++) {
-        column[j] = near(s->all - s->column[j], MOST_WEIGHT);
+        column[j] = weight_of(s->all, s->column[j]);
     }
     return CKD_OK;
 }
