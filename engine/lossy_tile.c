@@ -18,7 +18,7 @@
 #define OF_BOUND \
     1.7 /* the step, at most: rounded to a quarter octave, and values to the lattice, less than two */
 #define NOTHING_MOVED 6e-3 /* of the error: it is known to three digits */
-#define MOST_COARSER  6   /* a row or column, in quarter octaves, than all: 2.8 times */
+#define MOST_COARSER  6    /* a row or column, in quarter octaves, than all: 2.8 times */
 #define MOST_WEIGHT   108 /* of a row or column, in quarter octaves: beyond, the lattice has no place for it */
 #define MOST_STEP     400 /* a block's, in quarter octaves */
 

@@ -73,6 +73,44 @@ static void test_errors_do_not_add_up(void **state) {
     ckd_store_close(store);
 }
 
+/* As save_drift, but that all rows from the middle on hardly occur. */
+static void save_rare(ckd_store *store, const ckd_save_options *o, const drift *d) {
+    drift rare = *d;
+    rare.second = malloc(d->count * sizeof(float));
+    assert_non_null(rare.second);
+    for (uint64_t i = 0; i < d->count; i++) {
+        rare.second[i] = i < d->count / 2 ? d->second[i] : 1e-9f * d->second[i];
+    }
+    save_drift(store, o, &rare);
+    free(rare.second);
+}
+
+/* Rows of an output layer whose tokens hardly occur: their second moments are next to nothing, and yet they move as far as others. */
+static void test_rare_rows_do_not_fall_behind(void **state) {
+    ckd_store *store = store_create(*state);
+    for (int f = 0; f < 2; f++) {
+        drift d = drift_new(96, 64, 7);
+        const char *run = ckd_fidelity_name(fidelities[f]);
+        for (uint64_t step = 0; step <= 24; step++) {
+            ckd_save_options o = lossy_options(run, step, fidelities[f]);
+            o.max_load_cost = o.newest_load_cost = 1000;
+            if (step) {
+                drift_step(&d);
+            }
+            save_rare(store, &o, &d);
+        }
+        float *got = load_floats(store, run, 24, "w", CKD_F32, d.count);
+        uint64_t half = d.count / 2;
+        double usual = relative_error(got, d.weight, half);
+        double rare = relative_error(got + half, d.weight + half, half);
+        print_message("%s: error %.4f, of rare rows %.4f\n", run, usual, rare);
+        assert_true(rare <= 4 * usual);
+        free(got);
+        drift_free(&d);
+    }
+    ckd_store_close(store);
+}
+
 /* ---- stored in any way ---- */
 
 /* Not as a delta, and as one, with ready copies and without: the same state has the same values. */
@@ -445,6 +483,7 @@ static void test_the_same_step_again(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         TEST(test_errors_do_not_add_up),
+        TEST(test_rare_rows_do_not_fall_behind),
         TEST(test_deltas_and_ready_copies_give_the_same_bits),
         TEST(test_the_same_saves_give_the_same_values),
         TEST(test_base_makes_a_keyframe),
