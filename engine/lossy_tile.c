@@ -47,7 +47,7 @@ lossy_recipe lossy_recipe_of(ckd_fidelity fidelity, int effort) {
     bool near = fidelity == CKD_NEAR;
     effort = effort ? effort : DEFAULT_EFFORT;
     return (lossy_recipe){.weight = near ? 2.1 : 3.5,
-                          .left = near ? 0.82 : 1.0,
+                          .left = near ? 0.82 : 1.05,
                           .moment = near ? 3 : 9,
                           .second = near ? 24 : LOSSY_LEVELS_NONE,
                           .second_vector = near ? 2 : 4,
