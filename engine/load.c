@@ -92,6 +92,7 @@ ckd_status ckd_load_begin_with(ckd_load **out, ckd_store *store, const ckd_id *c
     if (status == CKD_OK) {
         status = views_get(&load->view, &load->views, checkpoint, err);
         load->views.values_only = true; /* from here on */
+        load->views.deleted_too = true; /* a compaction may give the checkpoint other ancestors meanwhile */
     }
     if (status == CKD_OK) {
         status = list_tensors(load, err);

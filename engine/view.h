@@ -107,7 +107,9 @@ const char *view_block_coding(const view_block *b);
 typedef struct view_cache {
     ckd_store *store;
     pthread_mutex_t mutex;
-    bool use_ready;   /* set by views_init; verification wants the blocks themselves */
+    bool use_ready; /* set by views_init; verification wants the blocks themselves */
+    bool
+        deleted_too; /* set while the reader lock keeps the files of what was deleted since the first view was opened */
     bool values_only; /* set for views of which only values are wanted: they are opened without measures */
     view **views;
     size_t count, capacity;

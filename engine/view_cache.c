@@ -11,6 +11,31 @@ void views_init(view_cache *cache, ckd_store *store) {
     pthread_mutex_init(&cache->mutex, NULL);
 }
 
+/* Among all manifests, those of deleted checkpoints included. */
+static ckd_status find_manifest(manifest *out, const ckd_store *store, const ckd_id *id, ckd_error *err) {
+    manifest_list all;
+    ckd_status status = manifests_read_all(&all, store, err);
+    bool found = false;
+    if (status != CKD_OK) {
+        return status;
+    }
+    for (size_t i = 0; i < all.count && !found && status != CKD_E_NOMEM;
+         i++) { /* the highest generation first */
+        const manifest_name *n = &all.items[i];
+        status = store_read_manifest(out, store, n->run, n->step, n->generation, NULL);
+        found = status == CKD_OK && id_equal(&out->checkpoint.id, id);
+        if (status == CKD_OK && !found) {
+            manifest_free(out);
+        }
+    }
+    manifests_free(&all);
+    if (found) {
+        return CKD_OK;
+    }
+    return status == CKD_E_NOMEM ? err_nomem(err, NOTE_MAX, "a manifest")
+                                 : err_set(err, CKD_E_NOT_FOUND, "there is no such checkpoint");
+}
+
 static ckd_status open_by_id(view **out, view_cache *cache, const ckd_id *id, ckd_error *err) {
     ckd_store *store = cache->store;
     ckd_checkpoint found;
@@ -18,6 +43,9 @@ static ckd_status open_by_id(view **out, view_cache *cache, const ckd_id *id, ck
     ckd_status status = store_find_id(&found, store, id, err);
     if (status == CKD_OK) {
         status = store_read_manifest(&m, store, found.run, found.step, found.generation, err);
+    } else if (status == CKD_E_NOT_FOUND && cache->deleted_too) {
+        status = find_manifest(&m, store, id, err);
+        found = status == CKD_OK ? m.checkpoint : found;
     }
     if (status == CKD_OK && !id_equal(&m.checkpoint.id, id)) {
         manifest_free(&m);
