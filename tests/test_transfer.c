@@ -313,6 +313,7 @@ static void test_dry_runs_are_exact(void **state) {
     pair_make_source(p);
     assert_int_equal(scene_open(&p->from, p->a, CKD_OPEN_READ, NULL), CKD_OK);
     ckd_copy_result *planned = pair_copy(p, NULL, 0, &dry), *done; /* to a store that does not exist */
+    ckd_store_close(p->from);
     pair_open(p);
     ckd_id first = pair_id(p->from, SCENE_RUN, 0);
     pair_counts(pair_copy(p, &first, 1, NULL), 1, 1);
