@@ -1,5 +1,4 @@
 /* ckptdelta load: one checkpoint -> a safetensors file. */
-#include <fnmatch.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -8,10 +7,9 @@
 #include "cli/commands.h"
 #include "cli/explain.h"
 #include "cli/json_out.h"
+#include "cli/load_choice.h"
 #include "cli/options.h"
 #include "cli/output_file.h"
-#include "cli/regions.h"
-#include "cli/tensor_file.h"
 #include "cli/text.h"
 
 enum {
@@ -71,16 +69,13 @@ typedef struct arguments {
     const char *out;
     bool force, explain, or_older;
     json_t *skipped; /* what was damaged: list of {checkpoint, what} */
-    char **globs;
-    size_t glob_count;
-    cli_regions regions;
     const char *layout_path;
-    layout *layout; /* NULL: none was given */
+    load_choice choice;
 } arguments;
 
 /* Every rank of the layout gets a file in the folder --out. */
 static bool writes_all_ranks(const arguments *a) {
-    return a->layout_path && !a->regions.shards;
+    return a->layout_path && !a->choice.regions.shards;
 }
 
 /* What an option says is wrong: usage. */
@@ -97,10 +92,10 @@ static void check_together(const arguments *a, struct argp_state *state) {
     if (a->out && a->explain) {
         argp_error(state, "--explain writes nothing; leave out --out");
     }
-    if (a->regions.dim_given && !a->regions.shards) {
+    if (a->choice.regions.dim_given && !a->choice.regions.shards) {
         argp_error(state, "--dim says what --shard cuts; give both");
     }
-    if (a->layout_path && (a->regions.dim_given || a->regions.count)) {
+    if (a->layout_path && (a->choice.regions.dim_given || a->choice.regions.count)) {
         argp_error(state, "--layout says what ranks hold; leave out --dim and --region");
     }
     if (writes_all_ranks(a) && a->explain) {
@@ -121,7 +116,7 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
         a->out = arg;
         return 0;
     case OPT_TENSOR:
-        a->globs[a->glob_count++] = arg;
+        a->choice.globs[a->choice.glob_count++] = arg;
         return 0;
     case OPT_FORCE:
         a->force = true;
@@ -133,13 +128,13 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
         a->or_older = true;
         return 0;
     case OPT_SHARD:
-        check_option(state, cli_regions_set_shard(&a->regions, arg, &err), &err);
+        check_option(state, cli_regions_set_shard(&a->choice.regions, arg, &err), &err);
         return 0;
     case OPT_DIM:
-        check_option(state, cli_regions_set_dim(&a->regions, arg, &err), &err);
+        check_option(state, cli_regions_set_dim(&a->choice.regions, arg, &err), &err);
         return 0;
     case OPT_REGION:
-        check_option(state, cli_regions_add(&a->regions, arg, &err), &err);
+        check_option(state, cli_regions_add(&a->choice.regions, arg, &err), &err);
         return 0;
     case OPT_LAYOUT:
         a->layout_path = arg;
@@ -150,116 +145,6 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
     default:
         return ARGP_ERR_UNKNOWN;
     }
-}
-
-static bool wanted(arguments *a, const char *name) {
-    if (cli_regions_names(&a->regions, name)) {
-        return true;
-    }
-    for (size_t i = 0; i < a->glob_count; i++) {
-        if (fnmatch(a->globs[i], name, 0) == 0) {
-            return true;
-        }
-    }
-    return a->glob_count == 0 && (a->regions.count == 0 || a->regions.shards);
-}
-
-/* Its shape in the file is that of the part that is wanted. */
-static ckd_status choose_tensor(file_content *c, const arguments *a, const ckd_tensor_info *info,
-                                ckd_error *err) {
-    safetensors_tensor *t = &c->tensors[c->count];
-    *t = (safetensors_tensor){
-        .name = info->name, .dtype = info->dtype, .ndim = info->ndim, .number = c->count};
-    ckd_status status = cli_regions_find(&c->regions[c->count++], t->shape, &a->regions, info, err);
-    t->elements = 1;
-    for (uint32_t d = 0; d < t->ndim; d++) {
-        t->elements *= t->shape[d];
-    }
-    return status;
-}
-
-static ckd_status check_regions_used(const cli_regions *regions, ckd_error *err) {
-    for (size_t i = 0; i < regions->count; i++) {
-        if (!regions->items[i].used) {
-            return cli_error(
-                err, CKD_E_NOT_FOUND,
-                "no tensor of this checkpoint is named '%s', as --region has it; ckptdelta show lists them",
-                regions->items[i].tensor);
-        }
-    }
-    return CKD_OK;
-}
-
-/* The tensors of a rank of the layout. */
-static ckd_status choose_rank_tensors(file_content *c, arguments *a, const bound_checkpoint *b, uint32_t rank,
-                                      ckd_error *err) {
-    ckd_status status = rank_content_make(&c->of_rank, b, rank, err);
-    c->tensors = calloc(c->of_rank.count + 1, sizeof(*c->tensors));
-    if (status == CKD_OK && !c->tensors) {
-        status = cli_error_nomem(err);
-    }
-    for (size_t i = 0; i < c->of_rank.count && status == CKD_OK; i++) {
-        const rank_tensor *from = &c->of_rank.items[i];
-        if (!wanted(a, from->name)) {
-            continue;
-        }
-        safetensors_tensor *t = &c->tensors[c->count++];
-        *t = (safetensors_tensor){.name = from->name,
-                                  .dtype = from->parts[0]->dtype,
-                                  .ndim = from->share.ndim,
-                                  .elements = 1,
-                                  .number = i};
-        for (uint32_t d = 0; d < t->ndim; d++) {
-            t->shape[d] = from->share.lengths[d];
-            t->elements *= t->shape[d];
-        }
-    }
-    return status;
-}
-
-static ckd_status choose_own_tensors(file_content *c, arguments *a, const ckd_tensor_list *list,
-                                     ckd_error *err) {
-    c->tensors = calloc(list->count + 1, sizeof(*c->tensors));
-    c->regions = calloc(list->count + 1, sizeof(*c->regions));
-    if (!c->tensors || !c->regions) {
-        return cli_error_nomem(err);
-    }
-    ckd_status status = CKD_OK;
-    for (size_t i = 0; i < list->count && status == CKD_OK; i++) {
-        if (wanted(a, list->items[i].name)) {
-            status = choose_tensor(c, a, &list->items[i], err);
-        }
-    }
-    if (a->regions.count + a->regions.shards == 0) {
-        free(c->regions);
-        c->regions = NULL; /* whole tensors are read by their blocks */
-    }
-    return status == CKD_OK ? check_regions_used(&a->regions, err) : status;
-}
-
-static ckd_status choose_tensors(file_content *c, arguments *a, const ckd_load *load,
-                                 const bound_checkpoint *b, uint32_t rank, ckd_error *err) {
-    ckd_status status = a->layout ? choose_rank_tensors(c, a, b, rank, err)
-                                  : choose_own_tensors(c, a, ckd_load_tensors(load), err);
-    if (status == CKD_OK && c->count == 0 && a->glob_count > 0) {
-        status = cli_error(err, CKD_E_NOT_FOUND,
-                           "no tensor of this checkpoint matches --tensor; ckptdelta show lists them");
-    }
-    return status;
-}
-
-static ckd_status prepare(file_content *c, arguments *a, ckd_load *load, const bound_checkpoint *b,
-                          uint32_t rank, ckd_error *err) {
-    json_t *metadata = NULL;
-    ckd_status status = choose_tensors(c, a, load, b, rank, err);
-    if (status == CKD_OK) {
-        status = file_metadata(&metadata, load, err);
-    }
-    if (status == CKD_OK) {
-        status = file_content_arrange(c, metadata, err);
-    }
-    json_decref(metadata);
-    return status;
 }
 
 static ckd_status write_content(const arguments *a, const char *out, const file_content *c, ckd_load *load,
@@ -324,32 +209,11 @@ static void list_names(const arguments *a, const file_content *c) {
     }
 }
 
-/* What is to be loaded: whole tensors, regions, or what a rank's tensors are made of. */
-static ckd_status list_requests(ckd_load_request **out, size_t *count, const file_content *c,
-                                ckd_error *err) {
-    *out = calloc(c->count + 1, sizeof(**out));
-    *count = 0;
-    ckd_status status = *out ? CKD_OK : cli_error_nomem(err);
-    for (size_t i = 0; i < c->count && status == CKD_OK; i++) {
-        if (c->of_rank.items) {
-            status = rank_tensor_requests(out, count, &c->of_rank.items[c->tensors[i].number], err);
-            continue;
-        }
-        ckd_load_request *request = &(*out)[(*count)++];
-        *request = (ckd_load_request)CKD_LOAD_REQUEST_INIT;
-        request->name = c->tensors[i].name;
-        if (c->regions) {
-            request->region = c->regions[c->tensors[i].number];
-        }
-    }
-    return status;
-}
-
 static ckd_status explain(const arguments *a, const file_content *c, ckd_store *store, ckd_load *load,
                           ckd_error *err) {
     ckd_load_request *requests = NULL;
     size_t count = 0;
-    ckd_status status = list_requests(&requests, &count, c, err);
+    ckd_status status = load_choice_requests(&requests, &count, c, err);
     if (status == CKD_OK) {
         status = cli_explain(load, store, requests, count, &a->common, err);
     }
@@ -363,7 +227,7 @@ static ckd_status load_one(arguments *a, ckd_store *store, ckd_load *load, const
                            ckd_error *err) {
     file_content c = {0};
     written w = {0};
-    ckd_status status = prepare(&c, a, load, b, (uint32_t)a->regions.shard, err);
+    ckd_status status = load_choice_make(&c, &a->choice, load, b, (uint32_t)a->choice.regions.shard, err);
     if (status == CKD_OK && a->explain) {
         status = explain(a, &c, store, load, err);
     } else if (status == CKD_OK) {
@@ -380,7 +244,7 @@ static ckd_status load_one(arguments *a, ckd_store *store, ckd_load *load, const
 
 /* free() it. NULL, and an error, if there is no memory, or, with `check`, something there already. */
 static char *path_of_rank(const arguments *a, uint32_t rank, bool check, ckd_error *err) {
-    char *inside = layout_path_of_rank(a->layout, rank), *path = NULL;
+    char *inside = layout_path_of_rank(a->choice.layout, rank), *path = NULL;
     if (!inside || asprintf(&path, "%s/%s", a->out, inside) < 0) {
         path = NULL;
         cli_error_nomem(err);
@@ -398,15 +262,15 @@ static ckd_status load_all_ranks(arguments *a, ckd_store *store, ckd_load *load,
                                  ckd_error *err) {
     written w = {0};
     ckd_status status = CKD_OK;
-    for (uint32_t rank = 0; rank < a->layout->world && status == CKD_OK; rank++) {
+    for (uint32_t rank = 0; rank < a->choice.layout->world && status == CKD_OK; rank++) {
         char *path = path_of_rank(a, rank, true, err);
         status = path ? CKD_OK : err->status;
         free(path);
     }
-    for (uint32_t rank = 0; rank < a->layout->world && status == CKD_OK; rank++) {
+    for (uint32_t rank = 0; rank < a->choice.layout->world && status == CKD_OK; rank++) {
         file_content c = {0};
         char *path = path_of_rank(a, rank, false, err);
-        status = path ? prepare(&c, a, load, b, rank, err) : err->status;
+        status = path ? load_choice_make(&c, &a->choice, load, b, rank, err) : err->status;
         status = status == CKD_OK ? cli_output_make_folders(path, err) : status;
         status = status == CKD_OK ? write_content(a, path, &c, load, err) : status;
         count_written(&w, &c);
@@ -423,8 +287,8 @@ static ckd_status load_checkpoint(arguments *a, ckd_store *store, const ckd_chec
     ckd_load_options options = CKD_LOAD_OPTIONS_INIT;
     options.staging_bytes = a->common.staging;
     ckd_status status = ckd_load_begin_with(&load, store, &from->id, &options, err);
-    if (status == CKD_OK && a->layout) {
-        status = bound_checkpoint_make(&bound, a->layout, ckd_load_tensors(load), err);
+    if (status == CKD_OK && a->choice.layout) {
+        status = bound_checkpoint_make(&bound, a->choice.layout, ckd_load_tensors(load), err);
     }
     if (status == CKD_OK) {
         status = writes_all_ranks(a) ? load_all_ranks(a, store, load, &bound, err)
@@ -482,11 +346,12 @@ static ckd_status load_to_file(arguments *a, ckd_store *store, ckd_error *err) {
 
 /* The layout, and whether it has as many ranks as --shard says. */
 static ckd_status read_layout(arguments *a, ckd_error *err) {
-    ckd_status status = a->layout_path ? layout_read(&a->layout, a->layout_path, err) : CKD_OK;
-    if (status == CKD_OK && a->layout && a->regions.shards && a->regions.shards != a->layout->world) {
-        status =
-            layout_error(a->layout, 0, err, CKD_E_INVALID, "the mesh has %u ranks, --shard says %" PRIu64,
-                         a->layout->world, a->regions.shards);
+    ckd_status status = a->layout_path ? layout_read(&a->choice.layout, a->layout_path, err) : CKD_OK;
+    if (status == CKD_OK && a->choice.layout && a->choice.regions.shards &&
+        a->choice.regions.shards != a->choice.layout->world) {
+        status = layout_error(a->choice.layout, 0, err, CKD_E_INVALID,
+                              "the mesh has %u ranks, --shard says %" PRIu64, a->choice.layout->world,
+                              a->choice.regions.shards);
     }
     return status;
 }
@@ -505,7 +370,7 @@ static int run(arguments *a) {
         status = load_to_file(a, store, &err);
     }
     ckd_store_close(store);
-    layout_release(a->layout);
+    layout_release(a->choice.layout);
     return status == CKD_OK ? CLI_DONE : cli_fail_reading(&err, &a->common);
 }
 
@@ -516,17 +381,18 @@ int cmd_load(int argc, char **argv) {
                                                  {&cli_staging_argp, 0, 0, 0},
                                                  {0}};
     static const struct argp argp = {options_table, parse, "STORE", doc, children, 0, 0};
-    arguments a = {
-        .common.command = "load", .skipped = json_array(), .globs = calloc((size_t)argc, sizeof(char *))};
-    if (!a.globs || !a.skipped) {
+    arguments a = {.common.command = "load",
+                   .skipped = json_array(),
+                   .choice.globs = calloc((size_t)argc, sizeof(char *))};
+    if (!a.choice.globs || !a.skipped) {
         ckd_error err;
         cli_error_nomem(&err);
         return cli_fail(&err);
     }
     argp_parse(&argp, argc, argv, 0, NULL, &a);
     int code = run(&a);
-    cli_regions_free(&a.regions);
+    cli_regions_free(&a.choice.regions);
     json_decref(a.skipped);
-    free(a.globs);
+    free(a.choice.globs);
     return code;
 }
