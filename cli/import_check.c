@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "cli/import_plan.h"
+#include "cli/regions.h"
 
 /* ---- errors ---- */
 
@@ -46,9 +47,9 @@ static ckd_status tell_lengths(ckd_error *err, const import_tensor *t, const imp
 
 /* ---- alike ---- */
 
-static bool is_cut(const layout_rule *rule, uint32_t dim) {
+static bool is_cut(const layout_rule *rule, uint32_t dim, uint32_t ndim) {
     for (uint32_t i = 0; i < rule->cut_count; i++) {
-        if (rule->cuts[i].dim == dim) {
+        if (cli_dim_of(rule->cuts[i].dim, ndim) == dim) {
             return true;
         }
     }
@@ -66,7 +67,7 @@ static ckd_status check_pair(const import_plan *plan, const import_entry *a, con
     }
     bool same = x->ndim == y->ndim;
     for (uint32_t d = 0; d < x->ndim && same && a->rule == b->rule; d++) {
-        same = x->shape[d] == y->shape[d] || is_cut(a->rule, d);
+        same = x->shape[d] == y->shape[d] || is_cut(a->rule, d, x->ndim);
     }
     if (!same) {
         return wrong(plan, b, err, "'%.120s' is %s on %s, but %s on rank %u", y->name,
@@ -107,10 +108,10 @@ static ckd_status infer_shape(uint64_t shape[CKD_MAX_DIMS], const import_plan *p
     const layout_rule *rule = e->rule;
     memcpy(shape, e->tensor->shape, CKD_MAX_DIMS * sizeof(*shape));
     for (uint32_t i = 0; i < rule->cut_count; i++) {
-        uint32_t dim = rule->cuts[i].dim;
+        uint32_t dim = cli_dim_of(rule->cuts[i].dim, e->tensor->ndim);
         if (dim >= e->tensor->ndim) {
-            return wrong(plan, e, err, "'%.120s' has the shape %s, and no dimension %u", e->tensor->name,
-                         import_shape_text(e->tensor->ndim, e->tensor->shape).text, dim);
+            return wrong(plan, e, err, "'%.120s' has the shape %s, and no dimension %d", e->tensor->name,
+                         import_shape_text(e->tensor->ndim, e->tensor->shape).text, rule->cuts[i].dim);
         }
         shape[dim] = 0;
         for (const import_entry *k = e; k < t->entries + t->count && k->rule == rule && k->set == e->set;
@@ -125,15 +126,16 @@ static ckd_status infer_shape(uint64_t shape[CKD_MAX_DIMS], const import_plan *p
         return wrong(plan, e, err,
                      "files cannot tell where padding begins: say the length without it, size=N");
     }
-    uint64_t *main = &shape[layout_main_dim(rule)];
+    uint32_t dim = layout_main_dim(rule, e->tensor->ndim);
+    uint64_t *main = &shape[dim];
     if (rule->padded) {
         *main = rule->size;
     } else if (rule->apart) {
         const layout_part *part = &rule->parts[e->part];
         if (!part->size && *main % rule->part_count) {
             return wrong(plan, e, err,
-                         "dimension %u has %" PRIu64 " elements, which are not %zu parts of one size",
-                         layout_main_dim(rule), *main, rule->part_count);
+                         "dimension %u has %" PRIu64 " elements, which are not %zu parts of one size", dim,
+                         *main, rule->part_count);
         }
         *main = part->size ? part->size : *main / rule->part_count;
     }
@@ -174,13 +176,15 @@ static ckd_status check_shape(const import_plan *plan, const import_tensor *t, c
 ckd_status import_totals(uint64_t **out, const import_tensor *t, const layout_rule *rule, size_t part,
                          ckd_error *err) {
     size_t count = layout_tensors_of(rule);
+    uint32_t dim = layout_main_dim(rule, t->tensor.ndim);
     *out = calloc(count, sizeof(**out));
     if (!*out) {
         return cli_error_nomem(err);
     }
+    uint64_t length = dim < t->tensor.ndim ? t->tensor.shape[dim] : 0;
     for (size_t i = 0; i < count; i++) {
         bool own = !rule->apart || i == part || !rule->parts[i].size;
-        (*out)[i] = own ? t->tensor.shape[layout_main_dim(rule)] : rule->parts[i].size;
+        (*out)[i] = own ? length : rule->parts[i].size;
     }
     return CKD_OK;
 }
@@ -197,7 +201,7 @@ static ckd_status check_share(const import_plan *plan, const import_tensor *t, c
     layout_share share;
     ckd_status status = import_share(&share, plan, t, e->rule, e->rank, totals, err);
     if (status == CKD_E_MISMATCH) {
-        return tell_lengths(err, t, e, layout_main_dim(e->rule));
+        return tell_lengths(err, t, e, layout_main_dim(e->rule, t->tensor.ndim));
     }
     for (uint32_t d = 0; d < t->tensor.ndim && status == CKD_OK; d++) {
         if (share.lengths[d] != e->tensor->shape[d]) {

@@ -78,7 +78,7 @@ typedef enum layout_cut_kind { LAYOUT_EVEN, LAYOUT_CHUNK, LAYOUT_SIZES } layout_
 
 /* One dimension, cut over some axes. */
 typedef struct layout_cut {
-    uint32_t dim;
+    int32_t dim; /* negative: from the last one, which is -1 */
     layout_over over;
     layout_cut_kind kind;
     uint64_t *sizes; /* LAYOUT_SIZES: of each place */
@@ -227,8 +227,8 @@ typedef struct layout_share {
 
 /* Parts that have tensors of their own: 1 if they are kept together. */
 size_t layout_tensors_of(const layout_rule *rule);
-/* The dimension along which stretches lie; 0 if nothing is cut. */
-uint32_t layout_main_dim(const layout_rule *rule);
+/* The dimension along which stretches lie; 0 if nothing is cut, CKD_MAX_DIMS if tensors of so many have none such. */
+uint32_t layout_main_dim(const layout_rule *rule, uint32_t ndim);
 /*
  * What a rank holds of tensors of this shape. totals: of each of layout_tensors_of, along the main dimension; that of `shape` is not
  * looked at. Errors: MISMATCH (it cannot be cut so; the message says why, with file and line), NOMEM. Release with layout_share_free.

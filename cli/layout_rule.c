@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "cli/layout_parse.h"
+#include "cli/regions.h"
 
 static const struct {
     const char *name;
@@ -38,20 +39,21 @@ static ckd_status set_as(reading *r, const char *value) {
 }
 
 static ckd_status set_dim(reading *r, const char *value) {
-    uint64_t dim;
-    if (!layout_next_number(&dim, &value, '\0') || dim >= CKD_MAX_DIMS) {
-        return layout_wrong(r->p, "dim= is a number from 0 to %d", CKD_MAX_DIMS - 1);
+    int32_t dim;
+    if (!cli_parse_dim(&dim, value)) {
+        return layout_wrong(r->p, "dim= is a number from 0 to %d, or, from the last one back, -1 to -%d",
+                            CKD_MAX_DIMS - 1, CKD_MAX_DIMS);
     }
     if (r->rule->cut_count == LAYOUT_CUTS) {
         return layout_wrong(r->p, "at most %d dimensions can be cut", LAYOUT_CUTS);
     }
     for (uint32_t i = 0; i < r->rule->cut_count; i++) {
         if (r->rule->cuts[i].dim == dim) {
-            return layout_wrong(r->p, "dimension %u is cut already; to cut it over two axes say over=A,B",
-                                (unsigned)dim);
+            return layout_wrong(r->p, "dimension %d is cut already; to cut it over two axes say over=A,B",
+                                dim);
         }
     }
-    r->rule->cuts[r->rule->cut_count++] = (layout_cut){.dim = (uint32_t)dim, .unit = 1};
+    r->rule->cuts[r->rule->cut_count++] = (layout_cut){.dim = dim, .unit = 1};
     return CKD_OK;
 }
 
@@ -61,7 +63,7 @@ static ckd_status set_over(reading *r, const char *value) {
         return r->p->err->status;
     }
     return cut->over.count
-               ? layout_wrong(r->p, "over= is given for dim=%u already; name axes together: over=A,B",
+               ? layout_wrong(r->p, "over= is given for dim=%d already; name axes together: over=A,B",
                               cut->dim)
                : layout_parse_over(&cut->over, r->p, value);
 }
@@ -297,7 +299,7 @@ static ckd_status check_axes(reading *r) {
     for (uint32_t i = 0; i < r->rule->cut_count && status == CKD_OK; i++) {
         const layout_cut *cut = &r->rule->cuts[i];
         status = cut->over.count ? use_axes(used, r, &cut->over, "over= of a dim=")
-                                 : layout_wrong(r->p, "dim=%u is cut over which axes? say over=", cut->dim);
+                                 : layout_wrong(r->p, "dim=%d is cut over which axes? say over=", cut->dim);
     }
     r->rule->numbered.places = 1;
     for (uint32_t i = 0; i < r->rule->number_count && status == CKD_OK; i++) {

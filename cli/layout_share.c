@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "cli/layout.h"
+#include "cli/regions.h"
 
 #define STRETCHES_MAX (UINT64_C(1) << 22)
 
@@ -12,8 +13,8 @@ size_t layout_tensors_of(const layout_rule *rule) {
     return rule->apart ? rule->part_count : 1;
 }
 
-uint32_t layout_main_dim(const layout_rule *rule) {
-    return rule->cut_count ? rule->cuts[rule->main_cut].dim : 0;
+uint32_t layout_main_dim(const layout_rule *rule, uint32_t ndim) {
+    return rule->cut_count ? cli_dim_of(rule->cuts[rule->main_cut].dim, ndim) : 0;
 }
 
 void layout_share_free(layout_share *share) {
@@ -31,7 +32,7 @@ typedef struct cutting {
     const layout *l;
     const layout_rule *rule;
     const layout_cut *cut;
-    uint32_t place;
+    uint32_t dim, place;
     ckd_error *err;
 } cutting;
 
@@ -46,7 +47,7 @@ static ckd_status cut_even(span *out, const cutting *c, uint64_t total, uint64_t
                             "%s%sdimension %u has %" PRIu64
                             " elements, which%s cannot be cut evenly into %" PRIu64
                             "; cut=chunk gives the last ones less",
-                            what, *what ? ": " : "", c->cut->dim, total, in_units, places);
+                            what, *what ? ": " : "", c->dim, total, in_units, places);
     }
     *out = (span){units / places * unit * c->place, units / places * unit};
     return CKD_OK;
@@ -69,7 +70,7 @@ static ckd_status cut_sizes(span *out, const cutting *c, uint64_t total) {
     if (all != total) {
         return layout_error(c->l, c->rule->line, c->err, CKD_E_MISMATCH,
                             "sizes= adds up to %" PRIu64 ", dimension %u has %" PRIu64 " elements", all,
-                            c->cut->dim, total);
+                            c->dim, total);
     }
     *out = (span){before, c->cut->sizes[c->place]};
     return CKD_OK;
@@ -179,19 +180,19 @@ static ckd_status check_totals(const cutting *c, const uint64_t *totals) {
         if (c->rule->apart && part->size && part->size != totals[i]) {
             return layout_error(c->l, c->rule->line, c->err, CKD_E_MISMATCH,
                                 "%s has %" PRIu64 " elements along dimension %u, parts= says %" PRIu64,
-                                part->name, totals[i], c->cut->dim, part->size);
+                                part->name, totals[i], c->dim, part->size);
         }
     }
     if (c->rule->part_count && !c->rule->apart &&
         (sum ? sum != totals[0] : totals[0] % c->rule->part_count != 0)) {
-        return layout_error(
-            c->l, c->rule->line, c->err, CKD_E_MISMATCH,
-            "dimension %u has %" PRIu64 " elements, which are not those of parts=", c->cut->dim, totals[0]);
+        return layout_error(c->l, c->rule->line, c->err, CKD_E_MISMATCH,
+                            "dimension %u has %" PRIu64 " elements, which are not those of parts=", c->dim,
+                            totals[0]);
     }
     if (c->rule->size && c->rule->size != totals[0]) {
         return layout_error(c->l, c->rule->line, c->err, CKD_E_MISMATCH,
-                            "dimension %u has %" PRIu64 " elements, size= says %" PRIu64, c->cut->dim,
-                            totals[0], c->rule->size);
+                            "dimension %u has %" PRIu64 " elements, size= says %" PRIu64, c->dim, totals[0],
+                            c->rule->size);
     }
     return CKD_OK;
 }
@@ -221,27 +222,45 @@ static ckd_status share_main(layout_share *s, const cutting *c, const uint64_t *
 
 /* ---- all dimensions ---- */
 
+/* The dimension of a cut, which no earlier one is about. */
+static ckd_status find_dim(uint32_t *out, const layout *l, const layout_rule *rule, uint32_t number,
+                           uint32_t ndim, ckd_error *err) {
+    *out = cli_dim_of(rule->cuts[number].dim, ndim);
+    if (*out == CKD_MAX_DIMS) {
+        return layout_error(l, rule->line, err, CKD_E_MISMATCH,
+                            "a tensor of %u dimensions has no dimension %d", ndim, rule->cuts[number].dim);
+    }
+    for (uint32_t i = 0; i < number; i++) {
+        if (cli_dim_of(rule->cuts[i].dim, ndim) == *out) {
+            return layout_error(l, rule->line, err, CKD_E_MISMATCH,
+                                "of a tensor of %u dimensions, %d and %d are the same one", ndim,
+                                rule->cuts[i].dim, rule->cuts[number].dim);
+        }
+    }
+    return CKD_OK;
+}
+
 static ckd_status share_dims(layout_share *s, const layout *l, const layout_rule *rule,
                              const uint32_t at[LAYOUT_AXES], const uint64_t *totals, ckd_error *err) {
-    s->dim = layout_main_dim(rule);
     ckd_status status = CKD_OK;
     for (uint32_t i = 0; i < rule->cut_count && status == CKD_OK; i++) {
         const layout_cut *cut = &rule->cuts[i];
-        cutting c = {l, rule, cut, layout_place(&cut->over, l, at), err};
+        cutting c = {l, rule, cut, 0, layout_place(&cut->over, l, at), err};
         span mine;
-        if (cut->dim >= s->ndim) {
-            return layout_error(l, rule->line, err, CKD_E_MISMATCH,
-                                "a tensor of %u dimensions has no dimension %u", s->ndim, cut->dim);
+        status = find_dim(&c.dim, l, rule, i, s->ndim, err);
+        if (status != CKD_OK) {
+            return status;
         }
         if (i == rule->main_cut) {
-            s->lengths[cut->dim] = 0;
+            s->dim = c.dim;
+            s->lengths[c.dim] = 0;
             status = share_main(s, &c, totals);
             continue;
         }
-        status = cut_span(&mine, &c, s->lengths[cut->dim], cut->unit, "");
+        status = cut_span(&mine, &c, s->lengths[c.dim], cut->unit, "");
         if (status == CKD_OK) {
-            s->offsets[cut->dim] = mine.offset;
-            s->lengths[cut->dim] = mine.length;
+            s->offsets[c.dim] = mine.offset;
+            s->lengths[c.dim] = mine.length;
         }
     }
     if (status == CKD_OK && rule->cut_count == 0) {

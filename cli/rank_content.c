@@ -114,7 +114,7 @@ static ckd_status check_parts(const rank_tensor *t, const layout *l, ckd_error *
         }
         bool same = part->dtype == first->dtype && part->ndim == first->ndim;
         for (uint32_t d = 0; same && d < part->ndim; d++) {
-            same = d == layout_main_dim(t->rule) || part->shape[d] == first->shape[d];
+            same = d == layout_main_dim(t->rule, first->ndim) || part->shape[d] == first->shape[d];
         }
         if (!same) {
             layout_error(
@@ -129,10 +129,11 @@ static ckd_status check_parts(const rank_tensor *t, const layout *l, ckd_error *
 
 /* The rank's shape and its elements. */
 static ckd_status find_share(rank_tensor *t, const layout *l, uint32_t rank, ckd_error *err) {
-    uint32_t at[LAYOUT_AXES], dim = layout_main_dim(t->rule);
+    uint32_t at[LAYOUT_AXES];
     uint64_t *totals = calloc(layout_tensors_of(t->rule), sizeof(*totals));
     ckd_status status = totals ? check_parts(t, l, err) : cli_error_nomem(err);
     const ckd_tensor_info *first = t->parts[0];
+    uint32_t dim = status == CKD_OK ? layout_main_dim(t->rule, first->ndim) : 0;
     for (size_t i = 0; i < layout_tensors_of(t->rule) && status == CKD_OK; i++) {
         totals[i] = dim < first->ndim ? t->parts[i]->shape[dim] : 0;
     }

@@ -32,13 +32,27 @@ ckd_status cli_regions_set_shard(cli_regions *r, const char *text, ckd_error *er
     return CKD_OK;
 }
 
-ckd_status cli_regions_set_dim(cli_regions *r, const char *text, ckd_error *err) {
-    uint64_t dim;
-    if (!cli_parse_u64(&dim, text) || dim >= CKD_MAX_DIMS) {
-        return cli_error(err, CKD_E_INVALID, "--dim is a number from 0 to %d, not '%s'", CKD_MAX_DIMS - 1,
-                         text);
+bool cli_parse_dim(int32_t *out, const char *text) {
+    bool back = text[0] == '-';
+    uint64_t number;
+    if (!cli_parse_u64(&number, text + back) || number - back >= CKD_MAX_DIMS) {
+        return false;
     }
-    r->dim = (uint32_t)dim;
+    *out = back ? -(int32_t)number : (int32_t)number;
+    return true;
+}
+
+uint32_t cli_dim_of(int32_t dim, uint32_t ndim) {
+    int64_t from_first = dim < 0 ? (int64_t)ndim + dim : dim;
+    return from_first >= 0 && from_first < ndim ? (uint32_t)from_first : CKD_MAX_DIMS;
+}
+
+ckd_status cli_regions_set_dim(cli_regions *r, const char *text, ckd_error *err) {
+    if (!cli_parse_dim(&r->dim, text)) {
+        return cli_error(err, CKD_E_INVALID,
+                         "--dim is a number from 0 to %d, or, from the last one back, -1 to -%d, not '%s'",
+                         CKD_MAX_DIMS - 1, CKD_MAX_DIMS, text);
+    }
     r->dim_given = true;
     return CKD_OK;
 }
@@ -170,11 +184,11 @@ static ckd_status cut_own(ckd_region *out, const cli_region *own, const ckd_tens
 }
 
 /* torch.chunk: ceil(L / N) each, as far as it goes. */
-static void cut_shard(ckd_region *out, const cli_regions *r, const ckd_tensor_info *info) {
-    uint64_t all = info->shape[r->dim], each = all / r->shards + (all % r->shards != 0);
+static void cut_shard(ckd_region *out, const cli_regions *r, const ckd_tensor_info *info, uint32_t dim) {
+    uint64_t all = info->shape[dim], each = all / r->shards + (all % r->shards != 0);
     uint64_t first = each && r->shard < (all + each - 1) / each ? r->shard * each : all;
-    out->offsets[r->dim] = first;
-    out->lengths[r->dim] = all - first < each ? all - first : each;
+    out->offsets[dim] = first;
+    out->lengths[dim] = all - first < each ? all - first : each;
 }
 
 ckd_status cli_regions_find(ckd_region *out, uint64_t lengths[CKD_MAX_DIMS], const cli_regions *r,
@@ -183,8 +197,9 @@ ckd_status cli_regions_find(ckd_region *out, uint64_t lengths[CKD_MAX_DIMS], con
     memcpy(out->lengths, info->shape, info->ndim * sizeof(uint64_t));
     const cli_region *own = find_own(r, info->name);
     ckd_status status = own ? cut_own(out, own, info, err) : CKD_OK;
-    if (!own && r->shards && r->dim < info->ndim) {
-        cut_shard(out, r, info);
+    uint32_t dim = cli_dim_of(r->dim, info->ndim);
+    if (!own && r->shards && dim < info->ndim) {
+        cut_shard(out, r, info, dim);
     }
     memcpy(lengths, out->lengths, sizeof(out->lengths));
     return status;

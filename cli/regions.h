@@ -12,9 +12,16 @@ typedef struct cli_region {
     bool used;
 } cli_region;
 
+/*
+ * A dimension as people say it: from 0 on, or back from the last one, which is -1. False if no tensor can have it. Of tensors of ndim
+ * dimensions it is the one that cli_dim_of gives; CKD_MAX_DIMS: they have none such.
+ */
+bool cli_parse_dim(int32_t *out, const char *text);
+uint32_t cli_dim_of(int32_t dim, uint32_t ndim);
+
 typedef struct cli_regions {
     uint64_t shard, shards; /* shards 0: no --shard */
-    uint32_t dim;
+    int32_t dim;
     bool dim_given;
     cli_region *items;
     size_t count;

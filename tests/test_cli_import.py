@@ -216,6 +216,21 @@ line    sharded dim=0 over=tp cut=chunk unit=2
     check_both_ways(store, text, held, {"rows": rows, "columns": columns, "line": line})
 
 
+def test_dimensions_from_the_last_one(store):
+    """One rule for tensors of several dimensions; the same as if they were counted from the first, both ways."""
+    whole = {"a": noise(4, 6), "cube": noise(5, 3, 6, seed=4), "c": noise(6, seed=5)}
+    parts = [{name: split(x, t, 3, -1) for name, x in whole.items()} for t in range(3)]
+    check_both_ways(store, "mesh tp=3\n[a-z]+ sharded dim=-1 over=tp\n", parts, whole)
+    check_both_ways(store, "mesh dp=2 tp=3\nb sharded dim=-3 over=dp dim=-1 over=tp parts=x,y,z\n", [
+        {"b": np.concatenate([split(split(p, i, 2, 0), j, 3, 2) for p in np.split(noise(4, 6, 9), 3, 2)], 2)}
+        for i in range(2) for j in range(3)], {"b": noise(4, 6, 9)}, 2)
+    clash = written(store, "mesh dp=2 tp=2\nb sharded dim=1 over=dp dim=-2 over=tp\n")
+    files = ranks(store.folder / "clash", *[{"b": noise(2, 2, 2)}] * 4)
+    assert "layout:2: of a tensor of 3 dimensions, 1 and -2 are the same one" in do_import(store, clash, files, 3, expect=FAILED).err
+    refused = run("load", store.path, "--layout", clash, "--shard", "0/4", "--out", store.folder / "o", expect=FAILED).err
+    assert "layout:2: of a tensor of 3 dimensions, 1 and -2 are the same one" in refused
+
+
 def test_numbers_of_interleaved_stages(store):
     """Chunks of layers dealt in turns; the second chunk has a name of its own. Uneven stages, and global numbers."""
     layers = [noise(3, seed=n) for n in range(8)]
@@ -391,7 +406,8 @@ def test_averaged_shards(store):
     (2, "mesh tp=2\na replicated as=b as=c"), (2, "mesh tp=2\na replicated as={part}"), (2, "mesh tp=2\na replicated as={b}"),
     (2, "mesh tp=2\na replicated as={tp}{tp}"), (2, "mesh tp=2\na replicated as={tp} tp=0"), (2, "mesh tp=2\na sharded dim=0 over=tp as={rank}"),
     (3, "mesh tp=2\nnumber l over=tp count=2\nx{l} replicated as=x"), (3, "mesh tp=2\nnumber l over=tp count=2\n(x{l}) replicated as=\\1"),
-    (2, "mesh tp=2\nw sharded"), (2, "mesh tp=2\nw sharded dim=0"), (2, "mesh tp=2\nw sharded over=tp"), (2, "mesh tp=2\nw sharded dim=16 over=tp"),
+    (2, "mesh tp=2\nw sharded"), (2, "mesh tp=2\nw sharded dim=0"), (2, "mesh tp=2\nw sharded over=tp"), (2, "mesh tp=2\nw sharded dim=16 over=tp"), (2, "mesh tp=2\nw sharded dim=-17 over=tp"), (2, "mesh tp=2\nw sharded dim=- over=tp"),
+    (2, "mesh tp=2\nw sharded dim=--1 over=tp"), (2, "mesh tp=2 pp=2\nw sharded dim=-1 over=tp dim=-1 over=pp"),
     (2, "mesh tp=2\nw sharded dim=0 over=pp"), (2, "mesh tp=2\nw sharded dim=0 over=tp over=tp"), (2, "mesh tp=2\nw sharded dim=0 over=tp dim=1 over=tp"),
     (2, "mesh tp=2\nw sharded dim=0 over=tp dim=0 over=tp"), (2, "mesh tp=2\nw sharded dim=0 over=tp cut=odd"), (2, "mesh tp=2\nw sharded dim=0 over=tp sizes=1"),
     (2, "mesh tp=2\nw sharded dim=0 sizes=1,1 over=tp"), (2, "mesh tp=2\nw sharded dim=0 over=tp unit=0"), (2, "mesh tp=2\nw sharded dim=0 over=tp size=0"),
@@ -436,6 +452,8 @@ W = noise(4, 6)
     (2, "w sharded dim=0 over=tp sizes=3,2", [{"w": W[:3]}, {"w": W[3:]}], ["sizes= adds up to 5", "4 elements"]),
     (2, "w sharded dim=0 over=tp sizes=3,1", [{"w": W[:2]}, {"w": W[2:]}], ["'w' is [2, 6] on rank 0", "should be [3, 6]"]),
     (2, "w sharded dim=2 over=tp", [{"w": W[:2]}, {"w": W[2:]}], ["no dimension 2"]),
+    (2, "w sharded dim=-3 over=tp", [{"w": W[:2]}, {"w": W[2:]}], ["no dimension -3"]),
+    (2, "w sharded dim=-2 over=tp", [{"w": W[:1]}, {"w": W[1:]}], ["should be [2, 6]", "of dimension 0, ranks 0, 1 have 1, 3"]),
     (2, "w sharded dim=0 over=tp unit=3", [{"w": W[:2]}, {"w": W[2:]}], ["units of 3"]),
     (2, "w sharded dim=0 over=tp size=3", [{"w": W[:1]}, {"w": W[1:]}], ["'w' is [1, 6] on rank 0", "should be [2, 6]"]),
     (2, "w sharded dim=0 over=tp size=5", [{"w": W[:2]}, {"w": W[2:]}], ["should be [3, 6]"]),

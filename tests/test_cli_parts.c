@@ -198,6 +198,9 @@ static void test_shards_and_regions(void **state) {
     for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++)
         assert_int_equal(cli_regions_add(&r, bad[i], &err), CKD_E_INVALID);
     assert_int_equal(cli_regions_set_dim(&r, "16", &err), CKD_E_INVALID);
+    assert_int_equal(cli_regions_set_dim(&r, "-17", &err), CKD_E_INVALID);
+    assert_int_equal(cli_regions_set_dim(&r, "-0", &err), CKD_E_INVALID);
+    assert_int_equal(cli_regions_set_dim(&r, "-", &err), CKD_E_INVALID);
     assert_int_equal(r.count + r.shards, 0);
     assert_int_equal(cli_regions_add(&r, "odd=[1:2]=[1:,:3]", &err), CKD_OK);
     assert_int_equal(cli_regions_add(&r, "odd=[1:2]=[:]", &err), CKD_E_INVALID);
@@ -237,6 +240,22 @@ static void test_shards_are_chunks(void **state) {
         info.ndim = 1;
         assert_int_equal(cli_regions_find(&region, lengths, &r, &info, &err), CKD_OK);
         assert_int_equal(lengths[0], 7);
+    }
+}
+
+static void test_dimensions_count_from_both_ends(void **state) {
+    (void)state;
+    static const struct {
+        const char *text;
+        uint32_t of_3, of_16, of_0;
+    } cases[] = {{"0", 0, 0, 16},   {"2", 2, 2, 16},   {"3", 16, 3, 16},   {"15", 16, 15, 16},
+                 {"-1", 2, 15, 16}, {"-3", 0, 13, 16}, {"-4", 16, 12, 16}, {"-16", 16, 0, 16}};
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        int32_t dim;
+        assert_true(cli_parse_dim(&dim, cases[i].text));
+        assert_int_equal(cli_dim_of(dim, 3), cases[i].of_3);
+        assert_int_equal(cli_dim_of(dim, 16), cases[i].of_16);
+        assert_int_equal(cli_dim_of(dim, 0), cases[i].of_0);
     }
 }
 
@@ -433,6 +452,7 @@ int main(void) {
         cmocka_unit_test(test_boxes_in_pieces),
         cmocka_unit_test(test_shards_and_regions),
         cmocka_unit_test(test_shards_are_chunks),
+        cmocka_unit_test(test_dimensions_count_from_both_ends),
         cmocka_unit_test(test_progress_is_drawn_seldom),
         cmocka_unit_test(test_progress_line),
         cmocka_unit_test(test_progress_is_for_terminals),

@@ -20,7 +20,7 @@ def arrays():
 
 def chunk(array, i, n, dim):
     """As docs/cli.md has it."""
-    if array.ndim <= dim:
+    if not -array.ndim <= dim < array.ndim:
         return array
     each = -(-array.shape[dim] // n)
     return np.ascontiguousarray(np.take(array, range(min(i * each, array.shape[dim]), min((i + 1) * each, array.shape[dim])), dim))
@@ -36,7 +36,7 @@ def chain(store, tensors, steps=3, *args):
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 11])
-@pytest.mark.parametrize("dim", [0, 1, 2])
+@pytest.mark.parametrize("dim", [0, 1, 2, -1, -2, -3])
 def test_shards(store, n, dim):
     tensors = arrays()
     chain(store, tensors)
@@ -44,7 +44,7 @@ def test_shards(store, n, dim):
     for i, part in enumerate(parts):
         assert st.same(part, {name: chunk(array, i, n, dim) for name, array in tensors.items()})
     sizes = [part["line"][1][0] for part in parts]
-    assert sum(sizes) == (9 if dim == 0 else 9 * n)
+    assert sum(sizes) == (9 if dim in (0, -1) else 9 * n)
 
 
 def test_dim_0_is_meant_without_dim(store):

@@ -82,7 +82,7 @@ def test_the_examples_of_the_help_work(tmp_path):
     ["save", "s", "--run", "a", "--step", "1", "--staging", "much", "f"],
     ["load", "s", "--out", "x", "--shard", "4/4"], ["load", "s", "--out", "x", "--dim", "1"],
     ["load", "s", "--out", "x", "--explain"],
-    ["load", "s", "--out", "x", "--shard", "0/2", "--dim", "16"], ["load", "s", "--out", "x", "--region", "w=0:1"],
+    ["load", "s", "--out", "x", "--shard", "0/2", "--dim", "16"], ["load", "s", "--out", "x", "--shard", "0/2", "--dim", "-17"], ["load", "s", "--out", "x", "--region", "w=0:1"],
     ["load", "s", "--out", "x", "--region", "w=[0:1]", "--region", "w=[1:2]"],
     ["diff", "s"], ["diff", "s", "1"], ["diff", "s", "1", "2", "3"], ["diff", "s", "1", "x"], ["diff", "s", "1", "a@"],
     ["report"], ["report", "s", "x"], ["verify"], ["rebuild"], ["rebuild", "s", "x"],
