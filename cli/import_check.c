@@ -128,8 +128,13 @@ static ckd_status infer_shape(uint64_t shape[CKD_MAX_DIMS], const import_plan *p
     }
     uint32_t dim = layout_main_dim(rule, e->tensor->ndim);
     uint64_t *main = &shape[dim];
-    if (rule->padded) {
-        *main = rule->size;
+    if (rule->size) {
+        *main = rule->size; /* without padding and repetition */
+    } else if (rule->repeats && !rule->apart) {
+        *main = 0;
+        for (size_t i = 0; i < rule->part_count; i++) {
+            *main += rule->parts[i].size;
+        }
     } else if (rule->apart) {
         const layout_part *part = &rule->parts[e->part];
         if (!part->size && *main % rule->part_count) {
@@ -354,7 +359,6 @@ ckd_status import_check(import_plan *plan, import_tensor *t, ckd_error *err) {
     }
     for (size_t i = 0; i < t->count && status == CKD_OK; i++) {
         bool new_rule = i == 0 || t->entries[i].rule != t->entries[i - 1].rule;
-        t->copies += new_rule || t->entries[i].set != t->entries[i - 1].set;
         status = new_rule ? check_shares(plan, t, &t->entries[i], err) : status;
     }
     return status == CKD_OK ? check_mean(plan, t, err) : status;

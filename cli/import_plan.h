@@ -31,7 +31,7 @@ typedef struct import_tensor {
     safetensors_tensor tensor;   /* of the checkpoint; its name is the first entry's */
     const import_entry *entries; /* by rule, set, rank */
     size_t count;
-    size_t copies;
+    size_t copies; /* of what there is most of, where parts are repeated */
 } import_tensor;
 
 /* A tensor that a rule skips. */
@@ -66,13 +66,13 @@ void import_plan_free(import_plan *plan);
 
 /* Steps of it. Finds shapes, checks that each rank has what it is to have, and nothing else. */
 ckd_status import_check(import_plan *plan, import_tensor *t, ckd_error *err);
-/* All elements of all tensors are there exactly once in the first copy. */
-ckd_status import_check_tiling(const import_plan *plan, ckd_error *err);
+/* All elements of all tensors are there exactly once in the first copy. Counts copies. */
+ckd_status import_check_tiling(import_plan *plan, ckd_error *err);
 
 /* A box that is one in the checkpoint's tensor and in the rank's. */
 typedef struct import_piece {
     const import_entry *entry;
-    size_t copy;                    /* 0, 1, ... */
+    size_t copy;                    /* 0, 1, ...; the first has all of it, others may have parts only */
     uint64_t offsets[CKD_MAX_DIMS]; /* in the checkpoint's tensor */
     uint64_t lengths[CKD_MAX_DIMS];
     uint64_t at; /* in the rank's tensor, along `dim`; in the others it begins at 0 */
@@ -80,7 +80,7 @@ typedef struct import_piece {
 } import_piece;
 
 typedef struct import_pieces {
-    import_piece *items; /* by copy; none is empty */
+    import_piece *items; /* by rule and set, of which each has its copies; none is empty */
     size_t count, copies;
 } import_pieces;
 ckd_status import_pieces_make(import_pieces *out, const import_plan *plan, const import_tensor *t,

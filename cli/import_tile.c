@@ -19,8 +19,8 @@ static bool is_empty(const layout_share *s, uint64_t length) {
     return empty;
 }
 
-/* The stretches of the entry's part. */
-static ckd_status add_pieces(import_pieces *out, const import_entry *e, const layout_share *s, size_t copy,
+/* The stretches of the entry's part. first: the number of its set's first copy. */
+static ckd_status add_pieces(import_pieces *out, const import_entry *e, const layout_share *s, size_t first,
                              ckd_error *err) {
     import_piece *grown = realloc(out->items, (out->count + s->count + 1) * sizeof(*grown));
     if (!grown) {
@@ -31,9 +31,12 @@ static ckd_status add_pieces(import_pieces *out, const import_entry *e, const la
     size_t part = e->part == LAYOUT_NONE ? 0 : e->part;
     for (size_t i = 0; i < s->count; i++) {
         const layout_stretch *stretch = &s->stretches[i];
+        if (stretch->part == part && out->copies < first + stretch->copies) {
+            out->copies = first + stretch->copies;
+        }
         if (stretch->part == part && !is_empty(s, stretch->length)) {
             import_piece *p = &out->items[out->count++];
-            *p = (import_piece){.entry = e, .copy = copy, .at = at, .dim = s->dim};
+            *p = (import_piece){.entry = e, .copy = first + stretch->copy, .at = at, .dim = s->dim};
             memcpy(p->offsets, s->offsets, sizeof(p->offsets));
             memcpy(p->lengths, s->lengths, sizeof(p->lengths));
             p->offsets[s->dim] = stretch->offset;
@@ -48,11 +51,14 @@ ckd_status import_pieces_make(import_pieces *out, const import_plan *plan, const
                               ckd_error *err) {
     *out = (import_pieces){0};
     uint64_t *totals = NULL;
+    size_t first = 0;
     ckd_status status = CKD_OK;
     for (size_t i = 0; i < t->count && status == CKD_OK; i++) {
         const import_entry *e = &t->entries[i];
         bool new_rule = i == 0 || e->rule != e[-1].rule;
-        out->copies += new_rule || e->set != e[-1].set;
+        if (new_rule || e->set != e[-1].set) {
+            first = out->copies++;
+        }
         if (new_rule) {
             free(totals);
             status = import_totals(&totals, t, e->rule, e->part, err);
@@ -62,7 +68,7 @@ ckd_status import_pieces_make(import_pieces *out, const import_plan *plan, const
             status = import_share(&share, plan, t, e->rule, e->rank, totals, err);
         }
         if (status == CKD_OK) {
-            status = add_pieces(out, e, &share, out->copies - 1, err);
+            status = add_pieces(out, e, &share, first, err);
         }
         layout_share_free(&share);
     }
@@ -103,14 +109,17 @@ static ckd_status add_region(rank_regions *to, const import_tensor *t, const imp
     return CKD_OK;
 }
 
-static ckd_status gather_regions(rank_regions *of_rank, const import_plan *plan, ckd_error *err) {
+static ckd_status gather_regions(rank_regions *of_rank, import_plan *plan, ckd_error *err) {
     ckd_status status = CKD_OK;
     for (size_t i = 0; i < plan->count && status == CKD_OK; i++) {
         import_pieces pieces;
         status = import_pieces_make(&pieces, plan, &plan->tensors[i], err);
-        for (size_t k = 0; status == CKD_OK && k < pieces.count && pieces.items[k].copy == 0; k++) {
-            status =
-                add_region(&of_rank[pieces.items[k].entry->rank], &plan->tensors[i], &pieces.items[k], err);
+        plan->tensors[i].copies = pieces.copies;
+        for (size_t k = 0; status == CKD_OK && k < pieces.count; k++) {
+            const import_piece *p = &pieces.items[k];
+            if (p->copy == 0) {
+                status = add_region(&of_rank[p->entry->rank], &plan->tensors[i], p, err);
+            }
         }
         import_pieces_free(&pieces);
     }
@@ -148,7 +157,7 @@ static ckd_status name_line(const import_plan *plan, ckd_error *err) {
     return said.status;
 }
 
-ckd_status import_check_tiling(const import_plan *plan, ckd_error *err) {
+ckd_status import_check_tiling(import_plan *plan, ckd_error *err) {
     uint32_t world = plan->layout->world;
     rank_regions *of_rank = calloc(world, sizeof(*of_rank));
     ckd_status status = of_rank ? gather_regions(of_rank, plan, err) : cli_error_nomem(err);

@@ -74,7 +74,12 @@ typedef struct layout_template {
     size_t count;
 } layout_template;
 
-typedef enum layout_cut_kind { LAYOUT_EVEN, LAYOUT_CHUNK, LAYOUT_SIZES } layout_cut_kind;
+typedef enum layout_cut_kind {
+    LAYOUT_EVEN,
+    LAYOUT_CHUNK,
+    LAYOUT_REPEAT, /* as even; fewer units than places: each is on several neighbours */
+    LAYOUT_SIZES
+} layout_cut_kind;
 
 /* One dimension, cut over some axes. */
 typedef struct layout_cut {
@@ -89,6 +94,8 @@ typedef struct layout_part {
     char *name;
     uint64_t size; /* 0: all parts have the same */
     uint64_t unit;
+    bool kind_given; /* else it is the cut's */
+    layout_cut_kind kind;
 } layout_part;
 
 typedef enum layout_kind {
@@ -121,7 +128,9 @@ typedef struct layout_rule {
     uint32_t cut_count;
     uint32_t main_cut; /* the one that has parts or padding */
     bool padded;
-    uint64_t size, pad; /* elements without padding, 0: not said; a place's share is a multiple of pad */
+    bool repeats; /* the main cut, or a part, is LAYOUT_REPEAT */
+    uint64_t size,
+        pad; /* elements without padding and repetition, 0: not said; a place's share is a multiple of pad */
     layout_part *parts;
     size_t part_count;
     uint64_t groups;            /* parts stand side by side in each of so many; 0: once for each rank */
@@ -215,6 +224,8 @@ typedef struct layout_stretch {
     size_t part;     /* LAYOUT_NONE: padding */
     uint64_t offset; /* in the checkpoint's tensor */
     uint64_t length;
+    uint32_t copy,
+        copies; /* which of how many that ranks of different places have; 0 of 1 but for LAYOUT_REPEAT */
 } layout_stretch;
 
 typedef struct layout_share {

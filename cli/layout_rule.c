@@ -68,17 +68,29 @@ static ckd_status set_over(reading *r, const char *value) {
                : layout_parse_over(&cut->over, r->p, value);
 }
 
+static bool read_cut(layout_cut_kind *out, const char *text) {
+    static const char *const names[] = {
+        [LAYOUT_EVEN] = "even", [LAYOUT_CHUNK] = "chunk", [LAYOUT_REPEAT] = "repeat"};
+    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
+        if (strcmp(names[i], text) == 0) {
+            *out = (layout_cut_kind)i;
+            return true;
+        }
+    }
+    return false;
+}
+
 static ckd_status set_cut(reading *r, const char *value) {
     layout_cut *cut = last_cut(r, "cut=");
     if (!cut) {
         return r->p->err->status;
     }
-    bool chunk = strcmp(value, "chunk") == 0;
-    if ((!chunk && strcmp(value, "even") != 0) || cut->sizes) {
-        return layout_wrong(r->p,
-                            "cut= is even (all the same) or chunk (as torch.chunk); or say sizes= instead");
+    if (!read_cut(&cut->kind, value) || cut->sizes) {
+        return layout_wrong(
+            r->p,
+            "cut= is even (all the same), chunk (as torch.chunk) or repeat (neighbours share what is too little); "
+            "or say sizes= instead");
     }
-    cut->kind = chunk ? LAYOUT_CHUNK : LAYOUT_EVEN;
     return CKD_OK;
 }
 
@@ -145,7 +157,20 @@ static ckd_status set_groups(reading *r, const char *value) {
                       "how many groups of all parts there are, over all ranks");
 }
 
-/* NAME, NAME:SIZE or NAME:SIZE:UNIT */
+/* SIZE, SIZE:UNIT or SIZE:UNIT:CUT */
+static bool read_part(layout_part *part, const char *text) {
+    if (!layout_next_number(&part->size, &text, ':') || part->size == 0 || part->size > CKD_MAX_ELEMENTS) {
+        return false;
+    }
+    if (*text &&
+        (!layout_next_number(&part->unit, &text, ':') || part->unit == 0 || part->unit > part->size)) {
+        return false;
+    }
+    part->kind_given = *text != '\0';
+    return !*text || read_cut(&part->kind, text);
+}
+
+/* NAME, or NAME: and what read_part reads */
 static ckd_status add_part(reading *r, const char *text, size_t length) {
     layout_part *part = layout_more(r->p, &r->rule->parts, &r->rule->part_count, sizeof(*part));
     if (!part) {
@@ -159,17 +184,14 @@ static ckd_status add_part(reading *r, const char *text, size_t length) {
         return cli_error_nomem(r->p->err);
     }
     bool fine = layout_is_name(text, name) && rest < sizeof(numbers) && (name == length || rest > 0);
-    const char *at = numbers;
     if (fine && rest) {
         memcpy(numbers, text + name + 1, rest);
-        fine = layout_next_number(&part->size, &at, ':') && part->size > 0 &&
-               part->size <= CKD_MAX_ELEMENTS &&
-               (!*at ||
-                (layout_next_number(&part->unit, &at, '\0') && part->unit > 0 && part->unit <= part->size));
+        fine = read_part(part, numbers);
     }
     if (!fine) {
         return layout_wrong(
-            r->p, "parts= lists NAME:SIZE or NAME:SIZE:UNIT, or NAME where all have one size, not '%.*s'",
+            r->p,
+            "parts= lists NAME:SIZE, NAME:SIZE:UNIT or NAME:SIZE:UNIT:CUT, or NAME where all have one size, not '%.*s'",
             (int)length, text);
     }
     for (size_t i = 0; i + 1 < r->rule->part_count; i++) {
@@ -334,6 +356,34 @@ static ckd_status make_unique(reading *r) {
     return CKD_OK;
 }
 
+/* How much there is without repetition, files cannot tell. */
+static ckd_status check_repeats(reading *r) {
+    layout_rule *rule = r->rule;
+    for (uint32_t i = 0; i < rule->cut_count; i++) {
+        if (rule->cuts[i].kind != LAYOUT_REPEAT) {
+            continue;
+        }
+        bool sized = rule->size || (rule->part_count && rule->parts[0].size);
+        if (i != rule->main_cut || !sized || rule->pad) {
+            return layout_wrong(r->p,
+                                "cut=repeat needs size=N, or sizes in parts=: the length without repetition; "
+                                "and cannot be padded");
+        }
+        rule->repeats = true;
+        rule->padded = false;
+    }
+    for (size_t i = 0; i < rule->part_count; i++) {
+        layout_part *part = &rule->parts[i];
+        part->kind = part->kind_given ? part->kind : rule->cuts[rule->main_cut].kind;
+        rule->repeats |= part->kind == LAYOUT_REPEAT;
+    }
+    if (rule->repeats && rule->kind == LAYOUT_AVERAGED && rule->part_count && !rule->apart) {
+        return layout_wrong(r->p,
+                            "of parts kept together, some repeated, there is no mean; say as=...{part}...");
+    }
+    return CKD_OK;
+}
+
 static ckd_status check_main(reading *r) {
     const layout_rule *rule = r->rule;
     const layout_cut *cut = &rule->cuts[rule->main_cut];
@@ -353,7 +403,7 @@ static ckd_status check_main(reading *r) {
                             "with parts=, units are said there (NAME:SIZE:UNIT), and sizes= is not possible");
     }
     for (size_t i = 0; i < rule->part_count && rule->groups; i++) {
-        if (rule->parts[i].unit != 1 || rule->parts[i].size % rule->groups) {
+        if (rule->parts[i].size % rule->groups || rule->parts[i].size / rule->groups % rule->parts[i].unit) {
             return layout_wrong(r->p, "part %s does not divide into %llu groups", rule->parts[i].name,
                                 (unsigned long long)rule->groups);
         }
@@ -369,8 +419,9 @@ static ckd_status finish(reading *r) {
     if (rule->kind == LAYOUT_REPLICATED && rule->cut_count > 0) {
         return layout_wrong(r->p, "what is cut is sharded; along the other axes it is replicated anyway");
     }
-    rule->pad = rule->pad ? rule->pad : 1;
     ckd_status status = layout_compile(r->p, rule, r->as);
+    status = status == CKD_OK ? check_repeats(r) : status;
+    rule->pad = rule->pad ? rule->pad : 1;
     if (status == CKD_OK && rule->kind == LAYOUT_EXPERT && rule->cut_count + rule->number_count == 0) {
         status = layout_wrong(
             r->p, "expert needs a {number} in the pattern, or dim= and over= for stacked experts");

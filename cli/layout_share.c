@@ -26,18 +26,19 @@ void layout_share_free(layout_share *share) {
 
 typedef struct span {
     uint64_t offset, length;
+    uint32_t copy, copies;
 } span;
 
 typedef struct cutting {
     const layout *l;
     const layout_rule *rule;
     const layout_cut *cut;
-    uint32_t dim, place;
+    uint32_t dim, place, places;
     ckd_error *err;
 } cutting;
 
 static ckd_status cut_even(span *out, const cutting *c, uint64_t total, uint64_t unit, const char *what) {
-    uint64_t places = c->cut->over.places, units = total / unit;
+    uint64_t places = c->places, units = total / unit;
     if (total % unit || units % places) {
         char in_units[48] = "";
         if (unit > 1) {
@@ -49,21 +50,38 @@ static ckd_status cut_even(span *out, const cutting *c, uint64_t total, uint64_t
                             "; cut=chunk gives the last ones less",
                             what, *what ? ": " : "", c->dim, total, in_units, places);
     }
-    *out = (span){units / places * unit * c->place, units / places * unit};
+    *out = (span){units / places * unit * c->place, units / places * unit, 0, 1};
     return CKD_OK;
 }
 
 /* torch.chunk: ceil(units / places) each, as far as it goes. */
 static span cut_chunk(const cutting *c, uint64_t total, uint64_t unit) {
-    uint64_t places = c->cut->over.places, units = total / unit + (total % unit != 0);
+    uint64_t places = c->places, units = total / unit + (total % unit != 0);
     uint64_t each = (units / places + (units % places != 0)) * unit; /* at most total + unit */
     uint64_t first = each && c->place < (total + each - 1) / each ? each * c->place : total;
-    return (span){first, total - first < each ? total - first : each};
+    return (span){first, total - first < each ? total - first : each, 0, 1};
+}
+
+/* Fewer units than places: each is held by as many neighbours. */
+static ckd_status cut_repeat(span *out, const cutting *c, uint64_t total, uint64_t unit, const char *what) {
+    uint64_t units = total / unit;
+    if (units >= c->places || units == 0) {
+        return cut_even(out, c, total, unit, what);
+    }
+    if (total % unit || c->places % units) {
+        return layout_error(c->l, c->rule->line, c->err, CKD_E_MISMATCH,
+                            "%s%sdimension %u has %" PRIu64 " elements, in units of %" PRIu64
+                            ", which cannot be repeated evenly on %u places",
+                            what, *what ? ": " : "", c->dim, total, unit, c->places);
+    }
+    uint32_t copies = c->places / (uint32_t)units;
+    *out = (span){c->place / copies * unit, unit, c->place % copies, copies};
+    return CKD_OK;
 }
 
 static ckd_status cut_sizes(span *out, const cutting *c, uint64_t total) {
     uint64_t all = 0, before = 0;
-    for (uint32_t i = 0; i < c->cut->over.places; i++) {
+    for (uint32_t i = 0; i < c->places; i++) {
         before += i < c->place ? c->cut->sizes[i] : 0;
         all += c->cut->sizes[i];
     }
@@ -72,19 +90,23 @@ static ckd_status cut_sizes(span *out, const cutting *c, uint64_t total) {
                             "sizes= adds up to %" PRIu64 ", dimension %u has %" PRIu64 " elements", all,
                             c->dim, total);
     }
-    *out = (span){before, c->cut->sizes[c->place]};
+    *out = (span){before, c->cut->sizes[c->place], 0, 1};
     return CKD_OK;
 }
 
-static ckd_status cut_span(span *out, const cutting *c, uint64_t total, uint64_t unit, const char *what) {
-    if (c->cut->kind == LAYOUT_SIZES) {
+static ckd_status cut_span(span *out, const cutting *c, layout_cut_kind kind, uint64_t total, uint64_t unit,
+                           const char *what) {
+    switch (kind) {
+    case LAYOUT_SIZES:
         return cut_sizes(out, c, total);
-    }
-    if (c->cut->kind == LAYOUT_CHUNK) {
+    case LAYOUT_CHUNK:
         *out = cut_chunk(c, total, unit);
         return CKD_OK;
+    case LAYOUT_REPEAT:
+        return cut_repeat(out, c, total, unit, what);
+    default:
+        return cut_even(out, c, total, unit, what);
     }
-    return cut_even(out, c, total, unit, what);
 }
 
 /* ---- the main dimension ---- */
@@ -94,14 +116,14 @@ static ckd_status make_room(layout_share *s, uint64_t count, ckd_error *err) {
     return s->stretches ? CKD_OK : cli_error_nomem(err);
 }
 
-static void add(layout_share *s, size_t part, uint64_t offset, uint64_t length) {
-    s->stretches[s->count++] = (layout_stretch){part, offset, length};
-    s->lengths[s->dim] += length;
+static void add(layout_share *s, size_t part, span held) {
+    s->stretches[s->count++] = (layout_stretch){part, held.offset, held.length, held.copy, held.copies};
+    s->lengths[s->dim] += held.length;
 }
 
 /* A place's length is a multiple of pad; what lies behind the last element is padding. */
 static ckd_status share_padded(layout_share *s, const cutting *c, uint64_t total) {
-    uint64_t places = c->cut->over.places, step, whole = 0;
+    uint64_t places = c->places, step, whole = 0;
     span mine;
     if (c->cut->kind == LAYOUT_SIZES) {
         for (uint32_t i = 0; i < places; i++) {
@@ -118,12 +140,12 @@ static ckd_status share_padded(layout_share *s, const cutting *c, uint64_t total
                             "%" PRIu64 " elements cannot be padded so", total);
     }
     ckd_status status = make_room(s, 2, c->err);
-    status = status == CKD_OK ? cut_span(&mine, c, whole, 1, "") : status;
+    status = status == CKD_OK ? cut_span(&mine, c, c->cut->kind, whole, 1, "") : status;
     if (status == CKD_OK) {
         uint64_t offset = mine.offset < total ? mine.offset : total;
         uint64_t real = mine.length < total - offset ? mine.length : total - offset;
-        add(s, 0, offset, real);
-        add(s, LAYOUT_NONE, 0, mine.length - real);
+        add(s, 0, (span){offset, real, 0, 1});
+        add(s, LAYOUT_NONE, (span){0, mine.length - real, 0, 1});
     }
     return status;
 }
@@ -138,26 +160,31 @@ static ckd_status share_parts(layout_share *s, const cutting *c, const uint64_t 
                          : part->size   ? part->size
                                         : totals[0] / c->rule->part_count;
         span mine;
-        status = cut_span(&mine, c, total, part->unit, part->name);
+        status = cut_span(&mine, c, part->kind, total, part->unit, part->name);
         if (status == CKD_OK) {
-            add(s, c->rule->apart ? i : 0, before + mine.offset, mine.length);
+            mine.offset += before;
+            add(s, c->rule->apart ? i : 0, mine);
         }
         before += c->rule->apart ? 0 : total;
     }
     return status;
 }
 
+static ckd_status check_groups(const cutting *c, const uint64_t *totals) {
+    for (size_t i = 0; i < c->rule->part_count; i++) {
+        if (totals[i] % c->rule->groups) {
+            return layout_error(c->l, c->rule->line, c->err, CKD_E_MISMATCH,
+                                "%s has %" PRIu64 " elements, which are not %" PRIu64 " groups",
+                                c->rule->parts[i].name, totals[i], c->rule->groups);
+        }
+    }
+    return CKD_OK;
+}
+
 /* The parts side by side, group by group; a place has whole groups. */
 static ckd_status share_groups(layout_share *s, const cutting *c, const uint64_t *totals) {
     span mine;
-    ckd_status status = cut_span(&mine, c, c->rule->groups, 1, "groups");
-    for (size_t i = 0; i < c->rule->part_count && status == CKD_OK; i++) {
-        if (totals[i] % c->rule->groups) {
-            status = layout_error(c->l, c->rule->line, c->err, CKD_E_MISMATCH,
-                                  "%s has %" PRIu64 " elements, which are not %" PRIu64 " groups",
-                                  c->rule->parts[i].name, totals[i], c->rule->groups);
-        }
-    }
+    ckd_status status = cut_span(&mine, c, c->cut->kind, c->rule->groups, 1, "groups");
     if (status == CKD_OK) {
         status = mine.length < STRETCHES_MAX ? make_room(s, mine.length * c->rule->part_count, c->err)
                                              : cli_error_nomem(c->err);
@@ -165,7 +192,31 @@ static ckd_status share_groups(layout_share *s, const cutting *c, const uint64_t
     for (uint64_t g = mine.offset; status == CKD_OK && g < mine.offset + mine.length; g++) {
         for (size_t i = 0; i < c->rule->part_count; i++) {
             uint64_t each = totals[i] / c->rule->groups;
-            add(s, i, g * each, each);
+            add(s, i, (span){g * each, each, 0, 1});
+        }
+    }
+    return status;
+}
+
+/* Fewer groups than places: neighbours share one, in which each part is cut, or repeated, on its own. */
+static ckd_status share_one_group(layout_share *s, const cutting *c, const uint64_t *totals) {
+    uint64_t groups = c->rule->groups;
+    if (c->places % groups) {
+        return layout_error(c->l, c->rule->line, c->err, CKD_E_MISMATCH,
+                            "%" PRIu64 " groups cannot be shared evenly by %u places", groups, c->places);
+    }
+    cutting inside = *c;
+    inside.places = c->places / (uint32_t)groups;
+    inside.place = c->place % inside.places;
+    ckd_status status = make_room(s, c->rule->part_count, c->err);
+    for (size_t i = 0; i < c->rule->part_count && status == CKD_OK; i++) {
+        const layout_part *part = &c->rule->parts[i];
+        uint64_t each = totals[i] / groups;
+        span mine;
+        status = cut_span(&mine, &inside, part->kind, each, part->unit, part->name);
+        if (status == CKD_OK) {
+            mine.offset += c->place / inside.places * each;
+            add(s, i, mine);
         }
     }
     return status;
@@ -203,7 +254,11 @@ static ckd_status share_main(layout_share *s, const cutting *c, const uint64_t *
         return status;
     }
     if (c->rule->groups) {
-        return share_groups(s, c, totals);
+        status = check_groups(c, totals);
+        bool shared = c->rule->repeats && c->rule->groups < c->places;
+        return status != CKD_OK ? status
+               : shared         ? share_one_group(s, c, totals)
+                                : share_groups(s, c, totals);
     }
     if (c->rule->part_count) {
         return share_parts(s, c, totals);
@@ -213,9 +268,9 @@ static ckd_status share_main(layout_share *s, const cutting *c, const uint64_t *
     }
     span mine;
     status = make_room(s, 1, c->err);
-    status = status == CKD_OK ? cut_span(&mine, c, totals[0], c->cut->unit, "") : status;
+    status = status == CKD_OK ? cut_span(&mine, c, c->cut->kind, totals[0], c->cut->unit, "") : status;
     if (status == CKD_OK) {
-        add(s, 0, mine.offset, mine.length);
+        add(s, 0, mine);
     }
     return status;
 }
@@ -245,7 +300,7 @@ static ckd_status share_dims(layout_share *s, const layout *l, const layout_rule
     ckd_status status = CKD_OK;
     for (uint32_t i = 0; i < rule->cut_count && status == CKD_OK; i++) {
         const layout_cut *cut = &rule->cuts[i];
-        cutting c = {l, rule, cut, 0, layout_place(&cut->over, l, at), err};
+        cutting c = {l, rule, cut, 0, layout_place(&cut->over, l, at), cut->over.places, err};
         span mine;
         status = find_dim(&c.dim, l, rule, i, s->ndim, err);
         if (status != CKD_OK) {
@@ -257,7 +312,7 @@ static ckd_status share_dims(layout_share *s, const layout *l, const layout_rule
             status = share_main(s, &c, totals);
             continue;
         }
-        status = cut_span(&mine, &c, s->lengths[c.dim], cut->unit, "");
+        status = cut_span(&mine, &c, cut->kind, s->lengths[c.dim], cut->unit, "");
         if (status == CKD_OK) {
             s->offsets[c.dim] = mine.offset;
             s->lengths[c.dim] = mine.length;
@@ -268,7 +323,7 @@ static ckd_status share_dims(layout_share *s, const layout *l, const layout_rule
         uint64_t all = s->ndim ? s->lengths[0] : 1;
         s->lengths[0] = 0;
         if (status == CKD_OK) {
-            add(s, 0, 0, all);
+            add(s, 0, (span){0, all, 0, 1});
         }
     }
     return status;

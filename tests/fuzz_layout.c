@@ -1,6 +1,6 @@
 /*
  * Fuzzes the text of a layout. What is accepted must keep its promises: a name that a rule gives to the checkpoint is one that rule
- * knows on the way back, and what the ranks hold of a dimension is all of it, once. What is refused is refused with a message.
+ * knows on the way back, and what the ranks hold of a dimension is all of it, once, not counting copies. What is refused is refused with a message.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -72,7 +72,9 @@ static void check_cover(const layout *l, const layout_rule *rule, uint64_t size)
     for (uint32_t d = 0; d < CKD_MAX_DIMS; d++)
         shape[d] = size;
     for (size_t i = 0; i < layout_tensors_of(rule); i++)
-        totals[i] = rule->parts && rule->parts[i].size ? rule->parts[i].size : size;
+        totals[i] = rule->parts && rule->parts[i].size ? rule->parts[i].size : rule->size ? rule->size : size;
+    for (size_t i = 1; rule->parts && !rule->apart && i < rule->part_count; i++)
+        totals[0] += rule->parts[i].size;
     uint64_t all = 0;
     for (size_t i = 0; i < layout_tensors_of(rule); i++)
         all += totals[i];
@@ -91,8 +93,11 @@ static void check_cover(const layout *l, const layout_rule *rule, uint64_t size)
             check(err.message[0] && err.status != CKD_OK);
             return;
         }
-        for (size_t i = 0; i < share.count; i++)
-            held += share.stretches[i].part == LAYOUT_NONE ? 0 : share.stretches[i].length;
+        for (size_t i = 0; i < share.count; i++) {
+            const layout_stretch *s = &share.stretches[i];
+            check(s->copy < s->copies);
+            held += s->part == LAYOUT_NONE || s->copy ? 0 : s->length;
+        }
         layout_share_free(&share);
     }
     check(held == all);

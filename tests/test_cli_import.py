@@ -162,6 +162,112 @@ def test_gqa_with_ranks_without_keys(store, apart):
     assert st.same(store.load()[0], whole)
 
 
+def repeated(array, i, n):
+    """Heads of 4 rows for rank i of n; with fewer heads than ranks, each is on several."""
+    heads = len(array) // 4
+    return split(array, i, n) if heads >= n else split(array, i * heads // n, heads)
+
+
+def gqa_repeated(q, k, v, n):
+    return [{"qkv": np.concatenate([split(q, i, n), repeated(k, i, n), repeated(v, i, n)]), "k_norm": repeated(k, i, n)}
+            for i in range(n)]
+
+
+def stored(store, like):
+    """All that the checkpoint has, as arrays of the same shapes."""
+    got = store.load()[0]
+    assert got.keys() == like.keys() and all(got[name][1] == list(like[name].shape) for name in like)
+    return {name: np.frombuffer(got[name][2], like[name].dtype).reshape(like[name].shape) for name in like}
+
+
+@pytest.mark.parametrize("fidelity", ["exact", "near"])
+@pytest.mark.parametrize("kv", [1, 2, 4])
+@pytest.mark.parametrize("apart", [True, False])
+def test_gqa_with_repeated_keys(store, fidelity, kv, apart):
+    """TP 2, 4, 8 of 8 query heads and 1, 2, 4 of keys and values, which more ranks than there are have copies of; moments, too."""
+    q, k, v = noise(32, 10), noise(4 * kv, 10, seed=4), noise(4 * kv, 10, seed=5)
+    rules = f"qkv sharded dim=-2 over=tp parts=q:32:4,k:{4 * kv}:4:repeat,v:{4 * kv}:4:repeat{' as={part}' if apart else ''}\n" \
+            f"k_norm sharded dim=0 over=tp cut=repeat unit=4 size={4 * kv}\n"
+
+    def ranks_of(whole, n):
+        held = []
+        for state in ("", "exp_avg."):
+            qkv = np.split(whole[state + "qkv"], [32, 32 + 4 * kv]) if not apart else [whole[state + part] for part in "qkv"]
+            parts = gqa_repeated(*qkv, n)
+            held.append([{state + name: x for name, x in rank.items() if name != "k_norm"} |
+                         {state + "k_norm": repeated(whole[state + "k_norm"], i, n)} for i, rank in enumerate(parts)])
+        return [a | b for a, b in zip(*held)]
+
+    whole = {"q": q, "k": k, "v": v} if apart else {"qkv": np.concatenate([q, k, v])}
+    whole |= {"k_norm": k + 1}
+    whole |= {f"exp_avg.{name}": x * np.float32(0.01) for name, x in whole.items()}
+    for step, n in enumerate((2, 4, 8)):
+        layout = written(store, f"mesh tp={n}\n{rules}")
+        do_import(store, layout, ranks(store.folder / f"in{n}", *ranks_of(whole, n)), step, "--fidelity", fidelity)
+        found = stored(store, whole)
+        assert fidelity != "exact" or st.same(found, whole)
+        for m in (1, 2, 4, 8):
+            check_ranks(store, f"mesh tp={m}\n{rules}", ranks_of(found, m))
+    plan = run("import", store.path, "--layout", layout, "--dry-run", "--json", *ranks(store.folder / "in8", *ranks_of(whole, 8))).json()
+    copies = {t["name"]: t["copies"] for t in plan["tensors"]}
+    assert copies["k_norm"] == 8 // kv and copies.get("q", 1) == 1 and copies["exp_avg.k" if apart else "qkv"] == 8 // kv
+
+
+@pytest.mark.parametrize("rule", ["parts=q:32:4,k:8:4:repeat,v:8:4:repeat", "parts=q:32:4,k:8:4:repeat,v:8:4:repeat as={part}"])
+def test_repeated_keys_that_differ(store, rule):
+    """A copy of a head is another one: found wherever it lies, and named; take=first takes the first."""
+    q, k, v = noise(32, 10), noise(8, 10, seed=4), noise(8, 10, seed=5)
+    layout = written(store, f"mesh dp=2 tp=8\nk_norm skipped\nqkv sharded dim=0 over=tp {rule}\n")
+    good = gqa_repeated(q, k, v, 8) + gqa_repeated(q, k, v, 8)
+    for rank, row, element in ((3, 5, 13), (7, 11, 79), (13, 4, 40), (8, 0, 0)):
+        bad = [{name: x.copy() for name, x in held.items()} for held in good]
+        bad[rank]["qkv"][row, element % 10] += 1
+        refused = do_import(store, layout, ranks(store.folder / "in", *bad), expect=FAILED)
+        part = "qkv"[(row >= 4) + (row >= 8)]
+        begin = {"q": 0, "k": 32, "v": 40}[part] * (0 if "as=" in rule else 10)
+        at = begin + {"q": rank % 8 * 40, "k": rank % 8 // 4 * 40, "v": rank % 8 // 4 * 40}[part] + row % 4 * 10 + element % 10
+        first = rank % 8 if part == "q" else rank % 8 // 4 * 4
+        name = part if "as=" in rule else "qkv"
+        assert f"layout:3: the copies of '{name}' on ranks {first} and {rank} differ, first at element {at};" in refused.err, refused.err
+    do_import(store, written(store, layout.read_text().replace("over=tp", "over=tp take=first")), ranks(store.folder / "in", *bad))
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 4, 6, 8, 12])
+def test_groups_of_heads_shared_by_ranks(store, n):
+    """Megatron's order with 2 or 3 groups of 4 queries of 2 rows: where there are more ranks, the queries of a group are dealt to several,
+    and each has the group's key and value."""
+    groups = 3 if n % 3 == 0 else 2
+    q, k, v = noise(8 * groups, 5), noise(2 * groups, 5, seed=4), noise(2 * groups, 5, seed=5)
+
+    def held(n):
+        out = []
+        for i in range(n):
+            if n <= groups:
+                mine = range(i * groups // n, (i + 1) * groups // n)
+                out.append(np.concatenate([split(x, g, groups) for g in mine for x in (q, k, v)]))
+            else:
+                g, sub, each = i * groups // n, i % (n // groups), n // groups
+                out.append(np.concatenate([split(split(q, g, groups), sub, each), split(k, g, groups), split(v, g, groups)]))
+        return [{"qkv": x} for x in out]
+
+    sizes = f"q:{8 * groups}:2,k:{2 * groups}:2:repeat,v:{2 * groups}:2:repeat"
+    rule = f"qkv sharded dim=0 over=tp parts={sizes} groups={groups} as={{part}}.weight\n"
+    check_both_ways(store, f"mesh tp={n}\n{rule}", held(n), {"q.weight": q, "k.weight": k, "v.weight": v})
+    for m in (groups, 2 * groups, 4 * groups, 1):
+        check_ranks(store, f"mesh tp={m}\n{rule}", held(m))
+
+
+def test_averaged_repeats(store):
+    """Means of all copies, of one tp and of several dp."""
+    a, b = noise(8, 3), noise(8, 3, seed=4)
+    held = [{"k": split(x, t // 2, 2)} for x in (a, b) for t in range(4)]
+    held[1]["k"] = held[1]["k"] + np.float32(2)
+    rule = "k averaged dim=0 over=tp cut=repeat unit=4 size=8\n"
+    do_import(store, written(store, "mesh dp=2 tp=4\n" + rule), ranks(store.folder / "in", *held))
+    parts = [sum(held[r]["k"].astype(np.float64) for r in rank) / 4 for rank in ((0, 1, 4, 5), (2, 3, 6, 7))]
+    assert st.same(store.load()[0], {"k": np.concatenate(parts).astype(np.float32)})
+
+
 def test_groups_of_heads(store):
     """Megatron's: for each group of heads its queries, its key, its value; stored apart."""
     q, k, v = noise(24, 5), noise(12, 5, seed=4), noise(12, 5, seed=5)
@@ -414,7 +520,13 @@ def test_averaged_shards(store):
     (2, "mesh tp=2\nw sharded dim=0 over=tp parts=a,a"), (2, "mesh tp=2\nw sharded dim=0 over=tp parts=a:1,b"), (2, "mesh tp=2\nw sharded dim=0 over=tp parts=a:"),
     (2, "mesh tp=2\nw sharded dim=0 over=tp parts=a:2:3"), (2, "mesh tp=2\nw sharded dim=0 over=tp parts=a,"), (2, "mesh tp=2\nw sharded dim=0 over=tp parts=a size=3"),
     (2, "mesh tp=2\nw sharded dim=0 over=tp parts=a,b groups=2"), (2, "mesh tp=2\nw sharded dim=0 over=tp parts=a:3,b:3 groups=2 as={part}"),
-    (2, "mesh tp=2\nw sharded dim=0 over=tp parts=a,b unit=2"), (2, "mesh tp=2\nw sharded dim=0 over=tp parts=a as={part}{part}"),
+    (2, "mesh tp=2\nw sharded dim=0 over=tp parts=a,b unit=2"),
+    (2, "mesh tp=2\nw sharded dim=0 over=tp cut=repeat"), (2, "mesh tp=2\nw sharded dim=0 over=tp cut=repeat size=2 pad=2"),
+    (2, "mesh tp=2\nw sharded dim=0 over=tp cut=repeat parts=a,b"), (2, "mesh tp=2\nw sharded dim=0 over=tp parts=a:2:1:odd"),
+    (2, "mesh tp=2\nw sharded dim=0 over=tp parts=a:2:1:"), (2, "mesh tp=2\nw sharded dim=0 over=tp parts=a:2:repeat"),
+    (2, "mesh tp=2\nw sharded dim=0 over=tp parts=a:2:1:sizes"), (2, "mesh tp=2\nw averaged dim=0 over=tp parts=a:2:1:repeat"),
+    (2, "mesh tp=2 pp=2\nw sharded dim=0 over=tp cut=repeat dim=1 over=pp size=2"),
+    (2, "mesh tp=2\nw sharded dim=0 over=tp parts=a:4:2,b:4:4:repeat groups=2 as={part}"), (2, "mesh tp=2\nw sharded dim=0 over=tp parts=a as={part}{part}"),
     (2, "mesh tp=2 pp=2\nw sharded dim=0 over=tp pad=2 dim=1 over=pp pad=2"), (2, "mesh tp=2\nw sharded dim=0 over=tp tp=0"),
     (2, "mesh tp=2\nw replicated dim=0 over=tp"), (2, "mesh tp=2\nw replicated tp=2"), (2, "mesh tp=2\nw replicated tp="), (2, "mesh tp=2\nw replicated tp=0 tp=1"),
     (2, "mesh tp=2\nw replicated pp=0"), (2, "mesh tp=2\nw replicated first"), (2, "mesh tp=2\nw replicated take=last"), (2, "mesh tp=2\nw averaged take=first"),
@@ -462,6 +574,9 @@ W = noise(4, 6)
     (2, "w sharded dim=0 over=tp parts=a:2,b:4", [{"w": W[:2]}, {"w": W[2:]}], ["4 elements", "parts="]),
     (2, "w sharded dim=0 over=tp parts=a,b,c as={part}", [{"w": W[:2]}, {"w": W[2:]}], ["4 elements, which are not 3 parts"]),
     (2, "w sharded dim=0 over=tp", [{"w": W}, {}], ["rank 1 (tp=1) has no 'w'", "rank 0"]),
+    (2, "w sharded dim=0 over=tp cut=repeat size=3", [{"w": W[:2]}, {"w": W[2:]}], ["3 elements, which cannot be cut evenly"]),
+    (2, "w sharded dim=0 over=tp cut=repeat unit=3 size=3", [{"w": W[:3]}, {"w": W[:2]}], ["'w' is [2, 6] on rank 1", "should be [3, 6]"]),
+    (2, "w sharded dim=0 over=tp cut=repeat unit=3 size=3", [{"w": W[:3]}, {}], ["rank 1 (tp=1) has no 'w'"]),
     (2, "w replicated", [{"w": W}, {}], ["rank 1 (tp=1) has no 'w'"]),
     (2, "w replicated tp=0", [{"w": W}, {"w": W}], ["matches 'w', but rank 1 (tp=1) is not to have it"]),
     (2, "w unique", [{}, {"w": W}], ["matches 'w', but rank 1 (tp=1) is not to have it"]),

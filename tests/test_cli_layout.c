@@ -156,7 +156,7 @@ static void test_global_numbers(void **state) {
 
 /* ---- cuts ---- */
 
-/* "part:offset+length ..." of each rank, | between ranks, ~ for padding. */
+/* "part:offset+length ..." of each rank, | between ranks, ~ for padding, #copy of what there are several of. */
 static void describe(char *to, size_t room, const layout *l, uint64_t total) {
     uint64_t shape[2] = {3, total}, totals[8];
     const layout_rule *rule = l->rules;
@@ -182,6 +182,9 @@ static void describe(char *to, size_t room, const layout *l, uint64_t total) {
             else
                 used += (size_t)snprintf(to + used, room - used, " %u:%u+%u", (unsigned)t->part,
                                          (unsigned)t->offset, (unsigned)t->length);
+            assert_true(t->copy < t->copies);
+            if (t->copies > 1)
+                used += (size_t)snprintf(to + used, room - used, "#%u", (unsigned)t->copy);
         }
         assert_int_equal(s.lengths[1], length);
         assert_int_equal(s.lengths[0], 3);
@@ -224,6 +227,26 @@ static void test_cuts(void **state) {
         {"parts=a:6,b:3 groups=3 cut=chunk as={part}", 2, 0, " 0:0+2 1:0+1 0:2+2 1:1+1| 0:4+2 1:2+1"},
         {"parts=a,b groups=3 cut=chunk as={part}", 2, 6, " 0:0+2 1:0+2 0:2+2 1:2+2| 0:4+2 1:4+2"},
         {"parts=a,b groups=4 as={part}", 2, 6, "text:2: a has 6 elements, which are not 4 groups"},
+        {"cut=repeat unit=2 size=4", 4, 4, " 0:0+2#0| 0:0+2#1| 0:2+2#0| 0:2+2#1"},
+        {"cut=repeat unit=2 size=4", 2, 4, " 0:0+2| 0:2+2"},
+        {"cut=repeat unit=2 size=8", 2, 8, " 0:0+4| 0:4+4"},
+        {"cut=repeat size=1", 3, 1, " 0:0+1#0| 0:0+1#1| 0:0+1#2"},
+        {"cut=repeat unit=2 size=4", 3, 4,
+         "text:2: dimension 1 has 4 elements, in units of 2, which cannot be repeated evenly on 3 places"},
+        {"cut=repeat unit=3 size=4", 2, 4,
+         "text:2: dimension 1 has 4 elements, in units of 3, which cannot be repeated evenly on 2 places"},
+        {"cut=repeat unit=2 size=4", 2, 6, "text:2: dimension 1 has 6 elements, size= says 4"},
+        {"parts=q:8:2,k:4:2:repeat", 4, 12, " 0:0+2 0:8+2#0| 0:2+2 0:8+2#1| 0:4+2 0:10+2#0| 0:6+2 0:10+2#1"},
+        {"parts=q:4:2,k:2:2:repeat cut=chunk as={part}", 4, 0,
+         " 0:0+2 1:0+2#0| 0:2+2 1:0+2#1| 0:4+0 1:0+2#2| 0:4+0 1:0+2#3"},
+        {"parts=q:4:2,k:2:2 cut=repeat as={part}", 2, 0, " 0:0+2 1:0+2#0| 0:2+2 1:0+2#1"},
+        {"parts=q:8:2,k:4:2:repeat groups=2 as={part}", 4, 0,
+         " 0:0+2 1:0+2#0| 0:2+2 1:0+2#1| 0:4+2 1:2+2#0| 0:6+2 1:2+2#1"},
+        {"parts=q:8:2,k:4:2:repeat groups=2 as={part}", 2, 0, " 0:0+4 1:0+2| 0:4+4 1:2+2"},
+        {"parts=q:8:2,k:4:2:repeat groups=2 as={part}", 3, 0,
+         "text:2: 2 groups cannot be shared evenly by 3 places"},
+        {"parts=q:8:4,k:4:2:repeat groups=2 as={part}", 4, 0,
+         "text:2: q: dimension 1 has 4 elements, which, in units of 4, cannot be cut evenly into 2; cut=chunk gives the last ones less"},
     };
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         char text[300], what[600];
@@ -263,7 +286,7 @@ static void random_rule(char *to, size_t room, uint32_t places, uint64_t *total)
     if (!*cut || cut[4] == 'e')
         units = units / places * places;
     *total = unit * units;
-    switch (next_random() % 4) {
+    switch (next_random() % 5) {
     case 0:
         snprintf(to, room, "%s unit=%u", cut, (unsigned)unit);
         break;
@@ -275,6 +298,13 @@ static void random_rule(char *to, size_t room, uint32_t places, uint64_t *total)
         *total *= 3;
         snprintf(to, room, "%s parts=a,b,c", cut);
         break;
+    case 3: /* fewer units than places, of which each is on several */
+        units = places;
+        for (uint64_t by = 1 + next_random() % places; units % by == 0 && by > 1;)
+            units /= by;
+        *total = unit * units;
+        snprintf(to, room, "cut=repeat unit=%u size=%u", (unsigned)unit, (unsigned)*total);
+        break;
     default:
         *total = *total ? *total * 4 : 4 * unit * places;
         snprintf(to, room, "%s parts=a:%u:%u,b:%u:%u", cut, (unsigned)(*total / 4), (unsigned)unit,
@@ -282,7 +312,7 @@ static void random_rule(char *to, size_t room, uint32_t places, uint64_t *total)
     }
 }
 
-/* Each element is held once, whatever the rule, and each rank's stretches are as long as its tensor. */
+/* Each copy has each element once, whatever the rule, and each rank's stretches are as long as its tensor. */
 static void test_random_cuts_hold_each_element_once(void **state) {
     (void)state;
     for (int round = 0; round < 5000; round++) {
@@ -292,7 +322,8 @@ static void test_random_cuts_hold_each_element_once(void **state) {
         random_rule(rule, sizeof(rule), places, &total);
         snprintf(text, sizeof(text), "mesh a=%u\nw sharded dim=0 over=a %s\n", places, rule);
         layout *l = parse(text);
-        uint8_t *seen = calloc(total + 1, 1);
+        uint8_t *seen = calloc((total + 1) * places, 1);
+        uint32_t copies = 1;
         shape[0] = total;
         for (uint32_t rank = 0; rank < places; rank++) {
             uint32_t at[LAYOUT_AXES] = {rank};
@@ -301,13 +332,17 @@ static void test_random_cuts_hold_each_element_once(void **state) {
             if (layout_share_make(&s, l, l->rules, at, 1, shape, &total, &err) != CKD_OK)
                 fail_msg("%s: %s", text, err.message);
             uint64_t length = 0;
-            for (size_t i = 0; i < s.count; length += s.stretches[i++].length)
-                for (uint64_t k = 0; s.stretches[i].part != LAYOUT_NONE && k < s.stretches[i].length; k++)
-                    assert_int_equal(seen[s.stretches[i].offset + k]++, 0);
+            for (size_t i = 0; i < s.count; length += s.stretches[i++].length) {
+                const layout_stretch *t = &s.stretches[i];
+                assert_true(t->copy < t->copies && t->copies <= places);
+                copies = t->copies;
+                for (uint64_t k = 0; t->part != LAYOUT_NONE && k < t->length; k++)
+                    assert_int_equal(seen[t->copy * total + t->offset + k]++, 0);
+            }
             assert_int_equal(length, s.lengths[0]);
             layout_share_free(&s);
         }
-        for (uint64_t k = 0; k < total; k++)
+        for (uint64_t k = 0; k < total * copies; k++)
             assert_int_equal(seen[k], 1);
         free(seen);
         layout_release(l);
