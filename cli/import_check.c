@@ -71,8 +71,8 @@ static ckd_status check_pair(const import_plan *plan, const import_entry *a, con
     }
     if (!same) {
         return wrong(plan, b, err, "'%.120s' is %s on %s, but %s on rank %u", y->name,
-                     import_shape_text(y->ndim, y->shape).text, layout_rank_text(plan->layout, b->rank).text,
-                     import_shape_text(x->ndim, x->shape).text, a->rank);
+                     layout_shape_text(y->ndim, y->shape).text, layout_rank_text(plan->layout, b->rank).text,
+                     layout_shape_text(x->ndim, x->shape).text, a->rank);
     }
     return CKD_OK;
 }
@@ -90,10 +90,14 @@ static ckd_status check_alike(const import_plan *plan, const import_tensor *t, c
 
 /* ---- the shape ---- */
 
-/* Is the rank at the first place of all cuts but this one? */
-static bool is_along(const layout *l, const layout_rule *rule, uint32_t cut, uint32_t rank) {
+/* Is its rank at the first place of all cuts but this one, and of a flat buffer? */
+static bool is_along(const layout *l, const import_entry *e, uint32_t cut) {
+    const layout_rule *rule = e->rule;
     uint32_t at[LAYOUT_AXES];
-    layout_coordinates(at, l, rank);
+    layout_coordinates(at, l, e->rank);
+    if (e->flat && layout_place(&e->flat->flat.over, l, at) != 0) {
+        return false;
+    }
     for (uint32_t i = 0; i < rule->cut_count; i++) {
         if (i != cut && layout_place(&rule->cuts[i].over, l, at) != 0) {
             return false;
@@ -111,12 +115,12 @@ static ckd_status infer_shape(uint64_t shape[CKD_MAX_DIMS], const import_plan *p
         uint32_t dim = cli_dim_of(rule->cuts[i].dim, e->tensor->ndim);
         if (dim >= e->tensor->ndim) {
             return wrong(plan, e, err, "'%.120s' has the shape %s, and no dimension %d", e->tensor->name,
-                         import_shape_text(e->tensor->ndim, e->tensor->shape).text, rule->cuts[i].dim);
+                         layout_shape_text(e->tensor->ndim, e->tensor->shape).text, rule->cuts[i].dim);
         }
         shape[dim] = 0;
         for (const import_entry *k = e; k < t->entries + t->count && k->rule == rule && k->set == e->set;
              k++) {
-            if (is_along(plan->layout, rule, i, k->rank) &&
+            if (is_along(plan->layout, k, i) &&
                 __builtin_add_overflow(shape[dim], k->tensor->shape[dim], &shape[dim])) {
                 return wrong(plan, e, err, "there are too many elements");
             }
@@ -170,8 +174,8 @@ static ckd_status check_shape(const import_plan *plan, const import_tensor *t, c
     ckd_status status = infer_shape(shape, plan, t, e, err);
     if (status == CKD_OK && memcmp(shape, t->tensor.shape, t->tensor.ndim * sizeof(*shape)) != 0) {
         return wrong(plan, e, err, "this makes '%.120s' %s, line %u makes it %s", t->tensor.name,
-                     import_shape_text(t->tensor.ndim, shape).text, t->entries->rule->line,
-                     import_shape_text(t->tensor.ndim, t->tensor.shape).text);
+                     layout_shape_text(t->tensor.ndim, shape).text, t->entries->rule->line,
+                     layout_shape_text(t->tensor.ndim, t->tensor.shape).text);
     }
     return status;
 }
@@ -211,9 +215,9 @@ static ckd_status check_share(const import_plan *plan, const import_tensor *t, c
     for (uint32_t d = 0; d < t->tensor.ndim && status == CKD_OK; d++) {
         if (share.lengths[d] != e->tensor->shape[d]) {
             wrong(plan, e, err, "'%.120s' is %s on %s, and should be %s", e->tensor->name,
-                  import_shape_text(t->tensor.ndim, e->tensor->shape).text,
+                  layout_shape_text(t->tensor.ndim, e->tensor->shape).text,
                   layout_rank_text(plan->layout, e->rank).text,
-                  import_shape_text(t->tensor.ndim, share.lengths).text);
+                  layout_shape_text(t->tensor.ndim, share.lengths).text);
             status = tell_lengths(err, t, e, d);
         }
     }

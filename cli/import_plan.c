@@ -17,6 +17,11 @@ void import_plan_free(import_plan *plan) {
     for (size_t i = 0; i < plan->disagreed_count; i++) {
         free(plan->disagreed[i]);
     }
+    for (size_t i = 0; i < plan->parameter_count; i++) {
+        free((char *)plan->parameters[i]->tensor.name);
+        free(plan->parameters[i]);
+    }
+    free(plan->parameters);
     json_decref(plan->metadata);
     free(plan->files);
     free(plan->ranks);
@@ -26,17 +31,6 @@ void import_plan_free(import_plan *plan) {
     free(plan->matched);
     free(plan->disagreed);
     *plan = (import_plan){0};
-}
-
-layout_text import_shape_text(uint32_t ndim, const uint64_t *shape) {
-    layout_text out = {"["};
-    size_t used = 1;
-    for (uint32_t d = 0; d < ndim && used < sizeof(out.text) - 24; d++) {
-        used +=
-            (size_t)snprintf(out.text + used, sizeof(out.text) - used, "%s%" PRIu64, d ? ", " : "", shape[d]);
-    }
-    snprintf(out.text + used, sizeof(out.text) - used, "]");
-    return out;
 }
 
 /* ---- files and their ranks ---- */
@@ -157,32 +151,32 @@ static ckd_status merge_metadata(import_plan *plan, ckd_error *err) {
 
 /* ---- what each tensor is ---- */
 
-/* A tensor of a rank. */
-typedef struct reference {
-    const safetensors_file *file;
-    const safetensors_tensor *tensor;
-    uint32_t rank;
-    size_t order;
-} reference;
-
 static int by_local_name(const void *left, const void *right) {
-    const reference *a = left, *b = right;
+    const import_reference *a = left, *b = right;
     int order = strcmp(a->tensor->name, b->tensor->name);
     return order ? order : a->rank != b->rank ? (a->rank < b->rank ? -1 : 1) : (a->order < b->order ? -1 : 1);
 }
 
-static uint32_t set_of(const layout *l, const layout_rule *rule, const uint32_t at[LAYOUT_AXES]) {
+static void clear_axes(uint32_t at[LAYOUT_AXES], const layout_over *over) {
+    for (uint32_t i = 0; i < over->count; i++) {
+        at[over->axes[i]] = 0;
+    }
+}
+
+static uint32_t set_of(const layout *l, const layout_rule *rule, const layout_rule *flat,
+                       const uint32_t at[LAYOUT_AXES]) {
     uint32_t rest[LAYOUT_AXES];
     memcpy(rest, at, sizeof(rest));
     for (uint32_t i = 0; i < rule->cut_count; i++) {
-        for (uint32_t k = 0; k < rule->cuts[i].over.count; k++) {
-            rest[rule->cuts[i].over.axes[k]] = 0;
-        }
+        clear_axes(rest, &rule->cuts[i].over);
+    }
+    if (flat) {
+        clear_axes(rest, &flat->flat.over);
     }
     return layout_rank(l, rest);
 }
 
-static ckd_status add_entries(import_plan *plan, const reference *r, const layout_binding *b,
+ckd_status import_add_entries(import_plan *plan, const import_reference *r, const layout_binding *b,
                               const uint64_t numbers[LAYOUT_NUMBERS], const uint32_t at[LAYOUT_AXES],
                               ckd_error *err) {
     for (size_t part = 0; part < layout_tensors_of(b->rule); part++) {
@@ -197,10 +191,14 @@ static ckd_status add_entries(import_plan *plan, const reference *r, const layou
         *e = (import_entry){.rule = b->rule,
                             .part = b->rule->apart ? part : LAYOUT_NONE,
                             .rank = r->rank,
-                            .set = set_of(plan->layout, b->rule, at),
+                            .set = set_of(plan->layout, b->rule, r->flat, at),
                             .file = r->file,
                             .tensor = r->tensor,
-                            .order = r->order};
+                            .flat = r->flat,
+                            .stored = r->stored,
+                            .range = r->range,
+                            .order = r->order,
+                            .member = r->member};
         ckd_status status = layout_other_name(&e->name, plan->layout, b, at, numbers, part, err);
         if (status != CKD_OK) {
             return status;
@@ -216,7 +214,7 @@ static ckd_status add_entries(import_plan *plan, const reference *r, const layou
     return CKD_OK;
 }
 
-static ckd_status add_skipped(import_plan *plan, const reference *r, const layout_rule *rule,
+static ckd_status add_skipped(import_plan *plan, const import_reference *r, const layout_rule *rule,
                               ckd_error *err) {
     import_skipped *grown = realloc(plan->skipped, (plan->skipped_count + 1) * sizeof(*grown));
     if (!grown) {
@@ -228,7 +226,7 @@ static ckd_status add_skipped(import_plan *plan, const reference *r, const layou
 }
 
 /* No rule is about this tensor, or none that matches its name applies to its rank. */
-static ckd_status no_rule(const import_plan *plan, const reference *r, const layout_bindings *b,
+static ckd_status no_rule(const import_plan *plan, const import_reference *r, const layout_bindings *b,
                           ckd_error *err) {
     const layout *l = plan->layout;
     if (b->count) {
@@ -242,8 +240,9 @@ static ckd_status no_rule(const import_plan *plan, const reference *r, const lay
     return cli_error_tensor(err, r->tensor->name);
 }
 
-static ckd_status take_reference(import_plan *plan, const reference *r, const layout_bindings *b,
-                                 ckd_error *err) {
+/* *buffers: it is a flat buffer, of which those of all ranks are taken together. */
+static ckd_status take_reference(import_plan *plan, import_reference *r, const layout_bindings *b,
+                                 bool *buffers, ckd_error *err) {
     uint32_t at[LAYOUT_AXES];
     uint64_t numbers[LAYOUT_NUMBERS];
     layout_coordinates(at, plan->layout, r->rank);
@@ -252,32 +251,62 @@ static ckd_status take_reference(import_plan *plan, const reference *r, const la
         return no_rule(plan, r, b, err);
     }
     plan->matched[chosen->rule - plan->layout->rules]++;
+    if (chosen->rule->kind == LAYOUT_FLAT) {
+        *buffers = true;
+        return CKD_OK;
+    }
+    r->taken = chosen->rule->kind != LAYOUT_SKIPPED;
     return chosen->rule->kind == LAYOUT_SKIPPED ? add_skipped(plan, r, chosen->rule, err)
-                                                : add_entries(plan, r, chosen, numbers, at, err);
+                                                : import_add_entries(plan, r, chosen, numbers, at, err);
 }
 
-/* Names are looked at once, however many ranks have them. */
-static ckd_status take_references(import_plan *plan, reference *all, size_t count, ckd_error *err) {
-    qsort(all, count, sizeof(*all), by_local_name);
-    layout_bindings b = {0};
-    ckd_status status = CKD_OK;
-    for (size_t i = 0; i < count && status == CKD_OK; i++) {
-        bool again = i > 0 && strcmp(all[i - 1].tensor->name, all[i].tensor->name) == 0;
-        if (again && all[i - 1].rank == all[i].rank) {
+const import_reference *import_find_reference(const import_reference *all, size_t count, const char *name,
+                                              uint32_t rank) {
+    size_t low = 0, high = count;
+    while (low < high) {
+        size_t middle = low + (high - low) / 2;
+        int order = strcmp(all[middle].tensor->name, name);
+        if (order < 0 || (order == 0 && all[middle].rank < rank)) {
+            low = middle + 1;
+        } else {
+            high = middle;
+        }
+    }
+    bool found = low < count && all[low].rank == rank && strcmp(all[low].tensor->name, name) == 0;
+    return found ? &all[low] : NULL;
+}
+
+/* References first ... end - 1 have one name, which is looked at once, however many ranks have it. */
+static ckd_status take_name(import_plan *plan, import_reference *all, size_t count, size_t first, size_t end,
+                            ckd_error *err) {
+    layout_bindings b;
+    bool buffers = false;
+    ckd_status status = layout_bind(&b, plan->layout, all[first].tensor->name, false, err);
+    for (size_t i = first; i < end && status == CKD_OK; i++) {
+        if (i > first && all[i - 1].rank == all[i].rank) {
             status =
                 cli_error(err, CKD_E_INVALID, "'%.200s' is in both %.120s and %.120s, which are of one rank",
                           all[i].tensor->name, all[i - 1].file->path, all[i].file->path);
+            break;
         }
-        if (!again) {
-            layout_bindings_free(&b);
-            status = layout_bind(&b, plan->layout, all[i].tensor->name, false, err);
-        }
-        if (status == CKD_OK) {
-            status = take_reference(plan, &all[i], &b, err);
-        }
+        status = take_reference(plan, &all[i], &b, &buffers, err);
+    }
+    if (status == CKD_OK && buffers) {
+        status = import_add_buffers(plan, all, count, first, end, &b, err);
     }
     layout_bindings_free(&b);
     return status;
+}
+
+static ckd_status take_references(import_plan *plan, import_reference *all, size_t count, ckd_error *err) {
+    qsort(all, count, sizeof(*all), by_local_name);
+    ckd_status status = CKD_OK;
+    for (size_t i = 0, end; i < count && status == CKD_OK; i = end) {
+        for (end = i + 1; end < count && strcmp(all[end].tensor->name, all[i].tensor->name) == 0; end++) {
+        }
+        status = take_name(plan, all, count, i, end, err);
+    }
+    return status == CKD_OK ? import_check_buffers(plan, all, count, err) : status;
 }
 
 static ckd_status find_entries(import_plan *plan, ckd_error *err) {
@@ -285,7 +314,7 @@ static ckd_status find_entries(import_plan *plan, ckd_error *err) {
     for (size_t i = 0; i < plan->file_count; i++) {
         count += plan->files[i]->header.count;
     }
-    reference *all = calloc(count + 1, sizeof(*all));
+    import_reference *all = calloc(count + 1, sizeof(*all));
     plan->matched = calloc(plan->layout->rule_count, sizeof(*plan->matched));
     if (!all || !plan->matched) {
         free(all);
@@ -294,8 +323,13 @@ static ckd_status find_entries(import_plan *plan, ckd_error *err) {
     count = 0;
     for (size_t i = 0; i < plan->file_count; i++) {
         for (size_t k = 0; k < plan->files[i]->header.count; k++, count++) {
-            all[count] =
-                (reference){plan->files[i], &plan->files[i]->header.tensors[k], plan->ranks[i], count};
+            const safetensors_tensor *t = &plan->files[i]->header.tensors[k];
+            all[count] = (import_reference){.file = plan->files[i],
+                                            .tensor = t,
+                                            .stored = t,
+                                            .range = {0, t->elements, 0},
+                                            .rank = plan->ranks[i],
+                                            .order = count};
         }
     }
     ckd_status status = take_references(plan, all, count, err);
@@ -329,11 +363,14 @@ static size_t first_order(const import_tensor *t) {
     return least;
 }
 
-/* `number` has the order while they are sorted. Parts of one tensor follow each other. */
+/* `number` has the order while they are sorted. Parameters of a buffer, and parts of one tensor, follow each other. */
 static int by_order(const void *left, const void *right) {
     const import_tensor *a = left, *b = right;
     if (a->tensor.number != b->tensor.number) {
         return a->tensor.number < b->tensor.number ? -1 : 1;
+    }
+    if (a->entries->member != b->entries->member) {
+        return a->entries->member < b->entries->member ? -1 : 1;
     }
     return (a->entries->part > b->entries->part) - (a->entries->part < b->entries->part);
 }

@@ -2,7 +2,7 @@
  * What ranks' files become: the tensors of one checkpoint, and where their elements lie.
  *
  *   import_plan_make   opens the files, finds out what each of their tensors is and checks that all of it fits together
- *                      (import_plan.c, import_check.c, import_tile.c)
+ *                      (import_plan.c, import_flat.c, import_check.c, import_tile.c)
  *   import_pieces_make where the elements of one tensor lie in the files
  *   import_read        its values, all copies compared or averaged (import_read.c)
  *
@@ -22,10 +22,33 @@ typedef struct import_entry {
     uint32_t rank;
     uint32_t
         set; /* the rank with all cut axes at 0: entries of one rule and set are one copy of the tensor */
-    const safetensors_file *file;
-    const safetensors_tensor *tensor;
-    size_t order; /* as they come */
+    const safetensors_file *file;     /* NULL: the rank has no flat buffer, and would have nothing in it */
+    const safetensors_tensor *tensor; /* the rank's; of a parameter in a flat buffer, what would be one */
+    const layout_rule *flat;          /* by which it is in a flat buffer; NULL: it is not */
+    const safetensors_tensor
+        *stored;        /* the tensor of the file that has its elements: the same, or the buffer */
+    layout_range range; /* which elements these are, and where: all, or some */
+    size_t order;       /* as they come */
+    size_t member;      /* of the buffer */
 } import_entry;
+
+/* A tensor of a rank's file, or a parameter of a flat buffer. */
+typedef struct import_reference {
+    const safetensors_file *file;
+    const safetensors_tensor *tensor, *stored;
+    const layout_rule *flat;
+    layout_range range;
+    uint32_t rank;
+    bool taken; /* it is imported as it is */
+    size_t order, member;
+} import_reference;
+
+/* A parameter as a tensor of a rank. */
+typedef struct import_parameter {
+    safetensors_tensor tensor; /* its name is owned */
+    const layout_rule *flat;
+    uint32_t rank;
+} import_parameter;
 
 typedef struct import_tensor {
     safetensors_tensor tensor;   /* of the checkpoint; its name is the first entry's */
@@ -51,6 +74,8 @@ typedef struct import_plan {
     size_t count;
     import_skipped *skipped;
     size_t skipped_count;
+    import_parameter **parameters; /* of flat buffers */
+    size_t parameter_count;
     uint64_t *matched; /* tensors of ranks that each rule is about */
     json_t *metadata;  /* what all files that have the key agree about; NULL if there is none */
     char **disagreed;  /* keys that they do not */
@@ -64,7 +89,22 @@ ckd_status import_plan_make(import_plan *out, const layout *l, char *const *path
                             ckd_error *err);
 void import_plan_free(import_plan *plan);
 
-/* Steps of it. Finds shapes, checks that each rank has what it is to have, and nothing else. */
+/* Steps of it. One more tensor of a rank, by the rule that is bound. */
+ckd_status import_add_entries(import_plan *plan, const import_reference *r, const layout_binding *b,
+                              const uint64_t numbers[LAYOUT_NUMBERS], const uint32_t at[LAYOUT_AXES],
+                              ckd_error *err);
+/*
+ * The parameters of the flat buffers of one name: references first ... end - 1 of `all`, which are in the order of names and ranks.
+ * b: the rules that match that name.
+ */
+ckd_status import_add_buffers(import_plan *plan, const import_reference *all, size_t count, size_t first,
+                              size_t end, const layout_bindings *b, ckd_error *err);
+/* Nothing that was found elsewhere is what load would put into a flat buffer. */
+ckd_status import_check_buffers(import_plan *plan, const import_reference *all, size_t count, ckd_error *err);
+/* The first of a name and a rank; NULL if there is none. */
+const import_reference *import_find_reference(const import_reference *all, size_t count, const char *name,
+                                              uint32_t rank);
+/* Finds shapes, checks that each rank has what it is to have, and nothing else. */
 ckd_status import_check(import_plan *plan, import_tensor *t, ckd_error *err);
 /* All elements of all tensors are there exactly once in the first copy. Counts copies. */
 ckd_status import_check_tiling(import_plan *plan, ckd_error *err);
@@ -75,8 +115,7 @@ typedef struct import_piece {
     size_t copy;                    /* 0, 1, ...; the first has all of it, others may have parts only */
     uint64_t offsets[CKD_MAX_DIMS]; /* in the checkpoint's tensor */
     uint64_t lengths[CKD_MAX_DIMS];
-    uint64_t at; /* in the rank's tensor, along `dim`; in the others it begins at 0 */
-    uint32_t dim;
+    uint64_t local[CKD_MAX_DIMS]; /* its beginning in the rank's tensor */
 } import_piece;
 
 typedef struct import_pieces {
@@ -101,8 +140,5 @@ void import_reader_free(import_reader *reader);
 /* Elements first ... first + count - 1 of the tensor. MISMATCH if copies differ. */
 ckd_status import_read(import_reader *reader, const import_tensor *t, uint64_t first, uint64_t count,
                        void *to, ckd_error *err);
-
-/* "[3, 4]" */
-layout_text import_shape_text(uint32_t ndim, const uint64_t *shape);
 
 #endif

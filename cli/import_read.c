@@ -1,6 +1,6 @@
 /*
  * Values of a checkpoint's tensor out of the ranks' files. Elements of a piece that are neighbours in the checkpoint's tensor are so in the
- * rank's, as far as both agree in the last dimensions: they are read in runs. Runs follow each other in the file in the order they have in
+ * rank's (or in the flat buffer that has this one), as far as both agree in the last dimensions: they are read in runs. Runs follow each other in the file in the order they have in
  * the tensor, so that short ones that lie close together are read at once.
  */
 #include <inttypes.h>
@@ -100,8 +100,10 @@ static run_place place_of_run(const runs *r, uint64_t number) {
             number /= r->p->lengths[d];
         }
         at.global += (r->p->offsets[d] + index) * r->global_step[d];
-        at.local += (index + (d == r->p->dim ? r->p->at : 0)) * r->local_step[d];
+        at.local += (index + r->p->local[d]) * r->local_step[d];
     }
+    at.local +=
+        r->p->entry->range.at - r->p->entry->range.first; /* which may be less than 0, but not the sum */
     return at;
 }
 
@@ -124,18 +126,18 @@ static uint64_t first_run(const runs *r, uint64_t element) {
 /* Elements first ... of a rank's tensor; nothing behind `last` will be asked for. */
 static ckd_status read_window(import_reader *r, const import_entry *e, uint64_t first, uint64_t count,
                               uint64_t last, void *to, ckd_error *err) {
-    size_t element = ckd_dtype_size(e->tensor->dtype);
-    if (r->window_of != e->tensor || first < r->window_first ||
+    size_t element = ckd_dtype_size(e->stored->dtype);
+    if (r->window_of != e->stored || first < r->window_first ||
         first + count > r->window_first + r->window_count) {
         uint64_t most = WINDOW_BYTES / element;
         r->window_of = NULL;
         r->window_first = first;
         r->window_count = last - first < most ? last - first : most;
-        ckd_status status = safetensors_read(e->file, e->tensor, first, r->window_count, r->window, err);
+        ckd_status status = safetensors_read(e->file, e->stored, first, r->window_count, r->window, err);
         if (status != CKD_OK) {
             return status;
         }
-        r->window_of = e->tensor;
+        r->window_of = e->stored;
     }
     memcpy(to, r->window + (first - r->window_first) * element, (size_t)count * element);
     return CKD_OK;
@@ -164,7 +166,7 @@ static ckd_status read_piece(uint64_t *found, import_reader *r, const import_pie
         char *place = to + (a - first) * element;
         *found += b - a;
         status = (b - a) * element >= DIRECT_BYTES || spread >= SPREAD
-                     ? safetensors_read(p->entry->file, all.local, local, b - a, place, err)
+                     ? safetensors_read(p->entry->file, p->entry->stored, local, b - a, place, err)
                      : read_window(r, p->entry, local, b - a, last, place, err);
     }
     return status;

@@ -10,7 +10,8 @@
 #include "cli/text.h"
 
 static const char *kind_name(layout_kind kind) {
-    static const char *const names[] = {"unique", "replicated", "averaged", "sharded", "expert", "skipped"};
+    static const char *const names[] = {"unique", "replicated", "averaged", "sharded",
+                                        "expert", "skipped",    "flat"};
     return names[kind];
 }
 
@@ -71,12 +72,12 @@ static void add_row(cli_table *table, const import_tensor *t) {
     uint32_t *ranks = ranks_of(t);
     cli_table_cell(table, "%s", t->tensor.name);
     cli_table_cell(table, "%s", ckd_dtype_name(t->tensor.dtype));
-    cli_table_cell(table, "%s", import_shape_text(t->tensor.ndim, t->tensor.shape).text);
+    cli_table_cell(table, "%s", layout_shape_text(t->tensor.ndim, t->tensor.shape).text);
     cli_table_cell(table, "%s", ranks_text(ranks, t->count).text);
     cli_table_cell(table, "%zu", t->copies);
     cli_table_cell(table, "%s", kind_name(e->rule->kind));
     cli_table_cell(table, "%u", e->rule->line);
-    cli_table_cell(table, "%s", strcmp(e->tensor->name, t->tensor.name) == 0 ? "" : e->tensor->name);
+    cli_table_cell(table, "%s", strcmp(e->stored->name, t->tensor.name) == 0 ? "" : e->stored->name);
     free(ranks);
 }
 
@@ -129,7 +130,7 @@ static json_t *json_tensor(const import_tensor *t, cli_roles *roles) {
                      "role", ckd_role_name(cli_roles_find(roles, to->name, to->dtype)), "dtype",
                      ckd_dtype_name(to->dtype), "shape", json_shape(to), "raw_bytes", (json_int_t)to->size,
                      "ranks", list, "copies", (json_int_t)t->copies, "kind", kind_name(e->rule->kind), "line",
-                     (int)e->rule->line, "from", cli_json_text(e->tensor->name));
+                     (int)e->rule->line, "from", cli_json_text(e->stored->name));
 }
 
 static ckd_status print_json(const import_plan *plan, cli_roles *roles, ckd_error *err) {

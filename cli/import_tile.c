@@ -11,17 +11,28 @@ void import_pieces_free(import_pieces *p) {
     *p = (import_pieces){0};
 }
 
-static bool is_empty(const layout_share *s, uint64_t length) {
-    bool empty = length == 0;
-    for (uint32_t d = 0; d < s->ndim; d++) {
-        empty |= d != s->dim && s->lengths[d] == 0;
+/* What of a box of the rank's tensor lies in a stretch of it, which begins at `at`. False if nothing. */
+static bool meet(import_piece *p, const layout_share *s, const layout_stretch *stretch, uint64_t at,
+                 const ckd_region *box) {
+    uint64_t low = box->offsets[s->dim], high = low + box->lengths[s->dim];
+    uint64_t begin = at > low ? at : low, end = at + stretch->length < high ? at + stretch->length : high;
+    if (begin >= end) {
+        return false;
     }
-    return empty;
+    for (uint32_t d = 0; d < s->ndim; d++) {
+        p->offsets[d] = s->offsets[d] + box->offsets[d];
+        p->lengths[d] = box->lengths[d];
+        p->local[d] = box->offsets[d];
+    }
+    p->offsets[s->dim] = stretch->offset + (begin - at);
+    p->lengths[s->dim] = end - begin;
+    p->local[s->dim] = begin;
+    return true;
 }
 
-/* The stretches of the entry's part. first: the number of its set's first copy. */
+/* What of the entry's part lies in a box of the rank's tensor. first: the number of its set's first copy. */
 static ckd_status add_pieces(import_pieces *out, const import_entry *e, const layout_share *s, size_t first,
-                             ckd_error *err) {
+                             const ckd_region *box, ckd_error *err) {
     import_piece *grown = realloc(out->items, (out->count + s->count + 1) * sizeof(*grown));
     if (!grown) {
         return cli_error_nomem(err);
@@ -31,20 +42,35 @@ static ckd_status add_pieces(import_pieces *out, const import_entry *e, const la
     size_t part = e->part == LAYOUT_NONE ? 0 : e->part;
     for (size_t i = 0; i < s->count; i++) {
         const layout_stretch *stretch = &s->stretches[i];
-        if (stretch->part == part && out->copies < first + stretch->copies) {
-            out->copies = first + stretch->copies;
-        }
-        if (stretch->part == part && !is_empty(s, stretch->length)) {
-            import_piece *p = &out->items[out->count++];
-            *p = (import_piece){.entry = e, .copy = first + stretch->copy, .at = at, .dim = s->dim};
-            memcpy(p->offsets, s->offsets, sizeof(p->offsets));
-            memcpy(p->lengths, s->lengths, sizeof(p->lengths));
-            p->offsets[s->dim] = stretch->offset;
-            p->lengths[s->dim] = stretch->length;
-        }
+        import_piece *p = &out->items[out->count];
+        *p = (import_piece){.entry = e, .copy = first + stretch->copy};
+        out->count += stretch->part == part && meet(p, s, stretch, at, box);
         at += stretch->length;
     }
     return CKD_OK;
+}
+
+static void count_copies(import_pieces *out, const import_entry *e, const layout_share *s, size_t first) {
+    size_t part = e->part == LAYOUT_NONE ? 0 : e->part;
+    for (size_t i = 0; i < s->count; i++) {
+        if (s->stretches[i].part == part && out->copies < first + s->stretches[i].copies) {
+            out->copies = first + s->stretches[i].copies;
+        }
+    }
+}
+
+/* All that the rank's file has of it. */
+static ckd_status add_entry(import_pieces *out, const import_entry *e, const layout_share *s, size_t first,
+                            ckd_error *err) {
+    const safetensors_tensor *t = e->tensor;
+    ckd_status status = CKD_OK;
+    count_copies(out, e, s, first);
+    for (uint64_t done = 0, more; done < e->range.count && status == CKD_OK; done += more) {
+        ckd_region box;
+        more = layout_next_box(&box, t->ndim, t->shape, e->range.first + done, e->range.count - done);
+        status = add_pieces(out, e, s, first, &box, err);
+    }
+    return status;
 }
 
 ckd_status import_pieces_make(import_pieces *out, const import_plan *plan, const import_tensor *t,
@@ -68,7 +94,7 @@ ckd_status import_pieces_make(import_pieces *out, const import_plan *plan, const
             status = import_share(&share, plan, t, e->rule, e->rank, totals, err);
         }
         if (status == CKD_OK) {
-            status = add_pieces(out, e, &share, first, err);
+            status = add_entry(out, e, &share, first, err);
         }
         layout_share_free(&share);
     }

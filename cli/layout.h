@@ -5,6 +5,8 @@
  *   layout_bind       a tensor's name -> rules that match it (layout_names.c)
  *   layout_other_name the rank's name <-> the checkpoint's
  *   layout_share_make which elements a rank holds, in which order (layout_share.c)
+ *   layout_buffer_make the parameters of a flat buffer, and layout_ranges_make which elements of each a rank has in it (layout_flat.c reads
+ *                     what is said about them, layout_buffer.c)
  *
  * Import asks what a rank's tensor becomes, load asks what a rank is to hold; both by the same arithmetic, and import checks that load
  * would find the way back. Nothing here opens files but layout_read. A layout never changes once made.
@@ -104,8 +106,42 @@ typedef enum layout_kind {
     LAYOUT_AVERAGED,
     LAYOUT_SHARDED,
     LAYOUT_EXPERT,
-    LAYOUT_SKIPPED
+    LAYOUT_SKIPPED,
+    LAYOUT_FLAT /* no tensor of the checkpoint: many of the rank's, end to end */
 } layout_kind;
+
+/* A parameter in a list: the rank's name for it, without what a state adds, and perhaps the shape of all of it. */
+typedef struct layout_member {
+    layout_template name; /* numbers are the line's */
+    bool shaped;
+    uint32_t ndim;
+    uint64_t shape[CKD_MAX_DIMS];
+} layout_member;
+
+/* A line of a list: its parameters in turn, once for each combination of the numbers that the buffer's own name does not say. */
+typedef struct layout_list_line {
+    uint32_t line;
+    uint8_t *only[LAYOUT_AXES]; /* as a rule's */
+    uint32_t numbers[LAYOUT_NUMBERS], number_count;
+    layout_member *members;
+    size_t count;
+} layout_list_line;
+
+typedef struct layout_list {
+    char name[LAYOUT_NAME];
+    layout_list_line *lines;
+    size_t count;
+} layout_list;
+
+/* How the parameters of a list lie in a flat buffer, and what each place has of that. */
+typedef struct layout_flat {
+    size_t list;
+    layout_over over;
+    uint64_t pad, pad_all, align; /* elements: of a place, of all places, between beginnings of parameters */
+    bool each;                    /* every parameter is padded and cut on its own */
+    bool stripped;                /* padding at the end is not there */
+    bool of_itself, of_states;    /* what has the buffer: the parameters, their states */
+} layout_flat;
 
 /* A regular expression on names, and where its parentheses are. */
 typedef struct layout_expression {
@@ -139,8 +175,9 @@ typedef struct layout_rule {
     uint32_t number_count;
     uint32_t numbers[LAYOUT_NUMBERS];        /* the layout's */
     layout_expression local, global;         /* global: only with as= */
-    bool renamed, apart;                     /* as= was given; it has {part} */
-    layout_template local_name, global_name; /* only with as= */
+    bool renamed, apart;                     /* names are made by templates; as= has {part} */
+    layout_template local_name, global_name; /* only with as=; local_name of LAYOUT_FLAT, too */
+    layout_flat flat;                        /* only of LAYOUT_FLAT */
 } layout_rule;
 
 typedef struct layout {
@@ -153,6 +190,8 @@ typedef struct layout {
     size_t state_count;
     layout_number *numbers;
     size_t number_count;
+    layout_list *lists;
+    size_t list_count;
     layout_rule *rules;
     size_t rule_count;
 } layout;
@@ -179,6 +218,8 @@ uint32_t layout_rank(const layout *l, const uint32_t at[LAYOUT_AXES]);
 uint32_t layout_place(const layout_over *over, const layout *l, const uint32_t at[LAYOUT_AXES]);
 /* "rank 3 (pp=0 tp=3)" */
 layout_text layout_rank_text(const layout *l, uint32_t rank);
+/* "[3, 4]" */
+layout_text layout_shape_text(uint32_t ndim, const uint64_t *shape);
 /* The rank whose file this is, by the `files` lines; LAYOUT_NONE if none fits, or it says a rank that there is not. */
 size_t layout_rank_of_path(const layout *l, const char *path);
 /* The path of a rank's file, below some folder; the first `files` line, or rank00000.safetensors. free() it. NULL: no memory. */
@@ -248,5 +289,55 @@ ckd_status layout_share_make(layout_share *out, const layout *l, const layout_ru
                              const uint32_t at[LAYOUT_AXES], uint32_t ndim, const uint64_t *shape,
                              const uint64_t *totals, ckd_error *err);
 void layout_share_free(layout_share *share);
+/* The shape of a rank's tensor, given that of all of it, without padding and repetition; parts side by side. Errors: as above. */
+ckd_status layout_rank_shape(uint64_t lengths[CKD_MAX_DIMS], const layout *l, const layout_rule *rule,
+                             const uint32_t at[LAYOUT_AXES], uint32_t ndim, const uint64_t *shape,
+                             ckd_error *err);
+
+/* ---- flat buffers ---- */
+
+typedef struct layout_parameter {
+    char *name, *plain; /* the rank's, with what the state adds, and without */
+    const layout_member *member;
+    uint32_t line; /* of the list */
+} layout_parameter;
+
+/* One that a rank has, if it has its parameters. */
+typedef struct layout_buffer {
+    const layout_rule *rule;
+    size_t state; /* whose buffer it is; LAYOUT_NONE: the parameters' own */
+    char *name;   /* the rank's */
+    layout_parameter *parameters;
+    size_t count;
+} layout_buffer;
+
+/* numbers: of the rule's pattern, as the rank's names have them. Errors: MISMATCH (too many parameters), NOMEM. Release with
+ * layout_buffer_free, also after a failure. */
+ckd_status layout_buffer_make(layout_buffer *out, const layout *l, const layout_rule *rule, size_t state,
+                              const uint64_t numbers[LAYOUT_NUMBERS], const uint32_t at[LAYOUT_AXES],
+                              ckd_error *err);
+void layout_buffer_free(layout_buffer *b);
+/* Calls for all that the rank may have. Errors: as above, those of the call. */
+typedef ckd_status (*layout_buffer_fn)(void *context, const layout_buffer *b, ckd_error *err);
+ckd_status layout_each_buffer(const layout *l, const uint32_t at[LAYOUT_AXES], layout_buffer_fn call,
+                              void *context, ckd_error *err);
+/* MISMATCH if the parameter's own rule decides about ranks along which the buffer is cut. */
+ckd_status layout_check_parameter(const layout *l, const layout_rule *flat, const layout_rule *own,
+                                  const layout_parameter *p, ckd_error *err);
+
+/* Elements first ... first + count - 1 of a tensor's row-major order, which begin at `at` in what has them. */
+typedef struct layout_range {
+    uint64_t first, count, at;
+} layout_range;
+/* What a rank has of parameters of these numbers of elements; *length: of its buffer, with padding. Errors: MISMATCH. */
+ckd_status layout_ranges_make(layout_range *out, uint64_t *length, const layout *l, const layout_rule *flat,
+                              const uint32_t at[LAYOUT_AXES], const uint64_t *sizes, size_t count,
+                              ckd_error *err);
+/*
+ * The largest box of a tensor that begins with its element `first`, and has the next ones, in order, at most `count`, which are there.
+ * Returns how many elements it has. A scalar's has one, of lengths[0].
+ */
+uint64_t layout_next_box(ckd_region *out, uint32_t ndim, const uint64_t *shape, uint64_t first,
+                         uint64_t count);
 
 #endif

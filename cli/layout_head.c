@@ -10,8 +10,9 @@
 
 /* Words that stand for options of rules. */
 static bool is_taken(const char *name, size_t length) {
-    static const char *const taken[] = {"as",    "dim",    "over", "cut",   "sizes", "unit", "size", "pad",
-                                        "parts", "groups", "take", "count", "table", "rank", "part"};
+    static const char *const taken[] = {"as",   "dim",   "over",   "cut",   "sizes",   "unit",   "size",
+                                        "pad",  "parts", "groups", "take",  "count",   "table",  "rank",
+                                        "part", "of",    "state",  "align", "pad_all", "padding"};
     for (size_t i = 0; i < sizeof(taken) / sizeof(taken[0]); i++) {
         if (strlen(taken[i]) == length && memcmp(taken[i], name, length) == 0) {
             return true;

@@ -96,15 +96,19 @@ static char *inner_name(bool *failed, const layout_state *s, const char *name, b
 /* As the state of a parameter that the rule is about, else by the name itself. */
 static bool bind_rule(layout_binding *out, bool *failed, const layout *l, const layout_rule *rule,
                       const char *name, bool global) {
-    for (size_t i = 0; i < l->state_count; i++) {
+    bool flat = rule->kind == LAYOUT_FLAT;
+    if (flat && global) {
+        return false; /* the checkpoint has none */
+    }
+    for (size_t i = 0; i < l->state_count && (!flat || rule->flat.of_states); i++) {
         char *inner = inner_name(failed, &l->states[i], name, global);
         if (inner && match(out, rule, inner, global)) {
             out->state = i;
             return true;
         }
     }
-    char *copy = strdup(name);
-    *failed |= !copy;
+    char *copy = flat && !rule->flat.of_itself ? NULL : strdup(name);
+    *failed |= !copy && (!flat || rule->flat.of_itself);
     if (copy && match(out, rule, copy, global)) {
         out->state = LAYOUT_NONE;
         return true;
@@ -230,7 +234,7 @@ static void write_captured(FILE *to, const layout_binding *b, uint32_t capture) 
     }
 }
 
-static void write_template(FILE *to, const layout *l, const layout_template *t, const layout_binding *b,
+void layout_template_write(FILE *to, const layout *l, const layout_template *t, const layout_binding *b,
                            const uint32_t at[LAYOUT_AXES], const uint64_t numbers[LAYOUT_NUMBERS],
                            size_t part) {
     for (size_t i = 0; i < t->count; i++) {
@@ -276,7 +280,8 @@ ckd_status layout_other_name(char **out, const layout *l, const layout_binding *
     const layout_state *s = b->state == LAYOUT_NONE ? NULL : &l->states[b->state];
     fputs(!s ? "" : b->global ? s->local_before : s->global_before, to);
     if (b->rule->renamed) {
-        write_template(to, l, b->global ? &b->rule->local_name : &b->rule->global_name, b, at, numbers, part);
+        layout_template_write(to, l, b->global ? &b->rule->local_name : &b->rule->global_name, b, at, numbers,
+                              part);
     } else {
         write_renumbered(to, b, numbers);
     }

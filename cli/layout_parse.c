@@ -150,7 +150,8 @@ static ckd_status parse_line(layout_parsing *p) {
     } kinds[] = {{"mesh", layout_parse_mesh},
                  {"files", layout_parse_files},
                  {"state", layout_parse_state},
-                 {"number", layout_parse_number}};
+                 {"number", layout_parse_number},
+                 {"list", layout_parse_list}};
     for (size_t i = 0; i < sizeof(kinds) / sizeof(kinds[0]); i++) {
         if (strcmp(p->words[0], kinds[i].word) == 0) {
             if (i > 0 && p->l->axis_count == 0) {
@@ -287,12 +288,16 @@ void layout_release(layout *l) {
         free(l->numbers[i].numbers);
         free(l->numbers[i].begin);
     }
+    for (size_t i = 0; i < l->list_count; i++) {
+        layout_list_free(&l->lists[i]);
+    }
     for (size_t i = 0; i < l->rule_count; i++) {
         layout_rule_free(&l->rules[i]);
     }
     free(l->files);
     free(l->states);
     free(l->numbers);
+    free(l->lists);
     free(l->rules);
     free(l->path);
     free(l);

@@ -25,6 +25,7 @@ typedef struct translation {
     layout_parsing *p;
     layout_rule *rule;
     const char *as;
+    bool back;      /* the rank's name is to be made again: by as=, or as it stands there */
     const char *at; /* in the pattern */
     char *text;     /* of the expression so far */
     size_t used, room;
@@ -59,17 +60,23 @@ static ckd_status count_capture(translation *t) {
 
 /* ---- the pattern ---- */
 
-/* Something outside of parentheses: with as=, load has to know what it was. */
+/* Something outside of parentheses: with as=, or of a flat buffer, load has to know what it was. */
 static ckd_status put_plain(translation *t, layout_item item, const char *text, size_t length) {
-    return t->as && t->depth == 0 ? layout_template_add(&t->rule->local_name, item, text, length, t->p->err)
-                                  : CKD_OK;
+    return t->back && t->depth == 0 ? layout_template_add(&t->rule->local_name, item, text, length, t->p->err)
+                                    : CKD_OK;
 }
 
 /* A character that stands for others, or for none. */
 static ckd_status check_plain(translation *t) {
     bool edge = (*t->at == '^' && t->used == 0) || (*t->at == '$' && !t->at[1]);
-    if (!t->as || t->depth > 0 || edge) {
+    if (!t->back || t->depth > 0 || edge) {
         return CKD_OK;
+    }
+    if (!t->as) {
+        return layout_wrong(
+            t->p,
+            "a flat buffer has one name, in which only numbers such as {layer} differ: load has to write it; see '%.20s'",
+            t->at);
     }
     return layout_wrong(
         t->p,
@@ -78,6 +85,9 @@ static ckd_status check_plain(translation *t) {
 }
 
 static ckd_status open_group(translation *t) {
+    if (t->back && !t->as) {
+        return check_plain(t);
+    }
     if (t->depth == DEPTH_MAX || t->group_count == LAYOUT_CAPTURES) {
         return layout_wrong(t->p, "the pattern has too many parentheses");
     }
@@ -123,7 +133,7 @@ static ckd_status put_bracket(translation *t) {
     return status == CKD_OK ? put(t, begin, (size_t)(t->at - begin)) : status;
 }
 
-static uint32_t find_number(const layout *l, const char *name, size_t length) {
+uint32_t layout_find_number(const layout *l, const char *name, size_t length) {
     for (uint32_t i = 0; i < l->number_count; i++) {
         if (strlen(l->numbers[i].name) == length && memcmp(l->numbers[i].name, name, length) == 0) {
             return i;
@@ -190,7 +200,7 @@ static ckd_status put_brace(translation *t) {
         t->at = close + 1;
         return status == CKD_OK ? put(t, begin, length + 2) : status;
     }
-    uint32_t number = find_number(t->p->l, t->at + 1, length);
+    uint32_t number = layout_find_number(t->p->l, t->at + 1, length);
     if (number == UINT32_MAX) {
         return layout_wrong(t->p,
                             "no line before this says what number '%.*s' is: number %.*s over=AXES count=N",
@@ -323,7 +333,7 @@ static ckd_status put_named(translation *t) {
         t->at = close + 1;
         return put_part(t);
     }
-    uint32_t number = length ? find_number(t->p->l, name, length) : UINT32_MAX;
+    uint32_t number = length ? layout_find_number(t->p->l, name, length) : UINT32_MAX;
     for (uint32_t i = 0; i < t->rule->number_count; i++) {
         if (t->rule->numbers[i] == number) {
             layout_item item = {.kind = LAYOUT_NUMBER, .index = i};
@@ -384,8 +394,14 @@ static ckd_status check_as(const translation *t, const translation *pattern) {
 }
 
 ckd_status layout_compile(layout_parsing *p, layout_rule *rule, const char *as) {
-    rule->renamed = as != NULL;
-    translation t = {.p = p, .rule = rule, .as = as, .at = rule->pattern, .repeats = 1, .to = &rule->local};
+    rule->renamed = as != NULL || rule->kind == LAYOUT_FLAT;
+    translation t = {.p = p,
+                     .rule = rule,
+                     .as = as,
+                     .back = rule->renamed,
+                     .at = rule->pattern,
+                     .repeats = 1,
+                     .to = &rule->local};
     translation back = {.p = p, .rule = rule, .as = as, .repeats = 1, .to = &rule->global};
     ckd_status status = CKD_OK;
     while (*t.at && status == CKD_OK) {

@@ -1,4 +1,5 @@
 /* Ranks, their coordinates, and their files. */
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -39,6 +40,17 @@ layout_text layout_rank_text(const layout *l, uint32_t rank) {
                             l->axes[i].name, at[i], i + 1 == l->axis_count ? ")" : "");
         used += (size_t)more;
     }
+    return out;
+}
+
+layout_text layout_shape_text(uint32_t ndim, const uint64_t *shape) {
+    layout_text out = {"["};
+    size_t used = 1;
+    for (uint32_t d = 0; d < ndim && used < sizeof(out.text) - 24; d++) {
+        used +=
+            (size_t)snprintf(out.text + used, sizeof(out.text) - used, "%s%" PRIu64, d ? ", " : "", shape[d]);
+    }
+    snprintf(out.text + used, sizeof(out.text) - used, "]");
     return out;
 }
 

@@ -9,7 +9,8 @@ static const struct {
     const char *name;
     layout_kind kind;
 } kinds[] = {{"unique", LAYOUT_UNIQUE},   {"replicated", LAYOUT_REPLICATED}, {"averaged", LAYOUT_AVERAGED},
-             {"sharded", LAYOUT_SHARDED}, {"expert", LAYOUT_EXPERT},         {"skipped", LAYOUT_SKIPPED}};
+             {"sharded", LAYOUT_SHARDED}, {"expert", LAYOUT_EXPERT},         {"skipped", LAYOUT_SKIPPED},
+             {"flat", LAYOUT_FLAT}};
 
 /* A rule while its line is read. */
 typedef struct reading {
@@ -229,16 +230,15 @@ static ckd_status set_take(reading *r, const char *value) {
     return CKD_OK;
 }
 
-/* AXIS=COORDINATES: 0, 0,2 or last */
-static ckd_status set_only(reading *r, uint32_t axis, const char *value) {
-    uint32_t size = r->p->l->axes[axis].size;
-    uint8_t **only = &r->rule->only[axis];
+ckd_status layout_parse_only(uint8_t *all[LAYOUT_AXES], layout_parsing *p, uint32_t axis, const char *value) {
+    uint32_t size = p->l->axes[axis].size;
+    uint8_t **only = &all[axis];
     if (*only) {
-        return layout_wrong(r->p, "%s= stands there twice", r->p->l->axes[axis].name);
+        return layout_wrong(p, "%s= stands there twice", p->l->axes[axis].name);
     }
     *only = calloc(size, 1);
     if (!*only) {
-        return cli_error_nomem(r->p->err);
+        return cli_error_nomem(p->err);
     }
     for (const char *at = value; at;) {
         const char *comma = strchr(at, ',');
@@ -249,8 +249,8 @@ static ckd_status set_only(reading *r, uint32_t axis, const char *value) {
         memcpy(digits, at, length < sizeof(digits) ? length : 0);
         if (strcmp(digits, "last") != 0 &&
             (!layout_next_number(&coordinate, &number, '\0') || coordinate >= size)) {
-            return layout_wrong(r->p, "%s= lists coordinates from 0 to %u, or last, not '%.*s'",
-                                r->p->l->axes[axis].name, size - 1, (int)length, at);
+            return layout_wrong(p, "%s= lists coordinates from 0 to %u, or last, not '%.*s'",
+                                p->l->axes[axis].name, size - 1, (int)length, at);
         }
         (*only)[coordinate] = 1;
         at = comma ? comma + 1 : NULL;
@@ -281,7 +281,7 @@ static ckd_status set_option(reading *r, const char *word) {
     if (axis == LAYOUT_AXES) {
         return layout_wrong(r->p, "'%.*s' is neither an option nor an axis of the mesh", (int)length, word);
     }
-    return set_only(r, axis, word + length + 1);
+    return layout_parse_only(r->rule->only, r->p, axis, word + length + 1);
 }
 
 /* ---- what must fit together ---- */
@@ -347,7 +347,7 @@ static ckd_status make_unique(reading *r) {
     }
     for (uint32_t axis = 0; axis < r->p->l->axis_count; axis++) {
         if (!used[axis] && !r->rule->only[axis]) {
-            ckd_status status = set_only(r, axis, "0");
+            ckd_status status = layout_parse_only(r->rule->only, r->p, axis, "0");
             if (status != CKD_OK) {
                 return status;
             }
@@ -449,17 +449,21 @@ ckd_status layout_parse_rule(layout_parsing *p) {
         kind++;
     }
     if (kind == kind_count) {
-        return layout_wrong(p, "'%.40s' is none of unique, replicated, averaged, sharded, expert, skipped",
+        return layout_wrong(p,
+                            "'%.40s' is none of unique, replicated, averaged, sharded, expert, flat, skipped",
                             p->words[1]);
     }
     rule->kind = kinds[kind].kind;
+    rule->flat = (layout_flat){
+        .list = LAYOUT_NONE, .pad = 1, .pad_all = 1, .align = 1, .of_itself = true, .of_states = true};
     rule->pattern = strdup(p->words[0]);
     reading r = {.p = p, .rule = rule};
     ckd_status status = rule->pattern ? CKD_OK : cli_error_nomem(p->err);
     for (size_t i = 2; i < p->count && status == CKD_OK; i++) {
-        status = set_option(&r, p->words[i]);
+        status = rule->kind == LAYOUT_FLAT ? layout_flat_option(p, rule, p->words[i])
+                                           : set_option(&r, p->words[i]);
     }
-    return status == CKD_OK ? finish(&r) : status;
+    return status != CKD_OK ? status : rule->kind == LAYOUT_FLAT ? layout_flat_finish(p, rule) : finish(&r);
 }
 
 void layout_rule_free(layout_rule *rule) {

@@ -340,3 +340,36 @@ ckd_status layout_share_make(layout_share *out, const layout *l, const layout_ru
     }
     return status;
 }
+
+/* Of each part that has a tensor of its own, out of what they have together. */
+static ckd_status split_total(uint64_t *totals, const layout *l, const layout_rule *rule, uint64_t whole,
+                              ckd_error *err) {
+    size_t count = layout_tensors_of(rule);
+    uint64_t sum = 0;
+    for (size_t i = 0; i < count; i++) {
+        totals[i] = !rule->apart ? whole : rule->parts[i].size ? rule->parts[i].size : whole / count;
+        sum += totals[i];
+    }
+    return sum == whole ? CKD_OK
+                        : layout_error(l, rule->line, err, CKD_E_MISMATCH,
+                                       "%" PRIu64 " elements are not those of parts=", whole);
+}
+
+ckd_status layout_rank_shape(uint64_t lengths[CKD_MAX_DIMS], const layout *l, const layout_rule *rule,
+                             const uint32_t at[LAYOUT_AXES], uint32_t ndim, const uint64_t *shape,
+                             ckd_error *err) {
+    uint32_t dim = layout_main_dim(rule, ndim);
+    uint64_t *totals = calloc(layout_tensors_of(rule), sizeof(*totals));
+    layout_share share = {0};
+    ckd_status status = totals ? CKD_OK : cli_error_nomem(err);
+    if (status == CKD_OK && dim < ndim) {
+        status = split_total(totals, l, rule, shape[dim], err);
+    }
+    if (status == CKD_OK) {
+        status = layout_share_make(&share, l, rule, at, ndim, shape, totals, err);
+    }
+    memcpy(lengths, share.lengths, sizeof(share.lengths));
+    layout_share_free(&share);
+    free(totals);
+    return status;
+}

@@ -56,7 +56,7 @@ static ckd_status choose_rank_tensors(file_content *c, load_choice *choice, cons
         }
         safetensors_tensor *t = &c->tensors[c->count++];
         *t = (safetensors_tensor){.name = from->name,
-                                  .dtype = from->parts[0]->dtype,
+                                  .dtype = rank_tensor_dtype(from),
                                   .ndim = from->share.ndim,
                                   .elements = 1,
                                   .number = i};

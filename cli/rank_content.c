@@ -49,11 +49,25 @@ ckd_status bound_checkpoint_make(bound_checkpoint *out, const layout *l, const c
 
 /* ---- a rank's tensors ---- */
 
+ckd_dtype rank_tensor_dtype(const rank_tensor *t) {
+    return t->member_count ? rank_tensor_dtype(&t->members[0]) : t->parts[0]->dtype;
+}
+
+void rank_tensor_free(rank_tensor *t) {
+    for (size_t i = 0; i < t->member_count; i++) {
+        rank_tensor_free(&t->members[i]);
+    }
+    free(t->members);
+    free(t->ranges);
+    free(t->name);
+    free(t->parts);
+    layout_share_free(&t->share);
+    *t = (rank_tensor){0};
+}
+
 void rank_content_free(rank_content *c) {
     for (size_t i = 0; i < c->count; i++) {
-        free(c->items[i].name);
-        free(c->items[i].parts);
-        layout_share_free(&c->items[i].share);
+        rank_tensor_free(&c->items[i]);
     }
     free(c->items);
     *c = (rank_content){0};
@@ -209,6 +223,9 @@ ckd_status rank_content_make(rank_content *out, const bound_checkpoint *b, uint3
     if (status == CKD_OK) {
         status = group_held(out, b, rank, all, count, err);
     }
+    if (status == CKD_OK && b->layout->list_count) {
+        status = rank_content_flatten(out, b, rank, err);
+    }
     for (size_t i = 0; i < count; i++) {
         free(all[i].name);
     }
@@ -329,6 +346,9 @@ static void clear_padding(const filling *f) {
 
 ckd_status rank_tensor_load(void *to, void *room, const rank_tensor *t, const ckd_region *box, ckd_load *load,
                             ckd_error *err) {
+    if (t->member_count) {
+        return rank_flat_load(to, room, t, box, load, err);
+    }
     filling f = {t, box, load, to, room, 1, ckd_dtype_size(t->parts[0]->dtype)};
     for (uint32_t d = 0; d < t->share.ndim; d++) {
         f.outer *= d < t->share.dim ? box->lengths[d] : 1;
@@ -352,24 +372,40 @@ typedef struct asking {
     size_t *count;
 } asking;
 
-static ckd_status ask_section(void *context, const section *s, ckd_error *err) {
-    asking *a = context;
-    ckd_load_request *grown = realloc(*a->requests, (*a->count + 1) * sizeof(*grown));
+ckd_status rank_add_request(ckd_load_request **requests, size_t *count, const ckd_load_request *one,
+                            ckd_error *err) {
+    ckd_load_request *grown = realloc(*requests, (*count + 1) * sizeof(*grown));
     if (!grown) {
         return cli_error_nomem(err);
     }
-    *a->requests = grown;
-    grown[(*a->count)++] = request_of(a->t, s, &a->box);
+    *requests = grown;
+    grown[(*count)++] = *one;
     return CKD_OK;
+}
+
+static ckd_status ask_section(void *context, const section *s, ckd_error *err) {
+    asking *a = context;
+    ckd_load_request one = request_of(a->t, s, &a->box);
+    return rank_add_request(a->requests, a->count, &one, err);
+}
+
+ckd_status rank_tensor_box_requests(ckd_load_request **requests, size_t *count, const rank_tensor *t,
+                                    const ckd_region *box, ckd_error *err) {
+    asking a = {t, *box, requests, count};
+    uint64_t low = box->offsets[t->share.dim], high = low + box->lengths[t->share.dim];
+    ckd_status status = CKD_OK;
+    for (size_t i = 0; i < layout_tensors_of(t->rule) && status == CKD_OK; i++) {
+        status = each_section(t, i, low, high, ask_section, &a, err);
+    }
+    return status;
 }
 
 ckd_status rank_tensor_requests(ckd_load_request **requests, size_t *count, const rank_tensor *t,
                                 ckd_error *err) {
-    asking a = {t, {.kind = CKD_REGION_BOX}, requests, count};
-    memcpy(a.box.lengths, t->share.lengths, sizeof(a.box.lengths));
-    ckd_status status = CKD_OK;
-    for (size_t i = 0; i < layout_tensors_of(t->rule) && status == CKD_OK; i++) {
-        status = each_section(t, i, 0, UINT64_MAX, ask_section, &a, err);
+    if (t->member_count) {
+        return rank_flat_requests(requests, count, t, err);
     }
-    return status;
+    ckd_region all = {.kind = CKD_REGION_BOX};
+    memcpy(all.lengths, t->share.lengths, sizeof(all.lengths));
+    return rank_tensor_box_requests(requests, count, t, &all, err);
 }
