@@ -76,6 +76,13 @@ typedef struct layout_template {
     size_t count;
 } layout_template;
 
+/* How a path of a rank's file ends. */
+typedef struct layout_path {
+    layout_template end;
+    bool fixed[LAYOUT_AXES]; /* only ranks with this coordinate have such a file; the path does not say it */
+    uint32_t at[LAYOUT_AXES];
+} layout_path;
+
 typedef enum layout_cut_kind {
     LAYOUT_EVEN,
     LAYOUT_CHUNK,
@@ -141,6 +148,7 @@ typedef struct layout_flat {
     bool each;                    /* every parameter is padded and cut on its own */
     bool stripped;                /* padding at the end is not there */
     bool of_itself, of_states;    /* what has the buffer: the parameters, their states */
+    char *states;                 /* if not all of them: "exp_avg.*,master.*" */
 } layout_flat;
 
 /* A regular expression on names, and where its parentheses are. */
@@ -184,7 +192,7 @@ typedef struct layout {
     char *path; /* for messages */
     layout_axis axes[LAYOUT_AXES];
     uint32_t axis_count, world;
-    layout_template *files;
+    layout_path *files;
     size_t file_count;
     layout_state *states;
     size_t state_count;

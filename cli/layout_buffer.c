@@ -169,7 +169,7 @@ static ckd_status call_for_states(const layout *l, const layout_rule *rule, cons
                                   layout_buffer_fn call, void *context, ckd_error *err) {
     ckd_status status = CKD_OK;
     for (size_t i = 0; i <= l->state_count && status == CKD_OK; i++) {
-        if (i == 0 ? !rule->flat.of_itself : !rule->flat.of_states) {
+        if (i == 0 ? !rule->flat.of_itself : !layout_flat_has_state(rule, &l->states[i - 1])) {
             continue;
         }
         layout_buffer b;

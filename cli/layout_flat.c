@@ -182,14 +182,13 @@ static ckd_status set_padding(layout_parsing *p, layout_rule *rule, const char *
 
 static ckd_status set_state(layout_parsing *p, layout_rule *rule, const char *value) {
     bool only = strcmp(value, "only") == 0, none = strcmp(value, "none") == 0;
-    rule->flat.of_itself = !only;
+    if (rule->flat.states || !rule->flat.of_itself || !rule->flat.of_states) {
+        return layout_wrong(p, "state= stands there twice");
+    }
+    rule->flat.of_itself = none;
     rule->flat.of_states = !none;
-    return only || none
-               ? CKD_OK
-               : layout_wrong(
-                     p,
-                     "state= is only (moments and masters are in flat buffers, parameters are not) or none "
-                     "(parameters only)");
+    rule->flat.states = only || none ? NULL : strdup(value);
+    return only || none || rule->flat.states ? CKD_OK : cli_error_nomem(p->err);
 }
 
 ckd_status layout_flat_option(layout_parsing *p, layout_rule *rule, const char *word) {
@@ -212,6 +211,47 @@ ckd_status layout_flat_option(layout_parsing *p, layout_rule *rule, const char *
                      p,
                      "options of flat are of=, over=, cut=, pad=, pad_all=, align=, padding=, state= and coordinates, not '%.60s'",
                      word);
+}
+
+/* ---- states ---- */
+
+/* Is this what the checkpoint calls the state, with * for the parameter? */
+static bool is_state(const layout_state *s, const char *name, size_t length) {
+    size_t before = strlen(s->global_before), after = strlen(s->global_after);
+    return length == before + 1 + after && memcmp(name, s->global_before, before) == 0 &&
+           name[before] == '*' && memcmp(name + before + 1, s->global_after, after) == 0;
+}
+
+bool layout_flat_has_state(const layout_rule *rule, const layout_state *s) {
+    bool found = rule->flat.of_states && !rule->flat.states;
+    for (const char *at = rule->flat.states; at && !found;) {
+        size_t length = strcspn(at, ",");
+        found = is_state(s, at, length);
+        at = at[length] ? at + length + 1 : NULL;
+    }
+    return found;
+}
+
+ckd_status layout_flat_check_states(layout_parsing *p) {
+    for (size_t i = 0; i < p->l->rule_count; i++) {
+        const layout_rule *rule = &p->l->rules[i];
+        for (const char *at = rule->flat.states; at;) {
+            size_t length = strcspn(at, ",");
+            bool known = false;
+            for (size_t k = 0; k < p->l->state_count; k++) {
+                known |= is_state(&p->l->states[k], at, length);
+            }
+            if (!known) {
+                return layout_error(
+                    p->l, rule->line, p->err, CKD_E_INVALID,
+                    "state= is only (of no parameters), none (of parameters only), or names of the checkpoint "
+                    "such as exp_avg.*,master.*; '%.*s' is none that a state line, or ckptdelta itself, has",
+                    (int)length, at);
+            }
+            at = at[length] ? at + length + 1 : NULL;
+        }
+    }
+    return CKD_OK;
 }
 
 /* ---- what must fit together ---- */

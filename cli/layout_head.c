@@ -127,8 +127,11 @@ static ckd_status parse_path(layout_template *t, layout_parsing *p, const char *
     return status;
 }
 
-static ckd_status check_path(const layout_template *t, layout_parsing *p) {
-    bool said[LAYOUT_AXES] = {false}, rank = false;
+/* What the path says, and what stands behind it, is together which rank's file it is. */
+static ckd_status check_path(const layout_path *file, layout_parsing *p) {
+    const layout_template *t = &file->end;
+    bool said[LAYOUT_AXES], rank = false;
+    memcpy(said, file->fixed, sizeof(said));
     for (size_t i = 0; i < t->count; i++) {
         rank |= t->items[i].kind == LAYOUT_RANK;
         if (t->items[i].kind == LAYOUT_AXIS) {
@@ -140,24 +143,51 @@ static ckd_status check_path(const layout_template *t, layout_parsing *p) {
     }
     for (uint32_t i = 0; i < p->l->axis_count; i++) {
         if (!rank && !said[i] && p->l->axes[i].size > 1) {
-            return layout_wrong(p, "the path says nothing about axis %s: put {%s} or {rank} into it",
-                                p->l->axes[i].name, p->l->axes[i].name);
+            return layout_wrong(
+                p,
+                "the path says nothing about axis %s: put {%s} or {rank} into it, or say whose it is behind it, such as %s=0",
+                p->l->axes[i].name, p->l->axes[i].name, p->l->axes[i].name);
         }
         if (rank && said[i]) {
-            return layout_wrong(p, "{rank} says it all; leave out {%s}", p->l->axes[i].name);
+            return layout_wrong(p, "{rank} says it all; leave out %s", p->l->axes[i].name);
+        }
+        if (p->l->file_count == 1 && file->fixed[i] && p->l->axes[i].size > 1) {
+            return layout_wrong(
+                p, "by the first files line load names the files of all ranks: it cannot be for %s=%u only",
+                p->l->axes[i].name, file->at[i]);
         }
     }
     return CKD_OK;
 }
 
+/* AXIS=COORDINATE */
+static ckd_status fix_coordinate(layout_path *file, layout_parsing *p, const char *word) {
+    size_t length = strcspn(word, "=");
+    uint32_t axis = word[length] ? layout_find_axis(p->l, word, length) : LAYOUT_AXES;
+    const char *digits = axis == LAYOUT_AXES ? "" : word + length + 1;
+    uint64_t coordinate = 0;
+    bool last = strcmp(digits, "last") == 0;
+    if (axis == LAYOUT_AXES || file->fixed[axis] ||
+        (!last && (!layout_next_number(&coordinate, &digits, '\0') || coordinate >= p->l->axes[axis].size))) {
+        return layout_wrong(
+            p, "behind the path stand coordinates that it does not say, such as dp=0, not '%.60s'", word);
+    }
+    file->fixed[axis] = true;
+    file->at[axis] = last ? p->l->axes[axis].size - 1 : (uint32_t)coordinate;
+    return CKD_OK;
+}
+
 ckd_status layout_parse_files(layout_parsing *p) {
-    if (p->count != 2 || p->words[1][0] == '/' || strstr(p->words[1], "..")) {
+    if (p->count < 2 || p->words[1][0] == '/' || strstr(p->words[1], "..")) {
         return layout_wrong(
             p, "files is followed by the end of a path, such as mp_rank_{tp:2}_{pp:3}/model.safetensors");
     }
-    layout_template *t = layout_more(p, &p->l->files, &p->l->file_count, sizeof(*t));
-    ckd_status status = t ? parse_path(t, p, p->words[1]) : p->err->status;
-    return status == CKD_OK ? check_path(t, p) : status;
+    layout_path *file = layout_more(p, &p->l->files, &p->l->file_count, sizeof(*file));
+    ckd_status status = file ? parse_path(&file->end, p, p->words[1]) : p->err->status;
+    for (size_t i = 2; i < p->count && status == CKD_OK; i++) {
+        status = fix_coordinate(file, p, p->words[i]);
+    }
+    return status == CKD_OK ? check_path(file, p) : status;
 }
 
 /* ---- state LOCAL GLOBAL ---- */

@@ -100,7 +100,10 @@ static bool bind_rule(layout_binding *out, bool *failed, const layout *l, const 
     if (flat && global) {
         return false; /* the checkpoint has none */
     }
-    for (size_t i = 0; i < l->state_count && (!flat || rule->flat.of_states); i++) {
+    for (size_t i = 0; i < l->state_count; i++) {
+        if (flat && !layout_flat_has_state(rule, &l->states[i])) {
+            continue;
+        }
         char *inner = inner_name(failed, &l->states[i], name, global);
         if (inner && match(out, rule, inner, global)) {
             out->state = i;

@@ -214,7 +214,8 @@ static ckd_status parse_text(layout_parsing *p, char *text, size_t size) {
         status = layout_error(p->l, 0, p->err, CKD_E_INVALID,
                               "the layout has no rules; each is a line: REGEX KIND OPTIONS");
     }
-    return status == CKD_OK ? add_usual_states(p) : status;
+    status = status == CKD_OK ? add_usual_states(p) : status;
+    return status == CKD_OK ? layout_flat_check_states(p) : status;
 }
 
 ckd_status layout_parse(layout **out, const char *text, size_t size, const char *path, ckd_error *err) {
@@ -276,7 +277,7 @@ void layout_release(layout *l) {
         return;
     }
     for (size_t i = 0; i < l->file_count; i++) {
-        layout_template_free(&l->files[i]);
+        layout_template_free(&l->files[i].end);
     }
     for (size_t i = 0; i < l->state_count; i++) {
         free(l->states[i].local_before);

@@ -29,6 +29,10 @@ ckd_status layout_parse_rule(layout_parsing *p);
 /* An option of a rule of the kind flat; and, behind the last one, what must fit together. */
 ckd_status layout_flat_option(layout_parsing *p, layout_rule *rule, const char *word);
 ckd_status layout_flat_finish(layout_parsing *p, layout_rule *rule);
+/* When all states are known: flat rules name no others. */
+ckd_status layout_flat_check_states(layout_parsing *p);
+/* Has the flat rule buffers of this state? */
+bool layout_flat_has_state(const layout_rule *rule, const layout_state *s);
 
 /* Names of axes, numbers and parts: letters, digits, _ and -, a letter first. */
 bool layout_is_name(const char *text, size_t length);

@@ -70,8 +70,10 @@ static size_t read_digits(uint64_t *out, const char *text, uint32_t width) {
 }
 
 /* LAYOUT_NONE if the path from here on is not the template's. */
-static size_t match_path(const layout *l, const layout_template *t, const char *path) {
-    uint32_t at[LAYOUT_AXES] = {0};
+static size_t match_path(const layout *l, const layout_path *file, const char *path) {
+    const layout_template *t = &file->end;
+    uint32_t at[LAYOUT_AXES];
+    memcpy(at, file->at, sizeof(at));
     uint64_t rank = UINT64_MAX, value;
     for (size_t i = 0; i < t->count; i++) {
         const layout_item *item = &t->items[i];
@@ -119,8 +121,8 @@ char *layout_path_of_rank(const layout *l, uint32_t rank) {
     if (l->file_count == 0) {
         fprintf(to, "rank%05u.safetensors", rank);
     }
-    for (size_t i = 0; l->file_count && i < l->files[0].count; i++) {
-        const layout_item *item = &l->files[0].items[i];
+    for (size_t i = 0; l->file_count && i < l->files[0].end.count; i++) {
+        const layout_item *item = &l->files[0].end.items[i];
         if (item->kind == LAYOUT_TEXT) {
             fputs(item->text, to);
         } else {

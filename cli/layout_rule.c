@@ -468,6 +468,7 @@ ckd_status layout_parse_rule(layout_parsing *p) {
 
 void layout_rule_free(layout_rule *rule) {
     free(rule->pattern);
+    free(rule->flat.states);
     for (uint32_t i = 0; i < LAYOUT_CUTS; i++) {
         free(rule->cuts[i].sizes);
     }

@@ -103,6 +103,73 @@ static void check_cover(const layout *l, const layout_rule *rule, uint64_t size)
     check(held == all);
 }
 
+/* ---- flat buffers ---- */
+
+typedef struct flat_check {
+    const layout *l;
+    const uint32_t *at;
+    size_t buffers;
+} flat_check;
+
+/* Parameters of some sizes: all places together have each element once, in order, and no buffer less than it must. */
+static void check_ranges(const layout *l, const layout_buffer *b, const uint32_t *here) {
+    enum { MOST = 8 };
+    uint64_t sizes[MOST], next[MOST] = {0};
+    size_t count = b->count < MOST ? b->count : MOST;
+    layout_range ranges[MOST];
+    for (size_t i = 0; i < count; i++)
+        sizes[i] = (i * 7 + 3) % 23;
+    const layout_over *over = &b->rule->flat.over;
+    for (uint32_t place = 0; place < over->places && over->places <= RANKS_TRIED; place++) {
+        uint32_t at[LAYOUT_AXES], rest = place;
+        uint64_t length;
+        ckd_error err;
+        memcpy(at, here, sizeof(at));
+        for (uint32_t i = over->count; i-- > 0; rest /= l->axes[over->axes[i]].size)
+            at[over->axes[i]] = rest % l->axes[over->axes[i]].size;
+        if (layout_ranges_make(ranges, &length, l, b->rule, at, sizes, count, &err) != CKD_OK) {
+            check(err.message[0] && place == 0);
+            return;
+        }
+        for (size_t i = 0; i < count; i++) {
+            check(ranges[i].count == 0 ||
+                  (ranges[i].first == next[i] && ranges[i].at + ranges[i].count <= length));
+            next[i] += ranges[i].count;
+        }
+    }
+    for (size_t i = 0; i < count && over->places <= RANKS_TRIED; i++)
+        check(next[i] == sizes[i]);
+}
+
+static ckd_status check_buffer(void *context, const layout_buffer *b, ckd_error *err) {
+    flat_check *c = context;
+    layout_bindings found;
+    uint64_t numbers[LAYOUT_NUMBERS];
+    check(b->name && b->rule->kind == LAYOUT_FLAT);
+    check(layout_bind(&found, c->l, b->name, false, err) == CKD_OK);
+    check(knows(&found, b->rule)); /* what load calls it, import takes for one */
+    for (size_t i = 0; i < found.count; i++)
+        if (found.items[i].rule == b->rule && found.items[i].state == b->state)
+            check(layout_applies(numbers, c->l, &found.items[i], c->at));
+    layout_bindings_free(&found);
+    for (size_t i = 0; i < b->count; i++)
+        check(b->parameters[i].line > 0 && strlen(b->parameters[i].plain) <= strlen(b->parameters[i].name));
+    if (b->count)
+        check_ranges(c->l, b, c->at);
+    return ++c->buffers < 64 ? CKD_OK : CKD_E_CANCELLED;
+}
+
+static void check_flat(const layout *l) {
+    for (uint32_t rank = 0; rank < l->world && rank < 3; rank++) {
+        uint32_t at[LAYOUT_AXES];
+        ckd_error err = {.status = CKD_OK};
+        layout_coordinates(at, l, rank);
+        flat_check c = {l, at, 0};
+        ckd_status status = layout_each_buffer(l, at, check_buffer, &c, &err);
+        check(status == CKD_OK || status == CKD_E_CANCELLED || (status == CKD_E_MISMATCH && err.message[0]));
+    }
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     static const char *const names[] = {
         "w", "layers.0.w", "layers.1.qkv.weight", "exp_avg.layers.3.w", "embed.weight", "m.w", "step"};
@@ -113,6 +180,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
         return 0;
     }
     check_mesh(l);
+    check_flat(l);
     for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++)
         check_name(l, names[i]);
     for (size_t i = 0; i < l->rule_count && i < 16; i++)

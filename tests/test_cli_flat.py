@@ -310,6 +310,34 @@ def test_shapes_beside(store):
     check_ranks(store, text, [{name: value for name, value in h.items() if "f" in name} for h in held])
 
 
+def test_states_that_lie_otherwise(store):
+    """ZeRO-1 strips the masters' padding and not the moments'; FSDP1 that of parameters. Each by a rule of its own, for one name."""
+    x, y = noise(7, 3), noise(4)
+    text = """\
+mesh dp={}
+state fp32.* master.*
+list l x:7x3 y:4
+g flat of=l over=dp pad=2 state=none align=4
+g flat of=l over=dp pad=2 state=master.* padding=none
+g flat of=l over=dp pad=2 state=exp_avg.*,exp_avg_sq.*
+[xy] replicated
+"""
+    whole = {f"{s}{n}": a + np.float32(len(s)) for s in (*STATES, "master.") for n, a in (("x", x), ("y", y))}
+
+    def held(n):
+        ways = {"": {"align": 4}, "master.": {"stripped": True}, "exp_avg.": {}, "exp_avg_sq.": {}}
+        parts = {s: flat([whole[s + "x"], whole[s + "y"]], n, 2, **way) for s, way in ways.items()}
+        return [{s.replace("master", "fp32") + "g": parts[s][rank] for s in parts} for rank in range(n)]
+
+    assert [len(h["fp32.g"]) for h in held(4)] == [8, 8, 8, 1] and [len(h["exp_avg.g"]) for h in held(4)] == [8] * 4
+    do_import(store, text.format(4), held(4))
+    assert st.same(store.load()[0], whole)
+    for n in (4, 3, 1):
+        check_ranks(store, text.format(n), held(n))
+    without = text.format(4).replace("state=exp_avg.*,exp_avg_sq.*", "state=exp_avg.*")
+    assert "layout: no rule matches 'exp_avg_sq.g' of rank 0 (dp=0)" in do_import(store, without, held(4), 2, expect=FAILED).err
+
+
 def test_dry_run(store):
     held = [{"exp_avg.f": part} for part in flat([noise(5), noise(3, 2)], 2)]
     text = "mesh dp=2\nlist l x:5 y:3x2\nf flat of=l over=dp\n[xy] replicated\nz replicated\n"
@@ -334,7 +362,9 @@ HEAD = "mesh dp=2 tp=2\nnumber l over=tp count=4\nnumber d over=dp count=4\n"
     (5, "list a x\nf flat"), (5, "list a x\nf flat of=a"), (5, "list a x\nf flat over=dp"), (5, "list a x\nf flat of=b over=dp"),
     (5, "list a x\nf flat of=a over=pp"), (5, "list a x\nf flat of=a over=dp pad=0"), (5, "list a x\nf flat of=a over=dp pad=x"),
     (5, "list a x\nf flat of=a over=dp align=0"), (5, "list a x\nf flat of=a over=dp cut=chunk"), (5, "list a x\nf flat of=a over=dp padding=some"),
-    (5, "list a x\nf flat of=a over=dp state=some"), (5, "list a x\nf flat of=a over=dp as=g"), (5, "list a x\nf flat of=a over=dp dim=0"),
+    (5, "list a x\nf flat of=a over=dp state=some"),
+    (5, "list a x\nf flat of=a over=dp state=master.*,some.*\nx replicated"), (5, "list a x\nf flat of=a over=dp state=only state=none"),
+    (5, "list a x\nf flat of=a over=dp state=master.*,"), (5, "list a x\nf flat of=a over=dp as=g"), (5, "list a x\nf flat of=a over=dp dim=0"),
     (5, "list a x\nf flat of=a over=dp odd"), (5, "list a x\nf flat of=a over=dp dp=0"), (5, "list a x dp=0\nf flat of=a over=dp"),
     (5, "list a x{d}\nf flat of=a over=dp"), (5, "list a x\nf{d} flat of=a over=dp"), (5, "list a x\nf.* flat of=a over=dp"),
     (5, "list a x\n(f) flat of=a over=dp"), (5, "list a x\nf[01] flat of=a over=dp"), (5, "list a x\nf|g flat of=a over=dp"),

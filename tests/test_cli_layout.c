@@ -71,6 +71,12 @@ static void test_paths(void **state) {
         free(path);
     }
     layout_release(l);
+    l = parse("mesh dp=3 tp=2\nfiles o{dp}-{tp}\nfiles w{tp} dp=0\nfiles v{tp} dp=last\nw replicated\n");
+    assert_int_equal(layout_rank_of_path(l, "x/w1"), 1);
+    assert_int_equal(layout_rank_of_path(l, "x/v1"), 5);
+    assert_int_equal(layout_rank_of_path(l, "x/v2"), LAYOUT_NONE);
+    assert_int_equal(layout_rank_of_path(l, "x/o1-1"), 3);
+    layout_release(l);
     l = parse("mesh a=2\nfiles {rank:3}.safetensors\nw replicated\n");
     assert_int_equal(layout_rank_of_path(l, "x/001.safetensors"), 1);
     assert_int_equal(layout_rank_of_path(l, "x/002.safetensors"), LAYOUT_NONE);
