@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import support_safetensors as st
-from support_cli import FAILED, USAGE, run, store  # noqa: F401
+from support_cli import DOC, FAILED, USAGE, run, store  # noqa: F401
 from support_ranks import chunk, split
 
 STATES = ("", "exp_avg.", "exp_avg_sq.")
@@ -348,6 +348,69 @@ def test_dry_run(store):
     assert [(t["name"], t["from"], t["shape"], t["ranks"], t["copies"], t["line"]) for t in plan] == [
         ("exp_avg.x", "exp_avg.f", [5], [0, 1], 1, 4), ("exp_avg.y", "exp_avg.f", [3, 2], [0, 1], 1, 4)]
     assert plan[0]["role"] == "exp_avg"
+
+
+# ------------------------------------------------------------------------------------------------- the documentation
+
+def example(mark):
+    """The layout in docs/layouts.md with this in it, of a small model: 2 layers, 4 wide, a vocabulary of 11."""
+    block = next(b for b in (DOC.parent / "layouts.md").read_text().split("\n\n") if b.startswith("    mesh") and mark in b)
+    for large, small in (("50257", "11"), ("3072", "12"), ("4096", "16"), ("1024", "4"), ("count=24", "count=2")):
+        block = block.replace(large, small)
+    return "\n".join(line[4:] for line in block.splitlines()) + "\n"
+
+
+SHAPES = {"norm1.weight": (4,), "qkv.weight": (12, 4), "proj.weight": (4, 4), "norm2.weight": (4,), "up.weight": (16, 4), "down.weight": (4, 16)}
+LAYERS = {f"layers.{i}.{name}": shape for i in range(2) for name, shape in SHAPES.items()}
+
+
+def test_the_documentation_s_zero(store):
+    """Files as DeepSpeed has them: the weights only of data-parallel rank 0, masters without their padding, moments with it."""
+    names = {"embed.weight": (11, 4)} | LAYERS | {"norm.weight": (4,)}
+    weights = {name: noise(*shape, seed=i, dtype=np.float16) for i, (name, shape) in enumerate(names.items())}
+    states = {f"{s}.{n}": x.astype(np.float32) * len(s) for s in ("master", "exp_avg", "exp_avg_sq") for n, x in weights.items()}
+    groups = [[n for n in names if "norm" not in n], [n for n in names if "norm" in n]]
+    text = example("zero_pp_rank")
+
+    def held(dp):
+        parts = {f"{s}.group{i}": flat([states[f"{s}.{n}"] for n in group], dp, 2, stripped=s == "master")
+                 for s in ("master", "exp_avg", "exp_avg_sq") for i, group in enumerate(groups)}
+        return [{name: part[rank] for name, part in parts.items()} for rank in range(dp)]
+
+    def path(folder, rank):
+        return folder / f"zero_pp_rank_{rank}_mp_rank_00_optim_states.safetensors"
+
+    files = [st.write(path(store.folder, rank), tensors) for rank, tensors in enumerate(held(8))]
+    files.append(st.write(store.folder / "mp_rank_00_model_states.safetensors", weights))
+    run("import", store.path, "--layout", written(store, text), "--run", "a", "--step", 1, *files)
+    assert st.same(store.load()[0], weights | states)
+    for dp in (8, 6):
+        out = store.folder / f"out{dp}"
+        run("load", store.path, "--layout", written(store, text.replace("dp=8", f"dp={dp}")), "--out", out)
+        for rank, tensors in enumerate(held(dp)):
+            assert st.same(st.read(path(out, rank))[0], tensors | (weights if rank == 0 else {}))
+
+
+def test_the_documentation_s_fsdp(store):
+    names = {"embed.weight": (11, 4), "norm.weight": (4,)} | LAYERS
+    whole = {s + n: noise(*shape, seed=i) + len(s) for s in STATES for i, (n, shape) in enumerate(names.items())}
+    text = example("_flat_param")
+
+    def held(dp):
+        units = {s + "_flat_param": flat([whole[s + "embed.weight"], whole[s + "norm.weight"]], dp, align=4) for s in STATES}
+        units |= {f"{s}layers.{i}._flat_param": flat([whole[f"{s}layers.{i}.{n}"] for n in SHAPES], dp, align=4) for s in STATES for i in range(2)}
+        return [{name: part[rank] for name, part in units.items()} for rank in range(dp)]
+
+    for folder, dp in (("in", 8), ("out", 3)):
+        (store.folder / folder).mkdir()
+        files = [store.folder / folder / f"rank{rank}.safetensors" for rank in range(dp)]
+        layout = written(store, text.replace("dp=8", f"dp={dp}"))
+        if folder == "in":
+            run("import", store.path, "--layout", layout, "--run", "a", "--step", 1, *[st.write(f, h) for f, h in zip(files, held(dp))])
+            assert st.same(store.load()[0], whole)
+        else:
+            run("load", store.path, "--layout", layout, "--out", store.folder / folder)
+            assert all(st.same(st.read(f)[0], h) for f, h in zip(files, held(dp)))
 
 
 # ---------------------------------------------------------------------------------------------------------- errors

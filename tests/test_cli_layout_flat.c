@@ -87,8 +87,9 @@ static ckd_status refuse(void *context, const layout_buffer *b, ckd_error *err) 
 
 static void test_endless_lists_and_calls_that_fail(void **state) {
     (void)state;
-    layout *l = parse("mesh b=1 a=1\nnumber x over=b count=2000\nnumber y over=b count=2000\nlist l p{x}.{y}\n"
-                      "f flat of=l over=a\n.* replicated\n");
+    layout *l =
+        parse("mesh b=1 a=1\nnumber x over=b count=2000\nnumber y over=b count=2000\nlist l p{x}.{y}\n"
+              "f flat of=l over=a\n.* replicated\n");
     uint32_t at[LAYOUT_AXES] = {0};
     ckd_error err;
     int calls = 0;
