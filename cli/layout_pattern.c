@@ -33,6 +33,7 @@ typedef struct translation {
     group groups[LAYOUT_CAPTURES];
     uint32_t group_count;
     uint64_t repeats;
+    bool repeated; /* what was put last repeats something */
     layout_expression *to;
 } translation;
 
@@ -49,6 +50,7 @@ static ckd_status put(translation *t, const char *text, size_t length) {
     memcpy(t->text + t->used, text, length);
     t->used += length;
     t->text[t->used] = '\0';
+    t->repeated = false;
     return CKD_OK;
 }
 
@@ -82,6 +84,18 @@ static ckd_status check_plain(translation *t) {
         t->p,
         "with as=, what differs from name to name must stand in parentheses: load has to go back; see '%.20s'",
         t->at);
+}
+
+/* *, + , ? or {2,3}. One behind another means nothing more, and could take all memory. */
+static ckd_status put_repetition(translation *t, size_t length) {
+    ckd_status status = check_plain(t);
+    if (status == CKD_OK && t->repeated) {
+        status = layout_wrong(t->p, "a repetition cannot follow another; see '%.20s'", t->at);
+    }
+    status = status == CKD_OK ? put(t, t->at, length) : status;
+    t->at += length;
+    t->repeated = true;
+    return status;
 }
 
 static ckd_status open_group(translation *t) {
@@ -192,13 +206,9 @@ static ckd_status put_brace(translation *t) {
             }
         }
         t->repeats *= most ? most : 1;
-        ckd_status status = check_plain(t);
-        if (status == CKD_OK && t->repeats > REPEAT_MAX) {
-            status = layout_wrong(t->p, "the pattern repeats something more than %d times", REPEAT_MAX);
-        }
-        const char *begin = t->at;
-        t->at = close + 1;
-        return status == CKD_OK ? put(t, begin, length + 2) : status;
+        return t->repeats > REPEAT_MAX
+                   ? layout_wrong(t->p, "the pattern repeats something more than %d times", REPEAT_MAX)
+                   : put_repetition(t, length + 2);
     }
     uint32_t number = layout_find_number(t->p->l, t->at + 1, length);
     if (number == UINT32_MAX) {
@@ -218,7 +228,7 @@ static ckd_status put_brace(translation *t) {
 
 /* A backslash and what it makes plain. */
 static ckd_status put_escaped(translation *t) {
-    if (!t->at[1] || is_letter(t->at[1]) || (t->at[1] >= '0' && t->at[1] <= '9')) {
+    if (!t->at[1] || !strchr("^.[$()|*+?{}]\\/-,:=#", t->at[1])) { /* before others it may mean something */
         return layout_wrong(t->p, "a backslash makes . [ ( and the like plain; it cannot stand before '%c'",
                             t->at[1] ? t->at[1] : ' ');
     }
@@ -243,7 +253,10 @@ static ckd_status translate_one(translation *t) {
         break;
     }
     ckd_status status = CKD_OK;
-    if (strchr("*+?|^$", *t->at)) {
+    if (strchr("*+?", *t->at)) {
+        return put_repetition(t, 1);
+    }
+    if (strchr("|^$", *t->at)) {
         status = check_plain(t);
     } else { /* a . is taken for one: names have them everywhere */
         status = put_plain(t, (layout_item){.kind = LAYOUT_TEXT}, t->at, 1);

@@ -169,6 +169,18 @@ def test_large_ones(store):
     check_ranks(store, text.format(5, 1), held(5, 1))
 
 
+def test_explained_ranges(store):
+    """A rank's blocks, and no others, are those of its range: here zeros, which take no room, there noise."""
+    half = 1 << 18
+    whole = {"x": np.concatenate([np.zeros(half, np.float32), noise(half)]), "y": noise(2, half)}
+    text = "mesh dp=4 tp={}\nlist l x:524288 y:2x262144\nf flat of=l over=dp\nx replicated\ny sharded dim=0 over=tp\n"
+    do_import(store, text.format(1), [{"f": part} for part in flat(list(whole.values()), 4)])
+    for tp, ranks_of in ((1, [(0, 1), (1, 1), (2, 1), (3, 1)]), (2, [(0, 1), (2, 2), (3, 2), (7, 1)])):
+        for rank, blocks in ranks_of:
+            said = store.json("load", "--layout", written(store, text.format(tp)), "--shard", f"{rank}/{4 * tp}", "--explain")
+            assert said["blocks"] == blocks and (said["read_bytes"] < 1000) == (rank == 0)
+
+
 # ------------------------------------------------------------------------------------------------- whole trainers
 
 def zero_model(layers=4, heads=4, kv=2):
