@@ -228,9 +228,10 @@ static ckd_status put_brace(translation *t) {
 
 /* A backslash and what it makes plain. */
 static ckd_status put_escaped(translation *t) {
-    if (!t->at[1] || !strchr("^.[$()|*+?{}]\\/-,:=#", t->at[1])) { /* before others it may mean something */
+    char next = t->at[1]; /* before letters, digits and some marks it may be an operator */
+    if (!next || is_letter(next) || (next >= '0' && next <= '9') || strchr("`'<>", next)) {
         return layout_wrong(t->p, "a backslash makes . [ ( and the like plain; it cannot stand before '%c'",
-                            t->at[1] ? t->at[1] : ' ');
+                            next ? next : ' ');
     }
     ckd_status status = put_plain(t, (layout_item){.kind = LAYOUT_TEXT}, t->at + 1, 1);
     t->at += 2;

@@ -160,18 +160,35 @@ static ckd_status flatten(void *context, const layout_buffer *b, ckd_error *err)
     return status;
 }
 
+/* A buffer's name is no tensor's, and no other buffer's. */
 static ckd_status check_names(const flattening *f, ckd_error *err) {
-    for (size_t i = 0; i < f->content->count; i++) {
-        const rank_tensor *buffer = &f->buffers[i],
-                          *other = buffer->name ? find_tensor(f, buffer->name) : NULL;
-        if (other && other->parts) {
-            return layout_error(
-                f->b->layout, buffer->rule->line, err, CKD_E_MISMATCH,
-                "the checkpoint has a tensor '%.200s', which is the name of a flat buffer of rank %u",
-                buffer->name, f->rank);
+    const layout *l = f->b->layout;
+    rank_tensor **buffers = calloc(f->content->count + 1, sizeof(rank_tensor *));
+    size_t count = 0;
+    for (size_t i = 0; buffers && i < f->content->count; i++) {
+        if (f->buffers[i].name) {
+            buffers[count++] = &f->buffers[i];
         }
     }
-    return CKD_OK;
+    ckd_status status = buffers ? CKD_OK : cli_error_nomem(err);
+    if (count) {
+        qsort(buffers, count, sizeof(rank_tensor *), by_name);
+    }
+    for (size_t i = 0; i < count && status == CKD_OK; i++) {
+        const rank_tensor *other = find_tensor(f, buffers[i]->name);
+        if (other && other->parts) {
+            status = layout_error(
+                l, buffers[i]->rule->line, err, CKD_E_MISMATCH,
+                "the checkpoint has a tensor '%.200s', which is the name of a flat buffer of rank %u",
+                buffers[i]->name, f->rank);
+        } else if (i && strcmp(buffers[i - 1]->name, buffers[i]->name) == 0) {
+            status = layout_error(l, buffers[i]->rule->line, err, CKD_E_MISMATCH,
+                                  "rank %u would have two flat buffers '%.200s', by lines %u and %u", f->rank,
+                                  buffers[i]->name, buffers[i - 1]->rule->line, buffers[i]->rule->line);
+        }
+    }
+    free(buffers);
+    return status;
 }
 
 /* What has gone into buffers leaves its place to them. */
@@ -227,7 +244,6 @@ ckd_status rank_content_flatten(rank_content *c, const bound_checkpoint *b, uint
 static bool is_whole(const rank_tensor *t) {
     const layout_share *s = &t->share;
     return layout_tensors_of(t->rule) == 1 && s->count == 1 && s->stretches[0].part == 0 &&
-           s->stretches[0].offset == 0 &&
            memcmp(s->lengths, t->parts[0]->shape, s->ndim * sizeof(*s->lengths)) == 0;
 }
 

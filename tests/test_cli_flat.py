@@ -511,6 +511,8 @@ def test_what_cannot_be_loaded(store):
     assert "layout:2: 'x' would be in 'f' of rank 1 twice" in said
     said = refused("list l x\ny flat of=l over=dp state=none\n.* replicated\n")
     assert "layout:3: the checkpoint has a tensor 'y', which is the name of a flat buffer" in said
+    said = refused("list l x\nlist k y\nf flat of=l over=dp state=none\nf flat of=k over=dp state=none\n.* replicated\n")
+    assert "layout:" in said and "rank 1 would have two flat buffers 'f', by lines" in said
     said = refused("list l x y\nf flat of=l over=dp state=none\n[xy] sharded dim=0 over=dp cut=chunk\n.* replicated\n")
     assert "layout:2: line 4 says which ranks along dp have 'x'" in said
     assert not (store.folder / "o").exists()
