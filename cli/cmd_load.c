@@ -387,6 +387,8 @@ int cmd_load(int argc, char **argv) {
     if (!a.choice.globs || !a.skipped) {
         ckd_error err;
         cli_error_nomem(&err);
+        json_decref(a.skipped);
+        free(a.choice.globs);
         return cli_fail(&err);
     }
     argp_parse(&argp, argc, argv, 0, NULL, &a);

@@ -86,8 +86,9 @@ static char *write_name(const layout *l, const layout_template *t, const uint64_
     if (!to) {
         return NULL;
     }
+    const layout_binding none = {.state = LAYOUT_NONE}; /* there are numbers in it, and no groups or parts */
     fputs(before, to);
-    layout_template_write(to, l, t, NULL, NULL, numbers, 0);
+    layout_template_write(to, l, t, &none, NULL, numbers, 0);
     fputs(after, to);
     bool failed = ferror(to) != 0;
     if (fclose(to) != 0 || failed) {
@@ -289,7 +290,7 @@ ckd_status layout_ranges_make(layout_range *out, uint64_t *length, const layout 
 uint64_t layout_next_box(ckd_region *out, uint32_t ndim, const uint64_t *shape, uint64_t first,
                          uint64_t count) {
     *out = (ckd_region){.kind = CKD_REGION_BOX, .lengths = {1}};
-    uint64_t inner[CKD_MAX_DIMS], all = 1;
+    uint64_t inner[CKD_MAX_DIMS] = {1}, all = 1;
     for (uint32_t d = ndim; d-- > 0;) {
         inner[d] = all;
         all *= shape[d];

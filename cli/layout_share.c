@@ -124,7 +124,7 @@ static void add(layout_share *s, size_t part, span held) {
 /* A place's length is a multiple of pad; what lies behind the last element is padding. */
 static ckd_status share_padded(layout_share *s, const cutting *c, uint64_t total) {
     uint64_t places = c->places, step, whole = 0;
-    span mine;
+    span mine = {0};
     if (c->cut->kind == LAYOUT_SIZES) {
         for (uint32_t i = 0; i < places; i++) {
             whole += c->cut->sizes[i];
@@ -159,7 +159,7 @@ static ckd_status share_parts(layout_share *s, const cutting *c, const uint64_t 
         uint64_t total = c->rule->apart ? totals[i]
                          : part->size   ? part->size
                                         : totals[0] / c->rule->part_count;
-        span mine;
+        span mine = {0};
         status = cut_span(&mine, c, part->kind, total, part->unit, part->name);
         if (status == CKD_OK) {
             mine.offset += before;
@@ -183,7 +183,7 @@ static ckd_status check_groups(const cutting *c, const uint64_t *totals) {
 
 /* The parts side by side, group by group; a place has whole groups. */
 static ckd_status share_groups(layout_share *s, const cutting *c, const uint64_t *totals) {
-    span mine;
+    span mine = {0};
     ckd_status status = cut_span(&mine, c, c->cut->kind, c->rule->groups, 1, "groups");
     if (status == CKD_OK) {
         status = mine.length < STRETCHES_MAX ? make_room(s, mine.length * c->rule->part_count, c->err)
@@ -212,7 +212,7 @@ static ckd_status share_one_group(layout_share *s, const cutting *c, const uint6
     for (size_t i = 0; i < c->rule->part_count && status == CKD_OK; i++) {
         const layout_part *part = &c->rule->parts[i];
         uint64_t each = totals[i] / groups;
-        span mine;
+        span mine = {0};
         status = cut_span(&mine, &inside, part->kind, each, part->unit, part->name);
         if (status == CKD_OK) {
             mine.offset += c->place / inside.places * each;
@@ -266,7 +266,7 @@ static ckd_status share_main(layout_share *s, const cutting *c, const uint64_t *
     if (c->rule->padded) {
         return share_padded(s, c, totals[0]);
     }
-    span mine;
+    span mine = {0};
     status = make_room(s, 1, c->err);
     status = status == CKD_OK ? cut_span(&mine, c, c->cut->kind, totals[0], c->cut->unit, "") : status;
     if (status == CKD_OK) {
@@ -301,7 +301,7 @@ static ckd_status share_dims(layout_share *s, const layout *l, const layout_rule
     for (uint32_t i = 0; i < rule->cut_count && status == CKD_OK; i++) {
         const layout_cut *cut = &rule->cuts[i];
         cutting c = {l, rule, cut, 0, layout_place(&cut->over, l, at), cut->over.places, err};
-        span mine;
+        span mine = {0};
         status = find_dim(&c.dim, l, rule, i, s->ndim, err);
         if (status != CKD_OK) {
             return status;
