@@ -171,14 +171,15 @@ def test_large_ones(store):
 
 def test_explained_ranges(store):
     """A rank's blocks, and no others, are those of its range: here zeros, which take no room, there noise."""
-    half = 1 << 18
-    whole = {"x": np.concatenate([np.zeros(half, np.float32), noise(half)]), "y": noise(2, half)}
-    text = "mesh dp=4 tp={}\nlist l x:524288 y:2x262144\nf flat of=l over=dp\nx replicated\ny sharded dim=0 over=tp\n"
-    do_import(store, text.format(1), [{"f": part} for part in flat(list(whole.values()), 4)])
-    for tp, ranks_of in ((1, [(0, 1), (1, 1), (2, 1), (3, 1)]), (2, [(0, 1), (2, 2), (3, 2), (7, 1)])):
-        for rank, blocks in ranks_of:
-            said = store.json("load", "--layout", written(store, text.format(tp)), "--shard", f"{rank}/{4 * tp}", "--explain")
-            assert said["blocks"] == blocks and (said["read_bytes"] < 1000) == (rank == 0)
+    block = 1 << 18
+    row = np.concatenate([np.zeros(block, np.float32), noise(block)])
+    text = "mesh dp=4 tp={}\nlist l x:524288 y:2x524288\nf flat of=l over=dp\nx replicated\ny sharded dim=0 over=tp\n"
+    do_import(store, text.format(1), [{"f": part} for part in flat([row, np.stack([row, row])], 4)])
+    for tp, blocks in ((1, [2, 2, 2, 2]), (2, [1, 1, 1, 1])):
+        for dp in range(4):
+            said = store.json("load", "--layout", written(store, text.format(tp)), "--shard", f"{dp * tp + tp - 1}/{4 * tp}", "--explain")
+            assert said["blocks"] == blocks[dp]
+            assert tp == 1 or (said["read_bytes"] < 1000) == (dp in (0, 2))  # of tp 1: halves of x, halves of a row of y
 
 
 # ------------------------------------------------------------------------------------------------- whole trainers
@@ -310,13 +311,13 @@ def test_copies_of_shares_are_compared(store):
 
 def test_shapes_beside(store):
     """ZeRO-1: the shapes are those of the rank's own weights, which are there as tensors, even if they are skipped."""
-    x, y = noise(4, 6), noise(5)
-    held = [{"x": split(x, t, 2), "y": y, "exp_avg.f": flat([split(x, t, 2) * 2, y * 2], 3)[d]} for d in range(3) for t in range(2)]
-    text = "mesh dp=3 tp=2\nlist l x y\nf flat of=l over=dp state=only\nx sharded dim=0 over=tp\ny {}\n"
+    x, y = noise(5, 6), noise(5)
+    held = [{"x": chunk(x, t, 2), "y": y, "exp_avg.f": flat([chunk(x, t, 2) * 2, y * 2], 3)[d]} for d in range(3) for t in range(2)]
+    text = "mesh dp=3 tp=2\nlist l x y\nf flat of=l over=dp state=only\nx sharded dim=0 over=tp cut=chunk\ny {}\n"
     do_import(store, text.format("replicated"), held)
     assert st.same(store.load()[0], {"x": x, "y": y, "exp_avg.x": x * 2, "exp_avg.y": y * 2})
     check_ranks(store, text.format("replicated"), held)
-    text = "mesh dp=3 tp=2\nlist l x y\nf flat of=l over=dp state=only\nexp_avg\\.x sharded dim=0 over=tp\nexp_avg\\.y replicated\n[xy] skipped\n"
+    text = "mesh dp=3 tp=2\nlist l x y\nf flat of=l over=dp state=only\nexp_avg\\.x sharded dim=0 over=tp cut=chunk\nexp_avg\\.y replicated\n[xy] skipped\n"
     do_import(store, text, held, 2)
     assert st.same(store.load()[0], {"exp_avg.x": x * 2, "exp_avg.y": y * 2})
     check_ranks(store, text, [{name: value for name, value in h.items() if "f" in name} for h in held])
