@@ -53,6 +53,8 @@ typedef enum statement {
     S_FIND,
     S_FIND_ID,
     S_NEWEST,
+    S_UNDETAILED,
+    S_DETAILED,
     S_RUNS,
     S_TENSORS,
     S_ROLE_NAMES,

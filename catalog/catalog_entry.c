@@ -126,6 +126,9 @@ ckd_status entry_plan_init(entry_plan *p, const catalog_entry *entry, ckd_error 
     if (status == CKD_OK && !number_storable(entry->manifest_bytes)) {
         status = err_set(err, CKD_E_INVALID, "a manifest has a size beyond 2^63");
     }
+    if (status == CKD_OK && entry->undetailed && entry->shard_count) {
+        status = err_set(err, CKD_E_INVALID, "shards of a checkpoint whose shards are not known");
+    }
     for (size_t i = 0; status == CKD_OK && i < entry->file_count; i++) {
         status = file_validate(&entry->files[i], err);
     }

@@ -8,9 +8,9 @@
 
 #define CHECKPOINT_FIELDS                                                                                     \
     "run, step, id, parent, resumed_from, generation, kind, fidelity, lossy_resumes, depth, world, tensors, " \
-    "raw_bytes, stored_bytes, manifest_bytes, load_cost, created_ns, metric, metric_name"
+    "raw_bytes, stored_bytes, manifest_bytes, load_cost, created_ns, metric, metric_name, detailed"
 #define CHECKPOINT_VALUES \
-    "(?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19)"
+    "(?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19, ?20)"
 
 /*
  * CROSS JOIN fixes the order of the loops: runs by name, then checkpoints by step, both from an index, nothing sorted. k
@@ -54,7 +54,7 @@ const statement_text statement_texts[STATEMENT_COUNT] = {
     [S_CHECKPOINT_ADD] = {"INSERT INTO checkpoints (" CHECKPOINT_FIELDS ") VALUES " CHECKPOINT_VALUES,
                           "add a checkpoint to the catalog"},
     [S_CHECKPOINT_REPLACE] = {"UPDATE checkpoints SET (" CHECKPOINT_FIELDS ") = " CHECKPOINT_VALUES
-                              " WHERE key = ?20",
+                              " WHERE key = ?21",
                               "replace a checkpoint in the catalog"},
     [S_CHECKPOINT_DROP] = {"DELETE FROM checkpoints WHERE key = ?1", "remove a checkpoint from the catalog"},
     [S_FILES_DROP] = {"DELETE FROM files WHERE checkpoint = ?1", "replace a checkpoint in the catalog"},
@@ -113,6 +113,10 @@ const statement_text statement_texts[STATEMENT_COUNT] = {
     [S_NEWEST] = {"SELECT " CHECKPOINT_COLUMNS "FROM " CHECKPOINTS_BY_RUN
                   "WHERE r.name = ?1 AND k.step <= ?2 ORDER BY k.step DESC LIMIT 1",
                   "look up the newest checkpoint in the catalog"},
+    [S_UNDETAILED] = {"SELECT c.id FROM runs r CROSS JOIN checkpoints c INDEXED BY undetailed ON c.run = r.key AND c.detailed = 0 "
+                      "ORDER BY r.name, c.step",
+                      "list checkpoints"},
+    [S_DETAILED] = {"SELECT key, detailed FROM checkpoints WHERE id = ?1", "look up a checkpoint in the catalog"},
     [S_RUNS] =
         {"SELECT name FROM runs r WHERE EXISTS (SELECT 1 FROM checkpoints c WHERE c.run = r.key) ORDER BY name",
          "list runs"},

@@ -195,22 +195,97 @@ static ckd_status tensors_of(ckd_tensor_list *out, catalog *c, int64_t checkpoin
     return status;
 }
 
-ckd_status catalog_tensors(ckd_tensor_list *out, catalog *c, const ckd_id *id, ckd_error *err) {
+/* The row of a checkpoint, and whether it has shards. */
+static ckd_status find_detailed(int64_t *key, bool *detailed, catalog *c, const ckd_id *id, ckd_error *err) {
+    query q;
+    bool row = false;
+    ckd_status status = query_begin(&q, c, S_DETAILED, err);
+    if (status == CKD_OK) {
+        bind_blob16(&q, 1, id->bytes);
+        status = query_next(&row, &q, err);
+    }
+    if (status == CKD_OK && !row) {
+        status = err_set(err, CKD_E_NOT_FOUND, "no such checkpoint");
+    }
+    if (status == CKD_OK) {
+        *key = column_key(&q, 0);
+        *detailed = column_u32(&q, 1, 0, 1) == 1;
+        status = query_row_status(&q, err);
+    }
+    query_end(&q);
+    return status;
+}
+
+ckd_status catalog_tensors(ckd_tensor_list *out, bool *detailed, catalog *c, const ckd_id *id,
+                           ckd_error *err) {
     bool opened;
     int64_t key = 0;
     *out = (ckd_tensor_list){0};
+    *detailed = false;
     ckd_status status = snapshot_begin(c, &opened, err);
     if (status != CKD_OK) {
         return status;
     }
-    status = checkpoint_key(&key, c, id, err);
-    if (status == CKD_OK && !key) {
-        status = err_set(err, CKD_E_NOT_FOUND, "no such checkpoint");
-    }
-    if (status == CKD_OK) {
+    status = find_detailed(&key, detailed, c, id, err);
+    if (status == CKD_OK && *detailed) {
         status = tensors_of(out, c, key, err);
     }
     snapshot_end(c, opened);
+    return status;
+}
+
+/* What a row of it would say. */
+static void row_of(shard_row *out, const catalog_shard *s) {
+    *out = (shard_row){.shard = s->index,
+                       .ordinal = s->ordinal,
+                       .name = s->tensor,
+                       .coding = s->coding,
+                       .value_squares = s->value_squares,
+                       .elements = s->elements,
+                       .info = {.role = s->role,
+                                .dtype = s->dtype,
+                                .ndim = s->ndim,
+                                .raw_bytes = s->raw_bytes,
+                                .stored_bytes = s->stored_bytes,
+                                .depth = s->depth,
+                                .rel_l2 = s->rel_l2,
+                                .max_error = s->max_error,
+                                .direction_change = s->direction_change,
+                                .nonfinite = s->nonfinite}};
+    if (s->ndim) {
+        memcpy(out->info.shape, s->shape, s->ndim * sizeof(*s->shape));
+    }
+    (void)shape_elements(&out->info.elements, s->ndim, s->shape); /* validated before */
+}
+
+static ckd_status fold_sorted(tensor_slots *slots, const entry_plan *p, size_t count, ckd_error *err) {
+    ckd_status status = CKD_OK;
+    for (size_t i = 0; i < count && status == CKD_OK; i++) {
+        shard_row row;
+        row_of(&row, p->shards[i]);
+        if (i == 0 || strcmp(p->shards[i - 1]->tensor, row.name) != 0) {
+            status = tensor_new(slots, &row, err);
+        } else if (!tensor_fold(&slots->items[slots->count - 1], &row)) {
+            status = err_set(err, CKD_E_INVALID, "shards of a tensor contradict each other");
+            err_in_tensor(err, status, row.name);
+        }
+    }
+    return status;
+}
+
+ckd_status catalog_fold(ckd_tensor_list *out, const catalog_entry *entry, ckd_error *err) {
+    entry_plan p;
+    tensor_slots slots = {0};
+    *out = (ckd_tensor_list){0};
+    ckd_status status = entry_plan_init(&p, entry, err);
+    if (status == CKD_OK) {
+        status = fold_sorted(&slots, &p, entry->shard_count, err);
+    }
+    if (status == CKD_OK) {
+        status = slots_to_list(out, &slots, err);
+    }
+    slots_free(&slots);
+    entry_plan_free(&p);
     return status;
 }
 

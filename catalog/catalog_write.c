@@ -97,7 +97,7 @@ static ckd_status put_checkpoint(int64_t *key, catalog *c, int64_t run, const ca
     ckd_status status = query_begin(&q, c, *key ? S_CHECKPOINT_REPLACE : S_CHECKPOINT_ADD, err);
     if (status == CKD_OK) {
         if (*key) {
-            bind_key(&q, 20, *key);
+            bind_key(&q, 21, *key);
         }
         bind_key(&q, 1, run);
         bind_u64(&q, 2, p->step);
@@ -118,6 +118,7 @@ static ckd_status put_checkpoint(int64_t *key, catalog *c, int64_t run, const ca
         bind_u64(&q, 17, p->created_ns);
         bind_real(&q, 18, p->metric);
         bind_text(&q, 19, p->metric_name);
+        bind_u64(&q, 20, !entry->undetailed);
         status = query_next(&row, &q, err);
     }
     query_end(&q);
@@ -289,7 +290,9 @@ static ckd_status add_rows(catalog *c, const catalog_entry *entry, const entry_p
     if (status == CKD_OK) {
         status = put_totals(c, key, p, err);
     }
-    return status == CKD_OK ? change_tensor_totals(c, S_TENSOR_TOTALS_ADD, key, run, err) : status;
+    return status == CKD_OK && entry->shard_count
+               ? change_tensor_totals(c, S_TENSOR_TOTALS_ADD, key, run, err)
+               : status;
 }
 
 /* Runs inside a savepoint, so that a caller who goes on after a failure does not commit half a checkpoint. */

@@ -11,7 +11,7 @@
 -- raises user_version.
 
 PRAGMA application_id = 1667985508; -- 0x636b7064, "ckpd"
-PRAGMA user_version = 4;
+PRAGMA user_version = 5;
 
 -- 'format': of the tables, '1'. 'store': the id of the store that this catalog belongs to, 32 hexadecimal digits. 'mark', if there is one: what the
 -- folders of manifests and tombstones were like when the catalog agreed with them.
@@ -64,10 +64,14 @@ CREATE TABLE checkpoints (
     created_ns INTEGER NOT NULL CHECK (created_ns >= 0),
     metric REAL,
     metric_name TEXT NOT NULL CHECK (length(metric_name) <= 31),
+    detailed INTEGER NOT NULL CHECK (detailed BETWEEN 0 AND 1), -- 0: its tensors stand in its chunk files only, and it has no shards, role_totals and part in tensor_totals here
     UNIQUE (run, step),
     CHECK (kind <> 1 OR parent IS NULL),
     CHECK (kind <> 2 OR parent IS NOT NULL)
 ) STRICT;
+
+-- Those whose tensors a report has to look for elsewhere.
+CREATE INDEX undetailed ON checkpoints (run, step) WHERE detailed = 0;
 
 -- The chunk files of a checkpoint, as its manifest names them. Compaction may put several checkpoints into one file.
 CREATE TABLE files (

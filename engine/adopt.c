@@ -2,7 +2,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "engine/view.h"
+#include "engine/unread.h"
 
 static void file_row(catalog_file *row, const note_file *file) {
     memset(row, 0, sizeof(*row));
@@ -38,41 +38,74 @@ static void shard_row(catalog_shard *row, const view_tensor *t, size_t index) {
                            .nonfinite = s->measures.nonfinite};
 }
 
-static ckd_status add_rows(ckd_store *store, const manifest *m, const view *v, ckd_error *err) {
+/* What an entry of the catalog points to. */
+typedef struct entry_rows {
+    catalog_file *files;
+    catalog_shard *shards;
+} entry_rows;
+
+static void rows_free(entry_rows *rows) {
+    free(rows->files);
+    free(rows->shards);
+}
+
+/* v NULL: without shards. rows_free must follow, also on failure. */
+static ckd_status rows_make(catalog_entry *entry, entry_rows *rows, const manifest *m, const view *v,
+                            ckd_error *err) {
     size_t shard_count = v ? v->shard_count : 0, row = 0;
-    catalog_file *files = calloc(m->file_count + 1, sizeof(*files));
-    catalog_shard *shards = calloc(shard_count + 1, sizeof(*shards));
-    ckd_status status = CKD_OK;
-    if (!files || !shards) {
-        status = err_nomem(err, shard_count * sizeof(*shards), "catalog rows");
+    rows->files = calloc(m->file_count + 1, sizeof(*rows->files));
+    rows->shards = calloc(shard_count + 1, sizeof(*rows->shards));
+    if (!rows->files || !rows->shards) {
+        return err_nomem(err, shard_count * sizeof(*rows->shards), "catalog rows");
     }
-    for (size_t i = 0; status == CKD_OK && i < m->file_count; i++) {
-        file_row(&files[i], &m->files[i]);
+    for (size_t i = 0; i < m->file_count; i++) {
+        file_row(&rows->files[i], &m->files[i]);
     }
-    for (size_t i = 0; status == CKD_OK && v && i < v->tensor_count; i++) {
+    for (size_t i = 0; v && i < v->tensor_count; i++) {
         for (size_t s = 0; s < v->tensors[i].shard_count; s++) {
-            shard_row(&shards[row++], &v->tensors[i], s);
+            shard_row(&rows->shards[row++], &v->tensors[i], s);
         }
     }
+    *entry = (catalog_entry){.checkpoint = &m->checkpoint,
+                             .manifest_bytes = m->file_bytes,
+                             .files = rows->files,
+                             .file_count = m->file_count,
+                             .shards = rows->shards,
+                             .shard_count = row};
+    return CKD_OK;
+}
+
+static ckd_status add_rows(ckd_store *store, const manifest *m, const view *v, bool undetailed,
+                           ckd_error *err) {
+    entry_rows rows;
+    catalog_entry entry;
+    ckd_status status = rows_make(&entry, &rows, m, v, err);
     if (status == CKD_OK) {
-        catalog_entry entry = {.checkpoint = &m->checkpoint,
-                               .manifest_bytes = m->file_bytes,
-                               .files = files,
-                               .file_count = m->file_count,
-                               .shards = shards,
-                               .shard_count = row};
+        entry.undetailed = undetailed;
         status = catalog_add(store->catalog, &entry, err);
     }
-    free(files);
-    free(shards);
+    rows_free(&rows);
     return status;
 }
 
+ckd_status view_fold(ckd_tensor_list *out, const view *v, ckd_error *err) {
+    entry_rows rows;
+    catalog_entry entry;
+    ckd_status status = rows_make(&entry, &rows, &v->manifest, v, err);
+    if (status == CKD_OK) {
+        status = catalog_fold(out, &entry, err);
+    }
+    rows_free(&rows);
+    return status;
+}
+
+void store_tell_unreadable(const ckd_store *store, const ckd_checkpoint *c, const ckd_error *why) {
+    store_message(store, "%s@%llu is listed without its tensors: %s (%s)", c->run,
+                  (unsigned long long)c->step, why->message, why->file);
+}
+
 ckd_status store_adopt(ckd_store *store, manifest *m, ckd_error *err) {
-    char run[CKD_RUN_MAX + 1];
-    memcpy(run, m->checkpoint.run, sizeof(run));
-    uint64_t step = m->checkpoint.step;
-    uint32_t generation = m->checkpoint.generation;
+    ckd_checkpoint checkpoint = m->checkpoint;
     view *v;
     ckd_error why = {0};
     ckd_status status = view_open(&v, store, m, NULL, CKD_E_CORRUPT, &why);
@@ -80,7 +113,7 @@ ckd_status store_adopt(ckd_store *store, manifest *m, ckd_error *err) {
         status = view_attach_measures(v, CKD_E_CORRUPT, &why);
     }
     if (status == CKD_OK) {
-        status = add_rows(store, &v->manifest, v, err);
+        status = add_rows(store, &v->manifest, v, false, err);
         view_close(v);
         return status;
     }
@@ -90,13 +123,18 @@ ckd_status store_adopt(ckd_store *store, manifest *m, ckd_error *err) {
     if (!tolerable) {
         return err_from(err, status, &why);
     }
-    store_message(store, "%s@%llu is listed without its tensors: %s (%s)", run, (unsigned long long)step,
-                  why.message, why.file);
+    store_tell_unreadable(store, &checkpoint, &why);
     manifest again;
-    status = store_read_manifest(&again, store, run, step, generation, err);
+    status = store_read_manifest(&again, store, checkpoint.run, checkpoint.step, checkpoint.generation, err);
     if (status == CKD_OK) {
-        status = add_rows(store, &again, NULL, err);
+        status = add_rows(store, &again, NULL, false, err);
         manifest_free(&again);
     }
+    return status;
+}
+
+ckd_status store_adopt_undetailed(ckd_store *store, manifest *m, ckd_error *err) {
+    ckd_status status = add_rows(store, m, NULL, true, err);
+    manifest_free(m);
     return status;
 }

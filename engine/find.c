@@ -2,7 +2,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "engine/store.h"
+#include "engine/unread.h"
 
 static void list_runs(char *text, size_t room, const catalog_names *runs) {
     size_t at = 0;
@@ -118,9 +118,15 @@ ckd_status store_list(ckd_checkpoint_list *out, ckd_store *store, const char *ru
     return store_ask(store, ask_list, &q, err);
 }
 
+typedef struct tensors_question {
+    ckd_tensor_list *out;
+    bool detailed;
+    const ckd_id *id;
+} tensors_question;
+
 static ckd_status ask_tensors(void *context, catalog *c, ckd_error *err) {
-    const id_question *q = context;
-    return catalog_tensors(q->out, c, q->id, err);
+    tensors_question *q = context;
+    return catalog_tensors(q->out, &q->detailed, c, q->id, err);
 }
 
 ckd_status ckd_store_list(ckd_checkpoint_list **out, ckd_store *store, const char *run, ckd_error *err) {
@@ -152,8 +158,11 @@ ckd_status ckd_store_tensors(ckd_tensor_list **out, ckd_store *store, const ckd_
     if (!list) {
         return err_nomem(err, sizeof(*list), "a list");
     }
-    id_question q = {list, checkpoint};
+    tensors_question q = {.out = list, .id = checkpoint};
     ckd_status status = store_ask(store, ask_tensors, &q, err);
+    if (status == CKD_OK && !q.detailed) {
+        status = unread_tensors(list, store, checkpoint, err);
+    }
     if (status != CKD_OK) {
         free(list);
         return status;

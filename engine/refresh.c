@@ -2,6 +2,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "base/bytes.h"
 #include "engine/store.h"
 
 /* One (run, step) of either side: its manifests, newest generation first, and what the catalog has of it. */
@@ -96,8 +97,27 @@ static ckd_status agrees(bool *out, const ckd_store *store, const pairing *p, ck
                : err_from(err, status, &why); /* the row says no less than the damage does */
 }
 
+/*
+ * So many rows of tensors are added while the catalog is brought in step, at most: a fraction of a second. Those of further checkpoints that are new to it
+ * would take minutes in a store of many; they are left to whoever asks for them (unread.c), and to a rebuild.
+ */
+#define ROWS_MOST (1u << 14)
+
+/* Takes over what m points to. */
+static ckd_status adopt(ckd_store *store, size_t *rows_left, const pairing *p, manifest *m, ckd_error *err) {
+    const ckd_checkpoint *c = &m->checkpoint;
+    uint64_t rows;
+    bool few = size_mul(&rows, c->tensors, c->world ? c->world : 1) && rows <= *rows_left;
+    bool rewritten = p->known && id_equal(&p->known->id, &c->id); /* by a compaction, say, which takes longer */
+    if (!few && !rewritten && !store->all_tensors) {
+        return store_adopt_undetailed(store, m, err);
+    }
+    *rows_left -= few ? (size_t)rows : *rows_left;
+    return store_adopt(store, m, err);
+}
+
 /* Adopts the highest valid generation. None: the checkpoint is not listed. */
-static ckd_status adopt_newest(ckd_store *store, const pairing *p, ckd_error *err) {
+static ckd_status adopt_newest(ckd_store *store, size_t *rows_left, const pairing *p, ckd_error *err) {
     for (size_t i = 0; i < p->count; i++) {
         const manifest_name *name = &p->items[i];
         ckd_error why = {0};
@@ -112,7 +132,7 @@ static ckd_status adopt_newest(ckd_store *store, const pairing *p, ckd_error *er
                 manifest_free(&m);
                 return status;
             }
-            status = store_adopt(store, &m, &why);
+            status = adopt(store, rows_left, p, &m, &why);
             /* Contradicts itself, or has the id of another one: whoever wrote it, the rest of the store is not to suffer. */
             if (status != CKD_E_INVALID && status != CKD_E_EXISTS) {
                 return err_from(err, status, &why);
@@ -127,6 +147,7 @@ static ckd_status apply(ckd_store *store, const manifest_list *manifests, const 
                         ckd_error *err) {
     pairing p;
     cursor c = {manifests, known, 0, 0};
+    size_t rows_left = ROWS_MOST;
     ckd_status status = CKD_OK;
     while (status == CKD_OK && next_pairing(&p, &c)) { /* first: an id may have moved to another name */
         if (p.count == 0) {
@@ -140,7 +161,7 @@ static ckd_status apply(ckd_store *store, const manifest_list *manifests, const 
             status = agrees(&agree, store, &p, err);
         }
         if (!agree && status == CKD_OK) {
-            status = adopt_newest(store, &p, err);
+            status = adopt_newest(store, &rows_left, &p, err);
         }
     }
     return status;

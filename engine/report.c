@@ -2,7 +2,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "engine/store.h"
+#include "engine/unread.h"
 
 #define ROLE_ROWS 8
 
@@ -48,6 +48,8 @@ static void free_rows(ckd_report *r) {
 typedef struct filling {
     ckd_report *report;
     catalog_files listed;
+    ckd_id *undetailed; /* their tensors are not in the catalog */
+    size_t undetailed_count;
 } filling;
 
 static ckd_status add_fidelities(ckd_report *r, ckd_error *err) {
@@ -79,6 +81,9 @@ static ckd_status fill_details(filling *f, const ckd_checkpoint_list *list, cata
     }
     if (status == CKD_OK) {
         status = catalog_usage_by_tensor(&r->by_tensor, &r->tensor_count, c, err);
+    }
+    if (status == CKD_OK) {
+        status = catalog_undetailed(&f->undetailed, &f->undetailed_count, c, err);
     }
     return status == CKD_OK ? add_fidelities(r, err) : status;
 }
@@ -134,6 +139,8 @@ static ckd_status ask_rows(void *context, catalog *c, ckd_error *err) {
     }
     if (status != CKD_OK) {
         free_rows(f->report);
+        free(f->undetailed);
+        f->undetailed = NULL;
     }
     return status;
 }
@@ -162,6 +169,10 @@ ckd_status ckd_store_report(ckd_report **out, ckd_store *store, ckd_error *err) 
     }
     filling f = {.report = r};
     ckd_status status = store_ask(store, ask_rows, &f, err);
+    if (status == CKD_OK) {
+        status = unread_report(r, store, f.undetailed, f.undetailed_count, err);
+    }
+    free(f.undetailed);
     if (status == CKD_OK) {
         status = file_sizes(r, store, err);
     }

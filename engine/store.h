@@ -39,6 +39,7 @@ struct ckd_store {
     uint64_t catalog_number; /* of the file that is open: a rebuild puts another one in its place */
     bool
         list_unreadable; /* checkpoints whose chunk files cannot be read now: without their tensors, for good */
+    bool all_tensors; /* set while a rebuild reads those of all checkpoints, however many there are */
     bool catalog_compared;      /* with what the manifests say, not only with their names */
     uint64_t manifests_skipped; /* damaged ones met while refreshing */
     verified_files verified;    /* that the catalog is to be told of with its next change */
@@ -94,9 +95,9 @@ ckd_status store_open_catalog(ckd_store *store, ckd_error *err);
 ckd_status store_refresh(ckd_store *store, ckd_error *err);
 /*
  * Puts the file aside as catalog.db.old and makes a new one from the manifests; under the publish lock. IO if a chunk file
- * cannot be read, unless `even_unreadable`: then its checkpoint is listed without its tensors.
+ * cannot be read. `on_request`, a rebuild: its checkpoint is listed without its tensors then, and all others are listed with theirs, whatever time it takes.
  */
-ckd_status store_renew_catalog(ckd_store *store, bool even_unreadable, ckd_error *err);
+ckd_status store_renew_catalog(ckd_store *store, bool on_request, ckd_error *err);
 /* Leaves the file alone, and works with a catalog in memory. */
 ckd_status store_use_memory(ckd_store *store, ckd_error *err);
 /*
@@ -125,6 +126,9 @@ void verified_name(char name[64], const ckd_id *file); /* as the catalog has it 
  * on; without them only in memory, or if list_unreadable is set.
  */
 ckd_status store_adopt(ckd_store *store, manifest *m, ckd_error *err);
+/* The same from the manifest alone: unread.c has the tensors when somebody asks for them. */
+ckd_status store_adopt_undetailed(ckd_store *store, manifest *m, ckd_error *err);
+void store_tell_unreadable(const ckd_store *store, const ckd_checkpoint *c, const ckd_error *why);
 
 /* ---- manifests.c ---- */
 /* The manifests in data/m that count: by run and step, of each the generations above its tombstone, highest first. */

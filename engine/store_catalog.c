@@ -90,7 +90,7 @@ static ckd_status put_aside(const ckd_store *store, ckd_error *err) {
                             : status;
 }
 
-ckd_status store_renew_catalog(ckd_store *store, bool even_unreadable, ckd_error *err) {
+ckd_status store_renew_catalog(ckd_store *store, bool on_request, ckd_error *err) {
     catalog_close(store->catalog);
     store->catalog = NULL;
     bool ignored;
@@ -98,13 +98,15 @@ ckd_status store_renew_catalog(ckd_store *store, bool even_unreadable, ckd_error
     if (status != CKD_OK) {
         return status;
     }
+    store->all_tensors = on_request;
     status = refresh_file(&ignored, store, err);
-    if (status == CKD_E_IO && even_unreadable) {
+    if (status == CKD_E_IO && on_request) {
         store->manifests_skipped = 0;
         store->list_unreadable = true;
         status = refresh_file(&ignored, store, err);
         store->list_unreadable = false;
     }
+    store->all_tensors = false;
     return status;
 }
 

@@ -22,6 +22,8 @@
 #include "tests/support/catalogs.h"
 #include "tests/support/tempdir.h"
 
+static bool detailed; /* what the catalog said last of a checkpoint whose tensors were asked for */
+
 /* ---- a look with SQLite itself ---- */
 
 /* Runs SQL on dir/catalog.db and returns the first column of its first row, "" if there is none. Release with free. */
@@ -82,7 +84,7 @@ static void assert_sample_tensors(catalog *c, const catalog_sample *s) {
     static const uint64_t elements[] = {768 * 3072, 768 * 3072, 1, 0};
     const double rel_l2[] = {0.5, (double)NAN, 0, 0}, max_error[] = {1e-3, 0, 0, 0};
     ckd_tensor_list list;
-    assert_int_equal(catalog_tensors(&list, c, &s->checkpoint.id, NULL), CKD_OK);
+    assert_int_equal(catalog_tensors(&list, &detailed, c, &s->checkpoint.id, NULL), CKD_OK);
     assert_int_equal(list.count, SAMPLE_TENSORS);
     for (size_t i = 0; i < list.count; i++) {
         const ckd_tensor_info *t = &list.items[i];
@@ -208,7 +210,7 @@ static void test_round_trip_of_limits(void **state) {
     assert_int_equal(catalog_check(c, NULL), CKD_OK);
     assert_int_equal(catalog_find(&got, c, run, INT64_MAX, NULL), CKD_OK);
     assert_same_checkpoint(&got, &s.checkpoint);
-    assert_int_equal(catalog_tensors(&list, c, &got.id, NULL), CKD_OK);
+    assert_int_equal(catalog_tensors(&list, &detailed, c, &got.id, NULL), CKD_OK);
     assert_int_equal(list.count, 1);
     assert_string_equal(list.items[0].name, name);
     assert_int_equal(list.items[0].ndim, CKD_MAX_DIMS);
@@ -245,7 +247,7 @@ static void test_readable_by_people(void **state) {
         "0000000000000003.1 1 2003 02020202020202020202020202020202");
     expect_look(*state, "SELECT value FROM meta WHERE key = 'store'", "5753000000000000a8a9aaabacadaeaf");
     expect_look(*state, "PRAGMA application_id", "1667985508");
-    expect_look(*state, "PRAGMA user_version", "4");
+    expect_look(*state, "PRAGMA user_version", "5");
     for (int i = CKD_F64; i <= CKD_BOOL; i++) {
         snprintf(sql, sizeof(sql), "SELECT word FROM vocabulary WHERE what = 'dtype' AND number = %d", i);
         expect_look(*state, sql, ckd_dtype_name((ckd_dtype)i));
@@ -331,7 +333,7 @@ static void test_not_found(void **state) {
     assert_int_equal(catalog_find_id(&got, c, &unknown, NULL), CKD_E_NOT_FOUND);
     assert_memory_equal(&got, &zero, sizeof(got));
     memset(&tensors, 'Z', sizeof(tensors));
-    assert_int_equal(catalog_tensors(&tensors, c, &unknown, NULL), CKD_E_NOT_FOUND);
+    assert_int_equal(catalog_tensors(&tensors, &detailed, c, &unknown, NULL), CKD_E_NOT_FOUND);
     assert_null(tensors.items);
     assert_int_equal(tensors.count, 0);
     catalog_close(c);
@@ -348,7 +350,7 @@ static void test_checkpoint_without_tensors(void **state) {
     assert_int_equal(catalog_begin(c, NULL), CKD_OK);
     assert_int_equal(catalog_add(c, &s.entry, NULL), CKD_OK);
     assert_int_equal(catalog_commit(c, NULL), CKD_OK);
-    assert_int_equal(catalog_tensors(&tensors, c, &s.checkpoint.id, NULL), CKD_OK);
+    assert_int_equal(catalog_tensors(&tensors, &detailed, c, &s.checkpoint.id, NULL), CKD_OK);
     assert_int_equal(tensors.count, 0);
     catalog_tensors_free(&tensors);
     catalog_close(c);
@@ -396,7 +398,7 @@ static void test_generations(void **state) {
     assert_int_equal(count_all(c), 1);
     assert_int_equal(catalog_find(&got, c, "run", 5, NULL), CKD_OK);
     assert_same_checkpoint(&got, &other.checkpoint);
-    assert_int_equal(catalog_tensors(&tensors, c, &got.id, NULL), CKD_OK);
+    assert_int_equal(catalog_tensors(&tensors, &detailed, c, &got.id, NULL), CKD_OK);
     assert_int_equal(tensors.count, 1);
     catalog_tensors_free(&tensors);
     assert_int_equal(catalog_check(c, NULL), CKD_OK);
@@ -1096,7 +1098,7 @@ static void test_ten_thousand_checkpoints(void **state) {
     reads = 0;
     assert_int_equal(catalog_newest(&got, c, "odd", 5000, NULL), CKD_OK);
     assert_int_equal(got.step, 4999);
-    assert_int_equal(catalog_tensors(&tensors, c, &got.id, NULL), CKD_OK);
+    assert_int_equal(catalog_tensors(&tensors, &detailed, c, &got.id, NULL), CKD_OK);
     assert_int_equal(tensors.count, MANY_TENSORS);
     catalog_tensors_free(&tensors);
     print_message("newest and its tensors: %zu reads\n", reads);
@@ -1179,7 +1181,7 @@ static void test_open_other_store(void **state) {
 static void test_open_other_versions(void **state) {
     catalog_close(catalog_sample_open(*state, CATALOG_WRITE));
     expect_open(*state, CKD_OK);
-    change(*state, "PRAGMA user_version = 5");
+    change(*state, "PRAGMA user_version = 6");
     expect_open(*state, CKD_E_UNSUPPORTED);
     change(*state, "PRAGMA user_version = 3");
     expect_open(*state, CKD_E_MISMATCH);
@@ -1187,7 +1189,7 @@ static void test_open_other_versions(void **state) {
     expect_open(*state, CKD_E_CORRUPT);
     change(*state, "PRAGMA user_version = -1");
     expect_open(*state, CKD_E_CORRUPT);
-    change(*state, "PRAGMA user_version = 4");
+    change(*state, "PRAGMA user_version = 5");
     expect_open(*state, CKD_OK);
     change(*state, "PRAGMA application_id = 7");
     expect_open(*state, CKD_E_CORRUPT);

@@ -30,6 +30,8 @@ static uint64_t next_random(uint64_t *state) {
     return *state;
 }
 
+static bool detailed; /* what the catalog said last of a checkpoint whose tensors were asked for */
+
 /* ---- a catalog on disk, as bytes ---- */
 
 typedef struct image {
@@ -106,7 +108,7 @@ static void assert_well_formed(const ckd_checkpoint *p) {
 static void ask_for_tensors(catalog *c, const ckd_id *id) {
     ckd_status status;
     ckd_tensor_list tensors;
-    EXPECT(catalog_tensors(&tensors, c, id, &err), CKD_E_CORRUPT, CKD_E_NOT_FOUND, CKD_OK);
+    EXPECT(catalog_tensors(&tensors, &detailed, c, id, &err), CKD_E_CORRUPT, CKD_E_NOT_FOUND, CKD_OK);
     for (size_t i = 0; i < tensors.count; i++) {
         const ckd_tensor_info *t = &tensors.items[i];
         size_t length = strlen(t->name);
@@ -440,14 +442,14 @@ static void test_shards_again_and_again(void **state) {
     assert_int_equal(catalog_begin(c, NULL), CKD_OK);
     assert_int_equal(catalog_add(c, &s.entry, NULL), CKD_OK);
     assert_int_equal(catalog_commit(c, NULL), CKD_OK);
-    assert_int_equal(catalog_tensors(&tensors, c, &s.checkpoint.id, NULL), CKD_OK);
+    assert_int_equal(catalog_tensors(&tensors, &detailed, c, &s.checkpoint.id, NULL), CKD_OK);
     assert_int_equal(tensors.items[0].shards, MANY);
     catalog_tensors_free(&tensors);
     catalog_close(c);
     image good = image_get(*state), bad = multiply(&good, root_of(*state, "shards"));
     image_put(&bad, *state);
     c = catalog_sample_open(*state, CATALOG_READ);
-    assert_int_equal(catalog_tensors(&tensors, c, &s.checkpoint.id, &err), CKD_E_CORRUPT);
+    assert_int_equal(catalog_tensors(&tensors, &detailed, c, &s.checkpoint.id, &err), CKD_E_CORRUPT);
     assert_non_null(strstr(err.message, "out of order"));
     catalog_close(c);
     free(bad.data);
@@ -577,7 +579,7 @@ static void test_hostile_tensors(void **state) {
         image_put(&good, *state);
         force(*state, bad[i]);
         catalog *c = catalog_sample_open(*state, CATALOG_READ);
-        expect_corrupt(bad[i], "tensors", catalog_tensors(&tensors, c, &id, &err), &err);
+        expect_corrupt(bad[i], "tensors", catalog_tensors(&tensors, &detailed, c, &id, &err), &err);
         expect_too_big(bad[i], &err);
         assert_null(tensors.items);
         ask(c);
@@ -1057,7 +1059,7 @@ static void test_out_of_memory(void **state) {
             status = catalog_list(&list, c, NULL, &err);
         }
         if (status == CKD_OK) {
-            status = catalog_tensors(&tensors, c, &id, &err);
+            status = catalog_tensors(&tensors, &detailed, c, &id, &err);
         }
         enough = allocations_left > 0;
         allocations_left = -1;
