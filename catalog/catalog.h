@@ -136,7 +136,8 @@ ckd_status catalog_newest(ckd_checkpoint *out, catalog *c, const char *run, uint
  * Tensors of a checkpoint in the order saved, shards folded together ("mixed" coding if they differ, depth and the largest
  * error the maximum, relative ones by their weights; NaN if one is not known). *detailed false: it was added without them, and the list is empty. Errors: NOT_FOUND.
  */
-ckd_status catalog_tensors(ckd_tensor_list *out, bool *detailed, catalog *c, const ckd_id *id, ckd_error *err);
+ckd_status catalog_tensors(ckd_tensor_list *out, bool *detailed, catalog *c, const ckd_id *id,
+                           ckd_error *err);
 /* The checkpoints without shards, in the order of catalog_list. malloc'ed, released with free; NULL if there is none. */
 ckd_status catalog_undetailed(ckd_id **out, size_t *count, catalog *c, ckd_error *err);
 /* The same of shards that no catalog has: those of `entry`, in any order. Errors: INVALID, NOMEM. */

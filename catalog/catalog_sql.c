@@ -113,10 +113,12 @@ const statement_text statement_texts[STATEMENT_COUNT] = {
     [S_NEWEST] = {"SELECT " CHECKPOINT_COLUMNS "FROM " CHECKPOINTS_BY_RUN
                   "WHERE r.name = ?1 AND k.step <= ?2 ORDER BY k.step DESC LIMIT 1",
                   "look up the newest checkpoint in the catalog"},
-    [S_UNDETAILED] = {"SELECT c.id FROM runs r CROSS JOIN checkpoints c INDEXED BY undetailed ON c.run = r.key AND c.detailed = 0 "
-                      "ORDER BY r.name, c.step",
-                      "list checkpoints"},
-    [S_DETAILED] = {"SELECT key, detailed FROM checkpoints WHERE id = ?1", "look up a checkpoint in the catalog"},
+    [S_UNDETAILED] =
+        {"SELECT c.id FROM runs r CROSS JOIN checkpoints c INDEXED BY undetailed ON c.run = r.key AND c.detailed = 0 "
+         "ORDER BY r.name, c.step",
+         "list checkpoints"},
+    [S_DETAILED] = {"SELECT key, detailed FROM checkpoints WHERE id = ?1",
+                    "look up a checkpoint in the catalog"},
     [S_RUNS] =
         {"SELECT name FROM runs r WHERE EXISTS (SELECT 1 FROM checkpoints c WHERE c.run = r.key) ORDER BY name",
          "list runs"},

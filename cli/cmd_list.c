@@ -87,30 +87,26 @@ typedef struct listing {
 } listing;
 
 static ckd_status print_json(ckd_store *store, const listing *l, ckd_error *err) {
-    const ckd_checkpoint_list *list = l->list;
-    json_t *items = json_array(), *errors = json_array();
+    const ckd_checkpoint_list *list = l->list, *of = l->one_run ? list : NULL;
+    json_t *errors = json_array();
     ckd_status status = CKD_OK;
     for (size_t i = 0; i < list->count && status == CKD_OK; i++) {
-        const ckd_checkpoint *c = &list->items[i];
-        cli_json_append(&items, cli_json_checkpoint(c, l->all));
-        if (c->fidelity != CKD_EXACT) {
-            status = append_errors(&errors, store, c, err);
+        if (list->items[i].fidelity != CKD_EXACT) {
+            status = append_errors(&errors, store, &list->items[i], err);
         }
     }
     if (status != CKD_OK) {
-        json_decref(items);
         json_decref(errors);
         return status;
     }
-    const ckd_checkpoint_list *of = l->one_run ? list : NULL;
-    return cli_json_print(json_pack("{s:i, s:o, s:o, s:o, s:o}", "schema", 1, "checkpoints", items, "errors",
-                                    errors, "pins", cli_json_pins(&l->marks, of, l->all), "tags",
-                                    cli_json_tags(&l->marks, of, l->all)),
-                          err);
+    return cli_json_print_list(json_pack("{s:i, s:n, s:o, s:o, s:o}", "schema", 1, "checkpoints", "errors",
+                                         errors, "pins", cli_json_pins(&l->marks, of, l->all), "tags",
+                                         cli_json_tags(&l->marks, of, l->all)),
+                               "checkpoints", list, l->all, err);
 }
 
-static void print_verbose_cells(cli_table *t, const ckd_checkpoint *c, const ckd_checkpoint_list *all) {
-    const ckd_checkpoint *parent = cli_by_id(all, &c->parent), *from = cli_by_id(all, &c->resumed_from);
+static void print_verbose_cells(cli_table *t, const ckd_checkpoint *c, const cli_ids *ids) {
+    const ckd_checkpoint *parent = cli_ids_find(ids, &c->parent), *from = cli_ids_find(ids, &c->resumed_from);
     char id[CKD_ID_TEXT];
     ckd_id_text(id, &c->id);
     cli_table_cell(t, "%s", parent ? cli_place_of(parent).text : "-");
@@ -126,6 +122,11 @@ static ckd_status print_text(const listing *l, bool verbose, ckd_error *err) {
     char columns[200];
     snprintf(columns, sizeof(columns), "RUN|>STEP|KIND|FIDELITY|>RAW|>STORED|>RATIO|>DEPTH|CREATED%s%s",
              marked ? "|MARKS" : "", verbose ? "|PARENT|RESUMED FROM|>LOAD COST|>TENSORS|METRIC|ID" : "");
+    cli_ids ids = {0};
+    ckd_status status = cli_ids_make(&ids, l->all, err);
+    if (status != CKD_OK) {
+        return status;
+    }
     cli_table *t = cli_table_new(columns);
     for (size_t i = 0; i < l->list->count; i++) {
         const ckd_checkpoint *c = &l->list->items[i];
@@ -142,9 +143,10 @@ static ckd_status print_text(const listing *l, bool verbose, ckd_error *err) {
             cli_marks_cell(t, &l->marks, &c->id);
         }
         if (verbose) {
-            print_verbose_cells(t, c, l->all);
+            print_verbose_cells(t, c, &ids);
         }
     }
+    cli_ids_free(&ids);
     return cli_table_print(t, err);
 }
 

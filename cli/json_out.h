@@ -7,7 +7,7 @@
 
 #include <jansson.h>
 
-#include "cli/errors.h"
+#include "cli/by_id.h"
 
 /* A string; bytes that are not UTF-8 become '?'. NULL becomes null. */
 json_t *cli_json_text(const char *text);
@@ -24,13 +24,17 @@ json_t *cli_json_one_checkpoint(const ckd_checkpoint *c, const ckd_checkpoint_li
 
 /* Prints and frees it. */
 ckd_status cli_json_print(json_t *root, ckd_error *err);
+/*
+ * The same with an array of the checkpoints of `list` in the place of the member `key`: many of them are printed one by one, in a fraction of the time that a
+ * tree of them takes. `all` names their relatives.
+ */
+ckd_status cli_json_print_list(json_t *root, const char *key, const ckd_checkpoint_list *list,
+                               const ckd_checkpoint_list *all, ckd_error *err);
 
 /* "RUN@STEP" */
 typedef struct cli_place_text {
     char text[CKD_RUN_MAX + 24];
 } cli_place_text;
 cli_place_text cli_place_of(const ckd_checkpoint *c);
-/* The checkpoint with this id; NULL if there is none. */
-const ckd_checkpoint *cli_by_id(const ckd_checkpoint_list *all, const ckd_id *id);
 
 #endif

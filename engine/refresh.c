@@ -108,7 +108,8 @@ static ckd_status adopt(ckd_store *store, size_t *rows_left, const pairing *p, m
     const ckd_checkpoint *c = &m->checkpoint;
     uint64_t rows;
     bool few = size_mul(&rows, c->tensors, c->world ? c->world : 1) && rows <= *rows_left;
-    bool rewritten = p->known && id_equal(&p->known->id, &c->id); /* by a compaction, say, which takes longer */
+    bool rewritten =
+        p->known && id_equal(&p->known->id, &c->id); /* by a compaction, say, which takes longer */
     if (!few && !rewritten && !store->all_tensors) {
         return store_adopt_undetailed(store, m, err);
     }

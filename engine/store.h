@@ -39,7 +39,7 @@ struct ckd_store {
     uint64_t catalog_number; /* of the file that is open: a rebuild puts another one in its place */
     bool
         list_unreadable; /* checkpoints whose chunk files cannot be read now: without their tensors, for good */
-    bool all_tensors; /* set while a rebuild reads those of all checkpoints, however many there are */
+    bool all_tensors;    /* set while a rebuild reads those of all checkpoints, however many there are */
     bool catalog_compared;      /* with what the manifests say, not only with their names */
     uint64_t manifests_skipped; /* damaged ones met while refreshing */
     verified_files verified;    /* that the catalog is to be told of with its next change */
