@@ -103,6 +103,12 @@ static ckd_status agrees(bool *out, const ckd_store *store, const pairing *p, ck
  */
 #define ROWS_MOST (1u << 14)
 
+static size_t rows_most = ROWS_MOST;
+
+void store_adopt_at_most(size_t rows) {
+    rows_most = rows;
+}
+
 /* Takes over what m points to. */
 static ckd_status adopt(ckd_store *store, size_t *rows_left, const pairing *p, manifest *m, ckd_error *err) {
     const ckd_checkpoint *c = &m->checkpoint;
@@ -148,7 +154,7 @@ static ckd_status apply(ckd_store *store, const manifest_list *manifests, const 
                         ckd_error *err) {
     pairing p;
     cursor c = {manifests, known, 0, 0};
-    size_t rows_left = ROWS_MOST;
+    size_t rows_left = rows_most;
     ckd_status status = CKD_OK;
     while (status == CKD_OK && next_pairing(&p, &c)) { /* first: an id may have moved to another name */
         if (p.count == 0) {

@@ -80,6 +80,11 @@ typedef struct merge_result {
  */
 ckd_status store_merge(merge_result *result, ckd_store *store, ckd_error *err);
 /*
+ * How many rows of tensors it adds at most for checkpoints that it adopts, in all stores of the process. For tests, which have no time to make stores of so many.
+ * Not while a store is open.
+ */
+void store_adopt_at_most(size_t rows);
+/*
  * In a transaction that brings the catalog in step with a manifest that was just published: notes in it what the folders are like now, so that the next
  * who opens the store need not read all manifests. Under the publish lock, after store_refresh.
  */

@@ -174,6 +174,9 @@ static ckd_status read_all(reading *r, size_t count, ckd_error *err) {
     return status;
 }
 
+/* So many take a second. */
+#define WORTH_A_WORD 10000
+
 /* ---- into the report ---- */
 
 /* Where each stands: both are in the same order. */
@@ -286,6 +289,12 @@ static ckd_status read_and_add(reading *r, const ckd_id *ids, size_t count, ckd_
     ckd_status status = find_places(r, ids, count, err);
     if (status == CKD_OK) {
         status = take_known(r, err);
+    }
+    if (status == CKD_OK && count >= WORTH_A_WORD) {
+        store_message(r->store,
+                      "the tensors of %zu checkpoints are read from their chunk files, as the catalog was made from "
+                      "their manifests; `ckptdelta rebuild` adds them to it",
+                      count);
     }
     if (status == CKD_OK) {
         status = read_all(r, count, err);
