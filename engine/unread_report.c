@@ -291,10 +291,11 @@ static ckd_status read_and_add(reading *r, const ckd_id *ids, size_t count, ckd_
         status = take_known(r, err);
     }
     if (status == CKD_OK && count >= WORTH_A_WORD) {
-        store_message(r->store,
-                      "the tensors of %zu checkpoints are read from their chunk files, as the catalog was made from "
-                      "their manifests; `ckptdelta rebuild` adds them to it",
-                      count);
+        store_message(
+            r->store,
+            "the tensors of %zu checkpoints are read from their chunk files, as the catalog was made from "
+            "their manifests; `ckptdelta rebuild` adds them to it",
+            count);
     }
     if (status == CKD_OK) {
         status = read_all(r, count, err);

@@ -246,6 +246,14 @@ static void test_reading(void **state) {
     assert_true(fail_everywhere("reading", &w) >= 50);
 }
 
+/* The same where the catalog has no tensors. */
+static void test_reading_tensors(void **state) {
+    scene_make(*state, 0, 3);
+    scene_adopt(*state, 0);
+    sweep w = {*state, act_reads, .reads = true};
+    assert_true(fail_everywhere("reading tensors", &w) >= 60);
+}
+
 static void test_saving_by_two_ranks(void **state) {
     scene_make(*state, 0, 2);
     sweep w = {*state, act_saves_ranks, .before = 3, .possible = 4, .next = 3};
@@ -427,6 +435,7 @@ int main(void) {
         TEST(test_mending_the_catalog),
         TEST(test_reading),
         TEST(test_a_file_that_cannot_be_read),
+        TEST(test_reading_tensors) /* the last: the others adopt tensors, too */
     };
     (void)mallopt(M_MMAP_THRESHOLD,
                   1 << 30); /* memory freed is kept: most of the time would go into page faults */

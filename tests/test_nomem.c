@@ -275,6 +275,14 @@ static void test_reading(void **state) {
     assert_true(fail_everywhere("reading", &w) >= 100);
 }
 
+/* The same where the catalog has no tensors. */
+static void test_reading_tensors(void **state) {
+    scene_make(*state, 0, 3);
+    scene_adopt(*state, 0);
+    sweep w = {*state, act_reads, .before = 7, .next = 3};
+    assert_true(fail_everywhere("reading tensors", &w) >= 150);
+}
+
 /* The same of a store with bundles and measures. */
 static void test_reading_bundles(void **state) {
     scene_make(*state, 0, 3);
@@ -366,6 +374,7 @@ int main(void) {
         TEST(test_reading),
         TEST(test_reading_bundles),
         TEST(test_writing_bundles),
+        TEST(test_reading_tensors) /* the last: the others adopt tensors, too */
     };
     take_over_sqlite();
     (void)mallopt(M_MMAP_THRESHOLD,

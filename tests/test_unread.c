@@ -148,13 +148,6 @@ static void open_and_close(const char *dir) {
     ckd_store_close(store);
 }
 
-/* The catalog made anew with at most so many rows of tensors. */
-static void adopt_anew(const char *dir, size_t rows) {
-    store_adopt_at_most(rows);
-    drop_catalog(dir);
-    open_and_close(dir);
-}
-
 static void rebuild(const char *dir) {
     ckd_rebuild_result result;
     assert_int_equal(ckd_store_rebuild(&result, store_path_of(dir, ""), NULL, NULL), CKD_OK);
@@ -189,7 +182,7 @@ static void test_the_same_is_said(void **state) {
     expect_account(*state, CKD_OPEN_READ, want);
     for (size_t rows = 0; rows < 64; rows += 21) {
         open_and_close(*state);
-        adopt_anew(*state, rows);
+        scene_adopt(*state, rows);
         assert_true(rows ? undetailed(*state) < 7 : undetailed(*state) == 7);
         expect_account(*state, CKD_OPEN_READ, want);
         expect_account(*state, CKD_OPEN_WRITE, want);
@@ -202,9 +195,8 @@ static void test_the_same_is_said(void **state) {
 
 /* Chains, steps, blobs, bundles and lossy measures of stores that other versions wrote. */
 static void test_stores_of_all_kinds(void **state) {
-    static const char *const kinds[] = {"bundles",      "example",       "library", "library-2",
-                                        "library-runs", "library-steps", "steps",   "lossy",
-                                        "library-lossy"};
+    static const char *const kinds[] = {"bundles",       "example", "library", "library-2",    "library-runs",
+                                        "library-steps", "steps",   "lossy",   "library-lossy"};
     for (size_t i = 0; i < sizeof(kinds) / sizeof(kinds[0]); i++) {
         char from[64], dir[1100];
         snprintf(from, sizeof(from), "tests/golden/v1/%s", kinds[i]);
@@ -212,10 +204,10 @@ static void test_stores_of_all_kinds(void **state) {
         assert_int_equal(mkdir(dir, 0777), 0);
         tree_copy(from, store_path_of(dir, ""));
         open_and_close(dir);
-        adopt_anew(dir, ALL);
+        scene_adopt(dir, ALL);
         assert_int_equal(undetailed(dir), 0);
         char *want = account_of(dir, CKD_OPEN_READ);
-        adopt_anew(dir, 0);
+        scene_adopt(dir, 0);
         assert_true(undetailed(dir) > 0);
         expect_account(dir, CKD_OPEN_READ, want);
         free(want);
@@ -229,7 +221,7 @@ static void test_changes_of_such_a_store(void **state) {
     ckd_compact_options compaction = CKD_COMPACT_OPTIONS_INIT;
     compaction.max_depth = 1;
     make(*state);
-    adopt_anew(*state, 0);
+    scene_adopt(*state, 0);
     assert_int_equal(scene_open(&store, *state, CKD_OPEN_WRITE, NULL), CKD_OK);
     scene next = scene_of(4);
     assert_int_equal(scene_save(NULL, store, &next, NULL), CKD_OK);
@@ -274,7 +266,7 @@ static void test_damage(void **state) {
     ckd_checkpoint_list *list;
     manifest m;
     make(*state);
-    adopt_anew(*state, 0);
+    scene_adopt(*state, 0);
     assert_int_equal(scene_open(&store, *state, CKD_OPEN_READ, NULL), CKD_OK);
     assert_int_equal(ckd_store_list(&list, store, SCENE_RUN, NULL), CKD_OK);
     assert_int_equal(store_read_manifest(&m, store, SCENE_RUN, 3, list->items[3].generation, NULL), CKD_OK);
@@ -361,7 +353,8 @@ static int report_often(const char *dir) {
             ckd_store_report(&r, store, NULL) != CKD_OK || r->tensor_count == 0) {
             return 1;
         }
-        const ckd_checkpoint *first = &r->by_checkpoint[0], *last = &r->by_checkpoint[r->checkpoint_count - 1];
+        const ckd_checkpoint *first = &r->by_checkpoint[0],
+                             *last = &r->by_checkpoint[r->checkpoint_count - 1];
         done = last->step == 8;
         if (ckd_store_tensors(&tensors, store, &first->id, NULL) != CKD_OK ||
             tensors->count != first->tensors || r->roles[0].roles[CKD_ROLE_WEIGHT].elements == 0) {
@@ -395,7 +388,7 @@ static void test_reporting_meanwhile(void **state) {
     compaction.max_depth = 1;
     all.all = 1;
     make(*state);
-    adopt_anew(*state, 0);
+    scene_adopt(*state, 0);
     pid_t readers[2] = {start(report_often, *state), start(report_often, *state)};
     for (uint64_t step = 4; step <= 8; step++) {
         ckd_store *store;
@@ -435,10 +428,13 @@ static void test_killed_in_the_middle(void **state) {
 #define unread_test(test) cmocka_unit_test_setup_teardown(test, setup, tempdir_teardown)
 
 int main(void) {
-    const struct CMUnitTest tests[] = {
-        unread_test(test_the_same_is_said),        unread_test(test_stores_of_all_kinds),
-        unread_test(test_changes_of_such_a_store), unread_test(test_damage),
-        unread_test(test_very_many),               unread_test(test_two_at_once),
-        unread_test(test_reporting_meanwhile),     unread_test(test_killed_in_the_middle)};
+    const struct CMUnitTest tests[] = {unread_test(test_the_same_is_said),
+                                       unread_test(test_stores_of_all_kinds),
+                                       unread_test(test_changes_of_such_a_store),
+                                       unread_test(test_damage),
+                                       unread_test(test_very_many),
+                                       unread_test(test_two_at_once),
+                                       unread_test(test_reporting_meanwhile),
+                                       unread_test(test_killed_in_the_middle)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

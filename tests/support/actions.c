@@ -113,6 +113,19 @@ static ckd_status call_report(action *a, ckd_error *err) {
     return status;
 }
 
+static ckd_status call_tensors(action *a, ckd_error *err) {
+    ckd_checkpoint newest;
+    ckd_tensor_list *list = NULL;
+    unsigned long hits = a->trouble->hits;
+    ckd_status status = ckd_store_find(&newest, a->store, SCENE_RUN, CKD_LATEST, err);
+    if (status == CKD_OK) {
+        status = ckd_store_tensors(&list, a->store, &newest.id, err);
+    }
+    assert_true(status != CKD_OK || list->count == newest.tensors || a->trouble->hits > hits);
+    ckd_tensor_list_free(list);
+    return status;
+}
+
 /* Those of the steps 1 and 2 that are listed, or in the trash: all of them, unless an attempt before did a part of it. */
 static ckd_status call_delete(action *a, ckd_error *err) {
     ckd_checkpoint_list *list;
@@ -204,6 +217,7 @@ void act_reads(action *a) {
         }
         attempt(a, "verify", call_verify);
         attempt(a, "report", call_report);
+        attempt(a, "tensors", call_tensors);
     }
 }
 

@@ -39,7 +39,7 @@ void act_folds(action *a);       /* steps 0 and 1, into 2 and 3, and collects */
 void act_marks(action *a);       /* pins and tags steps 1 and 2 */
 void act_opens(action *a);       /* for writing */
 void act_rebuilds(action *a);
-void act_reads(action *a); /* lists, loads and verifies the steps 0, 1 and 2 */
+void act_reads(action *a); /* lists, loads and verifies the steps 0, 1 and 2, reports */
 
 /* Single calls, as above. */
 ckd_status call_open(action *a, ckd_error *err); /* in a->mode */

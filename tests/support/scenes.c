@@ -18,7 +18,7 @@
 #include "base/file.h"
 #include "base/hash.h"
 #include "codec/note.h"
-#include "engine/paths.h"
+#include "engine/store.h"
 
 /* ---- the state ---- */
 
@@ -391,6 +391,14 @@ static void check_undamaged(ckd_store *store) {
                  d->what);
     }
     ckd_verify_result_free(result);
+}
+
+void scene_adopt(const char *dir, size_t rows) {
+    ckd_store *store;
+    store_adopt_at_most(rows);
+    assert_int_equal(remove(store_path_of(dir, FILE_CATALOG)), 0);
+    assert_int_equal(scene_open(&store, dir, CKD_OPEN_WRITE, NULL), CKD_OK);
+    ckd_store_close(store);
 }
 
 void scene_trash(const char *dir, uint64_t first, uint64_t count) {

@@ -47,6 +47,8 @@ ckd_status scene_open(ckd_store **out, const char *dir, ckd_open_mode mode, ckd_
 void scene_make(const char *dir, uint64_t first, uint64_t count);
 /* The same from step 0 on, each a base; then a policy that keeps the newest, and so the newest two, after each save. */
 void scene_make_pruning(const char *dir, uint64_t count, uint64_t undo_s);
+/* Makes the catalog of DIR/store anew, with at most so many rows of tensors from now on, as that of a store of very many checkpoints. */
+void scene_adopt(const char *dir, size_t rows);
 /* Moves the steps to the trash, for an hour. */
 void scene_trash(const char *dir, uint64_t first, uint64_t count);
 /* Fails the test unless the steps are right, and no damage is found. */
