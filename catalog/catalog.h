@@ -138,8 +138,7 @@ ckd_status catalog_newest(ckd_checkpoint *out, catalog *c, const char *run, uint
  */
 ckd_status catalog_tensors(ckd_tensor_list *out, bool *detailed, catalog *c, const ckd_id *id,
                            ckd_error *err);
-/* The checkpoints without shards, in the order of catalog_list. malloc'ed, released with free; NULL if there is none. */
-ckd_status catalog_undetailed(ckd_id **out, size_t *count, catalog *c, ckd_error *err);
+
 /* The same of shards that no catalog has: those of `entry`, in any order. Errors: INVALID, NOMEM. */
 ckd_status catalog_fold(ckd_tensor_list *out, const catalog_entry *entry, ckd_error *err);
 void catalog_tensors_free(ckd_tensor_list *list); /* frees items and their strings only */
@@ -177,6 +176,12 @@ ckd_status catalog_usage_files(catalog_files *out, catalog *c, ckd_error *err);
  */
 ckd_status catalog_usage_by_checkpoint(ckd_checkpoint_roles **rows, const ckd_checkpoint_list *list,
                                        catalog *c, ckd_error *err);
+/*
+ * Places in `list` of the checkpoints that were added without shards, whose sums by role and tensor are not here; `list` as above. malloc'ed, released with free; NULL if
+ * there is none. CORRUPT if the list is of another time.
+ */
+ckd_status catalog_undetailed(size_t **places, size_t *count, const ckd_checkpoint_list *list, catalog *c,
+                              ckd_error *err);
 /* Sums by run, tensor and role, by run name; rows and names are one piece of memory, released with free. The cost grows with tensors only. */
 ckd_status catalog_usage_by_tensor(ckd_tensor_usage **rows, size_t *count, catalog *c, ckd_error *err);
 

@@ -201,44 +201,6 @@ ckd_status catalog_list(ckd_checkpoint_list *out, catalog *c, const char *run, c
     return status;
 }
 
-static ckd_status id_rows(ckd_id **out, size_t *count, query *q, ckd_error *err) {
-    size_t capacity = 0;
-    bool row;
-    ckd_status status;
-    while ((status = query_next(&row, q, err)) == CKD_OK && row) {
-        ckd_id *ids = list_grow(*out, *count, &capacity, sizeof(*ids), err);
-        if (!ids) {
-            return CKD_E_NOMEM;
-        }
-        *out = ids;
-        column_id(&ids[(*count)++], q, 0, false);
-    }
-    return status;
-}
-
-ckd_status catalog_undetailed(ckd_id **out, size_t *count, catalog *c, ckd_error *err) {
-    query q;
-    bool opened;
-    *out = NULL;
-    *count = 0;
-    ckd_status status = snapshot_begin(c, &opened, err);
-    if (status != CKD_OK) {
-        return status;
-    }
-    status = query_begin(&q, c, S_UNDETAILED, err);
-    if (status == CKD_OK) {
-        status = id_rows(out, count, &q, err);
-    }
-    query_end(&q);
-    snapshot_end(c, opened);
-    if (status != CKD_OK) {
-        free(*out);
-        *out = NULL;
-        *count = 0;
-    }
-    return status;
-}
-
 void catalog_list_free(ckd_checkpoint_list *list) {
     if (list) {
         free(list->items);

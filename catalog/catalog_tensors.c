@@ -234,6 +234,58 @@ ckd_status catalog_tensors(ckd_tensor_list *out, bool *detailed, catalog *c, con
     return status;
 }
 
+static ckd_status undetailed_rows(size_t **places, size_t *count, const ckd_checkpoint_list *list, query *q,
+                                  ckd_error *err) {
+    size_t capacity = 0, at = 0;
+    bool row;
+    ckd_status status;
+    while ((status = query_next(&row, q, err)) == CKD_OK && row) {
+        ckd_id id;
+        column_id(&id, q, 0, false);
+        status = query_row_status(q, err);
+        if (status != CKD_OK) {
+            return status;
+        }
+        while (at < list->count && memcmp(&list->items[at].id, &id, sizeof(id)) != 0) {
+            at++; /* it has its tensors */
+        }
+        if (at == list->count) {
+            return catalog_damaged(q->c, err, "checkpoints without tensors are out of order");
+        }
+        size_t *grown = list_grow(*places, *count, &capacity, sizeof(*grown), err);
+        if (!grown) {
+            return CKD_E_NOMEM;
+        }
+        *places = grown;
+        grown[(*count)++] = at++;
+    }
+    return status;
+}
+
+ckd_status catalog_undetailed(size_t **places, size_t *count, const ckd_checkpoint_list *list, catalog *c,
+                              ckd_error *err) {
+    query q;
+    bool opened;
+    *places = NULL;
+    *count = 0;
+    ckd_status status = snapshot_begin(c, &opened, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    status = query_begin(&q, c, S_UNDETAILED, err);
+    if (status == CKD_OK) {
+        status = undetailed_rows(places, count, list, &q, err);
+    }
+    query_end(&q);
+    snapshot_end(c, opened);
+    if (status != CKD_OK) {
+        free(*places);
+        *places = NULL;
+        *count = 0;
+    }
+    return status;
+}
+
 /* What a row of it would say. */
 static void row_of(shard_row *out, const catalog_shard *s) {
     *out = (shard_row){.shard = s->index,

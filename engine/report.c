@@ -48,7 +48,7 @@ static void free_rows(ckd_report *r) {
 typedef struct filling {
     ckd_report *report;
     catalog_files listed;
-    ckd_id *undetailed; /* their tensors are not in the catalog */
+    size_t *undetailed; /* of by_checkpoint: their tensors are not in the catalog */
     size_t undetailed_count;
 } filling;
 
@@ -72,6 +72,19 @@ static ckd_status add_fidelities(ckd_report *r, ckd_error *err) {
     return CKD_OK;
 }
 
+/* Two answers about the same runs: who reads one beside the other relies on it. */
+static ckd_status check_tensor_runs(const ckd_report *r, ckd_error *err) {
+    size_t run = 0, i = 0;
+    while (i < r->tensor_count && run < r->run_count) {
+        bool same = strcmp(r->by_tensor[i].run, r->by_run[run].name) == 0;
+        i += same;
+        run += !same;
+    }
+    return i == r->tensor_count
+               ? CKD_OK
+               : err_set(err, CKD_E_CORRUPT, "the catalog contradicts itself about its runs");
+}
+
 static ckd_status fill_details(filling *f, const ckd_checkpoint_list *list, catalog *c, ckd_error *err) {
     ckd_report *r = f->report;
     ckd_status status = catalog_usage_files(&f->listed, c, err);
@@ -83,12 +96,14 @@ static ckd_status fill_details(filling *f, const ckd_checkpoint_list *list, cata
         status = catalog_usage_by_tensor(&r->by_tensor, &r->tensor_count, c, err);
     }
     if (status == CKD_OK) {
-        status = catalog_undetailed(&f->undetailed, &f->undetailed_count, c, err);
+        status = catalog_undetailed(&f->undetailed, &f->undetailed_count, list, c, err);
+    }
+    if (status == CKD_OK) {
+        status = check_tensor_runs(r, err);
     }
     return status == CKD_OK ? add_fidelities(r, err) : status;
 }
 
-/* Two answers about the same runs: who reads one beside the other relies on it. */
 static ckd_status check_runs(const ckd_report *r, ckd_error *err) {
     size_t at = 0;
     bool agree = true;

@@ -23,9 +23,9 @@ bool unread_tolerable(ckd_status status);
 ckd_status unread_tensors(ckd_tensor_list *out, ckd_store *store, const ckd_id *id, ckd_error *err);
 
 /*
- * Adds to by_role, roles and by_tensor of a report what the checkpoints `ids` take, `count` of those of by_checkpoint and in its order. Reads their chunk files with
- * all threads of the store. Takes the mutex.
+ * Adds to by_role, roles and by_tensor of a report what `count` of its checkpoints take, by their places in by_checkpoint, ascending. by_run must name all runs. Reads their
+ * chunk files with all threads of the store. Takes the mutex.
  */
-ckd_status unread_report(ckd_report *r, ckd_store *store, const ckd_id *ids, size_t count, ckd_error *err);
+ckd_status unread_report(ckd_report *r, ckd_store *store, const size_t *places, size_t count, ckd_error *err);
 
 #endif

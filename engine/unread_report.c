@@ -88,7 +88,6 @@ static void sums_free(sums *s) {
 
 /* One checkpoint, and what there is to know of it. */
 typedef struct unread {
-    const ckd_id *id;
     size_t place, run; /* of by_checkpoint and by_run */
     bool failed;       /* it is asked again, where messages may be told */
 } unread;
@@ -139,7 +138,7 @@ static ckd_status add_view(reading *r, const unread *u, const view *v, ckd_error
 static ckd_status read_one(reading *r, const unread *u, ckd_error *err) {
     view_cache cache;
     const view *v;
-    ckd_status status = unread_open(&cache, &v, r->store, u->id, err);
+    ckd_status status = unread_open(&cache, &v, r->store, &r->report->by_checkpoint[u->place].id, err);
     if (status == CKD_OK) {
         pthread_mutex_lock(&r->mutex);
         status = add_view(r, u, v, err);
@@ -179,40 +178,31 @@ static ckd_status read_all(reading *r, size_t count, ckd_error *err) {
 
 /* ---- into the report ---- */
 
-/* Where each stands: both are in the same order. */
-static ckd_status find_places(reading *r, const ckd_id *ids, size_t count, ckd_error *err) {
+static ckd_status find_runs(reading *r, const size_t *places, size_t count, ckd_error *err) {
     const ckd_report *report = r->report;
     r->items = calloc(count + 1, sizeof(*r->items));
     if (!r->items) {
         return err_nomem(err, count * sizeof(*r->items), "checkpoints to read");
     }
-    size_t found = 0, run = 0;
-    for (size_t i = 0; i < report->checkpoint_count && found < count; i++) {
-        while (strcmp(report->by_run[run].name, report->by_checkpoint[i].run) != 0) {
-            run++; /* they agree: check_runs */
+    for (size_t i = 0, run = 0; i < count; i++) {
+        while (strcmp(report->by_run[run].name, report->by_checkpoint[places[i]].run) != 0) {
+            run++; /* in the same order */
         }
-        if (id_equal(&report->by_checkpoint[i].id, &ids[found])) {
-            r->items[found] = (unread){.id = &ids[found], .place = i, .run = run};
-            found++;
-        }
+        r->items[i] = (unread){.place = places[i], .run = run};
     }
-    return found == count ? CKD_OK
-                          : err_set(err, CKD_E_CORRUPT, "the catalog contradicts itself about what it lacks");
+    return CKD_OK;
 }
 
 /* What the catalog has, into the same sums. */
 static ckd_status take_known(reading *r, ckd_error *err) {
     const ckd_report *report = r->report;
     ckd_status status = CKD_OK;
-    size_t run = 0;
-    for (size_t i = 0; i < report->tensor_count && status == CKD_OK; i++) {
+    for (size_t i = 0, run = 0; i < report->tensor_count && status == CKD_OK; i++) {
         const ckd_tensor_usage *t = &report->by_tensor[i];
-        while (run < report->run_count && strcmp(report->by_run[run].name, t->run) != 0) {
-            run++; /* by run name, both */
+        while (strcmp(report->by_run[run].name, t->run) != 0) {
+            run++;
         }
-        status = run < report->run_count
-                     ? sums_add(&r->sums, run, t, err)
-                     : err_set(err, CKD_E_CORRUPT, "the catalog contradicts itself about its runs");
+        status = sums_add(&r->sums, run, t, err);
     }
     return status;
 }
@@ -285,8 +275,8 @@ static void add_roles(ckd_report *report, const ckd_usage read[CKD_ROLE_OTHER + 
     }
 }
 
-static ckd_status read_and_add(reading *r, const ckd_id *ids, size_t count, ckd_error *err) {
-    ckd_status status = find_places(r, ids, count, err);
+static ckd_status read_and_add(reading *r, const size_t *places, size_t count, ckd_error *err) {
+    ckd_status status = find_runs(r, places, count, err);
     if (status == CKD_OK) {
         status = take_known(r, err);
     }
@@ -309,7 +299,7 @@ static ckd_status read_and_add(reading *r, const ckd_id *ids, size_t count, ckd_
     return status;
 }
 
-ckd_status unread_report(ckd_report *report, ckd_store *store, const ckd_id *ids, size_t count,
+ckd_status unread_report(ckd_report *report, ckd_store *store, const size_t *places, size_t count,
                          ckd_error *err) {
     if (count == 0) {
         return CKD_OK;
@@ -321,7 +311,7 @@ ckd_status unread_report(ckd_report *report, ckd_store *store, const ckd_id *ids
         return status;
     }
     pthread_mutex_init(&r.mutex, NULL);
-    status = read_and_add(&r, ids, count, err);
+    status = read_and_add(&r, places, count, err);
     pthread_mutex_destroy(&r.mutex);
     lock_release(lock);
     sums_free(&r.sums);

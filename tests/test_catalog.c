@@ -356,6 +356,98 @@ static void test_checkpoint_without_tensors(void **state) {
     catalog_close(c);
 }
 
+/* Its tensors stand elsewhere, until a newer generation of it has them. */
+static void test_undetailed(void **state) {
+    catalog_sample s[3];
+    ckd_checkpoint_list list;
+    ckd_checkpoint got;
+    ckd_tensor_list tensors;
+    ckd_tensor_usage *usage;
+    size_t *places, count;
+    catalog *c = catalog_sample_open(*state, CATALOG_WRITE);
+    assert_int_equal(catalog_begin(c, NULL), CKD_OK);
+    for (int i = 2; i >= 0; i--) {
+        catalog_sample_init(&s[i], i ? "run" : "first", 7 - (uint64_t)i, 100 + 10 * (uint64_t)i);
+        s[i].entry.undetailed = i != 1;
+        assert_int_equal(catalog_add(c, &s[i].entry, NULL), i == 1 ? CKD_OK : CKD_E_INVALID);
+        s[i].entry.shard_count = i == 1 ? SAMPLE_SHARDS : 0;
+        assert_int_equal(catalog_add(c, &s[i].entry, NULL), i == 1 ? CKD_E_EXISTS : CKD_OK);
+    }
+    assert_int_equal(catalog_commit(c, NULL), CKD_OK);
+    assert_int_equal(catalog_find(&got, c, "first", 7, NULL), CKD_OK);
+    assert_same_checkpoint(&got, &s[0].checkpoint);
+    assert_int_equal(catalog_tensors(&tensors, &detailed, c, &s[0].checkpoint.id, NULL), CKD_OK);
+    assert_true(tensors.count == 0 && !detailed);
+    assert_sample_tensors(c, &s[1]);
+    assert_true(detailed);
+    assert_int_equal(catalog_list(&list, c, NULL, NULL), CKD_OK);
+    assert_int_equal(catalog_undetailed(&places, &count, &list, c, NULL), CKD_OK);
+    assert_int_equal(count, 2);
+    assert_true(places[0] == 0 && places[1] == 1); /* first@7, run@5, run@6 */
+    free(places);
+    list.count = 1;
+    assert_int_equal(catalog_undetailed(&places, &count, &list, c, NULL), CKD_E_CORRUPT);
+    assert_null(places);
+    list.count = 3;
+    catalog_list_free(&list);
+
+    s[2].checkpoint.generation++;
+    s[2].entry.undetailed = false;
+    s[2].entry.shard_count = SAMPLE_SHARDS;
+    assert_int_equal(catalog_begin(c, NULL), CKD_OK);
+    assert_int_equal(catalog_add(c, &s[2].entry, NULL), CKD_OK);
+    assert_int_equal(catalog_remove(c, "first", 7, NULL), CKD_OK);
+    assert_int_equal(catalog_commit(c, NULL), CKD_OK);
+    assert_sample_tensors(c, &s[2]);
+    assert_int_equal(catalog_list(&list, c, NULL, NULL), CKD_OK);
+    assert_int_equal(catalog_undetailed(&places, &count, &list, c, NULL), CKD_OK);
+    assert_int_equal(count, 0);
+    assert_null(places);
+    catalog_list_free(&list);
+    assert_int_equal(catalog_usage_by_tensor(&usage, &count, c, NULL), CKD_OK);
+    assert_int_equal(count, SAMPLE_TENSORS);
+    assert_int_equal(usage[0].checkpoints, 2);
+    free(usage);
+    assert_int_equal(catalog_check(c, NULL), CKD_OK);
+    catalog_close(c);
+}
+
+/* Shards that no catalog has are folded as those that it has. */
+static void test_folding(void **state) {
+    catalog_sample s;
+    ckd_tensor_list want, have;
+    catalog *c = catalog_sample_open(*state, CATALOG_WRITE);
+    catalog_sample_add(c, "run", 1, 5);
+    catalog_sample_init(&s, "run", 1, 5);
+    assert_int_equal(catalog_tensors(&want, &detailed, c, &s.checkpoint.id, NULL), CKD_OK);
+    for (size_t i = 0; i < SAMPLE_SHARDS / 2; i++) { /* in any order */
+        catalog_shard other = s.shards[i];
+        s.shards[i] = s.shards[SAMPLE_SHARDS - 1 - i];
+        s.shards[SAMPLE_SHARDS - 1 - i] = other;
+    }
+    assert_int_equal(catalog_fold(&have, &s.entry, NULL), CKD_OK);
+    assert_int_equal(have.count, want.count);
+    for (size_t i = 0; i < want.count; i++) {
+        ckd_tensor_info *a = &want.items[i], *b = &have.items[i];
+        assert_string_equal(a->name, b->name);
+        assert_string_equal(a->coding, b->coding);
+        assert_memory_equal(a->shape, b->shape, sizeof(a->shape));
+        assert_true(a->role == b->role && a->dtype == b->dtype && a->ndim == b->ndim &&
+                    a->elements == b->elements && a->shards == b->shards && a->raw_bytes == b->raw_bytes &&
+                    a->stored_bytes == b->stored_bytes && a->depth == b->depth &&
+                    a->nonfinite == b->nonfinite);
+        assert_same_double(a->rel_l2, b->rel_l2);
+        assert_same_double(a->max_error, b->max_error);
+        assert_same_double(a->direction_change, b->direction_change);
+    }
+    catalog_tensors_free(&want);
+    catalog_tensors_free(&have);
+    s.shards[0].coding = "";
+    assert_int_equal(catalog_fold(&have, &s.entry, NULL), CKD_E_INVALID);
+    assert_null(have.items);
+    catalog_close(c);
+}
+
 /* ---- replacing and removing ---- */
 
 static void test_generations(void **state) {
@@ -1352,6 +1444,8 @@ int main(void) {
         TEST(order_and_newest),
         TEST(not_found),
         TEST(checkpoint_without_tensors),
+        TEST(undetailed),
+        TEST(folding),
         TEST(generations),
         TEST(remove),
         TEST(timings),

@@ -127,11 +127,13 @@ static void ask_for_details(catalog *c) {
     ckd_checkpoint_roles *by_checkpoint;
     ckd_tensor_usage *by_tensor;
     catalog_files files;
-    size_t count;
+    size_t *places, count;
     EXPECT(catalog_usage_files(&files, c, &err), CKD_E_CORRUPT, CKD_OK);
     EXPECT(catalog_list(&list, c, NULL, &err), CKD_E_CORRUPT, CKD_OK);
     EXPECT(catalog_usage_by_checkpoint(&by_checkpoint, &list, c, &err), CKD_E_CORRUPT, CKD_OK);
     free(by_checkpoint);
+    EXPECT(catalog_undetailed(&places, &count, &list, c, &err), CKD_E_CORRUPT, CKD_OK);
+    free(places);
     catalog_list_free(&list);
     EXPECT(catalog_usage_by_tensor(&by_tensor, &count, c, &err), CKD_E_CORRUPT, CKD_OK);
     for (size_t i = 0; i < count; i++) {
@@ -533,6 +535,8 @@ static void test_hostile_checkpoints(void **state) {
 
 static void test_hostile_tensors(void **state) {
     static const char *const bad[] = {
+        "UPDATE checkpoints SET detailed = 2",
+        "UPDATE checkpoints SET detailed = -1",
         "UPDATE shards SET role = 0",
         "UPDATE shards SET role = 6",
         "UPDATE shards SET dtype = 16",
@@ -684,6 +688,25 @@ static void test_hostile_indexes(void **state) {
     assert_int_equal(catalog_list(&list, c, NULL, NULL), CKD_E_CORRUPT);
     assert_int_equal(catalog_list(&list, c, "run~2", NULL), CKD_E_CORRUPT);
     assert_int_equal(catalog_list(&list, c, "run", NULL), CKD_OK);
+    catalog_list_free(&list);
+    catalog_close(c);
+    free(good.data);
+}
+
+/* The same of the one of checkpoints without tensors. */
+static void test_hostile_undetailed(void **state) {
+    ckd_checkpoint_list list;
+    size_t *places, count;
+    free(image_make(*state, 6).data);
+    force(*state, "UPDATE checkpoints SET detailed = 0");
+    image good = image_get(*state);
+    exchange_rows(&good, root_of(*state, "undetailed"));
+    image_put(&good, *state);
+    catalog *c = catalog_sample_open(*state, CATALOG_READ);
+    assert_int_equal(catalog_list(&list, c, NULL, NULL), CKD_OK);
+    assert_int_equal(list.count, 6);
+    assert_int_equal(catalog_undetailed(&places, &count, &list, c, NULL), CKD_E_CORRUPT);
+    assert_null(places);
     catalog_list_free(&list);
     catalog_close(c);
     free(good.data);
@@ -1104,6 +1127,7 @@ int main(void) {
         TEST(hostile_tensors),
         TEST(hostile_totals),
         TEST(hostile_indexes),
+        TEST(hostile_undetailed),
         TEST(index_without_rows),
         TEST(add_fails_half_way),
         TEST(older_copy),

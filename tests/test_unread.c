@@ -128,12 +128,14 @@ static void expect_account(const char *dir, ckd_open_mode mode, const char *want
 /* How many checkpoints the catalog has without their tensors. */
 static size_t undetailed(const char *dir) {
     ckd_store *store;
-    ckd_id *ids;
-    size_t count;
+    ckd_checkpoint_list list;
+    size_t *places, count;
     assert_int_equal(scene_open(&store, dir, CKD_OPEN_READ, NULL), CKD_OK);
     assert_false(store->catalog_in_memory);
-    assert_int_equal(catalog_undetailed(&ids, &count, store->catalog, NULL), CKD_OK);
-    free(ids);
+    assert_int_equal(catalog_list(&list, store->catalog, NULL, NULL), CKD_OK);
+    assert_int_equal(catalog_undetailed(&places, &count, &list, store->catalog, NULL), CKD_OK);
+    free(places);
+    catalog_list_free(&list);
     ckd_store_close(store);
     return count;
 }
