@@ -21,6 +21,28 @@ def full(store):
     return store
 
 
+def printed(text):
+    """JSON as jansson lays it out, but for the digits of its reals."""
+    return re.sub(r"(?<= )-?\d+(\.\d+)?(e-?\d+)?(?=,?\n)", lambda n: n[0] if n[0].lstrip("-").isdigit() else repr(float(n[0])), text)
+
+
+def test_checkpoints_of_a_list_are_those_that_are_shown(store):
+    """list and report print them one by one, everything else as one tree."""
+    store.save(1, state(1, 1), "--metric", 'lo"ss\\ größe=1e-20', run_name="gpt")
+    store.save(2, state(1, 2), run_name="gpt")
+    store.save(5, state(1, 5), "--parent", "gpt@1", "--metric", "e=-3", run_name="tuned")
+    store.save(7, state(1, 7), "--parent", "tuned@5", "--resumed-from", "gpt@1", run_name="tuned")
+    listed = store.call("list", "--json")
+    shown = [store.json("show", "--run", c["run"], "--step", c["step"])["checkpoints"][0] for c in listed.json()["checkpoints"]]
+    assert [(c["run"], c["step"]) for c in shown] == [("gpt", 1), ("gpt", 2), ("tuned", 5), ("tuned", 7)]
+    assert shown[0]["metric_name"] == 'lo"ss\\ größe' and shown[2]["parent"] == "gpt@1" and shown[3]["resumed_from"] == "gpt@1"
+    assert listed.json()["checkpoints"] == shown
+    reported = store.call("report", "--json")
+    assert reported.json()["by_checkpoint"] == shown
+    for output in (listed, reported, store.call("list", "--json", "--run", "gpt")):
+        assert printed(output.out) == json.dumps(json.loads(output.out), indent=2, ensure_ascii=False) + "\n"
+
+
 def checked(value, name, seen=None):
     check_documented(value, f"`{name}`", where=name, seen=seen)
     return value
