@@ -417,8 +417,15 @@ static void test_folding(void **state) {
     catalog_sample s;
     ckd_tensor_list want, have;
     catalog *c = catalog_sample_open(*state, CATALOG_WRITE);
-    catalog_sample_add(c, "run", 1, 5);
     catalog_sample_init(&s, "run", 1, 5);
+    for (size_t i = 0; i < SAMPLE_SHARDS; i++) {
+        s.shards[i].value_squares = 1 + (double)i;
+        s.shards[i].direction_change = 0.5 / (1 + (double)i);
+        s.shards[i].nonfinite = i;
+    }
+    assert_int_equal(catalog_begin(c, NULL), CKD_OK);
+    assert_int_equal(catalog_add(c, &s.entry, NULL), CKD_OK);
+    assert_int_equal(catalog_commit(c, NULL), CKD_OK);
     assert_int_equal(catalog_tensors(&want, &detailed, c, &s.checkpoint.id, NULL), CKD_OK);
     for (size_t i = 0; i < SAMPLE_SHARDS / 2; i++) { /* in any order */
         catalog_shard other = s.shards[i];

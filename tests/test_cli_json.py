@@ -29,8 +29,8 @@ def printed(text):
 def test_checkpoints_of_a_list_are_those_that_are_shown(store):
     """list and report print them one by one, everything else as one tree."""
     store.save(1, state(1, 1), "--metric", 'lo"ss\\ größe=1e-20', run_name="gpt")
-    store.save(2, state(1, 2), run_name="gpt")
-    store.save(5, state(1, 5), "--parent", "gpt@1", "--metric", "e=-3", run_name="tuned")
+    store.save(2, state(1, 2), "--metric", "a\\b=1", run_name="gpt")
+    store.save(5, state(1, 5), "--parent", "gpt@1", "--metric", 'e"=-3', run_name="tuned")
     store.save(7, state(1, 7), "--parent", "tuned@5", "--resumed-from", "gpt@1", run_name="tuned")
     listed = store.call("list", "--json")
     shown = [store.json("show", "--run", c["run"], "--step", c["step"])["checkpoints"][0] for c in listed.json()["checkpoints"]]
