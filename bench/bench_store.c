@@ -1,12 +1,15 @@
 /*
  * bench_store: what a store of very many checkpoints costs whoever opens, lists and reports it.
  *
- *   bench_store [--checkpoints N] [--tensors N] [--runs N] [--repeats N] [--store DIR]
+ *   bench_store [--checkpoints N] [--tensors N] [--runs N] [--repeats N] [--store DIR] [--json FILE]
  *
  * The store is made here, file by file and without syncing, as no training could in that time: each checkpoint is a base of tensors of eight elements, in a chunk
  * file of its own. A store that DIR holds already is used as it is. What is told, medians:
  *
- *   adopt      opening for writing without a catalog, which makes it from manifests and chunk files (once)
+ *   without    opening for reading without a catalog, for which one is made in memory
+ *   adopt      opening for writing without a catalog, which makes it from the manifests (once)
+ *   unread     ckd_store_report after that: tensors that the catalog does not have are read from the chunk files
+ *   rebuild    making it with the tensors of all checkpoints (once)
  *   open       opening for reading, and for writing
  *   list       ckd_store_list
  *   report     ckd_store_report
@@ -33,6 +36,9 @@ typedef struct options {
     uint64_t checkpoints, tensors, runs;
     int repeats;
     const char *store; /* NULL: one of its own, removed at the end */
+    const char *json_path;
+    FILE *json;
+    long json_begun; /* where its figures do */
 } options;
 
 static void need(ckd_status status, const char *what, const ckd_error *err) {
@@ -174,6 +180,9 @@ static void measure(const char *what, const options *o, const char *path, action
     qsort(processor, (size_t)o->repeats, sizeof(double), by_value);
     printf("  %-22s %8.3f s, processor %8.3f s\n", what, seconds[o->repeats / 2], processor[o->repeats / 2]);
     fflush(stdout);
+    fprintf(o->json, "%s\n  {\"what\": \"%s\", \"seconds\": %.3f, \"processor_seconds\": %.3f}",
+            ftell(o->json) == o->json_begun ? "" : ",", what, seconds[o->repeats / 2],
+            processor[o->repeats / 2]);
 }
 
 static void open_close(const char *path, void *mode) {
@@ -197,6 +206,28 @@ static void report(const char *path, void *store) {
     (void)path;
     need(ckd_store_report(&r, store, &err), "reporting", &err);
     ckd_report_free(r);
+}
+
+static void rebuild(const char *path, void *nothing) {
+    ckd_rebuild_result result;
+    ckd_error err = {0};
+    (void)nothing;
+    need(ckd_store_rebuild(&result, path, NULL, &err), "rebuilding", &err);
+}
+
+/* What there is to do before there is a catalog with all tensors. */
+static void measure_adoption(const char *path, const options *o) {
+    ckd_open_mode reading = CKD_OPEN_READ, writing = CKD_OPEN_WRITE;
+    ckd_store *store;
+    ckd_error err = {0};
+    options once = *o;
+    once.repeats = 1;
+    measure("open without a catalog", o, path, open_close, &reading);
+    measure("adopt", &once, path, open_close, &writing);
+    need(ckd_store_open(&store, path, CKD_OPEN_READ, NULL, &err), "opening", &err);
+    measure("report, tensors unread", o, path, report, store);
+    ckd_store_close(store);
+    measure("rebuild", &once, path, rebuild, NULL);
 }
 
 static void command(const char *path, void *words) {
@@ -229,9 +260,7 @@ static void measure_all(const char *path, const options *o) {
     char database[4200];
     snprintf(database, sizeof(database), "%s/%s", path, FILE_CATALOG);
     if (!file_exists(database)) {
-        options once = *o;
-        once.repeats = 1;
-        measure("adopt", &once, path, open_close, &writing);
+        measure_adoption(path, o);
     }
     measure("open for reading", o, path, open_close, &reading);
     measure("open for writing", o, path, open_close, &writing);
@@ -257,7 +286,11 @@ static uint64_t number(const char *text, uint64_t most) {
 }
 
 static options parse(int argc, char **argv) {
-    options o = {.checkpoints = 10000, .tensors = 200, .runs = 10, .repeats = 5};
+    options o = {.checkpoints = 10000,
+                 .tensors = 200,
+                 .runs = 10,
+                 .repeats = 5,
+                 .json_path = "bench/results/bench_store.json"};
     for (int i = 1; i < argc; i += 2) {
         const char *value = i + 1 < argc ? argv[i + 1] : "";
         if (strcmp(argv[i], "--checkpoints") == 0) {
@@ -270,6 +303,8 @@ static options parse(int argc, char **argv) {
             o.repeats = (int)number(value, REPEATS_MAX);
         } else if (strcmp(argv[i], "--store") == 0 && *value) {
             o.store = value;
+        } else if (strcmp(argv[i], "--json") == 0 && *value) {
+            o.json_path = value;
         } else {
             fprintf(stderr, "bench_store: unknown option %s\n", argv[i]);
             exit(2);
@@ -294,12 +329,28 @@ int main(int argc, char **argv) {
     }
     printf("%s\n%llu checkpoints of %llu tensors, %llu runs\n", bench_machine(),
            (unsigned long long)o.checkpoints, (unsigned long long)o.tensors, (unsigned long long)o.runs);
+    o.json = fopen(o.json_path, "w");
+    if (!o.json) {
+        perror(o.json_path);
+        return 1;
+    }
+    fprintf(
+        o.json,
+        "{\"machine\": \"%s\", \"checkpoints\": %llu, \"tensors\": %llu, \"runs\": %llu, \"repeats\": %d, \"figures\": [",
+        bench_machine(), (unsigned long long)o.checkpoints, (unsigned long long)o.tensors,
+        (unsigned long long)o.runs, o.repeats);
+    o.json_begun = ftell(o.json);
     if (!bench_file_exists(path)) {
         double begun = bench_seconds();
         make_store(path, &o);
         printf("  %-22s %8.3f s\n", "made", bench_seconds() - begun);
     }
     measure_all(path, &o);
+    fprintf(o.json, "\n]}\n");
+    if (fclose(o.json) != 0) {
+        perror(o.json_path);
+        return 1;
+    }
     if (!o.store) {
         bench_remove_tree(folder);
     }

@@ -273,7 +273,10 @@ typedef struct ckd_tensor_list {
     ckd_tensor_info *items; /* in the order saved */
 } ckd_tensor_list;
 
-/* The tensors of a checkpoint. Release with ckd_tensor_list_free. */
+/*
+ * The tensors of a checkpoint. Release with ckd_tensor_list_free. Empty, with a message, if its chunk files would have to be read for it and cannot be. Errors: NOT_FOUND,
+ * BUSY (files are being removed for longer than the store waits), IO, NOMEM.
+ */
 CKD_API ckd_status ckd_store_tensors(ckd_tensor_list **out, ckd_store *store, const ckd_id *checkpoint,
                                      ckd_error *err);
 CKD_API void ckd_tensor_list_free(ckd_tensor_list *list);
@@ -556,7 +559,7 @@ typedef struct ckd_rebuild_result {
     uint64_t skipped;     /* manifests that are damaged; each was told through on_message */
 } ckd_rebuild_result;
 /*
- * Makes the catalog anew from manifests and chunk files; the old one is kept as catalog.db.old. Only timings and caches
+ * Makes the catalog anew from manifests and chunk files, with the tensors of all checkpoints; the old one is kept as catalog.db.old. Only timings and caches
  * are lost. Needs no open handle; fails with BUSY while another process writes. result may be NULL.
  */
 CKD_API ckd_status ckd_store_rebuild(ckd_rebuild_result *result, const char *path,

@@ -50,8 +50,9 @@ typedef struct ckd_report {
     uint64_t parity_bytes;       /* from which files that are lost can be rebuilt; part of stored_bytes */
 } ckd_report;
 /*
- * What the store holds and takes. Reads the catalog and the sizes of files, nothing else; the time grows with checkpoints, not with their tensors.
- * Release with ckd_report_free. Errors: CORRUPT, IO, NOMEM.
+ * What the store holds and takes. Reads the catalog and the sizes of files; the time grows with checkpoints, not with their tensors. If the catalog was made anew from very
+ * many manifests, it reads the indexes of the chunk files of those whose tensors it does not have, too. Release with ckd_report_free. Errors: CORRUPT, BUSY (files are being
+ * removed for longer than the store waits), IO, NOMEM.
  */
 CKD_API ckd_status ckd_store_report(ckd_report **out, ckd_store *store, ckd_error *err);
 CKD_API void ckd_report_free(ckd_report *report);
