@@ -408,6 +408,81 @@ static void test_reporting_meanwhile(void **state) {
     expect_done(readers[1]);
 }
 
+/* Deletes the newest checkpoint of SCENE_RUN at once, waiting shortly for who reads its files. */
+static int delete_newest(const char *dir) {
+    ckd_store *store;
+    ckd_checkpoint newest;
+    ckd_store_options o = CKD_STORE_OPTIONS_INIT;
+    ckd_delete_options deletion = CKD_DELETE_OPTIONS_INIT;
+    ckd_collect_options all = CKD_COLLECT_OPTIONS_INIT;
+    file_set_fault_hook(NULL, NULL);
+    o.lock_timeout_ms = 50;
+    deletion.undo_s = 0;
+    all.all = 1;
+    if (ckd_store_open(&store, store_path_of(dir, ""), CKD_OPEN_WRITE, &o, NULL) != CKD_OK ||
+        ckd_store_find(&newest, store, SCENE_RUN, CKD_LATEST, NULL) != CKD_OK || newest.step != 3) {
+        return 1;
+    }
+    (void)ckd_store_delete(store, &newest.id, 1, &deletion, NULL);
+    (void)ckd_store_collect(NULL, store, &all, NULL); /* both may be BUSY */
+    bool gone = ckd_store_find(&newest, store, SCENE_RUN, 3, NULL) == CKD_E_NOT_FOUND;
+    ckd_store_close(store);
+    return gone ? 0 : 2;
+}
+
+/* Another process deletes it before the first chunk file is opened. */
+static int delete_at_first_chunk(void *context, file_step step, const char *path) {
+    const char **dir = context;
+    if (*dir && step == STEP_OPEN && strstr(path, "data/c/")) {
+        pid_t child = start(delete_newest, *dir);
+        *dir = NULL;
+        expect_done(child);
+    }
+    return 0;
+}
+
+/* What is being read stays until it was read. */
+static void test_deleted_while_it_is_read(void **state) {
+    ckd_store *store;
+    ckd_checkpoint newest;
+    ckd_tensor_list *tensors;
+    const char *dir = *state;
+    make(*state);
+    scene_adopt(*state, 0);
+    assert_int_equal(scene_open(&store, *state, CKD_OPEN_READ, NULL), CKD_OK);
+    assert_int_equal(ckd_store_find(&newest, store, SCENE_RUN, CKD_LATEST, NULL), CKD_OK);
+    file_set_fault_hook(delete_at_first_chunk, &dir);
+    assert_int_equal(ckd_store_tensors(&tensors, store, &newest.id, NULL), CKD_OK);
+    file_set_fault_hook(NULL, NULL);
+    assert_null(dir);
+    assert_int_equal(tensors->count, newest.tensors);
+    ckd_tensor_list_free(tensors);
+    assert_int_equal(ckd_store_tensors(&tensors, store, &newest.id, NULL), CKD_E_NOT_FOUND);
+    ckd_store_close(store);
+}
+
+/* One that goes while others are read has no tensors in the report, which is of the time before, and no harm is done. */
+static void test_deleted_before_it_is_read(void **state) {
+    ckd_store *store;
+    ckd_report *r;
+    const char *dir = *state;
+    make(*state);
+    scene_adopt(*state, 0);
+    assert_int_equal(scene_open(&store, *state, CKD_OPEN_READ, NULL), CKD_OK);
+    file_set_fault_hook(delete_at_first_chunk, &dir);
+    assert_int_equal(ckd_store_report(&r, store, NULL), CKD_OK);
+    file_set_fault_hook(NULL, NULL);
+    assert_null(dir);
+    assert_int_equal(r->checkpoint_count, 7);
+    assert_int_equal(r->roles[6].roles[CKD_ROLE_WEIGHT].elements, 0);
+    assert_int_equal(r->roles[5].roles[CKD_ROLE_WEIGHT].elements,
+                     r->roles[4].roles[CKD_ROLE_WEIGHT].elements);
+    assert_true(r->roles[5].roles[CKD_ROLE_WEIGHT].elements > 0);
+    assert_int_equal(r->by_role[0].checkpoints, 6);
+    ckd_report_free(r);
+    ckd_store_close(store);
+}
+
 /* A writer that is killed while it adopts leaves a catalog of before, or one of after. */
 static void test_killed_in_the_middle(void **state) {
     make(*state);
@@ -437,6 +512,8 @@ int main(void) {
                                        unread_test(test_very_many),
                                        unread_test(test_two_at_once),
                                        unread_test(test_reporting_meanwhile),
+                                       unread_test(test_deleted_while_it_is_read),
+                                       unread_test(test_deleted_before_it_is_read),
                                        unread_test(test_killed_in_the_middle)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
