@@ -105,7 +105,7 @@ static void put_field(printer *p, const json_field *f) {
 }
 
 static void put_checkpoint(printer *p, const ckd_checkpoint *c, const cli_ids *ids) {
-    checkpoint_fields fields;
+    checkpoint_fields fields = {0};
     checkpoint_fields_make(&fields, c, ids);
     put_text(p, "{");
     p->depth++;

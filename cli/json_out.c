@@ -48,7 +48,7 @@ cli_place_text cli_place_of(const ckd_checkpoint *c) {
 }
 
 json_t *cli_json_checkpoint(const ckd_checkpoint *c, const ckd_checkpoint_list *all) {
-    checkpoint_fields fields;
+    checkpoint_fields fields = {0};
     cli_ids ids = {.all = all};
     checkpoint_fields_make(&fields, c, &ids);
     json_t *object = json_object();
