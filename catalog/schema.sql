@@ -91,7 +91,7 @@ CREATE TABLE tensor_names (
     name TEXT NOT NULL UNIQUE CHECK (length(CAST(name AS BLOB)) BETWEEN 1 AND 1023)
 ) STRICT;
 
--- What one rank holds of one tensor of one checkpoint.
+-- What one rank holds of one tensor of one checkpoint, if that is detailed. `ckptdelta rebuild` makes all of them so.
 CREATE TABLE shards (
     checkpoint INTEGER NOT NULL REFERENCES checkpoints (key) ON DELETE CASCADE,
     tensor INTEGER NOT NULL REFERENCES tensor_names (key),
