@@ -7,6 +7,7 @@
  *   compact_lattice.c  the same of values on a lattice
  *   compact_links.c    one block, with the deltas below it
  *   compact_files.c    its new files
+ *   compact_written.c  which shared records these have
  *   compact_publish.c  intent, next generation, catalog
  *   compact_old.c      generations that were replaced
  *
@@ -42,13 +43,6 @@ typedef struct compact_worker {
     lattice_work lattice;
 } compact_worker;
 
-/* A link that a checkpoint has, or would have, by now: those that came from it may build on it. */
-typedef struct known_link {
-    hash128 content;
-    ckd_id owner;
-    block_load load;
-} known_link;
-
 typedef struct compaction {
     ckd_store *store;
     ckd_compact_options options;
@@ -61,9 +55,6 @@ typedef struct compaction {
     size_t unwanted_count;
     load_table *tables; /* by id */
     size_t table_count, table_capacity;
-    needs *all;        /* what there was at the beginning */
-    known_link *links; /* that are in checkpoints that stay, by content: open addressing, owner zero: free */
-    size_t link_count, link_capacity;
     uint64_t begun_ns, moved;  /* bytes read and written, for the limit */
     uint64_t done, to_be_done; /* stored bytes, for the callback */
     float_mode callers_mode;
@@ -96,8 +87,6 @@ typedef struct block_fate {
 
 typedef struct rewrite_plan {
     const view *view;
-    ckd_id *lineage; /* checkpoints that it came from, and that stay; by id */
-    size_t lineage_count;
     block_fate *fates; /* by block of the view */
     unsigned why;      /* 0: nothing is to be done */
     size_t recoded;
@@ -135,10 +124,6 @@ typedef struct compact_links {
     block_load load;
 } compact_links;
 void compact_find_links(compact_links *out, compaction *c, const rewrite_plan *plan, size_t block);
-/* Others may build on the links that the checkpoint has now. Errors: NOMEM. */
-ckd_status compact_know_link(compaction *c, const known_link *link, ckd_error *err);
-/* Those that a plan comes to. */
-ckd_status compact_know_planned(compaction *c, const rewrite_plan *plan, ckd_error *err);
 /* Within the bounds on chains? r: the block's. */
 bool compact_links_fit(const compact_links *l, const compaction *c, const record *r);
 
@@ -179,6 +164,23 @@ typedef struct lattice_try {
 } lattice_try;
 ckd_status compact_lattice(lattice_try *t, compact_worker *w, ckd_error *err);
 
+/* ---- compact_written.c: what the new files have, so that it is written once ---- */
+typedef struct written_record {
+    hash128 content;
+    uint64_t count; /* of links: others are found by their content alone */
+    uint32_t kind;  /* 0: the slot is free */
+    uint32_t dtype;
+} written_record;
+typedef struct compact_written {
+    written_record *slots; /* open addressing */
+    size_t count, capacity;
+} compact_written;
+/* Would a reader that looks for the link, group or side record find one of these? */
+bool compact_written_has(const compact_written *w, const record *r);
+/* Errors: NOMEM. */
+ckd_status compact_written_add(compact_written *w, const record *r, ckd_error *err);
+void compact_written_free(compact_written *w);
+
 /* ---- compact_files.c ---- */
 typedef struct rewrite {
     compaction *c;
@@ -186,11 +188,11 @@ typedef struct rewrite {
     ckd_id writer;
     manifest m; /* of the next generation */
     file_lock *intent;
-    bool undecided;    /* the manifest was named, and may not have been taken back: recovery will see */
-    bytes encoded;     /* m, as it is published */
-    bool *coded;       /* by block of the plan's view: it is not a mere copy */
-    bytes sides, room; /* contents of side records that are written; scratch */
-    bytes links;       /* known_link: those that are written */
+    bool undecided;          /* the manifest was named, and may not have been taken back: recovery will see */
+    bytes encoded;           /* m, as it is published */
+    bool *coded;             /* by block of the plan's view: it is not a mere copy */
+    compact_written written; /* links and side records */
+    bytes room;              /* scratch */
     size_t dependency_capacity; /* of m.dependencies */
 } rewrite;
 /* Writes the new files, whose ids are those of r->m.files, and names them, durable. Sets sizes, roots and dependencies of r->m. */

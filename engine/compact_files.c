@@ -19,74 +19,59 @@ static bool is_ours(const rewrite *r, const record *from) {
     return id_equal(&from->tensor->checkpoint, &r->plan->view->manifest.checkpoint.id);
 }
 
-static bool names(const rewrite *r, size_t block, const hash128 *content) {
-    const record *b = r->plan->view->blocks[block].record;
-    for (uint32_t k = 0; k < b->dependency_count && !r->coded[block]; k++) {
-        const dependency *d = &b->dependencies[k];
-        if (d->kind != DEPENDS_VALUES && hash128_equal(&d->content, content)) {
-            return true;
+/* Those of the view's shared records that blocks and links which are copied build on. */
+typedef struct needed_records {
+    const view *v;
+    bool *is_needed; /* by number in v->shared */
+    size_t *todo;    /* links of which it was not looked at what they build on */
+    size_t todo_count;
+} needed_records;
+
+static void need_all_of(needed_records *n, const record *r) {
+    for (uint32_t k = 0; k < r->dependency_count; k++) {
+        const dependency *on = &r->dependencies[k];
+        const view_block *b = on->kind == DEPENDS_VALUES ? NULL
+                              : on->kind == DEPENDS_LINK ? view_find_link(n->v, r, &on->content)
+                              : on->kind == DEPENDS_SIDE ? view_find_shared(n->v, RECORD_SIDE, &on->content)
+                                                         : view_find_shared(n->v, RECORD_GROUP, &on->content);
+        if (b && !n->is_needed[b - n->v->shared]) {
+            n->is_needed[b - n->v->shared] = true;
+            n->todo[n->todo_count++] = (size_t)(b - n->v->shared);
         }
     }
-    return false;
 }
 
-/* Links stay: other checkpoints may build on them. Those that were written anew are there already. */
-static bool link_stays(const rewrite *r, const record *link) {
-    for (size_t i = 0; i + sizeof(known_link) <= r->links.size; i += sizeof(known_link)) {
-        known_link written;
-        memcpy(&written, r->links.data + i, sizeof(written));
-        if (hash128_equal(&written.content, &link->content)) {
-            return false;
-        }
-    }
-    return true;
-}
-
-static bool named_by_link(const rewrite *r, const record *shared) {
+/* By record of the file. Blocks of files that come later may all be copied: it is not known yet. */
+static ckd_status find_needed(bool **out, const rewrite *r, const chunk *c, ckd_error *err) {
     const view *v = r->plan->view;
-    for (size_t i = 0; i < v->shared_count; i++) {
-        const record *l = v->shared[i].record;
-        for (uint32_t k = 0; k < l->dependency_count && l->kind == RECORD_LINK; k++) {
-            if (l->dependencies[k].kind != DEPENDS_VALUES &&
-                hash128_equal(&l->dependencies[k].content, &shared->content) && link_stays(r, l)) {
-                return true;
-            }
+    needed_records n = {.v = v,
+                        .is_needed = calloc(v->shared_count + 1, sizeof(bool)),
+                        .todo = calloc(v->shared_count + 1, sizeof(size_t))};
+    bool *needed = calloc(c->record_count + 1, sizeof(*needed));
+    ckd_status status = n.is_needed && n.todo && needed
+                            ? CKD_OK
+                            : err_nomem(err, v->shared_count * sizeof(size_t), "records that blocks share");
+    for (size_t i = 0; i < v->block_count && status == CKD_OK; i++) {
+        if (!r->coded[i]) {
+            need_all_of(&n, v->blocks[i].record);
         }
     }
-    return false;
+    while (n.todo_count) {
+        need_all_of(&n, v->shared[n.todo[--n.todo_count]].record);
+    }
+    for (size_t i = 0; i < v->shared_count && status == CKD_OK; i++) {
+        if (v->shared[i].chunk == c) {
+            needed[v->shared[i].record - c->records] = n.is_needed[i];
+        }
+    }
+    free(n.todo);
+    free(n.is_needed);
+    *out = needed;
+    return status;
 }
 
-static bool is_written(const rewrite *r, const hash128 *content) {
-    for (size_t i = 0; i + sizeof(*content) <= r->sides.size; i += sizeof(*content)) {
-        if (memcmp(r->sides.data + i, content, sizeof(*content)) == 0) {
-            return true;
-        }
-    }
-    return false;
-}
-
-/* Is a side or group record still named by a block that is copied? Sides have the name of their tensor; its blocks lie together. */
-static bool is_named(const rewrite *r, const record *shared) {
-    const view *v = r->plan->view;
-    const view_tensor *t = shared->kind == RECORD_SIDE ? view_find(v, shared->tensor->name) : NULL;
-    size_t first = t ? (size_t)(t->shards[0].blocks - v->blocks) : 0;
-    for (size_t i = first; i < v->block_count; i++) {
-        if (t && strcmp(v->blocks[i].record->tensor->name, t->tensor->name) != 0) {
-            return false;
-        }
-        if (names(r, i, &shared->content)) {
-            return true;
-        }
-    }
-    return false;
-}
-
-static bool is_left_out(const rewrite *r, const record *from) {
-    if (from->kind == RECORD_LINK) {
-        return !link_stays(r, from);
-    }
-    bool shared = from->kind == RECORD_SIDE || from->kind == RECORD_GROUP;
-    return shared && (is_written(r, &from->content) || !(is_named(r, from) || named_by_link(r, from)));
+static bool is_shared(const record *r) {
+    return r->kind == RECORD_SIDE || r->kind == RECORD_GROUP || r->kind == RECORD_LINK;
 }
 
 /* ---- one batch ---- */
@@ -215,31 +200,45 @@ static ckd_status check_bundles(const chunk *c, bytes *room, bool *any, ckd_erro
     return CKD_OK;
 }
 
+/* Those that blocks share, or all others. needed: by record of the file; NULL: all. */
 static ckd_status write_records(rewrite *r, const chunk *c, chunk_writer *w, batch *b, const size_t *numbers,
-                                ckd_error *err) {
+                                bool shared, const bool *needed, ckd_error *err) {
     ckd_status status = CKD_OK;
     uint64_t raw = 0;
-    for (int sides = 0; sides < 2;
-         sides++) { /* what blocks share comes last: only then it is known who needs it */
-        for (size_t i = 0; i < c->record_count && status == CKD_OK; i++) {
-            const record *from = &c->records[i];
-            bool is_side =
-                from->kind == RECORD_SIDE || from->kind == RECORD_GROUP || from->kind == RECORD_LINK;
-            if (!is_ours(r, from) || is_side != (sides == 1) || (is_side && is_left_out(r, from))) {
-                continue;
-            }
-            compact_item *item = &b->items[b->count++];
-            item->from = from;
-            item->chunk = c;
-            item->block = numbers[i];
-            raw += from->raw_size;
-            if (b->count == BATCH_ITEMS || raw >= BATCH_BYTES) {
-                status = write_batch(b, w, err);
-                raw = 0;
-            }
+    for (size_t i = 0; i < c->record_count && status == CKD_OK; i++) {
+        const record *from = &c->records[i];
+        if (!is_ours(r, from) || is_shared(from) != shared || (needed && !needed[i]) ||
+            (shared && compact_written_has(&r->written, from))) {
+            continue;
         }
-        status = status == CKD_OK ? write_batch(b, w, err) : status;
+        compact_item *item = &b->items[b->count++];
+        item->from = from;
+        item->chunk = c;
+        item->block = numbers[i];
+        raw += from->raw_size;
+        if (shared) {
+            status = compact_written_add(&r->written, from, err);
+        }
+        if (status == CKD_OK && (b->count == BATCH_ITEMS || raw >= BATCH_BYTES)) {
+            status = write_batch(b, w, err);
+            raw = 0;
+        }
     }
+    return status == CKD_OK ? write_batch(b, w, err) : status;
+}
+
+/* What blocks share comes last: only then it is known who needs it. */
+static ckd_status write_all(rewrite *r, const chunk *c, chunk_writer *w, batch *b, const size_t *numbers,
+                            ckd_error *err) {
+    bool *needed = NULL;
+    ckd_status status = write_records(r, c, w, b, numbers, false, NULL, err);
+    if (status == CKD_OK) {
+        status = find_needed(&needed, r, c, err);
+    }
+    if (status == CKD_OK) {
+        status = write_records(r, c, w, b, numbers, true, needed, err);
+    }
+    free(needed);
     return status;
 }
 
@@ -258,7 +257,7 @@ static ckd_status fill_file(rewrite *r, const chunk *c, chunk_writer *w, ckd_err
         if (bundles || r->m.checkpoint.fidelity != CKD_EXACT) {
             chunk_writer_gather(w);
         }
-        status = write_records(r, c, w, &b, numbers, err);
+        status = write_all(r, c, w, &b, numbers, err);
     }
     for (size_t i = 0; b.items && i < BATCH_ITEMS; i++) {
         bytes_free(&b.items[i].payload);
@@ -307,6 +306,14 @@ typedef struct reading {
     const view *written;
 } reading;
 
+static bool builds_on_link(const record *r) {
+    bool any = false;
+    for (uint32_t k = 0; k < r->dependency_count && !any; k++) {
+        any = r->dependencies[k].kind == DEPENDS_LINK;
+    }
+    return any;
+}
+
 static ckd_status read_back(void *context, size_t index, uint32_t worker, ckd_error *err) {
     reading *x = context;
     compact_worker *w = &x->r->c->workers[worker];
@@ -318,14 +325,15 @@ static ckd_status read_back(void *context, size_t index, uint32_t worker, ckd_er
         err_corrupt(err, file_path(b->chunk->file), r->offset, "a block was not written as it was");
         return CKD_E_CORRUPT;
     }
-    /* In a dry run, links that others are to have are not there. */
-    bool coded = x->r->coded[index] && !x->r->c->options.dry_run;
-    void *to = bytes_scratch(&w->values, (coded ? r->raw_size : r->stored_size) + 1, "a block's values", err);
+    bool decode =
+        x->r->coded[index] || builds_on_link(r); /* a copied one finds its links again, or others like them */
+    void *to =
+        bytes_scratch(&w->values, (decode ? r->raw_size : r->stored_size) + 1, "a block's values", err);
     if (!to) {
         return CKD_E_NOMEM;
     }
-    return coded ? block_values(&w->job.decoder, &x->r->c->views, x->written, b, to, err)
-                 : chunk_read_payload(b->chunk, r, to, err);
+    return decode ? block_values(&w->job.decoder, &x->r->c->views, x->written, b, to, err)
+                  : chunk_read_payload(b->chunk, r, to, err);
 }
 
 /* The manifest's copy goes to the view, which frees it. */

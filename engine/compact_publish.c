@@ -280,8 +280,7 @@ static void clean_up(rewrite *r, bool committed) {
     lock_release(r->intent);
     manifest_free(&r->m);
     bytes_free(&r->encoded);
-    bytes_free(&r->sides);
-    bytes_free(&r->links);
+    compact_written_free(&r->written);
     bytes_free(&r->room);
     free(r->coded);
 }
@@ -356,11 +355,6 @@ ckd_status compact_rewrite(uint64_t *stored, compaction *c, rewrite_plan *p, ckd
     }
     if (status == CKD_E_NOSPACE) {
         tell_need(p, err);
-    }
-    for (size_t i = 0; i + sizeof(known_link) <= r.links.size && status == CKD_OK; i += sizeof(known_link)) {
-        known_link link;
-        memcpy(&link, r.links.data + i, sizeof(link));
-        status = compact_know_link(c, &link, err);
     }
     *stored = r.m.checkpoint.stored_bytes + r.encoded.size;
     clean_up(&r, committed);

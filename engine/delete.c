@@ -44,17 +44,15 @@ static ckd_status check_dependents(const needs *n, ckd_error *err) {
     return CKD_OK;
 }
 
-static ckd_status check_writer(void *context, const intent *live, ckd_error *err) {
-    const needs *n = context;
-    for (size_t i = 0; i < live->dependency_count; i++) {
-        const need *d = needs_find(n, &live->dependencies[i]);
-        if (d && d->chosen) {
-            return err_set(err, CKD_E_BUSY, "a save of %s@%llu in progress builds on %s@%llu", live->run,
-                           (unsigned long long)live->step, d->m.checkpoint.run,
-                           (unsigned long long)d->m.checkpoint.step);
-        }
+static ckd_status check_in_use(void *context, need *used, bool named, const intent *live, ckd_error *err) {
+    (void)context;
+    (void)named;
+    if (!used->chosen) {
+        return CKD_OK;
     }
-    return CKD_OK;
+    return err_set(err, CKD_E_BUSY, "a save of %s@%llu in progress builds on %s@%llu", live->run,
+                   (unsigned long long)live->step, used->m.checkpoint.run,
+                   (unsigned long long)used->m.checkpoint.step);
 }
 
 /* The catalog and the copies of what was newest follow; that they do not is no failure of what was done. */
@@ -74,7 +72,7 @@ static ckd_status delete_chosen(ckd_store *store, needs *n, uint64_t undo_s, ckd
         status = check_dependents(n, err);
     }
     if (status == CKD_OK) {
-        status = needs_visit_writers(store, check_writer, n, err);
+        status = needs_visit_in_use(n, store, check_in_use, NULL, err);
     }
     if (status == CKD_OK) {
         status = needs_order(&order, &count, n, err);

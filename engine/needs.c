@@ -173,9 +173,65 @@ ckd_status needs_order(need ***out, size_t *count, needs *n, ckd_error *err) {
 
 /* ---- writers ---- */
 
-static ckd_status visit_writer(const ckd_store *store, const char *name, writer_fn visit, void *context,
-                               ckd_error *err) {
-    pathname p = path_of(store->path, DIR_INTENTS, name);
+#define SAME_TIME_NS \
+    UINT64_C(60000000000) /* clocks of the machines that write to a store may differ by so much */
+
+/* What living writers may come to depend on, and those of them whose own dependencies were not looked at. */
+typedef struct in_use {
+    const ckd_store *store;
+    needs *all;
+    need **todo;
+    size_t todo_count;
+    uint64_t begun_ns; /* the writer at hand; about */
+    in_use_fn visit;
+    void *context;
+} in_use;
+
+/* Was this generation replaced before the writer began? `newer` is the next one. */
+static bool was_replaced(const in_use *u, const need *newer) {
+    const ckd_checkpoint *c = &newer->m.checkpoint;
+    uint64_t at = file_modified_ns(path_manifest(u->store->path, c->run, c->step, c->generation).text);
+    return at && at + SAME_TIME_NS < u->begun_ns;
+}
+
+static ckd_status use(in_use *u, const ckd_id *id, bool named, const intent *live, ckd_error *err) {
+    need *first = needs_find(u->all, id);
+    ckd_status status = CKD_OK;
+    if (first && !first->in_use) {
+        first->in_use = true;
+        status = u->visit(u->context, first, named, live, err);
+    }
+    for (need *g = first; g && g < end_of(u->all) && id_equal(&g->m.checkpoint.id, id); g++) {
+        if (g > first && was_replaced(u, g - 1)) {
+            break;
+        }
+        if (!g->looked_at) {
+            g->looked_at = true;
+            u->todo[u->todo_count++] = g;
+        }
+    }
+    return status;
+}
+
+static ckd_status use_all_of(in_use *u, const intent *live, ckd_error *err) {
+    ckd_status status = CKD_OK;
+    for (need *x = u->all->items; x < end_of(u->all); x++) {
+        x->looked_at = false; /* another writer may have begun at another time */
+    }
+    for (size_t i = 0; i < live->dependency_count && status == CKD_OK; i++) {
+        status = use(u, &live->dependencies[i], true, live, err);
+    }
+    while (u->todo_count && status == CKD_OK) {
+        const need *n = u->todo[--u->todo_count];
+        for (size_t i = 0; i < n->m.dependency_count && status == CKD_OK; i++) {
+            status = use(u, &n->m.dependencies[i], false, live, err);
+        }
+    }
+    return status;
+}
+
+static ckd_status visit_writer(in_use *u, const char *name, ckd_error *err) {
+    pathname p = path_of(u->store->path, DIR_INTENTS, name);
     file_lock *lock;
     ckd_status status = lock_acquire(&lock, p.text, LOCK_EXCLUSIVE, false, 0, NULL);
     if (status == CKD_OK || status == CKD_E_NOT_FOUND) {
@@ -184,33 +240,45 @@ static ckd_status visit_writer(const ckd_store *store, const char *name, writer_
     }
     bytes data = {0};
     intent live = {0};
+    u->begun_ns = file_modified_ns(p.text);
     status = file_read_all(&data, p.text, NOTE_MAX, err);
     if (status == CKD_E_NOT_FOUND) {
         return CKD_OK;
     }
     if (status == CKD_OK) {
-        status = intent_decode(&live, &store->id, data.data, data.size, p.text, err);
+        status = intent_decode(&live, &u->store->id, data.data, data.size, p.text, err);
     }
     if (status == CKD_OK) {
-        status = visit(context, &live, err);
+        status = use_all_of(u, &live, err);
     }
     intent_free(&live);
     bytes_free(&data);
     return status;
 }
 
-ckd_status needs_visit_writers(const ckd_store *store, writer_fn visit, void *context, ckd_error *err) {
+ckd_status needs_visit_in_use(needs *n, const ckd_store *store, in_use_fn visit, void *context,
+                              ckd_error *err) {
     dir_list list;
     ckd_status status = dir_list_read(&list, path_in(store->path, DIR_INTENTS).text, err);
     if (status != CKD_OK) {
         return status;
     }
+    in_use u = {.store = store,
+                .all = n,
+                .todo = calloc(n->count + 1, sizeof(*u.todo)),
+                .visit = visit,
+                .context = context};
+    status = u.todo ? CKD_OK : err_nomem(err, n->count * sizeof(*u.todo), "checkpoints in use");
+    for (need *x = n->items; x < end_of(n); x++) {
+        x->in_use = false;
+    }
     for (size_t i = 0; i < list.count && status == CKD_OK; i++) {
         ckd_id id;
         if (strlen(list.names[i]) == CKD_ID_TEXT - 1 && id_parse(&id, list.names[i])) {
-            status = visit_writer(store, list.names[i], visit, context, err);
+            status = visit_writer(&u, list.names[i], err);
         }
     }
+    free(u.todo);
     dir_list_free(&list);
     return status;
 }

@@ -13,6 +13,7 @@ typedef struct need {
     bool chosen;            /* by the caller, of whom this is */
     bool superseded;        /* a newer generation of the same checkpoint counts */
     size_t dependents_left; /* scratch of needs_order */
+    bool in_use, looked_at; /* scratch of needs_visit_in_use */
 } need;
 
 typedef struct needs {
@@ -35,8 +36,14 @@ need *needs_find(const needs *n, const ckd_id *id);
 ckd_status needs_choose(needs *n, const ckd_id *ids, size_t count, bool dead, ckd_error *err);
 /* The chosen ones, newest generations only, dependents before what they depend on. NOMEM; CORRUPT if they depend on each other in a circle. */
 ckd_status needs_order(need ***out, size_t *count, needs *n, ckd_error *err);
-/* Calls `visit` with the intent of every writer that lives. Under the publish lock none begins meanwhile. Errors: those of `visit`; IO, CORRUPT and UNSUPPORTED (an intent that cannot be read: what it needs is not known), NOMEM. */
-typedef ckd_status (*writer_fn)(void *context, const intent *live, ckd_error *err);
-ckd_status needs_visit_writers(const ckd_store *store, writer_fn visit, void *context, ckd_error *err);
+/*
+ * Calls `visit` with every checkpoint that a living writer may come to depend on, each once: what its intent names, and all that this
+ * builds on, down to bases. Where a compaction has replaced a generation since the writer began, the writer may have opened the old one, which builds on
+ * more. `named`: by the intent itself. Under the publish lock no writer begins meanwhile. Errors: those of `visit`; IO, CORRUPT and
+ * UNSUPPORTED (an intent that cannot be read: what it needs is not known), NOMEM.
+ */
+typedef ckd_status (*in_use_fn)(void *context, need *used, bool named, const intent *live, ckd_error *err);
+ckd_status needs_visit_in_use(needs *n, const ckd_store *store, in_use_fn visit, void *context,
+                              ckd_error *err);
 
 #endif

@@ -58,6 +58,8 @@ void parity_sets_free(parity_sets *s);
 const parity_cover *parity_sets_of(const parity_sets *s, const ckd_id *file, size_t *count);
 /* NULL: there is none of this id. */
 const parity_set *parity_sets_find(const parity_sets *s, const ckd_id *group);
+/* All its members are there, in their sizes. */
+bool parity_members_there(const parity_group *g, const ckd_store *store);
 /* How many more losses it can take as a whole: rows that are there, less members that are not. */
 int parity_set_strength(const parity_set *s, const ckd_store *store);
 /* Opens one row; errors as of parity_open, CORRUPT if it is no file of this group. */
@@ -118,10 +120,17 @@ ckd_status parity_note_missing(const parity_set *s, uint32_t row, const ckd_stor
                                ckd_error *err);
 
 /* ---- parity_forget.c ---- */
+/* Chunk files of a store, sorted by id. */
+typedef struct parity_files {
+    const ckd_id *items;
+    size_t count;
+} parity_files;
 /*
  * Files that are about to be removed on purpose: groups that cannot repair anything without them go first, with a message if that leaves others without
- * parity. Under the publish lock. Unreadable parity files stay. Errors: IO, NOMEM.
+ * parity. Under the publish lock. Unreadable parity files stay. Errors: STATE (one that is to stay is missing, and only with a group that
+ * would go can it be rebuilt: nothing was changed), IO, NOMEM.
  */
-ckd_status parity_forget(const ckd_store *store, const ckd_id *files, size_t count, ckd_error *err);
+ckd_status parity_forget(const ckd_store *store, const parity_files *gone, const parity_files *stay,
+                         ckd_error *err);
 
 #endif

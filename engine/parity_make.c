@@ -88,14 +88,6 @@ static ckd_status check_members(making *m, parity_group *g, ckd_error *err) {
     return status;
 }
 
-static bool members_there(const ckd_store *store, const parity_group *g) {
-    bool there = true;
-    for (size_t i = 0; i < g->member_count && there; i++) {
-        there = listed_file_there(store, &g->members[i].file, g->members[i].size);
-    }
-    return there;
-}
-
 /* Under the publish lock no member is removed; one that was meanwhile is in a group that others know nothing of. */
 static ckd_status publish_group(bool *done, const ckd_store *store, const parity_group *g, ckd_error *err) {
     file_lock *lock;
@@ -104,7 +96,7 @@ static ckd_status publish_group(bool *done, const ckd_store *store, const parity
     if (status != CKD_OK) {
         return status;
     }
-    if (members_there(store, g)) {
+    if (parity_members_there(g, store)) {
         for (uint32_t row = 0; row < g->rows && status == CKD_OK; row++) {
             status = file_publish(path_parity(store->path, &g->id, row, ".tmp").text,
                                   path_parity(store->path, &g->id, row, "").text, err);

@@ -173,6 +173,14 @@ const parity_set *parity_sets_find(const parity_sets *s, const ckd_id *group) {
     return low < s->count && id_equal(&s->items[low]->group.id, group) ? s->items[low] : NULL;
 }
 
+bool parity_members_there(const parity_group *g, const ckd_store *store) {
+    bool there = true;
+    for (size_t i = 0; i < g->member_count && there; i++) {
+        there = listed_file_there(store, &g->members[i].file, g->members[i].size);
+    }
+    return there;
+}
+
 int parity_set_strength(const parity_set *s, const ckd_store *store) {
     int strength = __builtin_popcount(s->present);
     for (size_t i = 0; i < s->group.member_count; i++) {

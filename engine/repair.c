@@ -219,31 +219,40 @@ static bool members_right(const repairing *r, const parity_group *g) {
     return right;
 }
 
-static ckd_status publish_rows(repairing *r, const bad_row *b, ckd_error *err) {
+/* Under the publish lock no member is removed; where one was meanwhile, the group was removed or is about to be. */
+static ckd_status publish_rows(bool *done, repairing *r, const bad_row *b, ckd_error *err) {
     const parity_group *g = &b->s->group;
     file_lock *lock;
     ckd_status status = store_lock_publish(&lock, r->store, err);
     if (status != CKD_OK) {
         return status;
     }
-    for (uint32_t row = 0; row < g->rows && status == CKD_OK; row++) {
-        pathname from = path_parity(r->store->path, &g->id, row, ".tmp");
-        pathname to = path_parity(r->store->path, &g->id, row, "");
-        if (b->rows >> row & 1) {
-            status = file_replace(from.text, to.text, err);
+    if (parity_members_there(g, r->store)) {
+        for (uint32_t row = 0; row < g->rows && status == CKD_OK; row++) {
+            pathname from = path_parity(r->store->path, &g->id, row, ".tmp");
+            pathname to = path_parity(r->store->path, &g->id, row, "");
+            if (b->rows >> row & 1) {
+                status = file_replace(from.text, to.text, err);
+            }
         }
+        status = status == CKD_OK ? dir_sync(path_in(r->store->path, DIR_PARITY).text, err) : status;
+        *done = status == CKD_OK;
     }
-    status = status == CKD_OK ? dir_sync(path_in(r->store->path, DIR_PARITY).text, err) : status;
     lock_release(lock);
     return status;
 }
 
-static ckd_status write_rows(repairing *r, const bad_row *b, ckd_error *err) {
+/* Not done, and no error: a member was collected meanwhile. */
+static ckd_status write_rows(bool *done, repairing *r, const bad_row *b, ckd_error *err) {
     const parity_group *g = &b->s->group;
+    *done = false;
     ckd_status status = parity_write(r->store, g, b->rows, &r->pace, err);
+    if (status == CKD_E_NOT_FOUND) {
+        return CKD_OK;
+    }
     if (status == CKD_OK) {
-        status = publish_rows(r, b, err);
-        if (status != CKD_OK) {
+        status = publish_rows(done, r, b, err);
+        if (!*done) {
             parity_write_undo(r->store, g, b->rows);
         }
     }
@@ -256,8 +265,11 @@ static ckd_status repair_rows(repairing *r, const bad_row *b, ckd_error *err) {
     ckd_status status = CKD_OK;
     const char *reason = members_right(r, g) ? "" : "the files that it covers are not all there and right";
     if (!reason[0] && !r->options->dry_run) {
-        status = write_rows(r, b, &why);
-        reason = status == CKD_E_UNSUPPORTED ? why.message : "";
+        bool done;
+        status = write_rows(&done, r, b, &why);
+        reason = status == CKD_E_UNSUPPORTED ? why.message
+                 : done                      ? ""
+                                             : "files that it covers were removed meanwhile";
     }
     if (status != CKD_OK && status != CKD_E_UNSUPPORTED) {
         return err_from(err, status, &why);

@@ -85,15 +85,10 @@ static void keep(keeping *k, need *n, unsigned why) {
     }
 }
 
-static ckd_status keep_for_writer(void *context, const intent *live, ckd_error *err) {
-    keeping *k = context;
+static ckd_status keep_in_use(void *context, need *used, bool named, const intent *live, ckd_error *err) {
+    (void)live;
     (void)err;
-    for (size_t i = 0; i < live->dependency_count; i++) {
-        need *d = needs_find(&k->all, &live->dependencies[i]);
-        if (d) {
-            keep(k, d, CKD_KEPT_IN_USE);
-        }
-    }
+    keep(context, used, named ? CKD_KEPT_IN_USE : CKD_KEPT_NEEDED);
     return CKD_OK;
 }
 
@@ -124,7 +119,7 @@ static ckd_status keep_needed(keeping *k, const ckd_store *store, ckd_error *err
         return err_nomem(err, k->all.count * sizeof(*k->todo), "checkpoints to keep");
     }
     keep_decided(k);
-    ckd_status status = needs_visit_writers(store, keep_for_writer, k, err);
+    ckd_status status = needs_visit_in_use(&k->all, store, keep_in_use, k, err);
     while (k->todo_count && status == CKD_OK) {
         const need *n = k->todo[--k->todo_count];
         for (size_t i = 0; i < n->m.dependency_count; i++) {

@@ -84,18 +84,25 @@ static void choose_expired(needs *n, bool all) {
 
 /* A group of parity must not say that it can rebuild what is meant to be gone, or rebuild others from it. */
 static ckd_status forget_parity(const ckd_store *store, const file_uses *files, ckd_error *err) {
-    ckd_id *gone = calloc(files->count + 1, sizeof(*gone));
-    size_t count = 0;
-    if (!gone) {
-        return err_nomem(err, files->count * sizeof(*gone), "chunk file names");
+    ckd_id *ids = calloc(files->count + 1, sizeof(*ids));
+    parity_files gone = {.items = ids}, stay = {0};
+    if (!ids) {
+        return err_nomem(err, files->count * sizeof(*ids), "chunk file names");
     }
-    for (size_t i = 0; i < files->count; i++) {
+    for (size_t i = 0; i < files->count;
+         i++) { /* those that go, and behind them those that stay, each by id */
         if (!files->items[i].stays) {
-            gone[count++] = files->items[i].id;
+            ids[gone.count++] = files->items[i].id;
         }
     }
-    ckd_status status = parity_forget(store, gone, count, err);
-    free(gone);
+    stay.items = ids + gone.count;
+    for (size_t i = 0; i < files->count; i++) {
+        if (files->items[i].stays) {
+            ids[gone.count + stay.count++] = files->items[i].id;
+        }
+    }
+    ckd_status status = parity_forget(store, &gone, &stay, err);
+    free(ids);
     return status;
 }
 

@@ -51,6 +51,14 @@ static size_t count_kind(const view *v, record_kind kind) {
     return count;
 }
 
+/* What is the same to readers stands in the order of the files. */
+static int by_content(const void *a, const void *b) {
+    const view_block *x = a, *y = b;
+    int order = (x->record->kind > y->record->kind) - (x->record->kind < y->record->kind);
+    order = order ? order : memcmp(&x->record->content, &y->record->content, sizeof(hash128));
+    return order ? order : (x->record > y->record) - (x->record < y->record);
+}
+
 static ckd_status collect_records(view *v, ckd_error *err) {
     size_t total = 0;
     for (size_t i = 0; i < v->chunk_count; i++) {
@@ -80,6 +88,9 @@ static ckd_status collect_records(view *v, ckd_error *err) {
                 v->shared[v->shared_count++] = b;
             }
         }
+    }
+    if (v->shared_count) {
+        qsort(v->shared, v->shared_count, sizeof(*v->shared), by_content);
     }
     return CKD_OK;
 }
@@ -427,11 +438,35 @@ const view_block *view_find_blob(const view *v, const char *name) {
     return NULL;
 }
 
+/* The first of those with this content. */
+static size_t find_shared(const view *v, record_kind kind, const hash128 *content) {
+    size_t low = 0, high = v->shared_count;
+    while (low < high) {
+        size_t middle = low + (high - low) / 2;
+        const record *r = v->shared[middle].record;
+        bool before = r->kind != (uint32_t)kind ? r->kind < (uint32_t)kind
+                                                : memcmp(&r->content, content, sizeof(*content)) < 0;
+        low = before ? middle + 1 : low;
+        high = before ? high : middle;
+    }
+    return low;
+}
+
+static bool is_shared_at(const view *v, size_t at, record_kind kind, const hash128 *content) {
+    return at < v->shared_count && v->shared[at].record->kind == (uint32_t)kind &&
+           hash128_equal(&v->shared[at].record->content, content);
+}
+
 const view_block *view_find_shared(const view *v, record_kind kind, const hash128 *content) {
-    for (size_t i = 0; i < v->shared_count; i++) {
-        const record *r = v->shared[i].record;
-        if (r->kind == (uint32_t)kind && hash128_equal(&r->content, content)) {
-            return &v->shared[i];
+    size_t at = find_shared(v, kind, content);
+    return is_shared_at(v, at, kind, content) ? &v->shared[at] : NULL;
+}
+
+const view_block *view_find_link(const view *v, const record *of, const hash128 *content) {
+    for (size_t at = find_shared(v, RECORD_LINK, content); is_shared_at(v, at, RECORD_LINK, content); at++) {
+        const record *r = v->shared[at].record;
+        if (r->tensor->dtype == of->tensor->dtype && r->count == of->count) {
+            return &v->shared[at];
         }
     }
     return NULL;

@@ -44,7 +44,8 @@ typedef struct view {
     view_shard *shards;
     view_tensor *tensors; /* by name */
     size_t block_count, shard_count, tensor_count;
-    view_block *blobs, *shared; /* shared: groups, sides and links, which blocks name by their content */
+    view_block *blobs,
+        *shared; /* shared: groups, sides and links, which blocks name by their content; by kind and content */
     size_t blob_count, shared_count;
     chunk **ready_chunks;
     size_t ready_count;
@@ -73,8 +74,10 @@ double measures_rel_l2(const measures *m);
 /* NULL if there is none. */
 const view_tensor *view_find(const view *v, const char *tensor);
 const view_block *view_find_blob(const view *v, const char *name);
-/* The group, side or link record with this content; NULL if there is none. */
+/* The group or side record with this content; NULL if there is none. */
 const view_block *view_find_shared(const view *v, record_kind kind, const hash128 *content);
+/* The link with this content that has the dtype and count of the record which builds on it; NULL if there is none. */
+const view_block *view_find_link(const view *v, const record *of, const hash128 *content);
 
 /* ---- view_shards.c ---- */
 /* Does each shard begin where the one before it ends? */

@@ -8,10 +8,15 @@
 #include <string.h>
 
 #include <cmocka.h>
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <time.h>
 
+#include "base/file.h"
 #include "tests/support/checkpoints.h"
 #include "tests/support/drift.h"
 #include "tests/support/fingerprints.h"
+#include "tests/support/scenes.h"
 #include "tests/support/tempdir.h"
 
 static ckd_store *make_chain(const char *dir, ckd_fidelity fidelity, uint64_t steps, double load_cost) {
@@ -95,9 +100,75 @@ static void test_copies_of_it_load(void **state) {
     ckd_store_close(from);
 }
 
+static ckd_save *begin_next(ckd_store *store, uint64_t step) {
+    ckd_save_options o = lossy_options("run", step, CKD_NEAR);
+    return begin_with(store, &o);
+}
+
+static uint64_t prune_with(ckd_store *store, const ckd_policy *policy) {
+    ckd_prune *pruned;
+    ckd_error err = {0};
+    assert_int_equal(ckd_store_prune(&pruned, store, policy, NULL, &err), CKD_OK);
+    uint64_t deleted = pruned->deleted;
+    ckd_prune_free(pruned);
+    return deleted;
+}
+
+/* All writers have begun so many seconds from now. */
+static void date_intents(const char *dir, time_t seconds) {
+    dir_list list;
+    assert_int_equal(dir_list_read(&list, store_path_of(dir, "data/i"), NULL), CKD_OK);
+    struct timespec at[2] = {{.tv_sec = time(NULL) + seconds}, {.tv_sec = time(NULL) + seconds}};
+    assert_true(list.count > 0);
+    for (size_t i = 0; i < list.count; i++) {
+        char path[512];
+        snprintf(path, sizeof(path), "%s/%s", store_path_of(dir, "data/i"), list.names[i]);
+        assert_int_equal(utimensat(AT_FDCWD, path, at, 0), 0);
+    }
+    dir_list_free(&list);
+}
+
+/* A save that began before the fold may build on what its parent was a delta on then: that stays until it has ended. */
+static void test_a_save_goes_on(void **state) {
+    ckd_store *store = make_chain(*state, CKD_NEAR, 17, 1000);
+    drift d = drift_new(96, 64, 7);
+    for (int step = 0; step < 17; step++) {
+        drift_step(&d);
+    }
+    ckd_save *save = begin_next(store, 17);
+    ckd_policy policy = CKD_POLICY_INIT;
+    policy.keep_last = 1;
+    ckd_compact_options fold_all = CKD_COMPACT_OPTIONS_INIT;
+    fold_all.max_depth = 128;
+    fold_all.policy = &policy;
+    ckd_compaction *done;
+    ckd_error err = {0};
+    assert_int_equal(ckd_compact(&done, store, &fold_all, &err), CKD_OK);
+    assert_true(done->count >= 1 && done->left == 0 && done->pruned->deleted == 0);
+    ckd_compaction_free(done);
+    ckd_id old[15];
+    for (uint64_t step = 0; step < 15; step++) {
+        old[step] = id_at(store, step);
+    }
+    assert_int_equal(ckd_store_delete(store, old, 15, NULL, &err), CKD_E_BUSY);
+    add_drift(save, "w", &d);
+    commit_save(save);
+    assert_int_equal(verify_damage(store), 0);
+    save = begin_next(store, 18);
+    assert_int_equal(prune_with(store, &policy), 0); /* it may have begun before */
+    date_intents(*state, 120);
+    assert_true(prune_with(store, &policy) >= 8); /* it has not */
+    add_drift(save, "w", &d);
+    commit_save(save);
+    assert_int_equal(verify_damage(store), 0);
+    drift_free(&d);
+    ckd_store_close(store);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         tempdir_test(test_a_load_goes_on),
+        tempdir_test(test_a_save_goes_on),
         tempdir_test(test_copies_of_it_load),
     };
     return cmocka_run_group_tests_name("folded", tests, NULL, NULL);
