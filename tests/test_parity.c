@@ -461,6 +461,84 @@ static void test_weak_group(void **state) {
     ckd_store_close(store);
 }
 
+/* What only the deleted file and the parity can rebuild must come back first. */
+static void test_deletion_waits_for_repair(void **state) {
+    kept_file kept[1];
+    ckd_store *store = open_store(*state, CKD_OPEN_CREATE);
+    ckd_error err = {0};
+    save_bases(store, 0, 1, 10);
+    assert_int_equal(keep_files(kept, 1, *state, "data/c", ".ckd"), 1);
+    save_bases(store, 1, 4, 10);
+    make_parity(store, 4, 1);
+    delete_step(store, 1, 0);
+    assert_int_equal(unlink(kept[0].path), 0);
+    assert_int_equal(ckd_store_collect(NULL, store, NULL, &err), CKD_E_STATE);
+    assert_non_null(strstr(err.message, "repair"));
+    assert_non_null(strstr(kept[0].path, strrchr(err.file, '/')));
+    assert_int_equal(status_of(store).groups, 1);
+    repaired r = repair(store, false);
+    assert_true(r.files == 1 && r.left == 0);
+    check_file(&kept[0]);
+    collect(store);
+    assert_int_equal(status_of(store).groups, 0);
+    assert_int_equal(damage_of(store), 0);
+    free_files(kept, 1);
+    ckd_store_close(store);
+    store_check_clean(*state);
+}
+
+typedef struct meanwhile {
+    ckd_store *other; /* a handle of its own */
+    const char *dir;
+    bool done;
+} meanwhile;
+
+/* As soon as parity is being made anew: what it is for is collected. */
+static int delete_member(void *context, uint64_t done, uint64_t total) {
+    meanwhile *m = context;
+    dir_list list;
+    (void)done;
+    (void)total;
+    bool writing = false;
+    assert_int_equal(dir_list_read(&list, store_path_of(m->dir, "data/p"), NULL), CKD_OK);
+    for (size_t i = 0; i < list.count; i++) {
+        writing = writing || strstr(list.names[i], ".tmp");
+    }
+    dir_list_free(&list);
+    if (writing && !m->done) {
+        m->done = true;
+        delete_step(m->other, 1, 0);
+        collect(m->other);
+    }
+    return 0;
+}
+
+static void test_members_go_during_repair(void **state) {
+    kept_file rows[1];
+    ckd_store *store = open_store(*state, CKD_OPEN_CREATE);
+    meanwhile m = {open_store(*state, CKD_OPEN_WRITE), *state, false};
+    ckd_repair_options o = CKD_REPAIR_OPTIONS_INIT;
+    ckd_repair_result *r;
+    ckd_error err = {0};
+    save_bases(store, 0, 4, ROWS_LARGE);
+    make_parity(store, 4, 1);
+    assert_int_equal(keep_files(rows, 1, *state, "data/p", ".ckp"), 1);
+    flip(&rows[0], rows[0].size / 3);
+    o.on_progress = delete_member;
+    o.progress_context = &m;
+    must(ckd_store_repair(&r, store, &o, &err), &err);
+    assert_true(m.done);
+    assert_int_equal(r->repaired_count, 0);
+    assert_int_equal(r->left->damage_count, 1);
+    assert_non_null(strstr(r->left->damage[0].what, "removed meanwhile"));
+    ckd_repair_result_free(r);
+    assert_int_equal(keep_files(rows, 0, *state, "data/p", ".ckp"), 0);
+    free_files(rows, 1);
+    ckd_store_close(m.other);
+    ckd_store_close(store);
+    store_check_clean(*state);
+}
+
 /* ---- beside a run that saves ---- */
 
 typedef struct saver {
@@ -518,6 +596,8 @@ int main(void) {
         tempdir_test(test_groups_grow),
         tempdir_test(test_deletion),
         tempdir_test(test_weak_group),
+        tempdir_test(test_deletion_waits_for_repair),
+        tempdir_test(test_members_go_during_repair),
         tempdir_test(test_beside_saves),
     };
     scratch_begin();
