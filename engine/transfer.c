@@ -449,6 +449,9 @@ static void leave(transfer *t, ckd_status status) {
 static ckd_status run(transfer *t, ckd_error *err) {
     ckd_status status = store_lock_reader(&t->from_reader, t->from, err);
     if (status == CKD_OK) {
+        status = store_list(&t->source, t->from, NULL, err);
+    }
+    if (status == CKD_OK) {
         status = t->options->dry_run ? transfer_plan(t, err) : enter(t, err);
     }
     return status == CKD_OK && !t->options->dry_run ? move_items(t, err) : status;
@@ -536,6 +539,7 @@ ckd_status ckd_copy(ckd_copy_result **out, ckd_store *to, ckd_store *from, const
         *out = result;
     }
     transfer_plan_free(&t);
+    catalog_list_free(&t.source);
     free(t.verified.ids);
     bytes_free(&t.payload);
     bytes_free(&t.header);

@@ -35,6 +35,8 @@ typedef struct transfer {
     const ckd_copy_options *options;
     const ckd_id *asked; /* NULL: all */
     size_t asked_count;
+    ckd_checkpoint_list
+        source; /* what that one lists: read before the destination is locked, as others may copy the other way at the same time */
 
     transfer_item *items; /* what they depend on before them */
     size_t count, capacity;
@@ -54,7 +56,7 @@ typedef struct transfer {
 } transfer;
 
 /*
- * Fills items, files, dead and total. Of a destination that is written to under its publish lock, with its catalog in step and its mutex held; the source under its
+ * Fills items, files, dead and total, from the source's list. Of a destination that is written to under its publish lock, with its catalog in step and its mutex held; the source under its
  * reader lock.
  */
 ckd_status transfer_plan(transfer *t, ckd_error *err);

@@ -52,11 +52,6 @@ static ckd_status sort_listing(listing *l, ckd_error *err) {
     return CKD_OK;
 }
 
-static void listing_free(listing *l) {
-    catalog_list_free(&l->list);
-    free(l->by_id);
-}
-
 /* Its place in the list; the list's length: it is not there. */
 static size_t find_id(const listing *l, const ckd_id *id) {
     size_t low = 0, high = l->list.count;
@@ -115,8 +110,9 @@ static ckd_status read_trash(planning *p, ckd_error *err) {
 
 static ckd_status read_both(planning *p, ckd_error *err) {
     transfer *t = p->t;
-    ckd_status status = store_list(&p->from.list, t->from, NULL, err);
-    if (status == CKD_OK && t->to) {
+    ckd_status status = CKD_OK;
+    p->from.list = t->source;
+    if (t->to) {
         status = t->options->dry_run ? store_list(&p->to.list, t->to, NULL, err)
                                      : catalog_list(&p->to.list, t->to->catalog, NULL, err);
     }
@@ -499,8 +495,9 @@ ckd_status transfer_plan(transfer *t, ckd_error *err) {
     while (p.depth) {
         manifest_free(&p.stack[--p.depth].m);
     }
-    listing_free(&p.from);
-    listing_free(&p.to);
+    free(p.from.by_id);
+    free(p.to.by_id);
+    catalog_list_free(&p.to.list);
     free(p.trash);
     free(p.asked);
     free(p.marks);

@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include <cmocka.h>
+#include <pthread.h>
 #include <unistd.h>
 
 #include "base/file.h"
@@ -369,6 +370,38 @@ static void test_the_trash_gives_back(void **state) {
     pair_check_lists(p);
 }
 
+typedef struct way {
+    ckd_store *to, *from;
+    ckd_status status;
+} way;
+
+static void *copy_often(void *context) {
+    way *w = context;
+    for (int i = 0; i < 50 && w->status == CKD_OK; i++) {
+        w->status = ckd_copy(NULL, w->to, w->from, NULL, 0, NULL, NULL);
+    }
+    return NULL;
+}
+
+/* Neither waits for what the other holds. */
+static void test_both_ways_at_once(void **state) {
+    pair *p = *state;
+    pthread_t thread;
+    pair_make_source(p);
+    ckd_store_close(p->from);
+    assert_int_equal(scene_open(&p->from, p->a, CKD_OPEN_WRITE, NULL), CKD_OK);
+    assert_int_equal(scene_open(&p->to, p->b, CKD_OPEN_CREATE, NULL), CKD_OK);
+    pair_save(p->to, "other", 1, false);
+    way there = {p->to, p->from, CKD_OK}, back = {p->from, p->to, CKD_OK};
+    assert_int_equal(pthread_create(&thread, NULL, copy_often, &there), 0);
+    copy_often(&back);
+    assert_int_equal(pthread_join(thread, NULL), 0);
+    assert_int_equal(there.status, CKD_OK);
+    assert_int_equal(back.status, CKD_OK);
+    pair_check_lists(p);
+    pair_check_clean(p);
+}
+
 #define TEST(name) cmocka_unit_test_setup_teardown(name, pair_setup, pair_teardown)
 
 int main(void) {
@@ -382,6 +415,7 @@ int main(void) {
                                        TEST(test_tags),
                                        TEST(test_the_same_store),
                                        TEST(test_dry_runs_are_exact),
-                                       TEST(test_the_trash_gives_back)};
+                                       TEST(test_the_trash_gives_back),
+                                       TEST(test_both_ways_at_once)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
