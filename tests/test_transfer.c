@@ -377,7 +377,7 @@ typedef struct way {
 
 static void *copy_often(void *context) {
     way *w = context;
-    for (int i = 0; i < 50 && w->status == CKD_OK; i++) {
+    for (int i = 0; i < 400 && w->status == CKD_OK; i++) {
         w->status = ckd_copy(NULL, w->to, w->from, NULL, 0, NULL, NULL);
     }
     return NULL;

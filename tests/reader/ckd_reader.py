@@ -604,7 +604,7 @@ class Checkpoint:
                 elif record.kind == SIDE:
                     self.sides[record.content] = record
                 elif record.kind == LINK:
-                    self.links[record.content] = record
+                    self.links.setdefault((record.content, record.dtype, record.count), record)
                 elif record.kind == BLOB:
                     if record.name in self.blobs:
                         raise Corrupt(f"two blobs {record.name}")
@@ -706,15 +706,13 @@ class Checkpoint:
 
     def link(self, block, on, budget):
         """Values that are there only for what builds on them."""
-        other = self if on.checkpoint == self.manifest.id else self.store.by_id(on.checkpoint)
-        record = other.links.get(on.content)
-        if record is None or on.flags & ~1 or \
-                (record.count, record.dtype) != (block.count, block.dtype):
+        record = self.links.get((on.content, block.dtype, block.count))
+        if record is None or on.flags & ~1 or on.checkpoint != self.manifest.id:
             raise Corrupt(f"{block.name}: the link that it builds on is missing")
-        tensor = other.tensors.get(record.name)
+        tensor = self.tensors.get(record.name)
         if tensor is None:
             raise Corrupt(f"{block.name}: a link of a tensor that is not there")
-        return other.block(tensor, record, budget), record.dtype
+        return self.block(tensor, record, budget), record.dtype
 
     def step(self, block, before, budget):
         """What an optimizer step is expected to give."""
