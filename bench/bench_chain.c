@@ -62,8 +62,8 @@ static void drop_cache(const char *store) {
     drop_folder(store, "k");
 }
 
-static void load_all(ckd_load *load, void **values) {
-    const ckd_tensor_list *list = ckd_load_tensors(load);
+/* values: room for the tensors of `list`, in its order; stores list theirs in the order in which they were saved. */
+static void load_all(ckd_load *load, const ckd_tensor_list *list, void **values) {
     ckd_error err = {0};
     for (size_t i = 0; i < list->count; i++) {
         ckd_load_request q = CKD_LOAD_REQUEST_INIT;
@@ -99,8 +99,8 @@ static int by_value(const void *a, const void *b) {
 }
 
 /* Opening the checkpoint is part of loading it. */
-static measure measure_load(ckd_store *store, const char *path, const ckd_checkpoint *c, void **values,
-                            int repeats) {
+static measure measure_load(ckd_store *store, const char *path, const ckd_checkpoint *c,
+                            const ckd_tensor_list *list, void **values, int repeats) {
     measure m = {0, 0, 0};
     double *times = calloc((size_t)repeats, sizeof(*times)), *cpu = calloc((size_t)repeats, sizeof(*cpu));
     for (int i = 0; i < repeats; i++) {
@@ -111,7 +111,7 @@ static measure measure_load(ckd_store *store, const char *path, const ckd_checkp
         if (ckd_load_begin(&load, store, &c->id, &err) != CKD_OK) {
             die("load", &err);
         }
-        load_all(load, values);
+        load_all(load, list, values);
         ckd_load_end(load);
         times[i] = bench_seconds() - start;
         cpu[i] = bench_cpu_seconds() - start_cpu;
@@ -254,13 +254,14 @@ static void save_point(run *r, point *p, const ckd_checkpoint *c) {
         die("load", &err);
     }
     int repeats = r->options->repeats;
+    const ckd_tensor_list *list = ckd_load_tensors(load);
     void **values = room_for(load);
-    load_all(load, values);
-    p->base = save_beside(&r->bases, c, ckd_load_tensors(load), values);
-    ckd_checkpoint again = save_beside(&r->again, c, ckd_load_tensors(load), values);
+    load_all(load, list, values);
+    p->base = save_beside(&r->bases, c, list, values);
+    ckd_checkpoint again = save_beside(&r->again, c, list, values);
     p->shown = r->options->fidelity == CKD_EXACT ? *c : again;
-    p->plain = measure_load(r->bases.store, r->bases.path, &p->base, values, repeats);
-    p->newest = measure_load(r->again.store, r->again.path, &again, values, repeats);
+    p->plain = measure_load(r->bases.store, r->bases.path, &p->base, list, values, repeats);
+    p->newest = measure_load(r->again.store, r->again.path, &again, list, values, repeats);
     release(values, ckd_load_tensors(load)->count);
     ckd_load_end(load);
 }
@@ -276,7 +277,7 @@ static void measure_point(run *r, const point *p, int last) {
         die("load", &err);
     }
     void **values = room_for(load);
-    measure ours = measure_load(store, path, &p->shown, values, r->options->repeats);
+    measure ours = measure_load(store, path, &p->shown, ckd_load_tensors(load), values, r->options->repeats);
     ratio any = in_base_loads(&ours, &p->plain), now = in_base_loads(&p->newest, &p->plain);
     note_worst(&r->worst, &any);
     note_worst(&r->worst_newest, &now);
