@@ -17,12 +17,17 @@
     0.7 /* a symbol of a delta more: its tables, one for each range of contexts, crowd the cache */
 #define WORK_SCATTER 0.6 /* an element of a sparse stream */
 
-/* Fitted to loads of lossy chains of matrices 128 wide, the opening of their ancestors included. */
-#define WORK_LATTICE  0.34  /* an element of a lossy block */
-#define WORK_LOW_RANK 0.23  /* the same, if it has a low-rank part ... */
-#define WORK_PRODUCT  0.028 /* ... and for each component of it */
-#define WORK_INTEGERS 27.0  /* a byte of its payload ... */
-#define WORK_INTEGER  3.2   /* ... and an element of it at most */
+/*
+ * Fitted to loads of lossy chains of matrices 128 and 256 wide, near and compact, with AVX2 and AVX-512, the opening of their ancestors
+ * included (bench_chain). What a block takes besides its elements is what keeps chains of small models short.
+ */
+#define WORK_LATTICE       0.30    /* an element of a lossy block ... */
+#define WORK_LATTICE_BLOCK 20000.0 /* ... and the block itself ... */
+#define WORK_LATTICE_SMALL 1.3     /* ... but at most this for an element */
+#define WORK_LOW_RANK      0.03    /* an element, if it has a low-rank part ... */
+#define WORK_PRODUCT       0.028   /* ... and for each component of it */
+#define WORK_INTEGERS      9.0     /* a byte of its payload ... */
+#define WORK_INTEGER       1.5     /* ... and an element of it at most */
 
 /* Estimates of size and time are not exact, and the bounds are promises: plan a little inside them. */
 #define MARGIN              0.80
@@ -48,7 +53,8 @@ double decode_work(predictor p, coding c, size_t element_size, uint64_t raw_size
     switch ((int)c) {
     case CODING_LATTICE:
         work = residual ? 0 : work; /* inside a chain nothing is hashed */
-        work += WORK_LATTICE * elements + low_rank_work((uint64_t)elements, symbols);
+        work += WORK_LATTICE * elements + fmin(WORK_LATTICE_BLOCK, WORK_LATTICE_SMALL * elements);
+        work += low_rank_work((uint64_t)elements, symbols);
         return work + fmin(WORK_INTEGERS * (double)stored_size, WORK_INTEGER * elements);
     case CODING_SYMBOLS:
         work += (WORK_SYMBOL + (residual ? WORK_TABLES : 0)) * (double)symbols;
