@@ -22,12 +22,12 @@
  * included (bench_chain). What a block takes besides its elements is what keeps chains of small models short.
  */
 #define WORK_LATTICE       0.30    /* an element of a lossy block ... */
-#define WORK_LATTICE_BLOCK 20000.0 /* ... and the block itself ... */
-#define WORK_LATTICE_SMALL 1.3     /* ... but at most this for an element */
+#define WORK_LATTICE_BLOCK 25000.0 /* ... and the block itself ... */
+#define WORK_LATTICE_SMALL 1.6     /* ... but at most this for an element */
 #define WORK_LOW_RANK      0.03    /* an element, if it has a low-rank part ... */
 #define WORK_PRODUCT       0.028   /* ... and for each component of it */
-#define WORK_INTEGERS      9.0     /* a byte of its payload ... */
-#define WORK_INTEGER       1.5     /* ... and an element of it at most */
+#define WORK_INTEGERS      13.0    /* a byte of its payload ... */
+#define WORK_INTEGER       1.8     /* ... and an element of it at most */
 
 /* Estimates of size and time are not exact, and the bounds are promises: plan a little inside them. */
 #define MARGIN              0.80
