@@ -60,13 +60,17 @@ typedef struct chunk {
         *outer; /* what stands in the file by itself, in file order: bundles, but not what is in them */
     size_t outer_count;
     record_arena arena;
+    size_t more_holders; /* besides who opened it */
 } chunk;
 /*
  * Opens and checks header, footer and index (every checksum, all offsets sorted, disjoint and inside the file).
  * Errors: NOT_FOUND, CORRUPT, UNSUPPORTED (version or feature bits), IO, NOMEM.
  */
 ckd_status chunk_open(chunk **out, const char *path, ckd_error *err);
-void chunk_close(chunk *c); /* accepts NULL */
+void chunk_close(
+    chunk *
+        c); /* accepts NULL. The last holder's closes it; with chunk_hold, callers see to it that only one of them holds or closes at a time */
+chunk *chunk_hold(chunk *c);
 /*
  * Reads a payload (stored_size bytes) and checks its checksum; that of a record in a bundle was computed when the file was opened
  * (or is 0, if the file is so small that it was read whole then): it tells what changed since, and the content hash what was damaged then. r is a record of the chunk, or a copy of one.

@@ -250,8 +250,17 @@ ckd_status chunk_open(chunk **out, const char *path, ckd_error *err) {
     return CKD_OK;
 }
 
+chunk *chunk_hold(chunk *c) {
+    c->more_holders++;
+    return c;
+}
+
 void chunk_close(chunk *c) {
     if (!c) {
+        return;
+    }
+    if (c->more_holders) {
+        c->more_holders--;
         return;
     }
     if (c->file) {

@@ -9,13 +9,26 @@
 
 /* ---- collecting: all records of this checkpoint, from all files ---- */
 
-static ckd_status open_chunks(view *v, const ckd_store *store, ckd_error *err) {
+/* Compaction puts several checkpoints into one file: who has opened one of them need not open it again. */
+static chunk *opened_by(const view *like, size_t i, const note_file *file) {
+    bool same = like && i < like->chunk_count && id_equal(&like->manifest.files[i].id, &file->id) &&
+                hash128_equal(&like->manifest.files[i].root, &file->root) &&
+                like->manifest.files[i].size == file->size;
+    return same ? like->chunks[i] : NULL;
+}
+
+static ckd_status open_chunks(view *v, const ckd_store *store, const view *like, ckd_error *err) {
     v->chunks = calloc(v->manifest.file_count + 1, sizeof(chunk *));
     if (!v->chunks) {
         return err_nomem(err, v->manifest.file_count * sizeof(chunk *), "chunk handles");
     }
     for (size_t i = 0; i < v->manifest.file_count; i++) {
         const note_file *file = &v->manifest.files[i];
+        chunk *opened = opened_by(like, i, file);
+        if (opened) {
+            v->chunks[v->chunk_count++] = chunk_hold(opened);
+            continue;
+        }
         pathname p = path_chunk(store->path, &file->id, "");
         ckd_status status = chunk_open(&v->chunks[i], p.text, err);
         if (status == CKD_E_NOT_FOUND) {
@@ -362,7 +375,7 @@ ckd_status view_open(view **out, const ckd_store *store, manifest *m, const view
     }
     v->manifest = *m;
     memset(m, 0, sizeof(*m));
-    ckd_status status = open_chunks(v, store, err);
+    ckd_status status = open_chunks(v, store, like, err);
     if (status == CKD_OK) {
         status = collect_records(v, err);
     }

@@ -55,7 +55,8 @@ typedef struct view {
  * Opens the chunk files of a manifest and arranges what they hold of its checkpoint. Takes over what m points to (also on
  * failure). `inconsistent` is the status for records that contradict each other, or leave something of a tensor out:
  * CORRUPT for a stored checkpoint, MISMATCH for one about to be committed. `like` (may be NULL) is a view whose blocks may be in the
- * same order, which then need not be found anew.
+ * same order, which then need not be found anew, or whose files may be the same, which then need not be opened again; nobody else may open or close a
+ * view meanwhile that has such a file, too.
  */
 ckd_status view_open(view **out, const ckd_store *store, manifest *m, const view *like,
                      ckd_status inconsistent, ckd_error *err);

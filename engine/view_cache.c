@@ -36,6 +36,17 @@ static ckd_status find_manifest(manifest *out, const ckd_store *store, const ckd
                                  : err_set(err, CKD_E_NOT_FOUND, "there is no such checkpoint");
 }
 
+/* One in the same file, where compaction has put several checkpoints into one; else any. */
+static const view *one_like(const view_cache *cache, const manifest *m) {
+    for (size_t i = cache->count; i-- > 0 && m->file_count;) {
+        const manifest *other = &cache->views[i]->manifest;
+        if (other->file_count && id_equal(&other->files[0].id, &m->files[0].id)) {
+            return cache->views[i];
+        }
+    }
+    return cache->count ? cache->views[0] : NULL;
+}
+
 static ckd_status open_by_id(view **out, view_cache *cache, const ckd_id *id, ckd_error *err) {
     ckd_store *store = cache->store;
     ckd_checkpoint found;
@@ -53,7 +64,7 @@ static ckd_status open_by_id(view **out, view_cache *cache, const ckd_id *id, ck
                        found.run, (unsigned long long)found.step);
     }
     if (status == CKD_OK) {
-        status = view_open(out, store, &m, cache->count ? cache->views[0] : NULL, CKD_E_CORRUPT, err);
+        status = view_open(out, store, &m, one_like(cache, &m), CKD_E_CORRUPT, err);
     }
     if (status != CKD_OK) {
         return status;
