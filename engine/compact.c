@@ -311,6 +311,13 @@ static ckd_status note_estimate(compaction *c, const rewrite_plan *p, ckd_error 
     return compact_note(c, &p->view->manifest.checkpoint.id, blocks, count, err);
 }
 
+static ckd_status rewrite_one(uint64_t *stored, compaction *c, rewrite_plan *p, ckd_error *err) {
+    compact_done done = {.stored = 0};
+    ckd_status status = compact_rewrite(&done, c, p, 1, err);
+    *stored = done.stored;
+    return status == CKD_OK ? err_from(err, done.left.status, &done.left) : status;
+}
+
 static ckd_status compact_one(compacting *x, const need *n, ckd_error *err) {
     compaction *c = &x->c;
     const ckd_checkpoint *k = &n->m.checkpoint;
@@ -326,7 +333,7 @@ static ckd_status compact_one(compacting *x, const need *n, ckd_error *err) {
     bool rewrites = status == CKD_OK && p.why && !c->options.estimate;
     if (status == CKD_OK && p.why) {
         stored = p.about;
-        status = rewrites ? compact_rewrite(&stored, c, &p, &why) : note_estimate(c, &p, &why);
+        status = rewrites ? rewrite_one(&stored, c, &p, &why) : note_estimate(c, &p, &why);
     }
     status = finish_item(x, k, &p, stored, status, &why, err);
     rewrite_plan_free(&p);

@@ -8,7 +8,8 @@
  *   compact_links.c    one block, with the deltas below it
  *   compact_files.c    its new files
  *   compact_written.c  which shared records these have
- *   compact_publish.c  intent, next generation, catalog
+ *   compact_intent.c   what a rewrite writes and needs
+ *   compact_publish.c  next generation, catalog
  *   compact_old.c      generations that were replaced
  *
  * Invariants:
@@ -181,22 +182,45 @@ bool compact_written_has(const compact_written *w, const record *r);
 ckd_status compact_written_add(compact_written *w, const record *r, ckd_error *err);
 void compact_written_free(compact_written *w);
 
+/* ---- compact_intent.c ---- */
+typedef struct compact_intent {
+    ckd_id writer;
+    note_file *files; /* the new ones */
+    size_t file_count;
+    file_lock *lock;
+    bool undecided; /* a manifest was named, and may not have been taken back: recovery will see */
+} compact_intent;
+
 /* ---- compact_files.c ---- */
 typedef struct rewrite {
     compaction *c;
     rewrite_plan *plan;
-    ckd_id writer;
-    manifest m; /* of the next generation */
-    file_lock *intent;
-    bool undecided;          /* the manifest was named, and may not have been taken back: recovery will see */
-    bytes encoded;           /* m, as it is published */
-    bool *coded;             /* by block of the plan's view: it is not a mere copy */
-    compact_written written; /* links and side records */
-    bytes room;              /* scratch */
+    compact_intent *intent;
+    manifest m;                 /* of the next generation */
+    bytes encoded;              /* m, as it is published */
+    bool *coded;                /* by block of the plan's view: it is not a mere copy */
+    compact_written written;    /* links and side records */
+    bytes room;                 /* scratch */
     size_t dependency_capacity; /* of m.dependencies */
 } rewrite;
-/* Writes the new files, whose ids are those of r->m.files, and names them, durable. Sets sizes, roots and dependencies of r->m. */
-ckd_status compact_write_files(rewrite *r, ckd_error *err);
+/* Names for the new files, as many as `like` has; freed by compact_intent_end. */
+ckd_status compact_intent_name(compact_intent *i, const manifest *like, ckd_error *err);
+/*
+ * Makes the intent of these rewrites durable: none of the checkpoints, nor what they build on or may build on, can be deleted then. NOT_FOUND and
+ * EXISTS: one was deleted or rewritten meanwhile; BUSY, IO, NOSPACE, NOMEM.
+ */
+ckd_status compact_intent_begin(compact_intent *i, const rewrite *members, size_t count, ckd_error *err);
+/* What was written for nothing goes, then the intent; if some may be left, the intent stays, for recovery. */
+void compact_intent_end(compact_intent *i, const ckd_store *store, bool committed);
+/* Under the publish lock, the catalog in step: is the checkpoint the generation that was looked at? Are these all there? */
+ckd_status compact_check_unchanged(const rewrite *r, ckd_error *err);
+ckd_status compact_check_there(const ckd_store *store, const ckd_id *ids, size_t count, ckd_error *err);
+
+/*
+ * Writes the new files, whose ids are those of the intent, each with what all of these checkpoints have in their files of that number, and names them, durable. Sets sizes, roots and
+ * dependencies of their manifests.
+ */
+ckd_status compact_write_files(rewrite *members, size_t count, ckd_error *err);
 /* Appends the links to the file; *out is the block's record as it belongs above them. Errors: as chunk_read_payload and chunk_writer_append. */
 ckd_status compact_write_links(record *out, dependency dependencies[2], rewrite *r, chunk_writer *w,
                                const compact_links *l, const record *block, ckd_error *err);
@@ -204,11 +228,18 @@ ckd_status compact_write_links(record *out, dependency dependencies[2], rewrite 
 ckd_status compact_verify(rewrite *r, ckd_error *err);
 
 /* ---- compact_publish.c ---- */
+/* What became of a checkpoint. */
+typedef struct compact_done {
+    uint64_t stored; /* bytes of it afterwards */
+    ckd_error
+        left; /* status NOT_FOUND or EXISTS: others were quicker, and it was left to them; else CKD_OK */
+} compact_done;
 /*
- * Rewrites the checkpoint of the plan. *stored: bytes of it afterwards. NOT_FOUND and EXISTS: it was deleted or rewritten meanwhile; CORRUPT and
- * UNSUPPORTED: it cannot be read; IO, NOSPACE, NOMEM, CANCELLED. Whatever happens, one generation of it is complete.
+ * Rewrites the checkpoints of the plans, as many, into the same new files: `out`, one each. NOT_FOUND and EXISTS: one was deleted or rewritten before
+ * this began; CORRUPT and UNSUPPORTED: one cannot be read; IO, NOSPACE, NOMEM, CANCELLED. Whatever happens, one generation of each is complete.
  */
-ckd_status compact_rewrite(uint64_t *stored, compaction *c, rewrite_plan *p, ckd_error *err);
+ckd_status compact_rewrite(compact_done *out, compaction *c, rewrite_plan *plans, size_t count,
+                           ckd_error *err);
 
 /* ---- compact_old.c ---- */
 /* Removes generations that newer ones have replaced, if nobody reads. *left: files that stay. Waits so long for readers to end. */

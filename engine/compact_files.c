@@ -269,34 +269,40 @@ static ckd_status fill_file(rewrite *r, const chunk *c, chunk_writer *w, ckd_err
     return status;
 }
 
-static ckd_status write_file(rewrite *r, size_t number, ckd_error *err) {
-    const char *root = r->c->store->path;
-    note_file *file = &r->m.files[number];
-    chunk_identity identity = {r->c->store->id, file->id, r->writer};
+static ckd_status write_file(rewrite *members, size_t count, size_t number, ckd_error *err) {
+    const rewrite *first = &members[0];
+    const char *root = first->c->store->path;
+    note_file *file = &first->m.files[number];
+    chunk_identity identity = {first->c->store->id, file->id, first->intent->writer};
     pathname temp = path_chunk(root, &file->id, ".tmp");
     chunk_writer *w;
     ckd_status status = chunk_writer_create(&w, temp.text, &identity, err);
     if (status != CKD_OK) {
         return status;
     }
-    status = fill_file(r, r->plan->view->chunks[number], w, err);
+    for (size_t k = 0; k < count && status == CKD_OK; k++) {
+        status = fill_file(&members[k], members[k].plan->view->chunks[number], w, err);
+    }
     if (status != CKD_OK) {
         chunk_writer_abort(w);
         return status;
     }
     status = chunk_writer_finish(w, &file->root, &file->size, err);
+    for (size_t k = 1; k < count; k++) {
+        members[k].m.files[number] = *file;
+    }
     if (status == CKD_OK) {
         status = file_publish(temp.text, path_chunk(root, &file->id, "").text, err);
     }
     return status;
 }
 
-ckd_status compact_write_files(rewrite *r, ckd_error *err) {
+ckd_status compact_write_files(rewrite *members, size_t count, ckd_error *err) {
     ckd_status status = CKD_OK;
-    for (size_t i = 0; i < r->m.file_count && status == CKD_OK; i++) {
-        status = write_file(r, i, err);
+    for (size_t i = 0; i < members[0].m.file_count && status == CKD_OK; i++) {
+        status = write_file(members, count, i, err);
     }
-    return status == CKD_OK ? dir_sync(path_in(r->c->store->path, DIR_CHUNKS).text, err) : status;
+    return status == CKD_OK ? dir_sync(path_in(members[0].c->store->path, DIR_CHUNKS).text, err) : status;
 }
 
 /* ---- reading back ---- */

@@ -1,5 +1,5 @@
 /*
- * Rewriting one checkpoint, as safe as a save: intent -> new files durable -> read back -> publish lock, and everything is as it was planned -> manifest of the
+ * Rewriting checkpoints, as safe as a save: intent -> new files durable -> read back -> publish lock, and everything is as it was planned -> manifest of the
  * next generation, the commit point -> catalog. The generation before stays until nobody reads it (compact_old.c).
  */
 #include <stdio.h>
@@ -9,149 +9,22 @@
 
 #define SLACK (UINT64_C(4) << 20) /* buffers, manifest, intent, catalog */
 
-/* ---- what must still be so ---- */
-
-/* Under the publish lock, the catalog in step: is the checkpoint the generation that was looked at? */
-static ckd_status check_unchanged(const rewrite *r, ckd_error *err) {
-    const ckd_checkpoint *was = &r->plan->view->manifest.checkpoint;
-    ckd_checkpoint now;
-    ckd_status status = catalog_find_id(&now, r->c->store->catalog, &was->id, err);
-    if (status == CKD_E_NOT_FOUND) {
-        return err_set(err, status, "it was deleted meanwhile");
-    }
-    return status == CKD_OK && now.generation != was->generation
-               ? err_set(err, CKD_E_EXISTS, "it was rewritten by another process meanwhile")
-               : status;
-}
-
-static ckd_status check_all_there(const rewrite *r, const ckd_id *ids, size_t count, ckd_error *err) {
-    for (size_t i = 0; i < count; i++) {
-        ckd_checkpoint found;
-        ckd_status status = catalog_find_id(&found, r->c->store->catalog, &ids[i], err);
-        if (status == CKD_E_NOT_FOUND) {
-            return err_set(err, status, "what it is to build on was deleted meanwhile");
-        }
-        if (status != CKD_OK) {
-            return status;
-        }
-    }
-    return CKD_OK;
-}
-
-/* ---- the intent ---- */
-
-/* It names the checkpoint itself, and all that it builds on or may build on: none of them can be deleted meanwhile. */
-static ckd_status needed(ckd_id **out, size_t *count, const rewrite *r, ckd_error *err) {
-    const rewrite_plan *p = r->plan;
-    const manifest *m = &p->view->manifest;
-    size_t room = 1 + m->dependency_count + p->recoded;
-    ckd_id *ids = calloc(room, sizeof(*ids));
-    if (!ids) {
-        return err_nomem(err, room * sizeof(*ids), "an intent");
-    }
-    ids[0] = m->checkpoint.id;
-    *count = 1;
-    if (m->dependency_count) {
-        memcpy(ids + 1, m->dependencies, m->dependency_count * sizeof(*ids));
-        *count += m->dependency_count;
-    }
-    for (size_t i = 0; i < p->view->block_count; i++) {
-        const view *onto = p->fates[i].onto;
-        bool known = !onto;
-        for (size_t k = 0; k < *count && !known; k++) {
-            known = id_equal(&ids[k], &onto->manifest.checkpoint.id);
-        }
-        if (!known) {
-            ids[(*count)++] = onto->manifest.checkpoint.id;
-        }
-    }
-    *out = ids;
-    return CKD_OK;
-}
-
-static ckd_status write_intent(rewrite *r, const ckd_id *ids, size_t count, ckd_error *err) {
-    const ckd_store *store = r->c->store;
-    const ckd_checkpoint *c = &r->m.checkpoint;
-    intent note = {.id = r->writer,
-                   .step = c->step,
-                   .rank = 0,
-                   .world = 1,
-                   .files = r->m.files,
-                   .file_count = r->m.file_count,
-                   .dependencies = (ckd_id *)ids,
-                   .dependency_count = count};
-    memcpy(note.run, c->run, sizeof(note.run));
-    bytes data = {0};
-    intent_encode(&data, &store->id, &note);
-    char hex[CKD_ID_TEXT], temp[64];
-    ckd_id_text(hex, &r->writer);
-    snprintf(temp, sizeof(temp), ".tmp-%s", hex);
-    pathname p = path_intent(store->path, &r->writer), temporary = path_of(store->path, DIR_INTENTS, temp);
-    ckd_status status = data.failed ? err_nomem(err, NOTE_MAX, "an intent") : CKD_OK;
-    if (status == CKD_OK) {
-        status = file_publish_bytes(p.text, temporary.text, data.data, data.size, err);
-    }
-    if (status == CKD_OK) {
-        status = lock_acquire(&r->intent, p.text, LOCK_SHARED, false, 0, err);
-    } else {
-        file_remove(temporary.text, true, NULL);
-    }
-    if (status != CKD_OK) {
-        file_remove(p.text, true, NULL);
-    }
-    bytes_free(&data);
-    return status;
-}
-
-static ckd_status begin_locked(rewrite *r, const ckd_id *ids, size_t count, ckd_error *err) {
-    ckd_store *store = r->c->store;
-    pthread_mutex_lock(&store->mutex);
-    ckd_status status = store_refresh(store, err);
-    if (status == CKD_OK) {
-        status = check_unchanged(r, err);
-    }
-    if (status == CKD_OK) {
-        status = check_all_there(r, ids, count, err);
-    }
-    pthread_mutex_unlock(&store->mutex);
-    return status == CKD_OK ? write_intent(r, ids, count, err) : status;
-}
-
-static ckd_status begin(rewrite *r, ckd_error *err) {
-    file_lock *lock;
-    ckd_id *ids = NULL;
-    size_t count = 0;
-    ckd_status status = needed(&ids, &count, r, err);
-    if (status == CKD_OK) {
-        status = store_lock_publish(&lock, r->c->store, err);
-    }
-    if (status == CKD_OK) {
-        status = begin_locked(r, ids, count, err);
-        lock_release(lock);
-    }
-    free(ids);
-    return status;
-}
-
 /* ---- the next generation ---- */
 
-/* What the checkpoint is, with files and dependencies that are still to be found. */
-static ckd_status describe(rewrite *r, ckd_error *err) {
+/* What the checkpoint is, with the files that the intent names, and dependencies that are still to be found. */
+static ckd_status describe(rewrite *r, compact_intent *i, ckd_error *err) {
     const manifest *old = &r->plan->view->manifest;
     r->m = (manifest){.checkpoint = old->checkpoint, .branch_origin = old->branch_origin};
+    r->intent = i;
     r->coded = calloc(r->plan->view->block_count + 1, sizeof(*r->coded));
-    r->m.files = calloc(old->file_count + 1, sizeof(*r->m.files));
+    r->m.files = calloc(i->file_count + 1, sizeof(*r->m.files));
     if (!r->m.files || !r->coded) {
-        return err_nomem(err, old->file_count * sizeof(*r->m.files), "a manifest's files");
+        return err_nomem(err, i->file_count * sizeof(*r->m.files), "a manifest's files");
     }
-    ckd_status status = ckd_id_new(&r->writer, err);
-    for (size_t i = 0; i < old->file_count && status == CKD_OK; i++) {
-        r->m.files[i].rank = old->files[i].rank;
-        status = ckd_id_new(&r->m.files[i].id, err);
-        r->m.file_count++;
-    }
+    memcpy(r->m.files, i->files, i->file_count * sizeof(*r->m.files));
+    r->m.file_count = i->file_count;
     return r->m.checkpoint.generation < UINT32_MAX
-               ? status
+               ? CKD_OK
                : err_set(err, CKD_E_UNSUPPORTED, "it has the last generation that there is");
 }
 
@@ -189,14 +62,14 @@ static void take_back(rewrite *r, const pathname *p) {
     if (status == CKD_OK) {
         status = dir_sync(path_in(r->c->store->path, DIR_MANIFESTS).text, NULL);
     }
-    r->undecided = status != CKD_OK;
+    r->intent->undecided = r->intent->undecided || status != CKD_OK;
 }
 
 static ckd_status publish_manifest(rewrite *r, ckd_error *err) {
     const ckd_store *store = r->c->store;
     const ckd_checkpoint *c = &r->m.checkpoint;
     char hex[CKD_ID_TEXT], temp[64];
-    ckd_id_text(hex, &r->writer);
+    ckd_id_text(hex, &r->intent->writer);
     snprintf(temp, sizeof(temp), ".tmp-%s", hex);
     pathname p = path_manifest(store->path, c->run, c->step, c->generation);
     pathname temporary = path_of(store->path, DIR_MANIFESTS, temp);
@@ -234,10 +107,10 @@ static ckd_status publish_locked(rewrite *r, ckd_error *err) {
     pthread_mutex_lock(&store->mutex);
     ckd_status status = store_refresh(store, err);
     if (status == CKD_OK) {
-        status = check_unchanged(r, err);
+        status = compact_check_unchanged(r, err);
     }
     if (status == CKD_OK) {
-        status = check_all_there(r, r->m.dependencies, r->m.dependency_count, err);
+        status = compact_check_there(store, r->m.dependencies, r->m.dependency_count, err);
     }
     if (status == CKD_OK) {
         status = publish_manifest(r, err);
@@ -261,32 +134,12 @@ static ckd_status publish(rewrite *r, ckd_error *err) {
 
 /* ---- all of it ---- */
 
-/* What was written for nothing goes, then the intent; if some may be left, the intent stays, for recovery. */
-static void clean_up(rewrite *r, bool committed) {
-    const char *root = r->c->store->path;
-    ckd_status status = CKD_OK;
-    for (size_t i = 0; i < r->m.file_count && r->intent && status == CKD_OK; i++) {
-        status = file_remove(path_chunk(root, &r->m.files[i].id, ".tmp").text, true, NULL);
-        if (status == CKD_OK && !committed && !r->undecided) {
-            status = file_remove(path_chunk(root, &r->m.files[i].id, "").text, true, NULL);
-        }
+static ckd_status check_room(const rewrite *members, size_t count, ckd_error *err) {
+    const rewrite *r = &members[0];
+    uint64_t wanted = SLACK, room = dir_room(path_in(r->c->store->path, DIR_CHUNKS).text);
+    for (size_t k = 0; k < count; k++) {
+        wanted += members[k].plan->about;
     }
-    if (status == CKD_OK && r->intent && !committed) {
-        status = dir_sync(path_in(root, DIR_CHUNKS).text, NULL);
-    }
-    if (status == CKD_OK && r->intent && !r->undecided) {
-        file_remove(path_intent(root, &r->writer).text, true, NULL);
-    }
-    lock_release(r->intent);
-    manifest_free(&r->m);
-    bytes_free(&r->encoded);
-    compact_written_free(&r->written);
-    bytes_free(&r->room);
-    free(r->coded);
-}
-
-static ckd_status check_room(const rewrite *r, ckd_error *err) {
-    uint64_t wanted = r->plan->about + SLACK, room = dir_room(path_in(r->c->store->path, DIR_CHUNKS).text);
     return room >= wanted
                ? CKD_OK
                : err_set(
@@ -310,20 +163,8 @@ static ckd_status note_loads(rewrite *r, ckd_error *err) {
     return compact_note(r->c, &r->m.checkpoint.id, blocks, count, err);
 }
 
-static ckd_status rewrite_it(rewrite *r, ckd_error *err) {
-    ckd_status status = describe(r, err);
-    if (status == CKD_OK) {
-        status = check_room(r, err);
-    }
-    if (status == CKD_OK) {
-        status = begin(r, err);
-    }
-    if (status == CKD_OK) {
-        status = compact_write_files(r, err);
-    }
-    if (status == CKD_OK) {
-        status = compact_verify(r, err);
-    }
+static ckd_status finish(rewrite *r, ckd_error *err) {
+    ckd_status status = compact_verify(r, err);
     if (status == CKD_OK) {
         status = complete(r, err);
     }
@@ -334,29 +175,87 @@ static ckd_status rewrite_it(rewrite *r, ckd_error *err) {
     return status == CKD_OK ? note_loads(r, err) : status;
 }
 
+static ckd_status write_all(compact_intent *i, rewrite *members, size_t count, ckd_error *err) {
+    ckd_status status = compact_intent_name(i, &members[0].plan->view->manifest, err);
+    for (size_t k = 0; k < count && status == CKD_OK; k++) {
+        status = describe(&members[k], i, err);
+    }
+    if (status == CKD_OK) {
+        status = check_room(members, count, err);
+    }
+    if (status == CKD_OK) {
+        status = compact_intent_begin(i, members, count, err);
+    }
+    if (status == CKD_OK) {
+        status = compact_write_files(members, count, err);
+    }
+    for (size_t k = 0; k < count && status == CKD_OK; k++) {
+        status = finish(&members[k], err);
+    }
+    return status;
+}
+
+/* One after the other: each is a checkpoint by itself. What another process was quicker with stays as that left it. */
+static ckd_status publish_all(compact_done *out, bool *committed, rewrite *members, size_t count,
+                              ckd_error *err) {
+    ckd_status status = CKD_OK;
+    for (size_t k = 0; k < count && status == CKD_OK; k++) {
+        out[k].left = (ckd_error){.offset = CKD_NO_OFFSET};
+        out[k].left.status = publish(&members[k], &out[k].left);
+        *committed = *committed || out[k].left.status == CKD_OK;
+        bool mine = out[k].left.status == CKD_E_NOT_FOUND || out[k].left.status == CKD_E_EXISTS;
+        status = mine ? CKD_OK : err_from(err, out[k].left.status, &out[k].left);
+    }
+    return status;
+}
+
 /* What failed, and how much room it takes. */
-static void tell_need(const rewrite_plan *p, ckd_error *err) {
+static void tell_need(const rewrite *members, size_t count, ckd_error *err) {
+    const ckd_checkpoint *c = &members[0].plan->view->manifest.checkpoint;
     size_t used = err ? strlen(err->message) : 0;
+    uint64_t wanted = SLACK;
+    for (size_t k = 0; k < count; k++) {
+        wanted += members[k].plan->about;
+    }
     if (err && !strstr(err->message, "must be free")) {
         snprintf(err->message + used, sizeof(err->message) - used,
-                 "; to rewrite %s@%llu takes about %llu bytes, and what was written of it is removed",
-                 p->view->manifest.checkpoint.run, (unsigned long long)p->view->manifest.checkpoint.step,
-                 (unsigned long long)(p->about + SLACK));
+                 "; to rewrite %s@%llu takes about %llu bytes, and what was written of it is removed", c->run,
+                 (unsigned long long)c->step, (unsigned long long)wanted);
     }
 }
 
-ckd_status compact_rewrite(uint64_t *stored, compaction *c, rewrite_plan *p, ckd_error *err) {
-    rewrite r = {.c = c, .plan = p};
-    ckd_status status = rewrite_it(&r, err);
+static void rewrite_free(rewrite *r) {
+    manifest_free(&r->m);
+    bytes_free(&r->encoded);
+    compact_written_free(&r->written);
+    bytes_free(&r->room);
+    free(r->coded);
+}
+
+ckd_status compact_rewrite(compact_done *out, compaction *c, rewrite_plan *plans, size_t count,
+                           ckd_error *err) {
+    compact_intent i = {.lock = NULL};
+    rewrite *members = calloc(count, sizeof(*members));
+    if (!members) {
+        return err_nomem(err, count * sizeof(*members), "checkpoints to be rewritten");
+    }
+    for (size_t k = 0; k < count; k++) {
+        members[k] = (rewrite){.c = c, .plan = &plans[k]};
+        out[k] = (compact_done){.left.status = CKD_OK};
+    }
     bool committed = false;
+    ckd_status status = write_all(&i, members, count, err);
     if (status == CKD_OK && !c->options.dry_run) {
-        status = publish(&r, err);
-        committed = status == CKD_OK;
+        status = publish_all(out, &committed, members, count, err);
     }
     if (status == CKD_E_NOSPACE) {
-        tell_need(p, err);
+        tell_need(members, count, err);
     }
-    *stored = r.m.checkpoint.stored_bytes + r.encoded.size;
-    clean_up(&r, committed);
+    compact_intent_end(&i, c->store, committed);
+    for (size_t k = 0; k < count; k++) {
+        out[k].stored = members[k].m.checkpoint.stored_bytes + members[k].encoded.size;
+        rewrite_free(&members[k]);
+    }
+    free(members);
     return status;
 }
