@@ -21,7 +21,9 @@ typedef enum ckd_compact_why {
     CKD_COMPACT_FOLD = 2,  /* it is a delta on one that the policy lets go */
     CKD_COMPACT_STALE =
         4, /* what it builds on has become cheaper to load: it only has to say so, nothing is coded anew */
-    CKD_COMPACT_COLD = 8 /* it is old enough to be coded as small as can be */
+    CKD_COMPACT_COLD = 8, /* it is old enough to be coded as small as can be */
+    CKD_COMPACT_PACK =
+        16 /* its files are small, and become one with those of others; or others have gone from them */
 } ckd_compact_why;
 
 typedef struct ckd_compacted {
@@ -54,7 +56,9 @@ typedef struct ckd_compact_options {
     const ckd_delete_options *deletion; /* of what a policy lets go; NULL: as ckd_store_prune */
     uint64_t cold_after_s; /* recode what was saved longer ago than this with the archive level; 0: nothing */
     uint32_t cold_but_newest; /* the same for all but so many of the newest of each run; 0: nothing */
-    uint64_t bytes_per_s;     /* to read and write at most; 0: no limit */
+    uint64_t
+        pack_below; /* chunk files of fewer bytes become one, but for those of each run's newest four checkpoints; 0: 1 MiB. 1: none do */
+    uint64_t bytes_per_s; /* to read and write at most; 0: no limit */
     int dry_run;  /* do everything, and then throw it away: figures are exact, the store stays as it is */
     int estimate; /* only plan: nothing is coded, and figures are about what it would come to */
     ckd_progress_fn

@@ -348,10 +348,103 @@ static ckd_status compact_one(compacting *x, const need *n, ckd_error *err) {
     return status == CKD_OK ? tell(c, err) : status;
 }
 
+/* ---- several into the same files ---- */
+
+/* Plans of those that can only be copied; others are left to the next call. */
+static ckd_status plan_pack(rewrite_plan *plans, size_t *count, compacting *x, const compact_pack *g,
+                            ckd_error *err) {
+    *count = 0;
+    for (size_t i = 0; i < g->count; i++) {
+        const ckd_checkpoint *k = &g->items[i]->m.checkpoint;
+        rewrite_plan *p = &plans[*count];
+        ckd_error why = {.offset = CKD_NO_OFFSET};
+        ckd_status status = compact_examine(p, &x->c, &k->id, false, &why);
+        if (status == CKD_OK && !(p->why & ~(unsigned)CKD_COMPACT_STALE)) {
+            p->why |= CKD_COMPACT_PACK;
+            p->about = k->stored_bytes;
+            ++*count;
+            continue;
+        }
+        rewrite_plan_free(p);
+        if (status != CKD_OK && !concerns_one(status, &why)) {
+            return err_from(err, status, &why);
+        }
+    }
+    return CKD_OK;
+}
+
+static ckd_status rewrite_pack(compacting *x, rewrite_plan *plans, size_t count, ckd_error *err) {
+    compact_done done[COMPACT_PACK_MOST] = {{.stored = 0}};
+    ckd_error why = {.offset = CKD_NO_OFFSET};
+    ckd_status status = CKD_OK, packed = CKD_OK;
+    if (x->c.options.estimate) {
+        for (size_t i = 0; i < count; i++) {
+            done[i].stored = plans[i].about;
+        }
+    } else {
+        packed = compact_rewrite(done, &x->c, plans, count, &why);
+    }
+    for (size_t i = 0; i < count && status == CKD_OK; i++) {
+        bool mine = packed == CKD_OK && done[i].left.status != CKD_OK;
+        status = finish_item(x, &plans[i].view->manifest.checkpoint, &plans[i], done[i].stored,
+                             mine ? done[i].left.status : packed, mine ? &done[i].left : &why, err);
+    }
+    return status;
+}
+
+static ckd_status pack(compacting *x, const compact_pack *g, ckd_error *err) {
+    compaction *c = &x->c;
+    rewrite_plan plans[COMPACT_PACK_MOST] = {{.view = NULL}};
+    size_t count = 0;
+    file_lock *readers;
+    uint64_t done = c->done;
+    ckd_status status = store_lock_reader(&readers, c->store, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    status = plan_pack(plans, &count, x, g, err);
+    if (status == CKD_OK && count) {
+        status = rewrite_pack(x, plans, count, err);
+    }
+    for (size_t i = 0; i < count; i++) {
+        rewrite_plan_free(&plans[i]);
+    }
+    compact_forget_views(c);
+    lock_release(readers);
+    c->done = done + g->bytes;
+    if (status == CKD_OK && !c->options.dry_run && !c->options.estimate) {
+        status = compact_remove_old(&x->out->old_files, c->store, 0, err);
+    }
+    return status == CKD_OK ? tell(c, err) : status;
+}
+
+/* What is not rewritten anyway. */
+static ckd_status find_packs(compact_packs *out, compacting *x, ckd_error *err) {
+    const need **rest = calloc(x->count + 1, sizeof(*rest));
+    size_t count = 0;
+    *out = (compact_packs){.items = NULL};
+    if (!rest) {
+        return err_nomem(err, x->count * sizeof(*rest), "checkpoints");
+    }
+    for (size_t i = 0; i < x->count; i++) {
+        const need *n = x->order[i];
+        const char *run = x->c.options.run;
+        bool asked = !run || strcmp(run, n->m.checkpoint.run) == 0;
+        if (asked && !compact_is_unwanted(&x->c, &n->m.checkpoint.id) && !may_need_work(x, &n->m)) {
+            rest[count++] = n;
+        }
+    }
+    ckd_status status = compact_find_packs(out, &x->c, &x->all, rest, count, err);
+    free(rest);
+    return status;
+}
+
 /* ---- all of them ---- */
 
 static ckd_status compact_all(compacting *x, ckd_error *err) {
-    ckd_status status = CKD_OK;
+    compact_packs packs;
+    ckd_status status = find_packs(&packs, x, err);
+    x->c.to_be_done += packs.bytes;
     for (size_t i = 0; i < x->count; i++) {
         x->c.to_be_done += may_need_work(x, &x->order[i]->m) ? x->order[i]->m.checkpoint.stored_bytes : 0;
     }
@@ -361,6 +454,10 @@ static ckd_status compact_all(compacting *x, ckd_error *err) {
             status = compact_one(x, x->order[i], err);
         }
     }
+    for (size_t i = 0; i < packs.count && status == CKD_OK; i++) {
+        status = pack(x, &packs.items[i], err);
+    }
+    compact_packs_free(&packs);
     return status;
 }
 

@@ -10,6 +10,7 @@
  *   compact_written.c  which shared records these have
  *   compact_intent.c   what a rewrite writes and needs
  *   compact_publish.c  next generation, catalog
+ *   compact_pack.c     which small files become one
  *   compact_old.c      generations that were replaced
  *
  * Invariants:
@@ -240,6 +241,28 @@ typedef struct compact_done {
  */
 ckd_status compact_rewrite(compact_done *out, compaction *c, rewrite_plan *plans, size_t count,
                            ckd_error *err);
+
+/* ---- compact_pack.c ---- */
+#define COMPACT_PACK_MOST 64u /* checkpoints: who opens one reads the index of all */
+/* Checkpoints that are to stand in the same files. */
+typedef struct compact_pack {
+    const need *const *items;
+    size_t count;
+    uint64_t bytes; /* stored */
+} compact_pack;
+typedef struct compact_packs {
+    compact_pack *items;
+    size_t count;
+    uint64_t bytes;
+    const need **members;
+} compact_packs;
+/*
+ * order: `count` newest generations that are listed, wanted, and not rewritten otherwise; all: what else uses files. Release with
+ * compact_packs_free, also after failures. Errors: NOMEM.
+ */
+ckd_status compact_find_packs(compact_packs *out, compaction *c, const needs *all, const need *const *order,
+                              size_t count, ckd_error *err);
+void compact_packs_free(compact_packs *packs);
 
 /* ---- compact_old.c ---- */
 /* Removes generations that newer ones have replaced, if nobody reads. *left: files that stay. Waits so long for readers to end. */

@@ -62,6 +62,21 @@ static size_t files_in(const char *dir, const char *folder) {
     return count;
 }
 
+/* What was rewritten is packed by the next call, and then there is nothing more to do. */
+static void pack_the_rest(ckd_store *store, uint32_t max_depth) {
+    ckd_compact_options o = options_for(max_depth);
+    ckd_compaction *again = compact_with(store, &o);
+    check_items(again);
+    for (size_t i = 0; i < again->count; i++) {
+        assert_int_equal(again->items[i].why & ~(unsigned)CKD_COMPACT_STALE, CKD_COMPACT_PACK);
+        assert_int_equal(again->items[i].depth, again->items[i].checkpoint.depth);
+    }
+    ckd_compaction_free(again);
+    again = compact_with(store, &o);
+    assert_int_equal(again->count, 0);
+    ckd_compaction_free(again);
+}
+
 /* Everything is as it should be: values, depths, files, a catalog made anew, and there is nothing more to do. */
 static void check_store(const char *dir, ckd_store *store, const fingerprints *before, size_t count,
                         uint32_t max_depth) {
@@ -70,10 +85,10 @@ static void check_store(const char *dir, ckd_store *store, const fingerprints *b
     assert_int_equal(verify_damage(store), 0);
     store_check_clean(dir);
     assert_int_equal(files_in(dir, "data/m"), count);
-    ckd_compact_options o = options_for(max_depth);
-    ckd_compaction *again = compact_with(store, &o);
-    assert_int_equal(again->count, 0);
-    ckd_compaction_free(again);
+    pack_the_rest(store, max_depth);
+    assert_int_equal(fingerprints_check(store, before), count);
+    assert_int_equal(verify_damage(store), 0);
+    store_check_clean(dir);
     ckd_store_close(store);
     assert_int_equal(ckd_store_rebuild(NULL, store_path_of(dir, ""), NULL, NULL), CKD_OK);
     store = store_reopen(dir, CKD_OPEN_READ);
@@ -365,6 +380,97 @@ static void test_a_full_disk_is_told_before_it_hurts(void **state) {
     scratch_unmount(dir);
 }
 
+/* ---- packs ---- */
+
+static ckd_compaction *pack(ckd_store *store) {
+    ckd_compact_options o = options_for(100);
+    ckd_compaction *done = compact_with(store, &o);
+    check_items(done);
+    return done;
+}
+
+/* All but the newest four come into one file, and load as before; they go one by one. */
+static void test_small_files_become_one(void **state) {
+    ckd_store *store = store_create(*state);
+    make_chain(store, "run", CKD_NEAR, 0, 24);
+    fingerprints before = fingerprints_of(store);
+    ckd_compaction *done = pack(store);
+    assert_int_equal(done->count, 20);
+    ckd_compaction_free(done);
+    assert_int_equal(files_in(*state, "data/c"), 5);
+    assert_int_equal(fingerprints_check(store, &before), 24);
+    done = pack(store);
+    assert_int_equal(done->count, 0);
+    ckd_compaction_free(done);
+
+    /* A save goes on from it, and there is one file more that is old, and none that is worth packing. */
+    make_chain(store, "run", CKD_NEAR, 24, 2);
+    assert_int_equal(files_in(*state, "data/c"), 7);
+    done = pack(store);
+    assert_int_equal(done->count, 0);
+    ckd_compaction_free(done);
+    make_chain(store, "run", CKD_NEAR, 26, 2);
+    fingerprints_free(&before);
+    before = fingerprints_of(store);
+    done = pack(store);
+    assert_int_equal(done->count, 24);
+    ckd_compaction_free(done);
+    assert_int_equal(files_in(*state, "data/c"), 5);
+    assert_int_equal(fingerprints_check(store, &before), 28);
+    assert_int_equal(verify_damage(store), 0);
+    fingerprints_free(&before);
+    ckd_store_close(store);
+    store_check_clean(*state);
+}
+
+static uint64_t bytes_of_all(ckd_store *store) {
+    ckd_checkpoint_list *list;
+    uint64_t sum = 0;
+    assert_int_equal(ckd_store_list(&list, store, NULL, NULL), CKD_OK);
+    for (size_t i = 0; i < list->count; i++) {
+        sum += list->items[i].stored_bytes;
+    }
+    ckd_checkpoint_list_free(list);
+    return sum;
+}
+
+/* What most have gone from is written anew. */
+static void test_packs_shrink(void **state) {
+    ckd_store *store = store_create(*state);
+    for (uint64_t step = 0; step < 24; step++) {
+        drift d = drift_new(96, 64, (unsigned)step);
+        ckd_save_options o = lossy_options("run", step, CKD_NEAR);
+        o.base = 1;
+        save_drift(store, &o, &d);
+        drift_free(&d);
+    }
+    fingerprints before = fingerprints_of(store);
+    ckd_compaction_free(pack(store));
+    assert_int_equal(files_in(*state, "data/c"), 5);
+    uint64_t all = bytes_of_all(store);
+    ckd_id gone[12];
+    for (uint64_t step = 0; step < 12; step++) {
+        gone[step] = checkpoint_at(store, "run", step).id;
+    }
+    ckd_delete_options now = CKD_DELETE_OPTIONS_INIT;
+    now.undo_s = 0;
+    assert_int_equal(ckd_store_delete(store, gone, 12, &now, NULL), CKD_OK);
+    ckd_collect_options everything = CKD_COLLECT_OPTIONS_INIT;
+    everything.all = 1;
+    assert_int_equal(ckd_store_collect(NULL, store, &everything, NULL), CKD_OK);
+    assert_int_equal(files_in(*state, "data/c"), 5); /* what stays needs the file */
+    assert_int_equal(fingerprints_check(store, &before), 12);
+    ckd_compaction *done = pack(store);
+    assert_int_equal(done->count, 8);
+    ckd_compaction_free(done);
+    assert_int_equal(files_in(*state, "data/c"), 5);
+    assert_int_equal(fingerprints_check(store, &before), 12);
+    assert_true(bytes_of_all(store) < all * 11 / 20);
+    fingerprints_free(&before);
+    ckd_store_close(store);
+    store_check_clean(*state);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         tempdir_test(test_near_chains_are_shortened),
@@ -378,6 +484,8 @@ int main(void) {
         tempdir_test(test_a_dry_run_is_exact_and_changes_nothing),
         tempdir_test(test_damage_is_not_laundered),
         tempdir_test(test_a_full_disk_is_told_before_it_hurts),
+        tempdir_test(test_small_files_become_one),
+        tempdir_test(test_packs_shrink),
     };
     scratch_begin();
     int failed = cmocka_run_group_tests_name("compact", tests, NULL, NULL);
