@@ -104,17 +104,18 @@ void store_tell_unreadable(const ckd_store *store, const ckd_checkpoint *c, cons
                   (unsigned long long)c->step, why->message, why->file);
 }
 
-ckd_status store_adopt(ckd_store *store, manifest *m, ckd_error *err) {
+ckd_status store_adopt(ckd_store *store, manifest *m, view **last, ckd_error *err) {
     ckd_checkpoint checkpoint = m->checkpoint;
     view *v;
     ckd_error why = {0};
-    ckd_status status = view_open(&v, store, m, NULL, CKD_E_CORRUPT, &why);
+    ckd_status status = view_open(&v, store, m, *last, CKD_E_CORRUPT, &why);
     if (status == CKD_OK) {
         status = view_attach_measures(v, CKD_E_CORRUPT, &why);
     }
     if (status == CKD_OK) {
         status = add_rows(store, &v->manifest, v, false, err);
-        view_close(v);
+        view_close(*last);
+        *last = v;
         return status;
     }
     view_close(v);

@@ -225,8 +225,8 @@ ckd_status compact_write_files(rewrite *members, size_t count, ckd_error *err);
 /* Appends the links to the file; *out is the block's record as it belongs above them. Errors: as chunk_read_payload and chunk_writer_append. */
 ckd_status compact_write_links(record *out, dependency dependencies[2], rewrite *r, chunk_writer *w,
                                const compact_links *l, const record *block, ckd_error *err);
-/* Reads the new files back: all payloads, and the values of what was coded anew. */
-ckd_status compact_verify(rewrite *r, ckd_error *err);
+/* Reads the new files back: all payloads, and the values of what was coded anew. *last: the view of one in the same files, or NULL; becomes this one's, which the caller closes. */
+ckd_status compact_verify(rewrite *r, view **last, ckd_error *err);
 
 /* ---- compact_publish.c ---- */
 /* What became of a checkpoint. */

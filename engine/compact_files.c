@@ -356,12 +356,12 @@ static ckd_status copy_for_view(manifest *out, const manifest *m, ckd_error *err
     return CKD_OK;
 }
 
-ckd_status compact_verify(rewrite *r, ckd_error *err) {
+ckd_status compact_verify(rewrite *r, view **last, ckd_error *err) {
     manifest copy;
     view *written = NULL;
     ckd_status status = copy_for_view(&copy, &r->m, err);
     if (status == CKD_OK) {
-        status = view_open(&written, r->c->store, &copy, r->plan->view, CKD_E_CORRUPT, err);
+        status = view_open(&written, r->c->store, &copy, *last ? *last : r->plan->view, CKD_E_CORRUPT, err);
     }
     if (status == CKD_OK) {
         status = view_attach_measures(written, CKD_E_CORRUPT, err);
@@ -377,6 +377,7 @@ ckd_status compact_verify(rewrite *r, ckd_error *err) {
     if (status == CKD_OK) {
         status = totals_set(&r->m, written, err);
     }
-    view_close(written);
+    view_close(*last);
+    *last = written;
     return status;
 }

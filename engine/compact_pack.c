@@ -6,8 +6,8 @@
 
 #include "engine/compact.h"
 
-#define DEFAULT_BELOW (UINT64_C(1) << 20)
-#define MOST_TIMES    8u /* of that, in a pack */
+#define DEFAULT_BELOW (UINT64_C(512) << 10)
+#define MOST_TIMES    4u /* of that, in a pack */
 #define LEAST_FILES   4u /* fewer are not worth it: packs of packs would be written too often */
 #define NEWEST_APART  4u /* of each run: the next save builds on them, and policies may soon let them go */
 

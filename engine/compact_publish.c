@@ -163,8 +163,8 @@ static ckd_status note_loads(rewrite *r, ckd_error *err) {
     return compact_note(r->c, &r->m.checkpoint.id, blocks, count, err);
 }
 
-static ckd_status finish(rewrite *r, ckd_error *err) {
-    ckd_status status = compact_verify(r, err);
+static ckd_status finish(rewrite *r, view **last, ckd_error *err) {
+    ckd_status status = compact_verify(r, last, err);
     if (status == CKD_OK) {
         status = complete(r, err);
     }
@@ -189,9 +189,11 @@ static ckd_status write_all(compact_intent *i, rewrite *members, size_t count, c
     if (status == CKD_OK) {
         status = compact_write_files(members, count, err);
     }
+    view *last = NULL;
     for (size_t k = 0; k < count && status == CKD_OK; k++) {
-        status = finish(&members[k], err);
+        status = finish(&members[k], &last, err);
     }
+    view_close(last);
     return status;
 }
 

@@ -3,7 +3,7 @@
 #include <stdlib.h>
 
 #include "base/bytes.h"
-#include "engine/store.h"
+#include "engine/view.h"
 
 /* One (run, step) of either side: its manifests, newest generation first, and what the catalog has of it. */
 typedef struct pairing {
@@ -110,7 +110,8 @@ void store_adopt_at_most(size_t rows) {
 }
 
 /* Takes over what m points to. */
-static ckd_status adopt(ckd_store *store, size_t *rows_left, const pairing *p, manifest *m, ckd_error *err) {
+static ckd_status adopt(ckd_store *store, size_t *rows_left, view **last, const pairing *p, manifest *m,
+                        ckd_error *err) {
     const ckd_checkpoint *c = &m->checkpoint;
     uint64_t rows;
     bool few = size_mul(&rows, c->tensors, c->world ? c->world : 1) && rows <= *rows_left;
@@ -120,11 +121,12 @@ static ckd_status adopt(ckd_store *store, size_t *rows_left, const pairing *p, m
         return store_adopt_undetailed(store, m, err);
     }
     *rows_left -= few ? (size_t)rows : *rows_left;
-    return store_adopt(store, m, err);
+    return store_adopt(store, m, last, err);
 }
 
 /* Adopts the highest valid generation. None: the checkpoint is not listed. */
-static ckd_status adopt_newest(ckd_store *store, size_t *rows_left, const pairing *p, ckd_error *err) {
+static ckd_status adopt_newest(ckd_store *store, size_t *rows_left, view **last, const pairing *p,
+                               ckd_error *err) {
     for (size_t i = 0; i < p->count; i++) {
         const manifest_name *name = &p->items[i];
         ckd_error why = {0};
@@ -139,7 +141,7 @@ static ckd_status adopt_newest(ckd_store *store, size_t *rows_left, const pairin
                 manifest_free(&m);
                 return status;
             }
-            status = adopt(store, rows_left, p, &m, &why);
+            status = adopt(store, rows_left, last, p, &m, &why);
             /* Contradicts itself, or has the id of another one: whoever wrote it, the rest of the store is not to suffer. */
             if (status != CKD_E_INVALID && status != CKD_E_EXISTS) {
                 return err_from(err, status, &why);
@@ -155,6 +157,7 @@ static ckd_status apply(ckd_store *store, const manifest_list *manifests, const 
     pairing p;
     cursor c = {manifests, known, 0, 0};
     size_t rows_left = rows_most;
+    view *last = NULL;
     ckd_status status = CKD_OK;
     while (status == CKD_OK && next_pairing(&p, &c)) { /* first: an id may have moved to another name */
         if (p.count == 0) {
@@ -168,9 +171,10 @@ static ckd_status apply(ckd_store *store, const manifest_list *manifests, const 
             status = agrees(&agree, store, &p, err);
         }
         if (!agree && status == CKD_OK) {
-            status = adopt_newest(store, &rows_left, &p, err);
+            status = adopt_newest(store, &rows_left, &last, &p, err);
         }
     }
+    view_close(last);
     return status;
 }
 

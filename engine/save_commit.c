@@ -297,7 +297,9 @@ static ckd_status add_to_catalog(ckd_save *save, const manifest *m, ckd_error *e
     status = store_read_manifest(&copy, store, m->checkpoint.run, m->checkpoint.step,
                                  m->checkpoint.generation, err);
     if (status == CKD_OK) {
-        status = store_adopt(store, &copy, err);
+        view *adopted = NULL;
+        status = store_adopt(store, &copy, &adopted, err);
+        view_close(adopted);
     }
     if (status == CKD_OK) {
         status = add_timings(save, m, err);

@@ -125,12 +125,14 @@ void verified_name(char name[64], const ckd_id *file); /* as the catalog has it 
 
 /* ---- adopt.c ---- */
 /*
- * Adds one checkpoint to the catalog, from its manifest and the indexes of its chunk files. Takes over what m points to.
+ * Adds one checkpoint to the catalog, from its manifest and the indexes of its chunk files. Takes over what m points to. *last: NULL, or the view that the
+ * call before left there, as the next checkpoint may be in the same files; the caller closes it in the end.
  * Inside a transaction. A checkpoint whose chunk files are damaged is added without its tensors, with a message. One whose
  * files the system does not let us read may be fine in a moment: IO, so that the file does not lack its tensors from then
  * on; without them only in memory, or if list_unreadable is set.
  */
-ckd_status store_adopt(ckd_store *store, manifest *m, ckd_error *err);
+struct view;
+ckd_status store_adopt(ckd_store *store, manifest *m, struct view **last, ckd_error *err);
 /* The same from the manifest alone: unread.c has the tensors when somebody asks for them. */
 ckd_status store_adopt_undetailed(ckd_store *store, manifest *m, ckd_error *err);
 void store_tell_unreadable(const ckd_store *store, const ckd_checkpoint *c, const ckd_error *why);
