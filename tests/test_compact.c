@@ -251,7 +251,8 @@ static void test_the_base_goes(void **state) {
 static void test_a_dry_run_is_exact_and_changes_nothing(void **state) {
     ckd_store *store = store_create(*state);
     make_chain(store, "run", CKD_COMPACT, 0, 12);
-    char *tree = tree_describe(store_path_of(*state, "data"));
+    char *files = tree_describe(store_path_of(*state, "data/c")),
+         *manifests = tree_describe(store_path_of(*state, "data/m"));
     ckd_compact_options o = options_for(4);
     o.dry_run = 1;
     ckd_compaction *would = compact_with(store, &o);
@@ -260,8 +261,14 @@ static void test_a_dry_run_is_exact_and_changes_nothing(void **state) {
     ckd_compaction *about = compact_with(store, &o);
     o.estimate = 0;
     store_check_clean(*state);
-    assert_int_equal(files_in(*state, "data/c"), 12);
-    free(tree);
+    char *files_now = tree_describe(store_path_of(*state, "data/c")),
+         *manifests_now = tree_describe(store_path_of(*state, "data/m"));
+    assert_string_equal(files_now, files);
+    assert_string_equal(manifests_now, manifests);
+    free(files_now);
+    free(manifests_now);
+    free(files);
+    free(manifests);
     ckd_compaction *done = compact_with(store, &o);
     check_items(done);
     assert_true(done->count > 4);
@@ -471,6 +478,77 @@ static void test_packs_shrink(void **state) {
     store_check_clean(*state);
 }
 
+/* One file for each rank's; and one checkpoint of them can be copied elsewhere. */
+static void test_ranks_are_packed(void **state) {
+    ckd_store *store, *other;
+    char path[512];
+    assert_int_equal(scene_open(&store, *state, CKD_OPEN_CREATE, NULL), CKD_OK);
+    for (uint64_t step = 0; step < 12; step++) {
+        scene s = scene_of(step);
+        s.base = step % 3 == 0;
+        assert_int_equal(scene_save_ranks(NULL, store, &s, NULL), CKD_OK);
+    }
+    fingerprints before = fingerprints_of(store);
+    ckd_compaction *done = pack(store);
+    assert_int_equal(done->count, 8);
+    ckd_compaction_free(done);
+    assert_int_equal(files_in(*state, "data/c"), 2 + 4 * 2);
+    scene_check(store, 0, 12);
+    snprintf(path, sizeof(path), "%s/copy", (const char *)*state);
+    assert_int_equal(ckd_store_open(&other, path, CKD_OPEN_CREATE, NULL, NULL), CKD_OK);
+    ckd_id one = checkpoint_at(store, SCENE_RUN, 4).id;
+    ckd_copy_result *copied;
+    assert_int_equal(ckd_copy(&copied, other, store, &one, 1, NULL, NULL), CKD_OK);
+    assert_int_equal(copied->files, 2);
+    ckd_copy_result_free(copied);
+    assert_true(fingerprints_check(other, &before) >= 1);
+    assert_int_equal(verify_damage(other), 0);
+    assert_int_equal(ckd_copy(&copied, other, store, NULL, 0, NULL, NULL), CKD_OK);
+    assert_int_equal(copied->files, 8); /* what the first one brought is there for the others */
+    ckd_copy_result_free(copied);
+    assert_int_equal(fingerprints_check(other, &before), 12);
+    fingerprints_free(&before);
+    ckd_store_close(other);
+    ckd_store_close(store);
+    store_check_clean(*state);
+}
+
+/* A pack that is damaged is no pack to copy from: what it was stays, and is told. */
+static void test_damaged_packs_stay(void **state) {
+    ckd_store *store = store_create(*state);
+    make_chain(store, "run", CKD_NEAR, 0, 12);
+    ckd_compaction_free(pack(store));
+    dir_list list;
+    char path[512] = "";
+    size_t largest = 0;
+    assert_int_equal(dir_list_read(&list, store_path_of(*state, "data/c"), NULL), CKD_OK);
+    for (size_t i = 0; i < list.count; i++) {
+        char name[512];
+        snprintf(name, sizeof(name), "%s/%s", store_path_of(*state, "data/c"), list.names[i]);
+        if (file_bytes(name) > largest) {
+            largest = (size_t)file_bytes(name);
+            memcpy(path, name, sizeof(path));
+        }
+    }
+    dir_list_free(&list);
+    size_t size;
+    unsigned char *data = read_whole_file(path, &size);
+    data[size / 2] ^= 1;
+    write_whole_file(path, data, size);
+    free(data);
+    make_chain(store, "run", CKD_NEAR, 12, 4); /* enough files for another pack */
+    ckd_compact_options o = options_for(100);
+    ckd_compaction *done = compact_with(store, &o);
+    size_t left = 0;
+    for (size_t i = 0; i < done->count; i++) {
+        left += done->items[i].left.status == CKD_E_CORRUPT;
+    }
+    assert_true(left > 0 && left == done->left);
+    assert_int_equal(file_bytes(path), size);
+    ckd_compaction_free(done);
+    ckd_store_close(store);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         tempdir_test(test_near_chains_are_shortened),
@@ -486,6 +564,8 @@ int main(void) {
         tempdir_test(test_a_full_disk_is_told_before_it_hurts),
         tempdir_test(test_small_files_become_one),
         tempdir_test(test_packs_shrink),
+        tempdir_test(test_ranks_are_packed),
+        tempdir_test(test_damaged_packs_stay),
     };
     scratch_begin();
     int failed = cmocka_run_group_tests_name("compact", tests, NULL, NULL);
