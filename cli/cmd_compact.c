@@ -94,9 +94,7 @@ static error_t parse_number(int key, char *arg, struct argp_state *state, ckd_co
         o->pack_below = o->pack_below ? o->pack_below : 1; /* no file is smaller */
         return 0;
     default:
-        return cli_parse_size(&o->bytes_per_s, arg) && o->bytes_per_s
-                   ? 0
-                   : bad(state, "--rate is a size such as 20M or 1G", arg);
+        return ARGP_ERR_UNKNOWN;
     }
 }
 
@@ -147,6 +145,9 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
     case OPT_COLD:
         a->compact.cold_after_s = cli_seconds(state, "--recode-older", arg);
         return 0;
+    case OPT_RATE:
+        a->compact.bytes_per_s = cli_rate(state, arg);
+        return 0;
     case OPT_DRY:
         a->compact.dry_run = 1;
         return 0;
@@ -157,7 +158,6 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
     case OPT_LOAD_COST:
     case OPT_COLD_BUT:
     case OPT_PACK:
-    case OPT_RATE:
         return parse_number(key, arg, state, &a->compact);
     case ARGP_KEY_END:
         check_together(a, state);

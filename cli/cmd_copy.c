@@ -120,9 +120,7 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
         a->copy.tags = 1;
         return 0;
     case OPT_RATE:
-        if (!cli_parse_size(&a->copy.bytes_per_s, arg) || !a->copy.bytes_per_s) {
-            argp_error(state, "--rate is a size such as 20M or 1G, not '%s'", arg);
-        }
+        a->copy.bytes_per_s = cli_rate(state, arg);
         return 0;
     case OPT_DRY:
         a->copy.dry_run = 1;

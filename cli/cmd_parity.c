@@ -80,9 +80,7 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
         a->parity.dry_run = 1;
         return 0;
     case OPT_RATE:
-        if (!cli_parse_size(&a->parity.bytes_per_s, arg) || !a->parity.bytes_per_s) {
-            argp_error(state, "--rate is a size such as 20M or 1G, not '%s'", arg);
-        }
+        a->parity.bytes_per_s = cli_rate(state, arg);
         return 0;
     case ARGP_KEY_END:
         if ((a->parity.off != 0) + (a->parity.data != 0) + a->status > 1) {

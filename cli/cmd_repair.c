@@ -44,9 +44,7 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
         a->repair.purge = 1;
         return 0;
     case OPT_RATE:
-        if (!cli_parse_size(&a->repair.bytes_per_s, arg) || !a->repair.bytes_per_s) {
-            argp_error(state, "--rate is a size such as 20M or 1G, not '%s'", arg);
-        }
+        a->repair.bytes_per_s = cli_rate(state, arg);
         return 0;
     case ARGP_KEY_END:
         if (a->repair.dry_run && a->repair.purge) {

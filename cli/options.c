@@ -116,6 +116,14 @@ uint64_t cli_seconds(struct argp_state *state, const char *name, const char *tex
     return 0;
 }
 
+uint64_t cli_rate(struct argp_state *state, const char *text) {
+    uint64_t bytes_per_s = 0;
+    if (!cli_parse_size(&bytes_per_s, text) || !bytes_per_s) {
+        argp_error(state, "--rate is a size such as 20M or 1G, not '%s'", text);
+    }
+    return bytes_per_s;
+}
+
 /* ----------------------------------------------------------------------------------------------------- parsers */
 
 static const struct argp_option common_options[] = {

@@ -51,6 +51,8 @@ error_t cli_places_add(cli_places *places, const char *text, struct argp_state *
 error_t cli_places_add_any(cli_places *places, const char *text, struct argp_state *state);
 /* "30s", "90m", "36h", "7d" in seconds; ends the process if it is none. */
 uint64_t cli_seconds(struct argp_state *state, const char *name, const char *text);
+/* What --rate says, in bytes a second; ends the process if it is no size, or 0. */
+uint64_t cli_rate(struct argp_state *state, const char *text);
 
 /* Parsers of values. They return false if the text is none. Numbers are decimal digits only. */
 bool cli_parse_u64(uint64_t *out, const char *text);
