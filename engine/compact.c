@@ -214,6 +214,7 @@ static ckd_status find_order(compacting *x, ckd_error *err) {
     for (size_t i = 0; i < x->all.count; i++) {
         x->all.items[i].chosen = !x->all.items[i].is_dead;
     }
+    x->c.all = &x->all;
     status = needs_order(&x->order, &x->count, &x->all, err);
     return status == CKD_OK ? order_by_lineage(x, err) : status;
 }
@@ -308,7 +309,8 @@ static ckd_status note_estimate(compaction *c, const rewrite_plan *p, ckd_error 
     for (size_t i = 0; i < count; i++) {
         blocks[i] = p->fates[i].load;
     }
-    return compact_note(c, &p->view->manifest.checkpoint.id, blocks, count, err);
+    ckd_status status = compact_note(c, &p->view->manifest.checkpoint.id, blocks, count, err);
+    return status == CKD_OK ? compact_know_planned(c, p, err) : status;
 }
 
 static ckd_status rewrite_one(uint64_t *stored, compaction *c, rewrite_plan *p, ckd_error *err) {
@@ -515,6 +517,7 @@ static void end(compacting *x) {
     free(c->workers);
     free(c->tables);
     free(c->unwanted);
+    free(c->links);
     free(x->order);
     needs_free(&x->all);
     views_free(&c->views);

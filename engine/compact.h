@@ -45,6 +45,15 @@ typedef struct compact_worker {
     lattice_work lattice;
 } compact_worker;
 
+/* A link that a checkpoint has, or would have, by now: those that came from it may build on it. */
+typedef struct known_link {
+    hash128 content;
+    ckd_id owner;
+    uint64_t count;
+    uint32_t dtype;
+    block_load load;
+} known_link;
+
 typedef struct compaction {
     ckd_store *store;
     ckd_compact_options options;
@@ -57,6 +66,9 @@ typedef struct compaction {
     size_t unwanted_count;
     load_table *tables; /* by id */
     size_t table_count, table_capacity;
+    needs *all;        /* what there was at the beginning */
+    known_link *links; /* that are in checkpoints that stay, by content: open addressing, owner zero: free */
+    size_t link_count, link_capacity;
     uint64_t begun_ns, moved;  /* bytes read and written, for the limit */
     uint64_t done, to_be_done; /* stored bytes, for the callback */
     float_mode callers_mode;
@@ -89,6 +101,8 @@ typedef struct block_fate {
 
 typedef struct rewrite_plan {
     const view *view;
+    ckd_id *lineage; /* checkpoints that it came from, and that stay; by id */
+    size_t lineage_count;
     block_fate *fates; /* by block of the view */
     unsigned why;      /* 0: nothing is to be done */
     size_t recoded;
@@ -126,6 +140,10 @@ typedef struct compact_links {
     block_load load;
 } compact_links;
 void compact_find_links(compact_links *out, compaction *c, const rewrite_plan *plan, size_t block);
+/* Others may build on the links that the checkpoint has now. Errors: NOMEM. */
+ckd_status compact_know_link(compaction *c, const known_link *link, ckd_error *err);
+/* Those that a plan comes to. */
+ckd_status compact_know_planned(compaction *c, const rewrite_plan *plan, ckd_error *err);
 /* Within the bounds on chains? r: the block's. */
 bool compact_links_fit(const compact_links *l, const compaction *c, const record *r);
 
@@ -202,6 +220,7 @@ typedef struct rewrite {
     bool *coded;                /* by block of the plan's view: it is not a mere copy */
     compact_written written;    /* links and side records */
     bytes room;                 /* scratch */
+    bytes links;                /* known_link: those that are written */
     size_t dependency_capacity; /* of m.dependencies */
 } rewrite;
 /* Names for the new files, as many as `like` has; freed by compact_intent_end. */

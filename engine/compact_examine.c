@@ -69,12 +69,17 @@ static ckd_status load_of(block_load *out, compaction *c, const rewrite_plan *p,
 
 static ckd_status add_link(block_load *to, compaction *c, const rewrite_plan *p, examination *x,
                            const view_block *b, const dependency *on, uint32_t nested, ckd_error *err) {
-    const view_block *link = view_find_link(p->view, b->record, &on->content);
-    if (!link || nested >= 4 * MAX_NESTED) {
-        return circle(b, err);
+    const view *in = p->view;
+    bool own = id_equal(&on->checkpoint, &in->manifest.checkpoint.id);
+    ckd_status status = own ? CKD_OK : views_get(&in, &c->views, &on->checkpoint, err);
+    const view_block *link = status == CKD_OK ? view_find_link(in, b->record, &on->content) : NULL;
+    if (status != CKD_OK || !link || nested >= 4 * MAX_NESTED) {
+        return status != CKD_OK ? status : circle(b, err);
     }
-    block_load load;
-    ckd_status status = load_of(&load, c, p, x, link, nested + 1, err);
+    block_load load = {link->record->depth, record_chain(link->record)};
+    if (own) {
+        status = load_of(&load, c, p, x, link, nested + 1, err);
+    }
     to->depth = load.depth > to->depth ? load.depth : to->depth;
     to->chain.stored += load.chain.stored;
     to->chain.work += load.chain.work;
@@ -183,7 +188,7 @@ static bool builds_on_unwanted(const compaction *c, const view *v, const record 
     for (uint32_t k = 0; k < r->dependency_count; k++) {
         const dependency *on = &r->dependencies[k];
         bool own = id_equal(&on->checkpoint, &v->manifest.checkpoint.id);
-        if (on->kind == DEPENDS_LINK && nested < 4 * MAX_NESTED) {
+        if (on->kind == DEPENDS_LINK && own && nested < 4 * MAX_NESTED) {
             const view_block *link = view_find_link(v, r, &on->content);
             if (link && builds_on_unwanted(c, v, link->record, nested + 1)) {
                 return true;
@@ -262,6 +267,31 @@ static void sum_up(rewrite_plan *p, uint32_t max_depth) {
     }
 }
 
+static int by_id(const void *a, const void *b) {
+    return memcmp(a, b, sizeof(ckd_id));
+}
+
+/* By the manifests as they were: it says the same before and after what is between has gone. */
+static ckd_status find_lineage(rewrite_plan *p, const compaction *c, ckd_error *err) {
+    size_t count = 0;
+    const need *n = needs_find(c->all, &p->view->manifest.checkpoint.id);
+    p->lineage = calloc(c->all->count + 1, sizeof(*p->lineage));
+    if (!p->lineage) {
+        return err_nomem(err, c->all->count * sizeof(*p->lineage), "a lineage");
+    }
+    for (size_t steps = 0; n && steps < c->all->count; steps++) {
+        n = needs_find(c->all, &n->m.checkpoint.parent);
+        if (n && !n->is_dead && !compact_is_unwanted(c, &n->m.checkpoint.id)) {
+            p->lineage[count++] = n->m.checkpoint.id;
+        }
+    }
+    if (count) {
+        qsort(p->lineage, count, sizeof(*p->lineage), by_id);
+    }
+    p->lineage_count = count;
+    return CKD_OK;
+}
+
 ckd_status compact_examine(rewrite_plan *out, compaction *c, const ckd_id *checkpoint, bool cold,
                            ckd_error *err) {
     *out = (rewrite_plan){.view = NULL};
@@ -272,6 +302,10 @@ ckd_status compact_examine(rewrite_plan *out, compaction *c, const ckd_id *check
     out->fates = calloc(out->view->block_count + 1, sizeof(*out->fates));
     if (!out->fates) {
         return err_nomem(err, out->view->block_count * sizeof(*out->fates), "the blocks of a checkpoint");
+    }
+    status = find_lineage(out, c, err);
+    if (status != CKD_OK) {
+        return status;
     }
     examination x = {.c = c, .plan = out, .cold = cold};
     for (size_t i = 0; i < out->view->block_count && status == CKD_OK; i++) {
@@ -285,5 +319,6 @@ ckd_status compact_examine(rewrite_plan *out, compaction *c, const ckd_id *check
 
 void rewrite_plan_free(rewrite_plan *p) {
     free(p->fates);
+    free(p->lineage);
     *p = (rewrite_plan){.view = NULL};
 }

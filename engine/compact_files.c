@@ -331,8 +331,8 @@ static ckd_status read_back(void *context, size_t index, uint32_t worker, ckd_er
         err_corrupt(err, file_path(b->chunk->file), r->offset, "a block was not written as it was");
         return CKD_E_CORRUPT;
     }
-    bool decode =
-        x->r->coded[index] || builds_on_link(r); /* a copied one finds its links again, or others like them */
+    /* A copied one finds its links again, or others like them. In a dry run, those that other checkpoints are to have are not there. */
+    bool decode = x->r->coded[index] ? !x->r->c->options.dry_run : builds_on_link(r);
     void *to =
         bytes_scratch(&w->values, (decode ? r->raw_size : r->stored_size) + 1, "a block's values", err);
     if (!to) {

@@ -52,6 +52,58 @@ static bool add(compact_links *l, const place *p) {
     return true;
 }
 
+/* ---- links that there are ---- */
+
+static known_link *slot_of(known_link *links, size_t capacity, const known_link *key) {
+    uint64_t at;
+    memcpy(&at, &key->content, sizeof(at));
+    for (size_t i = (size_t)at & (capacity - 1);; i = (i + 1) & (capacity - 1)) {
+        bool same = hash128_equal(&links[i].content, &key->content) && links[i].count == key->count &&
+                    links[i].dtype == key->dtype;
+        if (id_is_zero(&links[i].owner) || same) {
+            return &links[i];
+        }
+    }
+}
+
+/* The first that has it stays: it is the oldest. */
+ckd_status compact_know_link(compaction *c, const known_link *link, ckd_error *err) {
+    if (2 * (c->link_count + 1) > c->link_capacity) {
+        size_t capacity = c->link_capacity ? 2 * c->link_capacity : 1024;
+        known_link *grown = calloc(capacity, sizeof(*grown));
+        if (!grown) {
+            return err_nomem(err, capacity * sizeof(*grown), "links");
+        }
+        for (size_t i = 0; i < c->link_capacity; i++) {
+            if (!id_is_zero(&c->links[i].owner)) {
+                *slot_of(grown, capacity, &c->links[i]) = c->links[i];
+            }
+        }
+        free(c->links);
+        c->links = grown;
+        c->link_capacity = capacity;
+    }
+    known_link *slot = slot_of(c->links, c->link_capacity, link);
+    if (id_is_zero(&slot->owner)) {
+        *slot = *link;
+        c->link_count++;
+    }
+    return CKD_OK;
+}
+
+static int by_id(const void *a, const void *b) {
+    return memcmp(a, b, sizeof(ckd_id));
+}
+
+/* Of a checkpoint that this one came from; NULL: there is none. */
+static const known_link *find_known(const compaction *c, const rewrite_plan *p, const record *r) {
+    known_link key = {.content = r->content, .count = r->count, .dtype = (uint32_t)r->tensor->dtype};
+    const known_link *l = c->link_capacity ? slot_of(c->links, c->link_capacity, &key) : NULL;
+    bool known = l && !id_is_zero(&l->owner) && p->lineage_count &&
+                 bsearch(&l->owner, p->lineage, p->lineage_count, sizeof(ckd_id), by_id);
+    return known ? l : NULL;
+}
+
 static void end_on(compact_links *l, const dependency *on, const block_load *below) {
     l->possible = true;
     l->end = *on;
@@ -79,6 +131,17 @@ static bool ends_on_kept(compact_links *l, const block_fate *f, const record *bl
     return same;
 }
 
+/* The walk ends where a checkpoint that stays has what comes next as a link. */
+static bool ends_on_link(compact_links *l, const compaction *c, const rewrite_plan *p, const record *r) {
+    const known_link *known = find_known(c, p, r);
+    if (known) {
+        dependency on = {
+            .kind = DEPENDS_LINK, .checkpoint = known->owner, .same_span = true, .content = r->content};
+        end_on(l, &on, &known->load);
+    }
+    return known != NULL;
+}
+
 /* ---- the walk ---- */
 
 /* From a block to what it builds on. false: there is no such block, or this is where the walk ends. */
@@ -87,7 +150,18 @@ static bool step(place *p, compact_links *l, compaction *c, const view *from) {
     const dependency *on = r->dependency_count ? &r->dependencies[0] : NULL;
     values_source s;
     if (on && on->kind == DEPENDS_LINK) {
-        p->at = view_find_link(p->view, r, &on->content);
+        bool own = id_equal(&on->checkpoint, &p->view->manifest.checkpoint.id);
+        const view *in = p->view;
+        if (!own && views_get(&in, &c->views, &on->checkpoint, NULL) != CKD_OK) {
+            return false;
+        }
+        p->view = in;
+        p->at = view_find_link(in, r, &on->content);
+        if (p->at && !own && !compact_is_unwanted(c, &on->checkpoint)) {
+            block_load below = {p->at->record->depth, record_chain(p->at->record)};
+            end_on(l, on, &below);
+            return false;
+        }
         return p->at != NULL;
     }
     if (!on || !on->same_span || (on->tensor && *on->tensor && strcmp(on->tensor, r->tensor->name) != 0) ||
@@ -112,8 +186,9 @@ void compact_find_links(compact_links *out, compaction *c, const rewrite_plan *p
     for (uint32_t steps = 0; steps < 4 * COMPACT_LINKS; steps++) {
         uint32_t how = p.at->record->predictor;
         bool delta = how == PREDICT_PARENT || how == PREDICT_NONE;
-        if (out->count &&
-            ends_on_kept(out, &plan->fates[block], plan->view->blocks[block].record, p.at->record)) {
+        const block_fate *fate = &plan->fates[block];
+        if (out->count && (ends_on_kept(out, fate, plan->view->blocks[block].record, p.at->record) ||
+                           ends_on_link(out, c, plan, p.at->record))) {
             return;
         }
         if ((!delta && how != PREDICT_COPY) || (delta && !add(out, &p))) {
@@ -200,6 +275,30 @@ static void set_link_load(record *to, const compact_links *l, size_t at) {
     to->chain_work = (uint64_t)(work > 0 ? work : 0);
 }
 
+/* What others that came from the checkpoint may build on. */
+static known_link known_of(const ckd_id *owner, const compact_links *l, size_t at) {
+    record as = *l->items[at].from->record;
+    set_link_load(&as, l, at);
+    return (known_link){
+        as.content, *owner, as.count, (uint32_t)as.tensor->dtype, {as.depth, record_chain(&as)}};
+}
+
+ckd_status compact_know_planned(compaction *c, const rewrite_plan *p, ckd_error *err) {
+    ckd_status status = CKD_OK;
+    for (size_t i = 0; i < p->view->block_count && status == CKD_OK; i++) {
+        compact_links l;
+        if (!p->fates[i].linked) {
+            continue;
+        }
+        compact_find_links(&l, c, p, i);
+        for (size_t k = 1; k < l.count && l.possible && status == CKD_OK; k++) {
+            known_link link = known_of(&p->view->manifest.checkpoint.id, &l, k);
+            status = compact_know_link(c, &link, err);
+        }
+    }
+    return status;
+}
+
 ckd_status compact_write_links(record *out, dependency dependencies[2], rewrite *r, chunk_writer *w,
                                const compact_links *l, const record *block, ckd_error *err) {
     ckd_status status = CKD_OK;
@@ -214,6 +313,11 @@ ckd_status compact_write_links(record *out, dependency dependencies[2], rewrite 
         to.dependency_count = dependencies_of(on, r, l, i);
         set_link_load(&to, l, i);
         status = write_shared(r, w, l->items[i].from, &to, block, err);
+        known_link known = known_of(&r->m.checkpoint.id, l, i);
+        bytes_put(&r->links, &known, sizeof(known));
+    }
+    if (r->links.failed) {
+        return err_nomem(err, r->links.size, "links");
     }
     const record *own = l->items[0].from->record;
     *out = *block;

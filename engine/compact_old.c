@@ -47,5 +47,10 @@ ckd_status compact_remove_old(uint64_t *left, ckd_store *store, uint32_t patienc
         return CKD_OK;
     }
     ckd_status status = keep_trying(try_removing, &a, patience_ms, err);
+    if (status == CKD_E_STATE) { /* a repair needs them: what was compacted is compacted all the same */
+        store_message(store, "files that were replaced stay for now: %s (%s)", err ? err->message : "",
+                      err ? err->file : "");
+        status = CKD_E_BUSY;
+    }
     return status == CKD_E_BUSY ? count_left(left, store, err) : status;
 }

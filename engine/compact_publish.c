@@ -226,11 +226,23 @@ static void tell_need(const rewrite *members, size_t count, ckd_error *err) {
     }
 }
 
+/* Those that come after it may build on them. */
+static ckd_status know_links(compaction *c, const bytes *written, ckd_error *err) {
+    ckd_status status = CKD_OK;
+    for (size_t i = 0; i + sizeof(known_link) <= written->size && status == CKD_OK; i += sizeof(known_link)) {
+        known_link link;
+        memcpy(&link, written->data + i, sizeof(link));
+        status = compact_know_link(c, &link, err);
+    }
+    return status;
+}
+
 static void rewrite_free(rewrite *r) {
     manifest_free(&r->m);
     bytes_free(&r->encoded);
     compact_written_free(&r->written);
     bytes_free(&r->room);
+    bytes_free(&r->links);
     free(r->coded);
 }
 
@@ -252,6 +264,9 @@ ckd_status compact_rewrite(compact_done *out, compaction *c, rewrite_plan *plans
     }
     if (status == CKD_E_NOSPACE) {
         tell_need(members, count, err);
+    }
+    for (size_t k = 0; k < count && status == CKD_OK; k++) {
+        status = know_links(c, &members[k].links, err);
     }
     compact_intent_end(&i, c->store, committed);
     for (size_t k = 0; k < count; k++) {

@@ -159,10 +159,17 @@ static ckd_status follow(load_plan *x, size_t from, const view *v, const view_bl
         building k = {x, s.view, s.tensor, &s.want, from};
         return status == CKD_OK ? load_each_block(s.tensor, &s.want, build_on, &k, err) : status;
     }
-    const view_block *shared =
-        on->kind == DEPENDS_LINK
-            ? view_find_link(v, b->record, &on->content)
-            : view_find_shared(v, on->kind == DEPENDS_SIDE ? RECORD_SIDE : RECORD_GROUP, &on->content);
+    record_kind kind = on->kind == DEPENDS_SIDE   ? RECORD_SIDE
+                       : on->kind == DEPENDS_LINK ? RECORD_LINK
+                                                  : RECORD_GROUP;
+    if (kind == RECORD_LINK && !id_equal(&on->checkpoint, &v->manifest.checkpoint.id)) {
+        ckd_status found = views_get(&v, &x->load->views, &on->checkpoint, err);
+        if (found != CKD_OK) {
+            return found == CKD_E_NOT_FOUND ? CKD_OK : found;
+        }
+    }
+    const view_block *shared = kind == RECORD_LINK ? view_find_link(v, b->record, &on->content)
+                                                   : view_find_shared(v, kind, &on->content);
     size_t to;
     ckd_status status =
         shared ? visit(&to, x, v, shared, err) : CKD_OK; /* that it is missing, the load will say */

@@ -39,8 +39,10 @@ static size_t rows_of(const parity_set *s) {
     return (size_t)__builtin_popcount(s->present);
 }
 
+/* One that brings a lost file back is not, however little it can do besides. */
 static bool useless(const parity_set *s, const outlook *o) {
-    return o->concerned && (o->left == 0 || rows_of(s) <= o->lost_then);
+    bool repairs = o->wanted && o->lost_then <= rows_of(s);
+    return o->concerned && !repairs && (o->left == 0 || rows_of(s) <= o->lost_then);
 }
 
 /* Before anything is removed: a group that would go must not be what brings a lost file back. */
@@ -53,7 +55,8 @@ static ckd_status check_wanted(const parity_sets *sets, const ckd_store *store, 
             ckd_status status =
                 err_set(err, CKD_E_STATE,
                         "this chunk file is missing, and can only be rebuilt with the help of files that "
-                        "are to be removed: run ckptdelta repair first");
+                        "are to be removed: run ckptdelta repair first; where that cannot do it, delete what "
+                        "needs the file");
             return err_in_file(err, status, path_chunk(store->path, &o.wanted->file, "").text);
         }
     }

@@ -265,7 +265,7 @@ static ckd_status bring_item(transfer *t, transfer_item *item, ckd_error *err) {
     for (size_t i = 0; i < item->m.file_count && status == CKD_OK; i++) {
         status = transfer_bring(t, transfer_find_file(t, &item->m.files[i].id), item, err);
     }
-    return status;
+    return status == CKD_OK ? transfer_check_links(t, item, err) : status;
 }
 
 /* What has arrived whole is committed also when the next one cannot come. */

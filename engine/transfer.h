@@ -71,6 +71,11 @@ static inline bool transfer_moves(const transfer_item *item) {
 pathname transfer_path(const transfer *t, const ckd_id *file); /* in data/x */
 /* The file is complete, durable and verified in data/x of the destination then. `item`: for messages. */
 ckd_status transfer_bring(transfer *t, transfer_file *f, const transfer_item *item, ckd_error *err);
+/*
+ * transfer_links.c: does the destination have all links that the item, whose files are there or have arrived, builds on? STATE: no, and the item would not
+ * load. Without the mutex.
+ */
+ckd_status transfer_check_links(const transfer *t, const transfer_item *item, ckd_error *err);
 /* Makes data/x, and keeps other copies from the same source out. BUSY. */
 ckd_status transfer_enter(transfer *t, ckd_error *err);
 /* Ends that. Nothing is left if everything has arrived. */

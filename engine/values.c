@@ -281,9 +281,18 @@ const view_block *values_source_block(const values_source *s) {
 /* Values that stand in the checkpoint only for what builds on them. */
 static ckd_status link_values(decoder *d, view_cache *cache, const view *own, const view_block *b,
                               const dependency *on, void *to, ckd_error *err) {
-    const view_block *link = view_find_link(own, b->record, &on->content);
-    return link ? values_of_block(d, cache, own, link, to, err)
-                : corrupt_block(b, err, "the link that the block builds on is missing");
+    const record *r = b->record;
+    const view *in = own;
+    bool elsewhere = !id_equal(&on->checkpoint, &own->manifest.checkpoint.id);
+    ckd_status status = elsewhere ? views_get(&in, cache, &on->checkpoint, err) : CKD_OK;
+    if (status != CKD_OK && status != CKD_E_NOT_FOUND) {
+        return status;
+    }
+    const view_block *link = status == CKD_OK && on->same_span ? view_find_link(in, r, &on->content) : NULL;
+    if (!link) {
+        return corrupt_block(b, err, "the link that the block builds on is missing");
+    }
+    return values_of_block(d, cache, in, link, to, err);
 }
 
 ckd_status values_dependency(decoder *d, view_cache *cache, const view *own, const view_block *b,

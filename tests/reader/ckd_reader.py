@@ -706,13 +706,14 @@ class Checkpoint:
 
     def link(self, block, on, budget):
         """Values that are there only for what builds on them."""
-        record = self.links.get((on.content, block.dtype, block.count))
-        if record is None or on.flags & ~1 or on.checkpoint != self.manifest.id:
+        other = self if on.checkpoint == self.manifest.id else self.store.by_id(on.checkpoint)
+        record = other.links.get((on.content, block.dtype, block.count))
+        if record is None or on.flags & ~1:
             raise Corrupt(f"{block.name}: the link that it builds on is missing")
-        tensor = self.tensors.get(record.name)
+        tensor = other.tensors.get(record.name)
         if tensor is None:
             raise Corrupt(f"{block.name}: a link of a tensor that is not there")
-        return self.block(tensor, record, budget), record.dtype
+        return other.block(tensor, record, budget), record.dtype
 
     def step(self, block, before, budget):
         """What an optimizer step is expected to give."""
