@@ -101,7 +101,7 @@ static void resume_from(ckd_session *s, const ckd_checkpoint *from, const ckd_ch
 
 /*
  * The checkpoint that was committed last, of the run that was asked for or of a branch that it went on in after somebody had gone back: RUN~2 and so on.
- * Between these, steps do not tell, as those that were given up may be the higher ones; within one they do, even where a clock was put back.
+ * Steps do not tell, as those that were given up may be the higher ones.
  */
 static ckd_status find_last(ckd_checkpoint *out, ckd_session *s, ckd_error *err) {
     char mine[CKD_RUN_MAX + 1], root[CKD_RUN_MAX + 1];
@@ -115,10 +115,8 @@ static ckd_status find_last(ckd_checkpoint *out, ckd_session *s, ckd_error *err)
     const ckd_checkpoint *last = NULL;
     for (size_t i = 0; i < list->count; i++) {
         const ckd_checkpoint *c = &list->items[i];
-        bool newest = i + 1 == list->count || strcmp(list->items[i + 1].run, c->run) != 0; /* of its run */
         branch_root(root, &number, c->run);
-        if (newest && strcmp(root, mine) == 0 && number >= first &&
-            (!last || c->created_ns >= last->created_ns)) {
+        if (strcmp(root, mine) == 0 && number >= first && (!last || c->created_ns >= last->created_ns)) {
             last = c;
         }
     }
