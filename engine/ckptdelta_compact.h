@@ -57,7 +57,7 @@ typedef struct ckd_compact_options {
     uint64_t cold_after_s; /* recode what was saved longer ago than this with the archive level; 0: nothing */
     uint32_t cold_but_newest; /* the same for all but so many of the newest of each run; 0: nothing */
     uint64_t
-        pack_below; /* chunk files of fewer bytes become one, but for those of each run's newest four checkpoints; 0: 512 KiB. 1: none do */
+        pack_below; /* chunk files of fewer bytes become one, but for those of each run's newest four checkpoints; 0: none do. Who loads or copies a packed checkpoint reads more than its own bytes, and damage may concern several */
     uint64_t bytes_per_s; /* to read and write at most; 0: no limit */
     int dry_run;  /* do everything, and then throw it away: figures are exact, the store stays as it is */
     int estimate; /* only plan: nothing is coded, and figures are about what it would come to */

@@ -1,15 +1,15 @@
 /*
- * Small chunk files of old checkpoints become one: a store of small deltas would be mostly files. Records are copied as they are. What is packed stays a checkpoint by itself; a file goes when the
+ * Where that is asked for, small chunk files of old checkpoints become one: a store of small deltas is mostly files. Records are copied as they are. What is packed stays a checkpoint by itself; a file goes when the
  * last of its checkpoints has gone, and one of which less than half is wanted any more is written anew.
  */
 #include <stdlib.h>
 
 #include "engine/compact.h"
 
-#define DEFAULT_BELOW (UINT64_C(512) << 10)
-#define MOST_TIMES    4u /* of that, in a pack */
-#define LEAST_FILES   4u /* fewer are not worth it: packs of packs would be written too often */
-#define NEWEST_APART  4u /* of each run: the next save builds on them, and policies may soon let them go */
+#define MOST_TIMES   4u   /* of that, in a pack */
+#define LEAST_FILES  4u   /* fewer are not worth it: packs of packs would be written too often */
+#define MOST_FILES   256u /* that are open at a time */
+#define NEWEST_APART 4u   /* of each run: the next save builds on them, and policies may soon let them go */
 
 /* What is wanted of a file by those who are not to go, and by what can come back from the trash. */
 typedef struct file_share {
@@ -128,7 +128,7 @@ static ckd_status find_items(packing *p, const need *const *order, size_t count,
 static bool fits(const packing *p, const compact_pack *g, const need *n) {
     const need *first = g->items[0];
     return g->count < COMPACT_PACK_MOST && g->bytes + n->m.checkpoint.stored_bytes <= MOST_TIMES * p->below &&
-           n->m.file_count == first->m.file_count &&
+           n->m.file_count == first->m.file_count && (g->count + 1) * n->m.file_count <= MOST_FILES &&
            strcmp(n->m.checkpoint.run, first->m.checkpoint.run) == 0;
 }
 
@@ -146,8 +146,11 @@ static bool is_worth_it(const packing *p, const compact_pack *g) {
 
 ckd_status compact_find_packs(compact_packs *out, compaction *c, const needs *all, const need *const *order,
                               size_t count, ckd_error *err) {
-    packing p = {.c = c, .below = c->options.pack_below ? c->options.pack_below : DEFAULT_BELOW};
+    packing p = {.c = c, .below = c->options.pack_below};
     *out = (compact_packs){.items = NULL};
+    if (!p.below) {
+        return CKD_OK;
+    }
     ckd_status status = find_shares(&p, all, err);
     if (status == CKD_OK) {
         status = find_items(&p, order, count, err);

@@ -169,8 +169,8 @@ bool save_is_first_after_resume(const ckd_save *save) {
  * resumes would lose a part of its way each time, so the first save after a resume is nearly exact.
  */
 static void refine_after_resume(lossy_recipe *r) {
-    r->weight *= 0.0625;
-    r->moment *= 0.25;
+    r->weight *= 0.03125;
+    r->moment *= 0.125;
     r->second = r->second == LOSSY_LEVELS_NONE ? LEVELS_AFTER_RESUME : r->second / 3;
 }
 

@@ -44,10 +44,9 @@ def test_chains_are_shortened(chain):
     assert all(c["done"] and c["why"] and c["depth_after"] <= 2 for c in done["checkpoints"])
     assert depth(chain) <= 2 and values(chain) == before
     assert chain.json("verify")["ok"]
-    unpacked = chain.json("compact", "--max-depth", 2, "--pack-below", 0)
-    assert unpacked["checkpoints"] == []
-    packs = chain.json("compact", "--max-depth", 2, "--plan")["checkpoints"]
-    packed = chain.json("compact", "--max-depth", 2)["checkpoints"]
+    assert chain.json("compact", "--max-depth", 2)["checkpoints"] == []
+    packs = chain.json("compact", "--max-depth", 2, "--pack-below", "512K", "--plan")["checkpoints"]
+    packed = chain.json("compact", "--max-depth", 2, "--pack-below", "512K")["checkpoints"]
     assert packed and all(set(c["why"]) == {"pack"} and c["done"] and not c["recoded"] for c in packed)
     assert [c["checkpoint"] for c in packs] == [c["checkpoint"] for c in packed]
     assert values(chain) == before and chain.json("verify")["ok"]

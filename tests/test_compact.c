@@ -62,10 +62,16 @@ static size_t files_in(const char *dir, const char *folder) {
     return count;
 }
 
-/* What was rewritten is packed by the next call, and then there is nothing more to do. */
+#define PACK_BELOW (UINT64_C(512) << 10)
+
+/* What was rewritten can be packed, and then there is nothing more to do. */
 static void pack_the_rest(ckd_store *store, uint32_t max_depth) {
     ckd_compact_options o = options_for(max_depth);
     ckd_compaction *again = compact_with(store, &o);
+    assert_int_equal(again->count, 0);
+    ckd_compaction_free(again);
+    o.pack_below = PACK_BELOW;
+    again = compact_with(store, &o);
     check_items(again);
     for (size_t i = 0; i < again->count; i++) {
         assert_int_equal(again->items[i].why & ~(unsigned)CKD_COMPACT_STALE, CKD_COMPACT_PACK);
@@ -254,6 +260,7 @@ static void test_a_dry_run_is_exact_and_changes_nothing(void **state) {
     char *files = tree_describe(store_path_of(*state, "data/c")),
          *manifests = tree_describe(store_path_of(*state, "data/m"));
     ckd_compact_options o = options_for(4);
+    o.pack_below = PACK_BELOW;
     o.dry_run = 1;
     ckd_compaction *would = compact_with(store, &o);
     o.dry_run = 0;
@@ -391,6 +398,7 @@ static void test_a_full_disk_is_told_before_it_hurts(void **state) {
 
 static ckd_compaction *pack(ckd_store *store) {
     ckd_compact_options o = options_for(100);
+    o.pack_below = PACK_BELOW;
     ckd_compaction *done = compact_with(store, &o);
     check_items(done);
     return done;
@@ -538,6 +546,7 @@ static void test_damaged_packs_stay(void **state) {
     free(data);
     make_chain(store, "run", CKD_NEAR, 12, 4); /* enough files for another pack */
     ckd_compact_options o = options_for(100);
+    o.pack_below = PACK_BELOW;
     ckd_compaction *done = compact_with(store, &o);
     size_t left = 0;
     for (size_t i = 0; i < done->count; i++) {

@@ -49,6 +49,7 @@ typedef struct round_plan {
     unsigned run;
     uint64_t step[RUNS];                       /* the next of each run */
     uint32_t max_depth, keep_last, keep_every; /* keep_last 0: all stay */
+    uint64_t pack_below;
     killer saver, compactor;
 } round_plan;
 
@@ -90,6 +91,7 @@ static int compacts(const round_plan *p, int report) {
     policy.keep_last = p->keep_last;
     policy.keep_every = p->keep_every;
     o.max_depth = p->max_depth;
+    o.pack_below = p->pack_below;
     o.policy = p->keep_last ? &policy : NULL;
     o.deletion = &now;
     if (scene_open(&store, p->dir, CKD_OPEN_WRITE, NULL) != CKD_OK) {
@@ -178,6 +180,7 @@ static void choose(round_plan *p, size_t count) {
     p->run = (unsigned)(r % RUNS);
     p->max_depth = 1 + (uint32_t)(r >> 8) % 3;
     p->keep_last = count > 24 || (r >> 16) % 3 == 0 ? 2 + (uint32_t)(r >> 20) % 3 : 0;
+    p->pack_below = (r >> 32) % 2 ? UINT64_C(1) << 19 : 0;
     p->keep_every = (r >> 24) % 2 ? 3 + (uint32_t)(r >> 26) % 4 : 0;
     r = next_random();
     p->compactor = (killer){.at = (r % 4 ? 1 + (r >> 8) % MOST_STEPS : 0), .torn = r >> 40 & 1};
