@@ -71,16 +71,36 @@ const record *block_matching(const block_job *job, const tensor_context *tensor,
     return NULL;
 }
 
-/*
- * Unchanged since the parent. If the parent only says so itself of an older checkpoint, that one is named: frozen tensors do not
- * grow chains.
- */
-static bool may_depend(const coding_context *save, const ckd_id *checkpoint) {
-    bool named = save->dependency_count < BLOCK_HOLDERS_MAX;
-    for (size_t i = 0; i < save->dependency_count && !named; i++) {
-        named = id_equal(&save->dependencies[i], checkpoint);
+static bool may_name(const coding_context *save, const ckd_id *checkpoint) {
+    const block_holders *h = save->holders;
+    bool may = !h || h->count < BLOCK_HOLDERS_MAX;
+    for (uint32_t i = 0; !may && i < h->count; i++) {
+        may = id_equal(&h->ids[i], checkpoint);
     }
-    return named;
+    return may;
+}
+
+/* What a copy names; NULL: nothing outside this checkpoint. */
+static const ckd_id *holder_of(const block_job *job, const coding_context *save) {
+    const ckd_id *named = &job->dependencies[0].checkpoint;
+    return job->known && !id_equal(named, &save->checkpoint) ? named : NULL;
+}
+
+bool block_names_too_many(const block_job *job, const coding_context *save) {
+    const ckd_id *holder = holder_of(job, save);
+    return holder && !may_name(save, holder);
+}
+
+static void note_holder(const block_job *job, const coding_context *save) {
+    const ckd_id *holder = holder_of(job, save);
+    block_holders *h = save->holders;
+    uint32_t i = 0;
+    while (holder && i < h->count && !id_equal(&h->ids[i], holder)) {
+        i++;
+    }
+    if (holder && i == h->count && i < BLOCK_HOLDERS_MAX) {
+        h->ids[h->count++] = *holder;
+    }
 }
 
 /* Is the block still where it is said to be? Its payload is not read: that is verification's work. */
@@ -95,6 +115,10 @@ static bool holder_has(const coding_context *save, const ckd_id *holder, const b
     return r && hash128_equal(&r->content, &job->content);
 }
 
+/*
+ * Unchanged since the parent. If the parent only says so itself of an older checkpoint, that one is named: frozen tensors do not
+ * grow chains.
+ */
 bool block_find_in_parent(block_job *job, const coding_context *save, const tensor_context *tensor) {
     const record *r = job->parent_block;
     if (!r || !hash128_equal(&r->content, &job->content)) {
@@ -105,7 +129,7 @@ bool block_find_in_parent(block_job *job, const coding_context *save, const tens
         !*r->dependencies[0].tensor && !id_equal(&r->dependencies[0].checkpoint, holder)) {
         holder = &r->dependencies[0].checkpoint;
     }
-    if (!may_depend(save, holder)) {
+    if (!may_name(save, holder)) {
         return false;
     }
     if (!holder_has(save, holder, job, tensor)) {
@@ -520,7 +544,9 @@ static void choose(block_job *job, const tensor_context *tensor, const load_budg
     job->chain = job->chosen->chain;
 }
 
-void block_decide(block_job *job, const tensor_context *tensor, load_budget *budget) {
+void block_decide(block_job *job, const coding_context *save, const tensor_context *tensor,
+                  load_budget *budget) {
+    note_holder(job, save);
     if (!job->known) {
         choose(job, tensor, budget);
     }

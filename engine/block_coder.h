@@ -17,6 +17,17 @@
 #include "engine/step.h"
 #include "engine/values.h"
 
+#define BLOCK_HOLDERS_MAX 64u /* checkpoints that copies name: each is open while this one is loaded */
+
+/*
+ * Those that copies may name, as blocks are decided on: the parent, and those that were named before. How many blocks are still to be written makes no
+ * difference, as with more threads these are more.
+ */
+typedef struct block_holders {
+    ckd_id ids[BLOCK_HOLDERS_MAX];
+    uint32_t count;
+} block_holders;
+
 /* What all blocks of a save share; read-only while jobs run. */
 typedef struct coding_context {
     ckd_codec codec;
@@ -25,13 +36,10 @@ typedef struct coding_context {
     const view *parent;         /* NULL: no deltas */
     const content_index *known; /* of this save */
     ckd_id checkpoint;
-    const ckd_id *dependencies; /* named so far */
-    size_t dependency_count;
+    block_holders *holders;                /* NULL: copies may name any */
     const struct block_job *const *coming; /* decided on, not yet in `known` */
     size_t coming_count;
 } coding_context;
-
-#define BLOCK_HOLDERS_MAX 64u /* checkpoints that one builds on: each is open while this one is loaded */
 
 /* What the blocks of one call share. */
 typedef struct tensor_context {
@@ -128,8 +136,11 @@ ckd_status block_analyse(block_job *job, const coding_context *save, const tenso
 /* Once analysed: are the values among those of blocks that are coming, or in this save already? */
 bool block_is_coming(const block_job *job, const coding_context *save, const tensor_context *tensor);
 bool block_is_in_save(const block_job *job, const coding_context *save, const tensor_context *tensor);
-/* Sets chosen, predictor, chain, base and depth, and adds them to the budget. */
-void block_decide(block_job *job, const tensor_context *tensor, load_budget *budget);
+/* A copy names a checkpoint that was not one too many when it was analysed: is it now? */
+bool block_names_too_many(const block_job *job, const coding_context *save);
+/* Sets chosen, predictor, chain, base and depth, and adds them to the budget, and what a copy names to the holders. */
+void block_decide(block_job *job, const coding_context *save, const tensor_context *tensor,
+                  load_budget *budget);
 ckd_status block_encode(block_job *job, const tensor_context *tensor, ckd_error *err);
 
 /* ---- between block_coder.c and block_lossy.c ---- */

@@ -85,6 +85,7 @@ struct ckd_save {
     const view *parent;   /* of deltas; NULL: none */
     const view *existing; /* when comparing */
     coding_context coding;
+    block_holders holders;
     load_budget budget;
     uint64_t staging; /* bytes to be held besides the caller's and the workers' */
     pathname scratch; /* the directory of what does not fit */

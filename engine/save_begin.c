@@ -143,9 +143,13 @@ static ckd_status prepare_coding(ckd_save *save, ckd_error *err) {
                                     .views = &save->views,
                                     .parent = save->parent,
                                     .known = &save->known,
+                                    .holders = &save->holders,
                                     .checkpoint = save->checkpoint};
     if (status != CKD_OK) {
         return status;
+    }
+    if (save->parent) {
+        save->holders = (block_holders){.ids = {save->parent->manifest.checkpoint.id}, .count = 1};
     }
     return make_jobs(save, err);
 }

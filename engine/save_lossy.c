@@ -85,16 +85,23 @@ static ckd_status encode_one(void *context, size_t index, uint32_t worker, ckd_e
 }
 
 /* Decides on, encodes and writes the first `count` jobs, which are analysed. */
-static ckd_status write_batch(ckd_save *save, uint32_t count, const tensor_context *t, ckd_error *err) {
-    lossy_batch b = {.save = save, .tensor = *t};
+static ckd_status write_batch(lossy_batch *b, uint32_t count, ckd_error *err) {
+    ckd_save *save = b->save;
+    const tensor_context *t = &b->tensor;
     save_room room = {0, 0};
     for (uint32_t i = 0; i < count; i++) {
-        block_decide(&save->jobs[i], t, &save->budget);
+        if (block_names_too_many(&save->jobs[i], &b->coding)) {
+            ckd_status status = analyse_one(b, i, 0, err);
+            if (status != CKD_OK) {
+                return status;
+            }
+        }
+        block_decide(&save->jobs[i], &b->coding, t, &save->budget);
         if (save->jobs[i].parent_damaged) {
             save_tell_damage(save);
         }
     }
-    ckd_status status = pool_run(save->store->pool, count, encode_one, &b, err);
+    ckd_status status = pool_run(save->store->pool, count, encode_one, b, err);
     uint64_t encoded = clock_monotonic_ns();
     for (uint32_t i = 0; i < count; i++) {
         save_make_room_for(save, &save->jobs[i], t, &room);
@@ -134,8 +141,6 @@ static ckd_status save_tile(region_figures *figures, kept_second *second, double
             job->try_delta = true;
             at += job->count;
         }
-        batch.coding.dependencies = save->dependencies;
-        batch.coding.dependency_count = save->dependency_count;
         status = pool_run(save->store->pool, count, analyse_one, &batch, err);
         for (uint32_t i = 0; i < count && status == CKD_OK; i++) {
             save->analyse_ns += save->pipeline.slots[i].analyse_ns;
@@ -145,7 +150,7 @@ static ckd_status save_tile(region_figures *figures, kept_second *second, double
             }
         }
         if (status == CKD_OK) {
-            status = write_batch(save, count, context, err);
+            status = write_batch(&batch, count, err);
         }
     }
     return status;

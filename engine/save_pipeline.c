@@ -4,7 +4,7 @@
  *   - values that this save has already. Those of blocks that are decided are compared (block_coder.h, `coming`): one that has them waits until these
  *     are settled, and is analysed then. Against blocks analysed at the same time this is made up for before the decision, by analysing once more.
  *   - whether deltas of this tensor pay. It is guessed from what is decided, and a wrong guess analysed once more.
- *   - how many checkpoints this one builds on. The same, once there are as many as may be.
+ *   - how many checkpoints copies name. They are counted as blocks are decided; a copy of one too many by then is analysed once more.
  *   - the optimizer's moments. Whoever has an optimizer begins when the pipeline is empty.
  */
 #include "engine/save_pipeline.h"
@@ -108,11 +108,6 @@ static void guess_trials(ckd_save *save) {
     }
 }
 
-static void note_dependencies(ckd_save *save) {
-    save->coding.dependencies = save->dependencies;
-    save->coding.dependency_count = save->dependency_count;
-}
-
 static void prepare_round(ckd_save *save) {
     save_pipeline *p = &save->pipeline;
     for (uint32_t i = 0; i < p->decided; i++) {
@@ -120,7 +115,6 @@ static void prepare_round(ckd_save *save) {
     }
     save->coding.coming = p->coming;
     save->coding.coming_count = p->decided;
-    note_dependencies(save);
     guess_trials(save);
 }
 
@@ -147,8 +141,7 @@ void save_stop_expecting(ckd_save *save, const tensor_context *t, double share) 
 /* Was the analysis one that would come out the same now? */
 static bool still_holds(const ckd_save *save, const block_job *job, const save_piece *piece, bool due) {
     const coding_context *c = &save->coding;
-    bool fewer_may = c->dependency_count < BLOCK_HOLDERS_MAX && save->dependency_count >= BLOCK_HOLDERS_MAX;
-    return !job->awaits && job->try_delta == due && !fewer_may &&
+    return !job->awaits && job->try_delta == due && !block_names_too_many(job, c) &&
            (job->known || !block_is_in_save(job, c, &piece->context));
 }
 
@@ -171,7 +164,6 @@ static ckd_status decide(ckd_save *save, ckd_error *err) {
             uint32_t coming = (uint32_t)c->coming_count;
             job->try_delta = due;
             c->coming_count = 0;
-            note_dependencies(save);
             ckd_status status = block_analyse(job, c, &piece->context, &save->budget, err);
             c->coming_count = coming;
             save->analyse_ns += clock_monotonic_ns() - begun;
@@ -182,7 +174,7 @@ static ckd_status decide(ckd_save *save, ckd_error *err) {
         save_stop_expecting(save, &piece->context, piece->share);
         piece->share = 0;
         piece->tried = tried;
-        block_decide(job, &piece->context, &save->budget);
+        block_decide(job, c, &piece->context, &save->budget);
         note_trial(job, &piece->tried);
         if (job->parent_damaged) {
             save_tell_damage(save);

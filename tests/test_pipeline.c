@@ -18,7 +18,7 @@
 #include "tests/support/checkpoints.h"
 #include "tests/support/tempdir.h"
 
-enum { STEPS = 4, SMALL = 12 };
+enum { STEPS = 4, SMALL = 12, MANY = 80, LATEST = MANY, ROOM = 1 << 20 };
 #define BLOCK CKD_BLOCK_ELEMENTS
 
 /* One state: what makes blocks depend on each other is in it. */
@@ -128,28 +128,66 @@ static void check_model(ckd_store *store, unsigned step) {
     model_free(&m);
 }
 
-/* What each file holds, but for ids, which are random: its records, in order. Files by their steps. */
-static void describe(char *out, size_t room, ckd_store *store, const char *root) {
-    size_t used = 0;
-    dir_list list;
-    assert_int_equal(dir_list_read(&list, path_in(root, DIR_CHUNKS).text, NULL), CKD_OK);
-    assert_int_equal(list.count, STEPS);
-    for (unsigned step = 1; step <= STEPS; step++) {
+/* Steps from 1 on, by the ids of their checkpoints. */
+typedef struct history {
+    ckd_id ids[LATEST + 1];
+    unsigned latest;
+} history;
+
+static history history_of(ckd_store *store, unsigned latest) {
+    history h = {.latest = latest};
+    for (unsigned step = 1; step <= latest; step++) {
         ckd_checkpoint found;
         assert_int_equal(ckd_store_find(&found, store, "run", step, NULL), CKD_OK);
+        h.ids[step] = found.id;
+    }
+    return h;
+}
+
+static unsigned step_of(const history *h, const ckd_id *id) {
+    unsigned step = 1;
+    while (step <= h->latest && memcmp(&h->ids[step], id, sizeof(*id)) != 0) {
+        step++;
+    }
+    return step;
+}
+
+/* Text at the end of a buffer. */
+typedef struct text {
+    char *out;
+    size_t used, room;
+} text;
+
+static void describe_record(text *to, const history *h, unsigned step, const record *r) {
+    char *at = to->out + to->used;
+    size_t room = to->room - to->used;
+    int n = snprintf(at, room, "%u %s %llu %u %u %llu %llx %u %llu %llu", step, r->tensor->name,
+                     (unsigned long long)r->first, (unsigned)r->coding, (unsigned)r->predictor,
+                     (unsigned long long)r->stored_size, (unsigned long long)r->checksum, (unsigned)r->depth,
+                     (unsigned long long)r->chain_stored, (unsigned long long)r->base_stored);
+    for (uint32_t i = 0; i < r->dependency_count && n < (int)room; i++) {
+        n += snprintf(at + n, room - (size_t)n, " on %u", step_of(h, &r->dependencies[i].checkpoint));
+    }
+    n += n < (int)room ? snprintf(at + n, room - (size_t)n, "\n") : 0;
+    assert_true(n < (int)room);
+    to->used += (size_t)n;
+}
+
+/* What the files hold, but for ids, which are random: their records, in order. Files by their steps, from `first` on. */
+static void describe(char *out, size_t room, ckd_store *store, const char *root, unsigned first,
+                     unsigned latest) {
+    text to = {out, 0, room};
+    history h = history_of(store, latest);
+    dir_list list;
+    assert_int_equal(dir_list_read(&list, path_in(root, DIR_CHUNKS).text, NULL), CKD_OK);
+    assert_int_equal(list.count, latest);
+    for (unsigned step = first; step <= latest; step++) {
         for (size_t i = 0; i < list.count; i++) {
             chunk *c;
             assert_int_equal(chunk_open(&c, path_of(root, DIR_CHUNKS, list.names[i]).text, NULL), CKD_OK);
-            bool mine = memcmp(&c->records[0].tensor->checkpoint, &found.id, sizeof(found.id)) == 0;
+            bool mine = step_of(&h, &c->records[0].tensor->checkpoint) == step;
             for (size_t k = 0; k < c->record_count && mine; k++) {
-                const record *r = &c->records[k];
-                int n = snprintf(out + used, room - used, "%u %s %llu %u %u %llu %llx %u %llu %llu\n", step,
-                                 r->tensor->name, (unsigned long long)r->first, (unsigned)r->coding,
-                                 (unsigned)r->predictor, (unsigned long long)r->stored_size,
-                                 (unsigned long long)r->checksum, (unsigned)r->depth,
-                                 (unsigned long long)r->chain_stored, (unsigned long long)r->base_stored);
-                used += (size_t)n;
-                assert_true(used < room);
+                describe_record(&to, &h, step, &c->records[k]);
             }
             chunk_close(c);
         }
@@ -157,13 +195,31 @@ static void describe(char *out, size_t room, ckd_store *store, const char *root)
     dir_list_free(&list);
 }
 
-static void check_threads(const char *dir, uint32_t threads, char *out, size_t room) {
-    char root[4096];
-    snprintf(root, sizeof(root), "%s/with-%u", dir, threads);
+static void check_same(const char *one, const char *several, uint32_t threads) {
+    while (*one && *several) {
+        size_t line = strcspn(one, "\n") + 1, other = strcspn(several, "\n") + 1;
+        if (line != other || memcmp(one, several, line) != 0) {
+            fail_msg("by one thread '%.*s', by %u '%.*s'", (int)line - 1, one, threads, (int)other - 1,
+                     several);
+        }
+        one += line;
+        several += other;
+    }
+    assert_true(!*one && !*several);
+}
+
+static ckd_store *store_with(char *root, size_t room, const char *dir, uint32_t threads) {
+    snprintf(root, room, "%s/with-%u", dir, threads);
     ckd_store_options o = CKD_STORE_OPTIONS_INIT;
     o.threads = threads;
     ckd_store *store;
     assert_int_equal(ckd_store_open(&store, root, CKD_OPEN_CREATE, &o, NULL), CKD_OK);
+    return store;
+}
+
+static void check_threads(const char *dir, uint32_t threads, char *out, size_t room) {
+    char root[4096];
+    ckd_store *store = store_with(root, sizeof(root), dir, threads);
     uint32_t most = 0;
     for (unsigned step = 1; step <= STEPS; step++) {
         uint32_t now = save_model(store, step);
@@ -173,12 +229,11 @@ static void check_threads(const char *dir, uint32_t threads, char *out, size_t r
     assert_int_equal(verify_damage(store), 0);
     check_model(store, 1);
     check_model(store, STEPS);
-    describe(out, room, store, root);
+    describe(out, room, store, root, 1, STEPS);
     ckd_store_close(store);
 }
 
 static void test_threads_do_not_show(void **state) {
-    enum { ROOM = 1 << 20 };
     char *one = calloc(1, ROOM), *several = calloc(1, ROOM);
     check_threads(*state, 1, one, ROOM);
     char rounded[32];
@@ -187,7 +242,65 @@ static void test_threads_do_not_show(void **state) {
     const uint32_t threads[] = {2, 3, 7};
     for (size_t i = 0; i < sizeof(threads) / sizeof(threads[0]); i++) {
         check_threads(*state, threads[i], several, ROOM);
-        assert_string_equal(one, several);
+        check_same(one, several, threads[i]);
+    }
+    free(one);
+    free(several);
+}
+
+/* ---- as many checkpoints as a save may build on, and more ---- */
+
+/* Step by step one more of many tensors is changed for the last time, so that each is held by another checkpoint; every tenth changes each time. */
+static void save_many(ckd_store *store, unsigned step) {
+    const uint64_t count = 300;
+    ckd_save *save = begin_save(store, "run", step);
+    for (unsigned i = 1; i <= MANY; i++) {
+        unsigned changed = i < step && i % 10 != 0 ? i : step;
+        float *values = random_values(CKD_F32, count, 1000 * i);
+        change_values(CKD_F32, values, count, changed);
+        char name[32];
+        snprintf(name, sizeof(name), "tensor.%02u", i);
+        add_tensor(save, name, CKD_F32, 1, &count, NULL, values);
+        free(values);
+    }
+    assert_int_equal(ckd_save_commit(NULL, save, NULL), CKD_OK);
+}
+
+/* Checkpoints that the records of a step name, itself not counted. */
+static unsigned named_at(const char *described, unsigned step) {
+    bool named[LATEST + 1] = {false};
+    unsigned at, count = 0;
+    for (const char *line = described; *line; line = strchr(line, '\n') + 1) {
+        const char *end = strchr(line, '\n');
+        for (const char *on = strstr(line, " on "); on && on < end; on = strstr(on + 1, " on ")) {
+            at = (unsigned)strtoul(on + 4, NULL, 10);
+            assert_true(at >= 1 && at <= LATEST);
+            count += strtoul(line, NULL, 10) == step && at != step && !named[at];
+            named[at] |= strtoul(line, NULL, 10) == step;
+        }
+    }
+    return count;
+}
+
+static void check_many(const char *dir, uint32_t threads, char *out) {
+    char root[4096];
+    ckd_store *store = store_with(root, sizeof(root), dir, threads);
+    for (unsigned step = 1; step <= MANY; step++) {
+        save_many(store, step);
+    }
+    assert_int_equal(verify_damage(store), 0);
+    describe(out, ROOM, store, root, BLOCK_HOLDERS_MAX - 4, MANY);
+    ckd_store_close(store);
+}
+
+static void test_what_a_save_builds_on_is_counted_in_order(void **state) {
+    char *one = calloc(1, ROOM), *several = calloc(1, ROOM);
+    check_many(*state, 1, one);
+    assert_int_equal(named_at(one, MANY), BLOCK_HOLDERS_MAX);
+    const uint32_t threads[] = {2, 8};
+    for (size_t i = 0; i < sizeof(threads) / sizeof(threads[0]); i++) {
+        check_many(*state, threads[i], several);
+        check_same(one, several, threads[i]);
     }
     free(one);
     free(several);
@@ -202,11 +315,7 @@ static int fail_writes(void *context, file_step step, const char *path) {
 
 static void test_errors_come_in_the_end(void **state) {
     char root[4096];
-    snprintf(root, sizeof(root), "%s/failing", (const char *)*state);
-    ckd_store_options o = CKD_STORE_OPTIONS_INIT;
-    o.threads = 2;
-    ckd_store *store;
-    assert_int_equal(ckd_store_open(&store, root, CKD_OPEN_CREATE, &o, NULL), CKD_OK);
+    ckd_store *store = store_with(root, sizeof(root), *state, 2);
     ckd_save_options save_options = options_of("run", 1);
     float *values = random_values(CKD_F32, BLOCK, 1);
     uint64_t shape[] = {BLOCK};
@@ -259,6 +368,7 @@ static int teardown(void **dir) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_threads_do_not_show, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_what_a_save_builds_on_is_counted_in_order, setup, teardown),
         cmocka_unit_test_setup_teardown(test_errors_come_in_the_end, setup, teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
