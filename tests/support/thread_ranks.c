@@ -60,8 +60,8 @@ static bool enter(thread_rank *r, int call) {
     return true;
 }
 
+/* With the mutex. */
 static void damage(thread_ranks *t, uint8_t *data, size_t size) {
-    pthread_mutex_lock(&t->mutex);
     t->damage ^= t->damage << 13;
     t->damage ^= t->damage >> 7;
     t->damage ^= t->damage << 17;
@@ -69,7 +69,6 @@ static void damage(thread_ranks *t, uint8_t *data, size_t size) {
         data[(t->damage >> 8) % size] ^= (uint8_t)(1 << (t->damage >> 5 & 7));
         t->damaged++;
     }
-    pthread_mutex_unlock(&t->mutex);
 }
 
 static void receive(thread_rank *r, uint32_t from, const ckd_bytes *in) {
@@ -86,10 +85,10 @@ static void receive(thread_rank *r, uint32_t from, const ckd_bytes *in) {
     pthread_mutex_lock(&t->mutex);
     t->unequal = t->unequal || size != in->size;
     t->most_sent = size > t->most_sent ? size : t->most_sent;
-    pthread_mutex_unlock(&t->mutex);
     if (t->damage) {
         damage(t, in->data, in->size);
     }
+    pthread_mutex_unlock(&t->mutex);
 }
 
 static ckd_status exchange(void *context, const ckd_pieces *out, const ckd_bytes *in, ckd_error *err) {
