@@ -1,15 +1,13 @@
-#include <math.h>
 #include <stdlib.h>
 
 #include "engine/block_lossy.h"
 #include "engine/block_step.h"
 
-#define PROBE_BYTES    16384u /* of a block, to see whether zstd or LZ4 can win */
-#define PROBE_WHOLE    65536u /* smaller blocks are tried whole */
-#define PROBE_SHARE    16u /* the same of panels of large matrices, whose blocks are smaller: a share of them, */
-#define PROBE_PANEL    8192u /* and whole below */
-#define MIN_COPY_BYTES 64u   /* naming the values costs about as much */
-#define STEP_HEADER    320u  /* what naming the values of an optimizer step takes more than others do */
+#define PROBE_BYTES 16384u /* of a block, to see whether zstd or LZ4 can win */
+#define PROBE_WHOLE 65536u /* smaller blocks are tried whole */
+#define PROBE_SHARE 16u /* the same of panels of large matrices, whose blocks are smaller: a share of them, */
+#define PROBE_PANEL 8192u /* and whole below */
+#define STEP_HEADER 320u  /* what naming the values of an optimizer step takes more than others do */
 
 ckd_status block_job_init(block_job *job, columns_cache *columns, ckd_error *err) {
     memset(job, 0, sizeof(*job));
@@ -33,163 +31,8 @@ void block_job_free(block_job *job) {
     memset(job, 0, sizeof(*job));
 }
 
-static uint64_t raw_size(const block_job *job, const tensor_context *tensor) {
-    return job->count * ckd_dtype_size(tensor->tensor->dtype);
-}
-
 static unsigned width_of(const tensor_context *tensor) {
     return (unsigned)ckd_dtype_size(tensor->tensor->dtype);
-}
-
-/* ---- values that are stored already ---- */
-
-void block_depend_on(block_job *job, predictor p, const ckd_id *checkpoint, const char *tensor,
-                     const hash128 *content) {
-    job->known = p == PREDICT_COPY || p == PREDICT_CAST;
-    job->predictor = p;
-    job->dependency_count = 1;
-    job->dependencies[0] = (dependency){.kind = DEPENDS_VALUES,
-                                        .checkpoint = *checkpoint,
-                                        .tensor = tensor,
-                                        .same_span = true,
-                                        .content = *content};
-}
-
-const record *block_matching(const block_job *job, const tensor_context *tensor, const view_tensor *in) {
-    span mine = {tensor->region, job->first, job->count};
-    size_t s, last;
-    for (view_shards_for(&s, &last, in, &mine); s < last; s++) {
-        const view_shard *shard = &in->shards[s];
-        if (!region_equal(shard->region, tensor->region, tensor->shape.ndim)) {
-            continue;
-        }
-        size_t first, end;
-        view_shard_range(&first, &end, shard, &tensor->shape, &mine);
-        const record *r = first < end ? shard->blocks[first].record : NULL;
-        return r && r->first == job->first && r->count == job->count ? r : NULL;
-    }
-    return NULL;
-}
-
-static bool may_name(const coding_context *save, const ckd_id *checkpoint) {
-    const block_holders *h = save->holders;
-    bool may = !h || h->count < BLOCK_HOLDERS_MAX;
-    for (uint32_t i = 0; !may && i < h->count; i++) {
-        may = id_equal(&h->ids[i], checkpoint);
-    }
-    return may;
-}
-
-/* What a copy names; NULL: nothing outside this checkpoint. */
-static const ckd_id *holder_of(const block_job *job, const coding_context *save) {
-    const ckd_id *named = &job->dependencies[0].checkpoint;
-    return job->known && !id_equal(named, &save->checkpoint) ? named : NULL;
-}
-
-bool block_names_too_many(const block_job *job, const coding_context *save) {
-    const ckd_id *holder = holder_of(job, save);
-    return holder && !may_name(save, holder);
-}
-
-static void note_holder(const block_job *job, const coding_context *save) {
-    const ckd_id *holder = holder_of(job, save);
-    block_holders *h = save->holders;
-    uint32_t i = 0;
-    while (holder && i < h->count && !id_equal(&h->ids[i], holder)) {
-        i++;
-    }
-    if (holder && i == h->count && i < BLOCK_HOLDERS_MAX) {
-        h->ids[h->count++] = *holder;
-    }
-}
-
-/* Is the block still where it is said to be? Its payload is not read: that is verification's work. */
-static bool holder_has(const coding_context *save, const ckd_id *holder, const block_job *job,
-                       const tensor_context *tensor) {
-    const view *v;
-    const view_tensor *t = NULL;
-    if (views_get(&v, save->views, holder, NULL) == CKD_OK) {
-        t = view_find(v, tensor->tensor->name);
-    }
-    const record *r = t ? block_matching(job, tensor, t) : NULL;
-    return r && hash128_equal(&r->content, &job->content);
-}
-
-/*
- * Unchanged since the parent. If the parent only says so itself of an older checkpoint, that one is named: frozen tensors do not
- * grow chains.
- */
-bool block_find_in_parent(block_job *job, const coding_context *save, const tensor_context *tensor) {
-    const record *r = job->parent_block;
-    if (!r || !hash128_equal(&r->content, &job->content)) {
-        return false;
-    }
-    const ckd_id *holder = &save->parent->manifest.checkpoint.id;
-    if (r->predictor == PREDICT_COPY && r->dependency_count && r->dependencies[0].same_span &&
-        !*r->dependencies[0].tensor && !id_equal(&r->dependencies[0].checkpoint, holder)) {
-        holder = &r->dependencies[0].checkpoint;
-    }
-    if (!may_name(save, holder)) {
-        return false;
-    }
-    if (!holder_has(save, holder, job, tensor)) {
-        job->parent_damaged = true;
-        return false;
-    }
-    block_depend_on(job, PREDICT_COPY, holder, "", &job->content);
-    job->depth = r->depth;
-    job->chain = record_chain(r);
-    job->base_stored = r->base_stored;
-    job->base = record_base(r);
-    return true;
-}
-
-/* Naming values takes less than storing them. */
-static bool may_be_named(const block_job *job, const coding_context *save, const tensor_context *tensor) {
-    return raw_size(job, tensor) >= MIN_COPY_BYTES && save->codec != CKD_CODEC_RAW;
-}
-
-/* What in this save has the values; as near as `bound`, or exactly if that is negative. */
-static const content_entry *entry_with(const block_job *job, const coding_context *save,
-                                       const tensor_context *tensor, double bound) {
-    span mine = {tensor->region, job->first, job->count};
-    const content_entry *e =
-        content_index_find(save->known, &job->content, tensor->tensor->dtype, &tensor->shape, &mine);
-    bool near = e && e->error.largest <= bound && isfinite(e->error.largest);
-    return e && (near || hash128_equal(&e->values, &job->content)) ? e : NULL;
-}
-
-bool block_is_in_save(const block_job *job, const coding_context *save, const tensor_context *tensor) {
-    return may_be_named(job, save, tensor) && entry_with(job, save, tensor, -1);
-}
-
-bool block_is_coming(const block_job *job, const coding_context *save, const tensor_context *tensor) {
-    for (size_t i = 0; i < save->coming_count && may_be_named(job, save, tensor); i++) {
-        const block_job *c = save->coming[i];
-        if (c != job && c->count == job->count &&
-            (hash128_equal(&c->original, &job->content) || hash128_equal(&c->rounded_bf16, &job->content) ||
-             hash128_equal(&c->rounded_f16, &job->content))) {
-            return true;
-        }
-    }
-    return false;
-}
-
-bool block_find_in_save(block_job *job, const coding_context *save, const tensor_context *tensor,
-                        double bound) {
-    const content_entry *e = entry_with(job, save, tensor, bound);
-    if (!e) {
-        return false;
-    }
-    block_depend_on(job, e->rounded ? PREDICT_CAST : PREDICT_COPY, &save->checkpoint, e->tensor, &e->stored);
-    job->content = e->values;
-    job->error = e->error;
-    job->depth = e->depth;
-    /* Loaded with the whole checkpoint, what it depends on is loaded anyway; loaded alone, it costs the same again. */
-    job->chain = (load_cost){e->chain_stored, e->chain_work};
-    job->base_stored = (uint64_t)e->chain_stored;
-    job->base = job->chain;
-    return true;
 }
 
 /* ---- on its own ---- */
@@ -282,7 +125,7 @@ static uint64_t expected_alone(const block_job *job, uint64_t raw) {
 ckd_status block_plan_standalone(block_job *job, const coding_context *save, const tensor_context *tensor,
                                  bool may_estimate, ckd_error *err) {
     candidate *own = &job->standalone;
-    uint64_t raw = raw_size(job, tensor);
+    uint64_t raw = block_raw_size(job, tensor);
     own->available = own->encoded = false;
     keep_smaller(own, CODING_RAW, raw);
     if (save->codec == CKD_CODEC_AUTO) {
@@ -360,14 +203,14 @@ static bool values_in_memory(const block_job *job, const tensor_context *tensor,
     }
     uint64_t copied = span_copy(&tensor->shape, ckd_dtype_size(tensor->tensor->dtype), to, mine,
                                 tensor->before, &tensor->held);
-    hash128 content = content_hash(to, raw_size(job, tensor));
+    hash128 content = content_hash(to, block_raw_size(job, tensor));
     return copied == job->count && hash128_equal(&content, &job->parent_block->content);
 }
 
 /* plain: the difference to the parent's values may be taken, too. */
 static ckd_status plan_delta(block_job *job, const coding_context *save, const tensor_context *tensor,
                              bool plain, ckd_error *err) {
-    uint64_t raw = raw_size(job, tensor);
+    uint64_t raw = block_raw_size(job, tensor);
     unsigned width = width_of(tensor);
     void *previous = bytes_scratch(&job->previous, raw, "coding scratch", err);
     if (!previous) {
@@ -446,7 +289,7 @@ void block_begin(block_job *job, const tensor_context *tensor) {
 
 ckd_status block_analyse(block_job *job, const coding_context *save, const tensor_context *tensor,
                          const load_budget *budget, ckd_error *err) {
-    uint64_t raw = raw_size(job, tensor);
+    uint64_t raw = block_raw_size(job, tensor);
     block_begin(job, tensor);
     job->content = content_hash(job->values, raw);
     ckd_status status = block_is_master(tensor) ? block_hash_rounded(job, err) : CKD_OK;
@@ -456,7 +299,7 @@ ckd_status block_analyse(block_job *job, const coding_context *save, const tenso
     job->original = job->content;
     job->result_bf16 = job->rounded_bf16;
     job->result_f16 = job->rounded_f16;
-    if (may_be_named(job, save, tensor) &&
+    if (block_may_be_named(job, save, tensor) &&
         (block_find_in_parent(job, save, tensor) || block_find_in_save(job, save, tensor, -1))) {
         return job->depth > 0 ? block_plan_standalone(job, save, tensor, false, err) : CKD_OK;
     }
@@ -464,7 +307,7 @@ ckd_status block_analyse(block_job *job, const coding_context *save, const tenso
     if (job->awaits) {
         return CKD_OK;
     }
-    bool delta = tensor->parent && job->try_delta && may_be_named(job, save, tensor);
+    bool delta = tensor->parent && job->try_delta && block_may_be_named(job, save, tensor);
     if (delta) {
         block_measure_parent(job, tensor);
         delta = job->parent_depth < MAX_SAVE_DEPTH;
@@ -500,13 +343,13 @@ static uint64_t lossy_rank(const block_job *job) {
 static load_cost standalone_cost(const block_job *job, const tensor_context *tensor) {
     const load_cost nothing = {0, 0};
     uint64_t symbols = job->lossy ? (job->tile->before ? 0 : lossy_rank(job)) : job->count;
-    return chain_with(&nothing, PREDICT_NONE, &job->standalone, tensor, raw_size(job, tensor), symbols);
+    return chain_with(&nothing, PREDICT_NONE, &job->standalone, tensor, block_raw_size(job, tensor), symbols);
 }
 
 /* Loaded with its checkpoint, only its share counts; loaded alone, it may cost what its inputs may. */
 static void choose_step(block_job *job, const tensor_context *tensor, const load_budget *budget) {
-    job->delta.chain = chain_with(&job->step.chain, PREDICT_STEP, &job->delta, tensor, raw_size(job, tensor),
-                                  job->plan.delta_symbols);
+    job->delta.chain = chain_with(&job->step.chain, PREDICT_STEP, &job->delta, tensor,
+                                  block_raw_size(job, tensor), job->plan.delta_symbols);
     load_cost share = {job->delta.chain.stored - job->step.shared.stored,
                        job->delta.chain.work - job->step.shared.work};
     load_cost part_base = block_step_base(job);
@@ -531,7 +374,7 @@ static void choose(block_job *job, const tensor_context *tensor, const load_budg
         choose_step(job, tensor, budget);
     } else if (job->delta.available) {
         job->delta.chain =
-            chain_with(&job->parent_chain, PREDICT_PARENT, &job->delta, tensor, raw_size(job, tensor),
+            chain_with(&job->parent_chain, PREDICT_PARENT, &job->delta, tensor, block_raw_size(job, tensor),
                        job->lossy ? lossy_rank(job) : job->plan.delta_symbols);
         if (budget_allows_delta(budget, &job->delta.chain, &job->base, job->lossy ? PART_LOSSY : PART_EXACT,
                                 job->delta.size, job->standalone.size)) {
@@ -546,7 +389,7 @@ static void choose(block_job *job, const tensor_context *tensor, const load_budg
 
 void block_decide(block_job *job, const coding_context *save, const tensor_context *tensor,
                   load_budget *budget) {
-    note_holder(job, save);
+    block_note_holder(job, save);
     if (!job->known) {
         choose(job, tensor, budget);
     }
@@ -606,7 +449,7 @@ static void settle_standalone(block_job *job, const tensor_context *tensor) {
 }
 
 ckd_status block_encode(block_job *job, const tensor_context *tensor, ckd_error *err) {
-    uint64_t raw = raw_size(job, tensor);
+    uint64_t raw = block_raw_size(job, tensor);
     ckd_status status = job->chosen ? encode_candidate(job, job->chosen, raw, err) : CKD_OK;
     if (status == CKD_OK && job->chosen == &job->delta && !job->delta.available) {
         job->chosen = &job->standalone;

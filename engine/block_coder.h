@@ -143,7 +143,10 @@ void block_decide(block_job *job, const coding_context *save, const tensor_conte
                   load_budget *budget);
 ckd_status block_encode(block_job *job, const tensor_context *tensor, ckd_error *err);
 
-/* ---- between block_coder.c and block_lossy.c ---- */
+/* ---- between block_coder.c, block_known.c and block_lossy.c ---- */
+static inline uint64_t block_raw_size(const block_job *job, const tensor_context *tensor) {
+    return job->count * ckd_dtype_size(tensor->tensor->dtype);
+}
 /* Forgets what the job held before; looks the parent's block up. */
 void block_begin(block_job *job, const tensor_context *tensor);
 bool block_is_master(const tensor_context *tensor);
@@ -156,6 +159,10 @@ ckd_status block_hash_rounded(block_job *job, ckd_error *err);
 bool block_find_in_parent(block_job *job, const coding_context *save, const tensor_context *tensor);
 bool block_find_in_save(block_job *job, const coding_context *save, const tensor_context *tensor,
                         double bound);
+/* Naming values takes less than storing them. */
+bool block_may_be_named(const block_job *job, const coding_context *save, const tensor_context *tensor);
+/* What a copy names is among the holders from now on. */
+void block_note_holder(const block_job *job, const coding_context *save);
 void block_depend_on(block_job *job, predictor p, const ckd_id *checkpoint, const char *tensor,
                      const hash128 *content);
 /* Plans job->values on their own, exactly. may_estimate: a delta's size says whether this one's must be known. */

@@ -6,10 +6,6 @@
 #define EXACT_SHARE 0.85 /* of raw bytes: what an exact base of weights or moments takes, bench_exact says */
 #define MOST_KEPT   16   /* one in so many values may be kept as it is: with more, the block is exact */
 
-static uint64_t raw_size(const block_job *job, const tensor_context *tensor) {
-    return job->count * ckd_dtype_size(tensor->tensor->dtype);
-}
-
 load_cost lossy_base_cost(ckd_dtype dtype, uint64_t raw) {
     return base_cost(ckd_dtype_size(dtype), raw, (uint64_t)(EXACT_SHARE * (double)raw));
 }
@@ -75,7 +71,7 @@ static void depend_on_shared(block_job *job, uint32_t at, const lossy_tile *tile
 /* Of the parent's values, which the tile only has as floats. */
 static ckd_status parent_content(hash128 *out, block_job *job, const lossy_tile *tile,
                                  const coding_context *save, const tensor_context *tensor, ckd_error *err) {
-    uint64_t raw = raw_size(job, tensor);
+    uint64_t raw = block_raw_size(job, tensor);
     if (job->parent_block || tile->dtype == CKD_F32) {
         *out = job->parent_block ? job->parent_block->content
                                  : content_hash(tile->before + (job->first - tile->first), raw);
@@ -114,7 +110,7 @@ static ckd_status offer_delta(block_job *job, const lossy_tile *tile, const codi
 
 ckd_status block_lossy_analyse(block_job *job, const lossy_tile *tile, const coding_context *save,
                                const tensor_context *tensor, const load_budget *budget, ckd_error *err) {
-    uint64_t raw = raw_size(job, tensor), at = job->first - tile->first;
+    uint64_t raw = block_raw_size(job, tensor), at = job->first - tile->first;
     const void *original = job->values;
     block_begin(job, tensor);
     job->original = content_hash(original, raw);

@@ -112,10 +112,10 @@ static void test_two_snapshots(void **state) {
 }
 
 /*
- * The optimizer overwrites everything as soon as the fence returns, save after save; what was stored is looked at all the time. CKD_SAVES=10000
- * takes a quarter of an hour.
+ * The optimizer overwrites everything as soon as the fence returns, save after save; then all that was stored is looked at. CKD_SAVES=10000 for a
+ * campaign (README.md).
  */
-static void isolate(const char *dir, ckd_snapshot how) {
+static void isolate(const char *dir, ckd_snapshot how, uint32_t threads) {
     const char *asked = getenv("CKD_SAVES");
     uint64_t saves = asked               ? strtoull(asked, NULL, 10)
                      : under_sanitizer() ? 20
@@ -125,6 +125,9 @@ static void isolate(const char *dir, ckd_snapshot how) {
     ckd_session_options o = session_options();
     o.snapshot = how;
     o.snapshot_bytes = 60 << 20;
+    ckd_store_options store = *o.store;
+    store.threads = threads;
+    o.store = &store;
     ckd_session *s = session_of(dir, &o, t);
     ckd_error err = {0};
     for (uint64_t step = 1; step <= saves; step++) {
@@ -145,11 +148,15 @@ static void isolate(const char *dir, ckd_snapshot how) {
 }
 
 static void test_what_is_stored_is_the_snapshot(void **state) {
-    isolate(*state, CKD_SNAPSHOT_LAZY);
+    isolate(*state, CKD_SNAPSHOT_LAZY, 1);
+}
+
+static void test_what_several_threads_store_is_the_snapshot(void **state) {
+    isolate(*state, CKD_SNAPSHOT_LAZY, 3);
 }
 
 static void test_what_is_stored_is_the_copy(void **state) {
-    isolate(*state, CKD_SNAPSHOT_COPY);
+    isolate(*state, CKD_SNAPSHOT_COPY, 1);
 }
 
 /* A layer-wise optimizer waits for its layer only; the last layer is frozen, and nobody waits for it. */
@@ -1018,6 +1025,7 @@ int main(void) {
         tempdir_test(test_lazy),
         tempdir_test(test_two_snapshots),
         tempdir_test(test_what_is_stored_is_the_snapshot),
+        tempdir_test(test_what_several_threads_store_is_the_snapshot),
         tempdir_test(test_what_is_stored_is_the_copy),
         tempdir_test(test_fences_of_groups),
         tempdir_test(test_a_forgotten_fence_is_told),

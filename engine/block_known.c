@@ -1,0 +1,154 @@
+/* Values that are stored already: by the parent, by what that names, or by this save. */
+#include <math.h>
+
+#include "engine/block_coder.h"
+
+#define MIN_COPY_BYTES 64u /* naming the values costs about as much */
+
+void block_depend_on(block_job *job, predictor p, const ckd_id *checkpoint, const char *tensor,
+                     const hash128 *content) {
+    job->known = p == PREDICT_COPY || p == PREDICT_CAST;
+    job->predictor = p;
+    job->dependency_count = 1;
+    job->dependencies[0] = (dependency){.kind = DEPENDS_VALUES,
+                                        .checkpoint = *checkpoint,
+                                        .tensor = tensor,
+                                        .same_span = true,
+                                        .content = *content};
+}
+
+const record *block_matching(const block_job *job, const tensor_context *tensor, const view_tensor *in) {
+    span mine = {tensor->region, job->first, job->count};
+    size_t s, last;
+    for (view_shards_for(&s, &last, in, &mine); s < last; s++) {
+        const view_shard *shard = &in->shards[s];
+        if (!region_equal(shard->region, tensor->region, tensor->shape.ndim)) {
+            continue;
+        }
+        size_t first, end;
+        view_shard_range(&first, &end, shard, &tensor->shape, &mine);
+        const record *r = first < end ? shard->blocks[first].record : NULL;
+        return r && r->first == job->first && r->count == job->count ? r : NULL;
+    }
+    return NULL;
+}
+
+static bool may_name(const coding_context *save, const ckd_id *checkpoint) {
+    const block_holders *h = save->holders;
+    bool may = !h || h->count < BLOCK_HOLDERS_MAX;
+    for (uint32_t i = 0; !may && i < h->count; i++) {
+        may = id_equal(&h->ids[i], checkpoint);
+    }
+    return may;
+}
+
+/* What a copy names; NULL: nothing outside this checkpoint. */
+static const ckd_id *holder_of(const block_job *job, const coding_context *save) {
+    const ckd_id *named = &job->dependencies[0].checkpoint;
+    return job->known && !id_equal(named, &save->checkpoint) ? named : NULL;
+}
+
+bool block_names_too_many(const block_job *job, const coding_context *save) {
+    const ckd_id *holder = holder_of(job, save);
+    return holder && !may_name(save, holder);
+}
+
+void block_note_holder(const block_job *job, const coding_context *save) {
+    const ckd_id *holder = holder_of(job, save);
+    block_holders *h = save->holders;
+    uint32_t i = 0;
+    while (holder && i < h->count && !id_equal(&h->ids[i], holder)) {
+        i++;
+    }
+    if (holder && i == h->count && i < BLOCK_HOLDERS_MAX) {
+        h->ids[h->count++] = *holder;
+    }
+}
+
+/* Is the block still where it is said to be? Its payload is not read: that is verification's work. */
+static bool holder_has(const coding_context *save, const ckd_id *holder, const block_job *job,
+                       const tensor_context *tensor) {
+    const view *v;
+    const view_tensor *t = NULL;
+    if (views_get(&v, save->views, holder, NULL) == CKD_OK) {
+        t = view_find(v, tensor->tensor->name);
+    }
+    const record *r = t ? block_matching(job, tensor, t) : NULL;
+    return r && hash128_equal(&r->content, &job->content);
+}
+
+/*
+ * Unchanged since the parent. If the parent only says so itself of an older checkpoint, that one is named: frozen tensors do not
+ * grow chains.
+ */
+bool block_find_in_parent(block_job *job, const coding_context *save, const tensor_context *tensor) {
+    const record *r = job->parent_block;
+    if (!r || !hash128_equal(&r->content, &job->content)) {
+        return false;
+    }
+    const ckd_id *holder = &save->parent->manifest.checkpoint.id;
+    if (r->predictor == PREDICT_COPY && r->dependency_count && r->dependencies[0].same_span &&
+        !*r->dependencies[0].tensor && !id_equal(&r->dependencies[0].checkpoint, holder)) {
+        holder = &r->dependencies[0].checkpoint;
+    }
+    if (!may_name(save, holder)) {
+        return false;
+    }
+    if (!holder_has(save, holder, job, tensor)) {
+        job->parent_damaged = true;
+        return false;
+    }
+    block_depend_on(job, PREDICT_COPY, holder, "", &job->content);
+    job->depth = r->depth;
+    job->chain = record_chain(r);
+    job->base_stored = r->base_stored;
+    job->base = record_base(r);
+    return true;
+}
+
+bool block_may_be_named(const block_job *job, const coding_context *save, const tensor_context *tensor) {
+    return block_raw_size(job, tensor) >= MIN_COPY_BYTES && save->codec != CKD_CODEC_RAW;
+}
+
+/* What in this save has the values; as near as `bound`, or exactly if that is negative. */
+static const content_entry *entry_with(const block_job *job, const coding_context *save,
+                                       const tensor_context *tensor, double bound) {
+    span mine = {tensor->region, job->first, job->count};
+    const content_entry *e =
+        content_index_find(save->known, &job->content, tensor->tensor->dtype, &tensor->shape, &mine);
+    bool near = e && e->error.largest <= bound && isfinite(e->error.largest);
+    return e && (near || hash128_equal(&e->values, &job->content)) ? e : NULL;
+}
+
+bool block_is_in_save(const block_job *job, const coding_context *save, const tensor_context *tensor) {
+    return block_may_be_named(job, save, tensor) && entry_with(job, save, tensor, -1);
+}
+
+bool block_is_coming(const block_job *job, const coding_context *save, const tensor_context *tensor) {
+    for (size_t i = 0; i < save->coming_count && block_may_be_named(job, save, tensor); i++) {
+        const block_job *c = save->coming[i];
+        if (c != job && c->count == job->count &&
+            (hash128_equal(&c->original, &job->content) || hash128_equal(&c->rounded_bf16, &job->content) ||
+             hash128_equal(&c->rounded_f16, &job->content))) {
+            return true;
+        }
+    }
+    return false;
+}
+
+bool block_find_in_save(block_job *job, const coding_context *save, const tensor_context *tensor,
+                        double bound) {
+    const content_entry *e = entry_with(job, save, tensor, bound);
+    if (!e) {
+        return false;
+    }
+    block_depend_on(job, e->rounded ? PREDICT_CAST : PREDICT_COPY, &save->checkpoint, e->tensor, &e->stored);
+    job->content = e->values;
+    job->error = e->error;
+    job->depth = e->depth;
+    /* Loaded with the whole checkpoint, what it depends on is loaded anyway; loaded alone, it costs the same again. */
+    job->chain = (load_cost){e->chain_stored, e->chain_work};
+    job->base_stored = (uint64_t)e->chain_stored;
+    job->base = job->chain;
+    return true;
+}
