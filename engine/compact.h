@@ -118,6 +118,8 @@ ckd_status compact_load_of(block_load *out, compaction *c, const rewrite_plan *p
 
 /* Adds what loading the values takes now, wherever they stand but in what is being rewritten. */
 ckd_status compact_source_load(block_load *to, compaction *c, const values_source *s);
+/* Nanoseconds to decode it alone, as engine/cost.h counts them. What a lossy one takes depends on its factors: about what each of its chain takes. */
+double compact_own_work(const record *r);
 /* Does the block, or a link below it, build on what goes? */
 bool compact_builds_on_unwanted(const compaction *c, const view *v, const record *r);
 

@@ -54,8 +54,7 @@ static ckd_status add_source(block_load *to, compaction *c, const rewrite_plan *
     return CKD_OK;
 }
 
-/* Decoding it alone. What a lossy link takes depends on its factors: about what each of its chain takes. */
-static double own_work(const record *r) {
+double compact_own_work(const record *r) {
     if (r->coding == CODING_LATTICE) {
         return (double)r->chain_work / (r->depth + 1);
     }
@@ -114,7 +113,7 @@ static ckd_status load_of(block_load *out, compaction *c, const rewrite_plan *p,
     if (delta) {
         out->depth++;
         out->chain.stored += (double)r->stored_size;
-        out->chain.work += own_work(r);
+        out->chain.work += compact_own_work(r);
     }
     return CKD_OK;
 }

@@ -20,15 +20,6 @@ static const view_block *side_of(const place *p) {
     return on && on->kind == DEPENDS_SIDE ? view_find_shared(p->view, RECORD_SIDE, &on->content) : NULL;
 }
 
-static double own_work(const record *r) {
-    if (r->coding == CODING_LATTICE) {
-        return (double)r->chain_work / (r->depth + 1);
-    }
-    size_t size = ckd_dtype_size(r->tensor->dtype);
-    return decode_work((predictor)r->predictor, (coding)r->coding, size, r->raw_size, r->stored_size,
-                       r->raw_size / size);
-}
-
 /* The block or link becomes one of the list. A side record is shared by the blocks of its span: their parts of it add up. */
 static bool add(compact_links *l, const place *p) {
     const record *r = p->at->record;
@@ -48,7 +39,7 @@ static bool add(compact_links *l, const place *p) {
     }
     l->load.depth += r->predictor == PREDICT_PARENT;
     l->load.chain.stored += (double)r->stored_size;
-    l->load.chain.work += own_work(r);
+    l->load.chain.work += compact_own_work(r);
     return true;
 }
 
@@ -267,7 +258,7 @@ static void set_link_load(record *to, const compact_links *l, size_t at) {
     for (size_t i = 0; i < at; i++) {
         const record *above = l->items[i].from->record;
         stored -= (double)above->stored_size;
-        work -= own_work(above);
+        work -= compact_own_work(above);
         depth -= above->predictor == PREDICT_PARENT;
     }
     to->depth = depth;
