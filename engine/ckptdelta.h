@@ -56,7 +56,8 @@ typedef enum ckd_status {
     CKD_E_READ_ONLY = 10,  /* the store was opened for reading, or lies on a read-only file system */
     CKD_E_STATE = 11,      /* the call does not fit the state of the handle */
     CKD_E_MISMATCH = 12,   /* dtype, shape or coverage differ from what was asked for */
-    CKD_E_CANCELLED = 13   /* a progress callback asked to stop */
+    CKD_E_CANCELLED = 13,  /* a progress callback asked to stop */
+    CKD_E_DEVICE = 14      /* a device (GPU) is not there, or refused a call; nothing was committed */
 } ckd_status;
 
 #define CKD_NAME_MAX       1023                /* bytes of a tensor or blob name */

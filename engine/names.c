@@ -41,6 +41,8 @@ const char *ckd_status_name(ckd_status status) {
         return "MISMATCH";
     case CKD_E_CANCELLED:
         return "CANCELLED";
+    case CKD_E_DEVICE:
+        return "DEVICE";
     }
     return "UNKNOWN";
 }

@@ -41,7 +41,7 @@ rank_message rank_message_read(const ckd_bytes *message, ckd_error *err) {
     take_text(&at, told.message, sizeof(told.message));
     take_text(&at, told.tensor, sizeof(told.tensor));
     take_text(&at, told.file, sizeof(told.file));
-    m.readable = !at.failed && (status & ~OVER) <= CKD_E_CANCELLED;
+    m.readable = !at.failed && (status & ~OVER) <= CKD_E_DEVICE;
     if (!m.readable) {
         m.status = err_set(err, CKD_E_CORRUPT,
                            "a message between ranks cannot be read: all ranks must use the same version");

@@ -52,7 +52,7 @@ static ckd_status fail_together(together *t, uint64_t failure, ckd_error *err) {
     uint32_t from = (uint32_t)(failure >> 9);
     ckd_status status = (ckd_status)(failure >> 1 & 0xff);
     ckd_error why = {0};
-    if (from >= t->world || status == CKD_OK || status > CKD_E_CANCELLED) {
+    if (from >= t->world || status == CKD_OK || status > CKD_E_DEVICE) {
         return err_set(err, CKD_E_CORRUPT, "the transport gave a number that no rank can have sent");
     }
     err_set(&why, status, "%s; there is no memory to say more",

@@ -169,39 +169,6 @@ static const step_loop step_loops[] = {
     [33] = step_sgd_0,  [34] = step_sgd_1,  [35] = step_nesterov_0, [36] = step_nesterov_1,
 };
 
-/* In the order of the record. */
-static scalar_step scalar_step_of(const double c[STEP_COEFFICIENTS]) {
-    return (scalar_step){.beta1 = c[0],
-                         .rest1 = c[1],
-                         .beta2 = c[2],
-                         .rest2 = c[3],
-                         .keep = c[4],
-                         .decay = c[5],
-                         .rate = c[6],
-                         .root = c[7],
-                         .eps = c[8],
-                         .bias1 = c[9],
-                         .bias2 = c[10],
-                         .lr = c[11],
-                         .weight_decay = c[12],
-                         .momentum = c[13],
-                         .undamped = c[14],
-                         .beta1_f = (float)c[0],
-                         .rest1_f = (float)c[1],
-                         .beta2_f = (float)c[2],
-                         .rest2_f = (float)c[3],
-                         .keep_f = (float)c[4],
-                         .rate_f = (float)c[6],
-                         .root_f = (float)c[7],
-                         .eps_f = (float)c[8],
-                         .bias1_f = (float)c[9],
-                         .bias2_f = (float)c[10],
-                         .lr_f = (float)c[11],
-                         .weight_decay_f = (float)c[12],
-                         .momentum_f = (float)c[13],
-                         .undamped_f = (float)c[14]};
-}
-
 static bool optimizer_step(const step_rule *rule, void *out, const void *before, const void *first,
                            const void *second, size_t n) {
     size_t known = sizeof(step_loops) / sizeof(step_loops[0]);

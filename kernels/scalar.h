@@ -134,6 +134,16 @@ typedef struct scalar_step {
         weight_decay_f, momentum_f, undamped_f;
 } scalar_step;
 
+/* From a group record's coefficients, in its order. */
+KERNELS_FN scalar_step scalar_step_of(const double c[15]) {
+    scalar_step s = {c[0],         c[1],         c[2],         c[3],         c[4],        c[5],
+                     c[6],         c[7],         c[8],         c[9],         c[10],       c[11],
+                     c[12],        c[13],        c[14],        (float)c[0],  (float)c[1], (float)c[2],
+                     (float)c[3],  (float)c[4],  (float)c[6],  (float)c[7],  (float)c[8], (float)c[9],
+                     (float)c[10], (float)c[11], (float)c[12], (float)c[13], (float)c[14]};
+    return s;
+}
+
 #if defined(__CUDA_ARCH__)
 #define KERNELS_SQRT(x) __fsqrt_rn(x)
 #else

@@ -113,7 +113,14 @@ $(B)/bench/mpi_save: $(B)/obj/bench/mpi_save.o $(B)/obj/bench/ranks_state.o $(MP
 $(B)/obj/%.cu.o: %.cu $(B)/.flags
 	$(call say,NVCC,$<)
 	@mkdir -p $(@D)
-	@$(NVCC) $(NVCC_FLAGS) -I. -Iengine -MMD -MP -MF $(@:.o=.d) -c -o $@ $<
+	@echo 'compiler: $(NVCC_VERSION)' >$(@:.o=.ptxas)
+	@$(NVCC) $(NVCC_FLAGS) -Xptxas -v -I. -Iengine -MMD -MP -MF $(@:.o=.d) -c -o $@ $< 2>>$(@:.o=.ptxas) || \
+	    { grep -v -e 'ptxas info' -e 'bytes stack frame' $(@:.o=.ptxas); rm -f $(@:.o=.ptxas); exit 1; }
+
+.PHONY: cuda-resources
+cuda-resources: $(CUDA_OBJ)
+	@$(or $(wildcard /usr/bin/python3),python3) scripts/cuda_resources.py $(CUDA_OBJ:.o=.ptxas) >kernels/cuda/RESOURCES.md
+	$(call say,WROTE,kernels/cuda/RESOURCES.md)
 
 # The CUDA runtime is linked statically and finds the driver itself: the backend loads, and says no, where none is.
 $(B)/libckptdelta_cuda.so: $(CUDA_OBJ) $(B)/.objects mk/libckptdelta.map

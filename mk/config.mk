@@ -136,6 +136,7 @@ endif
 CUDA_WHY := no: nvcc not found
 endif
 HAVE_CUDA := $(if $(CUDA_WHY),,yes)
+NVCC_VERSION := $(if $(HAVE_CUDA),nvcc $(shell $(NVCC) --version 2>/dev/null | sed -n 's/.*release \([0-9.]*\), V\([0-9.]*\).*/\2/p'))
 
 # --- MPI: libckptdelta_mpi, for MPI programs; nothing else is compiled differently. Not with sanitizers: MPI itself leaks.
 MPI_SRC := $(wildcard mpi/*.c)

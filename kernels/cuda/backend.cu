@@ -1,0 +1,19 @@
+/* The CUDA backend's table, and its kernels. */
+#include <string.h>
+
+#include "kernels/cuda/operations.h"
+#include "kernels/cuda/runtime.h"
+
+static const device_backend backend = {
+    DEVICE_VERSION,      "cuda",          cuda_count,       cuda_describe,
+    cuda_owner,          cuda_allocate,   cuda_release,     cuda_allocate_pinned,
+    cuda_release_pinned, cuda_queue_open, cuda_queue_close, cuda_queue_behind,
+    cuda_queue_before,   cuda_finish,     cuda_copy,        cuda_zero,
+    run_elements,        run_hash,        run_quantise,     run_move,
+    run_quantise_levels, run_move_levels, run_sums,         run_columns,
+    run_errors,          cuda_product,
+};
+
+extern "C" __attribute__((visibility("default"))) const device_backend *ckd_device_backend(void) {
+    return &backend;
+}

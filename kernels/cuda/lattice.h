@@ -1,0 +1,239 @@
+/*
+ * Lossy tiles: integers from values, and values from integers. The arithmetic is kernels/scalar_lattice.h's, as on the CPU, bit for bit. A thread
+ * takes four elements; each input is read once.
+ */
+#ifndef KERNELS_CUDA_LATTICE_H
+#define KERNELS_CUDA_LATTICE_H
+
+#include "kernels/cuda/launch.h"
+#include "kernels/scalar_lattice.h"
+
+#define LATTICE_EACH   4u            /* elements of a thread */
+#define LEVEL_SUM_UNIT 1073741824.0f /* 2^30: of device_level_sums.below */
+
+typedef struct ALIGNED(16) four_floats {
+    float at[LATTICE_EACH];
+} four_floats;
+typedef struct ALIGNED(16) four_integers {
+    int32_t at[LATTICE_EACH];
+} four_integers;
+typedef struct ALIGNED(4) four_bytes {
+    int8_t at[LATTICE_EACH];
+} four_bytes;
+
+/* The n elements of a thread, and where the first stands in the matrix. */
+typedef struct lattice_four {
+    uint64_t first, row, column;
+    uint32_t n;
+} lattice_four;
+
+DEVICE_FN lattice_four lattice_four_of(const place *at, uint64_t count, uint64_t columns, uint64_t phase) {
+    lattice_four f;
+    f.first = ((uint64_t)at->block * LAUNCH_THREADS + at->thread) * LATTICE_EACH;
+    f.n = f.first < count ? (uint32_t)(count - f.first < LATTICE_EACH ? count - f.first : LATTICE_EACH) : 0;
+    f.row = (phase + f.first) / columns;
+    f.column = (phase + f.first) % columns;
+    return f;
+}
+/* To the next element. */
+DEVICE_FN void lattice_next(lattice_four *f, uint64_t columns) {
+    f->column++;
+    if (f->column == columns) {
+        f->column = 0;
+        f->row++;
+    }
+}
+
+/* Four at once where all are there and aligned. What is not there is 0. */
+#define DEFINE_FOUR(type, four)                                                   \
+    DEVICE_FN four load_##four(const type *from, const lattice_four *f) {         \
+        four v = {{0, 0, 0, 0}};                                                  \
+        if (!from) {                                                              \
+            return v;                                                             \
+        }                                                                         \
+        if (f->n == LATTICE_EACH && (uintptr_t)from % sizeof(four) == 0) {        \
+            return *(const four *)(const void *)(from + f->first);                \
+        }                                                                         \
+        UNROLL for (uint32_t j = 0; j < LATTICE_EACH; j++) {                      \
+            v.at[j] = j < f->n ? from[f->first + j] : 0;                          \
+        }                                                                         \
+        return v;                                                                 \
+    }                                                                             \
+    DEVICE_FN void store_##four(type *to, const lattice_four *f, const four *v) { \
+        if (f->n == LATTICE_EACH && (uintptr_t)to % sizeof(four) == 0) {          \
+            *(four *)(void *)(to + f->first) = *v;                                \
+            return;                                                               \
+        }                                                                         \
+        UNROLL for (uint32_t j = 0; j < LATTICE_EACH; j++) {                      \
+            if (j < f->n) {                                                       \
+                to[f->first + j] = v->at[j];                                      \
+            }                                                                     \
+        }                                                                         \
+    }
+DEFINE_FOUR(float, four_floats)
+DEFINE_FOUR(int32_t, four_integers)
+DEFINE_FOUR(int8_t, four_bytes)
+
+DEVICE_FN float tile_step(const device_tile *t, const lattice_four *f) {
+    float row = t->row_step[f->row];
+    return t->column_step ? row * t->column_step[f->column] : row;
+}
+/* Lattice units of the low-rank part. */
+DEVICE_FN int32_t tile_low(const device_tile *t, float low_rank, float step) {
+    return t->low_rank ? scalar_units((low_rank * t->low_rank_unit) * step) : 0;
+}
+
+/* ---- integers of a tile ---- */
+
+/* What the threads of a block have seen; from there it goes to the tile's sums, by one thread each. */
+typedef struct quantise_shared {
+    int64_t below[3][LAUNCH_THREADS];
+    uint32_t count[3][LAUNCH_THREADS];
+    uint32_t misfits[LAUNCH_THREADS];
+} quantise_shared;
+
+typedef struct quantise_own {
+    uint32_t unused;
+} quantise_own;
+
+DEVICE_FN int32_t quantise_one(const device_tile *t, const lattice_four *f, float now, float before,
+                               float low_rank, float *residual) {
+    float step = tile_step(t, f);
+    int32_t by = tile_low(t, low_rank, step);
+    float from = by ? scalar_move(before, by, t->unit, t->per_unit) : before;
+    float r = (now - from) * t->per_unit / step;
+    *residual = scalar_magnitude(r) < LATTICE_LIMIT ? r : 0.0f;
+    int32_t level = scalar_quantised(scalar_magnitude(*residual), t->up[0], 1.0f + t->up[1], 1.0f - t->up[2]);
+    return *residual < 0.0f ? -level : level;
+}
+
+DEVICE_FN void quantise_four(const place *at, const device_tile *t, quantise_shared *s) {
+    lattice_four f = lattice_four_of(at, t->count, t->columns, t->phase);
+    four_floats now = load_four_floats(t->now, &f), before = load_four_floats(t->before, &f),
+                low = load_four_floats(t->low_rank, &f);
+    four_bytes few = {{0, 0, 0, 0}};
+    int64_t below[3] = {0, 0, 0};
+    uint32_t count[3] = {0, 0, 0}, misfits = 0;
+    UNROLL for (uint32_t j = 0; j < LATTICE_EACH; j++) {
+        if (j < f.n) {
+            float residual;
+            int32_t q = quantise_one(t, &f, now.at[j], before.at[j], low.at[j], &residual);
+            int32_t level = q < 0 ? -q : q;
+            few.at[j] = (int8_t)(level < 128 ? q : 0);
+            misfits += level > 127;
+            float gap = (float)level - scalar_magnitude(residual);
+            int64_t units = level < 128 ? (int64_t)(gap * LEVEL_SUM_UNIT) : 0;
+            UNROLL for (int32_t w = 0; w < 3; w++) {
+                bool here = level > 2 ? w == 2 : level == w + 1;
+                below[w] += here ? units : 0;
+                count[w] += here;
+            }
+            lattice_next(&f, t->columns);
+        }
+    }
+    f = lattice_four_of(at, t->count, t->columns, t->phase);
+    store_four_bytes(t->few, &f, &few);
+    UNROLL for (int32_t w = 0; w < 3; w++) {
+        s->below[w][at->thread] = below[w];
+        s->count[w][at->thread] = count[w];
+    }
+    s->misfits[at->thread] = misfits;
+}
+
+/* Seven sums, a thread each: integers, so that their order does not matter. */
+DEVICE_FN void quantise_sum(uint32_t which, const device_tile *t, const quantise_shared *s) {
+    uint64_t sum = 0;
+    for (uint32_t i = 0; i < LAUNCH_THREADS; i++) {
+        sum += which < 3 ? (uint64_t)s->below[which][i] : which < 6 ? s->count[which - 3][i] : s->misfits[i];
+    }
+    if (sum) {
+        add_u64(which < 3   ? (uint64_t *)&t->sums->below[which]
+                : which < 6 ? &t->sums->count[which - 3]
+                            : &t->sums->misfits,
+                sum);
+    }
+}
+
+DEVICE_FN void quantise_tile(const place *at, const device_tile *t, quantise_shared *s, quantise_own *own,
+                             int phase) {
+    (void)own;
+    if (phase == 0) {
+        quantise_four(at, t, s);
+    } else if (at->thread % 32 == 0 && at->thread / 32 < 7) {
+        quantise_sum(at->thread / 32, t, s);
+    }
+}
+KERNEL_IN_PHASES(quantise_tile, device_tile, quantise_shared, quantise_own, 2)
+
+/* ---- values of a tile ---- */
+
+DEVICE_FN void move_tile(const place *at, const device_tile *t) {
+    lattice_four f = lattice_four_of(at, t->count, t->columns, t->phase), here = f;
+    four_floats values = load_four_floats(t->before, &f), low = load_four_floats(t->low_rank, &f);
+    four_bytes few = {{0, 0, 0, 0}};
+    if (t->few) {
+        few = load_four_bytes(t->few, &f);
+    }
+    UNROLL for (uint32_t j = 0; j < LATTICE_EACH; j++) {
+        if (j < f.n) {
+            float step = tile_step(t, &here);
+            float level = scalar_level(few.at[j], t->offset[0], t->offset[1], t->offset[2]);
+            int32_t units = scalar_add(tile_low(t, low.at[j], step), scalar_units(level * step));
+            values.at[j] = scalar_move(values.at[j], units, t->unit, t->per_unit);
+            lattice_next(&here, t->columns);
+        }
+    }
+    store_four_floats(t->values, &f, &values);
+}
+KERNEL(move_tile, device_tile)
+
+/* ---- second moments ---- */
+
+DEVICE_FN int32_t levels_offset(const device_levels *t, const lattice_four *f) {
+    return (t->row ? t->row[f->row] : 0) + (t->column ? t->column[f->column] : 0);
+}
+
+/* kernels.level_quantise, without a parent. */
+DEVICE_FN int32_t quantise_level(const device_levels *t, float now, int32_t offset) {
+    int32_t to = scalar_level_of(now), start = t->birth + offset;
+    float distance = (float)(to - start) * (1.0f / (float)t->step);
+    int32_t steps = (int32_t)(scalar_magnitude(distance) + (1.0f - t->up));
+    steps = distance < 0.0f ? -steps : steps;
+    return to ? steps : LEVEL_ZERO;
+}
+
+DEVICE_FN void quantise_levels(const place *at, const device_levels *t) {
+    lattice_four f = lattice_four_of(at, t->count, t->columns, t->phase), here = f;
+    four_floats now = load_four_floats(t->now, &f);
+    four_integers q = {{0, 0, 0, 0}};
+    uint32_t any = 0;
+    UNROLL for (uint32_t j = 0; j < LATTICE_EACH; j++) {
+        if (j < f.n) {
+            q.at[j] = quantise_level(t, now.at[j], levels_offset(t, &here));
+            any += q.at[j] != 0;
+            lattice_next(&here, t->columns);
+        }
+    }
+    store_four_integers(t->q, &f, &q);
+    if (any) {
+        add_u64(t->any, any);
+    }
+}
+KERNEL(quantise_levels, device_levels)
+
+DEVICE_FN void move_levels(const place *at, const device_levels *t) {
+    lattice_four f = lattice_four_of(at, t->count, t->columns, t->phase), here = f;
+    four_integers q = load_four_integers(t->q, &f);
+    four_floats values = {{0, 0, 0, 0}};
+    UNROLL for (uint32_t j = 0; j < LATTICE_EACH; j++) {
+        if (j < f.n) {
+            int32_t level = scalar_level_apply(t->birth, q.at[j], levels_offset(t, &here), t->birth, t->step);
+            values.at[j] = scalar_float((uint32_t)level << LEVEL_SHIFT);
+            lattice_next(&here, t->columns);
+        }
+    }
+    store_four_floats(t->values, &f, &values);
+}
+KERNEL(move_levels, device_levels)
+
+#endif

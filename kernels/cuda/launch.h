@@ -1,0 +1,132 @@
+/*
+ * What makes one source of a kernel both CUDA and C. A kernel is a function of one thread; nvcc launches it, and any C compiler runs it thread by
+ * thread over the same geometry (EMULATED), which is how its arithmetic and indices are tested where there is no GPU.
+ *
+ * Threads of a block that share memory do so in phases: between two phases all threads of the block meet. What a thread keeps from one phase to the
+ * next is its own struct, in registers on a device.
+ */
+#ifndef KERNELS_CUDA_LAUNCH_H
+#define KERNELS_CUDA_LAUNCH_H
+
+#include "kernels/device.h"
+
+#define LAUNCH_THREADS 256u      /* of a block */
+#define LAUNCH_BLOCKS  INT32_MAX /* at most */
+
+/* Where a thread is. */
+typedef struct place {
+    uint32_t block, blocks; /* of those that share the work of a span */
+    uint32_t span;
+    uint32_t thread; /* of LAUNCH_THREADS */
+} place;
+
+#if defined(__CUDACC__)
+#include <cuda_runtime.h>
+
+#define DEVICE_FN    static __device__ __forceinline__
+#define DEVICE_CONST static __device__ __constant__ const
+#define ALIGNED(n)   __align__(n)
+#define UNROLL       _Pragma("unroll")
+
+/* Sets *why, and says whether the launch went well (what it does shows later, at device_backend.finish). */
+device_result cuda_launched(const char *kernel, device_failure *why);
+
+static __device__ __forceinline__ place here(void) {
+    place at = {blockIdx.x, gridDim.x, blockIdx.y, threadIdx.x};
+    return at;
+}
+static __device__ __forceinline__ void add_u64(uint64_t *to, uint64_t n) {
+    atomicAdd((unsigned long long *)to, (unsigned long long)n);
+}
+
+#define KERNEL(name, arguments)                                                                        \
+    static __global__ void __launch_bounds__(256) name##_kernel(const __grid_constant__ arguments a) { \
+        const place at = here();                                                                       \
+        name(&at, &a);                                                                                 \
+    }                                                                                                  \
+    LAUNCHER(name, arguments)
+#define KERNEL_IN_PHASES(name, arguments, shared, own, phases)                                         \
+    static __global__ void __launch_bounds__(256) name##_kernel(const __grid_constant__ arguments a) { \
+        __shared__ shared s;                                                                           \
+        own o;                                                                                         \
+        const place at = here();                                                                       \
+        UNROLL for (int phase = 0; phase < (phases); phase++) {                                        \
+            if (phase) {                                                                               \
+                __syncthreads();                                                                       \
+            }                                                                                          \
+            name(&at, &a, &s, &o, phase);                                                              \
+        }                                                                                              \
+    }                                                                                                  \
+    LAUNCHER(name, arguments)
+#define LAUNCHER(name, arguments)                                                                   \
+    static device_result name##_launch(const device_queue *queue, uint32_t blocks, uint32_t spans,  \
+                                       const arguments *a, device_failure *why) {                   \
+        int current = 0;                                                                            \
+        cudaGetDevice(&current);                                                                    \
+        cudaSetDevice(queue->device);                                                               \
+        name##_kernel<<<dim3(blocks, spans), LAUNCH_THREADS, 0, (cudaStream_t)queue->stream>>>(*a); \
+        device_result result = cuda_launched(#name, why);                                           \
+        cudaSetDevice(current);                                                                     \
+        return result;                                                                              \
+    }
+
+#else /* EMULATED */
+
+#define DEVICE_FN    static inline __attribute__((unused))
+#define DEVICE_CONST static const
+#define ALIGNED(n)   __attribute__((aligned(n)))
+#define UNROLL
+
+static inline void add_u64(uint64_t *to, uint64_t n) {
+    *to += n;
+}
+
+/* Set: blocks and threads run from the last to the first. What depends on their order shows. */
+extern bool emulated_backwards;
+static inline uint32_t emulated_turn(uint32_t i, uint32_t n) {
+    return emulated_backwards ? n - 1 - i : i;
+}
+
+#define KERNEL(name, arguments)                                                                           \
+    static device_result name##_launch(const device_queue *queue, uint32_t blocks, uint32_t spans,        \
+                                       const arguments *a, device_failure *why) {                         \
+        (void)queue;                                                                                      \
+        (void)why;                                                                                        \
+        for (uint64_t i = 0, n = (uint64_t)blocks * spans * LAUNCH_THREADS; i < n; i++) {                 \
+            uint64_t turn = emulated_backwards ? n - 1 - i : i;                                           \
+            uint32_t block = (uint32_t)(turn / LAUNCH_THREADS);                                           \
+            const place at = {block % blocks, blocks, block / blocks, (uint32_t)(turn % LAUNCH_THREADS)}; \
+            name(&at, a);                                                                                 \
+        }                                                                                                 \
+        return DEVICE_DONE;                                                                               \
+    }
+/* Shared memory and threads' own are filled with garbage, as they are on a device. */
+#define KERNEL_IN_PHASES(name, arguments, shared, own, phases)                                     \
+    static device_result name##_launch(const device_queue *queue, uint32_t blocks, uint32_t spans, \
+                                       const arguments *a, device_failure *why) {                  \
+        static _Thread_local shared s;                                                             \
+        static _Thread_local own o[LAUNCH_THREADS];                                                \
+        (void)queue;                                                                               \
+        (void)why;                                                                                 \
+        for (uint32_t i = 0; i < blocks * spans; i++) {                                            \
+            uint32_t block = emulated_turn(i, blocks * spans);                                     \
+            memset(&s, 0x5a, sizeof(s));                                                           \
+            memset(o, 0x5a, sizeof(o));                                                            \
+            for (uint32_t j = 0; j < (phases)*LAUNCH_THREADS; j++) {                               \
+                uint32_t thread = emulated_turn(j % LAUNCH_THREADS, LAUNCH_THREADS);               \
+                const place at = {block % blocks, blocks, block / blocks, thread};                 \
+                name(&at, a, &s, &o[thread], (int)(j / LAUNCH_THREADS));                           \
+            }                                                                                      \
+        }                                                                                          \
+        return DEVICE_DONE;                                                                        \
+    }
+
+#endif
+
+/* As many blocks as n threads fill. */
+static inline uint32_t launch_blocks(uint64_t n) {
+    uint64_t blocks = (n + LAUNCH_THREADS - 1) / LAUNCH_THREADS;
+    return (uint32_t)(blocks < 1 ? 1 : (blocks > LAUNCH_BLOCKS ? LAUNCH_BLOCKS : blocks));
+}
+
+#endif

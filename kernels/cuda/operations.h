@@ -1,0 +1,68 @@
+/* The operations of a device_backend, from kernels to launches: included by the backend, and by its emulation in the tests. */
+#ifndef KERNELS_CUDA_OPERATIONS_H
+#define KERNELS_CUDA_OPERATIONS_H
+
+#include "kernels/cuda/elements.h"
+#include "kernels/cuda/hash.h"
+#include "kernels/cuda/lattice.h"
+#include "kernels/cuda/sums.h"
+
+static device_result run_elements(const device_queue *queue, bool *known, const device_elements *what,
+                                  const device_span *spans, uint32_t count, device_failure *why) {
+    return device_elements_run(queue, known, what, spans, count, why);
+}
+
+static device_result run_hash(const device_queue *queue, const device_pieces *spans, uint32_t count,
+                              device_failure *why) {
+    return device_hash_run(queue, spans, count, why);
+}
+
+static uint32_t blocks_of_four(uint64_t count) {
+    return launch_blocks((count + LATTICE_EACH - 1) / LATTICE_EACH);
+}
+
+static device_result run_quantise(const device_queue *queue, const device_tile *tile, device_failure *why) {
+    return tile->count ? quantise_tile_launch(queue, blocks_of_four(tile->count), 1, tile, why) : DEVICE_DONE;
+}
+
+static device_result run_move(const device_queue *queue, const device_tile *tile, device_failure *why) {
+    return tile->count ? move_tile_launch(queue, blocks_of_four(tile->count), 1, tile, why) : DEVICE_DONE;
+}
+
+static device_result run_quantise_levels(const device_queue *queue, const device_levels *tile,
+                                         device_failure *why) {
+    return tile->count ? quantise_levels_launch(queue, blocks_of_four(tile->count), 1, tile, why)
+                       : DEVICE_DONE;
+}
+
+static device_result run_move_levels(const device_queue *queue, const device_levels *tile,
+                                     device_failure *why) {
+    return tile->count ? move_levels_launch(queue, blocks_of_four(tile->count), 1, tile, why) : DEVICE_DONE;
+}
+
+static device_result run_sums(const device_queue *queue, const device_pass *pass, device_failure *why) {
+    uint64_t rows = (pass->phase + pass->count + pass->columns - 1) / pass->columns;
+    join_arguments join = {pass->blocks, pass->all, device_pass_blocks(rows)};
+    device_result result = DEVICE_DONE;
+    if (join.count) {
+        result = pass_tile_launch(queue, (uint32_t)join.count, 1, pass, why);
+    }
+    return result == DEVICE_DONE ? join_blocks_launch(queue, 1, 1, &join, why) : result;
+}
+
+static device_result run_columns(const device_queue *queue, const device_columns *columns,
+                                 device_failure *why) {
+    return sum_columns_launch(queue, launch_blocks(columns->columns), (uint32_t)columns->panels, columns,
+                              why);
+}
+
+static device_result run_errors(const device_queue *queue, const device_errors *errors, device_failure *why) {
+    join_arguments join = {errors->blocks, errors->all, device_error_blocks(errors->count)};
+    device_result result = DEVICE_DONE;
+    if (join.count) {
+        result = error_tile_launch(queue, (uint32_t)join.count, 1, errors, why);
+    }
+    return result == DEVICE_DONE ? join_blocks_launch(queue, 1, 1, &join, why) : result;
+}
+
+#endif

@@ -1,0 +1,292 @@
+#include "kernels/cuda/runtime.h"
+
+#include <cublas_v2.h>
+#include <cuda_runtime.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "kernels/cuda/launch.h"
+
+/* ---- failures ---- */
+
+static device_result failed(device_failure *why, const char *call, cudaError_t error) {
+    bool absent = error == cudaErrorNoDevice || error == cudaErrorInsufficientDriver ||
+                  error == cudaErrorInvalidDevice || error == cudaErrorInitializationError ||
+                  error == cudaErrorSystemDriverMismatch || error == cudaErrorStubLibrary;
+    if (error == cudaSuccess) {
+        return DEVICE_DONE;
+    }
+    why->result = error == cudaErrorMemoryAllocation ? DEVICE_FULL : absent ? DEVICE_ABSENT : DEVICE_FAILED;
+    snprintf(why->call, sizeof(why->call), "%s", call);
+    snprintf(why->reason, sizeof(why->reason), "%s: %s", cudaGetErrorName(error), cudaGetErrorString(error));
+    cudaGetLastError(); /* what can be forgotten is: the host program's next call must not find it */
+    return why->result;
+}
+
+device_result cuda_launched(const char *kernel, device_failure *why) {
+    char call[sizeof(why->call)];
+    cudaError_t error = cudaPeekAtLastError();
+    if (error == cudaSuccess) {
+        return DEVICE_DONE;
+    }
+    snprintf(call, sizeof(call), "launch of %s", kernel);
+    return failed(why, call, error);
+}
+
+/* ---- the thread's device ---- */
+
+typedef struct device_scope {
+    int before;
+    device_result result;
+} device_scope;
+
+static device_scope scope_enter(int device, device_failure *why) {
+    device_scope s = {-1, DEVICE_DONE};
+    s.result = failed(why, "cudaGetDevice", cudaGetDevice(&s.before));
+    if (s.result == DEVICE_DONE && s.before != device) {
+        s.result = failed(why, "cudaSetDevice", cudaSetDevice(device));
+    }
+    return s;
+}
+
+static device_result scope_leave(const device_scope *s, device_result result) {
+    if (s->before >= 0) {
+        cudaSetDevice(s->before);
+    }
+    return result;
+}
+
+device_result cuda_count(int *devices, device_failure *why) {
+    *devices = 0;
+    device_result result = failed(why, "cudaGetDeviceCount", cudaGetDeviceCount(devices));
+    if (result != DEVICE_DONE) {
+        *devices = 0;
+    }
+    return result;
+}
+
+device_result cuda_describe(device_about *about, int device, device_failure *why) {
+    struct cudaDeviceProp p;
+    memset(about, 0, sizeof(*about));
+    device_scope s = scope_enter(device, why);
+    device_result result = s.result;
+    if (result == DEVICE_DONE) {
+        result = failed(why, "cudaGetDeviceProperties", cudaGetDeviceProperties(&p, device));
+    }
+    if (result == DEVICE_DONE) {
+        size_t left = 0, all = 0;
+        result = failed(why, "cudaMemGetInfo", cudaMemGetInfo(&left, &all));
+        snprintf(about->name, sizeof(about->name), "%.95s", p.name);
+        about->memory = all;
+        about->memory_free = left;
+        about->processors = (uint32_t)p.multiProcessorCount;
+        about->major = (uint32_t)p.major;
+        about->minor = (uint32_t)p.minor;
+    }
+    return scope_leave(&s, result);
+}
+
+device_result cuda_owner(int *device, const void *address, device_failure *why) {
+    struct cudaPointerAttributes a;
+    *device = -1;
+    device_result result = failed(why, "cudaPointerGetAttributes", cudaPointerGetAttributes(&a, address));
+    if (result == DEVICE_DONE && (a.type == cudaMemoryTypeDevice || a.type == cudaMemoryTypeManaged)) {
+        *device = a.device;
+    }
+    return result;
+}
+
+/* ---- memory ---- */
+
+device_result cuda_allocate(void **out, int device, size_t bytes, device_failure *why) {
+    *out = NULL;
+    device_scope s = scope_enter(device, why);
+    device_result result = s.result;
+    if (result == DEVICE_DONE) {
+        result = failed(why, "cudaMalloc", cudaMalloc(out, bytes));
+    }
+    return scope_leave(&s, result);
+}
+
+void cuda_release(int device, void *memory) {
+    device_failure why;
+    device_scope s = scope_enter(device, &why);
+    if (s.result == DEVICE_DONE && memory) {
+        failed(&why, "cudaFree", cudaFree(memory));
+    }
+    scope_leave(&s, DEVICE_DONE);
+}
+
+device_result cuda_allocate_pinned(void **out, int device, size_t bytes, device_failure *why) {
+    *out = NULL;
+    device_scope s = scope_enter(device, why);
+    device_result result = s.result;
+    if (result == DEVICE_DONE) {
+        result = failed(why, "cudaHostAlloc", cudaHostAlloc(out, bytes, cudaHostAllocPortable));
+    }
+    return scope_leave(&s, result);
+}
+
+void cuda_release_pinned(int device, void *memory) {
+    device_failure why;
+    device_scope s = scope_enter(device, &why);
+    if (s.result == DEVICE_DONE && memory) {
+        failed(&why, "cudaFreeHost", cudaFreeHost(memory));
+    }
+    scope_leave(&s, DEVICE_DONE);
+}
+
+/* ---- cuBLAS ---- */
+
+static device_result blas_failed(device_failure *why, const char *call, cublasStatus_t status) {
+    if (status == CUBLAS_STATUS_SUCCESS) {
+        return DEVICE_DONE;
+    }
+    why->result = status == CUBLAS_STATUS_ALLOC_FAILED ? DEVICE_FULL : DEVICE_FAILED;
+    snprintf(why->call, sizeof(why->call), "%s", call);
+    snprintf(why->reason, sizeof(why->reason), "%s: %s", cublasGetStatusName(status),
+             cublasGetStatusString(status));
+    return why->result;
+}
+
+/*
+ * In single precision throughout (pedantic: no TF32): sums of integers below 2^24 are exact then, whatever their order. cuBLAS has
+ * matrices by columns, so ours are its transposed ones: sums' = right left'.
+ */
+static device_result multiply(cublasHandle_t blas, const device_product *p, device_failure *why) {
+    const float one = 1, zero = 0;
+    int rows = (int)p->rows, columns = (int)p->columns, rank = (int)p->rank;
+    return blas_failed(why, "cublasSgemm",
+                       cublasSgemm(blas, CUBLAS_OP_T, p->left_turned ? CUBLAS_OP_T : CUBLAS_OP_N, columns,
+                                   rows, rank, &one, p->right, rank, p->left, p->left_turned ? rows : rank,
+                                   &zero, p->sums, columns));
+}
+
+/* Once for a queue, as making a handle waits for the whole device. */
+static device_result products_open(device_queue *queue, device_failure *why) {
+    cublasHandle_t blas = NULL;
+    device_result result = blas_failed(why, "cublasCreate", cublasCreate(&blas));
+    queue->products = blas;
+    if (result == DEVICE_DONE) {
+        result = blas_failed(why, "cublasSetStream", cublasSetStream(blas, (cudaStream_t)queue->stream));
+    }
+    if (result == DEVICE_DONE) {
+        result = blas_failed(why, "cublasSetMathMode", cublasSetMathMode(blas, CUBLAS_PEDANTIC_MATH));
+    }
+    return result;
+}
+
+device_result cuda_product(const device_queue *queue, const device_product *product, device_failure *why) {
+    device_scope s = scope_enter(queue->device, why);
+    device_result result = s.result;
+    if (result == DEVICE_DONE) {
+        result = multiply((cublasHandle_t)queue->products, product, why);
+    }
+    return scope_leave(&s, result);
+}
+
+/* ---- queues ---- */
+
+device_result cuda_queue_open(device_queue *out, int device, bool background, device_failure *why) {
+    int lowest = 0, highest = 0;
+    cudaStream_t stream = NULL;
+    device_scope s = scope_enter(device, why);
+    device_result result = s.result;
+    *out = device_queue{device, NULL, NULL};
+    if (result == DEVICE_DONE) {
+        result = failed(why, "cudaDeviceGetStreamPriorityRange",
+                        cudaDeviceGetStreamPriorityRange(&lowest, &highest));
+    }
+    if (result == DEVICE_DONE) {
+        /* Not one that waits for the default stream, nor lets it wait. */
+        result = failed(
+            why, "cudaStreamCreateWithPriority",
+            cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, background ? lowest : highest));
+        out->stream = stream;
+    }
+    if (result == DEVICE_DONE) {
+        result = products_open(out, why);
+    }
+    scope_leave(&s, result);
+    if (result != DEVICE_DONE) {
+        cuda_queue_close(out);
+    }
+    return result;
+}
+
+void cuda_queue_close(const device_queue *queue) {
+    device_failure why;
+    device_scope s = scope_enter(queue->device, &why);
+    if (s.result == DEVICE_DONE && queue->products) {
+        blas_failed(&why, "cublasDestroy", cublasDestroy((cublasHandle_t)queue->products));
+    }
+    if (s.result == DEVICE_DONE && queue->stream) {
+        failed(&why, "cudaStreamDestroy", cudaStreamDestroy((cudaStream_t)queue->stream));
+    }
+    scope_leave(&s, DEVICE_DONE);
+}
+
+/* `later` waits for what is on `earlier` now. */
+static device_result one_behind_the_other(int device, cudaStream_t later, cudaStream_t earlier,
+                                          device_failure *why) {
+    cudaEvent_t event = NULL;
+    device_scope s = scope_enter(device, why);
+    device_result result = s.result;
+    if (result == DEVICE_DONE) {
+        result = failed(why, "cudaEventCreate", cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
+    }
+    if (result == DEVICE_DONE) {
+        result = failed(why, "cudaEventRecord", cudaEventRecord(event, earlier));
+    }
+    if (result == DEVICE_DONE) {
+        result = failed(why, "cudaStreamWaitEvent", cudaStreamWaitEvent(later, event, 0));
+    }
+    if (event) {
+        cudaEventDestroy(event); /* once it has happened */
+    }
+    return scope_leave(&s, result);
+}
+
+device_result cuda_queue_behind(const device_queue *queue, void *stream, device_failure *why) {
+    return one_behind_the_other(queue->device, (cudaStream_t)queue->stream, (cudaStream_t)stream, why);
+}
+
+device_result cuda_queue_before(const device_queue *queue, void *stream, device_failure *why) {
+    return one_behind_the_other(queue->device, (cudaStream_t)stream, (cudaStream_t)queue->stream, why);
+}
+
+device_result cuda_finish(const device_queue *queue, device_failure *why) {
+    device_scope s = scope_enter(queue->device, why);
+    device_result result = s.result;
+    if (result == DEVICE_DONE) {
+        result = failed(why, "cudaStreamSynchronize", cudaStreamSynchronize((cudaStream_t)queue->stream));
+    }
+    return scope_leave(&s, result);
+}
+
+device_result cuda_copy(const device_queue *queue, void *to, const void *from, size_t bytes,
+                        device_direction direction, device_failure *why) {
+    enum cudaMemcpyKind kind = direction == DEVICE_TO_DEVICE ? cudaMemcpyHostToDevice
+                               : direction == DEVICE_TO_HOST ? cudaMemcpyDeviceToHost
+                                                             : cudaMemcpyDeviceToDevice;
+    if (bytes == 0) {
+        return DEVICE_DONE;
+    }
+    device_scope s = scope_enter(queue->device, why);
+    device_result result = s.result;
+    if (result == DEVICE_DONE) {
+        result = failed(why, "cudaMemcpyAsync",
+                        cudaMemcpyAsync(to, from, bytes, kind, (cudaStream_t)queue->stream));
+    }
+    return scope_leave(&s, result);
+}
+
+device_result cuda_zero(const device_queue *queue, void *memory, size_t bytes, device_failure *why) {
+    device_scope s = scope_enter(queue->device, why);
+    device_result result = s.result;
+    if (result == DEVICE_DONE && bytes) {
+        result =
+            failed(why, "cudaMemsetAsync", cudaMemsetAsync(memory, 0, bytes, (cudaStream_t)queue->stream));
+    }
+    return scope_leave(&s, result);
+}

@@ -1,0 +1,24 @@
+/* The CUDA runtime and cuBLAS behind device_backend's calls. Each leaves the thread's current device as it was. */
+#ifndef KERNELS_CUDA_RUNTIME_H
+#define KERNELS_CUDA_RUNTIME_H
+
+#include "kernels/device.h"
+
+device_result cuda_count(int *devices, device_failure *why);
+device_result cuda_describe(device_about *about, int device, device_failure *why);
+device_result cuda_owner(int *device, const void *address, device_failure *why);
+device_result cuda_allocate(void **out, int device, size_t bytes, device_failure *why);
+void cuda_release(int device, void *memory);
+device_result cuda_allocate_pinned(void **out, int device, size_t bytes, device_failure *why);
+void cuda_release_pinned(int device, void *memory);
+device_result cuda_queue_open(device_queue *out, int device, bool background, device_failure *why);
+void cuda_queue_close(const device_queue *queue);
+device_result cuda_queue_behind(const device_queue *queue, void *stream, device_failure *why);
+device_result cuda_queue_before(const device_queue *queue, void *stream, device_failure *why);
+device_result cuda_finish(const device_queue *queue, device_failure *why);
+device_result cuda_copy(const device_queue *queue, void *to, const void *from, size_t bytes,
+                        device_direction direction, device_failure *why);
+device_result cuda_zero(const device_queue *queue, void *memory, size_t bytes, device_failure *why);
+device_result cuda_product(const device_queue *queue, const device_product *product, device_failure *why);
+
+#endif

@@ -1,0 +1,247 @@
+/*
+ * Statistics of lossy tiles. Sums are doubles in an order that the shapes alone decide, without atomic additions: each thread's, each row's, each
+ * block's, then all blocks'.
+ */
+#ifndef KERNELS_CUDA_SUMS_H
+#define KERNELS_CUDA_SUMS_H
+
+#include "kernels/cuda/launch.h"
+#include "kernels/scalar_lattice.h"
+
+#define SUMS_LANES 32u /* threads of a row */
+#define SUMS_TREE  5   /* phases in which they become one: 2^5 */
+#define BLOCK_TREE 8   /* the same of a whole block */
+
+DEVICE_FN device_sums sums_none(void) {
+    const float most = scalar_float(UINT32_C(0x7f800000));
+    device_sums s = {0, 0, 0, 0, 0, 0, most, 0, most, 0, 0};
+    return s;
+}
+
+DEVICE_FN void sums_add(device_sums *to, const device_sums *s) {
+    to->now += s->now;
+    to->moved += s->moved;
+    to->weighted += s->weighted;
+    to->finite += s->finite;
+    to->compared += s->compared;
+    to->largest = s->largest > to->largest ? s->largest : to->largest;
+    to->least = s->least < to->least ? s->least : to->least;
+    to->farthest = s->farthest > to->farthest ? s->farthest : to->farthest;
+    to->lowest = s->lowest < to->lowest ? s->lowest : to->lowest;
+    to->before_bits |= s->before_bits;
+}
+
+/* By their bits: what is larger than `most`, or not a number, is not. */
+DEVICE_FN bool sums_within(float v, float most) {
+    return (scalar_bits(v) & UINT32_C(0x7fffffff)) <= scalar_bits(most);
+}
+
+/* What the lowest bit of a float counts; 0 of zero. */
+DEVICE_FN float sums_lowest(uint32_t bits) {
+    uint32_t size = bits & UINT32_C(0x7fffffff);
+    uint32_t without = bits & UINT32_C(0x7fffff) ? size & (size - 1) : 0;
+    return scalar_float(size) - scalar_float(without);
+}
+
+/* ---- a pass over a tile ---- */
+
+/* One element, as kernels.sums_of has it. weight: its row's times its column's. */
+DEVICE_FN void pass_add(device_sums *s, const device_pass *p, float now, float before, float weight) {
+    bool finite = sums_within(now, p->most[0]);
+    float kept = finite ? now : 0.0f, size = scalar_magnitude(kept);
+    s->largest = size > s->largest ? size : s->largest;
+    s->least = finite && now < s->least ? now : s->least;
+    s->finite += finite;
+    s->now += (double)kept * (double)kept;
+    if (p->before) {
+        float moved = now - before;
+        finite = sums_within(moved, p->most[1]);
+        kept = finite ? moved : 0.0f;
+        size = scalar_magnitude(kept);
+        s->farthest = size > s->farthest ? size : s->farthest;
+        if (p->lattice) {
+            float lowest = sums_lowest(scalar_bits(before));
+            s->lowest = lowest > 0.0f && lowest < s->lowest ? lowest : s->lowest;
+            s->before_bits |= scalar_bits(before);
+        }
+    }
+    s->compared += finite;
+    s->moved += (double)kept * (double)kept;
+    kept = p->weight ? kept * weight : kept;
+    s->weighted += (double)kept * (double)kept;
+}
+
+/* Does it count for its row and column: positive (or by its magnitude), and not too large? Then it, else 0. */
+DEVICE_FN float pass_counted(float now, bool magnitudes, float most) {
+    int32_t bits = (int32_t)(scalar_bits(now) & (magnitudes ? UINT32_C(0x7fffffff) : UINT32_MAX));
+    return bits > 0 && bits <= (int32_t)scalar_bits(most) ? scalar_float((uint32_t)bits) : 0.0f;
+}
+
+typedef struct pass_shared {
+    device_sums all[LAUNCH_THREADS];
+    double row[LAUNCH_THREADS];
+    uint32_t count[LAUNCH_THREADS];
+} pass_shared;
+
+typedef struct pass_own {
+    uint32_t unused;
+} pass_own;
+
+DEVICE_FN void pass_row(const place *at, const device_pass *p, pass_shared *shared) {
+    uint64_t row = (uint64_t)at->block * DEVICE_PASS_ROWS + at->thread / SUMS_LANES, start = row * p->columns,
+             end = start + p->columns;
+    uint64_t last = p->phase + p->count;
+    end = end < last ? end : last;
+    device_sums all = sums_none();
+    double sum = 0;
+    uint32_t count = 0;
+    float row_weight = p->row_weight && start < last ? p->row_weight[row] : 1.0f;
+    for (uint64_t i = start + at->thread % SUMS_LANES; i < end; i += SUMS_LANES) {
+        if (i >= p->phase) {
+            float now = p->now[i - p->phase], weight = p->weight ? p->weight[i - start] * row_weight : 1.0f;
+            float counted = pass_counted(now, p->magnitudes, p->most[0]);
+            pass_add(&all, p, now, p->before ? p->before[i - p->phase] : 0.0f, weight);
+            sum += (double)counted;
+            count += counted > 0.0f;
+        }
+    }
+    shared->all[at->thread] = all;
+    shared->row[at->thread] = sum;
+    shared->count[at->thread] = count;
+}
+
+DEVICE_FN void pass_finish(const place *at, const device_pass *p, pass_shared *shared) {
+    uint64_t row = (uint64_t)at->block * DEVICE_PASS_ROWS + at->thread / SUMS_LANES;
+    if (at->thread % SUMS_LANES == 0 && p->row && row * p->columns < p->phase + p->count) {
+        p->row[row] = shared->row[at->thread];
+        p->row_count[row] = (double)shared->count[at->thread];
+    }
+    if (at->thread == 0) {
+        device_sums all = shared->all[0];
+        for (uint32_t r = 1; r < DEVICE_PASS_ROWS; r++) {
+            sums_add(&all, &shared->all[r * SUMS_LANES]);
+        }
+        p->blocks[at->block] = all;
+    }
+}
+
+DEVICE_FN void pass_tile(const place *at, const device_pass *p, pass_shared *shared, pass_own *own,
+                         int phase) {
+    (void)own;
+    if (phase == 0) {
+        pass_row(at, p, shared);
+    } else if (phase <= SUMS_TREE) {
+        uint32_t half = SUMS_LANES >> phase, i = at->thread;
+        if (i % SUMS_LANES < half) {
+            sums_add(&shared->all[i], &shared->all[i + half]);
+            shared->row[i] += shared->row[i + half];
+            shared->count[i] += shared->count[i + half];
+        }
+    } else {
+        pass_finish(at, p, shared);
+    }
+}
+KERNEL_IN_PHASES(pass_tile, device_pass, pass_shared, pass_own, SUMS_TREE + 2)
+
+/* ---- errors ---- */
+
+typedef struct block_sums {
+    device_sums all[LAUNCH_THREADS];
+} block_sums;
+
+DEVICE_FN void block_tree(const place *at, block_sums *shared, int phase) {
+    uint32_t half = LAUNCH_THREADS >> phase;
+    if (at->thread < half) {
+        sums_add(&shared->all[at->thread], &shared->all[at->thread + half]);
+    }
+}
+
+DEVICE_FN void error_add(device_sums *s, float given, float decoded) {
+    const float most = scalar_float(UINT32_C(0x7f7fffff));
+    if (sums_within(given, most)) {
+        float error = scalar_magnitude(given - decoded);
+        bool within = sums_within(error, most);
+        s->finite++;
+        s->compared += !within;
+        s->now += (double)given * (double)given;
+        s->moved += within ? (double)error * (double)error : 0;
+        s->farthest = within && error > s->farthest ? error : s->farthest;
+    }
+}
+
+DEVICE_FN void error_tile(const place *at, const device_errors *e, block_sums *shared, pass_own *own,
+                          int phase) {
+    (void)own;
+    if (phase == 0) {
+        uint64_t first = (uint64_t)at->block * DEVICE_ERROR_ELEMENTS, end = first + DEVICE_ERROR_ELEMENTS;
+        device_sums s = sums_none();
+        end = end < e->count ? end : e->count;
+        for (uint64_t i = first + at->thread; i < end; i += LAUNCH_THREADS) {
+            error_add(&s, e->given[i], e->decoded[i]);
+        }
+        shared->all[at->thread] = s;
+    } else if (phase <= BLOCK_TREE) {
+        block_tree(at, shared, phase);
+    } else if (at->thread == 0) {
+        e->blocks[at->block] = shared->all[0];
+    }
+}
+KERNEL_IN_PHASES(error_tile, device_errors, block_sums, pass_own, BLOCK_TREE + 2)
+
+/* ---- all blocks ---- */
+
+typedef struct join_arguments {
+    const device_sums *blocks;
+    device_sums *all;
+    uint64_t count;
+} join_arguments;
+
+DEVICE_FN void join_blocks(const place *at, const join_arguments *j, block_sums *shared, pass_own *own,
+                           int phase) {
+    (void)own;
+    if (phase == 0) {
+        device_sums s = sums_none();
+        for (uint64_t i = at->thread; i < j->count; i += LAUNCH_THREADS) {
+            sums_add(&s, &j->blocks[i]);
+        }
+        shared->all[at->thread] = s;
+    } else if (phase <= BLOCK_TREE) {
+        block_tree(at, shared, phase);
+    } else if (at->thread == 0) {
+        *j->all = shared->all[0];
+    }
+}
+KERNEL_IN_PHASES(join_blocks, join_arguments, block_sums, pass_own, BLOCK_TREE + 2)
+
+/* ---- columns ---- */
+
+/* A thread a column, and a panel of rows. */
+DEVICE_FN void sum_columns(const place *at, const device_columns *c) {
+    uint64_t column = (uint64_t)at->block * LAUNCH_THREADS + at->thread, last = c->phase + c->count;
+    if (column >= c->columns) {
+        return;
+    }
+    uint64_t rows = (last + c->columns - 1) / c->columns, row = rows * at->span / c->panels,
+             end = rows * (at->span + 1) / c->panels;
+    double sum = 0, scales = 0;
+    uint32_t count = 0;
+    for (; row < end; row++) {
+        uint64_t i = row * c->columns + column;
+        if (i >= c->phase && i < last) {
+            float counted = pass_counted(c->now[i - c->phase], c->magnitudes, c->most);
+            bool counts = counted > 0.0f;
+            sum += (double)counted;
+            count += counts;
+            scales += c->row_scale && counts ? c->row_scale[row] : 0;
+        }
+    }
+    uint64_t to = at->span * c->columns + column;
+    c->sum[to] = sum;
+    c->count_of[to] = count;
+    if (c->scales) {
+        c->scales[to] = scales;
+    }
+}
+KERNEL(sum_columns, device_columns)
+
+#endif

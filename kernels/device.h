@@ -1,0 +1,240 @@
+/*
+ * Arithmetic on tensors that lie in the memory of a device: one table of functions a backend. The table of kernels/kernels.h says what each
+ * operation means; this one says it for many elements at a time, in memory that the host cannot read, and in the order of a queue. The one backend
+ * is CUDA, a shared object of its own (libckptdelta_cuda.so), which is opened when a device is first asked for.
+ *
+ * Everything on a queue happens in the order given, behind what the caller's stream had before, and not yet when the call returns: buffers stay as
+ * they are until device_backend.finish says so. No call waits for a whole device, uses a default stream, allocates (but for `allocate` and
+ * `allocate_pinned`), or changes the calling thread's current device. Thread-safe, as long as each queue has one thread at a time.
+ *
+ * Nothing here ends the process, whatever the device does: a call that fails says which one, and why.
+ */
+#ifndef KERNELS_DEVICE_H
+#define KERNELS_DEVICE_H
+
+#include "kernels/kernels.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define DEVICE_VERSION 1
+
+typedef enum device_result {
+    DEVICE_DONE,
+    DEVICE_ABSENT, /* no driver, or no such device */
+    DEVICE_FULL,   /* out of the device's memory, or of memory that can be pinned */
+    DEVICE_FAILED  /* anything else: what was on the device may be lost */
+} device_result;
+
+typedef struct device_failure {
+    device_result result;
+    char call[48];    /* "cudaMalloc" */
+    char reason[160]; /* as the backend's library says it */
+} device_failure;
+
+typedef struct device_about {
+    char name[96];
+    uint64_t memory, memory_free; /* bytes */
+    uint32_t processors;
+    uint32_t major, minor; /* compute capability */
+} device_about;
+
+/* A stream of a device, and what products on it need. stream: as the backend's library has it (cudaStream_t). */
+typedef struct device_queue {
+    int device;
+    void *stream, *products;
+} device_queue;
+
+/* ---- operations on elements ---- */
+
+/* Spans of a call at most: many small tensors take one launch. */
+#define DEVICE_SPANS 32
+
+/* to may be from. Addresses are multiples of the element's size; of 16 bytes is faster. */
+typedef struct device_span {
+    void *to;
+    const void *from, *first, *second; /* as the operation says; NULL where it has none */
+    uint64_t n;                        /* elements */
+} device_span;
+
+typedef enum device_operation {
+    DEVICE_RESIDUAL, /* kernels.ordered_residual: to = from - first */
+    DEVICE_APPLY,    /* kernels.ordered_apply: to = from + first */
+    DEVICE_ROTATE,   /* kernels.rotate_sign */
+    DEVICE_UNROTATE, /* kernels.unrotate_sign */
+    DEVICE_CONTEXT,  /* kernels.magnitude_context: a byte each */
+    DEVICE_CAST,     /* kernels.cast: f32 to bf16 or f16 (`to_dtype`), f64 to f32 */
+    DEVICE_WIDEN,    /* kernels.widen: f16, bf16 or f32 to f32 */
+    DEVICE_STEP /* kernels.optimizer_step: of f32; from: the values before, first and second: the rule's inputs */
+} device_operation;
+
+/* What all spans of a call have in common. */
+typedef struct device_elements {
+    device_operation operation;
+    ckd_dtype dtype, to_dtype; /* to_dtype: of DEVICE_CAST */
+    const step_rule *rule;     /* of DEVICE_STEP */
+} device_elements;
+
+/* XXH3-64 of each 4 KiB of `bytes` bytes, of what is left at the end as well, into `to`. values: a multiple of 8. */
+typedef struct device_pieces {
+    const void *values;
+    uint64_t bytes;
+    uint64_t *to;
+} device_pieces;
+#define DEVICE_PIECE 4096u
+
+/* ---- operations on lossy tiles ---- */
+
+/* What the integers of a tile say of how they came about; in the device's memory, zero before the first call. */
+typedef struct device_level_sums {
+    int64_t below[3];  /* by how much |residual| was below |q|, for |q| = 1, 2, more; in units of 2^-30 */
+    uint64_t count[3]; /* how often */
+    uint64_t misfits;  /* integers that do not fit a byte: `few` is of no use if there are any */
+} device_level_sums;
+
+/*
+ * Elements of a matrix in row-major order, the first one in column `phase`. The steps of element i are row_step[row] * column_step[column], as
+ * in lattice_run; rows are counted from the first element's.
+ */
+typedef struct device_tile {
+    const float *now, *before; /* before NULL: zeros */
+    float *values;             /* of `move`: what a decoder gets; may be `before` */
+    int8_t *few;               /* of `quantise`: the integers; of `move`: the same, or NULL: all zero */
+    const float *low_rank;     /* sums of products of factors, for each element; NULL: none */
+    const float *row_step, *column_step; /* column_step NULL: 1 */
+    uint64_t count, columns, phase;
+    float unit, per_unit, low_rank_unit;
+    float offset[3];         /* of `move` */
+    float up[3];             /* of `quantise` */
+    device_level_sums *sums; /* of `quantise` */
+} device_tile;
+
+/* The same of second moments. */
+typedef struct device_levels {
+    const float *now;
+    float *values; /* of `move_levels`; from zeros */
+    int32_t *q;    /* of `quantise_levels`: the integers; of `move_levels`: the same, or NULL: all zero */
+    const int32_t *row, *column; /* levels of each row and column, or NULL: none */
+    uint64_t count, columns, phase;
+    int32_t birth, step; /* birth: at least 1 */
+    float up;
+    uint64_t *any; /* of `quantise_levels`: how many integers are not zero; added to */
+} device_levels;
+
+/* Statistics of a tile, as kernels.sums_of has them, and of its rows. */
+typedef struct device_sums {
+    double now, moved, weighted;
+    uint64_t finite, compared;
+    float largest, least, farthest,
+        lowest; /* lowest: what the lowest bit of `before` counts; infinite: all are zero */
+    uint32_t before_bits, unused;
+} device_sums;
+
+typedef struct device_pass {
+    const float *now, *before; /* before NULL: none */
+    const float *weight;       /* of columns; NULL: none */
+    const float *row_weight;   /* of rows; NULL: 1 */
+    uint64_t count, columns, phase;
+    float most[2];
+    bool lattice;            /* before_bits and lowest as well */
+    bool magnitudes;         /* rows and columns sum |now|, else what is positive */
+    double *row, *row_count; /* sums over each row, and how many elements are in them; NULL: not wanted */
+    device_sums *blocks;     /* room for device_pass_blocks(rows) */
+    device_sums *all;        /* the result */
+} device_pass;
+/* Rows of a pass that one group of threads sums up. */
+#define DEVICE_PASS_ROWS 8
+static inline uint64_t device_pass_blocks(uint64_t rows) {
+    return (rows + DEVICE_PASS_ROWS - 1) / DEVICE_PASS_ROWS;
+}
+
+/* Sums over columns, in as many parts as there are panels of rows: for the caller to add up. */
+typedef struct device_columns {
+    const float *now;
+    const double *row_scale; /* of each row; NULL: no scales */
+    uint64_t count, columns, phase, panels;
+    float most;
+    bool magnitudes;
+    double *sum, *scales; /* panels x columns; scales NULL: none */
+    uint32_t *count_of;   /* panels x columns */
+} device_columns;
+
+/* Sums over squares of what was given and of errors; as kernels.error_of. */
+typedef struct device_errors {
+    const float *given, *decoded;
+    uint64_t count;
+    device_sums *
+        blocks; /* room for device_error_blocks(count): now: energy; moved: errors; farthest; finite; compared: those that are not finite */
+    device_sums *all;
+} device_errors;
+#define DEVICE_ERROR_ELEMENTS 16384u
+static inline uint64_t device_error_blocks(uint64_t count) {
+    return (count + DEVICE_ERROR_ELEMENTS - 1) / DEVICE_ERROR_ELEMENTS;
+}
+
+/* sums (rows x columns) = left (rows x rank) times right (columns x rank, transposed). */
+typedef struct device_product {
+    float *sums;
+    const float *left, *right;
+    uint64_t rows, columns, rank;
+    bool left_turned; /* left is rank x rows */
+} device_product;
+
+typedef enum device_direction { DEVICE_TO_DEVICE, DEVICE_TO_HOST, DEVICE_ON_DEVICE } device_direction;
+
+typedef struct device_backend {
+    uint32_t version; /* DEVICE_VERSION: a backend of another one is not used */
+    const char *name;
+
+    /* 0 devices is no failure. */
+    device_result (*count)(int *devices, device_failure *why);
+    device_result (*describe)(device_about *about, int device, device_failure *why);
+    /* Which device an address belongs to; -1: to none, it is the host's. */
+    device_result (*owner)(int *device, const void *address, device_failure *why);
+
+    device_result (*allocate)(void **out, int device, size_t bytes, device_failure *why);
+    void (*release)(int device, void *memory);
+    device_result (*allocate_pinned)(void **out, int device, size_t bytes, device_failure *why);
+    void (*release_pinned)(int device, void *memory);
+
+    /* background: of the lowest priority, so that it takes what others leave. */
+    device_result (*queue_open)(device_queue *out, int device, bool background, device_failure *why);
+    void (*queue_close)(const device_queue *queue);
+    /* What is put on the queue from now on waits for what is on the stream now. */
+    device_result (*queue_behind)(const device_queue *queue, void *stream, device_failure *why);
+    /* The other way round: what is put on the stream from now on waits for what is on the queue now. */
+    device_result (*queue_before)(const device_queue *queue, void *stream, device_failure *why);
+    /* Waits until all on the queue is done. */
+    device_result (*finish)(const device_queue *queue, device_failure *why);
+
+    device_result (*copy)(const device_queue *queue, void *to, const void *from, size_t bytes,
+                          device_direction direction, device_failure *why);
+    device_result (*zero)(const device_queue *queue, void *memory, size_t bytes, device_failure *why);
+
+    /* Up to DEVICE_SPANS of them. false in *known: there is no such operation for these dtypes. */
+    device_result (*elements)(const device_queue *queue, bool *known, const device_elements *what,
+                              const device_span *spans, uint32_t count, device_failure *why);
+    device_result (*hash)(const device_queue *queue, const device_pieces *spans, uint32_t count,
+                          device_failure *why);
+    device_result (*quantise)(const device_queue *queue, const device_tile *tile, device_failure *why);
+    device_result (*move)(const device_queue *queue, const device_tile *tile, device_failure *why);
+    device_result (*quantise_levels)(const device_queue *queue, const device_levels *tile,
+                                     device_failure *why);
+    device_result (*move_levels)(const device_queue *queue, const device_levels *tile, device_failure *why);
+    device_result (*sums)(const device_queue *queue, const device_pass *pass, device_failure *why);
+    device_result (*columns)(const device_queue *queue, const device_columns *columns, device_failure *why);
+    device_result (*errors)(const device_queue *queue, const device_errors *errors, device_failure *why);
+    /* In single precision throughout: exact of integers below 2^24 whose sums are, too. Rows, columns and rank are below 2^31. */
+    device_result (*product)(const device_queue *queue, const device_product *product, device_failure *why);
+} device_backend;
+
+/* What libckptdelta_cuda.so has under this name. */
+#define DEVICE_ENTRY "ckd_device_backend"
+typedef const device_backend *(*device_entry)(void);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

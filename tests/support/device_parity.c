@@ -1,0 +1,794 @@
+#include "tests/support/device_parity.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+
+#include <cmocka.h>
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/hash.h"
+#include "kernels/scalar_lattice.h"
+
+#define GUARD    64
+#define SENTINEL 0xc3
+
+static const device_backend *backend;
+static device_queue queue;
+static device_failure why;
+
+static void must(device_result result) {
+    if (result != DEVICE_DONE) {
+        fail_msg("%s: %s", why.call, why.reason);
+    }
+}
+
+/* ---- memory ---- */
+
+/* n elements of device memory `shift` elements behind a multiple of 64, sentinels around them; and the same on the host. */
+typedef struct array {
+    uint8_t *all, *device, *host;
+    size_t bytes, element;
+} array;
+
+static array array_new(size_t n, size_t element, size_t shift) {
+    array a = {.bytes = n * element, .element = element};
+    size_t all = a.bytes + 2 * GUARD + shift * element;
+    void *memory = NULL;
+    must(backend->allocate(&memory, queue.device, all, &why));
+    a.all = memory;
+    a.device = a.all + GUARD + shift * element;
+    a.host = malloc(a.bytes + 1);
+    uint8_t *sentinels = malloc(all);
+    assert_true(a.host && sentinels);
+    memset(sentinels, SENTINEL, all);
+    must(backend->copy(&queue, a.all, sentinels, all, DEVICE_TO_DEVICE, &why));
+    must(backend->finish(&queue, &why));
+    free(sentinels);
+    memset(a.host, 0, a.bytes + 1);
+    return a;
+}
+
+static void array_give(const array *a) {
+    must(backend->copy(&queue, a->device, a->host, a->bytes, DEVICE_TO_DEVICE, &why));
+}
+
+/* What the device made, into `to`; the sentinels are there still. */
+static void array_take(const array *a, void *to) {
+    size_t before = (size_t)(a->device - a->all), all = before + a->bytes + GUARD;
+    uint8_t *copy = malloc(all);
+    assert_non_null(copy);
+    must(backend->copy(&queue, copy, a->all, all, DEVICE_TO_HOST, &why));
+    must(backend->finish(&queue, &why));
+    for (size_t i = 0; i < before; i++) {
+        assert_int_equal(copy[i], SENTINEL);
+    }
+    for (size_t i = before + a->bytes; i < all; i++) {
+        assert_int_equal(copy[i], SENTINEL);
+    }
+    memcpy(to, copy + before, a->bytes);
+    free(copy);
+}
+
+static void array_free(array *a) {
+    backend->release(queue.device, a->all);
+    free(a->host);
+}
+
+/* ---- values ---- */
+
+static uint64_t seed = 1;
+static uint64_t next_random(void) {
+    seed ^= seed << 13;
+    seed ^= seed >> 7;
+    seed ^= seed << 17;
+    return seed;
+}
+
+/* Anything: bits at random, of which many are zeros, infinities, NaNs, denormals and powers of two. */
+static void fill_bits(array *a) {
+    for (size_t i = 0; i < a->bytes; i += a->element) {
+        uint64_t bits = next_random();
+        bits = next_random() % 4 ? bits : bits & (UINT64_MAX << next_random() % 64);
+        bits = next_random() % 8 ? bits : (next_random() % 2 ? UINT64_MAX : 0) >> next_random() % 16;
+        memcpy(a->host + i, &bits, a->element);
+    }
+}
+
+/* Like weights and moments, with a few that are not. */
+static void fill_floats(array *a, float scale, bool positive) {
+    static const float odd[] = {0.0f, -0.0f, 1e-44f, -1e-40f, 3e38f, INFINITY, -INFINITY, NAN};
+    float *to = (float *)(void *)a->host;
+    for (size_t i = 0; i < a->bytes / sizeof(float); i++) {
+        double u = (double)(next_random() >> 11) / 9007199254740992.0 - 0.5;
+        double v = (double)(next_random() >> 11) / 9007199254740992.0;
+        to[i] = (float)(scale * u * v * v);
+        to[i] = positive ? fabsf(to[i]) : to[i];
+        to[i] = next_random() % 512 ? to[i] : odd[next_random() % 8];
+    }
+}
+
+static const size_t counts[] = {0, 1, 31, 32, 33, 255, 256, 257, 1023, 4096, 4099, (1u << 20) + 1};
+#define COUNTS      (sizeof(counts) / sizeof(counts[0]))
+#define FEW_COUNTS  (COUNTS - 1) /* all but the largest, where there are many cases */
+#define EACH(n, of) for (size_t n##_i = 0, n = counts[0]; n##_i < (of) && (n = counts[n##_i], 1); n##_i++)
+
+/* ---- elements ---- */
+
+typedef void (*reference)(void *to, const array *from, const array *first, const array *second, size_t n);
+
+static device_elements what;
+static const kernels *cpu;
+static step_rule rule;
+
+static void on_cpu(void *to, const array *in, size_t n) {
+    switch (what.operation) {
+    case DEVICE_RESIDUAL:
+        cpu->ordered_residual(what.dtype, to, in[0].host, in[1].host, n);
+        break;
+    case DEVICE_APPLY:
+        cpu->ordered_apply(what.dtype, to, in[0].host, in[1].host, n);
+        break;
+    case DEVICE_ROTATE:
+        cpu->rotate_sign(what.dtype, to, in[0].host, n);
+        break;
+    case DEVICE_UNROTATE:
+        cpu->unrotate_sign(what.dtype, to, in[0].host, n);
+        break;
+    case DEVICE_CONTEXT:
+        cpu->magnitude_context(what.dtype, to, in[0].host, n);
+        break;
+    case DEVICE_CAST:
+        assert_true(cpu->cast(what.to_dtype, to, what.dtype, in[0].host, n));
+        break;
+    case DEVICE_WIDEN:
+        assert_true(cpu->widen(to, what.dtype, in[0].host, n));
+        break;
+    case DEVICE_STEP:
+        assert_true(cpu->optimizer_step(&rule, to, in[0].host, in[1].host, in[2].host, n));
+        break;
+    }
+}
+
+/* Two spans in one launch, of different lengths, each array at another alignment. */
+static void compare_elements(size_t n, size_t element, size_t to_element, size_t shift) {
+    array in[2][3], to[2];
+    device_span spans[2];
+    for (int s = 0; s < 2; s++) {
+        size_t count = s ? n / 3 : n;
+        to[s] = array_new(count, to_element, shift ? (shift + 3) % 5 : 0);
+        for (size_t i = 0; i < 3; i++) {
+            in[s][i] = array_new(count, element, shift ? (shift + i) % 5 : 0);
+            fill_bits(&in[s][i]);
+            array_give(&in[s][i]);
+        }
+        spans[s] = (device_span){to[s].device, in[s][0].device, in[s][1].device, in[s][2].device, count};
+    }
+    bool known = false;
+    must(backend->elements(&queue, &known, &what, spans, 2, &why));
+    assert_true(known);
+    for (int s = 0; s < 2; s++) {
+        uint8_t *want = malloc(to[s].bytes + 1), *got = malloc(to[s].bytes + 1);
+        assert_true(want && got);
+        on_cpu(want, in[s], (size_t)spans[s].n);
+        array_take(&to[s], got);
+        assert_memory_equal(got, want, to[s].bytes);
+        free(want);
+        free(got);
+        array_free(&to[s]);
+        for (size_t i = 0; i < 3; i++) {
+            array_free(&in[s][i]);
+        }
+    }
+}
+
+static bool is_float(ckd_dtype d) {
+    return d >= CKD_F64 && d <= CKD_F8_E5M2;
+}
+
+static void test_elements(void **state) {
+    (void)state;
+    static const device_operation all[] = {DEVICE_RESIDUAL, DEVICE_APPLY, DEVICE_ROTATE, DEVICE_UNROTATE,
+                                           DEVICE_CONTEXT};
+    for (int d = CKD_F64; d <= CKD_BOOL; d++) {
+        for (size_t o = 0; o < sizeof(all) / sizeof(all[0]); o++) {
+            what = (device_elements){all[o], (ckd_dtype)d, CKD_DTYPE_NONE, NULL};
+            bool turns = what.operation == DEVICE_ROTATE || what.operation == DEVICE_UNROTATE;
+            if (turns && !is_float(what.dtype)) {
+                bool known = true;
+                must(backend->elements(&queue, &known, &what, NULL, 0, &why));
+                assert_false(known);
+                continue;
+            }
+            size_t size = ckd_dtype_size(what.dtype), to = what.operation == DEVICE_CONTEXT ? 1 : size;
+            EACH(n, d == CKD_F32 || d == CKD_BF16 ? COUNTS : FEW_COUNTS) {
+                compare_elements(n, size, to, 0);
+                compare_elements(n, size, to, 1 + n % 4);
+            }
+        }
+    }
+}
+
+static void test_casts(void **state) {
+    (void)state;
+    static const ckd_dtype pairs[][2] = {{CKD_F32, CKD_BF16}, {CKD_F32, CKD_F16}, {CKD_F64, CKD_F32}};
+    static const ckd_dtype narrow[] = {CKD_BF16, CKD_F16, CKD_F32};
+    for (size_t shift = 0; shift < 3; shift += 2) {
+        for (size_t p = 0; p < 3; p++) {
+            what = (device_elements){DEVICE_CAST, pairs[p][0], pairs[p][1], NULL};
+            EACH(n, COUNTS) {
+                compare_elements(n, ckd_dtype_size(pairs[p][0]), ckd_dtype_size(pairs[p][1]), shift);
+            }
+            what = (device_elements){DEVICE_WIDEN, narrow[p], CKD_DTYPE_NONE, NULL};
+            EACH(n, COUNTS) {
+                compare_elements(n, ckd_dtype_size(narrow[p]), sizeof(float), shift);
+            }
+        }
+    }
+}
+
+static void test_steps(void **state) {
+    (void)state;
+    static const uint32_t rules[] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 17, 18, 19, 20, 21, 22, 33, 34, 35, 36};
+    static const double usual[STEP_COEFFICIENTS] = {
+        .9, .1, .95, .05, 1 - 3e-4 * .1, 3e-5, 3.1e-4, .97, 1e-8, .999, .994, 3e-4, .1, .9, .95};
+    memcpy(rule.coefficients, usual, sizeof(usual));
+    for (size_t r = 0; r < sizeof(rules) / sizeof(rules[0]); r++) {
+        rule.rule = rules[r];
+        what = (device_elements){DEVICE_STEP, CKD_F32, CKD_DTYPE_NONE, &rule};
+        EACH(n, FEW_COUNTS) {
+            compare_elements(n, sizeof(float), sizeof(float), r % 3);
+        }
+    }
+    rule.rule = 23;
+    bool known = true;
+    must(backend->elements(&queue, &known, &what, NULL, 0, &why));
+    assert_false(known);
+}
+
+/* ---- hashes ---- */
+
+static void test_hashes(void **state) {
+    (void)state;
+    static const size_t more[] = {2,    3,    4,    5,    8,    9,    16,   17,    24,   64,
+                                  65,   128,  129,  160,  239,  240,  241,  320,   512,  513,
+                                  1024, 1025, 1088, 2048, 4095, 4097, 8192, 12345, 65536};
+    for (size_t i = 0; i < COUNTS + sizeof(more) / sizeof(more[0]); i++) {
+        size_t n = i < COUNTS ? counts[i] : more[i - COUNTS], pieces = (n + DEVICE_PIECE - 1) / DEVICE_PIECE;
+        array a = array_new(n, 1, 8), b = array_new(n / 2, 1, 0), to = array_new(pieces, 8, 0),
+              to_b = array_new(pieces, 8, 1);
+        fill_bits(&a);
+        fill_bits(&b);
+        array_give(&a);
+        array_give(&b);
+        size_t pieces_b = (n / 2 + DEVICE_PIECE - 1) / DEVICE_PIECE;
+        device_pieces spans[2] = {{a.device, n, (uint64_t *)(void *)to.device},
+                                  {b.device, n / 2, (uint64_t *)(void *)to_b.device}};
+        must(backend->hash(&queue, spans, 2, &why));
+        uint64_t *got = malloc(pieces * 8 + 8);
+        assert_non_null(got);
+        array_take(&to, got);
+        for (size_t p = 0; p < pieces; p++) {
+            size_t left = n - p * DEVICE_PIECE;
+            assert_true(got[p] ==
+                        hash64(a.host + p * DEVICE_PIECE, left < DEVICE_PIECE ? left : DEVICE_PIECE));
+        }
+        hash128 one = hash128_of(got, pieces * 8), other = content_hash(a.host, n);
+        assert_true(hash128_equal(&one, &other));
+        array_take(&to_b, got);
+        for (size_t p = 0; p < pieces_b; p++) {
+            size_t left = n / 2 - p * DEVICE_PIECE;
+            assert_true(got[p] ==
+                        hash64(b.host + p * DEVICE_PIECE, left < DEVICE_PIECE ? left : DEVICE_PIECE));
+        }
+        free(got);
+        array_free(&a);
+        array_free(&b);
+        array_free(&to);
+        array_free(&to_b);
+    }
+}
+
+/* ---- lossy tiles ---- */
+
+typedef struct shape {
+    uint64_t count, columns, phase;
+} shape;
+static const shape shapes[] = {{1, 1, 0},       {31, 31, 0},     {33, 8, 0},     {255, 16, 7},
+                               {1024, 32, 0},   {1025, 33, 32},  {4099, 127, 5}, {8192, 256, 0},
+                               {70001, 768, 3}, {131072, 512, 0}};
+#define SHAPES (sizeof(shapes) / sizeof(shapes[0]))
+
+typedef struct tile {
+    shape s;
+    uint64_t rows;
+    array now, before, low, row, column, few, values, sums;
+    device_tile t;
+} tile;
+
+static void tile_new(tile *t, const shape *s, bool before, bool low, bool column, float unit_log) {
+    *t = (tile){.s = *s, .rows = (s->phase + s->count + s->columns - 1) / s->columns};
+    size_t shift = s->count % 3;
+    t->now = array_new(s->count, 4, shift);
+    t->before = array_new(s->count, 4, shift);
+    t->low = array_new(s->count, 4, 0);
+    t->row = array_new(t->rows, 4, 1);
+    t->column = array_new(s->columns, 4, 1);
+    t->few = array_new(s->count, 1, shift);
+    t->values = array_new(s->count, 4, 2 * shift);
+    t->sums = array_new(1, sizeof(device_level_sums), 0);
+    fill_floats(&t->now, 0.04f, false);
+    fill_floats(&t->before, 0.04f, false);
+    for (uint64_t i = 0; i < s->count; i++) {
+        ((float *)(void *)t->low.host)[i] = (float)(int32_t)(next_random() % 2001) - 1000;
+    }
+    for (uint64_t i = 0; i < t->rows; i++) {
+        ((float *)(void *)t->row.host)[i] = 16 * scalar_quarter_octaves((int32_t)(next_random() % 9) - 4);
+    }
+    for (uint64_t i = 0; i < s->columns; i++) {
+        ((float *)(void *)t->column.host)[i] = scalar_quarter_octaves((int32_t)(next_random() % 9) - 4);
+    }
+    const array *given[] = {&t->now, &t->before, &t->low, &t->row, &t->column, &t->sums};
+    for (size_t i = 0; i < 6; i++) {
+        array_give(given[i]);
+    }
+    float unit = exp2f(-unit_log);
+    t->t = (device_tile){(const float *)(void *)t->now.device,
+                         before ? (const float *)(void *)t->before.device : NULL,
+                         (float *)(void *)t->values.device,
+                         (int8_t *)t->few.device,
+                         low ? (const float *)(void *)t->low.device : NULL,
+                         (const float *)(void *)t->row.device,
+                         column ? (const float *)(void *)t->column.device : NULL,
+                         s->count,
+                         s->columns,
+                         s->phase,
+                         unit,
+                         1 / unit,
+                         0.0078125f,
+                         {0.125f, 0.0625f, 0.03125f},
+                         {0.6f, 0.55f, 0.5f},
+                         (device_level_sums *)(void *)t->sums.device};
+}
+
+static void tile_free(tile *t) {
+    array *all[] = {&t->now, &t->before, &t->low, &t->row, &t->column, &t->few, &t->values, &t->sums};
+    for (size_t i = 0; i < 8; i++) {
+        array_free(all[i]);
+    }
+}
+
+/* The same with the CPU's kernels, row by row. */
+typedef struct by_rows {
+    int32_t *q;
+    float *values;
+    level_sums sums;
+    uint64_t misfits;
+} by_rows;
+
+static void rows_on_cpu(by_rows *to, const tile *t, const int8_t *few) {
+    float *residual = malloc(t->s.columns * sizeof(float));
+    float *zeros = calloc(t->s.columns, sizeof(float));
+    assert_true(residual && zeros);
+    for (uint64_t at = 0; at < t->s.count;) {
+        uint64_t place = t->s.phase + at, row = place / t->s.columns, column = place % t->s.columns;
+        uint64_t n = t->s.columns - column < t->s.count - at ? t->s.columns - column : t->s.count - at;
+        lattice_run run = {.unit = t->t.unit,
+                           .per_unit = t->t.per_unit,
+                           .row_step = ((float *)(void *)t->row.host)[row],
+                           .column_step = t->t.column_step ? (float *)(void *)t->column.host + column : NULL,
+                           .low_rank_unit = t->t.low_rank_unit};
+        memcpy(run.offset, t->t.offset, sizeof(run.offset));
+        const float *before = t->t.before ? (float *)(void *)t->before.host + at : zeros;
+        const float *low = t->t.low_rank ? (float *)(void *)t->low.host + at : NULL;
+        cpu->lattice_residual(residual, (float *)(void *)t->now.host + at, before, low, n, &run);
+        cpu->quantise(to->q + at, residual, t->t.up, n);
+        for (uint64_t i = 0; i < n; i++) {
+            int32_t level = abs(to->q[at + i]);
+            to->misfits += level > 127;
+            if (level && level < 128) {
+                to->sums.below[level > 2 ? 2 : level - 1] += (double)level - fabs((double)residual[i]);
+                to->sums.count[level > 2 ? 2 : level - 1]++;
+            } else if (level) {
+                to->sums.count[2]++;
+            }
+        }
+        for (uint64_t i = 0; i < n; i++) {
+            to->q[at + i] = abs(to->q[at + i]) < 128 ? to->q[at + i] : 0;
+        }
+        memcpy(to->values + at, before, n * sizeof(float));
+        int32_t *q = malloc(n * sizeof(int32_t));
+        assert_non_null(q);
+        cpu->widen_integers(q, few + at, n);
+        cpu->lattice_apply(to->values + at, q, low, n, &run);
+        free(q);
+        at += n;
+    }
+    free(residual);
+    free(zeros);
+}
+
+static void compare_tile(tile *t) {
+    int8_t *few = malloc(t->s.count);
+    float *values = malloc(t->s.count * sizeof(float));
+    by_rows want = {malloc(t->s.count * sizeof(int32_t)), malloc(t->s.count * sizeof(float)), {{0}, {0}}, 0};
+    assert_true(few && values && want.q && want.values);
+    must(backend->quantise(&queue, &t->t, &why));
+    must(backend->move(&queue, &t->t, &why));
+    device_level_sums sums;
+    array_take(&t->few, few);
+    array_take(&t->values, values);
+    array_take(&t->sums, &sums);
+    rows_on_cpu(&want, t, few);
+    for (uint64_t i = 0; i < t->s.count; i++) {
+        assert_int_equal(few[i], want.q[i]);
+    }
+    assert_memory_equal(values, want.values, t->s.count * sizeof(float));
+    assert_int_equal(sums.misfits, want.misfits);
+    for (int w = 0; w < 3; w++) {
+        assert_int_equal(sums.count[w], want.sums.count[w]);
+        double below = (double)sums.below[w] / 1073741824.0;
+        assert_true(fabs(below - want.sums.below[w]) <= 1e-6 * (1 + (double)sums.count[w]));
+    }
+    free(few);
+    free(values);
+    free(want.q);
+    free(want.values);
+}
+
+static void test_tiles(void **state) {
+    (void)state;
+    for (size_t i = 0; i < SHAPES; i++) {
+        for (int how = 0; how < 8; how++) {
+            tile t;
+            tile_new(&t, &shapes[i], how & 1, how & 2, how & 4, how == 5 ? 30 : 14);
+            compare_tile(&t);
+            /* In place, and with no integers. */
+            t.t.few = NULL;
+            t.t.values = (float *)(void *)t.before.device;
+            t.t.before = t.t.values;
+            must(backend->move(&queue, &t.t, &why));
+            float *values = malloc(t.s.count * sizeof(float));
+            int8_t *none = calloc(t.s.count, 1);
+            by_rows want = {
+                malloc(t.s.count * sizeof(int32_t)), malloc(t.s.count * sizeof(float)), {{0}, {0}}, 0};
+            assert_true(values && none && want.q && want.values);
+            array_take(&t.before, values);
+            rows_on_cpu(&want, &t, none);
+            assert_memory_equal(values, want.values, t.s.count * sizeof(float));
+            free(values);
+            free(none);
+            free(want.q);
+            free(want.values);
+            tile_free(&t);
+        }
+    }
+}
+
+/* ---- second moments ---- */
+
+static void compare_levels(const shape *s, bool means, int32_t step) {
+    uint64_t rows = (s->phase + s->count + s->columns - 1) / s->columns;
+    array now = array_new(s->count, 4, s->count % 2), row = array_new(rows, 4, 0),
+          column = array_new(s->columns, 4, 1), q = array_new(s->count, 4, s->count % 2),
+          values = array_new(s->count, 4, 0), any = array_new(1, 8, 0);
+    fill_floats(&now, 1e-6f, s->count % 5 != 0);
+    for (uint64_t i = 0; i < rows; i++) {
+        ((int32_t *)(void *)row.host)[i] = 4 * ((int32_t)(next_random() % 21) - 10);
+    }
+    for (uint64_t i = 0; i < s->columns; i++) {
+        ((int32_t *)(void *)column.host)[i] = 4 * ((int32_t)(next_random() % 21) - 10);
+    }
+    const array *given[] = {&now, &row, &column, &any};
+    for (size_t i = 0; i < 4; i++) {
+        array_give(given[i]);
+    }
+    device_levels t = {(const float *)(void *)now.device,
+                       (float *)(void *)values.device,
+                       (int32_t *)(void *)q.device,
+                       means ? (const int32_t *)(void *)row.device : NULL,
+                       means ? (const int32_t *)(void *)column.device : NULL,
+                       s->count,
+                       s->columns,
+                       s->phase,
+                       scalar_level_of(1e-8f),
+                       step,
+                       0.6f,
+                       (uint64_t *)(void *)any.device};
+    must(backend->quantise_levels(&queue, &t, &why));
+    must(backend->move_levels(&queue, &t, &why));
+    int32_t *got = malloc(s->count * 4), *want = malloc(s->count * 4), *zeros = calloc(s->columns, 4);
+    float *got_values = malloc(s->count * 4), *want_values = calloc(s->count, 4);
+    assert_true(got && want && zeros && got_values && want_values);
+    uint64_t some, counted = 0;
+    array_take(&q, got);
+    array_take(&values, got_values);
+    array_take(&any, &some);
+    for (uint64_t at = 0; at < s->count;) {
+        uint64_t place = s->phase + at, c = place % s->columns;
+        uint64_t n = s->columns - c < s->count - at ? s->columns - c : s->count - at;
+        level_run run = {.row = means ? ((int32_t *)(void *)row.host)[place / s->columns] : 0,
+                         .column = means ? (int32_t *)(void *)column.host + c : zeros,
+                         .birth = t.birth,
+                         .step = step};
+        const float *from = (float *)(void *)now.host + at;
+        cpu->level_quantise(want + at, from, from, t.up, n, &run);
+        cpu->level_apply(want_values + at, got + at, n, &run);
+        at += n;
+    }
+    for (uint64_t i = 0; i < s->count; i++) {
+        assert_int_equal(got[i], want[i]);
+        counted += want[i] != 0;
+    }
+    assert_memory_equal(got_values, want_values, s->count * 4);
+    assert_int_equal(some, counted);
+    void *all[] = {got, want, zeros, got_values, want_values};
+    for (size_t i = 0; i < 5; i++) {
+        free(all[i]);
+    }
+    array *arrays[] = {&now, &row, &column, &q, &values, &any};
+    for (size_t i = 0; i < 6; i++) {
+        array_free(arrays[i]);
+    }
+}
+
+static void test_levels(void **state) {
+    (void)state;
+    for (size_t i = 0; i < SHAPES; i++) {
+        compare_levels(&shapes[i], true, 24);
+        compare_levels(&shapes[i], false, 1);
+        compare_levels(&shapes[i], true, 4096);
+    }
+}
+
+/* ---- statistics ---- */
+
+static void near_enough(double got, double want) {
+    assert_true(got == want || fabs(got - want) <= 1e-12 * fabs(want)); /* both infinite, too */
+}
+
+static void compare_sums(const device_sums *got, const lattice_sums *want) {
+    near_enough(got->now, want->now);
+    near_enough(got->moved, want->moved);
+    near_enough(got->weighted, want->weighted);
+    assert_int_equal(got->finite, want->finite);
+    assert_int_equal(got->compared, want->compared);
+    assert_true(scalar_bits(got->largest) == scalar_bits(want->largest));
+    assert_true(got->least == want->least);
+    assert_true(scalar_bits(got->farthest) == scalar_bits(want->farthest));
+    assert_int_equal(got->before_bits, want->before_bits);
+    int32_t lowest = got->lowest < INFINITY ? ilogbf(got->lowest) : INT32_MAX;
+    assert_int_equal(lowest, want->lowest_bit);
+}
+
+typedef struct pass_case {
+    tile t;
+    array rows, counts, blocks, all;
+    device_pass p;
+} pass_case;
+
+static void pass_new(pass_case *c, const shape *s, int how) {
+    tile_new(&c->t, s, how & 1, false, how & 2, 14);
+    c->rows = array_new(c->t.rows, 8, 0);
+    c->counts = array_new(c->t.rows, 8, 0);
+    c->blocks = array_new(device_pass_blocks(c->t.rows), sizeof(device_sums), 0);
+    c->all = array_new(1, sizeof(device_sums), 0);
+    c->p = (device_pass){(const float *)(void *)c->t.now.device,
+                         c->t.t.before,
+                         c->t.t.column_step,
+                         c->t.t.column_step ? c->t.t.row_step : NULL,
+                         s->count,
+                         s->columns,
+                         s->phase,
+                         {how & 4 ? 0.01f : 3.4e38f, how & 4 ? 0.005f : 3.4e38f},
+                         how & 1,
+                         how & 2,
+                         (double *)(void *)c->rows.device,
+                         (double *)(void *)c->counts.device,
+                         (device_sums *)(void *)c->blocks.device,
+                         (device_sums *)(void *)c->all.device};
+}
+
+static void test_sums(void **state) {
+    (void)state;
+    for (size_t i = 0; i < SHAPES * 8; i++) {
+        const shape *s = &shapes[i / 8];
+        pass_case c;
+        pass_new(&c, s, (int)(i % 8));
+        must(backend->sums(&queue, &c.p, &why));
+        device_sums got;
+        lattice_sums want = LATTICE_SUMS_INIT;
+        double *rows = malloc(c.t.rows * 8), *numbers = malloc(c.t.rows * 8);
+        assert_true(rows && numbers);
+        array_take(&c.all, &got);
+        array_take(&c.rows, rows);
+        array_take(&c.counts, numbers);
+        for (uint64_t at = 0; at < s->count;) {
+            uint64_t place = s->phase + at, row = place / s->columns, column = place % s->columns;
+            uint64_t n = s->columns - column < s->count - at ? s->columns - column : s->count - at;
+            const float *now = (float *)(void *)c.t.now.host + at;
+            double sums[2] = {0, 0};
+            cpu->sums_of(&want, now, c.p.before ? (float *)(void *)c.t.before.host + at : NULL,
+                         c.p.weight ? (float *)(void *)c.t.column.host + column : NULL,
+                         c.p.row_weight ? ((float *)(void *)c.t.row.host)[row] : 1, c.p.most, c.p.lattice, n);
+            cpu->moment_row(sums, now, c.p.magnitudes, c.p.most[0], n);
+            near_enough(rows[row], sums[0]);
+            assert_true(numbers[row] == sums[1]);
+            at += n;
+        }
+        compare_sums(&got, &want);
+        free(rows);
+        free(numbers);
+        array *all[] = {&c.rows, &c.counts, &c.blocks, &c.all};
+        for (size_t j = 0; j < 4; j++) {
+            array_free(all[j]);
+        }
+        tile_free(&c.t);
+    }
+}
+
+static void compare_columns(const shape *s, bool scaled, uint64_t panels) {
+    uint64_t rows = (s->phase + s->count + s->columns - 1) / s->columns, each = panels * s->columns;
+    array now = array_new(s->count, 4, 1), scale = array_new(rows, 8, 0), sum = array_new(each, 8, 0),
+          scales = array_new(each, 8, 0), number = array_new(each, 4, 0);
+    fill_floats(&now, 1, false);
+    for (uint64_t i = 0; i < rows; i++) {
+        ((double *)(void *)scale.host)[i] = (double)(i % 7) + 0.5;
+    }
+    array_give(&now);
+    array_give(&scale);
+    device_columns c = {(const float *)(void *)now.device,
+                        scaled ? (const double *)(void *)scale.device : NULL,
+                        s->count,
+                        s->columns,
+                        s->phase,
+                        panels,
+                        0.25f,
+                        !scaled,
+                        (double *)(void *)sum.device,
+                        scaled ? (double *)(void *)scales.device : NULL,
+                        (uint32_t *)(void *)number.device};
+    must(backend->columns(&queue, &c, &why));
+    double *got = malloc(each * 8), *got_scales = malloc(each * 8), *want = calloc(s->columns, 8),
+           *want_scales = calloc(s->columns, 8);
+    uint32_t *got_number = malloc(each * 4), *want_number = calloc(s->columns, 4);
+    assert_true(got && got_scales && want && want_scales && got_number && want_number);
+    array_take(&sum, got);
+    array_take(&number, got_number);
+    if (scaled) {
+        array_take(&scales, got_scales);
+    }
+    for (uint64_t at = 0; at < s->count;) {
+        uint64_t place = s->phase + at, column = place % s->columns;
+        uint64_t n = s->columns - column < s->count - at ? s->columns - column : s->count - at;
+        moment_sums to = {want + column, scaled ? want_scales + column : NULL, want_number + column};
+        cpu->moment_columns(&to, (float *)(void *)now.host + at, s->columns, 1,
+                            (double *)(void *)scale.host + place / s->columns, !scaled, 0.25f, n);
+        at += n;
+    }
+    for (uint64_t j = 0; j < s->columns; j++) {
+        double sums = 0, of = 0;
+        uint32_t numbers = 0;
+        for (uint64_t p = 0; p < panels; p++) {
+            sums += got[p * s->columns + j];
+            of += scaled ? got_scales[p * s->columns + j] : 0;
+            numbers += got_number[p * s->columns + j];
+        }
+        near_enough(sums, want[j]);
+        near_enough(of, want_scales[j]);
+        assert_int_equal(numbers, want_number[j]);
+    }
+    void *all[] = {got, got_scales, want, want_scales, got_number, want_number};
+    for (size_t i = 0; i < 6; i++) {
+        free(all[i]);
+    }
+    array *arrays[] = {&now, &scale, &sum, &scales, &number};
+    for (size_t i = 0; i < 5; i++) {
+        array_free(arrays[i]);
+    }
+}
+
+static void test_columns(void **state) {
+    (void)state;
+    for (size_t i = 0; i < SHAPES; i++) {
+        compare_columns(&shapes[i], false, 1);
+        compare_columns(&shapes[i], true, 3);
+    }
+}
+
+static void test_errors(void **state) {
+    (void)state;
+    EACH(n, COUNTS) {
+        array given = array_new(n, 4, 0), decoded = array_new(n, 4, 1),
+              blocks = array_new(device_error_blocks(n), sizeof(device_sums), 0),
+              all = array_new(1, sizeof(device_sums), 0);
+        fill_floats(&given, 1, false);
+        fill_floats(&decoded, 1, false);
+        array_give(&given);
+        array_give(&decoded);
+        device_errors e = {(const float *)(void *)given.device, (const float *)(void *)decoded.device, n,
+                           (device_sums *)(void *)blocks.device, (device_sums *)(void *)all.device};
+        must(backend->errors(&queue, &e, &why));
+        device_sums got;
+        error_sums want = {0};
+        array_take(&all, &got);
+        cpu->error_of(&want, (float *)(void *)given.host, (float *)(void *)decoded.host, n);
+        near_enough(got.now, want.energy);
+        near_enough(got.moved, want.error);
+        assert_int_equal(got.finite, want.finite);
+        assert_true((got.compared ? INFINITY : got.farthest) == want.largest);
+        array *arrays[] = {&given, &decoded, &blocks, &all};
+        for (size_t i = 0; i < 4; i++) {
+            array_free(arrays[i]);
+        }
+    }
+}
+
+/* ---- products ---- */
+
+static void test_products(void **state) {
+    (void)state;
+    static const size_t sides[][3] = {{1, 1, 1}, {3, 5, 2}, {64, 33, 17}, {129, 256, 31}};
+    for (size_t i = 0; i < 8; i++) {
+        size_t rows = sides[i / 2][0], columns = sides[i / 2][1], rank = sides[i / 2][2];
+        bool turned = i % 2;
+        array left = array_new(rows * rank, 4, 0), right = array_new(columns * rank, 4, 0),
+              sums = array_new(rows * columns, 4, 0);
+        float *l = (float *)(void *)left.host, *r = (float *)(void *)right.host;
+        for (size_t j = 0; j < rows * rank; j++) {
+            l[j] = (float)(int32_t)(next_random() % 255) - 127;
+        }
+        for (size_t j = 0; j < columns * rank; j++) {
+            r[j] = (float)(int32_t)(next_random() % 255) - 127;
+        }
+        array_give(&left);
+        array_give(&right);
+        device_product p = {(float *)(void *)sums.device,
+                            (const float *)(void *)left.device,
+                            (const float *)(void *)right.device,
+                            rows,
+                            columns,
+                            rank,
+                            turned};
+        must(backend->product(&queue, &p, &why));
+        float *got = malloc(rows * columns * 4);
+        assert_non_null(got);
+        array_take(&sums, got);
+        for (size_t a = 0; a < rows; a++) {
+            for (size_t b = 0; b < columns; b++) {
+                int64_t sum = 0;
+                for (size_t k = 0; k < rank; k++) {
+                    sum += (int64_t)(turned ? l[k * rows + a] : l[a * rank + k]) * (int64_t)r[b * rank + k];
+                }
+                assert_true(got[a * columns + b] == (float)sum);
+            }
+        }
+        free(got);
+        array_free(&left);
+        array_free(&right);
+        array_free(&sums);
+    }
+}
+
+int device_parity(const char *name, const device_backend *of) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_elements), cmocka_unit_test(test_casts),   cmocka_unit_test(test_steps),
+        cmocka_unit_test(test_hashes),   cmocka_unit_test(test_tiles),   cmocka_unit_test(test_levels),
+        cmocka_unit_test(test_sums),     cmocka_unit_test(test_columns), cmocka_unit_test(test_errors),
+        cmocka_unit_test(test_products),
+    };
+    backend = of;
+    cpu = kernels_cpu();
+    if (backend->queue_open(&queue, 0, false, &why) != DEVICE_DONE) {
+        printf("%s: %s\n", why.call, why.reason);
+        return 1;
+    }
+    int failed = cmocka_run_group_tests_name(name, tests, NULL, NULL);
+    backend->queue_close(&queue);
+    return failed;
+}

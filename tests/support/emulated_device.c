@@ -1,0 +1,198 @@
+#include "tests/support/emulated_device.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "kernels/cuda/operations.h"
+
+int emulated_devices = 1;
+bool emulated_backwards;
+int emulated_fail_after;
+device_result emulated_fail_as = DEVICE_FAILED;
+uint64_t emulated_memory, emulated_copied[3];
+
+static device_result call(const char *name, int device, device_failure *why) {
+    bool fails = emulated_fail_after > 0 && --emulated_fail_after == 0;
+    if (!fails && device >= 0 && device < emulated_devices) {
+        return DEVICE_DONE;
+    }
+    why->result = fails ? emulated_fail_as : DEVICE_ABSENT;
+    snprintf(why->call, sizeof(why->call), "%s", name);
+    snprintf(why->reason, sizeof(why->reason), "%s", fails ? "told to fail" : "there is no such device");
+    return why->result;
+}
+
+static device_result count(int *devices, device_failure *why) {
+    (void)why;
+    *devices = emulated_devices;
+    return DEVICE_DONE;
+}
+
+static device_result describe(device_about *about, int device, device_failure *why) {
+    *about = (device_about){
+        .name = "emulated", .memory = 1 << 30, .memory_free = 1 << 30, .processors = 1, .major = 9};
+    return call("describe", device, why);
+}
+
+/* ---- memory: its size in front of it, so that what is copied can be looked at ---- */
+
+enum { HEAD = 64 };
+static void *owned[4096];
+
+static device_result owner(int *device, const void *address, device_failure *why) {
+    *device = -1;
+    for (size_t i = 0; i < sizeof(owned) / sizeof(owned[0]); i++) {
+        const uint8_t *from = owned[i];
+        uint64_t bytes = 0;
+        if (from) {
+            memcpy(&bytes, from - HEAD, sizeof(bytes));
+            if ((const uint8_t *)address >= from && (const uint8_t *)address < from + bytes) {
+                *device = 0;
+            }
+        }
+    }
+    return call("owner", 0, why);
+}
+
+static device_result allocate(void **out, int device, size_t bytes, device_failure *why) {
+    *out = NULL;
+    device_result result = call("allocate", device, why);
+    if (result != DEVICE_DONE) {
+        return result;
+    }
+    uint8_t *all = aligned_alloc(HEAD, (bytes + 2 * HEAD - 1) / HEAD * HEAD);
+    for (size_t i = 0; all && i < sizeof(owned) / sizeof(owned[0]); i++) {
+        if (!owned[i]) {
+            uint64_t size = bytes;
+            memcpy(all, &size, sizeof(size));
+            memset(all + HEAD, 0xa5, bytes);
+            owned[i] = *out = all + HEAD;
+            emulated_memory += bytes;
+            return DEVICE_DONE;
+        }
+    }
+    free(all);
+    snprintf(why->reason, sizeof(why->reason), "out of memory");
+    return why->result = DEVICE_FULL;
+}
+
+static void release(int device, void *memory) {
+    (void)device;
+    for (size_t i = 0; memory && i < sizeof(owned) / sizeof(owned[0]); i++) {
+        if (owned[i] == memory) {
+            uint64_t bytes;
+            memcpy(&bytes, (uint8_t *)memory - HEAD, sizeof(bytes));
+            emulated_memory -= bytes;
+            owned[i] = NULL;
+            free((uint8_t *)memory - HEAD);
+            return;
+        }
+    }
+}
+
+static device_result allocate_pinned(void **out, int device, size_t bytes, device_failure *why) {
+    *out = NULL;
+    device_result result = call("allocate_pinned", device, why);
+    if (result == DEVICE_DONE) {
+        *out = malloc(bytes);
+        result = why->result = *out ? DEVICE_DONE : DEVICE_FULL;
+    }
+    return result;
+}
+
+static void release_pinned(int device, void *memory) {
+    (void)device;
+    free(memory);
+}
+
+/* ---- queues ---- */
+
+static device_result queue_open(device_queue *out, int device, bool background, device_failure *why) {
+    static int stream;
+    (void)background;
+    *out = (device_queue){device, &stream, &stream};
+    return call("queue_open", device, why);
+}
+
+static void queue_close(const device_queue *queue) {
+    (void)queue;
+}
+
+static device_result behind(const device_queue *queue, void *stream, device_failure *why) {
+    (void)stream;
+    return call("queue_behind", queue->device, why);
+}
+
+static device_result before(const device_queue *queue, void *stream, device_failure *why) {
+    (void)stream;
+    return call("queue_before", queue->device, why);
+}
+
+static device_result finish(const device_queue *queue, device_failure *why) {
+    return call("finish", queue->device, why);
+}
+
+static device_result copy(const device_queue *queue, void *to, const void *from, size_t bytes,
+                          device_direction direction, device_failure *why) {
+    device_result result = call("copy", queue->device, why);
+    if (result == DEVICE_DONE && bytes) {
+        memcpy(to, from, bytes);
+        emulated_copied[direction] += bytes;
+    }
+    return result;
+}
+
+static device_result zero(const device_queue *queue, void *memory, size_t bytes, device_failure *why) {
+    device_result result = call("zero", queue->device, why);
+    if (result == DEVICE_DONE && bytes) {
+        memset(memory, 0, bytes);
+    }
+    return result;
+}
+
+/* ---- products ---- */
+
+static device_result product(const device_queue *queue, const device_product *p, device_failure *why) {
+    for (uint64_t i = 0; i < p->rows; i++) {
+        for (uint64_t j = 0; j < p->columns; j++) {
+            float sum = 0;
+            for (uint64_t k = 0; k < p->rank; k++) {
+                sum += (p->left_turned ? p->left[k * p->rows + i] : p->left[i * p->rank + k]) *
+                       p->right[j * p->rank + k];
+            }
+            p->sums[i * p->columns + j] = sum;
+        }
+    }
+    return call("product", queue->device, why);
+}
+
+const device_backend *emulated_device(void) {
+    static const device_backend backend = {.version = DEVICE_VERSION,
+                                           .name = "emulated",
+                                           .count = count,
+                                           .describe = describe,
+                                           .owner = owner,
+                                           .allocate = allocate,
+                                           .release = release,
+                                           .allocate_pinned = allocate_pinned,
+                                           .release_pinned = release_pinned,
+                                           .queue_open = queue_open,
+                                           .queue_close = queue_close,
+                                           .queue_behind = behind,
+                                           .queue_before = before,
+                                           .finish = finish,
+                                           .copy = copy,
+                                           .zero = zero,
+                                           .elements = run_elements,
+                                           .hash = run_hash,
+                                           .quantise = run_quantise,
+                                           .move = run_move,
+                                           .quantise_levels = run_quantise_levels,
+                                           .move_levels = run_move_levels,
+                                           .sums = run_sums,
+                                           .columns = run_columns,
+                                           .errors = run_errors,
+                                           .product = product};
+    return &backend;
+}

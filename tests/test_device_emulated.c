@@ -1,0 +1,15 @@
+/* The kernels for devices, run by the host over their launch geometry, against the CPU's: in the usual order of threads, and backwards. */
+#include <stdio.h>
+
+#include "tests/support/device_parity.h"
+#include "tests/support/emulated_device.h"
+
+int main(void) {
+    int failed = device_parity("device_emulated", emulated_device());
+    emulated_backwards = true;
+    failed += device_parity("device_emulated_backwards", emulated_device());
+    if (emulated_memory) {
+        printf("%llu bytes of the device's memory were not released\n", (unsigned long long)emulated_memory);
+    }
+    return failed || emulated_memory;
+}
