@@ -390,6 +390,18 @@ typedef struct ckd_optimizer {
 #define CKD_OPTIMIZER_INIT \
     { .struct_size = sizeof(ckd_optimizer) }
 
+/*
+ * Memory of a device (a CUDA GPU), and the stream in whose order it is used: what is on the stream when a call begins is done before the
+ * library reads or writes there. Takes libckptdelta_cuda.so and a driver; without them calls end with DEVICE, and nothing is lost.
+ */
+typedef struct ckd_device {
+    size_t struct_size;
+    int device;   /* as cudaGetDevice counts */
+    void *stream; /* cudaStream_t; NULL: the legacy default stream */
+} ckd_device;
+#define CKD_DEVICE_INIT \
+    { .struct_size = sizeof(ckd_device) }
+
 typedef struct ckd_tensor {
     size_t struct_size;
     const char *name; /* FQN: 1 to 1023 bytes of UTF-8, unique in the checkpoint but for its regions */
@@ -407,6 +419,11 @@ typedef struct ckd_tensor {
      * parameter's at most. In another order it holds more, and predicts less.
      */
     const ckd_optimizer *optimizer;
+    /*
+     * Where `data` is; NULL: in host memory. It is read while the call goes on, through 16 MiB of pinned memory for each device, and is the caller's
+     * again when it returns.
+     */
+    const ckd_device *device;
 } ckd_tensor;
 #define CKD_TENSOR_INIT \
     { .struct_size = sizeof(ckd_tensor) }
@@ -469,6 +486,11 @@ typedef struct ckd_load_request {
     ckd_region region; /* what to load, in global coordinates, however it was saved */
     void *data;        /* room for the region's elements, any alignment */
     size_t size;       /* of data, in bytes: must be the region's size */
+    /*
+     * Where `data` is; NULL: in host memory. The region is held in host memory as well while it is loaded; what the caller puts on the stream from then
+     * on comes behind.
+     */
+    const ckd_device *device;
 } ckd_load_request;
 #define CKD_LOAD_REQUEST_INIT \
     { .struct_size = sizeof(ckd_load_request) }

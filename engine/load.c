@@ -3,6 +3,7 @@
 #include <stdlib.h>
 
 #include "base/float_mode.h"
+#include "engine/device.h"
 #include "engine/load.h"
 
 #define STAGING_BYTES (UINT64_C(256) << 20)
@@ -272,6 +273,25 @@ static ckd_status place_all(ckd_load *load, const view_tensor *t, const span *wa
     return status == CKD_OK ? load_check_complete(copied, want, err) : status;
 }
 
+/* What is to lie on a device is put together in host memory. */
+static ckd_status place_on_device(ckd_load *load, const view_tensor *t, const span *want,
+                                  const ckd_load_request *q, ckd_error *err) {
+    device_line *line;
+    ckd_status status = device_take(&line, load->store, q->device, q->data, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    void *host = malloc(q->size);
+    status =
+        host ? place_all(load, t, want, host, err) : err_nomem(err, q->size, "what is loaded to a device");
+    if (status == CKD_OK) {
+        status = device_write(line, q->device, q->data, host, q->size, err);
+    }
+    free(host);
+    device_give_back(load->store, line);
+    return status;
+}
+
 ckd_status ckd_load_tensor(ckd_load *load, const ckd_load_request *request, ckd_error *err) {
     ckd_load_request q = load_request(request);
     const view_tensor *t = q.name ? view_find(load->view, q.name) : NULL;
@@ -294,7 +314,7 @@ ckd_status ckd_load_tensor(ckd_load *load, const ckd_load_request *request, ckd_
         status = load_span(&want, &region, &q, t, true, err);
     }
     if (status == CKD_OK && want.count) {
-        status = place_all(load, t, &want, q.data, err);
+        status = q.device ? place_on_device(load, t, &want, &q, err) : place_all(load, t, &want, q.data, err);
     }
     return status == CKD_OK ? CKD_OK : err_in_tensor(err, status, q.name);
 }

@@ -8,6 +8,7 @@
  */
 #include <string.h>
 
+#include "engine/device.h"
 #include "engine/save.h"
 
 #define RAW_ELEMENTS (UINT64_C(1) << 14)
@@ -201,6 +202,12 @@ static ckd_status save_panel(ckd_save *save, const tensor_context *whole, panel 
     source.data = NULL;
     source.read = read_panel;
     source.read_context = p;
+    device_reader columns;
+    if (p->tensor->read == device_read) {
+        columns = device_reader_columns(p->tensor->read_context, p->first, p->width, p->columns);
+        source.read = device_read;
+        source.read_context = &columns;
+    }
     uint64_t elements;
     region_count(&elements, &t.shape, region);
     return save_exact_span(save, &source, &t, 0, elements, NULL, err);

@@ -1,6 +1,7 @@
 /* What is given to be saved: tensors, whose blocks may be under way beyond the call, and blobs. */
 #include <stdlib.h>
 
+#include "engine/device.h"
 #include "engine/save_lossy.h"
 
 #define HEADER_BYTES 512u /* of a blob's record, about, its name not counted */
@@ -212,6 +213,29 @@ static ckd_status save_region(ckd_save *save, const ckd_tensor *tensor, ckd_erro
     return status == CKD_OK ? CKD_OK : err_in_tensor(err, status, tensor->name);
 }
 
+/* What lies on a device is read as from a function. */
+static ckd_status save_from_device(ckd_save *save, const ckd_tensor *tensor, ckd_error *err) {
+    ckd_tensor t = *tensor;
+    geometry shape;
+    uint64_t elements;
+    device_line *line;
+    ckd_status status = check_description(&t, &shape, &elements, err);
+    if (status == CKD_OK && elements == 0) {
+        return save_region(save, &t, err);
+    }
+    status = status == CKD_OK ? device_take(&line, save->store, t.device, t.data, err) : status;
+    if (status != CKD_OK) {
+        return err_in_tensor(err, status, t.name ? t.name : "");
+    }
+    device_reader values = device_reader_of(line, t.data, ckd_dtype_size(t.dtype), elements);
+    t.data = NULL;
+    t.read = device_read;
+    t.read_context = &values;
+    status = save_region(save, &t, err);
+    device_give_back(save->store, line);
+    return status;
+}
+
 ckd_status ckd_save_tensor(ckd_save *save, const ckd_tensor *tensor, ckd_error *err) {
     ckd_status status = save_check_open(save, err);
     if (status != CKD_OK) {
@@ -227,7 +251,8 @@ ckd_status ckd_save_tensor(ckd_save *save, const ckd_tensor *tensor, ckd_error *
         description.optimizer = &optimizer;
     }
     save->callers_mode = float_mode_enter();
-    status = save_region(save, &description, err);
+    bool on_device = description.device && description.data;
+    status = on_device ? save_from_device(save, &description, err) : save_region(save, &description, err);
     float_mode_leave(save->callers_mode);
     save_may_retry(save, status); /* not this save, but the caller's next one */
     save->state = status == CKD_OK ? SAVE_OPEN : SAVE_FAILED;

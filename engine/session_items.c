@@ -129,6 +129,10 @@ ckd_status ckd_session_add(ckd_session *s, const ckd_tensor *tensor, void *data,
     item.tensor.read = NULL;
     uint64_t elements;
     ckd_status status = tensor_check(&elements, &item.tensor, err);
+    if (status == CKD_OK && item.tensor.device) {
+        status = err_set(err, CKD_E_UNSUPPORTED,
+                         "sessions take tensors in host memory; ckd_save_tensor takes those of devices");
+    }
     if (status == CKD_OK && in_group >= SNAPSHOT_AT_ONCE) {
         status = err_set(err, CKD_E_INVALID, "a group is less than %u", (unsigned)SNAPSHOT_AT_ONCE);
     }

@@ -1,4 +1,5 @@
 /* Opening, creating and closing a store; its locks. */
+#include "engine/device.h"
 #include "engine/ready.h"
 #include "engine/store.h"
 
@@ -342,5 +343,6 @@ void ckd_store_close(ckd_store *store) {
     pool_destroy(store->pool);
     pthread_mutex_destroy(&store->mutex);
     free(store->path);
+    device_lines_close(store);
     free(store);
 }

@@ -40,9 +40,10 @@ struct ckd_store {
     bool
         list_unreadable; /* checkpoints whose chunk files cannot be read now: without their tensors, for good */
     bool all_tensors;    /* set while a rebuild reads those of all checkpoints, however many there are */
-    bool catalog_compared;      /* with what the manifests say, not only with their names */
-    uint64_t manifests_skipped; /* damaged ones met while refreshing */
-    verified_files verified;    /* that the catalog is to be told of with its next change */
+    bool catalog_compared;       /* with what the manifests say, not only with their names */
+    uint64_t manifests_skipped;  /* damaged ones met while refreshing */
+    struct device_line *devices; /* that nobody uses now; with the mutex */
+    verified_files verified;     /* that the catalog is to be told of with its next change */
 };
 
 /* printf to the on_message callback, if any. */

@@ -54,6 +54,12 @@ static ckd_status find_parts(joint *j, const ckd_load_request *requests, size_t 
         if (load_difference(&q, t)) {
             continue;
         }
+        if (q.device) {
+            return err_in_tensor(err,
+                                 err_set(err, CKD_E_UNSUPPORTED,
+                                         "ranks that load together load to host memory: leave `device` NULL"),
+                                 q.name);
+        }
         *p = (asked_part){.tensor = t, .to = q.data};
         status = load_span(&p->want, &p->region, &q, t, true, err);
         if (status == CKD_OK) {

@@ -210,6 +210,9 @@ typedef struct device_backend {
 
     device_result (*copy)(const device_queue *queue, void *to, const void *from, size_t bytes,
                           device_direction direction, device_failure *why);
+    /* `rows` times `bytes` bytes, `stride` bytes apart on the device, one after the other in host memory. */
+    device_result (*copy_rows)(const device_queue *queue, void *to, const void *from, size_t bytes,
+                               size_t stride, size_t rows, device_failure *why);
     device_result (*zero)(const device_queue *queue, void *memory, size_t bytes, device_failure *why);
 
     /* Up to DEVICE_SPANS of them. false in *known: there is no such operation for these dtypes. */

@@ -281,6 +281,18 @@ device_result cuda_copy(const device_queue *queue, void *to, const void *from, s
     return scope_leave(&s, result);
 }
 
+device_result cuda_copy_rows(const device_queue *queue, void *to, const void *from, size_t bytes,
+                             size_t stride, size_t rows, device_failure *why) {
+    device_scope s = scope_enter(queue->device, why);
+    device_result result = s.result;
+    if (result == DEVICE_DONE && bytes && rows) {
+        result = failed(why, "cudaMemcpy2DAsync",
+                        cudaMemcpy2DAsync(to, bytes, from, stride, bytes, rows, cudaMemcpyDeviceToHost,
+                                          (cudaStream_t)queue->stream));
+    }
+    return scope_leave(&s, result);
+}
+
 device_result cuda_zero(const device_queue *queue, void *memory, size_t bytes, device_failure *why) {
     device_scope s = scope_enter(queue->device, why);
     device_result result = s.result;

@@ -18,6 +18,8 @@ device_result cuda_queue_before(const device_queue *queue, void *stream, device_
 device_result cuda_finish(const device_queue *queue, device_failure *why);
 device_result cuda_copy(const device_queue *queue, void *to, const void *from, size_t bytes,
                         device_direction direction, device_failure *why);
+device_result cuda_copy_rows(const device_queue *queue, void *to, const void *from, size_t bytes,
+                             size_t stride, size_t rows, device_failure *why);
 device_result cuda_zero(const device_queue *queue, void *memory, size_t bytes, device_failure *why);
 device_result cuda_product(const device_queue *queue, const device_product *product, device_failure *why);
 

@@ -143,6 +143,16 @@ static device_result copy(const device_queue *queue, void *to, const void *from,
     return result;
 }
 
+static device_result copy_rows(const device_queue *queue, void *to, const void *from, size_t bytes,
+                               size_t stride, size_t rows, device_failure *why) {
+    device_result result = call("copy_rows", queue->device, why);
+    for (size_t i = 0; i < rows && bytes && result == DEVICE_DONE; i++) {
+        memcpy((uint8_t *)to + i * bytes, (const uint8_t *)from + i * stride, bytes);
+        emulated_copied[DEVICE_TO_HOST] += bytes;
+    }
+    return result;
+}
+
 static device_result zero(const device_queue *queue, void *memory, size_t bytes, device_failure *why) {
     device_result result = call("zero", queue->device, why);
     if (result == DEVICE_DONE && bytes) {
@@ -183,6 +193,7 @@ const device_backend *emulated_device(void) {
                                            .queue_before = before,
                                            .finish = finish,
                                            .copy = copy,
+                                           .copy_rows = copy_rows,
                                            .zero = zero,
                                            .elements = run_elements,
                                            .hash = run_hash,

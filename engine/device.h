@@ -1,0 +1,58 @@
+/*
+ * Devices as the engine uses them: a queue of its own, behind and before what the caller's stream has, and two pieces of pinned memory through which
+ * values travel, one while the other is worked on. Internal to engine/.
+ */
+#ifndef ENGINE_DEVICE_H
+#define ENGINE_DEVICE_H
+
+#include "engine/store.h"
+#include "kernels/device_open.h"
+
+#define DEVICE_STAGE (UINT64_C(8) << 20) /* bytes of a piece of pinned memory */
+
+typedef struct device_line {
+    struct device_line *next;
+    const device_backend *backend;
+    device_queue queue;
+    void *pinned[2];
+} device_line;
+
+/*
+ * One that nobody uses, or a new one: device_give_back. The caller's description says which device, and what is on its stream now comes before all that
+ * is put on the line's queue. address: what will be read or written, which must be the device's. Errors: INVALID (it is the host's, or another
+ * device's), DEVICE, NOMEM.
+ */
+ckd_status device_take(device_line **out, ckd_store *store, const ckd_device *device, const void *address,
+                       ckd_error *err);
+void device_give_back(ckd_store *store, device_line *line);
+/* Of a store that is closed. */
+void device_lines_close(ckd_store *store);
+
+/* Waits for all on the queue. */
+ckd_status device_finish(const device_line *line, ckd_error *err);
+
+/* A tensor's region in the memory of a device, read from the beginning to the end: what comes next is already on its way. */
+typedef struct device_reader {
+    device_line *line;
+    const uint8_t *data;
+    size_t element;
+    uint64_t elements; /* of the region, or of some of its columns: */
+    uint64_t width,
+        stride; /* so many elements of each row, which begin so many apart; width = elements: all */
+    struct {
+        uint64_t first, count;
+    } piece[2]; /* what is in line->pinned; of the one that is not current: or on its way there */
+    int current;
+} device_reader;
+device_reader device_reader_of(device_line *line, const void *data, size_t element, uint64_t elements);
+/* Of `width` columns from `first` on, in rows of `columns`; ends when `whole` does. */
+device_reader device_reader_columns(const device_reader *whole, uint64_t first, uint64_t width,
+                                    uint64_t columns);
+/* A ckd_read_fn, whose context is a device_reader. */
+ckd_status device_read(void *context, uint64_t first, uint64_t count, void *to, ckd_error *err);
+
+/* Host memory to the device's, by way of the pinned one; done when it returns, and what is put on the caller's stream from then on comes behind it. */
+ckd_status device_write(device_line *line, const ckd_device *device, void *to, const void *from,
+                        uint64_t bytes, ckd_error *err);
+
+#endif

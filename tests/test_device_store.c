@@ -1,0 +1,375 @@
+/*
+ * Tensors in the memory of a device: what is saved from there is what is saved from host memory, whatever the fidelity; what is loaded to
+ * there is what is loaded to host memory; and a device that fails costs the save, and nothing else. The device is emulated.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "engine/ckptdelta_session.h"
+#include "kernels/device_open.h"
+#include "tests/support/checkpoints.h"
+#include "tests/support/emulated_device.h"
+#include "tests/support/tempdir.h"
+
+enum { TENSORS = 7, STEPS = 4 };
+
+typedef struct tensor {
+    const char *name;
+    ckd_dtype dtype;
+    uint32_t ndim;
+    uint64_t shape[2], elements;
+    void *host, *device;
+} tensor;
+
+static const ckd_device on_device = CKD_DEVICE_INIT;
+static device_failure why;
+
+static void *to_device(const void *from, size_t size) {
+    void *memory = NULL;
+    device_queue queue = {0, NULL, NULL};
+    assert_int_equal(emulated_device()->allocate(&memory, 0, size + 1, &why), DEVICE_DONE);
+    assert_int_equal(emulated_device()->copy(&queue, memory, from, size, DEVICE_TO_DEVICE, &why),
+                     DEVICE_DONE);
+    return memory;
+}
+
+static void from_device(void *to, const void *memory, size_t size) {
+    device_queue queue = {0, NULL, NULL};
+    assert_int_equal(emulated_device()->copy(&queue, to, memory, size, DEVICE_TO_HOST, &why), DEVICE_DONE);
+}
+
+static size_t size_of(const tensor *t) {
+    return t->elements * ckd_dtype_size(t->dtype);
+}
+
+/* One that is cut into panels, of several pieces of pinned memory; ordinary ones; odd ones. */
+static void model(tensor *t) {
+    const tensor all[TENSORS] = {
+        {"layers.0.exp_avg_sq", CKD_F32, 2, {300, 260}, 0, NULL, NULL},
+        {"layers.0.exp_avg", CKD_F32, 2, {300, 260}, 0, NULL, NULL},
+        {"layers.0.weight", CKD_F32, 2, {300, 260}, 0, NULL, NULL},
+        {"wide.weight", CKD_BF16, 2, {2050, 2111}, 0, NULL, NULL},
+        {"bias", CKD_F16, 1, {77, 0}, 0, NULL, NULL},
+        {"count", CKD_I64, 0, {0, 0}, 0, NULL, NULL},
+        {"none", CKD_F32, 2, {0, 5}, 0, NULL, NULL},
+    };
+    for (unsigned i = 0; i < TENSORS; i++) {
+        t[i] = all[i];
+        t[i].elements = 1;
+        for (uint32_t d = 0; d < t[i].ndim; d++) {
+            t[i].elements *= t[i].shape[d];
+        }
+        t[i].host = random_values(t[i].dtype, t[i].elements, i + 1);
+        for (uint64_t j = 0; i == 0 && j < t[i].elements; j++) { /* second moments */
+            ((float *)t[i].host)[j] *= ((float *)t[i].host)[j];
+        }
+        t[i].device = to_device(t[i].host, size_of(&t[i]));
+    }
+}
+
+static void change(tensor *t, unsigned seed) {
+    for (unsigned i = 0; i < TENSORS; i++) {
+        if (i != 4 && t[i].elements) {
+            change_values(t[i].dtype, t[i].host, t[i].elements, seed + i);
+        }
+        emulated_device()->release(0, t[i].device);
+        t[i].device = to_device(t[i].host, size_of(&t[i]));
+    }
+}
+
+static void model_free(tensor *t) {
+    for (unsigned i = 0; i < TENSORS; i++) {
+        free(t[i].host);
+        emulated_device()->release(0, t[i].device);
+    }
+}
+
+static ckd_tensor description(const tensor *t, const ckd_device *device) {
+    ckd_tensor d = CKD_TENSOR_INIT;
+    d.name = t->name;
+    d.dtype = t->dtype;
+    d.ndim = t->ndim;
+    d.shape = t->shape;
+    d.data = device ? t->device : t->host;
+    d.device = device;
+    return d;
+}
+
+static ckd_status save_model(ckd_checkpoint *out, ckd_store *store, const char *run, uint64_t step,
+                             ckd_fidelity fidelity, ckd_codec codec, const tensor *t,
+                             const ckd_device *device, ckd_error *err) {
+    ckd_save_options o = options_of(run, step);
+    o.fidelity = fidelity;
+    o.codec = codec;
+    ckd_save *save = begin_with(store, &o);
+    for (unsigned i = 0; i < TENSORS; i++) {
+        ckd_tensor d = description(&t[i], device);
+        ckd_status status = ckd_save_tensor(save, &d, err);
+        if (status != CKD_OK) {
+            ckd_save_abort(save);
+            return status;
+        }
+    }
+    return ckd_save_commit(out, save, err);
+}
+
+static ckd_load_request request_of(const tensor *t, void *to, const ckd_device *device) {
+    ckd_load_request q = CKD_LOAD_REQUEST_INIT;
+    q.name = t->name;
+    q.data = to;
+    q.size = size_of(t);
+    q.device = device;
+    return q;
+}
+
+/* Loads everything to host memory and to the device, tensor by tensor and all at once. */
+static void loads_alike(ckd_store *store, const ckd_checkpoint *c, const tensor *t, bool exact) {
+    ckd_error err;
+    ckd_load *load;
+    ckd_load_request all[TENSORS];
+    assert_int_equal(ckd_load_begin(&load, store, &c->id, &err), CKD_OK);
+    void *host[TENSORS], *device[TENSORS];
+    for (unsigned i = 0; i < TENSORS; i++) {
+        size_t size = size_of(&t[i]);
+        host[i] = malloc(size + 1);
+        void *back = calloc(1, size + 1);
+        assert_true(host[i] && back);
+        device[i] = to_device(back, size);
+        ckd_load_request q = request_of(&t[i], host[i], NULL), to = request_of(&t[i], device[i], &on_device);
+        assert_int_equal(ckd_load_tensor(load, &q, &err), CKD_OK);
+        assert_int_equal(ckd_load_tensor(load, &to, &err), CKD_OK);
+        from_device(back, device[i], size);
+        assert_memory_equal(host[i], back, size);
+        assert_true(!exact || memcmp(host[i], t[i].host, size) == 0);
+        memset(back, 0, size);
+        emulated_device()->release(0, device[i]);
+        device[i] = to_device(back, size);
+        all[i] = request_of(&t[i], device[i], &on_device);
+        free(back);
+    }
+    assert_int_equal(ckd_load_all(load, all, TENSORS, 0, &err), CKD_OK);
+    for (unsigned i = 0; i < TENSORS; i++) {
+        void *back = malloc(size_of(&t[i]) + 1);
+        assert_non_null(back);
+        from_device(back, device[i], size_of(&t[i]));
+        assert_memory_equal(host[i], back, size_of(&t[i]));
+        free(back);
+        free(host[i]);
+        emulated_device()->release(0, device[i]);
+    }
+    ckd_load_end(load);
+}
+
+/* The chains begin in one memory and go on in the other. */
+static void test_the_same_bytes(void **state) {
+    static const ckd_fidelity fidelities[] = {CKD_EXACT, CKD_NEAR, CKD_COMPACT, CKD_EXACT};
+    ckd_store *store = store_create(*state);
+    ckd_error err;
+    for (unsigned f = 0; f < 4; f++) {
+        tensor t[TENSORS];
+        char host[16], device[16];
+        snprintf(host, sizeof(host), "host-%u", f);
+        snprintf(device, sizeof(device), "device-%u", f);
+        model(t);
+        for (unsigned step = 0; step < STEPS; step++) {
+            ckd_codec codec = f == 3 ? CKD_CODEC_RAW : CKD_CODEC_AUTO;
+            ckd_checkpoint a, b;
+            bool turned = step % 2;
+            assert_int_equal(
+                save_model(&a, store, host, step, fidelities[f], codec, t, turned ? &on_device : NULL, &err),
+                CKD_OK);
+            uint64_t copied = emulated_copied[DEVICE_TO_HOST], raw = 0;
+            assert_int_equal(save_model(&b, store, device, step, fidelities[f], codec, t,
+                                        turned ? NULL : &on_device, &err),
+                             CKD_OK);
+            for (unsigned i = 0; i < TENSORS; i++) {
+                raw += size_of(&t[i]);
+            }
+            assert_true(turned || emulated_copied[DEVICE_TO_HOST] - copied <= raw + raw / 8);
+            /* Ids are drawn by lot, and so the index takes a few bytes more or less. */
+            assert_true(llabs((long long)a.stored_bytes - (long long)b.stored_bytes) < 64 + (long long)a.stored_bytes / 20000);
+            assert_int_equal(a.raw_bytes, b.raw_bytes);
+            loads_alike(store, &b, t, fidelities[f] == CKD_EXACT);
+            change(t, 10 * step);
+        }
+        model_free(t);
+    }
+    assert_int_equal(verify_damage(store), 0);
+    ckd_store_close(store);
+    assert_int_equal(emulated_memory, 0);
+}
+
+/* Parts of a tensor, from and to the device. */
+static void test_regions(void **state) {
+    ckd_store *store = store_create(*state);
+    ckd_error err;
+    const uint64_t shape[2] = {64, 48}, elements = 64 * 48;
+    float *values = random_values(CKD_F32, elements, 3);
+    float *parts = malloc(elements * sizeof(float));
+    assert_non_null(parts);
+    for (uint64_t i = 0; i < 64; i++) { /* the left half, then the right one */
+        memcpy(parts + i * 16, values + i * 48, 16 * sizeof(float));
+        memcpy(parts + 64 * 16 + i * 32, values + i * 48 + 16, 32 * sizeof(float));
+    }
+    float *device = to_device(parts, elements * sizeof(float));
+    ckd_save *save = begin_save(store, "run", 1);
+    for (int i = 0; i < 2; i++) {
+        ckd_tensor t = CKD_TENSOR_INIT;
+        t.name = "w";
+        t.dtype = CKD_F32;
+        t.ndim = 2;
+        t.shape = shape;
+        t.region =
+            (ckd_region){.kind = CKD_REGION_BOX, .offsets = {0, i ? 16 : 0}, .lengths = {64, i ? 32 : 16}};
+        t.data = device + (i ? 64 * 16 : 0);
+        t.device = &on_device;
+        assert_int_equal(ckd_save_tensor(save, &t, &err), CKD_OK);
+    }
+    ckd_checkpoint c;
+    assert_int_equal(ckd_save_commit(&c, save, &err), CKD_OK);
+    float *whole = load_whole(store, "run", 1, "w", elements * sizeof(float));
+    assert_memory_equal(whole, values, elements * sizeof(float));
+    ckd_load *load;
+    assert_int_equal(ckd_load_begin(&load, store, &c.id, &err), CKD_OK);
+    ckd_load_request q = CKD_LOAD_REQUEST_INIT;
+    q.name = "w";
+    q.region = (ckd_region){.kind = CKD_REGION_BOX, .offsets = {3, 10}, .lengths = {5, 20}};
+    q.data = device;
+    q.size = 100 * sizeof(float);
+    q.device = &on_device;
+    assert_int_equal(ckd_load_tensor(load, &q, &err), CKD_OK);
+    from_device(parts, device, q.size);
+    for (uint64_t i = 0; i < 100; i++) {
+        assert_true(parts[i] == values[(3 + i / 20) * 48 + 10 + i % 20]);
+    }
+    ckd_load_end(load);
+    free(values);
+    free(parts);
+    free(whole);
+    emulated_device()->release(0, device);
+    ckd_store_close(store);
+}
+
+static void refused(ckd_store *store, const ckd_tensor *t, ckd_status status, const char *says) {
+    ckd_error err;
+    ckd_save *save = begin_save(store, "refused", 1);
+    assert_int_equal(ckd_save_tensor(save, t, &err), status);
+    assert_non_null(strstr(err.message, says));
+    assert_string_equal(err.tensor, t->name);
+    ckd_save_abort(save);
+}
+
+static void test_refused(void **state) {
+    ckd_store *store = store_create(*state);
+    tensor t[TENSORS];
+    model(t);
+    ckd_device other = CKD_DEVICE_INIT;
+    other.device = 1;
+    ckd_tensor d = description(&t[0], &other);
+    refused(store, &d, CKD_E_DEVICE, "there is no such device");
+    emulated_devices = 2;
+    refused(store, &d, CKD_E_INVALID, "said to lie on device 1, but lies on device 0");
+    emulated_devices = 1;
+    d = description(&t[0], &on_device);
+    d.data = t[0].host;
+    refused(store, &d, CKD_E_INVALID, "but lies in host memory");
+    d.data = NULL;
+    refused(store, &d, CKD_E_INVALID, "neither data nor a read function");
+    /* Where the backend cannot be opened. */
+    device_backend_use(NULL);
+    setenv("CKD_CUDA", "/nowhere/libckptdelta_cuda.so", 1);
+    d = description(&t[0], &on_device);
+    refused(store, &d, CKD_E_DEVICE, "/nowhere/libckptdelta_cuda.so");
+    unsetenv("CKD_CUDA");
+    device_backend_use(emulated_device());
+    model_free(t);
+    ckd_store_close(store);
+    assert_int_equal(emulated_memory, 0);
+}
+
+/* Each call that can fail does, once: the save or load ends with its name, and the next one works. */
+static void test_failures(void **state) {
+    ckd_store *store = store_create(*state);
+    tensor t[TENSORS];
+    model(t);
+    ckd_error err;
+    ckd_checkpoint c;
+    int failed = 0;
+    for (int n = 1;; n += n < 40 ? 1 : 7) {
+        emulated_fail_after = n;
+        emulated_fail_as = n % 2 ? DEVICE_FAILED : DEVICE_FULL;
+        ckd_status status =
+            save_model(&c, store, "run", (uint64_t)n, CKD_EXACT, CKD_CODEC_AUTO, t, &on_device, &err);
+        bool happened = emulated_fail_after == 0;
+        emulated_fail_after = 0;
+        if (status == CKD_OK) {
+            loads_alike(store, &c, t, true);
+            if (!happened) {
+                break;
+            }
+        } else {
+            assert_int_equal(status, n % 2 ? CKD_E_DEVICE : CKD_E_NOMEM);
+            assert_non_null(strstr(err.message, "told to fail"));
+            failed++;
+        }
+    }
+    assert_true(failed > 30);
+    ckd_load *load;
+    assert_int_equal(ckd_load_begin(&load, store, &c.id, &err), CKD_OK);
+    void *to = to_device(t[3].host, size_of(&t[3]));
+    for (int n = 1;; n++) {
+        ckd_load_request q = request_of(&t[3], to, &on_device);
+        emulated_fail_after = n;
+        emulated_fail_as = DEVICE_FAILED;
+        ckd_status status = ckd_load_tensor(load, &q, &err);
+        bool happened = emulated_fail_after == 0;
+        emulated_fail_after = 0;
+        if (!happened) {
+            assert_int_equal(status, CKD_OK);
+            break;
+        }
+        assert_true(status == CKD_E_DEVICE || status == CKD_OK); /* OK: of giving the queue back */
+    }
+    emulated_device()->release(0, to);
+    ckd_load_end(load);
+    assert_int_equal(verify_damage(store), 0);
+    model_free(t);
+    ckd_store_close(store);
+    assert_int_equal(emulated_memory, 0);
+}
+
+static void test_not_in_sessions(void **state) {
+    (void)state;
+    ckd_session_options o = CKD_SESSION_OPTIONS_INIT;
+    char path[512];
+    snprintf(path, sizeof(path), "%s/store", (const char *)*state);
+    ckd_store_close(store_create(*state));
+    ckd_save_options save = options_of("run", 0);
+    o.save = &save;
+    ckd_session *s;
+    ckd_error err;
+    tensor t[TENSORS];
+    model(t);
+    assert_int_equal(ckd_session_open(&s, path, &o, &err), CKD_OK);
+    ckd_tensor d = description(&t[0], &on_device);
+    assert_int_equal(ckd_session_add(s, &d, t[0].device, 0, &err), CKD_E_UNSUPPORTED);
+    assert_non_null(strstr(err.message, "ckd_save_tensor"));
+    ckd_session_close(s, NULL);
+    model_free(t);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        tempdir_test(test_the_same_bytes), tempdir_test(test_regions),         tempdir_test(test_refused),
+        tempdir_test(test_failures),       tempdir_test(test_not_in_sessions),
+    };
+    device_backend_use(emulated_device());
+    return cmocka_run_group_tests_name("device_store", tests, NULL, NULL);
+}
