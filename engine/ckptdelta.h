@@ -419,11 +419,8 @@ typedef struct ckd_tensor {
      * parameter's at most. In another order it holds more, and predicts less.
      */
     const ckd_optimizer *optimizer;
-    /*
-     * Where `data` is; NULL: in host memory. It is read while the call goes on, through 16 MiB of pinned memory for each device, and is the caller's
-     * again when it returns.
-     */
-    const ckd_device *device;
+    const ckd_device
+        *device; /* where `data` is; NULL: in host memory. Read through 16 MiB of pinned memory */
 } ckd_tensor;
 #define CKD_TENSOR_INIT \
     { .struct_size = sizeof(ckd_tensor) }
@@ -486,11 +483,8 @@ typedef struct ckd_load_request {
     ckd_region region; /* what to load, in global coordinates, however it was saved */
     void *data;        /* room for the region's elements, any alignment */
     size_t size;       /* of data, in bytes: must be the region's size */
-    /*
-     * Where `data` is; NULL: in host memory. The region is held in host memory as well while it is loaded; what the caller puts on the stream from then
-     * on comes behind.
-     */
-    const ckd_device *device;
+    const ckd_device
+        *device; /* where `data` is; NULL: in host memory, where it is put together in any case */
 } ckd_load_request;
 #define CKD_LOAD_REQUEST_INIT \
     { .struct_size = sizeof(ckd_load_request) }
@@ -587,25 +581,6 @@ typedef struct ckd_rebuild_result {
  */
 CKD_API ckd_status ckd_store_rebuild(ckd_rebuild_result *result, const char *path,
                                      const ckd_store_options *options, ckd_error *err);
-
-typedef struct ckd_tensor_diff {
-    const char *name;
-    ckd_role role;
-    ckd_dtype dtype;
-    int comparable;  /* 0: only in one of both, or another dtype or shape; the figures are 0 then */
-    const char *why; /* "only in A", "only in B", "dtype", "shape", or "" */
-    uint64_t elements, changed; /* changed: other bits */
-    double norm_a, norm_b, norm_diff,
-        max_diff; /* L2 and maximum, over finite values; 0 for integers and bool */
-} ckd_tensor_diff;
-typedef struct ckd_diff {
-    size_t count;
-    ckd_tensor_diff *items;
-} ckd_diff;
-/* Compares two checkpoints of a store tensor by tensor. */
-CKD_API ckd_status ckd_store_diff(ckd_diff **out, ckd_store *store, const ckd_id *a, const ckd_id *b,
-                                  ckd_progress_fn on_progress, void *progress_context, ckd_error *err);
-CKD_API void ckd_diff_free(ckd_diff *diff);
 
 #ifdef __cplusplus
 }

@@ -57,6 +57,25 @@ typedef struct ckd_report {
 CKD_API ckd_status ckd_store_report(ckd_report **out, ckd_store *store, ckd_error *err);
 CKD_API void ckd_report_free(ckd_report *report);
 
+typedef struct ckd_tensor_diff {
+    const char *name;
+    ckd_role role;
+    ckd_dtype dtype;
+    int comparable;  /* 0: only in one of both, or another dtype or shape; the figures are 0 then */
+    const char *why; /* "only in A", "only in B", "dtype", "shape", or "" */
+    uint64_t elements, changed; /* changed: other bits */
+    double norm_a, norm_b, norm_diff,
+        max_diff; /* L2 and maximum, over finite values; 0 for integers and bool */
+} ckd_tensor_diff;
+typedef struct ckd_diff {
+    size_t count;
+    ckd_tensor_diff *items;
+} ckd_diff;
+/* Compares two checkpoints of a store tensor by tensor. */
+CKD_API ckd_status ckd_store_diff(ckd_diff **out, ckd_store *store, const ckd_id *a, const ckd_id *b,
+                                  ckd_progress_fn on_progress, void *progress_context, ckd_error *err);
+CKD_API void ckd_diff_free(ckd_diff *diff);
+
 #ifdef __cplusplus
 }
 #endif

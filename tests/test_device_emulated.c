@@ -11,5 +11,5 @@ int main(void) {
     if (emulated_memory) {
         printf("%llu bytes of the device's memory were not released\n", (unsigned long long)emulated_memory);
     }
-    return failed || emulated_memory;
+    return failed || emulated_memory || emulated_pinned;
 }

@@ -12,7 +12,7 @@
 
 #include <cmocka.h>
 
-#include "engine/ckptdelta_session.h"
+#include "engine/device.h"
 #include "kernels/device_open.h"
 #include "tests/support/checkpoints.h"
 #include "tests/support/emulated_device.h"
@@ -37,12 +37,15 @@ static void *to_device(const void *from, size_t size) {
     assert_int_equal(emulated_device()->allocate(&memory, 0, size + 1, &why), DEVICE_DONE);
     assert_int_equal(emulated_device()->copy(&queue, memory, from, size, DEVICE_TO_DEVICE, &why),
                      DEVICE_DONE);
+    assert_int_equal(emulated_device()->finish(&queue, &why), DEVICE_DONE);
     return memory;
 }
 
 static void from_device(void *to, const void *memory, size_t size) {
     device_queue queue = {0, NULL, NULL};
     assert_int_equal(emulated_device()->copy(&queue, to, memory, size, DEVICE_TO_HOST, &why), DEVICE_DONE);
+    assert_int_equal(emulated_device()->finish(&queue, &why), DEVICE_DONE);
+    assert_int_equal(emulated_device()->finish(&queue, &why), DEVICE_DONE);
 }
 
 static size_t size_of(const tensor *t) {
@@ -194,7 +197,8 @@ static void test_the_same_bytes(void **state) {
             }
             assert_true(turned || emulated_copied[DEVICE_TO_HOST] - copied <= raw + raw / 8);
             /* Ids are drawn by lot, and so the index takes a few bytes more or less. */
-            assert_true(llabs((long long)a.stored_bytes - (long long)b.stored_bytes) < 64 + (long long)a.stored_bytes / 20000);
+            assert_true(llabs((long long)a.stored_bytes - (long long)b.stored_bytes) <
+                        64 + (long long)a.stored_bytes / 20000);
             assert_int_equal(a.raw_bytes, b.raw_bytes);
             loads_alike(store, &b, t, fidelities[f] == CKD_EXACT);
             change(t, 10 * step);
@@ -203,7 +207,43 @@ static void test_the_same_bytes(void **state) {
     }
     assert_int_equal(verify_damage(store), 0);
     ckd_store_close(store);
-    assert_int_equal(emulated_memory, 0);
+    assert_int_equal(emulated_memory + emulated_pinned, 0);
+}
+
+/* Some columns of a tall matrix, more than fits into a piece of pinned memory, in bites of all sizes. */
+static void test_reader(void **state) {
+    enum { ROWS = 9001, COLUMNS = 301, FIRST = 70, WIDTH = 149 };
+    ckd_store *store = store_create(*state);
+    uint64_t *values = malloc(ROWS * COLUMNS * sizeof(*values)), *got = malloc(ROWS * WIDTH * sizeof(*got));
+    assert_true(values && got);
+    for (uint64_t i = 0; i < ROWS * COLUMNS; i++) {
+        values[i] = i * UINT64_C(0x9e3779b97f4a7c15);
+    }
+    void *device = to_device(values, ROWS * COLUMNS * sizeof(*values));
+    device_line *line;
+    ckd_error err;
+    assert_int_equal(device_take(&line, store, &on_device, device, &err), CKD_OK);
+    device_reader whole = device_reader_of(line, device, sizeof(*values), ROWS * COLUMNS),
+                  some = device_reader_columns(&whole, FIRST, WIDTH, COLUMNS);
+    uint64_t copied = emulated_copied[DEVICE_TO_HOST];
+    for (uint64_t at = 0, n = 1; at < ROWS * WIDTH; at += n, n = n * 7 % 100003 + 1) {
+        n = n < ROWS * WIDTH - at ? n : ROWS * WIDTH - at;
+        assert_int_equal(device_read(&some, at, n, got + at, &err), CKD_OK);
+    }
+    assert_int_equal(emulated_copied[DEVICE_TO_HOST] - copied, ROWS * WIDTH * sizeof(*got)); /* each once */
+    for (uint64_t i = 0; i < ROWS * WIDTH; i++) {
+        assert_true(got[i] == values[i / WIDTH * COLUMNS + FIRST + i % WIDTH]);
+    }
+    assert_int_equal(device_read(&some, 5, 300, got, &err), CKD_OK); /* and back again */
+    for (uint64_t i = 0; i < 300; i++) {
+        assert_true(got[i] == values[(5 + i) / WIDTH * COLUMNS + FIRST + (5 + i) % WIDTH]);
+    }
+    device_give_back(store, line);
+    emulated_device()->release(0, device);
+    free(values);
+    free(got);
+    ckd_store_close(store);
+    assert_int_equal(emulated_memory + emulated_pinned, 0);
 }
 
 /* Parts of a tensor, from and to the device. */
@@ -291,7 +331,7 @@ static void test_refused(void **state) {
     device_backend_use(emulated_device());
     model_free(t);
     ckd_store_close(store);
-    assert_int_equal(emulated_memory, 0);
+    assert_int_equal(emulated_memory + emulated_pinned, 0);
 }
 
 /* Each call that can fail does, once: the save or load ends with its name, and the next one works. */
@@ -342,7 +382,7 @@ static void test_failures(void **state) {
     assert_int_equal(verify_damage(store), 0);
     model_free(t);
     ckd_store_close(store);
-    assert_int_equal(emulated_memory, 0);
+    assert_int_equal(emulated_memory + emulated_pinned, 0);
 }
 
 static void test_not_in_sessions(void **state) {
@@ -367,8 +407,8 @@ static void test_not_in_sessions(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        tempdir_test(test_the_same_bytes), tempdir_test(test_regions),         tempdir_test(test_refused),
-        tempdir_test(test_failures),       tempdir_test(test_not_in_sessions),
+        tempdir_test(test_the_same_bytes), tempdir_test(test_reader),   tempdir_test(test_regions),
+        tempdir_test(test_refused),        tempdir_test(test_failures), tempdir_test(test_not_in_sessions),
     };
     device_backend_use(emulated_device());
     return cmocka_run_group_tests_name("device_store", tests, NULL, NULL);

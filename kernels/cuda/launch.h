@@ -81,6 +81,8 @@ static inline void add_u64(uint64_t *to, uint64_t n) {
     *to += n;
 }
 
+/* EMULATED_LAUNCH: what is to happen before each launch; defined by who includes this. */
+
 /* Set: blocks and threads run from the last to the first. What depends on their order shows. */
 extern bool emulated_backwards;
 static inline uint32_t emulated_turn(uint32_t i, uint32_t n) {
@@ -92,6 +94,7 @@ static inline uint32_t emulated_turn(uint32_t i, uint32_t n) {
                                        const arguments *a, device_failure *why) {                         \
         (void)queue;                                                                                      \
         (void)why;                                                                                        \
+        EMULATED_LAUNCH();                                                                                \
         for (uint64_t i = 0, n = (uint64_t)blocks * spans * LAUNCH_THREADS; i < n; i++) {                 \
             uint64_t turn = emulated_backwards ? n - 1 - i : i;                                           \
             uint32_t block = (uint32_t)(turn / LAUNCH_THREADS);                                           \
@@ -108,6 +111,7 @@ static inline uint32_t emulated_turn(uint32_t i, uint32_t n) {
         static _Thread_local own o[LAUNCH_THREADS];                                                \
         (void)queue;                                                                               \
         (void)why;                                                                                 \
+        EMULATED_LAUNCH();                                                                         \
         for (uint32_t i = 0; i < blocks * spans; i++) {                                            \
             uint32_t block = emulated_turn(i, blocks * spans);                                     \
             memset(&s, 0x5a, sizeof(s));                                                           \

@@ -1,16 +1,20 @@
 #include "tests/support/emulated_device.h"
 
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+/* Before each launch. */
+static void catch_up(void);
+#define EMULATED_LAUNCH() catch_up()
 #include "kernels/cuda/operations.h"
 
 int emulated_devices = 1;
 bool emulated_backwards;
 int emulated_fail_after;
 device_result emulated_fail_as = DEVICE_FAILED;
-uint64_t emulated_memory, emulated_copied[3];
+uint64_t emulated_memory, emulated_pinned, emulated_copied[3];
 
 static device_result call(const char *name, int device, device_failure *why) {
     bool fails = emulated_fail_after > 0 && --emulated_fail_after == 0;
@@ -79,6 +83,7 @@ static device_result allocate(void **out, int device, size_t bytes, device_failu
 
 static void release(int device, void *memory) {
     (void)device;
+    catch_up();
     for (size_t i = 0; memory && i < sizeof(owned) / sizeof(owned[0]); i++) {
         if (owned[i] == memory) {
             uint64_t bytes;
@@ -97,12 +102,15 @@ static device_result allocate_pinned(void **out, int device, size_t bytes, devic
     if (result == DEVICE_DONE) {
         *out = malloc(bytes);
         result = why->result = *out ? DEVICE_DONE : DEVICE_FULL;
+        emulated_pinned += *out != NULL;
     }
     return result;
 }
 
 static void release_pinned(int device, void *memory) {
     (void)device;
+    catch_up();
+    emulated_pinned -= memory != NULL;
     free(memory);
 }
 
@@ -129,16 +137,52 @@ static device_result before(const device_queue *queue, void *stream, device_fail
     return call("queue_before", queue->device, why);
 }
 
+/* Copies from and to host memory wait until something else is done on a queue: who does not wait, either, sees or gives the wrong bytes. */
+typedef struct waiting_copy {
+    void *to;
+    const void *from;
+    size_t bytes, stride, rows;
+    device_direction direction;
+} waiting_copy;
+static waiting_copy waiting[64];
+static size_t waiting_count;
+static pthread_mutex_t waiting_mutex = PTHREAD_MUTEX_INITIALIZER;
+
+static void copy_now(const waiting_copy *c) {
+    for (size_t i = 0; i < c->rows && c->bytes; i++) {
+        memcpy((uint8_t *)c->to + i * c->bytes, (const uint8_t *)c->from + i * c->stride, c->bytes);
+    }
+    emulated_copied[c->direction] += c->rows * c->bytes;
+}
+
+static void catch_up(void) {
+    pthread_mutex_lock(&waiting_mutex);
+    for (size_t i = 0; i < waiting_count; i++) {
+        copy_now(&waiting[i]);
+    }
+    waiting_count = 0;
+    pthread_mutex_unlock(&waiting_mutex);
+}
+
+static void put_off(const waiting_copy *c) {
+    if (waiting_count == sizeof(waiting) / sizeof(waiting[0])) {
+        catch_up();
+    }
+    pthread_mutex_lock(&waiting_mutex);
+    waiting[waiting_count++] = *c;
+    pthread_mutex_unlock(&waiting_mutex);
+}
+
 static device_result finish(const device_queue *queue, device_failure *why) {
+    catch_up();
     return call("finish", queue->device, why);
 }
 
 static device_result copy(const device_queue *queue, void *to, const void *from, size_t bytes,
                           device_direction direction, device_failure *why) {
     device_result result = call("copy", queue->device, why);
-    if (result == DEVICE_DONE && bytes) {
-        memcpy(to, from, bytes);
-        emulated_copied[direction] += bytes;
+    if (result == DEVICE_DONE) {
+        put_off(&(waiting_copy){to, from, bytes, bytes, 1, direction});
     }
     return result;
 }
@@ -146,15 +190,15 @@ static device_result copy(const device_queue *queue, void *to, const void *from,
 static device_result copy_rows(const device_queue *queue, void *to, const void *from, size_t bytes,
                                size_t stride, size_t rows, device_failure *why) {
     device_result result = call("copy_rows", queue->device, why);
-    for (size_t i = 0; i < rows && bytes && result == DEVICE_DONE; i++) {
-        memcpy((uint8_t *)to + i * bytes, (const uint8_t *)from + i * stride, bytes);
-        emulated_copied[DEVICE_TO_HOST] += bytes;
+    if (result == DEVICE_DONE) {
+        put_off(&(waiting_copy){to, from, bytes, stride, rows, DEVICE_TO_HOST});
     }
     return result;
 }
 
 static device_result zero(const device_queue *queue, void *memory, size_t bytes, device_failure *why) {
     device_result result = call("zero", queue->device, why);
+    catch_up();
     if (result == DEVICE_DONE && bytes) {
         memset(memory, 0, bytes);
     }
@@ -164,6 +208,7 @@ static device_result zero(const device_queue *queue, void *memory, size_t bytes,
 /* ---- products ---- */
 
 static device_result product(const device_queue *queue, const device_product *p, device_failure *why) {
+    catch_up();
     for (uint64_t i = 0; i < p->rows; i++) {
         for (uint64_t j = 0; j < p->columns; j++) {
             float sum = 0;

@@ -1,6 +1,6 @@
 /*
  * A device_backend without a device: the CUDA backend's kernels, run by the host thread by thread over the same geometry, in memory that the
- * address sanitizer watches. What is on a queue happens at once, so an order that is missing does not show; indices and arithmetic do.
+ * address sanitizer watches. Kernels run at once, but copies only when something waits for them, so that who forgets to wait is found out.
  */
 #ifndef TESTS_SUPPORT_EMULATED_DEVICE_H
 #define TESTS_SUPPORT_EMULATED_DEVICE_H
@@ -14,8 +14,8 @@ extern bool emulated_backwards;
 /* The n-th call from now on that can fail does, once, as `result`; 0: none does. */
 extern int emulated_fail_after;
 extern device_result emulated_fail_as;
-/* Bytes of device memory that are allocated, and bytes copied in each direction so far. */
-extern uint64_t emulated_memory, emulated_copied[3];
+/* Bytes of device memory and pieces of pinned memory that are allocated, and bytes copied in each direction so far. */
+extern uint64_t emulated_memory, emulated_pinned, emulated_copied[3];
 
 const device_backend *emulated_device(void);
 
