@@ -110,6 +110,49 @@ typedef struct device_tile {
     device_level_sums *sums; /* of `quantise` */
 } device_tile;
 
+/*
+ * What the integers of a tile have to say (kernels.lattice_residual), in steps: written out, counted by magnitude, or both. `few`, `values`, `offset`, `up` and
+ * `sums` of the tile are not looked at.
+ */
+typedef struct device_residuals {
+    device_tile tile;
+    float *to; /* NULL: not wanted */
+    uint32_t
+        *bin; /* bins; added to; NULL: not wanted. Of `most` + 1 = DEVICE_BINS at most, as kernels.bins_of */
+    float per_unit; /* bins in a step */
+    uint32_t most;
+} device_residuals;
+#define DEVICE_BINS 2048u
+
+/* `n` elements from `first` on, to `to` elements behind the beginning of what is gathered. */
+typedef struct device_piece {
+    uint64_t first;
+    uint32_t to, n;
+} device_piece;
+typedef struct device_gathering {
+    float *to;
+    const float *from, *less; /* less: or NULL, and what is gathered are the differences from - less */
+    const device_piece *piece;
+    uint64_t pieces;
+} device_gathering;
+
+/*
+ * Integers of which most are 0, and nearly all others 1 or -1, in two bits each: 0, 1, 2 for -1, and 3 for any other, which stands among the others. Element i is in
+ * the bits 2 (i mod 16) of word i / 16; those behind the last one are 0.
+ */
+typedef struct device_packing {
+    const int8_t *few;
+    uint64_t count;
+    uint32_t *words; /* (count + 15) / 16 */
+    struct device_other {
+        uint32_t at;
+        int32_t q;
+    } * other;     /* in any order */
+    uint32_t room; /* for others */
+    uint64_t
+        *others; /* how many there are; added to. More than there is room for: those beyond are not there */
+} device_packing;
+
 /* The same of second moments. */
 typedef struct device_levels {
     const float *now;
@@ -225,6 +268,11 @@ typedef struct device_backend {
     device_result (*quantise_levels)(const device_queue *queue, const device_levels *tile,
                                      device_failure *why);
     device_result (*move_levels)(const device_queue *queue, const device_levels *tile, device_failure *why);
+    device_result (*residuals)(const device_queue *queue, const device_residuals *residuals,
+                               device_failure *why);
+    device_result (*gather)(const device_queue *queue, const device_gathering *gathering,
+                            device_failure *why);
+    device_result (*pack)(const device_queue *queue, const device_packing *packing, device_failure *why);
     device_result (*sums)(const device_queue *queue, const device_pass *pass, device_failure *why);
     device_result (*columns)(const device_queue *queue, const device_columns *columns, device_failure *why);
     device_result (*errors)(const device_queue *queue, const device_errors *errors, device_failure *why);

@@ -96,13 +96,18 @@ typedef struct quantise_own {
     uint32_t unused;
 } quantise_own;
 
-DEVICE_FN int32_t quantise_one(const device_tile *t, const lattice_four *f, float now, float before,
-                               float low_rank, float *residual) {
+DEVICE_FN float tile_residual(const device_tile *t, const lattice_four *f, float now, float before,
+                              float low_rank) {
     float step = tile_step(t, f);
     int32_t by = tile_low(t, low_rank, step);
     float from = by ? scalar_move(before, by, t->unit, t->per_unit) : before;
     float r = (now - from) * t->per_unit / step;
-    *residual = scalar_magnitude(r) < LATTICE_LIMIT ? r : 0.0f;
+    return scalar_magnitude(r) < LATTICE_LIMIT ? r : 0.0f;
+}
+
+DEVICE_FN int32_t quantise_one(const device_tile *t, const lattice_four *f, float now, float before,
+                               float low_rank, float *residual) {
+    *residual = tile_residual(t, f, now, before, low_rank);
     int32_t level = scalar_quantised(scalar_magnitude(*residual), t->up[0], 1.0f + t->up[1], 1.0f - t->up[2]);
     return *residual < 0.0f ? -level : level;
 }
@@ -164,6 +169,109 @@ DEVICE_FN void quantise_tile(const place *at, const device_tile *t, quantise_sha
     }
 }
 KERNEL_IN_PHASES(quantise_tile, device_tile, quantise_shared, quantise_own, 2)
+
+/* ---- what they have to say ---- */
+
+#define RESIDUAL_TURNS 16u /* of a block, so that its bins are zeroed and added seldom */
+
+typedef struct residual_shared {
+    uint32_t bin[DEVICE_BINS];
+} residual_shared;
+
+DEVICE_FN uint32_t residual_bin(const device_residuals *r, float residual) {
+    float at = scalar_magnitude(residual) * r->per_unit, last = (float)r->most;
+    return (uint32_t)(int32_t)(at < last ? at : last);
+}
+
+DEVICE_FN void residual_turn(const place *at, const device_residuals *r, residual_shared *s) {
+    const device_tile *t = &r->tile;
+    lattice_four f = lattice_four_of(at, t->count, t->columns, t->phase), here = f;
+    four_floats now = load_four_floats(t->now, &f), before = load_four_floats(t->before, &f),
+                low = load_four_floats(t->low_rank, &f);
+    UNROLL for (uint32_t j = 0; j < LATTICE_EACH; j++) {
+        if (j < f.n) {
+            now.at[j] = tile_residual(t, &here, now.at[j], before.at[j], low.at[j]);
+            if (r->bin) {
+                add_u32(&s->bin[residual_bin(r, now.at[j])], 1);
+            }
+            lattice_next(&here, t->columns);
+        }
+    }
+    if (r->to) {
+        store_four_floats(r->to, &f, &now);
+    }
+}
+
+DEVICE_FN void residual_tile(const place *at, const device_residuals *r, residual_shared *s,
+                             quantise_own *own, int phase) {
+    (void)own;
+    if (phase == 1) {
+        place turn = *at;
+        for (uint32_t i = 0; i < RESIDUAL_TURNS; i++) {
+            turn.block = at->block * RESIDUAL_TURNS + i;
+            residual_turn(&turn, r, s);
+        }
+        return;
+    }
+    for (uint32_t i = at->thread; i < DEVICE_BINS && r->bin; i += LAUNCH_THREADS) {
+        if (phase == 0) {
+            s->bin[i] = 0;
+        } else if (s->bin[i]) {
+            add_u32(&r->bin[i], s->bin[i]);
+        }
+    }
+}
+KERNEL_IN_PHASES(residual_tile, device_residuals, residual_shared, quantise_own, 3)
+
+DEVICE_FN void gather_pieces(const place *at, const device_gathering *g) {
+    const device_piece *p = &g->piece[at->block];
+    for (uint32_t i = at->thread; i < p->n; i += LAUNCH_THREADS) {
+        float v = g->from[p->first + i];
+        g->to[p->to + i] = g->less ? v - g->less[p->first + i] : v;
+    }
+}
+KERNEL(gather_pieces, device_gathering)
+
+/* ---- packed for their way to the host ---- */
+
+#define PACK_EACH 16u /* integers of a word */
+
+typedef struct ALIGNED(16) sixteen_bytes {
+    int8_t at[PACK_EACH];
+} sixteen_bytes;
+
+DEVICE_FN uint32_t pack_one(const device_packing *p, uint64_t i, int32_t q) {
+    uint32_t code = q == 0 ? 0 : q == 1 ? 1 : q == -1 ? 2 : 3;
+    if (code == 3) {
+        uint64_t to = count_u64(p->others);
+        if (to < p->room) {
+            p->other[to].at = (uint32_t)i;
+            p->other[to].q = q;
+        }
+    }
+    return code;
+}
+
+DEVICE_FN void pack_few(const place *at, const device_packing *p) {
+    uint64_t word = (uint64_t)at->block * LAUNCH_THREADS + at->thread, first = word * PACK_EACH;
+    if (first >= p->count) {
+        return;
+    }
+    uint32_t n = p->count - first < PACK_EACH ? (uint32_t)(p->count - first) : PACK_EACH, bits = 0;
+    sixteen_bytes few;
+    if (n == PACK_EACH && (uintptr_t)p->few % PACK_EACH == 0) {
+        few = *(const sixteen_bytes *)(const void *)(p->few + first);
+    } else {
+        UNROLL for (uint32_t j = 0; j < PACK_EACH; j++) {
+            few.at[j] = j < n ? p->few[first + j] : 0;
+        }
+    }
+    UNROLL for (uint32_t j = 0; j < PACK_EACH; j++) {
+        bits |= pack_one(p, first + j, few.at[j]) << (2 * j);
+    }
+    p->words[word] = bits;
+}
+KERNEL(pack_few, device_packing)
 
 /* ---- values of a tile ---- */
 

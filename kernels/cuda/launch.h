@@ -38,6 +38,13 @@ static __device__ __forceinline__ place here(void) {
 static __device__ __forceinline__ void add_u64(uint64_t *to, uint64_t n) {
     atomicAdd((unsigned long long *)to, (unsigned long long)n);
 }
+/* Returns what it was. */
+static __device__ __forceinline__ uint64_t count_u64(uint64_t *to) {
+    return atomicAdd((unsigned long long *)to, 1ull);
+}
+static __device__ __forceinline__ void add_u32(uint32_t *to, uint32_t n) {
+    atomicAdd(to, n);
+}
 
 #define KERNEL(name, arguments)                                                                        \
     static __global__ void __launch_bounds__(256) name##_kernel(const __grid_constant__ arguments a) { \
@@ -78,6 +85,12 @@ static __device__ __forceinline__ void add_u64(uint64_t *to, uint64_t n) {
 #define UNROLL
 
 static inline void add_u64(uint64_t *to, uint64_t n) {
+    *to += n;
+}
+static inline __attribute__((unused)) uint64_t count_u64(uint64_t *to) {
+    return (*to)++;
+}
+static inline __attribute__((unused)) void add_u32(uint32_t *to, uint32_t n) {
     *to += n;
 }
 

@@ -40,6 +40,24 @@ static device_result run_move_levels(const device_queue *queue, const device_lev
     return tile->count ? move_levels_launch(queue, blocks_of_four(tile->count), 1, tile, why) : DEVICE_DONE;
 }
 
+static device_result run_residuals(const device_queue *queue, const device_residuals *residuals,
+                                   device_failure *why) {
+    uint64_t blocks = (blocks_of_four(residuals->tile.count) + RESIDUAL_TURNS - 1) / RESIDUAL_TURNS;
+    return residuals->tile.count ? residual_tile_launch(queue, (uint32_t)blocks, 1, residuals, why)
+                                 : DEVICE_DONE;
+}
+
+static device_result run_gather(const device_queue *queue, const device_gathering *gathering,
+                                device_failure *why) {
+    return gathering->pieces ? gather_pieces_launch(queue, (uint32_t)gathering->pieces, 1, gathering, why)
+                             : DEVICE_DONE;
+}
+
+static device_result run_pack(const device_queue *queue, const device_packing *packing, device_failure *why) {
+    uint64_t words = (packing->count + PACK_EACH - 1) / PACK_EACH;
+    return words ? pack_few_launch(queue, launch_blocks(words), 1, packing, why) : DEVICE_DONE;
+}
+
 static device_result run_sums(const device_queue *queue, const device_pass *pass, device_failure *why) {
     uint64_t rows = (pass->phase + pass->count + pass->columns - 1) / pass->columns;
     join_arguments join = {pass->blocks, pass->all, device_pass_blocks(rows)};

@@ -470,6 +470,157 @@ static void test_tiles(void **state) {
     }
 }
 
+/* Residuals one by one, and how many have each magnitude. */
+static void compare_residuals(tile *t, bool written) {
+    array to = array_new(t->s.count, 4, t->s.count % 2), bins = array_new(DEVICE_BINS, 4, 0);
+    array_give(&bins);
+    device_residuals r = {t->t, written ? (float *)(void *)to.device : NULL, (uint32_t *)(void *)bins.device,
+                          64, 1000};
+    must(backend->residuals(&queue, &r, &why));
+    float *got = malloc(t->s.count * sizeof(float)), *want = malloc(t->s.columns * sizeof(float)),
+          *zeros = calloc(t->s.columns, sizeof(float));
+    uint32_t *got_bins = malloc(DEVICE_BINS * 4), *want_bins = calloc(DEVICE_BINS, 4);
+    uint16_t *bin = malloc(t->s.columns * 2);
+    assert_true(got && want && zeros && got_bins && want_bins && bin);
+    array_take(&to, got);
+    array_take(&bins, got_bins);
+    for (uint64_t at = 0; at < t->s.count;) {
+        uint64_t place = t->s.phase + at, row = place / t->s.columns, column = place % t->s.columns;
+        uint64_t n = t->s.columns - column < t->s.count - at ? t->s.columns - column : t->s.count - at;
+        lattice_run run = {.unit = t->t.unit,
+                           .per_unit = t->t.per_unit,
+                           .row_step = ((float *)(void *)t->row.host)[row],
+                           .column_step = t->t.column_step ? (float *)(void *)t->column.host + column : NULL,
+                           .low_rank_unit = t->t.low_rank_unit};
+        cpu->lattice_residual(want, (float *)(void *)t->now.host + at,
+                              t->t.before ? (float *)(void *)t->before.host + at : zeros,
+                              t->t.low_rank ? (float *)(void *)t->low.host + at : NULL, n, &run);
+        assert_true(!written || memcmp(got + at, want, n * sizeof(float)) == 0);
+        cpu->bins_of(bin, want, 64, 1000, n);
+        for (uint64_t i = 0; i < n; i++) {
+            want_bins[bin[i]]++;
+        }
+        at += n;
+    }
+    assert_memory_equal(got_bins, want_bins, DEVICE_BINS * 4);
+    void *all[] = {got, want, zeros, got_bins, want_bins, bin};
+    for (size_t i = 0; i < 6; i++) {
+        free(all[i]);
+    }
+    array_free(&to);
+    array_free(&bins);
+}
+
+static void test_residuals(void **state) {
+    (void)state;
+    for (size_t i = 0; i < SHAPES * 8; i++) {
+        tile t;
+        tile_new(&t, &shapes[i / 8], i & 1, i & 2, i & 4, 14);
+        compare_residuals(&t, i % 3);
+        tile_free(&t);
+    }
+}
+
+static void test_gather(void **state) {
+    (void)state;
+    enum { N = 5000, PIECES = 40 };
+    for (int how = 0; how < 2; how++) {
+        array from = array_new(N, 4, 1), less = array_new(N, 4, 0),
+              pieces = array_new(PIECES, sizeof(device_piece), 0);
+        fill_floats(&from, 1, false);
+        fill_floats(&less, 1, false);
+        device_piece *p = (device_piece *)(void *)pieces.host;
+        uint32_t all = 0;
+        for (uint32_t i = 0; i < PIECES; i++) {
+            p[i] = (device_piece){(uint64_t)i * 117, all, i % 7 ? 1 + i * 13 % 400 : 0};
+            p[i].n = p[i].first + p[i].n > N ? (uint32_t)(N - p[i].first) : p[i].n;
+            all += p[i].n;
+        }
+        array_give(&from);
+        array_give(&less);
+        array_give(&pieces);
+        array to = array_new(all, 4, 0);
+        device_gathering g = {(float *)(void *)to.device, (const float *)(void *)from.device,
+                              how ? (const float *)(void *)less.device : NULL,
+                              (const device_piece *)(void *)pieces.device, PIECES};
+        must(backend->gather(&queue, &g, &why));
+        float *got = malloc(all * 4);
+        assert_non_null(got);
+        array_take(&to, got);
+        for (uint32_t i = 0; i < PIECES; i++) {
+            for (uint32_t j = 0; j < p[i].n; j++) {
+                float a = ((float *)(void *)from.host)[p[i].first + j],
+                      b = ((float *)(void *)less.host)[p[i].first + j];
+                float want = how ? a - b : a;
+                assert_true(scalar_bits(got[p[i].to + j]) == scalar_bits(want) || isnan(want));
+            }
+        }
+        free(got);
+        array *arrays[] = {&from, &less, &pieces, &to};
+        for (size_t i = 0; i < 4; i++) {
+            array_free(arrays[i]);
+        }
+    }
+}
+
+/* As the header says; with room for all others, and for some of them. */
+static void compare_packed(size_t n, uint32_t room, bool aligned) {
+    array few = array_new(n, 1, aligned ? 0 : 3), words = array_new((n + 15) / 16, 4, 0),
+          other = array_new(room, sizeof(struct device_other), 0), others = array_new(1, 8, 0);
+    uint64_t want = 0, count;
+    for (size_t i = 0; i < n; i++) {
+        int8_t q = next_random() % 8 ? 0 : (int8_t)(next_random() % 2 ? 1 : -1);
+        q = next_random() % 50 ? q : (int8_t)(next_random() % 255 - 127);
+        ((int8_t *)few.host)[i] = q;
+        want += q > 1 || q < -1;
+    }
+    array_give(&few);
+    array_give(&others);
+    device_packing p = {(const int8_t *)few.device,
+                        n,
+                        (uint32_t *)(void *)words.device,
+                        (struct device_other *)(void *)other.device,
+                        room,
+                        (uint64_t *)(void *)others.device};
+    must(backend->pack(&queue, &p, &why));
+    uint32_t *bits = malloc(words.bytes + 1);
+    struct device_other *list = malloc(other.bytes + 1);
+    int8_t *got = calloc(n + 1, 1);
+    assert_true(bits && list && got);
+    array_take(&words, bits);
+    array_take(&other, list);
+    array_take(&others, &count);
+    assert_int_equal(count, want);
+    for (size_t i = 0; i < words.bytes / 4 * 16; i++) {
+        uint32_t code = bits[i / 16] >> 2 * (i % 16) & 3;
+        assert_true(i < n || code == 0);
+        if (i < n) {
+            int8_t q = ((int8_t *)few.host)[i];
+            assert_int_equal(code, q == 0 ? 0 : q == 1 ? 1 : q == -1 ? 2 : 3);
+        }
+    }
+    for (uint64_t i = 0; i < (count < room ? count : room); i++) {
+        assert_true(list[i].at < n && got[list[i].at] == 0); /* each once */
+        got[list[i].at] = (int8_t)list[i].q;
+        assert_int_equal(list[i].q, ((int8_t *)few.host)[list[i].at]);
+    }
+    free(bits);
+    free(list);
+    free(got);
+    array *arrays[] = {&few, &words, &other, &others};
+    for (size_t i = 0; i < 4; i++) {
+        array_free(arrays[i]);
+    }
+}
+
+static void test_packing(void **state) {
+    (void)state;
+    EACH(n, COUNTS) {
+        compare_packed(n, (uint32_t)n, n % 2);
+        compare_packed(n, (uint32_t)n / 100, true);
+    }
+}
+
 /* ---- second moments ---- */
 
 static void compare_levels(const shape *s, bool means, int32_t step) {
@@ -777,10 +928,11 @@ static void test_products(void **state) {
 
 int device_parity(const char *name, const device_backend *of) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_elements), cmocka_unit_test(test_casts),   cmocka_unit_test(test_steps),
-        cmocka_unit_test(test_hashes),   cmocka_unit_test(test_tiles),   cmocka_unit_test(test_levels),
-        cmocka_unit_test(test_sums),     cmocka_unit_test(test_columns), cmocka_unit_test(test_errors),
-        cmocka_unit_test(test_products),
+        cmocka_unit_test(test_elements), cmocka_unit_test(test_casts),     cmocka_unit_test(test_steps),
+        cmocka_unit_test(test_hashes),   cmocka_unit_test(test_tiles),     cmocka_unit_test(test_levels),
+        cmocka_unit_test(test_sums),     cmocka_unit_test(test_columns),   cmocka_unit_test(test_errors),
+        cmocka_unit_test(test_products), cmocka_unit_test(test_residuals), cmocka_unit_test(test_gather),
+        cmocka_unit_test(test_packing),
     };
     backend = of;
     cpu = kernels_cpu();
