@@ -95,7 +95,7 @@ $(B)/bench/bench_ranks: $(BENCH_RANKS_OBJ) $(if $(HAVE_MPI),$(B)/bench/mpi_save)
 $(BENCHES): $(B)/bench/%: $(B)/obj/bench/%.o $(BENCH_SUPPORT_OBJ) $(B)/obj/internal.a
 	$(call say,LINK,$@)
 	@mkdir -p $(@D)
-	@$(CC) $(CKD_LDFLAGS) -o $@ $< $(EXTRA_OBJ) $(BENCH_SUPPORT_OBJ) $(B)/obj/internal.a $(CKD_LIBS)
+	@$(CC) $(CKD_LDFLAGS) -Wl,-rpath,'$$ORIGIN/..' -o $@ $< $(EXTRA_OBJ) $(BENCH_SUPPORT_OBJ) $(B)/obj/internal.a $(CKD_LIBS)
 
 $(B)/obj/mpi/%.o $(B)/obj/tests/mpi_%.o $(B)/obj/bench/mpi_%.o: EXTRA_CPPFLAGS = -Impi $(MPI_CPPFLAGS)
 

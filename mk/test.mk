@@ -45,7 +45,14 @@ $(CLI_TESTS): $(CLI_PART_OBJ)
 $(TESTS): $(B)/tests/%: $(B)/obj/tests/%.o $(TEST_SUPPORT_OBJ) $(B)/obj/internal.a
 	$(call say,LINK,$@)
 	@mkdir -p $(@D)
-	@$(CC) $(CKD_LDFLAGS) -o $@ $< $(EXTRA_OBJ) $(TEST_SUPPORT_OBJ) $(B)/obj/internal.a $(CMOCKA_LIBS) $(CKD_LIBS)
+	@$(CC) $(CKD_LDFLAGS) -Wl,-rpath,'$$ORIGIN/..' -o $@ $< $(EXTRA_OBJ) $(TEST_SUPPORT_OBJ) $(B)/obj/internal.a \
+	    $(CMOCKA_LIBS) $(CKD_LIBS)
+
+# A device for programs, where there is none: CKD_CUDA=$(B)/tests/libemulated_device.so
+$(B)/tests/libemulated_device.so: $(B)/obj/tests/support/emulated_device.o
+	$(call say,LINK,$@)
+	@mkdir -p $(@D)
+	@$(CC) -shared $(CKD_LDFLAGS) -o $@ $< -pthread
 
 $(REPLAYS): $(B)/tests/%: $(B)/obj/tests/%.o $(B)/obj/tests/support/fuzz_main.o $(TEST_SUPPORT_OBJ) $(B)/obj/internal.a
 	$(call say,LINK,$@)

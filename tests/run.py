@@ -87,8 +87,6 @@ def environment(args, temporary):
     build = str(Path(args.build).resolve())
     env.update(CKPTDELTA=f"{build}/ckptdelta", CKPTDELTA_BUILD=build, TMPDIR=temporary, LC_ALL="C.UTF-8",
                PYTHONDONTWRITEBYTECODE="1", PYTHON=sys.executable, CKPTDELTA_SAN=args.san, CMOCKA_MESSAGE_OUTPUT="XML")
-    if args.cuda:
-        env.setdefault("CKD_CUDA", f"{build}/libckptdelta_cuda.so")
     # make's own variables would make a test that calls make part of this build.
     for name in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "GNUMAKEFLAGS"):
         env.pop(name, None)

@@ -255,3 +255,9 @@ const device_backend *emulated_device(void) {
                                            .product = product};
     return &backend;
 }
+
+/* For programs that open a backend: as a shared object, which CKD_CUDA names. */
+__attribute__((visibility("default"))) const device_backend *ckd_device_backend(void);
+const device_backend *ckd_device_backend(void) {
+    return emulated_device();
+}
