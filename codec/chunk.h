@@ -46,7 +46,14 @@ ckd_status chunk_writer_finish(chunk_writer *w, hash128 *root, uint64_t *size, c
 ckd_status chunk_writer_close(chunk_writer *w, ckd_error *err);
 void chunk_writer_abort(chunk_writer *w); /* removes the file; accepts NULL */
 
-/* ---- reading: all but open and close may be called by several threads ---- */
+/* ---- reading: all but open, part and close may be called by several threads ---- */
+
+/* What a file holds of one checkpoint, or of all, in the order given to the writer; no bundles. */
+typedef struct chunk_part {
+    const record *records;
+    size_t count;
+} chunk_part;
+
 typedef struct chunk {
     file_reader *file;
     chunk_identity identity;
@@ -54,11 +61,12 @@ typedef struct chunk {
     uint64_t size;
     uint64_t index_offset, index_stored,
         index_raw;         /* bytes; for sharing out the index's size among its records */
-    const record *records; /* what the file holds, in the order given to the writer; no bundles */
+    const record *records; /* of chunk_open: the part of all checkpoints; else NULL */
     size_t record_count;
     const record
         *outer; /* what stands in the file by itself, in file order: bundles, but not what is in them */
     size_t outer_count;
+    struct chunk_unpacked *parts; /* that were asked for */
     record_arena arena;
     size_t more_holders; /* besides who opened it */
 } chunk;
@@ -67,13 +75,23 @@ typedef struct chunk {
  * Errors: NOT_FOUND, CORRUPT, UNSUPPORTED (version or feature bits), IO, NOMEM.
  */
 ckd_status chunk_open(chunk **out, const char *path, ckd_error *err);
+/*
+ * The same without unpacking any bundle: damage inside of them does not show, c->records is NULL, and records come from chunk_part_of. For files that may hold
+ * many checkpoints, of which few are wanted.
+ */
+ckd_status chunk_open_outer(chunk **out, const char *path, ckd_error *err);
+/*
+ * What the file has of a checkpoint (NULL: of all), which may be nothing: unpacks bundles of that checkpoint only, once. *out is the chunk's, and lives as
+ * long. One thread at a time; others may use what they were given before. Errors: CORRUPT, UNSUPPORTED, IO, NOMEM.
+ */
+ckd_status chunk_part_of(const chunk_part **out, chunk *c, const ckd_id *checkpoint, ckd_error *err);
 void chunk_close(
     chunk *
         c); /* accepts NULL. The last holder's closes it; with chunk_hold, callers see to it that only one of them holds or closes at a time */
 chunk *chunk_hold(chunk *c);
 /*
- * Reads a payload (stored_size bytes) and checks its checksum; that of a record in a bundle was computed when the file was opened
- * (or is 0, if the file is so small that it was read whole then): it tells what changed since, and the content hash what was damaged then. r is a record of the chunk, or a copy of one.
+ * Reads a payload (stored_size bytes) and checks its checksum; that of a record in a bundle was computed when the bundle was unpacked
+ * (or is 0, if the file is so small that it was read whole when it was opened): it tells what changed since, and the content hash what was damaged then. r is a record of the chunk, or a copy of one.
  */
 ckd_status chunk_read_payload(const chunk *c, const record *r, void *to, ckd_error *err);
 /* Its second half, for a payload that came in another way: CORRUPT if it is not what the record's checksum says. */
@@ -81,7 +99,7 @@ ckd_status chunk_check_payload(const chunk *c, const record *r, const void *payl
 /*
  * Checks that the header in front of the payload equals the index's copy, and that the bytes between it and the record
  * before are zero. (A load does not need it; verify does.) r must point into c->outer.
- * With chunk_open, this and chunk_read_payload on all of c->outer, every byte of the file has been looked at.
+ * With chunk_open_outer, this and chunk_read_payload on all of c->outer, every byte of the file has been looked at.
  */
 ckd_status chunk_check_record(const chunk *c, const record *r, ckd_error *err);
 

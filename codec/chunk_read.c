@@ -155,7 +155,7 @@ static bool root_matches(const chunk_footer *f, const uint8_t *raw) {
 static ckd_status parse_index(chunk *c, const uint8_t *raw, const chunk_footer *f, ckd_error *err) {
     const char *path = file_path(c->file);
     record *records = calloc(f->record_count + 1, sizeof(*records));
-    c->outer = c->records = records;
+    c->outer = records;
     if (!records) {
         return err_nomem(err, f->record_count * sizeof(*records), "records");
     }
@@ -180,7 +180,7 @@ static ckd_status parse_index(chunk *c, const uint8_t *raw, const chunk_footer *
     if (reader_left(&in) != 0 || end != f->index_offset) {
         return err_corrupt(err, path, f->index_offset, "the index does not end where the records do");
     }
-    c->outer_count = c->record_count = f->record_count;
+    c->outer_count = f->record_count;
     return CKD_OK;
 }
 
@@ -201,7 +201,17 @@ static ckd_status read_index(chunk *c, const chunk_footer *f, ckd_error *err) {
     return status;
 }
 
-static ckd_status open_parts(chunk *c, const char *path, ckd_error *err) {
+static ckd_status check_features(const chunk *c, uint64_t features, ckd_error *err) {
+    for (size_t i = 0; i < c->outer_count && !(features & CHUNK_BUNDLES); i++) {
+        if (c->outer[i].kind == RECORD_BUNDLE) {
+            return err_corrupt(err, file_path(c->file), c->outer[i].offset,
+                               "a bundle in a file whose header does not say that it has any");
+        }
+    }
+    return CKD_OK;
+}
+
+static ckd_status open_all(chunk *c, const char *path, ckd_error *err) {
     chunk_footer footer;
     uint64_t features = 0;
     ckd_status status = file_open_read(&c->file, path, err);
@@ -224,7 +234,7 @@ static ckd_status open_parts(chunk *c, const char *path, ckd_error *err) {
         status = read_index(c, &footer, err);
     }
     if (status == CKD_OK) {
-        status = chunk_unpack_bundles(c, features & CHUNK_BUNDLES, err);
+        status = check_features(c, features, err);
     }
     if (status == CKD_OK) {
         c->root = footer.root;
@@ -235,19 +245,35 @@ static ckd_status open_parts(chunk *c, const char *path, ckd_error *err) {
     return status;
 }
 
-ckd_status chunk_open(chunk **out, const char *path, ckd_error *err) {
+ckd_status chunk_open_outer(chunk **out, const char *path, ckd_error *err) {
     *out = NULL;
     chunk *c = calloc(1, sizeof(*c));
     if (!c) {
         return err_nomem(err, sizeof(*c), "a chunk file's handle");
     }
-    ckd_status status = open_parts(c, path, err);
+    ckd_status status = open_all(c, path, err);
     if (status != CKD_OK) {
         chunk_close(c);
         return status;
     }
     *out = c;
     return CKD_OK;
+}
+
+ckd_status chunk_open(chunk **out, const char *path, ckd_error *err) {
+    const chunk_part *all;
+    ckd_status status = chunk_open_outer(out, path, err);
+    if (status == CKD_OK) {
+        status = chunk_part_of(&all, *out, NULL, err);
+    }
+    if (status == CKD_OK) {
+        (*out)->records = all->records;
+        (*out)->record_count = all->count;
+    } else {
+        chunk_close(*out);
+        *out = NULL;
+    }
+    return status;
 }
 
 chunk *chunk_hold(chunk *c) {
@@ -267,9 +293,7 @@ void chunk_close(chunk *c) {
         file_close_read(c->file);
     }
     arena_free(&c->arena);
-    if (c->records != c->outer) {
-        free((void *)c->records);
-    }
+    chunk_parts_free(c);
     free((void *)c->outer);
     free(c);
 }

@@ -1,6 +1,7 @@
 /*
- * Opening a chunk file that has bundles: their records among the others, in the order in which the writer got them. Bundles are
- * small, so they are read whole; unless the file is kept in memory, their payloads are read again one by one, when they are needed.
+ * What a chunk file holds of a checkpoint: records that stand by themselves and those in bundles, in the order in which the writer got them. Of several checkpoints in one
+ * file only the bundles of those are unpacked that are asked for. Bundles are small, so they are read whole; unless the file is kept in memory, their payloads are
+ * read again one by one, when they are needed.
  */
 #include <stdlib.h>
 
@@ -9,6 +10,7 @@
 
 typedef struct unpacking {
     chunk *c;
+    const ckd_id *checkpoint; /* NULL: all */
     bytes payload;
     bundle_member *members; /* of all bundles */
     size_t count;
@@ -79,13 +81,17 @@ static ckd_status unpack_one(unpacking *u, const record *bundle, uint64_t outsid
     return status;
 }
 
+static bool is_wanted(const unpacking *u, const record *r) {
+    return !u->checkpoint || memcmp(&r->tensor->checkpoint, u->checkpoint, sizeof(ckd_id)) == 0;
+}
+
 /* The records outside of bundles, with the others where they belong. */
-static ckd_status merge(unpacking *u, size_t bundles) {
-    chunk *c = u->c;
-    size_t total = c->outer_count - bundles + u->count, at = 0, next = 0, outside = 0;
-    record *records = malloc((total + 1) * sizeof(*records));
+static ckd_status merge(const unpacking *u, chunk_part *out) {
+    const chunk *c = u->c;
+    size_t room = c->outer_count + u->count, at = 0, next = 0, outside = 0;
+    record *records = malloc((room + 1) * sizeof(*records));
     if (!records) {
-        return err_nomem(u->err, total * sizeof(*records), "records");
+        return err_nomem(u->err, room * sizeof(*records), "records");
     }
     for (size_t i = 0; i < c->outer_count; i++) {
         if (c->outer[i].kind == RECORD_BUNDLE) {
@@ -94,34 +100,73 @@ static ckd_status merge(unpacking *u, size_t bundles) {
         while (next < u->count && u->members[next].before <= outside) {
             records[at++] = u->members[next++].record;
         }
-        records[at++] = c->outer[i];
+        if (is_wanted(u, &c->outer[i])) {
+            records[at++] = c->outer[i];
+        }
         outside++;
     }
     while (next < u->count) {
         records[at++] = u->members[next++].record;
     }
-    c->records = records;
-    c->record_count = total;
+    *out = (chunk_part){records, at};
     return CKD_OK;
 }
 
-ckd_status chunk_unpack_bundles(chunk *c, bool allowed, ckd_error *err) {
-    unpacking u = {.c = c, .err = err};
-    size_t bundles = 0;
+static ckd_status unpack(unpacking *u, chunk_part *out) {
+    const chunk *c = u->c;
+    size_t bundles = 0, wanted = 0;
     ckd_status status = CKD_OK;
     for (size_t i = 0; i < c->outer_count && status == CKD_OK; i++) {
         const record *r = &c->outer[i];
+        bool mine = is_wanted(u, r);
+        wanted += mine;
         if (r->kind == RECORD_BUNDLE) {
-            status = allowed ? unpack_one(&u, r, i - bundles)
-                             : err_corrupt(err, file_path(c->file), r->offset,
-                                           "a bundle in a file whose header does not say that it has any");
+            status = mine ? unpack_one(u, r, i - bundles) : CKD_OK;
             bundles++;
         }
     }
-    if (status == CKD_OK && bundles) {
-        status = merge(&u, bundles);
+    if (status == CKD_OK && !bundles && wanted == c->outer_count) {
+        *out = (chunk_part){c->outer, c->outer_count};
+        return CKD_OK;
     }
-    free(u.members);
-    bytes_free(&u.payload);
-    return status;
+    return status == CKD_OK ? merge(u, out) : status;
+}
+
+ckd_status chunk_part_of(const chunk_part **out, chunk *c, const ckd_id *checkpoint, ckd_error *err) {
+    ckd_id key = checkpoint ? *checkpoint : (ckd_id){{0}};
+    chunk_unpacked *p = c->parts;
+    *out = NULL;
+    while (p && memcmp(&p->checkpoint, &key, sizeof(key)) != 0) {
+        p = p->next;
+    }
+    if (!p) {
+        p = calloc(1, sizeof(*p));
+        if (!p) {
+            return err_nomem(err, sizeof(*p), "records");
+        }
+        unpacking u = {.c = c, .checkpoint = checkpoint, .err = err};
+        ckd_status status = unpack(&u, &p->part);
+        free(u.members);
+        bytes_free(&u.payload);
+        if (status != CKD_OK) {
+            free(p);
+            return status;
+        }
+        p->checkpoint = key;
+        p->next = c->parts;
+        c->parts = p;
+    }
+    *out = &p->part;
+    return CKD_OK;
+}
+
+void chunk_parts_free(chunk *c) {
+    while (c->parts) {
+        chunk_unpacked *p = c->parts;
+        c->parts = p->next;
+        if (p->part.records != c->outer) {
+            free((void *)p->part.records);
+        }
+        free(p);
+    }
 }

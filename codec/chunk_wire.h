@@ -55,10 +55,13 @@ void gather_free(chunk_gathered *g);
 
 /* ---- reading ---- */
 
-/*
- * Makes c->records of c->outer, with what is in bundles in their stead. `allowed`: the file's header says that there may be some.
- * Errors: CORRUPT, UNSUPPORTED, IO, NOMEM.
- */
-ckd_status chunk_unpack_bundles(chunk *c, bool allowed, ckd_error *err);
+/* A part, in the list of its chunk. */
+typedef struct chunk_unpacked {
+    chunk_part part;
+    ckd_id checkpoint; /* zero: of all */
+    struct chunk_unpacked *next;
+} chunk_unpacked;
+/* Closing: frees all parts. */
+void chunk_parts_free(chunk *c);
 
 #endif

@@ -15,10 +15,6 @@ typedef struct batch {
 
 /* ---- what is still needed ---- */
 
-static bool is_ours(const rewrite *r, const record *from) {
-    return id_equal(&from->tensor->checkpoint, &r->plan->view->manifest.checkpoint.id);
-}
-
 /* Those of the view's shared records that blocks and links which are copied build on. */
 typedef struct needed_records {
     const view *v;
@@ -41,13 +37,14 @@ static void need_all_of(needed_records *n, const record *r) {
     }
 }
 
-/* By record of the file. Blocks of files that come later may all be copied: it is not known yet. */
-static ckd_status find_needed(bool **out, const rewrite *r, const chunk *c, ckd_error *err) {
+/* By record of the part. Blocks of files that come later may all be copied: it is not known yet. */
+static ckd_status find_needed(bool **out, const rewrite *r, size_t number, ckd_error *err) {
     const view *v = r->plan->view;
+    const chunk_part *own = v->parts[number];
     needed_records n = {.v = v,
                         .is_needed = calloc(v->shared_count + 1, sizeof(bool)),
                         .todo = calloc(v->shared_count + 1, sizeof(size_t))};
-    bool *needed = calloc(c->record_count + 1, sizeof(*needed));
+    bool *needed = calloc(own->count + 1, sizeof(*needed));
     ckd_status status = n.is_needed && n.todo && needed
                             ? CKD_OK
                             : err_nomem(err, v->shared_count * sizeof(size_t), "records that blocks share");
@@ -60,8 +57,8 @@ static ckd_status find_needed(bool **out, const rewrite *r, const chunk *c, ckd_
         need_all_of(&n, v->shared[n.todo[--n.todo_count]].record);
     }
     for (size_t i = 0; i < v->shared_count && status == CKD_OK; i++) {
-        if (v->shared[i].chunk == c) {
-            needed[v->shared[i].record - c->records] = n.is_needed[i];
+        if (v->shared[i].chunk == v->chunks[number]) {
+            needed[v->shared[i].record - own->records] = n.is_needed[i];
         }
     }
     free(n.todo);
@@ -165,29 +162,31 @@ static ckd_status write_batch(batch *b, chunk_writer *w, ckd_error *err) {
 
 /* ---- one file ---- */
 
-/* Numbers of the view's blocks, by record of the file. */
-static size_t *number_blocks(const view *v, const chunk *c, ckd_error *err) {
-    size_t *numbers = malloc((c->record_count + 1) * sizeof(*numbers));
+/* Numbers of the view's blocks, by record of its part of a file. */
+static size_t *number_blocks(const view *v, size_t number, ckd_error *err) {
+    const chunk_part *own = v->parts[number];
+    size_t *numbers = malloc((own->count + 1) * sizeof(*numbers));
     if (!numbers) {
-        err_nomem(err, c->record_count * sizeof(*numbers), "the records of a file");
+        err_nomem(err, own->count * sizeof(*numbers), "the records of a file");
         return NULL;
     }
-    for (size_t i = 0; i < c->record_count; i++) {
+    for (size_t i = 0; i < own->count; i++) {
         numbers[i] = SIZE_MAX;
     }
     for (size_t i = 0; i < v->block_count; i++) {
-        if (v->blocks[i].chunk == c) {
-            numbers[v->blocks[i].record - c->records] = i;
+        if (v->blocks[i].chunk == v->chunks[number]) {
+            numbers[v->blocks[i].record - own->records] = i;
         }
     }
     return numbers;
 }
 
 /* Records in a bundle have no checksums of their own that damage before the file was opened would show in. */
-static ckd_status check_bundles(const chunk *c, bytes *room, bool *any, ckd_error *err) {
+static ckd_status check_bundles(const view *v, size_t number, bytes *room, bool *any, ckd_error *err) {
+    const chunk *c = v->chunks[number];
     for (size_t i = 0; i < c->outer_count; i++) {
         const record *r = &c->outer[i];
-        if (r->kind != RECORD_BUNDLE) {
+        if (r->kind != RECORD_BUNDLE || !id_equal(&r->tensor->checkpoint, &v->manifest.checkpoint.id)) {
             continue;
         }
         *any = true;
@@ -200,20 +199,21 @@ static ckd_status check_bundles(const chunk *c, bytes *room, bool *any, ckd_erro
     return CKD_OK;
 }
 
-/* Those that blocks share, or all others. needed: by record of the file; NULL: all. */
-static ckd_status write_records(rewrite *r, const chunk *c, chunk_writer *w, batch *b, const size_t *numbers,
+/* Those that blocks share, or all others, of file `number`. needed: by record of the part; NULL: all. */
+static ckd_status write_records(rewrite *r, size_t number, chunk_writer *w, batch *b, const size_t *numbers,
                                 bool shared, const bool *needed, ckd_error *err) {
+    const chunk_part *own = r->plan->view->parts[number];
     ckd_status status = CKD_OK;
     uint64_t raw = 0;
-    for (size_t i = 0; i < c->record_count && status == CKD_OK; i++) {
-        const record *from = &c->records[i];
-        if (!is_ours(r, from) || is_shared(from) != shared || (needed && !needed[i]) ||
+    for (size_t i = 0; i < own->count && status == CKD_OK; i++) {
+        const record *from = &own->records[i];
+        if (is_shared(from) != shared || (needed && !needed[i]) ||
             (shared && compact_written_has(&r->written, from))) {
             continue;
         }
         compact_item *item = &b->items[b->count++];
         item->from = from;
-        item->chunk = c;
+        item->chunk = r->plan->view->chunks[number];
         item->block = numbers[i];
         raw += from->raw_size;
         if (shared) {
@@ -228,36 +228,36 @@ static ckd_status write_records(rewrite *r, const chunk *c, chunk_writer *w, bat
 }
 
 /* What blocks share comes last: only then it is known who needs it. */
-static ckd_status write_all(rewrite *r, const chunk *c, chunk_writer *w, batch *b, const size_t *numbers,
+static ckd_status write_all(rewrite *r, size_t number, chunk_writer *w, batch *b, const size_t *numbers,
                             ckd_error *err) {
     bool *needed = NULL;
-    ckd_status status = write_records(r, c, w, b, numbers, false, NULL, err);
+    ckd_status status = write_records(r, number, w, b, numbers, false, NULL, err);
     if (status == CKD_OK) {
-        status = find_needed(&needed, r, c, err);
+        status = find_needed(&needed, r, number, err);
     }
     if (status == CKD_OK) {
-        status = write_records(r, c, w, b, numbers, true, needed, err);
+        status = write_records(r, number, w, b, numbers, true, needed, err);
     }
     free(needed);
     return status;
 }
 
-static ckd_status fill_file(rewrite *r, const chunk *c, chunk_writer *w, ckd_error *err) {
+static ckd_status fill_file(rewrite *r, size_t number, chunk_writer *w, ckd_error *err) {
     batch b = {.r = r, .items = calloc(BATCH_ITEMS, sizeof(compact_item))};
-    size_t *numbers = number_blocks(r->plan->view, c, err);
+    size_t *numbers = number_blocks(r->plan->view, number, err);
     ckd_status status = !b.items  ? err_nomem(err, BATCH_ITEMS * sizeof(compact_item), "records")
                         : numbers ? CKD_OK
                                   : CKD_E_NOMEM;
     bool bundles = false;
     bytes room = {0};
     if (status == CKD_OK) {
-        status = check_bundles(c, &room, &bundles, err);
+        status = check_bundles(r->plan->view, number, &room, &bundles, err);
     }
     if (status == CKD_OK) {
         if (bundles || r->m.checkpoint.fidelity != CKD_EXACT) {
             chunk_writer_gather(w);
         }
-        status = write_all(r, c, w, &b, numbers, err);
+        status = write_all(r, number, w, &b, numbers, err);
     }
     for (size_t i = 0; b.items && i < BATCH_ITEMS; i++) {
         bytes_free(&b.items[i].payload);
@@ -281,7 +281,7 @@ static ckd_status write_file(rewrite *members, size_t count, size_t number, ckd_
         return status;
     }
     for (size_t k = 0; k < count && status == CKD_OK; k++) {
-        status = fill_file(&members[k], members[k].plan->view->chunks[number], w, err);
+        status = fill_file(&members[k], number, w, err);
     }
     if (status != CKD_OK) {
         chunk_writer_abort(w);

@@ -5,11 +5,18 @@
 
 #include "engine/read_through.h"
 
-/* Says which tensors a damaged bundle holds: which of them suffered shows only when their values are rebuilt. */
-static void name_members(const chunk *c, const record *bundle, ckd_error *why) {
+/*
+ * Says which tensors a damaged bundle holds: which of them suffered shows only when their values are rebuilt. If its heads are damaged, nobody knows which
+ * these are.
+ */
+static void name_members(chunk *c, const record *bundle, ckd_error *why) {
+    const chunk_part *own;
     size_t used = strlen(why->message), count = 0;
-    for (size_t i = 0; i < c->record_count; i++) {
-        const record *r = &c->records[i];
+    if (chunk_part_of(&own, c, &bundle->tensor->checkpoint, NULL) != CKD_OK) {
+        return;
+    }
+    for (size_t i = 0; i < own->count; i++) {
+        const record *r = &own->records[i];
         if (r->bundle != bundle) {
             continue;
         }
@@ -35,10 +42,11 @@ static const char *owner_of(const file_check *f, const record *r) {
 }
 
 /* Values are checked where they are rebuilt; measures belong to none. Damaged, they make nothing unloadable. */
-static ckd_status check_measures(const file_check *f, const chunk *c, ckd_error *err) {
+static ckd_status check_measures(const file_check *f, const chunk *c, const chunk_part *own,
+                                 ckd_error *err) {
     ckd_status status = CKD_OK;
-    for (size_t i = 0; i < c->record_count && status == CKD_OK; i++) {
-        const record *r = &c->records[i];
+    for (size_t i = 0; i < own->count && status == CKD_OK; i++) {
+        const record *r = &own->records[i];
         measures_entry *entries = NULL;
         size_t count;
         ckd_error why = {.offset = CKD_NO_OFFSET};
@@ -52,7 +60,24 @@ static ckd_status check_measures(const file_check *f, const chunk *c, ckd_error 
     return status;
 }
 
-static ckd_status check_record(const file_check *f, const chunk *c, size_t number, ckd_error *err) {
+/* Of all checkpoints in the file. Where a bundle of one does not unpack, there was damage to tell already. */
+static ckd_status check_contents(const file_check *f, chunk *c, ckd_error *err) {
+    ckd_status status = CKD_OK;
+    for (size_t i = 0; i < c->outer_count && status == CKD_OK; i++) {
+        const record *r = &c->outer[i];
+        const chunk_part *own;
+        ckd_error why = {.offset = CKD_NO_OFFSET};
+        if (i && id_equal(&r->tensor->checkpoint, &r[-1].tensor->checkpoint)) {
+            continue;
+        }
+        ckd_status found = chunk_part_of(&own, c, &r->tensor->checkpoint, &why);
+        status = found == CKD_OK ? check_measures(f, c, own, err)
+                                 : damage_note(f->damage, found, &why, CKD_NO_OFFSET, owner_of(f, r), err);
+    }
+    return status;
+}
+
+static ckd_status check_record(const file_check *f, chunk *c, size_t number, ckd_error *err) {
     const record *r = &c->outer[number];
     ckd_error why = {.offset = CKD_NO_OFFSET};
     ckd_status found = record_read_through(f->payload, c, r, &why);
@@ -73,7 +98,7 @@ static ckd_status open_file(chunk **out, const file_check *f, const ckd_id *id, 
                             ckd_error *why) {
     pathname p = path_chunk(f->store->path, id, "");
     const char *path = f->path ? f->path : p.text;
-    ckd_status status = chunk_open(out, path, why);
+    ckd_status status = chunk_open_outer(out, path, why);
     if (status != CKD_OK) {
         return err_in_file(why, status, path);
     }
@@ -100,7 +125,7 @@ static ckd_status check(const file_check *f, const ckd_id *id, const note_file *
         status = check_record(f, c, i, err);
     }
     if (status == CKD_OK) {
-        status = check_measures(f, c, err);
+        status = check_contents(f, c, err);
     }
     chunk_close(c);
     return status;

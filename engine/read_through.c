@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "engine/damage.h"
 #include "engine/needs.h"
 
 ckd_status record_read_through(bytes *payload, const chunk *c, const record *r, ckd_error *err) {
@@ -27,10 +28,11 @@ ckd_status record_read_through(bytes *payload, const chunk *c, const record *r, 
                              "a bundle does not have the content hash it was written with");
 }
 
-ckd_status checkpoint_read_through(ckd_store *store, const manifest_name *name, ckd_error *err) {
+ckd_status checkpoint_read_through(bool *all_whole, ckd_store *store, const manifest_name *name, ckd_error *err) {
     manifest m;
     view *v;
     bytes payload = {0};
+    *all_whole = true;
     ckd_status status = store_read_manifest(&m, store, name->run, name->step, name->generation, err);
     if (status != CKD_OK) {
         return status;
@@ -39,7 +41,11 @@ ckd_status checkpoint_read_through(ckd_store *store, const manifest_name *name, 
     for (size_t i = 0; status == CKD_OK && i < v->chunk_count; i++) {
         const chunk *c = v->chunks[i];
         for (size_t k = 0; k < c->outer_count && status == CKD_OK; k++) {
-            status = record_read_through(&payload, c, &c->outer[k], err);
+            ckd_error why = {.offset = CKD_NO_OFFSET};
+            ckd_status found = record_read_through(&payload, c, &c->outer[k], &why);
+            bool own = id_equal(&c->outer[k].tensor->checkpoint, &v->manifest.checkpoint.id);
+            *all_whole = *all_whole && found == CKD_OK;
+            status = own || !is_damage(found, &why) ? err_from(err, found, &why) : CKD_OK;
         }
     }
     view_close(v);
@@ -85,11 +91,11 @@ static void choose_safe(needs *n, const ckd_prune *plan, need **todo) {
     }
 }
 
-static ckd_status read_one(ckd_store *store, const ckd_checkpoint *c, ckd_error *err) {
+static ckd_status read_one(bool *all_whole, ckd_store *store, const ckd_checkpoint *c, ckd_error *err) {
     manifest_name name = {.step = c->step, .generation = c->generation};
     ckd_error why = {.offset = CKD_NO_OFFSET};
     memcpy(name.run, c->run, sizeof(name.run));
-    ckd_status status = checkpoint_read_through(store, &name, &why);
+    ckd_status status = checkpoint_read_through(all_whole, store, &name, &why);
     if (status == CKD_E_CORRUPT || status == CKD_E_UNSUPPORTED || status == CKD_E_NOT_FOUND) {
         char text[sizeof(why.message)];
         snprintf(text, sizeof(text),
@@ -143,8 +149,9 @@ static ckd_status read_chosen(verified_files *done, ckd_store *store, const need
     for (size_t i = 0; i < n->count && status == CKD_OK; i++) {
         const need *x = &n->items[i];
         if (x->chosen && !is_fresh(m, &x->m)) {
-            status = read_one(store, &x->m.checkpoint, err);
-            status = status == CKD_OK ? verified_add(done, &x->m, err) : status;
+            bool all_whole;
+            status = read_one(&all_whole, store, &x->m.checkpoint, err);
+            status = status == CKD_OK && all_whole ? verified_add(done, &x->m, err) : status;
         }
     }
     return status;

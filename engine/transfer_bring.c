@@ -155,7 +155,7 @@ static ckd_status blame_source(const transfer *t, const transfer_item *item, ckd
 
 static ckd_status open_named(chunk **out, const ckd_store *store, const char *path, const note_file *file,
                              ckd_error *err) {
-    ckd_status status = chunk_open(out, path, err);
+    ckd_status status = chunk_open_outer(out, path, err);
     if (status != CKD_OK) {
         return err_in_file(err, status, path);
     }

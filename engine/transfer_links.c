@@ -38,12 +38,13 @@ static ckd_status check_file(const transfer *t, view_cache *there, const transfe
                              const transfer_file *f, ckd_error *err) {
     chunk *c = NULL;
     pathname path = f->arrived ? transfer_path(t, &f->file.id) : path_chunk(t->to->path, &f->file.id, "");
-    ckd_status status = chunk_open(&c, path.text, err);
-    for (size_t i = 0; status == CKD_OK && i < c->record_count; i++) {
-        const record *r = &c->records[i];
-        if (!id_equal(&r->tensor->checkpoint, &item->m.checkpoint.id)) {
-            continue;
-        }
+    const chunk_part *own = NULL;
+    ckd_status status = chunk_open_outer(&c, path.text, err);
+    if (status == CKD_OK) {
+        status = chunk_part_of(&own, c, &item->m.checkpoint.id, err);
+    }
+    for (size_t i = 0; status == CKD_OK && i < own->count; i++) {
+        const record *r = &own->records[i];
         for (uint32_t k = 0; k < r->dependency_count && status == CKD_OK; k++) {
             const dependency *on = &r->dependencies[k];
             if (on->kind == DEPENDS_LINK && !id_equal(&on->checkpoint, &r->tensor->checkpoint)) {

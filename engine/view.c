@@ -19,7 +19,8 @@ static chunk *opened_by(const view *like, size_t i, const note_file *file) {
 
 static ckd_status open_chunks(view *v, const ckd_store *store, const view *like, ckd_error *err) {
     v->chunks = calloc(v->manifest.file_count + 1, sizeof(chunk *));
-    if (!v->chunks) {
+    v->parts = calloc(v->manifest.file_count + 1, sizeof(*v->parts));
+    if (!v->chunks || !v->parts) {
         return err_nomem(err, v->manifest.file_count * sizeof(chunk *), "chunk handles");
     }
     for (size_t i = 0; i < v->manifest.file_count; i++) {
@@ -30,7 +31,7 @@ static ckd_status open_chunks(view *v, const ckd_store *store, const view *like,
             continue;
         }
         pathname p = path_chunk(store->path, &file->id, "");
-        ckd_status status = chunk_open(&v->chunks[i], p.text, err);
+        ckd_status status = chunk_open_outer(&v->chunks[i], p.text, err);
         if (status == CKD_E_NOT_FOUND) {
             return err_corrupt(err, p.text, CKD_NO_OFFSET, "a chunk file of %s@%llu is missing",
                                v->manifest.checkpoint.run, (unsigned long long)v->manifest.checkpoint.step);
@@ -50,15 +51,23 @@ static ckd_status open_chunks(view *v, const ckd_store *store, const view *like,
     return CKD_OK;
 }
 
-static bool belongs(const view *v, const record *r) {
-    return id_equal(&r->tensor->checkpoint, &v->manifest.checkpoint.id);
+/* Of a file that others are in, too, only what is this checkpoint's. */
+static ckd_status find_parts(view *v, ckd_error *err) {
+    ckd_status status = CKD_OK;
+    for (size_t i = 0; i < v->chunk_count && status == CKD_OK; i++) {
+        status = chunk_part_of(&v->parts[i], v->chunks[i], &v->manifest.checkpoint.id, err);
+        if (status != CKD_OK) {
+            err_in_file(err, status, file_path(v->chunks[i]->file));
+        }
+    }
+    return status;
 }
 
 static size_t count_kind(const view *v, record_kind kind) {
     size_t count = 0;
     for (size_t i = 0; i < v->chunk_count; i++) {
-        for (size_t k = 0; k < v->chunks[i]->record_count; k++) {
-            count += v->chunks[i]->records[k].kind == (uint32_t)kind;
+        for (size_t k = 0; k < v->parts[i]->count; k++) {
+            count += v->parts[i]->records[k].kind == (uint32_t)kind;
         }
     }
     return count;
@@ -75,7 +84,7 @@ static int by_content(const void *a, const void *b) {
 static ckd_status collect_records(view *v, ckd_error *err) {
     size_t total = 0;
     for (size_t i = 0; i < v->chunk_count; i++) {
-        total += v->chunks[i]->record_count;
+        total += v->parts[i]->count;
     }
     v->blocks = calloc(total + 1, sizeof(*v->blocks));
     if (!v->blocks) {
@@ -89,15 +98,14 @@ static ckd_status collect_records(view *v, ckd_error *err) {
         return err_nomem(err, (blobs + shared) * sizeof(*v->blobs), "references of shared records");
     }
     for (size_t i = 0; i < v->chunk_count; i++) {
-        for (size_t k = 0; k < v->chunks[i]->record_count; k++) {
-            const record *r = &v->chunks[i]->records[k];
+        for (size_t k = 0; k < v->parts[i]->count; k++) {
+            const record *r = &v->parts[i]->records[k];
             view_block b = {.record = r, .chunk = v->chunks[i]};
-            if (r->kind == RECORD_BLOCK && belongs(v, r)) {
+            if (r->kind == RECORD_BLOCK) {
                 v->blocks[v->block_count++] = b;
-            } else if (r->kind == RECORD_BLOB && belongs(v, r)) {
+            } else if (r->kind == RECORD_BLOB) {
                 v->blobs[v->blob_count++] = b;
-            } else if ((r->kind == RECORD_GROUP || r->kind == RECORD_SIDE || r->kind == RECORD_LINK) &&
-                       belongs(v, r)) {
+            } else if (r->kind == RECORD_GROUP || r->kind == RECORD_SIDE || r->kind == RECORD_LINK) {
                 v->shared[v->shared_count++] = b;
             }
         }
@@ -339,8 +347,8 @@ static place first_place(const view *v, view_tensor *t) {
     for (size_t s = 0; s < t->shard_count; s++) {
         for (size_t b = 0; b < t->shards[s].block_count; b++) {
             const view_block *block = &t->shards[s].blocks[b];
-            size_t number = (size_t)(block->record - block->chunk->records);
-            place p = {file_number(v, block->chunk), number, t};
+            size_t file = file_number(v, block->chunk);
+            place p = {file, (size_t)(block->record - v->parts[file]->records), t};
             if (by_file_and_record(&p, &first) < 0) {
                 first = p;
             }
@@ -376,6 +384,9 @@ ckd_status view_open(view **out, const ckd_store *store, manifest *m, const view
     v->manifest = *m;
     memset(m, 0, sizeof(*m));
     ckd_status status = open_chunks(v, store, like, err);
+    if (status == CKD_OK) {
+        status = find_parts(v, err);
+    }
     if (status == CKD_OK) {
         status = collect_records(v, err);
     }
@@ -419,6 +430,7 @@ void view_close(view *v) {
     }
     view_drop_ready(v);
     free(v->chunks);
+    free(v->parts);
     free(v->ready_chunks);
     free(v->blocks);
     free(v->collected);

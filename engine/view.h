@@ -38,6 +38,7 @@ typedef struct view_tensor {
 typedef struct view {
     manifest manifest;
     chunk **chunks;
+    const chunk_part **parts; /* of each: what it has of this checkpoint */
     size_t chunk_count;
     view_block *blocks;
     size_t *collected; /* of each block: its place among all before they were sorted */

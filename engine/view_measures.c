@@ -14,21 +14,17 @@ double measures_rel_l2(const measures *m) {
     return isfinite(ratio) && isfinite(m->value_squares) ? sqrt(ratio) : NAN;
 }
 
-static bool ours(const view *v, const record *r) {
-    return id_equal(&r->tensor->checkpoint, &v->manifest.checkpoint.id);
-}
-
 /* The shards of a file, in the order of their first blocks there; `count` of them. */
-static view_shard **shards_of(view *v, const chunk *c, size_t *count) {
-    view_shard **by_record = calloc(c->record_count + 1, sizeof(view_shard *));
+static view_shard **shards_of(view *v, const chunk *c, const chunk_part *own, size_t *count) {
+    view_shard **by_record = calloc(own->count + 1, sizeof(view_shard *));
     *count = 0;
     for (size_t i = 0; by_record && i < v->shard_count; i++) {
         const view_block *first = &v->shards[i].blocks[0];
         if (first->chunk == c) {
-            by_record[first->record - c->records] = &v->shards[i];
+            by_record[first->record - own->records] = &v->shards[i];
         }
     }
-    for (size_t i = 0; by_record && i < c->record_count; i++) {
+    for (size_t i = 0; by_record && i < own->count; i++) {
         if (by_record[i]) {
             by_record[(*count)++] = by_record[i];
         }
@@ -41,12 +37,12 @@ static bool fits(const measures_entry *entries, size_t count, size_t shard_count
     return count == 0 || entries[count - 1].shard < shard_count;
 }
 
-static ckd_status attach(view *v, const chunk *c, const record *r, ckd_error *err) {
+static ckd_status attach(view *v, const chunk *c, const chunk_part *own, const record *r, ckd_error *err) {
     size_t shard_count, count = 0;
     measures_entry *entries = NULL;
-    view_shard **shards = shards_of(v, c, &shard_count);
+    view_shard **shards = shards_of(v, c, own, &shard_count);
     ckd_status status = shards ? measures_read(&entries, &count, c, r, err)
-                               : err_nomem(err, c->record_count * sizeof(*shards), "measures");
+                               : err_nomem(err, own->count * sizeof(*shards), "measures");
     bool usable = status == CKD_OK && fits(entries, count, shard_count);
     for (size_t i = 0; usable && i < count; i++) {
         shards[entries[i].shard]->measures = entries[i].measures;
@@ -66,9 +62,10 @@ ckd_status view_attach_measures(view *v, ckd_status inconsistent, ckd_error *err
     for (size_t i = 0; i < v->chunk_count; i++) {
         const chunk *c = v->chunks[i];
         const record *found = NULL;
-        for (size_t k = 0; k < c->record_count; k++) {
-            const record *r = &c->records[k];
-            if (r->kind != RECORD_MEASURES || !ours(v, r)) {
+        const chunk_part *own = v->parts[i];
+        for (size_t k = 0; k < own->count; k++) {
+            const record *r = &own->records[k];
+            if (r->kind != RECORD_MEASURES) {
                 continue;
             }
             if (found) {
@@ -81,7 +78,7 @@ ckd_status view_attach_measures(view *v, ckd_status inconsistent, ckd_error *err
             }
             found = r;
         }
-        ckd_status status = found ? attach(v, c, found, err) : CKD_OK;
+        ckd_status status = found ? attach(v, c, own, found, err) : CKD_OK;
         if (status != CKD_OK) {
             return status;
         }
