@@ -35,7 +35,7 @@ static const struct argp_option options_table[] = {
      "Code what was saved longer ago than this as small as can be, such as 7d", 1},
     {"recode-but", OPT_COLD_BUT, "N", 0, "The same of all but the N newest of each run", 1},
     {"pack-below", OPT_PACK, "SIZE", 0,
-     "Put chunk files smaller than this together, such as 256K, but for those of each run's newest four checkpoints",
+     "Put chunk files smaller than this together, but for those of each run's newest four checkpoints (256K); 0: none",
      1},
     {"rate", OPT_RATE, "SIZE", 0, "Read and write at most so much a second, such as 50M (no limit)", 2},
     {"dry-run", OPT_DRY, 0, 0, "Do all of it and throw it away: figures are exact, and nothing is changed",
@@ -45,7 +45,7 @@ static const struct argp_option options_table[] = {
 };
 
 static const char doc[] =
-    "Rewrite checkpoints whose chains are too long, with --pack-below put small chunk files together, and fold those that are no longer wanted into the ones that stay: with --keep options, or --fold for the stored policies, as ckptdelta prune, "
+    "Rewrite checkpoints whose chains are too long, put small chunk files together, and fold those that are no longer wanted into the ones that stay: with --keep options, or --fold for the stored policies, as ckptdelta prune, "
     "but for what is kept only because others are deltas on it, which goes as well. What stays loads to the same bits as before. Each "
     "checkpoint is rewritten by itself, read back and verified before its old files go, so this can be ended at any time, goes on where it ended, and can run beside a training that saves. "
     "What is damaged is left as it is, and told: exit status 4."
@@ -89,8 +89,9 @@ static error_t parse_number(int key, char *arg, struct argp_state *state, ckd_co
         return 0;
     case OPT_PACK:
         if (!cli_parse_size(&o->pack_below, arg)) {
-            return bad(state, "--pack-below is a size such as 100K or 4M", arg);
+            return bad(state, "--pack-below is a size such as 100K or 4M, or 0", arg);
         }
+        o->pack_below = o->pack_below ? o->pack_below : CKD_NO_PACKS;
         return 0;
     default:
         return ARGP_ERR_UNKNOWN;

@@ -46,6 +46,8 @@ typedef struct ckd_compaction {
         old_files; /* files of replaced generations that could not be removed yet, because somebody reads; the next call does it */
 } ckd_compaction;
 
+#define CKD_NO_PACKS UINT64_MAX
+
 typedef struct ckd_compact_options {
     size_t struct_size;
     const char *run;      /* NULL: all runs. Others are rewritten where they build on what goes */
@@ -57,7 +59,7 @@ typedef struct ckd_compact_options {
     uint64_t cold_after_s; /* recode what was saved longer ago than this with the archive level; 0: nothing */
     uint32_t cold_but_newest; /* the same for all but so many of the newest of each run; 0: nothing */
     uint64_t
-        pack_below; /* chunk files of fewer bytes become one, but for those of each run's newest four checkpoints; 0: none do. Who loads or copies a packed checkpoint reads more than its own bytes, and damage may concern several */
+        pack_below; /* chunk files of fewer bytes become one, but for those of each run's newest four checkpoints; 0: 256 KiB; CKD_NO_PACKS: none do. Who copies a packed checkpoint copies the file, and who loses the file loses several */
     uint64_t bytes_per_s; /* to read and write at most; 0: no limit */
     int dry_run;  /* do everything, and then throw it away: figures are exact, the store stays as it is */
     int estimate; /* only plan: nothing is coded, and figures are about what it would come to */

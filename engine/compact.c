@@ -7,9 +7,9 @@
 
 #define DEFAULT_DEPTH     16
 #define DEFAULT_LOAD_COST 4.0
+#define DEFAULT_PACK      (UINT64_C(256) << 10)
 #define VIEWS_AT_MOST     256 /* open at a time */
 #define NAP_NS            UINT64_C(100000000)
-#define LINEAGE_ROUNDS    256
 #define LAST_PATIENCE_MS  1000 /* for readers of what was replaced */
 
 /* The call: a compaction, and what is told of it. */
@@ -154,57 +154,6 @@ static ckd_status find_unwanted(compacting *x, ckd_error *err) {
     return CKD_OK;
 }
 
-typedef struct level {
-    need *n;
-    size_t level, place; /* above all that it builds on or came from; where it stood */
-} level;
-
-static int by_level(const void *a, const void *b) {
-    const level *x = a, *y = b;
-    int order = (x->level < y->level) - (x->level > y->level);
-    return order ? order : (x->place > y->place) - (x->place < y->place);
-}
-
-static bool raise_above(level *to, const level *all, const needs *n, const ckd_id *id) {
-    const need *on = id_is_zero(id) ? NULL : needs_find(n, id);
-    size_t at = on ? on->dependents_left : SIZE_MAX;
-    bool higher = at != SIZE_MAX && all[at].level >= to->level && &all[at] != to;
-    to->level = higher ? all[at].level + 1 : to->level;
-    return higher;
-}
-
-/* Those that a checkpoint came from are done before it, too, so that it can build on what they took over. needs_order is done with dependents_left. */
-static ckd_status order_by_lineage(compacting *x, ckd_error *err) {
-    level *all = calloc(x->count + 1, sizeof(*all));
-    if (!all) {
-        return err_nomem(err, x->count * sizeof(*all), "an order of checkpoints");
-    }
-    for (size_t i = 0; i < x->all.count; i++) {
-        x->all.items[i].dependents_left = SIZE_MAX;
-    }
-    for (size_t i = 0; i < x->count; i++) {
-        all[i] = (level){x->order[i], 0, i};
-        x->order[i]->dependents_left = i;
-    }
-    bool changed = true;
-    for (int rounds = 0; changed && rounds < LINEAGE_ROUNDS; rounds++) {
-        changed = false;
-        for (size_t i = x->count; i-- > 0;) {
-            const manifest *m = &all[i].n->m;
-            changed = raise_above(&all[i], all, &x->all, &m->checkpoint.parent) || changed;
-            for (size_t k = 0; k < m->dependency_count; k++) {
-                changed = raise_above(&all[i], all, &x->all, &m->dependencies[k]) || changed;
-            }
-        }
-    }
-    qsort(all, x->count, sizeof(*all), by_level);
-    for (size_t i = 0; i < x->count && !changed; i++) { /* else they came from each other in a circle */
-        x->order[i] = all[i].n;
-    }
-    free(all);
-    return CKD_OK;
-}
-
 /* All that is listed, dependents first. */
 static ckd_status find_order(compacting *x, ckd_error *err) {
     ckd_status status = needs_read(&x->all, x->c.store, err);
@@ -216,7 +165,7 @@ static ckd_status find_order(compacting *x, ckd_error *err) {
     }
     x->c.all = &x->all;
     status = needs_order(&x->order, &x->count, &x->all, err);
-    return status == CKD_OK ? order_by_lineage(x, err) : status;
+    return status == CKD_OK ? compact_order(x->order, x->count, &x->all, err) : status;
 }
 
 /* Is it older than so long, or not of the newest of its run? */
@@ -375,18 +324,55 @@ static ckd_status plan_pack(rewrite_plan *plans, size_t *count, compacting *x, c
     return CKD_OK;
 }
 
-static ckd_status rewrite_pack(compacting *x, rewrite_plan *plans, size_t count, ckd_error *err) {
+/* The one that cannot be read stays where it is, and is told. *dropped: there was one. */
+static ckd_status drop_failed(bool *dropped, compacting *x, rewrite_plan *plans, size_t *count,
+                              const compact_done *done, ckd_status why_status, const ckd_error *why,
+                              ckd_error *err) {
+    size_t at = 0;
+    while (at < *count && !done[at].failed) {
+        at++;
+    }
+    *dropped = at < *count;
+    if (!*dropped) {
+        return CKD_OK;
+    }
+    ckd_status status =
+        finish_item(x, &plans[at].view->manifest.checkpoint, &plans[at], 0, why_status, why, err);
+    rewrite_plan_free(&plans[at]);
+    --*count;
+    memmove(&plans[at], &plans[at + 1], (*count - at) * sizeof(*plans));
+    plans[*count] = (rewrite_plan){.view = NULL};
+    return status;
+}
+
+/* Those that can be read: one that is damaged is no reason to leave the others. */
+static ckd_status rewrite_readable(ckd_status *packed, ckd_error *why, compact_done *done, compacting *x,
+                                   rewrite_plan *plans, size_t *count, ckd_error *err) {
+    ckd_status status = CKD_OK;
+    bool again = true;
+    while (again && status == CKD_OK) {
+        *why = (ckd_error){.offset = CKD_NO_OFFSET};
+        *packed = *count ? compact_rewrite(done, &x->c, plans, *count, why) : CKD_OK;
+        again = false;
+        if (*packed != CKD_OK && concerns_one(*packed, why)) {
+            status = drop_failed(&again, x, plans, count, done, *packed, why, err);
+        }
+    }
+    return status;
+}
+
+static ckd_status rewrite_pack(compacting *x, rewrite_plan *plans, size_t *count, ckd_error *err) {
     compact_done done[COMPACT_PACK_MOST] = {{.stored = 0}};
     ckd_error why = {.offset = CKD_NO_OFFSET};
     ckd_status status = CKD_OK, packed = CKD_OK;
     if (x->c.options.estimate) {
-        for (size_t i = 0; i < count; i++) {
+        for (size_t i = 0; i < *count; i++) {
             done[i].stored = plans[i].about;
         }
     } else {
-        packed = compact_rewrite(done, &x->c, plans, count, &why);
+        status = rewrite_readable(&packed, &why, done, x, plans, count, err);
     }
-    for (size_t i = 0; i < count && status == CKD_OK; i++) {
+    for (size_t i = 0; i < *count && status == CKD_OK; i++) {
         bool mine = packed == CKD_OK && done[i].left.status != CKD_OK;
         status = finish_item(x, &plans[i].view->manifest.checkpoint, &plans[i], done[i].stored,
                              mine ? done[i].left.status : packed, mine ? &done[i].left : &why, err);
@@ -406,7 +392,7 @@ static ckd_status pack(compacting *x, const compact_pack *g, ckd_error *err) {
     }
     status = plan_pack(plans, &count, x, g, err);
     if (status == CKD_OK && count) {
-        status = rewrite_pack(x, plans, count, err);
+        status = rewrite_pack(x, plans, &count, err);
     }
     for (size_t i = 0; i < count; i++) {
         rewrite_plan_free(&plans[i]);
@@ -534,6 +520,7 @@ ckd_status ckd_compact(ckd_compaction **out, ckd_store *store, const ckd_compact
         memcpy(&o, options, options->struct_size < sizeof(o) ? options->struct_size : sizeof(o));
     }
     o.max_depth = o.max_depth ? o.max_depth : DEFAULT_DEPTH;
+    o.pack_below = o.pack_below ? o.pack_below : DEFAULT_PACK;
     o.max_load_cost = o.max_load_cost > 0 ? o.max_load_cost : DEFAULT_LOAD_COST;
     ckd_status status = check_options(&o, err);
     if (status == CKD_OK) {

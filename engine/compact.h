@@ -2,6 +2,7 @@
  * Compaction: rewriting checkpoints so that they build on others, or are stored otherwise, and load to the same bits. Internal to engine/.
  *
  *   compact.c          the call: what is wanted, in which order, what goes afterwards
+ *   compact_order.c    in which order, for those that build on each other
  *   compact_examine.c  one checkpoint: what becomes of each of its blocks
  *   compact_code.c     one block, coded anew
  *   compact_lattice.c  the same of values on a lattice
@@ -84,6 +85,13 @@ ckd_status compact_note(compaction *c, const ckd_id *checkpoint, block_load *blo
 ckd_status compact_pace(compaction *c, uint64_t size, uint64_t done, ckd_error *err);
 /* Views that were opened before something was published may be old. */
 void compact_forget_views(compaction *c);
+
+/* ---- compact_order.c ---- */
+/*
+ * Sorts `count` of n, dependents first, as needs_order left them: those that a checkpoint came from are done before it, too, so that it can build on what they took
+ * over. Uses dependents_left, with which needs_order is done. Errors: NOMEM.
+ */
+ckd_status compact_order(need **order, size_t count, needs *n, ckd_error *err);
 
 /* ---- compact_examine.c ---- */
 typedef enum fate_state { FATE_UNKNOWN, FATE_ASKED, FATE_KNOWN } fate_state;
@@ -224,6 +232,7 @@ typedef struct rewrite {
     bytes room;                 /* scratch */
     bytes links;                /* known_link: those that are written */
     size_t dependency_capacity; /* of m.dependencies */
+    bool failed;                /* its records could not be written, or read */
 } rewrite;
 /* Names for the new files, as many as `like` has; freed by compact_intent_end. */
 ckd_status compact_intent_name(compact_intent *i, const manifest *like, ckd_error *err);
@@ -253,6 +262,7 @@ ckd_status compact_verify(rewrite *r, view **last, ckd_error *err);
 /* What became of a checkpoint. */
 typedef struct compact_done {
     uint64_t stored; /* bytes of it afterwards */
+    bool failed;     /* it is what made the call fail; the others might do without it */
     ckd_error
         left; /* status NOT_FOUND or EXISTS: others were quicker, and it was left to them; else CKD_OK */
 } compact_done;

@@ -282,6 +282,7 @@ static ckd_status write_file(rewrite *members, size_t count, size_t number, ckd_
     }
     for (size_t k = 0; k < count && status == CKD_OK; k++) {
         status = fill_file(&members[k], number, w, err);
+        members[k].failed = status != CKD_OK;
     }
     if (status != CKD_OK) {
         chunk_writer_abort(w);

@@ -1,5 +1,5 @@
 /*
- * Where that is asked for, small chunk files of old checkpoints become one: a store of small deltas is mostly files. Records are copied as they are. What is packed stays a checkpoint by itself; a file goes when the
+ * Small chunk files of old checkpoints become one: a store of small deltas is mostly files. Records are copied as they are. What is packed stays a checkpoint by itself; a file goes when the
  * last of its checkpoints has gone, and one of which less than half is wanted any more is written anew.
  */
 #include <stdlib.h>
@@ -148,7 +148,7 @@ ckd_status compact_find_packs(compact_packs *out, compaction *c, const needs *al
                               size_t count, ckd_error *err) {
     packing p = {.c = c, .below = c->options.pack_below};
     *out = (compact_packs){.items = NULL};
-    if (!p.below) {
+    if (p.below == CKD_NO_PACKS) {
         return CKD_OK;
     }
     ckd_status status = find_shares(&p, all, err);

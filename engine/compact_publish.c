@@ -271,6 +271,7 @@ ckd_status compact_rewrite(compact_done *out, compaction *c, rewrite_plan *plans
     compact_intent_end(&i, c->store, committed);
     for (size_t k = 0; k < count; k++) {
         out[k].stored = members[k].m.checkpoint.stored_bytes + members[k].encoded.size;
+        out[k].failed = members[k].failed;
         rewrite_free(&members[k]);
     }
     free(members);

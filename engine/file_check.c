@@ -42,8 +42,7 @@ static const char *owner_of(const file_check *f, const record *r) {
 }
 
 /* Values are checked where they are rebuilt; measures belong to none. Damaged, they make nothing unloadable. */
-static ckd_status check_measures(const file_check *f, const chunk *c, const chunk_part *own,
-                                 ckd_error *err) {
+static ckd_status check_measures(const file_check *f, const chunk *c, const chunk_part *own, ckd_error *err) {
     ckd_status status = CKD_OK;
     for (size_t i = 0; i < own->count && status == CKD_OK; i++) {
         const record *r = &own->records[i];

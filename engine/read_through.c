@@ -28,7 +28,8 @@ ckd_status record_read_through(bytes *payload, const chunk *c, const record *r, 
                              "a bundle does not have the content hash it was written with");
 }
 
-ckd_status checkpoint_read_through(bool *all_whole, ckd_store *store, const manifest_name *name, ckd_error *err) {
+ckd_status checkpoint_read_through(bool *all_whole, ckd_store *store, const manifest_name *name,
+                                   ckd_error *err) {
     manifest m;
     view *v;
     bytes payload = {0};

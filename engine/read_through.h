@@ -13,7 +13,8 @@ ckd_status record_read_through(bytes *payload, const chunk *c, const record *r, 
  * All files of a checkpoint. The first damage to what is its own is the error; *all_whole: what others have in these files is not damaged either. Under the
  * reader lock.
  */
-ckd_status checkpoint_read_through(bool *all_whole, ckd_store *store, const manifest_name *name, ckd_error *err);
+ckd_status checkpoint_read_through(bool *all_whole, ckd_store *store, const manifest_name *name,
+                                   ckd_error *err);
 
 /*
  * What keeps a policy from leaving nothing good: of every run that loses any, the newest checkpoints that stay (CKD_KEPT_SAFETY), and all that they

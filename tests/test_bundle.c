@@ -468,6 +468,77 @@ static void test_changes_while_open_are_found(void **state) {
     chunk_close(c);
 }
 
+/* ---- checkpoints that share a file ---- */
+
+/* Three rounds of a large and two small records for each of two checkpoints: bundles of both, in turns. */
+static void write_two(const char *path, const fixture *f, const ckd_id ids[2]) {
+    chunk_writer *w = writer_at(path, true);
+    for (size_t i = 0; i < 18; i++) {
+        bool large = i % 3 == 1;
+        record r = f->records[large ? LARGE_AT : 0];
+        record_tensor t = *r.tensor;
+        t.checkpoint = ids[i / 3 % 2];
+        r.tensor = &t;
+        r.depth = (uint32_t)i;
+        r.dependency_count = 0;
+        assert_int_equal(chunk_writer_append(w, &r, f->payloads[large ? LARGE_AT : 0], NULL), CKD_OK);
+    }
+    finish(w);
+}
+
+/* Those of one, in order, readable. */
+static void check_part(chunk *c, const ckd_id *id, size_t first, const fixture *f) {
+    const chunk_part *part, *again;
+    assert_int_equal(chunk_part_of(&part, c, id, NULL), CKD_OK);
+    assert_int_equal(part->count, 9);
+    for (size_t i = 0; i < 9; i++) {
+        const record *r = &part->records[i];
+        uint8_t payload[LARGE];
+        assert_memory_equal(&r->tensor->checkpoint, id, sizeof(*id));
+        assert_int_equal(r->depth, 3 * first + i % 3 + 6 * (i / 3));
+        assert_true((i % 3 == 1) == !r->bundle);
+        assert_int_equal(chunk_read_payload(c, r, payload, NULL), CKD_OK);
+        assert_memory_equal(payload, f->payloads[i % 3 == 1 ? LARGE_AT : 0], r->stored_size);
+    }
+    assert_int_equal(chunk_part_of(&again, c, id, NULL), CKD_OK);
+    assert_ptr_equal(part, again);
+}
+
+static void test_parts(void **state) {
+    fixture *f = *state;
+    char path[600];
+    ckd_id ids[2] = {sample_id(21), sample_id(22)}, neither = sample_id(23);
+    snprintf(path, sizeof(path), "%s/two", f->dir);
+    write_two(path, f, ids);
+    chunk *c;
+    assert_int_equal(chunk_open_outer(&c, path, NULL), CKD_OK);
+    assert_null(c->records);
+    check_part(c, &ids[1], 1, f);
+    check_part(c, &ids[0], 0, f);
+    const chunk_part *none;
+    assert_int_equal(chunk_part_of(&none, c, &neither, NULL), CKD_OK);
+    assert_int_equal(none->count, 0);
+    uint64_t heads = 0;
+    for (size_t i = 0; i < c->outer_count; i++) {
+        bool second = memcmp(&c->outer[i].tensor->checkpoint, &ids[1], sizeof(ckd_id)) == 0;
+        heads = c->outer[i].kind == RECORD_BUNDLE && second ? c->outer[i].payload_offset + 17 : heads;
+    }
+    chunk_close(c);
+
+    /* The heads of one's are damaged: the other does not notice. */
+    bytes data = {0};
+    assert_int_equal(file_read_all(&data, path, 1 << 20, NULL), CKD_OK);
+    data.data[heads] ^= 1;
+    put_file(path, data.data, data.size);
+    bytes_free(&data);
+    assert_int_equal(chunk_open(&c, path, NULL), CKD_E_CORRUPT);
+    assert_int_equal(chunk_open_outer(&c, path, NULL), CKD_OK);
+    assert_int_equal(chunk_part_of(&none, c, &ids[1], NULL), CKD_E_CORRUPT);
+    assert_null(none);
+    check_part(c, &ids[0], 0, f);
+    chunk_close(c);
+}
+
 /* ---- bundles that lie ---- */
 
 /* A file of one bundle with this payload, all checksums of the file right. */
@@ -773,6 +844,7 @@ int main(void) {
         WITH_FILE(test_every_truncation_is_found),
         WITH_FILE(test_damage_stays_with_its_record),
         WITH_FILE(test_changes_while_open_are_found),
+        WITH_FILE(test_parts),
         WITH_FILE(test_bundles_that_lie),
         WITH_FILE(test_no_bundle_in_a_bundle),
         WITH_FILE(test_any_heads),

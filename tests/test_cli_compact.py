@@ -34,19 +34,19 @@ def depth(store):
 
 def test_chains_are_shortened(chain):
     before = values(chain)
-    plan = chain.json("compact", "--max-depth", 2, "--plan")
-    would = chain.json("compact", "--max-depth", 2, "--dry-run")
+    plan = chain.json("compact", "--max-depth", 2, "--pack-below", 0, "--plan")
+    would = chain.json("compact", "--max-depth", 2, "--pack-below", 0, "--dry-run")
     assert plan["estimated"] and plan["dry_run"] and would["dry_run"] and not would["estimated"]
     assert depth(chain) > 2
-    done = chain.json("compact", "--max-depth", 2)
+    done = chain.json("compact", "--max-depth", 2, "--pack-below", 0)
     assert {**would, "dry_run": False} == done and done["left"] == 0 and done["checkpoints"]
     assert [c["checkpoint"] for c in plan["checkpoints"]] == [c["checkpoint"] for c in done["checkpoints"]]
     assert all(c["done"] and c["why"] and c["depth_after"] <= 2 for c in done["checkpoints"])
     assert depth(chain) <= 2 and values(chain) == before
     assert chain.json("verify")["ok"]
-    assert chain.json("compact", "--max-depth", 2)["checkpoints"] == []
-    packs = chain.json("compact", "--max-depth", 2, "--pack-below", "512K", "--plan")["checkpoints"]
-    packed = chain.json("compact", "--max-depth", 2, "--pack-below", "512K")["checkpoints"]
+    assert chain.json("compact", "--max-depth", 2, "--pack-below", 0)["checkpoints"] == []
+    packs = chain.json("compact", "--max-depth", 2, "--plan")["checkpoints"]
+    packed = chain.json("compact", "--max-depth", 2)["checkpoints"]
     assert packed and all(set(c["why"]) == {"pack"} and c["done"] and not c["recoded"] for c in packed)
     assert [c["checkpoint"] for c in packs] == [c["checkpoint"] for c in packed]
     assert values(chain) == before and chain.json("verify")["ok"]

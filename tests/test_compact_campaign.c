@@ -180,7 +180,7 @@ static void choose(round_plan *p, size_t count) {
     p->run = (unsigned)(r % RUNS);
     p->max_depth = 1 + (uint32_t)(r >> 8) % 3;
     p->keep_last = count > 24 || (r >> 16) % 3 == 0 ? 2 + (uint32_t)(r >> 20) % 3 : 0;
-    p->pack_below = (r >> 32) % 2 ? UINT64_C(1) << 19 : 0;
+    p->pack_below = (r >> 32) % 2 ? UINT64_C(1) << 19 : CKD_NO_PACKS;
     p->keep_every = (r >> 24) % 2 ? 3 + (uint32_t)(r >> 26) % 4 : 0;
     r = next_random();
     p->compactor = (killer){.at = (r % 4 ? 1 + (r >> 8) % MOST_STEPS : 0), .torn = r >> 40 & 1};
