@@ -270,7 +270,7 @@ static void choose_deaths(round_plan *p) {
                                       : 0;
     p->compactor.torn = r >> 40 & 1;
     if (way == 3) {
-        rival_at_rarest(&p->compactor, 1 + (r >> 8) % 3);
+        rival_at_rarest(&p->compactor, 1 + (r >> 8) % 3, next_random());
     }
     r = next_random();
     p->saver.kill_at = r % 2 ? 1 + (r >> 8) % 130 : 0;
@@ -329,7 +329,7 @@ static void print_end(const lineage *l, uint64_t rounds, const unsigned long kil
 
 static void test_lineage(void **state) {
     seed ^= rival_number("CKD_TEST_SEED", 20) * UINT64_C(0x9e3779b97f4a7c15);
-    uint64_t few = under_sanitizer() ? FEW / 4 : FEW, rounds = rival_number("CKD_TEST_INTERLEAVINGS", few);
+    uint64_t few = under_sanitizer() ? FEW / 2 : FEW, rounds = rival_number("CKD_TEST_INTERLEAVINGS", few);
     lineage l = {.dir = *state, .length = rival_number("CKD_TEST_LINEAGE", 80)};
     round_plan p = {.saver.dir = *state, .compactor.dir = *state, .sweep = 1};
     unsigned long killed[2] = {0, 0};
@@ -349,10 +349,10 @@ static void test_lineage(void **state) {
         }
     }
     print_end(&l, rounds, killed, p.compactor.sites);
-    assert_true(killed[0] > rounds / 3 && killed[1] > rounds / 8);
+    assert_true(killed[0] >= rounds / 5 && killed[1] > rounds / 10);
     assert_true(l.count >= l.length * 3 / 4);
     unsigned died, all = rival_sites_count(p.compactor.sites, &died);
-    assert_true(died > all / 3 && (rounds < 1000 || died == all));
+    assert_true(died >= 5 && (rounds < 1000 || died >= all * 9 / 10));
     for (size_t i = 0; i < l.count; i++) {
         forget(&l.all[i]);
     }

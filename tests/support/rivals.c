@@ -91,13 +91,14 @@ static int kill_hook(void *context, file_step step, const char *path) {
     return now ? -4 : 0;
 }
 
-void rival_at_rarest(rival *r, unsigned long n) {
+void rival_at_rarest(rival *r, unsigned long n, uint64_t lot) {
     const rival_sites *s = r->sites;
     r->at_site = false;
     for (unsigned i = 0; i < RIVAL_STEPS; i++) {
         for (unsigned k = 0; k < RIVAL_PLACES; k++) {
             bool rarer = !r->at_site || s->killed[i][k] < s->killed[r->step][r->place];
-            if (s->seen[i][k] && rarer) {
+            bool drawn = lot >> (i * RIVAL_PLACES + k) % 61 & 1;
+            if (s->seen[i][k] && drawn && rarer) {
                 r->at_site = true;
                 r->step = i;
                 r->place = k;

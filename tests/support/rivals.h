@@ -38,8 +38,11 @@ typedef struct rival {
 pid_t rival_saves(const rival *r, int report);
 /* Starts one that compacts. What others were quicker with may be left. */
 pid_t rival_compacts(const rival *r, int report);
-/* Has it die at the kind of fault point, of those that were seen, at which fewest have: at the n-th of the kind. */
-void rival_at_rarest(rival *r, unsigned long n);
+/*
+ * Has it die at the n-th fault point of a kind: of those kinds that were seen, about half of which `lot` leaves out, the one at which fewest have. (One that hardly ever comes would
+ * stand in front of all others else.)
+ */
+void rival_at_rarest(rival *r, unsigned long n, uint64_t lot);
 /* Waits for its end. Was it killed? That, or a good end: nothing else may be. */
 bool rival_was_killed(const char *what, pid_t pid);
 
