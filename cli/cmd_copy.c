@@ -221,6 +221,8 @@ static const char *state_word(ckd_copy_state state) {
         return "copied";
     case CKD_COPY_RESTORED:
         return "restored";
+    case CKD_COPY_LEFT:
+        return "left";
     default:
         return "present";
     }
@@ -230,15 +232,16 @@ static ckd_status print_json(const arguments *a, const ckd_copy_result *r, ckd_e
     json_t *items = json_array();
     for (size_t i = 0; i < r->count; i++) {
         const ckd_copied *c = &r->items[i];
-        cli_json_append(&items, json_pack("{s:s, s:s, s:s, s:b, s:I}", "checkpoint",
+        cli_json_append(&items, json_pack("{s:s, s:s, s:s, s:b, s:I, s:s?}", "checkpoint",
                                           cli_place_of(&c->checkpoint).text, "kind",
                                           ckd_kind_name(c->checkpoint.kind), "state", state_word(c->state),
-                                          "asked", c->asked, "bytes", (json_int_t)c->bytes));
+                                          "asked", c->asked, "bytes", (json_int_t)c->bytes, "why",
+                                          c->left.status == CKD_OK ? NULL : c->left.message));
     }
-    return cli_json_print(json_pack("{s:i, s:b, s:I, s:I, s:I, s:I, s:o}", "schema", 1, "dry_run",
+    return cli_json_print(json_pack("{s:i, s:b, s:I, s:I, s:I, s:I, s:I, s:o}", "schema", 1, "dry_run",
                                     a->copy.dry_run, "copied", (json_int_t)r->checkpoints, "files",
                                     (json_int_t)r->files, "bytes", (json_int_t)r->bytes, "tags",
-                                    (json_int_t)r->tags, "checkpoints", items),
+                                    (json_int_t)r->tags, "left", (json_int_t)r->left, "checkpoints", items),
                           err);
 }
 
@@ -250,7 +253,7 @@ static ckd_status print_text(const arguments *a, const ckd_copy_result *r, ckd_e
         const ckd_copied *c = &r->items[i];
         bool there = c->state == CKD_COPY_PRESENT;
         present += there;
-        if (there && !a->common.verbose) {
+        if (c->state == CKD_COPY_LEFT || (there && !a->common.verbose)) {
             continue;
         }
         cli_table_cell(t, "%s", c->checkpoint.run);
@@ -280,6 +283,15 @@ static ckd_status print_text(const arguments *a, const ckd_copy_result *r, ckd_e
     }
     printf("\n");
     return CKD_OK;
+}
+
+/* One by one, whatever else is printed. If it is only one, the error says it. */
+static void print_left(const ckd_copy_result *r) {
+    for (size_t i = 0; i < r->count && r->left > 1; i++) {
+        if (r->items[i].state == CKD_COPY_LEFT) {
+            cli_note("%s", r->items[i].left.message);
+        }
+    }
 }
 
 /* ---- copying ---- */
@@ -319,10 +331,17 @@ static ckd_status run(const arguments *a, const cli_options *source, const cli_o
     if (status == CKD_OK) {
         status = copy(&result, a, to, from, &c, err);
     }
-    if (status == CKD_OK && a->common.json) {
-        status = print_json(a, result, err);
-    } else if (status == CKD_OK && cli_talks(&a->common)) {
-        status = print_text(a, result, err);
+    ckd_error unprinted;
+    ckd_status printed = !result                 ? CKD_OK
+                         : a->common.json        ? print_json(a, result, &unprinted)
+                         : cli_talks(&a->common) ? print_text(a, result, &unprinted)
+                                                 : CKD_OK;
+    if (result) {
+        print_left(result);
+    }
+    if (printed != CKD_OK && status == CKD_OK) {
+        *err = unprinted;
+        status = printed;
     }
     ckd_copy_result_free(result);
     chosen_free(&c);

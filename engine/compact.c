@@ -10,6 +10,8 @@
 #define DEFAULT_PACK      (UINT64_C(256) << 10)
 #define VIEWS_AT_MOST     256 /* open at a time */
 #define NAP_NS            UINT64_C(100000000)
+#define OLD_BYTES         (UINT64_C(16) << 20)
+#define ROOM_FOR_OLD      (8 * OLD_BYTES)
 #define LAST_PATIENCE_MS  1000 /* for readers of what was replaced */
 
 /* The call: a compaction, and what is told of it. */
@@ -20,6 +22,7 @@ typedef struct compacting {
     needs all;
     need **order; /* dependents first */
     size_t count;
+    uint64_t old_bytes; /* of generations that were replaced, and may still be there */
 } compacting;
 
 /* ---- what the parts ask for ---- */
@@ -269,6 +272,17 @@ static ckd_status rewrite_one(uint64_t *stored, compaction *c, rewrite_plan *p, 
     return status == CKD_OK ? err_from(err, done.left.status, &done.left) : status;
 }
 
+/* To look for them reads all manifests, which takes longer than rewriting a small checkpoint: they wait for each other, unless there is little room. */
+static ckd_status remove_some_old(compacting *x, uint64_t more, ckd_error *err) {
+    x->old_bytes += more;
+    uint64_t room = dir_room(path_in(x->c.store->path, DIR_CHUNKS).text);
+    if (x->old_bytes < OLD_BYTES && room >= ROOM_FOR_OLD) {
+        return CKD_OK;
+    }
+    x->old_bytes = 0;
+    return compact_remove_old(&x->out->old_files, x->c.store, 0, err);
+}
+
 static ckd_status compact_one(compacting *x, const need *n, ckd_error *err) {
     compaction *c = &x->c;
     const ckd_checkpoint *k = &n->m.checkpoint;
@@ -294,7 +308,7 @@ static ckd_status compact_one(compacting *x, const need *n, ckd_error *err) {
     }
     c->done = done + k->stored_bytes;
     if (status == CKD_OK && rewrites && !c->options.dry_run) {
-        status = compact_remove_old(&x->out->old_files, c->store, 0, err);
+        status = remove_some_old(x, k->stored_bytes, err);
     }
     return status == CKD_OK ? tell(c, err) : status;
 }
@@ -401,7 +415,7 @@ static ckd_status pack(compacting *x, const compact_pack *g, ckd_error *err) {
     lock_release(readers);
     c->done = done + g->bytes;
     if (status == CKD_OK && !c->options.dry_run && !c->options.estimate) {
-        status = compact_remove_old(&x->out->old_files, c->store, 0, err);
+        status = remove_some_old(x, g->bytes, err);
     }
     return status == CKD_OK ? tell(c, err) : status;
 }

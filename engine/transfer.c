@@ -2,6 +2,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "engine/damage.h"
 #include "engine/transfer.h"
 
 /* ---- the intent ---- */
@@ -98,7 +99,7 @@ static ckd_status skip_present(transfer *t, const batch *b, ckd_error *err) {
             transfer_file *f = transfer_find_file(t, &item->m.files[k].id);
             f->there = file_exists(path_chunk(t->to->path, &f->file.id, "").text);
             if (f->there && f->arrived) {
-                f->arrived = f->to_move = false;
+                f->arrived = f->to_move = f->replaces = false;
                 status = file_remove(transfer_path(t, &f->file.id).text, true, err);
             }
         }
@@ -135,7 +136,11 @@ static ckd_status name_files(transfer *t, const transfer_item *item, ckd_error *
     for (size_t i = 0; i < item->m.file_count && status == CKD_OK; i++) {
         transfer_file *f = transfer_find_file(t, &item->m.files[i].id);
         pathname p = path_chunk(t->to->path, &f->file.id, ""), arrived = transfer_path(t, &f->file.id);
-        if (!f->there && file_bytes(p.text) == f->file.size) { /* with another checkpoint, from elsewhere */
+        if (f->replaces) {
+            status = file_replace(arrived.text, p.text, err);
+            f->arrived = f->replaces = false;
+        } else if (!f->there &&
+                   file_bytes(p.text) == f->file.size) { /* with another checkpoint, from elsewhere */
             f->arrived = false;
             f->there = true;
             status = file_remove(arrived.text, true, err);
@@ -268,6 +273,35 @@ static ckd_status bring_item(transfer *t, transfer_item *item, ckd_error *err) {
     return status == CKD_OK ? transfer_check_links(t, item, err) : status;
 }
 
+/* What the item is a delta on and was left; or NULL. */
+static const transfer_item *left_below(const transfer *t, const transfer_item *item) {
+    for (size_t i = 0; i < item->m.dependency_count && t->any_left; i++) {
+        const transfer_item *on = transfer_find_item(t, &item->m.dependencies[i]);
+        if (on && on->state == CKD_COPY_LEFT) {
+            return on;
+        }
+    }
+    return NULL;
+}
+
+/* Damage is this checkpoint's matter, and that of those that build on it; the rest can go on. */
+static ckd_status bring_or_leave(transfer *t, transfer_item *item, ckd_error *err) {
+    ckd_error why = {.offset = CKD_NO_OFFSET};
+    const transfer_item *on = left_below(t, item);
+    ckd_status status =
+        on ? err_set(&why, CKD_E_CORRUPT, "%s was not copied: it is a delta on %s, which was not",
+                     item->source, on->source)
+           : bring_item(t, item, &why);
+    if (!is_damage(status, &why) && status != CKD_E_UNSUPPORTED && status != CKD_E_STATE) {
+        return err_from(err, status, &why);
+    }
+    item->left = why;
+    item->left.status = status;
+    item->state = CKD_COPY_LEFT;
+    t->any_left = true;
+    return CKD_OK;
+}
+
 /* What has arrived whole is committed also when the next one cannot come. */
 static ckd_status move_items(transfer *t, ckd_error *err) {
     ckd_status status = CKD_OK;
@@ -278,7 +312,8 @@ static ckd_status move_items(transfer *t, ckd_error *err) {
         transfer_item *item = &t->items[i];
         ckd_error why = {.offset = CKD_NO_OFFSET};
         bool moves = transfer_moves(item);
-        status = moves ? bring_item(t, item, &why) : CKD_OK;
+        status = moves ? bring_or_leave(t, item, &why) : CKD_OK;
+        moves = transfer_moves(item);
         items += moves && status == CKD_OK;
         size += moves ? item->bytes : 0;
         b.end = status == CKD_OK ? i + 1 : i;
@@ -388,6 +423,10 @@ static ckd_status set_tags(const transfer *t, ckd_error *err) {
     ckd_status status = CKD_OK;
     for (size_t i = 0; t->tags && i < t->tags->count && status == CKD_OK; i++) {
         const ckd_tag *tag = &t->tags->items[i];
+        const transfer_item *item = transfer_find_item(t, &tag->checkpoint);
+        if (item && item->state == CKD_COPY_LEFT) {
+            continue;
+        }
         status = ckd_store_set_tag(t->to, tag->tag, &tag->checkpoint, 0, err);
     }
     return status;
@@ -423,8 +462,8 @@ static void finish_catalog(transfer *t) {
 static void drop_arrived(const transfer *t, ckd_status status) {
     bool hopeless = status == CKD_E_NOSPACE || status == CKD_E_CORRUPT || status == CKD_E_UNSUPPORTED ||
                     status == CKD_E_EXISTS;
-    for (size_t i = 0; i < t->file_count && hopeless; i++) {
-        if (!t->files[i].there) {
+    for (size_t i = 0; i < t->file_count && (hopeless || t->any_left); i++) {
+        if (!t->files[i].there || t->files[i].arrived) {
             file_remove(transfer_path(t, &t->files[i].file.id).text, true, NULL);
         }
     }
@@ -457,42 +496,7 @@ static ckd_status run(transfer *t, ckd_error *err) {
     return status == CKD_OK && !t->options->dry_run ? move_items(t, err) : status;
 }
 
-/* ---- the result ---- */
-
-static ckd_status make_result(ckd_copy_result **out, const transfer *t, ckd_error *err) {
-    ckd_copy_result *r = calloc(1, sizeof(*r));
-    if (r) {
-        r->items = calloc(t->count + 1, sizeof(*r->items));
-    }
-    if (!r || !r->items) {
-        free(r);
-        return err_nomem(err, t->count * sizeof(*r->items), "what was copied");
-    }
-    for (size_t i = 0; i < t->count; i++) {
-        const transfer_item *item = &t->items[i];
-        ckd_copied *c = &r->items[r->count++];
-        *c = (ckd_copied){.checkpoint = item->m.checkpoint, .state = item->state, .asked = item->asked};
-        if (transfer_moves(item)) {
-            c->checkpoint.stored_bytes += item->manifest_bytes;
-            c->bytes = item->bytes;
-            r->checkpoints++;
-            r->bytes += item->bytes;
-        }
-    }
-    for (size_t i = 0; i < t->file_count; i++) {
-        r->files += t->files[i].to_move;
-    }
-    r->tags = t->tags ? t->tags->count : 0;
-    *out = r;
-    return CKD_OK;
-}
-
-void ckd_copy_result_free(ckd_copy_result *result) {
-    if (result) {
-        free(result->items);
-        free(result);
-    }
-}
+/* ---- the call ---- */
 
 static ckd_status check(const ckd_store *to, const ckd_store *from, const ckd_copy_options *o,
                         ckd_error *err) {
@@ -535,9 +539,10 @@ ckd_status ckd_copy(ckd_copy_result **out, ckd_store *to, ckd_store *from, const
         status = set_tags(&t, err);
     }
     if (status == CKD_OK && out) {
-        status = make_result(&result, &t, err);
+        status = transfer_result(&result, &t, err);
         *out = result;
     }
+    status = status == CKD_OK ? transfer_left(&t, err) : status;
     transfer_plan_free(&t);
     catalog_list_free(&t.source);
     free(t.verified.ids);

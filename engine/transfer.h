@@ -20,14 +20,24 @@ typedef struct transfer_item {
     ckd_copy_state state;
     bool committed;
     uint64_t manifest_bytes, bytes;
+    ckd_error left; /* CKD_COPY_LEFT: why */
 } transfer_item;
+
+/* A checkpoint of which the source's file has something that is damaged. */
+typedef struct transfer_hurt {
+    ckd_id checkpoint;
+    ckd_error why;
+    struct transfer_hurt *next;
+} transfer_hurt;
 
 typedef struct transfer_file {
     note_file file;
-    bool there;   /* in the destination's data/c */
-    bool arrived; /* in data/x, complete and verified */
-    bool to_move; /* the plan says so */
-    bool counted; /* for an item */
+    bool there;    /* in the destination's data/c */
+    bool arrived;  /* in data/x, complete and verified, but for what is hurt */
+    bool replaces; /* that in data/x the one in data/c, which is damaged */
+    bool to_move;  /* the plan says so */
+    bool counted;  /* for an item */
+    transfer_hurt *hurt;
 } transfer_file;
 
 typedef struct transfer {
@@ -52,6 +62,7 @@ typedef struct transfer {
     verified_files verified;
     file_lock *incoming, *from_reader, *to_reader, *intent_lock;
     ckd_id writer;
+    bool any_left;
     bool has_intent, undecided; /* undecided: only recovery can tell whether a manifest counts */
 } transfer;
 
@@ -62,6 +73,7 @@ typedef struct transfer {
 ckd_status transfer_plan(transfer *t, ckd_error *err);
 void transfer_plan_free(transfer *t); /* all that it filled */
 transfer_file *transfer_find_file(const transfer *t, const ckd_id *id);
+const transfer_item *transfer_find_item(const transfer *t, const ckd_id *id);
 /* Is the item's, and not there yet: to be moved for it. */
 static inline bool transfer_moves(const transfer_item *item) {
     return item->state == CKD_COPY_MOVED;
@@ -69,13 +81,19 @@ static inline bool transfer_moves(const transfer_item *item) {
 
 /* ---- transfer_bring.c ---- */
 pathname transfer_path(const transfer *t, const ckd_id *file); /* in data/x */
-/* The file is complete, durable and verified in data/x of the destination then. `item`: for messages. */
+/* The file is complete, durable and verified in data/x of the destination then, or in data/c. CORRUPT: what it has of the item is damaged, or all of it. */
 ckd_status transfer_bring(transfer *t, transfer_file *f, const transfer_item *item, ckd_error *err);
 /*
  * transfer_links.c: does the destination have all links that the item, whose files are there or have arrived, builds on? STATE: no, and the item would not
  * load. Without the mutex.
  */
 ckd_status transfer_check_links(const transfer *t, const transfer_item *item, ckd_error *err);
+/* ---- transfer_result.c ---- */
+ckd_status transfer_result(ckd_copy_result **out, const transfer *t, ckd_error *err);
+/* CKD_OK, or why the first of those that were left was. */
+ckd_status transfer_left(const transfer *t, ckd_error *err);
+
+/* ---- transfer_bring.c, too ---- */
 /* Makes data/x, and keeps other copies from the same source out. BUSY. */
 ckd_status transfer_enter(transfer *t, ckd_error *err);
 /* Ends that. Nothing is left if everything has arrived. */

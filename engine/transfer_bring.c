@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "engine/damage.h"
 #include "engine/read_through.h"
 #include "engine/transfer.h"
 
@@ -173,6 +174,45 @@ static uint64_t end_of(const record *r) {
     return r->payload_offset + r->stored_size;
 }
 
+/* ---- what is damaged in the source, of one of several checkpoints in a file ---- */
+
+static const transfer_hurt *hurt_of(const transfer_file *f, const ckd_id *checkpoint) {
+    const transfer_hurt *h = f->hurt;
+    while (h && !id_equal(&h->checkpoint, checkpoint)) {
+        h = h->next;
+    }
+    return h;
+}
+
+static ckd_status note_hurt(transfer_file *f, const ckd_id *checkpoint, const ckd_error *why,
+                            ckd_error *err) {
+    if (hurt_of(f, checkpoint)) {
+        return CKD_OK;
+    }
+    transfer_hurt *h = malloc(sizeof(*h));
+    if (!h) {
+        return err_nomem(err, sizeof(*h), "what is damaged");
+    }
+    *h = (transfer_hurt){*checkpoint, *why, f->hurt};
+    f->hurt = h;
+    return CKD_OK;
+}
+
+/* The payload as it lies there, or zeros where nothing can be read: its checksum says all the same that it is wrong. */
+static ckd_status take_damaged(transfer *t, transfer_file *f, const chunk *c, const record *r,
+                               const ckd_error *why, ckd_error *err) {
+    bytes_clear(&t->payload);
+    uint8_t *to = bytes_extend(&t->payload, r->stored_size + 1);
+    if (!to) {
+        t->payload.failed = false;
+        return err_nomem(err, r->stored_size, "a payload");
+    }
+    if (file_read_at(c->file, r->payload_offset, to, r->stored_size, NULL) != CKD_OK) {
+        memset(to, 0, r->stored_size);
+    }
+    return note_hurt(f, &r->tensor->checkpoint, why, err);
+}
+
 /* ---- writing ---- */
 
 static ckd_status append_zeros(file_writer *to, uint64_t count, ckd_error *err) {
@@ -187,13 +227,19 @@ static ckd_status append_zeros(file_writer *to, uint64_t count, ckd_error *err) 
 }
 
 /* A record with the gap in front of it, and its header as it stands in the file: reading it compared them. */
-static ckd_status copy_record(transfer *t, file_writer *to, const chunk *c, size_t number,
-                              const transfer_item *item, ckd_error *err) {
+static ckd_status copy_record(transfer *t, transfer_file *f, file_writer *to, const chunk *c, size_t number,
+                              ckd_error *err) {
     const record *r = &c->outer[number];
     uint64_t begin = number ? end_of(r - 1) : CHUNK_FILE_HEADER;
-    ckd_status status = record_read_through(&t->payload, c, r, err);
+    ckd_error why = {.offset = CKD_NO_OFFSET};
+    ckd_status status = record_read_through(&t->payload, c, r, &why);
+    if (is_damage(status, &why)) {
+        status = take_damaged(t, f, c, r, &why, err);
+    } else {
+        err_from(err, status, &why);
+    }
     if (status != CKD_OK) {
-        return blame_source(t, item, status, err);
+        return status;
     }
     bytes_clear(&t->header);
     record_encode(&t->header, r);
@@ -245,12 +291,12 @@ static uint64_t arrived_before(const char *path, const chunk *c, const uint8_t h
     return !same ? 0 : size == c->size ? size : keep;
 }
 
-static ckd_status copy_rest(transfer *t, file_writer *to, const chunk *c, uint64_t keep,
+static ckd_status copy_rest(transfer *t, transfer_file *f, file_writer *to, const chunk *c, uint64_t keep,
                             const transfer_item *item, ckd_error *err) {
     ckd_status status = CKD_OK;
     for (size_t i = 0; i < c->outer_count && status == CKD_OK; i++) {
         if (end_of(&c->outer[i]) > keep) {
-            status = copy_record(t, to, c, i, item, err);
+            status = copy_record(t, f, to, c, i, err);
         }
     }
     if (status == CKD_OK && keep < c->size) {
@@ -273,7 +319,7 @@ static ckd_status end_file(file_writer *to, ckd_status status, ckd_error *err) {
 }
 
 /* *resumed: some of it was there. */
-static ckd_status fill(bool *resumed, transfer *t, const char *path, const chunk *c,
+static ckd_status fill(bool *resumed, transfer *t, transfer_file *f, const char *path, const chunk *c,
                        const transfer_item *item, ckd_error *err) {
     uint8_t header[CHUNK_FILE_HEADER];
     file_writer *to;
@@ -298,24 +344,28 @@ static ckd_status fill(bool *resumed, transfer *t, const char *path, const chunk
         status = status == CKD_OK ? pace(t, sizeof(header), err) : status;
     }
     if (status == CKD_OK) {
-        status = copy_rest(t, to, c, keep, item, err);
+        status = copy_rest(t, f, to, c, keep, item, err);
     }
     return end_file(to, status, err);
 }
 
-/* All of it, as it lies there. */
-static ckd_status check_arrived(transfer *t, const char *path, const note_file *file, ckd_error *err) {
+/* All of it, as it lies there, but for what is hurt; or what it has of one checkpoint. */
+static ckd_status check_arrived(transfer *t, const char *path, const transfer_file *f, const ckd_id *only,
+                                ckd_error *err) {
     chunk *c = NULL;
-    ckd_status status = open_named(&c, t->to, path, file, err);
+    ckd_status status = open_named(&c, t->to, path, &f->file, err);
     for (size_t i = 0; status == CKD_OK && i < c->outer_count; i++) {
-        status = record_read_through(&t->payload, c, &c->outer[i], err);
+        const ckd_id *of = &c->outer[i].tensor->checkpoint;
+        if (only ? id_equal(of, only) : !hurt_of(f, of)) {
+            status = record_read_through(&t->payload, c, &c->outer[i], err);
+        }
     }
     chunk_close(c);
     return status;
 }
 
 /* Removes what has arrived and is not what was sent. */
-static ckd_status bring_once(bool *resumed, transfer *t, const transfer_file *f, const transfer_item *item,
+static ckd_status bring_once(bool *resumed, transfer *t, transfer_file *f, const transfer_item *item,
                              ckd_error *err) {
     chunk *c = NULL;
     pathname path = transfer_path(t, &f->file.id);
@@ -325,10 +375,10 @@ static ckd_status bring_once(bool *resumed, transfer *t, const transfer_file *f,
     if (status != CKD_OK) {
         return blame_source(t, item, status, err);
     }
-    status = fill(resumed, t, path.text, c, item, err);
+    status = fill(resumed, t, f, path.text, c, item, err);
     chunk_close(c);
     if (status == CKD_OK) {
-        status = check_arrived(t, path.text, &f->file, err);
+        status = check_arrived(t, path.text, f, NULL, err);
         if (status == CKD_E_CORRUPT) {
             file_remove(path.text, true, NULL);
         }
@@ -336,15 +386,9 @@ static ckd_status bring_once(bool *resumed, transfer *t, const transfer_file *f,
     return status;
 }
 
-ckd_status transfer_bring(transfer *t, transfer_file *f, const transfer_item *item, ckd_error *err) {
+static ckd_status bring(transfer *t, transfer_file *f, const transfer_item *item, ckd_error *err) {
     uint64_t done = t->done;
     bool resumed;
-    if (f->arrived) {
-        return CKD_OK;
-    }
-    if (f->there) {
-        return check_arrived(t, path_chunk(t->to->path, &f->file.id, "").text, &f->file, err);
-    }
     ckd_error why = {.offset = CKD_NO_OFFSET};
     ckd_status status = bring_once(&resumed, t, f, item, &why);
     if (status == CKD_E_CORRUPT && resumed) { /* what was left may have lost bytes in a power cut */
@@ -352,5 +396,25 @@ ckd_status transfer_bring(transfer *t, transfer_file *f, const transfer_item *it
         status = bring_once(&resumed, t, f, item, &why);
     }
     f->arrived = status == CKD_OK;
+    f->replaces = f->arrived && f->there;
+    return err_from(err, status, &why);
+}
+
+ckd_status transfer_bring(transfer *t, transfer_file *f, const transfer_item *item, ckd_error *err) {
+    const ckd_id *id = &item->m.checkpoint.id;
+    ckd_error why = {.offset = CKD_NO_OFFSET};
+    ckd_status status = CKD_OK;
+    if (!f->arrived && !hurt_of(f, id)) {
+        status = f->there ? check_arrived(t, path_chunk(t->to->path, &f->file.id, "").text, f, id, &why)
+                          : CKD_E_NOT_FOUND;
+        if (!f->there || is_damage(status, &why)) {
+            status = bring(t, f, item, &why);
+        }
+    }
+    const transfer_hurt *hurt = hurt_of(f, id);
+    if (status == CKD_OK && hurt) {
+        why = hurt->why;
+        status = blame_source(t, item, why.status, &why);
+    }
     return err_from(err, status, &why);
 }

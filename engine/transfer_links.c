@@ -5,18 +5,9 @@
 #include "engine/transfer.h"
 #include "engine/view.h"
 
-static const transfer_item *item_of(const transfer *t, const ckd_id *id) {
-    for (size_t i = 0; i < t->count; i++) {
-        if (id_equal(&t->items[i].m.checkpoint.id, id)) {
-            return &t->items[i];
-        }
-    }
-    return NULL;
-}
-
 static ckd_status check_link(const transfer *t, view_cache *there, const transfer_item *item,
                              const record *of, const dependency *on, ckd_error *err) {
-    const transfer_item *holder = item_of(t, &on->checkpoint);
+    const transfer_item *holder = transfer_find_item(t, &on->checkpoint);
     const view *v;
     if (holder && transfer_moves(holder)) {
         return CKD_OK; /* with its links */

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 
 #include "base/vocabulary.h"
+#include "engine/damage.h"
 #include "engine/needs.h"
 #include "engine/transfer.h"
 
@@ -16,7 +17,8 @@ typedef struct listing {
 typedef struct visit {
     size_t at; /* in the source's list */
     manifest m;
-    size_t next; /* dependency */
+    size_t next;    /* dependency */
+    ckd_error left; /* status CKD_OK, or why it cannot be copied */
 } visit;
 
 enum { UNSEEN, OPEN, DONE };
@@ -242,6 +244,11 @@ static ckd_status add_present(planning *p, size_t at, const ckd_checkpoint *ther
     return status;
 }
 
+static void leave_out(planning *p, const ckd_error *why) {
+    p->t->items[p->t->count - 1].left = *why;
+    p->t->any_left = true;
+}
+
 /* ---- with all that it needs ---- */
 
 static ckd_status read_source(manifest *m, const planning *p, const ckd_checkpoint *c, ckd_error *err) {
@@ -263,11 +270,21 @@ static ckd_status enter(planning *p, size_t at, ckd_error *err) {
         return add_present(p, at, there, err);
     }
     visit *v = &p->stack[p->depth];
-    *v = (visit){.at = at};
-    ckd_status status = read_source(&v->m, p, c, err);
+    ckd_error why = {.offset = CKD_NO_OFFSET};
+    *v = (visit){.at = at, .left = why};
+    ckd_status status = read_source(&v->m, p, c, &why);
     if (status == CKD_OK) {
         p->depth++;
         p->marks[at] = OPEN;
+        return CKD_OK;
+    }
+    if (!is_damage(status, &why) && status != CKD_E_UNSUPPORTED) {
+        return err_from(err, status, &why);
+    }
+    manifest m = {.checkpoint = *c};
+    status = add_item(p, at, &m, CKD_COPY_LEFT, err);
+    if (status == CKD_OK) {
+        leave_out(p, &why);
     }
     return status;
 }
@@ -278,13 +295,13 @@ static ckd_status follow(planning *p, visit *v, const ckd_id *id, ckd_error *err
     if (at == p->from.list.count) {
         char hex[CKD_ID_TEXT];
         ckd_id_text(hex, id);
-        return listed(&p->to, id)
-                   ? CKD_OK
-                   : err_set(
-                         err, CKD_E_CORRUPT,
-                         "%s@%llu is a delta on checkpoint %s, which '%s' does not have: it cannot be loaded "
-                         "there, nor copied",
-                         c->run, (unsigned long long)c->step, hex, p->t->from->path);
+        if (!listed(&p->to, id) && v->left.status == CKD_OK) {
+            err_set(&v->left, CKD_E_CORRUPT,
+                    "%s@%llu is a delta on checkpoint %s, which '%s' does not have: it cannot be loaded "
+                    "there, nor copied",
+                    c->run, (unsigned long long)c->step, hex, p->t->from->path);
+        }
+        return CKD_OK;
     }
     if (p->marks[at] == OPEN) {
         return err_set(err, CKD_E_CORRUPT, "%s@%llu depends on itself; it cannot be copied", c->run,
@@ -302,11 +319,24 @@ static ckd_status visit_all(planning *p, size_t at, ckd_error *err) {
             status = follow(p, v, &id, err);
         } else {
             p->depth--;
-            bool dead = in_trash(p, &v->m.checkpoint.id);
-            status = add_item(p, v->at, &v->m, dead ? CKD_COPY_RESTORED : CKD_COPY_MOVED, err);
+            bool dead = in_trash(p, &v->m.checkpoint.id), left = v->left.status != CKD_OK;
+            ckd_copy_state state = left ? CKD_COPY_LEFT : dead ? CKD_COPY_RESTORED : CKD_COPY_MOVED;
+            status = add_item(p, v->at, &v->m, state, err);
+            if (status == CKD_OK && left) {
+                leave_out(p, &v->left);
+            }
         }
     }
     return status;
+}
+
+const transfer_item *transfer_find_item(const transfer *t, const ckd_id *id) {
+    for (size_t i = 0; i < t->count; i++) {
+        if (id_equal(&t->items[i].m.checkpoint.id, id)) {
+            return &t->items[i];
+        }
+    }
+    return NULL;
 }
 
 /* ---- places ---- */
@@ -393,11 +423,6 @@ static ckd_status count_bytes(transfer *t, ckd_error *err) {
         pathname p = path_chunk(t->to ? t->to->path : "", &f->file.id, "");
         f->there = t->to && file_exists(p.text);
         f->to_move = !f->there;
-        if (f->there && file_bytes(p.text) != f->file.size) {
-            return err_corrupt(err, p.text, CKD_NO_OFFSET,
-                               "the destination has this chunk file already, and it is damaged: repair or "
-                               "remove it first");
-        }
     }
     bytes encoded = {0};
     for (size_t i = 0; i < t->count && !encoded.failed; i++) {
@@ -509,6 +534,13 @@ void transfer_plan_free(transfer *t) {
     for (size_t i = 0; i < t->count; i++) {
         manifest_free(&t->items[i].m);
     }
+    for (size_t i = 0; i < t->file_count; i++) {
+        while (t->files[i].hurt) {
+            transfer_hurt *h = t->files[i].hurt;
+            t->files[i].hurt = h->next;
+            free(h);
+        }
+    }
     free(t->items);
     free(t->files);
     free(t->dead);
@@ -519,4 +551,5 @@ void transfer_plan_free(transfer *t) {
     t->tags = NULL;
     t->count = t->capacity = t->file_count = t->dead_count = t->dead_capacity = 0;
     t->total = 0;
+    t->any_left = false;
 }

@@ -20,10 +20,12 @@
 #include <unistd.h>
 
 #include "base/file.h"
+#include "codec/chunk.h"
 #include "engine/store.h"
 #include "tests/support/actions.h"
 #include "tests/support/checkpoints.h"
 #include "tests/support/drift.h"
+#include "tests/support/fingerprints.h"
 #include "tests/support/pairs.h"
 #include "tests/support/scenes.h"
 #include "tests/support/tempdir.h"
@@ -69,10 +71,150 @@ static void test_damage_in_the_source(void **state) {
         flip(path, places[i]);
     }
     assert_int_equal(rename(path, store_path_of(p->a, "gone")), 0);
-    pair_refused(p, NULL, 0, NULL, CKD_E_CORRUPT, "is damaged");
+    ckd_copy_result_free(pair_leaves(p, NULL, 0, CKD_E_CORRUPT, 3, "is damaged"));
     assert_int_equal(rename(store_path_of(p->a, "gone"), path), 0);
     pair_counts(pair_copy(p, NULL, 0, NULL), 3, 4);
     scene_check(p->to, 0, 4);
+}
+
+/* Runs that branch off at different steps: only what is damaged, and what builds on it, is left. */
+static void test_the_rest_is_copied(void **state) {
+    pair *p = *state;
+    pair_make_source(p);
+    ckd_store *store;
+    assert_int_equal(scene_open(&store, p->a, CKD_OPEN_WRITE, NULL), CKD_OK);
+    for (uint64_t step = 1; step < 4; step++) { /* b branches off step 0 */
+        pair_save(store, SCENE_RUN "~2", step, false);
+    }
+    scene alone = scene_of(7);
+    alone.run = "other";
+    alone.base = true;
+    assert_int_equal(scene_save(NULL, store, &alone, NULL), CKD_OK);
+    ckd_id two = pair_id(store, SCENE_RUN, 2), other = pair_id(store, "other", 7);
+    assert_int_equal(ckd_store_set_tag(store, "lost", &two, 0, NULL), CKD_OK);
+    assert_int_equal(ckd_store_set_tag(store, "kept", &other, 0, NULL), CKD_OK);
+    ckd_store_close(store);
+    pair_open(p);
+    pathname file = file_of(p, 1);
+    flip(file.text, file_bytes(file.text) / 2);
+    ckd_copy_options with_tags = CKD_COPY_OPTIONS_INIT;
+    with_tags.tags = 1;
+    ckd_copy_result *r;
+    ckd_error err;
+    assert_int_equal(ckd_copy(&r, p->to, p->from, NULL, 0, &with_tags, &err), CKD_E_CORRUPT);
+    assert_non_null(strstr(err.message, "3 checkpoints were not copied; the first: " SCENE_RUN "@1 in "));
+    for (size_t i = 0; i < r->count; i++) {
+        const ckd_copied *c = &r->items[i];
+        bool left = strcmp(c->checkpoint.run, SCENE_RUN) == 0 && c->checkpoint.step > 0;
+        assert_int_equal(c->state, left ? CKD_COPY_LEFT : CKD_COPY_MOVED);
+        assert_true(!left ||
+                    strstr(c->left.message, c->checkpoint.step == 1 ? "is damaged" : "is a delta on"));
+    }
+    assert_int_equal(r->checkpoints, 5);
+    assert_int_equal(r->files, 5);
+    ckd_copy_result_free(r);
+    ckd_checkpoint found;
+    assert_int_equal(ckd_store_find_tag(&found, p->to, "kept", NULL), CKD_OK);
+    assert_int_equal(ckd_store_find_tag(&found, p->to, "lost", NULL), CKD_E_NOT_FOUND);
+    scene_check(p->to, 0, 1);
+    assert_int_equal(scene_load(p->to, &alone, NULL), CKD_OK);
+    pair_check_clean(p);
+    assert_int_equal(folder_count(p->b, "data/x"), 0);
+
+    /* A manifest that cannot be read, of what others build on. */
+    flip(file.text, file_bytes(file.text) / 2);
+    pair_close(p);
+    pair_renew(p);
+    pair_open(p);
+    pathname unread = path_manifest(store_path_of(p->a, ""), SCENE_RUN "~2", 2, 0);
+    flip(unread.text, 20);
+    ckd_id third = pair_id(p->from, SCENE_RUN "~2", 3), first = pair_id(p->from, SCENE_RUN, 3);
+    ckd_id both[] = {third, first};
+    r = pair_leaves(p, both, 2, CKD_E_CORRUPT, 2, SCENE_RUN "~2@");
+    assert_int_equal(r->checkpoints, 5); /* the first of the branch is needed, too, and can be read */
+    ckd_copy_result_free(r);
+    scene_check(p->to, 0, 4);
+    pair_check_clean(p);
+}
+
+/* ---- packs ---- */
+
+/* Bases that compaction puts into one file, but for the newest four. */
+static void make_pack(const pair *p, ckd_id *ids, size_t count) {
+    ckd_store *store = store_create(p->a);
+    for (uint64_t step = 0; step < count; step++) {
+        drift d = drift_new(64, 48, (unsigned)step);
+        ckd_save_options o = lossy_options("run", step, CKD_NEAR);
+        o.base = 1;
+        save_drift(store, &o, &d);
+        drift_free(&d);
+        ids[step] = pair_id(store, "run", step);
+    }
+    assert_int_equal(ckd_compact(NULL, store, NULL, NULL), CKD_OK);
+    ckd_store_close(store);
+}
+
+/* A byte that the file has of the checkpoint. */
+static uint64_t place_in(const char *path, const ckd_id *id) {
+    chunk *c;
+    uint64_t at = 0;
+    assert_int_equal(chunk_open_outer(&c, path, NULL), CKD_OK);
+    for (size_t i = 0; i < c->outer_count; i++) {
+        const record *r = &c->outer[i];
+        at = memcmp(&r->tensor->checkpoint, id, sizeof(*id)) == 0 ? r->payload_offset + r->stored_size / 2
+                                                                  : at;
+    }
+    chunk_close(c);
+    assert_true(at > 0);
+    return at;
+}
+
+static pathname pack_in(const char *dir, ckd_store *store, const ckd_id *one) {
+    ckd_checkpoint_list *list;
+    pathname path = {""};
+    assert_int_equal(ckd_store_list(&list, store, NULL, NULL), CKD_OK);
+    for (size_t i = 0; i < list->count; i++) {
+        const ckd_checkpoint *c = &list->items[i];
+        manifest m;
+        if (memcmp(&c->id, one, sizeof(*one)) == 0) {
+            assert_int_equal(store_read_manifest(&m, store, c->run, c->step, c->generation, NULL), CKD_OK);
+            path = path_chunk(store_path_of(dir, ""), &m.files[0].id, "");
+            manifest_free(&m);
+        }
+    }
+    ckd_checkpoint_list_free(list);
+    assert_true(path.text[0]);
+    return path;
+}
+
+/* Damage to what a pack has of one is told of that one, in whatever order they are copied; repaired, it can be copied as well. */
+static void test_damage_in_a_pack(void **state) {
+    pair *p = *state;
+    enum { COUNT = 12, HURT = 3 };
+    ckd_id ids[COUNT];
+    make_pack(p, ids, COUNT);
+    pair_open(p);
+    fingerprints before = fingerprints_of(p->from);
+    pathname pack = pack_in(p->a, p->from, &ids[HURT]);
+    uint64_t at = file_bytes(pack.text) - place_in(pack.text, &ids[HURT]);
+    flip(pack.text, at);
+    ckd_copy_result_free(pair_leaves(p, &ids[HURT], 1, CKD_E_CORRUPT, 1, "run@3 in "));
+    assert_int_equal(folder_count(p->b, "data/c"), 0);
+    assert_int_equal(folder_count(p->b, "data/x"), 0);
+    pair_counts(pair_copy(p, &ids[5], 1, NULL), 1, 1); /* brings the file */
+    ckd_copy_result *r = pair_leaves(p, NULL, 0, CKD_E_CORRUPT, 1, "run@3 in ");
+    assert_int_equal(r->checkpoints, COUNT - 2);
+    assert_int_equal(r->items[HURT].state, CKD_COPY_LEFT);
+    ckd_copy_result_free(r);
+    assert_int_equal(fingerprints_check(p->to, &before), COUNT - 1);
+    pair_check_clean(p);
+
+    flip(pack.text, at); /* as if it had been repaired */
+    pair_counts(pair_copy(p, NULL, 0, NULL), 1, 0);
+    assert_int_equal(fingerprints_check(p->to, &before), COUNT);
+    assert_int_equal(verify_damage(p->to), 0);
+    pair_check_clean(p);
+    fingerprints_free(&before);
 }
 
 /* ---- going on ---- */
@@ -415,9 +557,16 @@ static void test_manifests_do_not_fit(void **state) {
 #define TEST(name) cmocka_unit_test_setup_teardown(name, pair_setup, pair_teardown)
 
 int main(void) {
-    const struct CMUnitTest tests[] = {
-        TEST(test_damage_in_the_source),    TEST(test_going_on),    TEST(test_what_nobody_goes_on_with),
-        TEST(test_others_at_the_same_time), TEST(test_two_sources), TEST(test_killed_anywhere),
-        TEST(test_steps_that_fail),         TEST(test_a_full_disk), TEST(test_manifests_do_not_fit)};
+    const struct CMUnitTest tests[] = {TEST(test_damage_in_the_source),
+                                       TEST(test_the_rest_is_copied),
+                                       TEST(test_damage_in_a_pack),
+                                       TEST(test_going_on),
+                                       TEST(test_what_nobody_goes_on_with),
+                                       TEST(test_others_at_the_same_time),
+                                       TEST(test_two_sources),
+                                       TEST(test_killed_anywhere),
+                                       TEST(test_steps_that_fail),
+                                       TEST(test_a_full_disk),
+                                       TEST(test_manifests_do_not_fit)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -98,6 +98,25 @@ void pair_refused(pair *p, const ckd_id *ids, size_t count, const ckd_copy_optio
     }
 }
 
+ckd_copy_result *pair_leaves(pair *p, const ckd_id *ids, size_t count, ckd_status wanted, uint64_t left,
+                             const char *what) {
+    ckd_copy_result *r;
+    ckd_error err = {0};
+    assert_int_equal(ckd_copy(&r, p->to, p->from, ids, count, NULL, &err), wanted);
+    assert_non_null(r);
+    assert_int_equal(r->left, left);
+    if (!strstr(err.message, what)) {
+        fail_msg("the message does not say '%s': %s", what, err.message);
+    }
+    for (size_t i = 0; i < r->count; i++) {
+        bool is_left = r->items[i].state == CKD_COPY_LEFT;
+        assert_int_equal(r->items[i].left.status != CKD_OK, is_left);
+        left -= is_left;
+    }
+    assert_int_equal(left, 0);
+    return r;
+}
+
 ckd_id pair_id(ckd_store *store, const char *run, uint64_t step) {
     ckd_checkpoint c;
     assert_int_equal(ckd_store_find(&c, store, run, step, NULL), CKD_OK);

@@ -33,6 +33,9 @@ void pair_counts(ckd_copy_result *r, uint64_t checkpoints, uint64_t files);
 /* The copy fails so, and the message says `what`. */
 void pair_refused(pair *p, const ckd_id *ids, size_t count, const ckd_copy_options *o, ckd_status wanted,
                   const char *what);
+/* The same, but for a call that copies what it can: so many were left. The result is the caller's. */
+ckd_copy_result *pair_leaves(pair *p, const ckd_id *ids, size_t count, ckd_status wanted, uint64_t left,
+                             const char *what);
 /* Both list the same. */
 void pair_check_lists(pair *p);
 /* Nothing is left over in the destination. */
