@@ -281,6 +281,10 @@ static ckd_status enter(planning *p, size_t at, ckd_error *err) {
     if (!is_damage(status, &why) && status != CKD_E_UNSUPPORTED) {
         return err_from(err, status, &why);
     }
+    char text[sizeof(why.message)];
+    snprintf(text, sizeof(text), "%s@%llu in '%.100s' is damaged, and was not copied: %.200s", c->run,
+             (unsigned long long)c->step, p->t->from->path, why.message);
+    memcpy(why.message, text, sizeof(text));
     manifest m = {.checkpoint = *c};
     status = add_item(p, at, &m, CKD_COPY_LEFT, err);
     if (status == CKD_OK) {
