@@ -221,6 +221,8 @@ static const char *state_word(ckd_copy_state state) {
         return "copied";
     case CKD_COPY_RESTORED:
         return "restored";
+    case CKD_COPY_RENEWED:
+        return "renewed";
     case CKD_COPY_LEFT:
         return "left";
     default:
@@ -264,8 +266,10 @@ static ckd_status print_text(const arguments *a, const ckd_copy_result *r, ckd_e
                        there ? "is there already"
                        : c->state == CKD_COPY_RESTORED
                            ? (dry ? "would come back from the trash" : "came back from the trash")
-                       : dry ? "would be copied"
-                             : "copied");
+                       : c->state == CKD_COPY_RENEWED ? (dry ? "would be copied as it is after compaction"
+                                                             : "copied as it is after compaction")
+                       : dry                          ? "would be copied"
+                                                      : "copied");
         cli_table_cell(t, "%s", c->asked ? "" : "needed");
     }
     ckd_status status = cli_table_print(t, err);

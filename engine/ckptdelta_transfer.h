@@ -30,7 +30,9 @@ typedef enum ckd_copy_state {
     CKD_COPY_MOVED = 1,    /* copied */
     CKD_COPY_PRESENT = 2,  /* it was there already */
     CKD_COPY_RESTORED = 3, /* it was in the destination's trash, and was brought back */
-    CKD_COPY_LEFT = 4      /* not copied: it is damaged, or what it is a delta on was not copied */
+    CKD_COPY_LEFT = 4,     /* not copied: it is damaged, or what it is a delta on was not copied */
+    CKD_COPY_RENEWED =
+        5 /* it was there as it was before the source was compacted, and has the source's newer generation now, on which others build */
 } ckd_copy_state;
 typedef struct ckd_copied {
     ckd_checkpoint checkpoint; /* as it is in the destination, or would be */

@@ -105,6 +105,27 @@ static ckd_status write_intent(compact_intent *i, const rewrite *r, const id_set
     return status;
 }
 
+/* What was looked at to build on is still what counts: another generation may lack the links. */
+static ckd_status check_looked_at(const compaction *c, const id_set *needed, ckd_error *err) {
+    ckd_status status = CKD_OK;
+    for (size_t i = 0; i < c->views.count && status == CKD_OK; i++) {
+        const ckd_checkpoint *was = &c->views.views[i]->manifest.checkpoint;
+        bool wanted = false;
+        for (size_t k = 0; k < needed->count && !wanted; k++) {
+            wanted = id_equal(&needed->ids[k], &was->id);
+        }
+        ckd_checkpoint now = *was;
+        if (wanted) {
+            status = catalog_find_id(&now, c->store->catalog, &was->id, err);
+        }
+        if (status == CKD_OK && now.generation != was->generation) {
+            status =
+                err_set(err, CKD_E_EXISTS, "what it builds on was rewritten by another process meanwhile");
+        }
+    }
+    return status;
+}
+
 static ckd_status begin_locked(compact_intent *i, const rewrite *members, size_t count, const id_set *needed,
                                ckd_error *err) {
     ckd_store *store = members[0].c->store;
@@ -115,6 +136,9 @@ static ckd_status begin_locked(compact_intent *i, const rewrite *members, size_t
     }
     if (status == CKD_OK) {
         status = compact_check_there(store, needed->ids, needed->count, err);
+    }
+    if (status == CKD_OK) {
+        status = check_looked_at(members[0].c, needed, err);
     }
     pthread_mutex_unlock(&store->mutex);
     return status == CKD_OK ? write_intent(i, &members[0], needed, err) : status;

@@ -87,12 +87,32 @@ static bool in_batch(const transfer *t, const batch *b, const ckd_id *id) {
     return false;
 }
 
+/* May it still get another generation? Nobody else gave it one since, or came to build on what it has now. */
+static ckd_status check_renewed(const transfer *t, const transfer_item *item, ckd_error *err) {
+    ckd_checkpoint found;
+    bool fit = false;
+    ckd_status status = catalog_find_id(&found, t->to->catalog, &item->m.checkpoint.id, err);
+    if (status == CKD_OK && found.generation == item->generation) {
+        status = transfer_check_dependents(&fit, t, &item->m.checkpoint.id, err);
+    }
+    return status == CKD_E_NOT_FOUND || (status == CKD_OK && !fit)
+               ? err_set(err, CKD_E_STATE,
+                         "%s was deleted or rewritten in '%.200s' meanwhile, or something that builds on it "
+                         "was; copy again",
+                         item->source, t->to->path)
+               : status;
+}
+
 /* Another copy, from another store, may have brought it meanwhile: what has arrived of it is not wanted then. */
 static ckd_status skip_present(transfer *t, const batch *b, ckd_error *err) {
     ckd_status status = CKD_OK;
     for (size_t i = b->first; i < b->end && status == CKD_OK; i++) {
         transfer_item *item = &t->items[i];
         ckd_checkpoint found;
+        if (item->state == CKD_COPY_RENEWED) {
+            status = check_renewed(t, item, err);
+            continue;
+        }
         status = transfer_moves(item) ? catalog_find_id(&found, t->to->catalog, &item->m.checkpoint.id, err)
                                       : CKD_E_NOT_FOUND;
         for (size_t k = 0; k < item->m.file_count && status == CKD_OK; k++) {
@@ -169,12 +189,23 @@ static void take_back(transfer *t, const transfer_item *item) {
     }
 }
 
+static ckd_status choose_generation(const transfer *t, const batch *b, transfer_item *item, ckd_error *err) {
+    ckd_checkpoint *c = &item->m.checkpoint;
+    if (item->state != CKD_COPY_RENEWED) {
+        return manifests_free_generation(&c->generation, &b->manifests, &b->tombstones, c->run, c->step, err);
+    }
+    c->generation = item->generation + 1;
+    return item->generation < UINT32_MAX
+               ? CKD_OK
+               : err_set(err, CKD_E_UNSUPPORTED, "%s has the last generation that there is in '%.200s'",
+                         item->source, t->to->path);
+}
+
 /* The commit point. Named but perhaps not durable is not committed. */
 static ckd_status publish_manifest(transfer *t, const batch *b, transfer_item *item, ckd_error *err) {
     const char *root = t->to->path;
     ckd_checkpoint *c = &item->m.checkpoint;
-    ckd_status status =
-        manifests_free_generation(&c->generation, &b->manifests, &b->tombstones, c->run, c->step, err);
+    ckd_status status = choose_generation(t, b, item, err);
     if (status != CKD_OK) {
         return status;
     }
@@ -546,6 +577,7 @@ ckd_status ckd_copy(ckd_copy_result **out, ckd_store *to, ckd_store *from, const
     transfer_plan_free(&t);
     catalog_list_free(&t.source);
     free(t.verified.ids);
+    free(t.renewed);
     bytes_free(&t.payload);
     bytes_free(&t.header);
     return status;

@@ -20,8 +20,15 @@ typedef struct transfer_item {
     ckd_copy_state state;
     bool committed;
     uint64_t manifest_bytes, bytes;
-    ckd_error left; /* CKD_COPY_LEFT: why */
+    ckd_error left;      /* CKD_COPY_LEFT: why */
+    uint32_t generation; /* CKD_COPY_RENEWED: that the destination had when this was planned */
 } transfer_item;
+
+/* A checkpoint that is to get the source's generation, or cannot. */
+typedef struct transfer_renewed {
+    ckd_id id;
+    bool looked_at, refused;
+} transfer_renewed;
 
 /* A checkpoint of which the source's file has something that is damaged. */
 typedef struct transfer_hurt {
@@ -47,6 +54,10 @@ typedef struct transfer {
     size_t asked_count;
     ckd_checkpoint_list
         source; /* what that one lists: read before the destination is locked, as others may copy the other way at the same time */
+
+    ckd_checkpoint_list present; /* what the destination lists */
+    transfer_renewed *renewed;
+    size_t renewed_count;
 
     transfer_item *items; /* what they depend on before them */
     size_t count, capacity;
@@ -74,15 +85,22 @@ ckd_status transfer_plan(transfer *t, ckd_error *err);
 void transfer_plan_free(transfer *t); /* all that it filled */
 transfer_file *transfer_find_file(const transfer *t, const ckd_id *id);
 const transfer_item *transfer_find_item(const transfer *t, const ckd_id *id);
-/* Is the item's, and not there yet: to be moved for it. */
+/* Is it, or is a newer generation of it, to be moved? */
 static inline bool transfer_moves(const transfer_item *item) {
-    return item->state == CKD_COPY_MOVED;
+    return item->state == CKD_COPY_MOVED || item->state == CKD_COPY_RENEWED;
 }
 
 /* ---- transfer_bring.c ---- */
 pathname transfer_path(const transfer *t, const ckd_id *file); /* in data/x */
 /* The file is complete, durable and verified in data/x of the destination then, or in data/c. CORRUPT: what it has of the item is damaged, or all of it. */
 ckd_status transfer_bring(transfer *t, transfer_file *f, const transfer_item *item, ckd_error *err);
+/*
+ * transfer_renew.c: finds what must be renewed for the items of a plan. *again: something was added, and the plan is to be made anew. As transfer_plan.
+ */
+ckd_status transfer_find_renewed(bool *again, transfer *t, ckd_error *err);
+bool transfer_is_renewed(const transfer *t, const ckd_id *id);
+/* Would all that the destination has find its links in the source's generation of this? */
+ckd_status transfer_check_dependents(bool *fit, const transfer *t, const ckd_id *id, ckd_error *err);
 /*
  * transfer_links.c: does the destination have all links that the item, whose files are there or have arrived, builds on? STATE: no, and the item would not
  * load. Without the mutex.

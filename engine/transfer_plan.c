@@ -244,6 +244,12 @@ static ckd_status add_present(planning *p, size_t at, const ckd_checkpoint *ther
     return status;
 }
 
+/* A newer generation stands where the older one does. */
+static void keep_place(transfer_item *item, const ckd_checkpoint *there) {
+    item->generation = there->generation;
+    memcpy(item->m.checkpoint.run, there->run, sizeof(there->run));
+}
+
 static void leave_out(planning *p, const ckd_error *why) {
     p->t->items[p->t->count - 1].left = *why;
     p->t->any_left = true;
@@ -266,7 +272,7 @@ static ckd_status read_source(manifest *m, const planning *p, const ckd_checkpoi
 /* Opens a checkpoint that is not done, unless the destination has it. */
 static ckd_status enter(planning *p, size_t at, ckd_error *err) {
     const ckd_checkpoint *c = &p->from.list.items[at], *there = listed(&p->to, &c->id);
-    if (there) {
+    if (there && !transfer_is_renewed(p->t, &c->id)) {
         return add_present(p, at, there, err);
     }
     visit *v = &p->stack[p->depth];
@@ -324,8 +330,15 @@ static ckd_status visit_all(planning *p, size_t at, ckd_error *err) {
         } else {
             p->depth--;
             bool dead = in_trash(p, &v->m.checkpoint.id), left = v->left.status != CKD_OK;
-            ckd_copy_state state = left ? CKD_COPY_LEFT : dead ? CKD_COPY_RESTORED : CKD_COPY_MOVED;
+            const ckd_checkpoint *there = listed(&p->to, &v->m.checkpoint.id);
+            ckd_copy_state state = left    ? CKD_COPY_LEFT
+                                   : dead  ? CKD_COPY_RESTORED
+                                   : there ? CKD_COPY_RENEWED
+                                           : CKD_COPY_MOVED;
             status = add_item(p, v->at, &v->m, state, err);
+            if (status == CKD_OK && there) {
+                keep_place(&p->t->items[p->t->count - 1], there);
+            }
             if (status == CKD_OK && left) {
                 leave_out(p, &v->left);
             }
@@ -364,7 +377,7 @@ static ckd_status check_places(const planning *p, ckd_error *err) {
     for (size_t i = 0; i < t->count && status == CKD_OK; i++) {
         const ckd_checkpoint_list *to = &p->to.list;
         const transfer_item *item = &t->items[i];
-        if (!transfer_moves(item)) {
+        if (item->state != CKD_COPY_MOVED) {
             continue;
         }
         sorted[moved++] = item;
@@ -518,7 +531,7 @@ static ckd_status plan(planning *p, ckd_error *err) {
     return status == CKD_OK && p->t->options->tags ? plan_tags(p, err) : status;
 }
 
-ckd_status transfer_plan(transfer *t, ckd_error *err) {
+static ckd_status plan_once(transfer *t, ckd_error *err) {
     planning p = {.t = t};
     ckd_status status = plan(&p, err);
     while (p.depth) {
@@ -526,7 +539,7 @@ ckd_status transfer_plan(transfer *t, ckd_error *err) {
     }
     free(p.from.by_id);
     free(p.to.by_id);
-    catalog_list_free(&p.to.list);
+    t->present = p.to.list;
     free(p.trash);
     free(p.asked);
     free(p.marks);
@@ -534,7 +547,25 @@ ckd_status transfer_plan(transfer *t, ckd_error *err) {
     return status;
 }
 
+ckd_status transfer_plan(transfer *t, ckd_error *err) {
+    bool again = true;
+    ckd_status status = CKD_OK;
+    free(t->renewed);
+    t->renewed = NULL;
+    t->renewed_count = 0;
+    while (again && status == CKD_OK) {
+        transfer_plan_free(t);
+        status = plan_once(t, err);
+        again = false;
+        if (status == CKD_OK) {
+            status = transfer_find_renewed(&again, t, err);
+        }
+    }
+    return status;
+}
+
 void transfer_plan_free(transfer *t) {
+    catalog_list_free(&t->present);
     for (size_t i = 0; i < t->count; i++) {
         manifest_free(&t->items[i].m);
     }

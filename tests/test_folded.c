@@ -19,30 +19,49 @@
 #include "tests/support/scenes.h"
 #include "tests/support/tempdir.h"
 
-static ckd_store *make_chain(const char *dir, ckd_fidelity fidelity, uint64_t steps, double load_cost) {
-    ckd_store *store = store_create(dir);
+static void save_steps(ckd_store *store, ckd_fidelity fidelity, uint64_t first, uint64_t end,
+                       double load_cost) {
     drift d = drift_new(96, 64, 7);
-    for (uint64_t step = 0; step < steps; step++) {
+    for (uint64_t step = 0; step < end; step++, drift_step(&d)) {
         ckd_save_options o = lossy_options("run", step, fidelity);
         o.max_load_cost = o.newest_load_cost = load_cost;
-        save_drift(store, &o, &d);
-        drift_step(&d);
+        if (step >= first) {
+            save_drift(store, &o, &d);
+        }
     }
     drift_free(&d);
+}
+
+static ckd_store *make_chain(const char *dir, ckd_fidelity fidelity, uint64_t steps, double load_cost) {
+    ckd_store *store = store_create(dir);
+    save_steps(store, fidelity, 0, steps, load_cost);
     return store;
 }
 
 /* Every n-th step stays, and the newest two. */
-static void fold(ckd_store *store, uint64_t every) {
+static void fold_so(ckd_store *store, uint64_t every, uint64_t least, const ckd_delete_options *deletion) {
     ckd_policy policy = CKD_POLICY_INIT;
     policy.keep_every = every;
     ckd_compact_options o = CKD_COMPACT_OPTIONS_INIT;
     o.max_depth = 128;
     o.policy = &policy;
+    o.deletion = deletion;
     ckd_compaction *done;
     assert_int_equal(ckd_compact(&done, store, &o, NULL), CKD_OK);
-    assert_true(done->pruned->deleted >= 8);
+    assert_true(done->pruned->deleted >= least);
     ckd_compaction_free(done);
+}
+
+static void fold(ckd_store *store, uint64_t every) {
+    fold_so(store, every, 8, NULL);
+}
+
+/* Nothing of what goes can come back. */
+static void fold_for_good(ckd_store *store, uint64_t every) {
+    ckd_delete_options now = CKD_DELETE_OPTIONS_INIT;
+    now.undo_s = 0;
+    fold_so(store, every, 1, &now);
+    assert_int_equal(ckd_store_collect(NULL, store, NULL, NULL), CKD_OK);
 }
 
 static void test_a_load_goes_on(void **state) {
@@ -72,31 +91,90 @@ static ckd_id id_at(ckd_store *store, uint64_t step) {
     return checkpoint_at(store, "run", step).id;
 }
 
-/* A copy that has a checkpoint as it was before the fold lacks the deltas that it keeps for others: it cannot have those, says so, and all it lists loads. */
-static void test_copies_of_it_load(void **state) {
-    ckd_store *from = make_chain(*state, CKD_COMPACT, 65, 4), *early, *fresh;
-    char path[2][512];
-    for (int i = 0; i < 2; i++) {
-        snprintf(path[i], sizeof(path[i]), "%s/copy%d", (const char *)*state, i);
-    }
-    assert_int_equal(ckd_store_open(&early, path[0], CKD_OPEN_CREATE, NULL, NULL), CKD_OK);
-    assert_int_equal(ckd_store_open(&fresh, path[1], CKD_OPEN_CREATE, NULL, NULL), CKD_OK);
-    ckd_id early_one = id_at(from, 18);
-    assert_int_equal(ckd_copy(NULL, early, from, &early_one, 1, NULL, NULL), CKD_OK);
-    fingerprints before = fingerprints_of(from);
-    size_t early_count = fingerprints_check(early, &before);
-    fold(from, 8);
+static ckd_store *copy_in(const char *dir, unsigned number) {
+    ckd_store *store;
+    char path[512];
+    snprintf(path, sizeof(path), "%s/copy%u", dir, number);
+    assert_int_equal(ckd_store_open(&store, path, CKD_OPEN_CREATE, NULL, NULL), CKD_OK);
+    return store;
+}
+
+/* All of it; how many that were there have another generation now. */
+static size_t copy_all(ckd_store *to, ckd_store *from, const fingerprints *before) {
+    ckd_copy_result *would, *done;
     ckd_error err = {0};
-    ckd_status status = ckd_copy(NULL, early, from, NULL, 0, NULL, &err);
-    assert_true(status == CKD_OK || (status == CKD_E_STATE && strstr(err.message, "compaction")));
-    assert_true(fingerprints_check(early, &before) >= early_count);
-    assert_int_equal(verify_damage(early), 0);
-    assert_int_equal(ckd_copy(NULL, fresh, from, NULL, 0, NULL, NULL), CKD_OK);
-    assert_true(fingerprints_check(fresh, &before) >= 5);
-    assert_int_equal(verify_damage(fresh), 0);
-    fingerprints_free(&before);
-    ckd_store_close(early);
+    ckd_copy_options dry = CKD_COPY_OPTIONS_INIT;
+    size_t count = 0, had = fingerprints_check(to, before);
+    dry.dry_run = 1;
+    assert_int_equal(ckd_copy(&would, to, from, NULL, 0, &dry, NULL), CKD_OK);
+    if (ckd_copy(&done, to, from, NULL, 0, NULL, &err) != CKD_OK) {
+        fail_msg("copy: %s", err.message);
+    }
+    assert_int_equal(would->count, done->count);
+    for (size_t i = 0; i < done->count; i++) {
+        const ckd_copied *c = &done->items[i];
+        ckd_checkpoint now;
+        assert_int_equal(would->items[i].state, c->state);
+        assert_int_equal(ckd_store_find(&now, to, "run", c->checkpoint.step, NULL), CKD_OK);
+        assert_true(c->state == CKD_COPY_PRESENT || (now.generation > 0) == (c->state == CKD_COPY_RENEWED));
+        count += c->state == CKD_COPY_RENEWED;
+    }
+    ckd_copy_result_free(would);
+    ckd_copy_result_free(done);
+    assert_true(fingerprints_check(to, before) >= had);
+    assert_int_equal(verify_damage(to), 0);
+    return count;
+}
+
+/*
+ * A copy that has a checkpoint as it was before the fold lacks the deltas that it keeps for others: with those comes its newer generation. Wherever a copy had got to, all that it
+ * lists loads.
+ */
+static void test_copies_of_it_load(void **state) {
+    enum { COPIES = 7 };
+    ckd_store *from = make_chain(*state, CKD_NEAR, 65, 6), *early[COPIES];
+    for (unsigned i = 0; i < COPIES; i++) {
+        ckd_id one = id_at(from, 8 + 8 * i);
+        early[i] = copy_in(*state, i);
+        assert_int_equal(ckd_copy(NULL, early[i], from, &one, 1, NULL, NULL), CKD_OK);
+    }
+    fingerprints before = fingerprints_of(from);
+    fold(from, 8);
+    size_t renewed = 0;
+    for (unsigned i = 0; i < COPIES; i++) {
+        renewed += copy_all(early[i], from, &before);
+        assert_int_equal(copy_all(early[i], from, &before), 0);
+    }
+    assert_true(renewed > 0);
+    ckd_store *fresh = copy_in(*state, COPIES);
+    assert_int_equal(copy_all(fresh, from, &before), 0);
     ckd_store_close(fresh);
+
+    /* Both go ways of their own: what the destination builds on stays, or the copy says that it cannot be. */
+    save_steps(from, CKD_NEAR, 65, 90, 6);
+    fingerprints_free(&before);
+    before = fingerprints_of(from);
+    for (unsigned i = 0; i < COPIES; i++) {
+        ckd_id one = id_at(from, 66 + 3 * i);
+        assert_int_equal(ckd_copy(NULL, early[i], from, &one, 1, NULL, NULL), CKD_OK);
+        fold_for_good(early[i], 24);
+    }
+    fold(from, 5);
+    size_t refused = 0;
+    for (unsigned i = 0; i < COPIES; i++) {
+        ckd_error err = {0};
+        size_t had = fingerprints_check(early[i], &before);
+        ckd_status status = ckd_copy(NULL, early[i], from, NULL, 0, NULL, &err);
+        if (status != CKD_OK && !(status == CKD_E_STATE && strstr(err.message, "compaction"))) {
+            fail_msg("copy: %s", err.message);
+        }
+        refused += status != CKD_OK;
+        assert_true(fingerprints_check(early[i], &before) > had);
+        assert_int_equal(verify_damage(early[i]), 0);
+        ckd_store_close(early[i]);
+    }
+    print_message("%zu renewed, %zu refused\n", renewed, refused);
+    fingerprints_free(&before);
     ckd_store_close(from);
 }
 
