@@ -144,6 +144,15 @@ static void checkpoint_text(char out[CKD_RUN_MAX + 32], const manifest_name *nam
     snprintf(out, CKD_RUN_MAX + 32, "%s@%llu", name->run, (unsigned long long)name->step);
 }
 
+/* Since the manifests were listed: that is no damage. The reader lock keeps its files, so it is in the trash. */
+static ckd_status was_deleted(bool *out, const verification *v, const manifest_name *name, ckd_error *err) {
+    manifest_list tombstones = {0};
+    ckd_status status = manifests_tombstones(&tombstones, v->store, err);
+    *out = status == CKD_OK && manifests_killer(&tombstones, name);
+    manifests_free(&tombstones);
+    return status;
+}
+
 /* Quick: damage of a payload is found in check_files; which checkpoints may need it, from what they depend on. */
 static ckd_status check_checkpoint(verification *v, const manifest_name *name, ckd_error *err) {
     char checkpoint[CKD_RUN_MAX + 32];
@@ -166,6 +175,11 @@ static ckd_status check_checkpoint(verification *v, const manifest_name *name, c
     const view *w;
     status = views_get(&w, &v->views, &id, &why);
     if (status == CKD_E_NOT_FOUND) {
+        bool gone;
+        status = was_deleted(&gone, v, name, err);
+        if (status != CKD_OK || gone) {
+            return status;
+        }
         status = err_corrupt(
             &why, path_manifest(v->store->path, name->run, name->step, name->generation).text, CKD_NO_OFFSET,
             "it cannot be listed: it contradicts itself, or another one has its id");

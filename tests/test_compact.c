@@ -299,6 +299,71 @@ static void test_a_dry_run_is_exact_and_changes_nothing(void **state) {
     ckd_store_close(store);
 }
 
+/* ---- cold data ---- */
+
+static uint64_t bytes_of_all(ckd_store *store) {
+    ckd_checkpoint_list *list;
+    uint64_t sum = 0;
+    assert_int_equal(ckd_store_list(&list, store, NULL, NULL), CKD_OK);
+    for (size_t i = 0; i < list->count; i++) {
+        sum += list->items[i].stored_bytes;
+    }
+    ckd_checkpoint_list_free(list);
+    return sum;
+}
+
+static void make_fast(ckd_store *store, uint64_t steps) {
+    drift d = drift_new(96, 64, 7);
+    for (uint64_t step = 0; step < steps; step++, drift_step(&d)) {
+        ckd_save_options o = lossy_options("run", step, CKD_EXACT);
+        o.codec = CKD_CODEC_LZ4;
+        o.max_load_cost = o.newest_load_cost = 1000;
+        save_drift(store, &o, &d);
+    }
+    drift_free(&d);
+}
+
+/* The same values in fewer bytes, and never in more; what is not cold, or not exact, stays as it is. */
+static void check_recoded(const char *dir, bool by_age) {
+    enum { STEPS = 8, NEWEST = 3 };
+    ckd_store *store = store_create(dir);
+    make_fast(store, STEPS);
+    make_chain(store, "near", CKD_NEAR, 0, 4);
+    fingerprints before = fingerprints_of(store);
+    uint64_t was = bytes_of_all(store);
+    ckd_compact_options o = options_for(100);
+    o.cold_but_newest = by_age ? 0 : NEWEST;
+    o.cold_after_s = by_age ? 3600 : 0;
+    ckd_compaction *done = compact_with(store, &o);
+    check_items(done);
+    assert_int_equal(done->count, by_age ? 0 : STEPS - NEWEST);
+    for (size_t i = 0; i < done->count; i++) {
+        const ckd_compacted *x = &done->items[i];
+        assert_string_equal(x->checkpoint.run, "run");
+        assert_true(x->checkpoint.step < STEPS - NEWEST && x->why & CKD_COMPACT_COLD);
+        assert_true(x->bytes <= x->checkpoint.stored_bytes && x->recoded > 0);
+    }
+    assert_true(by_age || bytes_of_all(store) < was);
+    ckd_compaction_free(done);
+    assert_int_equal(fingerprints_check(store, &before), STEPS + 4);
+    assert_int_equal(verify_damage(store), 0);
+    uint64_t once = bytes_of_all(store);
+    ckd_compaction_free(compact_with(store, &o)); /* there is nothing more to gain, nor to lose */
+    assert_int_equal(bytes_of_all(store), once);
+    assert_int_equal(fingerprints_check(store, &before), STEPS + 4);
+    fingerprints_free(&before);
+    ckd_store_close(store);
+    store_check_clean(dir);
+}
+
+static void test_cold_data_is_recoded(void **state) {
+    check_recoded(*state, false);
+}
+
+static void test_young_data_is_not(void **state) {
+    check_recoded(*state, true);
+}
+
 /* ---- damage ---- */
 
 /* Flips a bit in the middle of what the checkpoint's file holds. */
@@ -437,17 +502,6 @@ static void test_small_files_become_one(void **state) {
     fingerprints_free(&before);
     ckd_store_close(store);
     store_check_clean(*state);
-}
-
-static uint64_t bytes_of_all(ckd_store *store) {
-    ckd_checkpoint_list *list;
-    uint64_t sum = 0;
-    assert_int_equal(ckd_store_list(&list, store, NULL, NULL), CKD_OK);
-    for (size_t i = 0; i < list->count; i++) {
-        sum += list->items[i].stored_bytes;
-    }
-    ckd_checkpoint_list_free(list);
-    return sum;
 }
 
 /* A lossy checkpoint that nothing builds on. */
@@ -678,6 +732,8 @@ int main(void) {
         tempdir_test(test_exact_is_folded),
         tempdir_test(test_the_base_goes),
         tempdir_test(test_a_dry_run_is_exact_and_changes_nothing),
+        tempdir_test(test_cold_data_is_recoded),
+        tempdir_test(test_young_data_is_not),
         tempdir_test(test_damage_is_not_laundered),
         tempdir_test(test_a_full_disk_is_told_before_it_hurts),
         tempdir_test(test_small_files_become_one),

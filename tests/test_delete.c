@@ -445,6 +445,52 @@ static void test_any_order_of_things(void **state) {
     assert_int_equal(files_in(*state, "data/m"), __builtin_popcountll(m.listed));
 }
 
+/* ---- beside a verification ---- */
+
+typedef struct meanwhile {
+    ckd_store *store;
+    bool done;
+} meanwhile;
+
+static int delete_the_last(void *context, uint64_t done, uint64_t total) {
+    meanwhile *m = context;
+    const uint64_t last = 3;
+    (void)done;
+    (void)total;
+    if (!m->done) {
+        m->done = true;
+        check_deleted(m->store, &last, 1, 3600);
+    }
+    return 0;
+}
+
+/* What is deleted while a verification runs is no damage. */
+static void test_deleted_while_verified(void **state) {
+    scene_make(*state, 0, 4);
+    for (int quick = 0; quick < 2; quick++) {
+        ckd_store *store, *looking;
+        ckd_verify_options o = CKD_VERIFY_OPTIONS_INIT;
+        ckd_verify_result *found;
+        assert_int_equal(scene_open(&store, *state, CKD_OPEN_WRITE, NULL), CKD_OK);
+        assert_int_equal(scene_open(&looking, *state, CKD_OPEN_READ, NULL), CKD_OK);
+        meanwhile m = {.store = store};
+        o.on_progress = delete_the_last;
+        o.progress_context = &m;
+        o.sample = quick ? 0.9999 : 0;
+        assert_int_equal(ckd_store_verify(&found, looking, &o, NULL), CKD_OK);
+        assert_true(m.done);
+        assert_int_equal(found->damage_count, 0);
+        ckd_verify_result_free(found);
+        ckd_trash *trash;
+        assert_int_equal(ckd_store_trash(&trash, store, NULL), CKD_OK);
+        assert_int_equal(trash->count, 1);
+        assert_int_equal(ckd_store_undelete(store, &trash->items[0].checkpoint.id, 1, NULL), CKD_OK);
+        ckd_trash_free(trash);
+        ckd_store_close(looking);
+        ckd_store_close(store);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         tempdir_test(test_deleted_is_gone_and_comes_back),
@@ -459,6 +505,7 @@ int main(void) {
         tempdir_test(test_collecting_waits_for_readers),
         tempdir_test(test_nothing_goes_where_a_manifest_cannot_be_read),
         tempdir_test(test_files_that_were_removed_do_not_come_back),
+        tempdir_test(test_deleted_while_verified),
         tempdir_test(test_any_order_of_things),
     };
     scratch_begin();

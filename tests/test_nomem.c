@@ -110,15 +110,16 @@ static void check_failure(const char *call, ckd_status status, const ckd_error *
 typedef struct sweep {
     const char *template; /* a directory with a store, NULL: begin with nothing */
     act_fn act;
-    uint64_t before;   /* bits of the steps in the template */
-    uint64_t possible; /* bits of the steps that are tried */
-    uint64_t next;     /* the step to save afterwards */
+    const char *source; /* another store, to copy from */
+    uint64_t before;    /* bits of the steps in the template */
+    uint64_t possible;  /* bits of the steps that are tried */
+    uint64_t next;      /* the step to save afterwards */
 } sweep;
 
 /* false if there are fewer allocations. */
 static bool fail_at(const sweep *w, allocator from, bool for_ever, unsigned long at) {
     char *dir = tempdir_create();
-    action a = {.dir = dir, .trouble = &shortage.trouble};
+    action a = {.dir = dir, .source = w->source, .trouble = &shortage.trouble};
     if (w->template) {
         tree_copy(store_path_of(w->template, ""), store_path_of(dir, ""));
     }
@@ -269,6 +270,25 @@ static void test_folding(void **state) {
     assert_true(fail_everywhere("fold", &w) >= 150);
 }
 
+static void test_packing(void **state) {
+    scene_make(*state, 0, 8);
+    sweep w = {*state, act_packs, .before = 255, .next = 8};
+    assert_true(fail_everywhere("pack", &w) >= 150);
+}
+
+static void test_recoding(void **state) {
+    scene_make(*state, 0, 4);
+    sweep w = {*state, act_recodes, .before = 15, .next = 4};
+    assert_true(fail_everywhere("recode", &w) >= 150);
+}
+
+/* What memory is short for is not damaged: nothing is left out. */
+static void test_copying(void **state) {
+    scene_make(*state, 0, 4);
+    sweep w = {.act = act_copies, .source = *state, .possible = 15, .next = 4};
+    assert_true(fail_everywhere("copy", &w) >= 150);
+}
+
 static void test_reading(void **state) {
     scene_make(*state, 0, 3);
     sweep w = {*state, act_reads, .before = 7, .next = 3};
@@ -371,6 +391,9 @@ int main(void) {
         TEST(test_pruning_after_a_save),
         TEST(test_compacting),
         TEST(test_folding),
+        TEST(test_packing),
+        TEST(test_recoding),
+        TEST(test_copying),
         TEST(test_reading),
         TEST(test_reading_bundles),
         TEST(test_writing_bundles),

@@ -301,6 +301,50 @@ static ckd_status call_fold(action *a, ckd_error *err) {
     return compact(a, &o, err);
 }
 
+static ckd_status call_pack(action *a, ckd_error *err) {
+    ckd_compact_options o = CKD_COMPACT_OPTIONS_INIT;
+    o.max_depth = 100;
+    return compact(a, &o, err);
+}
+
+static ckd_status call_recode(action *a, ckd_error *err) {
+    ckd_compact_options o = CKD_COMPACT_OPTIONS_INIT;
+    o.max_depth = 100;
+    o.cold_but_newest = 1;
+    return compact(a, &o, err);
+}
+
+static ckd_status call_copy(action *a, ckd_error *err) {
+    ckd_store *source;
+    ckd_status status = scene_open(&source, a->source, CKD_OPEN_READ, err);
+    if (status == CKD_OK) {
+        status = ckd_copy(NULL, a->store, source, NULL, 0, NULL, err);
+        ckd_store_close(source);
+    }
+    return status;
+}
+
+void act_packs(action *a) {
+    a->mode = CKD_OPEN_WRITE;
+    if (attempt(a, "open", call_open) == CKD_OK) {
+        attempt(a, "pack", call_pack);
+    }
+}
+
+void act_recodes(action *a) {
+    a->mode = CKD_OPEN_WRITE;
+    if (attempt(a, "open", call_open) == CKD_OK) {
+        attempt(a, "recode", call_recode);
+    }
+}
+
+void act_copies(action *a) {
+    a->mode = CKD_OPEN_CREATE;
+    if (attempt(a, "open", call_open) == CKD_OK && attempt(a, "copy", call_copy) == CKD_OK) {
+        a->committed = 15;
+    }
+}
+
 void act_compacts(action *a) {
     a->mode = CKD_OPEN_WRITE;
     if (attempt(a, "open", call_open) == CKD_OK) {

@@ -15,7 +15,8 @@ typedef struct trouble {
 } trouble;
 
 typedef struct action {
-    const char *dir; /* holds the store */
+    const char *dir;    /* holds the store */
+    const char *source; /* another one, of act_copies */
     const trouble *trouble;
     ckd_store *store; /* left open */
     ckd_open_mode mode;
@@ -36,6 +37,9 @@ void act_undeletes(action *a);   /* the same ones, which are in the trash */
 void act_prunes(action *a);      /* saves step 4 as a base, in a store of scene_make_pruning with 4 steps */
 void act_compacts(action *a);    /* steps 0 to 3, to a depth of 1 */
 void act_folds(action *a);       /* steps 0 and 1, into 2 and 3, and collects */
+void act_packs(action *a);       /* all but the newest four of 8 */
+void act_recodes(action *a);     /* all but the newest of 4, as small as can be */
+void act_copies(action *a);      /* all 4 of the source into a store that is not there yet */
 void act_marks(action *a);       /* pins and tags steps 1 and 2 */
 void act_opens(action *a);       /* for writing */
 void act_rebuilds(action *a);
