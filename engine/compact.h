@@ -268,7 +268,7 @@ typedef struct compact_done {
 } compact_done;
 /*
  * Rewrites the checkpoints of the plans, as many, into the same new files: `out`, one each. NOT_FOUND and EXISTS: one was deleted or rewritten before
- * this began; CORRUPT and UNSUPPORTED: one cannot be read; IO, NOSPACE, NOMEM, CANCELLED. Whatever happens, one generation of each is complete.
+ * this began; CORRUPT and UNSUPPORTED: one cannot be read; IO, NOSPACE, NOMEM, CANCELLED. One that is only cold and got no smaller stays as it is, and its plan says that nothing is to be done. Whatever happens, one generation of each is complete.
  */
 ckd_status compact_rewrite(compact_done *out, compaction *c, rewrite_plan *plans, size_t count,
                            ckd_error *err);

@@ -246,6 +246,15 @@ static void rewrite_free(rewrite *r) {
     free(r->coded);
 }
 
+/* What is only old, and no smaller than before, need not be written anew: it would be each time. */
+static bool gains(const rewrite *r) {
+    bool any = r->plan->why != CKD_COMPACT_COLD;
+    for (size_t i = 0; i < r->plan->view->block_count && !any; i++) {
+        any = r->coded[i];
+    }
+    return any;
+}
+
 ckd_status compact_rewrite(compact_done *out, compaction *c, rewrite_plan *plans, size_t count,
                            ckd_error *err) {
     compact_intent i = {.lock = NULL};
@@ -259,7 +268,9 @@ ckd_status compact_rewrite(compact_done *out, compaction *c, rewrite_plan *plans
     }
     bool committed = false;
     ckd_status status = write_all(&i, members, count, err);
-    if (status == CKD_OK && !c->options.dry_run) {
+    if (status == CKD_OK && count == 1 && !gains(&members[0])) {
+        plans[0].why = 0;
+    } else if (status == CKD_OK && !c->options.dry_run) {
         status = publish_all(out, &committed, members, count, err);
     }
     if (status == CKD_E_NOSPACE) {
