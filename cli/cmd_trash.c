@@ -10,7 +10,7 @@
 #include "cli/table.h"
 #include "cli/text.h"
 
-enum { OPT_RESTORE = 0x200, OPT_EMPTY, OPT_ALL, OPT_DRY };
+enum { OPT_RESTORE = 0x200, OPT_EMPTY, OPT_ALL, OPT_DRY, OPT_GIVE_UP };
 
 static const struct argp_option options_table[] = {
     {"restore", OPT_RESTORE, 0, 0,
@@ -19,6 +19,9 @@ static const struct argp_option options_table[] = {
     {"empty", OPT_EMPTY, 0, 0, "Remove for good what can no longer be taken back", 2},
     {"all", OPT_ALL, 0, 0, "With --empty: also what still could be", 2},
     {"dry-run", OPT_DRY, 0, 0, "With --empty: remove nothing; say what would be", 2},
+    {"give-up", OPT_GIVE_UP, 0, 0,
+     "With --empty: also what a missing chunk file could only be rebuilt with, which repair could not do, or need not",
+     2},
     {0},
 };
 
@@ -33,7 +36,7 @@ static const char doc[] =
 typedef struct arguments {
     cli_options common;
     cli_places places;
-    bool restore, empty, all, dry_run;
+    bool restore, empty, all, dry_run, give_up;
 } arguments;
 
 static void check(const arguments *a, struct argp_state *state) {
@@ -43,8 +46,8 @@ static void check(const arguments *a, struct argp_state *state) {
     if (a->places.count && !a->restore) {
         argp_error(state, "checkpoints are named to --restore them");
     }
-    if ((a->all || a->dry_run) && !a->empty) {
-        argp_error(state, "--all and --dry-run go with --empty");
+    if ((a->all || a->dry_run || a->give_up) && !a->empty) {
+        argp_error(state, "--all, --dry-run and --give-up go with --empty");
     }
 }
 
@@ -65,6 +68,9 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
         return 0;
     case OPT_DRY:
         a->dry_run = true;
+        return 0;
+    case OPT_GIVE_UP:
+        a->give_up = true;
         return 0;
     case ARGP_KEY_ARG:
         return a->common.store ? cli_places_add(&a->places, arg, state) : ARGP_ERR_UNKNOWN;
@@ -176,6 +182,7 @@ static ckd_status empty(const arguments *a, ckd_store *store, ckd_error *err) {
     ckd_collect_options o = CKD_COLLECT_OPTIONS_INIT;
     o.all = a->all;
     o.dry_run = a->dry_run;
+    o.give_up = a->give_up;
     ckd_status status = ckd_store_collect(&c, store, &o, err);
     if (status == CKD_OK && a->common.json) {
         status =

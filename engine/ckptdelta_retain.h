@@ -59,6 +59,7 @@ typedef struct ckd_collect_options {
     size_t struct_size;
     int all;     /* also what could still be taken back */
     int dry_run; /* only count */
+    int give_up; /* also what a missing file could only be rebuilt with, for one that cannot be rebuilt or is not wanted any more; else that is STATE */
 } ckd_collect_options;
 #define CKD_COLLECT_OPTIONS_INIT \
     { .struct_size = sizeof(ckd_collect_options) }

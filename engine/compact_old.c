@@ -21,7 +21,7 @@ static ckd_status try_removing(void *context, ckd_error *err) {
     status =
         lock_acquire(&readers, path_in(a->store->path, FILE_READER_LOCK).text, LOCK_EXCLUSIVE, true, 0, err);
     if (status == CKD_OK) {
-        status = trash_remove_replaced(&a->result, a->store, false, err);
+        status = trash_remove_replaced(&a->result, a->store, false, false, err);
         lock_release(readers);
     }
     lock_release(publish);
@@ -33,7 +33,7 @@ static ckd_status count_left(uint64_t *left, const ckd_store *store, ckd_error *
     ckd_collected result = {0};
     ckd_status status = store_lock_publish(&publish, store, err);
     if (status == CKD_OK) {
-        status = trash_remove_replaced(&result, store, true, err);
+        status = trash_remove_replaced(&result, store, true, false, err);
         lock_release(publish);
     }
     *left = result.files;

@@ -128,9 +128,9 @@ typedef struct parity_files {
 /*
  * Files that are about to be removed on purpose: groups that cannot repair anything without them go first, with a message if that leaves others without
  * parity. Under the publish lock. Unreadable parity files stay. Errors: STATE (one that is to stay is missing, and only with a group that
- * would go can it be rebuilt: nothing was changed), IO, NOMEM.
+ * would go can it be rebuilt: nothing was changed; with give_up it is told and given up), IO, NOMEM.
  */
 ckd_status parity_forget(const ckd_store *store, const parity_files *gone, const parity_files *stay,
-                         ckd_error *err);
+                         bool give_up, ckd_error *err);
 
 #endif

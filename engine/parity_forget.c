@@ -47,16 +47,21 @@ static bool useless(const parity_set *s, const outlook *o) {
 
 /* Before anything is removed: a group that would go must not be what brings a lost file back. */
 static ckd_status check_wanted(const parity_sets *sets, const ckd_store *store, const parity_files *gone,
-                               const parity_files *stay, ckd_error *err) {
+                               const parity_files *stay, bool give_up, ckd_error *err) {
     for (size_t i = 0; i < sets->count; i++) {
         const parity_set *s = sets->items[i];
         outlook o = look_at(s, store, gone, stay);
-        if (o.wanted && o.lost_now <= rows_of(s) && o.concerned && o.lost_then > rows_of(s)) {
+        bool last = o.wanted && o.lost_now <= rows_of(s) && o.concerned && o.lost_then > rows_of(s);
+        if (last && give_up) {
+            store_message(store,
+                          "a missing chunk file is given up, as what it could be rebuilt with is removed: %s",
+                          path_chunk(store->path, &o.wanted->file, "").text);
+        } else if (last) {
             ckd_status status =
                 err_set(err, CKD_E_STATE,
                         "this chunk file is missing, and can only be rebuilt with the help of files that "
                         "are to be removed: run ckptdelta repair first; where that cannot do it, delete what "
-                        "needs the file");
+                        "needs the file, or give the file up with ckptdelta trash --empty --give-up");
             return err_in_file(err, status, path_chunk(store->path, &o.wanted->file, "").text);
         }
     }
@@ -64,8 +69,8 @@ static ckd_status check_wanted(const parity_sets *sets, const ckd_store *store, 
 }
 
 static ckd_status forget(const parity_sets *sets, const ckd_store *store, const parity_files *gone,
-                         const parity_files *stay, ckd_error *err) {
-    ckd_status status = check_wanted(sets, store, gone, stay, err);
+                         const parity_files *stay, bool give_up, ckd_error *err) {
+    ckd_status status = check_wanted(sets, store, gone, stay, give_up, err);
     size_t bare = 0, removed = 0;
     for (size_t i = 0; i < sets->count && status == CKD_OK; i++) {
         outlook o = look_at(sets->items[i], store, gone, stay);
@@ -89,7 +94,7 @@ static ckd_status forget(const parity_sets *sets, const ckd_store *store, const 
 }
 
 ckd_status parity_forget(const ckd_store *store, const parity_files *gone, const parity_files *stay,
-                         ckd_error *err) {
+                         bool give_up, ckd_error *err) {
     parity_sets sets = {0};
     if (!gone->count || !file_exists(path_in(store->path, DIR_PARITY).text)) {
         return CKD_OK;
@@ -101,7 +106,7 @@ ckd_status parity_forget(const ckd_store *store, const parity_files *gone, const
         status = parity_sets_read(&sets, store, &ignored, err);
     }
     if (status == CKD_OK) {
-        status = forget(&sets, store, gone, stay, err);
+        status = forget(&sets, store, gone, stay, give_up, err);
     }
     parity_sets_free(&sets);
     ckd_verify_result_free(ignored.result);

@@ -83,7 +83,8 @@ static void choose_expired(needs *n, bool all) {
 /* ---- removing ---- */
 
 /* A group of parity must not say that it can rebuild what is meant to be gone, or rebuild others from it. */
-static ckd_status forget_parity(const ckd_store *store, const file_uses *files, ckd_error *err) {
+static ckd_status forget_parity(const ckd_store *store, const file_uses *files, bool give_up,
+                                ckd_error *err) {
     ckd_id *ids = calloc(files->count + 1, sizeof(*ids));
     parity_files gone = {.items = ids}, stay = {0};
     if (!ids) {
@@ -101,13 +102,13 @@ static ckd_status forget_parity(const ckd_store *store, const file_uses *files, 
             ids[gone.count + stay.count++] = files->items[i].id;
         }
     }
-    ckd_status status = parity_forget(store, &gone, &stay, err);
+    ckd_status status = parity_forget(store, &gone, &stay, give_up, err);
     free(ids);
     return status;
 }
 
-static ckd_status remove_files(const ckd_store *store, const file_uses *files, ckd_error *err) {
-    ckd_status status = forget_parity(store, files, err);
+static ckd_status remove_files(const ckd_store *store, const file_uses *files, bool give_up, ckd_error *err) {
+    ckd_status status = forget_parity(store, files, give_up, err);
     for (size_t i = 0; i < files->count && status == CKD_OK; i++) {
         if (!files->items[i].stays) {
             status = file_remove(path_chunk(store->path, &files->items[i].id, "").text, true, err);
@@ -173,7 +174,8 @@ static void count_up(ckd_collected *out, const needs *n, const file_uses *files)
 }
 
 /* Under the publish lock, and unless `dry` under the exclusive reader lock. */
-static ckd_status collect(ckd_collected *out, const ckd_store *store, bool all, bool dry, ckd_error *err) {
+static ckd_status collect(ckd_collected *out, const ckd_store *store, bool all, bool dry, bool give_up,
+                          ckd_error *err) {
     needs n = {0};
     notes kept = {0};
     file_uses files = {0};
@@ -193,7 +195,7 @@ static ckd_status collect(ckd_collected *out, const ckd_store *store, bool all, 
         count_up(out, &n, &files);
     }
     if (status == CKD_OK && !dry) {
-        status = out->checkpoints ? remove_files(store, &files, err) : CKD_OK;
+        status = out->checkpoints ? remove_files(store, &files, give_up, err) : CKD_OK;
         if (status == CKD_OK && out->checkpoints) {
             status = remove_manifests(store, &n, err);
         }
@@ -233,7 +235,8 @@ static size_t choose_replaced(needs *n, const ckd_store *store) {
     return count;
 }
 
-ckd_status trash_remove_replaced(ckd_collected *out, const ckd_store *store, bool dry, ckd_error *err) {
+ckd_status trash_remove_replaced(ckd_collected *out, const ckd_store *store, bool dry, bool give_up,
+                                 ckd_error *err) {
     needs n = {0};
     file_uses files = {0};
     ckd_status status = needs_read(&n, store, err);
@@ -245,7 +248,7 @@ ckd_status trash_remove_replaced(ckd_collected *out, const ckd_store *store, boo
         count_up(out, &n, &files);
     }
     if (status == CKD_OK && count && !dry) {
-        status = remove_files(store, &files, err);
+        status = remove_files(store, &files, give_up, err);
         if (status == CKD_OK) {
             status = remove_manifests(store, &n, err);
         }
@@ -273,7 +276,7 @@ bool trash_any_replaced(const ckd_store *store) {
 
 typedef struct attempt {
     const ckd_store *store;
-    bool all;
+    bool all, give_up;
     ckd_collected *out;
 } attempt;
 
@@ -292,10 +295,11 @@ static ckd_status try_collect(void *context, ckd_error *err) {
         lock_acquire(&readers, path_in(a->store->path, FILE_READER_LOCK).text, LOCK_EXCLUSIVE, true, 0, err);
     if (status == CKD_OK) {
         ckd_collected replaced = {0};
-        status =
-            trash_any_replaced(a->store) ? trash_remove_replaced(&replaced, a->store, false, err) : CKD_OK;
+        status = trash_any_replaced(a->store)
+                     ? trash_remove_replaced(&replaced, a->store, false, a->give_up, err)
+                     : CKD_OK;
         if (status == CKD_OK) {
-            status = collect(a->out, a->store, a->all, false, err);
+            status = collect(a->out, a->store, a->all, false, a->give_up, err);
             a->out->files += replaced.files;
             a->out->bytes += replaced.bytes;
         }
@@ -313,7 +317,7 @@ static ckd_status count_only(ckd_collected *out, const ckd_store *store, bool al
     file_lock *publish;
     ckd_status status = store_lock_publish(&publish, store, err);
     if (status == CKD_OK) {
-        status = collect(out, store, all, true, err);
+        status = collect(out, store, all, true, false, err);
         lock_release(publish);
     }
     return status;
@@ -321,18 +325,20 @@ static ckd_status count_only(ckd_collected *out, const ckd_store *store, bool al
 
 ckd_status ckd_store_collect(ckd_collected *out, ckd_store *store, const ckd_collect_options *options,
                              ckd_error *err) {
-    ckd_collect_options defaults = CKD_COLLECT_OPTIONS_INIT;
-    const ckd_collect_options *o = options ? options : &defaults;
+    ckd_collect_options o = CKD_COLLECT_OPTIONS_INIT;
     ckd_collected result = {0};
+    if (options) {
+        memcpy(&o, options, options->struct_size < sizeof(o) ? options->struct_size : sizeof(o));
+    }
     if (out) {
         *out = result;
     }
     ckd_status status = store_check_writable(store, err);
     if (status == CKD_OK) {
-        attempt a = {store, o->all != 0, &result};
+        attempt a = {store, o.all != 0, o.give_up != 0, &result};
         uint32_t timeout = store->options.lock_timeout_ms;
         status =
-            o->dry_run ? count_only(&result, store, a.all, err) : keep_trying(try_collect, &a, timeout, err);
+            o.dry_run ? count_only(&result, store, a.all, err) : keep_trying(try_collect, &a, timeout, err);
     }
     if (out && status == CKD_OK) {
         *out = result;
@@ -365,9 +371,10 @@ ckd_status trash_collect_now(ckd_store *store, ckd_error *err) {
         return CKD_OK; /* somebody reads; another time */
     }
     ckd_error why = {0};
-    ckd_status status = replaced ? trash_remove_replaced(&(ckd_collected){0}, store, false, &why) : CKD_OK;
+    ckd_status status =
+        replaced ? trash_remove_replaced(&(ckd_collected){0}, store, false, false, &why) : CKD_OK;
     if (status == CKD_OK && expired) {
-        status = collect(&result, store, false, false, &why);
+        status = collect(&result, store, false, false, false, &why);
     }
     lock_release(readers);
     if (status == CKD_E_NOMEM) {

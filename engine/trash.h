@@ -18,7 +18,8 @@ ckd_status trash_collect_now(ckd_store *store, ckd_error *err);
  * Removes generations of listed checkpoints that newer ones have replaced, if all files of the newer one are there. Under the publish lock and the exclusive reader
  * lock; `dry`: only counts, without that one. Errors: as needs_read; IO.
  */
-ckd_status trash_remove_replaced(ckd_collected *out, const ckd_store *store, bool dry, ckd_error *err);
+ckd_status trash_remove_replaced(ckd_collected *out, const ckd_store *store, bool dry, bool give_up,
+                                 ckd_error *err);
 /* By names alone: is there any? */
 bool trash_any_replaced(const ckd_store *store);
 

@@ -488,6 +488,38 @@ static void lose_and_delete(const char *dir, uint32_t parity, ckd_status expecte
     store_check_clean(dir);
 }
 
+/* Of what repair cannot do, the operator has to say that it is given up. */
+static void test_given_up(void **state) {
+    kept_file kept[1], rest[8];
+    ckd_store *store = open_store(*state, CKD_OPEN_CREATE);
+    ckd_error err = {0};
+    ckd_collect_options o = CKD_COLLECT_OPTIONS_INIT;
+    save_bases(store, 0, 1, 10);
+    assert_int_equal(keep_files(kept, 1, *state, "data/c", ".ckd"), 1);
+    save_bases(store, 1, 4, 10);
+    make_parity(store, 4, 1);
+    delete_step(store, 1, 0);
+    assert_int_equal(unlink(kept[0].path), 0);
+    assert_int_equal(ckd_store_collect(NULL, store, &o, &err), CKD_E_STATE);
+    assert_non_null(strstr(err.message, "--give-up"));
+    o.give_up = 1;
+    ckd_collected gone;
+    assert_int_equal(ckd_store_collect(&gone, store, &o, &err), CKD_OK);
+    assert_int_equal(gone.checkpoints, 1);
+    assert_int_equal(status_of(store).groups, 0);
+    size_t left = keep_files(rest, 8, *state, "data/c", ".ckd");
+    assert_int_equal(left, 2);
+    repaired r = repair(store, false);
+    assert_true(r.files == 0 && r.left == 1);
+    delete_step(store, 0, 0); /* and what needs the file can go, or stay */
+    collect(store);
+    assert_int_equal(damage_of(store), 0);
+    free_files(rest, left);
+    free_files(kept, 1);
+    ckd_store_close(store);
+    store_check_clean(*state);
+}
+
 static void test_deletion_waits_for_repair(void **state) {
     lose_and_delete(*state, 1, CKD_E_STATE);
 }
@@ -611,6 +643,7 @@ int main(void) {
         tempdir_test(test_deletion),
         tempdir_test(test_weak_group),
         tempdir_test(test_deletion_waits_for_repair),
+        tempdir_test(test_given_up),
         tempdir_test(test_deletion_leaves_what_repairs),
         tempdir_test(test_members_go_during_repair),
         tempdir_test(test_beside_saves),
