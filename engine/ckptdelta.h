@@ -564,7 +564,7 @@ typedef struct ckd_scrub_result {
 } ckd_scrub_result;
 /*
  * A verification that remembers: reads chunk files through as quick does, the one first that was not verified for the longest, and notes in the catalog when each was found right, so that it
- * can be ended at any time and goes on next time. A rebuild of the catalog forgets that. Holds up neither saves nor collections. The store is open for writing. Errors: READ_ONLY,
+ * can be ended at any time and goes on next time; then, if there is time left, parity files, of which nothing is noted. A rebuild of the catalog forgets that. Holds up neither saves nor collections. The store is open for writing. Errors: READ_ONLY,
  * CANCELLED, BUSY, NOSPACE, IO, NOMEM.
  */
 CKD_API ckd_status ckd_store_scrub(ckd_scrub_result **out, ckd_store *store, const ckd_scrub_options *options,

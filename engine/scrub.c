@@ -7,6 +7,7 @@
 
 #include "engine/file_check.h"
 #include "engine/notes.h"
+#include "engine/parity.h"
 
 /* What was verified is written to the catalog so often: so much is read again after a crash. */
 #define REMEMBER_NS (60 * UINT64_C(1000000000))
@@ -160,7 +161,7 @@ static ckd_status tell(scrubbing *s, ckd_error *err) {
 }
 
 /* After each record: as slow as was asked for. */
-static ckd_status pace(void *context, uint64_t stored_bytes, ckd_error *err) {
+static ckd_status after_record(void *context, uint64_t stored_bytes, ckd_error *err) {
     scrubbing *s = context;
     lock_release(s->reader);
     s->reader = NULL;
@@ -226,7 +227,7 @@ static ckd_status check_one(scrubbing *s, const due_file *f, ckd_error *err) {
                         .lineages = s->lineages,
                         .lineage_count = s->lineage_count,
                         .payload = &s->payload,
-                        .pace = pace,
+                        .pace = after_record,
                         .pace_context = s};
     snprintf(checkpoint, sizeof(checkpoint), "%s@%llu", f->name.run, (unsigned long long)f->name.step);
     return check_named_file(&check, &f->file, checkpoint, err);
@@ -261,12 +262,15 @@ static ckd_status scrub_file(scrubbing *s, due_file *f, ckd_error *err) {
     return verified_add(&s->done, &one, err);
 }
 
-static ckd_status scrub_files(scrubbing *s, size_t *at, ckd_error *err) {
+static bool out_of_time(const scrubbing *s) {
     uint64_t seconds = s->options->max_time_s;
+    return seconds && (clock_monotonic_ns() - s->begun_ns) / UINT64_C(1000000000) >= seconds;
+}
+
+static ckd_status scrub_files(scrubbing *s, size_t *at, ckd_error *err) {
     ckd_status status = tell(s, err);
     for (*at = 0; *at < s->due && status == CKD_OK; ++*at) {
-        uint64_t passed = (clock_monotonic_ns() - s->begun_ns) / UINT64_C(1000000000);
-        if (seconds && passed >= seconds && *at > 0) {
+        if (out_of_time(s) && *at > 0) {
             break;
         }
         status = scrub_file(s, &s->files[*at], err);
@@ -274,6 +278,34 @@ static ckd_status scrub_files(scrubbing *s, size_t *at, ckd_error *err) {
             remember(s, 0);
         }
     }
+    return status;
+}
+
+/*
+ * All parity files, as nobody remembers when one was read: from a group on that is drawn by lot, so that those behind it get their turn where there is never time for all. They are
+ * read without the reader lock: what is removed meanwhile is no damage.
+ */
+static ckd_status scrub_parity(scrubbing *s, ckd_error *err) {
+    parity_sets sets = {0};
+    const ckd_scrub_options *o = s->options;
+    pace p = {.bytes_per_s = o->bytes_per_s,
+              .on_progress = o->on_progress,
+              .context = o->progress_context,
+              .what = "the scrub",
+              .begun_ns = clock_monotonic_ns()};
+    uint64_t lot = 0;
+    ckd_status status = parity_sets_read(&sets, s->store, &s->damage, err);
+    if (status == CKD_OK) {
+        status = random_bytes(&lot, sizeof(lot), err);
+    }
+    for (size_t i = 0; i < sets.count && status == CKD_OK && !out_of_time(s); i++) {
+        const parity_set *set = sets.items[(lot % sets.count + i) % sets.count];
+        for (uint32_t row = 0; row < set->group.rows && status == CKD_OK; row++) {
+            status = set->present >> row & 1 ? parity_check_row(set, row, s->store, &s->damage, &p, err)
+                                             : parity_note_missing(set, row, s->store, &s->damage, err);
+        }
+    }
+    parity_sets_free(&sets);
     return status;
 }
 
@@ -303,6 +335,9 @@ static ckd_status scrub(scrubbing *s, ckd_error *err) {
     status = scrub_files(s, &at, err);
     remember(s, s->store->options.lock_timeout_ms); /* also of a scrub that was cancelled */
     sum_up(s, at);
+    if (status == CKD_OK && at == s->due) {
+        status = scrub_parity(s, err);
+    }
     return status == CKD_OK ? damage_spread(&s->damage, s->lineages, s->lineage_count, err) : status;
 }
 

@@ -488,6 +488,39 @@ static void lose_and_delete(const char *dir, uint32_t parity, ckd_status expecte
     store_check_clean(dir);
 }
 
+static size_t scrubbed(ckd_store *store, const char *inside) {
+    ckd_scrub_options o = CKD_SCRUB_OPTIONS_INIT;
+    ckd_scrub_result *r;
+    o.older_than_s = 3600;
+    assert_int_equal(ckd_store_scrub(&r, store, &o, NULL), CKD_OK);
+    size_t count = r->found->damage_count;
+    for (size_t i = 0; i < count; i++) {
+        assert_int_equal(r->found->damage[i].checkpoint_count, 0);
+        assert_non_null(strstr(r->found->damage[i].file, inside));
+    }
+    ckd_scrub_result_free(r);
+    return count;
+}
+
+/* Each scrub looks at parity as well, also when no chunk file is due. */
+static void test_scrub_reads_parity(void **state) {
+    kept_file parity[1];
+    ckd_store *store = open_store(*state, CKD_OPEN_CREATE);
+    save_bases(store, 0, 4, 10);
+    make_parity(store, 4, 1);
+    assert_int_equal(keep_files(parity, 1, *state, "data/p", ".ckp"), 1);
+    assert_int_equal(scrubbed(store, ""), 0);
+    flip(&parity[0], parity[0].size / 2);
+    assert_int_equal(scrubbed(store, "data/p/"), 1);
+    flip(&parity[0], parity[0].size / 2);
+    flip(&parity[0], 20); /* its head */
+    assert_int_equal(scrubbed(store, "data/p/"), 1);
+    flip(&parity[0], 20);
+    assert_int_equal(scrubbed(store, ""), 0);
+    free_files(parity, 1);
+    ckd_store_close(store);
+}
+
 /* Of what repair cannot do, the operator has to say that it is given up. */
 static void test_given_up(void **state) {
     kept_file kept[1], rest[8];
@@ -644,6 +677,7 @@ int main(void) {
         tempdir_test(test_weak_group),
         tempdir_test(test_deletion_waits_for_repair),
         tempdir_test(test_given_up),
+        tempdir_test(test_scrub_reads_parity),
         tempdir_test(test_deletion_leaves_what_repairs),
         tempdir_test(test_members_go_during_repair),
         tempdir_test(test_beside_saves),
