@@ -11,27 +11,13 @@
 
 #include "codec/chunk.h"
 #include "tests/support/checkpoints.h"
+#include "tests/support/compactions.h"
 #include "tests/support/drift.h"
 #include "tests/support/fingerprints.h"
+#include "tests/support/pairs.h"
 #include "tests/support/scenes.h"
 #include "tests/support/scratch.h"
 #include "tests/support/tempdir.h"
-
-static ckd_compaction *compact_with(ckd_store *store, const ckd_compact_options *o) {
-    ckd_compaction *done;
-    ckd_error err = {0};
-    if (ckd_compact(&done, store, o, &err) != CKD_OK) {
-        fail_msg("compact: %s (%s)", err.message, err.file);
-    }
-    return done;
-}
-
-static ckd_compact_options options_for(uint32_t max_depth) {
-    ckd_compact_options o = CKD_COMPACT_OPTIONS_INIT;
-    o.max_depth = max_depth;
-    o.pack_below = CKD_NO_PACKS;
-    return o;
-}
 
 /* Depths as the catalog has them, and after a rebuild: the files say the same. */
 static uint32_t deepest(ckd_store *store) {
@@ -44,26 +30,6 @@ static uint32_t deepest(ckd_store *store) {
     ckd_checkpoint_list_free(list);
     return depth;
 }
-
-static void check_items(const ckd_compaction *done) {
-    for (size_t i = 0; i < done->count; i++) {
-        if (done->items[i].left.status != CKD_OK) {
-            fail_msg("step %llu was left: %s", (unsigned long long)done->items[i].checkpoint.step,
-                     done->items[i].left.message);
-        }
-    }
-    assert_int_equal(done->left, 0);
-}
-
-static size_t files_in(const char *dir, const char *folder) {
-    dir_list list;
-    assert_int_equal(dir_list_read(&list, store_path_of(dir, folder), NULL), CKD_OK);
-    size_t count = list.count;
-    dir_list_free(&list);
-    return count;
-}
-
-#define PACK_BELOW (UINT64_C(512) << 10)
 
 /* What was rewritten can be packed, and then there is nothing more to do. */
 static void pack_the_rest(ckd_store *store, uint32_t max_depth) {
@@ -91,7 +57,7 @@ static void check_store(const char *dir, ckd_store *store, const fingerprints *b
     assert_true(deepest(store) <= max_depth);
     assert_int_equal(verify_damage(store), 0);
     store_check_clean(dir);
-    assert_int_equal(files_in(dir, "data/m"), count);
+    assert_int_equal(folder_count(dir, "data/m"), count);
     pack_the_rest(store, max_depth);
     assert_int_equal(fingerprints_check(store, before), count);
     assert_int_equal(verify_damage(store), 0);
@@ -105,20 +71,6 @@ static void check_store(const char *dir, ckd_store *store, const fingerprints *b
 }
 
 /* ---- chains ---- */
-
-static void make_chain(ckd_store *store, const char *run, ckd_fidelity fidelity, uint64_t first,
-                       uint64_t count) {
-    drift d = drift_new(96, 64, 7);
-    for (uint64_t step = 0; step < first + count; step++, drift_step(&d)) {
-        if (step < first) {
-            continue;
-        }
-        ckd_save_options o = lossy_options(run, step, fidelity);
-        o.max_load_cost = o.newest_load_cost = 1000;
-        save_drift(store, &o, &d);
-    }
-    drift_free(&d);
-}
 
 static void shorten(const char *dir, ckd_fidelity fidelity) {
     ckd_store *store = store_create(dir);
@@ -175,7 +127,7 @@ static void test_ranks_keep_their_files(void **state) {
     check_items(done);
     assert_true(done->count > 0);
     ckd_compaction_free(done);
-    assert_int_equal(files_in(*state, "data/c"), 12);
+    assert_int_equal(folder_count(*state, "data/c"), 12);
     check_store(*state, store, &before, 6, 1);
     fingerprints_free(&before);
 }
@@ -300,17 +252,6 @@ static void test_a_dry_run_is_exact_and_changes_nothing(void **state) {
 }
 
 /* ---- cold data ---- */
-
-static uint64_t bytes_of_all(ckd_store *store) {
-    ckd_checkpoint_list *list;
-    uint64_t sum = 0;
-    assert_int_equal(ckd_store_list(&list, store, NULL, NULL), CKD_OK);
-    for (size_t i = 0; i < list->count; i++) {
-        sum += list->items[i].stored_bytes;
-    }
-    ckd_checkpoint_list_free(list);
-    return sum;
-}
 
 static void make_fast(ckd_store *store, uint64_t steps) {
     drift d = drift_new(96, 64, 7);
@@ -462,267 +403,6 @@ static void test_a_full_disk_is_told_before_it_hurts(void **state) {
     scratch_unmount(dir);
 }
 
-/* ---- packs ---- */
-
-static ckd_compaction *pack(ckd_store *store) {
-    ckd_compact_options o = options_for(100);
-    o.pack_below = PACK_BELOW;
-    ckd_compaction *done = compact_with(store, &o);
-    check_items(done);
-    return done;
-}
-
-/* All but the newest four come into one file, and load as before; they go one by one. */
-static void test_small_files_become_one(void **state) {
-    ckd_store *store = store_create(*state);
-    make_chain(store, "run", CKD_NEAR, 0, 24);
-    fingerprints before = fingerprints_of(store);
-    ckd_compaction *done = pack(store);
-    assert_int_equal(done->count, 20);
-    ckd_compaction_free(done);
-    assert_int_equal(files_in(*state, "data/c"), 5);
-    assert_int_equal(fingerprints_check(store, &before), 24);
-    done = pack(store);
-    assert_int_equal(done->count, 0);
-    ckd_compaction_free(done);
-
-    /* A save goes on from it, and there is one file more that is old, and none that is worth packing. */
-    make_chain(store, "run", CKD_NEAR, 24, 2);
-    assert_int_equal(files_in(*state, "data/c"), 7);
-    done = pack(store);
-    assert_int_equal(done->count, 0);
-    ckd_compaction_free(done);
-    make_chain(store, "run", CKD_NEAR, 26, 2);
-    fingerprints_free(&before);
-    before = fingerprints_of(store);
-    done = pack(store);
-    assert_int_equal(done->count, 24);
-    ckd_compaction_free(done);
-    assert_int_equal(files_in(*state, "data/c"), 5);
-    assert_int_equal(fingerprints_check(store, &before), 28);
-    assert_int_equal(verify_damage(store), 0);
-    fingerprints_free(&before);
-    ckd_store_close(store);
-    store_check_clean(*state);
-}
-
-/* A lossy checkpoint that nothing builds on. */
-static void save_alone(ckd_store *store, uint64_t step) {
-    drift d = drift_new(96, 64, (unsigned)step);
-    ckd_save_options o = lossy_options("run", step, CKD_NEAR);
-    o.base = 1;
-    save_drift(store, &o, &d);
-    drift_free(&d);
-}
-
-/* What most have gone from is written anew. */
-static void test_packs_shrink(void **state) {
-    ckd_store *store = store_create(*state);
-    for (uint64_t step = 0; step < 24; step++) {
-        save_alone(store, step);
-    }
-    fingerprints before = fingerprints_of(store);
-    ckd_compaction_free(pack(store));
-    assert_int_equal(files_in(*state, "data/c"), 5);
-    uint64_t all = bytes_of_all(store);
-    ckd_id gone[12];
-    for (uint64_t step = 0; step < 12; step++) {
-        gone[step] = checkpoint_at(store, "run", step).id;
-    }
-    ckd_delete_options now = CKD_DELETE_OPTIONS_INIT;
-    now.undo_s = 0;
-    assert_int_equal(ckd_store_delete(store, gone, 12, &now, NULL), CKD_OK);
-    ckd_collect_options everything = CKD_COLLECT_OPTIONS_INIT;
-    everything.all = 1;
-    assert_int_equal(ckd_store_collect(NULL, store, &everything, NULL), CKD_OK);
-    assert_int_equal(files_in(*state, "data/c"), 5); /* what stays needs the file */
-    assert_int_equal(fingerprints_check(store, &before), 12);
-    ckd_compaction *done = pack(store);
-    assert_int_equal(done->count, 8);
-    ckd_compaction_free(done);
-    assert_int_equal(files_in(*state, "data/c"), 5);
-    assert_int_equal(fingerprints_check(store, &before), 12);
-    assert_true(bytes_of_all(store) < all * 11 / 20);
-    fingerprints_free(&before);
-    ckd_store_close(store);
-    store_check_clean(*state);
-}
-
-/* One file for each rank's; and one checkpoint of them can be copied elsewhere. */
-static void test_ranks_are_packed(void **state) {
-    ckd_store *store, *other;
-    char path[512];
-    assert_int_equal(scene_open(&store, *state, CKD_OPEN_CREATE, NULL), CKD_OK);
-    for (uint64_t step = 0; step < 12; step++) {
-        scene s = scene_of(step);
-        s.base = step % 3 == 0;
-        assert_int_equal(scene_save_ranks(NULL, store, &s, NULL), CKD_OK);
-    }
-    fingerprints before = fingerprints_of(store);
-    ckd_compaction *done = pack(store);
-    assert_int_equal(done->count, 8);
-    ckd_compaction_free(done);
-    assert_int_equal(files_in(*state, "data/c"), 2 + 4 * 2);
-    scene_check(store, 0, 12);
-    snprintf(path, sizeof(path), "%s/copy", (const char *)*state);
-    assert_int_equal(ckd_store_open(&other, path, CKD_OPEN_CREATE, NULL, NULL), CKD_OK);
-    ckd_id one = checkpoint_at(store, SCENE_RUN, 4).id;
-    ckd_copy_result *copied;
-    assert_int_equal(ckd_copy(&copied, other, store, &one, 1, NULL, NULL), CKD_OK);
-    assert_int_equal(copied->files, 2);
-    ckd_copy_result_free(copied);
-    assert_true(fingerprints_check(other, &before) >= 1);
-    assert_int_equal(verify_damage(other), 0);
-    assert_int_equal(ckd_copy(&copied, other, store, NULL, 0, NULL, NULL), CKD_OK);
-    assert_int_equal(copied->files, 8); /* what the first one brought is there for the others */
-    ckd_copy_result_free(copied);
-    assert_int_equal(fingerprints_check(other, &before), 12);
-    fingerprints_free(&before);
-    ckd_store_close(other);
-    ckd_store_close(store);
-    store_check_clean(*state);
-}
-
-/* Where the file with a checkpoint's bundle has its heads, and a block's payload. */
-static void find_bundle(char path[512], uint64_t *heads, uint64_t *payload, const char *dir,
-                        const ckd_id *id) {
-    dir_list list;
-    bool found = false;
-    *heads = *payload = 0;
-    assert_int_equal(dir_list_read(&list, store_path_of(dir, "data/c"), NULL), CKD_OK);
-    for (size_t i = 0; i < list.count && !found; i++) {
-        chunk *c;
-        const chunk_part *part;
-        snprintf(path, 512, "%s/%s", store_path_of(dir, "data/c"), list.names[i]);
-        assert_int_equal(chunk_open_outer(&c, path, NULL), CKD_OK);
-        assert_int_equal(chunk_part_of(&part, c, id, NULL), CKD_OK);
-        for (size_t k = 0; k < part->count && !found; k++) {
-            const record *r = &part->records[k];
-            found = r->kind == RECORD_BLOCK && r->bundle && r->stored_size;
-            *heads = found ? r->bundle->payload_offset + 20 : 0;
-            *payload = r->payload_offset;
-        }
-        chunk_close(c);
-    }
-    assert_true(found);
-    dir_list_free(&list);
-}
-
-static void flip(const char *path, uint64_t at) {
-    size_t size;
-    unsigned char *data = read_whole_file(path, &size);
-    data[at] ^= 1;
-    write_whole_file(path, data, size);
-    free(data);
-}
-
-/* All but step 5 load; a verification names that, and nothing else. */
-static void check_only_five_suffers(ckd_store *store, const fingerprints *before) {
-    for (size_t i = 0; i < before->count; i++) {
-        ckd_checkpoint c = checkpoint_at(store, "run", i);
-        fingerprint now;
-        ckd_error err = {0};
-        ckd_status status = fingerprint_of(&now, store, &c, &err);
-        assert_int_equal(status, i == 5 ? CKD_E_CORRUPT : CKD_OK);
-        assert_true(i == 5 || now.hash == before->items[i].hash);
-    }
-    for (int quick = 0; quick < 2; quick++) {
-        ckd_verify_options o = CKD_VERIFY_OPTIONS_INIT;
-        ckd_verify_result *found;
-        o.quick = quick;
-        assert_int_equal(ckd_store_verify(&found, store, &o, NULL), CKD_OK);
-        assert_true(found->damage_count >= 1);
-        for (size_t i = 0; i < found->damage_count; i++) {
-            assert_int_equal(found->damage[i].checkpoint_count, 1);
-            assert_string_equal(found->damage[i].checkpoints[0], "run@5");
-        }
-        ckd_verify_result_free(found);
-    }
-}
-
-/* What stays is told, and only that: the others are packed with new ones. */
-static void check_others_are_packed(const char *dir, ckd_store *store) {
-    for (uint64_t step = 12; step < 16; step++) {
-        save_alone(store, step);
-    }
-    ckd_compact_options o = options_for(100);
-    o.pack_below = PACK_BELOW;
-    ckd_compaction *done = compact_with(store, &o);
-    size_t told = 0;
-    for (size_t i = 0; i < done->count; i++) {
-        bool five = done->items[i].checkpoint.step == 5;
-        told += five;
-        assert_int_equal(done->items[i].left.status, five ? CKD_E_CORRUPT : CKD_OK);
-    }
-    assert_int_equal(done->count - told, 11);
-    assert_int_equal(done->left, told);
-    ckd_compaction_free(done);
-    assert_int_equal(files_in(dir, "data/c"), 2 + 4);
-}
-
-/* One bit in what a pack has of a checkpoint, in the heads of its bundle or in a payload, concerns that checkpoint. */
-static void test_damage_in_a_pack_stays_with_its_checkpoint(void **state) {
-    for (int payload = 0; payload < 2; payload++) {
-        char dir[512], path[512];
-        uint64_t heads, block;
-        snprintf(dir, sizeof(dir), "%s/%d", (const char *)*state, payload);
-        assert_int_equal(dir_create(dir, false, NULL), CKD_OK);
-        ckd_store *store = store_create(dir);
-        for (uint64_t step = 0; step < 12; step++) {
-            save_alone(store, step);
-        }
-        ckd_compaction_free(pack(store));
-        assert_int_equal(files_in(dir, "data/c"), 5);
-        fingerprints before = fingerprints_of(store);
-        ckd_checkpoint five = checkpoint_at(store, "run", 5);
-        ckd_store_close(store);
-        find_bundle(path, &heads, &block, dir, &five.id);
-        flip(path, payload ? block : heads);
-        store = store_reopen(dir, CKD_OPEN_WRITE);
-        check_only_five_suffers(store, &before);
-        check_others_are_packed(dir, store);
-        fingerprints_free(&before);
-        ckd_store_close(store);
-    }
-}
-
-/* A pack that is damaged is no pack to copy from: what it was stays, and is told. */
-static void test_damaged_packs_stay(void **state) {
-    ckd_store *store = store_create(*state);
-    make_chain(store, "run", CKD_NEAR, 0, 12);
-    ckd_compaction_free(pack(store));
-    dir_list list;
-    char path[512] = "";
-    size_t largest = 0;
-    assert_int_equal(dir_list_read(&list, store_path_of(*state, "data/c"), NULL), CKD_OK);
-    for (size_t i = 0; i < list.count; i++) {
-        char name[512];
-        snprintf(name, sizeof(name), "%s/%s", store_path_of(*state, "data/c"), list.names[i]);
-        if (file_bytes(name) > largest) {
-            largest = (size_t)file_bytes(name);
-            memcpy(path, name, sizeof(path));
-        }
-    }
-    dir_list_free(&list);
-    size_t size;
-    unsigned char *data = read_whole_file(path, &size);
-    data[size / 2] ^= 1;
-    write_whole_file(path, data, size);
-    free(data);
-    make_chain(store, "run", CKD_NEAR, 12, 4); /* enough files for another pack */
-    ckd_compact_options o = options_for(100);
-    o.pack_below = PACK_BELOW;
-    ckd_compaction *done = compact_with(store, &o);
-    size_t left = 0;
-    for (size_t i = 0; i < done->count; i++) {
-        left += done->items[i].left.status == CKD_E_CORRUPT;
-    }
-    assert_true(left > 0 && left == done->left);
-    assert_int_equal(file_bytes(path), size);
-    ckd_compaction_free(done);
-    ckd_store_close(store);
-}
-
 int main(void) {
     const struct CMUnitTest tests[] = {
         tempdir_test(test_near_chains_are_shortened),
@@ -738,11 +418,6 @@ int main(void) {
         tempdir_test(test_young_data_is_not),
         tempdir_test(test_damage_is_not_laundered),
         tempdir_test(test_a_full_disk_is_told_before_it_hurts),
-        tempdir_test(test_small_files_become_one),
-        tempdir_test(test_packs_shrink),
-        tempdir_test(test_ranks_are_packed),
-        tempdir_test(test_damage_in_a_pack_stays_with_its_checkpoint),
-        tempdir_test(test_damaged_packs_stay),
     };
     scratch_begin();
     int failed = cmocka_run_group_tests_name("compact", tests, NULL, NULL);

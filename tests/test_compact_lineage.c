@@ -1,6 +1,6 @@
 /*
  * A lineage with branches, in which a compaction and a training that saves are killed side by side, again and again: nothing that is wanted is lost, and everything loads to
- * the values that it was saved with. CKD_TEST_LINEAGE=1000 CKD_TEST_INTERLEAVINGS=10000 for a campaign (an hour); CKD_TEST_SEED for another one.
+ * the values that it was saved with. CKD_TEST_LINEAGE=1000 CKD_TEST_INTERLEAVINGS=10000 for a campaign (an hour or two); CKD_TEST_SEED for another one.
  *
  * The compactor dies at a step of its files, which goes through all numbers from 1 on in turn, or is one of the kind at which it died least often, or a random one; or at a random time, or not
  * at all. The saver dies at random steps. After each round what was rewritten or added is loaded, and all that builds on it, directly or not; chunk files never change, so that everything else is as it was
