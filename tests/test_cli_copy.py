@@ -129,6 +129,25 @@ def test_damage_is_named(runs, other):
     assert names(other) == ["a@1", "a@2", "a@3", "a@4"] and other.json("verify")["ok"]
 
 
+def test_the_rest_is_copied(runs, other):
+    """Of a: 2 is damaged, and 3 builds on it; all else comes, and each that does not is named, also with -q."""
+    by_age = sorted((p for n, p in runs.files().items() if "data/c" in str(n)), key=lambda p: p.stat().st_mtime_ns)
+    content = bytearray(by_age[1].read_bytes())
+    content[200] ^= 1
+    by_age[1].write_bytes(content)
+    said = runs.call("push", other.path, "-q", expect=CORRUPT)
+    assert "a@2 in" in said.err and "a@3 was not copied: it is a delta on a@2" in said.err and not said.out
+    assert "2 checkpoints were not copied" in said.err
+    assert names(other) == ["a@1", "a@4", "b@1"] and other.json("verify")["ok"]
+    result = runs.json("push", other.path, expect=CORRUPT)
+    check_documented(result, "copy")
+    assert result["left"] == 2 and result["copied"] == 0
+    assert {c["checkpoint"]: bool(c["why"]) for c in result["checkpoints"] if c["state"] == "left"} == \
+        {"a@2": True, "a@3": True}
+    text = runs.call("push", other.path, expect=CORRUPT)
+    assert "3 are there already" in text.out
+
+
 def test_interrupted_and_gone_on(store, other):
     noise = np.random.default_rng(3).integers(0, 256, 1 << 22, dtype=np.uint8)
     store.save(1, {"w": noise})

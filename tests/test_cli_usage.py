@@ -92,7 +92,7 @@ def test_the_examples_of_the_help_work(tmp_path):
     ["prune", "s", "--keep-newer", "d"], ["trash", "s", "a@1"], ["trash", "s", "--restore", "--empty"],
     ["compact"], ["compact", "s", "a", "b"], ["compact", "s", "a", "--run", "b"], ["compact", "s", "--max-depth", "0"],
     ["compact", "s", "--max-load-cost", "0.5"], ["compact", "s", "--rate", "fast"], ["compact", "s", "--plan", "--dry-run"],
-    ["compact", "s", "--undo", "1h"], ["compact", "s", "--fold", "--keep-last", "1"], ["compact", "s", "--recode-but", "0"],
+    ["compact", "s", "--undo", "1h"], ["compact", "s", "--fold", "--keep-last", "1"], ["compact", "s", "--recode-but", "0"], ["trash", "s", "--give-up"],
     ["trash", "s", "--all"], ["trash", "s", "--restore", "latest"],
     ["save"], ["save", "s"], ["save", "s", "f"], ["save", "s", "--run", "a", "f"], ["save", "s", "--step", "1", "f"],
     ["save", "s", "--run", "a", "--step", "1"], ["save", "s", "--run", "a", "--step", "-1", "f"],
