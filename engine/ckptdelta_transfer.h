@@ -67,7 +67,7 @@ typedef struct ckd_copy_result {
  * damaged in `to` is replaced.
  *
  * Errors: INVALID (both are the same store; an id twice; as_run), NOT_FOUND (a checkpoint of `from`), EXISTS (the destination has another checkpoint at that run and step, or this
- * one elsewhere and as_run is given, or the tag on another one: nothing was copied), CORRUPT and UNSUPPORTED (damage in `from`: err->file names it; *out is set), STATE (what was there was deleted meanwhile), BUSY (another copy between the two is under way), READ_ONLY, NOSPACE, IO, NOMEM,
+ * one elsewhere and as_run is given, or the tag on another one: nothing was copied), CORRUPT and UNSUPPORTED (damage in `from`: err->file names it; *out is set), STATE (what was there was deleted meanwhile; or the destination, by a compaction of its own, lacks what some build on: these are left, and *out is set), BUSY (another copy between the two is under way), READ_ONLY, NOSPACE, IO, NOMEM,
  * CANCELLED.
  */
 CKD_API ckd_status ckd_copy(ckd_copy_result **out, ckd_store *to, ckd_store *from, const ckd_id *checkpoints,

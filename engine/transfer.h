@@ -2,6 +2,7 @@
  * Copying checkpoints between stores. Internal to engine/.
  *
  *   transfer_plan    (transfer_plan.c)  what is asked for, what that needs, what the destination has of it, what must be moved
+ *   transfer_renew.c                    what the destination has, and must get the source's newer generation of
  *   transfer_bring   (transfer_bring.c) chunk files, one by one, into data/x of the destination, where they stay until
  *   commit           (transfer.c)       they get their names, and the manifests are published, of a few checkpoints at a time
  *
