@@ -12,17 +12,17 @@
 #include "engine/save.h"
 
 #define RAW_ELEMENTS (UINT64_C(1) << 14)
-#define CUT_ELEMENTS \
+#define CUT_BYTES \
     (UINT64_C(1) << 22) /* smaller tensors stay as they are: whole blocks of them are soon read */
 
-/* Sides of blocks, in elements. Of what is not compressed smaller ones, as they cost little there. */
+/* Sides of blocks, in elements. Of what is not compressed smaller ones, as they cost little there. What is 4096 long bears sevenths, raw also sixths. */
 typedef struct sides {
     uint64_t most, least;
     uint64_t usual; /* as long they shall be on average at least: small blocks cost bytes and time */
 } sides;
 
 static sides sides_of(const ckd_save *save) {
-    return save->options.codec == CKD_CODEC_RAW ? (sides){64, 4, 52} : (sides){256, 40, 170};
+    return save->options.codec == CKD_CODEC_RAW ? (sides){64, 4, 50} : (sides){256, 32, 146};
 }
 
 /* ---- where a dimension is cut ---- */
@@ -110,8 +110,9 @@ static ckd_region box_of(const tensor_context *t) {
  */
 bool save_is_cut(const ckd_save *save, const ckd_tensor *tensor, const tensor_context *t, uint64_t elements) {
     uint32_t ndim = t->shape.ndim;
-    if (ndim < 2 || t->region->kind == CKD_REGION_FLAT || elements < CUT_ELEMENTS || tensor->optimizer ||
-        save->target.compare || save_coarsest_fidelity(save) != CKD_EXACT) {
+    if (ndim < 2 || t->region->kind == CKD_REGION_FLAT ||
+        elements < CUT_BYTES / ckd_dtype_size(tensor->dtype) || tensor->optimizer || save->target.compare ||
+        save_coarsest_fidelity(save) != CKD_EXACT) {
         return false;
     }
     uint64_t columns = box_of(t).lengths[ndim - 1], side = sides_of(save).most;

@@ -91,8 +91,10 @@ static ckd_region part(uint64_t i, uint64_t rows, uint64_t columns, bool chunk) 
     return r;
 }
 
-static void check_layout(ckd_load *load, const uint64_t layout[2], bool chunk, double bound) {
-    uint64_t rows = layout[0], columns = layout[1];
+/* No rank reads more than `bound` times what it needs, and all together no more than `together` times. */
+static void check_layout(ckd_load *load, const uint64_t layout[2], bool chunk, double bound,
+                         double together) {
+    uint64_t rows = layout[0], columns = layout[1], read = 0, needed = 0;
     for (uint64_t k = 0; k < (rows ? rows : 1) * columns; k++) {
         ckd_region r = part(k, rows, columns, chunk);
         ckd_load_reads reads = reads_of(load, &r);
@@ -101,21 +103,27 @@ static void check_layout(ckd_load *load, const uint64_t layout[2], bool chunk, d
             fail_msg("part %u of %u x %u: %.3f times what is needed", (unsigned)k, (unsigned)rows,
                      (unsigned)columns, over);
         }
+        read += reads.read_bytes;
+        needed += reads.needed_bytes;
     }
+    assert_true((double)read <= together * (double)needed);
 }
 
 /* What begins where shards usually do is read alone; what begins elsewhere takes a little more with it. */
 static void check_over_read(ckd_load *load, double bound) {
-    static const uint64_t usual[][2] = {{1, 1}, {2, 1}, {4, 1},  {8, 1}, {16, 1}, {1, 2},
-                                        {1, 4}, {1, 8}, {1, 16}, {2, 2}, {4, 2},  {3, 1},
-                                        {1, 3}, {5, 1}, {1, 5},  {3, 3}, {5, 3},  {8, 5}};
+    static const uint64_t usual[][2] = {{1, 1}, {2, 1},  {4, 1}, {8, 1}, {16, 1}, {1, 2}, {1, 4},
+                                        {1, 8}, {1, 16}, {2, 2}, {4, 2}, {3, 1},  {1, 3}, {5, 1},
+                                        {1, 5}, {3, 3},  {5, 3}, {8, 5}, {7, 1},  {1, 7}, {7, 2}};
     for (size_t i = 0; i < sizeof(usual) / sizeof(usual[0]); i++) {
-        check_layout(load, usual[i], true, 1);
+        check_layout(load, usual[i], true, 1, 1);
     }
     static const uint64_t others[][2] = {{3, 1}, {1, 3}, {3, 2}, {0, 3}, {0, 4}, {0, 8}};
     for (size_t i = 0; i < sizeof(others) / sizeof(others[0]); i++) {
-        check_layout(load, others[i], false, bound);
+        check_layout(load, others[i], false, bound, bound);
     }
+    check_layout(load, (const uint64_t[2]){6, 1}, true, 1.4, bound);
+    check_layout(load, (const uint64_t[2]){1, 6}, true, 1.4, bound);
+    check_layout(load, (const uint64_t[2]){5, 1}, false, bound + 0.02, bound);
 }
 
 static void test_raw(void **state) {
@@ -126,8 +134,6 @@ static void test_raw(void **state) {
     ckd_load_reads reads = reads_of(load, &third);
     assert_int_equal(reads.needed_bytes, reads.raw_bytes);
     check_over_read(load, 1.05);
-    check_layout(load, (const uint64_t[2]){7, 1}, true, 1.05);
-    check_layout(load, (const uint64_t[2]){1, 7}, true, 1.05);
     ckd_load_end(load);
 }
 
@@ -137,6 +143,7 @@ static void test_compressed(void **state) {
     ckd_load *load = begin(f, "auto", 1);
     assert_true(ckd_load_tensors(load)->items[0].stored_bytes < 0.9 * 4 * SIDE * SIDE);
     check_over_read(load, 1.25);
+    check_layout(load, (const uint64_t[2]){1, 7}, false, 1.4, 1.25);
     ckd_load_end(load);
 }
 
@@ -207,6 +214,9 @@ static void test_what_is_not_cut(void **state) {
     add_tensor(save, "cut", CKD_F32, 2, shape, NULL, f->values);
     add_tensor(save, "narrow", CKD_F32, 2, narrow, NULL, f->values + 1);
     add_tensor(save, "line", CKD_F32, 1, &line, NULL, f->values + 2);
+    add_tensor(save, "least", CKD_F32, 2, (const uint64_t[2]){1024, 1024}, NULL, f->values);
+    add_tensor(save, "less", CKD_F32, 2, (const uint64_t[2]){1023, 1024}, NULL, f->values);
+    add_tensor(save, "shorter", CKD_BF16, 2, (const uint64_t[2]){1024, 1024}, NULL, f->values);
     ckd_tensor t = CKD_TENSOR_INIT;
     t.name = "stepped";
     t.dtype = CKD_F32;
@@ -216,7 +226,10 @@ static void test_what_is_not_cut(void **state) {
     t.optimizer = &step;
     assert_int_equal(ckd_save_tensor(save, &t, NULL), CKD_OK);
     commit_save(save);
-    assert_int_equal(tensor_info(f->store, "pieces", 1, "cut").shards, 10);
+    assert_int_equal(tensor_info(f->store, "pieces", 1, "cut").shards, 14);
+    assert_int_equal(tensor_info(f->store, "pieces", 1, "least").shards, 6);
+    assert_int_equal(tensor_info(f->store, "pieces", 1, "less").shards, 1);
+    assert_int_equal(tensor_info(f->store, "pieces", 1, "shorter").shards, 1);
     assert_int_equal(tensor_info(f->store, "pieces", 1, "narrow").shards, 1);
     assert_int_equal(tensor_info(f->store, "pieces", 1, "line").shards, 1);
     assert_int_equal(tensor_info(f->store, "pieces", 1, "stepped").shards, 1);
