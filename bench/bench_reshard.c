@@ -4,12 +4,14 @@
  *   bench_reshard [--depth N] [--repeats N] [--json FILE]
  *
  * A matrix of 4096 x 4096 in f32, drawn at random, with noise added from one checkpoint to the next; saved whole: not compressed, compressed,
- * as an exact chain, and as a chain of a few deltas in `near`. Loaded by 1 to 16 ranks in rows, columns, grids and flat ranges, one thread.
- * Parts begin where torch.chunk has them begin; "even" ones at L * i / n, rounded down. What is told:
+ * as an exact chain, and as chains in `near`, of noise and of movements of a low rank with noise on them, whose deltas are mostly factors. Loaded
+ * by 1 to 16 ranks in rows, columns, grids and flat ranges, one thread. Parts begin where torch.chunk has them begin; "even" ones at L * i / n,
+ * rounded down. What is told:
  *
- *   over       bytes read over bytes needed (ckd_load_explain): of all ranks together, and of the worst one
- *   part       what a rank of the exact chain reads, as a share of loading all; of eight ranks also its processor time: mean of the
- *              ranks, medians of repeats
+ *   over       bytes read over bytes needed (ckd_load_explain): of all ranks together, and of the worst one. A side record counts as needed
+ *              by whoever needs a part of it
+ *   part       what a rank of a chain reads, as a share of loading all; of eight ranks also its processor time: mean of the ranks,
+ *              medians of repeats
  *
  * Uses the public API only, and TMPDIR.
  */
@@ -23,7 +25,7 @@
 
 #include "bench/support.h"
 
-enum { SIDE = 4096, REPEATS_MAX = 31, NEAR_DEPTH = 4, WAYS = 4 };
+enum { SIDE = 4096, REPEATS_MAX = 31, RANK = 32, CHAINS = 2 /* the first of them */, WAYS = 5 };
 
 typedef struct layout {
     const char *name;
@@ -101,24 +103,49 @@ static void save(ckd_store *store, const char *run, uint64_t step, ckd_codec cod
     check(ckd_save_commit(NULL, s, &err), &err);
 }
 
+/* Weaker ones follow stronger ones, and nine tenths of the movement's energy is in them. */
+static void move(float *values, uint64_t *random) {
+    static float left[SIDE][RANK], right[RANK][SIDE];
+    for (size_t i = 0; i < SIDE; i++) {
+        for (size_t k = 0; k < RANK; k++) {
+            left[i][k] = (float)(1e-5 * noise(random) / (double)(1 + k / 8));
+            right[k][i] = (float)noise(random);
+        }
+    }
+    for (size_t i = 0; i < SIDE; i++) {
+        for (size_t k = 0; k < RANK; k++) {
+            for (size_t j = 0; j < SIDE; j++) {
+                values[i * SIDE + j] += left[i][k] * right[k][j];
+            }
+        }
+    }
+}
+
+static void add_noise(float *values, uint64_t *random) {
+    for (size_t i = 0; i < (size_t)SIDE * SIDE; i++) {
+        values[i] += (float)(1e-5 * noise(random));
+    }
+}
+
 static void make_store(ckd_store *store, int depth) {
     float *values = need(malloc(sizeof(float) * SIDE * SIDE));
+    float *moved = need(malloc(sizeof(float) * SIDE * SIDE));
     uint64_t random = 1;
     for (size_t i = 0; i < (size_t)SIDE * SIDE; i++) {
-        values[i] = (float)(0.02 * noise(&random));
+        values[i] = moved[i] = (float)(0.02 * noise(&random));
     }
     save(store, "raw", 0, CKD_CODEC_RAW, CKD_EXACT, values);
     save(store, "compressed", 0, CKD_CODEC_AUTO, CKD_EXACT, values);
     for (int step = 0; step <= depth; step++) {
         save(store, "chain", (uint64_t)step, CKD_CODEC_AUTO, CKD_EXACT, values);
-        if (step <= NEAR_DEPTH) {
-            save(store, "near", (uint64_t)step, CKD_CODEC_AUTO, CKD_NEAR, values);
-        }
-        for (size_t i = 0; i < (size_t)SIDE * SIDE; i++) {
-            values[i] += (float)(1e-5 * noise(&random));
-        }
+        save(store, "near", (uint64_t)step, CKD_CODEC_AUTO, CKD_NEAR, values);
+        save(store, "factors", (uint64_t)step, CKD_CODEC_AUTO, CKD_NEAR, moved);
+        add_noise(values, &random);
+        add_noise(moved, &random);
+        move(moved, &random);
     }
     free(values);
+    free(moved);
 }
 
 /* ---- parts ---- */
@@ -179,12 +206,12 @@ static int by_value(const void *a, const void *b) {
 }
 
 /* Processor time of a load of one region, with all that opening takes. */
-static double time_of(ckd_store *store, const ckd_region *r, void *room, int repeats) {
+static double time_of(ckd_store *store, const char *run, const ckd_region *r, void *room, int repeats) {
     double times[REPEATS_MAX];
     for (int i = 0; i < repeats; i++) {
         ckd_error err;
         double start = bench_cpu_seconds();
-        ckd_load *load = begin(store, "chain");
+        ckd_load *load = begin(store, run);
         ckd_load_request q = request_of(r);
         q.data = room;
         check(ckd_load_tensor(load, &q, &err), &err);
@@ -214,10 +241,10 @@ static result measure(ckd_store *store, const char *run, const layout *l, int re
     ckd_load_end(load);
     if (repeats) {
         void *room = need(malloc(sizeof(float) * SIDE * SIDE));
-        double everything = time_of(store, &whole, room, repeats), parts = 0;
+        double everything = time_of(store, run, &whole, room, repeats), parts = 0;
         for (uint64_t i = 0; i < ranks; i++) {
             ckd_region r = part(l, i);
-            parts += time_of(store, &r, room, repeats);
+            parts += time_of(store, run, &r, room, repeats);
         }
         out.cpu_part = parts / (double)ranks / everything;
         free(room);
@@ -236,13 +263,11 @@ static void print_number(FILE *to, const char *name, double x) {
     }
 }
 
-static const char *const ways[WAYS] = {"raw", "compressed", "chain", "near"};
+static const char *const ways[WAYS] = {"raw", "compressed", "chain", "near", "factors"};
 
 static void print_json(FILE *to, result results[LAYOUTS][WAYS], int depth) {
-    fprintf(to,
-            "{\n  \"machine\": \"%s\",\n  \"matrix\": [%d, %d],\n  \"depth\": %d,\n  \"near_depth\": %d,\n  "
-            "\"layouts\": [\n",
-            bench_machine(), SIDE, SIDE, depth, NEAR_DEPTH);
+    fprintf(to, "{\n  \"machine\": \"%s\",\n  \"matrix\": [%d, %d],\n  \"depth\": %d,\n  \"layouts\": [\n",
+            bench_machine(), SIDE, SIDE, depth);
     for (size_t i = 0; i < LAYOUTS; i++) {
         fprintf(to, "    {\"layout\": \"%s\", \"ranks\": %llu", layouts[i].name,
                 (unsigned long long)ranks_of(&layouts[i]));
@@ -252,33 +277,46 @@ static void print_json(FILE *to, result results[LAYOUTS][WAYS], int depth) {
             print_number(to, name, results[i][w].over);
             snprintf(name, sizeof(name), "%s_worst", ways[w]);
             print_number(to, name, results[i][w].worst);
+            if (w >= CHAINS) {
+                snprintf(name, sizeof(name), "%s_read_part", ways[w]);
+                print_number(to, name, results[i][w].read_part);
+                snprintf(name, sizeof(name), "%s_cpu_part", ways[w]);
+                print_number(to, name, results[i][w].cpu_part);
+            }
         }
-        print_number(to, "chain_read_part", results[i][2].read_part);
-        print_number(to, "chain_cpu_part", results[i][2].cpu_part);
         fprintf(to, "}%s\n", i + 1 < LAYOUTS ? "," : "");
     }
     fprintf(to, "  ]\n}\n");
+}
+
+/* One over the shares, of chains; empty if they were not measured. */
+static void print_parts(const result r[WAYS], bool times) {
+    for (int w = CHAINS; w < WAYS; w++) {
+        double share = times ? r[w].cpu_part : r[w].read_part;
+        if (!isnan(share)) {
+            printf("%s1/%.1f", w > CHAINS ? ", " : "", 1 / share);
+        }
+    }
+    printf(" |%s", times ? "\n" : " ");
 }
 
 static void run(ckd_store *store, int depth, int repeats, const char *json) {
     static result results[LAYOUTS][WAYS];
     make_store(store, depth);
     printf(
-        "| layout | raw: over (worst) | compressed: over (worst) | chain: over (worst) | near: over (worst) | a rank "
-        "reads | its time |\n|---|---|---|---|---|---|---|\n");
+        "| layout | raw: over (worst) | compressed: over (worst) | chain: over (worst) | near: over (worst) | factors: over "
+        "(worst) | a rank reads: chain, near, factors | its time |\n|---|---|---|---|---|---|---|---|\n");
     for (size_t i = 0; i < LAYOUTS; i++) {
         result *r = results[i];
         printf("| %s |", layouts[i].name);
         for (int w = 0; w < WAYS; w++) {
-            bool timed = w == 2 && ranks_of(&layouts[i]) == 8;
+            bool timed = w >= CHAINS && ranks_of(&layouts[i]) == 8;
             r[w] = measure(store, ways[w], &layouts[i], timed ? repeats : 0);
             printf(" %.3f (%.3f) |", r[w].over, r[w].worst);
         }
-        printf(" 1/%.1f |", 1 / r[2].read_part);
-        if (!isnan(r[2].cpu_part)) {
-            printf(" 1/%.1f", 1 / r[2].cpu_part);
-        }
-        printf(" |\n");
+        printf(" ");
+        print_parts(r, false);
+        print_parts(r, true);
         fflush(stdout);
     }
     FILE *to = fopen(json, "w");

@@ -67,6 +67,7 @@ typedef struct chunk {
         *outer; /* what stands in the file by itself, in file order: bundles, but not what is in them */
     size_t outer_count;
     struct chunk_unpacked *parts; /* that were asked for */
+    bool has_shared_rows;         /* its header says that blocks may share rows */
     record_arena arena;
     size_t more_holders; /* besides who opened it */
 } chunk;

@@ -201,14 +201,25 @@ static ckd_status read_index(chunk *c, const chunk_footer *f, ckd_error *err) {
     return status;
 }
 
-static ckd_status check_features(const chunk *c, uint64_t features, ckd_error *err) {
-    for (size_t i = 0; i < c->outer_count && !(features & CHUNK_BUNDLES); i++) {
-        if (c->outer[i].kind == RECORD_BUNDLE) {
-            return err_corrupt(err, file_path(c->file), c->outer[i].offset,
-                               "a bundle in a file whose header does not say that it has any");
+ckd_status chunk_check_rows(const chunk *c, const record *r, ckd_error *err) {
+    return c->has_shared_rows || !record_shares_rows(r)
+               ? CKD_OK
+               : err_corrupt(err, file_path(c->file), r->offset,
+                             "a block that shares its rows in a file whose header does not say that it has any");
+}
+
+/* Whoever does not know what a feature means must not have to find out from a record. */
+static ckd_status check_features(chunk *c, uint64_t features, ckd_error *err) {
+    ckd_status status = CKD_OK;
+    c->has_shared_rows = features & CHUNK_ROW_SIDES;
+    for (size_t i = 0; i < c->outer_count && status == CKD_OK; i++) {
+        status = chunk_check_rows(c, &c->outer[i], err);
+        if (c->outer[i].kind == RECORD_BUNDLE && !(features & CHUNK_BUNDLES)) {
+            status = err_corrupt(err, file_path(c->file), c->outer[i].offset,
+                                 "a bundle in a file whose header does not say that it has any");
         }
     }
-    return CKD_OK;
+    return status;
 }
 
 static ckd_status open_all(chunk *c, const char *path, ckd_error *err) {

@@ -65,6 +65,9 @@ static ckd_status unpack_one(unpacking *u, const record *bundle, uint64_t outsid
     if (status == CKD_OK) {
         status = bundle_decode(&members, &count, bundle, payload, outside, &u->c->arena, path, u->err);
     }
+    for (size_t i = 0; i < count && status == CKD_OK; i++) {
+        status = chunk_check_rows(u->c, &members[i].record, u->err);
+    }
     if (status == CKD_OK && u->count && members[0].before < u->members[u->count - 1].before) {
         status = err_corrupt(u->err, path, bundle->offset,
                              "a record of a bundle has its place before those of the bundle in front of it");

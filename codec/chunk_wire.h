@@ -11,7 +11,8 @@
 #define CHUNK_VERSION_MAJOR 1
 #define CHUNK_VERSION_MINOR 0
 #define CHUNK_BUNDLES       UINT64_C(1) /* required feature: records may be in bundles */
-#define CHUNK_FEATURES      CHUNK_BUNDLES
+#define CHUNK_ROW_SIDES     UINT64_C(2) /* required feature: blocks may have their rows in side records */
+#define CHUNK_FEATURES      (CHUNK_BUNDLES | CHUNK_ROW_SIDES)
 #define CHUNK_HEADER_SIZE   CHUNK_FILE_HEADER
 #define CHUNK_HEADER_STORE  32u /* where the store's id is in it */
 #define CHUNK_FOOTER_SIZE   72u
@@ -63,5 +64,8 @@ typedef struct chunk_unpacked {
 } chunk_unpacked;
 /* Closing: frees all parts. */
 void chunk_parts_free(chunk *c);
+
+/* CORRUPT if the record shares rows, and the file's header says that none does. */
+ckd_status chunk_check_rows(const chunk *c, const record *r, ckd_error *err);
 
 #endif

@@ -219,6 +219,7 @@ ckd_status chunk_writer_append(chunk_writer *w, record *r, const void *payload, 
         w->given += status == CKD_OK;
     }
     if (status == CKD_OK) {
+        w->features |= record_shares_rows(r) ? CHUNK_ROW_SIDES : 0;
         status = note_shard(w, r, err);
     }
     w->failed = status;

@@ -14,8 +14,8 @@ enum {
     FORM_FACTOR = 8,
     FORM_EXCEPTIONS = 16,
     FORM_SHARED = 32,
-    FORM_SYMBOLS = 64, /* of the rows' factor */
-    FORM_KNOWN = 127
+    FORM_SYMBOLS = 64,      /* of the rows' factor */
+    FORM_SHARED_ROWS = 128, /* rows and the rows' factor are in a side record */
 };
 /* How q is stored: not at all, symbols of so many bytes, adaptively. */
 #define MASKS_WORTH 4         /* masks are tried if at most one integer of so many is not zero */
@@ -303,7 +303,8 @@ ckd_status lattice_encode(bytes *to, const lattice_block *b, lattice_effort effo
     size_t start = to->size;
     bytes_put_u8(to, (uint8_t)((b->map == LATTICE_LEVELS ? FORM_LEVELS : 0) | (b->row ? FORM_ROWS : 0) |
                                (grid ? FORM_GRID : 0) | (b->factor ? FORM_FACTOR : 0) |
-                               (b->exceptions ? FORM_EXCEPTIONS : 0) | (b->shared ? FORM_SHARED : 0)));
+                               (b->exceptions ? FORM_EXCEPTIONS : 0) | (b->shared ? FORM_SHARED : 0) |
+                               (b->shared_rows ? FORM_SHARED_ROWS : 0)));
     put_signed(to, b->step);
     if (b->map == LATTICE_LINEAR) {
         put_signed(to, b->exponent);
@@ -319,11 +320,13 @@ ckd_status lattice_encode(bytes *to, const lattice_block *b, lattice_effort effo
             status = lattice_put_columns(to, &b->own, scratch, work, err);
         }
     }
-    if (b->row) {
+    if (b->row && !b->shared_rows) {
         lattice_put_integers(to, b->row, lattice_rows(b), NULL);
     }
-    if (status == CKD_OK && b->factor) {
+    if (b->factor) {
         put_signed(to, b->low_rank_exponent);
+    }
+    if (status == CKD_OK && b->factor && !b->shared_rows) {
         status =
             lattice_put_factor(&symbols, to, b->factor, lattice_rows(b), b->own.rank, scratch, work, err);
         if (symbols && !to->failed) {
@@ -353,35 +356,62 @@ static ckd_status get_grid(lattice_block *b, reader *from, uint8_t form, const l
         return CKD_OK;
     }
     b->own.columns = b->columns;
-    return lattice_get_columns(&b->own, from, scratch, work, err);
+    return lattice_get_columns(&b->own, from, b->columns, scratch, work, err);
+}
+
+/* Rows that lie in a side record, of which there may be more than the block needs. */
+static ckd_status take_rows(lattice_block *b, uint8_t form, const lattice_columns *rows, ckd_error *err) {
+    bool steps = form & FORM_ROWS, factor = form & FORM_FACTOR;
+    if (!rows || rows->columns != lattice_rows(b) || !b->shared || form & FORM_SYMBOLS ||
+        !(steps || factor) || (steps && !rows->step) || (factor && rows->rank != b->own.rank)) {
+        return err_set(err, CKD_E_CORRUPT, "a lossy block and the rows that it shares do not fit together");
+    }
+    b->shared_rows = true;
+    b->row = steps ? rows->step : NULL;
+    b->factor = factor ? rows->factor : NULL;
+    return CKD_OK;
+}
+
+static ckd_status get_factor(lattice_block *b, reader *from, uint8_t form, lattice_scratch *scratch,
+                             symbols_workspace *work, ckd_error *err) {
+    b->low_rank_exponent = get_signed(from);
+    if (!b->own.rank || b->low_rank_exponent < -64 || b->low_rank_exponent > 64) {
+        return err_set(err, CKD_E_CORRUPT, "a lossy block has one factor of two");
+    }
+    return form & FORM_SHARED_ROWS
+               ? CKD_OK
+               : lattice_get_factor(&b->factor, from, lattice_rows(b), b->own.rank, form & FORM_SYMBOLS,
+                                    &scratch->own_factor, scratch, work, err);
 }
 
 static ckd_status get_parts(lattice_block *b, reader *from, uint8_t form, const lattice_columns *shared,
-                            lattice_scratch *scratch, symbols_workspace *work, ckd_error *err) {
+                            const lattice_columns *rows, lattice_scratch *scratch, symbols_workspace *work,
+                            ckd_error *err) {
     ckd_status status = CKD_OK;
     if (form & FORM_GRID) {
         status = get_grid(b, from, form, shared, scratch, work, err);
-    } else if (form & (FORM_ROWS | FORM_FACTOR | FORM_SHARED)) {
+    } else if (form & (FORM_ROWS | FORM_FACTOR | FORM_SHARED | FORM_SHARED_ROWS)) {
         status = err_set(err, CKD_E_CORRUPT, "a lossy block has rows but no columns");
     }
-    if (status == CKD_OK && form & FORM_ROWS) {
+    if (status == CKD_OK && (form & FORM_SHARED_ROWS || rows)) {
+        status = form & FORM_SHARED_ROWS
+                     ? take_rows(b, form, rows, err)
+                     : err_set(err, CKD_E_CORRUPT, "a lossy block shares rows, and does not say so");
+    } else if (status == CKD_OK && form & FORM_ROWS) {
         status = lattice_get_steps(&b->row, from, lattice_rows(b), &scratch->row, err);
     }
     if (status == CKD_OK && !(form & FORM_FACTOR) && b->own.rank && !b->shared) {
         status = err_set(err, CKD_E_CORRUPT, "a lossy block has one factor of two");
     }
     if (status == CKD_OK && form & FORM_FACTOR) {
-        b->low_rank_exponent = get_signed(from);
-        status = b->own.rank && b->low_rank_exponent >= -64 && b->low_rank_exponent <= 64
-                     ? lattice_get_factor(&b->factor, from, lattice_rows(b), b->own.rank, form & FORM_SYMBOLS,
-                                          &scratch->own_factor, scratch, work, err)
-                     : err_set(err, CKD_E_CORRUPT, "a lossy block has one factor of two");
+        status = get_factor(b, from, form, scratch, work, err);
     }
     return status == CKD_OK && form & FORM_EXCEPTIONS ? get_exceptions(b, from, scratch, err) : status;
 }
 
-ckd_status lattice_decode(lattice_block *out, uint64_t count, const lattice_columns *shared, const void *from,
-                          size_t size, lattice_scratch *scratch, symbols_workspace *work, ckd_error *err) {
+ckd_status lattice_decode(lattice_block *out, uint64_t count, const lattice_columns *shared,
+                          const lattice_columns *rows, const void *from, size_t size,
+                          lattice_scratch *scratch, symbols_workspace *work, ckd_error *err) {
     reader r = reader_of(from, size);
     uint8_t form = reader_u8(&r);
     *out = (lattice_block){.map = form & FORM_LEVELS ? LATTICE_LEVELS : LATTICE_LINEAR,
@@ -401,10 +431,10 @@ ckd_status lattice_decode(lattice_block *out, uint64_t count, const lattice_colu
                     ? out->step >= -400 && out->step <= 400 && out->exponent >= -120 && out->exponent <= 120
                     : out->step >= 1 && out->step <= 4096 && out->birth >= 1 && out->birth <= 2039 &&
                           !(form & FORM_FACTOR);
-    if (r.failed || form & ~FORM_KNOWN || (form & FORM_SYMBOLS && !(form & FORM_FACTOR)) || !fits) {
+    if (r.failed || (form & FORM_SYMBOLS && !(form & FORM_FACTOR)) || !fits) {
         return err_set(err, CKD_E_CORRUPT, "a lossy block begins with what there is not");
     }
-    ckd_status status = get_parts(out, &r, form, shared, scratch, work, err);
+    ckd_status status = get_parts(out, &r, form, shared, rows, scratch, work, err);
     if (status == CKD_OK) {
         status = r.failed ? err_set(err, CKD_E_CORRUPT, "a lossy block ends too early")
                           : get_q(out, &r, scratch, work, err);

@@ -19,7 +19,10 @@ typedef enum lattice_map {
 #define LATTICE_STEP_OCTAVE 4          /* steps are powers of the fourth root of two */
 #define LATTICE_MOST_STEP   4096       /* of a row or column, whatever its sign */
 
-/* What all blocks of a matrix share. Inside the payload if there is one block, else a side record. */
+/*
+ * What all blocks of a matrix share. Inside the payload if there is one block, else a side record. What blocks next to each other share of
+ * their rows is told in the same way, with rows for columns; its shifts mean nothing.
+ */
 typedef struct lattice_columns {
     uint64_t columns;
     const int32_t *step;   /* per column, quarter octaves (levels: levels); NULL: none */
@@ -38,6 +41,7 @@ typedef struct lattice_block {
     uint8_t offset[3];  /* linear: how far below |q| = 1, 2, more its value stands, in 1/256 */
     const int32_t *row; /* per row, like lattice_columns' step; NULL: none */
     bool shared;        /* `own` is empty: a side record has it */
+    bool shared_rows;   /* `row` and `factor` come from another side record; only with `shared` */
     lattice_columns own;
     int32_t low_rank_exponent; /* a product counts 2^(this + shift) steps */
     const int32_t *factor;     /* rows x rank; NULL: none */
@@ -69,11 +73,13 @@ ckd_status lattice_columns_encode(bytes *to, const lattice_columns *c, lattice_s
 /*
  * Any bytes give a block of `count` elements, or CORRUPT or UNSUPPORTED, in time and memory bounded by count and the limits
  * above: 5 bytes an integer of the factors (LATTICE_MAX_FACTOR of the columns', count + 2 columns of the rows'), 4 bytes a row and
- * column, 24 bytes an element. shared: the columns that a side record gives, or NULL; they are needed for the factor's width (CORRUPT
- * without). What `out` points at lies in the scratch (but for shared columns) until it is used again.
+ * column, 24 bytes an element. shared, rows: the columns and the rows that side records give, or NULL; the columns are needed for the factor's
+ * width (CORRUPT without), the rows are there if and only if the payload says so (else CORRUPT). What `out` points at lies in the scratch (but
+ * for what is shared) until it is used again.
  */
-ckd_status lattice_decode(lattice_block *out, uint64_t count, const lattice_columns *shared, const void *from,
-                          size_t size, lattice_scratch *scratch, symbols_workspace *work, ckd_error *err);
+ckd_status lattice_decode(lattice_block *out, uint64_t count, const lattice_columns *shared,
+                          const lattice_columns *rows, const void *from, size_t size,
+                          lattice_scratch *scratch, symbols_workspace *work, ckd_error *err);
 ckd_status lattice_columns_decode(lattice_columns *out, const void *from, size_t size,
                                   lattice_scratch *scratch, symbols_workspace *work, ckd_error *err);
 

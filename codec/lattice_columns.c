@@ -232,7 +232,7 @@ ckd_status lattice_put_columns(bytes *to, const lattice_columns *c, lattice_scra
     return status;
 }
 
-ckd_status lattice_get_columns(lattice_columns *c, reader *from, lattice_scratch *scratch,
+ckd_status lattice_get_columns(lattice_columns *c, reader *from, uint64_t most_rank, lattice_scratch *scratch,
                                symbols_workspace *work, ckd_error *err) {
     uint8_t form = reader_u8(from);
     ckd_status status = CKD_OK;
@@ -247,7 +247,7 @@ ckd_status lattice_get_columns(lattice_columns *c, reader *from, lattice_scratch
         return status;
     }
     c->rank = (uint32_t)wire_varint_max(from, LATTICE_MAX_RANK);
-    if (c->rank == 0 || c->rank > c->columns) {
+    if (c->rank == 0 || c->rank > most_rank) {
         return err_set(err, CKD_E_CORRUPT,
                        "a lossy block's factor has a number of components that there is not");
     }
@@ -268,7 +268,7 @@ ckd_status lattice_columns_decode(lattice_columns *out, const void *from, size_t
                                   lattice_scratch *scratch, symbols_workspace *work, ckd_error *err) {
     reader r = reader_of(from, size);
     *out = (lattice_columns){.columns = wire_varint_max(&r, LATTICE_MAX_COLUMNS)};
-    ckd_status status = lattice_get_columns(out, &r, scratch, work, err);
+    ckd_status status = lattice_get_columns(out, &r, LATTICE_MAX_RANK, scratch, work, err);
     return status == CKD_OK && (r.failed || reader_left(&r))
                ? err_set(err, CKD_E_CORRUPT, "a matrix's columns end in the wrong place")
                : status;

@@ -26,7 +26,7 @@ ckd_status lattice_get_factor(const int32_t **out, reader *from, uint64_t rows, 
 /* All but the number of columns, which is known. */
 ckd_status lattice_put_columns(bytes *to, const lattice_columns *c, lattice_scratch *scratch,
                                symbols_workspace *work, ckd_error *err);
-ckd_status lattice_get_columns(lattice_columns *c, reader *from, lattice_scratch *scratch,
+ckd_status lattice_get_columns(lattice_columns *c, reader *from, uint64_t most_rank, lattice_scratch *scratch,
                                symbols_workspace *work, ckd_error *err);
 
 #endif

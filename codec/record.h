@@ -96,6 +96,13 @@ typedef struct record {
 #define RECORD_BUNDLE_MAX       (UINT64_C(1) << 24)
 #define RECORD_MEASURES_MAX     (UINT64_C(1) << 24)
 
+/* A lossy block whose rows' part is in a side record, next to that with its columns' part: its last two dependencies. */
+static inline bool record_shares_rows(const record *r) {
+    uint32_t n = r->dependency_count;
+    return (r->kind == RECORD_BLOCK || r->kind == RECORD_LINK) && n >= 2 &&
+           r->dependencies[n - 1].kind == DEPENDS_SIDE && r->dependencies[n - 2].kind == DEPENDS_SIDE;
+}
+
 /*
  * What is wrong with a record's fields: NULL, or a sentence and the status (CORRUPT, or UNSUPPORTED for a dtype, role or
  * region kind of a block that this build does not know). Decoding checks it; chunk_writer_append too.

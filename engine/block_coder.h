@@ -76,6 +76,13 @@ typedef struct block_step {
     hash128 content; /* of the group */
 } block_step;
 
+/* A side record with the rows of a lossy block, which it shares with those next to it. */
+typedef struct shared_rows {
+    uint64_t row, rows; /* of the tile */
+    span span;          /* of the record */
+    hash128 content;
+} shared_rows;
+
 typedef struct block_job {
     decoder decoder; /* reads the parent; its coder also plans and encodes: decoding leaves plans alone */
     uint64_t first, count;
@@ -111,6 +118,7 @@ typedef struct block_job {
     bool
         lossy; /* values and content are what a decoder will get; `original` is the content of what was given */
     const lossy_tile *tile;
+    shared_rows rows; /* if the tile's plan says that rows are shared */
     lossy_job lossy_work;
     hash128 original;
     hash128 result_bf16, result_f16;   /* of a master's values as a decoder will get them, rounded */

@@ -56,16 +56,29 @@ static ckd_status hash_rounded_result(block_job *job, const tensor_context *tens
     return status;
 }
 
-/* The columns' part, which the tile's blocks share. */
-static void depend_on_shared(block_job *job, uint32_t at, const lossy_tile *tile, const coding_context *save,
-                             const tensor_context *tensor) {
-    job->dependencies[at] = (dependency){.kind = DEPENDS_SIDE,
-                                         .checkpoint = save->checkpoint,
-                                         .tensor = "",
-                                         .region = *tensor->region,
-                                         .first = tile->first,
-                                         .count = tile->count,
-                                         .content = tile->shared_content};
+static dependency on_side(const block_job *job, const coding_context *save, const tensor_context *tensor,
+                          const span *of, const hash128 *content) {
+    span mine = {tensor->region, job->first, job->count};
+    return (dependency){.kind = DEPENDS_SIDE,
+                        .checkpoint = save->checkpoint,
+                        .tensor = "",
+                        .same_span = span_equal(&mine, of, tensor->shape.ndim),
+                        .region = *of->region,
+                        .first = of->first,
+                        .count = of->count,
+                        .content = *content};
+}
+
+/* The rows' part, if the block shares it, and behind it the columns' part. */
+static void depend_on_shared(block_job *job, uint32_t *count, const lossy_tile *tile,
+                             const coding_context *save, const tensor_context *tensor) {
+    span columns = {tensor->region, tile->first, tile->count};
+    if (tile->plan.shared_rows) {
+        job->dependencies[(*count)++] = on_side(job, save, tensor, &job->rows.span, &job->rows.content);
+    }
+    if (tile->plan.shared) {
+        job->dependencies[(*count)++] = on_side(job, save, tensor, &columns, &tile->shared_content);
+    }
 }
 
 /* Of the parent's values, which the tile only has as floats. */
@@ -95,9 +108,7 @@ static ckd_status offer_delta(block_job *job, const lossy_tile *tile, const codi
     }
     block_measure_parent(job, tensor);
     block_depend_on(job, PREDICT_PARENT, &save->parent->manifest.checkpoint.id, "", &parent);
-    if (tile->plan.shared) {
-        depend_on_shared(job, job->dependency_count++, tile, save, tensor);
-    }
+    depend_on_shared(job, &job->dependency_count, tile, save, tensor);
     offer(&job->delta, job->delta.payload.size, true);
     job->delta.available = job->parent_depth < MAX_SAVE_DEPTH &&
                            budget_allows_chain(budget, &job->parent_chain, &job->base, PART_LOSSY);
@@ -148,9 +159,7 @@ ckd_status block_lossy_analyse(block_job *job, const lossy_tile *tile, const cod
         return offer_delta(job, tile, save, tensor, budget, err);
     }
     offer(&job->standalone, payload->size, true);
-    if (tile->plan.shared) {
-        depend_on_shared(job, job->alone_dependencies++, tile, save, tensor);
-    }
+    depend_on_shared(job, &job->alone_dependencies, tile, save, tensor);
     return CKD_OK;
 }
 

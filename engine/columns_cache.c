@@ -14,7 +14,7 @@ static void drop(kept_columns *k) {
 }
 
 void columns_cache_free(columns_cache *c) {
-    for (size_t i = 0; i < KEPT_COLUMNS; i++) {
+    for (size_t i = 0; i < c->count; i++) {
         drop(&c->all[i]);
     }
     pthread_cond_destroy(&c->changed);
@@ -22,7 +22,7 @@ void columns_cache_free(columns_cache *c) {
 }
 
 static kept_columns *find(columns_cache *c, const hash128 *content) {
-    for (size_t i = 0; i < KEPT_COLUMNS; i++) {
+    for (size_t i = 0; i < c->count; i++) {
         if (c->all[i].used && hash128_equal(&c->all[i].content, content)) {
             return &c->all[i];
         }
@@ -35,7 +35,7 @@ static kept_columns *find_place(columns_cache *c) {
     for (;;) {
         kept_columns *empty = NULL, *oldest = NULL;
         uint64_t held = 0;
-        for (size_t i = 0; i < KEPT_COLUMNS; i++) {
+        for (size_t i = 0; i < c->count; i++) {
             kept_columns *k = &c->all[i];
             if (!k->used) {
                 empty = k;
@@ -44,8 +44,9 @@ static kept_columns *find_place(columns_cache *c) {
             held += 4 * k->columns.columns * (k->columns.rank + UINT64_C(1));
             oldest = k->pins == 0 && (!oldest || k->used < oldest->used) ? k : oldest;
         }
-        if (!oldest || (empty && held <= KEPT_COLUMN_BYTES)) {
-            return empty;
+        bool room = empty || c->count < KEPT_COLUMNS;
+        if (!oldest || (room && held <= KEPT_COLUMN_BYTES)) {
+            return empty || !room ? empty : &c->all[c->count++];
         }
         drop(oldest);
     }

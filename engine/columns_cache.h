@@ -1,6 +1,6 @@
 /*
  * What the lossy blocks of a matrix share, decoded: each link of a chain has its own, and the next block needs them all again, whichever
- * worker has it. Internal to engine/; thread-safe.
+ * worker has it; and what those next to each other share of their rows. Internal to engine/; thread-safe.
  */
 #ifndef ENGINE_COLUMNS_CACHE_H
 #define ENGINE_COLUMNS_CACHE_H
@@ -10,7 +10,8 @@
 #include "base/hash.h"
 #include "engine/lattice_values.h"
 
-#define KEPT_COLUMNS      64
+#define KEPT_COLUMNS \
+    1088 /* more than a pool has workers, who wait for a second one with one in their hands */
 #define KEPT_COLUMN_BYTES (UINT64_C(16) << 20) /* but for the last one, and those in use */
 
 typedef struct kept_columns {
@@ -26,6 +27,7 @@ typedef struct columns_cache {
     pthread_mutex_t mutex;
     pthread_cond_t changed;
     kept_columns all[KEPT_COLUMNS];
+    size_t count; /* places that were ever used */
     uint64_t clock;
 } columns_cache;
 
@@ -35,7 +37,7 @@ void columns_cache_free(columns_cache *c);
 /*
  * Those with this content, until columns_release. *mine: they are not there, and the caller must decode them into columns and room and call
  * columns_filled before anything else. Waits while others decode them, or all places are in use: whoever holds columns must not wait for
- * anything but the disk.
+ * anything but the disk, and for a second one.
  */
 kept_columns *columns_claim(columns_cache *c, bool *mine, const hash128 *content);
 /* good: false if they could not be decoded; then they are gone, released, too. */

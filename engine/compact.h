@@ -132,12 +132,15 @@ double compact_own_work(const record *r);
 bool compact_builds_on_unwanted(const compaction *c, const view *v, const record *r);
 
 /* ---- compact_links.c ---- */
-#define COMPACT_LINKS 64u
+#define COMPACT_LINKS        64u
+#define COMPACT_SIDES        2u                  /* of a block: its rows, its columns */
+#define COMPACT_DEPENDENCIES (1 + COMPACT_SIDES) /* of a link */
 
 typedef struct compact_link {
     const view *view; /* where it stands now */
     const view_block *from;
-    const view_block *side; /* what it shares with other blocks; NULL: nothing */
+    const view_block *sides[COMPACT_SIDES]; /* what it shares with other blocks */
+    uint32_t side_count;
 } compact_link;
 /* A block that is rewritten, the first, and the deltas below it that it takes over, down to something that stays. */
 typedef struct compact_links {
@@ -253,8 +256,8 @@ ckd_status compact_check_there(const ckd_store *store, const ckd_id *ids, size_t
  */
 ckd_status compact_write_files(rewrite *members, size_t count, ckd_error *err);
 /* Appends the links to the file; *out is the block's record as it belongs above them. Errors: as chunk_read_payload and chunk_writer_append. */
-ckd_status compact_write_links(record *out, dependency dependencies[2], rewrite *r, chunk_writer *w,
-                               const compact_links *l, const record *block, ckd_error *err);
+ckd_status compact_write_links(record *out, dependency dependencies[COMPACT_DEPENDENCIES], rewrite *r,
+                               chunk_writer *w, const compact_links *l, const record *block, ckd_error *err);
 /* Reads the new files back: all payloads, and the values of what was coded anew. *last: the view of one in the same files, or NULL; becomes this one's, which the caller closes. */
 ckd_status compact_verify(rewrite *r, view **last, ckd_error *err);
 

@@ -114,8 +114,8 @@ static ckd_status check(bool *good, const lattice_try *t, const bytes *payload, 
     if (t->before && payload == &w->delta) {
         memcpy(to, t->before, raw);
     }
-    ckd_status status = lattice_decode(&b, t->count, NULL, payload->data, payload->size, &w->lattice.scratch,
-                                       coder_symbols(w->job.decoder.coder), err);
+    ckd_status status = lattice_decode(&b, t->count, NULL, NULL, payload->data, payload->size,
+                                       &w->lattice.scratch, coder_symbols(w->job.decoder.coder), err);
     if (status == CKD_OK) {
         status = lattice_rebuild_values(to, t->dtype, &b, payload == &w->delta, &w->lattice,
                                         w->job.decoder.kernels, err);

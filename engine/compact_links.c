@@ -14,10 +14,20 @@ typedef struct place {
     const view_block *at;
 } place;
 
-static const view_block *side_of(const place *p) {
-    const record *r = p->at->record;
-    const dependency *on = r->dependency_count ? &r->dependencies[r->dependency_count - 1] : NULL;
-    return on && on->kind == DEPENDS_SIDE ? view_find_shared(p->view, RECORD_SIDE, &on->content) : NULL;
+/* The side records that it needs, in the order of its dependencies. false: one is missing. */
+static bool sides_of(compact_link *link) {
+    const record *r = link->from->record;
+    for (uint32_t k = 0; k < r->dependency_count; k++) {
+        const dependency *on = &r->dependencies[k];
+        if (on->kind == DEPENDS_SIDE) {
+            const view_block *side = view_find_shared(link->view, RECORD_SIDE, &on->content);
+            if (!side || link->side_count == COMPACT_SIDES) {
+                return false;
+            }
+            link->sides[link->side_count++] = side;
+        }
+    }
+    return true;
 }
 
 /* The block or link becomes one of the list. A side record is shared by the blocks of its span: their parts of it add up. */
@@ -26,16 +36,16 @@ static bool add(compact_links *l, const place *p) {
     if (l->count == COMPACT_LINKS) {
         return false;
     }
-    const view_block *side = side_of(p);
-    const dependency *on = r->dependency_count ? &r->dependencies[r->dependency_count - 1] : NULL;
-    if (on && on->kind == DEPENDS_SIDE && !side) {
+    compact_link link = {.view = p->view, .from = p->at};
+    if (!sides_of(&link)) {
         return false;
     }
-    l->items[l->count++] = (compact_link){p->view, p->at, side};
+    l->items[l->count++] = link;
     l->bytes += r->stored_size + LINK_BYTES;
-    if (side && side->record->count) {
-        l->bytes +=
-            (uint64_t)((double)side->record->stored_size * (double)r->count / (double)side->record->count);
+    for (uint32_t i = 0; i < link.side_count; i++) {
+        const record *side = link.sides[i]->record;
+        double share = side->count ? (double)r->count / (double)side->count : 0;
+        l->bytes += (uint64_t)((double)side->stored_size * share);
     }
     l->load.depth += r->predictor == PREDICT_PARENT;
     l->load.chain.stored += (double)r->stored_size;
@@ -223,14 +233,19 @@ static ckd_status write_shared(rewrite *r, chunk_writer *w, const view_block *fr
     return status == CKD_OK ? copy_record(w, from, to, &r->room, err) : status;
 }
 
-static ckd_status write_side(rewrite *r, chunk_writer *w, const compact_link *l, const record *block,
-                             ckd_error *err) {
-    record to = *l->side->record;
-    return write_shared(r, w, l->side, &to, block, err);
+static ckd_status write_sides(rewrite *r, chunk_writer *w, const compact_link *l, const record *block,
+                              ckd_error *err) {
+    ckd_status status = CKD_OK;
+    for (uint32_t i = 0; i < l->side_count && status == CKD_OK; i++) {
+        record to = *l->sides[i]->record;
+        status = write_shared(r, w, l->sides[i], &to, block, err);
+    }
+    return status;
 }
 
 /* What link `at` builds on: the next one, or where the list ends. Returns the number of dependencies. */
-static uint32_t dependencies_of(dependency to[2], const rewrite *r, const compact_links *l, size_t at) {
+static uint32_t dependencies_of(dependency to[COMPACT_DEPENDENCIES], const rewrite *r, const compact_links *l,
+                                size_t at) {
     const compact_link *link = &l->items[at];
     const record *from = link->from->record;
     uint32_t count = 0;
@@ -243,8 +258,8 @@ static uint32_t dependencies_of(dependency to[2], const rewrite *r, const compac
     } else if (l->ends_on_values) {
         to[count++] = l->end;
     }
-    if (link->side) {
-        to[count] = from->dependencies[from->dependency_count - 1];
+    for (uint32_t i = link->side_count; i > 0; i--) {
+        to[count] = from->dependencies[from->dependency_count - i];
         to[count].tensor = "";
         to[count++].checkpoint = r->m.checkpoint.id;
     }
@@ -290,14 +305,14 @@ ckd_status compact_know_planned(compaction *c, const rewrite_plan *p, ckd_error 
     return status;
 }
 
-ckd_status compact_write_links(record *out, dependency dependencies[2], rewrite *r, chunk_writer *w,
-                               const compact_links *l, const record *block, ckd_error *err) {
+ckd_status compact_write_links(record *out, dependency dependencies[COMPACT_DEPENDENCIES], rewrite *r,
+                               chunk_writer *w, const compact_links *l, const record *block, ckd_error *err) {
     ckd_status status = CKD_OK;
     for (size_t i = 0; i < l->count && status == CKD_OK; i++) {
-        status = l->items[i].side ? write_side(r, w, &l->items[i], block, err) : CKD_OK;
+        status = write_sides(r, w, &l->items[i], block, err);
     }
     for (size_t i = l->count; i-- > 1 && status == CKD_OK;) {
-        dependency on[2];
+        dependency on[COMPACT_DEPENDENCIES];
         record to = *l->items[i].from->record;
         to.kind = RECORD_LINK;
         to.dependencies = on;

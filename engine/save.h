@@ -57,10 +57,22 @@ typedef struct comparison {
 /* Second moments, as far as others need them (save_second.c). */
 typedef struct kept_second kept_second;
 
-/* A tile of a lossy tensor: as given, as floats, and what the parent has, as floats. */
+/* A tile of a lossy tensor: as given, as floats, and what the parent has, in its dtype and as floats; the same of a panel of it. */
 typedef struct lossy_buffers {
-    bytes original, now, before;
+    bytes original, now, stored, before;
+    bytes panel_original, panel_now, panel_before;
 } lossy_buffers;
+
+/* Sides of blocks, in elements (save_cut.c). */
+typedef struct save_sides {
+    uint64_t most, least;
+    uint64_t usual; /* as long they shall be on average at least: small blocks cost bytes and time */
+} save_sides;
+/* Which lossy matrices are cut, and how. */
+typedef struct save_cells {
+    save_sides down, across;    /* of rows, of columns */
+    uint64_t elements, columns; /* of a matrix, or of each of a stack, at least */
+} save_cells;
 
 struct ckd_save {
     ckd_store *store;
@@ -106,6 +118,7 @@ struct ckd_save {
     save_measures measures; /* of a lossy save */
     kept_second *seconds;
     lossy_buffers lossy;
+    save_cells cells;
     bool told_damage;
     uint64_t begun_ns, analyse_ns, encode_ns, append_ns, sync_ns;
     uint64_t stall_ns;       /* that a session's trainer stood still; 0: no session, or not at all */
@@ -151,19 +164,43 @@ void save_stop_expecting(ckd_save *save, const tensor_context *t, double share);
 void save_tell_damage(ckd_save *save);
 
 /* ---- save_cut.c ---- */
+/* As ckd_save_begin sets them. */
+save_cells save_usual_cells(void);
 /* Of the exact blocks of a tensor that is not cut into panels, at most. */
 uint64_t save_block_elements(const ckd_save *save, const ckd_tensor *tensor);
-/* Is the region, of so many elements, saved in panels of columns? */
+/* Is the region, of so many elements, saved in panels of columns? The second one: if it is lossy. */
 bool save_is_cut(const ckd_save *save, const ckd_tensor *tensor, const tensor_context *t, uint64_t elements);
+bool save_is_cut_lossy(const ckd_save *save, const tensor_context *t, uint64_t elements);
 /* Where the blocks of a panel end. */
 typedef struct save_places save_places;
 typedef struct save_panel_rows {
     const view_shard *parent; /* where this one's do; or NULL, and: */
     const save_places *places;
-    uint64_t first, width; /* its first row in the tensor; its columns */
+    uint64_t first, width; /* its first row in the tensor, or in each matrix of a stack; its columns */
+    uint64_t stacked;      /* rows of each matrix of the stack; 0: there is none */
+    uint64_t most;         /* rows of a block, so that of the widest panel it is not too large */
 } save_panel_rows;
 /* Elements of the block that begins at element `first` of the panel, unless that ends before. */
 uint64_t save_panel_block(const save_panel_rows *rows, uint64_t first);
+/* Some columns of a region: a region of its own. */
+typedef struct save_panel {
+    tensor_context context; /* its region is the save's; rows: the next one */
+    save_panel_rows rows;
+    uint64_t first; /* column, in the whole region, which has so many: */
+    uint64_t columns;
+} save_panel;
+typedef struct save_panels {
+    save_panel *items;
+    size_t count;
+    save_places *places; /* of rows */
+} save_panels;
+/* All of a region, from the first column to the last. Release with save_panels_free, whatever the status. Errors: NOMEM. */
+ckd_status save_cut(save_panels *out, ckd_save *save, const tensor_context *t, const save_sides *down,
+                    const save_sides *across, ckd_error *err);
+void save_panels_free(save_panels *p);
+/* Elements first ... end - 1 of a panel, exactly; tensor: with the values of the whole region. */
+ckd_status save_exact_panel(ckd_save *save, const ckd_tensor *tensor, const save_panel *panel, uint64_t first,
+                            uint64_t end, ckd_error *err);
 ckd_status save_in_panels(ckd_save *save, const ckd_tensor *tensor, const tensor_context *t, ckd_error *err);
 
 /* ---- save_commit.c ---- */

@@ -127,6 +127,7 @@ static ckd_status prepare_coding(ckd_save *save, ckd_error *err) {
     save->budget.limit = o->max_load_cost > 0 ? o->max_load_cost : DEFAULT_MAX_LOAD_COST;
     bool lossy = save_coarsest_fidelity(save) > CKD_EXACT;
     save->staging = o->staging_bytes ? o->staging_bytes : DEFAULT_STAGING;
+    save->cells = save_usual_cells();
     save->scratch = path_in(save->store->path, "data");
     save->steps.limit = lossy ? 0 : save->staging; /* tiles take all of it */
     save->steps.scratch = save->scratch.text;

@@ -1,11 +1,12 @@
 /*
- * Where an exact save cuts a large matrix into blocks, so that any rows and any columns of it can be loaded without much of the rest. A block
+ * Where a save cuts a large matrix into blocks, so that any rows and any columns of it can be loaded without much of the rest. A block
  * is a stretch of a region's order, so panels of some columns are regions of their own, and their blocks are some rows of them.
  *
  * Rows and columns are cut where shards are likely to begin: at eighths (and finer powers of two), thirds, fifths, sevenths and sixths of the
  * tensor's, as torch.chunk has them, unless two cuts would be too near each other; and in between, so that no side is too long.
  * Places are the tensor's, not the region's: what several ranks save is cut as if one had.
  */
+#include <stdlib.h>
 #include <string.h>
 
 #include "engine/device.h"
@@ -15,14 +16,15 @@
 #define CUT_BYTES \
     (UINT64_C(1) << 22) /* smaller tensors stay as they are: whole blocks of them are soon read */
 
-/* Sides of blocks, in elements. Of what is not compressed smaller ones, as they cost little there. What is 4096 long bears sevenths, raw also sixths. */
-typedef struct sides {
-    uint64_t most, least;
-    uint64_t usual; /* as long they shall be on average at least: small blocks cost bytes and time */
-} sides;
+/* Of what is not compressed smaller ones, as they cost little there. What is 4096 long bears sevenths, raw also sixths. */
+static save_sides sides_of(const ckd_save *save) {
+    return save->options.codec == CKD_CODEC_RAW ? (save_sides){64, 4, 50} : (save_sides){256, 32, 146};
+}
 
-static sides sides_of(const ckd_save *save) {
-    return save->options.codec == CKD_CODEC_RAW ? (sides){64, 4, 50} : (sides){256, 32, 146};
+/* Lossy blocks hold a bit or two an element, so that smaller ones would cost more than they are worth. */
+save_cells save_usual_cells(void) {
+    return (save_cells){
+        .down = {512, 64, 440}, .across = {512, 64, 440}, .elements = UINT64_C(1) << 22, .columns = 2048};
 }
 
 /* ---- where a dimension is cut ---- */
@@ -33,7 +35,7 @@ enum {
 }; /* cuts between so many shards, if all are apart */
 
 struct save_places {
-    sides sides;
+    save_sides sides;
     uint64_t at[LIKELY + 1]; /* ascending; the last one is the dimension's end */
     size_t count;
 };
@@ -53,7 +55,7 @@ static void add_place(save_places *p, uint64_t at) {
 }
 
 /* As many as the dimension bears. */
-static void find_places(save_places *p, sides s, uint64_t length) {
+static void find_places(save_places *p, save_sides s, uint64_t length) {
     *p = (save_places){.sides = s, .at = {length}, .count = 1};
     for (size_t k = 0; k < sizeof(likely_shards) / sizeof(likely_shards[0]); k++) {
         uint64_t shards = likely_shards[k], each = length / shards + (length % shards != 0);
@@ -66,15 +68,15 @@ static void find_places(save_places *p, sides s, uint64_t length) {
     }
 }
 
-/* The first cut behind an element of the dimension. */
-static uint64_t next_place(const save_places *p, uint64_t from) {
+/* The first cut behind an element of the dimension, of which no more than `most` lie between cuts. */
+static uint64_t next_place(const save_places *p, uint64_t from, uint64_t most) {
     size_t i = 0;
     while (p->at[i] <= from) {
         i++;
     }
     uint64_t begin = i ? p->at[i - 1] : 0, length = p->at[i] - begin;
-    uint64_t parts = (length + p->sides.most / 2) / p->sides.most;
-    parts = parts ? parts : 1;
+    uint64_t parts = (length + p->sides.most / 2) / p->sides.most, least = (length + most - 1) / most;
+    parts = parts > least ? parts : least;
     uint64_t j = (from - begin) * parts / length + 1;
     uint64_t at = begin + length * j / parts;
     return at > from ? at : begin + length * (j + 1) / parts;
@@ -104,10 +106,7 @@ static ckd_region box_of(const tensor_context *t) {
     return box;
 }
 
-/*
- * Only tensors that are exact here and in the deltas to come, and that no optimizer predicts: lossy blocks share what whole rows have in
- * common, and optimizer steps are predicted block by block from blocks cut as ever.
- */
+/* Only tensors that are exact here and in the deltas to come, and that no optimizer predicts: its steps are predicted from blocks cut as ever. */
 bool save_is_cut(const ckd_save *save, const ckd_tensor *tensor, const tensor_context *t, uint64_t elements) {
     uint32_t ndim = t->shape.ndim;
     if (ndim < 2 || t->region->kind == CKD_REGION_FLAT ||
@@ -119,22 +118,35 @@ bool save_is_cut(const ckd_save *save, const ckd_tensor *tensor, const tensor_co
     return columns >= 2 * side && elements / columns >= 2 * side && !whole_in_parent(t);
 }
 
+/* By the matrices that tiles are made of (lossy_tile_cut), of which tensors of more dimensions are none. */
+bool save_is_cut_lossy(const ckd_save *save, const tensor_context *t, uint64_t elements) {
+    const save_cells *c = &save->cells;
+    uint32_t ndim = t->shape.ndim;
+    if (ndim < 2 || ndim > 3 || t->region->kind == CKD_REGION_FLAT || elements == 0) {
+        return false;
+    }
+    ckd_region box = box_of(t);
+    uint64_t rows = box.lengths[ndim - 2], columns = box.lengths[ndim - 1];
+    return columns >= c->columns && columns <= LATTICE_MAX_COLUMNS && rows * columns >= c->elements &&
+           !whole_in_parent(t);
+}
+
 /* ---- reading a panel of what the caller gives by rows ---- */
 
-typedef struct panel {
+typedef struct panel_source {
     const ckd_tensor *tensor;
     size_t element;
-    uint64_t columns;      /* of the region */
-    uint64_t first, width; /* columns of the panel */
-} panel;
+    const save_panel *panel;
+} panel_source;
 
 static ckd_status read_panel(void *context, uint64_t first, uint64_t count, void *to, ckd_error *err) {
-    const panel *p = context;
+    const panel_source *p = context;
+    uint64_t width = p->panel->rows.width;
     uint8_t *out = to;
     while (count) {
-        uint64_t row = first / p->width, column = first % p->width;
-        uint64_t n = p->width - column < count ? p->width - column : count;
-        uint64_t from = row * p->columns + p->first + column;
+        uint64_t row = first / width, column = first % width;
+        uint64_t n = width - column < count ? width - column : count;
+        uint64_t from = row * p->panel->columns + p->panel->first + column;
         if (p->tensor->data) {
             memcpy(out, (const uint8_t *)p->tensor->data + from * p->element, n * p->element);
         } else {
@@ -152,9 +164,17 @@ static ckd_status read_panel(void *context, uint64_t first, uint64_t count, void
 
 /* ---- panels and their blocks ---- */
 
-/* The parent's shard that begins where the panel does, and has the same rows: cut as it is, deltas are cheapest. NULL: none. */
-static const view_shard *parent_panel(const tensor_context *t, const ckd_region *box, uint64_t first) {
+/*
+ * The parent's shard that begins where the panel does, and has the same rows: cut as it is, deltas are cheapest. NULL: none. Lossy blocks are no
+ * deltas on exact ones for long, and larger than these.
+ */
+static const view_shard *parent_panel(const ckd_save *save, const tensor_context *t, const ckd_region *box,
+                                      uint64_t first) {
     uint32_t last = t->shape.ndim - 1;
+    bool coarser = save_fidelity(save, t->tensor->role) != CKD_EXACT;
+    if (coarser && save->parent && save->parent->manifest.checkpoint.fidelity == CKD_EXACT) {
+        return NULL;
+    }
     for (size_t i = 0; t->parent && i < t->parent->shard_count; i++) {
         const view_shard *s = &t->parent->shards[i];
         const ckd_region *r = s->region;
@@ -179,64 +199,105 @@ uint64_t save_panel_block(const save_panel_rows *rows, uint64_t first) {
             size_t middle = low + (high - low) / 2;
             *(blocks[middle].record->first <= first ? &low : &high) = middle;
         }
-        return blocks[low].record->count;
+        return blocks[low].record->first + blocks[low].record->count - first;
     }
-    uint64_t row = rows->first + first / rows->width;
-    return (next_place(rows->places, row) - row) * rows->width;
+    uint64_t row = first / rows->width;
+    row = rows->first + (rows->stacked ? row % rows->stacked : row);
+    return (next_place(rows->places, row, rows->most) - row) * rows->width;
 }
 
-static ckd_status save_panel(ckd_save *save, const tensor_context *whole, panel *p, const ckd_region *box,
-                             const save_panel_rows *rows, ckd_error *err) {
-    ckd_region *region = arena_alloc(&save->arena, sizeof(*region)); /* lives as long as the save */
+void save_panels_free(save_panels *p) {
+    free(p->items);
+    free(p->places);
+    *p = (save_panels){0};
+}
+
+/* The region lives as long as the save. */
+static ckd_status add_panel(save_panels *p, ckd_save *save, const tensor_context *whole, uint64_t first,
+                            uint64_t width, const save_panel_rows *rows, ckd_error *err) {
+    ckd_region *region = arena_alloc(&save->arena, sizeof(*region));
     if (!region) {
         return err_nomem(err, sizeof(*region), "a tensor's description");
     }
-    tensor_context t = *whole;
-    uint32_t last = t.shape.ndim - 1;
-    ckd_region mine = *box;
-    mine.offsets[last] += p->first;
-    mine.lengths[last] = p->width;
-    *region = region_canonical(&t.shape, &mine);
-    t.region = region;
-    t.rows = rows;
-    ckd_tensor source = *p->tensor;
+    uint32_t last = whole->shape.ndim - 1;
+    ckd_region mine = box_of(whole);
+    uint64_t columns = mine.lengths[last];
+    mine.offsets[last] += first;
+    mine.lengths[last] = width;
+    *region = region_canonical(&whole->shape, &mine);
+    save_panel *to = &p->items[p->count++];
+    *to = (save_panel){.context = *whole, .rows = *rows, .first = first, .columns = columns};
+    to->rows.width = width;
+    to->context.region = region;
+    to->context.rows = &to->rows;
+    return CKD_OK;
+}
+
+ckd_status save_cut(save_panels *out, ckd_save *save, const tensor_context *t, const save_sides *down,
+                    const save_sides *across, ckd_error *err) {
+    ckd_region box = box_of(t);
+    uint32_t last = t->shape.ndim - 1;
+    uint64_t columns = box.lengths[last], all = t->shape.shape[last];
+    bool lossy = down == &save->cells.down;
+    bool plain = last == 1 || lossy; /* else rows are those of several dimensions, and cut evenly */
+    *out = (save_panels){.places = malloc(sizeof(*out->places))};
+    uint64_t most = LIKELY + all / across->least + 1 + (t->parent ? t->parent->shard_count : 0);
+    out->items = out->places ? calloc(most, sizeof(*out->items)) : NULL;
+    if (!out->items) {
+        return err_nomem(err, most * sizeof(*out->items), "a tensor's description");
+    }
+    save_places places;
+    find_places(&places, *across, all);
+    *out->places = (save_places){.sides = *down, .at = {t->shape.elements / all}, .count = 1};
+    if (plain) {
+        find_places(out->places, *down, t->shape.shape[last - 1]);
+    }
+    ckd_status status = CKD_OK;
+    uint64_t widest = 1;
+    for (uint64_t first = 0, width; first < columns && status == CKD_OK; first += width) {
+        save_panel_rows rows = {.parent = parent_panel(save, t, &box, first),
+                                .places = out->places,
+                                .first = plain ? box.offsets[last - 1] : 0,
+                                .stacked = last > 1 && lossy ? box.lengths[last - 1] : 0};
+        uint64_t at = box.offsets[last] + first, end = next_place(&places, at, CKD_BLOCK_ELEMENTS) - at;
+        width = rows.parent             ? rows.parent->region->lengths[last]
+                : end < columns - first ? end
+                                        : columns - first;
+        status = add_panel(out, save, t, first, width, &rows, err);
+        widest = !rows.parent && width > widest ? width : widest;
+    }
+    for (size_t i = 0; i < out->count; i++) {
+        out->items[i].rows.most = CKD_BLOCK_ELEMENTS / widest;
+    }
+    return status;
+}
+
+ckd_status save_exact_panel(ckd_save *save, const ckd_tensor *tensor, const save_panel *panel, uint64_t first,
+                            uint64_t end, ckd_error *err) {
+    panel_source from = {tensor, ckd_dtype_size(tensor->dtype), panel};
+    ckd_tensor source = *tensor;
     source.data = NULL;
     source.read = read_panel;
-    source.read_context = p;
-    device_reader columns;
-    if (p->tensor->read == device_read) {
-        columns = device_reader_columns(p->tensor->read_context, p->first, p->width, p->columns);
+    source.read_context = &from;
+    device_reader on_device;
+    if (tensor->read == device_read) {
+        on_device =
+            device_reader_columns(tensor->read_context, panel->first, panel->rows.width, panel->columns);
         source.read = device_read;
-        source.read_context = &columns;
+        source.read_context = &on_device;
     }
-    uint64_t elements;
-    region_count(&elements, &t.shape, region);
-    return save_exact_span(save, &source, &t, 0, elements, NULL, err);
+    return save_exact_span(save, &source, &panel->context, first, end, NULL, err);
 }
 
 ckd_status save_in_panels(ckd_save *save, const ckd_tensor *tensor, const tensor_context *t, ckd_error *err) {
-    ckd_region box = box_of(t);
-    uint32_t last = t->shape.ndim - 1;
-    bool plain = last == 1; /* else rows are those of several dimensions, and cut evenly */
-    save_places down = {.sides = sides_of(save),
-                        .at = {t->shape.elements / t->shape.shape[last]},
-                        .count = 1},
-                across;
-    find_places(&across, down.sides, t->shape.shape[last]);
-    if (plain) {
-        find_places(&down, down.sides, t->shape.shape[0]);
+    save_panels panels;
+    save_sides sides = sides_of(save);
+    ckd_status status = save_cut(&panels, save, t, &sides, &sides, err);
+    for (size_t i = 0; i < panels.count && status == CKD_OK; i++) {
+        uint64_t elements;
+        region_count(&elements, &t->shape, panels.items[i].context.region);
+        status = save_exact_panel(save, tensor, &panels.items[i], 0, elements, err);
     }
-    save_panel_rows rows = {.places = &down, .first = plain ? box.offsets[0] : 0};
-    panel p = {.tensor = tensor, .element = ckd_dtype_size(tensor->dtype), .columns = box.lengths[last]};
-    ckd_status status = CKD_OK;
-    for (; p.first < p.columns && status == CKD_OK; p.first += p.width) {
-        rows.parent = parent_panel(t, &box, p.first);
-        uint64_t at = box.offsets[last] + p.first, end = next_place(&across, at) - at;
-        p.width = rows.parent                 ? rows.parent->region->lengths[last]
-                  : end < p.columns - p.first ? end
-                                              : p.columns - p.first;
-        rows.width = p.width;
-        status = save_panel(save, t, &p, &box, &rows, err);
-    }
+    save_panels_free(&panels);
     return status;
 }

@@ -8,7 +8,9 @@
 void save_lossy_free(ckd_save *save) {
     kept_seconds_free(save->seconds);
     save->seconds = NULL;
-    bytes *const all[] = {&save->lossy.original, &save->lossy.now, &save->lossy.before};
+    lossy_buffers *b = &save->lossy;
+    bytes *const all[] = {&b->original,       &b->now,       &b->stored,      &b->before,
+                          &b->panel_original, &b->panel_now, &b->panel_before};
     for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++) {
         bytes_free(all[i]);
     }
@@ -54,15 +56,32 @@ typedef struct region_figures {
     direction_sums direction;
 } region_figures;
 
+/* A region that is being saved: all of what was given, or a panel of it. */
+typedef struct lossy_piece {
+    const tensor_context *context;
+    const save_panel *panel; /* NULL: all */
+    region_figures figures;
+} lossy_piece;
+
+typedef struct lossy_region {
+    ckd_save *save;
+    const ckd_tensor *tensor;
+    const tensor_context *context; /* of all of it */
+    save_panels panels;            /* none: it is not cut */
+    lossy_piece *pieces;
+    size_t count;
+    double eps;
+} lossy_region;
+
 /* Second moments are remembered, and first ones compared with them. */
 static void note_direction(region_figures *f, kept_second *second, const lossy_tile *t, const block_job *job,
                            double eps) {
     const float *decoded = job->lossy_work.decoded;
-    uint64_t at = job->first - t->first;
+    uint64_t at = job->first - t->first, of = t->sampled + at;
     if (second && t->part == LOSSY_SECOND) {
-        direction_note(&second->sample, at, job->count, t->now + at, decoded);
+        direction_note(&second->sample, of, job->count, t->now + at, decoded);
     } else if (second && t->part == LOSSY_MOMENT) {
-        direction_add(&f->direction, &second->sample, at, job->count, t->now + at, decoded, eps);
+        direction_add(&f->direction, &second->sample, of, job->count, t->now + at, decoded, eps);
     }
 }
 
@@ -119,34 +138,50 @@ static ckd_status write_batch(lossy_batch *b, uint32_t count, ckd_error *err) {
     return status;
 }
 
-static ckd_status save_tile(region_figures *figures, kept_second *second, double eps, ckd_save *save,
-                            const lossy_tile *t, const tile_parent *from, const tensor_context *context,
-                            ckd_error *err) {
+/* Sets the next jobs, as many as there are at most, from element *at of the tile on. */
+static ckd_status next_jobs(uint32_t *count, uint64_t *at, lossy_region *r, const lossy_piece *p,
+                            const lossy_tile *t, tile_rows *rows, ckd_error *err) {
+    ckd_save *save = r->save;
     size_t size = ckd_dtype_size(t->dtype);
-    lossy_batch batch = {save, t, save->coding, *context};
+    ckd_status status = stop_look(&save->stop, err);
+    for (*count = 0; *count < save->job_count && *at < t->count && status == CKD_OK;) {
+        block_job *job = &save->jobs[(*count)++];
+        uint64_t left = t->count - *at;
+        uint64_t here =
+            p->panel ? save_panel_block(&p->panel->rows, t->first + *at) : lossy_block_count(t, *at);
+        job->first = t->first + *at;
+        job->count = here < left ? here : left;
+        job->values = (const uint8_t *)t->values + *at * size;
+        job->try_delta = true;
+        if (t->plan.shared_rows) {
+            status =
+                cells_rows(&job->rows, rows, save, t, *at, job->count, r->context, p->panel->columns, err);
+        }
+        *at += job->count;
+    }
+    return status;
+}
+
+/* The tile's part in the piece, all of it or a panel's. */
+static ckd_status save_tile(lossy_region *r, lossy_piece *p, kept_second *second, const lossy_tile *t,
+                            const tile_parent *from, tile_rows *rows, ckd_error *err) {
+    ckd_save *save = r->save;
+    lossy_batch batch = {save, t, save->coding, *p->context};
     batch.coding.parent = from->view;
     batch.tensor.parent = from->tensor;
     ckd_status status = CKD_OK;
+    p->figures.measures.movement += t->movement * t->movement * (double)t->count;
     for (uint64_t at = 0; at < t->count && status == CKD_OK;) {
-        status = stop_look(&save->stop, err);
-        if (status != CKD_OK) {
-            return status;
+        uint32_t count;
+        status = next_jobs(&count, &at, r, p, t, rows, err);
+        if (status == CKD_OK) {
+            status = pool_run(save->store->pool, count, analyse_one, &batch, err);
         }
-        uint32_t count = 0;
-        while (count < save->job_count && at < t->count) {
-            block_job *job = &save->jobs[count++];
-            job->first = t->first + at;
-            job->count = lossy_block_count(t, at);
-            job->values = (const uint8_t *)t->values + at * size;
-            job->try_delta = true;
-            at += job->count;
-        }
-        status = pool_run(save->store->pool, count, analyse_one, &batch, err);
         for (uint32_t i = 0; i < count && status == CKD_OK; i++) {
             save->analyse_ns += save->pipeline.slots[i].analyse_ns;
-            add_error(figures, &save->jobs[i].error);
+            add_error(&p->figures, &save->jobs[i].error);
             if (save->jobs[i].lossy) {
-                note_direction(figures, second, t, &save->jobs[i], eps);
+                note_direction(&p->figures, second, t, &save->jobs[i], r->eps);
             }
         }
         if (status == CKD_OK) {
@@ -211,42 +246,58 @@ lossy_part save_lossy_part(const ckd_save *save, const record_tensor *tensor) {
 /* The part of the columns, once for all blocks of the tile, if there are several. */
 static ckd_status share_columns(ckd_save *save, lossy_tile *t, const tensor_context *context,
                                 ckd_error *err) {
-    if (lossy_block_count(t, 0) == t->count || (!t->plan.own.step && !t->plan.own.rank)) {
-        return CKD_OK;
+    span all = {context->region, t->first, t->count};
+    t->plan.shared =
+        t->plan.shared_rows || (lossy_block_count(t, 0) < t->count && (t->plan.own.step || t->plan.own.rank));
+    return t->plan.shared ? save_side(&t->shared_content, save, &t->plan.own, context, &all, err) : CKD_OK;
+}
+
+static ckd_status save_exactly(lossy_region *r, const lossy_tile *t, ckd_error *err) {
+    ckd_status status = CKD_OK;
+    for (size_t i = 0; i < r->count && status == CKD_OK; i++) {
+        const save_panel *p = r->pieces[i].panel;
+        uint64_t first = p ? t->first / t->columns * p->rows.width : t->first;
+        uint64_t count = p ? t->count / t->columns * p->rows.width : t->count;
+        status = p ? save_exact_panel(r->save, r->tensor, p, first, first + count, err)
+                   : save_exact_span(r->save, r->tensor, r->context, first, first + count, NULL, err);
     }
-    bytes raw = {0};
-    ckd_status status = lattice_columns_encode(&raw, &t->plan.own, &save->jobs[0].lossy_work.work.scratch,
-                                               coder_symbols(save->jobs[0].decoder.coder), err);
-    if (status == CKD_OK) {
-        t->plan.shared = true;
-        t->shared_content = content_hash(raw.data, raw.size);
-        record r = {.kind = RECORD_SIDE,
-                    .tensor = context->tensor,
-                    .region = context->region,
-                    .first = t->first,
-                    .count = t->count,
-                    .raw_size = raw.size,
-                    .stored_size = raw.size,
-                    .content = t->shared_content,
-                    .chain_stored = raw.size,
-                    .base_stored = raw.size};
-        status = chunk_writer_append(save->writer, &r, raw.data, err);
+    return status == CKD_OK ? save_flush(r->save, err) : status;
+}
+
+/* A tile whose plan is made. */
+static ckd_status save_planned(lossy_region *r, kept_second *second, lossy_tile *t, const tile_parent *from,
+                               ckd_error *err) {
+    tile_rows rows = {0};
+    ckd_status status = CKD_OK;
+    for (size_t i = 0; i < r->count && status == CKD_OK; i++) {
+        lossy_piece *p = &r->pieces[i];
+        lossy_tile mine = *t;
+        if (p->panel) {
+            status = cells_of_panel(&mine, r->save, t, p->panel, err);
+            mine.plan.shared_rows = cells_share_rows(t);
+        }
+        if (status == CKD_OK) {
+            status = share_columns(r->save, &mine, p->context, err);
+        }
+        if (status == CKD_OK) {
+            status = save_tile(r, p, second, &mine, from, &rows, err);
+        }
     }
-    bytes_free(&raw);
+    free(rows.items);
     return status;
 }
 
-static ckd_status save_next_tile(region_figures *figures, ckd_save *save, lossy_tile *t,
-                                 const ckd_tensor *tensor, const tensor_context *context, ckd_error *err) {
+static ckd_status save_next_tile(lossy_region *r, lossy_tile *t, ckd_error *err) {
+    ckd_save *save = r->save;
     tile_parent from;
     uint64_t begun = clock_monotonic_ns();
-    ckd_status status = save_load_tile(&from, save, t, tensor, context, err);
+    ckd_status status = save_load_tile(&from, save, t, r->tensor, r->context, err);
     kept_second *second = NULL;
     if (status == CKD_OK && t->part == LOSSY_SECOND) {
-        status = keep_second(&second, save, t, context, err);
+        status = keep_second(&second, save, t, r->context, err);
         t->found = second ? &second->scales : NULL;
     } else if (status == CKD_OK) {
-        second = find_second(save, t, context);
+        second = find_second(save, t, r->context);
         t->scales = second && second->scales.row ? &second->scales : NULL;
     }
     bool worth = false;
@@ -254,22 +305,12 @@ static ckd_status save_next_tile(region_figures *figures, ckd_save *save, lossy_
         status = lossy_tile_prepare(t, &worth, save->jobs[0].decoder.kernels, err);
     }
     save->analyse_ns += clock_monotonic_ns() - begun;
-    if (status != CKD_OK) {
-        return status;
+    if (status != CKD_OK || !worth) {
+        return status == CKD_OK ? save_exactly(r, t, err) : status;
     }
-    if (!worth) {
-        status = save_exact_span(save, tensor, context, t->first, t->first + t->count, NULL, err);
-        return status == CKD_OK ? save_flush(save, err) : status;
-    }
-    status = share_columns(save, t, context, err);
-    if (status != CKD_OK) {
-        return status;
-    }
-    figures->measures.movement += t->movement * t->movement * (double)t->count;
-    double eps = tensor->optimizer ? tensor->optimizer->eps : USUAL_EPS;
-    status = save_tile(figures, second, eps, save, t, &from, context, err);
-    if (t->part != LOSSY_SECOND) {
-        second_was_used(save, second, context);
+    status = save_planned(r, second, t, &from, err);
+    if (status == CKD_OK && t->part != LOSSY_SECOND) {
+        second_was_used(save, second, r->context);
     }
     return status == CKD_OK ? save_report_progress(save, t->count * ckd_dtype_size(t->dtype), err) : status;
 }
@@ -281,13 +322,51 @@ static uint64_t tile_elements(const ckd_save *save) {
     return most < LOSSY_TILE_ELEMENTS ? most : LOSSY_TILE_ELEMENTS;
 }
 
+static ckd_status begin_region(lossy_region *r, uint64_t elements, ckd_error *err) {
+    ckd_save *save = r->save;
+    ckd_status status = CKD_OK;
+    if (save_is_cut_lossy(save, r->context, elements)) {
+        status = save_cut(&r->panels, save, r->context, &save->cells.down, &save->cells.across, err);
+    }
+    r->count = r->panels.count ? r->panels.count : 1;
+    r->pieces = status == CKD_OK ? calloc(r->count, sizeof(*r->pieces)) : NULL;
+    for (size_t i = 0; i < r->count && r->pieces; i++) {
+        const save_panel *panel = r->panels.count ? &r->panels.items[i] : NULL;
+        r->pieces[i].panel = panel;
+        r->pieces[i].context = panel ? &panel->context : r->context;
+    }
+    return status == CKD_OK && !r->pieces ? err_nomem(err, r->count * sizeof(*r->pieces), "a tensor")
+                                          : status;
+}
+
+static ckd_status end_region(lossy_region *r, ckd_status status, ckd_error *err) {
+    const tensor_context *context = r->context;
+    for (size_t i = 0; i < r->count && status == CKD_OK; i++) {
+        lossy_piece *p = &r->pieces[i];
+        measures *m = &p->figures.measures;
+        uint64_t elements;
+        region_count(&elements, &context->shape, p->context->region);
+        m->movement = sqrt(m->movement / (double)(elements ? elements : 1));
+        m->direction_change = direction_change(&p->figures.direction);
+        status = measures_add(&r->save->measures, context->tensor->name, p->context->region,
+                              context->shape.ndim, m, err);
+    }
+    save_panels_free(&r->panels);
+    free(r->pieces);
+    return status;
+}
+
 ckd_status save_lossy_region(ckd_save *save, const ckd_tensor *tensor, const tensor_context *context,
                              uint64_t elements, ckd_error *err) {
+    lossy_region r = {.save = save,
+                      .tensor = tensor,
+                      .context = context,
+                      .eps = tensor->optimizer ? tensor->optimizer->eps : USUAL_EPS};
+    lossy_recipe recipe = recipe_of(save, context->tensor);
     ckd_status status = save_flush(save, err); /* tiles use its jobs */
     save_stop_expecting(save, context, save->leaves_budget);
     save->leaves_budget = 0;
-    lossy_recipe recipe = recipe_of(save, context->tensor);
-    region_figures figures = {0};
+    status = status == CKD_OK ? begin_region(&r, elements, err) : status;
     for (uint64_t first = 0; first < elements && status == CKD_OK;) {
         lossy_tile t = {.part = save_lossy_part(save, context->tensor),
                         .dtype = context->tensor->dtype,
@@ -296,13 +375,9 @@ ckd_status save_lossy_region(ckd_save *save, const ckd_tensor *tensor, const ten
                         .stop = &save->stop,
                         .expected_movement = NAN};
         lossy_tile_cut(&t, &context->shape, context->region, elements, first, tile_elements(save));
-        status = save_next_tile(&figures, save, &t, tensor, context, err);
+        status = save_next_tile(&r, &t, err);
         first += t.count;
         lossy_tile_free(&t);
     }
-    figures.measures.movement = sqrt(figures.measures.movement / (double)(elements ? elements : 1));
-    figures.measures.direction_change = direction_change(&figures.direction);
-    return status == CKD_OK ? measures_add(&save->measures, context->tensor->name, context->region,
-                                           context->shape.ndim, &figures.measures, err)
-                            : status;
+    return end_region(&r, status, err);
 }

@@ -43,6 +43,29 @@ kept_second *find_second(const ckd_save *save, const lossy_tile *t, const tensor
 void second_was_used(ckd_save *save, kept_second *k, const tensor_context *context);
 void kept_seconds_free(kept_second *k);
 
+/* ---- cells (save_cells.c): blocks of a large matrix that are some rows of some columns ---- */
+
+/* Rows of a tile, in side records, as blocks need them; zero-initialise, and release with free(items). */
+typedef struct tile_rows {
+    shared_rows *items;
+    size_t count;
+} tile_rows;
+/* Is it worth anything to the blocks of one panel to share their rows with those of others? */
+bool cells_share_rows(const lossy_tile *t);
+/*
+ * The tile's part that lies in a panel, a tile by itself: its values, gathered, live until the next one; what it shares with the tile is the tile's.
+ * Errors: NOMEM.
+ */
+ckd_status cells_of_panel(lossy_tile *out, ckd_save *save, const lossy_tile *t, const save_panel *panel,
+                          ckd_error *err);
+/* Those of the tile of a region that a block of `count` elements has, which begins at element `at` of the panel's tile; written, if they are not yet. */
+ckd_status cells_rows(shared_rows *out, tile_rows *known, ckd_save *save, const lossy_tile *panel,
+                      uint64_t at, uint64_t count, const tensor_context *whole, uint64_t columns,
+                      ckd_error *err);
+/* Side record: the part of a matrix that several blocks share. Errors: those of chunk_writer_append. */
+ckd_status save_side(hash128 *content, ckd_save *save, const lattice_columns *shared,
+                     const tensor_context *context, const span *of, ckd_error *err);
+
 /* Releases what lossy tensors needed. */
 void save_lossy_free(ckd_save *save);
 

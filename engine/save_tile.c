@@ -1,5 +1,6 @@
 /* A tile on its way in: what is given, what it is to be compared with, and both as floats. */
 #include <math.h>
+#include <stdlib.h>
 
 #include "engine/block_lossy.h"
 #include "engine/save_lossy.h"
@@ -134,31 +135,90 @@ typedef struct tile_load {
     ckd_save *save;
     const lossy_tile *tile;
     const tile_parent *from;
-    const ckd_region *region;
-    float *to;
+    const tensor_context *context;
+    void *to; /* in the tensor's dtype */
+    float *floats;
+    const view_block **blocks; /* of the parent: those that have a part of the tile */
+    size_t count;
+    uint64_t *copied; /* of each, elements */
 } tile_load;
 
-static ckd_status load_piece(void *context, size_t index, uint32_t worker, ckd_error *err) {
+/* Each of the parent's blocks once, however it is cut. */
+static ckd_status load_block(void *context, size_t index, uint32_t worker, ckd_error *err) {
     tile_load *l = context;
     ckd_status status =
         worker == 0 ? stop_look(&l->save->stop, err) : CKD_OK; /* 0: the saving thread itself */
     if (status != CKD_OK) {
         return status;
     }
-    uint64_t at = index * CKD_BLOCK_ELEMENTS, left = l->tile->count - at;
-    span want = {l->region, l->tile->first + at, left < CKD_BLOCK_ELEMENTS ? left : CKD_BLOCK_ELEMENTS};
-    block_job *job = &l->save->jobs[worker]; /* which has nothing else to do now */
-    decoder *d = &job->decoder;
-    bool floats = l->tile->dtype == CKD_F32;
-    d->steps = 0;
-    void *to = floats ? (void *)(l->to + at)
-                      : bytes_scratch(&job->previous, want.count * ckd_dtype_size(l->tile->dtype),
-                                      "a tile of a tensor", err);
-    status = to ? span_values(d, &l->save->views, l->from->view, l->from->tensor, &want, to, NULL, err)
-                : CKD_E_NOMEM;
-    if (status == CKD_OK && !floats) {
-        d->kernels->widen(l->to + at, l->tile->dtype, to, want.count);
+    const lossy_tile *t = l->tile;
+    const view_block *b = l->blocks[index];
+    const record *r = b->record;
+    span want = {l->context->region, t->first, t->count};
+    decoder *d = &l->save->jobs[worker].decoder; /* which has nothing else to do now */
+    bool inside = region_equal(r->region, want.region, l->context->shape.ndim) && r->first >= t->first &&
+                  r->first + r->count <= t->first + t->count;
+    if (inside) {
+        size_t size = ckd_dtype_size(t->dtype);
+        l->copied[index] = r->count;
+        return block_values(d, &l->save->views, l->from->view, b,
+                            (uint8_t *)l->to + (r->first - t->first) * size, err);
     }
+    return block_into_span(d, &l->save->views, l->from->view, l->from->tensor, b, &want, l->to,
+                           &l->copied[index], err);
+}
+
+static ckd_status widen_piece(void *context, size_t index, uint32_t worker, ckd_error *err) {
+    (void)err;
+    tile_load *l = context;
+    uint64_t at = index * CKD_BLOCK_ELEMENTS, left = l->tile->count - at;
+    const uint8_t *from = (const uint8_t *)l->to + at * ckd_dtype_size(l->tile->dtype);
+    l->save->jobs[worker].decoder.kernels->widen(l->floats + at, l->tile->dtype, from,
+                                                 left < CKD_BLOCK_ELEMENTS ? left : CKD_BLOCK_ELEMENTS);
+    return CKD_OK;
+}
+
+/* blocks NULL: only counts. */
+static void find_blocks(tile_load *l) {
+    const view_tensor *in = l->from->tensor;
+    span want = {l->context->region, l->tile->first, l->tile->count};
+    size_t s, last;
+    l->count = 0;
+    for (view_shards_for(&s, &last, in, &want); s < last; s++) {
+        size_t first, end;
+        view_shard_range(&first, &end, &in->shards[s], &in->shape, &want);
+        for (; first < end; first++, l->count++) {
+            if (l->blocks) {
+                l->blocks[l->count] = &in->shards[s].blocks[first];
+            }
+        }
+    }
+}
+
+static ckd_status load_blocks(tile_load *l, ckd_error *err) {
+    uint64_t copied = 0;
+    thread_pool *pool = l->save->store->pool;
+    find_blocks(l);
+    l->copied = calloc(l->count + 1, sizeof(*l->copied));
+    l->blocks = calloc(l->count + 1, sizeof(*l->blocks));
+    ckd_status status =
+        l->copied && l->blocks ? CKD_OK : err_nomem(err, l->count * sizeof(*l->copied), "a tile");
+    if (status == CKD_OK) {
+        find_blocks(l);
+        status = pool_run(pool, l->count, load_block, l, err);
+    }
+    for (size_t i = 0; i < l->count && status == CKD_OK; i++) {
+        copied += l->copied[i];
+    }
+    if (status == CKD_OK && copied != l->tile->count) {
+        status = err_set(err, CKD_E_CORRUPT, "the parent does not have all of the tensor");
+    }
+    if (status == CKD_OK && (void *)l->floats != l->to) {
+        size_t pieces = (l->tile->count + CKD_BLOCK_ELEMENTS - 1) / CKD_BLOCK_ELEMENTS;
+        status = pool_run(pool, pieces, widen_piece, l, err);
+    }
+    free(l->copied);
+    free((void *)l->blocks);
     return status;
 }
 
@@ -170,9 +230,12 @@ static ckd_status load_parent(bool *loaded, ckd_save *save, const lossy_tile *t,
     if (!parent->tensor) {
         return CKD_OK;
     }
-    tile_load l = {save, t, parent, context->region, to};
-    size_t pieces = (t->count + CKD_BLOCK_ELEMENTS - 1) / CKD_BLOCK_ELEMENTS;
-    ckd_status status = pool_run(save->store->pool, pieces, load_piece, &l, err);
+    tile_load l = {.save = save, .tile = t, .from = parent, .context = context, .to = to, .floats = to};
+    if (t->dtype != CKD_F32) {
+        l.to = bytes_scratch(&save->lossy.stored, t->count * ckd_dtype_size(t->dtype), "a tile of a tensor",
+                             err);
+    }
+    ckd_status status = l.to ? load_blocks(&l, err) : CKD_E_NOMEM;
     if (status == CKD_E_CORRUPT || status == CKD_E_UNSUPPORTED || status == CKD_E_IO) {
         save_tell_damage(save);
         return CKD_OK;

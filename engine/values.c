@@ -106,11 +106,12 @@ static ckd_status read_columns(kept_columns *to, decoder *d, const view_block *s
     return status;
 }
 
-/* What the block shares with the others of its matrix, to be released; NULL in *out if it shares nothing. Kept for the blocks that follow. */
-static ckd_status shared_columns(kept_columns **out, decoder *d, const view *v, const view_block *b,
-                                 ckd_error *err) {
+/* What the block shares with others, by dependency `back` from the last one, to be released; NULL in *out if that is nothing. Kept for the blocks that follow. */
+static ckd_status shared_side(kept_columns **out, decoder *d, const view *v, const view_block *b,
+                              uint32_t back, ckd_error *err) {
     const record *r = b->record;
-    const dependency *on = r->dependency_count ? &r->dependencies[r->dependency_count - 1] : NULL;
+    const dependency *on =
+        r->dependency_count > back ? &r->dependencies[r->dependency_count - 1 - back] : NULL;
     *out = NULL;
     if (!on || on->kind != DEPENDS_SIDE) {
         return CKD_OK;
@@ -121,7 +122,7 @@ static ckd_status shared_columns(kept_columns **out, decoder *d, const view *v, 
         const view_block *side = own ? view_find_shared(v, RECORD_SIDE, &on->content) : NULL;
         ckd_status status =
             side ? read_columns(kept, d, side, err)
-                 : corrupt_block(b, err, "the columns that the block shares with others are missing");
+                 : corrupt_block(b, err, "the rows or columns that the block shares with others are missing");
         columns_filled(d->columns, kept, status == CKD_OK);
         if (status != CKD_OK) {
             return status;
@@ -132,13 +133,13 @@ static ckd_status shared_columns(kept_columns **out, decoder *d, const view *v, 
 }
 
 static ckd_status rebuild_lattice(decoder *d, const view_block *b, const lattice_columns *shared,
-                                  bool has_parent, void *to, ckd_error *err) {
+                                  const lattice_columns *rows, bool has_parent, void *to, ckd_error *err) {
     const record *r = b->record;
     const void *payload;
     lattice_block block;
     ckd_status status = read_payload(d, b, &payload, err);
     if (status == CKD_OK) {
-        status = lattice_decode(&block, r->count, shared, payload, r->stored_size, &d->lattice.scratch,
+        status = lattice_decode(&block, r->count, shared, rows, payload, r->stored_size, &d->lattice.scratch,
                                 coder_symbols(d->coder), err);
     }
     return status == CKD_OK ? lattice_rebuild_values(to, r->tensor->dtype, &block, has_parent, &d->lattice,
@@ -149,16 +150,23 @@ static ckd_status rebuild_lattice(decoder *d, const view_block *b, const lattice
 /* A lossy block; `to` holds the parent's values, if it has one. */
 static ckd_status decode_lattice(decoder *d, const view *v, const view_block *b, bool has_parent, void *to,
                                  ckd_error *err) {
-    kept_columns *kept;
+    kept_columns *columns, *rows = NULL;
     if (!lattice_dtype(b->record->tensor->dtype)) {
         return corrupt_block(b, err, "a lossy block of a dtype that is always exact");
     }
-    ckd_status status = shared_columns(&kept, d, v, b, err);
-    if (status == CKD_OK) {
-        status = rebuild_lattice(d, b, kept ? &kept->columns : NULL, has_parent, to, err);
+    ckd_status status = shared_side(&columns, d, v, b, 0, err);
+    if (status == CKD_OK && columns) {
+        status = shared_side(&rows, d, v, b, 1, err);
     }
-    if (kept) {
-        columns_release(d->columns, kept);
+    if (status == CKD_OK) {
+        status = rebuild_lattice(d, b, columns ? &columns->columns : NULL, rows ? &rows->columns : NULL,
+                                 has_parent, to, err);
+    }
+    if (rows) {
+        columns_release(d->columns, rows);
+    }
+    if (columns) {
+        columns_release(d->columns, columns);
     }
     return status;
 }

@@ -1,7 +1,7 @@
 /*
  * lattice_columns_decode, lattice_decode and lattice_rebuild_values from any bytes: they stay inside their buffers, and what they accept
  * comes back when it is coded again, and gives the same bits whatever computes them. The first bytes choose dtype, parent and
- * number of elements, and how many bytes are a side record.
+ * number of elements, and how many bytes are a side record; of a block that shares its rows, too, their first byte says how many are its columns.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -72,15 +72,23 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     size_t n = 1 + (data[1] | (size_t)data[2] << 8) % MOST_EACH;
     size_t side = data[3] | (size_t)data[4] << 8, left = size - HEADER;
     side = side < left ? side : left;
-    lattice_scratch column_room = {0}, room = {0};
-    lattice_columns shared;
+    lattice_scratch column_room = {0}, row_room = {0}, room = {0};
+    lattice_columns shared, shared_rows;
     symbols_workspace *work;
     require(symbols_workspace_create(&work, NULL) == CKD_OK);
-    bool has_shared = data[0] & 8 && columns(&shared, data + HEADER, side, &column_room, work);
+    const uint8_t *sides = data + HEADER;
+    size_t first = side;
+    bool two = data[0] & 16 && side > 0 && side > sides[0];
+    if (two) {
+        first = *sides++;
+    }
+    bool has_shared = data[0] & 8 && columns(&shared, sides, first, &column_room, work);
+    bool has_rows = two && columns(&shared_rows, sides + first, side - 1 - first, &row_room, work);
     uint8_t *payload = exactly(data + HEADER + side, left - side);
     lattice_block block;
     const lattice_columns *given = has_shared ? &shared : NULL;
-    ckd_status status = lattice_decode(&block, n, given, payload, left - side, &room, work, NULL);
+    ckd_status status = lattice_decode(&block, n, given, has_rows ? &shared_rows : NULL, payload, left - side,
+                                       &room, work, NULL);
     require(expected(status));
     if (status == CKD_OK) {
         uint8_t *parent = parent_values(n * ckd_dtype_size(dtype), data[0]);
@@ -89,6 +97,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     }
     symbols_workspace_free(work);
     lattice_scratch_free(&column_room);
+    lattice_scratch_free(&row_room);
     lattice_scratch_free(&room);
     free(payload);
     return 0;

@@ -31,18 +31,23 @@ static int tear_down(void **state) {
 }
 
 /* From a copy of its own size, so that a sanitizer sees what is read beyond it. */
-static ckd_status decode(lattice_block *out, uint64_t count, const lattice_columns *shared, const void *from,
-                         size_t size) {
+static ckd_status decode_with(lattice_block *out, uint64_t count, const lattice_columns *shared,
+                              const lattice_columns *rows, const void *from, size_t size) {
     uint8_t *copy = malloc(size ? size : 1);
     assert_non_null(copy);
     memcpy(copy, from, size);
     ckd_error err;
     memset(&err, 0, sizeof(err));
-    ckd_status status = lattice_decode(out, count, shared, copy, size, &room, work, &err);
+    ckd_status status = lattice_decode(out, count, shared, rows, copy, size, &room, work, &err);
     assert_true(status == CKD_OK || status == CKD_E_CORRUPT || status == CKD_E_UNSUPPORTED);
     assert_true((status == CKD_OK) == (err.message[0] == 0));
     free(copy);
     return status;
+}
+
+static ckd_status decode(lattice_block *out, uint64_t count, const lattice_columns *shared, const void *from,
+                         size_t size) {
+    return decode_with(out, count, shared, NULL, from, size);
 }
 
 static void encode(bytes *to, const lattice_block *b, lattice_effort effort) {
@@ -78,7 +83,9 @@ static void round_trip(unsigned forms, unsigned kind, uint64_t count, uint64_t c
         bytes_put_u32(&payload, 0x12345678); /* a payload is appended */
         encode(&payload, &m.b, (lattice_effort)effort);
         assert_int_equal(load_le32(payload.data), 0x12345678);
-        assert_int_equal(decode(&back, count, shared, payload.data + 4, payload.size - 4), CKD_OK);
+        assert_int_equal(
+            decode_with(&back, count, shared, lattices_rows(&m.b), payload.data + 4, payload.size - 4),
+            CKD_OK);
         assert_true(lattices_same(&m.b, &back));
         ckd_dtype dtype = dtypes[(forms + kind + count) % 3];
         uint8_t *parent = some_values(dtype, count);
@@ -172,6 +179,68 @@ static void test_shared_columns_must_fit(void **state) {
     bytes_free(&payload);
     lattices_made_free(&m);
     lattices_made_free(&other);
+}
+
+/* So do rows, from as many as its own. */
+static void test_shared_rows_must_fit(void **state) {
+    (void)state;
+    lattices_made m;
+    lattice_block back;
+    bytes payload = {0};
+    const unsigned all = LATTICES_SHARED | LATTICES_SHARED_ROWS | LATTICES_ROWS | LATTICES_FACTOR;
+    lattices_make(&m, all, LATTICES_FEW, 100, 40, 20);
+    lattice_columns rows = *lattices_rows(&m.b);
+    assert_int_equal(rows.columns, 3);
+    encode(&payload, &m.b, LATTICE_FAST);
+    assert_int_equal(decode_with(&back, 100, &m.b.own, &rows, payload.data, payload.size), CKD_OK);
+    assert_true(back.row == rows.step && back.factor == rows.factor);
+    assert_int_equal(decode_with(&back, 100, &m.b.own, NULL, payload.data, payload.size), CKD_E_CORRUPT);
+    assert_int_equal(decode_with(&back, 100, NULL, &rows, payload.data, payload.size), CKD_E_CORRUPT);
+    lattice_columns other = rows;
+    other.columns = 4;
+    assert_int_equal(decode_with(&back, 100, &m.b.own, &other, payload.data, payload.size), CKD_E_CORRUPT);
+    other = rows;
+    other.step = NULL;
+    assert_int_equal(decode_with(&back, 100, &m.b.own, &other, payload.data, payload.size), CKD_E_CORRUPT);
+    other = rows;
+    other.rank++;
+    assert_int_equal(decode_with(&back, 100, &m.b.own, &other, payload.data, payload.size), CKD_E_CORRUPT);
+    payload.data[0] ^= 128; /* what was shared is not there */
+    assert_int_equal(decode_with(&back, 100, &m.b.own, &rows, payload.data, payload.size), CKD_E_CORRUPT);
+    payload.data[0] ^= 128 | 64; /* symbols of what is not there */
+    assert_int_equal(decode_with(&back, 100, &m.b.own, &rows, payload.data, payload.size), CKD_E_CORRUPT);
+    bytes_free(&payload);
+    lattices_made_free(&m);
+    lattices_make(&m, LATTICES_SHARED, LATTICES_FEW, 100, 40,
+                  20); /* no rows at all, and then said to be shared */
+    encode(&payload, &m.b, LATTICE_FAST);
+    assert_int_equal(decode_with(&back, 100, &m.b.own, NULL, payload.data, payload.size), CKD_OK);
+    payload.data[0] |= 128;
+    rows = (lattice_columns){.columns = 3};
+    assert_int_equal(decode_with(&back, 100, &m.b.own, &rows, payload.data, payload.size), CKD_E_CORRUPT);
+    bytes_free(&payload);
+    lattices_made_free(&m);
+}
+
+/* Of a side record a panel may be narrower than its factor; a block's own factor may not. */
+static void test_more_components_than_columns(void **state) {
+    (void)state;
+    int32_t shift[7] = {0, 1, 2, 3, 4, 5, 24}, factor[14];
+    lattice_columns narrow = {.columns = 2, .rank = 7, .shift = shift, .factor = factor}, back;
+    for (int i = 0; i < 14; i++) {
+        factor[i] = i - 7;
+    }
+    bytes raw = {0};
+    assert_int_equal(lattice_columns_encode(&raw, &narrow, &room, work, NULL), CKD_OK);
+    assert_int_equal(lattice_columns_decode(&back, raw.data, raw.size, &room, work, NULL), CKD_OK);
+    assert_true(lattices_same_columns(&back, &narrow));
+    bytes_free(&raw);
+    int32_t rows[7] = {1, 1, 1, 1, 1, 1, 0};
+    lattice_block block = {.count = 2, .columns = 2, .own = narrow, .factor = rows}, again;
+    bytes payload = {0};
+    encode(&payload, &block, LATTICE_FAST);
+    assert_int_equal(decode(&again, 2, NULL, payload.data, payload.size), CKD_E_CORRUPT);
+    bytes_free(&payload);
 }
 
 /* ---- limits: payloads field by field ---- */
@@ -316,6 +385,7 @@ static void test_numbers_in_front(void **state) {
     REFUSED(levels, f.exponent = 2040);
     REFUSED(linear, f.form = 64);
     REFUSED(linear, f.form = 128);
+    REFUSED(linear, f.form = 128 | GRID | ROWS);
     REFUSED(linear, f.form = ROWS);
     REFUSED(linear, f.form = FACTOR);
     REFUSED(linear, f.form = SHARED);
@@ -532,7 +602,7 @@ static void damage(const lattice_block *b, lattice_effort effort) {
     uint8_t *parent = some_values(CKD_F32, b->count);
     unsigned survived = 0, cut = 0;
     for (size_t size = 0; size < payload.size; size++) { /* few of them happen to be payloads as well */
-        if (decode(&back, b->count, shared, payload.data, size) == CKD_OK) {
+        if (decode_with(&back, b->count, shared, lattices_rows(b), payload.data, size) == CKD_OK) {
             cut++;
             lattices_check(&back, shared, CKD_F32, parent);
         }
@@ -543,7 +613,8 @@ static void damage(const lattice_block *b, lattice_effort effort) {
             payload.data[at] ^= (uint8_t)change;
             lattice_scratch_free(&room);
             memset(&room, 0, sizeof(room));
-            if (decode(&back, b->count, shared, payload.data, payload.size) == CKD_OK) {
+            if (decode_with(&back, b->count, shared, lattices_rows(b), payload.data, payload.size) ==
+                CKD_OK) {
                 survived++;
                 if (survived % 8 == 0) {
                     lattices_check(&back, shared, CKD_F32, parent);
@@ -576,6 +647,8 @@ int main(void) {
         cmocka_unit_test(test_sizes),
         cmocka_unit_test(test_columns),
         cmocka_unit_test(test_shared_columns_must_fit),
+        cmocka_unit_test(test_shared_rows_must_fit),
+        cmocka_unit_test(test_more_components_than_columns),
         cmocka_unit_test(test_numbers_in_front),
         cmocka_unit_test(test_limits_of_grids),
         cmocka_unit_test(test_limits_of_factors),

@@ -282,6 +282,47 @@ static void test_a_parent_that_is_cut_otherwise(void **state) {
     assert_int_equal(verify_damage(f->store), 0);
 }
 
+/* Lossy matrices, as saves cut them unasked: 2048 x 2048 into quarters of both sides; less stays in whole rows. */
+static void test_lossy(void **state) {
+    fixture *f = *state;
+    const uint64_t side = 2048, shape[2] = {side, side}, less[2] = {side, side - 1};
+    const uint64_t more[2] = {2560,
+                              2560}; /* its quarters are too long for blocks of quarters of both sides */
+    for (uint64_t step = 0; step < 4; step++) {
+        uint64_t random = 11 + step;
+        for (uint64_t i = 0; i < side * side; i++) {
+            random = random * 6364136223846793005u + 1442695040888963407u;
+            f->values[i] += (float)(1e-3 * ((double)(random >> 33) / (1u << 30) - 1));
+        }
+        ckd_save_options o = lossy_options("near", step, CKD_NEAR);
+        o.max_load_cost = o.newest_load_cost = 1000;
+        ckd_save *save = begin_with(f->store, &o);
+        add_tensor(save, "w", CKD_F32, 2, shape, NULL, f->values);
+        if (step == 0) {
+            add_tensor(save, "less", CKD_F32, 2, less, NULL, f->values);
+            add_tensor(save, "more", CKD_F32, 2, more, NULL, f->values);
+        }
+        commit_save(save);
+    }
+    assert_int_equal(tensor_info(f->store, "near", 3, "w").shards, 4);
+    assert_int_equal(tensor_info(f->store, "near", 0, "less").shards, 1);
+    assert_int_equal(tensor_info(f->store, "near", 0, "more").shards, 4);
+    ckd_load *load = begin(f, "near", 3);
+    ckd_region whole = {.kind = CKD_REGION_BOX, .lengths = {side, side}};
+    double all = (double)reads_of(load, &whole).read_bytes;
+    for (uint64_t i = 0; i < 8; i++) {
+        ckd_region column = {.kind = CKD_REGION_BOX, .offsets = {0, i / 2 * 512}, .lengths = {side, 512}};
+        ckd_region row = {.kind = CKD_REGION_BOX, .offsets = {i / 2 * 512, 0}, .lengths = {512, side}};
+        ckd_region cell = {
+            .kind = CKD_REGION_BOX, .offsets = {i / 4 * 1024, i % 4 * 512}, .lengths = {1024, 512}};
+        assert_int_equal(reads_of(load, &column).depth, 3);
+        assert_true(3.5 * (double)reads_of(load, &column).read_bytes < all);
+        assert_true(3.5 * (double)reads_of(load, &row).read_bytes < all);
+        assert_true(6 * (double)reads_of(load, &cell).read_bytes < all);
+    }
+    ckd_load_end(load);
+}
+
 /* Sides that no number of shards divides: many cuts that are near each other. */
 static void test_odd_sides(void **state) {
     fixture *f = *state;
@@ -307,6 +348,7 @@ int main(void) {
         cmocka_unit_test(test_an_eighth_of_a_chain),
         cmocka_unit_test(test_what_is_not_cut),
         cmocka_unit_test(test_a_parent_that_is_cut_otherwise),
+        cmocka_unit_test(test_lossy),
         cmocka_unit_test(test_odd_sides),
     };
     scratch_begin();

@@ -145,7 +145,7 @@ def parts_of(checkpoint, block):
     """(parts of its payload, how its integers are stored)"""
     on = block.dependencies[-1] if block.dependencies else None
     shared = checkpoint.side(block, on) if on and on.kind == 2 else None
-    b = ckd_lattice.Block(block.chunk.payload(block), block.count, block.dtype == 2, shared)
+    b = ckd_lattice.Block(block.chunk.payload(block), block.count, block.dtype == 2, shared, None)
     told = {"levels": b.levels, "rows": b.row is not None, "steps": b.column_step() is not None, "factor": b.factor is not None,
             "shared": shared, "shared factor": shared and b.factor is not None, "exceptions": b.exceptions,
             "grid": b.own is not None, "no grid": b.own is None}

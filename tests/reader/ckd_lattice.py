@@ -8,7 +8,7 @@ import ckd_symbols
 from ckd_errors import Corrupt
 
 F = np.float32
-LEVELS, ROWS, GRID, FACTOR, EXCEPTIONS, SHARED, SYMBOLS = (1 << bit for bit in range(7))
+LEVELS, ROWS, GRID, FACTOR, EXCEPTIONS, SHARED, SYMBOLS, SHARED_ROWS = (1 << bit for bit in range(8))
 STEPS, COLUMNS_FACTOR, COLUMNS_SYMBOLS = 1, 2, 4
 MOST_COLUMNS, MOST_RANK, MOST_FACTOR, MOST_STEP = 2**18, 2048, 2**24, 4096
 LOWEST = -2**31
@@ -84,35 +84,36 @@ class Fields:
 class Columns:
     """What the blocks of a matrix may share."""
 
-    def __init__(self, fields, count):
-        self.count, self.step, self.factor = count, None, None
+    def __init__(self, fields, count, most_rank):
+        self.count, self.step, self.factor, self.integers = count, None, None, None
         form = fields.u8()
         if form > 7 or form & COLUMNS_SYMBOLS and not form & COLUMNS_FACTOR or form and count > MOST_COLUMNS:
             raise Corrupt("the form of a lossy block's columns")
         if form & STEPS:
             self.step = fields.bounded(count, -MOST_STEP, MOST_STEP)
         if form & COLUMNS_FACTOR:
-            rank = fields.varint(1, min(MOST_RANK, count))
+            rank = fields.varint(1, min(MOST_RANK, most_rank))
             shift = fields.bounded(rank, 0, 24)
-            self.factor = fields.factor(count, rank, form & COLUMNS_SYMBOLS).astype(object) * [1 << s for s in shift.tolist()]
+            self.integers = fields.factor(count, rank, form & COLUMNS_SYMBOLS)
+            self.factor = self.integers.astype(object) * [1 << s for s in shift.tolist()]
 
 
 def shared_columns(data):
     """The raw bytes of a side record."""
     fields = Fields(data)
-    columns = Columns(fields, fields.varint(0, MOST_COLUMNS))
+    columns = Columns(fields, fields.varint(0, MOST_COLUMNS), MOST_RANK)
     if fields.rest():
         raise Corrupt("a side record goes on")
     return columns
 
 
 class Block:
-    def __init__(self, data, count, wide, shared):
+    def __init__(self, data, count, wide, shared, rows):
         fields = Fields(data)
         self.count, self.columns, self.phase = count, count, 0
         self.row = self.own = self.factor = None
         form = fields.u8()
-        if form > 127 or form & SYMBOLS and not form & FACTOR or form & (ROWS | FACTOR | SHARED) and not form & GRID or form & FACTOR and form & LEVELS:
+        if form & SYMBOLS and not form & FACTOR or form & (ROWS | FACTOR | SHARED) and not form & GRID or form & FACTOR and form & LEVELS:
             raise Corrupt("the form of a lossy block")
         self.levels = bool(form & LEVELS)
         if self.levels:
@@ -125,11 +126,15 @@ class Block:
             self.phase = fields.varint(0, self.columns - 1)
             self.read_columns(fields, form, shared)
         self.rows = (self.phase + count + self.columns - 1) // self.columns
+        if bool(form & SHARED_ROWS) != (rows is not None):
+            raise Corrupt("rows that are shared or not")
+        if rows is not None:
+            self.check_rows(form, rows)
         if form & ROWS:
-            self.row = fields.bounded(self.rows, -MOST_STEP, MOST_STEP)
+            self.row = fields.bounded(self.rows, -MOST_STEP, MOST_STEP) if rows is None else rows.step
         if form & FACTOR:
             self.low_exponent = fields.signed(-64, 64)
-            self.factor = fields.factor(self.rows, self.own.factor.shape[1], form & SYMBOLS)
+            self.factor = fields.factor(self.rows, self.own.factor.shape[1], form & SYMBOLS) if rows is None else rows.integers
         self.exceptions = self.read_exceptions(fields, wide) if form & EXCEPTIONS else {}
         self.q = np.array(self.read_q(fields), np.int64)
 
@@ -139,10 +144,17 @@ class Block:
                 raise Corrupt("a lossy block's columns are those of nothing")
             self.own = shared
         else:
-            self.own = Columns(fields, self.columns)
+            self.own = Columns(fields, self.columns, self.columns)
         has = self.own.factor is not None
         if form & FACTOR and not has or has and not form & (FACTOR | SHARED):
             raise Corrupt("one factor of two")
+
+    def check_rows(self, form, rows):
+        """Those of a side record."""
+        ranks = [x.integers.shape[1] if x.integers is not None else 0 for x in (self.own, rows)] if form & SHARED else [0, 1]
+        if (not form & SHARED or form & SYMBOLS or not form & (ROWS | FACTOR) or rows.count != self.rows or
+                form & ROWS and rows.step is None or form & FACTOR and ranks[0] != ranks[1]):
+            raise Corrupt("the rows that a lossy block shares")
 
     def read_exceptions(self, fields, wide):
         out, place = {}, -1
@@ -265,12 +277,12 @@ def widened(dtype, bits):
     return bits.view("<f2").astype("<f4")
 
 
-def decode(payload, dtype, count, before, shared):
-    """The values' bits. before: those of the dependency, or None; shared: a side record's columns, or None."""
+def decode(payload, dtype, count, before, shared, rows=None):
+    """The values' bits. before: those of the dependency, or None; shared, rows: columns and rows of side records, or None."""
     if dtype not in (ckd_codings.F32, ckd_codings.F16, ckd_codings.BF16):
         raise Corrupt("a lossy block of a dtype that is always exact")
     wide = dtype == ckd_codings.F32
-    block = Block(payload, count, wide, shared)
+    block = Block(payload, count, wide, shared, rows)
     parent = np.zeros(count, "<f4") if before is None else widened(dtype, before)
     with np.errstate(all="ignore"):
         bits = block.level(parent, before is not None) if block.levels else block.linear(parent)

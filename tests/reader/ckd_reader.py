@@ -471,9 +471,9 @@ class Chunk:
             raise Unsupported(f"format version {major}")
         if size != 88:
             raise Corrupt("size of the file header")
-        if required & ~1:
-            raise Unsupported(f"required features {required & ~1:#x}")
-        self.has_bundles = required & 1
+        if required & ~3:
+            raise Unsupported(f"required features {required & ~3:#x}")
+        self.has_bundles, self.has_rows = required & 1, required & 2
         if of_store != store or file != expected.id or len(data) != expected.size:
             raise Corrupt("not the file that the manifest names")
 
@@ -529,6 +529,9 @@ class Chunk:
             least = inside[-1][0]
             placed += [(before, 0, r) for before, r in inside]
         self.records = [r for _, _, r in sorted(placed, key=lambda p: p[:2])]
+        for record in self.records:
+            if record.kind in (BLOCK, LINK) and [on.kind for on in record.dependencies[-2:]] == [2, 2] and not self.has_rows:
+                raise Corrupt("shared rows in a file that says that it has none")
 
     def payload(self, record):
         data = self.data[record.at:record.at + record.stored_size]
@@ -685,17 +688,18 @@ class Checkpoint:
         return ckd_codings.unrotated(integers) if block.coding == 5 and floating else integers
 
     def lossy(self, block, before, where):
-        on, shared = block.dependencies[-1] if block.dependencies else None, None
+        on, shared, rows = block.dependencies, None, None
         try:
-            if on and on.kind == 2:
-                shared = self.side(block, on)
+            if on and on[-1].kind == 2:
+                shared = self.side(block, on[-1])
+                rows = self.side(block, on[-2]) if len(on) > 1 and on[-2].kind == 2 else None
             return ckd_lattice.decode(block.chunk.payload(block), block.dtype, block.count,
-                                      before[0] if before else None, shared)
+                                      before[0] if before else None, shared, rows)
         except (Corrupt, Unsupported) as error:
             raise type(error)(f"{where}: {error}") from None
 
     def side(self, block, on):
-        """The columns that a block shares with others."""
+        """The columns or rows that a block shares with others."""
         record = self.sides.get(on.content)
         if record is None or on.checkpoint != self.manifest.id:
             raise Corrupt(f"{block.name}: the columns that it shares are missing")

@@ -34,10 +34,22 @@ static bool needs_grid(const lattice_block *b) {
     return b->row || b->factor || b->shared || b->own.step || b->own.rank;
 }
 
+const lattice_columns *lattices_rows(const lattice_block *b) {
+    static const int32_t none[LATTICE_MAX_RANK];
+    static lattice_columns rows;
+    rows = (lattice_columns){.columns = lattice_rows(b),
+                             .step = b->row,
+                             .rank = b->factor ? b->own.rank : 0,
+                             .shift = none,
+                             .factor = b->factor};
+    return b->shared_rows ? &rows : NULL;
+}
+
 bool lattices_same(const lattice_block *a, const lattice_block *b) {
     if (a->map != b->map || a->count != b->count || a->step != b->step || a->exponent != b->exponent ||
         a->birth != b->birth || memcmp(a->offset, b->offset, 3) != 0 || a->shared != b->shared ||
-        a->exceptions != b->exceptions || needs_grid(a) != needs_grid(b)) {
+        a->shared_rows != b->shared_rows || a->exceptions != b->exceptions ||
+        needs_grid(a) != needs_grid(b)) {
         return false;
     }
     for (uint64_t i = 0; i < a->count; i++) {
@@ -66,8 +78,8 @@ static void check_again(const lattice_block *b, const lattice_columns *shared) {
         lattice_block again;
         require(lattice_encode(&payload, b, (lattice_effort)effort, &to, work, NULL) == CKD_OK,
                 "cannot be coded");
-        require(lattice_decode(&again, b->count, shared, payload.data, payload.size, &from, work, NULL) ==
-                    CKD_OK,
+        require(lattice_decode(&again, b->count, shared, lattices_rows(b), payload.data, payload.size, &from,
+                               work, NULL) == CKD_OK,
                 "what was coded is refused");
         require(lattices_same(b, &again), "it does not come back");
         bytes_free(&payload);
@@ -195,6 +207,7 @@ void lattices_make(lattices_made *out, unsigned forms, unsigned kind, uint64_t c
     if (forms & LATTICES_EXCEPTIONS) {
         make_exceptions(out);
     }
+    b->shared_rows = b->shared && forms & LATTICES_SHARED_ROWS && (b->row || b->factor);
 }
 
 void lattices_made_free(lattices_made *m) {

@@ -19,6 +19,9 @@ bool lattices_same(const lattice_block *a, const lattice_block *b);
 ckd_status lattices_check(const lattice_block *b, const lattice_columns *shared, ckd_dtype dtype,
                           const void *parent);
 
+/* What the side record says that the block's rows are in; NULL if they are in none. Lives until the next one. */
+const lattice_columns *lattices_rows(const lattice_block *b);
+
 /* Blocks of random contents. */
 enum {
     LATTICES_LEVELS = 1,
@@ -27,7 +30,9 @@ enum {
     LATTICES_FACTOR = 8,
     LATTICES_EXCEPTIONS = 16,
     LATTICES_SHARED = 32,
-    LATTICES_FORMS = 64
+    LATTICES_SHARED_ROWS =
+        64, /* only with LATTICES_SHARED and rows or a factor; else as if it were not there */
+    LATTICES_FORMS = 128
 };
 /* Integers: all 0, few and small, of one byte, of two, of four; each way with zeros of second moments, if they are levels. */
 enum { LATTICES_NONE, LATTICES_FEW, LATTICES_BYTES, LATTICES_WORDS, LATTICES_WIDE, LATTICES_KINDS };

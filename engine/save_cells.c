@@ -1,0 +1,141 @@
+/* Cells: blocks of a large lossy matrix that are some rows of some columns, and what they share with those next to them. */
+#include <stdlib.h>
+
+#include "engine/save_lossy.h"
+
+bool cells_share_rows(const lossy_tile *t) {
+    return t->plan.row || t->plan.factor;
+}
+
+/* ---- a panel's values ---- */
+
+#define ROWS_AT_A_TIME 64u
+
+typedef struct gathering {
+    const lossy_tile *tile;
+    uint8_t *original;
+    float *now, *before; /* NULL: not wanted */
+    uint64_t first, width, rows;
+} gathering;
+
+static void gather(void *to, const void *from, size_t size, const gathering *g, uint64_t row, uint64_t rows) {
+    for (; to && rows > 0; rows--, row++) {
+        memcpy((uint8_t *)to + row * g->width * size,
+               (const uint8_t *)from + (row * g->tile->columns + g->first) * size, g->width * size);
+    }
+}
+
+static ckd_status gather_rows(void *context, size_t index, uint32_t worker, ckd_error *err) {
+    (void)worker;
+    (void)err;
+    const gathering *g = context;
+    uint64_t row = index * (uint64_t)ROWS_AT_A_TIME, left = g->rows - row;
+    uint64_t rows = left < ROWS_AT_A_TIME ? left : ROWS_AT_A_TIME;
+    gather(g->original, g->tile->values, ckd_dtype_size(g->tile->dtype), g, row, rows);
+    gather(g->now, g->tile->now, sizeof(float), g, row, rows);
+    gather(g->before, g->tile->before, sizeof(float), g, row, rows);
+    return CKD_OK;
+}
+
+ckd_status cells_of_panel(lossy_tile *out, ckd_save *save, const lossy_tile *t, const save_panel *panel,
+                          ckd_error *err) {
+    lossy_buffers *b = &save->lossy;
+    gathering g = {
+        .tile = t, .first = panel->first, .width = panel->rows.width, .rows = t->count / t->columns};
+    uint64_t n = g.rows * g.width, row = t->first / t->columns;
+    bool same = (const void *)t->now == t->values;
+    g.now = bytes_scratch(&b->panel_now, n * sizeof(float), "a panel of a tensor", err);
+    g.original = !g.now || same ? NULL
+                                : bytes_scratch(&b->panel_original, n * ckd_dtype_size(t->dtype),
+                                                "a panel of a tensor", err);
+    g.before =
+        !t->before ? NULL : bytes_scratch(&b->panel_before, n * sizeof(float), "a panel of a tensor", err);
+    if (!g.now || (!same && !g.original) || (t->before && !g.before)) {
+        return CKD_E_NOMEM;
+    }
+    ckd_status status = pool_run(save->store->pool, (size_t)((g.rows + ROWS_AT_A_TIME - 1) / ROWS_AT_A_TIME),
+                                 gather_rows, &g, err);
+    *out = *t;
+    out->first = row * g.width;
+    out->count = n;
+    out->columns = g.width;
+    out->sampled = t->sampled + g.rows * g.first;
+    out->values = same ? (const void *)g.now : g.original;
+    out->now = g.now;
+    out->before = g.before;
+    lattice_block *plan = &out->plan;
+    plan->count = n;
+    plan->columns = plan->own.columns = g.width;
+    plan->own.step = plan->own.step ? plan->own.step + g.first : NULL;
+    plan->own.factor = plan->own.factor ? plan->own.factor + g.first * plan->own.rank : NULL;
+    return status;
+}
+
+/* ---- rows ---- */
+
+ckd_status save_side(hash128 *content, ckd_save *save, const lattice_columns *shared,
+                     const tensor_context *context, const span *of, ckd_error *err) {
+    bytes raw = {0};
+    ckd_status status = lattice_columns_encode(&raw, shared, &save->jobs[0].lossy_work.work.scratch,
+                                               coder_symbols(save->jobs[0].decoder.coder), err);
+    if (status == CKD_OK) {
+        *content = content_hash(raw.data, raw.size);
+        record r = {.kind = RECORD_SIDE,
+                    .tensor = context->tensor,
+                    .region = of->region,
+                    .first = of->first,
+                    .count = of->count,
+                    .raw_size = raw.size,
+                    .stored_size = raw.size,
+                    .content = *content,
+                    .chain_stored = raw.size,
+                    .base_stored = raw.size};
+        status = chunk_writer_append(save->writer, &r, raw.data, err);
+    }
+    bytes_free(&raw);
+    return status;
+}
+
+static ckd_status write_rows(shared_rows *to, ckd_save *save, const lossy_tile *panel,
+                             const tensor_context *whole, ckd_error *err) {
+    const lattice_block *plan = &panel->plan;
+    uint32_t rank = plan->factor ? plan->own.rank : 0;
+    int32_t *shift = calloc(rank + (size_t)1, sizeof(*shift));
+    if (!shift) {
+        return err_nomem(err, rank * sizeof(*shift), "coding scratch");
+    }
+    lattice_columns rows = {.columns = to->rows,
+                            .step = plan->row ? plan->row + to->row : NULL,
+                            .rank = rank,
+                            .shift = shift,
+                            .factor = rank ? plan->factor + to->row * rank : NULL};
+    ckd_status status = save_side(&to->content, save, &rows, whole, &to->span, err);
+    free(shift);
+    return status;
+}
+
+ckd_status cells_rows(shared_rows *out, tile_rows *known, ckd_save *save, const lossy_tile *panel,
+                      uint64_t at, uint64_t count, const tensor_context *whole, uint64_t columns,
+                      ckd_error *err) {
+    uint64_t row = at / panel->columns, rows = count / panel->columns;
+    for (size_t i = 0; i < known->count; i++) {
+        if (known->items[i].row == row && known->items[i].rows == rows) {
+            *out = known->items[i];
+            return CKD_OK;
+        }
+    }
+    shared_rows *grown = realloc(known->items, (known->count + 1) * sizeof(*grown));
+    if (!grown) {
+        return err_nomem(err, (known->count + 1) * sizeof(*grown), "coding scratch");
+    }
+    known->items = grown;
+    *out = (shared_rows){
+        .row = row,
+        .rows = rows,
+        .span = {whole->region, (panel->first / panel->columns + row) * columns, rows * columns}};
+    ckd_status status = write_rows(out, save, panel, whole, err);
+    if (status == CKD_OK) {
+        grown[known->count++] = *out;
+    }
+    return status;
+}
