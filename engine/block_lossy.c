@@ -56,13 +56,10 @@ static ckd_status hash_rounded_result(block_job *job, const tensor_context *tens
     return status;
 }
 
-static dependency on_side(const block_job *job, const coding_context *save, const tensor_context *tensor,
-                          const span *of, const hash128 *content) {
-    span mine = {tensor->region, job->first, job->count};
+static dependency on_side(const coding_context *save, const span *of, const hash128 *content) {
     return (dependency){.kind = DEPENDS_SIDE,
                         .checkpoint = save->checkpoint,
                         .tensor = "",
-                        .same_span = span_equal(&mine, of, tensor->shape.ndim),
                         .region = *of->region,
                         .first = of->first,
                         .count = of->count,
@@ -74,10 +71,10 @@ static void depend_on_shared(block_job *job, uint32_t *count, const lossy_tile *
                              const coding_context *save, const tensor_context *tensor) {
     span columns = {tensor->region, tile->first, tile->count};
     if (tile->plan.shared_rows) {
-        job->dependencies[(*count)++] = on_side(job, save, tensor, &job->rows.span, &job->rows.content);
+        job->dependencies[(*count)++] = on_side(save, &job->rows.span, &job->rows.content);
     }
     if (tile->plan.shared) {
-        job->dependencies[(*count)++] = on_side(job, save, tensor, &columns, &tile->shared_content);
+        job->dependencies[(*count)++] = on_side(save, &columns, &tile->shared_content);
     }
 }
 

@@ -5,7 +5,8 @@ which does not use the library; `library` was written by the library's first ver
 `library-2` by the first one that writes framed streams, through make_frames() there, `library-steps` by the first one that
 predicts optimizer steps, through make_steps(), `library-runs` by the first one that writes run streams, through
 make_runs(), `library-lossy` by the first one that writes lossy blocks, through tests/golden/make_lossy.py, `bundles` and `lossy` by the
-first ones that write bundles and measures, through tests/golden/make_bundles.py.
+first ones that write bundles and measures, through tests/golden/make_bundles.py, `cells` by the first one that cuts lossy matrices into
+cells, through tests/golden/make_cells.py.
 What they contain is in the .json files beside them.
 """
 
@@ -29,6 +30,7 @@ sys.path.insert(0, str(ROOT / "reader"))
 sys.path.insert(0, str(ROOT / "golden"))
 import ckd_reader  # noqa: E402
 import ckd_symbols  # noqa: E402
+import make_cells  # noqa: E402
 import make_handmade  # noqa: E402
 import make_library  # noqa: E402
 import make_lossy  # noqa: E402
@@ -291,6 +293,10 @@ def test_golden_store_uses_every_part_of_lossy_blocks():
     parts, integers, kinds = make_lossy.coverage(ckd_reader.Store(GOLDEN / "library-lossy"))
     assert parts == make_lossy.PARTS and integers >= make_lossy.INTEGERS
     assert kinds >= {(predictor, dtype) for predictor in (0, 1) for dtype in (2, 3, 4)}
+
+
+def test_golden_store_of_cells_shares_rows():
+    assert make_lossy.coverage(ckd_reader.Store(GOLDEN / "cells"))[0] >= make_cells.PARTS
 
 
 def test_handmade_stores_are_what_their_script_writes(tmp_path):

@@ -145,10 +145,13 @@ def parts_of(checkpoint, block):
     """(parts of its payload, how its integers are stored)"""
     on = block.dependencies[-1] if block.dependencies else None
     shared = checkpoint.side(block, on) if on and on.kind == 2 else None
-    b = ckd_lattice.Block(block.chunk.payload(block), block.count, block.dtype == 2, shared, None)
+    side_by_side = shared and len(block.dependencies) > 1 and block.dependencies[-2].kind == 2
+    rows = checkpoint.side(block, block.dependencies[-2]) if side_by_side else None
+    b = ckd_lattice.Block(block.chunk.payload(block), block.count, block.dtype == 2, shared, rows)
     told = {"levels": b.levels, "rows": b.row is not None, "steps": b.column_step() is not None, "factor": b.factor is not None,
             "shared": shared, "shared factor": shared and b.factor is not None, "exceptions": b.exceptions,
-            "grid": b.own is not None, "no grid": b.own is None}
+            "grid": b.own is not None, "no grid": b.own is None, "shared rows": rows and b.row is not None,
+            "shared rows' factor": rows and b.factor is not None}
     return {part for part, there in told.items() if there}, ("levels" if b.levels else "linear", b.how)
 
 
