@@ -95,7 +95,7 @@ typedef struct lossy_tile {
 
 /* Moments are coded anew each time: differences would take about as many bytes, and a chain to decode. */
 bool lossy_wants_parent(const lossy_tile *t);
-/* Of a tile at most. Of smaller ones, as many as are in memory at once in up to 16 bytes each: given, as floats, the parent's, and factors. */
+/* Of a tile at most. Of smaller ones, as many as are in memory at once in up to 16 bytes each: given, as floats, the parent's, a panel of these, and factors. */
 #define LOSSY_TILE_ELEMENTS (UINT64_C(1) << 24)
 #define LOSSY_TILE_FEWEST   (UINT64_C(1) << 20)
 #define LOSSY_TILE_BYTES    16u
