@@ -204,8 +204,9 @@ static ckd_status read_index(chunk *c, const chunk_footer *f, ckd_error *err) {
 ckd_status chunk_check_rows(const chunk *c, const record *r, ckd_error *err) {
     return c->has_shared_rows || !record_shares_rows(r)
                ? CKD_OK
-               : err_corrupt(err, file_path(c->file), r->offset,
-                             "a block that shares its rows in a file whose header does not say that it has any");
+               : err_corrupt(
+                     err, file_path(c->file), r->offset,
+                     "a block that shares its rows in a file whose header does not say that it has any");
 }
 
 /* Whoever does not know what a feature means must not have to find out from a record. */
