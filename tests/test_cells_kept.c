@@ -10,7 +10,10 @@
 
 #include <cmocka.h>
 
+#include "base/bytes.h"
 #include "base/file.h"
+#include "base/hash.h"
+#include "codec/chunk.h"
 #include "tests/support/cells.h"
 #include "tests/support/checkpoints.h"
 #include "tests/support/drift.h"
@@ -141,6 +144,25 @@ static void test_damaged_rows(void **state) {
     free(to);
 }
 
+/* A file that does not say in its header what its blocks need, those in bundles too. */
+static void test_a_feature_that_is_not_said(void **state) {
+    cells_scene *f = *state;
+    cells_save_next(f, 0, CKD_NEAR, &cells_small);
+    cells_save_next(f, 1, CKD_NEAR, &cells_small);
+    cells_found w = cells_look(f, 1, "w");
+    size_t size;
+    unsigned char *data = read_whole_file(w.path, &size);
+    assert_int_equal(data[16], 3); /* bundles, shared rows */
+    data[16] = 1;
+    store_le64(data + 80, hash64(data, 80));
+    write_whole_file(w.path, data, size);
+    free(data);
+    chunk *c;
+    ckd_error err = {0};
+    assert_int_equal(chunk_open(&c, w.path, &err), CKD_E_CORRUPT);
+    assert_non_null(strstr(err.message, "shares its rows"));
+}
+
 /* Whatever goes, links and keyframes of what stays have the same values. */
 static void test_compaction(void **state) {
     cells_scene *f = *state;
@@ -211,8 +233,13 @@ static void test_ready_copies(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        WITH_STORE(test_several_tiles), WITH_STORE(test_an_exact_tile), WITH_STORE(test_one_band),
-        WITH_STORE(test_damaged_rows),  WITH_STORE(test_compaction),    WITH_STORE(test_ready_copies),
+        WITH_STORE(test_several_tiles),
+        WITH_STORE(test_an_exact_tile),
+        WITH_STORE(test_one_band),
+        WITH_STORE(test_damaged_rows),
+        WITH_STORE(test_a_feature_that_is_not_said),
+        WITH_STORE(test_compaction),
+        WITH_STORE(test_ready_copies),
     };
     return cmocka_run_group_tests_name("cells kept", tests, NULL, NULL);
 }
