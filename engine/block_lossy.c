@@ -3,6 +3,8 @@
 #include <math.h>
 #include <string.h>
 
+#include "engine/lossy_device.h"
+
 #define EXACT_SHARE 0.85 /* of raw bytes: what an exact base of weights or moments takes, bench_exact says */
 #define MOST_KEPT   16   /* one in so many values may be kept as it is: with more, the block is exact */
 
@@ -82,9 +84,13 @@ static void depend_on_shared(block_job *job, uint32_t *count, const lossy_tile *
 static ckd_status parent_content(hash128 *out, block_job *job, const lossy_tile *tile,
                                  const coding_context *save, const tensor_context *tensor, ckd_error *err) {
     uint64_t raw = block_raw_size(job, tensor);
-    if (job->parent_block || tile->dtype == CKD_F32) {
-        *out = job->parent_block ? job->parent_block->content
-                                 : content_hash(tile->before + (job->first - tile->first), raw);
+    if (job->parent_block) {
+        *out = job->parent_block->content;
+        return CKD_OK;
+    }
+    if (tile->dtype == CKD_F32) {
+        uint64_t at = job->first - tile->first;
+        *out = tile->device ? lossy_device_block_of(tile, at)->before : content_hash(tile->before + at, raw);
         return CKD_OK;
     }
     void *values = bytes_scratch(&job->previous, raw, "coding scratch", err);
@@ -94,6 +100,40 @@ static ckd_status parent_content(hash128 *out, block_job *job, const lossy_tile 
                                : CKD_E_NOMEM;
     *out = status == CKD_OK ? content_hash(values, raw) : (hash128){0};
     return status;
+}
+
+/* Of a tile on a device, whose values are not here; of others they are. */
+static ckd_status fetch_decoded(block_job *job, const lossy_tile *tile, uint64_t raw, ckd_error *err) {
+    bytes *room = &job->lossy_work.values;
+    if (!tile->device || job->values) {
+        return CKD_OK;
+    }
+    void *values = bytes_scratch(room, raw, "coding scratch", err);
+    ckd_status status =
+        values ? lossy_device_fetch(values, tile, job->first - tile->first, job->count, true, err)
+               : CKD_E_NOMEM;
+    job->values = status == CKD_OK ? values : NULL;
+    return status;
+}
+
+static ckd_status fetch_given(block_job *job, const lossy_tile *tile, uint64_t raw, ckd_error *err) {
+    if (!tile->device) {
+        return CKD_OK;
+    }
+    void *values = bytes_scratch(&job->own, raw, "a tensor's elements", err);
+    job->values = values;
+    return values ? lossy_device_fetch(values, tile, job->first - tile->first, job->count, false, err)
+                  : CKD_E_NOMEM;
+}
+
+/* Integers, payload, and values or what is known of them. */
+static ckd_status code_block(block_job *job, bytes *payload, const lossy_tile *tile, uint64_t at,
+                             ckd_error *err) {
+    symbols_workspace *work = coder_symbols(job->decoder.coder);
+    return tile->device
+               ? lossy_device_block_encode(&job->lossy_work, payload, tile, at, job->count, work, err)
+               : lossy_block(&job->lossy_work, payload, tile, at, job->count, job->values,
+                             job->decoder.kernels, work, err);
 }
 
 static ckd_status offer_delta(block_job *job, const lossy_tile *tile, const coding_context *save,
@@ -110,7 +150,8 @@ static ckd_status offer_delta(block_job *job, const lossy_tile *tile, const codi
     job->delta.available = job->parent_depth < MAX_SAVE_DEPTH &&
                            budget_allows_chain(budget, &job->parent_chain, &job->base, PART_LOSSY);
     if (!tile->on_lattice) {
-        return block_plan_standalone(job, save, tensor, false, err);
+        status = fetch_decoded(job, tile, block_raw_size(job, tensor), err);
+        return status == CKD_OK ? block_plan_standalone(job, save, tensor, false, err) : status;
     }
     offer(&job->standalone, lossy_alone_size(tile, job->count), false);
     return CKD_OK;
@@ -121,7 +162,7 @@ ckd_status block_lossy_analyse(block_job *job, const lossy_tile *tile, const cod
     uint64_t raw = block_raw_size(job, tensor), at = job->first - tile->first;
     const void *original = job->values;
     block_begin(job, tensor);
-    job->original = content_hash(original, raw);
+    job->original = tile->device ? lossy_device_block_of(tile, at)->original : content_hash(original, raw);
     ckd_status status = block_is_master(tensor) ? block_hash_rounded(job, err) : CKD_OK;
     job->content = job->original;
     job->result_bf16 = job->rounded_bf16; /* of a copy of exact values; of others nothing is known */
@@ -130,21 +171,21 @@ ckd_status block_lossy_analyse(block_job *job, const lossy_tile *tile, const cod
         return status;
     }
     bytes *payload = tile->before ? &job->delta.payload : &job->standalone.payload;
-    status = lossy_block(&job->lossy_work, payload, tile, at, job->count, original, job->decoder.kernels,
-                         coder_symbols(job->decoder.coder), err);
+    status = code_block(job, payload, tile, at, err);
     if (status != CKD_OK) {
         return status;
     }
     const lossy_job *made = &job->lossy_work;
     if (!made->within || made->block.exceptions > job->count / MOST_KEPT || payload->size >= raw) {
-        status = block_analyse(job, save, tensor, budget, err);
+        status = fetch_given(job, tile, raw, err);
+        status = status == CKD_OK ? block_analyse(job, save, tensor, budget, err) : status;
         job->error = (lossy_error){.energy = made->error.energy, .kept = made->error.kept}; /* is exact */
         return status;
     }
     job->lossy = true;
     job->tile = tile;
-    job->values = made->values.data;
-    job->content = content_hash(job->values, raw);
+    job->values = tile->device ? NULL : made->values.data;
+    job->content = tile->device ? lossy_device_block_of(tile, at)->content : content_hash(job->values, raw);
     job->error = made->error;
     status = hash_rounded_result(job, tensor, original, err);
     if (status != CKD_OK || block_find_in_parent(job, save, tensor)) {
@@ -161,8 +202,12 @@ ckd_status block_lossy_analyse(block_job *job, const lossy_tile *tile, const cod
 }
 
 ckd_status block_lossy_alone(block_job *job, candidate *c, ckd_error *err) {
-    ckd_status status = lossy_block_alone(&job->lossy_work, &c->payload, job->tile, job->decoder.kernels,
-                                          coder_symbols(job->decoder.coder), err);
+    ckd_status status = fetch_decoded(job, job->tile, job->count * ckd_dtype_size(job->tile->dtype), err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    status = lossy_block_alone(&job->lossy_work, &c->payload, job->tile, job->decoder.kernels,
+                               coder_symbols(job->decoder.coder), err);
     c->size = c->payload.size;
     c->encoded = status == CKD_OK;
     return status;

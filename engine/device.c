@@ -5,6 +5,7 @@
 /* ---- lines ---- */
 
 static void line_free(device_line *line) {
+    line->backend->release(line->queue.device, line->memory);
     for (int i = 0; i < 2; i++) {
         line->backend->release_pinned(line->queue.device, line->pinned[i]);
     }
@@ -151,7 +152,7 @@ static ckd_status fetch(const device_reader *r, int turn, uint64_t first, uint64
                                                                                : count;
         const uint8_t *from = r->data + (row * r->stride + column) * r->element;
         result = rows ? line->backend->copy_rows(&line->queue, to, from, r->width * r->element,
-                                                 r->stride * r->element, rows, &why)
+                                                 r->stride * r->element, rows, DEVICE_TO_HOST, &why)
                       : line->backend->copy(&line->queue, to, from, n * r->element, DEVICE_TO_HOST, &why);
         to += n * r->element;
         first += n;
@@ -185,6 +186,10 @@ static ckd_status turn_to(device_reader *r, uint64_t first, ckd_error *err) {
 ckd_status device_read(void *context, uint64_t first, uint64_t count, void *to, ckd_error *err) {
     device_reader *r = context;
     uint8_t *out = to;
+    if (r->line->reader != r) { /* others have used the pinned memory meanwhile */
+        r->piece[0].count = r->piece[1].count = 0;
+        r->line->reader = r;
+    }
     while (count) {
         uint64_t begin = r->piece[r->current].first, n = r->piece[r->current].count;
         if (first < begin || first >= begin + n) {
@@ -205,13 +210,13 @@ ckd_status device_read(void *context, uint64_t first, uint64_t count, void *to, 
     return CKD_OK;
 }
 
-/* ---- to a device ---- */
+/* ---- to a device, and back ---- */
 
-ckd_status device_write(device_line *line, const ckd_device *device, void *to, const void *from,
-                        uint64_t size, ckd_error *err) {
+ckd_status device_put(device_line *line, void *to, const void *from, uint64_t size, ckd_error *err) {
     const device_backend *backend = line->backend;
     device_failure why = {DEVICE_DONE, "", ""};
-    device_result result = DEVICE_DONE;
+    device_result result = backend->finish(&line->queue, &why); /* what is read ahead may be on its way */
+    line->reader = NULL;
     for (uint64_t at = 0; at < size && result == DEVICE_DONE; at += DEVICE_STAGE) {
         uint64_t n = size - at < DEVICE_STAGE ? size - at : DEVICE_STAGE;
         void *stage = line->pinned[at / DEVICE_STAGE % 2];
@@ -224,8 +229,39 @@ ckd_status device_write(device_line *line, const ckd_device *device, void *to, c
     if (result == DEVICE_DONE) {
         result = backend->finish(&line->queue, &why);
     }
-    if (result == DEVICE_DONE) {
-        result = backend->queue_before(&line->queue, device->stream, &why);
+    return device_status(&why, line->queue.device, err);
+}
+
+ckd_status device_get(device_line *line, void *to, const void *from, uint64_t size, ckd_error *err) {
+    device_reader all = device_reader_of(line, from, 1, size);
+    ckd_status status = device_read(&all, 0, size, to, err);
+    line->reader = NULL;
+    return status;
+}
+
+ckd_status device_write(device_line *line, const ckd_device *device, void *to, const void *from,
+                        uint64_t size, ckd_error *err) {
+    device_failure why = {DEVICE_DONE, "", ""};
+    ckd_status status = device_put(line, to, from, size, err);
+    if (status == CKD_OK) {
+        line->backend->queue_before(&line->queue, device->stream, &why);
+        status = device_status(&why, line->queue.device, err);
     }
+    return status;
+}
+
+/* ---- memory ---- */
+
+ckd_status device_memory(void **out, device_line *line, uint64_t size, ckd_error *err) {
+    device_failure why = {DEVICE_DONE, "", ""};
+    if (line->memory_size < size) {
+        line->backend->release(line->queue.device, line->memory);
+        line->memory = NULL;
+        line->memory_size = 0;
+        if (line->backend->allocate(&line->memory, line->queue.device, size, &why) == DEVICE_DONE) {
+            line->memory_size = size;
+        }
+    }
+    *out = line->memory;
     return device_status(&why, line->queue.device, err);
 }

@@ -15,6 +15,9 @@ typedef struct device_line {
     const device_backend *backend;
     device_queue queue;
     void *pinned[2];
+    const void *reader; /* whose elements are in there; NULL: nobody's any more */
+    void *memory;       /* of the device, for those who have taken the line; kept for the next ones */
+    uint64_t memory_size;
 } device_line;
 
 /*
@@ -51,8 +54,14 @@ device_reader device_reader_columns(const device_reader *whole, uint64_t first, 
 /* A ckd_read_fn, whose context is a device_reader. */
 ckd_status device_read(void *context, uint64_t first, uint64_t count, void *to, ckd_error *err);
 
-/* Host memory to the device's, by way of the pinned one; done when it returns, and what is put on the caller's stream from then on comes behind it. */
+/* So much of the device's memory, the same for each call: what was in it is lost. Errors: NOMEM, DEVICE. */
+ckd_status device_memory(void **out, device_line *line, uint64_t size, ckd_error *err);
+
+/* Between host memory and the device's, by way of the pinned one; done when they return. */
+ckd_status device_put(device_line *line, void *to, const void *from, uint64_t size, ckd_error *err);
+ckd_status device_get(device_line *line, void *to, const void *from, uint64_t size, ckd_error *err);
+/* device_put; what is put on the caller's stream from then on comes behind it. */
 ckd_status device_write(device_line *line, const ckd_device *device, void *to, const void *from,
-                        uint64_t bytes, ckd_error *err);
+                        uint64_t size, ckd_error *err);
 
 #endif

@@ -74,7 +74,8 @@ typedef struct lossy_tile {
         *found;        /* where those of second moments go; NULL: nowhere. Left empty where there are none */
     thread_pool *pool; /* for statistics; NULL: none */
     stop_check *stop;  /* whether it is still wanted; NULL: it is */
-    uint64_t sampled;  /* where its elements begin in samples of what it is a panel of */
+    struct lossy_device *device; /* in whose memory now and before are; NULL: the host's */
+    uint64_t sampled;            /* where its elements begin in samples of what it is a panel of */
     /* set by tile_prepare */
     hash128 shared_content;       /* if plan.shared: of the side record that has the columns' part */
     lattice_block plan;           /* of the whole tile, without q and exceptions */

@@ -49,6 +49,17 @@ void direction_add(direction_sums *sums, const direction_sample *s, uint64_t at,
     }
 }
 
+void direction_take(direction_sums *sums, direction_sample *s, uint64_t from, uint64_t n, const float *given,
+                    const float *decoded, double eps) {
+    for (uint64_t i = 0; i < n; i++) {
+        if (sums) {
+            direction_add(sums, s, (from + i) * s->stride, 1, given + i, decoded + i, eps);
+        } else {
+            direction_note(s, (from + i) * s->stride, 1, given + i, decoded + i);
+        }
+    }
+}
+
 double direction_change(const direction_sums *sums) {
     return sums->all > 0 ? sqrt(sums->change / sums->all) : NAN;
 }

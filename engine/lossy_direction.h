@@ -26,6 +26,12 @@ typedef struct direction_sums {
 } direction_sums;
 void direction_add(direction_sums *sums, const direction_sample *s, uint64_t at, uint64_t count,
                    const float *given, const float *decoded, double eps);
+/*
+ * The same of elements from, from + 1, ... of the sample: with sums they are compared with the second moments' that were noted, and without
+ * (NULL) they are these.
+ */
+void direction_take(direction_sums *sums, direction_sample *s, uint64_t from, uint64_t n, const float *given,
+                    const float *decoded, double eps);
 /* NaN if there is nothing to compare. */
 double direction_change(const direction_sums *sums);
 

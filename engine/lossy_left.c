@@ -2,8 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine/lossy_block.h"
-#include "engine/lossy_sums.h"
+#include "engine/lossy_device.h"
 
 typedef struct left_pass {
     const lossy_tile *tile;
@@ -58,6 +57,9 @@ static ckd_status left_of_panel(void *context, size_t index, uint32_t worker, ck
 }
 
 ckd_status lossy_left(rate_histogram *h, const lossy_tile *t, const kernels *k, ckd_error *err) {
+    if (t->device) {
+        return lossy_device_left(h, t, err);
+    }
     left_pass all = {t, k, NULL, tile_panels(t)};
     memset(h, 0, sizeof(*h));
     all.part = calloc(all.panels, sizeof(rate_histogram));
@@ -76,7 +78,7 @@ ckd_status lossy_left(rate_histogram *h, const lossy_tile *t, const kernels *k, 
 
 ckd_status lossy_matrix_begin(lossy_matrix *m, const lossy_tile *t, const kernels *k, ckd_error *err) {
     *m = (lossy_matrix){.tile = t, .kernels = k};
-    return lattice_steps(&t->plan, &m->work, err);
+    return t->device ? lossy_device_matrix(t, err) : lattice_steps(&t->plan, &m->work, err);
 }
 
 void lossy_matrix_free(lossy_matrix *m) {

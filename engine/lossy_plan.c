@@ -4,8 +4,7 @@
 #include <string.h>
 
 #include "engine/cost.h"
-#include "engine/lossy_block.h"
-#include "engine/lossy_sums.h"
+#include "engine/lossy_device.h"
 
 #define NARROWEST_FACTORED 16u /* rows and columns */
 #define TARGET_ROUNDS      12
@@ -54,7 +53,10 @@ static double time_in_bits(const lossy_tile *t, uint32_t rank) {
 static ckd_status try_factors(planning *p, lossy_tile *t, double alone, const kernels *k, ckd_error *err) {
     double lambda = t->recipe->lambda;
     lossy_matrix residual;
-    low_rank_matrix x = {lattice_rows(&t->plan), t->columns, lossy_matrix_piece, &residual};
+    low_rank_matrix x = {lattice_rows(&t->plan), t->columns, lossy_matrix_piece, &residual, NULL};
+    if (t->device) {
+        x = (low_rank_matrix){lattice_rows(&t->plan), t->columns, NULL, t, lossy_device_times};
+    }
     ckd_status status = lossy_matrix_begin(&residual, t, k, err);
     if (status == CKD_OK) {
         status = low_rank_of(&t->factors, &x, lambda, t->recipe->most_rank, t->recipe->rounds, t->pool, k,
@@ -95,14 +97,15 @@ static ckd_status sample_residual(planning *p, const lossy_tile *t, const kernel
     float residual[SAMPLE_PIECE];
     ckd_status status = lattice_steps(&t->plan, &p->work, err);
     memset(p->histogram, 0, sizeof(*p->histogram));
-    tile_sample s = sample_of(t, SAMPLE_ELEMENTS);
+    tile_sample s = {.tile = t};
+    status = status == CKD_OK ? sample_begin(&s, t, SAMPLE_ELEMENTS, err) : status;
     for (tile_piece at; status == CKD_OK && sample_next(&at, &s);) {
         lattice_run run = lattice_row_run(&t->plan, &p->work, t->vector ? 0 : at.row);
         run.column_step = run.column_step ? run.column_step + at.column : NULL;
-        k->lattice_residual(residual, t->now + at.first, t->before ? t->before + at.first : none, NULL, at.n,
-                            &run);
+        k->lattice_residual(residual, at.now, at.before ? at.before : none, NULL, at.n, &run);
         rate_add(p->histogram, residual, at.n, k);
     }
+    sample_end(&s);
     return status;
 }
 

@@ -1,7 +1,8 @@
 #include <float.h>
 #include <math.h>
+#include <stdlib.h>
 
-#include "engine/lossy_sums.h"
+#include "engine/lossy_device.h"
 #include "kernels/scalar_lattice.h"
 
 #define SAMPLE_ELEMENTS (1u << 16) /* of a large tile, about */
@@ -9,12 +10,8 @@
 #define OUTLIER_OF_ALL  40.0       /* the same, where those are of a sample */
 #define ONE_OUTLIER_IN  4096u
 
-tile_sample sample_of(const lossy_tile *t, uint64_t elements) {
-    return (tile_sample){.tile = t, .stride = t->count / elements + 1};
-}
-
 /* Of each `stride` pieces one, and never those of the same columns only. */
-bool sample_next(tile_piece *out, tile_sample *s) {
+static bool next_piece(tile_piece *out, tile_sample *s) {
     uint64_t rows = tile_rows(s->tile);
     while (s->row < rows) {
         uint64_t first, column, n = tile_span(s->tile, s->row, &first, &column);
@@ -27,8 +24,10 @@ bool sample_next(tile_piece *out, tile_sample *s) {
                 s->round = s->round + 1 < s->stride ? s->round + 1 : 0;
             }
             if (chosen) {
-                *out = (tile_piece){first + at, s->row, column + at,
-                                    n - at < SAMPLE_PIECE ? n - at : SAMPLE_PIECE};
+                *out = (tile_piece){.first = first + at,
+                                    .row = s->row,
+                                    .column = column + at,
+                                    .n = n - at < SAMPLE_PIECE ? n - at : SAMPLE_PIECE};
                 return true;
             }
         }
@@ -36,6 +35,55 @@ bool sample_next(tile_piece *out, tile_sample *s) {
         s->row++;
     }
     return false;
+}
+
+bool sample_next(tile_piece *out, tile_sample *s) {
+    if (!next_piece(out, s)) {
+        return false;
+    }
+    const lossy_tile *t = s->tile;
+    out->now = s->now ? s->now + s->next : t->now + out->first;
+    out->before = !t->before ? NULL : s->before ? s->before + s->next : t->before + out->first;
+    s->next += out->n;
+    return true;
+}
+
+/* All pieces from the device's memory at once. */
+static ckd_status gather(tile_sample *s, ckd_error *err) {
+    const lossy_tile *t = s->tile;
+    tile_sample walk = *s;
+    bytes list = {0};
+    uint64_t elements = 0;
+    for (tile_piece p; next_piece(&p, &walk);) {
+        device_piece piece = {p.first, (uint32_t)elements, (uint32_t)p.n};
+        bytes_put(&list, &piece, sizeof(piece));
+        elements += p.n;
+    }
+    s->now = malloc((elements + 1) * sizeof(float));
+    s->before = t->before ? malloc((elements + 1) * sizeof(float)) : NULL;
+    if (list.failed || !s->now || (t->before && !s->before)) {
+        bytes_free(&list);
+        return err_nomem(err, elements * sizeof(float), "coding scratch");
+    }
+    const device_piece *pieces = (const device_piece *)(const void *)list.data;
+    uint64_t count = list.size / sizeof(*pieces);
+    ckd_status status = lossy_device_gather(s->now, t, t->now, pieces, count, err);
+    if (status == CKD_OK && t->before) {
+        status = lossy_device_gather(s->before, t, t->before, pieces, count, err);
+    }
+    bytes_free(&list);
+    return status;
+}
+
+ckd_status sample_begin(tile_sample *s, const lossy_tile *t, uint64_t elements, ckd_error *err) {
+    *s = (tile_sample){.tile = t, .stride = t->count / elements + 1};
+    return t->device ? gather(s, err) : CKD_OK;
+}
+
+void sample_end(tile_sample *s) {
+    free(s->now);
+    free(s->before);
+    s->now = s->before = NULL;
 }
 
 /* ---- what is usual ---- */
@@ -73,18 +121,20 @@ static float usual_of(const float *values, uint64_t n, const kernels *k) {
 ckd_status sample_usual(lossy_tile *t, double *mean, const kernels *k, ckd_error *err) {
     bool moves = t->before && t->part == LOSSY_WEIGHT;
     bytes now = {0}, moved = {0};
-    tile_sample s = sample_of(t, SAMPLE_ELEMENTS);
-    for (tile_piece p; sample_next(&p, &s);) {
-        bytes_put(&now, t->now + p.first, p.n * sizeof(float));
+    tile_sample s;
+    ckd_status status = sample_begin(&s, t, SAMPLE_ELEMENTS, err);
+    for (tile_piece p; status == CKD_OK && sample_next(&p, &s);) {
+        bytes_put(&now, p.now, p.n * sizeof(float));
         float *to = moves ? (float *)(void *)bytes_extend(&moved, p.n * sizeof(float)) : NULL;
         for (uint64_t i = 0; to && i < p.n; i++) {
-            to[i] = t->now[p.first + i] - t->before[p.first + i];
+            to[i] = p.now[i] - p.before[i];
         }
     }
-    ckd_status status = CKD_OK;
-    if (now.failed || moved.failed) {
+    sample_end(&s);
+    if (status == CKD_OK && (now.failed || moved.failed)) {
         status = err_nomem(err, now.size, "coding scratch");
-    } else {
+    }
+    if (status == CKD_OK) {
         const float *values = (const float *)(const void *)now.data;
         uint64_t n = now.size / sizeof(float);
         double sums[2] = {0, 0};
@@ -145,13 +195,17 @@ ckd_status find_usual(lossy_tile *t, const kernels *k, ckd_error *err) {
 
 /* ---- steps ---- */
 
-double sample_weighted(const lossy_tile *t, const float *weight, const kernels *k) {
+ckd_status sample_weighted(double *out, const lossy_tile *t, const float *weight, const kernels *k,
+                           ckd_error *err) {
     const float most[2] = {t->keep_above, t->keep_moved};
     lattice_sums sums = LATTICE_SUMS_INIT;
-    tile_sample s = sample_of(t, 2 * SAMPLE_ELEMENTS);
-    for (tile_piece p; sample_next(&p, &s);) {
-        k->sums_of(&sums, t->now + p.first, NULL, weight + p.column,
-                   scalar_quarter_octaves(-t->plan.row[p.row]), most, false, p.n);
+    tile_sample s;
+    ckd_status status = sample_begin(&s, t, 2 * SAMPLE_ELEMENTS, err);
+    for (tile_piece p; status == CKD_OK && sample_next(&p, &s);) {
+        k->sums_of(&sums, p.now, NULL, weight + p.column, scalar_quarter_octaves(-t->plan.row[p.row]), most,
+                   false, p.n);
     }
-    return sums.compared ? sqrt(sums.weighted / (double)sums.compared) : 0;
+    sample_end(&s);
+    *out = sums.compared ? sqrt(sums.weighted / (double)sums.compared) : 0;
+    return status;
 }

@@ -1,4 +1,4 @@
-#include "engine/lossy_sums.h"
+#include "engine/lossy_device.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -237,6 +237,9 @@ static ckd_status join_outliers(const panels *all, ckd_error *err) {
 }
 
 ckd_status tile_pass_run(tile_pass *p, const lossy_tile *t, const kernels *k, ckd_error *err) {
+    if (t->device) {
+        return lossy_device_pass(p, t, err);
+    }
     panels all = {p, t, k, NULL, tile_panels(t)};
     p->all = (lattice_sums)LATTICE_SUMS_INIT;
     ckd_status status = make_room(&all, err);

@@ -57,15 +57,19 @@ uint64_t tile_panels(const lossy_tile *t);
 #define SAMPLE_PIECE 128u /* elements of one row that are looked at */
 typedef struct tile_piece {
     uint64_t first, row, column, n;
+    const float *now, *before; /* before NULL: no parent */
 } tile_piece;
 typedef struct tile_sample {
     const lossy_tile *tile;
     uint64_t stride, in_round, round; /* of pieces */
     uint64_t row, at;
+    float *now, *before; /* of a tile on a device: all pieces, of which `next` comes next */
+    uint64_t next;
 } tile_sample;
-/* Of about so many elements; all, if there are no more. */
-tile_sample sample_of(const lossy_tile *t, uint64_t elements);
+/* Of about so many elements; all, if there are no more. Release with sample_end, whatever the status. Errors: NOMEM, DEVICE. */
+ckd_status sample_begin(tile_sample *s, const lossy_tile *t, uint64_t elements, ckd_error *err);
 bool sample_next(tile_piece *out, tile_sample *s);
+void sample_end(tile_sample *s);
 
 /*
  * A few values far from all others (spikes, what has come back from one) would make the steps of all: they are kept as they are. Finds
@@ -78,7 +82,8 @@ uint64_t most_outliers(uint64_t elements);
 /* Was that so of all? If not, they are found by all. */
 bool usual_enough(const lossy_tile *t, const lattice_sums *s);
 ckd_status find_usual(lossy_tile *t, const kernels *k, ckd_error *err);
-/* Root mean square of values over rows' and columns' steps. weight: of columns. */
-double sample_weighted(const lossy_tile *t, const float *weight, const kernels *k);
+/* Root mean square of values over rows' and columns' steps. weight: of columns. Errors: NOMEM, DEVICE. */
+ckd_status sample_weighted(double *out, const lossy_tile *t, const float *weight, const kernels *k,
+                           ckd_error *err);
 
 #endif

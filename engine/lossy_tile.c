@@ -347,7 +347,8 @@ static ckd_status find_weighted(double *out, const lossy_tile *t, const lattice_
                                 ckd_error *err) {
     float *weight;
     ckd_status status = weights_of(&weight, t, err);
-    *out = weight ? sample_weighted(t, weight, k) : root(s->moved, s->compared);
+    *out = root(s->moved, s->compared);
+    status = status == CKD_OK && weight ? sample_weighted(out, t, weight, k, err) : status;
     free(weight);
     return status;
 }

@@ -93,6 +93,9 @@ static ckd_status part_times_matrix(void *context, size_t index, uint32_t worker
 ckd_status vectors_times_matrix(vectors *to, const vectors *from, bool turned, const product_context *c,
                                 ckd_error *err) {
     to->count = from->count;
+    if (c->x->times) {
+        return c->x->times(c->x->context, to, from, turned, err);
+    }
     times_matrix t = {c, to, from, turned};
     return run(c, vectors_parts(to), part_times_matrix, &t, err);
 }

@@ -12,11 +12,15 @@
 /* Rows and columns of a piece at most: as many as a product's sums are made of at once (kernels/products_loops.h), so that their order stays. */
 #define PIECE_SIDE 256u
 
+struct vectors;
 typedef struct low_rank_matrix {
     size_t rows, columns;
     /* Rows row ... row + rows - 1 and so many columns from `column` on, in row-major order, into `to`. Called by several threads. */
     void (*piece)(const void *context, float *to, size_t row, size_t rows, size_t column, size_t columns);
     const void *context;
+    /* vectors_times_matrix of it, where that is done elsewhere; NULL: it is done with pieces. */
+    ckd_status (*times)(const void *context, struct vectors *to, const struct vectors *from, bool turned,
+                        ckd_error *err);
 } low_rank_matrix;
 
 /* `count` vectors of n elements: PIECE_SIDE elements of each of them, one vector after the other, then as many more of each ... */

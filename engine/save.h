@@ -61,6 +61,7 @@ typedef struct kept_second kept_second;
 typedef struct lossy_buffers {
     bytes original, now, stored, before;
     bytes panel_original, panel_now, panel_before;
+    struct lossy_device *device; /* room for what one on a device takes; NULL: none was there yet */
 } lossy_buffers;
 
 /* Sides of blocks, in elements (save_cut.c). */

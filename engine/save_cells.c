@@ -1,6 +1,7 @@
 /* Cells: blocks of a large lossy matrix that are some rows of some columns, and what they share with those next to them. */
 #include <stdlib.h>
 
+#include "engine/lossy_device.h"
 #include "engine/save_lossy.h"
 
 bool cells_share_rows(const lossy_tile *t) {
@@ -37,12 +38,11 @@ static ckd_status gather_rows(void *context, size_t index, uint32_t worker, ckd_
     return CKD_OK;
 }
 
-ckd_status cells_of_panel(lossy_tile *out, ckd_save *save, const lossy_tile *t, const save_panel *panel,
-                          ckd_error *err) {
+static ckd_status gather_panel(lossy_tile *out, ckd_save *save, const lossy_tile *t, uint64_t first,
+                               uint64_t width, ckd_error *err) {
     lossy_buffers *b = &save->lossy;
-    gathering g = {
-        .tile = t, .first = panel->first, .width = panel->rows.width, .rows = t->count / t->columns};
-    uint64_t n = g.rows * g.width, row = t->first / t->columns;
+    gathering g = {.tile = t, .first = first, .width = width, .rows = t->count / t->columns};
+    uint64_t n = g.rows * width;
     bool same = (const void *)t->now == t->values;
     g.now = bytes_scratch(&b->panel_now, n * sizeof(float), "a panel of a tensor", err);
     g.original = !g.now || same ? NULL
@@ -53,22 +53,27 @@ ckd_status cells_of_panel(lossy_tile *out, ckd_save *save, const lossy_tile *t, 
     if (!g.now || (!same && !g.original) || (t->before && !g.before)) {
         return CKD_E_NOMEM;
     }
-    ckd_status status = pool_run(save->store->pool, (size_t)((g.rows + ROWS_AT_A_TIME - 1) / ROWS_AT_A_TIME),
-                                 gather_rows, &g, err);
-    *out = *t;
-    out->first = row * g.width;
-    out->count = n;
-    out->columns = g.width;
-    out->sampled = t->sampled + g.rows * g.first;
     out->values = same ? (const void *)g.now : g.original;
     out->now = g.now;
     out->before = g.before;
+    return pool_run(save->store->pool, (size_t)((g.rows + ROWS_AT_A_TIME - 1) / ROWS_AT_A_TIME), gather_rows,
+                    &g, err);
+}
+
+ckd_status cells_of_panel(lossy_tile *out, ckd_save *save, const lossy_tile *t, const save_panel *panel,
+                          ckd_error *err) {
+    uint64_t first = panel->first, width = panel->rows.width, rows = t->count / t->columns;
+    *out = *t;
+    out->first = t->first / t->columns * width;
+    out->count = rows * width;
+    out->columns = width;
+    out->sampled = t->sampled + rows * first;
     lattice_block *plan = &out->plan;
-    plan->count = n;
-    plan->columns = plan->own.columns = g.width;
-    plan->own.step = plan->own.step ? plan->own.step + g.first : NULL;
-    plan->own.factor = plan->own.factor ? plan->own.factor + g.first * plan->own.rank : NULL;
-    return status;
+    plan->count = out->count;
+    plan->columns = plan->own.columns = width;
+    plan->own.step = plan->own.step ? plan->own.step + first : NULL;
+    plan->own.factor = plan->own.factor ? plan->own.factor + first * plan->own.rank : NULL;
+    return t->device ? lossy_device_panel(out, first, err) : gather_panel(out, save, t, first, width, err);
 }
 
 /* ---- rows ---- */
@@ -114,7 +119,7 @@ static ckd_status write_rows(shared_rows *to, ckd_save *save, const lossy_tile *
     return status;
 }
 
-ckd_status cells_rows(shared_rows *out, tile_rows *known, ckd_save *save, const lossy_tile *panel,
+ckd_status cells_rows(shared_rows *out, known_rows *known, ckd_save *save, const lossy_tile *panel,
                       uint64_t at, uint64_t count, const tensor_context *whole, uint64_t columns,
                       ckd_error *err) {
     uint64_t row = at / panel->columns, rows = count / panel->columns;

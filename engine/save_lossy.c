@@ -4,6 +4,7 @@
 #include <stdlib.h>
 
 #include "engine/block_lossy.h"
+#include "engine/lossy_device.h"
 
 void save_lossy_free(ckd_save *save) {
     kept_seconds_free(save->seconds);
@@ -13,6 +14,10 @@ void save_lossy_free(ckd_save *save) {
                           &b->panel_original, &b->panel_now, &b->panel_before};
     for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++) {
         bytes_free(all[i]);
+    }
+    if (save->lossy.device) {
+        lossy_device_end(save->lossy.device);
+        free(save->lossy.device);
     }
 }
 
@@ -103,6 +108,11 @@ static ckd_status encode_one(void *context, size_t index, uint32_t worker, ckd_e
     return status;
 }
 
+/* The block's elements as they were given; NULL: they are on a device. */
+static const void *given_of(const lossy_tile *t, const block_job *job) {
+    return t->device ? NULL : (const uint8_t *)t->values + (job->first - t->first) * ckd_dtype_size(t->dtype);
+}
+
 /* Decides on, encodes and writes the first `count` jobs, which are analysed. */
 static ckd_status write_batch(lossy_batch *b, uint32_t count, ckd_error *err) {
     ckd_save *save = b->save;
@@ -110,6 +120,7 @@ static ckd_status write_batch(lossy_batch *b, uint32_t count, ckd_error *err) {
     save_room room = {0, 0};
     for (uint32_t i = 0; i < count; i++) {
         if (block_names_too_many(&save->jobs[i], &b->coding)) {
+            save->jobs[i].values = given_of(b->tile, &save->jobs[i]);
             ckd_status status = analyse_one(b, i, 0, err);
             if (status != CKD_OK) {
                 return status;
@@ -138,20 +149,34 @@ static ckd_status write_batch(lossy_batch *b, uint32_t count, ckd_error *err) {
     return status;
 }
 
+/* Elements of the block that begins at element `at` of the tile, which is a panel's or (NULL) whole. */
+static uint64_t block_count(const save_panel *panel, const lossy_tile *t, uint64_t at) {
+    uint64_t left = t->count - at,
+             here = panel ? save_panel_block(&panel->rows, t->first + at) : lossy_block_count(t, at);
+    return here < left ? here : left;
+}
+
+/* Of a tile on a device: its blocks' hashes and errors. */
+static ckd_status measure_on_device(const save_panel *panel, const lossy_tile *t, ckd_error *err) {
+    ckd_status status = CKD_OK;
+    for (uint64_t at = 0; at < t->count && status == CKD_OK;) {
+        uint64_t n = block_count(panel, t, at);
+        status = lossy_device_add_block(t, at, n, err);
+        at += n;
+    }
+    return status == CKD_OK ? lossy_device_measure(t, err) : status;
+}
+
 /* Sets the next jobs, as many as there are at most, from element *at of the tile on. */
 static ckd_status next_jobs(uint32_t *count, uint64_t *at, lossy_region *r, const lossy_piece *p,
-                            const lossy_tile *t, tile_rows *rows, ckd_error *err) {
+                            const lossy_tile *t, known_rows *rows, ckd_error *err) {
     ckd_save *save = r->save;
-    size_t size = ckd_dtype_size(t->dtype);
     ckd_status status = stop_look(&save->stop, err);
     for (*count = 0; *count < save->job_count && *at < t->count && status == CKD_OK;) {
         block_job *job = &save->jobs[(*count)++];
-        uint64_t left = t->count - *at;
-        uint64_t here =
-            p->panel ? save_panel_block(&p->panel->rows, t->first + *at) : lossy_block_count(t, *at);
         job->first = t->first + *at;
-        job->count = here < left ? here : left;
-        job->values = (const uint8_t *)t->values + *at * size;
+        job->count = block_count(p->panel, t, *at);
+        job->values = given_of(t, job);
         job->try_delta = true;
         if (t->plan.shared_rows) {
             status =
@@ -164,7 +189,7 @@ static ckd_status next_jobs(uint32_t *count, uint64_t *at, lossy_region *r, cons
 
 /* The tile's part in the piece, all of it or a panel's. */
 static ckd_status save_tile(lossy_region *r, lossy_piece *p, kept_second *second, const lossy_tile *t,
-                            const tile_parent *from, tile_rows *rows, ckd_error *err) {
+                            const tile_parent *from, known_rows *rows, ckd_error *err) {
     ckd_save *save = r->save;
     lossy_batch batch = {save, t, save->coding, *p->context};
     batch.coding.parent = from->view;
@@ -180,7 +205,7 @@ static ckd_status save_tile(lossy_region *r, lossy_piece *p, kept_second *second
         for (uint32_t i = 0; i < count && status == CKD_OK; i++) {
             save->analyse_ns += save->pipeline.slots[i].analyse_ns;
             add_error(&p->figures, &save->jobs[i].error);
-            if (save->jobs[i].lossy) {
+            if (save->jobs[i].lossy && !t->device) {
                 note_direction(&p->figures, second, t, &save->jobs[i], r->eps);
             }
         }
@@ -267,7 +292,7 @@ static ckd_status save_exactly(lossy_region *r, const lossy_tile *t, ckd_error *
 /* A tile whose plan is made. */
 static ckd_status save_planned(lossy_region *r, kept_second *second, lossy_tile *t, const tile_parent *from,
                                ckd_error *err) {
-    tile_rows rows = {0};
+    known_rows rows = {0};
     ckd_status status = CKD_OK;
     for (size_t i = 0; i < r->count && status == CKD_OK; i++) {
         lossy_piece *p = &r->pieces[i];
@@ -276,34 +301,97 @@ static ckd_status save_planned(lossy_region *r, kept_second *second, lossy_tile 
             status = cells_of_panel(&mine, r->save, t, p->panel, err);
             mine.plan.shared_rows = cells_share_rows(t);
         }
+        if (status == CKD_OK && t->device) {
+            status = measure_on_device(p->panel, &mine, err);
+        }
         if (status == CKD_OK) {
             status = share_columns(r->save, &mine, p->context, err);
         }
         if (status == CKD_OK) {
             status = save_tile(r, p, second, &mine, from, &rows, err);
         }
+        if (status == CKD_OK && t->device && second && t->part != LOSSY_WEIGHT) {
+            direction_sums *sums = t->part == LOSSY_MOMENT ? &p->figures.direction : NULL;
+            status = lossy_device_direction(sums, &second->sample, &mine, r->eps, err);
+        }
     }
     free(rows.items);
+    return status;
+}
+
+/* false in *worth: better exactly. false in *here: it is on a device, and the host has to code it. */
+static ckd_status prepare_tile(bool *worth, bool *here, kept_second **kept, ckd_save *save, lossy_tile *t,
+                               const tensor_context *context, ckd_error *err) {
+    const kernels *k = save->jobs[0].decoder.kernels;
+    kept_second *second = NULL;
+    ckd_status status = CKD_OK;
+    if (t->part == LOSSY_SECOND) {
+        status = *kept ? CKD_OK : keep_second(kept, save, t, context, err);
+        second = *kept;
+        t->found = second ? &second->scales : NULL;
+        if (second) {
+            lossy_scales_free(&second->scales); /* of an attempt before */
+        }
+    } else {
+        *kept = second = find_second(save, t, context);
+        t->scales = second && second->scales.row ? &second->scales : NULL;
+    }
+    if (status == CKD_OK) {
+        status = lossy_tile_prepare(t, worth, k, err);
+    }
+    *here = true;
+    if (status == CKD_OK && *worth && t->device) {
+        status = lossy_device_code(here, t, err);
+    } else if (t->device) {
+        *here = false;
+    }
+    return status;
+}
+
+/* Columns of a panel, or of all, at most. */
+static uint64_t widest_of(const lossy_region *r) {
+    uint64_t widest = r->panels.count ? 1 : UINT64_MAX;
+    for (size_t i = 0; i < r->panels.count; i++) {
+        uint64_t width = r->panels.items[i].rows.width;
+        widest = width > widest ? width : widest;
+    }
+    return widest;
+}
+
+/* From the device's memory, if the tile is there and such that it can be coded there; else, or if that turns out later, from the host's. */
+static ckd_status load_and_prepare(bool *worth, tile_parent *from, kept_second **second, lossy_region *r,
+                                   lossy_tile *t, ckd_error *err) {
+    ckd_save *save = r->save;
+    lossy_tile cut = *t;
+    bool here = false, device = true;
+    ckd_status status = CKD_OK;
+    *second = NULL;
+    while (!here && status == CKD_OK) {
+        lossy_tile_free(t);
+        *t = cut;
+        status = save_load_tile(from, save, t, r->tensor, r->context, device ? widest_of(r) : 0, err);
+        status = status == CKD_OK ? prepare_tile(worth, &here, second, save, t, r->context, err) : status;
+        if (status == CKD_E_NOMEM && t->device) {
+            store_message(save->store, "%s is coded on the host: %s", r->context->tensor->name,
+                          err ? err->message : "too little memory on the device");
+            status = CKD_OK;
+            here = false;
+        }
+        device = false;
+        if (!here) {
+            save_tile_leave_device(save, t);
+        }
+    }
     return status;
 }
 
 static ckd_status save_next_tile(lossy_region *r, lossy_tile *t, ckd_error *err) {
     ckd_save *save = r->save;
     tile_parent from;
-    uint64_t begun = clock_monotonic_ns();
-    ckd_status status = save_load_tile(&from, save, t, r->tensor, r->context, err);
-    kept_second *second = NULL;
-    if (status == CKD_OK && t->part == LOSSY_SECOND) {
-        status = keep_second(&second, save, t, r->context, err);
-        t->found = second ? &second->scales : NULL;
-    } else if (status == CKD_OK) {
-        second = find_second(save, t, r->context);
-        t->scales = second && second->scales.row ? &second->scales : NULL;
-    }
+    kept_second *second;
     bool worth = false;
-    if (status == CKD_OK) {
-        status = lossy_tile_prepare(t, &worth, save->jobs[0].decoder.kernels, err);
-    }
+    uint64_t begun = clock_monotonic_ns();
+    ckd_status status = load_and_prepare(&worth, &from, &second, r, t, err);
     save->analyse_ns += clock_monotonic_ns() - begun;
     if (status != CKD_OK || !worth) {
         return status == CKD_OK ? save_exactly(r, t, err) : status;
@@ -377,6 +465,7 @@ ckd_status save_lossy_region(ckd_save *save, const ckd_tensor *tensor, const ten
         lossy_tile_cut(&t, &context->shape, context->region, elements, first, tile_elements(save));
         status = save_next_tile(&r, &t, err);
         first += t.count;
+        save_tile_leave_device(save, &t);
         lossy_tile_free(&t);
     }
     return end_region(&r, status, err);

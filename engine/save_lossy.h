@@ -19,10 +19,12 @@ typedef struct tile_parent {
 } tile_parent;
 /*
  * Sets the tile's values and, if it has a parent that can be read, what is known of it. They live until the next tile
- * (save_tile.c).
+ * (save_tile.c). widest: columns of a panel of it at most; 0: what lies on a device is read, else it may stay there (t->device), if such a tile can be
+ * coded there: save_tile_leave_device.
  */
 ckd_status save_load_tile(tile_parent *from, ckd_save *save, lossy_tile *t, const ckd_tensor *tensor,
-                          const tensor_context *context, ckd_error *err);
+                          const tensor_context *context, uint64_t widest, ckd_error *err);
+void save_tile_leave_device(ckd_save *save, lossy_tile *t);
 
 /* Second moments of a tile, for the weights and first moments that come after them (save_second.c). */
 struct kept_second {
@@ -46,10 +48,10 @@ void kept_seconds_free(kept_second *k);
 /* ---- cells (save_cells.c): blocks of a large matrix that are some rows of some columns ---- */
 
 /* Rows of a tile, in side records, as blocks need them; zero-initialise, and release with free(items). */
-typedef struct tile_rows {
+typedef struct known_rows {
     shared_rows *items;
     size_t count;
-} tile_rows;
+} known_rows;
 /* Is it worth anything to the blocks of one panel to share their rows with those of others? */
 bool cells_share_rows(const lossy_tile *t);
 /*
@@ -59,7 +61,7 @@ bool cells_share_rows(const lossy_tile *t);
 ckd_status cells_of_panel(lossy_tile *out, ckd_save *save, const lossy_tile *t, const save_panel *panel,
                           ckd_error *err);
 /* Those of the tile of a region that a block of `count` elements has, which begins at element `at` of the panel's tile; written, if they are not yet. */
-ckd_status cells_rows(shared_rows *out, tile_rows *known, ckd_save *save, const lossy_tile *panel,
+ckd_status cells_rows(shared_rows *out, known_rows *known, ckd_save *save, const lossy_tile *panel,
                       uint64_t at, uint64_t count, const tensor_context *whole, uint64_t columns,
                       ckd_error *err);
 /* Side record: the part of a matrix that several blocks share. Errors: those of chunk_writer_append. */

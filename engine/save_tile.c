@@ -3,6 +3,7 @@
 #include <stdlib.h>
 
 #include "engine/block_lossy.h"
+#include "engine/lossy_device.h"
 #include "engine/save_lossy.h"
 
 /* ---- which checkpoint ---- */
@@ -257,31 +258,69 @@ static const float *as_floats(bytes *room, const void *values, ckd_dtype dtype, 
     return floats;
 }
 
+/* The parent's values, as floats on the host; NULL: there are none. */
+static ckd_status load_before(const float **out, tile_parent *from, ckd_save *save, lossy_tile *t,
+                              const tensor_context *context, ckd_error *err) {
+    bool loaded = false;
+    *out = NULL;
+    *from = (tile_parent){0};
+    if (!lossy_wants_parent(t)) {
+        return CKD_OK;
+    }
+    choose_parent(from, save, t, context);
+    if (!from->tensor) {
+        return CKD_OK;
+    }
+    float *before = bytes_scratch(&save->lossy.before, t->count * sizeof(float), "a tile of a tensor", err);
+    ckd_status status = before ? load_parent(&loaded, save, t, context, from, before, err) : CKD_E_NOMEM;
+    *out = loaded ? before : NULL;
+    return status;
+}
+
+/* Where the tile is in a device's memory, if it can be coded there; NULL: it is not, or cannot. */
+static const void *on_device(const device_reader **there, const lossy_tile *t, const ckd_tensor *tensor,
+                             const tensor_context *context, const float *before) {
+    if (tensor->read != device_read || block_is_master(context) || (lossy_wants_parent(t) && !before)) {
+        return NULL;
+    }
+    *there = tensor->read_context;
+    const void *given = (*there)->data + t->first * (*there)->element;
+    return lossy_device_may(t, given) ? given : NULL;
+}
+
 ckd_status save_load_tile(tile_parent *from, ckd_save *save, lossy_tile *t, const ckd_tensor *tensor,
-                          const tensor_context *context, ckd_error *err) {
+                          const tensor_context *context, uint64_t widest, ckd_error *err) {
     const kernels *k = save->jobs[0].decoder.kernels;
     lossy_buffers *b = &save->lossy;
-    float *before = NULL;
-    ckd_status status = save_fetch(&t->values, save, &b->original, tensor, t->first, t->count, err);
-    bool loaded = false;
-    *from = (tile_parent){0};
-    if (status == CKD_OK && lossy_wants_parent(t)) {
-        choose_parent(from, save, t, context);
-        before = from->tensor ? bytes_scratch(&b->before, t->count * sizeof(float), "a tile of a tensor", err)
-                              : NULL;
-        status =
-            from->tensor && !before ? CKD_E_NOMEM : load_parent(&loaded, save, t, context, from, before, err);
-    }
+    const float *before;
+    const device_reader *there;
+    ckd_status status = load_before(&before, from, save, t, context, err);
     if (status != CKD_OK) {
         return status;
     }
-    t->now = as_floats(&b->now, t->values, t->dtype, t->count, k, err);
-    if (!t->now) {
-        return CKD_E_NOMEM;
+    const void *given = widest ? on_device(&there, t, tensor, context, before) : NULL;
+    if (given && !b->device) {
+        b->device = calloc(1, sizeof(*b->device));
+        status = b->device ? CKD_OK : err_nomem(err, sizeof(*b->device), "a tile of a tensor");
     }
-    if (loaded) {
+    if (status == CKD_OK && given) {
+        t->device = b->device; /* whatever happens: it is the device's */
+        status = lossy_device_begin(save->lossy.device, there->line, t, given, before, widest, err);
+    } else if (status == CKD_OK) {
+        status = save_fetch(&t->values, save, &b->original, tensor, t->first, t->count, err);
+        t->now = status == CKD_OK ? as_floats(&b->now, t->values, t->dtype, t->count, k, err) : NULL;
         t->before = before;
+        status = status == CKD_OK && !t->now ? CKD_E_NOMEM : status;
+    }
+    if (status == CKD_OK && before) {
         recall(t, from, context->parent, save);
     }
-    return CKD_OK;
+    return status;
+}
+
+void save_tile_leave_device(ckd_save *save, lossy_tile *t) {
+    if (save->lossy.device) {
+        lossy_device_end(save->lossy.device);
+    }
+    t->device = NULL;
 }

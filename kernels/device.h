@@ -76,7 +76,7 @@ typedef struct device_elements {
     const step_rule *rule;     /* of DEVICE_STEP */
 } device_elements;
 
-/* XXH3-64 of each 4 KiB of `bytes` bytes, of what is left at the end as well, into `to`. values: a multiple of 8. */
+/* XXH3-64 of each 4 KiB of `bytes` bytes, of what is left at the end as well, into `to`. values: any address; multiples of 8 are fastest. */
 typedef struct device_pieces {
     const void *values;
     uint64_t bytes;
@@ -131,7 +131,7 @@ typedef struct device_piece {
 } device_piece;
 typedef struct device_gathering {
     float *to;
-    const float *from, *less; /* less: or NULL, and what is gathered are the differences from - less */
+    const float *from;
     const device_piece *piece;
     uint64_t pieces;
 } device_gathering;
@@ -216,12 +216,12 @@ static inline uint64_t device_error_blocks(uint64_t count) {
     return (count + DEVICE_ERROR_ELEMENTS - 1) / DEVICE_ERROR_ELEMENTS;
 }
 
-/* sums (rows x columns) = left (rows x rank) times right (columns x rank, transposed). */
+/* sums (rows x columns) = left (rows x rank) times right (rank x columns). */
 typedef struct device_product {
     float *sums;
     const float *left, *right;
     uint64_t rows, columns, rank;
-    bool left_turned; /* left is rank x rows */
+    bool left_turned, right_turned; /* it lies there transposed: rank x rows, columns x rank */
 } device_product;
 
 typedef enum device_direction { DEVICE_TO_DEVICE, DEVICE_TO_HOST, DEVICE_ON_DEVICE } device_direction;
@@ -253,9 +253,9 @@ typedef struct device_backend {
 
     device_result (*copy)(const device_queue *queue, void *to, const void *from, size_t bytes,
                           device_direction direction, device_failure *why);
-    /* `rows` times `bytes` bytes, `stride` bytes apart on the device, one after the other in host memory. */
+    /* From a device: `rows` times `bytes` bytes, `stride` bytes apart there, one after the other where they go. */
     device_result (*copy_rows)(const device_queue *queue, void *to, const void *from, size_t bytes,
-                               size_t stride, size_t rows, device_failure *why);
+                               size_t stride, size_t rows, device_direction direction, device_failure *why);
     device_result (*zero)(const device_queue *queue, void *memory, size_t bytes, device_failure *why);
 
     /* Up to DEVICE_SPANS of them. false in *known: there is no such operation for these dtypes. */

@@ -107,4 +107,4 @@ check-format:
 lint: $(SCHEMA_H)
 	@B='$(B)' CKD_LINT_FLAGS='$(CKD_CPPFLAGS)' sh scripts/lint.sh $(LIB_SRC) $(CLI_SRC) $(EXAMPLE_SRC)
 
--include $(patsubst %.o,%.d,$(TEST_SUPPORT_OBJ) $(call obj,$(TEST_SRC) $(FUZZ_SRC) tests/support/fuzz_main.c))
+-include $(patsubst %.o,%.d,$(TEST_SUPPORT_OBJ) $(call obj,$(TEST_SRC) $(FUZZ_SRC) tests/support/fuzz_main.c $(wildcard tests/mpi_*.c)))

@@ -21,7 +21,7 @@ nvidia-smi -L || exit 1
 make CUDA=1 WERROR=1 DEPS_PREFIX="${DEPS_PREFIX:-}" programs >"$out/build.log" 2>&1 || { tail -n 20 "$out/build.log"; exit 1; }
 build=$(make -s CUDA=1 WERROR=1 DEPS_PREFIX="${DEPS_PREFIX:-}" print-build-dir)
 make CUDA=1 WERROR=1 DEPS_PREFIX="${DEPS_PREFIX:-}" "$build/tests/test_cuda_parity" "$build/tests/test_cuda_store" \
-    "$build/bench/bench_kernels" >>"$out/build.log" 2>&1 || { tail -n 20 "$out/build.log"; exit 1; }
+    "$build/bench/bench_kernels" "$build/bench/bench_save" >>"$out/build.log" 2>&1 || { tail -n 20 "$out/build.log"; exit 1; }
 
 for test in test_cuda_parity test_cuda_store; do
     run "$test" "$build/tests/$test"
@@ -31,4 +31,8 @@ for tool in memcheck racecheck initcheck synccheck; do
 done
 run bench_kernels "$build/bench/bench_kernels" --device 0 --json "$out/bench_kernels-device.json"
 cat "$out/bench_kernels.log"
+for parameters in 10000000 100000000 1000000000; do
+    run "bench_save-$parameters" "$build/bench/bench_save" --parameters "$parameters" --side 3072 --json "$out/bench_save-$parameters.json"
+    cat "$out/bench_save-$parameters.log"
+done
 exit $failed

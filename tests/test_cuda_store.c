@@ -4,13 +4,12 @@
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        tempdir_test(test_the_same_bytes),
-        tempdir_test(test_reader),
-        tempdir_test(test_regions),
-        tempdir_test(test_not_in_sessions),
+        tempdir_test(test_the_same_bytes),  tempdir_test(test_reader),
+        tempdir_test(test_regions),         tempdir_test(test_lossy_tiles),
+        tempdir_test(test_not_in_sessions), tempdir_test(test_tiles_of_the_host),
     };
     /* Named here, so that they are no less used than elsewhere. */
-    (void)test_refused, (void)test_failures;
+    (void)test_refused, (void)test_failures, (void)test_lossy_failures;
     ckd_error err = {0};
     int devices = 0;
     backend = device_backend_open(&err);

@@ -127,7 +127,8 @@ static void test_samples_are_spread(void **state) {
             t.vector = vector;
             uint64_t elements = 0, next = 0, columns_seen = 0;
             bool seen[COLUMNS / SAMPLE_PIECE + 1] = {false};
-            tile_sample s = sample_of(&t, wanted[w]);
+            tile_sample s;
+            assert_int_equal(sample_begin(&s, &t, wanted[w], NULL), CKD_OK);
             for (tile_piece p; sample_next(&p, &s); elements += p.n, next = p.first + p.n) {
                 assert_true(p.n > 0 && p.n <= SAMPLE_PIECE && p.first >= next && p.first + p.n <= COUNT);
                 if (!vector) {

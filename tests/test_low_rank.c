@@ -107,7 +107,7 @@ static void test_factors(void **state) {
             energy += (double)x[i] * (double)x[i];
         }
         array a = {x, columns};
-        low_rank_matrix m = {rows, columns, piece_of_array, &a};
+        low_rank_matrix m = {rows, columns, piece_of_array, &a, NULL};
         low_rank f;
         ckd_error err = {0};
         assert_int_equal(low_rank_of(&f, &m, 0.15, 256, 0, NULL, kernels_cpu(), NULL, &err), CKD_OK);
@@ -143,7 +143,7 @@ static void test_it_stops_when_told(void **state) {
         x[i] = (float)(4 * even());
     }
     array a = {x, SIDE};
-    low_rank_matrix m = {SIDE, SIDE, piece_of_array, &a};
+    low_rank_matrix m = {SIDE, SIDE, piece_of_array, &a, NULL};
     int looks = 0;
     for (ckd_status status = CKD_E_CANCELLED; status != CKD_OK; looks++) {
         low_rank f;

@@ -53,6 +53,17 @@ DEVICE_FN uint64_t hash_load32(const uint8_t *from) {
 DEVICE_FN uint64_t hash_load64(const uint8_t *from) {
     return hash_load32(from) | hash_load32(from + 4) << 32;
 }
+/* In as few accesses as the address allows. */
+DEVICE_FN uint64_t hash_word(const uint8_t *from) {
+    if ((uintptr_t)from % 8 == 0) {
+        return *(const uint64_t *)(const void *)from;
+    }
+    if ((uintptr_t)from % 4 == 0) {
+        const uint32_t *half = (const uint32_t *)(const void *)from;
+        return half[0] | (uint64_t)half[1] << 32;
+    }
+    return hash_load64(from);
+}
 DEVICE_FN uint64_t hash_swap(uint64_t v) {
     v = (v & UINT64_C(0x00ff00ff00ff00ff)) << 8 | (v >> 8 & UINT64_C(0x00ff00ff00ff00ff));
     v = (v & UINT64_C(0x0000ffff0000ffff)) << 16 | (v >> 16 & UINT64_C(0x0000ffff0000ffff));
@@ -145,11 +156,11 @@ DEVICE_FN uint64_t hash_stripe(uint64_t lane, uint64_t own, uint64_t other, uint
 }
 
 DEVICE_FN uint64_t hash_lane(const uint8_t *p, uint32_t n, uint32_t lane) {
-    const uint64_t *words = (const uint64_t *)(const void *)p; /* pieces begin at multiples of 8 */
     const uint32_t stripes = (n - 1) / HASH_STRIPE;
     uint64_t sum = hash_start[lane];
     for (uint32_t i = 0; i < stripes; i++) {
-        uint64_t own = words[i * HASH_LANES + lane], other = words[i * HASH_LANES + (lane ^ 1)];
+        const uint8_t *stripe = p + i * HASH_STRIPE;
+        uint64_t own = hash_word(stripe + 8 * lane), other = hash_word(stripe + 8 * (lane ^ 1));
         sum = hash_stripe(sum, own, other, hash_secret[i % HASH_BLOCK + lane]);
         if (i % HASH_BLOCK == HASH_BLOCK - 1) {
             sum = (sum ^ sum >> 47 ^ hash_secret[16 + lane]) * XXH_PRIME32_1;

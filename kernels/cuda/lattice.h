@@ -226,8 +226,7 @@ KERNEL_IN_PHASES(residual_tile, device_residuals, residual_shared, quantise_own,
 DEVICE_FN void gather_pieces(const place *at, const device_gathering *g) {
     const device_piece *p = &g->piece[at->block];
     for (uint32_t i = at->thread; i < p->n; i += LAUNCH_THREADS) {
-        float v = g->from[p->first + i];
-        g->to[p->to + i] = g->less ? v - g->less[p->first + i] : v;
+        g->to[p->to + i] = g->from[p->first + i];
     }
 }
 KERNEL(gather_pieces, device_gathering)

@@ -94,7 +94,7 @@ static inline __attribute__((unused)) void add_u32(uint32_t *to, uint32_t n) {
     *to += n;
 }
 
-/* EMULATED_LAUNCH: what is to happen before each launch; defined by who includes this. */
+/* EMULATED_LAUNCH, EMULATED_LANDED: what is to happen before and after each launch; defined by who includes this. */
 
 /* Set: blocks and threads run from the last to the first. What depends on their order shows. */
 extern bool emulated_backwards;
@@ -114,6 +114,7 @@ static inline uint32_t emulated_turn(uint32_t i, uint32_t n) {
             const place at = {block % blocks, blocks, block / blocks, (uint32_t)(turn % LAUNCH_THREADS)}; \
             name(&at, a);                                                                                 \
         }                                                                                                 \
+        EMULATED_LANDED();                                                                                \
         return DEVICE_DONE;                                                                               \
     }
 /* Shared memory and threads' own are filled with garbage, as they are on a device. */
@@ -135,6 +136,7 @@ static inline uint32_t emulated_turn(uint32_t i, uint32_t n) {
                 name(&at, a, &s, &o[thread], (int)(j / LAUNCH_THREADS));                           \
             }                                                                                      \
         }                                                                                          \
+        EMULATED_LANDED();                                                                         \
         return DEVICE_DONE;                                                                        \
     }
 

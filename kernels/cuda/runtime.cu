@@ -157,9 +157,10 @@ static device_result multiply(cublasHandle_t blas, const device_product *p, devi
     const float one = 1, zero = 0;
     int rows = (int)p->rows, columns = (int)p->columns, rank = (int)p->rank;
     return blas_failed(why, "cublasSgemm",
-                       cublasSgemm(blas, CUBLAS_OP_T, p->left_turned ? CUBLAS_OP_T : CUBLAS_OP_N, columns,
-                                   rows, rank, &one, p->right, rank, p->left, p->left_turned ? rows : rank,
-                                   &zero, p->sums, columns));
+                       cublasSgemm(blas, p->right_turned ? CUBLAS_OP_T : CUBLAS_OP_N,
+                                   p->left_turned ? CUBLAS_OP_T : CUBLAS_OP_N, columns, rows, rank, &one,
+                                   p->right, p->right_turned ? rank : columns, p->left,
+                                   p->left_turned ? rows : rank, &zero, p->sums, columns));
 }
 
 /* Once for a queue, as making a handle waits for the whole device. */
@@ -282,13 +283,15 @@ device_result cuda_copy(const device_queue *queue, void *to, const void *from, s
 }
 
 device_result cuda_copy_rows(const device_queue *queue, void *to, const void *from, size_t bytes,
-                             size_t stride, size_t rows, device_failure *why) {
+                             size_t stride, size_t rows, device_direction direction, device_failure *why) {
     device_scope s = scope_enter(queue->device, why);
     device_result result = s.result;
     if (result == DEVICE_DONE && bytes && rows) {
-        result = failed(why, "cudaMemcpy2DAsync",
-                        cudaMemcpy2DAsync(to, bytes, from, stride, bytes, rows, cudaMemcpyDeviceToHost,
-                                          (cudaStream_t)queue->stream));
+        result = failed(
+            why, "cudaMemcpy2DAsync",
+            cudaMemcpy2DAsync(to, bytes, from, stride, bytes, rows,
+                              direction == DEVICE_TO_HOST ? cudaMemcpyDeviceToHost : cudaMemcpyDeviceToDevice,
+                              (cudaStream_t)queue->stream));
     }
     return scope_leave(&s, result);
 }

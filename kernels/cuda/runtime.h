@@ -19,7 +19,7 @@ device_result cuda_finish(const device_queue *queue, device_failure *why);
 device_result cuda_copy(const device_queue *queue, void *to, const void *from, size_t bytes,
                         device_direction direction, device_failure *why);
 device_result cuda_copy_rows(const device_queue *queue, void *to, const void *from, size_t bytes,
-                             size_t stride, size_t rows, device_failure *why);
+                             size_t stride, size_t rows, device_direction direction, device_failure *why);
 device_result cuda_zero(const device_queue *queue, void *memory, size_t bytes, device_failure *why);
 device_result cuda_product(const device_queue *queue, const device_product *product, device_failure *why);
 

@@ -5,16 +5,18 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Before each launch. */
 static void catch_up(void);
-#define EMULATED_LAUNCH() catch_up()
+static void take_off(void);
+static void landed(void);
+#define EMULATED_LAUNCH() take_off()
+#define EMULATED_LANDED() landed()
 #include "kernels/cuda/operations.h"
 
 int emulated_devices = 1;
 bool emulated_backwards;
 int emulated_fail_after;
 device_result emulated_fail_as = DEVICE_FAILED;
-uint64_t emulated_memory, emulated_pinned, emulated_copied[3];
+uint64_t emulated_memory, emulated_pinned, emulated_copied[3], emulated_largest;
 
 static device_result call(const char *name, int device, device_failure *why) {
     bool fails = emulated_fail_after > 0 && --emulated_fail_after == 0;
@@ -42,11 +44,52 @@ static device_result describe(device_about *about, int device, device_failure *w
 /* ---- memory: its size in front of it, so that what is copied can be looked at ---- */
 
 enum { HEAD = 64 };
-static void *owned[4096];
+#define OWNED 4096
+static void *owned[OWNED];
+
+/*
+ * The device's memory is nobody's but the device's: with the address sanitizer, whoever else reads or writes there is caught, as it is poisoned while nothing runs.
+ */
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
+#else
+#define ASAN_POISON_MEMORY_REGION(address, size)   ((void)(address), (void)(size))
+#define ASAN_UNPOISON_MEMORY_REGION(address, size) ((void)(address), (void)(size))
+#endif
+static pthread_mutex_t memory_mutex = PTHREAD_MUTEX_INITIALIZER;
+static int running;
+
+static uint64_t size_of(const void *memory) {
+    uint64_t bytes;
+    memcpy(&bytes, (const uint8_t *)memory - HEAD, sizeof(bytes));
+    return bytes;
+}
+
+static void lift(void) {
+    pthread_mutex_lock(&memory_mutex);
+    for (size_t i = 0; i < OWNED && running == 0; i++) {
+        if (owned[i]) {
+            ASAN_UNPOISON_MEMORY_REGION(owned[i], size_of(owned[i]));
+        }
+    }
+    running++;
+    pthread_mutex_unlock(&memory_mutex);
+}
+
+static void lower(void) {
+    pthread_mutex_lock(&memory_mutex);
+    running--;
+    for (size_t i = 0; i < OWNED && running == 0; i++) {
+        if (owned[i]) {
+            ASAN_POISON_MEMORY_REGION(owned[i], size_of(owned[i]));
+        }
+    }
+    pthread_mutex_unlock(&memory_mutex);
+}
 
 static device_result owner(int *device, const void *address, device_failure *why) {
     *device = -1;
-    for (size_t i = 0; i < sizeof(owned) / sizeof(owned[0]); i++) {
+    for (size_t i = 0; i < OWNED; i++) {
         const uint8_t *from = owned[i];
         uint64_t bytes = 0;
         if (from) {
@@ -66,12 +109,14 @@ static device_result allocate(void **out, int device, size_t bytes, device_failu
         return result;
     }
     uint8_t *all = aligned_alloc(HEAD, (bytes + 2 * HEAD - 1) / HEAD * HEAD);
-    for (size_t i = 0; all && i < sizeof(owned) / sizeof(owned[0]); i++) {
+    for (size_t i = 0; all && i < OWNED; i++) {
         if (!owned[i]) {
             uint64_t size = bytes;
             memcpy(all, &size, sizeof(size));
             memset(all + HEAD, 0xa5, bytes);
+            lift();
             owned[i] = *out = all + HEAD;
+            lower();
             emulated_memory += bytes;
             return DEVICE_DONE;
         }
@@ -84,12 +129,12 @@ static device_result allocate(void **out, int device, size_t bytes, device_failu
 static void release(int device, void *memory) {
     (void)device;
     catch_up();
-    for (size_t i = 0; memory && i < sizeof(owned) / sizeof(owned[0]); i++) {
+    for (size_t i = 0; memory && i < OWNED; i++) {
         if (owned[i] == memory) {
-            uint64_t bytes;
-            memcpy(&bytes, (uint8_t *)memory - HEAD, sizeof(bytes));
-            emulated_memory -= bytes;
+            emulated_memory -= size_of(memory);
+            lift();
             owned[i] = NULL;
+            lower();
             free((uint8_t *)memory - HEAD);
             return;
         }
@@ -153,15 +198,29 @@ static void copy_now(const waiting_copy *c) {
         memcpy((uint8_t *)c->to + i * c->bytes, (const uint8_t *)c->from + i * c->stride, c->bytes);
     }
     emulated_copied[c->direction] += c->rows * c->bytes;
+    if (c->direction == DEVICE_TO_HOST && c->rows * c->bytes > emulated_largest) {
+        emulated_largest = c->rows * c->bytes;
+    }
 }
 
 static void catch_up(void) {
+    lift();
     pthread_mutex_lock(&waiting_mutex);
     for (size_t i = 0; i < waiting_count; i++) {
         copy_now(&waiting[i]);
     }
     waiting_count = 0;
     pthread_mutex_unlock(&waiting_mutex);
+    lower();
+}
+
+static void take_off(void) {
+    catch_up();
+    lift();
+}
+
+static void landed(void) {
+    lower();
 }
 
 static void put_off(const waiting_copy *c) {
@@ -188,10 +247,10 @@ static device_result copy(const device_queue *queue, void *to, const void *from,
 }
 
 static device_result copy_rows(const device_queue *queue, void *to, const void *from, size_t bytes,
-                               size_t stride, size_t rows, device_failure *why) {
+                               size_t stride, size_t rows, device_direction direction, device_failure *why) {
     device_result result = call("copy_rows", queue->device, why);
     if (result == DEVICE_DONE) {
-        put_off(&(waiting_copy){to, from, bytes, stride, rows, DEVICE_TO_HOST});
+        put_off(&(waiting_copy){to, from, bytes, stride, rows, direction});
     }
     return result;
 }
@@ -200,7 +259,9 @@ static device_result zero(const device_queue *queue, void *memory, size_t bytes,
     device_result result = call("zero", queue->device, why);
     catch_up();
     if (result == DEVICE_DONE && bytes) {
+        lift();
         memset(memory, 0, bytes);
+        lower();
     }
     return result;
 }
@@ -208,17 +269,18 @@ static device_result zero(const device_queue *queue, void *memory, size_t bytes,
 /* ---- products ---- */
 
 static device_result product(const device_queue *queue, const device_product *p, device_failure *why) {
-    catch_up();
+    take_off();
     for (uint64_t i = 0; i < p->rows; i++) {
         for (uint64_t j = 0; j < p->columns; j++) {
             float sum = 0;
             for (uint64_t k = 0; k < p->rank; k++) {
                 sum += (p->left_turned ? p->left[k * p->rows + i] : p->left[i * p->rank + k]) *
-                       p->right[j * p->rank + k];
+                       (p->right_turned ? p->right[j * p->rank + k] : p->right[k * p->columns + j]);
             }
             p->sums[i * p->columns + j] = sum;
         }
     }
+    landed();
     return call("product", queue->device, why);
 }
 

@@ -16,6 +16,8 @@ extern int emulated_fail_after;
 extern device_result emulated_fail_as;
 /* Bytes of device memory and pieces of pinned memory that are allocated, and bytes copied in each direction so far. */
 extern uint64_t emulated_memory, emulated_pinned, emulated_copied[3];
+/* The largest copy to the host; for tests to set to 0. */
+extern uint64_t emulated_largest;
 
 const device_backend *emulated_device(void);
 

@@ -1,0 +1,434 @@
+#include "engine/lossy_device.h"
+
+#include <float.h>
+#include <math.h>
+#include <stdlib.h>
+
+#include "kernels/scalar_lattice.h"
+
+#define FEWEST (UINT64_C(1) << 14) /* elements: a host has done with fewer before a device has begun */
+
+/* ---- begin and end ---- */
+
+bool lossy_device_may(const lossy_tile *t, const void *given) {
+    size_t size = ckd_dtype_size(t->dtype);
+    bool whole = !t->vector && t->phase == 0 && t->count % t->columns == 0 && t->columns < INT32_MAX;
+    bool plain = t->recipe->effort < 7 && !(t->recipe->max_error > 0);
+    bool levels = t->part != LOSSY_SECOND || t->recipe->second >= LOSSY_LEVELS_NONE;
+    return whole && (uintptr_t)given % size == 0 && plain && levels && t->count >= FEWEST;
+}
+
+/* Of the tile's operations, the one that takes most: rows' and columns' sums, vectors of factors, what is gathered, hashes. */
+static uint64_t scratch_of(const lossy_tile *t, uint64_t rows) {
+    uint64_t factors = 2 * (uint64_t)LATTICE_MAX_RANK / 8 * (rows + t->columns) * sizeof(float);
+    uint64_t sums =
+        64 * (rows + t->columns) + 48 * 64 * t->columns + rows / DEVICE_PASS_ROWS * sizeof(device_sums);
+    uint64_t other =
+        t->count / 4 + t->count / 16 * sizeof(struct device_other) + 3 * t->count / 256 + (1u << 22);
+    uint64_t most = factors > sums ? factors : sums;
+    return lossy_device_aligned(most > other ? most : other);
+}
+
+static ckd_status as_floats(struct lossy_device *d, float *to, ckd_error *err) {
+    device_failure why = {DEVICE_DONE, "", ""};
+    device_elements what = {DEVICE_WIDEN, d->dtype, CKD_DTYPE_NONE, NULL};
+    device_span all = {.to = to, .from = d->whole.given, .n = d->count};
+    bool known;
+    d->whole.now = to;
+    d->line->backend->elements(&d->line->queue, &known, &what, &all, 1, &why);
+    return lossy_device_status(d, &why, err);
+}
+
+/* Bytes of a panel's arrays. */
+static uint64_t panel_size(const lossy_tile *t, uint64_t rows, bool before, uint64_t widest) {
+    uint64_t n = rows * widest, size = ckd_dtype_size(t->dtype);
+    bool floats = t->dtype == CKD_F32;
+    return widest >= t->columns ? 0
+                                : lossy_device_aligned(n * size) * (floats ? 1 : 2) +
+                                      lossy_device_aligned(n * 4) * (1 + before + !floats);
+}
+
+ckd_status lossy_device_begin(struct lossy_device *d, device_line *line, lossy_tile *t, const void *given,
+                              const float *before, uint64_t widest, ckd_error *err) {
+    bool floats = t->dtype == CKD_F32;
+    uint64_t n = t->count, all = lossy_device_aligned(n * sizeof(float)), rows = n / t->columns;
+    *d = (struct lossy_device){.line = line,
+                               .rows = rows,
+                               .columns = t->columns,
+                               .count = n,
+                               .dtype = t->dtype,
+                               .whole = {.given = given, .count = n}};
+    pthread_mutex_init(&d->mutex, NULL);
+    d->scratch_size = scratch_of(t, rows);
+    uint64_t panel = panel_size(t, rows, before != NULL, widest);
+    uint64_t size = (2 + (before != NULL) + !floats) * all + (floats ? 0 : all / 2) +
+                    lossy_device_aligned(n) + d->scratch_size + panel;
+    void *memory;
+    ckd_status status = device_memory(&memory, line, size, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    uint8_t *at = memory;
+    d->matrix = (float *)(void *)at;
+    d->whole.values = (float *)(void *)(at += all);
+    d->few = (int8_t *)(at += all);
+    d->scratch = at += lossy_device_aligned(n);
+    d->panel = at += d->scratch_size;
+    at += panel;
+    d->whole.now = given;
+    if (before) {
+        d->whole.before = (float *)(void *)at;
+        at += all;
+        status = device_put(line, d->whole.before, before, n * sizeof(float), err);
+    }
+    if (status == CKD_OK && !floats) {
+        d->whole.cast = at + all;
+        status = as_floats(d, (float *)(void *)at, err);
+    }
+    t->device = d;
+    t->now = d->whole.now;
+    t->before = d->whole.before;
+    return status;
+}
+
+void lossy_device_end(struct lossy_device *d) {
+    if (d->line) {
+        pthread_mutex_destroy(&d->mutex);
+    }
+    bytes_free(&d->integers);
+    bytes_free(&d->panel_integers);
+    free(d->blocks);
+    *d = (struct lossy_device){.line = NULL};
+}
+
+/* ---- a pass ---- */
+
+static ckd_status put_row_weights(const struct lossy_device *d, float *to, const int32_t *steps,
+                                  ckd_error *err) {
+    float *weights = malloc(d->rows * sizeof(float));
+    if (!weights) {
+        return err_nomem(err, d->rows * sizeof(float), "coding scratch");
+    }
+    for (uint64_t i = 0; i < d->rows; i++) {
+        weights[i] = scalar_quarter_octaves(-steps[i]);
+    }
+    ckd_status status = device_put(d->line, to, weights, d->rows * sizeof(float), err);
+    free(weights);
+    return status;
+}
+
+static void take_sums(lattice_sums *to, const device_sums *s) {
+    *to = (lattice_sums){.now = s->now,
+                         .moved = s->moved,
+                         .weighted = s->weighted,
+                         .largest = s->largest,
+                         .least = s->least,
+                         .farthest = s->farthest,
+                         .finite = s->finite,
+                         .compared = s->compared,
+                         .before_bits = s->before_bits,
+                         .lowest_bit = s->lowest < INFINITY ? ilogbf(s->lowest) : INT32_MAX};
+}
+
+static ckd_status sum_rows(tile_pass *p, const lossy_tile *t, ckd_error *err) {
+    const struct lossy_device *d = t->device;
+    uint64_t used = 0;
+    device_failure why = {DEVICE_DONE, "", ""};
+    device_pass pass = {.now = d->whole.now,
+                        .before = d->whole.before,
+                        .count = d->count,
+                        .columns = d->columns,
+                        .most = {p->most[0], p->most[1]},
+                        .lattice = p->lattice,
+                        .magnitudes = p->magnitudes};
+    float *weight = lossy_device_take(d, &used, d->columns * sizeof(float)),
+          *row_weight = lossy_device_take(d, &used, d->rows * sizeof(float));
+    double *rows = lossy_device_take(d, &used, 2 * d->rows * sizeof(double));
+    pass.all = lossy_device_take(d, &used, sizeof(device_sums));
+    pass.blocks = lossy_device_take(d, &used, device_pass_blocks(d->rows) * sizeof(device_sums));
+    ckd_status status = CKD_OK;
+    if (p->weight) {
+        pass.weight = weight;
+        pass.row_weight = t->plan.row ? row_weight : NULL;
+        status = device_put(d->line, weight, p->weight, d->columns * sizeof(float), err);
+        status = status == CKD_OK && t->plan.row ? put_row_weights(d, row_weight, t->plan.row, err) : status;
+    }
+    pass.row = p->means ? rows : NULL;
+    pass.row_count = p->means ? rows + d->rows : NULL;
+    if (status == CKD_OK) {
+        d->line->backend->sums(&d->line->queue, &pass, &why);
+        status = lossy_device_status(d, &why, err);
+    }
+    device_sums all;
+    status = status == CKD_OK ? device_get(d->line, &all, pass.all, sizeof(all), err) : status;
+    if (status == CKD_OK) {
+        take_sums(&p->all, &all);
+    }
+    return status == CKD_OK && p->means ? device_get(d->line, p->row, rows, 2 * d->rows * sizeof(double), err)
+                                        : status;
+}
+
+/* What births in each row count, and rows' levels. */
+static void find_scales(double *scale, tile_pass *p, uint64_t rows) {
+    for (uint64_t i = 0; i < rows; i++) {
+        scale[i] = p->birth;
+        if (p->birth > 0) {
+            p->row_level[i] = level_distance(p->row[i], p->row_count[i] * p->birth);
+            scale[i] *= exp2((double)p->row_level[i] / 8);
+        }
+    }
+}
+
+#define PANELS 64u /* of rows, at most */
+
+static ckd_status sum_columns(tile_pass *p, const lossy_tile *t, ckd_error *err) {
+    const struct lossy_device *d = t->device;
+    uint64_t used = 0, panels = d->rows < PANELS ? d->rows : PANELS, each = panels * d->columns;
+    device_failure why = {DEVICE_DONE, "", ""};
+    double *scales = lossy_device_take(d, &used, d->rows * sizeof(double));
+    device_columns c = {.now = d->whole.now,
+                        .row_scale = p->birth > 0 ? scales : NULL,
+                        .count = d->count,
+                        .columns = d->columns,
+                        .panels = panels,
+                        .most = p->most[0],
+                        .magnitudes = p->magnitudes};
+    c.sum = lossy_device_take(d, &used, each * sizeof(double));
+    double *of = lossy_device_take(d, &used, each * sizeof(double));
+    c.scales = p->birth > 0 ? of : NULL;
+    c.count_of = lossy_device_take(d, &used, each * sizeof(uint32_t));
+    double *host = malloc(d->rows * sizeof(double) + 2 * each * sizeof(double) + each * sizeof(uint32_t));
+    if (!host) {
+        return err_nomem(err, 3 * each * sizeof(double), "sums over a tile");
+    }
+    double *sum = host + d->rows, *scale = sum + each;
+    uint32_t *count = (uint32_t *)(void *)(scale + each);
+    find_scales(host, p, d->rows);
+    ckd_status status = device_put(d->line, scales, host, d->rows * sizeof(double), err);
+    if (status == CKD_OK) {
+        d->line->backend->columns(&d->line->queue, &c, &why);
+        status = lossy_device_status(d, &why, err);
+    }
+    status = status == CKD_OK ? device_get(d->line, sum, c.sum, each * sizeof(double), err) : status;
+    status = status == CKD_OK ? device_get(d->line, count, c.count_of, each * sizeof(uint32_t), err) : status;
+    status = status == CKD_OK && c.scales ? device_get(d->line, scale, c.scales, each * sizeof(double), err)
+                                          : status;
+    for (uint64_t i = 0; i < each && status == CKD_OK; i++) {
+        p->column[i % d->columns] += sum[i];
+        p->column_count[i % d->columns] += count[i];
+        if (c.scales) {
+            p->column_scales[i % d->columns] += scale[i];
+        }
+    }
+    free(host);
+    return status;
+}
+
+ckd_status lossy_device_pass(tile_pass *p, const lossy_tile *t, ckd_error *err) {
+    const struct lossy_device *d = t->device;
+    ckd_status status = stop_look(t->stop, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    uint64_t doubles = p->means ? 2 * d->rows + 2 * d->columns : 0;
+    uint64_t size = doubles * sizeof(double) + (p->means ? d->rows + d->columns : 0) * sizeof(int32_t);
+    double *at = bytes_scratch(&p->room, size + 1, "sums over a tile", err);
+    if (!at) {
+        return CKD_E_NOMEM;
+    }
+    memset(at, 0, size);
+    p->row = at;
+    p->row_count = at + d->rows;
+    p->column = p->row_count + d->rows;
+    p->column_scales = p->birth > 0 ? p->column + d->columns : NULL;
+    p->row_level = (int32_t *)(void *)(at + doubles);
+    p->column_count = (uint32_t *)p->row_level + d->rows;
+    status = sum_rows(p, t, err);
+    return status == CKD_OK && p->means ? sum_columns(p, t, err) : status;
+}
+
+/* ---- residuals ---- */
+
+/* The tile's steps in the scratch, from *used on. */
+static ckd_status put_steps(device_tile *out, const lossy_tile *t, uint64_t *used, const lattice_work *w,
+                            ckd_error *err) {
+    const struct lossy_device *d = t->device;
+    lattice_run run = lattice_row_run(&t->plan, w, 0);
+    float *rows = malloc(d->rows * sizeof(float)),
+          *row_step = lossy_device_take(d, used, d->rows * sizeof(float)),
+          *column_step = lossy_device_take(d, used, d->columns * sizeof(float));
+    if (!rows) {
+        return err_nomem(err, d->rows * sizeof(float), "coding scratch");
+    }
+    for (uint64_t i = 0; i < d->rows; i++) {
+        rows[i] = lattice_row_run(&t->plan, w, i).row_step;
+    }
+    ckd_status status = device_put(d->line, row_step, rows, d->rows * sizeof(float), err);
+    free(rows);
+    if (status == CKD_OK && run.column_step) {
+        status = device_put(d->line, column_step, run.column_step, d->columns * sizeof(float), err);
+    }
+    *out = (device_tile){.now = d->whole.now,
+                         .before = d->whole.before,
+                         .values = d->whole.values,
+                         .few = d->few,
+                         .low_rank = t->plan.factor ? d->matrix : NULL,
+                         .row_step = row_step,
+                         .column_step = run.column_step ? column_step : NULL,
+                         .count = d->count,
+                         .columns = d->columns,
+                         .unit = run.unit,
+                         .per_unit = run.per_unit,
+                         .low_rank_unit = run.low_rank_unit,
+                         .offset = {run.offset[0], run.offset[1], run.offset[2]},
+                         .up = {t->up[0], t->up[1], t->up[2]}};
+    return status;
+}
+
+ckd_status lossy_device_steps(device_tile *out, const lossy_tile *t, uint64_t *used, ckd_error *err) {
+    lattice_work w = {.step = {0}};
+    ckd_status status = lattice_steps(&t->plan, &w, err);
+    status = status == CKD_OK ? put_steps(out, t, used, &w, err) : status;
+    lattice_work_free(&w);
+    return status;
+}
+
+/* Products of the plan's factors, if it has any, in d->matrix: sums of integers, exact. */
+ckd_status lossy_device_factors(const lossy_tile *t, uint64_t used, ckd_error *err) {
+    const struct lossy_device *d = t->device;
+    uint32_t rank = t->plan.own.rank;
+    if (!t->plan.factor) {
+        return CKD_OK;
+    }
+    uint64_t left = d->rows * rank, right = d->columns * rank;
+    float *host = malloc((left > right ? left : right) * sizeof(float));
+    float *to_left = lossy_device_take(d, &used, left * sizeof(float)),
+          *to_right = lossy_device_take(d, &used, right * sizeof(float));
+    if (!host) {
+        return err_nomem(err, (left + right) * sizeof(float), "coding scratch");
+    }
+    for (uint64_t i = 0; i < left; i++) {
+        host[i] = (float)t->plan.factor[i];
+    }
+    ckd_status status = device_put(d->line, to_left, host, left * sizeof(float), err);
+    for (uint64_t i = 0; i < right; i++) {
+        host[i] = (float)t->plan.own.factor[i] * (float)(1u << t->plan.own.shift[i % rank]);
+    }
+    status = status == CKD_OK ? device_put(d->line, to_right, host, right * sizeof(float), err) : status;
+    free(host);
+    if (status != CKD_OK) {
+        return status;
+    }
+    device_failure why = {DEVICE_DONE, "", ""};
+    device_product p = {.sums = d->matrix,
+                        .left = to_left,
+                        .right = to_right,
+                        .rows = d->rows,
+                        .columns = d->columns,
+                        .rank = rank,
+                        .right_turned = true};
+    d->line->backend->product(&d->line->queue, &p, &why);
+    return lossy_device_status(d, &why, err);
+}
+
+ckd_status lossy_device_left(rate_histogram *h, const lossy_tile *t, ckd_error *err) {
+    const struct lossy_device *d = t->device;
+    uint64_t used = 0;
+    device_failure why = {DEVICE_DONE, "", ""};
+    device_residuals r = {.per_unit = RATE_IN_ONE, .most = RATE_BINS - 1};
+    memset(h, 0, sizeof(*h));
+    ckd_status status = stop_look(t->stop, err);
+    status = status == CKD_OK ? lossy_device_steps(&r.tile, t, &used, err) : status;
+    status = status == CKD_OK ? lossy_device_factors(t, used, err) : status;
+    r.bin = lossy_device_take(
+        d, &used, DEVICE_BINS * sizeof(uint32_t)); /* where the factors were, which are done with */
+    if (status != CKD_OK) {
+        return status;
+    }
+    if (d->line->backend->zero(&d->line->queue, r.bin, DEVICE_BINS * sizeof(uint32_t), &why) == DEVICE_DONE) {
+        d->line->backend->residuals(&d->line->queue, &r, &why);
+    }
+    status = lossy_device_status(d, &why, err);
+    h->n = d->count;
+    return status == CKD_OK ? device_get(d->line, h->apart[0], r.bin, RATE_BINS * sizeof(uint32_t), err)
+                            : status;
+}
+
+ckd_status lossy_device_gather(float *to, const lossy_tile *t, const float *from, const device_piece *pieces,
+                               uint64_t count, ckd_error *err) {
+    const struct lossy_device *d = t->device;
+    uint64_t used = 0, elements = count ? (uint64_t)pieces[count - 1].to + pieces[count - 1].n : 0;
+    device_failure why = {DEVICE_DONE, "", ""};
+    device_piece *list = lossy_device_take(d, &used, count * sizeof(*list));
+    device_gathering g = {.from = from, .piece = list, .pieces = count};
+    g.to = lossy_device_take(d, &used, elements * sizeof(float));
+    ckd_status status = device_put(d->line, list, pieces, count * sizeof(*list), err);
+    if (status == CKD_OK) {
+        d->line->backend->gather(&d->line->queue, &g, &why);
+        status = lossy_device_status(d, &why, err);
+    }
+    return status == CKD_OK ? device_get(d->line, to, g.to, elements * sizeof(float), err) : status;
+}
+
+/* ---- products ---- */
+
+ckd_status lossy_device_matrix(const lossy_tile *t, ckd_error *err) {
+    const struct lossy_device *d = t->device;
+    uint64_t used = 0;
+    device_failure why = {DEVICE_DONE, "", ""};
+    device_residuals r = {.to = d->matrix};
+    ckd_status status = lossy_device_steps(&r.tile, t, &used, err);
+    if (status == CKD_OK) {
+        d->line->backend->residuals(&d->line->queue, &r, &why);
+        status = lossy_device_status(d, &why, err);
+    }
+    return status;
+}
+
+/* Vectors one after the other, as products want them, from and to the host's parts. */
+static void turn_vectors(float *flat, const vectors *v, bool out) {
+    for (size_t p = 0; p < vectors_parts(v); p++) {
+        size_t n = vectors_width(v, p);
+        for (size_t i = 0; i < v->count; i++) {
+            float *cut = vectors_part(v, p) + i * n, *whole = flat + i * v->n + p * PIECE_SIDE;
+            memcpy(out ? cut : whole, out ? whole : cut, n * sizeof(float));
+        }
+    }
+}
+
+ckd_status lossy_device_times(const void *tile, vectors *to, const vectors *from, bool turned,
+                              ckd_error *err) {
+    const lossy_tile *t = tile;
+    const struct lossy_device *d = t->device;
+    uint64_t used = 0, in = from->count * from->n * sizeof(float), out = from->count * to->n * sizeof(float);
+    float *host = malloc(in > out ? in : out), *left = lossy_device_take(d, &used, in),
+          *sums = lossy_device_take(d, &used, out);
+    if (!host) {
+        return err_nomem(err, in, "factors of a matrix");
+    }
+    if (used > d->scratch_size) {
+        free(host);
+        return err_set(err, CKD_E_NOMEM, "factors of a matrix take more than the device's scratch");
+    }
+    to->count = from->count;
+    turn_vectors(host, from, false);
+    ckd_status status = device_put(d->line, left, host, in, err);
+    device_failure why = {DEVICE_DONE, "", ""};
+    device_product p = {.sums = sums,
+                        .left = left,
+                        .right = d->matrix,
+                        .rows = from->count,
+                        .columns = to->n,
+                        .rank = from->n,
+                        .right_turned = turned};
+    if (status == CKD_OK) {
+        d->line->backend->product(&d->line->queue, &p, &why);
+        status = lossy_device_status(d, &why, err);
+    }
+    status = status == CKD_OK ? device_get(d->line, host, sums, out, err) : status;
+    if (status == CKD_OK) {
+        turn_vectors(host, to, true);
+    }
+    free(host);
+    return status;
+}

@@ -1,0 +1,113 @@
+/*
+ * A lossy tile that lies in the memory of a device: statistics, integers and the values they stand for are made there, and what comes to the host are sums,
+ * hashes, and the integers in two bits each. Plans, factors' rounding and entropy coding are the host's, as for other tiles. Internal to engine/.
+ *
+ * For tiles as training has them: whole rows, floats as they should be, and a parent, if it is weights. Others are read to the host, and coded there.
+ */
+#ifndef ENGINE_LOSSY_DEVICE_H
+#define ENGINE_LOSSY_DEVICE_H
+
+#include <pthread.h>
+
+#include "engine/device.h"
+#include "engine/lossy_block.h"
+#include "engine/lossy_direction.h"
+#include "engine/lossy_sums.h"
+#include "engine/low_rank_products.h"
+
+/* What was made of one block. */
+typedef struct lossy_device_block {
+    uint64_t at, count; /* in the tile */
+    hash128 original, content;
+    hash128 before; /* of f32: of the parent's values */
+    bool any;       /* is one of its integers not 0? */
+    lossy_error error;
+} lossy_device_block;
+
+/* Arrays of a tile in the device's memory, or of a panel of it: as given, as floats, the parent's, and what a decoder will get. */
+typedef struct lossy_device_arrays {
+    const void *given;
+    const float *now;
+    float *before; /* NULL: no parent */
+    float *values;
+    void *cast;             /* values in the dtype, if that is not f32 */
+    const int8_t *integers; /* on the host */
+    uint64_t count;
+} lossy_device_arrays;
+
+struct lossy_device {
+    device_line *line;
+    uint64_t rows, columns, count;
+    ckd_dtype dtype;
+    lossy_device_arrays whole, at; /* at: whose blocks these are: the whole tile, or a panel */
+    float *matrix;                 /* what integers have to say, or products of factors */
+    int8_t *few;
+    uint8_t *panel;   /* room for a panel's arrays */
+    uint8_t *scratch; /* for one operation after the other */
+    uint64_t scratch_size;
+    bytes integers, panel_integers; /* int8 each */
+    lossy_device_block *blocks;
+    size_t block_count, block_room;
+    pthread_mutex_t mutex; /* whoever uses the queue while blocks are coded */
+};
+
+/* Sizes of arrays, so that the next one begins where any access is fast. */
+static inline uint64_t lossy_device_aligned(uint64_t size) {
+    return (size + 255) / 256 * 256;
+}
+/* Places in the scratch, one after the other. */
+static inline void *lossy_device_take(const struct lossy_device *d, uint64_t *used, uint64_t size) {
+    void *at = d->scratch + *used;
+    *used += lossy_device_aligned(size);
+    return at;
+}
+static inline ckd_status lossy_device_status(const struct lossy_device *d, const device_failure *why,
+                                             ckd_error *err) {
+    return device_status(why, d->line->queue.device, err);
+}
+
+/* Can the tile, which is cut and has its part, dtype and recipe, be coded on a device? given: where it is there. */
+bool lossy_device_may(const lossy_tile *t, const void *given);
+/*
+ * Memory for the tile, and its elements as floats: t->device and t->now are set. before: the parent's values, on the host; or NULL. widest: columns of
+ * its panels at most. Release with lossy_device_end. Errors: NOMEM (also of the device: the host can do it), DEVICE.
+ */
+ckd_status lossy_device_begin(struct lossy_device *d, device_line *line, lossy_tile *t, const void *given,
+                              const float *before, uint64_t widest, ckd_error *err);
+void lossy_device_end(struct lossy_device *d);
+
+/* tile_pass_run, lossy_left, a sample's elements, products with what integers have to say: of a tile on a device. */
+ckd_status lossy_device_pass(tile_pass *p, const lossy_tile *t, ckd_error *err);
+ckd_status lossy_device_left(rate_histogram *h, const lossy_tile *t, ckd_error *err);
+/* from: in the device's memory, as the pieces count; to: all pieces, one after the other, on the host. */
+ckd_status lossy_device_gather(float *to, const lossy_tile *t, const float *from, const device_piece *pieces,
+                               uint64_t count, ckd_error *err);
+/* What integers have to say of each element, without factors, as the matrix that lossy_device_times (low_rank_matrix.times) multiplies with. */
+ckd_status lossy_device_matrix(const lossy_tile *t, ckd_error *err);
+ckd_status lossy_device_times(const void *tile, vectors *to, const vectors *from, bool turned,
+                              ckd_error *err);
+
+/* The plan's steps, in the scratch from *used on; and (its factors' products) d->matrix, with the scratch behind `used`. */
+ckd_status lossy_device_steps(device_tile *out, const lossy_tile *t, uint64_t *used, ckd_error *err);
+ckd_status lossy_device_factors(const lossy_tile *t, uint64_t used, ckd_error *err);
+
+/* lossy_device_code.c. Makes integers and values of the tile, which is prepared. false in *done: it is none for a device. */
+ckd_status lossy_device_code(bool *done, lossy_tile *t, ckd_error *err);
+/* The panel of the tile that t is to be, from column `first` of it on: its arrays, gathered, take the tile's place until the next one. */
+ckd_status lossy_device_panel(lossy_tile *t, uint64_t first, ckd_error *err);
+/* The next block of the tile or panel; and once all are told, their hashes and errors. */
+ckd_status lossy_device_add_block(const lossy_tile *t, uint64_t at, uint64_t count, ckd_error *err);
+ckd_status lossy_device_measure(const lossy_tile *t, ckd_error *err);
+/* What was made of the block at `at`. */
+const lossy_device_block *lossy_device_block_of(const lossy_tile *t, uint64_t at);
+/* lossy_block, from that. */
+ckd_status lossy_device_block_encode(lossy_job *j, bytes *payload, const lossy_tile *t, uint64_t at,
+                                     uint64_t count, symbols_workspace *work, ckd_error *err);
+/* Elements of a block in their dtype, into `to`: as given, or as a decoder will get them. Thread-safe. */
+ckd_status lossy_device_fetch(void *to, const lossy_tile *t, uint64_t at, uint64_t count, bool decoded,
+                              ckd_error *err);
+/* Of second moments: notes the sample. Of first ones: adds to the sums. Errors: NOMEM, DEVICE. */
+ckd_status lossy_device_direction(direction_sums *sums, direction_sample *s, const lossy_tile *t, double eps,
+                                  ckd_error *err);
+
+#endif

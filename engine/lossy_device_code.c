@@ -1,0 +1,353 @@
+/* Integers and values of all blocks of a tile on a device, at once; and what the host makes of them, block by block. */
+#include <float.h>
+#include <math.h>
+#include <stdlib.h>
+
+#include "engine/lossy_device.h"
+#include "kernels/scalar_lattice.h"
+
+/* ---- integers and values ---- */
+
+/* Nothing is infinite, or so large that no integer reaches it: what would have to be kept as it is, the host sees to. */
+static bool is_plain(const lossy_tile *t) {
+    bool reached = t->part == LOSSY_SECOND || t->largest < ldexpf(1, t->plan.exponent + 29);
+    bool known = t->part == LOSSY_SECOND ? t->levels_known : t->offsets_known && t->plan.step <= 400;
+    return t->ordinary && reached && known && (t->part != LOSSY_WEIGHT || t->before);
+}
+
+/* Levels that rows and columns say. */
+static ckd_status fill_levels(const lossy_tile *t, ckd_error *err) {
+    const struct lossy_device *d = t->device;
+    uint64_t used = 0;
+    device_failure why = {DEVICE_DONE, "", ""};
+    int32_t *row = lossy_device_take(d, &used, d->rows * sizeof(int32_t)),
+            *column = lossy_device_take(d, &used, d->columns * sizeof(int32_t));
+    ckd_status status = CKD_OK;
+    if (t->plan.row) {
+        status = device_put(d->line, row, t->plan.row, d->rows * sizeof(int32_t), err);
+    }
+    if (t->plan.own.step && status == CKD_OK) {
+        status = device_put(d->line, column, t->plan.own.step, d->columns * sizeof(int32_t), err);
+    }
+    device_levels levels = {.values = d->whole.values,
+                            .row = t->plan.row ? row : NULL,
+                            .column = t->plan.own.step ? column : NULL,
+                            .count = d->count,
+                            .columns = d->columns,
+                            .birth = t->plan.birth,
+                            .step = t->plan.step};
+    if (status == CKD_OK) {
+        d->line->backend->move_levels(&d->line->queue, &levels, &why);
+        status = lossy_device_status(d, &why, err);
+    }
+    return status;
+}
+
+/* The integers, packed, and from that whole again. */
+static ckd_status fetch_integers(const lossy_tile *t, ckd_error *err) {
+    struct lossy_device *d = t->device;
+    uint64_t used = 0, words = (d->count + 15) / 16, room = d->count / 16, others = 0;
+    device_failure why = {DEVICE_DONE, "", ""};
+    device_packing p = {.few = d->few, .count = d->count, .room = (uint32_t)room};
+    p.words = lossy_device_take(d, &used, words * sizeof(uint32_t));
+    p.other = lossy_device_take(d, &used, room * sizeof(*p.other));
+    p.others = lossy_device_take(d, &used, sizeof(uint64_t));
+    int8_t *few = bytes_scratch(&d->integers, d->count, "coding scratch", err);
+    uint32_t *packed = few ? malloc(words * sizeof(uint32_t) + room * sizeof(*p.other)) : NULL;
+    if (!packed) {
+        return few ? err_nomem(err, words * sizeof(uint32_t), "coding scratch") : CKD_E_NOMEM;
+    }
+    struct device_other *other = (struct device_other *)(void *)(packed + words);
+    if (d->line->backend->zero(&d->line->queue, p.others, sizeof(uint64_t), &why) == DEVICE_DONE) {
+        d->line->backend->pack(&d->line->queue, &p, &why);
+    }
+    ckd_status status = lossy_device_status(d, &why, err);
+    status = status == CKD_OK ? device_get(d->line, &others, p.others, sizeof(others), err) : status;
+    if (status == CKD_OK && others > room) {
+        status = device_get(d->line, few, d->few, d->count, err);
+    } else if (status == CKD_OK) {
+        status = device_get(d->line, packed, p.words, words * sizeof(uint32_t), err);
+        status =
+            status == CKD_OK ? device_get(d->line, other, p.other, others * sizeof(*other), err) : status;
+        static const int8_t meaning[4] = {0, 1, -1, 0};
+        for (uint64_t i = 0; i < d->count && status == CKD_OK; i++) {
+            few[i] = meaning[packed[i / 16] >> 2 * (i % 16) & 3];
+        }
+        for (uint64_t i = 0; i < others && status == CKD_OK; i++) {
+            few[other[i].at] = (int8_t)other[i].q;
+        }
+    }
+    free(packed);
+    return status;
+}
+
+/* false in *fit: an integer does not fit a byte. */
+static ckd_status make_integers(bool *fit, const lossy_tile *t, ckd_error *err) {
+    const struct lossy_device *d = t->device;
+    uint64_t used = 0;
+    device_failure why = {DEVICE_DONE, "", ""};
+    device_tile tile;
+    device_level_sums sums = {{0}, {0}, 0};
+    bool still = !(t->up[0] < INFINITY);
+    *fit = true;
+    ckd_status status = lossy_device_steps(&tile, t, &used, err);
+    status = status == CKD_OK ? lossy_device_factors(t, used, err) : status;
+    tile.sums = lossy_device_take(d, &used, sizeof(sums));
+    if (status != CKD_OK) {
+        return status;
+    }
+    if (!still && d->line->backend->zero(&d->line->queue, tile.sums, sizeof(sums), &why) == DEVICE_DONE) {
+        d->line->backend->quantise(&d->line->queue, &tile, &why);
+    }
+    tile.few = still ? NULL : d->few;
+    if (why.result == DEVICE_DONE) {
+        d->line->backend->move(&d->line->queue, &tile, &why);
+    }
+    status = lossy_device_status(d, &why, err);
+    if (status == CKD_OK && !still) {
+        status = device_get(d->line, &sums, tile.sums, sizeof(sums), err);
+        *fit = sums.misfits == 0;
+    }
+    if (status == CKD_OK && still) {
+        int8_t *few = bytes_scratch(&t->device->integers, d->count, "coding scratch", err);
+        status = few ? CKD_OK : CKD_E_NOMEM;
+        if (few) {
+            memset(few, 0, d->count);
+        }
+    }
+    return status == CKD_OK && *fit && !still ? fetch_integers(t, err) : status;
+}
+
+/* As a decoder gives them: in the dtype, and as floats again. */
+static ckd_status settle_values(const struct lossy_device *d, ckd_error *err) {
+    device_failure why = {DEVICE_DONE, "", ""};
+    device_elements narrow = {DEVICE_CAST, CKD_F32, d->dtype, NULL},
+                    wide = {DEVICE_WIDEN, d->dtype, CKD_DTYPE_NONE, NULL};
+    device_span there = {.to = d->whole.cast, .from = d->whole.values, .n = d->count},
+                back = {.to = d->whole.values, .from = d->whole.cast, .n = d->count};
+    bool known;
+    if (d->whole.cast &&
+        d->line->backend->elements(&d->line->queue, &known, &narrow, &there, 1, &why) == DEVICE_DONE) {
+        d->line->backend->elements(&d->line->queue, &known, &wide, &back, 1, &why);
+    }
+    return lossy_device_status(d, &why, err);
+}
+
+/* ---- panels ---- */
+
+typedef struct panel_room {
+    const struct lossy_device *d;
+    uint64_t first, width, used;
+    device_failure why;
+} panel_room;
+
+/* Some columns of an array of the tile; NULL of none. */
+static void *gather_columns(panel_room *p, const void *from, size_t size) {
+    const struct lossy_device *d = p->d;
+    if (!from) {
+        return NULL;
+    }
+    void *to = d->panel + p->used;
+    p->used += lossy_device_aligned(d->rows * p->width * size);
+    if (p->why.result == DEVICE_DONE) {
+        d->line->backend->copy_rows(&d->line->queue, to, (const uint8_t *)from + p->first * size,
+                                    p->width * size, d->columns * size, d->rows, DEVICE_ON_DEVICE, &p->why);
+    }
+    return to;
+}
+
+ckd_status lossy_device_panel(lossy_tile *t, uint64_t first, ckd_error *err) {
+    struct lossy_device *d = t->device;
+    size_t size = ckd_dtype_size(d->dtype);
+    panel_room p = {d, first, t->columns, 0, {DEVICE_DONE, "", ""}};
+    lossy_device_arrays *to = &d->at;
+    *to = (lossy_device_arrays){.count = t->count};
+    to->given = gather_columns(&p, d->whole.given, size);
+    to->before = gather_columns(&p, d->whole.before, sizeof(float));
+    to->values = gather_columns(&p, d->whole.values, sizeof(float));
+    to->cast = gather_columns(&p, d->whole.cast, size);
+    to->now = d->whole.cast ? gather_columns(&p, d->whole.now, sizeof(float)) : to->given;
+    d->block_count = 0;
+    t->now = to->now;
+    t->before = to->before;
+    int8_t *few =
+        d->whole.integers ? bytes_scratch(&d->panel_integers, t->count, "coding scratch", err) : NULL;
+    if (d->whole.integers && !few) {
+        return CKD_E_NOMEM;
+    }
+    for (uint64_t row = 0; few && row < d->rows; row++) {
+        memcpy(few + row * t->columns, d->whole.integers + row * d->columns + first, t->columns);
+    }
+    to->integers = few;
+    return lossy_device_status(d, &p.why, err);
+}
+
+/* ---- blocks ---- */
+
+ckd_status lossy_device_add_block(const lossy_tile *t, uint64_t at, uint64_t count, ckd_error *err) {
+    struct lossy_device *d = t->device;
+    if (d->block_count == d->block_room) {
+        size_t room = 2 * d->block_room + 16;
+        lossy_device_block *grown = realloc(d->blocks, room * sizeof(*grown));
+        if (!grown) {
+            return err_nomem(err, room * sizeof(*grown), "coding scratch");
+        }
+        d->blocks = grown;
+        d->block_room = room;
+    }
+    lossy_device_block *b = &d->blocks[d->block_count++];
+    *b = (lossy_device_block){.at = at, .count = count};
+    for (uint64_t i = at; d->at.integers && i < at + count && !b->any; i++) {
+        b->any = d->at.integers[i] != 0;
+    }
+    return CKD_OK;
+}
+
+static ckd_status measure_blocks(const struct lossy_device *d, ckd_error *err) {
+    uint64_t used = 0;
+    device_failure why = {DEVICE_DONE, "", ""};
+    device_sums *all = lossy_device_take(d, &used, d->block_count * sizeof(*all)),
+                *host = malloc(d->block_count * sizeof(*host));
+    device_errors e = {
+        .blocks = lossy_device_take(d, &used, device_error_blocks(CKD_BLOCK_ELEMENTS) * sizeof(*all))};
+    if (!host) {
+        return err_nomem(err, d->block_count * sizeof(*host), "coding scratch");
+    }
+    for (size_t i = 0; i < d->block_count && why.result == DEVICE_DONE; i++) {
+        const lossy_device_block *b = &d->blocks[i];
+        e.given = d->at.now + b->at;
+        e.decoded = d->at.values + b->at;
+        e.count = b->count;
+        e.all = all + i;
+        d->line->backend->errors(&d->line->queue, &e, &why);
+    }
+    ckd_status status = lossy_device_status(d, &why, err);
+    status = status == CKD_OK ? device_get(d->line, host, all, d->block_count * sizeof(*host), err) : status;
+    for (size_t i = 0; i < d->block_count && status == CKD_OK; i++) {
+        d->blocks[i].error = (lossy_error){.energy = host[i].now,
+                                           .error = host[i].moved,
+                                           .largest = host[i].compared ? INFINITY : (double)host[i].farthest,
+                                           .finite = host[i].finite,
+                                           .kept = d->blocks[i].count - host[i].finite};
+    }
+    free(host);
+    return status;
+}
+
+static hash128 *hash_place(lossy_device_block *b, int which) {
+    return which == 0 ? &b->original : which == 1 ? &b->content : &b->before;
+}
+
+/* Content hashes of all blocks of one array. */
+static ckd_status hash_blocks(const struct lossy_device *d, int which, const void *values, size_t size,
+                              ckd_error *err) {
+    uint64_t used = 0, pieces = 0, most = d->at.count * size / DEVICE_PIECE + d->block_count;
+    uint64_t *to = lossy_device_take(d, &used, most * sizeof(*to)), *host = malloc(most * sizeof(*host));
+    device_failure why = {DEVICE_DONE, "", ""};
+    if (!host) {
+        return err_nomem(err, most * sizeof(*host), "coding scratch");
+    }
+    for (size_t first = 0; first < d->block_count && why.result == DEVICE_DONE; first += DEVICE_SPANS) {
+        device_pieces spans[DEVICE_SPANS];
+        uint32_t n = 0;
+        for (size_t i = first; i < d->block_count && n < DEVICE_SPANS; i++, n++) {
+            const lossy_device_block *b = &d->blocks[i];
+            spans[n] = (device_pieces){(const uint8_t *)values + b->at * size, b->count * size, to + pieces};
+            pieces += (b->count * size + DEVICE_PIECE - 1) / DEVICE_PIECE;
+        }
+        d->line->backend->hash(&d->line->queue, spans, n, &why);
+    }
+    ckd_status status = lossy_device_status(d, &why, err);
+    status = status == CKD_OK ? device_get(d->line, host, to, pieces * sizeof(*host), err) : status;
+    pieces = 0;
+    for (size_t i = 0; i < d->block_count && status == CKD_OK; i++) {
+        uint64_t n = (d->blocks[i].count * size + DEVICE_PIECE - 1) / DEVICE_PIECE;
+        *hash_place(&d->blocks[i], which) =
+            hash128_of(host + pieces, n * sizeof(*host)); /* little endian, as the device is */
+        pieces += n;
+    }
+    free(host);
+    return status;
+}
+
+ckd_status lossy_device_measure(const lossy_tile *t, ckd_error *err) {
+    const struct lossy_device *d = t->device;
+    const lossy_device_arrays *a = &d->at;
+    size_t size = ckd_dtype_size(d->dtype);
+    ckd_status status = measure_blocks(d, err);
+    status = status == CKD_OK ? hash_blocks(d, 0, a->given, size, err) : status;
+    status = status == CKD_OK ? hash_blocks(d, 1, a->cast ? a->cast : a->values, size, err) : status;
+    return status == CKD_OK && a->before && !a->cast ? hash_blocks(d, 2, a->before, size, err) : status;
+}
+
+ckd_status lossy_device_code(bool *done, lossy_tile *t, ckd_error *err) {
+    struct lossy_device *d = t->device;
+    *done = is_plain(t);
+    ckd_status status = stop_look(t->stop, err);
+    if (status == CKD_OK && *done) {
+        status = t->part == LOSSY_SECOND ? fill_levels(t, err) : make_integers(done, t, err);
+    }
+    if (status != CKD_OK || !*done) {
+        return status;
+    }
+    d->whole.integers = t->part == LOSSY_SECOND ? NULL : (const int8_t *)d->integers.data;
+    d->at = d->whole;
+    return settle_values(d, err);
+}
+
+const lossy_device_block *lossy_device_block_of(const lossy_tile *t, uint64_t at) {
+    const struct lossy_device *d = t->device;
+    size_t low = 0, high = d->block_count;
+    while (high - low > 1) {
+        size_t middle = low + (high - low) / 2;
+        *(d->blocks[middle].at <= at ? &low : &high) = middle;
+    }
+    return &d->blocks[low];
+}
+
+ckd_status lossy_device_block_encode(lossy_job *j, bytes *payload, const lossy_tile *t, uint64_t at,
+                                     uint64_t count, symbols_workspace *work, ckd_error *err) {
+    const struct lossy_device *d = t->device;
+    const lossy_device_block *b = lossy_device_block_of(t, at);
+    j->block = lossy_block_of(t, at, count);
+    j->block.few = b->any ? d->at.integers + at : NULL;
+    j->error = b->error;
+    j->decoded = NULL;
+    lossy_judge(j, t);
+    bytes_clear(payload);
+    return lattice_encode(payload, &j->block, LATTICE_FAST, &j->work.scratch, work, err);
+}
+
+ckd_status lossy_device_fetch(void *to, const lossy_tile *t, uint64_t at, uint64_t count, bool decoded,
+                              ckd_error *err) {
+    struct lossy_device *d = t->device;
+    size_t size = ckd_dtype_size(d->dtype);
+    const lossy_device_arrays *a = &d->at;
+    const uint8_t *from = decoded ? (a->cast ? a->cast : (const void *)a->values) : a->given;
+    pthread_mutex_lock(&d->mutex);
+    ckd_status status = device_get(d->line, to, from + at * size, count * size, err);
+    pthread_mutex_unlock(&d->mutex);
+    return status;
+}
+
+ckd_status lossy_device_direction(direction_sums *sums, direction_sample *s, const lossy_tile *t, double eps,
+                                  ckd_error *err) {
+    const struct lossy_device *d = t->device;
+    uint64_t from = (t->sampled + s->stride - 1) / s->stride,
+             end = (t->sampled + t->count + s->stride - 1) / s->stride, n = end - from;
+    device_piece *pieces = malloc((n + 1) * (sizeof(*pieces) + 2 * sizeof(float)));
+    if (!pieces) {
+        return err_nomem(err, n * sizeof(*pieces), "a sample of second moments");
+    }
+    float *given = (float *)(void *)(pieces + n), *decoded = given + n;
+    for (uint64_t i = 0; i < n; i++) {
+        pieces[i] = (device_piece){(from + i) * s->stride - t->sampled, (uint32_t)i, 1};
+    }
+    ckd_status status = lossy_device_gather(given, t, d->at.now, pieces, n, err);
+    status = status == CKD_OK ? lossy_device_gather(decoded, t, d->at.values, pieces, n, err) : status;
+    if (status == CKD_OK) {
+        direction_take(sums, s, from, n, given, decoded, eps);
+    }
+    free(pieces);
+    return status;
+}
