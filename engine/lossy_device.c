@@ -18,15 +18,42 @@ bool lossy_device_may(const lossy_tile *t, const void *given) {
     return whole && (uintptr_t)given % size == 0 && plain && levels && t->count >= FEWEST;
 }
 
-/* Of the tile's operations, the one that takes most: rows' and columns' sums, vectors of factors, what is gathered, hashes. */
+#define NARROWEST_FACTORED 16u /* rows and columns; as lossy_plan.c has it */
+#define PANELS             64u /* of rows whose columns are summed up apart, at most */
+#define PANEL_ROWS         32u /* at least */
+
+static uint64_t panels_of(uint64_t rows) {
+    uint64_t panels = rows / PANEL_ROWS;
+    return panels < 1 ? 1 : (panels > PANELS ? PANELS : panels);
+}
+
+/* Components of factors, and vectors of the search for them, at most. */
+static uint64_t most_rank(const lossy_tile *t, uint64_t rows) {
+    uint64_t shorter = rows < t->columns ? rows : t->columns;
+    bool factors = t->recipe->effort > 1 && shorter >= NARROWEST_FACTORED && t->part != LOSSY_SECOND;
+    return !factors ? 0 : (shorter < t->recipe->most_rank ? shorter : t->recipe->most_rank);
+}
+
+/* Of the tile's operations, the one that takes most: sums of rows, sums of columns, factors, what is gathered or packed, hashes. */
 static uint64_t scratch_of(const lossy_tile *t, uint64_t rows) {
-    uint64_t factors = 2 * (uint64_t)LATTICE_MAX_RANK / 8 * (rows + t->columns) * sizeof(float);
-    uint64_t sums =
-        64 * (rows + t->columns) + 48 * 64 * t->columns + rows / DEVICE_PASS_ROWS * sizeof(device_sums);
-    uint64_t other =
-        t->count / 4 + t->count / 16 * sizeof(struct device_other) + 3 * t->count / 256 + (1u << 22);
-    uint64_t most = factors > sums ? factors : sums;
-    return lossy_device_aligned(most > other ? most : other);
+    uint64_t columns = t->columns, sides = 4 * (rows + columns);
+    uint64_t most = 4 * sides + 16 * rows + device_pass_blocks(rows) * sizeof(device_sums);
+    uint64_t of_columns = 8 * rows + 20 * panels_of(rows) * columns;
+    uint64_t factors = (1 + most_rank(t, rows)) * sides;
+    uint64_t other = t->count / 4 + t->count / 16 * sizeof(struct device_other) + t->count / 64 + (4u << 20);
+    most = of_columns > most ? of_columns : most;
+    most = factors > most ? factors : most;
+    return lossy_device_aligned((other > most ? other : most) +
+                                4096); /* and what begins at multiples of 256 */
+}
+
+/* Errors: NOMEM, if the scratch does not reach as far. */
+ckd_status lossy_device_reaches(const struct lossy_device *d, uint64_t used, ckd_error *err) {
+    return used <= d->scratch_size
+               ? CKD_OK
+               : err_set(err, CKD_E_NOMEM,
+                         "an operation takes %llu bytes of a device's scratch, which has %llu",
+                         (unsigned long long)used, (unsigned long long)d->scratch_size);
 }
 
 static ckd_status as_floats(struct lossy_device *d, float *to, ckd_error *err) {
@@ -39,13 +66,15 @@ static ckd_status as_floats(struct lossy_device *d, float *to, ckd_error *err) {
     return lossy_device_status(d, &why, err);
 }
 
-/* Bytes of a panel's arrays. */
+/* Bytes of a panel's arrays. widest: UINT64_MAX, if there are no panels. */
 static uint64_t panel_size(const lossy_tile *t, uint64_t rows, bool before, uint64_t widest) {
-    uint64_t n = rows * widest, size = ckd_dtype_size(t->dtype);
+    if (widest == UINT64_MAX) {
+        return 0;
+    }
+    uint64_t n = rows * (widest < t->columns ? widest : t->columns), size = ckd_dtype_size(t->dtype);
     bool floats = t->dtype == CKD_F32;
-    return widest >= t->columns ? 0
-                                : lossy_device_aligned(n * size) * (floats ? 1 : 2) +
-                                      lossy_device_aligned(n * 4) * (1 + before + !floats);
+    return lossy_device_aligned(n * size) * (floats ? 1 : 2) +
+           lossy_device_aligned(n * 4) * (1 + before + !floats);
 }
 
 ckd_status lossy_device_begin(struct lossy_device *d, device_line *line, lossy_tile *t, const void *given,
@@ -146,8 +175,8 @@ static ckd_status sum_rows(tile_pass *p, const lossy_tile *t, ckd_error *err) {
     double *rows = lossy_device_take(d, &used, 2 * d->rows * sizeof(double));
     pass.all = lossy_device_take(d, &used, sizeof(device_sums));
     pass.blocks = lossy_device_take(d, &used, device_pass_blocks(d->rows) * sizeof(device_sums));
-    ckd_status status = CKD_OK;
-    if (p->weight) {
+    ckd_status status = lossy_device_reaches(d, used, err);
+    if (status == CKD_OK && p->weight) {
         pass.weight = weight;
         pass.row_weight = t->plan.row ? row_weight : NULL;
         status = device_put(d->line, weight, p->weight, d->columns * sizeof(float), err);
@@ -179,11 +208,9 @@ static void find_scales(double *scale, tile_pass *p, uint64_t rows) {
     }
 }
 
-#define PANELS 64u /* of rows, at most */
-
 static ckd_status sum_columns(tile_pass *p, const lossy_tile *t, ckd_error *err) {
     const struct lossy_device *d = t->device;
-    uint64_t used = 0, panels = d->rows < PANELS ? d->rows : PANELS, each = panels * d->columns;
+    uint64_t used = 0, panels = panels_of(d->rows), each = panels * d->columns;
     device_failure why = {DEVICE_DONE, "", ""};
     double *scales = lossy_device_take(d, &used, d->rows * sizeof(double));
     device_columns c = {.now = d->whole.now,
@@ -204,7 +231,8 @@ static ckd_status sum_columns(tile_pass *p, const lossy_tile *t, ckd_error *err)
     double *sum = host + d->rows, *scale = sum + each;
     uint32_t *count = (uint32_t *)(void *)(scale + each);
     find_scales(host, p, d->rows);
-    ckd_status status = device_put(d->line, scales, host, d->rows * sizeof(double), err);
+    ckd_status status = lossy_device_reaches(d, used, err);
+    status = status == CKD_OK ? device_put(d->line, scales, host, d->rows * sizeof(double), err) : status;
     if (status == CKD_OK) {
         d->line->backend->columns(&d->line->queue, &c, &why);
         status = lossy_device_status(d, &why, err);
@@ -310,7 +338,8 @@ ckd_status lossy_device_factors(const lossy_tile *t, uint64_t used, ckd_error *e
     for (uint64_t i = 0; i < left; i++) {
         host[i] = (float)t->plan.factor[i];
     }
-    ckd_status status = device_put(d->line, to_left, host, left * sizeof(float), err);
+    ckd_status status = lossy_device_reaches(d, used, err);
+    status = status == CKD_OK ? device_put(d->line, to_left, host, left * sizeof(float), err) : status;
     for (uint64_t i = 0; i < right; i++) {
         host[i] = (float)t->plan.own.factor[i] * (float)(1u << t->plan.own.shift[i % rank]);
     }
@@ -362,7 +391,8 @@ ckd_status lossy_device_gather(float *to, const lossy_tile *t, const float *from
     device_piece *list = lossy_device_take(d, &used, count * sizeof(*list));
     device_gathering g = {.from = from, .piece = list, .pieces = count};
     g.to = lossy_device_take(d, &used, elements * sizeof(float));
-    ckd_status status = device_put(d->line, list, pieces, count * sizeof(*list), err);
+    ckd_status status = lossy_device_reaches(d, used, err);
+    status = status == CKD_OK ? device_put(d->line, list, pieces, count * sizeof(*list), err) : status;
     if (status == CKD_OK) {
         d->line->backend->gather(&d->line->queue, &g, &why);
         status = lossy_device_status(d, &why, err);
@@ -406,13 +436,10 @@ ckd_status lossy_device_times(const void *tile, vectors *to, const vectors *from
     if (!host) {
         return err_nomem(err, in, "factors of a matrix");
     }
-    if (used > d->scratch_size) {
-        free(host);
-        return err_set(err, CKD_E_NOMEM, "factors of a matrix take more than the device's scratch");
-    }
     to->count = from->count;
     turn_vectors(host, from, false);
-    ckd_status status = device_put(d->line, left, host, in, err);
+    ckd_status status = lossy_device_reaches(d, used, err);
+    status = status == CKD_OK ? device_put(d->line, left, host, in, err) : status;
     device_failure why = {DEVICE_DONE, "", ""};
     device_product p = {.sums = sums,
                         .left = left,

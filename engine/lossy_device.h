@@ -61,6 +61,7 @@ static inline void *lossy_device_take(const struct lossy_device *d, uint64_t *us
     *used += lossy_device_aligned(size);
     return at;
 }
+ckd_status lossy_device_reaches(const struct lossy_device *d, uint64_t used, ckd_error *err);
 static inline ckd_status lossy_device_status(const struct lossy_device *d, const device_failure *why,
                                              ckd_error *err) {
     return device_status(why, d->line->queue.device, err);

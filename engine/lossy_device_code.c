@@ -58,10 +58,12 @@ static ckd_status fetch_integers(const lossy_tile *t, ckd_error *err) {
         return few ? err_nomem(err, words * sizeof(uint32_t), "coding scratch") : CKD_E_NOMEM;
     }
     struct device_other *other = (struct device_other *)(void *)(packed + words);
-    if (d->line->backend->zero(&d->line->queue, p.others, sizeof(uint64_t), &why) == DEVICE_DONE) {
+    ckd_status status = lossy_device_reaches(d, used, err);
+    if (status == CKD_OK &&
+        d->line->backend->zero(&d->line->queue, p.others, sizeof(uint64_t), &why) == DEVICE_DONE) {
         d->line->backend->pack(&d->line->queue, &p, &why);
     }
-    ckd_status status = lossy_device_status(d, &why, err);
+    status = status == CKD_OK ? lossy_device_status(d, &why, err) : status;
     status = status == CKD_OK ? device_get(d->line, &others, p.others, sizeof(others), err) : status;
     if (status == CKD_OK && others > room) {
         status = device_get(d->line, few, d->few, d->count, err);
@@ -213,7 +215,8 @@ static ckd_status measure_blocks(const struct lossy_device *d, ckd_error *err) {
     if (!host) {
         return err_nomem(err, d->block_count * sizeof(*host), "coding scratch");
     }
-    for (size_t i = 0; i < d->block_count && why.result == DEVICE_DONE; i++) {
+    ckd_status status = lossy_device_reaches(d, used, err);
+    for (size_t i = 0; i < d->block_count && why.result == DEVICE_DONE && status == CKD_OK; i++) {
         const lossy_device_block *b = &d->blocks[i];
         e.given = d->at.now + b->at;
         e.decoded = d->at.values + b->at;
@@ -221,7 +224,7 @@ static ckd_status measure_blocks(const struct lossy_device *d, ckd_error *err) {
         e.all = all + i;
         d->line->backend->errors(&d->line->queue, &e, &why);
     }
-    ckd_status status = lossy_device_status(d, &why, err);
+    status = status == CKD_OK ? lossy_device_status(d, &why, err) : status;
     status = status == CKD_OK ? device_get(d->line, host, all, d->block_count * sizeof(*host), err) : status;
     for (size_t i = 0; i < d->block_count && status == CKD_OK; i++) {
         d->blocks[i].error = (lossy_error){.energy = host[i].now,
@@ -247,7 +250,9 @@ static ckd_status hash_blocks(const struct lossy_device *d, int which, const voi
     if (!host) {
         return err_nomem(err, most * sizeof(*host), "coding scratch");
     }
-    for (size_t first = 0; first < d->block_count && why.result == DEVICE_DONE; first += DEVICE_SPANS) {
+    ckd_status status = lossy_device_reaches(d, used, err);
+    for (size_t first = 0; first < d->block_count && why.result == DEVICE_DONE && status == CKD_OK;
+         first += DEVICE_SPANS) {
         device_pieces spans[DEVICE_SPANS];
         uint32_t n = 0;
         for (size_t i = first; i < d->block_count && n < DEVICE_SPANS; i++, n++) {
@@ -257,7 +262,7 @@ static ckd_status hash_blocks(const struct lossy_device *d, int which, const voi
         }
         d->line->backend->hash(&d->line->queue, spans, n, &why);
     }
-    ckd_status status = lossy_device_status(d, &why, err);
+    status = status == CKD_OK ? lossy_device_status(d, &why, err) : status;
     status = status == CKD_OK ? device_get(d->line, host, to, pieces * sizeof(*host), err) : status;
     pieces = 0;
     for (size_t i = 0; i < d->block_count && status == CKD_OK; i++) {

@@ -371,7 +371,8 @@ static ckd_status load_and_prepare(bool *worth, tile_parent *from, kept_second *
         *t = cut;
         status = save_load_tile(from, save, t, r->tensor, r->context, device ? widest_of(r) : 0, err);
         status = status == CKD_OK ? prepare_tile(worth, &here, second, save, t, r->context, err) : status;
-        if (status == CKD_E_NOMEM && t->device) {
+        /* Of a device that is broken the host will hear when it reads. */
+        if ((status == CKD_E_NOMEM || status == CKD_E_DEVICE) && t->device) {
             store_message(save->store, "%s is coded on the host: %s", r->context->tensor->name,
                           err ? err->message : "too little memory on the device");
             status = CKD_OK;

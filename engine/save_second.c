@@ -58,8 +58,13 @@ ckd_status keep_second(kept_second **out, ckd_save *save, const lossy_tile *t, c
     }
     *kept =
         (kept_second){.next = save->seconds, .weight = weight, .first = t->first, .region = *context->region};
+    ckd_status status = direction_begin(&kept->sample, t->count, err);
+    if (status != CKD_OK) {
+        free(kept);
+        return status;
+    }
     save->seconds = *out = kept;
-    return direction_begin(&kept->sample, t->count, err);
+    return CKD_OK;
 }
 
 kept_second *find_second(const ckd_save *save, const lossy_tile *t, const tensor_context *context) {

@@ -18,7 +18,7 @@
 extern "C" {
 #endif
 
-#define DEVICE_VERSION 1
+#define DEVICE_VERSION 2
 
 typedef enum device_result {
     DEVICE_DONE,

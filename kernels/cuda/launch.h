@@ -28,6 +28,14 @@ typedef struct place {
 #define ALIGNED(n)   __align__(n)
 #define UNROLL       _Pragma("unroll")
 
+/* Makes a device the thread's own, and gives it back the one that it had. */
+typedef struct device_scope {
+    int device, before;
+    device_result result;
+} device_scope;
+device_scope cuda_scope_enter(int device, device_failure *why);
+device_result cuda_scope_leave(const device_scope *s, device_result result);
+
 /* Sets *why, and says whether the launch went well (what it does shows later, at device_backend.finish). */
 device_result cuda_launched(const char *kernel, device_failure *why);
 
@@ -65,16 +73,15 @@ static __device__ __forceinline__ void add_u32(uint32_t *to, uint32_t n) {
         }                                                                                              \
     }                                                                                                  \
     LAUNCHER(name, arguments)
-#define LAUNCHER(name, arguments)                                                                   \
-    static device_result name##_launch(const device_queue *queue, uint32_t blocks, uint32_t spans,  \
-                                       const arguments *a, device_failure *why) {                   \
-        int current = 0;                                                                            \
-        cudaGetDevice(&current);                                                                    \
-        cudaSetDevice(queue->device);                                                               \
-        name##_kernel<<<dim3(blocks, spans), LAUNCH_THREADS, 0, (cudaStream_t)queue->stream>>>(*a); \
-        device_result result = cuda_launched(#name, why);                                           \
-        cudaSetDevice(current);                                                                     \
-        return result;                                                                              \
+#define LAUNCHER(name, arguments)                                                                       \
+    static device_result name##_launch(const device_queue *queue, uint32_t blocks, uint32_t spans,      \
+                                       const arguments *a, device_failure *why) {                       \
+        device_scope s = cuda_scope_enter(queue->device, why);                                          \
+        if (s.result == DEVICE_DONE) {                                                                  \
+            name##_kernel<<<dim3(blocks, spans), LAUNCH_THREADS, 0, (cudaStream_t)queue->stream>>>(*a); \
+            s.result = cuda_launched(#name, why);                                                       \
+        }                                                                                               \
+        return cuda_scope_leave(&s, s.result);                                                          \
     }
 
 #else /* EMULATED */
@@ -94,7 +101,7 @@ static inline __attribute__((unused)) void add_u32(uint32_t *to, uint32_t n) {
     *to += n;
 }
 
-/* EMULATED_LAUNCH, EMULATED_LANDED: what is to happen before and after each launch; defined by who includes this. */
+/* EMULATED_LAUNCH(queue, name, why), EMULATED_LANDED(): what is to happen before (it may fail) and after each launch; defined by who includes this. */
 
 /* Set: blocks and threads run from the last to the first. What depends on their order shows. */
 extern bool emulated_backwards;
@@ -105,9 +112,9 @@ static inline uint32_t emulated_turn(uint32_t i, uint32_t n) {
 #define KERNEL(name, arguments)                                                                           \
     static device_result name##_launch(const device_queue *queue, uint32_t blocks, uint32_t spans,        \
                                        const arguments *a, device_failure *why) {                         \
-        (void)queue;                                                                                      \
-        (void)why;                                                                                        \
-        EMULATED_LAUNCH();                                                                                \
+        if (EMULATED_LAUNCH(queue, #name, why) != DEVICE_DONE) {                                          \
+            return why->result;                                                                           \
+        }                                                                                                 \
         for (uint64_t i = 0, n = (uint64_t)blocks * spans * LAUNCH_THREADS; i < n; i++) {                 \
             uint64_t turn = emulated_backwards ? n - 1 - i : i;                                           \
             uint32_t block = (uint32_t)(turn / LAUNCH_THREADS);                                           \
@@ -123,9 +130,9 @@ static inline uint32_t emulated_turn(uint32_t i, uint32_t n) {
                                        const arguments *a, device_failure *why) {                  \
         static _Thread_local shared s;                                                             \
         static _Thread_local own o[LAUNCH_THREADS];                                                \
-        (void)queue;                                                                               \
-        (void)why;                                                                                 \
-        EMULATED_LAUNCH();                                                                         \
+        if (EMULATED_LAUNCH(queue, #name, why) != DEVICE_DONE) {                                   \
+            return why->result;                                                                    \
+        }                                                                                          \
         for (uint32_t i = 0; i < blocks * spans; i++) {                                            \
             uint32_t block = emulated_turn(i, blocks * spans);                                     \
             memset(&s, 0x5a, sizeof(s));                                                           \

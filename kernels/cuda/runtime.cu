@@ -35,13 +35,32 @@ device_result cuda_launched(const char *kernel, device_failure *why) {
 
 /* ---- the thread's device ---- */
 
-typedef struct device_scope {
-    int before;
-    device_result result;
-} device_scope;
+/*
+ * Has this process used the device? Since CUDA 12 to make a device current begins to use it, which takes hundreds of MB of its memory: a thread that
+ * never chose one, and so has device 0, must not do so when it gets back what it had.
+ */
+static bool is_used(int device) {
+    typedef int (*state_fn)(int, unsigned int *, int *);
+    void *found = NULL;
+    enum cudaDriverEntryPointQueryResult how;
+    unsigned int flags;
+    int active = 1;
+#if CUDART_VERSION >= 12050
+    cudaError_t error = cudaGetDriverEntryPointByVersion("cuDevicePrimaryCtxGetState", &found, 12000,
+                                                         cudaEnableDefault, &how);
+#else
+    cudaError_t error =
+        cudaGetDriverEntryPoint("cuDevicePrimaryCtxGetState", &found, cudaEnableDefault, &how);
+#endif
+    if (error != cudaSuccess || how != cudaDriverEntryPointSuccess || !found) {
+        cudaGetLastError();
+        return true;
+    }
+    return ((state_fn)found)(device, &flags, &active) != 0 || active;
+}
 
-static device_scope scope_enter(int device, device_failure *why) {
-    device_scope s = {-1, DEVICE_DONE};
+device_scope cuda_scope_enter(int device, device_failure *why) {
+    device_scope s = {device, device, DEVICE_DONE};
     s.result = failed(why, "cudaGetDevice", cudaGetDevice(&s.before));
     if (s.result == DEVICE_DONE && s.before != device) {
         s.result = failed(why, "cudaSetDevice", cudaSetDevice(device));
@@ -49,8 +68,8 @@ static device_scope scope_enter(int device, device_failure *why) {
     return s;
 }
 
-static device_result scope_leave(const device_scope *s, device_result result) {
-    if (s->before >= 0) {
+device_result cuda_scope_leave(const device_scope *s, device_result result) {
+    if (s->before != s->device && is_used(s->before)) {
         cudaSetDevice(s->before);
     }
     return result;
@@ -68,7 +87,7 @@ device_result cuda_count(int *devices, device_failure *why) {
 device_result cuda_describe(device_about *about, int device, device_failure *why) {
     struct cudaDeviceProp p;
     memset(about, 0, sizeof(*about));
-    device_scope s = scope_enter(device, why);
+    device_scope s = cuda_scope_enter(device, why);
     device_result result = s.result;
     if (result == DEVICE_DONE) {
         result = failed(why, "cudaGetDeviceProperties", cudaGetDeviceProperties(&p, device));
@@ -83,7 +102,7 @@ device_result cuda_describe(device_about *about, int device, device_failure *why
         about->major = (uint32_t)p.major;
         about->minor = (uint32_t)p.minor;
     }
-    return scope_leave(&s, result);
+    return cuda_scope_leave(&s, result);
 }
 
 device_result cuda_owner(int *device, const void *address, device_failure *why) {
@@ -100,40 +119,40 @@ device_result cuda_owner(int *device, const void *address, device_failure *why) 
 
 device_result cuda_allocate(void **out, int device, size_t bytes, device_failure *why) {
     *out = NULL;
-    device_scope s = scope_enter(device, why);
+    device_scope s = cuda_scope_enter(device, why);
     device_result result = s.result;
     if (result == DEVICE_DONE) {
         result = failed(why, "cudaMalloc", cudaMalloc(out, bytes));
     }
-    return scope_leave(&s, result);
+    return cuda_scope_leave(&s, result);
 }
 
 void cuda_release(int device, void *memory) {
     device_failure why;
-    device_scope s = scope_enter(device, &why);
+    device_scope s = cuda_scope_enter(device, &why);
     if (s.result == DEVICE_DONE && memory) {
         failed(&why, "cudaFree", cudaFree(memory));
     }
-    scope_leave(&s, DEVICE_DONE);
+    cuda_scope_leave(&s, DEVICE_DONE);
 }
 
 device_result cuda_allocate_pinned(void **out, int device, size_t bytes, device_failure *why) {
     *out = NULL;
-    device_scope s = scope_enter(device, why);
+    device_scope s = cuda_scope_enter(device, why);
     device_result result = s.result;
     if (result == DEVICE_DONE) {
         result = failed(why, "cudaHostAlloc", cudaHostAlloc(out, bytes, cudaHostAllocPortable));
     }
-    return scope_leave(&s, result);
+    return cuda_scope_leave(&s, result);
 }
 
 void cuda_release_pinned(int device, void *memory) {
     device_failure why;
-    device_scope s = scope_enter(device, &why);
+    device_scope s = cuda_scope_enter(device, &why);
     if (s.result == DEVICE_DONE && memory) {
         failed(&why, "cudaFreeHost", cudaFreeHost(memory));
     }
-    scope_leave(&s, DEVICE_DONE);
+    cuda_scope_leave(&s, DEVICE_DONE);
 }
 
 /* ---- cuBLAS ---- */
@@ -163,11 +182,14 @@ static device_result multiply(cublasHandle_t blas, const device_product *p, devi
                                    p->left_turned ? rows : rank, &zero, p->sums, columns));
 }
 
-/* Once for a queue, as making a handle waits for the whole device. */
+/* Once for a queue, at its first product: making a handle takes memory, and waits for the whole device. */
 static device_result products_open(device_queue *queue, device_failure *why) {
     cublasHandle_t blas = NULL;
     device_result result = blas_failed(why, "cublasCreate", cublasCreate(&blas));
     queue->products = blas;
+    if (result != DEVICE_DONE) {
+        return why->result = DEVICE_FULL; /* whatever it says: what it lacks is memory */
+    }
     if (result == DEVICE_DONE) {
         result = blas_failed(why, "cublasSetStream", cublasSetStream(blas, (cudaStream_t)queue->stream));
     }
@@ -178,12 +200,15 @@ static device_result products_open(device_queue *queue, device_failure *why) {
 }
 
 device_result cuda_product(const device_queue *queue, const device_product *product, device_failure *why) {
-    device_scope s = scope_enter(queue->device, why);
+    device_scope s = cuda_scope_enter(queue->device, why);
     device_result result = s.result;
+    if (result == DEVICE_DONE && !queue->products) {
+        result = products_open((device_queue *)queue, why); /* its own part of the queue */
+    }
     if (result == DEVICE_DONE) {
         result = multiply((cublasHandle_t)queue->products, product, why);
     }
-    return scope_leave(&s, result);
+    return cuda_scope_leave(&s, result);
 }
 
 /* ---- queues ---- */
@@ -191,7 +216,7 @@ device_result cuda_product(const device_queue *queue, const device_product *prod
 device_result cuda_queue_open(device_queue *out, int device, bool background, device_failure *why) {
     int lowest = 0, highest = 0;
     cudaStream_t stream = NULL;
-    device_scope s = scope_enter(device, why);
+    device_scope s = cuda_scope_enter(device, why);
     device_result result = s.result;
     *out = device_queue{device, NULL, NULL};
     if (result == DEVICE_DONE) {
@@ -205,10 +230,7 @@ device_result cuda_queue_open(device_queue *out, int device, bool background, de
             cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, background ? lowest : highest));
         out->stream = stream;
     }
-    if (result == DEVICE_DONE) {
-        result = products_open(out, why);
-    }
-    scope_leave(&s, result);
+    cuda_scope_leave(&s, result);
     if (result != DEVICE_DONE) {
         cuda_queue_close(out);
     }
@@ -217,21 +239,21 @@ device_result cuda_queue_open(device_queue *out, int device, bool background, de
 
 void cuda_queue_close(const device_queue *queue) {
     device_failure why;
-    device_scope s = scope_enter(queue->device, &why);
+    device_scope s = cuda_scope_enter(queue->device, &why);
     if (s.result == DEVICE_DONE && queue->products) {
         blas_failed(&why, "cublasDestroy", cublasDestroy((cublasHandle_t)queue->products));
     }
     if (s.result == DEVICE_DONE && queue->stream) {
         failed(&why, "cudaStreamDestroy", cudaStreamDestroy((cudaStream_t)queue->stream));
     }
-    scope_leave(&s, DEVICE_DONE);
+    cuda_scope_leave(&s, DEVICE_DONE);
 }
 
 /* `later` waits for what is on `earlier` now. */
 static device_result one_behind_the_other(int device, cudaStream_t later, cudaStream_t earlier,
                                           device_failure *why) {
     cudaEvent_t event = NULL;
-    device_scope s = scope_enter(device, why);
+    device_scope s = cuda_scope_enter(device, why);
     device_result result = s.result;
     if (result == DEVICE_DONE) {
         result = failed(why, "cudaEventCreate", cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
@@ -245,7 +267,7 @@ static device_result one_behind_the_other(int device, cudaStream_t later, cudaSt
     if (event) {
         cudaEventDestroy(event); /* once it has happened */
     }
-    return scope_leave(&s, result);
+    return cuda_scope_leave(&s, result);
 }
 
 device_result cuda_queue_behind(const device_queue *queue, void *stream, device_failure *why) {
@@ -257,12 +279,12 @@ device_result cuda_queue_before(const device_queue *queue, void *stream, device_
 }
 
 device_result cuda_finish(const device_queue *queue, device_failure *why) {
-    device_scope s = scope_enter(queue->device, why);
+    device_scope s = cuda_scope_enter(queue->device, why);
     device_result result = s.result;
     if (result == DEVICE_DONE) {
         result = failed(why, "cudaStreamSynchronize", cudaStreamSynchronize((cudaStream_t)queue->stream));
     }
-    return scope_leave(&s, result);
+    return cuda_scope_leave(&s, result);
 }
 
 device_result cuda_copy(const device_queue *queue, void *to, const void *from, size_t bytes,
@@ -273,18 +295,18 @@ device_result cuda_copy(const device_queue *queue, void *to, const void *from, s
     if (bytes == 0) {
         return DEVICE_DONE;
     }
-    device_scope s = scope_enter(queue->device, why);
+    device_scope s = cuda_scope_enter(queue->device, why);
     device_result result = s.result;
     if (result == DEVICE_DONE) {
         result = failed(why, "cudaMemcpyAsync",
                         cudaMemcpyAsync(to, from, bytes, kind, (cudaStream_t)queue->stream));
     }
-    return scope_leave(&s, result);
+    return cuda_scope_leave(&s, result);
 }
 
 device_result cuda_copy_rows(const device_queue *queue, void *to, const void *from, size_t bytes,
                              size_t stride, size_t rows, device_direction direction, device_failure *why) {
-    device_scope s = scope_enter(queue->device, why);
+    device_scope s = cuda_scope_enter(queue->device, why);
     device_result result = s.result;
     if (result == DEVICE_DONE && bytes && rows) {
         result = failed(
@@ -293,15 +315,15 @@ device_result cuda_copy_rows(const device_queue *queue, void *to, const void *fr
                               direction == DEVICE_TO_HOST ? cudaMemcpyDeviceToHost : cudaMemcpyDeviceToDevice,
                               (cudaStream_t)queue->stream));
     }
-    return scope_leave(&s, result);
+    return cuda_scope_leave(&s, result);
 }
 
 device_result cuda_zero(const device_queue *queue, void *memory, size_t bytes, device_failure *why) {
-    device_scope s = scope_enter(queue->device, why);
+    device_scope s = cuda_scope_enter(queue->device, why);
     device_result result = s.result;
     if (result == DEVICE_DONE && bytes) {
         result =
             failed(why, "cudaMemsetAsync", cudaMemsetAsync(memory, 0, bytes, (cudaStream_t)queue->stream));
     }
-    return scope_leave(&s, result);
+    return cuda_scope_leave(&s, result);
 }

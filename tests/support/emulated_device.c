@@ -6,10 +6,10 @@
 #include <string.h>
 
 static void catch_up(void);
-static void take_off(void);
+static device_result take_off(const device_queue *queue, const char *name, device_failure *why);
 static void landed(void);
-#define EMULATED_LAUNCH() take_off()
-#define EMULATED_LANDED() landed()
+#define EMULATED_LAUNCH(queue, name, why) take_off(queue, name, why)
+#define EMULATED_LANDED()                 landed()
 #include "kernels/cuda/operations.h"
 
 int emulated_devices = 1;
@@ -214,9 +214,13 @@ static void catch_up(void) {
     lower();
 }
 
-static void take_off(void) {
+static device_result take_off(const device_queue *queue, const char *name, device_failure *why) {
     catch_up();
-    lift();
+    device_result result = call(name, queue->device, why);
+    if (result == DEVICE_DONE) {
+        lift();
+    }
+    return result;
 }
 
 static void landed(void) {
@@ -269,7 +273,9 @@ static device_result zero(const device_queue *queue, void *memory, size_t bytes,
 /* ---- products ---- */
 
 static device_result product(const device_queue *queue, const device_product *p, device_failure *why) {
-    take_off();
+    if (take_off(queue, "product", why) != DEVICE_DONE) {
+        return why->result;
+    }
     for (uint64_t i = 0; i < p->rows; i++) {
         for (uint64_t j = 0; j < p->columns; j++) {
             float sum = 0;
@@ -281,7 +287,7 @@ static device_result product(const device_queue *queue, const device_product *p,
         }
     }
     landed();
-    return call("product", queue->device, why);
+    return DEVICE_DONE;
 }
 
 const device_backend *emulated_device(void) {
