@@ -76,6 +76,7 @@ ckd_status device_take(device_line **out, ckd_store *store, const ckd_device *de
     if (status != CKD_OK) {
         return status;
     }
+    line->stream = d.stream;
     device_failure why = {DEVICE_DONE, "", ""};
     status = check_address(line, address, err);
     if (status == CKD_OK && line->backend->queue_behind(&line->queue, d.stream, &why) != DEVICE_DONE) {
@@ -239,12 +240,11 @@ ckd_status device_get(device_line *line, void *to, const void *from, uint64_t si
     return status;
 }
 
-ckd_status device_write(device_line *line, const ckd_device *device, void *to, const void *from,
-                        uint64_t size, ckd_error *err) {
+ckd_status device_write(device_line *line, void *to, const void *from, uint64_t size, ckd_error *err) {
     device_failure why = {DEVICE_DONE, "", ""};
     ckd_status status = device_put(line, to, from, size, err);
     if (status == CKD_OK) {
-        line->backend->queue_before(&line->queue, device->stream, &why);
+        line->backend->queue_before(&line->queue, line->stream, &why);
         status = device_status(&why, line->queue.device, err);
     }
     return status;

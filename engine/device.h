@@ -14,6 +14,7 @@ typedef struct device_line {
     struct device_line *next;
     const device_backend *backend;
     device_queue queue;
+    void *stream; /* the caller's, of whoever has taken the line */
     void *pinned[2];
     const void *reader; /* whose elements are in there; NULL: nobody's any more */
     void *memory;       /* of the device, for those who have taken the line; kept for the next ones */
@@ -61,7 +62,6 @@ ckd_status device_memory(void **out, device_line *line, uint64_t size, ckd_error
 ckd_status device_put(device_line *line, void *to, const void *from, uint64_t size, ckd_error *err);
 ckd_status device_get(device_line *line, void *to, const void *from, uint64_t size, ckd_error *err);
 /* device_put; what is put on the caller's stream from then on comes behind it. */
-ckd_status device_write(device_line *line, const ckd_device *device, void *to, const void *from,
-                        uint64_t size, ckd_error *err);
+ckd_status device_write(device_line *line, void *to, const void *from, uint64_t size, ckd_error *err);
 
 #endif

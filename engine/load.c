@@ -285,7 +285,7 @@ static ckd_status place_on_device(ckd_load *load, const view_tensor *t, const sp
     status =
         host ? place_all(load, t, want, host, err) : err_nomem(err, q->size, "what is loaded to a device");
     if (status == CKD_OK) {
-        status = device_write(line, q->device, q->data, host, q->size, err);
+        status = device_write(line, q->data, host, q->size, err);
     }
     free(host);
     device_give_back(load->store, line);

@@ -110,6 +110,8 @@ uint64_t lossy_block_count(const lossy_tile *t, uint64_t at);
 ckd_status lossy_tile_prepare(lossy_tile *t, bool *worth, const kernels *k, ckd_error *err);
 /* Thresholds, and factors where they pay; a part of lossy_tile_prepare (lossy_plan.c). */
 ckd_status lossy_tile_plan_rate(lossy_tile *t, const kernels *k, ckd_error *err);
+/* Once it is cut: is it one whose factors may pay? Of first moments and weights. */
+bool lossy_may_factor(const lossy_tile *t);
 void lossy_tile_free(lossy_tile *t);
 
 /* How far lossy values are from those they stand for. */

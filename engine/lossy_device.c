@@ -18,9 +18,8 @@ bool lossy_device_may(const lossy_tile *t, const void *given) {
     return whole && (uintptr_t)given % size == 0 && plain && levels && t->count >= FEWEST;
 }
 
-#define NARROWEST_FACTORED 16u /* rows and columns; as lossy_plan.c has it */
-#define PANELS             64u /* of rows whose columns are summed up apart, at most */
-#define PANEL_ROWS         32u /* at least */
+#define PANELS     64u /* of rows whose columns are summed up apart, at most */
+#define PANEL_ROWS 32u /* at least */
 
 static uint64_t panels_of(uint64_t rows) {
     uint64_t panels = rows / PANEL_ROWS;
@@ -30,7 +29,7 @@ static uint64_t panels_of(uint64_t rows) {
 /* Components of factors, and vectors of the search for them, at most. */
 static uint64_t most_rank(const lossy_tile *t, uint64_t rows) {
     uint64_t shorter = rows < t->columns ? rows : t->columns;
-    bool factors = t->recipe->effort > 1 && shorter >= NARROWEST_FACTORED && t->part != LOSSY_SECOND;
+    bool factors = t->part != LOSSY_SECOND && lossy_may_factor(t);
     return !factors ? 0 : (shorter < t->recipe->most_rank ? shorter : t->recipe->most_rank);
 }
 

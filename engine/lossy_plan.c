@@ -86,9 +86,9 @@ static ckd_status try_factors(planning *p, lossy_tile *t, double alone, const ke
     return CKD_OK;
 }
 
-static bool may_factor(const lossy_tile *t) {
+bool lossy_may_factor(const lossy_tile *t) {
     return t->recipe->effort > 1 && !t->vector && t->columns >= NARROWEST_FACTORED &&
-           lattice_rows(&t->plan) >= NARROWEST_FACTORED && t->columns <= LATTICE_MAX_COLUMNS;
+           tile_rows(t) >= NARROWEST_FACTORED && t->columns <= LATTICE_MAX_COLUMNS;
 }
 
 /* A sample of what is left of every element, without factors: thresholds depend on the distribution only. */
@@ -160,7 +160,7 @@ static ckd_status meet_target(planning *p, lossy_tile *t, const kernels *k, ckd_
 }
 
 ckd_status lossy_tile_plan_rate(lossy_tile *t, const kernels *k, ckd_error *err) {
-    planning p = {.factors = may_factor(t), .histogram = malloc(sizeof(rate_histogram))};
+    planning p = {.factors = lossy_may_factor(t), .histogram = malloc(sizeof(rate_histogram))};
     ckd_status status =
         p.histogram ? plan_once(&p, t, k, err) : err_nomem(err, sizeof(rate_histogram), "coding scratch");
     if (status == CKD_OK && t->recipe->target > 0 && !t->vector) {

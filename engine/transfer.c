@@ -88,12 +88,14 @@ static bool in_batch(const transfer *t, const batch *b, const ckd_id *id) {
 }
 
 /* May it still get another generation? Nobody else gave it one since, or came to build on what it has now. */
-static ckd_status check_renewed(const transfer *t, const transfer_item *item, ckd_error *err) {
+static ckd_status check_renewed(const transfer *t, needs *n, const transfer_item *item, ckd_error *err) {
     ckd_checkpoint found;
     bool fit = false;
     ckd_status status = catalog_find_id(&found, t->to->catalog, &item->m.checkpoint.id, err);
     if (status == CKD_OK && found.generation == item->generation) {
-        status = transfer_check_dependents(&fit, t, &item->m.checkpoint.id, err);
+        status = n->items ? CKD_OK : transfer_read_needs(n, t, err); /* once for all of a batch */
+        status =
+            status == CKD_OK ? transfer_check_dependents(&fit, t, n, &item->m.checkpoint.id, err) : status;
     }
     return status == CKD_E_NOT_FOUND || (status == CKD_OK && !fit)
                ? err_set(err, CKD_E_STATE,
@@ -105,12 +107,13 @@ static ckd_status check_renewed(const transfer *t, const transfer_item *item, ck
 
 /* Another copy, from another store, may have brought it meanwhile: what has arrived of it is not wanted then. */
 static ckd_status skip_present(transfer *t, const batch *b, ckd_error *err) {
+    needs n = {0};
     ckd_status status = CKD_OK;
     for (size_t i = b->first; i < b->end && status == CKD_OK; i++) {
         transfer_item *item = &t->items[i];
         ckd_checkpoint found;
         if (item->state == CKD_COPY_RENEWED) {
-            status = check_renewed(t, item, err);
+            status = check_renewed(t, &n, item, err);
             continue;
         }
         status = transfer_moves(item) ? catalog_find_id(&found, t->to->catalog, &item->m.checkpoint.id, err)
@@ -126,6 +129,7 @@ static ckd_status skip_present(transfer *t, const batch *b, ckd_error *err) {
         item->state = status == CKD_OK ? CKD_COPY_PRESENT : item->state;
         status = status == CKD_E_NOT_FOUND ? CKD_OK : status;
     }
+    needs_free(&n);
     return status;
 }
 

@@ -12,6 +12,7 @@
 #ifndef ENGINE_TRANSFER_H
 #define ENGINE_TRANSFER_H
 
+#include "engine/needs.h"
 #include "engine/store.h"
 
 typedef struct transfer_item {
@@ -100,8 +101,11 @@ ckd_status transfer_bring(transfer *t, transfer_file *f, const transfer_item *it
  */
 ckd_status transfer_find_renewed(bool *again, transfer *t, ckd_error *err);
 bool transfer_is_renewed(const transfer *t, const ckd_id *id);
-/* Would all that the destination has find its links in the source's generation of this? */
-ckd_status transfer_check_dependents(bool *fit, const transfer *t, const ckd_id *id, ckd_error *err);
+/* The manifests of the destination, for the next one; none, if one cannot be read. Release with needs_free. Errors: NOMEM. */
+ckd_status transfer_read_needs(needs *out, const transfer *t, ckd_error *err);
+/* Would all that the destination has find its links in the source's generation of this? Not if it is not known what it has. */
+ckd_status transfer_check_dependents(bool *fit, const transfer *t, const needs *n, const ckd_id *id,
+                                     ckd_error *err);
 /*
  * transfer_links.c: does the destination have all links that the item, whose files are there or have arrived, builds on? STATE: no, and the item would not
  * load. Without the mutex.

@@ -129,18 +129,19 @@ static bool depends(const manifest *m, const ckd_id *on) {
     return found;
 }
 
-ckd_status transfer_check_dependents(bool *fit, const transfer *t, const ckd_id *id, ckd_error *err) {
-    needs n = {0};
+ckd_status transfer_read_needs(needs *out, const transfer *t, ckd_error *err) {
+    ckd_status status = needs_read(out, t->to, err);
+    return status == CKD_E_NOMEM ? status : CKD_OK;
+}
+
+ckd_status transfer_check_dependents(bool *fit, const transfer *t, const needs *n, const ckd_id *id,
+                                     ckd_error *err) {
     view *newer = NULL;
     const ckd_checkpoint *here = find_in(&t->source, id);
-    *fit = false;
     ckd_status status = here ? open_view(&newer, t->from, here, err) : CKD_OK;
-    if (status == CKD_OK && here) {
-        status = needs_read(&n, t->to, err);
-        *fit = status == CKD_OK;
-    }
-    for (size_t i = 0; i < n.count && *fit; i++) {
-        const need *x = &n.items[i];
+    *fit = status == CKD_OK && here && n->items;
+    for (size_t i = 0; i < n->count && *fit; i++) {
+        const need *x = &n->items[i];
         view *v = NULL;
         if (x->superseded || !depends(&x->m, id)) {
             continue;
@@ -149,7 +150,6 @@ ckd_status transfer_check_dependents(bool *fit, const transfer *t, const ckd_id 
         *fit = status == CKD_OK && has_links_of(newer, v);
         view_close(v);
     }
-    needs_free(&n);
     view_close(newer);
     return status == CKD_E_NOMEM ? status : CKD_OK;
 }
@@ -162,13 +162,16 @@ ckd_status transfer_find_renewed(bool *again, transfer *t, ckd_error *err) {
             status = look_below(again, t, &t->items[i], err);
         }
     }
+    needs n = {0};
+    status = status == CKD_OK && *again ? transfer_read_needs(&n, t, err) : status;
     for (size_t i = 0; i < t->renewed_count && *again && status == CKD_OK; i++) {
         bool fit = true;
         if (!t->renewed[i].looked_at) {
             t->renewed[i].looked_at = true;
-            status = transfer_check_dependents(&fit, t, &t->renewed[i].id, err);
+            status = transfer_check_dependents(&fit, t, &n, &t->renewed[i].id, err);
         }
         t->renewed[i].refused = t->renewed[i].refused || !fit;
     }
+    needs_free(&n);
     return status;
 }

@@ -1,5 +1,6 @@
 /* Saving from and loading to a CUDA device. Skipped where there is none; CKD_REQUIRE_GPU=1 makes that a failure. */
 #define DEVICE_STORE_TESTS
+#include "tests/support/cuda_device.h"
 #include "tests/test_device_store.c"
 
 int main(void) {
@@ -10,12 +11,10 @@ int main(void) {
     };
     /* Named here, so that they are no less used than elsewhere. */
     (void)test_refused, (void)test_failures, (void)test_lossy_failures;
-    ckd_error err = {0};
-    int devices = 0;
-    backend = device_backend_open(&err);
-    if (!backend || backend->count(&devices, &why) != DEVICE_DONE || devices == 0) {
-        printf("SKIP: %s\n", !backend ? err.message : why.result ? why.reason : "there is no device");
-        return 77;
+    int result = 0;
+    backend = cuda_device(&result);
+    if (!backend) {
+        return result;
     }
     return cmocka_run_group_tests_name("cuda_store", tests, NULL, NULL);
 }

@@ -271,14 +271,14 @@ static inline elements_launch elements_launch_of(const device_elements *what, si
     }
 }
 
+/* ckd_dtype_size, which the backend is not linked with. */
 static inline size_t elements_size(ckd_dtype dtype) {
     static const uint8_t sizes[] = {0, 8, 4, 2, 2, 1, 1, 8, 4, 2, 1, 8, 4, 2, 1, 1};
     return (size_t)dtype < sizeof(sizes) ? sizes[dtype] : 0;
 }
 
-static inline device_result device_elements_run(const device_queue *queue, bool *known,
-                                                const device_elements *what, const device_span *spans,
-                                                uint32_t count, device_failure *why) {
+static device_result run_elements(const device_queue *queue, bool *known, const device_elements *what,
+                                  const device_span *spans, uint32_t count, device_failure *why) {
     size_t size = elements_size(what->dtype);
     elements_launch launch = size ? elements_launch_of(what, size) : NULL;
     step_launch step = what->operation == DEVICE_STEP ? step_launch_of(what->rule->rule) : NULL;

@@ -220,8 +220,8 @@ DEVICE_FN void hash_pieces(const place *at, const hash_spans *all, hash_shared *
 }
 KERNEL_IN_PHASES(hash_pieces, hash_spans, hash_shared, hash_own, 2)
 
-static inline device_result device_hash_run(const device_queue *queue, const device_pieces *spans,
-                                            uint32_t count, device_failure *why) {
+static device_result run_hash(const device_queue *queue, const device_pieces *spans, uint32_t count,
+                              device_failure *why) {
     hash_spans all;
     uint64_t most = 0;
     for (uint32_t i = 0; i < count && i < DEVICE_SPANS; i++) {

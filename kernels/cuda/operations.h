@@ -7,16 +7,6 @@
 #include "kernels/cuda/lattice.h"
 #include "kernels/cuda/sums.h"
 
-static device_result run_elements(const device_queue *queue, bool *known, const device_elements *what,
-                                  const device_span *spans, uint32_t count, device_failure *why) {
-    return device_elements_run(queue, known, what, spans, count, why);
-}
-
-static device_result run_hash(const device_queue *queue, const device_pieces *spans, uint32_t count,
-                              device_failure *why) {
-    return device_hash_run(queue, spans, count, why);
-}
-
 static uint32_t blocks_of_four(uint64_t count) {
     return launch_blocks((count + LATTICE_EACH - 1) / LATTICE_EACH);
 }
