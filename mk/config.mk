@@ -119,6 +119,10 @@ CKD_LIBS = $(DEPS_LIBS) $(SYS_LIBS)
 # --- CUDA: the backend is a shared object of its own, opened at run time; nothing else is compiled differently
 CUDA_HOME ?= /usr/local/cuda
 NVCC ?= $(firstword $(shell command -v nvcc 2>/dev/null) $(wildcard $(CUDA_HOME)/bin/nvcc))
+# Where nvcc's toolkit has cuBLAS: its header, and (for the backend's run path, as not every system knows it) its library.
+cuda_root := $(if $(NVCC),$(patsubst %/bin/nvcc,%,$(realpath $(NVCC))))
+CUBLAS_H := $(wildcard $(addsuffix /cublas_v2.h,$(cuda_root)/include $(cuda_root)/targets/*/include /usr/include /usr/include/*-linux-gnu))
+CUBLAS_DIR := $(patsubst %/,%,$(dir $(firstword $(wildcard $(addsuffix /libcublas.so,$(cuda_root)/lib64 $(cuda_root)/lib $(cuda_root)/targets/*/lib)))))
 CUDA_ARCHS := -gencode arch=compute_80,code=sm_80 -gencode arch=compute_90,code=sm_90 \
               -gencode arch=compute_90,code=compute_90
 # The same arithmetic as the CPU: no contraction, no flush to zero, correctly rounded division and square root.
@@ -134,6 +138,8 @@ ifeq ($(CUDA),1)
 $(error CUDA=1, but nvcc is neither on PATH nor in $(CUDA_HOME)/bin: set CUDA_HOME or NVCC)
 endif
 CUDA_WHY := no: nvcc not found
+else ifeq ($(CUBLAS_H)$(filter 1,$(CUDA)),)
+CUDA_WHY := no: nvcc is there, but cublas_v2.h is not (CUDA=1 tries all the same)
 endif
 HAVE_CUDA := $(if $(CUDA_WHY),,yes)
 NVCC_VERSION := $(if $(HAVE_CUDA),nvcc $(shell $(NVCC) --version 2>/dev/null | sed -n 's/.*release \([0-9.]*\), V\([0-9.]*\).*/\2/p'))
