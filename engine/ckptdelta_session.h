@@ -114,6 +114,12 @@ typedef struct ckd_session_options {
      * `ranks`, which might not agree.
      */
     int restore_older;
+    /*
+     * Bytes of each device's memory for snapshots of what lies there, allocated at the first step; 0: as much as one takes. What has no room there (all of
+     * it, if the device has less) is copied to pinned host memory instead, which takes as long as the bus does, and counts as `snapshot_bytes`. Room for two: the state can
+     * be copied while an earlier save is under way.
+     */
+    uint64_t device_bytes;
 } ckd_session_options;
 #define CKD_SESSION_OPTIONS_INIT \
     { .struct_size = sizeof(ckd_session_options) }
@@ -129,7 +135,8 @@ CKD_API ckd_status ckd_session_open(ckd_session **out, const char *path, const c
  * Registers a tensor, or this rank's region of it, to be saved and restored, in this order (ckd_save_tensor says which order is good).
  * `data`: the region's elements, contiguous, the caller's, valid until the session is closed. tensor->data and read are not looked at. tensor->optimizer: NULL, or
  * read whenever a snapshot is taken, valid as long; used where the save is one step after its parent. `group`: any number;
- * tensors that ckd_session_fence_group waits for together. Before the first step (STATE). Errors: INVALID (also: that name is registered, and its region overlaps this one, or it has another
+ * tensors that ckd_session_fence_group waits for together. tensor->device: NULL, or where `data` is, and on which stream the trainer reads and writes it: the device makes the copy, in the
+ * order of that stream, and neither ckd_session_step nor a fence waits for it; what is put on the stream behind them does. Before the first step (STATE). Errors: INVALID (also: that name is registered, and its region overlaps this one, or it has another
  * shape or dtype), NOMEM.
  */
 CKD_API ckd_status ckd_session_add(ckd_session *session, const ckd_tensor *tensor, void *data, uint32_t group,
@@ -165,7 +172,10 @@ CKD_API ckd_status ckd_session_save(ckd_session *session, uint64_t step, ckd_err
 /* Of the metric that options.save.metric_name names: recorded with what is saved from now on. */
 CKD_API void ckd_session_metric(ckd_session *session, double metric);
 
-/* Returns when nothing that is registered is still to be copied: from then on it may be written to. */
+/*
+ * Returns when nothing that is registered is still to be copied: from then on it may be written to. What is on devices, by what is put on the tensors' streams from then
+ * on: these wait, not the caller.
+ */
 CKD_API void ckd_session_fence(ckd_session *session);
 /* The same for the tensors of one group, for optimizers that go layer by layer. */
 CKD_API void ckd_session_fence_group(ckd_session *session, uint32_t group);
@@ -217,6 +227,7 @@ typedef struct ckd_session_state {
     uint64_t last_stall_ns;   /* of the newest save that ended */
     uint64_t last_persist_ns; /* the same: from the call of ckd_session_step until it was durable */
     uint64_t interval_steps;  /* between saves, as things are now; 0: not known yet */
+    uint64_t device_bytes;    /* held for snapshots on all devices */
 } ckd_session_state;
 /* Never waits. */
 CKD_API void ckd_session_poll(ckd_session_state *out, ckd_session *session);

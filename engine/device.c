@@ -51,20 +51,20 @@ static device_line *idle_line(ckd_store *store, int device) {
     return line;
 }
 
-static ckd_status check_address(const device_line *line, const void *address, ckd_error *err) {
+ckd_status device_check_address(const device_backend *backend, int device, const void *address,
+                                ckd_error *err) {
     device_failure why = {DEVICE_DONE, "", ""};
     int owner = -1;
-    if (line->backend->owner(&owner, address, &why) != DEVICE_DONE) {
-        return device_status(&why, line->queue.device, err);
+    if (backend->owner(&owner, address, &why) != DEVICE_DONE) {
+        return device_status(&why, device, err);
     }
-    if (owner == line->queue.device) {
+    if (owner == device) {
         return CKD_OK;
     }
-    return owner < 0
-               ? err_set(err, CKD_E_INVALID, "data is said to lie on device %d, but lies in host memory",
-                         line->queue.device)
-               : err_set(err, CKD_E_INVALID, "data is said to lie on device %d, but lies on device %d",
-                         line->queue.device, owner);
+    return owner < 0 ? err_set(err, CKD_E_INVALID,
+                               "data is said to lie on device %d, but lies in host memory", device)
+                     : err_set(err, CKD_E_INVALID, "data is said to lie on device %d, but lies on device %d",
+                               device, owner);
 }
 
 ckd_status device_take(device_line **out, ckd_store *store, const ckd_device *device, const void *address,
@@ -78,7 +78,7 @@ ckd_status device_take(device_line **out, ckd_store *store, const ckd_device *de
     }
     line->stream = d.stream;
     device_failure why = {DEVICE_DONE, "", ""};
-    status = check_address(line, address, err);
+    status = device_check_address(line->backend, d.device, address, err);
     if (status == CKD_OK && line->backend->queue_behind(&line->queue, d.stream, &why) != DEVICE_DONE) {
         status = device_status(&why, d.device, err);
     }

@@ -28,6 +28,9 @@ typedef struct device_line {
  */
 ckd_status device_take(device_line **out, ckd_store *store, const ckd_device *device, const void *address,
                        ckd_error *err);
+/* INVALID: the address is the host's, or another device's. Errors: DEVICE. */
+ckd_status device_check_address(const device_backend *backend, int device, const void *address,
+                                ckd_error *err);
 void device_give_back(ckd_store *store, device_line *line);
 /* Of a store that is closed. */
 void device_lines_close(ckd_store *store);

@@ -195,12 +195,14 @@ static void end_saver(ckd_session *s) {
 static void free_memory(ckd_session *s, bool in_child) {
     for (uint32_t i = 0; i < SESSION_SLOTS; i++) {
         snapshot_free(s->slots[i].snapshot, in_child);
+        device_snapshot_free(s->slots[i].devices, in_child);
         free(s->slots[i].optimizers);
     }
     for (size_t i = 0; i < s->item_count; i++) {
         free((void *)(uintptr_t)s->items[i].tensor.name);
     }
     free(s->sources);
+    free(s->device_sources);
     free(s->items);
     free(s->names);
     free(s->path);

@@ -4,6 +4,7 @@
  *   session.c           open, close
  *   session_items.c     register
  *   session_step.c      the trainer's thread: is a save due? room for a snapshot, copy, fence, wait
+ *   session_devices.c   the same for what lies in the memory of devices
  *   session_saver.c     the saver's thread: a snapshot becomes a checkpoint
  *   session_restore.c   a checkpoint back into what is registered
  *
@@ -24,6 +25,7 @@
 
 #include "engine/ckptdelta_session.h"
 #include "engine/copiers.h"
+#include "engine/device_snapshot.h"
 #include "engine/interval.h"
 #include "engine/store.h"
 
@@ -34,12 +36,18 @@ typedef struct session_item {
     uint64_t bytes;
     uint32_t group;
     bool is_bytes;
+    bool on_device;
+    ckd_device device; /* of what is on one */
+    size_t on_devices; /* its number among these */
     uint64_t shape[CKD_MAX_DIMS];
 } session_item;
 
 /* One snapshot, and what becomes of it. */
 typedef struct session_slot {
     snapshot *snapshot;
+    device_snapshot *devices; /* of what is on devices; NULL: nothing is */
+    ckd_status device_status; /* of copying that: not OK: the save is given up */
+    ckd_error device_error;
     ckd_optimizer *optimizers; /* by item, as they were */
     uint64_t step;
     double metric;
@@ -66,7 +74,9 @@ struct ckd_session {
     size_t item_count, item_capacity;
     size_t *names; /* which items have which (session_items.c) */
     size_t name_capacity;
-    snapshot_source *sources; /* as the items, once the first step was made */
+    snapshot_source *sources;      /* as the items, once the first step was made; of those on devices empty */
+    device_source *device_sources; /* of these */
+    size_t device_count;
     copiers *copiers;
 
     interval interval;           /* the trainer's thread's */
@@ -117,6 +127,23 @@ void session_fence(ckd_session *s, uint32_t group);
 void session_drain(ckd_session *s);
 /* A failure that was not told yet, once. */
 ckd_status session_tell(ckd_session *s, ckd_error *err);
+
+/* ---- session_devices.c ---- */
+/* What of the items is on devices, with the first step. */
+ckd_status session_device_sources(ckd_session *s, ckd_error *err);
+/* What one more snapshot takes, behind so many, in what ckd_session_options.device_bytes leaves. */
+device_snapshot_need session_device_need(const ckd_session *s, uint32_t behind);
+/* The slot's part of that. */
+ckd_status session_device_slot(ckd_session *s, session_slot *slot, ckd_error *err);
+/* Begins to copy; failures are the save's. */
+void session_device_stage(ckd_session *s, session_slot *slot);
+/* The trainer's streams wait for a group, or SNAPSHOT_ALL; failures are the save's. */
+void session_device_hold(ckd_session *s, session_slot *slot, uint32_t group);
+/* What of that has failed so far. */
+ckd_status session_device_check(ckd_session *s, const session_slot *slot, ckd_error *err);
+/* What the save gets for an item that is on a device: *device is its, or not used. */
+ckd_status session_device_read(ckd_tensor *t, ckd_device *device, const session_slot *slot,
+                               const session_item *item, ckd_error *err);
 
 /* ---- session_saver.c ---- */
 void *session_saver_main(void *context);

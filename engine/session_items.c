@@ -2,6 +2,7 @@
 #include <stdlib.h>
 
 #include "base/hash.h"
+#include "engine/device.h"
 #include "engine/region.h"
 #include "engine/session.h"
 #include "engine/tensor_check.h"
@@ -119,6 +120,20 @@ static ckd_status add_item(ckd_session *s, session_item item, const char *name, 
     return CKD_OK;
 }
 
+/* The description is the caller's only for the call. That there is a backend, and the address the device's, shows now, not at the first save. */
+static ckd_status take_device(session_item *item, ckd_error *err) {
+    const ckd_device *given = item->tensor.device;
+    item->device = (ckd_device)CKD_DEVICE_INIT;
+    memcpy(&item->device, given, given->struct_size < sizeof(*given) ? given->struct_size : sizeof(*given));
+    item->device.struct_size = sizeof(item->device);
+    item->on_device = true;
+    item->tensor.device = NULL;
+    const device_backend *backend = device_backend_open(err);
+    return !backend     ? CKD_E_DEVICE
+           : item->data ? device_check_address(backend, item->device.device, item->data, err)
+                        : CKD_OK;
+}
+
 ckd_status ckd_session_add(ckd_session *s, const ckd_tensor *tensor, void *data, uint32_t in_group,
                            ckd_error *err) {
     session_item item = {.data = data, .group = in_group};
@@ -130,8 +145,7 @@ ckd_status ckd_session_add(ckd_session *s, const ckd_tensor *tensor, void *data,
     uint64_t elements;
     ckd_status status = tensor_check(&elements, &item.tensor, err);
     if (status == CKD_OK && item.tensor.device) {
-        status = err_set(err, CKD_E_UNSUPPORTED,
-                         "sessions take tensors in host memory; ckd_save_tensor takes those of devices");
+        status = take_device(&item, err);
     }
     if (status == CKD_OK && in_group >= SNAPSHOT_AT_ONCE) {
         status = err_set(err, CKD_E_INVALID, "a group is less than %u", (unsigned)SNAPSHOT_AT_ONCE);

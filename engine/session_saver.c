@@ -53,17 +53,25 @@ static const void *values_before(const ckd_session *s, const ckd_save *save, siz
     return known ? snapshot_read(s->reference->snapshot, i) : NULL;
 }
 
-/* What the save gets for an item; waits until that is copied. `one_step`: after what was saved last. */
-static ckd_tensor as_saved(const ckd_session *s, const session_slot *slot, size_t i, bool one_step) {
-    ckd_tensor t = s->items[i].tensor;
+/* Saves a tensor, as soon as it is copied. `one_step`: after what was saved last. */
+static ckd_status save_item(ckd_session *s, const session_slot *slot, size_t i, ckd_save *save, bool one_step,
+                            ckd_error *err) {
+    const session_item *item = &s->items[i];
+    ckd_tensor t = item->tensor;
+    ckd_device device;
+    ckd_status status = CKD_OK;
     t.data = snapshot_read(slot->snapshot, i);
     t.optimizer = one_step && t.optimizer ? &slot->optimizers[i] : NULL;
-    return t;
+    save->before = values_before(s, save, i);
+    if (item->on_device) {
+        status = session_device_read(&t, &device, slot, item, err);
+    }
+    return status == CKD_OK ? ckd_save_tensor(save, &t, err) : status;
 }
 
 static ckd_status save_items(ckd_session *s, session_slot *slot, const ckd_plan *plan, ckd_save *save,
                              bool one_step, ckd_error *err) {
-    ckd_status status = CKD_OK;
+    ckd_status status = session_device_check(s, slot, err);
     size_t tensors = 0;
     save->values_stay =
         true; /* of the snapshots; no other is staged into these slots before the save has ended */
@@ -76,9 +84,7 @@ static ckd_status save_items(ckd_session *s, session_slot *slot, const ckd_plan 
                                        (size_t)item->bytes, err);
             }
         } else if (!plan || ckd_plan_writes(plan, s->save.rank, tensors++)) {
-            ckd_tensor t = as_saved(s, slot, i, one_step);
-            save->before = values_before(s, save, i);
-            status = ckd_save_tensor(save, &t, err);
+            status = save_item(s, slot, i, save, one_step, err);
         }
     }
     return status;
@@ -93,6 +99,10 @@ static ckd_status await_fence(uint64_t *stall_ns, ckd_session *s, session_slot *
     bool torn = slot->torn;
     *stall_ns = slot->stall_ns;
     pthread_mutex_unlock(&s->mutex);
+    ckd_status status = session_device_check(s, slot, err);
+    if (status != CKD_OK) {
+        return status;
+    }
     return torn ? err_set(
                       err, CKD_E_STATE,
                       "the save of step %llu is given up: with lazy snapshots, call ckd_session_fence before "
@@ -200,6 +210,9 @@ static void make_checkpoint(ckd_saved *saved, ckd_session *s, session_slot *slot
 static void let_copying_end(uint64_t *stall_ns, ckd_session *s, session_slot *slot) {
     (void)await_fence(stall_ns, s, slot, NULL);
     snapshot_finish(slot->snapshot, SNAPSHOT_ALL);
+    if (slot->devices) {
+        (void)device_snapshot_wait(slot->devices, NULL); /* the save has told what there is to tell */
+    }
 }
 
 static void keep_result(ckd_session *s, const ckd_saved *saved) {

@@ -14,9 +14,15 @@ static ckd_status make_sources(ckd_session *s, ckd_error *err) {
         return err_nomem(err, s->item_count * sizeof(*s->sources), "the registered tensors");
     }
     for (size_t i = 0; i < s->item_count; i++) {
-        s->sources[i] = (snapshot_source){s->items[i].data, s->items[i].bytes, s->items[i].group};
+        const session_item *item = &s->items[i];
+        s->sources[i] = (snapshot_source){item->data, item->on_device ? 0 : item->bytes, item->group};
     }
-    return CKD_OK;
+    ckd_status status = session_device_sources(s, err);
+    if (status != CKD_OK) {
+        free(s->sources);
+        s->sources = NULL;
+    }
+    return status;
 }
 
 static ckd_status make_slot(ckd_session *s, ckd_error *err) {
@@ -26,12 +32,19 @@ static ckd_status make_slot(ckd_session *s, ckd_error *err) {
         return err_nomem(err, s->item_count * sizeof(*slot->optimizers), "the optimizers' numbers");
     }
     ckd_status status = snapshot_new(&slot->snapshot, s->sources, s->item_count, err);
+    if (status == CKD_OK && s->device_count) {
+        status = session_device_slot(s, slot, err);
+    }
     if (status != CKD_OK) {
+        snapshot_free(slot->snapshot, false);
         free(slot->optimizers);
-        slot->optimizers = NULL;
+        *slot = (session_slot){.snapshot = NULL};
         return status;
     }
     s->slot_count++;
+    pthread_mutex_lock(&s->mutex);
+    s->state.snapshot_bytes += snapshot_size(s->sources, s->item_count);
+    pthread_mutex_unlock(&s->mutex);
     return CKD_OK;
 }
 
@@ -44,28 +57,41 @@ static bool saves_exactly(const ckd_save_options *o) {
     return exact;
 }
 
+/* Bytes of host memory for one more snapshot. */
+static uint64_t host_part(const ckd_session *s) {
+    return snapshot_size(s->sources, s->item_count) + session_device_need(s, s->slot_count).on_host;
+}
+
+/* Is there room for one more? With no limit for the host, as many as were asked for on devices. */
+static bool fits_one_more(const ckd_session *s) {
+    uint64_t budget = s->options.snapshot_bytes, held = s->state.snapshot_bytes;
+    if (budget == 0) {
+        return s->options.device_bytes > 0 && s->device_count > 0 &&
+               session_device_need(s, s->slot_count).on_host == 0;
+    }
+    return held <= budget && host_part(s) <= budget - held;
+}
+
 /* At the first step, so that nothing is allocated later: one snapshot, and others if they fit, too. */
 static ckd_status make_slots(ckd_session *s, ckd_error *err) {
     ckd_status status = s->sources ? CKD_OK : make_sources(s, err);
     if (status != CKD_OK || s->slot_count > 0) {
         return status;
     }
-    uint64_t size = snapshot_size(s->sources, s->item_count), budget = s->options.snapshot_bytes;
+    uint64_t size = host_part(s), budget = s->options.snapshot_bytes;
     if (budget > 0 && budget < size) {
         return err_set(err, CKD_E_INVALID,
                        "a snapshot of what is registered takes %llu bytes, snapshot_bytes allows %llu",
                        (unsigned long long)size, (unsigned long long)budget);
     }
     status = make_slot(s, err);
-    bool exact = saves_exactly(&s->save);
-    uint32_t useful = exact ? SESSION_SLOTS : SESSION_SLOTS - 1;
-    while (status == CKD_OK && s->slot_count < useful && budget / (s->slot_count + 1) >= size) {
+    /* The last one is kept where the next save is coded against it: in host memory. */
+    bool keeps = saves_exactly(&s->save) && s->device_count == 0;
+    uint32_t useful = keeps ? SESSION_SLOTS : SESSION_SLOTS - 1;
+    while (status == CKD_OK && s->slot_count < useful && fits_one_more(s)) {
         status = make_slot(s, err);
     }
-    s->rooms = s->slot_count - (exact && s->slot_count > 1);
-    pthread_mutex_lock(&s->mutex);
-    s->state.snapshot_bytes = s->slot_count * size;
-    pthread_mutex_unlock(&s->mutex);
+    s->rooms = s->slot_count - (keeps && s->slot_count > 1);
     return status;
 }
 
@@ -88,7 +114,10 @@ static void keep_optimizers(const ckd_session *s, session_slot *slot) {
 /* Takes a free slot, which there is, and begins to copy; a lazy snapshot is left to the copiers. */
 static void stage(ckd_session *s, uint64_t step, uint64_t begun_ns) {
     pthread_mutex_lock(&s->mutex);
-    session_slot *slot = &s->slots[(s->first + s->used) % s->slot_count];
+    session_slot *slot = &s->slots[(s->first + s->used) % s->slot_count]; /* this thread's until it is used */
+    pthread_mutex_unlock(&s->mutex);
+    session_device_stage(s, slot);
+    pthread_mutex_lock(&s->mutex);
     bool lazy = s->options.snapshot == CKD_SNAPSHOT_LAZY;
     slot->step = step;
     slot->metric = s->metric;
@@ -142,6 +171,7 @@ static void settle_lazy(ckd_session *s) {
     pthread_mutex_unlock(&s->mutex);
     if (copying) {
         uint64_t begun = clock_monotonic_ns();
+        session_device_hold(s, slot, SNAPSHOT_ALL);
         snapshot_finish(copying, SNAPSHOT_ALL);
         charge_stall(s, slot, clock_monotonic_ns() - begun);
         let_go(s, slot);
@@ -166,6 +196,7 @@ void session_fence(ckd_session *s, uint32_t group) {
         return;
     }
     uint64_t begun = clock_monotonic_ns();
+    session_device_hold(s, slot, group);
     snapshot_finish(slot->snapshot, group);
     s->fenced_some = true;
     charge_stall(s, slot, clock_monotonic_ns() - begun);
@@ -342,6 +373,16 @@ void session_drain(ckd_session *s) {
     pthread_mutex_unlock(&s->mutex);
 }
 
+/* Streams are held by a fence; who asks for a wait has it. What fails is the save's to tell. */
+static void wait_for_devices(ckd_session *s) {
+    pthread_mutex_lock(&s->mutex);
+    device_snapshot *copying = s->used ? newest(s)->devices : NULL;
+    pthread_mutex_unlock(&s->mutex);
+    if (copying) {
+        (void)device_snapshot_wait(copying, NULL);
+    }
+}
+
 ckd_status ckd_session_wait(ckd_session *s, ckd_wait until, ckd_error *err) {
     ckd_status status = session_check(s, err);
     if (status != CKD_OK) {
@@ -351,6 +392,7 @@ ckd_status ckd_session_wait(ckd_session *s, ckd_wait until, ckd_error *err) {
         return err_set(err, CKD_E_INVALID, "nothing is known that could be waited for as %d", (int)until);
     }
     session_fence(s, SNAPSHOT_ALL);
+    wait_for_devices(s);
     if (until == CKD_DURABLE) {
         uint64_t begun = clock_monotonic_ns();
         session_drain(s);

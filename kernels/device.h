@@ -18,7 +18,7 @@
 extern "C" {
 #endif
 
-#define DEVICE_VERSION 2
+#define DEVICE_VERSION 3
 
 typedef enum device_result {
     DEVICE_DONE,
@@ -59,6 +59,7 @@ typedef struct device_span {
 } device_span;
 
 typedef enum device_operation {
+    DEVICE_COPY,     /* bytes as they are; dtype: CKD_U8 */
     DEVICE_RESIDUAL, /* kernels.ordered_residual: to = from - first */
     DEVICE_APPLY,    /* kernels.ordered_apply: to = from + first */
     DEVICE_ROTATE,   /* kernels.rotate_sign */
@@ -250,6 +251,16 @@ typedef struct device_backend {
     device_result (*queue_before)(const device_queue *queue, void *stream, device_failure *why);
     /* Waits until all on the queue is done. */
     device_result (*finish)(const device_queue *queue, device_failure *why);
+
+    /* Marks: moments in the order of a queue, for streams and threads to wait for. A mark that was never set has passed. */
+    device_result (*mark_new)(void **out, int device, device_failure *why);
+    void (*mark_free)(int device, void *mark);
+    /* After all that is on the queue now; who waits for where it was before goes on doing so. */
+    device_result (*mark_set)(void *mark, const device_queue *queue, device_failure *why);
+    /* What is put on the stream, of the mark's device, from now on waits for it. */
+    device_result (*mark_before)(void *mark, int device, void *stream, device_failure *why);
+    /* The calling thread waits for it. */
+    device_result (*mark_wait)(void *mark, int device, device_failure *why);
 
     device_result (*copy)(const device_queue *queue, void *to, const void *from, size_t bytes,
                           device_direction direction, device_failure *why);

@@ -80,6 +80,8 @@ DEVICE_FN bool elements_aligned(const void *address, size_t bytes) {
     }                                                                                            \
     KERNEL(name, arguments)
 
+DEFINE_ELEMENTS(copy_8, element_spans, uint8_t, uint8_t, 1, a)
+
 #define DEFINE_WIDTH_ELEMENTS(width, type)                                                  \
     DEFINE_ELEMENTS(residual_##width, element_spans, type, type, 2, a - b)                  \
     DEFINE_ELEMENTS(apply_##width, element_spans, type, type, 2, a + b)                     \
@@ -249,6 +251,8 @@ static inline step_launch step_launch_of(uint32_t rule) {
 static inline elements_launch elements_launch_of(const device_elements *what, size_t size) {
     bool turned = elements_are_float(what->dtype);
     switch (what->operation) {
+    case DEVICE_COPY:
+        return size == 1 ? copy_8_launch : NULL;
     case DEVICE_RESIDUAL:
         return BY_WIDTH(residual, size);
     case DEVICE_APPLY:

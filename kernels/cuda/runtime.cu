@@ -287,6 +287,61 @@ device_result cuda_finish(const device_queue *queue, device_failure *why) {
     return cuda_scope_leave(&s, result);
 }
 
+/* ---- marks ---- */
+
+device_result cuda_mark_new(void **out, int device, device_failure *why) {
+    cudaEvent_t event = NULL;
+    device_scope s = cuda_scope_enter(device, why);
+    device_result result = s.result;
+    if (result == DEVICE_DONE) {
+        /* A thread that waits for it sleeps: it may be a trainer's or a saver's, and either has better things for the core to do. */
+        result = failed(why, "cudaEventCreate",
+                        cudaEventCreateWithFlags(&event, cudaEventDisableTiming | cudaEventBlockingSync));
+    }
+    *out = event;
+    return cuda_scope_leave(&s, result);
+}
+
+void cuda_mark_free(int device, void *mark) {
+    device_failure why;
+    device_scope s = cuda_scope_enter(device, &why);
+    if (s.result == DEVICE_DONE && mark) {
+        failed(&why, "cudaEventDestroy", cudaEventDestroy((cudaEvent_t)mark));
+    }
+    cuda_scope_leave(&s, DEVICE_DONE);
+}
+
+device_result cuda_mark_set(void *mark, const device_queue *queue, device_failure *why) {
+    device_scope s = cuda_scope_enter(queue->device, why);
+    device_result result = s.result;
+    if (result == DEVICE_DONE) {
+        result =
+            failed(why, "cudaEventRecord", cudaEventRecord((cudaEvent_t)mark, (cudaStream_t)queue->stream));
+    }
+    return cuda_scope_leave(&s, result);
+}
+
+device_result cuda_mark_before(void *mark, int device, void *stream, device_failure *why) {
+    device_scope s = cuda_scope_enter(device, why);
+    device_result result = s.result;
+    if (result == DEVICE_DONE) {
+        result = failed(why, "cudaStreamWaitEvent",
+                        cudaStreamWaitEvent((cudaStream_t)stream, (cudaEvent_t)mark, 0));
+    }
+    return cuda_scope_leave(&s, result);
+}
+
+device_result cuda_mark_wait(void *mark, int device, device_failure *why) {
+    device_scope s = cuda_scope_enter(device, why);
+    device_result result = s.result;
+    if (result == DEVICE_DONE) {
+        result = failed(why, "cudaEventSynchronize", cudaEventSynchronize((cudaEvent_t)mark));
+    }
+    return cuda_scope_leave(&s, result);
+}
+
+/* ---- memory that is moved ---- */
+
 device_result cuda_copy(const device_queue *queue, void *to, const void *from, size_t bytes,
                         device_direction direction, device_failure *why) {
     enum cudaMemcpyKind kind = direction == DEVICE_TO_DEVICE ? cudaMemcpyHostToDevice

@@ -128,6 +128,9 @@ static step_rule rule;
 
 static void on_cpu(void *to, const array *in, size_t n) {
     switch (what.operation) {
+    case DEVICE_COPY:
+        memcpy(to, in[0].host, n);
+        break;
     case DEVICE_RESIDUAL:
         cpu->ordered_residual(what.dtype, to, in[0].host, in[1].host, n);
         break;
@@ -212,6 +215,19 @@ static void test_elements(void **state) {
             }
         }
     }
+}
+
+static void test_copies(void **state) {
+    (void)state;
+    what = (device_elements){.operation = DEVICE_COPY, .dtype = CKD_U8};
+    EACH(n, COUNTS) {
+        compare_elements(n, 1, 1, 0);
+        compare_elements(n, 1, 1, 1 + n % 4);
+    }
+    bool known = true;
+    what.dtype = CKD_F32;
+    must(backend->elements(&queue, &known, &what, NULL, 0, &why));
+    assert_false(known);
 }
 
 static void test_casts(void **state) {
@@ -919,11 +935,11 @@ static void test_products(void **state) {
 
 int device_parity(const char *name, const device_backend *of) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_elements), cmocka_unit_test(test_casts),     cmocka_unit_test(test_steps),
-        cmocka_unit_test(test_hashes),   cmocka_unit_test(test_tiles),     cmocka_unit_test(test_levels),
-        cmocka_unit_test(test_sums),     cmocka_unit_test(test_columns),   cmocka_unit_test(test_errors),
-        cmocka_unit_test(test_products), cmocka_unit_test(test_residuals), cmocka_unit_test(test_gather),
-        cmocka_unit_test(test_packing),
+        cmocka_unit_test(test_elements), cmocka_unit_test(test_copies),   cmocka_unit_test(test_casts),
+        cmocka_unit_test(test_steps),    cmocka_unit_test(test_hashes),   cmocka_unit_test(test_tiles),
+        cmocka_unit_test(test_levels),   cmocka_unit_test(test_sums),     cmocka_unit_test(test_columns),
+        cmocka_unit_test(test_errors),   cmocka_unit_test(test_products), cmocka_unit_test(test_residuals),
+        cmocka_unit_test(test_gather),   cmocka_unit_test(test_packing),
     };
     backend = of;
     cpu = kernels_cpu();

@@ -16,10 +16,14 @@ int emulated_devices = 1;
 bool emulated_backwards;
 int emulated_fail_after;
 device_result emulated_fail_as = DEVICE_FAILED;
-uint64_t emulated_memory, emulated_pinned, emulated_copied[3], emulated_largest;
+uint64_t emulated_memory, emulated_pinned, emulated_marks, emulated_copied[3], emulated_largest;
+
+static pthread_mutex_t call_mutex = PTHREAD_MUTEX_INITIALIZER;
 
 static device_result call(const char *name, int device, device_failure *why) {
+    pthread_mutex_lock(&call_mutex);
     bool fails = emulated_fail_after > 0 && --emulated_fail_after == 0;
+    pthread_mutex_unlock(&call_mutex);
     if (!fails && device >= 0 && device < emulated_devices) {
         return DEVICE_DONE;
     }
@@ -57,7 +61,7 @@ static void *owned[OWNED];
 #define ASAN_UNPOISON_MEMORY_REGION(address, size) ((void)(address), (void)(size))
 #endif
 static pthread_mutex_t memory_mutex = PTHREAD_MUTEX_INITIALIZER;
-static int running;
+static int running; /* kernels and copies; with the mutex, as is what is owned */
 
 static uint64_t size_of(const void *memory) {
     uint64_t bytes;
@@ -89,6 +93,7 @@ static void lower(void) {
 
 static device_result owner(int *device, const void *address, device_failure *why) {
     *device = -1;
+    pthread_mutex_lock(&memory_mutex);
     for (size_t i = 0; i < OWNED; i++) {
         const uint8_t *from = owned[i];
         uint64_t bytes = 0;
@@ -99,6 +104,7 @@ static device_result owner(int *device, const void *address, device_failure *why
             }
         }
     }
+    pthread_mutex_unlock(&memory_mutex);
     return call("owner", 0, why);
 }
 
@@ -109,17 +115,24 @@ static device_result allocate(void **out, int device, size_t bytes, device_failu
         return result;
     }
     uint8_t *all = aligned_alloc(HEAD, (bytes + 2 * HEAD - 1) / HEAD * HEAD);
-    for (size_t i = 0; all && i < OWNED; i++) {
-        if (!owned[i]) {
-            uint64_t size = bytes;
-            memcpy(all, &size, sizeof(size));
-            memset(all + HEAD, 0xa5, bytes);
-            lift();
-            owned[i] = *out = all + HEAD;
-            lower();
-            emulated_memory += bytes;
-            return DEVICE_DONE;
+    size_t i = 0;
+    pthread_mutex_lock(&memory_mutex);
+    while (i < OWNED && owned[i]) {
+        i++;
+    }
+    if (all && i < OWNED) {
+        uint64_t size = bytes;
+        memcpy(all, &size, sizeof(size));
+        memset(all + HEAD, 0xa5, bytes);
+        owned[i] = *out = all + HEAD;
+        emulated_memory += bytes;
+        if (running == 0) {
+            ASAN_POISON_MEMORY_REGION(owned[i], bytes);
         }
+    }
+    pthread_mutex_unlock(&memory_mutex);
+    if (*out) {
+        return DEVICE_DONE;
     }
     free(all);
     snprintf(why->reason, sizeof(why->reason), "out of memory");
@@ -129,16 +142,17 @@ static device_result allocate(void **out, int device, size_t bytes, device_failu
 static void release(int device, void *memory) {
     (void)device;
     catch_up();
+    pthread_mutex_lock(&memory_mutex);
     for (size_t i = 0; memory && i < OWNED; i++) {
         if (owned[i] == memory) {
+            ASAN_UNPOISON_MEMORY_REGION(memory, size_of(memory));
             emulated_memory -= size_of(memory);
-            lift();
             owned[i] = NULL;
-            lower();
             free((uint8_t *)memory - HEAD);
-            return;
+            break;
         }
     }
+    pthread_mutex_unlock(&memory_mutex);
 }
 
 static device_result allocate_pinned(void **out, int device, size_t bytes, device_failure *why) {
@@ -159,38 +173,36 @@ static void release_pinned(int device, void *memory) {
     free(memory);
 }
 
-/* ---- queues ---- */
+/* ---- queues: streams of their own, which know of each other what they were told to wait for ---- */
 
-static device_result queue_open(device_queue *out, int device, bool background, device_failure *why) {
-    static int stream;
-    (void)background;
-    *out = (device_queue){device, &stream, &stream};
-    return call("queue_open", device, why);
+enum { STREAMS = 64 };
+typedef struct emulated_stream {
+    bool open;
+    uint64_t awaits[STREAMS]; /* of each other stream: what was put there up to this number */
+} emulated_stream;
+static emulated_stream streams[STREAMS]; /* the first one: the default stream, and any that is not ours */
+
+static size_t stream_of(const void *stream) {
+    for (size_t i = 1; i < STREAMS; i++) {
+        if (stream == &streams[i]) {
+            return i;
+        }
+    }
+    return 0;
 }
 
-static void queue_close(const device_queue *queue) {
-    (void)queue;
-}
-
-static device_result behind(const device_queue *queue, void *stream, device_failure *why) {
-    (void)stream;
-    return call("queue_behind", queue->device, why);
-}
-
-static device_result before(const device_queue *queue, void *stream, device_failure *why) {
-    (void)stream;
-    return call("queue_before", queue->device, why);
-}
-
-/* Copies from and to host memory wait until something else is done on a queue: who does not wait, either, sees or gives the wrong bytes. */
+/* Copies from and to host memory, and within the device's, wait until something behind them is done: who does not wait, either, sees or gives the wrong bytes. */
 typedef struct waiting_copy {
     void *to;
     const void *from;
     size_t bytes, stride, rows;
     device_direction direction;
+    size_t stream;
+    uint64_t number;
 } waiting_copy;
-static waiting_copy waiting[64];
+static waiting_copy waiting[256];
 static size_t waiting_count;
+static uint64_t waiting_numbers;
 static pthread_mutex_t waiting_mutex = PTHREAD_MUTEX_INITIALIZER;
 
 static void copy_now(const waiting_copy *c) {
@@ -203,19 +215,82 @@ static void copy_now(const waiting_copy *c) {
     }
 }
 
-static void catch_up(void) {
+/* With the mutex. What the stream was told to wait for comes first; each stream once, so that circles end. */
+static void run_stream(size_t stream, uint64_t up_to, uint64_t seen) {
+    for (size_t i = 0; i < STREAMS; i++) {
+        if (i != stream && streams[stream].awaits[i] && !(seen >> i & 1)) {
+            run_stream(i, streams[stream].awaits[i], seen | UINT64_C(1) << stream);
+        }
+    }
+    size_t kept = 0;
+    for (size_t i = 0; i < waiting_count; i++) {
+        if (waiting[i].stream == stream && waiting[i].number <= up_to) {
+            copy_now(&waiting[i]);
+        } else {
+            waiting[kept++] = waiting[i];
+        }
+    }
+    waiting_count = kept;
+}
+
+static void run_up_to(size_t stream, uint64_t number) {
     lift();
     pthread_mutex_lock(&waiting_mutex);
-    for (size_t i = 0; i < waiting_count; i++) {
-        copy_now(&waiting[i]);
-    }
-    waiting_count = 0;
+    run_stream(stream, number, 0);
     pthread_mutex_unlock(&waiting_mutex);
     lower();
 }
 
-static device_result take_off(const device_queue *queue, const char *name, device_failure *why) {
+/* All that is put on anything. */
+static void catch_up(void) {
+    for (size_t i = 0; i < STREAMS; i++) {
+        run_up_to(i, UINT64_MAX);
+    }
+}
+
+static device_result queue_open(device_queue *out, int device, bool background, device_failure *why) {
+    (void)background;
+    *out = (device_queue){device, NULL, NULL};
+    device_result result = call("queue_open", device, why);
+    pthread_mutex_lock(&waiting_mutex);
+    for (size_t i = 1; i < STREAMS && result == DEVICE_DONE && !out->stream; i++) {
+        if (!streams[i].open) {
+            streams[i] = (emulated_stream){.open = true};
+            out->stream = out->products = &streams[i];
+        }
+    }
+    pthread_mutex_unlock(&waiting_mutex);
+    return result;
+}
+
+static void queue_close(const device_queue *queue) {
     catch_up();
+    pthread_mutex_lock(&waiting_mutex);
+    streams[stream_of(queue->stream)].open = false;
+    pthread_mutex_unlock(&waiting_mutex);
+}
+
+/* UINT64_MAX: for all that is there now. */
+static void let_wait(const void *later, size_t earlier, uint64_t number) {
+    pthread_mutex_lock(&waiting_mutex);
+    number = number == UINT64_MAX ? waiting_numbers : number;
+    uint64_t *awaits = &streams[stream_of(later)].awaits[earlier];
+    *awaits = number > *awaits ? number : *awaits;
+    pthread_mutex_unlock(&waiting_mutex);
+}
+
+static device_result behind(const device_queue *queue, void *stream, device_failure *why) {
+    let_wait(queue->stream, stream_of(stream), UINT64_MAX);
+    return call("queue_behind", queue->device, why);
+}
+
+static device_result before(const device_queue *queue, void *stream, device_failure *why) {
+    let_wait(stream, stream_of(queue->stream), UINT64_MAX);
+    return call("queue_before", queue->device, why);
+}
+
+static device_result take_off(const device_queue *queue, const char *name, device_failure *why) {
+    run_up_to(stream_of(queue->stream), UINT64_MAX);
     device_result result = call(name, queue->device, why);
     if (result == DEVICE_DONE) {
         lift();
@@ -227,25 +302,70 @@ static void landed(void) {
     lower();
 }
 
-static void put_off(const waiting_copy *c) {
-    if (waiting_count == sizeof(waiting) / sizeof(waiting[0])) {
-        catch_up();
-    }
+static void put_off(const device_queue *queue, waiting_copy c) {
     pthread_mutex_lock(&waiting_mutex);
-    waiting[waiting_count++] = *c;
+    while (waiting_count == sizeof(waiting) / sizeof(waiting[0])) {
+        pthread_mutex_unlock(&waiting_mutex);
+        catch_up();
+        pthread_mutex_lock(&waiting_mutex);
+    }
+    c.stream = stream_of(queue->stream);
+    c.number = ++waiting_numbers;
+    waiting[waiting_count++] = c;
     pthread_mutex_unlock(&waiting_mutex);
 }
 
 static device_result finish(const device_queue *queue, device_failure *why) {
-    catch_up();
+    run_up_to(stream_of(queue->stream), UINT64_MAX);
     return call("finish", queue->device, why);
 }
+
+/* ---- marks ---- */
+
+typedef struct emulated_mark {
+    size_t stream;
+    uint64_t number;
+} emulated_mark;
+
+static device_result mark_new(void **out, int device, device_failure *why) {
+    device_result result = call("mark_new", device, why);
+    *out = result == DEVICE_DONE ? calloc(1, sizeof(emulated_mark)) : NULL;
+    emulated_marks += *out != NULL;
+    return result;
+}
+
+static void mark_free(int device, void *mark) {
+    (void)device;
+    emulated_marks -= mark != NULL;
+    free(mark);
+}
+
+static device_result mark_set(void *mark, const device_queue *queue, device_failure *why) {
+    pthread_mutex_lock(&waiting_mutex);
+    *(emulated_mark *)mark = (emulated_mark){stream_of(queue->stream), waiting_numbers};
+    pthread_mutex_unlock(&waiting_mutex);
+    return call("mark_set", queue->device, why);
+}
+
+static device_result mark_before(void *mark, int device, void *stream, device_failure *why) {
+    const emulated_mark *m = mark;
+    let_wait(stream, m->stream, m->number);
+    return call("mark_before", device, why);
+}
+
+static device_result mark_wait(void *mark, int device, device_failure *why) {
+    const emulated_mark *m = mark;
+    run_up_to(m->stream, m->number);
+    return call("mark_wait", device, why);
+}
+
+/* ---- memory that is moved ---- */
 
 static device_result copy(const device_queue *queue, void *to, const void *from, size_t bytes,
                           device_direction direction, device_failure *why) {
     device_result result = call("copy", queue->device, why);
     if (result == DEVICE_DONE) {
-        put_off(&(waiting_copy){to, from, bytes, bytes, 1, direction});
+        put_off(queue, (waiting_copy){to, from, bytes, bytes, 1, direction, 0, 0});
     }
     return result;
 }
@@ -254,14 +374,14 @@ static device_result copy_rows(const device_queue *queue, void *to, const void *
                                size_t stride, size_t rows, device_direction direction, device_failure *why) {
     device_result result = call("copy_rows", queue->device, why);
     if (result == DEVICE_DONE) {
-        put_off(&(waiting_copy){to, from, bytes, stride, rows, direction});
+        put_off(queue, (waiting_copy){to, from, bytes, stride, rows, direction, 0, 0});
     }
     return result;
 }
 
 static device_result zero(const device_queue *queue, void *memory, size_t bytes, device_failure *why) {
     device_result result = call("zero", queue->device, why);
-    catch_up();
+    run_up_to(stream_of(queue->stream), UINT64_MAX);
     if (result == DEVICE_DONE && bytes) {
         lift();
         memset(memory, 0, bytes);
@@ -305,6 +425,11 @@ const device_backend *emulated_device(void) {
                                            .queue_behind = behind,
                                            .queue_before = before,
                                            .finish = finish,
+                                           .mark_new = mark_new,
+                                           .mark_free = mark_free,
+                                           .mark_set = mark_set,
+                                           .mark_before = mark_before,
+                                           .mark_wait = mark_wait,
                                            .copy = copy,
                                            .copy_rows = copy_rows,
                                            .zero = zero,

@@ -14,8 +14,8 @@ extern bool emulated_backwards;
 /* The n-th call from now on that can fail does, once, as `result`; 0: none does. */
 extern int emulated_fail_after;
 extern device_result emulated_fail_as;
-/* Bytes of device memory and pieces of pinned memory that are allocated, and bytes copied in each direction so far. */
-extern uint64_t emulated_memory, emulated_pinned, emulated_copied[3];
+/* Bytes of device memory, pieces of pinned memory and marks that are allocated, and bytes copied in each direction so far. */
+extern uint64_t emulated_memory, emulated_pinned, emulated_marks, emulated_copied[3];
 /* The largest copy to the host; for tests to set to 0. */
 extern uint64_t emulated_largest;
 
