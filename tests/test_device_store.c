@@ -599,34 +599,13 @@ static void test_failures(void **state) {
     assert_int_equal(emulated_memory + emulated_pinned, 0);
 }
 
-static void test_not_in_sessions(void **state) {
-    (void)state;
-    ckd_session_options o = CKD_SESSION_OPTIONS_INIT;
-    char path[512];
-    snprintf(path, sizeof(path), "%s/store", (const char *)*state);
-    ckd_store_close(store_create(*state));
-    ckd_save_options save = options_of("run", 0);
-    o.save = &save;
-    ckd_session *s;
-    ckd_error err;
-    tensor t[TENSORS];
-    model(t);
-    assert_int_equal(ckd_session_open(&s, path, &o, &err), CKD_OK);
-    ckd_tensor d = description(&t[0], &on_device);
-    assert_int_equal(ckd_session_add(s, &d, t[0].device, 0, &err), CKD_E_UNSUPPORTED);
-    assert_non_null(strstr(err.message, "ckd_save_tensor"));
-    ckd_session_close(s, NULL);
-    model_free(t);
-}
-
 #ifndef DEVICE_STORE_TESTS
 int main(void) {
     const struct CMUnitTest tests[] = {
-        tempdir_test(test_the_same_bytes),  tempdir_test(test_reader),
-        tempdir_test(test_regions),         tempdir_test(test_lossy_tiles),
-        tempdir_test(test_lossy_failures),  tempdir_test(test_tiles_of_the_host),
-        tempdir_test(test_refused),         tempdir_test(test_failures),
-        tempdir_test(test_not_in_sessions),
+        tempdir_test(test_the_same_bytes), tempdir_test(test_reader),
+        tempdir_test(test_regions),        tempdir_test(test_lossy_tiles),
+        tempdir_test(test_lossy_failures), tempdir_test(test_tiles_of_the_host),
+        tempdir_test(test_refused),        tempdir_test(test_failures),
     };
     backend = emulated_device();
     device_backend_use(backend);

@@ -175,7 +175,7 @@ static void release_pinned(int device, void *memory) {
 
 /* ---- queues: streams of their own, which know of each other what they were told to wait for ---- */
 
-enum { STREAMS = 64 };
+enum { STREAMS = 32 };
 typedef struct emulated_stream {
     bool open;
     uint64_t awaits[STREAMS]; /* of each other stream: what was put there up to this number */
@@ -199,8 +199,10 @@ typedef struct waiting_copy {
     device_direction direction;
     size_t stream;
     uint64_t number;
+    uint64_t awaits[STREAMS]; /* what its stream waited for when it was put there */
+    bool needed;
 } waiting_copy;
-static waiting_copy waiting[256];
+static waiting_copy waiting[1024]; /* by number */
 static size_t waiting_count;
 static uint64_t waiting_numbers;
 static pthread_mutex_t waiting_mutex = PTHREAD_MUTEX_INITIALIZER;
@@ -215,28 +217,37 @@ static void copy_now(const waiting_copy *c) {
     }
 }
 
-/* With the mutex. What the stream was told to wait for comes first; each stream once, so that circles end. */
-static void run_stream(size_t stream, uint64_t up_to, uint64_t seen) {
-    for (size_t i = 0; i < STREAMS; i++) {
-        if (i != stream && streams[stream].awaits[i] && !(seen >> i & 1)) {
-            run_stream(i, streams[stream].awaits[i], seen | UINT64_C(1) << stream);
+/* With the mutex. What copy i comes behind. */
+static void need_those_before(size_t i) {
+    const waiting_copy *c = &waiting[i];
+    for (size_t j = 0; j < i; j++) {
+        waiting[j].needed |=
+            waiting[j].stream == c->stream || waiting[j].number <= c->awaits[waiting[j].stream];
+    }
+}
+
+/* What is on the stream up to a number (UINT64_MAX: all, and what it was told to wait for), behind all that this comes behind. */
+static void run_up_to(size_t stream, uint64_t number) {
+    lift();
+    pthread_mutex_lock(&waiting_mutex);
+    for (size_t i = waiting_count; i-- > 0;) {
+        waiting_copy *c = &waiting[i];
+        c->needed |= c->stream == stream
+                         ? c->number <= number
+                         : number == UINT64_MAX && c->number <= streams[stream].awaits[c->stream];
+        if (c->needed) {
+            need_those_before(i);
         }
     }
     size_t kept = 0;
     for (size_t i = 0; i < waiting_count; i++) {
-        if (waiting[i].stream == stream && waiting[i].number <= up_to) {
+        if (waiting[i].needed) {
             copy_now(&waiting[i]);
         } else {
             waiting[kept++] = waiting[i];
         }
     }
     waiting_count = kept;
-}
-
-static void run_up_to(size_t stream, uint64_t number) {
-    lift();
-    pthread_mutex_lock(&waiting_mutex);
-    run_stream(stream, number, 0);
     pthread_mutex_unlock(&waiting_mutex);
     lower();
 }
@@ -270,22 +281,41 @@ static void queue_close(const device_queue *queue) {
     pthread_mutex_unlock(&waiting_mutex);
 }
 
-/* UINT64_MAX: for all that is there now. */
+/* Returns its number. */
+static uint64_t put_off(size_t stream, waiting_copy c) {
+    pthread_mutex_lock(&waiting_mutex);
+    while (waiting_count == sizeof(waiting) / sizeof(waiting[0])) {
+        pthread_mutex_unlock(&waiting_mutex);
+        catch_up();
+        pthread_mutex_lock(&waiting_mutex);
+    }
+    c.stream = stream;
+    c.number = ++waiting_numbers;
+    memcpy(c.awaits, streams[stream].awaits, sizeof(c.awaits));
+    waiting[waiting_count++] = c;
+    pthread_mutex_unlock(&waiting_mutex);
+    return c.number;
+}
+
+/* The moment when all that is on the stream now is done, and what it waits for: a copy of nothing. */
+static uint64_t moment_of(size_t stream) {
+    return put_off(stream, (waiting_copy){.direction = DEVICE_ON_DEVICE});
+}
+
 static void let_wait(const void *later, size_t earlier, uint64_t number) {
     pthread_mutex_lock(&waiting_mutex);
-    number = number == UINT64_MAX ? waiting_numbers : number;
     uint64_t *awaits = &streams[stream_of(later)].awaits[earlier];
     *awaits = number > *awaits ? number : *awaits;
     pthread_mutex_unlock(&waiting_mutex);
 }
 
 static device_result behind(const device_queue *queue, void *stream, device_failure *why) {
-    let_wait(queue->stream, stream_of(stream), UINT64_MAX);
+    let_wait(queue->stream, stream_of(stream), moment_of(stream_of(stream)));
     return call("queue_behind", queue->device, why);
 }
 
 static device_result before(const device_queue *queue, void *stream, device_failure *why) {
-    let_wait(stream, stream_of(queue->stream), UINT64_MAX);
+    let_wait(stream, stream_of(queue->stream), moment_of(stream_of(queue->stream)));
     return call("queue_before", queue->device, why);
 }
 
@@ -300,19 +330,6 @@ static device_result take_off(const device_queue *queue, const char *name, devic
 
 static void landed(void) {
     lower();
-}
-
-static void put_off(const device_queue *queue, waiting_copy c) {
-    pthread_mutex_lock(&waiting_mutex);
-    while (waiting_count == sizeof(waiting) / sizeof(waiting[0])) {
-        pthread_mutex_unlock(&waiting_mutex);
-        catch_up();
-        pthread_mutex_lock(&waiting_mutex);
-    }
-    c.stream = stream_of(queue->stream);
-    c.number = ++waiting_numbers;
-    waiting[waiting_count++] = c;
-    pthread_mutex_unlock(&waiting_mutex);
 }
 
 static device_result finish(const device_queue *queue, device_failure *why) {
@@ -341,9 +358,8 @@ static void mark_free(int device, void *mark) {
 }
 
 static device_result mark_set(void *mark, const device_queue *queue, device_failure *why) {
-    pthread_mutex_lock(&waiting_mutex);
-    *(emulated_mark *)mark = (emulated_mark){stream_of(queue->stream), waiting_numbers};
-    pthread_mutex_unlock(&waiting_mutex);
+    size_t stream = stream_of(queue->stream);
+    *(emulated_mark *)mark = (emulated_mark){stream, moment_of(stream)};
     return call("mark_set", queue->device, why);
 }
 
@@ -365,7 +381,10 @@ static device_result copy(const device_queue *queue, void *to, const void *from,
                           device_direction direction, device_failure *why) {
     device_result result = call("copy", queue->device, why);
     if (result == DEVICE_DONE) {
-        put_off(queue, (waiting_copy){to, from, bytes, bytes, 1, direction, 0, 0});
+        put_off(
+            stream_of(queue->stream),
+            (waiting_copy){
+                .to = to, .from = from, .bytes = bytes, .stride = bytes, .rows = 1, .direction = direction});
     }
     return result;
 }
@@ -374,7 +393,12 @@ static device_result copy_rows(const device_queue *queue, void *to, const void *
                                size_t stride, size_t rows, device_direction direction, device_failure *why) {
     device_result result = call("copy_rows", queue->device, why);
     if (result == DEVICE_DONE) {
-        put_off(queue, (waiting_copy){to, from, bytes, stride, rows, direction, 0, 0});
+        put_off(stream_of(queue->stream), (waiting_copy){.to = to,
+                                                         .from = from,
+                                                         .bytes = bytes,
+                                                         .stride = stride,
+                                                         .rows = rows,
+                                                         .direction = direction});
     }
     return result;
 }

@@ -1,6 +1,7 @@
 /*
  * A device_backend without a device: the CUDA backend's kernels, run by the host thread by thread over the same geometry, in memory that the
- * address sanitizer watches. Kernels run at once, but copies only when something waits for them, so that who forgets to wait is found out.
+ * address sanitizer watches. Kernels run at once, but copies only when something waits for them, and streams wait for each other only where they were told to, so that who
+ * forgets that is found out.
  */
 #ifndef TESTS_SUPPORT_EMULATED_DEVICE_H
 #define TESTS_SUPPORT_EMULATED_DEVICE_H
