@@ -49,7 +49,8 @@ static ckd_status load_tensors(ckd_session *s, ckd_load *load, ckd_error *err) {
                                                    .shape = item->tensor.shape,
                                                    .region = item->tensor.region,
                                                    .data = item->data,
-                                                   .size = (size_t)item->bytes};
+                                                   .size = (size_t)item->bytes,
+                                                   .device = item->on_device ? &item->device : NULL};
         }
     }
     /* What it holds beyond that may belong to other ranks, or to other uses of the run. */
