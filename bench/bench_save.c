@@ -8,7 +8,8 @@
  *
  *   copy        the whole state from the device to pinned memory, and nothing else: what any system must do that codes on the host
  *   host        saving the same state from host memory
- *   device      saving it from the device; `read`: until it may be overwritten, which today is when the last tensor has been coded
+ *   device      saving it from the device; `read`: until it may be overwritten, which is when the last tensor has been coded
+ *   session     a session that copies it on the device and saves in the background; `stall`: until the stream that the trainer writes it on may go on
  *
  * Takes a device (CKD_CUDA names another backend). Stores go to TMPDIR.
  */
@@ -123,9 +124,33 @@ typedef struct times {
     double read, all;
 } times;
 
+static ckd_device device_of(const state *s, const settings *o) {
+    ckd_device device = CKD_DEVICE_INIT;
+    device.device = o->device;
+    device.stream = s->queue.stream;
+    return device;
+}
+
+static ckd_fidelity fidelity_of(const settings *o) {
+    return strcmp(o->fidelity, "near") == 0    ? CKD_NEAR
+           : strcmp(o->fidelity, "exact") == 0 ? CKD_EXACT
+                                               : CKD_COMPACT;
+}
+
+/* What is saved, and how; the same for a save and a session. */
+static ckd_tensor describe(const uint64_t *shape, int kind, uint64_t layer, char *name, size_t size) {
+    static const char *const prefixes[KINDS] = {"exp_avg_sq.", "exp_avg.", ""};
+    ckd_tensor t = CKD_TENSOR_INIT;
+    snprintf(name, size, "%slayers.%llu.weight", prefixes[kind], (unsigned long long)layer);
+    t.name = name;
+    t.dtype = CKD_F32;
+    t.ndim = 2;
+    t.shape = shape;
+    return t;
+}
+
 static times save(state *s, ckd_store *store, const char *run, uint64_t step, ckd_fidelity fidelity,
                   const ckd_device *device, uint64_t *stored) {
-    static const char *const prefixes[KINDS] = {"exp_avg_sq.", "exp_avg.", ""};
     const uint64_t shape[2] = {s->side, s->side};
     ckd_error err;
     ckd_save *save;
@@ -138,12 +163,7 @@ static times save(state *s, ckd_store *store, const char *run, uint64_t step, ck
     for (uint64_t l = 0; l < s->layers; l++) {
         for (int k = 0; k < KINDS; k++) {
             char name[64];
-            ckd_tensor t = CKD_TENSOR_INIT;
-            snprintf(name, sizeof(name), "%slayers.%llu.weight", prefixes[k], (unsigned long long)l);
-            t.name = name;
-            t.dtype = CKD_F32;
-            t.ndim = 2;
-            t.shape = shape;
+            ckd_tensor t = describe(shape, k, l, name, sizeof(name));
             t.data = (device ? s->device : s->host)[k] + l * s->each;
             t.device = device;
             check(ckd_save_tensor(save, &t, &err), &err);
@@ -157,13 +177,45 @@ static times save(state *s, ckd_store *store, const char *run, uint64_t step, ck
     return out;
 }
 
-static void run(state *s, const settings *o, ckd_store *store, FILE *json) {
-    ckd_device device = CKD_DEVICE_INIT;
-    device.device = o->device;
-    device.stream = s->queue.stream;
-    ckd_fidelity fidelity = strcmp(o->fidelity, "near") == 0    ? CKD_NEAR
-                            : strcmp(o->fidelity, "exact") == 0 ? CKD_EXACT
-                                                                : CKD_COMPACT;
+static ckd_session *open_session(const state *s, const settings *o, const char *folder) {
+    const uint64_t shape[2] = {s->side, s->side};
+    ckd_device device = device_of(s, o);
+    ckd_save_options save_options = CKD_SAVE_OPTIONS_INIT;
+    ckd_session_options options = CKD_SESSION_OPTIONS_INIT;
+    ckd_session *session;
+    ckd_error err;
+    save_options.run = "session";
+    save_options.fidelity = fidelity_of(o);
+    options.save = &save_options;
+    options.every_steps = UINT64_C(1) << 40; /* only when it is asked to */
+    check(ckd_session_open(&session, folder, &options, &err), &err);
+    for (uint64_t l = 0; l < s->layers; l++) {
+        for (int k = 0; k < KINDS; k++) {
+            char name[64];
+            ckd_tensor t = describe(shape, k, l, name, sizeof(name));
+            t.device = &device;
+            check(ckd_session_add(session, &t, s->device[k] + l * s->each, 0, &err), &err);
+        }
+    }
+    return session;
+}
+
+/* read: the trainer's stream may go on; all: durable. */
+static times save_by_session(state *s, ckd_session *session, uint64_t step) {
+    ckd_error err;
+    double start = bench_seconds();
+    check(ckd_session_save(session, step, &err), &err);
+    must(s, s->backend->finish(&s->queue, &s->why));
+    times out = {bench_seconds() - start, 0};
+    check(ckd_session_wait(session, CKD_DURABLE, &err), &err);
+    out.all = bench_seconds() - start;
+    return out;
+}
+
+static void run(state *s, const settings *o, ckd_store *store, ckd_session *session, FILE *json) {
+    ckd_device device = device_of(s, o);
+    ckd_fidelity fidelity = fidelity_of(o);
+    double stall[MOST_SAVES], durable[MOST_SAVES];
     double copied[MOST_SAVES], host[MOST_SAVES], read[MOST_SAVES], all[MOST_SAVES];
     uint64_t stored_host = 0, stored = 0;
     for (int i = 0; i <= o->saves; i++) {
@@ -174,24 +226,36 @@ static void run(state *s, const settings *o, ckd_store *store, FILE *json) {
         times t = save(s, store, "device", (uint64_t)i, fidelity, &device, &stored);
         read[to] = t.read;
         all[to] = t.all;
+        t = save_by_session(s, session, (uint64_t)i + 1);
+        stall[to] = t.read;
+        durable[to] = t.all;
     }
+    ckd_session_state held;
+    ckd_session_poll(&held, session);
     uint64_t parameters = s->layers * s->each;
-    double figures[4] = {bench_median(copied, o->saves), bench_median(host, o->saves),
-                         bench_median(read, o->saves), bench_median(all, o->saves)};
-    printf("%llu parameters in matrices of %llu x %llu, f32 with both moments, %s; medians of %d saves\n\n"
-           "| what | seconds | of the copy | bytes stored |\n|---|---|---|---|\n"
-           "| copy to pinned memory | %.4f | 1 | |\n| host | %.4f | %.2f | %llu |\n"
-           "| device, read | %.4f | %.2f | |\n| device | %.4f | %.2f | %llu |\n",
-           (unsigned long long)parameters, (unsigned long long)s->side, (unsigned long long)s->side,
-           o->fidelity, o->saves, figures[0], figures[1], figures[1] / figures[0],
-           (unsigned long long)stored_host, figures[2], figures[2] / figures[0], figures[3],
-           figures[3] / figures[0], (unsigned long long)stored);
+    double figures[6] = {bench_median(copied, o->saves), bench_median(host, o->saves),
+                         bench_median(read, o->saves),   bench_median(all, o->saves),
+                         bench_median(stall, o->saves),  bench_median(durable, o->saves)};
+    printf(
+        "%llu parameters in matrices of %llu x %llu, f32 with both moments, %s; medians of %d saves\n\n"
+        "| what | seconds | of the copy | bytes stored |\n|---|---|---|---|\n"
+        "| copy to pinned memory | %.4f | 1 | |\n| host | %.4f | %.2f | %llu |\n"
+        "| device, read | %.4f | %.2f | |\n| device | %.4f | %.2f | %llu |\n"
+        "| session, stall | %.5f | %.3f | |\n| session | %.4f | %.2f | |\n\n"
+        "The session holds %.2f bytes of the device and %.2f of host memory a parameter for its snapshot.\n",
+        (unsigned long long)parameters, (unsigned long long)s->side, (unsigned long long)s->side, o->fidelity,
+        o->saves, figures[0], figures[1], figures[1] / figures[0], (unsigned long long)stored_host,
+        figures[2], figures[2] / figures[0], figures[3], figures[3] / figures[0], (unsigned long long)stored,
+        figures[4], figures[4] / figures[0], figures[5], figures[5] / figures[0],
+        (double)held.device_bytes / (double)parameters, (double)held.snapshot_bytes / (double)parameters);
     fprintf(
         json,
         ", \"parameters\": %llu, \"side\": %llu, \"fidelity\": \"%s\", \"saves\": %d, \"copy_s\": %.5f, "
-        "\"host_s\": %.5f, \"device_read_s\": %.5f, \"device_s\": %.5f, \"stored_host\": %llu, \"stored\": %llu",
+        "\"host_s\": %.5f, \"device_read_s\": %.5f, \"device_s\": %.5f, \"session_stall_s\": %.6f, \"session_s\": %.5f, "
+        "\"session_device_bytes\": %llu, \"session_host_bytes\": %llu, \"stored_host\": %llu, \"stored\": %llu",
         (unsigned long long)parameters, (unsigned long long)s->side, o->fidelity, o->saves, figures[0],
-        figures[1], figures[2], figures[3], (unsigned long long)stored_host, (unsigned long long)stored);
+        figures[1], figures[2], figures[3], figures[4], figures[5], (unsigned long long)held.device_bytes,
+        (unsigned long long)held.snapshot_bytes, (unsigned long long)stored_host, (unsigned long long)stored);
 }
 
 static int usage(void) {
@@ -245,11 +309,16 @@ int main(int argc, char **argv) {
     FILE *json = need(fopen(o.json, "w"));
     fprintf(json, "{\"machine\": \"%s\", \"device\": \"%s\"", bench_machine(), about.name);
     printf("%s; %s\n", bench_machine(), about.name);
-    run(&s, &o, store, json);
+    char by_session[528];
+    snprintf(by_session, sizeof(by_session), "%s-session", folder);
+    ckd_session *session = open_session(&s, &o, by_session);
+    run(&s, &o, store, session, json);
+    check(ckd_session_close(session, &err), &err);
     fprintf(json, "}\n");
     fclose(json);
     ckd_store_close(store);
     bench_remove_tree(folder);
+    bench_remove_tree(by_session);
     for (int k = 0; k < KINDS; k++) {
         free(s.host[k]);
         s.backend->release(o.device, s.device[k]);
