@@ -1,7 +1,7 @@
 /*
  * bench_stall: what periodic saves cost training.
  *
- *   bench_stall [--mb N] [--step-ms N] [--steps N] [--every N | --overhead PERCENT] [--fidelity F] [--disk-mb-s N] [--repeats N] [--json FILE] [--svg FILE]
+ *   bench_stall [--mb N] [--step-ms N] [--steps N] [--every N | --overhead PERCENT] [--fidelity F] [--disk-mb-s N] [--idle] [--repeats N] [--json FILE] [--svg FILE]
  *
  * A loop that is like training: one thread computes for a while (arithmetic in its caches, then reading the weights), then an optimizer goes over all of
  * the state (W, m, v, f32). It runs without saves, with a synchronous save as torch.save makes one (write everything, fsync), and with
@@ -17,7 +17,7 @@
  *   overlap    of a save's stages: their times, all threads', over the save's
  *
  * --disk-mb-s N makes the disk behave like one of so many MB/s that has a write cache: what is made durable waits until it would have been
- * written. --fidelity: exact, near or compact.
+ * written. --fidelity: exact, near or compact. --idle: all cores but for the optimizer are the saver's, as where training is a GPU's work.
  */
 #include <argp.h>
 #include <ckptdelta.h>
@@ -66,7 +66,8 @@ typedef struct training {
     size_t rows, count; /* of each matrix */
     float *w[MATRICES], *m[MATRICES], *v[MATRICES];
     uint64_t step, random;
-    size_t work; /* rounds of arithmetic that take step_ms */
+    size_t work;         /* rounds of arithmetic that take step_ms */
+    useconds_t idle_us; /* not 0: it waits instead, as for a GPU */
     volatile double sink;
 } training;
 
@@ -119,6 +120,7 @@ static training *training_new(const options *o) {
     double begun = bench_seconds();
     compute(t, rounds);
     t->work = (size_t)((double)rounds * o->step_ms / 1e3 / (bench_seconds() - begun));
+    t->idle_us = o->idle ? (useconds_t)(1e3 * o->step_ms) : 0;
     return t;
 }
 
@@ -132,6 +134,10 @@ static void training_free(training *t) {
 }
 
 static void forward_and_backward(training *t) {
+    if (t->idle_us) {
+        usleep(t->idle_us);
+        return;
+    }
     compute(t, t->work);
     double sum = 0;
     for (int i = 0; i < MATRICES; i++) {
@@ -369,6 +375,7 @@ enum {
     O_OVERHEAD,
     O_FIDELITY,
     O_DISK,
+    O_IDLE,
     O_REPEATS,
     O_SNAPSHOTS,
     O_JSON,
@@ -384,6 +391,7 @@ static const struct argp_option option_table[] = {
      "save as often as costs no more; synchronous saves are left out (3.5)", 0},
     {"fidelity", O_FIDELITY, "NAME", 0, "exact (default), near or compact", 0},
     {"disk-mb-s", O_DISK, "N", 0, "a disk of N MB/s (as it is)", 0},
+    {"idle", O_IDLE, NULL, 0, "training waits instead of computing, as for a GPU; its optimizer computes", 0},
     {"repeats", O_REPEATS, "N", 0, "of all loops, in turns (3)", 0},
     {"snapshots", O_SNAPSHOTS, "N", 0, "memory for N of them (1)", 0},
     {"json", O_JSON, "FILE", 0, "write the results there, too", 0},
@@ -433,6 +441,9 @@ static error_t parse_option(int key, char *text, struct argp_state *state) {
         break;
     case O_DISK:
         o->disk_mb_s = number(state, text, 0.001, 1e6);
+        break;
+    case O_IDLE:
+        o->idle = 1;
         break;
     case O_REPEATS:
         o->repeats = (int)number(state, text, 1, REPEATS_MAX);

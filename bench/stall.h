@@ -12,6 +12,7 @@ extern const char *const stall_mode_names[MODES];
 typedef struct options {
     double mb, step_ms, overhead, disk_mb_s;
     int steps, every, repeats, snapshots;
+    int idle; /* training does not compute, but for the optimizer */
     ckd_fidelity fidelity;
     const char *json, *svg;
 } options;
