@@ -21,6 +21,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "base/file.h"
 #include "base/float_mode.h"
 
 #define THREADS_AUTO_MAX 16
@@ -31,6 +32,7 @@ typedef struct worker {
     struct thread_pool *pool;
     uint32_t number;
     pthread_t thread;
+    uint64_t heard; /* of the calls for help, those that it has answered */
 } worker;
 
 struct thread_pool {
@@ -38,7 +40,7 @@ struct thread_pool {
     pthread_mutex_t turn; /* held for a whole pool_run; the rest is guarded by mutex */
     pthread_mutex_t mutex;
     pthread_cond_t work; /* indices are left, or ending */
-    pthread_cond_t done; /* nothing is running any more */
+    pthread_cond_t done; /* nothing is running any more, or nobody helps */
     bool ending, running;
     pthread_t caller; /* valid while running */
     /* the job */
@@ -49,6 +51,12 @@ struct thread_pool {
     size_t failed_index; /* valid if status is not CKD_OK */
     ckd_status status;
     ckd_error error;
+    int64_t gained_ns;
+    /* what the workers help with meanwhile; NULL: nothing */
+    pool_help_fn help;
+    void *help_context;
+    uint64_t calls;            /* for help */
+    uint32_t helping, sleeping; /* workers */
     uint32_t threads, started;
     worker workers[]; /* threads - 1 of them, numbered from 1 */
 };
@@ -91,15 +99,34 @@ static void run_indices(thread_pool *pool, uint32_t number) {
         pool->busy++;
         pthread_mutex_unlock(&pool->mutex);
         ckd_error error = {.offset = CKD_NO_OFFSET};
+        uint64_t begun = number > 0 ? clock_monotonic_ns() : 0;
         ckd_status status = pool->fn(pool->context, index, number, &error);
+        uint64_t worked = number > 0 ? clock_monotonic_ns() - begun : 0;
         pthread_mutex_lock(&pool->mutex);
         pool->busy--;
+        pool->gained_ns += (int64_t)worked;
         if (status != CKD_OK) {
             keep_failure(pool, index, status, &error);
         }
     }
     if (pool->busy == 0) {
-        pthread_cond_signal(&pool->done);
+        pthread_cond_broadcast(&pool->done);
+    }
+}
+
+/* A bit of it. Called, and returns, with the mutex held. What is called for while it looks is not missed. */
+static void help_once(thread_pool *pool, worker *w) {
+    w->heard = pool->calls;
+    pool_help_fn help = pool->help;
+    void *context = pool->help_context;
+    pool->helping++;
+    pthread_mutex_unlock(&pool->mutex);
+    bool more = help(context);
+    pthread_mutex_lock(&pool->mutex);
+    pool->helping--;
+    w->heard -= more && w->heard == pool->calls;
+    if (pool->helping == 0) {
+        pthread_cond_broadcast(&pool->done);
     }
 }
 
@@ -111,8 +138,12 @@ static void *worker_main(void *argument) {
     while (!pool->ending) {
         if (pool->next < pool->count) {
             run_indices(pool, w->number);
+        } else if (pool->help && w->heard != pool->calls) {
+            help_once(pool, w);
         } else {
+            pool->sleeping++;
             pthread_cond_wait(&pool->work, &pool->mutex);
+            pool->sleeping--;
         }
     }
     pthread_mutex_unlock(&pool->mutex);
@@ -224,8 +255,12 @@ static ckd_status run_job(thread_pool *pool, size_t count, pool_fn fn, void *con
     pool->caller = pthread_self();
     wake_workers(pool);
     run_indices(pool, 0);
-    while (pool->busy > 0) {
-        pthread_cond_wait(&pool->done, &pool->mutex);
+    if (pool->busy > 0) {
+        uint64_t begun = clock_monotonic_ns();
+        while (pool->busy > 0) {
+            pthread_cond_wait(&pool->done, &pool->mutex);
+        }
+        pool->gained_ns -= (int64_t)(clock_monotonic_ns() - begun);
     }
     pool->running = false;
     pool->next = pool->count = 0;
@@ -258,6 +293,48 @@ ckd_status pool_run(thread_pool *pool, size_t count, pool_fn fn, void *context, 
         *err = error;
     }
     return status;
+}
+
+int64_t pool_gained_ns(thread_pool *pool) {
+    pthread_mutex_lock(&pool->mutex);
+    int64_t gained = pool->gained_ns;
+    pthread_mutex_unlock(&pool->mutex);
+    return gained;
+}
+
+bool pool_lend(thread_pool *pool, pool_help_fn help, void *context) {
+    if (pool->process != getpid()) {
+        return false;
+    }
+    pthread_mutex_lock(&pool->mutex);
+    bool free_now = !pool->help && pool->started > 0;
+    if (free_now) {
+        pool->help = help;
+        pool->help_context = context;
+    }
+    pthread_mutex_unlock(&pool->mutex);
+    return free_now;
+}
+
+void pool_wake(thread_pool *pool) {
+    pthread_mutex_lock(&pool->mutex);
+    pool->calls++;
+    if (pool->sleeping > 0) {
+        pthread_cond_signal(&pool->work);
+    }
+    pthread_mutex_unlock(&pool->mutex);
+}
+
+void pool_take_back(thread_pool *pool) {
+    if (pool->process != getpid()) {
+        return;
+    }
+    pthread_mutex_lock(&pool->mutex);
+    pool->help = NULL;
+    while (pool->helping > 0) {
+        pthread_cond_wait(&pool->done, &pool->mutex);
+    }
+    pthread_mutex_unlock(&pool->mutex);
 }
 
 void pool_destroy(thread_pool *pool) {

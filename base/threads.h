@@ -12,6 +12,8 @@
 #define BASE_THREADS_H
 
 #include <pthread.h>
+#include <stdbool.h>
+#include <stdint.h>
 
 #include "base/error.h"
 
@@ -31,7 +33,26 @@ uint32_t pool_threads(const thread_pool *pool);
  */
 typedef ckd_status (*pool_fn)(void *context, size_t index, uint32_t worker, ckd_error *err);
 ckd_status pool_run(thread_pool *pool, size_t count, pool_fn fn, void *context, ckd_error *err);
-/* Ends the workers. No pool_run may be under way. Accepts NULL. */
+/*
+ * By how much pool_run has added work to what its callers' own clocks show: nanoseconds that workers were inside fn, less those that callers waited for
+ * them; of all calls so far. The difference of two readings, and the time between them, is the work that went on in between.
+ */
+int64_t pool_gained_ns(thread_pool *pool);
+
+/*
+ * ---- work that comes bit by bit ----
+ *
+ * While a pool is lent, workers that pool_run has nothing for call help(context), which does a bit of work and says whether there may be more. Those who
+ * heard that there is none sleep until pool_wake. help may call pool_wake, not pool_run (STATE). false: the pool is lent to another, or has
+ * no workers (in a forked child, too): the caller does all of it himself.
+ */
+typedef bool (*pool_help_fn)(void *context);
+bool pool_lend(thread_pool *pool, pool_help_fn help, void *context);
+/* There is something to help with. From any thread, while it is lent. */
+void pool_wake(thread_pool *pool);
+/* Returns when no worker is inside help; from then on none calls it. By who borrowed it. */
+void pool_take_back(thread_pool *pool);
+/* Ends the workers. No pool_run may be under way, and nothing lent. Accepts NULL. */
 void pool_destroy(thread_pool *pool);
 
 /*

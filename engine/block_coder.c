@@ -303,7 +303,7 @@ ckd_status block_analyse(block_job *job, const coding_context *save, const tenso
         (block_find_in_parent(job, save, tensor) || block_find_in_save(job, save, tensor, -1))) {
         return job->depth > 0 ? block_plan_standalone(job, save, tensor, false, err) : CKD_OK;
     }
-    job->awaits = block_is_coming(job, save, tensor);
+    job->awaits = block_is_coming(job, save, tensor, -1);
     if (job->awaits) {
         return CKD_OK;
     }

@@ -10,6 +10,8 @@
 #ifndef ENGINE_BLOCK_CODER_H
 #define ENGINE_BLOCK_CODER_H
 
+#include <pthread.h>
+
 #include "engine/block_plan.h"
 #include "engine/content_index.h"
 #include "engine/cost.h"
@@ -28,7 +30,13 @@ typedef struct block_holders {
     uint32_t count;
 } block_holders;
 
-/* What all blocks of a save share; read-only while jobs run. */
+/* Blocks that are decided on, and not in coding_context's `known` yet. */
+typedef struct blocks_coming {
+    const struct block_job **jobs;
+    size_t count;
+} blocks_coming;
+
+/* What all blocks of a save share. Jobs read known, holders and coming with the lock, under which they are changed. */
 typedef struct coding_context {
     ckd_codec codec;
     int level;
@@ -36,9 +44,9 @@ typedef struct coding_context {
     const view *parent;         /* NULL: no deltas */
     const content_index *known; /* of this save */
     ckd_id checkpoint;
-    block_holders *holders;                /* NULL: copies may name any */
-    const struct block_job *const *coming; /* decided on, not yet in `known` */
-    size_t coming_count;
+    block_holders *holders;      /* NULL: copies may name any */
+    const blocks_coming *coming; /* NULL: none */
+    pthread_rwlock_t *noted;     /* NULL: nothing changes while jobs run */
 } coding_context;
 
 /* What the blocks of one call share. */
@@ -141,9 +149,16 @@ const record *block_matching(const block_job *job, const tensor_context *tensor,
 /* Of the budget only what a whole save has in common is looked at. */
 ckd_status block_analyse(block_job *job, const coding_context *save, const tensor_context *tensor,
                          const load_budget *budget, ckd_error *err);
-/* Once analysed: are the values among those of blocks that are coming, or in this save already? */
-bool block_is_coming(const block_job *job, const coding_context *save, const tensor_context *tensor);
-bool block_is_in_save(const block_job *job, const coding_context *save, const tensor_context *tensor);
+/*
+ * Once analysed: are the values, as they were given, among those of blocks that are coming, or in this save already? bound: of a lossy block, how
+ * far these may be; negative: an exact one.
+ */
+bool block_is_coming(const block_job *job, const coding_context *save, const tensor_context *tensor,
+                     double bound);
+bool block_is_in_save(const block_job *job, const coding_context *save, const tensor_context *tensor,
+                      double bound);
+/* Does it name values of this save? */
+bool block_names_own(const block_job *job, const coding_context *save);
 /* A copy names a checkpoint that was not one too many when it was analysed: is it now? */
 bool block_names_too_many(const block_job *job, const coding_context *save);
 /* Sets chosen, predictor, chain, base and depth, and adds them to the budget, and what a copy names to the holders. */

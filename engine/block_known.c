@@ -33,12 +33,26 @@ const record *block_matching(const block_job *job, const tensor_context *tensor,
     return NULL;
 }
 
+static void read_noted(const coding_context *save) {
+    if (save->noted) {
+        pthread_rwlock_rdlock(save->noted);
+    }
+}
+
+static void leave_noted(const coding_context *save) {
+    if (save->noted) {
+        pthread_rwlock_unlock(save->noted);
+    }
+}
+
 static bool may_name(const coding_context *save, const ckd_id *checkpoint) {
     const block_holders *h = save->holders;
+    read_noted(save);
     bool may = !h || h->count < BLOCK_HOLDERS_MAX;
     for (uint32_t i = 0; !may && i < h->count; i++) {
         may = id_equal(&h->ids[i], checkpoint);
     }
+    leave_noted(save);
     return may;
 }
 
@@ -46,6 +60,10 @@ static bool may_name(const coding_context *save, const ckd_id *checkpoint) {
 static const ckd_id *holder_of(const block_job *job, const coding_context *save) {
     const ckd_id *named = &job->dependencies[0].checkpoint;
     return job->known && !id_equal(named, &save->checkpoint) ? named : NULL;
+}
+
+bool block_names_own(const block_job *job, const coding_context *save) {
+    return job->known && id_equal(&job->dependencies[0].checkpoint, &save->checkpoint);
 }
 
 bool block_names_too_many(const block_job *job, const coding_context *save) {
@@ -57,12 +75,16 @@ void block_note_holder(const block_job *job, const coding_context *save) {
     const ckd_id *holder = holder_of(job, save);
     block_holders *h = save->holders;
     uint32_t i = 0;
+    if (save->noted) {
+        pthread_rwlock_wrlock(save->noted);
+    }
     while (holder && i < h->count && !id_equal(&h->ids[i], holder)) {
         i++;
     }
     if (holder && i == h->count && i < BLOCK_HOLDERS_MAX) {
         h->ids[h->count++] = *holder;
     }
+    leave_noted(save);
 }
 
 /* Is the block still where it is said to be? Its payload is not read: that is verification's work. */
@@ -111,44 +133,60 @@ bool block_may_be_named(const block_job *job, const coding_context *save, const 
 }
 
 /* What in this save has the values; as near as `bound`, or exactly if that is negative. */
-static const content_entry *entry_with(const block_job *job, const coding_context *save,
-                                       const tensor_context *tensor, double bound) {
+static const content_entry *entry_with(const block_job *job, const hash128 *content,
+                                       const coding_context *save, const tensor_context *tensor,
+                                       double bound) {
     span mine = {tensor->region, job->first, job->count};
     const content_entry *e =
-        content_index_find(save->known, &job->content, tensor->tensor->dtype, &tensor->shape, &mine);
+        content_index_find(save->known, content, tensor->tensor->dtype, &tensor->shape, &mine);
     bool near = e && e->error.largest <= bound && isfinite(e->error.largest);
-    return e && (near || hash128_equal(&e->values, &job->content)) ? e : NULL;
+    return e && (near || hash128_equal(&e->values, content)) ? e : NULL;
 }
 
-bool block_is_in_save(const block_job *job, const coding_context *save, const tensor_context *tensor) {
-    return block_may_be_named(job, save, tensor) && entry_with(job, save, tensor, -1);
-}
-
-bool block_is_coming(const block_job *job, const coding_context *save, const tensor_context *tensor) {
-    for (size_t i = 0; i < save->coming_count && block_may_be_named(job, save, tensor); i++) {
-        const block_job *c = save->coming[i];
-        if (c != job && c->count == job->count &&
-            (hash128_equal(&c->original, &job->content) || hash128_equal(&c->rounded_bf16, &job->content) ||
-             hash128_equal(&c->rounded_f16, &job->content))) {
-            return true;
-        }
+bool block_is_in_save(const block_job *job, const coding_context *save, const tensor_context *tensor,
+                      double bound) {
+    if (bound < 0 && !block_may_be_named(job, save, tensor)) {
+        return false;
     }
-    return false;
+    read_noted(save);
+    bool is = entry_with(job, &job->original, save, tensor, bound);
+    leave_noted(save);
+    return is;
+}
+
+bool block_is_coming(const block_job *job, const coding_context *save, const tensor_context *tensor,
+                     double bound) {
+    bool is = false;
+    if (!save->coming || (bound < 0 && !block_may_be_named(job, save, tensor))) {
+        return false;
+    }
+    read_noted(save);
+    for (size_t i = 0; i < save->coming->count && !is; i++) {
+        const block_job *c = save->coming->jobs[i];
+        is = c != job && c->count == job->count &&
+             (hash128_equal(&c->original, &job->original) || hash128_equal(&c->rounded_bf16, &job->original) ||
+              hash128_equal(&c->rounded_f16, &job->original));
+    }
+    leave_noted(save);
+    return is;
 }
 
 bool block_find_in_save(block_job *job, const coding_context *save, const tensor_context *tensor,
                         double bound) {
-    const content_entry *e = entry_with(job, save, tensor, bound);
-    if (!e) {
+    read_noted(save);
+    const content_entry *found = entry_with(job, &job->content, save, tensor, bound);
+    content_entry e = found ? *found : (content_entry){0};
+    leave_noted(save);
+    if (!found) {
         return false;
     }
-    block_depend_on(job, e->rounded ? PREDICT_CAST : PREDICT_COPY, &save->checkpoint, e->tensor, &e->stored);
-    job->content = e->values;
-    job->error = e->error;
-    job->depth = e->depth;
+    block_depend_on(job, e.rounded ? PREDICT_CAST : PREDICT_COPY, &save->checkpoint, e.tensor, &e.stored);
+    job->content = e.values;
+    job->error = e.error;
+    job->depth = e.depth;
     /* Loaded with the whole checkpoint, what it depends on is loaded anyway; loaded alone, it costs the same again. */
-    job->chain = (load_cost){e->chain_stored, e->chain_work};
-    job->base_stored = (uint64_t)e->chain_stored;
+    job->chain = (load_cost){e.chain_stored, e.chain_work};
+    job->base_stored = (uint64_t)e.chain_stored;
     job->base = job->chain;
     return true;
 }

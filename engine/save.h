@@ -3,7 +3,9 @@
  *
  *   save_begin.c     where it goes (run, branch, duplicate), what it builds on, intent, chunk file
  *   save_tensor.c    tensors and blobs as they are given
- *   save_pipeline.c  their exact blocks: analyse, decide, encode, write, several at once
+ *   save_lossy.c     lossy ones: statistics, steps and factors of a tile, then its blocks
+ *   save_pipeline.c  blocks: analyse, decide, encode, write, several at once
+ *   save_order.c     what of that has to be done in their order
  *   save_append.c    encoded blocks into the chunk file
  *   save_commit.c    seal (file durable) -> publish (manifest, the commit point) -> catalog
  *   save_room.c      on a full disk: what gives way to the save
@@ -11,6 +13,7 @@
 #ifndef ENGINE_SAVE_H
 #define ENGINE_SAVE_H
 
+#include <stdatomic.h>
 #include <sys/types.h>
 
 #include "base/float_mode.h"
@@ -57,13 +60,6 @@ typedef struct comparison {
 /* Second moments, as far as others need them (save_second.c). */
 typedef struct kept_second kept_second;
 
-/* A tile of a lossy tensor: as given, as floats, and what the parent has, in its dtype and as floats; the same of a panel of it. */
-typedef struct lossy_buffers {
-    bytes original, now, stored, before;
-    bytes panel_original, panel_now, panel_before;
-    struct lossy_device *device; /* room for what one on a device takes; NULL: none was there yet */
-} lossy_buffers;
-
 /* Sides of blocks, in elements (save_cut.c). */
 typedef struct save_sides {
     uint64_t most, least;
@@ -88,7 +84,7 @@ struct ckd_save {
     chunk_writer *writer;
     chunk_writer *ready;  /* copies of long chains; NULL: none needed so far */
     bool ready_closed;    /* they stand under their temporary name */
-    bool ready_failed;    /* no copies: they are not worth failing a save for */
+    atomic_bool ready_failed; /* no copies: they are not worth failing a save for */
     uint64_t index_bytes; /* about what the index of what was written will take */
     bool undecided;       /* a manifest was named, and may not have been taken back */
     pid_t process;        /* whose files these are: not a forked child's */
@@ -110,7 +106,7 @@ struct ckd_save {
 
     columns_cache columns; /* of lossy parents */
     block_job *jobs;       /* one for each place in the pipeline */
-    uint32_t job_count;    /* as many as there are threads: so many lossy blocks are coded at a time */
+    uint32_t job_count;    /* threads */
     save_pipeline pipeline;
     bool values_stay;       /* what tensors point to stays as it is until the save has ended */
     double leaves_budget;   /* the next piece's share (save_piece) */
@@ -118,8 +114,9 @@ struct ckd_save {
     comparison compared;    /* with `existing` */
     save_measures measures; /* of a lossy save */
     kept_second *seconds;
-    lossy_buffers lossy;
+    struct save_tiles *tiles; /* of lossy tensors; NULL: none yet */
     save_cells cells;
+    atomic_bool damaged; /* parts of the parent cannot be read; the saving thread tells, once */
     bool told_damage;
     uint64_t begun_ns, analyse_ns, encode_ns, append_ns, sync_ns;
     uint64_t stall_ns;       /* that a session's trainer stood still; 0: no session, or not at all */
@@ -159,10 +156,14 @@ ckd_status save_fetch(const void **values, ckd_save *save, bytes *room, const ck
 ckd_status save_report_progress(ckd_save *save, uint64_t raw, ckd_error *err);
 /* Writes all blocks that are under way. For an open save; a failure is its end. */
 ckd_status save_finish_blocks(ckd_save *save, ckd_error *err);
-/* A share of what a tensor was expected to cost leaves the budget, as its own figures come. 0: nothing does. */
-void save_stop_expecting(ckd_save *save, const tensor_context *t, double share);
-/* Once: parts of the parent cannot be read. */
+/* Returns when all lossy tiles are written (save_lossy.c). */
+ckd_status save_end_tiles(ckd_save *save, ckd_error *err);
+/* Once, if parts of the parent cannot be read. By the saving thread. */
 void save_tell_damage(ckd_save *save);
+
+/* ---- save_order.c ---- */
+/* A share of what a tensor was expected to cost, as the parent `v` has it, leaves the budget, as its own figures come. 0: nothing does. */
+void save_stop_expecting(load_budget *budget, const view *v, const view_tensor *parent, double share);
 
 /* ---- save_cut.c ---- */
 /* As ckd_save_begin sets them. */
@@ -209,7 +210,10 @@ ckd_status save_in_panels(ckd_save *save, const ckd_tensor *tensor, const tensor
 ckd_status save_publish(ckd_checkpoint *info, ckd_save *save, const ckd_part *parts, size_t count,
                         ckd_error *err);
 
-/* ---- save_room.c; not while the jobs of a batch run ---- */
+/* ---- save_room.c ---- */
+/* For so many bytes of payload into the chunk file, and of copies into the ready copy? */
+bool save_has_room(const ckd_save *save, uint64_t payload, uint64_t copies);
+/* ... and the rest while nobody else is at work on the save. */
 /* Before bytes of payload go into the chunk file, and of copies into the ready copy: if need be, copies give way. */
 void save_make_room(ckd_save *save, uint64_t payload, uint64_t copies);
 /* Removes all ready copies, this save's included. false: there were none. */

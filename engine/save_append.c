@@ -7,6 +7,19 @@
 
 #define HEADER_BYTES 512u /* of a record, about, its tensor's name not counted */
 
+void save_append_free(save_append *a) {
+    for (size_t i = 0; i < sizeof(a->before) / sizeof(a->before[0]); i++) {
+        bytes_free(&a->before[i].data);
+    }
+}
+
+static ckd_status add_known(ckd_save *save, const content_entry *entry, ckd_error *err) {
+    pthread_rwlock_wrlock(&save->pipeline.noted);
+    ckd_status status = content_index_add(&save->known, entry, err);
+    pthread_rwlock_unlock(&save->pipeline.noted);
+    return status;
+}
+
 static ckd_status remember(ckd_save *save, const block_job *job, const tensor_context *t, const record *r,
                            ckd_error *err) {
     content_entry entry = {.content = job->original,
@@ -23,7 +36,7 @@ static ckd_status remember(ckd_save *save, const block_job *job, const tensor_co
                            .depth = r->depth,
                            .chain_stored = job->chain.stored,
                            .chain_work = job->chain.work};
-    ckd_status status = content_index_add(&save->known, &entry, err);
+    ckd_status status = add_known(save, &entry, err);
     bool rounds = !job->known || job->lossy || hash128_equal(&job->content, &job->original);
     if (status == CKD_OK && rounds && t->tensor->role == CKD_ROLE_MASTER && t->tensor->dtype == CKD_F32) {
         entry.rounded = true;
@@ -31,12 +44,12 @@ static ckd_status remember(ckd_save *save, const block_job *job, const tensor_co
         entry.values = job->result_bf16;
         entry.error = job->error_bf16;
         entry.dtype = CKD_BF16;
-        status = content_index_add(&save->known, &entry, err);
+        status = add_known(save, &entry, err);
         entry.content = job->rounded_f16;
         entry.values = job->result_f16;
         entry.error = job->error_f16;
         entry.dtype = CKD_F16;
-        status = status == CKD_OK ? content_index_add(&save->known, &entry, err) : status;
+        status = status == CKD_OK ? add_known(save, &entry, err) : status;
     }
     return status;
 }
@@ -128,7 +141,8 @@ static record describe(const block_job *job, const tensor_context *t) {
 
 ckd_status save_settle(save_append *out, ckd_save *save, const block_job *job, const tensor_context *t,
                        step_tensor *step, ckd_error *err) {
-    *out = (save_append){.record = describe(job, t)};
+    out->record = describe(job, t);
+    out->group = false;
     const record *r = &out->record;
     ckd_status status = CKD_OK;
     for (uint32_t i = 0; i < r->dependency_count && status == CKD_OK; i++) {
@@ -153,6 +167,9 @@ ckd_status save_settle(save_append *out, ckd_save *save, const block_job *job, c
 ckd_status save_write_block(ckd_save *save, const block_job *job, save_append *a, ckd_error *err) {
     const candidate *c = job->chosen;
     ckd_status status = a->group ? write_group(save, job, err) : CKD_OK;
+    for (uint32_t i = 0; i < a->before_count && status == CKD_OK; i++) {
+        status = chunk_writer_append(save->writer, &a->before[i].record, a->before[i].data.data, err);
+    }
     if (status == CKD_OK) {
         status = chunk_writer_append(save->writer, &a->record,
                                      is_raw(job) ? job->values

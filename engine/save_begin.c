@@ -145,6 +145,8 @@ static ckd_status prepare_coding(ckd_save *save, ckd_error *err) {
                                     .parent = save->parent,
                                     .known = &save->known,
                                     .holders = &save->holders,
+                                    .coming = &save->pipeline.coming,
+                                    .noted = &save->pipeline.noted,
                                     .checkpoint = save->checkpoint};
     if (status != CKD_OK) {
         return status;
@@ -303,6 +305,7 @@ void save_free(ckd_save *save, save_end end) {
         return;
     }
     const char *root = save->store->path;
+    save_stop_helpers(save);
     chunk_writer_abort(save->writer);
     chunk_writer_abort(save->ready);
     if (save->ready_closed && save->process == getpid()) {

@@ -38,18 +38,18 @@ static ckd_status gather_rows(void *context, size_t index, uint32_t worker, ckd_
     return CKD_OK;
 }
 
-static ckd_status gather_panel(lossy_tile *out, ckd_save *save, const lossy_tile *t, uint64_t first,
+static ckd_status gather_panel(tile_part *of, ckd_save *save, const lossy_tile *t, uint64_t first,
                                uint64_t width, ckd_error *err) {
-    lossy_buffers *b = &save->lossy;
+    lossy_tile *out = &of->tile;
     gathering g = {.tile = t, .first = first, .width = width, .rows = t->count / t->columns};
     uint64_t n = g.rows * width;
     bool same = (const void *)t->now == t->values;
-    g.now = bytes_scratch(&b->panel_now, n * sizeof(float), "a panel of a tensor", err);
+    g.now = bytes_scratch(&of->now, n * sizeof(float), "a panel of a tensor", err);
     g.original = !g.now || same ? NULL
-                                : bytes_scratch(&b->panel_original, n * ckd_dtype_size(t->dtype),
+                                : bytes_scratch(&of->original, n * ckd_dtype_size(t->dtype),
                                                 "a panel of a tensor", err);
     g.before =
-        !t->before ? NULL : bytes_scratch(&b->panel_before, n * sizeof(float), "a panel of a tensor", err);
+        !t->before ? NULL : bytes_scratch(&of->before, n * sizeof(float), "a panel of a tensor", err);
     if (!g.now || (!same && !g.original) || (t->before && !g.before)) {
         return CKD_E_NOMEM;
     }
@@ -60,8 +60,9 @@ static ckd_status gather_panel(lossy_tile *out, ckd_save *save, const lossy_tile
                     &g, err);
 }
 
-ckd_status cells_of_panel(lossy_tile *out, ckd_save *save, const lossy_tile *t, const save_panel *panel,
+ckd_status cells_of_panel(tile_part *of, ckd_save *save, const lossy_tile *t, const save_panel *panel,
                           ckd_error *err) {
+    lossy_tile *out = &of->tile;
     uint64_t first = panel->first, width = panel->rows.width, rows = t->count / t->columns;
     *out = *t;
     out->first = t->first / t->columns * width;
@@ -73,35 +74,38 @@ ckd_status cells_of_panel(lossy_tile *out, ckd_save *save, const lossy_tile *t, 
     plan->columns = plan->own.columns = width;
     plan->own.step = plan->own.step ? plan->own.step + first : NULL;
     plan->own.factor = plan->own.factor ? plan->own.factor + first * plan->own.rank : NULL;
-    return t->device ? lossy_device_panel(out, first, err) : gather_panel(out, save, t, first, width, err);
+    return t->device ? lossy_device_panel(out, first, err) : gather_panel(of, save, t, first, width, err);
 }
 
 /* ---- rows ---- */
 
-ckd_status save_side(hash128 *content, ckd_save *save, const lattice_columns *shared,
-                     const tensor_context *context, const span *of, ckd_error *err) {
-    bytes raw = {0};
-    ckd_status status = lattice_columns_encode(&raw, shared, &save->jobs[0].lossy_work.work.scratch,
-                                               coder_symbols(save->jobs[0].decoder.coder), err);
-    if (status == CKD_OK) {
-        *content = content_hash(raw.data, raw.size);
-        record r = {.kind = RECORD_SIDE,
-                    .tensor = context->tensor,
-                    .region = of->region,
-                    .first = of->first,
-                    .count = of->count,
-                    .raw_size = raw.size,
-                    .stored_size = raw.size,
-                    .content = *content,
-                    .chain_stored = raw.size,
-                    .base_stored = raw.size};
-        status = chunk_writer_append(save->writer, &r, raw.data, err);
+ckd_status cells_side(hash128 *content, ckd_save *save, save_append *to, const lattice_columns *shared,
+                      const tensor_context *context, const span *of, ckd_error *err) {
+    save_side *side = &to->before[to->before_count];
+    bytes *raw = &side->data;
+    bytes_clear(raw);
+    ckd_status status = lattice_columns_encode(raw, shared, &save->tiles->scratch,
+                                               coder_symbols(save->tiles->loaders[0].coder), err);
+    if (status != CKD_OK) {
+        return status;
     }
-    bytes_free(&raw);
-    return status;
+    *content = content_hash(raw->data, raw->size);
+    side->record = (record){.kind = RECORD_SIDE,
+                            .tensor = context->tensor,
+                            .region = of->region,
+                            .first = of->first,
+                            .count = of->count,
+                            .raw_size = raw->size,
+                            .stored_size = raw->size,
+                            .content = *content,
+                            .chain_stored = raw->size,
+                            .base_stored = raw->size};
+    to->before_count++;
+    to->before_bytes += raw->size;
+    return CKD_OK;
 }
 
-static ckd_status write_rows(shared_rows *to, ckd_save *save, const lossy_tile *panel,
+static ckd_status write_rows(shared_rows *to, save_append *before, ckd_save *save, const lossy_tile *panel,
                              const tensor_context *whole, ckd_error *err) {
     const lattice_block *plan = &panel->plan;
     uint32_t rank = plan->factor ? plan->own.rank : 0;
@@ -114,14 +118,14 @@ static ckd_status write_rows(shared_rows *to, ckd_save *save, const lossy_tile *
                             .rank = rank,
                             .shift = shift,
                             .factor = rank ? plan->factor + to->row * rank : NULL};
-    ckd_status status = save_side(&to->content, save, &rows, whole, &to->span, err);
+    ckd_status status = cells_side(&to->content, save, before, &rows, whole, &to->span, err);
     free(shift);
     return status;
 }
 
-ckd_status cells_rows(shared_rows *out, known_rows *known, ckd_save *save, const lossy_tile *panel,
-                      uint64_t at, uint64_t count, const tensor_context *whole, uint64_t columns,
-                      ckd_error *err) {
+ckd_status cells_rows(shared_rows *out, known_rows *known, save_append *before, ckd_save *save,
+                      const lossy_tile *panel, uint64_t at, uint64_t count, const tensor_context *whole,
+                      uint64_t columns, ckd_error *err) {
     uint64_t row = at / panel->columns, rows = count / panel->columns;
     for (size_t i = 0; i < known->count; i++) {
         if (known->items[i].row == row && known->items[i].rows == rows) {
@@ -138,7 +142,7 @@ ckd_status cells_rows(shared_rows *out, known_rows *known, ckd_save *save, const
         .row = row,
         .rows = rows,
         .span = {whole->region, (panel->first / panel->columns + row) * columns, rows * columns}};
-    ckd_status status = write_rows(out, save, panel, whole, err);
+    ckd_status status = write_rows(out, before, save, panel, whole, err);
     if (status == CKD_OK) {
         grown[known->count++] = *out;
     }

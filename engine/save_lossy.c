@@ -6,21 +6,6 @@
 #include "engine/block_lossy.h"
 #include "engine/lossy_device.h"
 
-void save_lossy_free(ckd_save *save) {
-    kept_seconds_free(save->seconds);
-    save->seconds = NULL;
-    lossy_buffers *b = &save->lossy;
-    bytes *const all[] = {&b->original,       &b->now,       &b->stored,      &b->before,
-                          &b->panel_original, &b->panel_now, &b->panel_before};
-    for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++) {
-        bytes_free(all[i]);
-    }
-    if (save->lossy.device) {
-        lossy_device_end(save->lossy.device);
-        free(save->lossy.device);
-    }
-}
-
 ckd_fidelity save_fidelity(const ckd_save *save, ckd_role role) {
     const ckd_save_options *o = &save->options;
     ckd_fidelity own = o->role_fidelity[role];
@@ -37,29 +22,7 @@ ckd_fidelity save_coarsest_fidelity(const ckd_save *save) {
     return coarsest;
 }
 
-/* ---- blocks ---- */
-
-typedef struct lossy_batch {
-    ckd_save *save;
-    const lossy_tile *tile;
-    coding_context coding; /* with the tile's own parent */
-    tensor_context tensor;
-} lossy_batch;
-
-static ckd_status analyse_one(void *context, size_t index, uint32_t worker, ckd_error *err) {
-    (void)worker;
-    lossy_batch *b = context;
-    uint64_t begun = clock_monotonic_ns();
-    ckd_status status =
-        block_lossy_analyse(&b->save->jobs[index], b->tile, &b->coding, &b->tensor, &b->save->budget, err);
-    b->save->pipeline.slots[index].analyse_ns = clock_monotonic_ns() - begun;
-    return status;
-}
-
-typedef struct region_figures {
-    measures measures;
-    direction_sums direction;
-} region_figures;
+/* ---- regions ---- */
 
 /* A region that is being saved: all of what was given, or a panel of it. */
 typedef struct lossy_piece {
@@ -68,15 +31,30 @@ typedef struct lossy_piece {
     region_figures figures;
 } lossy_piece;
 
+/* It ends with the last of its tiles that is under way; the tensor's values are looked at as long as it is being given. */
 typedef struct lossy_region {
     ckd_save *save;
     const ckd_tensor *tensor;
-    const tensor_context *context; /* of all of it */
-    save_panels panels;            /* none: it is not cut */
+    tensor_context context; /* of all of it */
+    lossy_recipe recipe;
+    save_panels panels; /* none: it is not cut */
     lossy_piece *pieces;
     size_t count;
     double eps;
+    double share;    /* of what the tensor was expected to cost, as it leaves the budget */
+    uint64_t number; /* of the save's */
+    uint32_t users;  /* tiles that are held, and who gives it */
 } lossy_region;
+
+static void free_region(lossy_region *r) {
+    if (--r->users == 0) {
+        save_panels_free(&r->panels);
+        free(r->pieces);
+        free(r);
+    }
+}
+
+/* ---- blocks ---- */
 
 /* Second moments are remembered, and first ones compared with them. */
 static void note_direction(region_figures *f, kept_second *second, const lossy_tile *t, const block_job *job,
@@ -99,54 +77,18 @@ static void add_error(region_figures *f, const lossy_error *e) {
     to->nonfinite += e->kept;
 }
 
-static ckd_status encode_one(void *context, size_t index, uint32_t worker, ckd_error *err) {
-    (void)worker;
-    lossy_batch *b = context;
-    uint64_t begun = clock_monotonic_ns();
-    ckd_status status = block_encode(&b->save->jobs[index], &b->tensor, err);
-    b->save->pipeline.slots[index].encode_ns = clock_monotonic_ns() - begun;
-    return status;
+void lossy_note_decided(ckd_save *save, tile_part *of, const block_job *job) {
+    held_tile *held = of->held;
+    add_error(of->figures, &job->error);
+    if (job->lossy && !of->tile.device) {
+        note_direction(of->figures, held->second, &of->tile, job, held->region->eps);
+    }
+    held->seen = save->budget;
 }
 
 /* The block's elements as they were given; NULL: they are on a device. */
 static const void *given_of(const lossy_tile *t, const block_job *job) {
     return t->device ? NULL : (const uint8_t *)t->values + (job->first - t->first) * ckd_dtype_size(t->dtype);
-}
-
-/* Decides on, encodes and writes the first `count` jobs, which are analysed. */
-static ckd_status write_batch(lossy_batch *b, uint32_t count, ckd_error *err) {
-    ckd_save *save = b->save;
-    const tensor_context *t = &b->tensor;
-    save_room room = {0, 0};
-    for (uint32_t i = 0; i < count; i++) {
-        if (block_names_too_many(&save->jobs[i], &b->coding)) {
-            save->jobs[i].values = given_of(b->tile, &save->jobs[i]);
-            ckd_status status = analyse_one(b, i, 0, err);
-            if (status != CKD_OK) {
-                return status;
-            }
-        }
-        block_decide(&save->jobs[i], &b->coding, t, &save->budget);
-        if (save->jobs[i].parent_damaged) {
-            save_tell_damage(save);
-        }
-    }
-    ckd_status status = pool_run(save->store->pool, count, encode_one, b, err);
-    uint64_t encoded = clock_monotonic_ns();
-    for (uint32_t i = 0; i < count; i++) {
-        save_make_room_for(save, &save->jobs[i], t, &room);
-    }
-    save_make_room(save, room.payload, room.copies);
-    for (uint32_t i = 0; i < count && status == CKD_OK; i++) {
-        save_append append;
-        status = save_settle(&append, save, &save->jobs[i], t, NULL, err);
-        status = status == CKD_OK ? save_write_block(save, &save->jobs[i], &append, err) : status;
-    }
-    for (uint32_t i = 0; i < count; i++) {
-        save->encode_ns += save->pipeline.slots[i].encode_ns;
-    }
-    save->append_ns += clock_monotonic_ns() - encoded;
-    return status;
 }
 
 /* Elements of the block that begins at element `at` of the tile, which is a panel's or (NULL) whole. */
@@ -167,52 +109,57 @@ static ckd_status measure_on_device(const save_panel *panel, const lossy_tile *t
     return status == CKD_OK ? lossy_device_measure(t, err) : status;
 }
 
-/* Sets the next jobs, as many as there are at most, from element *at of the tile on. */
-static ckd_status next_jobs(uint32_t *count, uint64_t *at, lossy_region *r, const lossy_piece *p,
-                            const lossy_tile *t, known_rows *rows, ckd_error *err) {
+/* The part of the columns, once for all blocks of the tile, if there are several. */
+static bool shares_columns(const lossy_tile *t) {
+    return t->plan.shared_rows ||
+           (lossy_block_count(t, 0) < t->count && (t->plan.own.step || t->plan.own.rank));
+}
+
+static ckd_status fill_place(save_slot *slot, block_job *job, lossy_region *r, const lossy_piece *p,
+                             lossy_tile *t, uint64_t at, known_rows *rows, ckd_error *err) {
     ckd_save *save = r->save;
-    ckd_status status = stop_look(&save->stop, err);
-    for (*count = 0; *count < save->job_count && *at < t->count && status == CKD_OK;) {
-        block_job *job = &save->jobs[(*count)++];
-        job->first = t->first + *at;
-        job->count = block_count(p->panel, t, *at);
-        job->values = given_of(t, job);
-        job->try_delta = true;
-        if (t->plan.shared_rows) {
-            status =
-                cells_rows(&job->rows, rows, save, t, *at, job->count, r->context, p->panel->columns, err);
-        }
-        *at += job->count;
+    ckd_status status = CKD_OK;
+    job->first = t->first + at;
+    job->count = block_count(p->panel, t, at);
+    job->try_delta = true;
+    slot->given = given_of(t, job);
+    if (t->plan.shared && at == 0) {
+        span all = {p->context->region, t->first, t->count};
+        status = cells_side(&t->shared_content, save, &slot->append, &t->plan.own, p->context, &all, err);
+    }
+    if (status == CKD_OK && t->plan.shared_rows) {
+        status = cells_rows(&job->rows, rows, &slot->append, save, t, at, job->count, &r->context,
+                            p->panel->columns, err);
     }
     return status;
 }
 
-/* The tile's part in the piece, all of it or a panel's. */
-static ckd_status save_tile(lossy_region *r, lossy_piece *p, kept_second *second, const lossy_tile *t,
-                            const tile_parent *from, known_rows *rows, ckd_error *err) {
+/* The blocks of a part are on their way when it returns. */
+static ckd_status push_part(lossy_region *r, lossy_piece *p, tile_part *of, const tile_parent *from,
+                            known_rows *rows, ckd_error *err) {
     ckd_save *save = r->save;
-    lossy_batch batch = {save, t, save->coding, *p->context};
-    batch.coding.parent = from->view;
-    batch.tensor.parent = from->tensor;
-    ckd_status status = CKD_OK;
+    lossy_tile *t = &of->tile;
+    save_piece *piece;
+    of->figures = &p->figures;
     p->figures.measures.movement += t->movement * t->movement * (double)t->count;
+    t->plan.shared = shares_columns(t);
+    ckd_status status = save_new_piece(&piece, save, p->context, NULL, err);
+    if (status == CKD_OK) {
+        piece->lossy = of;
+        piece->parent = from->view;
+        piece->context.parent = from->tensor;
+    }
     for (uint64_t at = 0; at < t->count && status == CKD_OK;) {
-        uint32_t count;
-        status = next_jobs(&count, &at, r, p, t, rows, err);
+        save_slot *slot;
+        block_job *job;
+        status = save_next_place(&slot, &job, save, piece, err);
+        status = status == CKD_OK ? fill_place(slot, job, r, p, t, at, rows, err) : status;
         if (status == CKD_OK) {
-            status = pool_run(save->store->pool, count, analyse_one, &batch, err);
-        }
-        for (uint32_t i = 0; i < count && status == CKD_OK; i++) {
-            save->analyse_ns += save->pipeline.slots[i].analyse_ns;
-            add_error(&p->figures, &save->jobs[i].error);
-            if (save->jobs[i].lossy && !t->device) {
-                note_direction(&p->figures, second, t, &save->jobs[i], r->eps);
-            }
-        }
-        if (status == CKD_OK) {
-            status = write_batch(&batch, count, err);
+            at += job->count;
+            save_push(save);
         }
     }
+    of->end = save->pipeline.pushed;
     return status;
 }
 
@@ -268,15 +215,6 @@ lossy_part save_lossy_part(const ckd_save *save, const record_tensor *tensor) {
     return exact ? LOSSY_NONE : lossy_part_of(tensor->role, tensor->dtype);
 }
 
-/* The part of the columns, once for all blocks of the tile, if there are several. */
-static ckd_status share_columns(ckd_save *save, lossy_tile *t, const tensor_context *context,
-                                ckd_error *err) {
-    span all = {context->region, t->first, t->count};
-    t->plan.shared =
-        t->plan.shared_rows || (lossy_block_count(t, 0) < t->count && (t->plan.own.step || t->plan.own.rank));
-    return t->plan.shared ? save_side(&t->shared_content, save, &t->plan.own, context, &all, err) : CKD_OK;
-}
-
 static ckd_status save_exactly(lossy_region *r, const lossy_tile *t, ckd_error *err) {
     ckd_status status = CKD_OK;
     for (size_t i = 0; i < r->count && status == CKD_OK; i++) {
@@ -284,35 +222,45 @@ static ckd_status save_exactly(lossy_region *r, const lossy_tile *t, ckd_error *
         uint64_t first = p ? t->first / t->columns * p->rows.width : t->first;
         uint64_t count = p ? t->count / t->columns * p->rows.width : t->count;
         status = p ? save_exact_panel(r->save, r->tensor, p, first, first + count, err)
-                   : save_exact_span(r->save, r->tensor, r->context, first, first + count, NULL, err);
+                   : save_exact_span(r->save, r->tensor, &r->context, first, first + count, NULL, err);
     }
     return status == CKD_OK ? save_flush(r->save, err) : status;
 }
 
-/* A tile whose plan is made. */
-static ckd_status save_planned(lossy_region *r, kept_second *second, lossy_tile *t, const tile_parent *from,
-                               ckd_error *err) {
+/* What lies on a device has one place there: its blocks are written before the next ones are made. */
+static ckd_status finish_on_device(lossy_region *r, lossy_piece *p, const tile_part *of, ckd_error *err) {
+    const lossy_tile *t = &of->tile;
+    kept_second *second = of->held->second;
+    ckd_status status = save_await(r->save, of->end, err);
+    if (status == CKD_OK && second && t->part != LOSSY_WEIGHT) {
+        direction_sums *sums = t->part == LOSSY_MOMENT ? &p->figures.direction : NULL;
+        status = lossy_device_direction(sums, &second->sample, t, r->eps, err);
+    }
+    return status;
+}
+
+/* A tile whose plan is made: all of its parts are on their way. */
+static ckd_status push_tile(lossy_region *r, held_tile *held, const tile_parent *from, ckd_error *err) {
     known_rows rows = {0};
+    const lossy_tile *t = &held->tile;
     ckd_status status = CKD_OK;
     for (size_t i = 0; i < r->count && status == CKD_OK; i++) {
         lossy_piece *p = &r->pieces[i];
-        lossy_tile mine = *t;
-        if (p->panel) {
-            status = cells_of_panel(&mine, r->save, t, p->panel, err);
-            mine.plan.shared_rows = cells_share_rows(t);
+        tile_part *of = &held->parts[i % 2];
+        status = save_await(r->save, of->end, err);
+        of->held = held;
+        if (status == CKD_OK && p->panel) {
+            status = cells_of_panel(of, r->save, t, p->panel, err);
+            of->tile.plan.shared_rows = cells_share_rows(t);
+        } else {
+            of->tile = *t;
         }
         if (status == CKD_OK && t->device) {
-            status = measure_on_device(p->panel, &mine, err);
+            status = measure_on_device(p->panel, &of->tile, err);
         }
-        if (status == CKD_OK) {
-            status = share_columns(r->save, &mine, p->context, err);
-        }
-        if (status == CKD_OK) {
-            status = save_tile(r, p, second, &mine, from, &rows, err);
-        }
-        if (status == CKD_OK && t->device && second && t->part != LOSSY_WEIGHT) {
-            direction_sums *sums = t->part == LOSSY_MOMENT ? &p->figures.direction : NULL;
-            status = lossy_device_direction(sums, &second->sample, &mine, r->eps, err);
+        status = status == CKD_OK ? push_part(r, p, of, from, &rows, err) : status;
+        if (status == CKD_OK && t->device) {
+            status = finish_on_device(r, p, of, err);
         }
     }
     free(rows.items);
@@ -322,7 +270,7 @@ static ckd_status save_planned(lossy_region *r, kept_second *second, lossy_tile 
 /* false in *worth: better exactly. false in *here: it is on a device, and the host has to code it. */
 static ckd_status prepare_tile(bool *worth, bool *here, kept_second **kept, ckd_save *save, lossy_tile *t,
                                const tensor_context *context, ckd_error *err) {
-    const kernels *k = save->jobs[0].decoder.kernels;
+    const kernels *k = save->tiles->loaders[0].kernels;
     kept_second *second = NULL;
     ckd_status status = CKD_OK;
     if (t->part == LOSSY_SECOND) {
@@ -358,22 +306,35 @@ static uint64_t widest_of(const lossy_region *r) {
     return widest;
 }
 
+/* By which the tile's parent is chosen. */
+static load_budget budget_for(const lossy_region *r) {
+    const save_tiles *all = r->save->tiles;
+    load_budget seen = all->seen;
+    if (all->seen_region != r->number) {
+        save_stop_expecting(&seen, r->save->parent, r->context.parent, r->share);
+    }
+    return seen;
+}
+
 /* From the device's memory, if the tile is there and such that it can be coded there; else, or if that turns out later, from the host's. */
-static ckd_status load_and_prepare(bool *worth, tile_parent *from, kept_second **second, lossy_region *r,
-                                   lossy_tile *t, ckd_error *err) {
+static ckd_status load_and_prepare(bool *worth, tile_parent *from, held_tile *held, lossy_region *r,
+                                   ckd_error *err) {
     ckd_save *save = r->save;
-    lossy_tile cut = *t;
+    lossy_tile *t = &held->tile, cut = *t;
+    load_budget budget = budget_for(r);
     bool here = false, device = true;
     ckd_status status = CKD_OK;
-    *second = NULL;
+    held->second = NULL;
     while (!here && status == CKD_OK) {
         lossy_tile_free(t);
         *t = cut;
-        status = save_load_tile(from, save, t, r->tensor, r->context, device ? widest_of(r) : 0, err);
-        status = status == CKD_OK ? prepare_tile(worth, &here, second, save, t, r->context, err) : status;
+        status = save_load_tile(from, save, &held->buffers, t, &budget, r->tensor, &r->context,
+                                device ? widest_of(r) : 0, err);
+        status =
+            status == CKD_OK ? prepare_tile(worth, &here, &held->second, save, t, &r->context, err) : status;
         /* Of a device that is broken the host will hear when it reads. */
         if ((status == CKD_E_NOMEM || status == CKD_E_DEVICE) && t->device) {
-            store_message(save->store, "%s is coded on the host: %s", r->context->tensor->name,
+            store_message(save->store, "%s is coded on the host: %s", r->context.tensor->name,
                           err ? err->message : "too little memory on the device");
             status = CKD_OK;
             here = false;
@@ -386,51 +347,12 @@ static ckd_status load_and_prepare(bool *worth, tile_parent *from, kept_second *
     return status;
 }
 
-static ckd_status save_next_tile(lossy_region *r, lossy_tile *t, ckd_error *err) {
-    ckd_save *save = r->save;
-    tile_parent from;
-    kept_second *second;
-    bool worth = false;
-    uint64_t begun = clock_monotonic_ns();
-    ckd_status status = load_and_prepare(&worth, &from, &second, r, t, err);
-    save->analyse_ns += clock_monotonic_ns() - begun;
-    if (status != CKD_OK || !worth) {
-        return status == CKD_OK ? save_exactly(r, t, err) : status;
-    }
-    status = save_planned(r, second, t, &from, err);
-    if (status == CKD_OK && t->part != LOSSY_SECOND) {
-        second_was_used(save, second, r->context);
-    }
-    return status == CKD_OK ? save_report_progress(save, t->count * ckd_dtype_size(t->dtype), err) : status;
-}
+/* ---- tiles that are held ---- */
 
-/* The same for all tensors of a save, so that tiles of a weight and of its moments match. */
-static uint64_t tile_elements(const ckd_save *save) {
-    uint64_t most = save->staging / LOSSY_TILE_BYTES;
-    most = most < LOSSY_TILE_FEWEST ? LOSSY_TILE_FEWEST : most;
-    return most < LOSSY_TILE_ELEMENTS ? most : LOSSY_TILE_ELEMENTS;
-}
-
-static ckd_status begin_region(lossy_region *r, uint64_t elements, ckd_error *err) {
-    ckd_save *save = r->save;
+static ckd_status end_region(lossy_region *r, ckd_error *err) {
+    const tensor_context *context = &r->context;
     ckd_status status = CKD_OK;
-    if (save_is_cut_lossy(save, r->context, elements)) {
-        status = save_cut(&r->panels, save, r->context, &save->cells.down, &save->cells.across, err);
-    }
-    r->count = r->panels.count ? r->panels.count : 1;
-    r->pieces = status == CKD_OK ? calloc(r->count, sizeof(*r->pieces)) : NULL;
-    for (size_t i = 0; i < r->count && r->pieces; i++) {
-        const save_panel *panel = r->panels.count ? &r->panels.items[i] : NULL;
-        r->pieces[i].panel = panel;
-        r->pieces[i].context = panel ? &panel->context : r->context;
-    }
-    return status == CKD_OK && !r->pieces ? err_nomem(err, r->count * sizeof(*r->pieces), "a tensor")
-                                          : status;
-}
-
-static ckd_status end_region(lossy_region *r, ckd_status status, ckd_error *err) {
-    const tensor_context *context = r->context;
-    for (size_t i = 0; i < r->count && status == CKD_OK; i++) {
+    for (size_t i = 0; i < r->count && status == CKD_OK && r->users == 1; i++) {
         lossy_piece *p = &r->pieces[i];
         measures *m = &p->figures.measures;
         uint64_t elements;
@@ -440,34 +362,236 @@ static ckd_status end_region(lossy_region *r, ckd_status status, ckd_error *err)
         status = measures_add(&r->save->measures, context->tensor->name, p->context->region,
                               context->shape.ndim, m, err);
     }
-    save_panels_free(&r->panels);
-    free(r->pieces);
+    free_region(r);
+    return status;
+}
+
+/* Returns when the tile is through; then it is free. */
+static ckd_status end_tile(ckd_save *save, held_tile *held, ckd_error *err) {
+    ckd_status status = held->in_use ? save_await(save, held->end, err) : CKD_OK;
+    if (status != CKD_OK || !held->in_use) {
+        return status;
+    }
+    lossy_region *r = held->region;
+    save->tiles->seen = held->seen;
+    save->tiles->seen_region = r->number;
+    if (held->tile.part != LOSSY_SECOND) {
+        second_was_used(save, held->second, &r->context);
+    }
+    if (held->tile.device) {
+        save_tile_leave_device(save, &held->tile);
+    }
+    lossy_tile_free(&held->tile);
+    held->in_use = false;
+    return end_region(r, err);
+}
+
+/* The one that is under way, or of two the first; NULL: none. */
+static held_tile *oldest_held(save_tiles *all) {
+    held_tile *a = &all->held[0], *b = &all->held[1];
+    bool second = b->in_use && (!a->in_use || b->end < a->end);
+    return second ? b : a->in_use ? a : NULL;
+}
+
+ckd_status save_end_tiles(ckd_save *save, ckd_error *err) {
+    ckd_status status = CKD_OK;
+    while (save->tiles && status == CKD_OK && oldest_held(save->tiles)) {
+        status = end_tile(save, oldest_held(save->tiles), err);
+    }
+    return status;
+}
+
+static void free_part(tile_part *p) {
+    bytes_free(&p->original);
+    bytes_free(&p->now);
+    bytes_free(&p->before);
+}
+
+static void free_held(held_tile *held) {
+    lossy_buffers *b = &held->buffers;
+    bytes *const all[] = {&b->original, &b->now, &b->stored, &b->before};
+    for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++) {
+        bytes_free(all[i]);
+    }
+    free_part(&held->parts[0]);
+    free_part(&held->parts[1]);
+}
+
+void save_lossy_free(ckd_save *save) {
+    save_tiles *all = save->tiles;
+    kept_seconds_free(save->seconds);
+    save->seconds = NULL;
+    for (uint32_t i = 0; all && i < 2; i++) {
+        held_tile *held = &all->held[i];
+        if (held->in_use) {
+            lossy_tile_free(&held->tile);
+            free_region(held->region);
+        }
+        free_held(held);
+    }
+    for (uint32_t i = 0; all && i < all->loader_count; i++) {
+        decoder_free(&all->loaders[i]);
+    }
+    if (all && all->device) {
+        lossy_device_end(all->device);
+        free(all->device);
+    }
+    if (all) {
+        free(all->loaders);
+        lattice_scratch_free(&all->scratch);
+    }
+    free(all);
+    save->tiles = NULL;
+}
+
+/* At the first lossy tensor. */
+static ckd_status make_tiles(ckd_save *save, ckd_error *err) {
+    ckd_status status = save_flush(save, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    save_tiles *all = save->tiles = calloc(1, sizeof(*all));
+    decoder *loaders = all ? calloc(save->job_count, sizeof(*loaders)) : NULL;
+    if (!loaders) {
+        return err_nomem(err, save->job_count * sizeof(*loaders), "a tile of a tensor");
+    }
+    all->loaders = loaders;
+    all->seen = save->budget;
+    while (all->loader_count < save->job_count && status == CKD_OK) {
+        status = decoder_init(&loaders[all->loader_count++], &save->columns, err);
+    }
+    return status;
+}
+
+/* The same for all tensors of a save, so that tiles of a weight and of its moments match. */
+static uint64_t tile_elements(const ckd_save *save) {
+    uint64_t most = save->staging / LOSSY_TILE_BYTES;
+    most = most < LOSSY_TILE_FEWEST ? LOSSY_TILE_FEWEST : most;
+    return most < LOSSY_TILE_ELEMENTS ? most : LOSSY_TILE_ELEMENTS;
+}
+
+static size_t held_bytes(const held_tile *h) {
+    const lossy_buffers *b = &h->buffers;
+    return b->original.capacity + b->now.capacity + b->stored.capacity + b->before.capacity;
+}
+
+/*
+ * For a tile of so many elements. Of two at a time neither is larger than half of what a tile may be; a larger one has the memory of the other one, too. What is
+ * waited for depends on sizes only: see save_tiles.seen.
+ */
+static ckd_status hold_tile(held_tile **out, ckd_save *save, uint64_t count, ckd_error *err) {
+    held_tile *a = &save->tiles->held[0], *b = &save->tiles->held[1];
+    uint64_t half = tile_elements(save) / 2;
+    bool large = count > half || (a->in_use && a->tile.count > half) || (b->in_use && b->tile.count > half);
+    ckd_status status = CKD_OK;
+    if (large) {
+        status = save_end_tiles(save, err);
+    } else if (a->in_use && b->in_use) {
+        status = end_tile(save, oldest_held(save->tiles), err);
+    }
+    if (status != CKD_OK) {
+        return status;
+    }
+    *out = large ? (held_bytes(b) > held_bytes(a) ? b : a) : (a->in_use ? b : a);
+    if (count > half) {
+        free_held(*out == a ? b : a);
+    }
+    return CKD_OK;
+}
+
+/* ---- a tensor ---- */
+
+static ckd_status save_next_tile(lossy_region *r, lossy_tile *cut, ckd_error *err) {
+    ckd_save *save = r->save;
+    tile_parent from;
+    held_tile *held;
+    bool worth = false;
+    ckd_status status = hold_tile(&held, save, cut->count, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    held->tile = *cut;
+    held->region = r;
+    held->parts[0].end = held->parts[1].end = 0;
+    uint64_t begun = clock_monotonic_ns();
+    int64_t gained = pool_gained_ns(save->store->pool);
+    status = load_and_prepare(&worth, &from, held, r, err);
+    gained = pool_gained_ns(save->store->pool) - gained;
+    save_add_analysis(save, (uint64_t)((int64_t)(clock_monotonic_ns() - begun) + gained));
+    if (status == CKD_OK && worth) {
+        held->in_use = true;
+        r->users++;
+        status = push_tile(r, held, &from, err);
+        held->end = save->pipeline.pushed;
+        if (status == CKD_OK && held->tile.device) {
+            status = save_end_tiles(save, err);
+        }
+        uint64_t raw = cut->count * ckd_dtype_size(cut->dtype);
+        return status == CKD_OK ? save_report_progress(save, raw, err) : status;
+    }
+    save_tile_leave_device(save, &held->tile);
+    lossy_tile_free(&held->tile);
+    status = status == CKD_OK ? save_exactly(r, cut, err) : status;
+    save->tiles->seen = save->budget;
+    save->tiles->seen_region = r->number;
+    return status;
+}
+
+static ckd_status begin_region(lossy_region **out, ckd_save *save, const ckd_tensor *tensor,
+                               const tensor_context *context, uint64_t elements, ckd_error *err) {
+    lossy_region *r = *out = calloc(1, sizeof(*r));
+    if (!r) {
+        return err_nomem(err, sizeof(*r), "a tensor");
+    }
+    *r = (lossy_region){.save = save,
+                        .tensor = tensor,
+                        .context = *context,
+                        .recipe = recipe_of(save, context->tensor),
+                        .eps = tensor->optimizer ? tensor->optimizer->eps : USUAL_EPS,
+                        .share = save->leaves_budget,
+                        .number = ++save->tiles->regions,
+                        .users = 1};
+    ckd_status status = CKD_OK;
+    if (save_is_cut_lossy(save, context, elements)) {
+        status = save_cut(&r->panels, save, context, &save->cells.down, &save->cells.across, err);
+    }
+    r->count = r->panels.count ? r->panels.count : 1;
+    r->pieces = status == CKD_OK ? calloc(r->count, sizeof(*r->pieces)) : NULL;
+    for (size_t i = 0; i < r->count && r->pieces; i++) {
+        const save_panel *panel = r->panels.count ? &r->panels.items[i] : NULL;
+        r->pieces[i].panel = panel;
+        r->pieces[i].context = panel ? &panel->context : &r->context;
+    }
+    if (status == CKD_OK && !r->pieces) {
+        status = err_nomem(err, r->count * sizeof(*r->pieces), "a tensor");
+    }
     return status;
 }
 
 ckd_status save_lossy_region(ckd_save *save, const ckd_tensor *tensor, const tensor_context *context,
                              uint64_t elements, ckd_error *err) {
-    lossy_region r = {.save = save,
-                      .tensor = tensor,
-                      .context = context,
-                      .eps = tensor->optimizer ? tensor->optimizer->eps : USUAL_EPS};
-    lossy_recipe recipe = recipe_of(save, context->tensor);
-    ckd_status status = save_flush(save, err); /* tiles use its jobs */
-    save_stop_expecting(save, context, save->leaves_budget);
-    save->leaves_budget = 0;
-    status = status == CKD_OK ? begin_region(&r, elements, err) : status;
+    lossy_region *r = NULL;
+    ckd_status status = save->tiles ? CKD_OK : make_tiles(save, err);
+    status = status == CKD_OK ? begin_region(&r, save, tensor, context, elements, err) : status;
     for (uint64_t first = 0; first < elements && status == CKD_OK;) {
         lossy_tile t = {.part = save_lossy_part(save, context->tensor),
                         .dtype = context->tensor->dtype,
-                        .recipe = &recipe,
+                        .recipe = &r->recipe,
                         .pool = save->store->pool,
                         .stop = &save->stop,
                         .expected_movement = NAN};
         lossy_tile_cut(&t, &context->shape, context->region, elements, first, tile_elements(save));
-        status = save_next_tile(&r, &t, err);
+        status = save_next_tile(r, &t, err);
         first += t.count;
-        save_tile_leave_device(save, &t);
-        lossy_tile_free(&t);
     }
-    return end_region(&r, status, err);
+    if (status != CKD_OK) {
+        save_stop_helpers(save);
+    }
+    if (r && status == CKD_OK) {
+        return end_region(r, err);
+    }
+    if (r) {
+        free_region(r);
+    }
+    return status;
 }

@@ -17,14 +17,67 @@ typedef struct tile_parent {
     const view_tensor *tensor;
     bool is_ancestor; /* not the save's parent, whose chain costs too much */
 } tile_parent;
+
+typedef struct region_figures {
+    measures measures;
+    direction_sums direction;
+} region_figures;
+
+/* A tile, or a panel's part in it, whose blocks are under way. */
+typedef struct tile_part {
+    lossy_tile tile;
+    struct held_tile *held;
+    region_figures *figures;
+    bytes original, now, before; /* of a panel, gathered */
+    uint64_t end;                /* it is through when so many blocks are written */
+} tile_part;
+
+/* A tile of a lossy tensor: as given, as floats, and what the parent has, in its dtype and as floats. */
+typedef struct lossy_buffers {
+    bytes original, now, stored, before;
+} lossy_buffers;
+
 /*
- * Sets the tile's values and, if it has a parent that can be read, what is known of it. They live until the next tile
- * (save_tile.c). widest: columns of a panel of it at most; 0: what lies on a device is read, else it may stay there (t->device), if such a tile can be
- * coded there: save_tile_leave_device.
+ * A tile, from its preparation until its blocks are written. There are two, so that one is prepared while the blocks of the other are under
+ * way; if they are large, one.
  */
-ckd_status save_load_tile(tile_parent *from, ckd_save *save, lossy_tile *t, const ckd_tensor *tensor,
-                          const tensor_context *context, uint64_t widest, ckd_error *err);
+typedef struct held_tile {
+    bool in_use;
+    lossy_tile tile;
+    lossy_buffers buffers;
+    tile_part parts[2];           /* of panels, in turn; of a tile that has none, the first */
+    struct lossy_region *region;  /* which ends with its last tile */
+    kept_second *second;          /* NULL: none */
+    load_budget seen;             /* when its last block was decided on */
+    uint64_t end;
+} held_tile;
+
+/* What lossy tensors need, all of a save. */
+typedef struct save_tiles {
+    held_tile held[2];
+    /*
+     * Of the last tile that is through for certain when another one is prepared, which does not depend on how fast anybody is: by this budget its
+     * parent is chosen. region: that had it, by its number.
+     */
+    load_budget seen;
+    uint64_t seen_region, regions;
+    decoder *loaders; /* one for each thread of the pool */
+    uint32_t loader_count;
+    lattice_scratch scratch;
+    struct lossy_device *device; /* room for what a tile on a device takes; NULL: none was there yet */
+} save_tiles;
+
+/*
+ * Sets the tile's values and, if it has a parent that can be read, what is known of it. They live as long as the buffers
+ * (save_tile.c). budget: for choosing it. widest: columns of a panel of it at most; 0: what lies on a device is read, else it may stay there (t->device),
+ * if such a tile can be coded there: save_tile_leave_device.
+ */
+ckd_status save_load_tile(tile_parent *from, ckd_save *save, lossy_buffers *buffers, lossy_tile *t,
+                          const load_budget *budget, const ckd_tensor *tensor, const tensor_context *context,
+                          uint64_t widest, ckd_error *err);
 void save_tile_leave_device(ckd_save *save, lossy_tile *t);
+/* Of a lossy block, in order: its errors are added up. */
+void lossy_note_decided(ckd_save *save, tile_part *of, const block_job *job);
 
 /* Second moments of a tile, for the weights and first moments that come after them (save_second.c). */
 struct kept_second {
@@ -55,18 +108,18 @@ typedef struct known_rows {
 /* Is it worth anything to the blocks of one panel to share their rows with those of others? */
 bool cells_share_rows(const lossy_tile *t);
 /*
- * The tile's part that lies in a panel, a tile by itself: its values, gathered, live until the next one; what it shares with the tile is the tile's.
+ * The tile's part that lies in a panel, a tile by itself: its values are gathered in the part's memory; what it shares with the tile is the tile's.
  * Errors: NOMEM.
  */
-ckd_status cells_of_panel(lossy_tile *out, ckd_save *save, const lossy_tile *t, const save_panel *panel,
+ckd_status cells_of_panel(tile_part *of, ckd_save *save, const lossy_tile *t, const save_panel *panel,
                           ckd_error *err);
-/* Those of the tile of a region that a block of `count` elements has, which begins at element `at` of the panel's tile; written, if they are not yet. */
-ckd_status cells_rows(shared_rows *out, known_rows *known, ckd_save *save, const lossy_tile *panel,
-                      uint64_t at, uint64_t count, const tensor_context *whole, uint64_t columns,
-                      ckd_error *err);
-/* Side record: the part of a matrix that several blocks share. Errors: those of chunk_writer_append. */
-ckd_status save_side(hash128 *content, ckd_save *save, const lattice_columns *shared,
-                     const tensor_context *context, const span *of, ckd_error *err);
+/* Those of the tile of a region that a block of `count` elements has, which begins at element `at` of the panel's tile; if nobody has them yet, they come before it. */
+ckd_status cells_rows(shared_rows *out, known_rows *known, save_append *before, ckd_save *save,
+                      const lossy_tile *panel, uint64_t at, uint64_t count, const tensor_context *whole,
+                      uint64_t columns, ckd_error *err);
+/* Side record, to come before a block: the part of a matrix that several blocks share. Errors: NOMEM. */
+ckd_status cells_side(hash128 *content, ckd_save *save, save_append *to, const lattice_columns *shared,
+                      const tensor_context *context, const span *of, ckd_error *err);
 
 /* Releases what lossy tensors needed. */
 void save_lossy_free(ckd_save *save);

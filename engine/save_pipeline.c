@@ -1,22 +1,12 @@
-/*
- * The pipeline. What one block's analysis may look at in others, and why it need not wait for them:
- *
- *   - values that this save has already. Those of blocks that are decided are compared (block_coder.h, `coming`): one that has them waits until these
- *     are settled, and is analysed then. Against blocks analysed at the same time this is made up for before the decision, by analysing once more.
- *   - whether deltas of this tensor pay. It is guessed from what is decided, and a wrong guess analysed once more.
- *   - how many checkpoints copies name. They are counted as blocks are decided; a copy of one too many by then is analysed once more.
- *   - the optimizer's moments. Whoever has an optimizer begins when the pipeline is empty.
- */
+/* The pipeline: who does what next. */
 #include "engine/save_pipeline.h"
 
 #include <stdlib.h>
+#include <unistd.h>
 
 #include "engine/save.h"
 
-#define SKIP_AFTER \
-    4u /* deltas that lost in a row, after which most blocks of the tensor are not tried as one */
-#define RETRY_EVERY 8u
-#define DEEP_UP_TO  4u /* threads: three places for each; beyond, memory counts more */
+#define DEEP_UP_TO 4u /* threads: three places for each; beyond, memory counts more */
 
 uint32_t pipeline_slots(uint32_t threads) {
     return threads == 1 ? 1 : threads <= DEEP_UP_TO ? 3 * threads : 2 * threads + DEEP_UP_TO;
@@ -24,284 +14,337 @@ uint32_t pipeline_slots(uint32_t threads) {
 
 ckd_status pipeline_init(save_pipeline *p, uint32_t slots, ckd_error *err) {
     p->slots = calloc(slots, sizeof(*p->slots));
-    p->coming = calloc(slots, sizeof(*p->coming));
+    p->coming.jobs = calloc(slots, sizeof(*p->coming.jobs));
     p->slot_count = slots;
-    p->batch = slots < 3 ? 1 : slots / 3;
-    return p->slots && p->coming ? CKD_OK : err_nomem(err, slots * sizeof(*p->slots), "places for blocks");
+    pthread_mutex_init(&p->mutex, NULL);
+    pthread_cond_init(&p->changed, NULL);
+    pthread_rwlock_init(&p->noted, NULL);
+    p->started = true;
+    return p->slots && p->coming.jobs ? CKD_OK
+                                      : err_nomem(err, slots * sizeof(*p->slots), "places for blocks");
 }
 
 void pipeline_free(save_pipeline *p) {
+    for (uint32_t i = 0; p->slots && i < p->slot_count; i++) {
+        save_append_free(&p->slots[i].append);
+    }
     free(p->slots);
-    free(p->coming);
-}
-
-static uint32_t place(const save_pipeline *p, uint32_t index) {
-    return (p->oldest + index) % p->slot_count;
-}
-
-static uint32_t under_way(const save_pipeline *p) {
-    return p->encoded + p->decided + p->analysed + p->fetched;
-}
-
-/* ---- a round: what the pool does at the same time ---- */
-
-static ckd_status write_encoded(ckd_save *save, ckd_error *err) {
-    save_pipeline *p = &save->pipeline;
-    uint64_t begun = clock_monotonic_ns();
-    ckd_status status = CKD_OK;
-    for (uint32_t i = 0; i < p->encoded && status == CKD_OK; i++) {
-        uint32_t at = place(p, i);
-        status = save_write_block(save, &save->jobs[at], &p->slots[at].append, err);
-    }
-    p->write_ns = clock_monotonic_ns() - begun;
-    return status;
-}
-
-/* 0, if there is something to write: that. Then what is to be encoded, then what is to be analysed. */
-static ckd_status run_one(void *context, size_t index, uint32_t worker, ckd_error *err) {
-    (void)worker;
-    ckd_save *save = context;
-    save_pipeline *p = &save->pipeline;
-    if (p->encoded > 0 && index == 0) {
-        return write_encoded(save, err);
-    }
-    uint32_t nth = (uint32_t)index - (p->encoded > 0);
-    bool encode = nth < p->decided;
-    uint32_t at = place(p, p->encoded + nth + (encode ? 0 : p->analysed));
-    save_slot *slot = &p->slots[at];
-    const tensor_context *t = &slot->piece->context;
-    uint64_t begun = clock_monotonic_ns();
-    ckd_status status = encode ? block_encode(&save->jobs[at], t, err)
-                               : block_analyse(&save->jobs[at], &save->coding, t, &save->budget, err);
-    *(encode ? &slot->encode_ns : &slot->analyse_ns) = clock_monotonic_ns() - begun;
-    return status;
-}
-
-/* ---- between rounds ---- */
-
-static bool trial_is_due(delta_record *tried) {
-    return tried->lost < SKIP_AFTER || tried->since++ % RETRY_EVERY == RETRY_EVERY - 1;
-}
-
-static void note_trial(const block_job *job, delta_record *tried) {
-    if (!job->known && (job->delta.available || job->delta_lost)) {
-        bool won = job->delta.available && job->delta.size < job->standalone.size;
-        tried->lost = won ? 0 : tried->lost + 1;
+    free(p->coming.jobs);
+    if (p->started) {
+        pthread_mutex_destroy(&p->mutex);
+        pthread_cond_destroy(&p->changed);
+        pthread_rwlock_destroy(&p->noted);
     }
 }
 
-/* As if those before them, which are not decided yet, changed nothing. */
-static void guess_trials(ckd_save *save) {
-    save_pipeline *p = &save->pipeline;
-    const save_piece *piece = NULL;
-    delta_record tried = {0};
-    for (uint32_t i = 0; i < p->analysed + p->fetched; i++) {
-        uint32_t at = place(p, p->encoded + p->decided + i);
-        if (p->slots[at].piece != piece) {
-            piece = p->slots[at].piece;
-            tried = piece->tried;
-        }
-        bool due = trial_is_due(&tried);
-        if (i >= p->analysed) {
-            save->jobs[at].try_delta = due;
-        }
-    }
+static save_slot *slot_of(save_pipeline *p, uint64_t block) {
+    return &p->slots[block % p->slot_count];
 }
 
-static void prepare_round(ckd_save *save) {
-    save_pipeline *p = &save->pipeline;
-    for (uint32_t i = 0; i < p->decided; i++) {
-        p->coming[i] = &save->jobs[place(p, p->encoded + i)];
-    }
-    save->coding.coming = p->coming;
-    save->coding.coming_count = p->decided;
-    guess_trials(save);
-}
+/* ---- what is there to do? With the mutex ---- */
 
-/* The region's own figures replace those expected of its share of the tensor. */
-static void stop_expecting(load_budget *budget, const view *v, const view_tensor *parent, double share) {
-    for (size_t s = 0; s < parent->shard_count; s++) {
-        for (size_t i = 0; i < parent->shards[s].block_count; i++) {
-            const record *r = parent->shards[s].blocks[i].record;
-            load_cost chain = step_share(v, &parent->shards[s].blocks[i]), base = record_base(r);
-            budget->rest_chain.stored -= share * chain.stored;
-            budget->rest_chain.work -= share * chain.work;
-            budget->rest_base.stored -= share * base.stored;
-            budget->rest_base.work -= share * base.work;
-        }
-    }
-}
+typedef enum task_kind { TASK_NONE, TASK_ORDER, TASK_WRITE, TASK_ENCODE, TASK_ANALYSE } task_kind;
+typedef struct task {
+    task_kind kind;
+    uint64_t block; /* of the last two kinds */
+} task;
 
-void save_stop_expecting(ckd_save *save, const tensor_context *t, double share) {
-    if (share > 0) {
-        stop_expecting(&save->budget, save->parent, t->parent, share);
-    }
-}
-
-/* Was the analysis one that would come out the same now? */
-static bool still_holds(const ckd_save *save, const block_job *job, const save_piece *piece, bool due) {
-    const coding_context *c = &save->coding;
-    return !job->awaits && job->try_delta == due && !block_names_too_many(job, c) &&
-           (job->known || !block_is_in_save(job, c, &piece->context));
-}
-
-/* In order, until one has to wait for those decided here. */
-static ckd_status decide(ckd_save *save, ckd_error *err) {
-    save_pipeline *p = &save->pipeline;
-    coding_context *c = &save->coding;
-    c->coming_count = 0;
-    while (p->analysed > 0) {
-        uint32_t at = place(p, p->encoded + p->decided);
-        block_job *job = &save->jobs[at];
-        save_piece *piece = p->slots[at].piece;
-        if (!job->known && block_is_coming(job, c, &piece->context)) {
-            return CKD_OK;
-        }
-        delta_record tried = piece->tried;
-        bool due = trial_is_due(&tried);
-        if (!still_holds(save, job, piece, due)) {
-            uint64_t begun = clock_monotonic_ns();
-            uint32_t coming = (uint32_t)c->coming_count;
-            job->try_delta = due;
-            c->coming_count = 0;
-            ckd_status status = block_analyse(job, c, &piece->context, &save->budget, err);
-            c->coming_count = coming;
-            save->analyse_ns += clock_monotonic_ns() - begun;
-            if (status != CKD_OK) {
-                return status;
-            }
-        }
-        save_stop_expecting(save, &piece->context, piece->share);
-        piece->share = 0;
-        piece->tried = tried;
-        block_decide(job, c, &piece->context, &save->budget);
-        note_trial(job, &piece->tried);
-        if (job->parent_damaged) {
-            save_tell_damage(save);
-        }
-        p->coming[c->coming_count++] = job;
-        p->analysed--;
-        p->decided++;
-    }
-    return CKD_OK;
-}
-
-/* What is encoded: noted, and room made for it. */
-static ckd_status settle(ckd_save *save, ckd_error *err) {
-    save_pipeline *p = &save->pipeline;
-    save_room room = {0, 0};
-    ckd_status status = CKD_OK;
-    for (uint32_t i = 0; i < p->encoded && status == CKD_OK; i++) {
-        uint32_t at = place(p, i);
-        const save_piece *piece = p->slots[at].piece;
-        save_make_room_for(save, &save->jobs[at], &piece->context, &room);
-        status = save_settle(&p->slots[at].append, save, &save->jobs[at], &piece->context, piece->step, err);
-    }
-    if (status == CKD_OK && p->encoded > 0) {
-        save_make_room(save, room.payload, room.copies);
-    }
-    return status;
-}
-
-static void advance(ckd_save *save) {
-    save_pipeline *p = &save->pipeline;
-    for (uint32_t i = 0; i < p->decided + p->fetched; i++) {
-        const save_slot *slot = &p->slots[place(p, p->encoded + (i < p->decided ? i : i + p->analysed))];
-        *(i < p->decided ? &save->encode_ns : &save->analyse_ns) +=
-            i < p->decided ? slot->encode_ns : slot->analyse_ns;
-    }
-    save->append_ns += p->encoded > 0 ? p->write_ns : 0;
-    p->oldest = place(p, p->encoded);
-    p->encoded = p->decided;
-    p->decided = 0;
-    p->analysed += p->fetched;
-    p->fetched = 0;
-}
-
-static ckd_status run_round(ckd_save *save, ckd_error *err) {
-    save_pipeline *p = &save->pipeline;
-    ckd_status status = stop_look(&save->stop, err);
-    if (status != CKD_OK) {
-        return status;
-    }
-    prepare_round(save);
-    status = pool_run(save->store->pool, (p->encoded > 0) + p->decided + p->fetched, run_one, save, err);
-    if (status != CKD_OK) {
-        return status;
-    }
-    advance(save);
-    status = settle(save, err);
-    return status == CKD_OK ? decide(save, err) : status;
-}
-
-ckd_status save_flush(ckd_save *save, ckd_error *err) {
-    ckd_status status = CKD_OK;
-    while (status == CKD_OK && under_way(&save->pipeline) > 0) {
-        status = run_round(save, err);
-    }
-    return status;
-}
-
-/* ---- blocks on their way in ---- */
-
-static save_piece *new_piece(ckd_save *save, const tensor_context *t, step_tensor *step, ckd_error *err) {
-    save_piece *piece = arena_alloc(&save->arena, sizeof(*piece));
-    if (!piece) {
-        err_nomem(err, sizeof(*piece), "a tensor's description");
-        return NULL;
-    }
-    *piece = (save_piece){.context = *t, .step = step, .share = save->leaves_budget};
-    save->leaves_budget = 0;
-    return piece;
-}
-
-/* Rounded copies are known by the hashes of masters: these are analysed before. */
-static bool waits_for_masters(const ckd_save *save, const tensor_context *t) {
-    const save_pipeline *p = &save->pipeline;
-    bool may_be_copy = t->tensor->dtype == CKD_BF16 || t->tensor->dtype == CKD_F16;
-    for (uint32_t i = 0; i < p->fetched && may_be_copy; i++) {
-        if (block_is_master(&p->slots[place(p, p->encoded + p->decided + p->analysed + i)].piece->context)) {
+/* Rounded copies are known by the hashes of masters: these are decided before. */
+static bool waits_for_masters(save_pipeline *p, uint64_t block) {
+    ckd_dtype dtype = slot_of(p, block)->piece->context.tensor->dtype;
+    for (uint64_t n = p->decided; n < block && (dtype == CKD_BF16 || dtype == CKD_F16); n++) {
+        if (block_is_master(&slot_of(p, n)->piece->context)) {
             return true;
         }
     }
     return false;
 }
 
-static ckd_status find_place(ckd_save *save, const tensor_context *t, ckd_error *err) {
+static task next_task(save_pipeline *p) {
+    if (p->status != CKD_OK || p->wants_room) {
+        return (task){TASK_NONE, 0};
+    }
+    if (!p->ordering && order_is_due(p)) {
+        return (task){TASK_ORDER, 0};
+    }
+    if (!p->writing && p->written < p->settled) {
+        return (task){TASK_WRITE, 0};
+    }
+    for (uint64_t n = p->settled; n < p->pushed; n++) {
+        const save_slot *s = slot_of(p, n);
+        bool encode = s->stage == SLOT_DECIDED;
+        if (!s->busy && (encode || (s->stage == SLOT_FETCHED && !waits_for_masters(p, n)))) {
+            return (task){encode ? TASK_ENCODE : TASK_ANALYSE, n};
+        }
+    }
+    return (task){TASK_NONE, 0};
+}
+
+/* Whoever has nothing to do may have now. */
+static void tell(ckd_save *save) {
+    save_pipeline *p = &save->pipeline;
+    if (p->waiting) {
+        pthread_cond_signal(&p->changed);
+    }
+    if (p->lent && !p->paused) {
+        pool_wake(save->store->pool);
+    }
+}
+
+static task begin_task(ckd_save *save) {
+    save_pipeline *p = &save->pipeline;
+    task t = next_task(p);
+    p->running += t.kind != TASK_NONE;
+    p->ordering |= t.kind == TASK_ORDER;
+    p->writing |= t.kind == TASK_WRITE;
+    if (t.kind == TASK_ENCODE || t.kind == TASK_ANALYSE) {
+        save_slot *s = slot_of(p, t.block);
+        s->busy = true;
+        if (t.kind == TASK_ANALYSE && !s->piece->lossy) {
+            save->jobs[t.block % p->slot_count].try_delta = order_guess(p, t.block);
+        }
+    }
+    return t;
+}
+
+/* ---- doing it, without the mutex ---- */
+
+static ckd_status write_settled(uint64_t *block, ckd_save *save, ckd_error *err) {
     save_pipeline *p = &save->pipeline;
     ckd_status status = CKD_OK;
-    while (status == CKD_OK &&
-           (p->fetched == p->batch || under_way(p) == p->slot_count || waits_for_masters(save, t))) {
-        status = run_round(save, err);
+    pthread_mutex_lock(&p->mutex);
+    for (*block = p->written; status == CKD_OK && *block < p->settled; *block = p->written) {
+        pthread_mutex_unlock(&p->mutex);
+        save_slot *slot = slot_of(p, *block);
+        uint64_t begun = clock_monotonic_ns();
+        status = save_write_block(save, &save->jobs[*block % p->slot_count], &slot->append, err);
+        uint64_t took = clock_monotonic_ns() - begun;
+        pthread_mutex_lock(&p->mutex);
+        save->append_ns += took;
+        p->unwritten.payload -= slot->room.payload;
+        p->unwritten.copies -= slot->room.copies;
+        p->written += status == CKD_OK;
     }
+    pthread_mutex_unlock(&p->mutex);
     return status;
+}
+
+static ckd_status code(ckd_save *save, const task *t, ckd_error *err) {
+    save_pipeline *p = &save->pipeline;
+    save_slot *slot = slot_of(p, t->block);
+    block_job *job = &save->jobs[t->block % p->slot_count];
+    bool encode = t->kind == TASK_ENCODE;
+    coding_context c = save_coding_of(save, slot->piece);
+    uint64_t begun = clock_monotonic_ns();
+    ckd_status status = encode ? block_encode(job, &slot->piece->context, err)
+                               : save_analyse(save, job, slot, &c, err);
+    uint64_t took = clock_monotonic_ns() - begun;
+    err_in_tensor(err, status, slot->piece->context.tensor->name);
+    pthread_mutex_lock(&p->mutex);
+    *(encode ? &save->encode_ns : &save->analyse_ns) += took;
+    slot->stage = encode ? SLOT_ENCODED : SLOT_ANALYSED;
+    slot->busy = false;
+    pthread_mutex_unlock(&p->mutex);
+    return status;
+}
+
+static void do_task(ckd_save *save, task t) {
+    save_pipeline *p = &save->pipeline;
+    ckd_error error = {.offset = CKD_NO_OFFSET};
+    ckd_status status = t.kind == TASK_ORDER   ? save_put_in_order(&t.block, save, &error)
+                        : t.kind == TASK_WRITE ? write_settled(&t.block, save, &error)
+                                               : code(save, &t, &error);
+    pthread_mutex_lock(&p->mutex);
+    p->ordering &= t.kind != TASK_ORDER;
+    p->writing &= t.kind != TASK_WRITE;
+    p->running--;
+    if (status != CKD_OK && (p->status == CKD_OK || t.block < p->failed_block)) {
+        p->status = status;
+        p->error = error;
+        p->failed_block = t.block;
+    }
+    tell(save);
+    pthread_mutex_unlock(&p->mutex);
+}
+
+void save_add_analysis(ckd_save *save, uint64_t ns) {
+    pthread_mutex_lock(&save->pipeline.mutex);
+    save->analyse_ns += ns;
+    pthread_mutex_unlock(&save->pipeline.mutex);
+}
+
+/* A worker of the store: a task, if there is one. */
+static bool help(void *context) {
+    ckd_save *save = context;
+    save_pipeline *p = &save->pipeline;
+    task t = {TASK_NONE, 0};
+    pthread_mutex_lock(&p->mutex);
+    if (!p->paused) {
+        t = begin_task(save);
+    }
+    pthread_mutex_unlock(&p->mutex);
+    if (t.kind != TASK_NONE) {
+        do_task(save, t);
+    }
+    return t.kind != TASK_NONE;
+}
+
+/* ---- the saving thread ---- */
+
+/* Nobody else is at work: copies may give way. Called, and returns, with the mutex. */
+static void make_room(ckd_save *save) {
+    save_pipeline *p = &save->pipeline;
+    const save_slot *next = slot_of(p, p->settled);
+    save_room room = {p->unwritten.payload + next->room.payload, p->unwritten.copies + next->room.copies};
+    p->room_made = p->settled + 1;
+    pthread_mutex_unlock(&p->mutex);
+    save_make_room(save, room.payload, room.copies);
+    pthread_mutex_lock(&p->mutex);
+    p->wants_room = false;
+    tell(save);
+}
+
+/* Does something, or waits until something has changed. Called, and returns, with the mutex. */
+static ckd_status do_or_wait(ckd_save *save, ckd_error *err) {
+    save_pipeline *p = &save->pipeline;
+    if (p->wants_room && p->running == 0) {
+        make_room(save);
+        return CKD_OK;
+    }
+    task t = begin_task(save);
+    if (t.kind == TASK_NONE) {
+        p->waiting = true;
+        pthread_cond_wait(&p->changed, &p->mutex);
+        p->waiting = false;
+        return CKD_OK;
+    }
+    pthread_mutex_unlock(&p->mutex);
+    do_task(save, t);
+    ckd_status status = stop_look(&save->stop, err);
+    pthread_mutex_lock(&p->mutex);
+    return status;
+}
+
+/* What failed first; nothing that is under way goes on behind it. Called, and returns, with the mutex. */
+static ckd_status failure(save_pipeline *p, ckd_error *err) {
+    while (p->running > 0) {
+        p->waiting = true;
+        pthread_cond_wait(&p->changed, &p->mutex);
+        p->waiting = false;
+    }
+    if (err) {
+        *err = p->error;
+    }
+    return p->status;
+}
+
+ckd_status save_await(ckd_save *save, uint64_t written, ckd_error *err) {
+    save_pipeline *p = &save->pipeline;
+    ckd_status status = stop_look(&save->stop, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    pthread_mutex_lock(&p->mutex);
+    while (status == CKD_OK && p->status == CKD_OK && p->written < written) {
+        status = do_or_wait(save, err);
+    }
+    status = p->status != CKD_OK ? failure(p, err) : status;
+    pthread_mutex_unlock(&p->mutex);
+    save_tell_damage(save);
+    return status;
+}
+
+static void resume(ckd_save *save) {
+    save_pipeline *p = &save->pipeline;
+    p->paused = false;
+    p->lent = p->lent || (p->slot_count > 1 && pool_lend(save->store->pool, help, save));
+}
+
+void save_stop_helpers(ckd_save *save) {
+    save_pipeline *p = &save->pipeline;
+    if (!p->lent || save->process != getpid()) {
+        return;
+    }
+    pthread_mutex_lock(&p->mutex);
+    p->paused = true;
+    pthread_mutex_unlock(&p->mutex);
+    pool_take_back(save->store->pool);
+    p->lent = false;
+}
+
+ckd_status save_flush(ckd_save *save, ckd_error *err) {
+    ckd_status status = save_await(save, save->pipeline.pushed, err);
+    save_stop_helpers(save);
+    return status;
+}
+
+/* ---- blocks on their way in ---- */
+
+ckd_status save_new_piece(save_piece **out, ckd_save *save, const tensor_context *t, step_tensor *step,
+                          ckd_error *err) {
+    save_piece *piece = *out = arena_alloc(&save->arena, sizeof(*piece));
+    if (!piece) {
+        return err_nomem(err, sizeof(*piece), "a tensor's description");
+    }
+    *piece = (save_piece){.context = *t,
+                          .parent = save->parent,
+                          .expected = t->parent,
+                          .step = step,
+                          .share = save->leaves_budget};
+    save->leaves_budget = 0;
+    return CKD_OK;
+}
+
+ckd_status save_next_place(save_slot **slot, block_job **job, ckd_save *save, save_piece *piece,
+                           ckd_error *err) {
+    save_pipeline *p = &save->pipeline;
+    uint64_t block = p->pushed;
+    ckd_status status = save_await(save, block < p->slot_count ? 0 : block + 1 - p->slot_count, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    *slot = slot_of(p, block);
+    *job = &save->jobs[block % p->slot_count];
+    bytes kept[2] = {(*slot)->append.before[0].data, (*slot)->append.before[1].data};
+    **slot = (save_slot){.piece = piece, .append.before = {{.data = kept[0]}, {.data = kept[1]}}};
+    return CKD_OK;
+}
+
+void save_push(ckd_save *save) {
+    save_pipeline *p = &save->pipeline;
+    pthread_mutex_lock(&p->mutex);
+    p->pushed++;
+    resume(save);
+    tell(save);
+    pthread_mutex_unlock(&p->mutex);
 }
 
 static ckd_status fetch_block(ckd_save *save, save_piece *piece, const ckd_tensor *tensor, uint64_t first,
                               uint64_t end, uint64_t *count, ckd_error *err) {
-    save_pipeline *p = &save->pipeline;
     const tensor_context *t = &piece->context;
-    ckd_status status = find_place(save, t, err);
+    save_slot *slot;
+    block_job *job;
+    ckd_status status = save_next_place(&slot, &job, save, piece, err);
     if (status != CKD_OK) {
         return status;
     }
-    uint32_t at = place(p, under_way(p));
-    block_job *job = &save->jobs[at];
     uint64_t most = t->rows ? save_panel_block(t->rows, first) : t->block_elements;
     job->first = first;
     job->count = *count = end - first < most ? end - first : most;
-    p->slots[at] = (save_slot){.piece = piece, .borrowed = tensor->data && job->count > 0};
+    slot->borrowed = tensor->data && job->count > 0;
     status = save_fetch(&job->values, save, &job->own, tensor, first, job->count, err);
-    p->fetched += status == CKD_OK;
+    if (status == CKD_OK) {
+        save_push(save);
+    }
     return status;
 }
 
 ckd_status save_exact_span(ckd_save *save, const ckd_tensor *tensor, const tensor_context *t, uint64_t first,
                            uint64_t end, step_tensor *step, ckd_error *err) {
     size_t size = ckd_dtype_size(tensor->dtype);
-    save_piece *piece = new_piece(save, t, step, err);
-    ckd_status status = piece ? CKD_OK : CKD_E_NOMEM;
-    uint64_t untold = 0, count;
+    save_piece *piece;
+    ckd_status status = save_new_piece(&piece, save, t, step, err);
+    uint64_t untold = 0, count = 0;
     do {
         status = status == CKD_OK ? fetch_block(save, piece, tensor, first, end, &count, err) : status;
         if (status != CKD_OK) {
@@ -309,7 +352,7 @@ ckd_status save_exact_span(ckd_save *save, const ckd_tensor *tensor, const tenso
         }
         first += count;
         untold += count * size;
-        if (save->pipeline.fetched == save->pipeline.batch || first >= end) {
+        if (untold >= size * (uint64_t)CKD_BLOCK_ELEMENTS || first >= end) {
             status = save_report_progress(save, untold, err);
             untold = 0;
         }
@@ -319,10 +362,10 @@ ckd_status save_exact_span(ckd_save *save, const ckd_tensor *tensor, const tenso
 
 ckd_status save_let_go(ckd_save *save, ckd_error *err) {
     save_pipeline *p = &save->pipeline;
-    for (uint32_t i = 0; i < under_way(p) && !save->values_stay; i++) {
-        uint32_t at = place(p, i);
-        save_slot *slot = &p->slots[at];
-        block_job *job = &save->jobs[at];
+    save_stop_helpers(save);
+    for (uint64_t n = p->written; n < p->pushed; n++) {
+        save_slot *slot = slot_of(p, n);
+        block_job *job = &save->jobs[n % p->slot_count];
         if (!slot->borrowed) {
             continue;
         }

@@ -34,6 +34,12 @@ bool save_may_retry(ckd_save *save, ckd_status status) {
     return status == CKD_E_NOSPACE && save_drop_copies(save);
 }
 
+bool save_has_room(const ckd_save *save, uint64_t payload, uint64_t copies) {
+    uint64_t room = dir_room(path_in(save->store->path, DIR_CHUNKS).text);
+    uint64_t needed = payload + save->index_bytes + SLACK;
+    return room >= needed && room - needed >= copies;
+}
+
 void save_make_room(ckd_save *save, uint64_t payload, uint64_t copies) {
     uint64_t room = dir_room(path_in(save->store->path, DIR_CHUNKS).text);
     uint64_t needed = payload + save->index_bytes + SLACK;

@@ -100,7 +100,7 @@ ckd_status save_fetch(const void **values, ckd_save *save, bytes *room, const ck
     return status;
 }
 void save_tell_damage(ckd_save *save) {
-    if (!save->told_damage) {
+    if (atomic_load(&save->damaged) && !save->told_damage) {
         save->told_damage = true;
         store_message(save->store,
                       "parts of %s@%llu are damaged; they are saved anew instead of as deltas (run "
@@ -209,8 +209,14 @@ static ckd_status save_region(ckd_save *save, const ckd_tensor *tensor, ckd_erro
     } else {
         status = save_exact_span(save, tensor, &context, 0, elements, NULL, err);
     }
-    status = status == CKD_OK ? save_let_go(save, err) : status;
-    return status == CKD_OK ? CKD_OK : err_in_tensor(err, status, tensor->name);
+    if (!save->values_stay) {
+        status = status == CKD_OK ? save_end_tiles(save, err) : status;
+        status = status == CKD_OK ? save_let_go(save, err) : status;
+    }
+    if (status != CKD_OK) {
+        save_stop_helpers(save);
+    }
+    return err_in_tensor(err, status, tensor->name);
 }
 
 /* What lies on a device is read as from a function. */
@@ -261,7 +267,11 @@ ckd_status ckd_save_tensor(ckd_save *save, const ckd_tensor *tensor, ckd_error *
 
 ckd_status save_finish_blocks(ckd_save *save, ckd_error *err) {
     save->callers_mode = float_mode_enter();
-    ckd_status status = save_flush(save, err);
+    ckd_status status = save_end_tiles(save, err);
+    status = status == CKD_OK ? save_flush(save, err) : status;
+    if (status != CKD_OK) {
+        save_stop_helpers(save);
+    }
     float_mode_leave(save->callers_mode);
     save_may_retry(save, status); /* not this save, but the caller's next one */
     save->state = status == CKD_OK ? SAVE_OPEN : SAVE_FAILED;

@@ -92,7 +92,7 @@ static void choose_ancestor(tile_parent *p, ckd_save *save, const lossy_tile *t,
     }
 }
 
-static void choose_parent(tile_parent *p, ckd_save *save, const lossy_tile *t,
+static void choose_parent(tile_parent *p, ckd_save *save, const load_budget *budget, const lossy_tile *t,
                           const tensor_context *context) {
     *p = (tile_parent){.view = save->parent, .tensor = context->parent};
     if (!p->tensor) {
@@ -102,10 +102,10 @@ static void choose_parent(tile_parent *p, ckd_save *save, const lossy_tile *t,
     uint64_t raw = t->count * ckd_dtype_size(t->dtype);
     load_cost base = lossy_base_cost(t->dtype, raw), chain = chain_of(&depth, p->tensor, context, t);
     load_cost next = with_another(p, &chain, save, context, t);
-    if (budget_has_room(&save->budget, &next, &base, PART_LOSSY) && depth < MAX_SAVE_DEPTH) {
+    if (budget_has_room(budget, &next, &base, PART_LOSSY) && depth < MAX_SAVE_DEPTH) {
         return;
     }
-    if (!budget_allows_chain(&save->budget, &chain, &base, LIGHT * PART_LOSSY)) {
+    if (!budget_allows_chain(budget, &chain, &base, LIGHT * PART_LOSSY)) {
         choose_ancestor(p, save, t, context, &base);
     }
 }
@@ -156,7 +156,7 @@ static ckd_status load_block(void *context, size_t index, uint32_t worker, ckd_e
     const view_block *b = l->blocks[index];
     const record *r = b->record;
     span want = {l->context->region, t->first, t->count};
-    decoder *d = &l->save->jobs[worker].decoder; /* which has nothing else to do now */
+    decoder *d = &l->save->tiles->loaders[worker];
     bool inside = region_equal(r->region, want.region, l->context->shape.ndim) && r->first >= t->first &&
                   r->first + r->count <= t->first + t->count;
     if (inside) {
@@ -174,7 +174,7 @@ static ckd_status widen_piece(void *context, size_t index, uint32_t worker, ckd_
     tile_load *l = context;
     uint64_t at = index * CKD_BLOCK_ELEMENTS, left = l->tile->count - at;
     const uint8_t *from = (const uint8_t *)l->to + at * ckd_dtype_size(l->tile->dtype);
-    l->save->jobs[worker].decoder.kernels->widen(l->floats + at, l->tile->dtype, from,
+    l->save->tiles->loaders[worker].kernels->widen(l->floats + at, l->tile->dtype, from,
                                                  left < CKD_BLOCK_ELEMENTS ? left : CKD_BLOCK_ELEMENTS);
     return CKD_OK;
 }
@@ -224,7 +224,7 @@ static ckd_status load_blocks(tile_load *l, ckd_error *err) {
 }
 
 /* false in *loaded: there is no parent, or it cannot be read, which does not cost the new state. */
-static ckd_status load_parent(bool *loaded, ckd_save *save, const lossy_tile *t,
+static ckd_status load_parent(bool *loaded, ckd_save *save, lossy_buffers *b, const lossy_tile *t,
                               const tensor_context *context, const tile_parent *parent, float *to,
                               ckd_error *err) {
     *loaded = false;
@@ -233,12 +233,12 @@ static ckd_status load_parent(bool *loaded, ckd_save *save, const lossy_tile *t,
     }
     tile_load l = {.save = save, .tile = t, .from = parent, .context = context, .to = to, .floats = to};
     if (t->dtype != CKD_F32) {
-        l.to = bytes_scratch(&save->lossy.stored, t->count * ckd_dtype_size(t->dtype), "a tile of a tensor",
+        l.to = bytes_scratch(&b->stored, t->count * ckd_dtype_size(t->dtype), "a tile of a tensor",
                              err);
     }
     ckd_status status = l.to ? load_blocks(&l, err) : CKD_E_NOMEM;
     if (status == CKD_E_CORRUPT || status == CKD_E_UNSUPPORTED || status == CKD_E_IO) {
-        save_tell_damage(save);
+        atomic_store(&save->damaged, true);
         return CKD_OK;
     }
     *loaded = status == CKD_OK;
@@ -259,20 +259,21 @@ static const float *as_floats(bytes *room, const void *values, ckd_dtype dtype, 
 }
 
 /* The parent's values, as floats on the host; NULL: there are none. */
-static ckd_status load_before(const float **out, tile_parent *from, ckd_save *save, lossy_tile *t,
-                              const tensor_context *context, ckd_error *err) {
+static ckd_status load_before(const float **out, tile_parent *from, ckd_save *save, lossy_buffers *b,
+                              const load_budget *budget, lossy_tile *t, const tensor_context *context,
+                              ckd_error *err) {
     bool loaded = false;
     *out = NULL;
     *from = (tile_parent){0};
     if (!lossy_wants_parent(t)) {
         return CKD_OK;
     }
-    choose_parent(from, save, t, context);
+    choose_parent(from, save, budget, t, context);
     if (!from->tensor) {
         return CKD_OK;
     }
-    float *before = bytes_scratch(&save->lossy.before, t->count * sizeof(float), "a tile of a tensor", err);
-    ckd_status status = before ? load_parent(&loaded, save, t, context, from, before, err) : CKD_E_NOMEM;
+    float *before = bytes_scratch(&b->before, t->count * sizeof(float), "a tile of a tensor", err);
+    ckd_status status = before ? load_parent(&loaded, save, b, t, context, from, before, err) : CKD_E_NOMEM;
     *out = loaded ? before : NULL;
     return status;
 }
@@ -288,24 +289,25 @@ static const void *on_device(const device_reader **there, const lossy_tile *t, c
     return lossy_device_may(t, given) ? given : NULL;
 }
 
-ckd_status save_load_tile(tile_parent *from, ckd_save *save, lossy_tile *t, const ckd_tensor *tensor,
-                          const tensor_context *context, uint64_t widest, ckd_error *err) {
-    const kernels *k = save->jobs[0].decoder.kernels;
-    lossy_buffers *b = &save->lossy;
+ckd_status save_load_tile(tile_parent *from, ckd_save *save, lossy_buffers *b, lossy_tile *t,
+                          const load_budget *budget, const ckd_tensor *tensor, const tensor_context *context,
+                          uint64_t widest, ckd_error *err) {
+    save_tiles *all = save->tiles;
+    const kernels *k = all->loaders[0].kernels;
     const float *before;
     const device_reader *there;
-    ckd_status status = load_before(&before, from, save, t, context, err);
+    ckd_status status = load_before(&before, from, save, b, budget, t, context, err);
     if (status != CKD_OK) {
         return status;
     }
     const void *given = widest ? on_device(&there, t, tensor, context, before) : NULL;
-    if (given && !b->device) {
-        b->device = calloc(1, sizeof(*b->device));
-        status = b->device ? CKD_OK : err_nomem(err, sizeof(*b->device), "a tile of a tensor");
+    if (given && !all->device) {
+        all->device = calloc(1, sizeof(*all->device));
+        status = all->device ? CKD_OK : err_nomem(err, sizeof(*all->device), "a tile of a tensor");
     }
     if (status == CKD_OK && given) {
-        t->device = b->device; /* whatever happens: it is the device's */
-        status = lossy_device_begin(save->lossy.device, there->line, t, given, before, widest, err);
+        t->device = all->device; /* whatever happens: it is the device's */
+        status = lossy_device_begin(all->device, there->line, t, given, before, widest, err);
     } else if (status == CKD_OK) {
         status = save_fetch(&t->values, save, &b->original, tensor, t->first, t->count, err);
         t->now = status == CKD_OK ? as_floats(&b->now, t->values, t->dtype, t->count, k, err) : NULL;
@@ -319,8 +321,8 @@ ckd_status save_load_tile(tile_parent *from, ckd_save *save, lossy_tile *t, cons
 }
 
 void save_tile_leave_device(ckd_save *save, lossy_tile *t) {
-    if (save->lossy.device) {
-        lossy_device_end(save->lossy.device);
+    if (save->tiles->device) {
+        lossy_device_end(save->tiles->device);
     }
     t->device = NULL;
 }

@@ -88,8 +88,7 @@ static void model_free(model *m) {
 }
 
 static uint32_t under_way(const ckd_save *save) {
-    const save_pipeline *p = &save->pipeline;
-    return p->encoded + p->decided + p->analysed + p->fetched;
+    return (uint32_t)(save->pipeline.pushed - save->pipeline.written);
 }
 
 /* From one buffer, which is written over as soon as each call returns. Returns how many blocks were under way between calls at most. */
