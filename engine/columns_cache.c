@@ -41,7 +41,7 @@ static kept_columns *find_place(columns_cache *c) {
                 empty = k;
                 continue;
             }
-            held += 4 * k->columns.columns * (k->columns.rank + UINT64_C(1));
+            held += k->filling ? 0 : 4 * k->columns.columns * (k->columns.rank + UINT64_C(1));
             oldest = k->pins == 0 && (!oldest || k->used < oldest->used) ? k : oldest;
         }
         bool room = empty || c->count < KEPT_COLUMNS;
