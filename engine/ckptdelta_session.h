@@ -94,9 +94,11 @@ typedef struct ckd_session_options {
     ckd_when_busy when_busy;
     /*
      * Bytes of memory for snapshots, allocated and touched at the first step; 0: as much as one takes. INVALID at the first step if one does not
-     * fit. What the second one is used for depends on the fidelity: if all is exact, the last snapshot is kept, and the next save is coded against it instead of
-     * against what it would have to read from the store and decode; if not, or if three fit, the state can be copied while an earlier save is
-     * under way.
+     * fit. What more is used for depends on the fidelity. If all is exact and there is room for two, the last snapshot is kept, and the next save is coded against it
+     * instead of against what it would have to read from the store and decode. If not, what a load of the newest checkpoint would give is kept for that, of the
+     * tensors that are coded against their parents: weights, masters, and all that is exact, as many bytes as these have (of W, m and v in f32 a
+     * third of a snapshot); of first and second moments in a lossy fidelity nothing is, nor of what is on a device. Either is checked against the store's hashes before it is used, and made anew by the
+     * first save after a restore. With room for one snapshot more the state can be copied while an earlier save is under way.
      */
     uint64_t snapshot_bytes;
     uint32_t copy_threads; /* that copy, the caller's included; 0: one per core, at most 4 */
@@ -219,7 +221,7 @@ typedef struct ckd_session_state {
     int save_asked;           /* the same, of this rank: with ranks only, until it saves */
     uint64_t staged_step;     /* of the newest snapshot; CKD_LATEST: none */
     uint64_t durable_step;    /* of the newest checkpoint that is durable; CKD_LATEST: none */
-    uint64_t snapshot_bytes;  /* held for snapshots */
+    uint64_t snapshot_bytes;  /* held for snapshots, and for what is kept of the newest checkpoint: */
     uint64_t step_ns;         /* an iteration without a save, a recent mean; 0: not known yet */
     uint64_t stall_ns;        /* that training stood still, in all */
     uint64_t interference_ns; /* that iterations took longer beside saves, in all */
@@ -228,6 +230,7 @@ typedef struct ckd_session_state {
     uint64_t last_persist_ns; /* the same: from the call of ckd_session_step until it was durable */
     uint64_t interval_steps;  /* between saves, as things are now; 0: not known yet */
     uint64_t device_bytes;    /* held for snapshots on all devices */
+    uint64_t kept_bytes;      /* for the next save of a lossy session; 0: it reads and decodes that from the store */
 } ckd_session_state;
 /* Never waits. */
 CKD_API void ckd_session_poll(ckd_session_state *out, ckd_session *session);

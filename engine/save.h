@@ -127,6 +127,8 @@ struct ckd_save {
      * compared with the store's hashes before it is used.
      */
     const void *before;
+    /* Where what a decoder will give of that region goes, exactly so, as far as it is known; may be the same memory. NULL: nowhere. */
+    void *kept;
 
     /* Of ranks that save together; else nothing. */
     stop_check stop; /* another rank is dead */
@@ -146,6 +148,8 @@ ckd_status save_check_open(const ckd_save *save, ckd_error *err);
 
 /* The fidelity of a role in this save. */
 ckd_fidelity save_fidelity(const ckd_save *save, ckd_role role);
+/* Is what is saved so, in a tensor of this role, coded against its parent? */
+bool save_builds_on_parent(const ckd_save_options *options, ckd_role role, ckd_dtype dtype);
 /* The coarsest of all roles': the checkpoint's. */
 ckd_fidelity save_coarsest_fidelity(const ckd_save *save);
 

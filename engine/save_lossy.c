@@ -6,11 +6,20 @@
 #include "engine/block_lossy.h"
 #include "engine/lossy_device.h"
 
-ckd_fidelity save_fidelity(const ckd_save *save, ckd_role role) {
-    const ckd_save_options *o = &save->options;
+static ckd_fidelity fidelity_of(const ckd_save_options *o, ckd_role role) {
     ckd_fidelity own = o->role_fidelity[role];
     ckd_fidelity chosen = own != CKD_FIDELITY_DEFAULT ? own : o->fidelity;
     return chosen == CKD_FIDELITY_DEFAULT || role == CKD_ROLE_OTHER ? CKD_EXACT : chosen;
+}
+
+ckd_fidelity save_fidelity(const ckd_save *save, ckd_role role) {
+    return fidelity_of(&save->options, role);
+}
+
+bool save_builds_on_parent(const ckd_save_options *o, ckd_role role, ckd_dtype dtype) {
+    bool exact = fidelity_of(o, role) == CKD_EXACT;
+    lossy_tile t = {.part = exact ? LOSSY_NONE : lossy_part_of(role, dtype)};
+    return t.part == LOSSY_NONE || lossy_wants_parent(&t);
 }
 
 ckd_fidelity save_coarsest_fidelity(const ckd_save *save) {
@@ -431,6 +440,7 @@ void save_lossy_free(ckd_save *save) {
     }
     for (uint32_t i = 0; all && i < all->loader_count; i++) {
         decoder_free(&all->loaders[i]);
+        bytes_free(&all->rooms[i]);
     }
     if (all && all->device) {
         lossy_device_end(all->device);
@@ -438,6 +448,7 @@ void save_lossy_free(ckd_save *save) {
     }
     if (all) {
         free(all->loaders);
+        free(all->rooms);
         lattice_scratch_free(&all->scratch);
     }
     free(all);
@@ -457,6 +468,10 @@ static ckd_status make_tiles(ckd_save *save, ckd_error *err) {
     }
     all->loaders = loaders;
     all->seen = save->budget;
+    all->rooms = calloc(save->job_count, sizeof(*all->rooms));
+    if (!all->rooms) {
+        return err_nomem(err, save->job_count * sizeof(*all->rooms), "a tile of a tensor");
+    }
     while (all->loader_count < save->job_count && status == CKD_OK) {
         status = decoder_init(&loaders[all->loader_count++], &save->columns, err);
     }
@@ -586,6 +601,9 @@ ckd_status save_lossy_region(ckd_save *save, const ckd_tensor *tensor, const ten
     }
     if (status != CKD_OK) {
         save_stop_helpers(save);
+        if (save->tiles && save->tiles->device) {
+            lossy_device_end(save->tiles->device);
+        }
     }
     if (r && status == CKD_OK) {
         return end_region(r, err);

@@ -63,6 +63,7 @@ typedef struct save_tiles {
     uint64_t seen_region, regions;
     decoder *loaders; /* one for each thread of the pool */
     uint32_t loader_count;
+    bytes *rooms; /* as many */
     lattice_scratch scratch;
     struct lossy_device *device; /* room for what a tile on a device takes; NULL: none was there yet */
 } save_tiles;

@@ -129,6 +129,15 @@ static ckd_status write_settled(uint64_t *block, ckd_save *save, ckd_error *err)
     return status;
 }
 
+/* What a decoder will give of a block that is decided on, for the next save. Each block has a place of its own there. */
+static void keep_values(const block_job *job, const tensor_context *t) {
+    bool known = job->lossy || hash128_equal(&job->content, &job->original);
+    if (t->kept && job->values && known && job->count > 0) {
+        span mine = {t->region, job->first, job->count};
+        span_copy(&t->shape, ckd_dtype_size(t->tensor->dtype), t->kept, &t->held, job->values, &mine);
+    }
+}
+
 static ckd_status code(ckd_save *save, const task *t, ckd_error *err) {
     save_pipeline *p = &save->pipeline;
     save_slot *slot = slot_of(p, t->block);
@@ -138,6 +147,9 @@ static ckd_status code(ckd_save *save, const task *t, ckd_error *err) {
     uint64_t begun = clock_monotonic_ns();
     ckd_status status = encode ? block_encode(job, &slot->piece->context, err)
                                : save_analyse(save, job, slot, &c, err);
+    if (encode && status == CKD_OK) {
+        keep_values(job, &slot->piece->context);
+    }
     uint64_t took = clock_monotonic_ns() - begun;
     err_in_tensor(err, status, slot->piece->context.tensor->name);
     pthread_mutex_lock(&p->mutex);

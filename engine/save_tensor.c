@@ -195,6 +195,7 @@ static ckd_status save_region(ckd_save *save, const ckd_tensor *tensor, ckd_erro
         return status;
     }
     context.before = context.parent ? save->before : NULL;
+    context.kept = save->target.compare ? NULL : save->kept;
     context.held = (span){context.region, 0, elements};
     bool expected = context.parent && save->options.world == 1 && elements > 0;
     save->leaves_budget = expected ? (double)elements / (double)shape.elements : 0;

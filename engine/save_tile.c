@@ -144,6 +144,32 @@ typedef struct tile_load {
     uint64_t *copied; /* of each, elements */
 } tile_load;
 
+/*
+ * What is kept of the parent's block, contiguous, if it is what the store's hash of it says: then it need not be decoded. NULL: it is not, or the block is not
+ * all in the tile (what is behind that may be replaced just now). room: for one that is not contiguous there.
+ */
+static ckd_status find_kept(const void **values, const tile_load *l, const span *block, const record *r,
+                            bytes *room, ckd_error *err) {
+    const tensor_context *t = l->context;
+    size_t size = ckd_dtype_size(l->tile->dtype);
+    span tile = {t->region, l->tile->first, l->tile->count};
+    *values = NULL;
+    if (!t->before || l->from->is_ancestor || span_common(&t->shape, &tile, block) != r->count) {
+        return CKD_OK;
+    }
+    const void *there = (const uint8_t *)t->before + r->first * size;
+    if (!region_equal(r->region, t->region, t->shape.ndim)) {
+        there = bytes_scratch(room, r->raw_size, "coding scratch", err);
+        if (!there) {
+            return CKD_E_NOMEM;
+        }
+        span_copy(&t->shape, size, room->data, block, t->before, &t->held);
+    }
+    hash128 content = content_hash(there, r->raw_size);
+    *values = hash128_equal(&content, &r->content) ? there : NULL;
+    return CKD_OK;
+}
+
 /* Each of the parent's blocks once, however it is cut. */
 static ckd_status load_block(void *context, size_t index, uint32_t worker, ckd_error *err) {
     tile_load *l = context;
@@ -159,8 +185,19 @@ static ckd_status load_block(void *context, size_t index, uint32_t worker, ckd_e
     decoder *d = &l->save->tiles->loaders[worker];
     bool inside = region_equal(r->region, want.region, l->context->shape.ndim) && r->first >= t->first &&
                   r->first + r->count <= t->first + t->count;
+    size_t size = ckd_dtype_size(t->dtype);
+    span block = {r->region, r->first, r->count};
+    const void *kept;
+    status = find_kept(&kept, l, &block, r, &l->save->tiles->rooms[worker], err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    if (kept) {
+        bool there = l->to == (const uint8_t *)l->context->before + t->first * size;
+        l->copied[index] = there ? r->count : span_copy(&l->context->shape, size, l->to, &want, kept, &block);
+        return CKD_OK;
+    }
     if (inside) {
-        size_t size = ckd_dtype_size(t->dtype);
         l->copied[index] = r->count;
         return block_values(d, &l->save->views, l->from->view, b,
                             (uint8_t *)l->to + (r->first - t->first) * size, err);
@@ -232,7 +269,9 @@ static ckd_status load_parent(bool *loaded, ckd_save *save, lossy_buffers *b, co
         return CKD_OK;
     }
     tile_load l = {.save = save, .tile = t, .from = parent, .context = context, .to = to, .floats = to};
-    if (t->dtype != CKD_F32) {
+    if (t->dtype != CKD_F32 && context->kept) {
+        l.to = (uint8_t *)context->kept + t->first * ckd_dtype_size(t->dtype);
+    } else if (t->dtype != CKD_F32) {
         l.to = bytes_scratch(&b->stored, t->count * ckd_dtype_size(t->dtype), "a tile of a tensor",
                              err);
     }
@@ -272,7 +311,10 @@ static ckd_status load_before(const float **out, tile_parent *from, ckd_save *sa
     if (!from->tensor) {
         return CKD_OK;
     }
-    float *before = bytes_scratch(&b->before, t->count * sizeof(float), "a tile of a tensor", err);
+    /* Where values are kept, the parent's stand until the tile's own ones take their place, block by block. */
+    bool kept = context->kept && t->dtype == CKD_F32;
+    float *before = kept ? (float *)context->kept + t->first
+                         : bytes_scratch(&b->before, t->count * sizeof(float), "a tile of a tensor", err);
     ckd_status status = before ? load_parent(&loaded, save, b, t, context, from, before, err) : CKD_E_NOMEM;
     *out = loaded ? before : NULL;
     return status;

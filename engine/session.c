@@ -201,6 +201,7 @@ static void free_memory(ckd_session *s, bool in_child) {
     for (size_t i = 0; i < s->item_count; i++) {
         free((void *)(uintptr_t)s->items[i].tensor.name);
     }
+    session_kept_free(s, in_child);
     free(s->sources);
     free(s->device_sources);
     free(s->items);

@@ -6,6 +6,7 @@
  *   session_step.c      the trainer's thread: is a save due? room for a snapshot, copy, fence, wait
  *   session_devices.c   the same for what lies in the memory of devices
  *   session_saver.c     the saver's thread: a snapshot becomes a checkpoint
+ *   session_kept.c      what a load of the newest checkpoint would give, kept for the next save of a lossy session
  *   session_restore.c   a checkpoint back into what is registered
  *
  * Invariants:
@@ -58,6 +59,14 @@ typedef struct session_slot {
 } session_slot;
 
 #define SESSION_SLOTS 3
+
+/* Values of a lossy checkpoint as its decoder gives them, where the next one is coded against them. */
+typedef struct session_kept {
+    uint8_t *memory; /* NULL: nothing is kept. A forked child has none of it */
+    size_t size;
+    uint64_t *places; /* by item; UINT64_MAX: of this one nothing */
+    ckd_id of;        /* the checkpoint; what a failed save has replaced since is told by its hashes */
+} session_kept;
 
 struct ckd_session {
     pid_t process;
@@ -114,6 +123,7 @@ struct ckd_session {
     session_slot
         *reference; /* what was saved last, and is still in memory; NULL: nothing. The saver's, as store is */
     ckd_id reference_id;
+    session_kept kept; /* the saver's */
     uint64_t unhurried_ns; /* what the last save took, its pauses not counted; 0: not known. The saver's */
 };
 
@@ -144,6 +154,15 @@ ckd_status session_device_check(ckd_session *s, const session_slot *slot, ckd_er
 /* What the save gets for an item that is on a device: *device is its, or not used. */
 ckd_status session_device_read(ckd_tensor *t, ckd_device *device, const session_slot *slot,
                                const session_item *item, ckd_error *err);
+
+/* ---- session_kept.c ---- */
+/* Bytes that keeping takes, of what is registered. */
+uint64_t session_kept_need(const ckd_session *s);
+/* Allocates and touches them. Errors: NOMEM. */
+ckd_status session_kept_make(ckd_session *s, ckd_error *err);
+void session_kept_free(ckd_session *s, bool in_child);
+/* Of an item; NULL: nothing is kept. */
+void *session_kept_values(const ckd_session *s, size_t i);
 
 /* ---- session_saver.c ---- */
 void *session_saver_main(void *context);

@@ -48,8 +48,11 @@ static void give_way(ckd_session *s, session_slot *slot) {
 
 /* The parent's values of an item, if they are still in memory. */
 static const void *values_before(const ckd_session *s, const ckd_save *save, size_t i) {
-    bool known =
-        s->reference && save->parent && id_equal(&save->parent->manifest.checkpoint.id, &s->reference_id);
+    const ckd_id *parent = save->parent ? &save->parent->manifest.checkpoint.id : NULL;
+    if (s->kept.memory) {
+        return parent && id_equal(parent, &s->kept.of) ? session_kept_values(s, i) : NULL;
+    }
+    bool known = s->reference && parent && id_equal(parent, &s->reference_id);
     return known ? snapshot_read(s->reference->snapshot, i) : NULL;
 }
 
@@ -63,6 +66,7 @@ static ckd_status save_item(ckd_session *s, const session_slot *slot, size_t i, 
     t.data = snapshot_read(slot->snapshot, i);
     t.optimizer = one_step && t.optimizer ? &slot->optimizers[i] : NULL;
     save->before = values_before(s, save, i);
+    save->kept = session_kept_values(s, i);
     if (item->on_device) {
         status = session_device_read(&t, &device, slot, item, err);
     }
@@ -196,7 +200,7 @@ static void make_checkpoint(ckd_saved *saved, ckd_session *s, session_slot *slot
     if (saved->status == CKD_OK) {
         continue_lineage(s, &saved->checkpoint);
         s->reference = s->rooms < s->slot_count ? slot : NULL;
-        s->reference_id = saved->checkpoint.id;
+        s->reference_id = s->kept.of = saved->checkpoint.id;
     } else if (saved->status == CKD_E_NOT_FOUND && s->save.parent_run) {
         s->save.parent_run = s->save.resumed_from_run =
             NULL; /* it was deleted: the next save goes on without it */

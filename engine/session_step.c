@@ -86,7 +86,11 @@ static ckd_status make_slots(ckd_session *s, ckd_error *err) {
     }
     status = make_slot(s, err);
     /* The last one is kept where the next save is coded against it: in host memory. */
-    bool keeps = saves_exactly(&s->save) && s->device_count == 0;
+    bool exact = saves_exactly(&s->save), keeps = exact && s->device_count == 0;
+    uint64_t kept = exact ? 0 : session_kept_need(s), held = s->state.snapshot_bytes;
+    if (status == CKD_OK && kept > 0 && held <= budget && kept <= budget - held) {
+        status = session_kept_make(s, err);
+    }
     uint32_t useful = keeps ? SESSION_SLOTS : SESSION_SLOTS - 1;
     while (status == CKD_OK && s->slot_count < useful && fits_one_more(s)) {
         status = make_slot(s, err);

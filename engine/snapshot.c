@@ -43,20 +43,24 @@ static void cut_into_pieces(snapshot *s) {
     }
 }
 
-/*
- * Touched, so that the first copy does not wait for the system to find pages; in large pages where there are any. A child that the trainer forks (a data loader's worker)
- * does not get it: the next copy would have to copy each page for it first, and memory would be needed twice.
- */
-static bool touch_memory(snapshot *s, uint64_t size) {
-    uint64_t rounded = (size + HUGE_PAGE - 1) & ~(HUGE_PAGE - 1);
-    s->memory = rounded < size || rounded > SIZE_MAX ? NULL : aligned_alloc(HUGE_PAGE, (size_t)rounded);
-    if (s->memory) {
-        s->size = (size_t)rounded;
-        (void)madvise(s->memory, s->size, MADV_HUGEPAGE);
-        (void)madvise(s->memory, s->size, MADV_DONTFORK);
-        memset(s->memory, 0, s->size);
+uint8_t *snapshot_memory(size_t *size, uint64_t need) {
+    uint64_t rounded = (need + HUGE_PAGE - 1) & ~(HUGE_PAGE - 1);
+    uint8_t *memory =
+        rounded < need || rounded > SIZE_MAX ? NULL : aligned_alloc(HUGE_PAGE, (size_t)rounded);
+    if (memory) {
+        *size = (size_t)rounded;
+        (void)madvise(memory, *size, MADV_HUGEPAGE);
+        (void)madvise(memory, *size, MADV_DONTFORK);
+        memset(memory, 0, *size);
     }
-    return s->memory;
+    return memory;
+}
+
+void snapshot_memory_free(uint8_t *memory, size_t size) {
+    if (memory) {
+        (void)madvise(memory, size, MADV_DOFORK);
+        free(memory);
+    }
 }
 
 ckd_status snapshot_new(snapshot **out, const snapshot_source *sources, size_t count, ckd_error *err) {
@@ -74,7 +78,9 @@ ckd_status snapshot_new(snapshot **out, const snapshot_source *sources, size_t c
     s->pieces = calloc(s->piece_count + 1, sizeof(*s->pieces));
     s->places = calloc(count + 1, sizeof(*s->places));
     s->left = calloc(count + 1, sizeof(*s->left));
-    if (!s->pieces || !s->places || !s->left || !touch_memory(s, size ? size : 1)) {
+    bool rest = s->pieces && s->places && s->left;
+    s->memory = rest ? snapshot_memory(&s->size, size ? size : 1) : NULL;
+    if (!s->memory) {
         snapshot_free(s, false);
         return err_nomem(err, size, "a snapshot of the registered state");
     }
@@ -92,8 +98,7 @@ void snapshot_free(snapshot *s, bool in_child) {
     if (s->memory && !in_child) { /* the locks are made last; a child only has the memory's address */
         pthread_mutex_destroy(&s->mutex);
         pthread_cond_destroy(&s->copied);
-        (void)madvise(s->memory, s->size, MADV_DOFORK);
-        free(s->memory);
+        snapshot_memory_free(s->memory, s->size);
     }
     free(s->left);
     free(s->places);

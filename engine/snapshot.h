@@ -41,6 +41,14 @@ typedef struct snapshot {
     pthread_cond_t copied; /* a whole source is */
 } snapshot;
 
+/*
+ * Memory of whole large pages where there are any, aligned as these. Touched, so that the first copy does not wait for the system to find pages. A child that the trainer forks
+ * (a data loader's worker) does not get it: the next copy would have to copy each page for it first, and memory would be needed twice. NULL: there is none. Release with
+ * snapshot_memory_free, not in a child.
+ */
+uint8_t *snapshot_memory(size_t *size, uint64_t need);
+void snapshot_memory_free(uint8_t *memory, size_t size);
+
 /* What a snapshot of these takes, without what is as small as they are many. */
 uint64_t snapshot_size(const snapshot_source *sources, size_t count);
 /* The sources are the caller's, and outlive it. All memory is allocated, and touched, here. Errors: NOMEM. */
