@@ -16,9 +16,10 @@
 #include "engine/paths.h"
 #include "engine/save.h"
 #include "tests/support/checkpoints.h"
+#include "tests/support/records.h"
 #include "tests/support/tempdir.h"
 
-enum { STEPS = 4, SMALL = 12, MANY = 80, LATEST = MANY, ROOM = 1 << 20 };
+enum { STEPS = 4, SMALL = 12, MANY = 80, ROOM = 1 << 20 };
 #define BLOCK CKD_BLOCK_ELEMENTS
 
 /* One state: what makes blocks depend on each other is in it. */
@@ -127,86 +128,6 @@ static void check_model(ckd_store *store, unsigned step) {
     model_free(&m);
 }
 
-/* Steps from 1 on, by the ids of their checkpoints. */
-typedef struct history {
-    ckd_id ids[LATEST + 1];
-    unsigned latest;
-} history;
-
-static history history_of(ckd_store *store, unsigned latest) {
-    history h = {.latest = latest};
-    for (unsigned step = 1; step <= latest; step++) {
-        ckd_checkpoint found;
-        assert_int_equal(ckd_store_find(&found, store, "run", step, NULL), CKD_OK);
-        h.ids[step] = found.id;
-    }
-    return h;
-}
-
-static unsigned step_of(const history *h, const ckd_id *id) {
-    unsigned step = 1;
-    while (step <= h->latest && memcmp(&h->ids[step], id, sizeof(*id)) != 0) {
-        step++;
-    }
-    return step;
-}
-
-/* Text at the end of a buffer. */
-typedef struct text {
-    char *out;
-    size_t used, room;
-} text;
-
-static void describe_record(text *to, const history *h, unsigned step, const record *r) {
-    char *at = to->out + to->used;
-    size_t room = to->room - to->used;
-    int n = snprintf(at, room, "%u %s %llu %u %u %llu %llx %u %llu %llu", step, r->tensor->name,
-                     (unsigned long long)r->first, (unsigned)r->coding, (unsigned)r->predictor,
-                     (unsigned long long)r->stored_size, (unsigned long long)r->checksum, (unsigned)r->depth,
-                     (unsigned long long)r->chain_stored, (unsigned long long)r->base_stored);
-    for (uint32_t i = 0; i < r->dependency_count && n < (int)room; i++) {
-        n += snprintf(at + n, room - (size_t)n, " on %u", step_of(h, &r->dependencies[i].checkpoint));
-    }
-    n += n < (int)room ? snprintf(at + n, room - (size_t)n, "\n") : 0;
-    assert_true(n < (int)room);
-    to->used += (size_t)n;
-}
-
-/* What the files hold, but for ids, which are random: their records, in order. Files by their steps, from `first` on. */
-static void describe(char *out, size_t room, ckd_store *store, const char *root, unsigned first,
-                     unsigned latest) {
-    text to = {out, 0, room};
-    history h = history_of(store, latest);
-    dir_list list;
-    assert_int_equal(dir_list_read(&list, path_in(root, DIR_CHUNKS).text, NULL), CKD_OK);
-    assert_int_equal(list.count, latest);
-    for (unsigned step = first; step <= latest; step++) {
-        for (size_t i = 0; i < list.count; i++) {
-            chunk *c;
-            assert_int_equal(chunk_open(&c, path_of(root, DIR_CHUNKS, list.names[i]).text, NULL), CKD_OK);
-            bool mine = step_of(&h, &c->records[0].tensor->checkpoint) == step;
-            for (size_t k = 0; k < c->record_count && mine; k++) {
-                describe_record(&to, &h, step, &c->records[k]);
-            }
-            chunk_close(c);
-        }
-    }
-    dir_list_free(&list);
-}
-
-static void check_same(const char *one, const char *several, uint32_t threads) {
-    while (*one && *several) {
-        size_t line = strcspn(one, "\n") + 1, other = strcspn(several, "\n") + 1;
-        if (line != other || memcmp(one, several, line) != 0) {
-            fail_msg("by one thread '%.*s', by %u '%.*s'", (int)line - 1, one, threads, (int)other - 1,
-                     several);
-        }
-        one += line;
-        several += other;
-    }
-    assert_true(!*one && !*several);
-}
-
 static ckd_store *store_with(char *root, size_t room, const char *dir, uint32_t threads) {
     snprintf(root, room, "%s/with-%u", dir, threads);
     ckd_store_options o = CKD_STORE_OPTIONS_INIT;
@@ -228,7 +149,7 @@ static void check_threads(const char *dir, uint32_t threads, char *out, size_t r
     assert_int_equal(verify_damage(store), 0);
     check_model(store, 1);
     check_model(store, STEPS);
-    describe(out, room, store, root, 1, STEPS);
+    records_describe(out, room, store, root, 1, STEPS);
     ckd_store_close(store);
 }
 
@@ -241,7 +162,7 @@ static void test_threads_do_not_show(void **state) {
     const uint32_t threads[] = {2, 3, 7};
     for (size_t i = 0; i < sizeof(threads) / sizeof(threads[0]); i++) {
         check_threads(*state, threads[i], several, ROOM);
-        check_same(one, several, threads[i]);
+        records_check_same(one, several, threads[i]);
     }
     free(one);
     free(several);
@@ -267,13 +188,13 @@ static void save_many(ckd_store *store, unsigned step) {
 
 /* Checkpoints that the records of a step name, itself not counted. */
 static unsigned named_at(const char *described, unsigned step) {
-    bool named[LATEST + 1] = {false};
+    bool named[MANY + 1] = {false};
     unsigned at, count = 0;
     for (const char *line = described; *line; line = strchr(line, '\n') + 1) {
         const char *end = strchr(line, '\n');
         for (const char *on = strstr(line, " on "); on && on < end; on = strstr(on + 1, " on ")) {
             at = (unsigned)strtoul(on + 4, NULL, 10);
-            assert_true(at >= 1 && at <= LATEST);
+            assert_true(at >= 1 && at <= MANY);
             count += strtoul(line, NULL, 10) == step && at != step && !named[at];
             named[at] |= strtoul(line, NULL, 10) == step;
         }
@@ -288,7 +209,7 @@ static void check_many(const char *dir, uint32_t threads, char *out) {
         save_many(store, step);
     }
     assert_int_equal(verify_damage(store), 0);
-    describe(out, ROOM, store, root, BLOCK_HOLDERS_MAX - 4, MANY);
+    records_describe(out, ROOM, store, root, BLOCK_HOLDERS_MAX - 4, MANY);
     ckd_store_close(store);
 }
 
@@ -299,7 +220,7 @@ static void test_what_a_save_builds_on_is_counted_in_order(void **state) {
     const uint32_t threads[] = {2, 8};
     for (size_t i = 0; i < sizeof(threads) / sizeof(threads[0]); i++) {
         check_many(*state, threads[i], several);
-        check_same(one, several, threads[i]);
+        records_check_same(one, several, threads[i]);
     }
     free(one);
     free(several);
