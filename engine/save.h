@@ -8,6 +8,7 @@
  *   save_order.c     what of that has to be done in their order
  *   save_append.c    encoded blocks into the chunk file
  *   save_commit.c    seal (file durable) -> publish (manifest, the commit point) -> catalog
+ *   save_kit.c       scratch, from one save to the next
  *   save_room.c      on a full disk: what gives way to the save
  */
 #ifndef ENGINE_SAVE_H
@@ -18,6 +19,7 @@
 
 #include "base/float_mode.h"
 #include "engine/block_coder.h"
+#include "engine/save_kit.h"
 #include "engine/save_measures.h"
 #include "engine/save_pipeline.h"
 #include "engine/stop.h"
@@ -104,8 +106,8 @@ struct ckd_save {
     ckd_id *dependencies;
     size_t dependency_count, dependency_capacity;
 
-    columns_cache columns; /* of lossy parents */
-    block_job *jobs;       /* one for each place in the pipeline */
+    save_kit *kit;
+    block_job *jobs;       /* the kit's, one for each place in the pipeline */
     uint32_t job_count;    /* threads */
     save_pipeline pipeline;
     bool values_stay;       /* what tensors point to stays as it is until the save has ended */

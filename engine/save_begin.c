@@ -108,20 +108,6 @@ static ckd_status open_parent(ckd_save *save, ckd_error *err) {
     return CKD_OK;
 }
 
-static ckd_status make_jobs(ckd_save *save, ckd_error *err) {
-    save->job_count = pool_threads(save->store->pool);
-    uint32_t slots = pipeline_slots(save->job_count);
-    save->jobs = calloc(slots, sizeof(*save->jobs));
-    if (!save->jobs) {
-        return err_nomem(err, slots * sizeof(*save->jobs), "block jobs");
-    }
-    ckd_status status = pipeline_init(&save->pipeline, slots, err);
-    for (uint32_t i = 0; i < slots && status == CKD_OK; i++) {
-        status = block_job_init(&save->jobs[i], &save->columns, err);
-    }
-    return status;
-}
-
 static ckd_status prepare_coding(ckd_save *save, ckd_error *err) {
     const ckd_save_options *o = &save->options;
     save->budget.limit = o->max_load_cost > 0 ? o->max_load_cost : DEFAULT_MAX_LOAD_COST;
@@ -154,7 +140,7 @@ static ckd_status prepare_coding(ckd_save *save, ckd_error *err) {
     if (save->parent) {
         save->holders = (block_holders){.ids = {save->parent->manifest.checkpoint.id}, .count = 1};
     }
-    return make_jobs(save, err);
+    return save_kit_take(save, err);
 }
 
 static ckd_status choose_ids(ckd_save *save, ckd_error *err) {
@@ -272,7 +258,6 @@ ckd_status ckd_save_begin(ckd_save **out, ckd_store *store, const ckd_save_optio
     }
     save->options.world = save->options.world ? save->options.world : 1;
     views_init(&save->views, store);
-    columns_cache_init(&save->columns);
     float_mode mode = float_mode_enter();
     status = begin(save, err);
     float_mode_leave(mode);
@@ -317,16 +302,10 @@ void save_free(ckd_save *save, save_end end) {
     }
     lock_release(save->intent_lock);
     lock_release(save->reader_lock);
-    for (uint32_t i = 0; save->jobs && i < save->pipeline.slot_count; i++) {
-        block_job_free(&save->jobs[i]);
-    }
-    free(save->jobs);
-    pipeline_free(&save->pipeline);
-    columns_cache_free(&save->columns);
+    save_kit_leave(save, end == SAVE_COMMITTED && save->process == getpid());
     free(save->dependencies);
     save_compare_free(save);
     measures_free(&save->measures);
-    save_lossy_free(save);
     content_index_free(&save->known);
     step_states_free(&save->steps);
     arena_free(&save->arena);

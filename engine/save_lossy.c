@@ -426,6 +426,26 @@ static void free_held(held_tile *held) {
     free_part(&held->parts[1]);
 }
 
+void save_tiles_free(save_tiles *all) {
+    if (!all) {
+        return;
+    }
+    free_held(&all->held[0]);
+    free_held(&all->held[1]);
+    for (uint32_t i = 0; i < all->loader_count; i++) {
+        decoder_free(&all->loaders[i]);
+        bytes_free(&all->rooms[i]);
+    }
+    if (all->device) {
+        lossy_device_end(all->device);
+        free(all->device);
+    }
+    free(all->loaders);
+    free(all->rooms);
+    lattice_scratch_free(&all->scratch);
+    free(all);
+}
+
 void save_lossy_free(ckd_save *save) {
     save_tiles *all = save->tiles;
     kept_seconds_free(save->seconds);
@@ -435,45 +455,41 @@ void save_lossy_free(ckd_save *save) {
         if (held->in_use) {
             lossy_tile_free(&held->tile);
             free_region(held->region);
+            held->in_use = false;
         }
-        free_held(held);
-    }
-    for (uint32_t i = 0; all && i < all->loader_count; i++) {
-        decoder_free(&all->loaders[i]);
-        bytes_free(&all->rooms[i]);
     }
     if (all && all->device) {
         lossy_device_end(all->device);
-        free(all->device);
     }
-    if (all) {
-        free(all->loaders);
-        free(all->rooms);
-        lattice_scratch_free(&all->scratch);
-    }
-    free(all);
     save->tiles = NULL;
 }
 
+static ckd_status make_tiles(save_kit *kit, uint32_t threads, ckd_error *err) {
+    save_tiles *all = kit->tiles = calloc(1, sizeof(*all));
+    if (!all) {
+        return err_nomem(err, sizeof(*all), "a tile of a tensor");
+    }
+    all->loaders = calloc(threads, sizeof(*all->loaders));
+    all->rooms = calloc(threads, sizeof(*all->rooms));
+    ckd_status status = all->loaders && all->rooms
+                            ? CKD_OK
+                            : err_nomem(err, threads * sizeof(*all->loaders), "a tile of a tensor");
+    while (all->loader_count < threads && status == CKD_OK) {
+        status = decoder_init(&all->loaders[all->loader_count++], kit->columns, err);
+    }
+    return status;
+}
+
 /* At the first lossy tensor. */
-static ckd_status make_tiles(ckd_save *save, ckd_error *err) {
+static ckd_status begin_tiles(ckd_save *save, ckd_error *err) {
     ckd_status status = save_flush(save, err);
-    if (status != CKD_OK) {
-        return status;
+    if (status == CKD_OK && !save->kit->tiles) {
+        status = make_tiles(save->kit, save->job_count, err);
     }
-    save_tiles *all = save->tiles = calloc(1, sizeof(*all));
-    decoder *loaders = all ? calloc(save->job_count, sizeof(*loaders)) : NULL;
-    if (!loaders) {
-        return err_nomem(err, save->job_count * sizeof(*loaders), "a tile of a tensor");
-    }
-    all->loaders = loaders;
-    all->seen = save->budget;
-    all->rooms = calloc(save->job_count, sizeof(*all->rooms));
-    if (!all->rooms) {
-        return err_nomem(err, save->job_count * sizeof(*all->rooms), "a tile of a tensor");
-    }
-    while (all->loader_count < save->job_count && status == CKD_OK) {
-        status = decoder_init(&loaders[all->loader_count++], &save->columns, err);
+    if (status == CKD_OK) {
+        save->tiles = save->kit->tiles;
+        save->tiles->seen = save->budget;
+        save->tiles->seen_region = save->tiles->regions = 0;
     }
     return status;
 }
@@ -586,7 +602,7 @@ static ckd_status begin_region(lossy_region **out, ckd_save *save, const ckd_ten
 ckd_status save_lossy_region(ckd_save *save, const ckd_tensor *tensor, const tensor_context *context,
                              uint64_t elements, ckd_error *err) {
     lossy_region *r = NULL;
-    ckd_status status = save->tiles ? CKD_OK : make_tiles(save, err);
+    ckd_status status = save->tiles ? CKD_OK : begin_tiles(save, err);
     status = status == CKD_OK ? begin_region(&r, save, tensor, context, elements, err) : status;
     for (uint64_t first = 0; first < elements && status == CKD_OK;) {
         lossy_tile t = {.part = save_lossy_part(save, context->tensor),

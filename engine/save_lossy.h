@@ -122,7 +122,9 @@ ckd_status cells_rows(shared_rows *out, known_rows *known, save_append *before, 
 ckd_status cells_side(hash128 *content, ckd_save *save, save_append *to, const lattice_columns *shared,
                       const tensor_context *context, const span *of, ckd_error *err);
 
-/* Releases what lossy tensors needed. */
+/* Ends what of lossy tensors is under way; nobody is at work on the save. Its tiles stay with the kit. */
 void save_lossy_free(ckd_save *save);
+/* Accepts NULL. */
+void save_tiles_free(save_tiles *all);
 
 #endif

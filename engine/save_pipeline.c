@@ -12,23 +12,18 @@ uint32_t pipeline_slots(uint32_t threads) {
     return threads == 1 ? 1 : threads <= DEEP_UP_TO ? 3 * threads : 2 * threads + DEEP_UP_TO;
 }
 
-ckd_status pipeline_init(save_pipeline *p, uint32_t slots, ckd_error *err) {
-    p->slots = calloc(slots, sizeof(*p->slots));
-    p->coming.jobs = calloc(slots, sizeof(*p->coming.jobs));
-    p->slot_count = slots;
+ckd_status pipeline_init(save_pipeline *p, save_slot *slots, uint32_t count, ckd_error *err) {
+    p->slots = slots;
+    p->coming.jobs = calloc(count, sizeof(*p->coming.jobs));
+    p->slot_count = count;
     pthread_mutex_init(&p->mutex, NULL);
     pthread_cond_init(&p->changed, NULL);
     pthread_rwlock_init(&p->noted, NULL);
     p->started = true;
-    return p->slots && p->coming.jobs ? CKD_OK
-                                      : err_nomem(err, slots * sizeof(*p->slots), "places for blocks");
+    return p->coming.jobs ? CKD_OK : err_nomem(err, count * sizeof(*p->coming.jobs), "places for blocks");
 }
 
 void pipeline_free(save_pipeline *p) {
-    for (uint32_t i = 0; p->slots && i < p->slot_count; i++) {
-        save_append_free(&p->slots[i].append);
-    }
-    free(p->slots);
     free(p->coming.jobs);
     if (p->started) {
         pthread_mutex_destroy(&p->mutex);

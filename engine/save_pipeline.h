@@ -75,7 +75,8 @@ typedef struct save_pipeline {
 
 /* Places, and so jobs, that a pool of so many threads is kept busy with. */
 uint32_t pipeline_slots(uint32_t threads);
-ckd_status pipeline_init(save_pipeline *p, uint32_t slots, ckd_error *err);
+/* slots: so many, the caller's, whose memory for side records is used again. Errors: NOMEM. */
+ckd_status pipeline_init(save_pipeline *p, save_slot *slots, uint32_t count, ckd_error *err);
 /* Nobody is at work on it. */
 void pipeline_free(save_pipeline *p);
 

@@ -266,6 +266,9 @@ static void open_store(ckd_session *s) {
     if (status == CKD_OK && s->options.ranks) {
         status = ckd_ranks_join(&s->ranks, s->store, s->options.ranks, &s->open_error);
     }
+    if (status == CKD_OK) {
+        s->store->keeps_kit = true;
+    }
     pthread_mutex_lock(&s->mutex);
     s->open_status = status;
     s->opened = true;

@@ -2,6 +2,7 @@
 #include "engine/device.h"
 #include "engine/ready.h"
 #include "engine/store.h"
+#include "engine/save_kit.h"
 
 #include <stdarg.h>
 #include <stdio.h>
@@ -344,5 +345,6 @@ void ckd_store_close(ckd_store *store) {
     pthread_mutex_destroy(&store->mutex);
     free(store->path);
     device_lines_close(store);
+    save_kit_free(store->kit);
     free(store);
 }

@@ -44,6 +44,8 @@ struct ckd_store {
     uint64_t manifests_skipped;  /* damaged ones met while refreshing */
     struct device_line *devices; /* that nobody uses now; with the mutex */
     verified_files verified;     /* that the catalog is to be told of with its next change */
+    bool keeps_kit;              /* as sessions do, which save again and again */
+    struct save_kit *kit;        /* that no save has; with the mutex */
 };
 
 /* printf to the on_message callback, if any. */
