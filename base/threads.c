@@ -55,7 +55,7 @@ struct thread_pool {
     /* what the workers help with meanwhile; NULL: nothing */
     pool_help_fn help;
     void *help_context;
-    uint64_t calls;            /* for help */
+    uint64_t calls;             /* for help */
     uint32_t helping, sleeping; /* workers */
     uint32_t threads, started;
     worker workers[]; /* threads - 1 of them, numbered from 1 */

@@ -66,7 +66,7 @@ typedef struct training {
     size_t rows, count; /* of each matrix */
     float *w[MATRICES], *m[MATRICES], *v[MATRICES];
     uint64_t step, random;
-    size_t work;         /* rounds of arithmetic that take step_ms */
+    size_t work;        /* rounds of arithmetic that take step_ms */
     useconds_t idle_us; /* not 0: it waits instead, as for a GPU */
     volatile double sink;
 } training;

@@ -60,7 +60,8 @@ typedef struct tensor_context {
     const struct save_panel_rows *rows; /* where the blocks of a panel end (save.h); NULL: it is none */
     const void
         *before; /* the parent's values in memory, as the region `held` has them; NULL: read from the store */
-    void *kept;  /* where what a decoder will give goes, as that region has it; may be `before`. NULL: nowhere */
+    void *
+        kept; /* where what a decoder will give goes, as that region has it; may be `before`. NULL: nowhere */
     span held;
 } tensor_context;
 

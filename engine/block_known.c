@@ -163,9 +163,10 @@ bool block_is_coming(const block_job *job, const coding_context *save, const ten
     read_noted(save);
     for (size_t i = 0; i < save->coming->count && !is; i++) {
         const block_job *c = save->coming->jobs[i];
-        is = c != job && c->count == job->count &&
-             (hash128_equal(&c->original, &job->original) || hash128_equal(&c->rounded_bf16, &job->original) ||
-              hash128_equal(&c->rounded_f16, &job->original));
+        is =
+            c != job && c->count == job->count &&
+            (hash128_equal(&c->original, &job->original) || hash128_equal(&c->rounded_bf16, &job->original) ||
+             hash128_equal(&c->rounded_f16, &job->original));
     }
     leave_noted(save);
     return is;

@@ -230,7 +230,8 @@ typedef struct ckd_session_state {
     uint64_t last_persist_ns; /* the same: from the call of ckd_session_step until it was durable */
     uint64_t interval_steps;  /* between saves, as things are now; 0: not known yet */
     uint64_t device_bytes;    /* held for snapshots on all devices */
-    uint64_t kept_bytes;      /* for the next save of a lossy session; 0: it reads and decodes that from the store */
+    uint64_t
+        kept_bytes; /* for the next save of a lossy session; 0: it reads and decodes that from the store */
 } ckd_session_state;
 /* Never waits. */
 CKD_API void ckd_session_poll(ckd_session_state *out, ckd_session *session);

@@ -57,6 +57,18 @@ typedef struct lossy_scales {
 } lossy_scales;
 void lossy_scales_free(lossy_scales *s);
 
+/* Scratch of a tile's statistics, which the next tile's use again. Zero-initialise, but for workers. */
+typedef struct tile_room {
+    lattice_work work;
+    bytes rows;
+} tile_room;
+typedef struct tile_rooms {
+    tile_room *workers; /* one for each thread of the pool */
+    uint32_t count;
+    bytes now, moved, parts;
+} tile_rooms;
+void tile_rooms_free(tile_rooms *r);
+
 /* Elements first ... first + count - 1 of a region, as a matrix. */
 typedef struct lossy_tile {
     lossy_part part;
@@ -73,6 +85,7 @@ typedef struct lossy_tile {
     lossy_scales
         *found;        /* where those of second moments go; NULL: nowhere. Left empty where there are none */
     thread_pool *pool; /* for statistics; NULL: none */
+    tile_rooms *rooms; /* of that pool; NULL: each pass has its own */
     stop_check *stop;  /* whether it is still wanted; NULL: it is */
     struct lossy_device *device; /* in whose memory now and before are; NULL: the host's */
     uint64_t sampled;            /* where its elements begin in samples of what it is a panel of */

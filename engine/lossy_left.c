@@ -13,17 +13,29 @@ typedef struct left_pass {
 
 typedef struct left_panel {
     lattice_block block; /* the panel, as if it were one */
-    lattice_work work;
+    lattice_work *work;
     const float *products;
     float *row, *none; /* room for a row's residuals, and zeros */
 } left_panel;
+
+void tile_rooms_free(tile_rooms *r) {
+    for (uint32_t i = 0; i < r->count; i++) {
+        lattice_work_free(&r->workers[i].work);
+        bytes_free(&r->workers[i].rows);
+    }
+    free(r->workers);
+    bytes_free(&r->now);
+    bytes_free(&r->moved);
+    bytes_free(&r->parts);
+    *r = (tile_rooms){.workers = NULL};
+}
 
 static void add_rows(left_panel *p, const left_pass *all, uint64_t at, rate_histogram *h) {
     const lossy_tile *t = all->tile;
     uint64_t columns = t->columns;
     for (uint64_t r = 0; r < lattice_rows(&p->block); r++) {
         uint64_t first, column, n = lattice_row_span(&p->block, r, &first, &column);
-        lattice_run run = lattice_row_run(&p->block, &p->work, r);
+        lattice_run run = lattice_row_run(&p->block, p->work, r);
         run.column_step = run.column_step ? run.column_step + column : NULL;
         all->k->lattice_residual(p->row, t->now + at + first, t->before ? t->before + at + first : p->none,
                                  p->products ? p->products + r * columns + column : NULL, n, &run);
@@ -32,7 +44,6 @@ static void add_rows(left_panel *p, const left_pass *all, uint64_t at, rate_hist
 }
 
 static ckd_status left_of_panel(void *context, size_t index, uint32_t worker, ckd_error *err) {
-    (void)worker;
     const left_pass *all = context;
     const lossy_tile *t = all->tile;
     uint64_t rows = tile_rows(t), row = tile_panel(rows, index, all->panels),
@@ -40,19 +51,19 @@ static ckd_status left_of_panel(void *context, size_t index, uint32_t worker, ck
     uint64_t column, at, last, n;
     tile_span(t, row, &at, &column);
     n = tile_span(t, end - 1, &last, &column);
-    left_panel p = {.block = lossy_block_of(t, at, last + n - at)};
-    p.row = calloc(2 * t->columns, sizeof(float));
-    p.none = p.row ? p.row + t->columns : NULL;
-    ckd_status status = p.row ? lattice_products(&p.products, &p.block, &p.work, all->k, err)
-                              : err_nomem(err, 2 * t->columns * sizeof(float), "coding scratch");
+    tile_room own = {0}, *room = t->rooms ? &t->rooms->workers[worker] : &own;
+    left_panel p = {.block = lossy_block_of(t, at, last + n - at), .work = &room->work};
+    p.row = bytes_scratch(&room->rows, 2 * t->columns * sizeof(float), "coding scratch", err);
+    ckd_status status = p.row ? lattice_products(&p.products, &p.block, p.work, all->k, err) : CKD_E_NOMEM;
     if (status == CKD_OK) {
-        status = lattice_steps(&p.block, &p.work, err);
+        status = lattice_steps(&p.block, p.work, err);
     }
     if (status == CKD_OK) {
+        p.none = memset(p.row + t->columns, 0, t->columns * sizeof(float));
         add_rows(&p, all, at, &all->part[index]);
     }
-    free(p.row);
-    lattice_work_free(&p.work);
+    bytes_free(&own.rows);
+    lattice_work_free(&own.work);
     return status;
 }
 
@@ -62,15 +73,17 @@ ckd_status lossy_left(rate_histogram *h, const lossy_tile *t, const kernels *k, 
     }
     left_pass all = {t, k, NULL, tile_panels(t)};
     memset(h, 0, sizeof(*h));
-    all.part = calloc(all.panels, sizeof(rate_histogram));
+    bytes own = {0}, *parts = t->rooms ? &t->rooms->parts : &own;
+    all.part = bytes_scratch(parts, all.panels * sizeof(rate_histogram), "coding scratch", err);
     if (!all.part) {
-        return err_nomem(err, all.panels * sizeof(rate_histogram), "coding scratch");
+        return CKD_E_NOMEM;
     }
+    memset(all.part, 0, all.panels * sizeof(rate_histogram));
     ckd_status status = tile_run(t, all.panels, left_of_panel, &all, err);
     for (uint64_t i = 0; i < all.panels && status == CKD_OK; i++) {
         rate_join(h, &all.part[i]);
     }
-    free(all.part);
+    bytes_free(&own);
     return status;
 }
 

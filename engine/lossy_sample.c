@@ -120,31 +120,35 @@ static float usual_of(const float *values, uint64_t n, const kernels *k) {
 
 ckd_status sample_usual(lossy_tile *t, double *mean, const kernels *k, ckd_error *err) {
     bool moves = t->before && t->part == LOSSY_WEIGHT;
-    bytes now = {0}, moved = {0};
+    tile_rooms own = {.workers = NULL}, *room = t->rooms ? t->rooms : &own;
+    bytes *now = &room->now, *moved = &room->moved;
     tile_sample s;
+    bytes_clear(now);
+    bytes_clear(moved);
     ckd_status status = sample_begin(&s, t, SAMPLE_ELEMENTS, err);
     for (tile_piece p; status == CKD_OK && sample_next(&p, &s);) {
-        bytes_put(&now, p.now, p.n * sizeof(float));
-        float *to = moves ? (float *)(void *)bytes_extend(&moved, p.n * sizeof(float)) : NULL;
+        bytes_put(now, p.now, p.n * sizeof(float));
+        float *to = moves ? (float *)(void *)bytes_extend(moved, p.n * sizeof(float)) : NULL;
         for (uint64_t i = 0; to && i < p.n; i++) {
             to[i] = p.now[i] - p.before[i];
         }
     }
     sample_end(&s);
-    if (status == CKD_OK && (now.failed || moved.failed)) {
-        status = err_nomem(err, now.size, "coding scratch");
+    if (status == CKD_OK && (now->failed || moved->failed)) {
+        status = err_nomem(err, now->size, "coding scratch");
+        bytes_free(now); /* a failure sticks */
+        bytes_free(moved);
     }
     if (status == CKD_OK) {
-        const float *values = (const float *)(const void *)now.data;
-        uint64_t n = now.size / sizeof(float);
+        const float *values = (const float *)(const void *)now->data;
+        uint64_t n = now->size / sizeof(float);
         double sums[2] = {0, 0};
         t->keep_above = usual_of(values, n, k);
-        t->keep_moved = moves ? usual_of((const float *)(const void *)moved.data, n, k) : FLT_MAX;
+        t->keep_moved = moves ? usual_of((const float *)(const void *)moved->data, n, k) : FLT_MAX;
         k->moment_row(sums, values, false, t->keep_above, n);
         *mean = sums[1] > 0 ? sums[0] / sums[1] : 0;
     }
-    bytes_free(&now);
-    bytes_free(&moved);
+    tile_rooms_free(&own);
     return status;
 }
 

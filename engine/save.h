@@ -84,13 +84,13 @@ struct ckd_save {
     file_lock *reader_lock; /* what the parents need is not unlinked */
     file_lock *intent_lock; /* tells that this writer lives */
     chunk_writer *writer;
-    chunk_writer *ready;  /* copies of long chains; NULL: none needed so far */
-    bool ready_closed;    /* they stand under their temporary name */
+    chunk_writer *ready;      /* copies of long chains; NULL: none needed so far */
+    bool ready_closed;        /* they stand under their temporary name */
     atomic_bool ready_failed; /* no copies: they are not worth failing a save for */
-    uint64_t index_bytes; /* about what the index of what was written will take */
-    bool undecided;       /* a manifest was named, and may not have been taken back */
-    pid_t process;        /* whose files these are: not a forked child's */
-    note_file sealed;     /* once SAVE_SEALED */
+    uint64_t index_bytes;     /* about what the index of what was written will take */
+    bool undecided;           /* a manifest was named, and may not have been taken back */
+    pid_t process;            /* whose files these are: not a forked child's */
+    note_file sealed;         /* once SAVE_SEALED */
 
     view_cache views;
     const view *parent;   /* of deltas; NULL: none */
@@ -107,8 +107,8 @@ struct ckd_save {
     size_t dependency_count, dependency_capacity;
 
     save_kit *kit;
-    block_job *jobs;       /* the kit's, one for each place in the pipeline */
-    uint32_t job_count;    /* threads */
+    block_job *jobs;    /* the kit's, one for each place in the pipeline */
+    uint32_t job_count; /* threads */
     save_pipeline pipeline;
     bool values_stay;       /* what tensors point to stays as it is until the save has ended */
     double leaves_budget;   /* the next piece's share (save_piece) */

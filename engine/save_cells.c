@@ -45,11 +45,10 @@ static ckd_status gather_panel(tile_part *of, ckd_save *save, const lossy_tile *
     uint64_t n = g.rows * width;
     bool same = (const void *)t->now == t->values;
     g.now = bytes_scratch(&of->now, n * sizeof(float), "a panel of a tensor", err);
-    g.original = !g.now || same ? NULL
-                                : bytes_scratch(&of->original, n * ckd_dtype_size(t->dtype),
-                                                "a panel of a tensor", err);
-    g.before =
-        !t->before ? NULL : bytes_scratch(&of->before, n * sizeof(float), "a panel of a tensor", err);
+    g.original = !g.now || same
+                     ? NULL
+                     : bytes_scratch(&of->original, n * ckd_dtype_size(t->dtype), "a panel of a tensor", err);
+    g.before = !t->before ? NULL : bytes_scratch(&of->before, n * sizeof(float), "a panel of a tensor", err);
     if (!g.now || (!same && !g.original) || (t->before && !g.before)) {
         return CKD_E_NOMEM;
     }

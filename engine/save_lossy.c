@@ -442,6 +442,7 @@ void save_tiles_free(save_tiles *all) {
     }
     free(all->loaders);
     free(all->rooms);
+    tile_rooms_free(&all->statistics);
     lattice_scratch_free(&all->scratch);
     free(all);
 }
@@ -471,7 +472,9 @@ static ckd_status make_tiles(save_kit *kit, uint32_t threads, ckd_error *err) {
     }
     all->loaders = calloc(threads, sizeof(*all->loaders));
     all->rooms = calloc(threads, sizeof(*all->rooms));
-    ckd_status status = all->loaders && all->rooms
+    all->statistics.workers = calloc(threads, sizeof(*all->statistics.workers));
+    all->statistics.count = all->statistics.workers ? threads : 0;
+    ckd_status status = all->loaders && all->rooms && all->statistics.workers
                             ? CKD_OK
                             : err_nomem(err, threads * sizeof(*all->loaders), "a tile of a tensor");
     while (all->loader_count < threads && status == CKD_OK) {
@@ -609,6 +612,7 @@ ckd_status save_lossy_region(ckd_save *save, const ckd_tensor *tensor, const ten
                         .dtype = context->tensor->dtype,
                         .recipe = &r->recipe,
                         .pool = save->store->pool,
+                        .rooms = &save->tiles->statistics,
                         .stop = &save->stop,
                         .expected_movement = NAN};
         lossy_tile_cut(&t, &context->shape, context->region, elements, first, tile_elements(save));

@@ -45,10 +45,10 @@ typedef struct held_tile {
     bool in_use;
     lossy_tile tile;
     lossy_buffers buffers;
-    tile_part parts[2];           /* of panels, in turn; of a tile that has none, the first */
-    struct lossy_region *region;  /* which ends with its last tile */
-    kept_second *second;          /* NULL: none */
-    load_budget seen;             /* when its last block was decided on */
+    tile_part parts[2];          /* of panels, in turn; of a tile that has none, the first */
+    struct lossy_region *region; /* which ends with its last tile */
+    kept_second *second;         /* NULL: none */
+    load_budget seen;            /* when its last block was decided on */
     uint64_t end;
 } held_tile;
 
@@ -64,6 +64,7 @@ typedef struct save_tiles {
     decoder *loaders; /* one for each thread of the pool */
     uint32_t loader_count;
     bytes *rooms; /* as many */
+    tile_rooms statistics;
     lattice_scratch scratch;
     struct lossy_device *device; /* room for what a tile on a device takes; NULL: none was there yet */
 } save_tiles;

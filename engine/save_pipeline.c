@@ -140,8 +140,8 @@ static ckd_status code(ckd_save *save, const task *t, ckd_error *err) {
     bool encode = t->kind == TASK_ENCODE;
     coding_context c = save_coding_of(save, slot->piece);
     uint64_t begun = clock_monotonic_ns();
-    ckd_status status = encode ? block_encode(job, &slot->piece->context, err)
-                               : save_analyse(save, job, slot, &c, err);
+    ckd_status status =
+        encode ? block_encode(job, &slot->piece->context, err) : save_analyse(save, job, slot, &c, err);
     if (encode && status == CKD_OK) {
         keep_values(job, &slot->piece->context);
     }

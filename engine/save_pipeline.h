@@ -23,13 +23,14 @@ typedef struct delta_record {
 /* Blocks that share a region: of a tensor, or of a panel of it. Lives as long as the save. */
 typedef struct save_piece {
     tensor_context context;
-    const view *parent; /* which has context.parent */
+    const view *parent;          /* which has context.parent */
     const view_tensor *expected; /* what the tensor was in the save's parent */
-    step_tensor *step;  /* the caller's, who flushes before he ends it; NULL: none */
+    step_tensor *step;           /* the caller's, who flushes before he ends it; NULL: none */
     delta_record tried;
     double
         share; /* of the tensor, whose expected cost leaves the budget with the first block; 0: nothing does */
-    struct tile_part *lossy; /* the tile that its blocks are of; NULL: it is exact. As long as they are under way */
+    struct tile_part
+        *lossy; /* the tile that its blocks are of; NULL: it is exact. As long as they are under way */
 } save_piece;
 
 typedef enum slot_stage { SLOT_FETCHED, SLOT_ANALYSED, SLOT_DECIDED, SLOT_ENCODED, SLOT_SETTLED } slot_stage;
@@ -38,10 +39,11 @@ typedef enum slot_stage { SLOT_FETCHED, SLOT_ANALYSED, SLOT_DECIDED, SLOT_ENCODE
 typedef struct save_slot {
     save_piece *piece;
     slot_stage stage;
-    bool busy;          /* somebody is analysing or encoding it */
-    bool borrowed;      /* its values are where the caller has them */
-    bool counted;       /* its room is known */
-    const void *given;  /* of a lossy block: its elements, as the job's values are those that a decoder will get */
+    bool busy;     /* somebody is analysing or encoding it */
+    bool borrowed; /* its values are where the caller has them */
+    bool counted;  /* its room is known */
+    const void
+        *given; /* of a lossy block: its elements, as the job's values are those that a decoder will get */
     save_append append; /* once settled; what goes before it from the beginning */
     save_room room;
 } save_slot;
@@ -53,10 +55,10 @@ typedef struct save_slot {
 typedef struct save_pipeline {
     save_slot *slots;
     uint32_t slot_count;
-    pthread_mutex_t mutex; /* guards all of this */
+    pthread_mutex_t mutex;  /* guards all of this */
     pthread_cond_t changed; /* for the saving thread, which waits */
     uint64_t written, settled, decided, pushed;
-    uint64_t wait_settled; /* the next decision waits until so many are settled */
+    uint64_t wait_settled;  /* the next decision waits until so many are settled */
     bool writing, ordering; /* somebody is */
     bool paused;            /* nothing new is begun but by the saving thread */
     bool lent;              /* the store's workers help */

@@ -212,7 +212,7 @@ static ckd_status widen_piece(void *context, size_t index, uint32_t worker, ckd_
     uint64_t at = index * CKD_BLOCK_ELEMENTS, left = l->tile->count - at;
     const uint8_t *from = (const uint8_t *)l->to + at * ckd_dtype_size(l->tile->dtype);
     l->save->tiles->loaders[worker].kernels->widen(l->floats + at, l->tile->dtype, from,
-                                                 left < CKD_BLOCK_ELEMENTS ? left : CKD_BLOCK_ELEMENTS);
+                                                   left < CKD_BLOCK_ELEMENTS ? left : CKD_BLOCK_ELEMENTS);
     return CKD_OK;
 }
 
@@ -272,8 +272,7 @@ static ckd_status load_parent(bool *loaded, ckd_save *save, lossy_buffers *b, co
     if (t->dtype != CKD_F32 && context->kept) {
         l.to = (uint8_t *)context->kept + t->first * ckd_dtype_size(t->dtype);
     } else if (t->dtype != CKD_F32) {
-        l.to = bytes_scratch(&b->stored, t->count * ckd_dtype_size(t->dtype), "a tile of a tensor",
-                             err);
+        l.to = bytes_scratch(&b->stored, t->count * ckd_dtype_size(t->dtype), "a tile of a tensor", err);
     }
     ckd_status status = l.to ? load_blocks(&l, err) : CKD_E_NOMEM;
     if (status == CKD_E_CORRUPT || status == CKD_E_UNSUPPORTED || status == CKD_E_IO) {

@@ -123,7 +123,7 @@ struct ckd_session {
     session_slot
         *reference; /* what was saved last, and is still in memory; NULL: nothing. The saver's, as store is */
     ckd_id reference_id;
-    session_kept kept; /* the saver's */
+    session_kept kept;     /* the saver's */
     uint64_t unhurried_ns; /* what the last save took, its pauses not counted; 0: not known. The saver's */
 };
 

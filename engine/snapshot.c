@@ -45,8 +45,7 @@ static void cut_into_pieces(snapshot *s) {
 
 uint8_t *snapshot_memory(size_t *size, uint64_t need) {
     uint64_t rounded = (need + HUGE_PAGE - 1) & ~(HUGE_PAGE - 1);
-    uint8_t *memory =
-        rounded < need || rounded > SIZE_MAX ? NULL : aligned_alloc(HUGE_PAGE, (size_t)rounded);
+    uint8_t *memory = rounded < need || rounded > SIZE_MAX ? NULL : aligned_alloc(HUGE_PAGE, (size_t)rounded);
     if (memory) {
         *size = (size_t)rounded;
         (void)madvise(memory, *size, MADV_HUGEPAGE);

@@ -492,9 +492,126 @@ static void test_fork(void **state) {
     pool_destroy(pool);
 }
 
+/* ---- lent ---- */
+
+typedef struct errands {
+    pthread_mutex_t mutex;
+    unsigned left, done, inside, by_caller;
+    pthread_t caller;
+} errands;
+
+static bool run_errand(void *context) {
+    errands *e = context;
+    pthread_mutex_lock(&e->mutex);
+    bool some = e->left > 0;
+    e->left -= some;
+    e->inside += some;
+    pthread_mutex_unlock(&e->mutex);
+    if (some) {
+        usleep(200);
+        pthread_mutex_lock(&e->mutex);
+        e->inside--;
+        e->done++;
+        e->by_caller += pthread_equal(pthread_self(), e->caller) != 0;
+        pthread_mutex_unlock(&e->mutex);
+    }
+    return some;
+}
+
+static unsigned errands_done(errands *e) {
+    pthread_mutex_lock(&e->mutex);
+    unsigned done = e->done;
+    pthread_mutex_unlock(&e->mutex);
+    return done;
+}
+
+static ckd_status count_and_wait(void *context, size_t index, uint32_t worker, ckd_error *err) {
+    (void)index;
+    (void)worker;
+    (void)err;
+    atomic_fetch_add((atomic_int *)context, 1);
+    usleep(100);
+    return CKD_OK;
+}
+
+/* What comes bit by bit is done by the workers, in between what pool_run has for them, and not after the pool was taken back. */
+static void test_workers_help(void **state) {
+    (void)state;
+    for (uint32_t threads = 2; threads <= 5; threads++) {
+        thread_pool *pool;
+        assert_int_equal(pool_create(&pool, threads, NULL), CKD_OK);
+        errands e = {.mutex = PTHREAD_MUTEX_INITIALIZER, .caller = pthread_self()};
+        atomic_int indices = 0;
+        assert_true(pool_lend(pool, run_errand, &e));
+        assert_false(pool_lend(pool, run_errand, &e)); /* to one at a time */
+        for (unsigned i = 0; i < 60; i++) {
+            pthread_mutex_lock(&e.mutex);
+            e.left++;
+            pthread_mutex_unlock(&e.mutex);
+            pool_wake(pool);
+            if (i % 10 == 0) {
+                assert_int_equal(pool_run(pool, 7, count_and_wait, &indices, NULL), CKD_OK);
+            }
+        }
+        for (int waited = 0; errands_done(&e) < 60 && waited < 20000; waited++) {
+            usleep(1000);
+        }
+        assert_int_equal(errands_done(&e), 60);
+        assert_int_equal(e.by_caller, 0);
+        assert_int_equal(atomic_load(&indices), 42);
+        e.left = 1000000;
+        pool_wake(pool);
+        pool_take_back(pool);
+        assert_int_equal(e.inside, 0);
+        unsigned done = errands_done(&e);
+        pool_wake(pool);
+        usleep(5000);
+        assert_int_equal(errands_done(&e), done);
+        pool_destroy(pool);
+    }
+}
+
+static void test_one_thread_has_nobody_to_lend(void **state) {
+    (void)state;
+    thread_pool *pool;
+    errands e = {.left = 1};
+    assert_int_equal(pool_create(&pool, 1, NULL), CKD_OK);
+    assert_false(pool_lend(pool, run_errand, &e));
+    pool_destroy(pool);
+}
+
+static ckd_status sleep_20ms(void *context, size_t index, uint32_t worker, ckd_error *err) {
+    (void)context;
+    (void)index;
+    (void)worker;
+    (void)err;
+    usleep(20000);
+    return CKD_OK;
+}
+
+/* Two threads 20 ms each, side by side: 40 ms of work, whatever the clock says. */
+static void test_work_is_counted(void **state) {
+    (void)state;
+    thread_pool *pool;
+    struct timespec from, to;
+    assert_int_equal(pool_create(&pool, 2, NULL), CKD_OK);
+    int64_t before = pool_gained_ns(pool);
+    clock_gettime(CLOCK_MONOTONIC, &from);
+    assert_int_equal(pool_run(pool, 2, sleep_20ms, NULL, NULL), CKD_OK);
+    clock_gettime(CLOCK_MONOTONIC, &to);
+    int64_t took = (to.tv_sec - from.tv_sec) * INT64_C(1000000000) + (to.tv_nsec - from.tv_nsec);
+    int64_t work = took + (pool_gained_ns(pool) - before);
+    assert_true(work >= 40000000);
+    assert_true(work < 2 * took + 1000000);
+    pool_destroy(pool);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_every_index_once),
+        cmocka_unit_test(test_workers_help),
+        cmocka_unit_test(test_one_thread_has_nobody_to_lend),
+        cmocka_unit_test(test_work_is_counted),
         cmocka_unit_test(test_first_failure_by_index),
         cmocka_unit_test(test_late_failure_of_a_smaller_index),
         cmocka_unit_test(test_failure_without_a_word),

@@ -4,6 +4,7 @@
  */
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -21,7 +22,34 @@
 #include "tests/support/scenes.h"
 #include "tests/support/tempdir.h"
 
-enum { ROWS = 700, COLUMNS = 400, COUNT = ROWS * COLUMNS, LAYERS = 3, SAVES = 4, TENSORS = 3 * LAYERS + 2, ROOM = 1 << 18 };
+enum {
+    ROWS = 700,
+    COLUMNS = 400,
+    COUNT = ROWS * COLUMNS,
+    LAYERS = 3,
+    SAVES = 4,
+    TENSORS = 3 * LAYERS + 2,
+    ROOM = 1 << 18
+};
+
+/* What the library allocates, on all threads: the linker sends its calls here (mk/test.mk). */
+static atomic_ullong allocations, allocated;
+static size_t count_it(size_t size) {
+    atomic_fetch_add(&allocations, 1);
+    atomic_fetch_add(&allocated, size);
+    return size;
+}
+#define COUNTED(name, parameters, size, arguments) \
+    void *__real_##name parameters;                \
+    void *__wrap_##name parameters;                \
+    void *__wrap_##name parameters {               \
+        count_it(size);                            \
+        return __real_##name arguments;            \
+    }
+COUNTED(malloc, (size_t n), n, (n))
+COUNTED(calloc, (size_t count, size_t n), count *n, (count, n))
+COUNTED(realloc, (void *block, size_t n), n, (block, n))
+COUNTED(aligned_alloc, (size_t alignment, size_t n), n, (alignment, n))
 
 static void must(ckd_status status, const ckd_error *err) {
     if (status != CKD_OK) {
@@ -86,6 +114,7 @@ static void model_end(model *m) {
     }
 }
 
+enum { EXACT_COUNT = 250, EXACT_BYTES = 4 << 20, LOSSY_COUNT = 1000, LOSSY_BYTES = 40 << 20 };
 #define ALL_BYTES  ((uint64_t)COUNT * (4 * (3 * LAYERS + 1) + 2))
 #define KEPT_BYTES ((uint64_t)COUNT * (4 * (LAYERS + 1) + 2))
 
@@ -297,6 +326,40 @@ static void test_the_parent_is_not_read(void **state) {
     }
 }
 
+typedef struct cost {
+    uint64_t count, bytes;
+} cost;
+
+/* Of the last save. */
+static cost cost_of(const char *dir, ckd_fidelity fidelity) {
+    model m;
+    cost c = {0, 0};
+    setting with = {dir, "run", true, 2, fidelity, NULL};
+    model_begin(&m);
+    ckd_session *s = open_session(&with, &m);
+    for (uint64_t step = 1; step <= SAVES; step++) {
+        uint64_t count = atomic_load(&allocations), size = atomic_load(&allocated);
+        save_step(s, step);
+        c = (cost){atomic_load(&allocations) - count, atomic_load(&allocated) - size};
+        model_move(&m, (unsigned)step);
+    }
+    ckd_error err = {0};
+    must(ckd_session_close(s, &err), &err);
+    model_end(&m);
+    return c;
+}
+
+/* Scratch stays: later saves allocate what tells of blocks and files (names, indexes, the writers' buffers), and in lossy ones what searches for factors need. */
+static void test_later_saves_allocate_little(void **state) {
+    char dir[4096];
+    for (ckd_fidelity f = CKD_EXACT; f <= CKD_COMPACT; f++) {
+        snprintf(dir, sizeof(dir), "%s/%d", (const char *)*state, (int)f);
+        cost c = cost_of(dir, f);
+        assert_in_range(c.count, 1, f == CKD_EXACT ? EXACT_COUNT : LOSSY_COUNT);
+        assert_in_range(c.bytes, 1, f == CKD_EXACT ? EXACT_BYTES : LOSSY_BYTES);
+    }
+}
+
 static int setup(void **dir) {
     *dir = tempdir_create();
     return 0;
@@ -311,10 +374,9 @@ static int teardown(void **dir) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        TEST(test_it_changes_nothing),
-        TEST(test_a_restart_makes_it_anew),
-        TEST(test_threads_do_not_show),
-        TEST(test_the_parent_is_not_read),
+        TEST(test_it_changes_nothing),          TEST(test_a_restart_makes_it_anew),
+        TEST(test_threads_do_not_show),         TEST(test_the_parent_is_not_read),
+        TEST(test_later_saves_allocate_little),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
