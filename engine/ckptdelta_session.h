@@ -122,6 +122,11 @@ typedef struct ckd_session_options {
      * be copied while an earlier save is under way.
      */
     uint64_t device_bytes;
+    /*
+     * Bytes of devices' memory in which weights of lossy fidelities are kept as a load would give them, so that the next save need not read and decode its parent; 0: none. They
+     * take as much as the weights do. Of what has no room there, the parent is read from the store. After a restart, the first save reads it.
+     */
+    uint64_t device_reference_bytes;
 } ckd_session_options;
 #define CKD_SESSION_OPTIONS_INIT \
     { .struct_size = sizeof(ckd_session_options) }
@@ -232,6 +237,7 @@ typedef struct ckd_session_state {
     uint64_t device_bytes;    /* held for snapshots on all devices */
     uint64_t
         kept_bytes; /* for the next save of a lossy session; 0: it reads and decodes that from the store */
+    uint64_t device_reference_bytes; /* the same, on devices */
 } ckd_session_state;
 /* Never waits. */
 CKD_API void ckd_session_poll(ckd_session_state *out, ckd_session *session);

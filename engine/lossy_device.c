@@ -76,23 +76,41 @@ static uint64_t panel_size(const lossy_tile *t, uint64_t rows, bool before, uint
            lossy_device_aligned(n * 4) * (1 + before + !floats);
 }
 
-ckd_status lossy_device_begin(struct lossy_device *d, device_line *line, lossy_tile *t, const void *given,
-                              const float *before, uint64_t widest, ckd_error *err) {
-    bool floats = t->dtype == CKD_F32;
+/* The parent's values as floats, in `to`, if they do not lie on the device as such. */
+static ckd_status set_before(struct lossy_device *d, const lossy_device_values *v, float *to,
+                             ckd_error *err) {
+    device_failure why = {DEVICE_DONE, "", ""};
+    device_elements what = {DEVICE_WIDEN, d->dtype, CKD_DTYPE_NONE, NULL};
+    device_span all = {.to = to, .n = d->count};
+    bool known;
+    d->whole.before = to;
+    if (v->before) {
+        return device_put(d->line, to, v->before, d->count * sizeof(float), err);
+    }
+    all.from = v->reference->memory;
+    d->line->backend->elements(&d->line->queue, &known, &what, &all, 1, &why);
+    return lossy_device_status(d, &why, err);
+}
+
+ckd_status lossy_device_begin(struct lossy_device *d, lossy_tile *t, const lossy_device_values *v,
+                              ckd_error *err) {
+    bool floats = t->dtype == CKD_F32, kept = v->reference && floats, before = v->before || v->reference;
     uint64_t n = t->count, all = lossy_device_aligned(n * sizeof(float)), rows = n / t->columns;
-    *d = (struct lossy_device){.line = line,
+    *d = (struct lossy_device){.line = v->line,
+                               .store = v->store,
+                               .reference = v->reference,
                                .rows = rows,
                                .columns = t->columns,
                                .count = n,
                                .dtype = t->dtype,
-                               .whole = {.given = given, .count = n}};
+                               .whole = {.given = v->given, .count = n}};
     pthread_mutex_init(&d->mutex, NULL);
     d->scratch_size = scratch_of(t, rows);
-    uint64_t panel = panel_size(t, rows, before != NULL, widest);
-    uint64_t size = (2 + (before != NULL) + !floats) * all + (floats ? 0 : all / 2) +
+    uint64_t panel = panel_size(t, rows, before, v->widest);
+    uint64_t size = (2 + (before && !kept) + !floats) * all + (floats ? 0 : all / 2) +
                     lossy_device_aligned(n) + d->scratch_size + panel;
     void *memory;
-    ckd_status status = device_memory(&memory, line, size, err);
+    ckd_status status = device_memory(&memory, d->line, size, err);
     if (status != CKD_OK) {
         return status;
     }
@@ -103,11 +121,12 @@ ckd_status lossy_device_begin(struct lossy_device *d, device_line *line, lossy_t
     d->scratch = at += lossy_device_aligned(n);
     d->panel = at += d->scratch_size;
     at += panel;
-    d->whole.now = given;
-    if (before) {
-        d->whole.before = (float *)(void *)at;
+    d->whole.now = v->given;
+    if (kept) {
+        d->whole.before = v->reference->memory;
+    } else if (before) {
+        status = set_before(d, v, (float *)(void *)at, err);
         at += all;
-        status = device_put(line, d->whole.before, before, n * sizeof(float), err);
     }
     if (status == CKD_OK && !floats) {
         d->whole.cast = at + all;
@@ -122,6 +141,7 @@ ckd_status lossy_device_begin(struct lossy_device *d, device_line *line, lossy_t
 void lossy_device_end(struct lossy_device *d) {
     if (d->line) {
         pthread_mutex_destroy(&d->mutex);
+        device_reference_give(d->store, d->reference);
     }
     bytes_free(&d->integers);
     bytes_free(&d->panel_integers);

@@ -9,7 +9,7 @@
 
 #include <pthread.h>
 
-#include "engine/device.h"
+#include "engine/device_reference.h"
 #include "engine/lossy_block.h"
 #include "engine/lossy_direction.h"
 #include "engine/lossy_sums.h"
@@ -37,6 +37,8 @@ typedef struct lossy_device_arrays {
 
 struct lossy_device {
     device_line *line;
+    ckd_store *store;
+    device_reference *reference; /* what is kept of the tile from save to save; NULL: nothing */
     uint64_t rows, columns, count;
     ckd_dtype dtype;
     lossy_device_arrays whole, at; /* at: whose blocks these are: the whole tile, or a panel */
@@ -69,13 +71,30 @@ static inline ckd_status lossy_device_status(const struct lossy_device *d, const
 
 /* Can the tile, which is cut and has its part, dtype and recipe, be coded on a device? given: where it is there. */
 bool lossy_device_may(const lossy_tile *t, const void *given);
-/*
- * Memory for the tile, and its elements as floats: t->device and t->now are set. before: the parent's values, on the host; or NULL. widest: columns of
- * its panels at most. Release with lossy_device_end. Errors: NOMEM (also of the device: the host can do it), DEVICE.
- */
-ckd_status lossy_device_begin(struct lossy_device *d, device_line *line, lossy_tile *t, const void *given,
-                              const float *before, uint64_t widest, ckd_error *err);
+/* A tile where it is on a device, and what it is to be compared with: at most one of the parent's values, on the host, and what is kept of them there. */
+typedef struct lossy_device_values {
+    ckd_store *store;
+    device_line *line;
+    const void *given;
+    const float *before;
+    device_reference *reference; /* taken; the tile's from now on */
+    uint64_t widest;             /* columns of its panels, at most */
+} lossy_device_values;
+/* Memory for the tile, and its elements as floats: t->device and t->now are set. Release with lossy_device_end. Errors: NOMEM (also of the device: the host can do it), DEVICE. */
+ckd_status lossy_device_begin(struct lossy_device *d, lossy_tile *t, const lossy_device_values *values,
+                              ckd_error *err);
 void lossy_device_end(struct lossy_device *d);
+
+/* A block of the parent's in the tile: from element `at` on, so many in each row of the tile that it has (width), or (width = count) all behind each other. */
+typedef struct lossy_device_part {
+    uint64_t at, width, count;
+    hash128 content;
+} lossy_device_part;
+/* Are the tile's values before those of the parent, whose blocks in the tile these are? */
+ckd_status lossy_device_compare(bool *same, const lossy_tile *t, const lossy_device_part *parts, size_t count,
+                                ckd_error *err);
+/* What a decoder will get is kept for the next save. key: of the tile. Errors: NOMEM, DEVICE. */
+ckd_status lossy_device_keep(const lossy_tile *t, const device_reference_key *key, ckd_error *err);
 
 /* tile_pass_run, lossy_left, a sample's elements, products with what integers have to say: of a tile on a device. */
 ckd_status lossy_device_pass(tile_pass *p, const lossy_tile *t, ckd_error *err);

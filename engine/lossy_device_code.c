@@ -237,6 +237,39 @@ static ckd_status measure_blocks(const struct lossy_device *d, ckd_error *err) {
     return status;
 }
 
+/* Content hashes of so many stretches of the device's memory (of each, `to` is set here). The scratch has room for as many pieces as the tile has, and one a stretch. */
+static ckd_status hash_stretches(hash128 *out, const struct lossy_device *d, device_pieces *of, size_t count,
+                                 ckd_error *err) {
+    uint64_t used = 0, pieces = 0;
+    for (size_t i = 0; i < count; i++) {
+        pieces += (of[i].bytes + DEVICE_PIECE - 1) / DEVICE_PIECE;
+    }
+    uint64_t *to = lossy_device_take(d, &used, pieces * sizeof(*to)),
+             *host = malloc(pieces * sizeof(*host) + 1);
+    device_failure why = {DEVICE_DONE, "", ""};
+    if (!host) {
+        return err_nomem(err, pieces * sizeof(*host), "coding scratch");
+    }
+    ckd_status status = lossy_device_reaches(d, used, err);
+    for (size_t i = 0, at = 0; i < count; i++) {
+        of[i].to = to + at;
+        at += (of[i].bytes + DEVICE_PIECE - 1) / DEVICE_PIECE;
+    }
+    for (size_t i = 0; i < count && why.result == DEVICE_DONE && status == CKD_OK; i += DEVICE_SPANS) {
+        uint32_t n = count - i < DEVICE_SPANS ? (uint32_t)(count - i) : DEVICE_SPANS;
+        d->line->backend->hash(&d->line->queue, of + i, n, &why);
+    }
+    status = status == CKD_OK ? lossy_device_status(d, &why, err) : status;
+    status = status == CKD_OK ? device_get(d->line, host, to, pieces * sizeof(*host), err) : status;
+    for (size_t i = 0, at = 0; i < count && status == CKD_OK; i++) {
+        uint64_t n = (of[i].bytes + DEVICE_PIECE - 1) / DEVICE_PIECE;
+        out[i] = hash128_of(host + at, n * sizeof(*host)); /* little endian, as the device is */
+        at += n;
+    }
+    free(host);
+    return status;
+}
+
 static hash128 *hash_place(lossy_device_block *b, int which) {
     return which == 0 ? &b->original : which == 1 ? &b->content : &b->before;
 }
@@ -244,36 +277,75 @@ static hash128 *hash_place(lossy_device_block *b, int which) {
 /* Content hashes of all blocks of one array. */
 static ckd_status hash_blocks(const struct lossy_device *d, int which, const void *values, size_t size,
                               ckd_error *err) {
-    uint64_t used = 0, pieces = 0, most = d->at.count * size / DEVICE_PIECE + d->block_count;
-    uint64_t *to = lossy_device_take(d, &used, most * sizeof(*to)), *host = malloc(most * sizeof(*host));
-    device_failure why = {DEVICE_DONE, "", ""};
-    if (!host) {
-        return err_nomem(err, most * sizeof(*host), "coding scratch");
+    device_pieces *of = malloc(d->block_count * (sizeof(*of) + sizeof(hash128)) + 1);
+    if (!of) {
+        return err_nomem(err, d->block_count * sizeof(*of), "coding scratch");
     }
-    ckd_status status = lossy_device_reaches(d, used, err);
-    for (size_t first = 0; first < d->block_count && why.result == DEVICE_DONE && status == CKD_OK;
-         first += DEVICE_SPANS) {
-        device_pieces spans[DEVICE_SPANS];
-        uint32_t n = 0;
-        for (size_t i = first; i < d->block_count && n < DEVICE_SPANS; i++, n++) {
-            const lossy_device_block *b = &d->blocks[i];
-            spans[n] = (device_pieces){(const uint8_t *)values + b->at * size, b->count * size, to + pieces};
-            pieces += (b->count * size + DEVICE_PIECE - 1) / DEVICE_PIECE;
-        }
-        d->line->backend->hash(&d->line->queue, spans, n, &why);
+    hash128 *out = (hash128 *)(void *)(of + d->block_count);
+    for (size_t i = 0; i < d->block_count; i++) {
+        const lossy_device_block *b = &d->blocks[i];
+        of[i] = (device_pieces){(const uint8_t *)values + b->at * size, b->count * size, NULL};
     }
-    status = status == CKD_OK ? lossy_device_status(d, &why, err) : status;
-    status = status == CKD_OK ? device_get(d->line, host, to, pieces * sizeof(*host), err) : status;
-    pieces = 0;
+    ckd_status status = hash_stretches(out, d, of, d->block_count, err);
     for (size_t i = 0; i < d->block_count && status == CKD_OK; i++) {
-        uint64_t n = (d->blocks[i].count * size + DEVICE_PIECE - 1) / DEVICE_PIECE;
-        *hash_place(&d->blocks[i], which) =
-            hash128_of(host + pieces, n * sizeof(*host)); /* little endian, as the device is */
-        pieces += n;
+        *hash_place(&d->blocks[i], which) = out[i];
     }
-    free(host);
+    free(of);
     return status;
 }
+
+/* ---- what is kept for the next save ---- */
+
+/* Where the part's values lie behind each other: in what is kept, or gathered in the room for a matrix, which is not used yet. */
+static const void *gather_part(const struct lossy_device *d, const lossy_device_part *p, uint64_t *used,
+                               device_failure *why) {
+    size_t size = ckd_dtype_size(d->dtype);
+    const uint8_t *from = (const uint8_t *)d->reference->memory + p->at * size;
+    if (p->width == p->count) {
+        return from;
+    }
+    uint8_t *to = (uint8_t *)(void *)d->matrix + *used;
+    *used += p->count * size;
+    if (why->result == DEVICE_DONE) {
+        d->line->backend->copy_rows(&d->line->queue, to, from, p->width * size, d->columns * size,
+                                    p->count / p->width, DEVICE_ON_DEVICE, why);
+    }
+    return to;
+}
+
+ckd_status lossy_device_compare(bool *same, const lossy_tile *t, const lossy_device_part *parts, size_t count,
+                                ckd_error *err) {
+    const struct lossy_device *d = t->device;
+    device_failure why = {DEVICE_DONE, "", ""};
+    uint64_t used = 0;
+    *same = false;
+    device_pieces *of = malloc(count * (sizeof(*of) + sizeof(hash128)) + 1);
+    if (!of) {
+        return err_nomem(err, count * sizeof(*of), "coding scratch");
+    }
+    hash128 *found = (hash128 *)(void *)(of + count);
+    for (size_t i = 0; i < count; i++) {
+        const void *values = gather_part(d, &parts[i], &used, &why);
+        of[i] = (device_pieces){values, parts[i].count * ckd_dtype_size(d->dtype), NULL};
+    }
+    ckd_status status = lossy_device_status(d, &why, err);
+    status = status == CKD_OK ? hash_stretches(found, d, of, count, err) : status;
+    bool equal = status == CKD_OK;
+    for (size_t i = 0; i < count && equal; i++) {
+        equal = hash128_equal(&found[i], &parts[i].content);
+    }
+    *same = equal;
+    free(of);
+    return status;
+}
+
+ckd_status lossy_device_keep(const lossy_tile *t, const device_reference_key *key, ckd_error *err) {
+    struct lossy_device *d = t->device;
+    const void *values = d->whole.cast ? d->whole.cast : (const void *)d->whole.values;
+    return device_reference_keep(&d->reference, d->store, d->line, key, values, err);
+}
+
+/* ---- */
 
 ckd_status lossy_device_measure(const lossy_tile *t, ckd_error *err) {
     const struct lossy_device *d = t->device;

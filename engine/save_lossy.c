@@ -388,6 +388,7 @@ static ckd_status end_tile(ckd_save *save, held_tile *held, ckd_error *err) {
         second_was_used(save, held->second, &r->context);
     }
     if (held->tile.device) {
+        save_reference_keep(save, &held->tile, &r->context);
         save_tile_leave_device(save, &held->tile);
     }
     lossy_tile_free(&held->tile);

@@ -128,4 +128,12 @@ void save_lossy_free(ckd_save *save);
 /* Accepts NULL. */
 void save_tiles_free(save_tiles *all);
 
+/* ---- save_reference.c: what is kept of a tile on its device, for the next save ---- */
+struct device_reference_key save_reference_key(const lossy_tile *t, const tensor_context *context);
+/* Are the values that the tile has for its parent's (lossy_device_values.reference) those of the parent? */
+ckd_status save_reference_compare(bool *same, const lossy_tile *t, const tile_parent *from,
+                                  const tensor_context *context, ckd_error *err);
+/* Keeps what a decoder will get of the tile. What fails costs the next save time. */
+void save_reference_keep(ckd_save *save, const lossy_tile *t, const tensor_context *context);
+
 #endif

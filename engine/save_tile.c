@@ -297,16 +297,10 @@ static const float *as_floats(bytes *room, const void *values, ckd_dtype dtype, 
 }
 
 /* The parent's values, as floats on the host; NULL: there are none. */
-static ckd_status load_before(const float **out, tile_parent *from, ckd_save *save, lossy_buffers *b,
-                              const load_budget *budget, lossy_tile *t, const tensor_context *context,
-                              ckd_error *err) {
+static ckd_status load_before(const float **out, const tile_parent *from, ckd_save *save, lossy_buffers *b,
+                              const lossy_tile *t, const tensor_context *context, ckd_error *err) {
     bool loaded = false;
     *out = NULL;
-    *from = (tile_parent){0};
-    if (!lossy_wants_parent(t)) {
-        return CKD_OK;
-    }
-    choose_parent(from, save, budget, t, context);
     if (!from->tensor) {
         return CKD_OK;
     }
@@ -319,43 +313,93 @@ static ckd_status load_before(const float **out, tile_parent *from, ckd_save *sa
     return status;
 }
 
+/* ---- on a device ---- */
+
 /* Where the tile is in a device's memory, if it can be coded there; NULL: it is not, or cannot. */
-static const void *on_device(const device_reader **there, const lossy_tile *t, const ckd_tensor *tensor,
-                             const tensor_context *context, const float *before) {
-    if (tensor->read != device_read || block_is_master(context) || (lossy_wants_parent(t) && !before)) {
+static const void *on_device(device_line **line, const lossy_tile *t, const ckd_tensor *tensor,
+                             const tensor_context *context) {
+    if (tensor->read != device_read || block_is_master(context)) {
         return NULL;
     }
-    *there = tensor->read_context;
-    const void *given = (*there)->data + t->first * (*there)->element;
+    const device_reader *there = tensor->read_context;
+    const void *given = there->data + t->first * there->element;
+    *line = there->line;
     return lossy_device_may(t, given) ? given : NULL;
+}
+
+static ckd_status begin_on_device(ckd_save *save, lossy_tile *t, const lossy_device_values *values,
+                                  ckd_error *err) {
+    save_tiles *all = save->tiles;
+    if (!all->device) {
+        all->device = calloc(1, sizeof(*all->device));
+        if (!all->device) {
+            device_reference_give(values->store, values->reference);
+            return err_nomem(err, sizeof(*all->device), "a tile of a tensor");
+        }
+    }
+    t->device = all->device; /* whatever happens: it is the device's */
+    return lossy_device_begin(all->device, t, values, err);
+}
+
+/* With what is kept of the parent's values on the device. false in *begun: nothing is, or it is not the parent's. */
+static ckd_status begin_with_kept(bool *begun, ckd_save *save, lossy_tile *t, const tile_parent *from,
+                                  const tensor_context *context, lossy_device_values values, ckd_error *err) {
+    *begun = false;
+    device_reference_key key = save_reference_key(t, context);
+    values.reference =
+        from->tensor ? device_reference_take(save->store, values.line->queue.device, &key) : NULL;
+    if (!values.reference) {
+        return CKD_OK;
+    }
+    ckd_status status = begin_on_device(save, t, &values, err);
+    status = status == CKD_OK ? save_reference_compare(begun, t, from, context, err) : status;
+    if (status == CKD_OK && !*begun) {
+        save_tile_leave_device(save, t);
+    }
+    return status;
+}
+
+/* false in *begun: the host has to code it. *looked: *before are the parent's values, or there are none. */
+static ckd_status begin_there(bool *begun, bool *looked, const float **before, ckd_save *save,
+                              lossy_buffers *b, lossy_tile *t, const tile_parent *from,
+                              const tensor_context *context, lossy_device_values values, ckd_error *err) {
+    ckd_status status = begin_with_kept(begun, save, t, from, context, values, err);
+    if (status != CKD_OK || *begun) {
+        return status;
+    }
+    status = load_before(before, from, save, b, t, context, err);
+    values.before = *before;
+    *looked = true;
+    *begun = status == CKD_OK && (values.before || !lossy_wants_parent(t));
+    return *begun ? begin_on_device(save, t, &values, err) : status;
 }
 
 ckd_status save_load_tile(tile_parent *from, ckd_save *save, lossy_buffers *b, lossy_tile *t,
                           const load_budget *budget, const ckd_tensor *tensor, const tensor_context *context,
                           uint64_t widest, ckd_error *err) {
-    save_tiles *all = save->tiles;
-    const kernels *k = all->loaders[0].kernels;
-    const float *before;
-    const device_reader *there;
-    ckd_status status = load_before(&before, from, save, b, budget, t, context, err);
-    if (status != CKD_OK) {
-        return status;
+    const kernels *k = save->tiles->loaders[0].kernels;
+    lossy_device_values values = {.store = save->store, .widest = widest};
+    const float *before = NULL;
+    bool there = false, looked = false;
+    ckd_status status = CKD_OK;
+    *from = (tile_parent){0};
+    if (lossy_wants_parent(t)) {
+        choose_parent(from, save, budget, t, context);
     }
-    const void *given = widest ? on_device(&there, t, tensor, context, before) : NULL;
-    if (given && !all->device) {
-        all->device = calloc(1, sizeof(*all->device));
-        status = all->device ? CKD_OK : err_nomem(err, sizeof(*all->device), "a tile of a tensor");
+    values.given = widest ? on_device(&values.line, t, tensor, context) : NULL;
+    if (values.given) {
+        status = begin_there(&there, &looked, &before, save, b, t, from, context, values, err);
     }
-    if (status == CKD_OK && given) {
-        t->device = all->device; /* whatever happens: it is the device's */
-        status = lossy_device_begin(all->device, there->line, t, given, before, widest, err);
-    } else if (status == CKD_OK) {
+    if (status == CKD_OK && !looked && !there) {
+        status = load_before(&before, from, save, b, t, context, err);
+    }
+    if (status == CKD_OK && !there) {
         status = save_fetch(&t->values, save, &b->original, tensor, t->first, t->count, err);
         t->now = status == CKD_OK ? as_floats(&b->now, t->values, t->dtype, t->count, k, err) : NULL;
         t->before = before;
         status = status == CKD_OK && !t->now ? CKD_E_NOMEM : status;
     }
-    if (status == CKD_OK && before) {
+    if (status == CKD_OK && t->before) {
         recall(t, from, context->parent, save);
     }
     return status;

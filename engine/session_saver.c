@@ -222,6 +222,7 @@ static void let_copying_end(uint64_t *stall_ns, ckd_session *s, session_slot *sl
 static void keep_result(ckd_session *s, const ckd_saved *saved) {
     pthread_mutex_lock(&s->mutex);
     bool good = saved->status == CKD_OK;
+    s->state.device_reference_bytes = s->store->device_references_held;
     s->state.saved += good;
     s->state.failed += !good;
     if (good) {
@@ -268,6 +269,7 @@ static void open_store(ckd_session *s) {
     }
     if (status == CKD_OK) {
         s->store->keeps_kit = true;
+        s->store->device_reference_bytes = s->options.device_reference_bytes;
     }
     pthread_mutex_lock(&s->mutex);
     s->open_status = status;

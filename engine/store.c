@@ -1,5 +1,5 @@
 /* Opening, creating and closing a store; its locks. */
-#include "engine/device.h"
+#include "engine/device_reference.h"
 #include "engine/ready.h"
 #include "engine/store.h"
 #include "engine/save_kit.h"
@@ -344,6 +344,7 @@ void ckd_store_close(ckd_store *store) {
     pool_destroy(store->pool);
     pthread_mutex_destroy(&store->mutex);
     free(store->path);
+    device_references_close(store);
     device_lines_close(store);
     save_kit_free(store->kit);
     free(store);

@@ -40,12 +40,14 @@ struct ckd_store {
     bool
         list_unreadable; /* checkpoints whose chunk files cannot be read now: without their tensors, for good */
     bool all_tensors;    /* set while a rebuild reads those of all checkpoints, however many there are */
-    bool catalog_compared;       /* with what the manifests say, not only with their names */
-    uint64_t manifests_skipped;  /* damaged ones met while refreshing */
-    struct device_line *devices; /* that nobody uses now; with the mutex */
-    verified_files verified;     /* that the catalog is to be told of with its next change */
-    bool keeps_kit;              /* as sessions do, which save again and again */
-    struct save_kit *kit;        /* that no save has; with the mutex */
+    bool catalog_compared;               /* with what the manifests say, not only with their names */
+    uint64_t manifests_skipped;          /* damaged ones met while refreshing */
+    struct device_line *devices;         /* that nobody uses now; with the mutex */
+    struct device_reference *references; /* the same (device_reference.h) */
+    uint64_t device_reference_bytes, device_references_held; /* at most, and now */
+    verified_files verified; /* that the catalog is to be told of with its next change */
+    bool keeps_kit;          /* as sessions do, which save again and again */
+    struct save_kit *kit;    /* that no save has; with the mutex */
 };
 
 /* printf to the on_message callback, if any. */

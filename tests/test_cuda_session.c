@@ -5,10 +5,9 @@
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        tempdir_test(test_copy),     tempdir_test(test_lazy),
-        tempdir_test(test_budgets),  tempdir_test(test_groups),
-        tempdir_test(test_no_fence), tempdir_test(test_restore),
-        tempdir_test(test_refused),  tempdir_test(test_only_the_save_waits),
+        tempdir_test(test_copy),    tempdir_test(test_lazy),     tempdir_test(test_budgets),
+        tempdir_test(test_groups),  tempdir_test(test_no_fence), tempdir_test(test_restore),
+        tempdir_test(test_compact), tempdir_test(test_refused),  tempdir_test(test_only_the_save_waits),
     };
     /* Named here, so that they are no less used than elsewhere. */
     (void)test_what_is_held, (void)test_failures, (void)test_too_little_memory, (void)test_no_backend;

@@ -10,7 +10,7 @@ int main(void) {
         tempdir_test(test_tiles_of_the_host),
     };
     /* Named here, so that they are no less used than elsewhere. */
-    (void)test_refused, (void)test_failures, (void)test_lossy_failures;
+    (void)test_refused, (void)test_failures, (void)test_lossy_failures, (void)test_references;
     int result = 0;
     backend = cuda_device(&result);
     if (!backend) {

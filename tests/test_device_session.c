@@ -3,6 +3,7 @@
  * the same. The device is emulated, with streams that wait for nothing but what they were told to; tests/test_cuda_session.c includes this file for a
  * real one.
  */
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -296,6 +297,69 @@ static void test_no_fence(void **state) {
     stored_check(*state, TRAINER_RUN, 3, ROWS);
 }
 
+/* ---- lossy: coded on the device, against what is kept there ---- */
+
+enum { SIDE = 512, SAVES = 6 };
+
+static double rms(const float *a, const float *b) {
+    double sum = 0;
+    for (int i = 0; i < SIDE * SIDE; i++) {
+        sum += ((double)a[i] - (double)b[i]) * ((double)a[i] - (double)b[i]);
+    }
+    return sqrt(sum / (SIDE * SIDE));
+}
+
+static void test_compact(void **state) {
+    device_trainer t = device_trainer_new();
+    ckd_session_options o = session_options();
+    ckd_save_options save = *o.save;
+    ckd_error err;
+    void *there;
+    float *w[SAVES + 1], *garbage = random_values(CKD_F32, SIDE * SIDE, 77);
+    save.fidelity = CKD_COMPACT;
+    o.save = &save;
+    o.device_reference_bytes = SIDE * SIDE * sizeof(float);
+    assert_int_equal(backend->allocate(&there, 0, SIDE * SIDE * sizeof(float), &why), DEVICE_DONE);
+    ckd_session *s;
+    char path[512];
+    snprintf(path, sizeof(path), "%s/store", (const char *)*state);
+    must(ckd_session_open(&s, path, &o, &err), &err);
+    must(add(s, "w", SIDE, SIDE, there, 0, &t.device, &err), &err);
+    w[0] = random_values(CKD_F32, SIDE * SIDE, 1);
+    for (unsigned i = 1; i <= SAVES; i++) {
+        float *step = random_values(CKD_F32, SIDE * SIDE, 10 + i);
+        w[i] = malloc(SIDE * SIDE * sizeof(float));
+        assert_non_null(w[i]);
+        for (int k = 0; k < SIDE * SIDE; k++) {
+            w[i][k] = w[i - 1][k] + 0.1f * step[k];
+        }
+        free(step);
+        put(&t, there, w[i], SIDE * SIDE * sizeof(float));
+        must(ckd_session_step(s, i, &err), &err);
+        put(&t, there, garbage, SIDE * SIDE * sizeof(float));
+        finish(&t);
+    }
+    must(ckd_session_wait(s, CKD_DURABLE, &err), &err);
+    ckd_session_state now;
+    ckd_session_poll(&now, s);
+    assert_int_equal(now.device_reference_bytes, SIDE * SIDE * sizeof(float));
+    must(ckd_session_close(s, &err), &err);
+    ckd_store *store = store_reopen(*state, CKD_OPEN_READ);
+    for (unsigned i = 1; i <= SAVES; i++) {
+        float *stored = load_whole(store, TRAINER_RUN, i, "w", SIDE * SIDE * sizeof(float));
+        assert_true(rms(stored, w[i]) < 1.5 * rms(w[i], w[i - 1])); /* noise, of which compact keeps little */
+        free(stored);
+    }
+    assert_int_equal(verify_damage(store), 0);
+    ckd_store_close(store);
+    for (unsigned i = 0; i <= SAVES; i++) {
+        free(w[i]);
+    }
+    free(garbage);
+    backend->release(0, there);
+    device_trainer_free(&t);
+}
+
 /* ---- restoring ---- */
 
 static void test_restore(void **state) {
@@ -438,6 +502,7 @@ int main(void) {
         tempdir_test(test_too_little_memory),
         tempdir_test(test_refused),
         tempdir_test(test_no_backend),
+        tempdir_test(test_compact),
     };
     backend = emulated_device();
     device_backend_use(backend);

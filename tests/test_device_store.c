@@ -13,8 +13,9 @@
 #include <string.h>
 
 #include <cmocka.h>
+#include <sys/stat.h>
 
-#include "engine/device.h"
+#include "engine/device_reference.h"
 #include "engine/save.h"
 #include "kernels/device_open.h"
 #include "tests/support/checkpoints.h"
@@ -480,22 +481,96 @@ static void test_tiles_of_the_host(void **state) {
     ckd_store_close(store);
 }
 
+/* ---- what is kept on the device between saves ---- */
+
+static void spoil_references(const ckd_store *store) {
+    const float nonsense[4] = {1, 2, 3, 4};
+    device_queue queue = {0, NULL, NULL};
+    assert_non_null(store->references);
+    assert_int_equal(
+        backend->copy(&queue, store->references->memory, nonsense, sizeof(nonsense), DEVICE_TO_DEVICE, &why),
+        DEVICE_DONE);
+    assert_int_equal(backend->finish(&queue, &why), DEVICE_DONE);
+}
+
+static uint64_t bytes_sent(ckd_store *store, uint64_t step, ckd_dtype dtype, float *const layer[OF_LAYER],
+                           bool cells) {
+    uint64_t before = emulated_copied[DEVICE_TO_DEVICE];
+    assert_int_equal(save_layer(store, "run", step, CKD_COMPACT, dtype, layer, &on_device, cells), CKD_OK);
+    return emulated_copied[DEVICE_TO_DEVICE] - before;
+}
+
+/* What is stored is the same, and the parent's values are sent only if they are not kept, or are not what the parent has. */
+static void compare_references(const char *dir, ckd_dtype dtype, bool cells) {
+    const uint64_t size = LAYER * (dtype == CKD_BF16 ? 2 : 4);
+    char folder[2][600];
+    ckd_store *store[2];
+    float *layer[OF_LAYER];
+    for (int i = 0; i < 2; i++) {
+        snprintf(folder[i], sizeof(folder[i]), "%s/%d-%d-%d", dir, (int)dtype, cells, i);
+        assert_int_equal(mkdir(folder[i], 0777), 0);
+        store[i] = store_create(folder[i]);
+    }
+    for (int i = 0; i < OF_LAYER; i++) {
+        layer[i] = random_values(CKD_F32, LAYER, 50 + (unsigned)i);
+    }
+    for (unsigned step = 0; step < 7; step++) {
+        store[1]->device_reference_bytes = step ? size : size - 1; /* the first time too little by one */
+        train(layer, step);
+        if (step == 4) {
+            spoil_references(store[1]);
+        }
+        uint64_t plain = bytes_sent(store[0], step, dtype, layer, cells),
+                 sent = bytes_sent(store[1], step, dtype, layer, cells);
+        bool known =
+            step >= 2 && step != 4; /* what step 1 has, the first with a parent, is the first that is kept */
+        assert_int_equal(plain - sent, known ? LAYER * sizeof(float) : 0);
+        assert_int_equal(store[1]->device_references_held, step ? size : 0);
+        figures a = figures_of(store[0], "run", step), b = figures_of(store[1], "run", step);
+        assert_memory_equal(a.rel_l2, b.rel_l2, sizeof(a.rel_l2));
+        for (int i = 0; i < OF_LAYER; i++) { /* ids are stored with them, and are packed */
+            assert_in_range(b.stored[i] + 64, a.stored[i], a.stored[i] + 128);
+        }
+        void *one = load_whole(store[0], "run", step, "w", size),
+             *other = load_whole(store[1], "run", step, "w", size);
+        assert_memory_equal(one, other, size);
+        free(one);
+        free(other);
+    }
+    for (int i = 0; i < OF_LAYER; i++) {
+        free(layer[i]);
+    }
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(verify_damage(store[i]), 0);
+        ckd_store_close(store[i]);
+    }
+    assert_int_equal(emulated_memory + emulated_pinned, 0);
+}
+
+static void test_references(void **state) {
+    compare_references(*state, CKD_F32, false);
+    compare_references(*state, CKD_F32, true);
+    compare_references(*state, CKD_BF16, true);
+}
+
+/* ---- what goes wrong ---- */
+
 /* Where the device's memory ends, the host goes on; what else goes wrong is the save's end, and not the next one's. */
-static void test_lossy_failures(void **state) {
-    ckd_store *store = store_create(*state);
+static void fail_everywhere(ckd_store *store, uint64_t first) {
     float *layer[OF_LAYER];
     for (int i = 0; i < OF_LAYER; i++) {
         layer[i] = random_values(CKD_F32, LAYER, 50 + (unsigned)i);
     }
     train(layer, 0);
-    assert_int_equal(save_layer(store, "run", 1, CKD_COMPACT, CKD_F32, layer, NULL, false), CKD_OK);
+    assert_int_equal(save_layer(store, "run", first, CKD_COMPACT, CKD_F32, layer, NULL, false), CKD_OK);
     train(layer, 1);
     unsigned failed = 0, went_on = 0;
     bool happened = true;
     for (uint64_t n = 1; happened; n += 3) {
         emulated_fail_after = (int)n;
         emulated_fail_as = n % 2 ? DEVICE_FULL : DEVICE_FAILED;
-        ckd_status status = save_layer(store, "run", 1 + n, CKD_COMPACT, CKD_F32, layer, &on_device, false);
+        ckd_status status =
+            save_layer(store, "run", first + n, CKD_COMPACT, CKD_F32, layer, &on_device, false);
         happened = emulated_fail_after == 0;
         emulated_fail_after = 0;
         assert_true(status == CKD_OK || (happened && (status == CKD_E_DEVICE || status == CKD_E_NOMEM)));
@@ -503,10 +578,17 @@ static void test_lossy_failures(void **state) {
         went_on += status == CKD_OK && happened;
     }
     assert_true(failed > 3 && went_on > 30);
-    assert_int_equal(verify_damage(store), 0);
     for (int i = 0; i < OF_LAYER; i++) {
         free(layer[i]);
     }
+}
+
+static void test_lossy_failures(void **state) {
+    ckd_store *store = store_create(*state);
+    fail_everywhere(store, 1);
+    store->device_reference_bytes = LAYER * sizeof(float);
+    fail_everywhere(store, 10001);
+    assert_int_equal(verify_damage(store), 0);
     ckd_store_close(store);
     assert_int_equal(emulated_memory + emulated_pinned, 0);
 }
@@ -605,7 +687,8 @@ int main(void) {
         tempdir_test(test_the_same_bytes), tempdir_test(test_reader),
         tempdir_test(test_regions),        tempdir_test(test_lossy_tiles),
         tempdir_test(test_lossy_failures), tempdir_test(test_tiles_of_the_host),
-        tempdir_test(test_refused),        tempdir_test(test_failures),
+        tempdir_test(test_references),     tempdir_test(test_refused),
+        tempdir_test(test_failures),
     };
     backend = emulated_device();
     device_backend_use(backend);
