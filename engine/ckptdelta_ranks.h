@@ -266,6 +266,7 @@ CKD_API ckd_status ckd_ranks_save(ckd_checkpoint *info, ckd_ranks *ranks, const 
  *
  * What fails on one rank fails on all, with the same error, which says whose it is; differences are found on all ranks
  * before anything is written on any. UNEXPECTED is what no rank asks for; it passes if all ranks allow it. ckd_load_bytes_read says what this rank has read.
+ * What is to lie on devices is put together in host memory, all of a rank's at once, and written there when all ranks are through; that can fail on one rank alone.
  * Ranks that share nothing but a file system, with no transport between them, call ckd_load_all: each then reads what it needs.
  *
  * Collective; all ranks use the same version of the library. `transport` must have `exchange` and `least`, and is used during the call only. Errors: those of ckd_load_all, of any rank;

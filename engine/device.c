@@ -250,6 +250,17 @@ ckd_status device_write(device_line *line, void *to, const void *from, uint64_t 
     return status;
 }
 
+ckd_status device_load(ckd_store *store, const ckd_device *device, void *to, const void *from, uint64_t size,
+                       ckd_error *err) {
+    device_line *line;
+    ckd_status status = device_take(&line, store, device, to, err);
+    if (status == CKD_OK) {
+        status = device_write(line, to, from, size, err);
+        device_give_back(store, line);
+    }
+    return status;
+}
+
 /* ---- memory ---- */
 
 ckd_status device_memory(void **out, device_line *line, uint64_t size, ckd_error *err) {

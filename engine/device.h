@@ -66,5 +66,8 @@ ckd_status device_put(device_line *line, void *to, const void *from, uint64_t si
 ckd_status device_get(device_line *line, void *to, const void *from, uint64_t size, ckd_error *err);
 /* device_put; what is put on the caller's stream from then on comes behind it. */
 ckd_status device_write(device_line *line, void *to, const void *from, uint64_t size, ckd_error *err);
+/* The same, by a line of its own. Errors: those of device_take. */
+ckd_status device_load(ckd_store *store, const ckd_device *device, void *to, const void *from, uint64_t size,
+                       ckd_error *err);
 
 #endif

@@ -53,6 +53,7 @@ typedef struct lossy_region {
     double share;    /* of what the tensor was expected to cost, as it leaves the budget */
     uint64_t number; /* of the save's */
     uint32_t users;  /* tiles that are held, and who gives it */
+    bool told;       /* that a tile on a device is coded on the host */
 } lossy_region;
 
 static void free_region(lossy_region *r) {
@@ -343,8 +344,11 @@ static ckd_status load_and_prepare(bool *worth, tile_parent *from, held_tile *he
             status == CKD_OK ? prepare_tile(worth, &here, &held->second, save, t, &r->context, err) : status;
         /* Of a device that is broken the host will hear when it reads. */
         if ((status == CKD_E_NOMEM || status == CKD_E_DEVICE) && t->device) {
-            store_message(save->store, "%s is coded on the host: %s", r->context.tensor->name,
-                          err ? err->message : "too little memory on the device");
+            if (!r->told) {
+                store_message(save->store, "%s is coded on the host: %s", r->context.tensor->name,
+                              err ? err->message : "too little memory on the device");
+            }
+            r->told = true;
             status = CKD_OK;
             here = false;
         }

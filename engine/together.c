@@ -1,6 +1,7 @@
 /* Loading by several ranks at once: what is asked for here, what other ranks need as well; then the rounds. */
 #include <stdlib.h>
 
+#include "engine/device.h"
 #include "engine/together_load.h"
 
 #define LIST_VERSION UINT32_C(0x314c444b) /* of all that ranks send each other here */
@@ -40,6 +41,40 @@ static int by_turn(const void *a, const void *b) {
     return x->block < y->block ? -1 : x->block > y->block;
 }
 
+/* What is to lie on a device is put together in host memory. */
+static ckd_status make_host_part(asked_part *p, const ckd_load_request *q, ckd_error *err) {
+    p->to = NULL;
+    if (p->want.count == 0) {
+        return CKD_OK;
+    }
+    const device_backend *backend = device_backend_open(err);
+    ckd_status status =
+        backend ? device_check_address(backend, q->device->device, q->data, err) : CKD_E_DEVICE;
+    if (status != CKD_OK) {
+        return status;
+    }
+    uint64_t size = p->want.count * ckd_dtype_size(p->tensor->tensor->dtype);
+    p->device = q->device;
+    p->on_device = q->data;
+    p->to = malloc(size);
+    return p->to ? CKD_OK : err_nomem(err, size, "what is loaded to a device");
+}
+
+/* All ranks are through: what fails now is this one's. */
+static ckd_status write_to_devices(joint *j, ckd_error *err) {
+    ckd_status status = CKD_OK;
+    for (size_t i = 0; i < j->part_count && status == CKD_OK; i++) {
+        const asked_part *p = &j->parts[i];
+        if (p->device) {
+            const record_tensor *tensor = p->tensor->tensor;
+            status = device_load(j->load->store, p->device, p->on_device, p->to,
+                                 p->want.count * ckd_dtype_size(tensor->dtype), err);
+            status = status == CKD_OK ? CKD_OK : err_in_tensor(err, status, tensor->name);
+        }
+    }
+    return status;
+}
+
 static ckd_status find_parts(joint *j, const ckd_load_request *requests, size_t count, ckd_error *err) {
     size_t most = 0;
     j->parts = calloc(count + 1, sizeof(*j->parts));
@@ -54,14 +89,12 @@ static ckd_status find_parts(joint *j, const ckd_load_request *requests, size_t 
         if (load_difference(&q, t)) {
             continue;
         }
-        if (q.device) {
-            return err_in_tensor(err,
-                                 err_set(err, CKD_E_UNSUPPORTED,
-                                         "ranks that load together load to host memory: leave `device` NULL"),
-                                 q.name);
-        }
         *p = (asked_part){.tensor = t, .to = q.data};
         status = load_span(&p->want, &p->region, &q, t, true, err);
+        if (status == CKD_OK && q.device) {
+            status = make_host_part(p, &q, err);
+            status = status == CKD_OK ? CKD_OK : err_in_tensor(err, status, q.name);
+        }
         if (status == CKD_OK) {
             status = load_each_block(t, &p->want, add_block, j, err);
         }
@@ -364,6 +397,9 @@ static ckd_status meet_others(need *n, joint *j, const ckd_load_request *request
 
 static void joint_free(joint *j) {
     for (size_t i = 0; j->parts && i < j->part_count; i++) {
+        if (j->parts[i].device) {
+            free(j->parts[i].to);
+        }
         free(j->parts[i].blocks);
     }
     free(j->parts);
@@ -399,6 +435,7 @@ ckd_status load_together(ckd_load *load, const ckd_transport *transport, const c
     }
     halve_stores(load, true);
     status = meet_others(&n, &j, requests, count, allowed, err);
+    status = status == CKD_OK ? write_to_devices(&j, err) : status;
     halve_stores(load, false);
     load_set_plan(load, NULL, NULL);
     need_free(&n, t.world);

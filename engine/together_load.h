@@ -14,8 +14,10 @@ typedef struct turn_block {
 typedef struct asked_part {
     const view_tensor *tensor;
     span want;
-    ckd_region region; /* the span's */
-    void *to;
+    ckd_region region;        /* the span's */
+    void *to;                 /* in host memory */
+    const ckd_device *device; /* where it is to be in the end; NULL: there */
+    void *on_device;
     turn_block *blocks;
     size_t count, capacity, done;
     uint64_t copied;

@@ -7,7 +7,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         tempdir_test(test_the_same_bytes),    tempdir_test(test_reader),
         tempdir_test(test_regions),           tempdir_test(test_lossy_tiles),
-        tempdir_test(test_tiles_of_the_host),
+        tempdir_test(test_tiles_of_the_host), tempdir_test(test_together),
     };
     /* Named here, so that they are no less used than elsewhere. */
     (void)test_refused, (void)test_failures, (void)test_lossy_failures, (void)test_references;

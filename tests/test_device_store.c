@@ -21,6 +21,7 @@
 #include "tests/support/checkpoints.h"
 #include "tests/support/emulated_device.h"
 #include "tests/support/tempdir.h"
+#include "tests/support/thread_ranks.h"
 
 enum { TENSORS = 7, STEPS = 4 };
 
@@ -307,6 +308,72 @@ static void test_regions(void **state) {
     ckd_store_close(store);
 }
 
+/* ---- by several ranks at once ---- */
+
+typedef struct loading_ranks {
+    ckd_store *store;
+    const ckd_checkpoint *c;
+    const tensor *t;
+    void *to[2][TENSORS];
+} loading_ranks;
+
+static ckd_status load_all_there(void *context, thread_rank *rank, ckd_error *err) {
+    loading_ranks *r = context;
+    ckd_load *load;
+    ckd_load_request requests[TENSORS];
+    ckd_status status = ckd_load_begin(&load, r->store, &r->c->id, err);
+    for (unsigned i = 0; i < TENSORS; i++) { /* one to the host */
+        requests[i] = request_of(&r->t[i], r->to[rank->rank][i], i == 1 ? NULL : &on_device);
+    }
+    if (status == CKD_OK) {
+        status = ckd_load_all_together(load, &rank->transport, requests, TENSORS, 0, err);
+        ckd_load_end(load);
+    }
+    return status;
+}
+
+static void test_together(void **state) {
+    ckd_store *store = store_create(*state);
+    tensor t[TENSORS];
+    ckd_error err;
+    ckd_checkpoint c;
+    model(t);
+    assert_int_equal(save_model(&c, store, "run", 1, CKD_EXACT, CKD_CODEC_AUTO, t, NULL, &err), CKD_OK);
+    loading_ranks r = {.store = store, .c = &c, .t = t};
+    for (unsigned i = 0; i < 2 * TENSORS; i++) {
+        size_t size = size_of(&t[i % TENSORS]);
+        void *garbage = random_bits(size + 8, i);
+        r.to[i / TENSORS][i % TENSORS] = i % TENSORS == 1 ? garbage : to_device(garbage, size);
+        if (i % TENSORS != 1) {
+            free(garbage);
+        }
+    }
+    thread_ranks ranks = {0};
+    thread_ranks_run(&ranks, 2, load_all_there, &r);
+    for (unsigned i = 0; i < 2 * TENSORS; i++) {
+        const tensor *at = &t[i % TENSORS];
+        void *to = r.to[i / TENSORS][i % TENSORS], *got = i % TENSORS == 1 ? to : malloc(size_of(at) + 1);
+        assert_int_equal(ranks.ranks[i / TENSORS].status, CKD_OK);
+        if (got != to) {
+            from_device(got, to, size_of(at));
+            backend->release(0, to);
+        }
+        assert_memory_equal(got, at->host, size_of(at));
+        free(got);
+    }
+    /* An address that is none of the device's: found before anything is loaded, on all ranks. */
+    for (unsigned i = 0; i < 2 * TENSORS; i++) {
+        r.to[i / TENSORS][i % TENSORS] = t[i % TENSORS].host;
+    }
+    thread_ranks_run(&ranks, 2, load_all_there, &r);
+    assert_int_equal(ranks.ranks[0].status, CKD_E_INVALID);
+    assert_int_equal(ranks.ranks[1].status, CKD_E_INVALID);
+    assert_non_null(strstr(ranks.ranks[0].err.message, "host memory"));
+    model_free(t);
+    ckd_store_close(store);
+    assert_int_equal(emulated_memory + emulated_pinned, 0);
+}
+
 /* ---- lossy tiles, coded on the device ---- */
 
 enum { SIDE = 640, LAYER = SIDE * SIDE, OF_LAYER = 3 };
@@ -514,7 +581,7 @@ static void compare_references(const char *dir, ckd_dtype dtype, bool cells) {
     for (int i = 0; i < OF_LAYER; i++) {
         layer[i] = random_values(CKD_F32, LAYER, 50 + (unsigned)i);
     }
-    for (unsigned step = 0; step < 7; step++) {
+    for (unsigned step = 0; step < 6; step++) {
         store[1]->device_reference_bytes = step ? size : size - 1; /* the first time too little by one */
         train(layer, step);
         if (step == 4) {
@@ -548,15 +615,14 @@ static void compare_references(const char *dir, ckd_dtype dtype, bool cells) {
 }
 
 static void test_references(void **state) {
-    compare_references(*state, CKD_F32, false);
     compare_references(*state, CKD_F32, true);
-    compare_references(*state, CKD_BF16, true);
+    compare_references(*state, CKD_BF16, false);
 }
 
 /* ---- what goes wrong ---- */
 
 /* Where the device's memory ends, the host goes on; what else goes wrong is the save's end, and not the next one's. */
-static void fail_everywhere(ckd_store *store, uint64_t first) {
+static void fail_everywhere(ckd_store *store, uint64_t first, uint64_t each) {
     float *layer[OF_LAYER];
     for (int i = 0; i < OF_LAYER; i++) {
         layer[i] = random_values(CKD_F32, LAYER, 50 + (unsigned)i);
@@ -566,7 +632,7 @@ static void fail_everywhere(ckd_store *store, uint64_t first) {
     train(layer, 1);
     unsigned failed = 0, went_on = 0;
     bool happened = true;
-    for (uint64_t n = 1; happened; n += 3) {
+    for (uint64_t n = 1; happened; n += each) {
         emulated_fail_after = (int)n;
         emulated_fail_as = n % 2 ? DEVICE_FULL : DEVICE_FAILED;
         ckd_status status =
@@ -585,9 +651,9 @@ static void fail_everywhere(ckd_store *store, uint64_t first) {
 
 static void test_lossy_failures(void **state) {
     ckd_store *store = store_create(*state);
-    fail_everywhere(store, 1);
+    fail_everywhere(store, 1, 3);
     store->device_reference_bytes = LAYER * sizeof(float);
-    fail_everywhere(store, 10001);
+    fail_everywhere(store, 10001, 5);
     assert_int_equal(verify_damage(store), 0);
     ckd_store_close(store);
     assert_int_equal(emulated_memory + emulated_pinned, 0);
@@ -687,8 +753,8 @@ int main(void) {
         tempdir_test(test_the_same_bytes), tempdir_test(test_reader),
         tempdir_test(test_regions),        tempdir_test(test_lossy_tiles),
         tempdir_test(test_lossy_failures), tempdir_test(test_tiles_of_the_host),
-        tempdir_test(test_references),     tempdir_test(test_refused),
-        tempdir_test(test_failures),
+        tempdir_test(test_references),     tempdir_test(test_together),
+        tempdir_test(test_refused),        tempdir_test(test_failures),
     };
     backend = emulated_device();
     device_backend_use(backend);
