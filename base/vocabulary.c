@@ -13,6 +13,12 @@ bool run_name_valid(const char *run) {
     return strspn(run, allowed) == length;
 }
 
+const char *stage_name(uint32_t stage) {
+    static const char *const names[CKD_STAGE_LAST + 1] = {NULL,    "snapshot", "analyse", "encode",
+                                                          "write", "sync",     "wait",    "commit"};
+    return stage <= CKD_STAGE_LAST ? names[stage] : NULL;
+}
+
 bool shape_elements(uint64_t *out, uint32_t ndim, const uint64_t *shape) {
     uint64_t elements = 1;
     bool empty = false;

@@ -15,6 +15,9 @@ static inline bool dtype_is_float(ckd_dtype dtype) {
     return dtype >= CKD_F64 && dtype <= CKD_F8_E5M2;
 }
 
+/* NULL: there is no such stage. */
+const char *stage_name(uint32_t stage);
+
 /*
  * Elements of a shape (1 for a scalar, 0 if a dimension is 0). false: more than CKD_MAX_DIMS dimensions, or more than
  * CKD_MAX_ELEMENTS elements, dimensions of 0 left out of the product, so that strides are bounded for empty tensors too.

@@ -162,8 +162,11 @@ ckd_status catalog_usage_by_role(ckd_usage rows[8], size_t *count, catalog *c, c
  */
 ckd_status catalog_usage_by_run(ckd_usage **rows, size_t *count, catalog *c, ckd_error *err);
 
-/* How long the saves of a run (NULL: of all runs) took, by run name and step; those without timings are left out. As catalog_usage_by_run. */
-ckd_status catalog_timings(ckd_save_times **out, size_t *count, catalog *c, const char *run, ckd_error *err);
+/*
+ * How long the saves of a run (NULL: of all runs) took, by run name and step; those without timings are left out. 
+ * And of each what its ranks did when. Its arrays are malloc'ed; on failure there are none.
+ */
+ckd_status catalog_timings(ckd_timeline *out, catalog *c, const char *run, ckd_error *err);
 
 /* Chunk files that any checkpoint names, each counted once, and manifests. */
 typedef struct catalog_files {
@@ -191,6 +194,9 @@ ckd_status catalog_usage_by_tensor(ckd_tensor_usage **rows, size_t *count, catal
  */
 ckd_status catalog_add_timing(catalog *c, const ckd_id *id, const char *stage, uint64_t ns, uint64_t bytes,
                               ckd_error *err);
+
+/* The same of a rank; stage->save is not looked at. INVALID also: it ends before it begins. */
+ckd_status catalog_add_stage(catalog *c, const ckd_id *id, const ckd_stage_times *stage, ckd_error *err);
 
 /*
  * When chunk files were last read through and found right: a cache, which a rebuild or a new generation of a checkpoint loses.

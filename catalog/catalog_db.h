@@ -47,6 +47,7 @@ typedef enum statement {
     S_TENSOR_TOTALS_SUBTRACT,
     S_TENSOR_TOTALS_DROP,
     S_TIMING_PUT,
+    S_RANK_TIMING_PUT,
     S_PLACES,
     S_LIST_ALL,
     S_LIST_RUN,
@@ -63,6 +64,8 @@ typedef enum statement {
     S_RUN_FILES,
     S_TIMINGS,
     S_TIMINGS_RUN,
+    S_RANK_TIMINGS,
+    S_RANK_TIMINGS_RUN,
     S_ALL_FILES,
     S_CHECKPOINT_ROLES,
     S_TENSOR_TOTALS,
@@ -85,6 +88,7 @@ struct catalog {
     char *path;      /* for messages */
     int64_t process; /* that opened it */
     uint64_t page_size;
+    bool lacks_ranks; /* the file is of version 5: it has no rank_timings */
     uint64_t
         work_limit; /* how often a statement may call back before it is taken for endless: from the file's size */
     uint64_t work_left; /* of the statement that runs */
@@ -124,6 +128,8 @@ enum { WORK_UNIT = 1000 }; /* virtual machine instructions between two calls of 
 ckd_status tables_verify(bool *blank, catalog *c, const ckd_id *store, ckd_error *err);
 /* Creates the tables of a blank file, unless another process was faster. */
 ckd_status tables_create(catalog *c, const ckd_id *store, ckd_error *err);
+/* Adds to a catalog of version 5 what it lacks. */
+ckd_status tables_renew(catalog *c, ckd_error *err);
 
 typedef struct query {
     catalog *c;

@@ -137,6 +137,12 @@ ckd_status catalog_open(catalog **out, const char *path, catalog_mode mode, cons
             status = tables_verify(&blank, c, store, err);
         }
     }
+    if (status == CKD_OK && c->lacks_ranks && mode != CATALOG_READ) {
+        status = tables_renew(c, err);
+        if (status == CKD_OK) {
+            status = tables_verify(&blank, c, store, err);
+        }
+    }
     if (status == CKD_OK && blank) {
         status = catalog_damaged(c, err, "it is empty");
     }

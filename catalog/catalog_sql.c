@@ -20,6 +20,10 @@
     "SELECT r.name, k.step, k.created_ns, k.raw_bytes, k.stored_bytes, t.stage, t.ns " \
     "FROM runs r CROSS JOIN checkpoints k ON k.run = r.key "                           \
     "CROSS JOIN timings t ON t.checkpoint = k.key "
+#define RANK_TIMINGS                                                                    \
+    "SELECT r.name, k.step, t.rank, t.stage, t.begin_ns, t.end_ns, t.work_ns, t.bytes " \
+    "FROM runs r CROSS JOIN checkpoints k ON k.run = r.key "                            \
+    "CROSS JOIN rank_timings t ON t.checkpoint = k.key "
 #define CHECKPOINTS_BY_RUN                              \
     "runs r CROSS JOIN checkpoints k ON k.run = r.key " \
     "LEFT JOIN checkpoints c ON c.key = k.key AND c.run = k.run AND c.step = k.step "
@@ -95,6 +99,10 @@ const statement_text statement_texts[STATEMENT_COUNT] = {
     [S_TIMING_PUT] = {"INSERT INTO timings (checkpoint, stage, ns, bytes) VALUES (?1, ?2, ?3, ?4) "
                       "ON CONFLICT (checkpoint, stage) DO UPDATE SET ns = ?3, bytes = ?4",
                       "add a timing to the catalog"},
+    [S_RANK_TIMING_PUT] =
+        {"INSERT OR REPLACE INTO rank_timings (checkpoint, rank, stage, begin_ns, end_ns, work_ns, bytes) "
+         "VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)",
+         "add a timing to the catalog"},
 
     [S_PLACES] =
         {"SELECT r.name, k.step, k.generation FROM runs r CROSS JOIN checkpoints k ON k.run = r.key ORDER BY r.name, k.step",
@@ -136,6 +144,9 @@ const statement_text statement_texts[STATEMENT_COUNT] = {
                       "add up the runs"},
     [S_TIMINGS] = {TIMINGS "ORDER BY r.name, k.step", "read how long saves took"},
     [S_TIMINGS_RUN] = {TIMINGS "WHERE r.name = ?1 ORDER BY k.step", "read how long saves took"},
+    [S_RANK_TIMINGS] = {RANK_TIMINGS "ORDER BY r.name, k.step, t.rank", "read how long saves took"},
+    [S_RANK_TIMINGS_RUN] = {RANK_TIMINGS "WHERE r.name = ?1 ORDER BY k.step, t.rank",
+                            "read how long saves took"},
     [S_RUN_FILES] = {"SELECT DISTINCT f.name, f.size FROM runs r CROSS JOIN checkpoints c ON c.run = r.key "
                      "CROSS JOIN files f ON f.checkpoint = c.key WHERE r.name = ?1",
                      "add up the chunk files"},

@@ -65,11 +65,14 @@ static int object_same(bool *same, sqlite3_stmt *found, sqlite3_stmt *expected) 
     return rc != SQLITE_OK ? rc : end;
 }
 
+#define WITHOUT_RANKS 5 /* the version whose catalogs lack one table, and are used and renewed as they are */
+#define RANKS_TABLE   "rank_timings"
+
 /*
  * Are all our tables, indexes and views in `db`, word for word? What else is there is left alone: statistics by
- * ANALYZE, an index somebody made.
+ * ANALYZE, an index somebody made. `without`: a table that it need not have, or NULL.
  */
-static int schema_same(bool *same, sqlite3 *db, sqlite3 *reference) {
+static int schema_same(bool *same, sqlite3 *db, sqlite3 *reference, const char *without) {
     sqlite3_stmt *expected = NULL, *found = NULL;
     *same = true;
     int rc = sqlite3_prepare_v2(reference, "SELECT type, name, sql FROM sqlite_master WHERE sql IS NOT NULL",
@@ -79,7 +82,9 @@ static int schema_same(bool *same, sqlite3 *db, sqlite3 *reference) {
                                 NULL);
     }
     while (rc == SQLITE_OK && *same && (rc = sqlite3_step(expected)) == SQLITE_ROW) {
-        rc = object_same(same, found, expected);
+        const char *name = (const char *)sqlite3_column_text(expected, 1);
+        bool needed = !without || !name || strcmp(name, without) != 0;
+        rc = needed ? object_same(same, found, expected) : SQLITE_OK;
     }
     rc = rc == SQLITE_DONE ? SQLITE_OK : rc;
     int end = sqlite3_finalize(found);
@@ -103,8 +108,9 @@ static ckd_status schema_verify(catalog *c, const identity *have, ckd_error *err
         rc = identity_read(&want, reference);
     }
     bool ours = rc == SQLITE_OK && have->application == want.application;
-    if (ours && have->version == want.version) {
-        rc = schema_same(&same, c->db, reference);
+    c->lacks_ranks = ours && have->version == WITHOUT_RANKS;
+    if (ours && (have->version == want.version || c->lacks_ranks)) {
+        rc = schema_same(&same, c->db, reference, c->lacks_ranks ? RANKS_TABLE : NULL);
     }
     (void)sqlite3_close(reference);
     if (rc != SQLITE_OK) {
@@ -119,12 +125,12 @@ static ckd_status schema_verify(catalog *c, const identity *have, ckd_error *err
             "the catalog has format %lld, this version of ckptdelta knows up to %lld; use a newer one",
             (long long)have->version, (long long)want.version);
     }
-    if (have->version > 0 && have->version < want.version) {
+    if (have->version > 0 && have->version < want.version && !c->lacks_ranks) {
         err_set(err, CKD_E_MISMATCH, "the catalog has the older format %lld; any save or rebuild renews it",
                 (long long)have->version);
         return err_in_file(err, CKD_E_MISMATCH, c->path);
     }
-    if (have->version != want.version || !same) {
+    if ((have->version != want.version && !c->lacks_ranks) || !same) {
         return catalog_damaged(c, err, "its tables are not those of ckptdelta");
     }
     return CKD_OK;
@@ -263,6 +269,59 @@ ckd_status tables_create(catalog *c, const ckd_id *store, ckd_error *err) {
         status = catalog_fail(c, rc, "create the catalog", err);
     } else if (identity_blank(&have)) {
         status = create_tables(c, store, err);
+    }
+    if (status == CKD_OK) {
+        return catalog_commit(c, err);
+    }
+    catalog_rollback(c);
+    return status;
+}
+
+/* ---- renewing ---- */
+
+/* The statement that makes the table, as schema.sql has it, and then the version. */
+static int add_ranks(sqlite3 *db, sqlite3 *reference) {
+    sqlite3_stmt *made = NULL;
+    int64_t version = 0;
+    char set[64];
+    int rc = number_read(&version, reference, "PRAGMA user_version");
+    if (rc == SQLITE_OK) {
+        rc = sqlite3_prepare_v2(reference, "SELECT sql FROM sqlite_master WHERE name = '" RANKS_TABLE "'", -1,
+                                &made, NULL);
+    }
+    if (rc == SQLITE_OK) {
+        rc = sqlite3_step(made);
+    }
+    if (rc == SQLITE_ROW) {
+        rc = sqlite3_exec(db, "DROP TABLE IF EXISTS " RANKS_TABLE, NULL, NULL, NULL);
+        const char *sql = (const char *)sqlite3_column_text(made, 0);
+        rc = rc != SQLITE_OK ? rc : !sql ? SQLITE_NOMEM : sqlite3_exec(db, sql, NULL, NULL, NULL);
+    } else if (rc == SQLITE_DONE) {
+        rc = SQLITE_INTERNAL;
+    }
+    (void)sqlite3_finalize(made);
+    if (rc == SQLITE_OK) {
+        snprintf(set, sizeof(set), "PRAGMA user_version = %lld", (long long)version);
+        rc = sqlite3_exec(db, set, NULL, NULL, NULL);
+    }
+    return rc;
+}
+
+ckd_status tables_renew(catalog *c, ckd_error *err) {
+    identity have;
+    sqlite3 *reference = NULL;
+    ckd_status status = catalog_run(c, S_BEGIN_WRITE, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    int rc = identity_read(&have, c->db);
+    if (rc == SQLITE_OK && have.version == WITHOUT_RANKS) { /* another process may have been faster */
+        rc = reference_open(&reference);
+        rc = rc == SQLITE_OK ? add_ranks(c->db, reference) : rc;
+        (void)sqlite3_close(reference);
+    }
+    if (rc != SQLITE_OK) {
+        status = catalog_fail(c, rc, "renew the catalog", err);
     }
     if (status == CKD_OK) {
         return catalog_commit(c, err);

@@ -3,12 +3,25 @@
 #include <string.h>
 
 #include "base/bytes.h"
+#include "base/vocabulary.h"
 #include "catalog/catalog_db.h"
 
 typedef struct timeline_rows {
     ckd_save_times *items;
     size_t count, capacity;
+    ckd_stage_times *stages;
+    size_t stage_count, stage_capacity;
+    size_t at; /* the save that stages were last found of */
 } timeline_rows;
+
+/* 0: a stage of another version. */
+static ckd_stage stage_named(const char *name) {
+    uint32_t stage = CKD_STAGE_LAST;
+    while (stage > 0 && strcmp(stage_name(stage), name) != 0) {
+        stage--;
+    }
+    return (ckd_stage)stage;
+}
 
 /* Where the time of a stage goes; NULL: a stage of another version, which nobody asks for. */
 static uint64_t *place_of(ckd_save_times *save, const char *stage) {
@@ -66,30 +79,88 @@ static ckd_status add_row(timeline_rows *rows, query *q, ckd_error *err) {
     return status;
 }
 
-ckd_status catalog_timings(ckd_save_times **out, size_t *count, catalog *c, const char *run, ckd_error *err) {
-    timeline_rows rows = {0};
+/* All rows of a statement; `run` NULL: it takes none. */
+static ckd_status read_rows(timeline_rows *rows, catalog *c, statement which, const char *run,
+                            ckd_status (*add)(timeline_rows *rows, query *q, ckd_error *err),
+                            ckd_error *err) {
     query q;
-    bool row, opened;
-    *out = NULL;
-    *count = 0;
-    ckd_status status = snapshot_begin(c, &opened, err);
-    if (status != CKD_OK) {
-        return status;
-    }
-    status = query_begin(&q, c, run ? S_TIMINGS_RUN : S_TIMINGS, err);
+    bool row;
+    ckd_status status = query_begin(&q, c, which, err);
     if (status == CKD_OK && run) {
         bind_text(&q, 1, run);
     }
     while (status == CKD_OK && (status = query_next(&row, &q, err)) == CKD_OK && row) {
-        status = add_row(&rows, &q, err);
+        status = add(rows, &q, err);
     }
     query_end(&q);
+    return status;
+}
+
+/* Both are by run and step; a save without totals is none. */
+static bool find_save(timeline_rows *rows, const char *run, uint64_t step) {
+    for (; rows->at < rows->count; rows->at++) {
+        const ckd_save_times *save = &rows->items[rows->at];
+        int order = strcmp(save->run, run);
+        order = order ? order : (save->step > step) - (save->step < step);
+        if (order >= 0) {
+            return order == 0;
+        }
+    }
+    return false;
+}
+
+static ckd_status add_stage(timeline_rows *rows, query *q, ckd_error *err) {
+    const char *run = column_text(q, 0, 1, CKD_RUN_MAX);
+    uint64_t step = column_u64(q, 1, INT64_MAX);
+    ckd_stage_times s = {.rank = column_u32(q, 2, 0, UINT32_MAX),
+                         .stage = stage_named(column_text(q, 3, 1, STAGE_MAX)),
+                         .begin_ns = column_u64(q, 4, INT64_MAX)};
+    s.end_ns = column_u64(q, 5, INT64_MAX);
+    s.work_ns = column_u64(q, 6, INT64_MAX);
+    s.bytes = column_u64(q, 7, INT64_MAX);
+    ckd_status status = query_row_status(q, err);
+    if (status != CKD_OK || !s.stage || !find_save(rows, run, step)) {
+        return status;
+    }
+    s.save = rows->at;
+    ckd_stage_times *grown =
+        list_grow(rows->stages, rows->stage_count, &rows->stage_capacity, sizeof(*grown), err);
+    if (!grown) {
+        return CKD_E_NOMEM;
+    }
+    rows->stages = grown;
+    rows->stages[rows->stage_count++] = s;
+    return CKD_OK;
+}
+
+static int by_stage(const void *a, const void *b) {
+    const ckd_stage_times *x = a, *y = b;
+    int order = (x->save > y->save) - (x->save < y->save);
+    order = order ? order : (x->rank > y->rank) - (x->rank < y->rank);
+    return order ? order : (x->stage > y->stage) - (x->stage < y->stage);
+}
+
+ckd_status catalog_timings(ckd_timeline *out, catalog *c, const char *run, ckd_error *err) {
+    timeline_rows rows = {0};
+    bool opened;
+    *out = (ckd_timeline){0};
+    ckd_status status = snapshot_begin(c, &opened, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    status = read_rows(&rows, c, run ? S_TIMINGS_RUN : S_TIMINGS, run, add_row, err);
+    if (status == CKD_OK && !c->lacks_ranks) {
+        status = read_rows(&rows, c, run ? S_RANK_TIMINGS_RUN : S_RANK_TIMINGS, run, add_stage, err);
+    }
     snapshot_end(c, opened);
     if (status != CKD_OK) {
         free(rows.items);
+        free(rows.stages);
         return status;
     }
-    *out = rows.items;
-    *count = rows.count;
+    if (rows.stage_count) {
+        qsort(rows.stages, rows.stage_count, sizeof(*rows.stages), by_stage);
+    }
+    *out = (ckd_timeline){rows.count, rows.items, rows.stage_count, rows.stages};
     return CKD_OK;
 }

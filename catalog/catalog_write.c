@@ -2,6 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/vocabulary.h"
 #include "catalog/catalog_db.h"
 
 ckd_status need_transaction(const catalog *c, ckd_error *err) {
@@ -364,6 +365,48 @@ ckd_status catalog_remove(catalog *c, const char *run, uint64_t step, ckd_error 
     return status;
 }
 
+/* The row of a checkpoint that gets timings. */
+static ckd_status timed_key(int64_t *key, catalog *c, const ckd_id *id, ckd_error *err) {
+    ckd_status status = checkpoint_key(key, c, id, err);
+    return status == CKD_OK && !*key
+               ? err_set(err, CKD_E_NOT_FOUND, "the catalog does not have the checkpoint of a timing")
+               : status;
+}
+
+ckd_status catalog_add_stage(catalog *c, const ckd_id *id, const ckd_stage_times *stage, ckd_error *err) {
+    int64_t key = 0;
+    query q;
+    bool row;
+    const char *name = stage_name((uint32_t)stage->stage);
+    ckd_status status = need_transaction(c, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    if (!name || stage->end_ns < stage->begin_ns || !number_storable(stage->end_ns) ||
+        !number_storable(stage->work_ns) || !number_storable(stage->bytes)) {
+        return err_set(err, CKD_E_INVALID,
+                       "a rank's timing needs a stage that is known and ends behind its "
+                       "beginning, and figures below 2^63");
+    }
+    status = timed_key(&key, c, id, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    status = query_begin(&q, c, S_RANK_TIMING_PUT, err);
+    if (status == CKD_OK) {
+        bind_key(&q, 1, key);
+        bind_u64(&q, 2, stage->rank);
+        bind_text(&q, 3, name);
+        bind_u64(&q, 4, stage->begin_ns);
+        bind_u64(&q, 5, stage->end_ns);
+        bind_u64(&q, 6, stage->work_ns);
+        bind_u64(&q, 7, stage->bytes);
+        status = query_next(&row, &q, err);
+    }
+    query_end(&q);
+    return status;
+}
+
 ckd_status catalog_add_timing(catalog *c, const ckd_id *id, const char *stage, uint64_t ns,
                               uint64_t byte_count, ckd_error *err) {
     int64_t key = 0;
@@ -377,10 +420,7 @@ ckd_status catalog_add_timing(catalog *c, const ckd_id *id, const char *stage, u
         return err_set(err, CKD_E_INVALID, "a timing needs a stage of 1 to %d bytes and figures below 2^63",
                        STAGE_MAX);
     }
-    status = checkpoint_key(&key, c, id, err);
-    if (status == CKD_OK && !key) {
-        status = err_set(err, CKD_E_NOT_FOUND, "the catalog does not have the checkpoint of a timing");
-    }
+    status = timed_key(&key, c, id, err);
     if (status != CKD_OK) {
         return status;
     }

@@ -1,6 +1,6 @@
 -- The catalog of a ckptdelta store: what the store holds, for queries. Look into it with `sqlite3 -readonly catalog.db`;
 -- the views checkpoint_list and tensor_list are meant for people, the library never reads them. Change nothing by
--- hand: everything here but timings and files.verified_ns is made from the manifests and chunk files, and
+-- hand: everything here but timings, rank_timings and files.verified_ns is made from the manifests and chunk files, and
 -- `ckptdelta rebuild` makes it anew.
 --
 -- Conventions. Sizes are bytes, lengths are elements, times are nanoseconds since 1970. An id is 16 bytes. `key` is a
@@ -11,7 +11,7 @@
 -- raises user_version.
 
 PRAGMA application_id = 1667985508; -- 0x636b7064, "ckpd"
-PRAGMA user_version = 5;
+PRAGMA user_version = 6;
 
 -- 'format': of the tables, '1'. 'store': the id of the store that this catalog belongs to, 32 hexadecimal digits. 'mark', if there is one: what the
 -- folders of manifests and tombstones were like when the catalog agreed with them.
@@ -136,13 +136,25 @@ CREATE TABLE tensor_totals (
     PRIMARY KEY (run, tensor, role)
 ) STRICT, WITHOUT ROWID;
 
--- How long the stages of a save took; this and files.verified_ns is all that a rebuild loses.
+-- How long the stages of a save took, of the rank that committed it; this, rank_timings and files.verified_ns is all that a rebuild loses.
 CREATE TABLE timings (
     checkpoint INTEGER NOT NULL REFERENCES checkpoints (key) ON DELETE CASCADE,
     stage TEXT NOT NULL CHECK (length(CAST(stage AS BLOB)) BETWEEN 1 AND 63),
     ns INTEGER NOT NULL CHECK (ns >= 0),
     bytes INTEGER NOT NULL CHECK (bytes >= 0),
     PRIMARY KEY (checkpoint, stage)
+) STRICT, WITHOUT ROWID;
+
+-- When each rank worked on what. Versions before 6 had no such table: it is added to their catalogs, so that their timings stay.
+CREATE TABLE rank_timings (
+    checkpoint INTEGER NOT NULL REFERENCES checkpoints (key) ON DELETE CASCADE,
+    rank INTEGER NOT NULL CHECK (rank BETWEEN 0 AND 4294967295),
+    stage TEXT NOT NULL CHECK (length(CAST(stage AS BLOB)) BETWEEN 1 AND 63),
+    begin_ns INTEGER NOT NULL CHECK (begin_ns >= 0),     -- since the first rank of the save began
+    end_ns INTEGER NOT NULL CHECK (end_ns >= begin_ns),
+    work_ns INTEGER NOT NULL CHECK (work_ns >= 0),       -- of all threads in between
+    bytes INTEGER NOT NULL CHECK (bytes >= 0),
+    PRIMARY KEY (checkpoint, rank, stage)
 ) STRICT, WITHOUT ROWID;
 
 CREATE VIEW checkpoint_list AS

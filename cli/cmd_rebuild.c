@@ -29,8 +29,9 @@ static ckd_status tell(const cli_options *options, const ckd_rebuild_result *res
                               err);
     }
     if (cli_talks(options)) {
-        printf("rebuilt the catalog: %" PRIu64 " checkpoint%s\n", result->checkpoints,
-               result->checkpoints == 1 ? "" : "s");
+        bool one = result->checkpoints == 1;
+        printf("rebuilt the catalog: %" PRIu64 " checkpoint%s; how long %s took (timeline) is not in it\n",
+               result->checkpoints, one ? "" : "s", one ? "its save" : "their saves");
     }
     return CKD_OK;
 }

@@ -76,12 +76,16 @@ ckd_status intent_decode(intent *out, const ckd_id *store, const void *data, siz
 void intent_free(intent *in);
 
 /* What one rank reports to the coordinator of a save. */
+enum { PART_STAGES_MAX = 16 };
 typedef struct part {
     ckd_id checkpoint;
     uint32_t rank, world;
     note_file file;
     ckd_id *dependencies;
     size_t dependency_count;
+    uint64_t began_ns; /* when the rank began, by its clock, since 1970; 0: it does not tell its times */
+    uint32_t stage_count;
+    ckd_stage_times stages[PART_STAGES_MAX]; /* since then; save and rank are not looked at */
 } part;
 void part_encode(bytes *to, const ckd_id *store, const part *p);
 ckd_status part_decode(part *out, const ckd_id *store, const void *data, size_t size, ckd_error *err);

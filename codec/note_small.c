@@ -52,13 +52,62 @@ void intent_free(intent *in) {
     *in = (intent){0};
 }
 
+static void put_times(bytes *to, const part *p) {
+    bytes_put_u64(to, p->began_ns);
+    bytes_put_u32(to, p->stage_count);
+    for (uint32_t i = 0; i < p->stage_count; i++) {
+        const ckd_stage_times *s = &p->stages[i];
+        bytes_put_u32(to, (uint32_t)s->stage);
+        bytes_put_u64(to, s->begin_ns);
+        bytes_put_u64(to, s->end_ns);
+        bytes_put_u64(to, s->work_ns);
+        bytes_put_u64(to, s->bytes);
+    }
+}
+
+/* What the catalog can hold. */
+static uint64_t take_figure(note_in *n) {
+    uint64_t figure = reader_u64(&n->in);
+    if (figure > INT64_MAX) {
+        note_fail(n, CKD_E_CORRUPT, "a time or size is out of range");
+    }
+    return figure;
+}
+
+/* Stages that this build does not know are left out. */
+static void take_times(note_in *n, part *out) {
+    out->began_ns = take_figure(n);
+    uint32_t count = reader_u32(&n->in);
+    if (count > PART_STAGES_MAX) {
+        note_fail(n, CKD_E_CORRUPT, "there are too many stages");
+    }
+    for (uint32_t i = 0; i < count && n->status == CKD_OK && !n->in.failed; i++) {
+        uint32_t stage = reader_u32(&n->in);
+        ckd_stage_times s = {0};
+        s.begin_ns = take_figure(n);
+        s.end_ns = take_figure(n);
+        s.work_ns = take_figure(n);
+        s.bytes = take_figure(n);
+        if (s.end_ns < s.begin_ns) {
+            note_fail(n, CKD_E_CORRUPT, "a stage ends before it begins");
+        }
+        if (stage >= CKD_STAGE_SNAPSHOT && stage <= CKD_STAGE_LAST) {
+            s.stage = (ckd_stage)stage;
+            out->stages[out->stage_count++] = s;
+        }
+    }
+}
+
 void part_encode(bytes *to, const ckd_id *store, const part *p) {
-    size_t start = note_begin(to, NOTE_PART, store, 0, 0);
+    size_t start = note_begin(to, NOTE_PART, store, 0, p->began_ns ? NOTE_TIMES : 0);
     wire_put_id(to, &p->checkpoint);
     bytes_put_u32(to, p->rank);
     bytes_put_u32(to, p->world);
     note_put_file(to, &p->file);
     note_put_ids(to, p->dependencies, p->dependency_count);
+    if (p->began_ns) {
+        put_times(to, p);
+    }
     note_end(to, start);
 }
 
@@ -76,6 +125,9 @@ ckd_status part_decode(part *out, const ckd_id *store, const void *data, size_t 
     note_check_rank(&n, out->rank, out->world);
     out->file = note_take_file(&n);
     out->dependencies = note_take_ids(&n, &out->dependency_count);
+    if (n.features & NOTE_TIMES) {
+        take_times(&n, out);
+    }
     status = note_close(&n);
     if (status != CKD_OK) {
         part_free(out);

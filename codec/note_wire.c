@@ -72,7 +72,8 @@ static ckd_status check_envelope(note_in *n, note_kind kind, const ckd_id *store
         return err_corrupt(n->err, n->path, size - 8, "the note's checksum does not match");
     }
     unsigned version = load_le16(data + 8), found = load_le16(data + 10);
-    uint32_t unknown = load_le32(data + 12) & ~(kind == NOTE_MANIFEST ? NOTE_LOSSY : 0);
+    uint32_t known = kind == NOTE_MANIFEST ? NOTE_LOSSY : kind == NOTE_PART ? NOTE_TIMES : 0;
+    uint32_t unknown = load_le32(data + 12) & ~known;
     if (version != NOTE_VERSION) {
         return err_unsupported(n->err, n->path, 8,
                                "a note of version %u, this build reads %u: use a newer one", version,

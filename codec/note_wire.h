@@ -10,6 +10,7 @@
     "CKN\r\n\x1a\n"
 #define NOTE_VERSION        1
 #define NOTE_LOSSY          UINT32_C(1) /* required feature of a manifest: its fidelity is near or compact */
+#define NOTE_TIMES          UINT32_C(1) /* the same of a part: it ends with when the rank did what */
 #define NOTE_ENVELOPE_FRONT 40u         /* bytes in front of the payload */
 #define NOTE_ENVELOPE_MIN   48u         /* with the checksum behind it */
 #define NOTE_ID_SIZE        16u

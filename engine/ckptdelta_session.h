@@ -266,9 +266,33 @@ typedef struct ckd_save_times {
     uint64_t sync_ns;  /* to the disk */
     uint64_t total_ns; /* from its beginning until it was durable */
 } ckd_save_times;
+/* What a rank does in a save, about in this order; analysing, encoding and writing go on at the same time. */
+typedef enum ckd_stage {
+    CKD_STAGE_SNAPSHOT = 1, /* of a session: from its call until the state is copied */
+    CKD_STAGE_ANALYSE = 2,
+    CKD_STAGE_ENCODE = 3,
+    CKD_STAGE_WRITE = 4,
+    CKD_STAGE_SYNC = 5,
+    CKD_STAGE_WAIT = 6,  /* its part is durable, others' are not */
+    CKD_STAGE_COMMIT = 7 /* rank 0: from the last part until the checkpoint is in the catalog */
+} ckd_stage;
+#define CKD_STAGE_LAST CKD_STAGE_COMMIT
+/* "snapshot", "analyse", ...; static. NULL: not known. */
+CKD_API const char *ckd_stage_name(ckd_stage stage);
+/* One stage of one rank. Ranks on several machines are as well aligned as their clocks. */
+typedef struct ckd_stage_times {
+    size_t save; /* place in ckd_timeline.items */
+    uint32_t rank;
+    ckd_stage stage;
+    uint64_t begin_ns, end_ns; /* since the first rank of the save began; from its first to its last moment */
+    uint64_t work_ns;          /* of all threads in between; of a snapshot: that training stood still */
+    uint64_t bytes;            /* of the rank's values; written and synced ones: as stored */
+} ckd_stage_times;
 typedef struct ckd_timeline {
     size_t count;
-    ckd_save_times *items; /* by run name, then step */
+    ckd_save_times *items;   /* by run name, then step */
+    size_t stage_count;      /* of all saves; none of those that an older version made */
+    ckd_stage_times *stages; /* by save, rank, stage */
 } ckd_timeline;
 /*
  * Of all runs, or of one (run may be NULL). Only the catalog knows these times: who rebuilds it loses them. Release with ckd_timeline_free. Errors:

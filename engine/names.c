@@ -2,6 +2,7 @@
 #include <string.h>
 
 #include "base/file.h"
+#include "base/vocabulary.h"
 #include "engine/ckptdelta.h"
 
 #define STRINGIFY_(x) #x
@@ -66,6 +67,10 @@ size_t ckd_dtype_size(ckd_dtype dtype) {
 
 const char *ckd_dtype_name(ckd_dtype dtype) {
     return (size_t)dtype < DTYPE_COUNT ? dtypes[dtype].name : "?";
+}
+
+const char *ckd_stage_name(ckd_stage stage) {
+    return stage_name((uint32_t)stage);
 }
 
 const char *ckd_role_name(ckd_role role) {

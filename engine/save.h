@@ -10,6 +10,7 @@
  *   save_commit.c    seal (file durable) -> publish (manifest, the commit point) -> catalog
  *   save_kit.c       scratch, from one save to the next
  *   save_room.c      on a full disk: what gives way to the save
+ *   save_times.c     what took how long, of all ranks, for the catalog
  */
 #ifndef ENGINE_SAVE_H
 #define ENGINE_SAVE_H
@@ -73,6 +74,21 @@ typedef struct save_cells {
     uint64_t elements, columns; /* of a matrix, or of each of a stack, at least */
 } save_cells;
 
+/* When this rank worked on something, by clock_monotonic_ns, and how long all threads together did. begun_ns 0: not yet. */
+typedef struct save_stage {
+    uint64_t begun_ns, ended_ns, work_ns;
+} save_stage;
+/* Work of ns has just ended. */
+void save_worked(save_stage *stage, uint64_t ns);
+
+/* What a rank's part tells of its times. */
+typedef struct save_rank {
+    uint32_t rank;
+    uint64_t began_ns; /* since 1970, by its clock */
+    uint32_t stage_count;
+    ckd_stage_times stages[PART_STAGES_MAX];
+} save_rank;
+
 struct ckd_save {
     ckd_store *store;
     ckd_save_options options; /* its strings are not kept, but for metric_name */
@@ -120,8 +136,12 @@ struct ckd_save {
     save_cells cells;
     atomic_bool damaged; /* parts of the parent cannot be read; the saving thread tells, once */
     bool told_damage;
-    uint64_t begun_ns, analyse_ns, encode_ns, append_ns, sync_ns;
-    uint64_t stall_ns;       /* that a session's trainer stood still; 0: no session, or not at all */
+    uint64_t begun_ns;
+    save_stage snapshot; /* of a session: its work is that the trainer stood still */
+    save_stage analyse, encode, append, sync;
+    uint64_t publish_ns; /* when all parts were there */
+    save_rank *ranks;    /* as they told; world of them at most */
+    uint32_t rank_count;
     float_mode callers_mode; /* while a call computes */
 
     /*
@@ -215,6 +235,14 @@ ckd_status save_in_panels(ckd_save *save, const ckd_tensor *tensor, const tensor
 /* ckd_save_publish without what comes behind it (retain_after_commit): that must not keep other ranks waiting. */
 ckd_status save_publish(ckd_checkpoint *info, ckd_save *save, const ckd_part *parts, size_t count,
                         ckd_error *err);
+
+/* ---- save_times.c ---- */
+/* What this rank has to tell, its part being about to be sent. */
+void save_tell_times(part *to, const ckd_save *save);
+/* What another, or this one, told. Errors: NOMEM. */
+ckd_status save_keep_times(ckd_save *save, const part *told, ckd_error *err);
+/* In a transaction of the catalog. */
+ckd_status save_add_times(const ckd_save *save, const ckd_checkpoint *saved, ckd_error *err);
 
 /* ---- save_room.c ---- */
 /* For so many bytes of payload into the chunk file, and of copies into the ready copy? */

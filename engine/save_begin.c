@@ -304,6 +304,7 @@ void save_free(ckd_save *save, save_end end) {
     lock_release(save->reader_lock);
     save_kit_leave(save, end == SAVE_COMMITTED && save->process == getpid());
     free(save->dependencies);
+    free(save->ranks);
     save_compare_free(save);
     measures_free(&save->measures);
     content_index_free(&save->known);

@@ -60,7 +60,7 @@ ckd_status ckd_save_seal(ckd_part *out, ckd_save *save, ckd_error *err) {
     if (status == CKD_OK) {
         status = dir_sync(path_in(save->store->path, DIR_CHUNKS).text, err);
     }
-    save->sync_ns = clock_monotonic_ns() - begun;
+    save_worked(&save->sync, clock_monotonic_ns() - begun);
     save_may_retry(save, status); /* not this save, but the caller's next one */
     bytes data = {0};
     if (status == CKD_OK) {
@@ -71,6 +71,7 @@ ckd_status ckd_save_seal(ckd_part *out, ckd_save *save, ckd_error *err) {
                   .file = save->sealed,
                   .dependencies = save->dependencies,
                   .dependency_count = save->dependency_count};
+        save_tell_times(&p, save);
         part_encode(&data, &save->store->id, &p);
         status = data.failed ? err_nomem(err, data.size, "a part") : CKD_OK;
     }
@@ -108,6 +109,9 @@ static ckd_status take_part(ckd_save *save, manifest *m, const ckd_part *bytes_o
     }
     for (size_t i = 0; i < p.dependency_count && status == CKD_OK; i++) {
         status = save_depend(save, &p.dependencies[i], err);
+    }
+    if (status == CKD_OK) {
+        status = save_keep_times(save, &p, err);
     }
     if (status == CKD_OK) {
         m->files[m->file_count++] = p.file;
@@ -268,25 +272,6 @@ static ckd_status publish_manifest(ckd_save *save, manifest *m, ckd_error *err) 
     return status;
 }
 
-static ckd_status add_timings(const ckd_save *save, const manifest *m, ckd_error *err) {
-    const struct {
-        const char *stage;
-        uint64_t ns, bytes;
-    } stages[] = {{"analyse", save->analyse_ns, m->checkpoint.raw_bytes},
-                  {"encode", save->encode_ns, m->checkpoint.raw_bytes},
-                  {"write", save->append_ns, m->checkpoint.stored_bytes},
-                  {"sync", save->sync_ns, m->checkpoint.stored_bytes},
-                  {"total", clock_monotonic_ns() - save->begun_ns, m->checkpoint.raw_bytes},
-                  {"stall", save->stall_ns, m->checkpoint.raw_bytes}};
-    ckd_status status = CKD_OK;
-    size_t count = sizeof(stages) / sizeof(stages[0]) - (save->stall_ns == 0);
-    for (size_t i = 0; i < count && status == CKD_OK; i++) {
-        status = catalog_add_timing(save->store->catalog, &m->checkpoint.id, stages[i].stage, stages[i].ns,
-                                    stages[i].bytes, err);
-    }
-    return status;
-}
-
 static ckd_status add_to_catalog(ckd_save *save, const manifest *m, ckd_error *err) {
     ckd_store *store = save->store;
     ckd_status status = catalog_begin(store->catalog, err);
@@ -302,7 +287,7 @@ static ckd_status add_to_catalog(ckd_save *save, const manifest *m, ckd_error *e
         view_close(adopted);
     }
     if (status == CKD_OK) {
-        status = add_timings(save, m, err);
+        status = save_add_times(save, &m->checkpoint, err);
     }
     if (status == CKD_OK) {
         status = store_set_mark(store, err);
@@ -379,6 +364,7 @@ static ckd_status publish(ckd_checkpoint *info, ckd_save *save, const ckd_part *
         return err_set(err, CKD_E_STATE, "a save is published after it was sealed");
     }
     manifest m = {0};
+    save->publish_ns = clock_monotonic_ns();
     ckd_status status = collect_parts(save, &m, parts, count, err);
     if (status == CKD_OK) {
         status = complete_manifest(save, &m, err);

@@ -115,7 +115,7 @@ static ckd_status write_settled(uint64_t *block, ckd_save *save, ckd_error *err)
         status = save_write_block(save, &save->jobs[*block % p->slot_count], &slot->append, err);
         uint64_t took = clock_monotonic_ns() - begun;
         pthread_mutex_lock(&p->mutex);
-        save->append_ns += took;
+        save_worked(&save->append, took);
         p->unwritten.payload -= slot->room.payload;
         p->unwritten.copies -= slot->room.copies;
         p->written += status == CKD_OK;
@@ -148,7 +148,7 @@ static ckd_status code(ckd_save *save, const task *t, ckd_error *err) {
     uint64_t took = clock_monotonic_ns() - begun;
     err_in_tensor(err, status, slot->piece->context.tensor->name);
     pthread_mutex_lock(&p->mutex);
-    *(encode ? &save->encode_ns : &save->analyse_ns) += took;
+    save_worked(encode ? &save->encode : &save->analyse, took);
     slot->stage = encode ? SLOT_ENCODED : SLOT_ANALYSED;
     slot->busy = false;
     pthread_mutex_unlock(&p->mutex);
@@ -176,7 +176,7 @@ static void do_task(ckd_save *save, task t) {
 
 void save_add_analysis(ckd_save *save, uint64_t ns) {
     pthread_mutex_lock(&save->pipeline.mutex);
-    save->analyse_ns += ns;
+    save_worked(&save->analyse, ns);
     pthread_mutex_unlock(&save->pipeline.mutex);
 }
 

@@ -53,6 +53,7 @@ typedef struct session_slot {
     uint64_t step;
     double metric;
     uint64_t begun_ns, stall_ns;
+    uint64_t copied_ns; /* when it was let go of */
     uint64_t paused_ns; /* because training was busy */
     bool fenced;        /* the trainer has let go of it: it is whole, of one step, and its stall is known */
     bool torn;          /* never: the save is given up */

@@ -95,13 +95,13 @@ static ckd_status save_items(ckd_session *s, session_slot *slot, const ckd_plan 
 }
 
 /* Until the trainer has shown that the snapshot is of one step (session.h, 2). */
-static ckd_status await_fence(uint64_t *stall_ns, ckd_session *s, session_slot *slot, ckd_error *err) {
+static ckd_status await_fence(save_stage *copied, ckd_session *s, session_slot *slot, ckd_error *err) {
     pthread_mutex_lock(&s->mutex);
     while (!slot->fenced) {
         pthread_cond_wait(&s->changed, &s->mutex);
     }
     bool torn = slot->torn;
-    *stall_ns = slot->stall_ns;
+    *copied = (save_stage){slot->begun_ns, slot->copied_ns, slot->stall_ns};
     pthread_mutex_unlock(&s->mutex);
     ckd_status status = session_device_check(s, slot, err);
     if (status != CKD_OK) {
@@ -140,7 +140,7 @@ static ckd_status save_alone(ckd_checkpoint *saved, ckd_session *s, session_slot
     }
     status = save_items(s, slot, NULL, save, one_step, err);
     if (status == CKD_OK) {
-        status = await_fence(&save->stall_ns, s, slot, err);
+        status = await_fence(&save->snapshot, s, slot, err);
     }
     if (status == CKD_OK) {
         return ckd_save_commit(saved, save, err);
@@ -179,7 +179,7 @@ static ckd_status save_together(ckd_checkpoint *saved, ckd_session *s, session_s
     }
     status = save_items(s, slot, plan, save, one_step, &why);
     if (status == CKD_OK) {
-        status = await_fence(&save->stall_ns, s, slot, &why);
+        status = await_fence(&save->snapshot, s, slot, &why);
     }
     if (status != CKD_OK) {
         return err_from(err, ckd_ranks_abort(s->ranks, save, &why), &why);
@@ -212,7 +212,9 @@ static void make_checkpoint(ckd_saved *saved, ckd_session *s, session_slot *slot
 
 /* Nobody touches the slot any more: what was not read of it is copied all the same. */
 static void let_copying_end(uint64_t *stall_ns, ckd_session *s, session_slot *slot) {
-    (void)await_fence(stall_ns, s, slot, NULL);
+    save_stage copied;
+    (void)await_fence(&copied, s, slot, NULL);
+    *stall_ns = copied.work_ns;
     snapshot_finish(slot->snapshot, SNAPSHOT_ALL);
     if (slot->devices) {
         (void)device_snapshot_wait(slot->devices, NULL); /* the save has told what there is to tell */

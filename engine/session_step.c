@@ -156,6 +156,7 @@ static void charge_stall(ckd_session *s, session_slot *slot, uint64_t waited_ns)
 static void let_go(ckd_session *s, session_slot *slot) {
     pthread_mutex_lock(&s->mutex);
     slot->fenced = true;
+    slot->copied_ns = clock_monotonic_ns();
     pthread_cond_broadcast(&s->changed);
     pthread_mutex_unlock(&s->mutex);
 }
@@ -297,6 +298,7 @@ static void save_now(ckd_session *s, uint64_t step, uint64_t called_ns, bool wai
     session_slot *slot = newest(s);
     slot->stall_ns += stalled;
     slot->fenced = s->options.snapshot != CKD_SNAPSHOT_LAZY;
+    slot->copied_ns = called_ns + stalled;
     s->state.stall_ns += stalled;
     pthread_cond_broadcast(&s->changed);
     pthread_mutex_unlock(&s->mutex);

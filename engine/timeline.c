@@ -10,7 +10,7 @@ typedef struct timing_question {
 
 static ckd_status ask(void *context, catalog *c, ckd_error *err) {
     timing_question *q = context;
-    return catalog_timings(&q->timeline->items, &q->timeline->count, c, q->run, err);
+    return catalog_timings(q->timeline, c, q->run, err);
 }
 
 ckd_status ckd_store_timeline(ckd_timeline **out, ckd_store *store, const char *run, ckd_error *err) {
@@ -32,6 +32,7 @@ ckd_status ckd_store_timeline(ckd_timeline **out, ckd_store *store, const char *
 void ckd_timeline_free(ckd_timeline *timeline) {
     if (timeline) {
         free(timeline->items);
+        free(timeline->stages);
         free(timeline);
     }
 }

@@ -247,7 +247,7 @@ static void test_readable_by_people(void **state) {
         "0000000000000003.1 1 2003 02020202020202020202020202020202");
     expect_look(*state, "SELECT value FROM meta WHERE key = 'store'", "5753000000000000a8a9aaabacadaeaf");
     expect_look(*state, "PRAGMA application_id", "1667985508");
-    expect_look(*state, "PRAGMA user_version", "5");
+    expect_look(*state, "PRAGMA user_version", "6");
     for (int i = CKD_F64; i <= CKD_BOOL; i++) {
         snprintf(sql, sizeof(sql), "SELECT word FROM vocabulary WHERE what = 'dtype' AND number = %d", i);
         expect_look(*state, sql, ckd_dtype_name((ckd_dtype)i));
@@ -1280,7 +1280,7 @@ static void test_open_other_store(void **state) {
 static void test_open_other_versions(void **state) {
     catalog_close(catalog_sample_open(*state, CATALOG_WRITE));
     expect_open(*state, CKD_OK);
-    change(*state, "PRAGMA user_version = 6");
+    change(*state, "PRAGMA user_version = 7");
     expect_open(*state, CKD_E_UNSUPPORTED);
     change(*state, "PRAGMA user_version = 3");
     expect_open(*state, CKD_E_MISMATCH);
@@ -1288,7 +1288,7 @@ static void test_open_other_versions(void **state) {
     expect_open(*state, CKD_E_CORRUPT);
     change(*state, "PRAGMA user_version = -1");
     expect_open(*state, CKD_E_CORRUPT);
-    change(*state, "PRAGMA user_version = 5");
+    change(*state, "PRAGMA user_version = 6");
     expect_open(*state, CKD_OK);
     change(*state, "PRAGMA application_id = 7");
     expect_open(*state, CKD_E_CORRUPT);

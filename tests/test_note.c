@@ -435,8 +435,9 @@ static void test_envelope(void **state) {
         assert_int_equal(decode(kinds[k], &b, &err), CKD_E_UNSUPPORTED);
         assert_int_equal(err.offset, 8);
         store_le16(b.data + 8, 1);
-        for (unsigned bit = 0; bit < 32; bit++) {               /* required features */
-            bool known = bit == 0 && kinds[k] == NOTE_MANIFEST; /* but its fidelity is exact */
+        for (unsigned bit = 0; bit < 32; bit++) { /* required features */
+            /* But its fidelity is exact, or it ends without times. */
+            bool known = bit == 0 && (kinds[k] == NOTE_MANIFEST || kinds[k] == NOTE_PART);
             store_le32(b.data + 12, 1u << bit);
             reseal(&b);
             assert_int_equal(decode(kinds[k], &b, &err), known ? CKD_E_CORRUPT : CKD_E_UNSUPPORTED);
@@ -598,6 +599,66 @@ static void test_counts_that_lie(void **state) {
     free(m.dependencies);
 }
 
+/* Of a part that tells its times, and of one that does not: an older rank's, or one that a newer version added stages to. */
+static void test_times_of_a_part(void **state) {
+    (void)state;
+    part want = sample_part(), got;
+    bytes b = {0};
+    want.began_ns = 1234567890123456789;
+    want.stage_count = 2;
+    want.stages[0] = (ckd_stage_times){.stage = CKD_STAGE_ANALYSE, .begin_ns = 5, .end_ns = 5, .bytes = 3};
+    want.stages[1] =
+        (ckd_stage_times){.stage = CKD_STAGE_SYNC, .end_ns = INT64_MAX, .work_ns = 4, .bytes = INT64_MAX};
+    part_encode(&b, &store_id, &want);
+    assert_int_equal(part_decode(&got, &store_id, b.data, b.size, NULL), CKD_OK);
+    assert_int_equal(got.began_ns, want.began_ns);
+    assert_int_equal(got.stage_count, 2);
+    for (size_t i = 0; i < 2; i++) {
+        const ckd_stage_times *x = &got.stages[i], *y = &want.stages[i];
+        assert_true(x->stage == y->stage && x->begin_ns == y->begin_ns && x->end_ns == y->end_ns &&
+                    x->work_ns == y->work_ns && x->bytes == y->bytes);
+    }
+    part_free(&got);
+    want.stages[0].stage = (ckd_stage)99;
+    bytes_clear(&b);
+    part_encode(&b, &store_id, &want);
+    assert_int_equal(part_decode(&got, &store_id, b.data, b.size, NULL), CKD_OK);
+    assert_true(got.stage_count == 1 && got.stages[0].stage == CKD_STAGE_SYNC);
+    part_free(&got);
+    want = sample_part();
+    bytes_clear(&b);
+    part_encode(&b, &store_id, &want);
+    assert_int_equal(load_le32(b.data + 12), 0); /* any version reads it */
+    assert_int_equal(part_decode(&got, &store_id, b.data, b.size, NULL), CKD_OK);
+    assert_true(got.began_ns == 0 && got.stage_count == 0);
+    part_free(&got);
+    bytes_free(&b);
+}
+
+static void test_times_that_are_none(void **state) {
+    (void)state;
+    for (int i = 0; i < 5; i++) {
+        part p = sample_part();
+        bytes b = {0};
+        p.began_ns = i == 0 ? UINT64_MAX : 1;
+        p.stage_count = 1;
+        p.stages[0] = (ckd_stage_times){.stage = CKD_STAGE_SYNC, .begin_ns = 1, .end_ns = 1};
+        p.stages[0].begin_ns += i == 1;
+        p.stages[0].work_ns = i == 2 ? UINT64_MAX : 0;
+        p.stages[0].bytes = i == 3 ? UINT64_C(1) << 63 : 0;
+        part_encode(&b, &store_id, &p);
+        assert_int_equal(decode(NOTE_PART, &b, NULL), i < 4 ? CKD_E_CORRUPT : CKD_OK);
+        bytes_free(&b);
+    }
+    part p = sample_part();
+    bytes b = {0};
+    p.began_ns = 1;
+    p.stage_count = PART_STAGES_MAX;
+    part_encode(&b, &store_id, &p);
+    assert_int_equal(decode(NOTE_PART, &b, NULL), CKD_OK); /* of stages that nobody knows */
+    bytes_free(&b);
+}
+
 static void test_ranks(void **state) {
     (void)state;
     static const struct {
@@ -639,6 +700,8 @@ int main(void) {
         cmocka_unit_test(test_empty_lists_and_no_metric),
         cmocka_unit_test(test_intent),
         cmocka_unit_test(test_part_tombstone_identity),
+        cmocka_unit_test(test_times_of_a_part),
+        cmocka_unit_test(test_times_that_are_none),
         cmocka_unit_test(test_pin_and_tag),
         cmocka_unit_test(test_what_pins_and_tags_must_not_say),
         cmocka_unit_test(test_policy),

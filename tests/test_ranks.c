@@ -27,6 +27,54 @@ static void test_saves_together(void **state) {
     survivors_check(*state, 31, 31, 5);
 }
 
+/* Its stages in the order in which they happen, and the whole within the save's own time. */
+static uint64_t check_rank_times(const ckd_stage_times *s, size_t count, uint32_t rank) {
+    uint64_t seen = 0, before = 0;
+    for (size_t i = 0; i < count; i++) {
+        assert_int_equal(s[i].rank, rank);
+        assert_true(s[i].begin_ns <= s[i].end_ns);
+        seen |= UINT64_C(1) << s[i].stage;
+        if (s[i].stage >= CKD_STAGE_SYNC) { /* one after the other */
+            assert_true(s[i].begin_ns >= before);
+        } else {
+            assert_true(s[i].work_ns > 0 && s[i].bytes > 0);
+        }
+        before = s[i].end_ns > before ? s[i].end_ns : before;
+    }
+    return seen;
+}
+
+static void test_each_rank_tells_its_times(void **state) {
+    enum { SIZE = 3 };
+    scene_make(*state, 0, 1);
+    all_went_well(&(world){.dir = *state, .size = SIZE, .step = 1, .act = act_saves});
+    ckd_store *store = store_reopen(*state, CKD_OPEN_READ);
+    ckd_timeline *t;
+    assert_int_equal(ckd_store_timeline(&t, store, NULL, NULL), CKD_OK);
+    size_t save = t->count - 1, at = 0; /* the one before was made by one rank */
+    while (at < t->stage_count && t->stages[at].save < save) {
+        at++;
+    }
+    const uint64_t all = 1u << CKD_STAGE_ANALYSE | 1u << CKD_STAGE_ENCODE | 1u << CKD_STAGE_WRITE |
+                         1u << CKD_STAGE_SYNC | 1u << CKD_STAGE_WAIT;
+    uint64_t ready = 0, waited = 0;
+    for (uint32_t rank = 0; rank < SIZE; rank++) {
+        size_t count = rank == 0 ? 6 : 5;
+        assert_true(at + count <= t->stage_count);
+        assert_int_equal(check_rank_times(t->stages + at, count, rank),
+                         rank == 0 ? all | 1u << CKD_STAGE_COMMIT : all);
+        const ckd_stage_times *wait = &t->stages[at + 4];
+        ready = wait->begin_ns > ready ? wait->begin_ns : ready;
+        assert_true(rank == 0 || wait->end_ns == waited); /* until the last one was there */
+        waited = wait->end_ns;
+        at += count;
+    }
+    assert_true(ready <= waited);
+    assert_int_equal(at, t->stage_count);
+    ckd_timeline_free(t);
+    ckd_store_close(store);
+}
+
 static ckd_status act_other_steps(ckd_checkpoint *info, ckd_ranks *ranks, ckd_store *store, const world *w,
                                   uint32_t rank, ckd_error *err) {
     (void)store;
@@ -324,6 +372,7 @@ int main(void) {
         tempdir_test(test_saves_together),
         tempdir_test(test_who_does_not_come),
         tempdir_test(test_other_steps),
+        tempdir_test(test_each_rank_tells_its_times),
         cmocka_unit_test(test_errors_of_any_bytes),
         tempdir_test(test_one_rank),
         tempdir_test(test_layouts_that_do_not_fit),

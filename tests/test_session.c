@@ -71,6 +71,26 @@ static ckd_checkpoint checkpoint_of(const char *dir, const char *run, uint64_t s
 
 /* ------------------------------------------------------------------------------------------------------- saving */
 
+/* Of the newest save: how long training stood still, and until when it was copied. */
+static void check_times(const char *dir, uint64_t stall_ns) {
+    ckd_store *store = store_reopen(dir, CKD_OPEN_READ);
+    ckd_timeline *t;
+    assert_int_equal(ckd_store_timeline(&t, store, TRAINER_RUN, NULL), CKD_OK);
+    const ckd_save_times *save = &t->items[t->count - 1];
+    assert_int_equal(save->stall_ns, stall_ns);
+    size_t at = t->stage_count - 1;
+    while (at > 0 && t->stages[at - 1].save == t->count - 1) {
+        at--;
+    }
+    const ckd_stage_times *s = &t->stages[at];
+    assert_true(s[0].stage == CKD_STAGE_SNAPSHOT && s[0].begin_ns == 0 && s[0].end_ns >= s[0].work_ns);
+    assert_int_equal(s[0].work_ns, stall_ns);
+    assert_int_equal(t->stage_count - at, 6); /* and no waiting for others */
+    assert_true(s[5].stage == CKD_STAGE_COMMIT && s[5].end_ns >= s[0].end_ns);
+    ckd_timeline_free(t);
+    ckd_store_close(store);
+}
+
 static void save_and_check(const char *dir, ckd_snapshot how, uint64_t snapshot_bytes) {
     trainer *t = trainer_new(ROWS);
     ckd_session_options o = session_options();
@@ -94,6 +114,7 @@ static void save_and_check(const char *dir, ckd_snapshot how, uint64_t snapshot_
     must(ckd_session_close(s, &err), &err);
     trainer_free(t);
     assert_int_equal(count_of(dir, TRAINER_RUN), 6);
+    check_times(dir, state.last_stall_ns);
     for (uint64_t step = 3; step <= 18; step += 3) {
         stored_check(dir, TRAINER_RUN, step, ROWS);
     }

@@ -1,0 +1,219 @@
+/* catalog: when ranks did what, and catalogs of the version that had no place for it. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include <sqlite3.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/file.h"
+#include "catalog/catalog.h"
+#include "tests/support/catalogs.h"
+#include "tests/support/tempdir.h"
+
+/* Runs SQL on dir/catalog.db with SQLite itself; the first number of its first row, -1 if there is none. */
+static int64_t look(const char *dir, const char *sql) {
+    sqlite3 *db = NULL;
+    sqlite3_stmt *stmt = NULL;
+    assert_int_equal(sqlite3_open(catalog_sample_path(dir, "catalog.db"), &db), SQLITE_OK);
+    if (sqlite3_prepare_v2(db, sql, -1, &stmt, NULL) != SQLITE_OK) {
+        fail_msg("%s: %s", sql, sqlite3_errmsg(db));
+    }
+    int rc = sqlite3_step(stmt);
+    int64_t number = rc == SQLITE_ROW ? sqlite3_column_int64(stmt, 0) : -1;
+    assert_true(rc == SQLITE_ROW || rc == SQLITE_DONE);
+    sqlite3_finalize(stmt);
+    assert_int_equal(sqlite3_close(db), SQLITE_OK);
+    return number;
+}
+
+static ckd_stage_times stage_of(uint32_t rank, ckd_stage stage, uint64_t begin, uint64_t end) {
+    return (ckd_stage_times){
+        .rank = rank, .stage = stage, .begin_ns = begin, .end_ns = end, .work_ns = 7, .bytes = 9};
+}
+
+static void add(catalog *c, uint64_t seed, uint32_t rank, ckd_stage stage, uint64_t begin, uint64_t end) {
+    ckd_id id = catalog_sample_id(seed);
+    ckd_stage_times s = stage_of(rank, stage, begin, end);
+    assert_int_equal(catalog_add_stage(c, &id, &s, NULL), CKD_OK);
+}
+
+static void expect_stage(const ckd_timeline *t, size_t i, size_t save, uint32_t rank, ckd_stage stage,
+                         uint64_t begin) {
+    assert_true(i < t->stage_count);
+    const ckd_stage_times *s = &t->stages[i];
+    if (s->save != save || s->rank != rank || s->stage != stage || s->begin_ns != begin) {
+        fail_msg("stage %zu: save %zu, rank %u, stage %d from %llu", i, s->save, (unsigned)s->rank,
+                 (int)s->stage, (unsigned long long)s->begin_ns);
+    }
+}
+
+static void test_by_save_rank_and_stage(void **state) {
+    catalog *c = catalog_sample_open(*state, CATALOG_WRITE);
+    catalog_sample_add(c, "b", 1, 1);
+    catalog_sample_add(c, "a", 5, 20);
+    catalog_sample_add(c, "a", 6, 30); /* without any timing: no save of the timeline */
+    catalog_sample_add(c, "a", 7, 40);
+    assert_int_equal(catalog_begin(c, NULL), CKD_OK);
+    for (uint64_t seed = 1; seed <= 40; seed += seed == 1 ? 19 : 20) {
+        ckd_id id = catalog_sample_id(seed);
+        assert_int_equal(catalog_add_timing(c, &id, "total", 10, 0, NULL), CKD_OK);
+    }
+    add(c, 1, 0, CKD_STAGE_COMMIT, 80, 90);
+    add(c, 40, 1, CKD_STAGE_SYNC, 5, 6);
+    add(c, 40, 1, CKD_STAGE_ANALYSE, 1, 4);
+    add(c, 40, 0, CKD_STAGE_WAIT, 3, 3);
+    add(c, 40, 0, CKD_STAGE_WAIT, 2, INT64_MAX); /* told again */
+    assert_int_equal(catalog_commit(c, NULL), CKD_OK);
+    ckd_timeline t;
+    assert_int_equal(catalog_timings(&t, c, NULL, NULL), CKD_OK);
+    assert_int_equal(t.count, 3);
+    assert_int_equal(t.stage_count, 4);
+    expect_stage(&t, 0, 1, 0, CKD_STAGE_WAIT, 2);
+    expect_stage(&t, 1, 1, 1, CKD_STAGE_ANALYSE, 1);
+    expect_stage(&t, 2, 1, 1, CKD_STAGE_SYNC, 5);
+    expect_stage(&t, 3, 2, 0, CKD_STAGE_COMMIT, 80);
+    assert_true(t.stages[0].end_ns == INT64_MAX && t.stages[0].work_ns == 7 && t.stages[0].bytes == 9);
+    free(t.items);
+    free(t.stages);
+    assert_int_equal(catalog_timings(&t, c, "b", NULL), CKD_OK);
+    assert_int_equal(t.stage_count, 1);
+    expect_stage(&t, 0, 0, 0, CKD_STAGE_COMMIT, 80);
+    free(t.items);
+    free(t.stages);
+    assert_int_equal(catalog_begin(c, NULL), CKD_OK);
+    assert_int_equal(catalog_remove(c, "a", 7, NULL), CKD_OK);
+    assert_int_equal(catalog_commit(c, NULL), CKD_OK);
+    assert_int_equal(catalog_check(c, NULL), CKD_OK);
+    catalog_close(c);
+    assert_int_equal(look(*state, "SELECT count(*) FROM rank_timings"), 1);
+}
+
+static void test_what_is_no_stage(void **state) {
+    ckd_id id = catalog_sample_id(1), unknown = catalog_sample_id(2);
+    catalog *c = catalog_sample_open(*state, CATALOG_WRITE);
+    catalog_sample_add(c, "a", 1, 1);
+    ckd_stage_times good = stage_of(0, CKD_STAGE_SYNC, 4, 5);
+    assert_int_equal(catalog_add_stage(c, &id, &good, NULL), CKD_E_STATE);
+    assert_int_equal(catalog_begin(c, NULL), CKD_OK);
+    assert_int_equal(catalog_add_stage(c, &unknown, &good, NULL), CKD_E_NOT_FOUND);
+    const ckd_stage_times bad[] = {
+        stage_of(0, (ckd_stage)0, 4, 5), stage_of(0, (ckd_stage)(CKD_STAGE_LAST + 1), 4, 5),
+        stage_of(0, CKD_STAGE_SYNC, 5, 4), stage_of(0, CKD_STAGE_SYNC, 5, UINT64_MAX)};
+    for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
+        assert_int_equal(catalog_add_stage(c, &id, &bad[i], NULL), CKD_E_INVALID);
+    }
+    assert_int_equal(catalog_add_stage(c, &id, &good, NULL), CKD_OK);
+    assert_int_equal(catalog_commit(c, NULL), CKD_OK);
+    catalog_close(c);
+    /* A later version may know more. */
+    look(*state, "INSERT INTO rank_timings SELECT key, 0, 'dream', 0, 1, 1, 1 FROM checkpoints");
+    look(*state, "INSERT INTO timings SELECT key, 'total', 1, 1 FROM checkpoints");
+    c = catalog_sample_open(*state, CATALOG_READ);
+    ckd_timeline t;
+    assert_int_equal(catalog_timings(&t, c, NULL, NULL), CKD_OK);
+    assert_true(t.count == 1 && t.stage_count == 1 && t.stages[0].stage == CKD_STAGE_SYNC);
+    free(t.items);
+    free(t.stages);
+    catalog_close(c);
+}
+
+/* A catalog as version 5 wrote it, with a checkpoint and its timing. */
+static void make_version_5(const char *dir) {
+    catalog *c = catalog_sample_open(dir, CATALOG_WRITE);
+    ckd_id id = catalog_sample_id(1);
+    catalog_sample_add(c, "a", 1, 1);
+    assert_int_equal(catalog_begin(c, NULL), CKD_OK);
+    assert_int_equal(catalog_add_timing(c, &id, "total", 77, 0, NULL), CKD_OK);
+    assert_int_equal(catalog_commit(c, NULL), CKD_OK);
+    catalog_close(c);
+    look(dir, "DROP TABLE rank_timings");
+    look(dir, "PRAGMA user_version = 5");
+}
+
+static void expect_total(catalog *c, size_t stages) {
+    ckd_timeline t;
+    assert_int_equal(catalog_timings(&t, c, NULL, NULL), CKD_OK);
+    assert_true(t.count == 1 && t.items[0].total_ns == 77 && t.stage_count == stages);
+    free(t.items);
+    free(t.stages);
+}
+
+static void test_version_5_is_read_and_renewed(void **state) {
+    make_version_5(*state);
+    catalog *c = catalog_sample_open(*state, CATALOG_READ);
+    expect_total(c, 0);
+    catalog_close(c);
+    assert_int_equal(look(*state, "PRAGMA user_version"), 5); /* readers change nothing */
+    c = catalog_sample_open(*state, CATALOG_WRITE);
+    expect_total(c, 0);
+    assert_int_equal(catalog_begin(c, NULL), CKD_OK);
+    add(c, 1, 3, CKD_STAGE_SYNC, 1, 2);
+    assert_int_equal(catalog_commit(c, NULL), CKD_OK);
+    expect_total(c, 1);
+    catalog_close(c);
+    assert_int_equal(look(*state, "PRAGMA user_version"), 6);
+    c = catalog_sample_open(*state, CATALOG_READ);
+    expect_total(c, 1);
+    catalog_close(c);
+    look(*state, "DROP TABLE rank_timings"); /* of version 6 it is no catalog without */
+    ckd_id store = catalog_sample_store();
+    assert_int_equal(
+        catalog_open(&c, catalog_sample_path(*state, "catalog.db"), CATALOG_WRITE, &store, 0, NULL),
+        CKD_E_CORRUPT);
+}
+
+static unsigned long steps_left;
+static int fail_later(void *context, file_step step, const char *path) {
+    (void)context;
+    (void)path;
+    bool changes = step == STEP_WRITE || step == STEP_SYNC || step == STEP_DIR_SYNC || step == STEP_REMOVE;
+    return changes && steps_left && --steps_left == 0 ? 28 /* ENOSPC */ : 0;
+}
+
+/* Whatever fails while it is renewed, it is as it was, or renewed; the times are in it. */
+static void test_renewing_fails(void **state) {
+    ckd_id store = catalog_sample_store();
+    make_version_5(*state);
+    unsigned long failed = 0;
+    for (unsigned long at = 1;; at++) {
+        catalog *c = NULL;
+        steps_left = at;
+        file_set_fault_hook(fail_later, NULL);
+        ckd_status status =
+            catalog_open(&c, catalog_sample_path(*state, "catalog.db"), CATALOG_WRITE, &store, 0, NULL);
+        file_set_fault_hook(NULL, NULL);
+        catalog_close(c);
+        int64_t version = look(*state, "PRAGMA user_version");
+        assert_true(version == 5 || version == 6);
+        c = catalog_sample_open(*state, CATALOG_READ);
+        expect_total(c, 0);
+        catalog_close(c);
+        if (steps_left > 0) {
+            assert_int_equal(status, CKD_OK);
+            break;
+        }
+        failed += status != CKD_OK;
+        if (version == 6) {
+            look(*state, "DROP TABLE rank_timings");
+            look(*state, "PRAGMA user_version = 5");
+        }
+    }
+    assert_true(failed >= 2);
+    assert_int_equal(look(*state, "PRAGMA user_version"), 6);
+}
+
+int main(void) {
+#define TEST(name) tempdir_test(test_##name)
+    const struct CMUnitTest tests[] = {
+        TEST(by_save_rank_and_stage),
+        TEST(what_is_no_stage),
+        TEST(version_5_is_read_and_renewed),
+        TEST(renewing_fails),
+    };
+    return cmocka_run_group_tests_name("catalog timings", tests, NULL, NULL);
+}
