@@ -99,11 +99,14 @@ typedef struct catalog_entry {
  * INVALID (names, numbers, shards that contradict each other), STATE, NOSPACE.
  */
 ckd_status catalog_add(catalog *c, const catalog_entry *entry, ckd_error *err);
-/* A text that the engine keeps with the catalog: what its manifests' folders were like when it agreed with them. "" if there is none. */
-enum { CATALOG_MARK = 200 };
-ckd_status catalog_mark(char out[CATALOG_MARK], catalog *c, ckd_error *err);
+/*
+ * Short texts that the engine keeps with the catalog under names of its own, other than "store" and "format": what its manifests' folders were like when it agreed
+ * with them, how writing was fastest. "" if there is none.
+ */
+enum { CATALOG_NOTE = 200 };
+ckd_status catalog_note(char out[CATALOG_NOTE], catalog *c, const char *key, ckd_error *err);
 /* In a transaction. */
-ckd_status catalog_set_mark(catalog *c, const char *mark, ckd_error *err);
+ckd_status catalog_set_note(catalog *c, const char *key, const char *text, ckd_error *err);
 /* Removes a checkpoint with all that belongs to it. Errors: NOT_FOUND, STATE, NOSPACE. */
 ckd_status catalog_remove(catalog *c, const char *run, uint64_t step, ckd_error *err);
 

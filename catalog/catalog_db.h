@@ -25,7 +25,7 @@ typedef enum statement {
     S_ROLLBACK_TO,
     S_META_GET,
     S_META_PUT,
-    S_MARK_PUT,
+    S_NOTE_PUT,
     S_RUN_KEY,
     S_RUN_ADD,
     S_RUN_DROP,

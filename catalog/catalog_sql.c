@@ -44,7 +44,7 @@ const statement_text statement_texts[STATEMENT_COUNT] = {
     [S_META_GET] = {"SELECT value FROM meta WHERE key = ?1", "read the catalog's identity"},
     [S_META_PUT] = {"INSERT INTO meta (key, value) VALUES (?1, ?2)", "create the catalog"},
 
-    [S_MARK_PUT] = {"INSERT OR REPLACE INTO meta (key, value) VALUES ('mark', ?1)", "write the catalog"},
+    [S_NOTE_PUT] = {"INSERT OR REPLACE INTO meta (key, value) VALUES (?1, ?2)", "write the catalog"},
 
     [S_RUN_KEY] = {"SELECT key FROM runs WHERE name = ?1", "look up a run in the catalog"},
     [S_RUN_ADD] = {"INSERT INTO runs (name) VALUES (?1)", "add a run to the catalog"},

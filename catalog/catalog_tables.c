@@ -142,7 +142,7 @@ static void hex16(char out[33], const uint8_t bytes[16]) {
     }
 }
 
-ckd_status catalog_mark(char out[CATALOG_MARK], catalog *c, ckd_error *err) {
+ckd_status catalog_note(char out[CATALOG_NOTE], catalog *c, const char *key, ckd_error *err) {
     query q;
     bool row = false, opened;
     out[0] = '\0';
@@ -152,11 +152,11 @@ ckd_status catalog_mark(char out[CATALOG_MARK], catalog *c, ckd_error *err) {
     }
     status = query_begin(&q, c, S_META_GET, err);
     if (status == CKD_OK) {
-        bind_text(&q, 1, "mark");
+        bind_text(&q, 1, key);
         status = query_next(&row, &q, err);
     }
     if (status == CKD_OK && row) {
-        snprintf(out, CATALOG_MARK, "%s", column_text(&q, 0, 0, CATALOG_MARK - 1));
+        snprintf(out, CATALOG_NOTE, "%s", column_text(&q, 0, 0, CATALOG_NOTE - 1));
         status = query_row_status(&q, err);
     }
     query_end(&q);
@@ -164,16 +164,17 @@ ckd_status catalog_mark(char out[CATALOG_MARK], catalog *c, ckd_error *err) {
     return status;
 }
 
-ckd_status catalog_set_mark(catalog *c, const char *mark, ckd_error *err) {
+ckd_status catalog_set_note(catalog *c, const char *key, const char *text, ckd_error *err) {
     query q;
     bool row;
     ckd_status status = need_transaction(c, err);
     if (status != CKD_OK) {
         return status;
     }
-    status = query_begin(&q, c, S_MARK_PUT, err);
+    status = query_begin(&q, c, S_NOTE_PUT, err);
     if (status == CKD_OK) {
-        bind_text(&q, 1, mark);
+        bind_text(&q, 1, key);
+        bind_text(&q, 2, text);
         status = query_next(&row, &q, err);
     }
     query_end(&q);

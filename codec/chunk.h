@@ -18,6 +18,9 @@ typedef struct chunk_writer chunk_writer;
 /* Creates `path` (which must not exist) and writes the file header. Errors: EXISTS, NOSPACE, READ_ONLY, IO, NOMEM. */
 ckd_status chunk_writer_create(chunk_writer **out, const char *path, const chunk_identity *identity,
                                ckd_error *err);
+/* The same, written in some way (base/file.h). */
+ckd_status chunk_writer_create_way(chunk_writer **out, const char *path, const chunk_identity *identity,
+                                   file_way way, ckd_error *err);
 /*
  * From now on records with small payloads (up to 4 KiB) are gathered, and written together, as bundles. Up to 1 MiB of
  * payloads waits in memory for the next bundle, or for the file's end; so errors may show later than at the record's own append.

@@ -62,6 +62,11 @@ static void writer_free(chunk_writer *w) {
 
 ckd_status chunk_writer_create(chunk_writer **out, const char *path, const chunk_identity *identity,
                                ckd_error *err) {
+    return chunk_writer_create_way(out, path, identity, FILE_BUFFERED, err);
+}
+
+ckd_status chunk_writer_create_way(chunk_writer **out, const char *path, const chunk_identity *identity,
+                                   file_way way, ckd_error *err) {
     *out = NULL;
     chunk_writer *w = calloc(1, sizeof(*w));
     if (w) {
@@ -75,7 +80,7 @@ ckd_status chunk_writer_create(chunk_writer **out, const char *path, const chunk
         }
         return err_nomem(err, sizeof(*w), "a chunk writer");
     }
-    ckd_status status = file_create(&w->file, path, WRITE_BUFFER, err);
+    ckd_status status = file_create_way(&w->file, path, WRITE_BUFFER, way, err);
     if (status == CKD_OK) {
         status = file_append(w->file, w->header.data, w->header.size, err);
     }

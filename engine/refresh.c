@@ -5,6 +5,8 @@
 #include "base/bytes.h"
 #include "engine/view.h"
 
+#define MARK "mark" /* of the catalog's notes */
+
 /* One (run, step) of either side: its manifests, newest generation first, and what the catalog has of it. */
 typedef struct pairing {
     const manifest_name *items;
@@ -184,37 +186,37 @@ static ckd_status apply(ckd_store *store, const manifest_list *manifests, const 
 #define WORTH_A_MARK 1000
 
 /* "" if it is not known. Under the publish lock, or before the names are read: what comes later shows in the names, or not at all. */
-static void mark_of(char out[CATALOG_MARK], const ckd_store *store) {
+static void mark_of(char out[CATALOG_NOTE], const ckd_store *store) {
     char manifests[FILE_MARK], tombstones[FILE_MARK];
     file_mark(manifests, path_in(store->path, DIR_MANIFESTS).text);
     file_mark(tombstones, path_in(store->path, DIR_TOMBSTONES).text);
     bool known = manifests[0] && tombstones[0];
-    snprintf(out, CATALOG_MARK, "%s%s%s", known ? manifests : "", known ? ", " : "", known ? tombstones : "");
+    snprintf(out, CATALOG_NOTE, "%s%s%s", known ? manifests : "", known ? ", " : "", known ? tombstones : "");
 }
 
 ckd_status store_set_mark(ckd_store *store, ckd_error *err) {
-    char mark[CATALOG_MARK];
+    char mark[CATALOG_NOTE];
     if (store->catalog_in_memory || !store->catalog_compared) {
         return CKD_OK;
     }
     mark_of(mark, store);
-    return catalog_set_mark(store->catalog, mark, err);
+    return catalog_set_note(store->catalog, MARK, mark, err);
 }
 
 /* Then names tell, as this very catalog was compared with these very manifests. */
 static ckd_status trust_mark(ckd_store *store, const char *mark, ckd_error *err) {
-    char noted[CATALOG_MARK];
+    char noted[CATALOG_NOTE];
     if (store->catalog_compared || !mark[0]) {
         return CKD_OK;
     }
-    ckd_status status = catalog_mark(noted, store->catalog, err);
+    ckd_status status = catalog_note(noted, store->catalog, MARK, err);
     store->catalog_compared = status == CKD_OK && strcmp(noted, mark) == 0;
     return status;
 }
 
 static ckd_status mark_in_transaction(ckd_store *store, const char *mark, ckd_error *err) {
-    char noted[CATALOG_MARK];
-    ckd_status status = catalog_mark(noted, store->catalog, err);
+    char noted[CATALOG_NOTE];
+    ckd_status status = catalog_note(noted, store->catalog, MARK, err);
     if (status != CKD_OK || !mark[0] || strcmp(noted, mark) == 0) {
         return status;
     }
@@ -222,7 +224,7 @@ static ckd_status mark_in_transaction(ckd_store *store, const char *mark, ckd_er
     if (status != CKD_OK) {
         return status;
     }
-    status = catalog_set_mark(store->catalog, mark, err);
+    status = catalog_set_note(store->catalog, MARK, mark, err);
     if (status != CKD_OK) {
         catalog_rollback(store->catalog);
         return status;
@@ -267,7 +269,7 @@ static ckd_status apply_in_transaction(ckd_store *store, const char *mark, const
         status = verified_write(store, err);
     }
     if (status == CKD_OK && !store->catalog_in_memory) {
-        status = catalog_set_mark(store->catalog, mark, err);
+        status = catalog_set_note(store->catalog, MARK, mark, err);
     }
     if (status != CKD_OK) {
         catalog_rollback(store->catalog);
@@ -336,7 +338,7 @@ static ckd_status merge(merge_result *result, ckd_store *store, const char *mark
 
 ckd_status store_merge(merge_result *result, ckd_store *store, ckd_error *err) {
     *result = (merge_result){0};
-    char mark[CATALOG_MARK];
+    char mark[CATALOG_NOTE];
     manifest_list manifests;
     mark_of(mark, store);
     ckd_status status = manifests_read(&manifests, store, err);

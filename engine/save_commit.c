@@ -12,6 +12,7 @@
 #include "engine/retain.h"
 #include "engine/save.h"
 #include "engine/totals.h"
+#include "engine/write_path.h"
 
 /* Under its temporary name until the checkpoint is committed. */
 static void close_ready(ckd_save *save) {
@@ -290,10 +291,15 @@ static ckd_status add_to_catalog(ckd_save *save, const manifest *m, ckd_error *e
         status = save_add_times(save, &m->checkpoint, err);
     }
     if (status == CKD_OK) {
+        status = write_path_note(store, err);
+    }
+    if (status == CKD_OK) {
         status = store_set_mark(store, err);
     }
     if (status == CKD_OK) {
-        return catalog_commit(store->catalog, err);
+        status = catalog_commit(store->catalog, err);
+        store->writing_is_new = store->writing_is_new && status != CKD_OK;
+        return status;
     }
     catalog_rollback(store->catalog);
     return status;

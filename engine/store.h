@@ -48,6 +48,8 @@ struct ckd_store {
     verified_files verified; /* that the catalog is to be told of with its next change */
     bool keeps_kit;          /* as sessions do, which save again and again */
     struct save_kit *kit;    /* that no save has; with the mutex */
+    ckd_write_choice writing;    /* what is known of ways to write; with the mutex */
+    bool writing_is_new;         /* the catalog is to be told with its next change */
 };
 
 /* printf to the on_message callback, if any. */

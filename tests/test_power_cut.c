@@ -359,8 +359,7 @@ static ckd_store *open_store(disk *d, ckd_open_mode mode) {
     return store;
 }
 
-static void test_new_store_base_delta_and_ranks(void **state) {
-    disk *d = *state;
+static void save_thrice(disk *d) {
     begin(d);
     ckd_store *store = open_store(d, CKD_OPEN_CREATE);
     save(d, store, 0, false);
@@ -372,6 +371,23 @@ static void test_new_store_base_delta_and_ranks(void **state) {
     assert_int_equal(d->committed, 7);
     assert_true(d->image_count > 50);
     end("three saves", d, 3);
+}
+
+static void test_new_store_base_delta_and_ranks(void **state) {
+    save_thrice(*state);
+}
+
+/* What lies past the page cache is durable no sooner than what is in it. */
+static void test_saves_directly(void **state) {
+    scene_write(CKD_WRITE_DIRECT);
+    save_thrice(*state);
+    scene_write(CKD_WRITE_AUTO);
+}
+
+static void test_saves_by_io_uring(void **state) {
+    scene_write(CKD_WRITE_URING);
+    save_thrice(*state);
+    scene_write(CKD_WRITE_AUTO);
 }
 
 static void must(ckd_status status, const ckd_error *err) {
@@ -589,6 +605,8 @@ static void test_abort_leaves_nothing(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_new_store_base_delta_and_ranks, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_saves_directly, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_saves_by_io_uring, setup, teardown),
         cmocka_unit_test_setup_teardown(test_deleting, setup, teardown),
         cmocka_unit_test_setup_teardown(test_pinning_and_tagging, setup, teardown),
         cmocka_unit_test_setup_teardown(test_pruning, setup, teardown),
