@@ -94,11 +94,11 @@ typedef struct ckd_session_options {
     ckd_when_busy when_busy;
     /*
      * Bytes of memory for snapshots, allocated and touched at the first step; 0: as much as one takes. INVALID at the first step if one does not
-     * fit. What more is used for depends on the fidelity. If all is exact and there is room for two, the last snapshot is kept, and the next save is coded against it
-     * instead of against what it would have to read from the store and decode. If not, what a load of the newest checkpoint would give is kept for that, of the
+     * fit. One is needed for each save that may be under way (saves_under_way). What more is used for depends on the fidelity. If all is exact and there is room for one more, the last snapshot is
+     * kept, and the next save is coded against it instead of against what it would have to read from the store and decode. If not, what a load of the newest checkpoint would give is kept for that, of the
      * tensors that are coded against their parents: weights, masters, and all that is exact, as many bytes as these have (of W, m and v in f32 a
      * third of a snapshot); of first and second moments in a lossy fidelity nothing is, nor of what is on a device. Either is checked against the store's hashes before it is used, and made anew by the
-     * first save after a restore. With room for one snapshot more the state can be copied while an earlier save is under way.
+     * first save after a restore.
      */
     uint64_t snapshot_bytes;
     uint32_t copy_threads; /* that copy, the caller's included; 0: one per core, at most 4 */
@@ -118,8 +118,8 @@ typedef struct ckd_session_options {
     int restore_older;
     /*
      * Bytes of each device's memory for snapshots of what lies there, allocated at the first step; 0: as much as one takes. What has no room there (all of
-     * it, if the device has less) is copied to pinned host memory instead, which takes as long as the bus does, and counts as `snapshot_bytes`. Room for two: the state can
-     * be copied while an earlier save is under way.
+     * it, if the device has less) is copied to pinned host memory instead, which takes as long as the bus does, and counts as `snapshot_bytes`. Room for two: with saves_under_way
+     * 2, the state can be copied while an earlier save is under way.
      */
     uint64_t device_bytes;
     /*
@@ -127,6 +127,12 @@ typedef struct ckd_session_options {
      * take as much as the weights do. Of what has no room there, the parent is read from the store. After a restart, the first save reads it.
      */
     uint64_t device_reference_bytes;
+    /*
+     * How many saves may be under way at a time, if there is memory for their snapshots; 0: one, at most 2. With one, a state is copied only once the one before it is durable: whenever the
+     * process is killed, the newest state that was to be saved may be lost and no other, and training goes on from the one before. With two, training waits less where a save takes longer than
+     * an interval, and two may be lost.
+     */
+    uint32_t saves_under_way;
 } ckd_session_options;
 #define CKD_SESSION_OPTIONS_INIT \
     { .struct_size = sizeof(ckd_session_options) }

@@ -47,6 +47,9 @@ static ckd_status check_options(const ckd_session_options *o, ckd_error *err) {
     if (o->when_busy < CKD_BUSY_BLOCK || o->when_busy > CKD_BUSY_COALESCE) {
         return err_set(err, CKD_E_INVALID, "when_busy %d is not known", (int)o->when_busy);
     }
+    if (o->saves_under_way > 2) {
+        return err_set(err, CKD_E_INVALID, "saves_under_way is %u, at most 2", (unsigned)o->saves_under_way);
+    }
     if (o->nice > 19 || o->copy_threads > 1024) {
         return err_set(err, CKD_E_INVALID, "nice is at most 19, copy_threads at most 1024");
     }

@@ -59,7 +59,7 @@ typedef struct session_slot {
     bool torn;          /* never: the save is given up */
 } session_slot;
 
-#define SESSION_SLOTS 3
+#define SESSION_SLOTS 3 /* two saves under way, and what was saved last */
 
 /* Values of a lossy checkpoint as its decoder gives them, where the next one is coded against them. */
 typedef struct session_kept {

@@ -91,11 +91,11 @@ static ckd_status make_slots(ckd_session *s, ckd_error *err) {
     if (status == CKD_OK && kept > 0 && held <= budget && kept <= budget - held) {
         status = session_kept_make(s, err);
     }
-    uint32_t useful = keeps ? SESSION_SLOTS : SESSION_SLOTS - 1;
+    uint32_t at_once = s->options.saves_under_way > 1 ? 2 : 1, useful = at_once + keeps;
     while (status == CKD_OK && s->slot_count < useful && fits_one_more(s)) {
         status = make_slot(s, err);
     }
-    s->rooms = s->slot_count - (keeps && s->slot_count > 1);
+    s->rooms = s->slot_count - (keeps && s->slot_count > 1); /* at_once at most */
     return status;
 }
 

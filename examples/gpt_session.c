@@ -108,7 +108,7 @@ static ckd_status open_session(gpt_session *s, ckd_error *err) {
     options.store = &store;
     options.snapshot = s->with.lazy ? CKD_SNAPSHOT_LAZY : CKD_SNAPSHOT_COPY;
     options.snapshot_bytes =
-        4 * GPT_PARTS * sizeof(float) * s->with.model->parameter_count; /* three snapshots */
+        3 * GPT_PARTS * sizeof(float) * s->with.model->parameter_count; /* two, with what is not in them */
     options.every_steps = s->with.save_every;
     options.overhead = s->with.save_every ? 0 : s->with.overhead;
     options.on_saved = saved;

@@ -363,6 +363,7 @@ static ckd_session_state busy(const char *dir, ckd_when_busy when, uint64_t snap
     o.every_steps = 2;
     o.when_busy = when;
     o.snapshot_bytes = snapshot_bytes;
+    o.saves_under_way = snapshot_bytes ? 2 : 0;
     o.on_saved = hold;
     sem_init(&held, 0, 0);
     sem_init(&let_go, 0, 0);
