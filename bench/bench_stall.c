@@ -16,8 +16,11 @@
  *   p50 ... max  ms of an iteration, with what it waits for saves, of all iterations of all repeats
  *   overlap    of a save's stages: their times, all threads', over the save's
  *
+ * and what sessions must show, each with its figure: see stall_checks.c.
+ *
  * --disk-mb-s N makes the disk behave like one of so many MB/s that has a write cache: what is made durable waits until it would have been
- * written. --fidelity: exact, near or compact. --idle: all cores but for the optimizer are the saver's, as where training is a GPU's work.
+ * written; --slower X: in the middle of each loop it becomes X times slower. --fidelity: exact, near or compact. --idle: all cores but for the optimizer are the saver's, as where training
+ * is a GPU's work. --trainer N: N steps of train_gpt instead of the loop, without saves, with its own and with sessions. --kills N: a trainer is killed in its saves, N times.
  */
 #include <argp.h>
 #include <ckptdelta.h>
@@ -220,6 +223,7 @@ static void note_saved(void *context, const ckd_saved *saved) {
     outcome *r = context;
     must(saved->status, &saved->error);
     if (r->saves < SAVES_MAX) {
+        r->places[r->saves] = (int)(saved->step - r->first_step);
         r->stalls[r->saves] = (double)saved->stall_ns / 1e6;
         r->durables[r->saves++] = (double)saved->persist_ns / 1e6;
     }
@@ -253,7 +257,10 @@ static void note_stages(outcome *r, const char *path) {
 
 /* The loop itself; what follows it until the last save is durable is not training. Steps go on from loop to loop. */
 static void run_loop(outcome *r, const options *o, training *t, const char *store, mode how) {
-    *r = (outcome){.wholes = calloc((size_t)o->steps, sizeof(double)), .steps = o->steps};
+    *r = (outcome){.wholes = calloc((size_t)o->steps, sizeof(double)),
+                   .fences = calloc((size_t)o->steps, sizeof(double)),
+                   .calls = calloc((size_t)o->steps, sizeof(double)),
+                   .steps = o->steps};
     ckd_error err = {0};
     t->step++;
     ckd_session *s = how >= COPY ? open_session(o, t, store, how, note_saved, r) : NULL;
@@ -263,21 +270,31 @@ static void run_loop(outcome *r, const options *o, training *t, const char *stor
         must(ckd_session_wait(s, CKD_DURABLE, &err), &err);
         r->saves = 0;
     }
+    r->first_step = t->step + 1;
+    disk_rate = 1e6 * o->disk_mb_s;
     double *steps = calloc((size_t)o->steps, sizeof(*steps)), begun = bench_seconds();
     for (int i = 0; i < o->steps; i++) {
-        double from = bench_seconds();
+        if (i == o->steps / 2) {
+            disk_rate /= o->slower;
+        }
+        double from = bench_seconds(), called;
         forward_and_backward(t);
         if (s) {
+            called = bench_seconds();
             ckd_session_fence(s);
+            r->fences[i] = 1e3 * (bench_seconds() - called);
         }
         optimize(t);
         t->step++;
         steps[i] = 1e3 * (bench_seconds() - from);
         if (s) {
+            called = bench_seconds();
             must(ckd_session_step(s, t->step, &err), &err);
+            r->calls[i] = 1e3 * (bench_seconds() - called);
         } else if (how == SYNCHRONOUS && o->every && t->step % (uint64_t)o->every == 0) {
             double saving = bench_seconds();
             save_synchronously(t, store);
+            r->places[r->saves] = i;
             r->stalls[r->saves] = r->durables[r->saves] = 1e3 * (bench_seconds() - saving);
             r->saves++;
         }
@@ -296,6 +313,7 @@ static void run_loop(outcome *r, const options *o, training *t, const char *stor
         stalls += r->stalls[i] / 1e3;
     }
     r->slowed = r->whole_s - stalls; /* seconds; a share once the loop without saves is known */
+    stall_note_halves(r, o);
     r->stall_ms = stall_median(r->stalls, r->saves);
     r->durable_ms = stall_median(r->durables, r->saves);
 }
@@ -378,6 +396,9 @@ enum {
     O_IDLE,
     O_REPEATS,
     O_SNAPSHOTS,
+    O_SLOWER,
+    O_TRAINER,
+    O_KILLS,
     O_JSON,
     O_SVG
 };
@@ -394,6 +415,9 @@ static const struct argp_option option_table[] = {
     {"idle", O_IDLE, NULL, 0, "training waits instead of computing, as for a GPU; its optimizer computes", 0},
     {"repeats", O_REPEATS, "N", 0, "of all loops, in turns (3)", 0},
     {"snapshots", O_SNAPSHOTS, "N", 0, "memory for N of them (1)", 0},
+    {"slower", O_SLOWER, "X", 0, "with --disk-mb-s: in the middle the disk becomes X times slower", 0},
+    {"trainer", O_TRAINER, "N", 0, "N steps of train_gpt instead of the loop", 0},
+    {"kills", O_KILLS, "N", 0, "kill a trainer in its saves N times, instead of the loop", 0},
     {"json", O_JSON, "FILE", 0, "write the results there, too", 0},
     {"svg", O_SVG, "FILE", 0, "draw the times of iterations", 0},
     {0},
@@ -451,6 +475,20 @@ static error_t parse_option(int key, char *text, struct argp_state *state) {
     case O_SNAPSHOTS:
         o->snapshots = (int)number(state, text, 1, 3);
         break;
+    case O_SLOWER:
+        o->slower = number(state, text, 1, 1000);
+        break;
+    case O_TRAINER:
+        o->trainer = (int)number(state, text, 1, 1e6);
+        break;
+    case O_KILLS:
+        o->kills = (int)number(state, text, 1, 1e6);
+        break;
+    case ARGP_KEY_END:
+        if (o->slower > 1 && o->disk_mb_s <= 0) {
+            argp_error(state, "--slower goes with --disk-mb-s");
+        }
+        break;
     case O_JSON:
         o->json = text;
         break;
@@ -470,6 +508,7 @@ int main(int argc, char **argv) {
                  .overhead = 0.035,
                  .repeats = 3,
                  .snapshots = 1,
+                 .slower = 1,
                  .fidelity = CKD_EXACT};
     const struct argp argp = {
         .options = option_table, .parser = parse_option, .doc = "What periodic saves cost training."};
@@ -484,11 +523,17 @@ int main(int argc, char **argv) {
     snprintf(path, sizeof(path), "%s/store", store);
     disk_rate = 1e6 * o.disk_mb_s;
     file_set_fault_hook(slow_disk, NULL);
-    results *r = calloc(1, sizeof(*r));
-    measure(r, &o, path);
-    stall_report(r, &o);
-    stall_draw(r, &o);
-    stall_free(r, &o);
+    if (o.trainer) {
+        stall_train(&o, store);
+    } else if (o.kills) {
+        stall_kill(&o, store);
+    } else {
+        results *r = calloc(1, sizeof(*r));
+        measure(r, &o, path);
+        stall_report(r, &o);
+        stall_draw(r, &o);
+        stall_free(r, &o);
+    }
     file_set_fault_hook(NULL, NULL);
     bench_remove_tree(store);
     return 0;

@@ -37,6 +37,8 @@ void stall_free(results *r, const options *o) {
     for (mode how = NONE; how < MODES; how++) {
         for (int i = 0; i < o->repeats; i++) {
             free(r->all[how][i].wholes);
+            free(r->all[how][i].fences);
+            free(r->all[how][i].calls);
         }
     }
     free(r);
@@ -189,7 +191,11 @@ void stall_report(results *r, const options *o) {
     print_iterations(r, o);
     print_stages(r, o);
     if (json) {
-        fputs("]}\n", json);
+        fputs("]", json);
+    }
+    stall_check(r, o, json);
+    if (json) {
+        fputs("}\n", json);
         fclose(json);
     }
 }
