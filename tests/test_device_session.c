@@ -143,6 +143,7 @@ static void save_and_spoil(const char *dir, ckd_snapshot how, uint64_t device_by
     ckd_error err;
     o.snapshot = how;
     o.device_bytes = device_bytes;
+    o.saves_under_way = 2;
     ckd_session *s = open_session(dir, &o, &t);
     for (uint64_t step = 1; step <= steps; step++) {
         ckd_session_fence(s);
@@ -217,6 +218,7 @@ static void test_what_is_held(void **state) {
         assert_int_equal(mkdir(dir, 0777), 0);
         ckd_session_options o = session_options();
         o.device_bytes = cases[i][0];
+        o.saves_under_way = 2;
         o.every_steps = 1000;
         ckd_session_state now = first_step(dir, &o, &t, &taken);
         assert_int_equal(now.device_bytes, cases[i][1]);
