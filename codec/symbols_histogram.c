@@ -67,6 +67,13 @@ static void count_by_context(uint32_t *restrict even, uint32_t *restrict odd, co
     }
 }
 
+void symbols_set_counts(symbols_histogram *h, const uint32_t *counts, unsigned first, unsigned last) {
+    clear(h);
+    h->first_context = first;
+    h->last_context = last;
+    memcpy(counts_at(h, 0, first), counts, (last - first + 1) * SYMBOLS_ALPHABET * sizeof(uint32_t));
+}
+
 void symbols_count(symbols_histogram *h, const uint8_t *symbols, const uint8_t *context, size_t n) {
     clear(h);
     if (context) {

@@ -7,8 +7,6 @@
 
 /* ---- CLASS ---- */
 
-#define CENTRE_SAMPLES 65
-
 static int64_t signed_at(const void *values, unsigned width, size_t i) {
     const uint8_t *at = (const uint8_t *)values + i * width;
     switch (width) {
@@ -39,12 +37,7 @@ static uint64_t sampled_bits(const int64_t *samples, size_t n, unsigned width, i
 }
 
 /* The median of a sample, if differences to it are shorter by an eighth of a bit at least; else 0. */
-static uint64_t choose_centre(const void *values, unsigned width, size_t n) {
-    int64_t samples[CENTRE_SAMPLES];
-    size_t count = n < CENTRE_SAMPLES ? n : CENTRE_SAMPLES;
-    for (size_t i = 0; i < count; i++) {
-        samples[i] = signed_at(values, width, i * n / count);
-    }
+uint64_t symbols_centre(int64_t *samples, size_t count, unsigned width) {
     qsort(samples, count, sizeof(samples[0]), compare);
     int64_t median = samples[count / 2];
     uint64_t plain = sampled_bits(samples, count, width, 0);
@@ -55,19 +48,31 @@ static uint64_t choose_centre(const void *values, unsigned width, size_t n) {
     return width == 8 ? (uint64_t)median : (uint64_t)median & ((UINT64_C(1) << (8 * width)) - 1);
 }
 
-static unsigned finest(unsigned width) {
+static uint64_t choose_centre(const void *values, unsigned width, size_t n) {
+    int64_t samples[SYMBOLS_PARTS_SAMPLE];
+    size_t count = symbols_sample_count(n);
+    for (size_t i = 0; i < count; i++) {
+        samples[i] = signed_at(values, width, i * n / count);
+    }
+    return symbols_centre(samples, count, width);
+}
+
+unsigned symbols_finest(unsigned width) {
     return width == 1 ? SYMBOLS_FINE_8
                       : (width == 2 ? SYMBOLS_FINE_16 : (width == 4 ? SYMBOLS_FINE_32 : SYMBOLS_FINE_64));
 }
 
-static void classify(symbols_slot *p, const void *values) {
-    symbols_header *h = &p->header;
-    uint64_t centre = choose_centre(values, p->width, p->count);
+static void use_classes(symbols_header *h, unsigned width, uint64_t centre) {
     for (unsigned t = 0; t < SYMBOLS_MAX_TABLES; t++) {
         h->table[t].centre = centre;
     }
+    h->fine = symbols_finest(width);
+}
+
+static void classify(symbols_slot *p, const void *values) {
+    uint64_t centre = choose_centre(values, p->width, p->count);
+    use_classes(&p->header, p->width, centre);
     symbols_classify(p->symbols, p->width, values, centre, p->count);
-    h->fine = finest(p->width);
 }
 
 /* ---- SPLIT ---- */
@@ -224,13 +229,17 @@ static size_t finish(symbols_workspace *w, symbols_slot *p, const symbols_groups
     return symbols_header_size(&p->header, p->width) + (size_t)(p->bits / 8) + 1;
 }
 
-/* To symbols and their histogram. */
-static void begin(symbols_workspace *w, symbols_slot *p, symbols_mode mode, unsigned width,
-                  const void *values, const uint8_t *context, size_t n) {
+static void begin_slot(symbols_slot *p, symbols_mode mode, unsigned width, size_t n) {
     p->header.mode = mode;
     p->header.lanes_log = n < 2048 ? 0 : 3;
     p->width = width;
     p->count = n;
+}
+
+/* To symbols and their histogram. */
+static void begin(symbols_workspace *w, symbols_slot *p, symbols_mode mode, unsigned width,
+                  const void *values, const uint8_t *context, size_t n) {
+    begin_slot(p, mode, width, n);
     if (mode == SYMBOLS_CLASS) {
         p->shift = 0;
         classify(p, values);
@@ -243,10 +252,7 @@ static void begin(symbols_workspace *w, symbols_slot *p, symbols_mode mode, unsi
 /* The same in SPLIT, with what a frame can say. */
 static void begin_framed(symbols_workspace *w, symbols_slot *p, symbols_frame *frame,
                          const symbols_grid *grid, unsigned width, const void *values, size_t n, size_t of) {
-    p->header.mode = SYMBOLS_SPLIT;
-    p->header.lanes_log = n < 2048 ? 0 : 3;
-    p->width = width;
-    p->count = n;
+    begin_slot(p, SYMBOLS_SPLIT, width, n);
     split_finely(p, frame, values);
     symbols_choose_levels(frame, &w->level_sums, grid, p->symbols, n, of);
     if (frame->columns) {
@@ -258,6 +264,16 @@ static void begin_framed(symbols_workspace *w, symbols_slot *p, symbols_frame *f
 size_t symbols_dense_plan(symbols_workspace *w, symbols_slot *p, symbols_groups *groups, symbols_mode mode,
                           unsigned width, const void *values, const uint8_t *context, size_t n) {
     begin(w, p, mode, width, values, context, n);
+    refine(w, p, groups);
+    return finish(w, p, groups);
+}
+
+size_t symbols_counted_plan(symbols_workspace *w, symbols_slot *p, symbols_groups *groups,
+                            const symbols_counts *counts) {
+    begin_slot(p, SYMBOLS_CLASS, counts->width, counts->n);
+    p->shift = 0;
+    use_classes(&p->header, counts->width, counts->centre);
+    symbols_set_counts(&w->histogram, counts->counts, counts->first_context, counts->last_context);
     refine(w, p, groups);
     return finish(w, p, groups);
 }

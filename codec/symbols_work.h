@@ -5,6 +5,7 @@
 #include "base/bytes.h"
 #include "codec/cpu.h"
 #include "codec/symbols_format.h"
+#include "codec/symbols_parts.h"
 
 /*
  * The changes of a sparse stream: pairs of a gap and a difference, range by range, and the context that each of these
@@ -13,6 +14,7 @@
 #define SYMBOLS_SPARSE        0x80u /* the first byte of a sparse stream */
 #define SYMBOLS_SPARSE_MOST   4     /* a decoder takes at most one pair for so many elements */
 #define SYMBOLS_SPARSE_WORTH  32    /* and the encoder tries with at most one for so many */
+#define SYMBOLS_SPARSE_LEAST  1024  /* elements: fewer are not worth two headers */
 #define SYMBOLS_SPARSE_HEADER (2u + SYMBOLS_MAX_TABLES * 4u)
 typedef struct symbols_sparse {
     unsigned ranges;
@@ -149,6 +151,9 @@ struct symbols_workspace {
 /* Fills the slot and the groups of contexts it found. Returns the size to expect, in bytes. n >= 1. */
 size_t symbols_dense_plan(symbols_workspace *w, symbols_slot *p, symbols_groups *groups, symbols_mode mode,
                           unsigned width, const void *values, const uint8_t *context, size_t n);
+/* The same in CLASS of integers that lie elsewhere, but for the slot's symbols. */
+size_t symbols_counted_plan(symbols_workspace *w, symbols_slot *p, symbols_groups *groups,
+                            const symbols_counts *counts);
 /*
  * The same in SPLIT, framed: leaves away the bits that all integers share and takes levels as contexts, which are then in
  * `level_context`, each if it is worth it. *framed is false if neither is.
@@ -243,6 +248,8 @@ void symbols_split(uint8_t *symbols, unsigned width, const void *values, unsigne
 
 /* ---- statistics (symbols_histogram.c, symbols_tables.c) ---- */
 
+/* Sets the counts of the contexts first ... last, 256 each; all others become 0. */
+void symbols_set_counts(symbols_histogram *h, const uint32_t *counts, unsigned first, unsigned last);
 /* Counts n symbols; context NULL: all in context 0. */
 void symbols_count(symbols_histogram *h, const uint8_t *symbols, const uint8_t *context, size_t n);
 /* Adds the counts of a context, 256 of them, to `to`; returns their sum. */

@@ -12,13 +12,14 @@
 #ifndef KERNELS_DEVICE_H
 #define KERNELS_DEVICE_H
 
+#include "kernels/device_symbols.h"
 #include "kernels/kernels.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-#define DEVICE_VERSION 3
+#define DEVICE_VERSION 4
 
 typedef enum device_result {
     DEVICE_DONE,
@@ -289,6 +290,14 @@ typedef struct device_backend {
     device_result (*errors)(const device_queue *queue, const device_errors *errors, device_failure *why);
     /* In single precision throughout: exact of integers below 2^24 whose sums are, too. Rows, columns and rank are below 2^31. */
     device_result (*product)(const device_queue *queue, const device_product *product, device_failure *why);
+
+    /* Of `count` streams, at most DEVICE_STREAMS, whose descriptions lie there; most: elements of the longest. */
+    device_result (*classify)(const device_queue *queue, const device_classes *all, uint32_t count,
+                              uint32_t most, device_failure *why);
+    device_result (*encode)(const device_queue *queue, const device_encoding *all, uint32_t count,
+                            uint32_t most, device_failure *why);
+    device_result (*decode)(const device_queue *queue, const device_decoding *all, uint32_t count,
+                            device_failure *why);
 } device_backend;
 
 /* What libckptdelta_cuda.so has under this name. */

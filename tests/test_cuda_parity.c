@@ -3,6 +3,7 @@
 
 #include "tests/support/cuda_device.h"
 #include "tests/support/device_parity.h"
+#include "tests/support/device_streams.h"
 
 int main(void) {
     int result = 0;
@@ -15,5 +16,6 @@ int main(void) {
     if (backend->describe(&about, 0, &why) == DEVICE_DONE) {
         printf("%s, %u.%u, %u processors\n", about.name, about.major, about.minor, about.processors);
     }
-    return device_parity("cuda_parity", backend);
+    int failed = device_parity("cuda_parity", backend);
+    return failed + device_streams("cuda_streams", backend, 300);
 }

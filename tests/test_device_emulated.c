@@ -2,12 +2,15 @@
 #include <stdio.h>
 
 #include "tests/support/device_parity.h"
+#include "tests/support/device_streams.h"
 #include "tests/support/emulated_device.h"
 
 int main(void) {
     int failed = device_parity("device_emulated", emulated_device());
+    failed += device_streams("device_streams", emulated_device(), 6000);
     emulated_backwards = true;
     failed += device_parity("device_emulated_backwards", emulated_device());
+    failed += device_streams("device_streams_backwards", emulated_device(), 600);
     if (emulated_memory) {
         printf("%llu bytes of the device's memory were not released\n", (unsigned long long)emulated_memory);
     }

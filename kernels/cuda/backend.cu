@@ -40,6 +40,9 @@ static const device_backend backend = {
     run_columns,
     run_errors,
     cuda_product,
+    run_classify,
+    run_encode,
+    run_decode,
 };
 
 extern "C" __attribute__((visibility("default"))) const device_backend *ckd_device_backend(void) {

@@ -53,6 +53,9 @@ static __device__ __forceinline__ uint64_t count_u64(uint64_t *to) {
 static __device__ __forceinline__ void add_u32(uint32_t *to, uint32_t n) {
     atomicAdd(to, n);
 }
+static __device__ __forceinline__ void or_u32(uint32_t *to, uint32_t bits) {
+    atomicOr(to, bits);
+}
 
 #define KERNEL(name, arguments)                                                                        \
     static __global__ void __launch_bounds__(256) name##_kernel(const __grid_constant__ arguments a) { \
@@ -99,6 +102,9 @@ static inline __attribute__((unused)) uint64_t count_u64(uint64_t *to) {
 }
 static inline __attribute__((unused)) void add_u32(uint32_t *to, uint32_t n) {
     *to += n;
+}
+static inline __attribute__((unused)) void or_u32(uint32_t *to, uint32_t bits) {
+    *to |= bits;
 }
 
 /* EMULATED_LAUNCH(queue, name, why), EMULATED_LANDED(): what is to happen before (it may fail) and after each launch; defined by who includes this. */

@@ -2,10 +2,13 @@
 #ifndef KERNELS_CUDA_OPERATIONS_H
 #define KERNELS_CUDA_OPERATIONS_H
 
+#include "kernels/cuda/dense_read.h"
+#include "kernels/cuda/dense_write.h"
 #include "kernels/cuda/elements.h"
 #include "kernels/cuda/hash.h"
 #include "kernels/cuda/lattice.h"
 #include "kernels/cuda/sums.h"
+#include "kernels/cuda/symbols.h"
 
 static uint32_t blocks_of_four(uint64_t count) {
     return launch_blocks((count + LATTICE_EACH - 1) / LATTICE_EACH);
@@ -71,6 +74,44 @@ static device_result run_errors(const device_queue *queue, const device_errors *
         result = error_tile_launch(queue, (uint32_t)join.count, 1, errors, why);
     }
     return result == DEVICE_DONE ? join_blocks_launch(queue, 1, 1, &join, why) : result;
+}
+
+static device_result run_classify(const device_queue *queue, const device_classes *all, uint32_t count,
+                                  uint32_t most, device_failure *why) {
+    class_arguments a = {all};
+    return count && most ? count_classes_launch(queue, (most + CLASS_ALL - 1) / CLASS_ALL, count, &a, why)
+                         : DEVICE_DONE;
+}
+
+/* States first, as only they depend on each other; how many bits there are then says where each thread writes. */
+static device_result run_encode(const device_queue *queue, const device_encoding *all, uint32_t count,
+                                uint32_t most, device_failure *why) {
+    write_arguments a = {all, count};
+    device_result result = DEVICE_DONE;
+    if (count && most) {
+        result = write_tables_launch(queue, DEVICE_STREAM_TABLES, count, &a, why);
+    }
+    if (count && most && result == DEVICE_DONE) {
+        result = write_states_launch(queue, spread_blocks(count), 1, &a, why);
+    }
+    if (count && most && result == DEVICE_DONE) {
+        result = write_sizes_launch(queue, DEVICE_WRITE_GROUPS(most), count, &a, why);
+    }
+    if (count && most && result == DEVICE_DONE) {
+        result = write_bits_launch(queue, DEVICE_WRITE_GROUPS(most), count, &a, why);
+    }
+    return result;
+}
+
+static device_result run_decode(const device_queue *queue, const device_decoding *all, uint32_t count,
+                                device_failure *why) {
+    read_arguments a = {all, count};
+    device_result result = DEVICE_DONE;
+    if (count) {
+        result = read_tables_launch(queue, DEVICE_STREAM_TABLES, count, &a, why);
+    }
+    return count && result == DEVICE_DONE ? read_stream_launch(queue, spread_blocks(count), 1, &a, why)
+                                          : result;
 }
 
 #endif

@@ -124,6 +124,7 @@ static device_result allocate(void **out, int device, size_t bytes, device_failu
         uint64_t size = bytes;
         memcpy(all, &size, sizeof(size));
         memset(all + HEAD, 0xa5, bytes);
+        ASAN_POISON_MEMORY_REGION(all + HEAD + bytes, (HEAD - bytes % HEAD) % HEAD); /* for good */
         owned[i] = *out = all + HEAD;
         emulated_memory += bytes;
         if (running == 0) {
@@ -469,7 +470,10 @@ const device_backend *emulated_device(void) {
                                            .sums = run_sums,
                                            .columns = run_columns,
                                            .errors = run_errors,
-                                           .product = product};
+                                           .product = product,
+                                           .classify = run_classify,
+                                           .encode = run_encode,
+                                           .decode = run_decode};
     return &backend;
 }
 

@@ -1,0 +1,200 @@
+/*
+ * Dense streams, read: a thread has all lanes of a stream. How far down an element's bits are depends on all elements before it, so a round of eight is
+ * as far as one can look ahead: eight states are looked up, their bits added up, and then fetched.
+ */
+#ifndef KERNELS_CUDA_DENSE_READ_H
+#define KERNELS_CUDA_DENSE_READ_H
+
+#include "kernels/cuda/dense.h"
+
+typedef struct read_arguments {
+    const device_decoding *all;
+    uint32_t count;
+} read_arguments;
+
+/* ---- states: next 12 bits, state bits 4, low bits 6, the symbol, counted from the table's first, 8 ---- */
+
+DEVICE_FN uint32_t entry_of(uint32_t next, uint32_t state_bits, uint32_t low, uint32_t symbol) {
+    return next | state_bits << 12 | low << 16 | symbol << 22;
+}
+DEVICE_FN uint32_t entry_next(uint32_t entry) {
+    return entry & 4095u;
+}
+DEVICE_FN uint32_t entry_state_bits(uint32_t entry) {
+    return entry >> 12 & 15u;
+}
+DEVICE_FN uint32_t entry_low(uint32_t entry) {
+    return entry >> 16 & 63u;
+}
+DEVICE_FN uint32_t entry_symbol(uint32_t entry) {
+    return entry >> 22;
+}
+
+DEVICE_FN void read_tables(const place *at, const read_arguments *a, table_shared *s, table_own *own,
+                           int phase) {
+    (void)own;
+    const device_decoding *d = &a->all[at->span];
+    const device_tables *t = &d->tables;
+    const uint32_t table = at->block;
+    if (!table_is_spread(at, t, s, phase)) {
+        return;
+    }
+    if (at->thread < table_symbols(t, table)) {
+        const device_symbol *symbol = &t->symbol[t->first[table] + at->thread];
+        uint32_t x = symbol->states, states = 1u << t->log, *to = d->states + (table << t->log);
+        for (uint32_t u = 0; u < states; u++) {
+            if (s->owner[u] == at->thread) {
+                uint32_t state_bits = t->log - floor_log2(x);
+                to[u] = entry_of((x << state_bits) - states, state_bits, symbol->low, at->thread);
+                x++;
+            }
+        }
+    }
+}
+KERNEL_IN_PHASES(read_tables, read_arguments, table_shared, table_own, 2)
+
+/* ---- elements ---- */
+
+/* At most 32 bits from `at` on, which all are there. */
+DEVICE_FN uint32_t payload_bits(const uint32_t *words, uint32_t at, uint32_t bits) {
+    uint32_t in_word = at % 32;
+    uint64_t value = 0;
+    if (bits) {
+        value = words[at / 32] >> in_word;
+    }
+    if (in_word + bits > 32) {
+        value |= (uint64_t)words[at / 32 + 1] << (32 - in_word);
+    }
+    return (uint32_t)(value & ((UINT64_C(1) << bits) - 1));
+}
+
+DEVICE_FN void store_integer(void *to, uint32_t width, uint32_t i, uint64_t v) {
+    switch (width) {
+    case 1:
+        ((uint8_t *)to)[i] = (uint8_t)v;
+        break;
+    case 2:
+        ((uint16_t *)to)[i] = (uint16_t)v;
+        break;
+    case 4:
+        ((uint32_t *)to)[i] = (uint32_t)v;
+        break;
+    default:
+        ((uint64_t *)to)[i] = v;
+    }
+}
+
+/* A stream as its thread has it in registers, and where the reader is. */
+typedef struct stream_reader {
+    const uint32_t *payload, *states, *first;
+    const device_symbol *symbol;
+    const uint8_t *contexts, *table_of;
+    void *integers;
+    uint64_t shared;
+    uint32_t n, lanes, log, width, shift;
+    uint32_t at; /* bits below which nothing has been read */
+} stream_reader;
+
+/* What the lanes have: states, and the table of each one's next element. */
+typedef struct stream_lanes {
+    uint32_t state[DEVICE_STREAM_LANES], table[DEVICE_STREAM_LANES];
+} stream_lanes;
+
+DEVICE_FN stream_reader stream_reader_of(const device_decoding *d) {
+    stream_reader r;
+    r.payload = d->payload;
+    r.states = d->states;
+    r.first = d->tables.first;
+    r.symbol = d->tables.symbol;
+    r.contexts = d->contexts;
+    r.table_of = d->tables.table_of;
+    r.integers = d->integers;
+    r.shared = d->shared;
+    r.n = d->n;
+    r.lanes = d->tables.lanes;
+    r.log = d->tables.log;
+    r.width = d->tables.width;
+    r.shift = d->tables.shift;
+    r.at = d->bits;
+    return r;
+}
+
+DEVICE_FN uint32_t reader_take(stream_reader *r, uint32_t bits) {
+    r->at -= bits;
+    return payload_bits(r->payload, r->at, bits);
+}
+
+/* The tables of the elements from i on. */
+DEVICE_FN void lanes_look(stream_lanes *lanes, const stream_reader *r, uint32_t i) {
+    UNROLL for (uint32_t j = 0; j < DEVICE_STREAM_LANES; j++) {
+        lanes->table[j] = 0;
+        if (j < r->lanes && i + j < r->n) {
+            lanes->table[j] = r->table_of[r->contexts ? r->contexts[i + j] : 0];
+        }
+    }
+}
+
+/* Element i, whose entry says which bits are its own. Returns the lane's next state. */
+DEVICE_FN uint32_t read_one(stream_reader *r, uint32_t entry, uint32_t table, uint32_t i) {
+    uint32_t low = entry_low(entry), high = low > 32 ? low - 32 : 0;
+    uint64_t value = (uint64_t)reader_take(r, high) << 32;
+    value |= reader_take(r, low - high);
+    value += r->symbol[r->first[table] + entry_symbol(entry)].base;
+    store_integer(r->integers, r->width, i, value << r->shift | r->shared);
+    return entry_next(entry) + reader_take(r, entry_state_bits(entry));
+}
+
+/* As many elements as there are lanes, from element i on. false: their bits are not all there. */
+DEVICE_FN bool read_round(stream_reader *r, stream_lanes *lanes, uint32_t i) {
+    uint32_t entry[DEVICE_STREAM_LANES], table[DEVICE_STREAM_LANES], bits = 0;
+    UNROLL for (uint32_t j = 0; j < DEVICE_STREAM_LANES; j++) {
+        entry[j] = 0;
+        table[j] = lanes->table[j];
+        if (j < r->lanes && i + j < r->n) {
+            entry[j] = r->states[(table[j] << r->log) + lanes->state[j]];
+            bits += entry_state_bits(entry[j]) + entry_low(entry[j]);
+        }
+    }
+    lanes_look(lanes, r, i + r->lanes); /* while the states are on their way */
+    if (bits > r->at) {
+        return false;
+    }
+    UNROLL for (uint32_t j = 0; j < DEVICE_STREAM_LANES; j++) {
+        if (j < r->lanes && i + j < r->n) {
+            lanes->state[j] = read_one(r, entry[j], table[j], i + j);
+        }
+    }
+    return true;
+}
+
+DEVICE_FN bool read_all(stream_reader *r) {
+    stream_lanes lanes;
+    uint32_t left = 0;
+    if (r->lanes * r->log > r->at) {
+        return false;
+    }
+    UNROLL for (uint32_t j = 0; j < DEVICE_STREAM_LANES; j++) {
+        lanes.state[j] = j < r->lanes ? reader_take(r, r->log) : 0;
+    }
+    lanes_look(&lanes, r, 0);
+    for (uint32_t i = 0; i < r->n; i += r->lanes) {
+        if (!read_round(r, &lanes, i)) {
+            return false;
+        }
+    }
+    UNROLL for (uint32_t j = 0; j < DEVICE_STREAM_LANES; j++) {
+        left |= lanes.state[j];
+    }
+    return r->at == 0 && left == 0;
+}
+
+DEVICE_FN void read_stream(const place *at, const read_arguments *a) {
+    uint32_t stream = spread_stream(at);
+    if (at->thread % DEVICE_STREAM_LANES == 0 && stream < a->count) {
+        stream_reader r = stream_reader_of(&a->all[stream]);
+        *a->all[stream].failed = !read_all(&r);
+    }
+}
+KERNEL(read_stream, read_arguments)
+
+#endif
