@@ -20,6 +20,7 @@ typedef struct arrays {
     uint64_t *small; /* counters, sums, hashes */
     struct device_other *other;
     void *pinned;
+    bench_streams *streams;
     device_failure why;
 } arrays;
 
@@ -152,6 +153,16 @@ static device_result errors(arrays *a) {
     return a->backend->errors(&a->queue, &e, &a->why);
 }
 
+static device_result classify(arrays *a) {
+    return bench_streams_classify(a->streams);
+}
+static device_result write_streams(arrays *a) {
+    return bench_streams_write(a->streams);
+}
+static device_result read_streams(arrays *a) {
+    return bench_streams_read(a->streams);
+}
+
 static const operation operations[] = {{"copy on the device", 8, copy},
                                        {"copy to pinned memory", 4, to_host},
                                        {"copy from pinned memory", 4, from_host},
@@ -168,7 +179,11 @@ static const operation operations[] = {{"copy on the device", 8, copy},
                                        {"residual and quantise", 9, quantise},
                                        {"pack", 1.25, pack},
                                        {"dequantise and apply", 9, move},
-                                       {"errors", 8, errors}};
+                                       {"errors", 8, errors},
+                                       /* of raw state, whatever they read and write besides */
+                                       {"classes and their counts, raw state", 4, classify},
+                                       {"dense streams written, raw state", 4, write_streams},
+                                       {"dense streams read, raw state", 4, read_streams}};
 enum { OPERATIONS = sizeof(operations) / sizeof(operations[0]) };
 
 /* ---- arrays ---- */
@@ -213,6 +228,7 @@ static void arrays_begin(arrays *a, uint64_t n) {
     fill(a, a->before, n, 0, 0.0201f, 1); /* the same numbers, a little larger: as if training had gone on */
     fill(a, a->row, n / COLUMNS, 16, 0, 3);
     fill(a, a->column, COLUMNS, 1, 0, 3);
+    a->streams = bench_streams_begin(a->backend, &a->queue, a->now, a->before, n);
 }
 
 static void arrays_end(arrays *a) {
@@ -221,6 +237,7 @@ static void arrays_end(arrays *a) {
     for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++) {
         a->backend->release(a->queue.device, all[i]);
     }
+    bench_streams_end(a->streams);
     a->backend->release_pinned(a->queue.device, a->pinned);
     a->backend->queue_close(&a->queue);
 }

@@ -1,0 +1,180 @@
+/* Exact deltas on a device: classes and their counts, dense streams written and read. Of as many blocks as there are, all at the same time. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "bench/kernels_bench.h"
+#include "engine/device_dense.h"
+
+struct bench_streams {
+    const device_backend *backend;
+    device_line line;
+    uint32_t count; /* blocks */
+    uint8_t *integers, *contexts, *symbols, *back;
+    uint32_t *counts;
+    device_classes *classes; /* on the device */
+    dense_batch writing, reading;
+    uint8_t *written, *read; /* memory of the batches */
+    device_failure why;
+};
+
+enum { BLOCK = DEVICE_STREAM_MOST, COUNTERS = DEVICE_SYMBOLS * DEVICE_SYMBOLS };
+
+static void must(const bench_streams *s, device_result result) {
+    if (result != DEVICE_DONE) {
+        fprintf(stderr, "bench_kernels: %s: %s\n", s->why.call, s->why.reason);
+        exit(1);
+    }
+}
+
+static void must_be(bool so, const char *what) {
+    if (!so) {
+        fprintf(stderr, "bench_kernels: %s\n", what);
+        exit(1);
+    }
+}
+
+static void *on_device(bench_streams *s, uint64_t size) {
+    void *memory = NULL;
+    must(s, s->backend->allocate(&memory, s->line.queue.device, size, &s->why));
+    must(s, s->backend->zero(&s->line.queue, memory, size, &s->why));
+    return memory;
+}
+
+static void elements(bench_streams *s, device_operation which, void *to, const void *from,
+                     const void *first) {
+    device_elements what = {which, CKD_F32, CKD_DTYPE_NONE, NULL};
+    device_span span = {to, from, first, NULL, (uint64_t)s->count * BLOCK};
+    bool known;
+    must(s, s->backend->elements(&s->line.queue, &known, &what, &span, 1, &s->why));
+}
+
+static void describe(bench_streams *s) {
+    device_classes *all = calloc(s->count, sizeof(*all));
+    must_be(all != NULL, "out of memory");
+    for (uint64_t i = 0; i < s->count; i++) {
+        all[i] = (device_classes){.integers = s->integers + i * BLOCK * 4,
+                                  .contexts = s->contexts + i * BLOCK,
+                                  .symbols = s->symbols + i * BLOCK,
+                                  .counts = s->counts + i * COUNTERS,
+                                  .n = BLOCK,
+                                  .width = 4,
+                                  .fine = symbols_finest(4)};
+    }
+    s->classes = on_device(s, s->count * sizeof(*all));
+    must_be(device_put(&s->line, s->classes, all, s->count * sizeof(*all), NULL) == CKD_OK,
+            "a device's copy");
+    free(all);
+}
+
+/* From the counts of one block to its tables, and to both batches: a payload to be read is only there once it is written. */
+static void plan(bench_streams *s, symbols_workspace *work, symbols_parts *parts, uint32_t *counts,
+                 uint64_t i) {
+    symbols_counts c = {.width = 4, .n = BLOCK, .last_context = 255, .counts = counts};
+    size_t planned;
+    must_be(device_get(&s->line, counts, s->counts + i * COUNTERS, COUNTERS * 4, NULL) == CKD_OK,
+            "a device's copy");
+    must_be(symbols_plan_counts(work, 0, &c, &planned), "values that no dense stream is for");
+    symbols_parts_planned(parts, work, 0);
+    dense_integers of = {.integers = s->integers + i * BLOCK * 4,
+                         .symbols = s->symbols + i * BLOCK,
+                         .contexts = s->contexts + i * BLOCK,
+                         .n = BLOCK};
+    must_be(dense_add_writing(&s->writing, parts, &of, symbols_bound(work, 0) - parts->header, NULL) ==
+                CKD_OK,
+            "out of memory");
+}
+
+/* What was written, given to the batch that is read. */
+static void read_back(bench_streams *s, symbols_workspace *work, symbols_parts *parts, uint32_t *counts) {
+    for (uint64_t i = 0; i < s->count; i++) {
+        symbols_counts c = {.width = 4, .n = BLOCK, .last_context = 255, .counts = counts};
+        size_t planned;
+        uint64_t size;
+        const void *from = dense_payload(&s->writing, (uint32_t)i, &size);
+        uint8_t *payload = malloc(size + 1);
+        must_be(payload && device_get(&s->line, payload, from, size, NULL) == CKD_OK, "a device's copy");
+        must_be(device_get(&s->line, counts, s->counts + i * COUNTERS, COUNTERS * 4, NULL) == CKD_OK,
+                "a device's copy");
+        symbols_plan_counts(work, 0, &c, &planned);
+        symbols_parts_planned(parts, work, 0);
+        dense_integers of = {
+            .integers = s->back + i * BLOCK * 4, .contexts = s->contexts + i * BLOCK, .n = BLOCK};
+        uint32_t mark = 31u - (uint32_t)__builtin_clz(payload[size - 1]);
+        must_be(dense_add_reading(&s->reading, parts, &of, payload, (uint32_t)(8 * (size - 1)) + mark,
+                                  NULL) == CKD_OK,
+                "out of memory");
+        free(payload);
+    }
+    s->read = on_device(s, dense_batch_memory(&s->reading));
+    must_be(dense_read(&s->reading, &s->line, s->read, NULL) == CKD_OK && dense_read_well(&s->reading, 0),
+            "reading what was written");
+}
+
+bench_streams *bench_streams_begin(const device_backend *backend, const device_queue *queue, const float *now,
+                                   const float *before, uint64_t elements_of) {
+    bench_streams *s = calloc(1, sizeof(*s));
+    must_be(s != NULL, "out of memory");
+    s->backend = backend;
+    s->line = (device_line){.backend = backend, .queue = *queue};
+    s->count = (uint32_t)(elements_of / BLOCK);
+    if (s->count == 0) {
+        return s;
+    }
+    for (int i = 0; i < 2; i++) {
+        must(s, backend->allocate_pinned(&s->line.pinned[i], queue->device, DEVICE_STAGE, &s->why));
+    }
+    uint64_t n = (uint64_t)s->count * BLOCK;
+    symbols_workspace *work;
+    symbols_parts *parts = malloc(sizeof(*parts));
+    uint32_t *counts = malloc(COUNTERS * sizeof(*counts));
+    must_be(parts && counts && symbols_workspace_create(&work, NULL) == CKD_OK, "out of memory");
+    s->integers = on_device(s, n * 4);
+    s->back = on_device(s, n * 4);
+    s->contexts = on_device(s, n);
+    s->symbols = on_device(s, n);
+    s->counts = on_device(s, (uint64_t)s->count * COUNTERS * 4);
+    elements(s, DEVICE_RESIDUAL, s->integers, now, before);
+    elements(s, DEVICE_CONTEXT, s->contexts, before, NULL);
+    describe(s);
+    must(s, bench_streams_classify(s));
+    for (uint64_t i = 0; i < s->count; i++) {
+        plan(s, work, parts, counts, i);
+    }
+    s->written = on_device(s, dense_batch_memory(&s->writing));
+    must_be(dense_write(&s->writing, &s->line, s->written, NULL) == CKD_OK, "writing");
+    read_back(s, work, parts, counts);
+    symbols_workspace_free(work);
+    free(parts);
+    free(counts);
+    return s;
+}
+
+void bench_streams_end(bench_streams *s) {
+    void *const all[] = {s->integers, s->back,    s->contexts, s->symbols,
+                         s->counts,   s->classes, s->written,  s->read};
+    for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++) {
+        s->backend->release(s->line.queue.device, all[i]);
+    }
+    for (int i = 0; i < 2; i++) {
+        s->backend->release_pinned(s->line.queue.device, s->line.pinned[i]);
+    }
+    dense_batch_free(&s->writing);
+    dense_batch_free(&s->reading);
+    free(s);
+}
+
+/* ---- what is timed: tables and descriptions lie on the device since the first time ---- */
+
+device_result bench_streams_classify(bench_streams *s) {
+    return s->backend->classify(&s->line.queue, s->classes, s->count, BLOCK, &s->why);
+}
+
+device_result bench_streams_write(bench_streams *s) {
+    const void *all = s->written + s->writing.sent.size;
+    return s->backend->encode(&s->line.queue, all, s->count, BLOCK, &s->why);
+}
+
+device_result bench_streams_read(bench_streams *s) {
+    const void *all = s->read + s->reading.sent.size;
+    return s->backend->decode(&s->line.queue, all, s->count, &s->why);
+}
