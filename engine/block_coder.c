@@ -290,6 +290,9 @@ void block_begin(block_job *job, const tensor_context *tensor) {
 ckd_status block_analyse(block_job *job, const coding_context *save, const tensor_context *tensor,
                          const load_budget *budget, ckd_error *err) {
     uint64_t raw = block_raw_size(job, tensor);
+    if (job->stays) {
+        return CKD_OK;
+    }
     block_begin(job, tensor);
     job->content = content_hash(job->values, raw);
     ckd_status status = block_is_master(tensor) ? block_hash_rounded(job, err) : CKD_OK;

@@ -106,6 +106,7 @@ typedef struct block_job {
     hash128 rounded_bf16,
         rounded_f16; /* of a master's values, rounded: its low-precision copy will have one of them */
     bool awaits;     /* a block that is `coming` has its values: to be analysed when that is known */
+    bool stays;      /* known before its values were read: they are not there */
     bool known;      /* stored already: predictor and dependency are set, nothing else to do */
     predictor predictor;
     dependency dependencies[4];
@@ -147,7 +148,14 @@ static inline void block_job_move(block_job *job, const void *values) {
 }
 
 /* The block of `in` over the very same span, if it was cut the same way. */
+const record *block_in_parent(const tensor_context *tensor, uint64_t first, uint64_t count);
 const record *block_matching(const block_job *job, const tensor_context *tensor, const view_tensor *in);
+/*
+ * Before the job's values are read: are those with this hash in the parent? Then the job is analysed. The parent's block must be one that nothing has to be loaded
+ * before: others may want a ready copy, for which values are needed. jobs: that may be under way, each of which may name another checkpoint.
+ */
+bool block_find_staying(block_job *job, const coding_context *save, const tensor_context *tensor,
+                        const hash128 *content, uint32_t jobs);
 /* Of the budget only what a whole save has in common is looked at. */
 ckd_status block_analyse(block_job *job, const coding_context *save, const tensor_context *tensor,
                          const load_budget *budget, ckd_error *err);

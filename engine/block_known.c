@@ -17,8 +17,9 @@ void block_depend_on(block_job *job, predictor p, const ckd_id *checkpoint, cons
                                         .content = *content};
 }
 
-const record *block_matching(const block_job *job, const tensor_context *tensor, const view_tensor *in) {
-    span mine = {tensor->region, job->first, job->count};
+static const record *matching(const tensor_context *tensor, const view_tensor *in, uint64_t at,
+                              uint64_t count) {
+    span mine = {tensor->region, at, count};
     size_t s, last;
     for (view_shards_for(&s, &last, in, &mine); s < last; s++) {
         const view_shard *shard = &in->shards[s];
@@ -28,9 +29,17 @@ const record *block_matching(const block_job *job, const tensor_context *tensor,
         size_t first, end;
         view_shard_range(&first, &end, shard, &tensor->shape, &mine);
         const record *r = first < end ? shard->blocks[first].record : NULL;
-        return r && r->first == job->first && r->count == job->count ? r : NULL;
+        return r && r->first == at && r->count == count ? r : NULL;
     }
     return NULL;
+}
+
+const record *block_matching(const block_job *job, const tensor_context *tensor, const view_tensor *in) {
+    return matching(tensor, in, job->first, job->count);
+}
+
+const record *block_in_parent(const tensor_context *tensor, uint64_t first, uint64_t count) {
+    return tensor->parent ? matching(tensor, tensor->parent, first, count) : NULL;
 }
 
 static void read_noted(const coding_context *save) {
@@ -45,15 +54,20 @@ static void leave_noted(const coding_context *save) {
     }
 }
 
-static bool may_name(const coding_context *save, const ckd_id *checkpoint) {
+/* As well as `more` others. */
+static bool may_name_with(const coding_context *save, const ckd_id *checkpoint, uint32_t more) {
     const block_holders *h = save->holders;
     read_noted(save);
-    bool may = !h || h->count < BLOCK_HOLDERS_MAX;
+    bool may = !h || h->count + more < BLOCK_HOLDERS_MAX;
     for (uint32_t i = 0; !may && i < h->count; i++) {
         may = id_equal(&h->ids[i], checkpoint);
     }
     leave_noted(save);
     return may;
+}
+
+static bool may_name(const coding_context *save, const ckd_id *checkpoint) {
+    return may_name_with(save, checkpoint, 0);
 }
 
 /* What a copy names; NULL: nothing outside this checkpoint. */
@@ -126,6 +140,19 @@ bool block_find_in_parent(block_job *job, const coding_context *save, const tens
     job->base_stored = r->base_stored;
     job->base = record_base(r);
     return true;
+}
+
+bool block_find_staying(block_job *job, const coding_context *save, const tensor_context *tensor,
+                        const hash128 *content, uint32_t jobs) {
+    block_begin(job, tensor);
+    job->content = job->original = *content;
+    job->stays =
+        job->parent_block && block_may_be_named(job, save, tensor) && block_find_in_parent(job, save, tensor);
+    if (job->stays && !may_name_with(save, &job->dependencies[0].checkpoint, jobs)) {
+        job->stays = job->known =
+            false; /* one too many, perhaps, once it is decided on: then values would be needed */
+    }
+    return job->stays;
 }
 
 bool block_may_be_named(const block_job *job, const coding_context *save, const tensor_context *tensor) {

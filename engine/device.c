@@ -126,24 +126,27 @@ device_reader device_reader_of(device_line *line, const void *data, size_t eleme
                            .data = data,
                            .element = element,
                            .elements = elements,
+                           .end = elements,
                            .width = elements,
                            .stride = elements};
 }
 
 device_reader device_reader_columns(const device_reader *whole, uint64_t first, uint64_t width,
                                     uint64_t columns) {
+    uint64_t elements = whole->elements / columns * width;
     return (device_reader){.line = whole->line,
                            .data = whole->data + first * whole->element,
                            .element = whole->element,
-                           .elements = whole->elements / columns * width,
+                           .elements = elements,
+                           .end = elements,
                            .width = width,
                            .stride = columns};
 }
 
 /* Whole rows at once; what begins or ends within a row by itself. */
-static ckd_status fetch(const device_reader *r, int turn, uint64_t first, uint64_t count, ckd_error *err) {
+static ckd_status copy_elements(const device_reader *r, uint8_t *to, uint64_t first, uint64_t count,
+                                device_direction direction, ckd_error *err) {
     const device_line *line = r->line;
-    uint8_t *to = line->pinned[turn];
     device_failure why = {DEVICE_DONE, "", ""};
     device_result result = DEVICE_DONE;
     while (count && result == DEVICE_DONE) {
@@ -153,8 +156,8 @@ static ckd_status fetch(const device_reader *r, int turn, uint64_t first, uint64
                                                                                : count;
         const uint8_t *from = r->data + (row * r->stride + column) * r->element;
         result = rows ? line->backend->copy_rows(&line->queue, to, from, r->width * r->element,
-                                                 r->stride * r->element, rows, DEVICE_TO_HOST, &why)
-                      : line->backend->copy(&line->queue, to, from, n * r->element, DEVICE_TO_HOST, &why);
+                                                 r->stride * r->element, rows, direction, &why)
+                      : line->backend->copy(&line->queue, to, from, n * r->element, direction, &why);
         to += n * r->element;
         first += n;
         count -= n;
@@ -162,12 +165,16 @@ static ckd_status fetch(const device_reader *r, int turn, uint64_t first, uint64
     return device_status(&why, line->queue.device, err);
 }
 
+ckd_status device_gather(const device_reader *r, void *to, uint64_t first, uint64_t count, ckd_error *err) {
+    return copy_elements(r, to, first, count, DEVICE_ON_DEVICE, err);
+}
+
 /* As much as fits, from there on, into the piece that is not current. */
 static ckd_status fetch_ahead(device_reader *r, uint64_t first, ckd_error *err) {
-    uint64_t most = DEVICE_STAGE / r->element, left = r->elements - first, n = left < most ? left : most;
+    uint64_t most = DEVICE_STAGE / r->element, left = r->end - first, n = left < most ? left : most;
     r->piece[!r->current].first = first;
     r->piece[!r->current].count = n;
-    return fetch(r, !r->current, first, n, err);
+    return copy_elements(r, r->line->pinned[!r->current], first, n, DEVICE_TO_HOST, err);
 }
 
 /* The piece with that element becomes the current one, and the next one begins its way. */
@@ -181,7 +188,7 @@ static ckd_status turn_to(device_reader *r, uint64_t first, ckd_error *err) {
     r->current = !r->current;
     uint64_t next = first + r->piece[r->current].count;
     r->piece[!r->current].count = 0;
-    return next < r->elements ? fetch_ahead(r, next, err) : CKD_OK;
+    return next < r->end ? fetch_ahead(r, next, err) : CKD_OK;
 }
 
 ckd_status device_read(void *context, uint64_t first, uint64_t count, void *to, ckd_error *err) {

@@ -44,6 +44,7 @@ typedef struct device_reader {
     const uint8_t *data;
     size_t element;
     uint64_t elements; /* of the region, or of some of its columns: */
+    uint64_t end;      /* nothing from there on is to be read soon; at least what is asked for */
     uint64_t width,
         stride; /* so many elements of each row, which begin so many apart; width = elements: all */
     struct {
@@ -55,6 +56,8 @@ device_reader device_reader_of(device_line *line, const void *data, size_t eleme
 /* Of `width` columns from `first` on, in rows of `columns`; ends when `whole` does. */
 device_reader device_reader_columns(const device_reader *whole, uint64_t first, uint64_t width,
                                     uint64_t columns);
+/* So many elements from `first` on, one after the other, to another place in the device's memory: put on the queue. */
+ckd_status device_gather(const device_reader *r, void *to, uint64_t first, uint64_t count, ckd_error *err);
 /* A ckd_read_fn, whose context is a device_reader. */
 ckd_status device_read(void *context, uint64_t first, uint64_t count, void *to, ckd_error *err);
 

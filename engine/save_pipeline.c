@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#include "engine/save.h"
+#include "engine/save_staying.h"
 
 #define DEEP_UP_TO 4u /* threads: three places for each; beyond, memory counts more */
 
@@ -312,6 +312,7 @@ ckd_status save_next_place(save_slot **slot, block_job **job, ckd_save *save, sa
     }
     *slot = slot_of(p, block);
     *job = &save->jobs[block % p->slot_count];
+    (*job)->stays = false;
     bytes kept[2] = {(*slot)->append.before[0].data, (*slot)->append.before[1].data};
     **slot = (save_slot){.piece = piece, .append.before = {{.data = kept[0]}, {.data = kept[1]}}};
     return CKD_OK;
@@ -326,8 +327,9 @@ void save_push(ckd_save *save) {
     pthread_mutex_unlock(&p->mutex);
 }
 
-static ckd_status fetch_block(ckd_save *save, save_piece *piece, const ckd_tensor *tensor, uint64_t first,
-                              uint64_t end, uint64_t *count, ckd_error *err) {
+static ckd_status fetch_block(ckd_save *save, save_piece *piece, const ckd_tensor *tensor,
+                              staying_blocks *staying, uint64_t first, uint64_t end, uint64_t *count,
+                              ckd_error *err) {
     const tensor_context *t = &piece->context;
     save_slot *slot;
     block_job *job;
@@ -338,8 +340,11 @@ static ckd_status fetch_block(ckd_save *save, save_piece *piece, const ckd_tenso
     uint64_t most = t->rows ? save_panel_block(t->rows, first) : t->block_elements;
     job->first = first;
     job->count = *count = end - first < most ? end - first : most;
+    job->values = NULL;
     slot->borrowed = tensor->data && job->count > 0;
-    status = save_fetch(&job->values, save, &job->own, tensor, first, job->count, err);
+    if (!save_staying_next(staying, save, tensor, t, job)) {
+        status = save_fetch(&job->values, save, &job->own, tensor, first, job->count, err);
+    }
     if (status == CKD_OK) {
         save_push(save);
     }
@@ -352,10 +357,13 @@ ckd_status save_exact_span(ckd_save *save, const ckd_tensor *tensor, const tenso
     save_piece *piece;
     ckd_status status = save_new_piece(&piece, save, t, step, err);
     uint64_t untold = 0, count = 0;
+    staying_blocks staying = {0};
+    status = status == CKD_OK ? save_staying_begin(&staying, save, tensor, t, first, end, err) : status;
     do {
-        status = status == CKD_OK ? fetch_block(save, piece, tensor, first, end, &count, err) : status;
+        status =
+            status == CKD_OK ? fetch_block(save, piece, tensor, &staying, first, end, &count, err) : status;
         if (status != CKD_OK) {
-            return status;
+            break;
         }
         first += count;
         untold += count * size;
@@ -364,6 +372,7 @@ ckd_status save_exact_span(ckd_save *save, const ckd_tensor *tensor, const tenso
             untold = 0;
         }
     } while (status == CKD_OK && first < end);
+    save_staying_free(&staying, tensor);
     return status;
 }
 

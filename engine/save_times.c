@@ -7,7 +7,8 @@
 
 void save_worked(save_stage *stage, uint64_t ns) {
     uint64_t now = clock_monotonic_ns();
-    if (stage->begun_ns == 0 || now - ns < stage->begun_ns) { /* threads end in another order than they began */
+    if (stage->begun_ns == 0 ||
+        now - ns < stage->begun_ns) { /* threads end in another order than they began */
         stage->begun_ns = now - ns;
     }
     stage->ended_ns = now;

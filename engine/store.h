@@ -45,11 +45,11 @@ struct ckd_store {
     struct device_line *devices;         /* that nobody uses now; with the mutex */
     struct device_reference *references; /* the same (device_reference.h) */
     uint64_t device_reference_bytes, device_references_held; /* at most, and now */
-    verified_files verified; /* that the catalog is to be told of with its next change */
-    bool keeps_kit;          /* as sessions do, which save again and again */
-    struct save_kit *kit;    /* that no save has; with the mutex */
-    ckd_write_choice writing;    /* what is known of ways to write; with the mutex */
-    bool writing_is_new;         /* the catalog is to be told with its next change */
+    verified_files verified;  /* that the catalog is to be told of with its next change */
+    bool keeps_kit;           /* as sessions do, which save again and again */
+    struct save_kit *kit;     /* that no save has; with the mutex */
+    ckd_write_choice writing; /* what is known of ways to write; with the mutex */
+    bool writing_is_new;      /* the catalog is to be told with its next change */
 };
 
 /* printf to the on_message callback, if any. */

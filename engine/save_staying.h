@@ -1,0 +1,28 @@
+/* Blocks of a tensor on a device that are as in the parent: the device's hashes say so, and their values never cross the bus. Internal to engine/. */
+#ifndef ENGINE_SAVE_STAYING_H
+#define ENGINE_SAVE_STAYING_H
+
+#include "engine/save.h"
+
+/* Of the blocks of a span, one after the other. Zero-initialise; release with save_staying_free. */
+typedef struct staying_blocks {
+    hash128 *content; /* NULL: nothing is known, and all are read */
+    bool *same;       /* as the parent's */
+    uint32_t count, next;
+} staying_blocks;
+
+/*
+ * Hashes the blocks from element `first` up to `end`, if the tensor is on a device and there is something to compare them with. What the device cannot do is told,
+ * and no failure: the values are read then. Errors: NOMEM.
+ */
+ckd_status save_staying_begin(staying_blocks *u, ckd_save *save, const ckd_tensor *tensor,
+                              const tensor_context *t, uint64_t first, uint64_t end, ckd_error *err);
+void save_staying_free(staying_blocks *u, const ckd_tensor *tensor);
+/*
+ * The next block, which the job says. true: it is known, and there is nothing to read. Otherwise it is going to be read, and those behind it up to the next
+ * one that need not be may be on their way.
+ */
+bool save_staying_next(staying_blocks *u, ckd_save *save, const ckd_tensor *tensor, const tensor_context *t,
+                       block_job *job);
+
+#endif
