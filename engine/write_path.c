@@ -9,8 +9,9 @@
 #include "base/bytes.h"
 #include "engine/write_path.h"
 
-/* Trying takes a tenth of a second at most: on a disk that is slow with little, nothing more is tried. */
+/* Trying takes about a tenth of a second: on a disk that is slow with little, nothing more is tried. */
 #define TRIAL_FIRST   (UINT64_C(1) << 20)
+#define TRIAL_LEAST   (UINT64_C(4) << 20)
 #define TRIAL_MOST    (UINT64_C(16) << 20)
 #define TRIAL_LONG_NS UINT64_C(10000000)
 #define TRIALS_NS     UINT64_C(80000000)
@@ -131,17 +132,18 @@ static bool try_way(ckd_write_choice *c, const ckd_save *save, file_way way, uin
 static ckd_write_choice probe(const ckd_save *save) {
     ckd_write_choice c = {.probed_ns = clock_wall_ns()};
     uint64_t begun = clock_monotonic_ns(), size = TRIAL_FIRST;
-    bool good = try_way(&c, save, FILE_BUFFERED, size);
+    bool good = try_way(&c, save, FILE_BUFFERED, size) && try_way(&c, save, FILE_BUFFERED, size);
     while (good && size < TRIAL_MOST &&
            c.wall_ms_per_mb[CKD_WRITE_BUFFERED] * (double)size < (double)TRIAL_LONG_NS) {
         size *= 4;
         c.wall_ms_per_mb[CKD_WRITE_BUFFERED] = 0;
         good = try_way(&c, save, FILE_BUFFERED, size);
     }
+    good = good && size >= TRIAL_LEAST; /* else it says nothing of large files */
     bool can[FILE_WAYS] = {false, good, good};
     for (int round = 0; round < 2 && good; round++) {
         for (file_way way = FILE_BUFFERED; way <= FILE_URING; way++) {
-            bool in_time = clock_monotonic_ns() - begun < TRIALS_NS;
+            bool in_time = round == 0 || clock_monotonic_ns() - begun < TRIALS_NS;
             if (in_time && (way == FILE_BUFFERED ? round > 0 : can[way])) {
                 bool done = try_way(&c, save, way, size);
                 can[way] = can[way] && done;
