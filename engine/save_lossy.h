@@ -7,6 +7,8 @@
 
 /* How the tensor is coded in this save; LOSSY_NONE: exactly. */
 lossy_part save_lossy_part(const ckd_save *save, const record_tensor *tensor);
+/* How finely it is coded then. */
+lossy_recipe save_recipe_of(const ckd_save *save, const record_tensor *tensor);
 ckd_status save_lossy_region(ckd_save *save, const ckd_tensor *tensor, const tensor_context *context,
                              uint64_t elements, ckd_error *err);
 /* Was the training resumed from the parent, so that what the parent's values stand for is gone? */

@@ -559,8 +559,13 @@ static void test_workers_help(void **state) {
         assert_int_equal(errands_done(&e), 60);
         assert_int_equal(e.by_caller, 0);
         assert_int_equal(atomic_load(&indices), 42);
+        pthread_mutex_lock(&e.mutex);
         e.left = 1000000;
+        pthread_mutex_unlock(&e.mutex);
         pool_wake(pool);
+        while (errands_done(&e) == 60) {
+            usleep(50);
+        }
         pool_take_back(pool);
         assert_int_equal(e.inside, 0);
         unsigned done = errands_done(&e);
@@ -580,29 +585,36 @@ static void test_one_thread_has_nobody_to_lend(void **state) {
     pool_destroy(pool);
 }
 
-static ckd_status sleep_20ms(void *context, size_t index, uint32_t worker, ckd_error *err) {
-    (void)context;
-    (void)index;
+static int64_t now_ns(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return t.tv_sec * INT64_C(1000000000) + t.tv_nsec;
+}
+
+static ckd_status sleep_unevenly(void *context, size_t index, uint32_t worker, ckd_error *err) {
     (void)worker;
     (void)err;
-    usleep(20000);
+    int64_t begun = now_ns();
+    usleep(index == 0 ? 10000 : 40000);
+    atomic_fetch_add((atomic_llong *)context, now_ns() - begun);
     return CKD_OK;
 }
 
-/* Two threads 20 ms each, side by side: 40 ms of work, whatever the clock says. */
+/* One of two threads waits for the other: that is no work. The nearest of a few tries, as others may use the machine. */
 static void test_work_is_counted(void **state) {
     (void)state;
     thread_pool *pool;
-    struct timespec from, to;
+    int64_t nearest = INT64_MAX;
     assert_int_equal(pool_create(&pool, 2, NULL), CKD_OK);
-    int64_t before = pool_gained_ns(pool);
-    clock_gettime(CLOCK_MONOTONIC, &from);
-    assert_int_equal(pool_run(pool, 2, sleep_20ms, NULL, NULL), CKD_OK);
-    clock_gettime(CLOCK_MONOTONIC, &to);
-    int64_t took = (to.tv_sec - from.tv_sec) * INT64_C(1000000000) + (to.tv_nsec - from.tv_nsec);
-    int64_t work = took + (pool_gained_ns(pool) - before);
-    assert_true(work >= 40000000);
-    assert_true(work < 2 * took + 1000000);
+    for (int i = 0; i < 8; i++) {
+        atomic_llong worked = 0;
+        int64_t before = pool_gained_ns(pool), begun = now_ns();
+        assert_int_equal(pool_run(pool, 2, sleep_unevenly, &worked, NULL), CKD_OK);
+        int64_t told = now_ns() - begun + pool_gained_ns(pool) - before;
+        int64_t off = told > atomic_load(&worked) ? told - atomic_load(&worked) : atomic_load(&worked) - told;
+        nearest = off < nearest ? off : nearest;
+    }
+    assert_true(nearest < 5000000);
     pool_destroy(pool);
 }
 
