@@ -312,6 +312,7 @@ static ckd_status end_tile(ckd_save *save, held_tile *held, ckd_error *err) {
     lossy_region *r = held->region;
     save->tiles->seen = held->seen;
     save->tiles->seen_region = r->number;
+    held->in_use = false;
     if (held->tile.part != LOSSY_SECOND) {
         second_was_used(save, held->second, &r->context);
     }
@@ -320,7 +321,6 @@ static ckd_status end_tile(ckd_save *save, held_tile *held, ckd_error *err) {
         save_tile_leave_device(save, &held->tile);
     }
     lossy_tile_free(&held->tile);
-    held->in_use = false;
     return end_region(r, err);
 }
 

@@ -35,7 +35,12 @@ void second_was_used(ckd_save *save, kept_second *k, const tensor_context *conte
     const char *name = context->tensor->name;
     k->moment_came = k->moment_came || without(name, first_prefix);
     k->weight_came = k->weight_came || strcmp(name, k->weight) == 0;
-    if (k->moment_came && k->weight_came) {
+    bool needed = false; /* by a tile that is under way beside this one */
+    for (int i = 0; i < 2; i++) {
+        const held_tile *h = &save->tiles->held[i];
+        needed = needed || (h->in_use && h->second == k);
+    }
+    if (k->moment_came && k->weight_came && !needed) {
         kept_second **at = &save->seconds;
         while (*at != k) {
             at = &(*at)->next;

@@ -179,6 +179,9 @@ static ckd_status save_on_step(ckd_save *save, const ckd_tensor *tensor, tensor_
     t->step = step.source.available ? &step.source : NULL;
     status = save_exact_span(save, tensor, t, 0, elements, &step, err);
     status = status == CKD_OK ? save_flush(save, err) : status;
+    if (status != CKD_OK) {
+        save_stop_helpers(save); /* who looks at the step */
+    }
     step_end(&step, &save->steps);
     return status;
 }
