@@ -247,6 +247,35 @@ ckd_status device_get(device_line *line, void *to, const void *from, uint64_t si
     return status;
 }
 
+/* ---- hashes ---- */
+
+ckd_status device_hash(hash128 *out, device_line *line, device_pieces *of, size_t count, uint64_t *to,
+                       ckd_error *err) {
+    uint64_t pieces = 0;
+    device_failure why = {DEVICE_DONE, "", ""};
+    for (size_t i = 0; i < count; i++) {
+        of[i].to = to + pieces;
+        pieces += device_pieces_of(of[i].bytes);
+    }
+    uint64_t *host = malloc(pieces * sizeof(*host) + 1);
+    if (!host) {
+        return err_nomem(err, pieces * sizeof(*host), "hashes of what a device has");
+    }
+    for (size_t i = 0; i < count && why.result == DEVICE_DONE; i += DEVICE_SPANS) {
+        uint32_t n = count - i < DEVICE_SPANS ? (uint32_t)(count - i) : DEVICE_SPANS;
+        line->backend->hash(&line->queue, of + i, n, &why);
+    }
+    ckd_status status = device_status(&why, line->queue.device, err);
+    status = status == CKD_OK ? device_get(line, host, to, pieces * sizeof(*host), err) : status;
+    for (size_t i = 0, at = 0; i < count && status == CKD_OK; i++) {
+        uint64_t n = device_pieces_of(of[i].bytes);
+        out[i] = hash128_of(host + at, n * sizeof(*host)); /* little endian, as the device is */
+        at += n;
+    }
+    free(host);
+    return status;
+}
+
 ckd_status device_write(device_line *line, void *to, const void *from, uint64_t size, ckd_error *err) {
     device_failure why = {DEVICE_DONE, "", ""};
     ckd_status status = device_put(line, to, from, size, err);

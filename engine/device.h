@@ -64,6 +64,14 @@ ckd_status device_read(void *context, uint64_t first, uint64_t count, void *to, 
 /* So much of the device's memory, the same for each call: what was in it is lost. Errors: NOMEM, DEVICE. */
 ckd_status device_memory(void **out, device_line *line, uint64_t size, ckd_error *err);
 
+/* Of so many bytes, hashes of pieces. */
+static inline uint64_t device_pieces_of(uint64_t size) {
+    return (size + DEVICE_PIECE - 1) / DEVICE_PIECE;
+}
+/* Content hashes of stretches of the device's memory (of each, `to` is set here). to: room there for as many u64 as all of them have pieces. Errors: NOMEM, DEVICE. */
+ckd_status device_hash(hash128 *out, device_line *line, device_pieces *of, size_t count, uint64_t *to,
+                       ckd_error *err);
+
 /* Between host memory and the device's, by way of the pinned one; done when they return. */
 ckd_status device_put(device_line *line, void *to, const void *from, uint64_t size, ckd_error *err);
 ckd_status device_get(device_line *line, void *to, const void *from, uint64_t size, ckd_error *err);

@@ -237,37 +237,16 @@ static ckd_status measure_blocks(const struct lossy_device *d, ckd_error *err) {
     return status;
 }
 
-/* Content hashes of so many stretches of the device's memory (of each, `to` is set here). The scratch has room for as many pieces as the tile has, and one a stretch. */
+/* The scratch has room for as many pieces as the tile has, and one a stretch. */
 static ckd_status hash_stretches(hash128 *out, const struct lossy_device *d, device_pieces *of, size_t count,
                                  ckd_error *err) {
     uint64_t used = 0, pieces = 0;
     for (size_t i = 0; i < count; i++) {
-        pieces += (of[i].bytes + DEVICE_PIECE - 1) / DEVICE_PIECE;
+        pieces += device_pieces_of(of[i].bytes);
     }
-    uint64_t *to = lossy_device_take(d, &used, pieces * sizeof(*to)),
-             *host = malloc(pieces * sizeof(*host) + 1);
-    device_failure why = {DEVICE_DONE, "", ""};
-    if (!host) {
-        return err_nomem(err, pieces * sizeof(*host), "coding scratch");
-    }
+    uint64_t *to = lossy_device_take(d, &used, pieces * sizeof(*to));
     ckd_status status = lossy_device_reaches(d, used, err);
-    for (size_t i = 0, at = 0; i < count; i++) {
-        of[i].to = to + at;
-        at += (of[i].bytes + DEVICE_PIECE - 1) / DEVICE_PIECE;
-    }
-    for (size_t i = 0; i < count && why.result == DEVICE_DONE && status == CKD_OK; i += DEVICE_SPANS) {
-        uint32_t n = count - i < DEVICE_SPANS ? (uint32_t)(count - i) : DEVICE_SPANS;
-        d->line->backend->hash(&d->line->queue, of + i, n, &why);
-    }
-    status = status == CKD_OK ? lossy_device_status(d, &why, err) : status;
-    status = status == CKD_OK ? device_get(d->line, host, to, pieces * sizeof(*host), err) : status;
-    for (size_t i = 0, at = 0; i < count && status == CKD_OK; i++) {
-        uint64_t n = (of[i].bytes + DEVICE_PIECE - 1) / DEVICE_PIECE;
-        out[i] = hash128_of(host + at, n * sizeof(*host)); /* little endian, as the device is */
-        at += n;
-    }
-    free(host);
-    return status;
+    return status == CKD_OK ? device_hash(out, d->line, of, count, to, err) : status;
 }
 
 static hash128 *hash_place(lossy_device_block *b, int which) {

@@ -9,11 +9,6 @@ static uint64_t block_at(const tensor_context *t, uint64_t first, uint64_t end) 
     return end - first < most ? end - first : most;
 }
 
-/* Of a block of so many bytes: hashes of its pieces. */
-static uint64_t pieces_of(uint64_t size) {
-    return (size + DEVICE_PIECE - 1) / DEVICE_PIECE;
-}
-
 static uint64_t aligned(uint64_t size) {
     return (size + 255) / 256 * 256;
 }
@@ -34,48 +29,33 @@ static uint64_t take_some(some_blocks *b, const tensor_context *t, uint64_t firs
         n = block_at(t, first, end);
         b->first[b->count] = first;
         b->span[b->count++].bytes = n * element;
-        b->pieces += pieces_of(n * element);
+        b->pieces += device_pieces_of(n * element);
         b->gathered += aligned(n * element);
     }
     return first;
 }
 
-/* Where each block's bytes are, and where its hashes go. */
-static ckd_status place_some(some_blocks *b, const device_reader *r, uint64_t *hashes, uint8_t *room,
-                             ckd_error *err) {
+/* Where each block's bytes are. */
+static ckd_status place_some(some_blocks *b, const device_reader *r, uint8_t *room, ckd_error *err) {
     ckd_status status = CKD_OK;
     for (uint32_t i = 0; i < b->count && status == CKD_OK; i++) {
-        b->span[i].to = hashes;
         b->span[i].values = r->data + b->first[i] * r->element;
         if (r->width != r->stride) {
             b->span[i].values = room;
             status = device_gather(r, room, b->first[i], b->span[i].bytes / r->element, err);
             room += aligned(b->span[i].bytes);
         }
-        hashes += pieces_of(b->span[i].bytes);
     }
     return status;
 }
 
-static ckd_status hash_some(hash128 *to, some_blocks *b, const device_reader *r, uint64_t *host,
-                            ckd_error *err) {
+static ckd_status hash_some(hash128 *to, some_blocks *b, const device_reader *r, ckd_error *err) {
     void *memory;
-    device_failure why = {DEVICE_DONE, "", ""};
-    uint64_t room = r->width == r->stride ? 0 : b->gathered, at = 0;
-    ckd_status status = device_memory(&memory, r->line, room + b->pieces * sizeof(*host), err);
+    uint64_t room = r->width == r->stride ? 0 : b->gathered;
+    ckd_status status = device_memory(&memory, r->line, room + b->pieces * sizeof(uint64_t), err);
     uint64_t *hashes = (uint64_t *)(void *)((uint8_t *)memory + room);
-    status = status == CKD_OK ? place_some(b, r, hashes, memory, err) : status;
-    if (status == CKD_OK) {
-        r->line->backend->hash(&r->line->queue, b->span, b->count, &why);
-        status = device_status(&why, r->line->queue.device, err);
-    }
-    status = status == CKD_OK ? device_get(r->line, host, hashes, b->pieces * sizeof(*host), err) : status;
-    for (uint32_t i = 0; i < b->count && status == CKD_OK; i++) {
-        uint64_t n = pieces_of(b->span[i].bytes);
-        to[i] = hash128_of(host + at, n * sizeof(*host)); /* little endian, as the device is */
-        at += n;
-    }
-    return status;
+    status = status == CKD_OK ? place_some(b, r, memory, err) : status;
+    return status == CKD_OK ? device_hash(to, r->line, b->span, b->count, hashes, err) : status;
 }
 
 /* Moments of a step are held by the one who has the optimizer, and rounded copies are known by their masters' values: these are read. */
@@ -86,19 +66,17 @@ static bool worth_a_look(const ckd_save *save, const ckd_tensor *tensor, const t
 
 static ckd_status hash_all(staying_blocks *u, const device_reader *r, const tensor_context *t, uint64_t first,
                            uint64_t end, ckd_error *err) {
-    uint64_t *host = malloc(DEVICE_SPANS * pieces_of(CKD_BLOCK_ELEMENTS * 8) * sizeof(*host));
-    ckd_status status = host ? CKD_OK : err_nomem(err, DEVICE_SPANS * sizeof(*host), "hashes of blocks");
+    ckd_status status = CKD_OK;
     for (uint32_t at = 0; first < end && status == CKD_OK;) {
         some_blocks b;
         first = take_some(&b, t, first, end, r->element);
-        status = hash_some(u->content + at, &b, r, host, err);
+        status = hash_some(u->content + at, &b, r, err);
         for (uint32_t i = 0; i < b.count && status == CKD_OK; i++, at++) {
             /* What is a delta there may want a ready copy, and values for it. */
             const record *old = block_in_parent(t, b.first[i], b.span[i].bytes / r->element);
             u->same[at] = old && old->depth == 0 && hash128_equal(&old->content, &u->content[at]);
         }
     }
-    free(host);
     return status;
 }
 
