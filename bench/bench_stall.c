@@ -4,12 +4,11 @@
  *   bench_stall [--mb N] [--step-ms N] [--steps N] [--every N | --overhead PERCENT] [--fidelity F] [--disk-mb-s N] [--idle] [--repeats N] [--json FILE] [--svg FILE]
  *
  * A loop that is like training: one thread computes for a while (arithmetic in its caches, then reading the weights), then an optimizer goes over all of
- * the state (W, m, v, f32). It runs without saves, with a synchronous save as torch.save makes one (write everything, fsync), and with
- * sessions of the library, snapshots by copying and lazy. Of each, repeated in turns, medians:
+ * the state (W, m, v, f32). It runs without saves, with nothing but a memcpy of the state (preallocated; by one thread, and by two) where a save would be, with a synchronous save as torch.save
+ * makes one (write everything, fsync), and with sessions of the library, snapshots by copying and lazy. Of each, repeated in turns, medians:
  *
  *   step       ms of an iteration in which nothing is saved
- *   stall      ms that training stands still for a save: ckd_session_step and ckd_session_fence; beside a memcpy of the state, preallocated, by as
- *              many threads
+ *   stall      ms that training stands still for a save: ckd_session_step and ckd_session_fence; or for what is done in its place
  *   slowed     percent that the rest takes longer than without saves
  *   overhead   percent that the whole loop takes longer than without saves
  *   durable    ms from the call until the checkpoint is on the disk
@@ -32,33 +31,20 @@
 #include <unistd.h>
 
 #include "base/file.h"
+#include "bench/slow_disk.h"
 #include "bench/stall.h"
 #include "bench/support.h"
 
-enum { MATRICES = 8, COLUMNS = 512 };
+enum { MATRICES = 8, COLUMNS = 512, COPY_EVERY = 5 /* of memcpy, if saves have no fixed interval */ };
 
 /* ------------------------------------------------------------------------------------------------ the slow disk */
 
-static double disk_rate, disk_free_at, file_begun_at; /* bytes/s; 0: as it is */
-static pthread_mutex_t disk = PTHREAD_MUTEX_INITIALIZER;
+static slow_disk disk = {.mutex = PTHREAD_MUTEX_INITIALIZER};
 
-/* One file is written at a time; its bytes go to the disk from the moment it is created, behind those of earlier ones. */
-static int slow_disk(void *context, file_step step, const char *path) {
+static int at_each_step(void *context, file_step step, const char *path) {
     (void)context;
-    if (disk_rate <= 0 || !strstr(path, ".tmp")) {
-        return 0;
-    }
-    pthread_mutex_lock(&disk);
-    double now = bench_seconds(), until = 0;
-    if (step == STEP_CREATE) {
-        file_begun_at = now;
-    } else if (step == STEP_SYNC) {
-        double from = file_begun_at > disk_free_at ? file_begun_at : disk_free_at;
-        until = disk_free_at = from + (double)file_bytes(path) / disk_rate;
-    }
-    pthread_mutex_unlock(&disk);
-    if (until > now) {
-        usleep((useconds_t)(1e6 * (until - now)));
+    if (step == STEP_SYNC && strstr(path, ".tmp")) {
+        slow_disk_wait(&disk, AT_FDCWD, path, 0);
     }
     return 0;
 }
@@ -71,6 +57,7 @@ typedef struct training {
     uint64_t step, random;
     size_t work;        /* rounds of arithmetic that take step_ms */
     useconds_t idle_us; /* not 0: it waits instead, as for a GPU */
+    char *copy;         /* room for all of the state */
     volatile double sink;
 } training;
 
@@ -119,6 +106,13 @@ static training *training_new(const options *o) {
             t->v[i][k] = t->v[i][k] * t->v[i][k] + 1e-9f;
         }
     }
+    size_t size = 3 * MATRICES * t->count * sizeof(float);
+    t->copy = malloc(size);
+    if (!t->copy) {
+        fprintf(stderr, "bench_stall: out of memory\n");
+        exit(1);
+    }
+    memset(t->copy, 1, size);
     size_t rounds = 1 << 24;
     double begun = bench_seconds();
     compute(t, rounds);
@@ -133,6 +127,7 @@ static void training_free(training *t) {
         free(t->m[i]);
         free(t->v[i]);
     }
+    free(t->copy);
     free(t);
 }
 
@@ -217,6 +212,37 @@ static ckd_session *open_session(const options *o, training *t, const char *stor
     return s;
 }
 
+/* ------------------------------------------------------------------------------------------------------- memcpy */
+
+typedef struct copying {
+    const training *t;
+    int thread, threads;
+} copying;
+
+static void *copy_share(void *context) {
+    const copying *c = context;
+    size_t size = c->t->count * sizeof(float);
+    for (int i = c->thread; i < 3 * MATRICES; i += c->threads) {
+        const float *const parts[] = {c->t->w[i / 3], c->t->m[i / 3], c->t->v[i / 3]};
+        memcpy(c->t->copy + (size_t)i * size, parts[i % 3], size);
+    }
+    return NULL;
+}
+
+/* All of the state into memory that was touched before; the second thread is started for it. */
+static void copy_state(const training *t, int threads) {
+    copying shares[2] = {{t, 0, threads}, {t, 1, threads}};
+    pthread_t other;
+    if (threads == 2 && pthread_create(&other, NULL, copy_share, &shares[1]) != 0) {
+        fprintf(stderr, "bench_stall: no second thread\n");
+        exit(1);
+    }
+    copy_share(&shares[0]);
+    if (threads == 2) {
+        pthread_join(other, NULL);
+    }
+}
+
 /* ------------------------------------------------------------------------------------------------------ one loop */
 
 static void note_saved(void *context, const ckd_saved *saved) {
@@ -255,6 +281,21 @@ static void note_stages(outcome *r, const char *path) {
     ckd_store_close(store);
 }
 
+/* What is done in this iteration in place of a save: its ms, or 0. */
+static double in_its_place(const options *o, const training *t, const char *store, mode how, int i) {
+    bool due = o->every ? t->step % (uint64_t)o->every == 0 : i % COPY_EVERY == 0;
+    if (!due || (how != SYNCHRONOUS && how != MEMCPY && how != MEMCPY_TWO)) {
+        return 0;
+    }
+    double begun = bench_seconds();
+    if (how == SYNCHRONOUS) {
+        save_synchronously(t, store);
+    } else {
+        copy_state(t, how == MEMCPY ? 1 : 2);
+    }
+    return 1e3 * (bench_seconds() - begun);
+}
+
 /* The loop itself; what follows it until the last save is durable is not training. Steps go on from loop to loop. */
 static void run_loop(outcome *r, const options *o, training *t, const char *store, mode how) {
     *r = (outcome){.wholes = calloc((size_t)o->steps, sizeof(double)),
@@ -271,13 +312,13 @@ static void run_loop(outcome *r, const options *o, training *t, const char *stor
         r->saves = 0;
     }
     r->first_step = t->step + 1;
-    disk_rate = 1e6 * o->disk_mb_s;
+    disk.rate = 1e6 * o->disk_mb_s;
     double *steps = calloc((size_t)o->steps, sizeof(*steps)), begun = bench_seconds();
     for (int i = 0; i < o->steps; i++) {
         if (i == o->steps / 2) {
-            disk_rate /= o->slower;
+            disk.rate /= o->slower;
         }
-        double from = bench_seconds(), called;
+        double from = bench_seconds(), called, took;
         forward_and_backward(t);
         if (s) {
             called = bench_seconds();
@@ -291,12 +332,10 @@ static void run_loop(outcome *r, const options *o, training *t, const char *stor
             called = bench_seconds();
             must(ckd_session_step(s, t->step, &err), &err);
             r->calls[i] = 1e3 * (bench_seconds() - called);
-        } else if (how == SYNCHRONOUS && o->every && t->step % (uint64_t)o->every == 0) {
-            double saving = bench_seconds();
-            save_synchronously(t, store);
+        } else if ((took = in_its_place(o, t, store, how, i)) > 0 && r->saves < SAVES_MAX) {
             r->places[r->saves] = i;
-            r->stalls[r->saves] = r->durables[r->saves] = 1e3 * (bench_seconds() - saving);
-            r->saves++;
+            r->stalls[r->saves] = took;
+            r->durables[r->saves++] = how == SYNCHRONOUS ? took : NAN;
         }
         r->wholes[i] = 1e3 * (bench_seconds() - from);
     }
@@ -318,59 +357,13 @@ static void run_loop(outcome *r, const options *o, training *t, const char *stor
     r->durable_ms = stall_median(r->durables, r->saves);
 }
 
-/* ------------------------------------------------------------------------------------------------------- memcpy */
-
-typedef struct copying {
-    const training *t;
-    char *to;
-    int thread, threads;
-} copying;
-
-static void *copy_share(void *context) {
-    const copying *c = context;
-    size_t size = c->t->count * sizeof(float);
-    for (int i = c->thread; i < 3 * MATRICES; i += c->threads) {
-        const float *const parts[] = {c->t->w[i / 3], c->t->m[i / 3], c->t->v[i / 3]};
-        memcpy(c->to + (size_t)i * size, parts[i % 3], size);
-    }
-    return NULL;
-}
-
-/* Of the whole state into memory that was touched before: ms, the median of seven. */
-static double memcpy_ms(const training *t, int threads) {
-    size_t size = 3 * MATRICES * t->count * sizeof(float);
-    char *to = malloc(size);
-    memset(to, 1, size);
-    double times[7];
-    for (int repeat = 0; repeat < 7; repeat++) {
-        copying shares[2];
-        pthread_t other;
-        double begun = bench_seconds();
-        for (int i = 0; i < threads; i++) {
-            shares[i] = (copying){t, to, i, threads};
-        }
-        if (threads == 2 && pthread_create(&other, NULL, copy_share, &shares[1]) != 0) {
-            exit(1);
-        }
-        copy_share(&shares[0]);
-        if (threads == 2) {
-            pthread_join(other, NULL);
-        }
-        times[repeat] = 1e3 * (bench_seconds() - begun);
-    }
-    free(to);
-    return stall_median(times, 7);
-}
-
 /* ------------------------------------------------------------------------------------------------------- results */
 
 static void measure(results *r, const options *o, const char *store) {
     training *t = training_new(o);
     for (int repeat = 0; repeat < o->repeats; repeat++) {
-        r->copy_one[repeat] = memcpy_ms(t, 1);
-        r->copy_two[repeat] = memcpy_ms(t, 2);
         for (mode how = NONE; how < MODES; how++) {
-            if (how == SYNCHRONOUS && !o->every) {
+            if (!stall_has(o, how)) {
                 continue;
             }
             outcome *out = &r->all[how][repeat];
@@ -521,8 +514,8 @@ int main(int argc, char **argv) {
         return 1;
     }
     snprintf(path, sizeof(path), "%s/store", store);
-    disk_rate = 1e6 * o.disk_mb_s;
-    file_set_fault_hook(slow_disk, NULL);
+    disk.rate = 1e6 * o.disk_mb_s;
+    file_set_fault_hook(at_each_step, NULL);
     if (o.trainer) {
         stall_train(&o, store);
     } else if (o.kills) {

@@ -7,7 +7,8 @@
 
 enum { REPEATS_MAX = 31, SAVES_MAX = 4096 };
 
-typedef enum mode { NONE, SYNCHRONOUS, COPY, LAZY, MODES } mode;
+/* memcpy: of the state, in place of a save, by one thread and by two. */
+typedef enum mode { NONE, MEMCPY, MEMCPY_TWO, SYNCHRONOUS, COPY, LAZY, MODES } mode;
 extern const char *const stall_mode_names[MODES];
 
 typedef struct options {
@@ -40,7 +41,6 @@ typedef struct outcome {
 
 typedef struct results {
     outcome all[MODES][REPEATS_MAX];
-    double copy_one[REPEATS_MAX], copy_two[REPEATS_MAX];
 } results;
 
 /* Was this mode measured? */

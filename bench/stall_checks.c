@@ -1,8 +1,8 @@
 /*
  * What sessions must show:
  *
- *   copy      the stall is at most 1.2 times a memcpy of the state by as many threads
- *   lazy      ckd_session_step takes at most 1 ms, the fence behind it a tenth of that memcpy
+ *   copy      the stall is at most 1.2 times a memcpy of the state in the same place of the same loop; beside it, as a session may copy with more than one thread: over one by two
+ *   lazy      ckd_session_step takes at most 1 ms, the fence behind it a tenth of a memcpy by one thread
  *   overhead  with --overhead P: at most 1.43 P (5 % at 3.5 %) of the whole, and from the fourth save behind the disk's slowing down on
  *   disk      saves stall training no longer on the slower disk: at most 1.2 times, or 1 ms
  */
@@ -44,19 +44,26 @@ static double sum_from(const outcome *of, int from) {
     return sum;
 }
 
-static void check(FILE *json, const char *what, const char *how, double figure, double most,
+typedef struct checks {
+    FILE *json; /* NULL: none */
+    int count;
+} checks;
+
+static void check(checks *all, const char *what, const char *how, double figure, double most,
                   const char *unit) {
     const char *verdict = figure != figure ? "not measured" : figure <= most ? "yes" : "NO";
     printf("%-52s %-14s %10.3f %-3s at most %.3f: %s\n", what, how, figure, unit, most, verdict);
+    FILE *json = all->json;
     if (json) {
-        fprintf(json, ",\n  {\"what\": \"%s\", \"mode\": \"%s\", \"figure\": ", what, how);
+        fprintf(json, "%s\n  {\"what\": \"%s\", \"mode\": \"%s\", \"figure\": ", all->count++ ? "," : "",
+                what, how);
         fprintf(json, figure == figure ? "%.4g" : "null", figure);
         fprintf(json, ", \"most\": %.4g, \"unit\": \"%s\", \"holds\": %s}", most, unit,
                 figure <= most ? "true" : "false");
     }
 }
 
-#define MEDIAN(values, expression)               \
+#define MEDIAN(values, how, expression)          \
     do {                                         \
         double all[REPEATS_MAX];                 \
         int known = 0;                           \
@@ -70,46 +77,49 @@ static void check(FILE *json, const char *what, const char *how, double figure, 
         (values) = stall_median(all, known);     \
     } while (0)
 
-static void check_mode(const results *r, const options *o, mode how, double copy_ms, FILE *json) {
+static void check_mode(const results *r, const options *o, mode how, checks *to) {
     const char *name = stall_mode_names[how];
-    double stall, call, fence, overhead, late, early_stall, late_stall;
-    MEDIAN(stall, of->stall_ms);
-    MEDIAN(call, of->call_ms);
-    MEDIAN(fence, of->fence_ms);
-    MEDIAN(overhead, of->overhead);
-    MEDIAN(early_stall, of->early_stall_ms);
-    MEDIAN(late_stall, of->late_stall_ms);
-    MEDIAN(late, of->late_from < of->steps - 3
-                     ? 100 * (sum_from(of, of->late_from) / sum_from(&r->all[NONE][i], of->late_from) - 1)
-                     : NAN);
+    double one, two, stall, call, fence, overhead, late, early_stall, late_stall;
+    MEDIAN(one, MEMCPY, of->stall_ms);
+    MEDIAN(two, MEMCPY_TWO, of->stall_ms);
+    MEDIAN(stall, how, of->stall_ms);
+    MEDIAN(call, how, of->call_ms);
+    MEDIAN(fence, how, of->fence_ms);
+    MEDIAN(overhead, how, of->overhead);
+    MEDIAN(early_stall, how, of->early_stall_ms);
+    MEDIAN(late_stall, how, of->late_stall_ms);
+    MEDIAN(late, how,
+           of->late_from < of->steps - 3
+               ? 100 * (sum_from(of, of->late_from) / sum_from(&r->all[NONE][i], of->late_from) - 1)
+               : NAN);
     if (how == COPY) {
-        check(json, "stall over a memcpy by as many threads", name, stall / copy_ms, 1.2, "x");
+        check(to, "stall over a memcpy", name, stall / one, 1.2, "x");
+        check(to, "stall over a memcpy by two threads", name, stall / two, 1.2, "x");
     } else {
-        check(json, "longest ckd_session_step", name, call, 1, "ms");
-        check(json, "fence over that memcpy", name, fence / copy_ms, 0.1, "x");
+        check(to, "longest ckd_session_step", name, call, 1, "ms");
+        check(to, "fence over a memcpy", name, fence / one, 0.1, "x");
     }
     if (!o->every) {
         double most = 100 * o->overhead / 0.7;
-        check(json, "overhead", name, overhead, most, "%");
+        check(to, "overhead", name, overhead, most, "%");
         if (o->slower > 1) {
-            check(json, "overhead from the 4th save on the slower disk on", name, late, most, "%");
+            check(to, "overhead from the 4th save on the slower disk on", name, late, most, "%");
         }
     }
     if (o->slower > 1) {
-        check(json, "stall on the slower disk, beyond that on the other", name, late_stall - early_stall,
+        check(to, "stall on the slower disk, beyond that on the other", name, late_stall - early_stall,
               fmax(1, 0.2 * early_stall), "ms");
     }
 }
 
 void stall_check(results *r, const options *o, FILE *json) {
-    double copy_ms = stall_median(r->copy_two, o->repeats);
+    checks all = {json, 0};
     if (json) {
-        fputs(", \"must_show\": [{\"memcpy_ms\": ", json);
-        fprintf(json, "%.4g}", copy_ms);
+        fputs(", \"must_show\": [", json);
     }
     puts("");
     for (mode how = COPY; how < MODES; how++) {
-        check_mode(r, o, how, copy_ms, json);
+        check_mode(r, o, how, &all);
     }
     if (json) {
         fputs("]", json);

@@ -7,7 +7,8 @@
 #include "bench/stall.h"
 #include "bench/support.h"
 
-const char *const stall_mode_names[MODES] = {"none", "synchronous", "session, copy", "session, lazy"};
+const char *const stall_mode_names[MODES] = {"none",        "memcpy",        "memcpy, two",
+                                             "synchronous", "session, copy", "session, lazy"};
 
 static int ascending(const void *a, const void *b) {
     const double *x = a, *y = b;
@@ -140,9 +141,7 @@ static void json_more(FILE *json, const results *r, const options *o, mode how) 
 /* ---- all of it ---- */
 
 void stall_report(results *r, const options *o) {
-    double one = stall_median(r->copy_one, o->repeats), two = stall_median(r->copy_two, o->repeats);
-    printf("%s\n%.0f MB of state; memcpy %.1f ms by one thread, %.1f ms by two; ", bench_machine(), o->mb,
-           one, two);
+    printf("%s\n%.0f MB of state; ", bench_machine(), o->mb);
     printf(o->every ? "every %.0f steps" : "overhead at most %.3g %%",
            o->every ? (double)o->every : 100 * o->overhead);
     printf(o->disk_mb_s > 0 ? ", a disk of %.0f MB/s\n\n" : "\n\n", o->disk_mb_s);
@@ -155,10 +154,8 @@ void stall_report(results *r, const options *o) {
             "{\"machine\": \"%s\", \"state_mb\": %g, \"every\": %d, \"overhead_asked\": %g, \"disk_mb_s\": %g, \"fidelity\": \"%s\", ",
             bench_machine(), o->mb, o->every, o->every ? 0 : o->overhead, o->disk_mb_s,
             ckd_fidelity_name(o->fidelity));
-        fprintf(
-            json,
-            "\"steps\": %d, \"repeats\": %d, \"snapshots\": %d, \"memcpy_ms\": %.4g, \"memcpy_two_threads_ms\": %.4g, \"modes\": [",
-            o->steps, o->repeats, o->snapshots, one, two);
+        fprintf(json, "\"steps\": %d, \"repeats\": %d, \"snapshots\": %d, \"modes\": [", o->steps, o->repeats,
+                o->snapshots);
     }
     for (mode how = NONE; how < MODES; how++) {
         if (!stall_has(o, how)) {

@@ -47,6 +47,7 @@ struct ckd_store {
     uint64_t device_reference_bytes, device_references_held; /* at most, and now */
     verified_files verified;  /* that the catalog is to be told of with its next change */
     bool keeps_kit;           /* as sessions do, which save again and again */
+    uint64_t expected_bytes;  /* of a save that has none before it: what the state takes; 0: not known */
     struct save_kit *kit;     /* that no save has; with the mutex */
     ckd_write_choice writing; /* what is known of ways to write; with the mutex */
     bool writing_is_new;      /* the catalog is to be told with its next change */

@@ -156,12 +156,11 @@ static ckd_write_choice probe(const ckd_save *save) {
 
 file_way write_path_choose(ckd_save *save) {
     ckd_store *store = save->store;
-    const ckd_checkpoint *before = &save->target.lineage;
-    bool large = save->target.has_lineage && before->stored_bytes >= least_bytes;
+    uint64_t expected = save->target.has_lineage ? save->target.lineage.stored_bytes : store->expected_bytes;
     if (store->options.write_path != CKD_WRITE_AUTO) {
         return way_of((ckd_write_path)store->options.write_path);
     }
-    if (!large) { /* what is small is as fast in any way, and is found in memory */
+    if (expected < least_bytes) { /* what is small is as fast in any way, and is found in memory */
         return FILE_BUFFERED;
     }
     pthread_mutex_lock(&store->mutex);

@@ -9,8 +9,8 @@ file_way write_path_choose(ckd_save *save);
 /* In a transaction, with the mutex: what was found, if that is new. */
 ckd_status write_path_note(ckd_store *store, ckd_error *err);
 /*
- * Bytes that the checkpoint before must take, so that a save's file is taken to be large: for tests, which have no time to make such. Not while a
- * save is under way.
+ * Bytes that the checkpoint before must take (or the state, where a session makes the first one), so that a save's file is taken to be large: for tests, which have no time to
+ * make such. Not while a save is under way.
  */
 void store_probe_from(uint64_t size);
 

@@ -87,7 +87,11 @@ $(B)/bench/bench_kernels: EXTRA_OBJ = $(BENCH_KERNELS_OBJ)
 $(B)/bench/bench_kernels: $(BENCH_KERNELS_OBJ)
 
 $(B)/bench/bench_stall: EXTRA_OBJ = $(BENCH_STALL_OBJ)
-$(B)/bench/bench_stall: $(BENCH_STALL_OBJ)
+$(B)/bench/bench_stall: $(BENCH_STALL_OBJ) $(B)/bench/slow_disk.so
+$(B)/bench/slow_disk.so: $(B)/obj/bench/slow_disk.o
+	$(call say,LINK,$@)
+	@mkdir -p $(@D)
+	@$(CC) -shared $(CKD_LDFLAGS) -o $@ $<
 
 $(B)/bench/bench_ranks: EXTRA_OBJ = $(BENCH_RANKS_OBJ)
 $(B)/bench/bench_ranks: $(BENCH_RANKS_OBJ) $(if $(HAVE_MPI),$(B)/bench/mpi_save)

@@ -68,6 +68,38 @@ static void test_tried_once_and_remembered(void **state) {
     survivors_check(*state, 31, 31, 5);
 }
 
+/* A session knows how much it saves: its very first one is tried for. */
+static void test_a_session_knows_before(void **state) {
+    static float values[4096];
+    for (size_t large = 0; large < 2; large++) {
+        ckd_error err = {0};
+        ckd_session *session;
+        ckd_save_options save = CKD_SAVE_OPTIONS_INIT;
+        ckd_session_options with = CKD_SESSION_OPTIONS_INIT;
+        save.run = "r";
+        with.save = &save;
+        ckd_tensor tensor = CKD_TENSOR_INIT;
+        char path[4200];
+        snprintf(path, sizeof(path), "%s/%zu", (const char *)*state, large);
+        tensor.name = "w";
+        tensor.dtype = CKD_F32;
+        tensor.ndim = 1;
+        tensor.shape = (uint64_t[]){4096};
+        store_probe_from(sizeof(values) + !large);
+        assert_int_equal(ckd_session_open(&session, path, &with, &err), CKD_OK);
+        assert_int_equal(ckd_session_add(session, &tensor, values, 0, &err), CKD_OK);
+        assert_int_equal(ckd_session_save(session, 1, &err), CKD_OK);
+        assert_int_equal(ckd_session_close(session, &err), CKD_OK);
+        ckd_store *store;
+        ckd_write_choice c;
+        assert_int_equal(ckd_store_open(&store, path, CKD_OPEN_READ, NULL, &err), CKD_OK);
+        assert_int_equal(ckd_store_write_path(&c, store, NULL), CKD_OK);
+        assert_int_equal(c.probed_ns > 0, large);
+        ckd_store_close(store);
+    }
+    store_probe_from(UINT64_C(16) << 20);
+}
+
 /* A quarter less is taken, less than that is not; what is not to be had has no figures. */
 static void test_the_fastest_is_taken(void **state) {
     static const struct {
@@ -140,6 +172,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         TEST(small_files_are_not_worth_trying),
         TEST(tried_once_and_remembered),
+        TEST(a_session_knows_before),
         TEST(the_fastest_is_taken),
         TEST(trying_fails),
         TEST(as_asked_for),
