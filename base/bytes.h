@@ -91,6 +91,12 @@ void *bytes_scratch(bytes *b, uint64_t size, const char *what, ckd_error *err);
 static inline void bytes_clear(bytes *b) {
     b->size = 0;
 }
+/* The same for a buffer that may have failed: it is as good as new. */
+static inline bytes *bytes_anew(bytes *b) {
+    b->size = 0;
+    b->failed = false;
+    return b;
+}
 /* `data` must not lie in the buffer itself. */
 void bytes_put(bytes *b, const void *data, size_t size);
 void bytes_put_u8(bytes *b, uint8_t v);

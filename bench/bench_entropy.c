@@ -28,6 +28,8 @@
 #include "codec/adaptive.h"
 #include "codec/symbols.h"
 
+static adaptive_room models;
+
 enum { MAX_BLOCK = 1 << 18, MAX_REPEATS = 99, COLUMNS = 512, FACTORS = 128 * 24 };
 
 typedef enum coder_kind { SYMBOLS, PLANE, ZSTD, LZ4, CODERS } coder_kind;
@@ -70,7 +72,7 @@ static void encode(coder_kind c) {
         break;
     case PLANE:
         bytes_clear(&b.appended);
-        adaptive_plane_encode(&b.appended, &p, b.wide);
+        adaptive_plane_encode(&b.appended, &p, b.wide, &models);
         b.size = b.appended.size;
         break;
     case ZSTD:
@@ -89,7 +91,8 @@ static void decode(coder_kind c) {
         require(symbols_decode(b.symbols, b.back, 1, b.n, NULL, b.stream, b.size, NULL) == CKD_OK, "symbols");
         break;
     case PLANE:
-        require(adaptive_plane_decode(b.wide_back, &p, b.appended.data, b.size, NULL) == CKD_OK, "plane");
+        require(adaptive_plane_decode(b.wide_back, &p, b.appended.data, b.size, &models, NULL) == CKD_OK,
+                "plane");
         break;
     case ZSTD:
         require(ZSTD_decompressDCtx(b.zstd_in, b.back, b.n, b.stream, b.size) == b.n, "zstd");
@@ -207,11 +210,11 @@ static void bench_factors(int repeats) {
         for (int r = 0; r < repeats; r++) {
             bytes_clear(&b.appended);
             double start = bench_cpu_seconds();
-            adaptive_encode(&b.appended, ADAPTIVE_SCALED, b.wide, FACTORS, b.contexts);
+            adaptive_encode(&b.appended, ADAPTIVE_SCALED, b.wide, FACTORS, b.contexts, &models);
             t.encode[r] = bench_cpu_seconds() - start;
             start = bench_cpu_seconds();
             require(adaptive_decode(b.wide_back, FACTORS, b.contexts, b.appended.data, b.appended.size,
-                                    NULL) == CKD_OK,
+                                    &models, NULL) == CKD_OK,
                     "factors");
             t.decode[r] = bench_cpu_seconds() - start;
             require(memcmp(b.wide, b.wide_back, FACTORS * sizeof(b.wide[0])) == 0, "factors differ");

@@ -3,7 +3,6 @@
 
 #include <math.h>
 #include <stddef.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "codec/adaptive_coder.h"
@@ -88,9 +87,14 @@ static void begin_scaled(value_models *m, unsigned context) {
     }
 }
 
-/* NULL: no memory. To be freed. */
-static value_coder *coder_of_values(void) {
-    value_coder *v = malloc(sizeof(*v));
+void adaptive_room_free(adaptive_room *room) {
+    bytes_free(&room->models);
+    bytes_free(&room->tried);
+}
+
+/* NULL: no memory. In the room. */
+static value_coder *coder_of_values(adaptive_room *room, ckd_error *err) {
+    value_coder *v = bytes_scratch(&room->models, sizeof(*v), "the models of an adaptive stream", err);
     if (v) {
         memset(v, 0, offsetof(value_coder, models));
     }
@@ -143,11 +147,11 @@ unsigned adaptive_context_of(double deviation) {
 }
 
 void adaptive_encode(bytes *to, adaptive_start start, const int32_t *values, size_t n,
-                     const uint8_t *contexts) {
+                     const uint8_t *contexts, adaptive_room *room) {
     if (n == 0) {
         return;
     }
-    value_coder *v = coder_of_values();
+    value_coder *v = coder_of_values(room, NULL);
     if (!v) {
         to->failed = true;
         return;
@@ -160,7 +164,6 @@ void adaptive_encode(bytes *to, adaptive_start start, const int32_t *values, siz
         code_value(v, false, models_of(v, contexts, i), &value);
     }
     adaptive_end_encoding(&v->coder);
-    free(v);
 }
 
 static ckd_status decode(value_coder *v, int32_t *values, size_t n, const uint8_t *contexts, const void *from,
@@ -183,16 +186,14 @@ static ckd_status decode(value_coder *v, int32_t *values, size_t n, const uint8_
 }
 
 ckd_status adaptive_decode(int32_t *values, size_t n, const uint8_t *contexts, const void *from, size_t size,
-                           ckd_error *err) {
+                           adaptive_room *room, ckd_error *err) {
     if (n == 0) {
         return adaptive_check_empty(size, err);
     }
-    value_coder *v = coder_of_values();
-    ckd_status status = v ? decode(v, values, n, contexts, from, size, err)
-                          : err_nomem(err, sizeof(*v), "the models of an adaptive stream");
+    value_coder *v = coder_of_values(room, err);
+    ckd_status status = v ? decode(v, values, n, contexts, from, size, err) : CKD_E_NOMEM;
     if (status != CKD_OK) {
         memset(values, 0, n * sizeof(*values));
     }
-    free(v);
     return status;
 }

@@ -5,13 +5,19 @@
  *
  * Encoders append a stream to `to`; what fails there (memory) sets to->failed. Of no integers a stream is empty. Decoders take exactly
  * one stream: any bytes give integers, or CORRUPT or UNSUPPORTED with all integers zero, in time and memory bounded by their
- * number; a byte too many or too few is CORRUPT. All functions are thread-safe; nothing is kept.
+ * number; a byte too many or too few is CORRUPT. All functions are thread-safe but for the room, of which each thread has its own.
  */
 #ifndef CODEC_ADAPTIVE_H
 #define CODEC_ADAPTIVE_H
 
 #include "base/bytes.h"
 #include "base/error.h"
+
+/* What the models stand in, and streams that are tried: some 130 KiB, and 4 bytes for each of a plane's columns. Zero-initialise; streams do not depend on it. */
+typedef struct adaptive_room {
+    bytes models, tried;
+} adaptive_room;
+void adaptive_room_free(adaptive_room *room);
 
 /* ---- integers with contexts ---- */
 
@@ -28,9 +34,9 @@ unsigned adaptive_context_of(double deviation);
 
 /* contexts: a byte for each integer, below ADAPTIVE_CONTEXTS (taken modulo it), or NULL: all have context 0. */
 void adaptive_encode(bytes *to, adaptive_start start, const int32_t *values, size_t n,
-                     const uint8_t *contexts);
+                     const uint8_t *contexts, adaptive_room *room);
 ckd_status adaptive_decode(int32_t *values, size_t n, const uint8_t *contexts, const void *from, size_t size,
-                           ckd_error *err);
+                           adaptive_room *room, ckd_error *err);
 
 /* ---- planes ---- */
 
@@ -44,8 +50,9 @@ typedef struct adaptive_plane {
     const uint8_t *hints;
 } adaptive_plane;
 
-void adaptive_plane_encode(bytes *to, const adaptive_plane *plane, const int32_t *values);
+void adaptive_plane_encode(bytes *to, const adaptive_plane *plane, const int32_t *values,
+                           adaptive_room *room);
 ckd_status adaptive_plane_decode(int32_t *values, const adaptive_plane *plane, const void *from, size_t size,
-                                 ckd_error *err);
+                                 adaptive_room *room, ckd_error *err);
 
 #endif

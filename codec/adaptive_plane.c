@@ -5,7 +5,6 @@
  */
 #include "codec/adaptive.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 #include "codec/adaptive_coder.h"
@@ -209,9 +208,10 @@ static void begin(plane_coder *p, unsigned mode, unsigned density) {
     memset(p->class_ready, 0, sizeof(p->class_ready));
 }
 
-static plane_coder *create(const adaptive_plane *plane) {
+static plane_coder *create(const adaptive_plane *plane, adaptive_room *room, ckd_error *err) {
     uint64_t columns = plane->columns < plane->count ? plane->columns : plane->count;
-    plane_coder *p = malloc(sizeof(*p) + columns * sizeof(p->column[0]));
+    plane_coder *p = bytes_scratch(&room->models, sizeof(*p) + columns * sizeof(p->column[0]),
+                                   "the models of an adaptive stream", err);
     if (p) {
         p->plane = plane;
     }
@@ -243,34 +243,33 @@ static unsigned measured_density(const int32_t *values, size_t count) {
 
 static size_t tried_size(plane_coder *p, bytes *scratch, unsigned mode, unsigned density,
                          const int32_t *values, size_t count) {
-    bytes_clear(scratch);
-    encode(p, scratch, mode, density, values, count < TRIED ? count : TRIED);
+    encode(p, bytes_anew(scratch), mode, density, values, count < TRIED ? count : TRIED);
     return scratch->size;
 }
 
 /* The mode that is best for the first integers. Without memory to try any of them is as good. */
-static unsigned choose_mode(plane_coder *p, unsigned density, const int32_t *values, size_t count) {
-    bytes scratch = {0};
-    size_t least = tried_size(p, &scratch, 0, density, values, count);
-    size_t most = tried_size(p, &scratch, MODES - 1, density, values, count);
+static unsigned choose_mode(plane_coder *p, bytes *scratch, unsigned density, const int32_t *values,
+                            size_t count) {
+    size_t least = tried_size(p, scratch, 0, density, values, count);
+    size_t most = tried_size(p, scratch, MODES - 1, density, values, count);
     unsigned extreme = most < least ? MODES - 1 : 0, milder = most < least ? MODES - 2 : 1;
-    size_t between = tried_size(p, &scratch, milder, density, values, count);
-    bytes_free(&scratch);
+    size_t between = tried_size(p, scratch, milder, density, values, count);
     return between < (most < least ? most : least) ? milder : extreme;
 }
 
-void adaptive_plane_encode(bytes *to, const adaptive_plane *plane, const int32_t *values) {
+void adaptive_plane_encode(bytes *to, const adaptive_plane *plane, const int32_t *values,
+                           adaptive_room *room) {
     if (plane->count == 0) {
         return;
     }
-    plane_coder *p = plane->count <= MOST_COUNT ? create(plane) : NULL;
+    plane_coder *p = plane->count <= MOST_COUNT ? create(plane, room, NULL) : NULL;
     if (!p) {
         to->failed = true;
         return;
     }
     unsigned density = measured_density(values, plane->count);
-    encode(p, to, choose_mode(p, density, values, plane->count), density, values, plane->count);
-    free(p);
+    unsigned mode = choose_mode(p, &room->tried, density, values, plane->count);
+    encode(p, to, mode, density, values, plane->count);
 }
 
 static ckd_status decode(plane_coder *p, int32_t *values, const void *from, size_t size, ckd_error *err) {
@@ -292,19 +291,17 @@ static ckd_status decode(plane_coder *p, int32_t *values, const void *from, size
 }
 
 ckd_status adaptive_plane_decode(int32_t *values, const adaptive_plane *plane, const void *from, size_t size,
-                                 ckd_error *err) {
+                                 adaptive_room *room, ckd_error *err) {
     if (plane->count > MOST_COUNT) {
         return err_set(err, CKD_E_INVALID, "an adaptive stream of %zu integers", plane->count);
     }
     if (plane->count == 0) {
         return adaptive_check_empty(size, err);
     }
-    plane_coder *p = create(plane);
-    ckd_status status = p ? decode(p, values, from, size, err)
-                          : err_nomem(err, sizeof(*p), "the models of an adaptive stream");
+    plane_coder *p = create(plane, room, err);
+    ckd_status status = p ? decode(p, values, from, size, err) : CKD_E_NOMEM;
     if (status != CKD_OK) {
         memset(values, 0, plane->count * sizeof(*values));
     }
-    free(p);
     return status;
 }

@@ -1,6 +1,5 @@
 #include "codec/lattice.h"
 
-#include "codec/adaptive.h"
 #include "codec/cpu.h"
 #include "codec/lattice_masks.h"
 #include "codec/lattice_wire.h"
@@ -23,8 +22,9 @@ enum {
 enum { Q_NONE = 0, Q_PLANE = 8, Q_MASKS = 16 };
 
 void lattice_scratch_free(lattice_scratch *s) {
-    bytes *const all[] = {&s->row, &s->step,   &s->shift, &s->factor, &s->own_factor,
-                          &s->q,   &s->narrow, &s->at,    &s->bits,   &s->few};
+    bytes *const all[] = {&s->row, &s->step, &s->shift, &s->factor,   &s->own_factor, &s->q,    &s->narrow,
+                          &s->at,  &s->bits, &s->few,   &s->contexts, &s->stream,     &s->tried};
+    adaptive_room_free(&s->adaptive);
     for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++) {
         bytes_free(all[i]);
     }
@@ -109,13 +109,12 @@ static ckd_status put_masks(bytes *to, const int8_t *q, size_t n, lattice_scratc
     }
     int8_t *others = (int8_t *)masks + groups;
     size_t count = lattice_to_masks(masks, others, q, n);
-    bytes stream = {0};
-    put_stream(&stream, SYMBOLS_SPLIT, 1, masks, groups, work);
+    bytes *stream = bytes_anew(&scratch->stream);
+    put_stream(stream, SYMBOLS_SPLIT, 1, masks, groups, work);
     bytes_put_u8(to, Q_MASKS);
-    wire_put_varint(to, stream.size);
-    bytes_put(to, stream.data, stream.size);
-    to->failed |= stream.failed;
-    bytes_free(&stream);
+    wire_put_varint(to, stream->size);
+    bytes_put(to, stream->data, stream->size);
+    to->failed |= stream->failed;
     put_stream(to, SYMBOLS_CLASS, 1, others, count, work);
     return CKD_OK;
 }
@@ -129,15 +128,14 @@ static ckd_status put_symbols(bytes *to, const void *q, unsigned width, size_t n
     if (status != CKD_OK || (few && n >= MASKS_SURE)) {
         return status;
     }
-    bytes plain = {0};
-    bytes_put_u8(&plain, (uint8_t)width);
-    put_stream(&plain, SYMBOLS_CLASS, width, q, n, work);
-    if (!few || plain.size < to->size - start) {
+    bytes *plain = bytes_anew(&scratch->tried);
+    bytes_put_u8(plain, (uint8_t)width);
+    put_stream(plain, SYMBOLS_CLASS, width, q, n, work);
+    if (!few || plain->size < to->size - start) {
         to->size = start;
-        bytes_put(to, plain.data, plain.size);
+        bytes_put(to, plain->data, plain->size);
     }
-    to->failed |= plain.failed;
-    bytes_free(&plain);
+    to->failed |= plain->failed;
     return CKD_OK;
 }
 
@@ -170,16 +168,15 @@ static ckd_status put_q(bytes *to, const lattice_block *b, lattice_effort effort
     if (status != CKD_OK || effort == LATTICE_FAST) {
         return status;
     }
-    bytes plane = {0};
+    bytes *plane = bytes_anew(&scratch->tried);
     adaptive_plane shape = {b->count, b->columns, b->phase, NULL};
-    adaptive_plane_encode(&plane, &shape, b->q);
-    if (!plane.failed && plane.size < to->size - start - 1) {
+    adaptive_plane_encode(plane, &shape, b->q, &scratch->adaptive);
+    if (!plane->failed && plane->size < to->size - start - 1) {
         to->size = start;
         bytes_put_u8(to, Q_PLANE);
-        bytes_put(to, plane.data, plane.size);
+        bytes_put(to, plane->data, plane->size);
     }
-    to->failed |= plane.failed;
-    bytes_free(&plane);
+    to->failed |= plane->failed;
     return CKD_OK;
 }
 
@@ -230,7 +227,7 @@ static ckd_status get_q(lattice_block *b, reader *from, lattice_scratch *scratch
     b->q = q;
     if (how == Q_PLANE) {
         adaptive_plane shape = {n, b->columns, b->phase, NULL};
-        return adaptive_plane_decode(q, &shape, stream, size, err);
+        return adaptive_plane_decode(q, &shape, stream, size, &scratch->adaptive, err);
     }
     if (how == 4) {
         return symbols_decode(work, q, 4, n, NULL, stream, size, err);
@@ -321,7 +318,7 @@ ckd_status lattice_encode(bytes *to, const lattice_block *b, lattice_effort effo
         }
     }
     if (b->row && !b->shared_rows) {
-        lattice_put_integers(to, b->row, lattice_rows(b), NULL);
+        lattice_put_integers(to, b->row, lattice_rows(b), NULL, scratch);
     }
     if (b->factor) {
         put_signed(to, b->low_rank_exponent);
@@ -398,7 +395,7 @@ static ckd_status get_parts(lattice_block *b, reader *from, uint8_t form, const 
                      ? take_rows(b, form, rows, err)
                      : err_set(err, CKD_E_CORRUPT, "a lossy block shares rows, and does not say so");
     } else if (status == CKD_OK && form & FORM_ROWS) {
-        status = lattice_get_steps(&b->row, from, lattice_rows(b), &scratch->row, err);
+        status = lattice_get_steps(&b->row, from, lattice_rows(b), &scratch->row, scratch, err);
     }
     if (status == CKD_OK && !(form & FORM_FACTOR) && b->own.rank && !b->shared) {
         status = err_set(err, CKD_E_CORRUPT, "a lossy block has one factor of two");

@@ -6,6 +6,7 @@
 #define CODEC_LATTICE_H
 
 #include "base/bytes.h"
+#include "codec/adaptive.h"
 #include "codec/codings.h"
 
 typedef enum lattice_map {
@@ -61,6 +62,8 @@ typedef enum lattice_effort { LATTICE_FAST, LATTICE_SMALL } lattice_effort;
 /* Buffers that decoded blocks and columns point into, one of each a worker. Zero-initialise. */
 typedef struct lattice_scratch {
     bytes row, step, shift, factor, own_factor, q, narrow, few, at, bits;
+    bytes contexts, stream, tried; /* of integers: their contexts; streams that may not be taken */
+    adaptive_room adaptive;
 } lattice_scratch;
 void lattice_scratch_free(lattice_scratch *s);
 

@@ -2,10 +2,8 @@
 #include "codec/lattice_wire.h"
 
 #include <math.h>
-#include <stdlib.h>
 #include <string.h>
 
-#include "codec/adaptive.h"
 #include "codec/wire.h"
 
 enum { COLUMNS_STEP = 1, COLUMNS_FACTOR = 2, COLUMNS_SYMBOLS = 4, COLUMNS_KNOWN = 7 };
@@ -14,17 +12,18 @@ enum { MOST_SHIFT = 24 };
 #define FACTOR_WORTH 16
 #define SYMBOLS_MOST (1u << 18)
 
-void lattice_put_integers(bytes *to, const int32_t *values, size_t n, const uint8_t *contexts) {
-    bytes stream = {0};
-    adaptive_encode(&stream, contexts ? ADAPTIVE_SCALED : ADAPTIVE_EVEN, values, n, contexts);
-    wire_put_varint(to, stream.size);
-    bytes_put(to, stream.data, stream.size);
-    to->failed |= stream.failed;
-    bytes_free(&stream);
+void lattice_put_integers(bytes *to, const int32_t *values, size_t n, const uint8_t *contexts,
+                          lattice_scratch *scratch) {
+    bytes *stream = bytes_anew(&scratch->stream);
+    adaptive_encode(stream, contexts ? ADAPTIVE_SCALED : ADAPTIVE_EVEN, values, n, contexts,
+                    &scratch->adaptive);
+    wire_put_varint(to, stream->size);
+    bytes_put(to, stream->data, stream->size);
+    to->failed |= stream->failed;
 }
 
 static ckd_status get_integers(const int32_t **out, reader *from, size_t n, const uint8_t *contexts,
-                               bytes *room, ckd_error *err) {
+                               bytes *room, lattice_scratch *scratch, ckd_error *err) {
     uint64_t size = wire_varint_max(from, reader_left(from));
     const void *stream = reader_take(from, (size_t)size);
     if (from->failed) {
@@ -35,13 +34,13 @@ static ckd_status get_integers(const int32_t **out, reader *from, size_t n, cons
         return CKD_E_NOMEM;
     }
     *out = values;
-    return adaptive_decode(values, n, contexts, stream, (size_t)size, err);
+    return adaptive_decode(values, n, contexts, stream, (size_t)size, &scratch->adaptive, err);
 }
 
 /* Integers of which each is from `least` to `most`. */
 static ckd_status get_bounded(const int32_t **out, reader *from, size_t n, int32_t least, int32_t most,
-                              bytes *room, ckd_error *err) {
-    ckd_status status = get_integers(out, from, n, NULL, room, err);
+                              bytes *room, lattice_scratch *scratch, ckd_error *err) {
+    ckd_status status = get_integers(out, from, n, NULL, room, scratch, err);
     for (size_t i = 0; i < n && status == CKD_OK; i++) {
         if ((*out)[i] < least || (*out)[i] > most) {
             status = err_set(err, CKD_E_CORRUPT, "a lossy block has a scale that there is not");
@@ -49,8 +48,9 @@ static ckd_status get_bounded(const int32_t **out, reader *from, size_t n, int32
     }
     return status;
 }
-ckd_status lattice_get_steps(const int32_t **out, reader *from, size_t n, bytes *room, ckd_error *err) {
-    return get_bounded(out, from, n, -LATTICE_MOST_STEP, LATTICE_MOST_STEP, room, err);
+ckd_status lattice_get_steps(const int32_t **out, reader *from, size_t n, bytes *room,
+                             lattice_scratch *scratch, ckd_error *err) {
+    return get_bounded(out, from, n, -LATTICE_MOST_STEP, LATTICE_MOST_STEP, room, scratch, err);
 }
 
 /* ---- factors: rows x rank, each component (column) with a scale of its own ---- */
@@ -64,9 +64,10 @@ static int32_t component_scale(const int32_t *factor, size_t rows, uint32_t rank
     return (int32_t)adaptive_context_of(sqrt(energy / (double)(rows ? rows : 1)));
 }
 
-static uint8_t *factor_contexts(const int32_t *scale, size_t rows, uint32_t rank) {
+static uint8_t *factor_contexts(const int32_t *scale, size_t rows, uint32_t rank, bytes *room,
+                                ckd_error *err) {
     size_t n = rows * rank, have = n < rank ? n : rank;
-    uint8_t *contexts = malloc(n + 1);
+    uint8_t *contexts = bytes_scratch(room, n + 1, "coding scratch", err);
     for (size_t k = 0; contexts && k < have; k++) {
         contexts[k] = (uint8_t)scale[k];
     }
@@ -134,18 +135,21 @@ static ckd_status get_streams(int32_t *values, reader *from, size_t n, unsigned 
 /* Adaptively, which is smaller, or, if there are many or it costs next to nothing, as symbols, which are ten times as fast. */
 static bool put_scaled(bytes *to, const int32_t *values, size_t n, const uint8_t *contexts,
                        lattice_scratch *scratch, symbols_workspace *work) {
-    bytes fast = {0}, small = {0};
+    bytes *fast = bytes_anew(&scratch->tried);
+    size_t start = to->size;
     unsigned width = lattice_width(values, n, false);
-    bytes_put_u8(&fast, (uint8_t)width);
-    put_streams(&fast, values, n, width, contexts, scratch, work);
+    bytes_put_u8(fast, (uint8_t)width);
+    put_streams(fast, values, n, width, contexts, scratch, work);
     if (n < FACTOR_MANY) {
-        lattice_put_integers(&small, values, n, contexts);
+        lattice_put_integers(to, values, n, contexts, scratch);
     }
-    bool symbols = n >= FACTOR_MANY || fast.size <= small.size + small.size / FACTOR_WORTH;
-    bytes_put(to, symbols ? fast.data : small.data, symbols ? fast.size : small.size);
-    to->failed |= fast.failed || small.failed;
-    bytes_free(&fast);
-    bytes_free(&small);
+    size_t small = to->size - start;
+    bool symbols = n >= FACTOR_MANY || fast->size <= small + small / FACTOR_WORTH;
+    if (symbols) {
+        to->size = start;
+        bytes_put(to, fast->data, fast->size);
+    }
+    to->failed |= fast->failed;
     return symbols;
 }
 
@@ -153,7 +157,7 @@ static ckd_status get_scaled(const int32_t **out, reader *from, size_t n, bool s
                              const uint8_t *contexts, bytes *room, lattice_scratch *scratch,
                              symbols_workspace *work, ckd_error *err) {
     if (!symbols) {
-        return get_integers(out, from, n, contexts, room, err);
+        return get_integers(out, from, n, contexts, room, scratch, err);
     }
     uint8_t width = reader_u8(from);
     if (width != 1 && width != 2 && width != 4) {
@@ -172,13 +176,12 @@ ckd_status lattice_put_factor(bool *symbols, bytes *to, const int32_t *factor, s
         scale[k] = steps[k] = component_scale(factor, rows, rank, k);
     }
     differences(steps, rank, false);
-    lattice_put_integers(to, steps, rank, NULL);
-    uint8_t *contexts = factor_contexts(scale, rows, rank);
+    lattice_put_integers(to, steps, rank, NULL, scratch);
+    uint8_t *contexts = factor_contexts(scale, rows, rank, &scratch->contexts, err);
     if (!contexts) {
-        return err_nomem(err, rows * rank, "coding scratch");
+        return CKD_E_NOMEM;
     }
     *symbols = put_scaled(to, factor, rows * rank, contexts, scratch, work);
-    free(contexts);
     return CKD_OK;
 }
 
@@ -189,7 +192,7 @@ ckd_status lattice_get_factor(const int32_t **out, reader *from, uint64_t rows, 
     if (rows * rank > LATTICE_MAX_FACTOR) {
         return err_set(err, CKD_E_CORRUPT, "a lossy block's factor is too large");
     }
-    ckd_status status = get_integers(&steps, from, rank, NULL, &scratch->narrow, err);
+    ckd_status status = get_integers(&steps, from, rank, NULL, &scratch->narrow, scratch, err);
     if (status != CKD_OK) {
         return status;
     }
@@ -201,13 +204,9 @@ ckd_status lattice_get_factor(const int32_t **out, reader *from, uint64_t rows, 
             return err_set(err, CKD_E_CORRUPT, "a lossy block's factor has a scale that there is not");
         }
     }
-    uint8_t *contexts = factor_contexts(scale, rows, rank);
-    if (!contexts) {
-        return err_nomem(err, rows * rank, "decoding scratch");
-    }
-    status = get_scaled(out, from, rows * rank, symbols, contexts, room, scratch, work, err);
-    free(contexts);
-    return status;
+    uint8_t *contexts = factor_contexts(scale, rows, rank, &scratch->contexts, err);
+    return contexts ? get_scaled(out, from, rows * rank, symbols, contexts, room, scratch, work, err)
+                    : CKD_E_NOMEM;
 }
 
 /* ---- what the blocks of a matrix share ---- */
@@ -217,13 +216,13 @@ ckd_status lattice_put_columns(bytes *to, const lattice_columns *c, lattice_scra
     size_t form = to->size;
     bytes_put_u8(to, (uint8_t)((c->step ? COLUMNS_STEP : 0) | (c->rank ? COLUMNS_FACTOR : 0)));
     if (c->step) {
-        lattice_put_integers(to, c->step, c->columns, NULL);
+        lattice_put_integers(to, c->step, c->columns, NULL, scratch);
     }
     if (c->rank == 0) {
         return CKD_OK;
     }
     wire_put_varint(to, c->rank);
-    lattice_put_integers(to, c->shift, c->rank, NULL);
+    lattice_put_integers(to, c->shift, c->rank, NULL, scratch);
     bool symbols = false;
     ckd_status status = lattice_put_factor(&symbols, to, c->factor, c->columns, c->rank, scratch, work, err);
     if (symbols && !to->failed) {
@@ -241,7 +240,7 @@ ckd_status lattice_get_columns(lattice_columns *c, reader *from, uint64_t most_r
         return err_set(err, CKD_E_CORRUPT, "a lossy block's columns have a form that there is not");
     }
     if (form & COLUMNS_STEP) {
-        status = lattice_get_steps(&c->step, from, c->columns, &scratch->step, err);
+        status = lattice_get_steps(&c->step, from, c->columns, &scratch->step, scratch, err);
     }
     if (status != CKD_OK || !(form & COLUMNS_FACTOR)) {
         return status;
@@ -251,7 +250,7 @@ ckd_status lattice_get_columns(lattice_columns *c, reader *from, uint64_t most_r
         return err_set(err, CKD_E_CORRUPT,
                        "a lossy block's factor has a number of components that there is not");
     }
-    status = get_bounded(&c->shift, from, c->rank, 0, MOST_SHIFT, &scratch->shift, err);
+    status = get_bounded(&c->shift, from, c->rank, 0, MOST_SHIFT, &scratch->shift, scratch, err);
     return status == CKD_OK ? lattice_get_factor(&c->factor, from, c->columns, c->rank,
                                                  form & COLUMNS_SYMBOLS, &scratch->factor, scratch, work, err)
                             : status;

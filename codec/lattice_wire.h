@@ -5,9 +5,11 @@
 #include "codec/lattice.h"
 
 /* An adaptive stream with its size in front; what fails sets to->failed. contexts: of scaled models, or NULL. */
-void lattice_put_integers(bytes *to, const int32_t *values, size_t n, const uint8_t *contexts);
+void lattice_put_integers(bytes *to, const int32_t *values, size_t n, const uint8_t *contexts,
+                          lattice_scratch *scratch);
 /* Steps of n rows or columns, into `room`. Errors: CORRUPT, UNSUPPORTED, NOMEM; so with all that read here. */
-ckd_status lattice_get_steps(const int32_t **out, reader *from, size_t n, bytes *room, ckd_error *err);
+ckd_status lattice_get_steps(const int32_t **out, reader *from, size_t n, bytes *room,
+                             lattice_scratch *scratch, ckd_error *err);
 
 /*
  * The fewest bytes, 1, 2 or 4, that hold all integers, and integers of so many bytes. levels: INT32_MIN stands for the lowest integer

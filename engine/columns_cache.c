@@ -9,7 +9,9 @@ void columns_cache_init(columns_cache *c) {
 }
 
 static void drop(kept_columns *k) {
-    lattice_scratch_free(&k->room);
+    bytes_free(&k->step);
+    bytes_free(&k->shift);
+    bytes_free(&k->factor);
     *k = (kept_columns){0};
 }
 

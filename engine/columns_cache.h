@@ -16,8 +16,8 @@
 
 typedef struct kept_columns {
     hash128 content;
-    lattice_columns columns; /* lie in room */
-    lattice_scratch room;
+    lattice_columns columns; /* lie in these */
+    bytes step, shift, factor;
     uint64_t used; /* when; 0: empty */
     uint32_t pins; /* uses at this moment; only what has none may go */
     bool filling;  /* one worker is decoding them */
@@ -35,7 +35,7 @@ void columns_cache_init(columns_cache *c);
 void columns_cache_free(columns_cache *c);
 
 /*
- * Those with this content, until columns_release. *mine: they are not there, and the caller must decode them into columns and room and call
+ * Those with this content, until columns_release. *mine: they are not there, and the caller must decode them into columns, take over what they lie in, and call
  * columns_filled before anything else. Waits while others decode them, or all places are in use: whoever holds columns must not wait for
  * anything but the disk, and for a second one.
  */

@@ -100,7 +100,12 @@ static ckd_status read_columns(kept_columns *to, decoder *d, const view_block *s
     void *at = bytes_scratch(&raw, size + 1, "a matrix's columns", err);
     ckd_status status = at ? shared_bytes(d, side, at, err) : CKD_E_NOMEM;
     if (status == CKD_OK) {
-        status = lattice_columns_decode(&to->columns, at, size, &to->room, coder_symbols(d->coder), err);
+        lattice_scratch *s = &d->lattice.scratch;
+        status = lattice_columns_decode(&to->columns, at, size, s, coder_symbols(d->coder), err);
+        to->step = s->step; /* what they lie in; all else of the scratch stays the worker's */
+        to->shift = s->shift;
+        to->factor = s->factor;
+        s->step = s->shift = s->factor = (bytes){0};
     }
     bytes_free(&raw);
     return status;

@@ -9,6 +9,8 @@
 #include "codec/adaptive.h"
 #include "support/fuzz.h"
 
+static adaptive_room models;
+
 #define HEADER    4
 #define MOST_EACH 4096
 
@@ -26,12 +28,12 @@ static void *exactly(const void *from, size_t size) {
 }
 
 static void values(const uint8_t *stream, size_t size, size_t n, const uint8_t *contexts, int32_t *out) {
-    ckd_status status = adaptive_decode(out, n, contexts, stream, size, NULL);
+    ckd_status status = adaptive_decode(out, n, contexts, stream, size, &models, NULL);
     require(status == CKD_OK || status == CKD_E_CORRUPT || status == CKD_E_UNSUPPORTED);
     if (status == CKD_OK && n) {
         bytes even = {0}, scaled = {0};
-        adaptive_encode(&even, ADAPTIVE_EVEN, out, n, contexts);
-        adaptive_encode(&scaled, ADAPTIVE_SCALED, out, n, contexts);
+        adaptive_encode(&even, ADAPTIVE_EVEN, out, n, contexts, &models);
+        adaptive_encode(&scaled, ADAPTIVE_SCALED, out, n, contexts, &models);
         require(!even.failed && !scaled.failed);
         require((even.size == size && memcmp(even.data, stream, size) == 0) ||
                 (scaled.size == size && memcmp(scaled.data, stream, size) == 0));
@@ -41,14 +43,15 @@ static void values(const uint8_t *stream, size_t size, size_t n, const uint8_t *
 }
 
 static void plane(const uint8_t *stream, size_t size, const adaptive_plane *p, int32_t *out) {
-    ckd_status status = adaptive_plane_decode(out, p, stream, size, NULL);
+    ckd_status status = adaptive_plane_decode(out, p, stream, size, &models, NULL);
     require(status == CKD_OK || status == CKD_E_CORRUPT || status == CKD_E_UNSUPPORTED);
     if (status == CKD_OK && p->count) {
         bytes again = {0};
         int32_t *back = malloc(p->count * sizeof(*back));
         require(back != NULL);
-        adaptive_plane_encode(&again, p, out);
-        require(!again.failed && adaptive_plane_decode(back, p, again.data, again.size, NULL) == CKD_OK);
+        adaptive_plane_encode(&again, p, out, &models);
+        require(!again.failed &&
+                adaptive_plane_decode(back, p, again.data, again.size, &models, NULL) == CKD_OK);
         require(memcmp(back, out, p->count * sizeof(*back)) == 0);
         free(back);
         bytes_free(&again);

@@ -13,6 +13,8 @@
 
 #include "codec/adaptive.h"
 
+static adaptive_room models;
+
 /* ---- integers to code ---- */
 
 static double uniform(void) {
@@ -75,9 +77,9 @@ typedef struct sample {
 
 static void encode(bytes *to, const sample *s) {
     if (s->plane.columns) {
-        adaptive_plane_encode(to, &s->plane, s->values);
+        adaptive_plane_encode(to, &s->plane, s->values, &models);
     } else {
-        adaptive_encode(to, s->start, s->values, s->plane.count, s->plane.hints);
+        adaptive_encode(to, s->start, s->values, s->plane.count, s->plane.hints, &models);
     }
     assert_false(to->failed);
 }
@@ -97,8 +99,9 @@ static ckd_status decode(int32_t *values, const sample *s, const uint8_t *from, 
     }
     ckd_error err;
     memset(&err, 0, sizeof(err));
-    ckd_status status = s->plane.columns ? adaptive_plane_decode(out + 1, &s->plane, copy, size, &err)
-                                         : adaptive_decode(out + 1, n, s->plane.hints, copy, size, &err);
+    ckd_status status = s->plane.columns
+                            ? adaptive_plane_decode(out + 1, &s->plane, copy, size, &models, &err)
+                            : adaptive_decode(out + 1, n, s->plane.hints, copy, size, &models, &err);
     assert_true(out[0] == GUARD && out[n + 1] == GUARD);
     assert_true(status == CKD_OK || status == CKD_E_CORRUPT || status == CKD_E_UNSUPPORTED);
     assert_true((status == CKD_OK) == (err.message[0] == 0));
@@ -410,15 +413,15 @@ static void failures_stick(void **state) {
     (void)state;
     sample s = make(SMALL, 500, 25, 0, false);
     bytes full = {.failed = true};
-    adaptive_plane_encode(&full, &s.plane, s.values);
+    adaptive_plane_encode(&full, &s.plane, s.values, &models);
     assert_true(full.failed && full.size == 0);
-    adaptive_encode(&full, ADAPTIVE_EVEN, s.values, 500, NULL);
+    adaptive_encode(&full, ADAPTIVE_EVEN, s.values, 500, NULL, &models);
     assert_true(full.failed && full.size == 0);
     s.plane.count = SIZE_MAX / 8;
     bytes none = {0};
-    adaptive_plane_encode(&none, &s.plane, s.values);
+    adaptive_plane_encode(&none, &s.plane, s.values, &models);
     assert_true(none.failed);
-    assert_int_equal(adaptive_plane_decode(s.values, &s.plane, "", 0, NULL), CKD_E_INVALID);
+    assert_int_equal(adaptive_plane_decode(s.values, &s.plane, "", 0, &models, NULL), CKD_E_INVALID);
     bytes_free(&none);
     sample_free(&s);
 }
