@@ -365,7 +365,16 @@ ckd_status thread_start(pthread_t *out, void *(*main)(void *), void *context, ck
     return errnum ? err_sys(err, errnum, NULL, "cannot start a thread") : CKD_OK;
 }
 
+void thread_interrupts_nobody(void) {
+    int policy;
+    struct sched_param of;
+    if (pthread_getschedparam(pthread_self(), &policy, &of) == 0 && policy == SCHED_OTHER) {
+        (void)pthread_setschedparam(pthread_self(), SCHED_BATCH, &of);
+    }
+}
+
 void thread_lower(int nice) {
+    thread_interrupts_nobody();
     id_t self = (id_t)syscall(SYS_gettid); /* on Linux priorities belong to threads */
     errno = 0;
     int now = getpriority(PRIO_PROCESS, self);

@@ -61,7 +61,12 @@ void pool_destroy(thread_pool *pool);
  * Starts one that blocks the signals that a pool's workers block. Errors: IO (the system gives no more threads).
  */
 ckd_status thread_start(pthread_t *out, void *(*main)(void *), void *context, ckd_error *err);
-/* The calling thread, and those that it starts, give way to others: nice, 1 ... 19 more than now. Where the system refuses, nothing changes. */
+/*
+ * The calling thread, and those that it starts, take no core from who computes there at the moment that they are woken (SCHED_BATCH); their share of the cores stays the same. Nothing changes where another
+ * policy than the usual one has been chosen, or the system refuses.
+ */
+void thread_interrupts_nobody(void);
+/* They do so, and give way to others: nice, 1 ... 19 more than now. Where the system refuses, nothing changes. */
 void thread_lower(int nice);
 
 #endif

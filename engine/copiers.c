@@ -10,7 +10,9 @@ struct copiers {
     snapshot *current; /* NULL: none, or copied */
     uint64_t number;   /* of it: a thread looks at each once */
     uint32_t active;   /* threads that look at it */
-    bool ending;
+    bool ending, told; /* told: of the current one */
+    copiers_began began;
+    void *context;
     uint32_t count;
     pthread_t threads[];
 };
@@ -18,6 +20,7 @@ struct copiers {
 static void *copy_main(void *context) {
     copiers *c = context;
     uint64_t seen = 0;
+    thread_interrupts_nobody(); /* woken by the trainer, which is to go on at once */
     pthread_mutex_lock(&c->mutex);
     while (!c->ending) {
         if (c->number == seen) {
@@ -26,8 +29,13 @@ static void *copy_main(void *context) {
         }
         seen = c->number;
         snapshot *s = c->current;
+        bool tell = !c->told;
+        c->told = true;
         c->active++;
         pthread_mutex_unlock(&c->mutex);
+        if (tell) {
+            c->began(c->context);
+        }
         while (snapshot_help(s)) {
         }
         pthread_mutex_lock(&c->mutex);
@@ -39,12 +47,15 @@ static void *copy_main(void *context) {
     return NULL;
 }
 
-ckd_status copiers_start(copiers **out, uint32_t threads, ckd_error *err) {
+ckd_status copiers_start(copiers **out, uint32_t threads, copiers_began began, void *context,
+                         ckd_error *err) {
     *out = NULL;
     copiers *c = calloc(1, sizeof(*c) + threads * sizeof(c->threads[0]));
     if (!c) {
         return err_nomem(err, sizeof(*c), "threads that copy");
     }
+    c->began = began;
+    c->context = context;
     pthread_mutex_init(&c->mutex, NULL);
     pthread_cond_init(&c->work, NULL);
     pthread_cond_init(&c->idle, NULL);
@@ -69,8 +80,16 @@ void copiers_begin(copiers *c, snapshot *s) {
     snapshot_start(s);
     c->current = s;
     c->number++;
-    pthread_cond_broadcast(&c->work);
+    c->told = false;
     pthread_mutex_unlock(&c->mutex);
+}
+
+void copiers_wake(copiers *c) {
+    if (c->count > 0) {
+        pthread_cond_broadcast(&c->work);
+    } else {
+        c->began(c->context);
+    }
 }
 
 void copiers_end(copiers *c, bool in_child) {

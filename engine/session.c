@@ -152,8 +152,16 @@ static ckd_status start_saver(ckd_session *s, ckd_error *err) {
     return err_from(err, s->open_status, &s->open_error);
 }
 
+/* A snapshot is begun. */
+static void tell_saver(void *context) {
+    ckd_session *s = context;
+    pthread_mutex_lock(&s->mutex); /* who has begun it has it counted by then */
+    pthread_cond_broadcast(&s->changed);
+    pthread_mutex_unlock(&s->mutex);
+}
+
 static ckd_status start(ckd_session *s, ckd_error *err) {
-    ckd_status status = copiers_start(&s->copiers, copier_count(&s->options), err);
+    ckd_status status = copiers_start(&s->copiers, copier_count(&s->options), tell_saver, s, err);
     return status == CKD_OK ? start_saver(s, err) : status;
 }
 

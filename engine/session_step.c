@@ -133,8 +133,8 @@ static void stage(ckd_session *s, uint64_t step, uint64_t begun_ns) {
     copiers_begin(s->copiers, slot->snapshot);
     s->used++;
     s->state.staged_step = step;
-    pthread_cond_broadcast(&s->changed);
     pthread_mutex_unlock(&s->mutex);
+    copiers_wake(s->copiers);
     s->fenced_some = false;
     s->busy_since_step = true;
     snapshot_finish(slot->snapshot, lazy ? SNAPSHOT_AT_ONCE : SNAPSHOT_ALL);
@@ -300,7 +300,9 @@ static void save_now(ckd_session *s, uint64_t step, uint64_t called_ns, bool wai
     slot->fenced = s->options.snapshot != CKD_SNAPSHOT_LAZY;
     slot->copied_ns = called_ns + stalled;
     s->state.stall_ns += stalled;
-    pthread_cond_broadcast(&s->changed);
+    if (slot->fenced) {
+        pthread_cond_broadcast(&s->changed);
+    }
     pthread_mutex_unlock(&s->mutex);
 }
 

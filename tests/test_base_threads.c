@@ -618,6 +618,34 @@ static void test_work_is_counted(void **state) {
     pool_destroy(pool);
 }
 
+static void *look_at_policy(void *context) {
+    struct sched_param of;
+    int *policies = context;
+    pthread_getschedparam(pthread_self(), &policies[0], &of);
+    thread_interrupts_nobody();
+    pthread_getschedparam(pthread_self(), &policies[1], &of);
+    of.sched_priority = 0;
+    policies[2] = pthread_setschedparam(pthread_self(), SCHED_IDLE, &of);
+    thread_interrupts_nobody();
+    pthread_getschedparam(pthread_self(), &policies[3], &of);
+    return NULL;
+}
+
+/* The usual policy becomes one that waits for a core; another one stays. */
+static void test_interrupting_nobody(void **state) {
+    (void)state;
+    pthread_t thread;
+    int policies[4] = {-1, -1, -1, -1};
+    assert_int_equal(thread_start(&thread, look_at_policy, policies, NULL), CKD_OK);
+    pthread_join(thread, NULL);
+    if (policies[0] != SCHED_OTHER || policies[2] != 0) {
+        puts("SKIPPED: policies cannot be chosen here");
+        skip();
+    }
+    assert_int_equal(policies[1], SCHED_BATCH);
+    assert_int_equal(policies[3], SCHED_IDLE);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_every_index_once),
@@ -633,6 +661,7 @@ int main(void) {
         cmocka_unit_test(test_idle_workers_sleep),
         cmocka_unit_test(test_thread_count),
         cmocka_unit_test(test_no_more_threads),
+        cmocka_unit_test(test_interrupting_nobody),
         cmocka_unit_test(test_fork),
     };
     return cmocka_run_group_tests_name("base_threads", tests, NULL, NULL);

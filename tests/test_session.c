@@ -207,6 +207,39 @@ static void test_fences_of_groups(void **state) {
     }
 }
 
+static int note_files(void *context, file_step step, const char *path) {
+    if (step == STEP_CREATE && strstr(path, "/data/c/")) {
+        atomic_store((atomic_bool *)context, true);
+    }
+    return 0;
+}
+
+/* A save begins with its snapshot, and does not wait for the fence. */
+static void test_saves_begin_before_the_fence(void **state) {
+    const char *dir = *state;
+    for (uint32_t threads = 1; threads <= 3; threads++) {
+        trainer *t = trainer_new(ROWS);
+        ckd_session_options o = session_options();
+        o.snapshot = CKD_SNAPSHOT_LAZY;
+        o.copy_threads = threads;
+        ckd_session *s = session_of(dir, &o, t);
+        ckd_error err = {0};
+        atomic_bool begun = false;
+        file_set_fault_hook(note_files, &begun);
+        must(ckd_session_step(s, threads, &err), &err);
+        for (int i = 0; i < 20000 && !atomic_load(&begun); i++) {
+            usleep(1000);
+        }
+        assert_true(atomic_load(&begun));
+        ckd_session_fence(s);
+        must(ckd_session_wait(s, CKD_DURABLE, &err), &err);
+        file_set_fault_hook(NULL, NULL);
+        must(ckd_session_close(s, &err), &err);
+        trainer_free(t);
+    }
+    assert_int_equal(count_of(dir, TRAINER_RUN), 3);
+}
+
 /* Without a fence nobody knows of which step a lazy snapshot is: it must not become a checkpoint. */
 static void test_a_forgotten_fence_is_told(void **state) {
     const char *dir = *state;
@@ -1050,6 +1083,7 @@ int main(void) {
         tempdir_test(test_what_several_threads_store_is_the_snapshot),
         tempdir_test(test_what_is_stored_is_the_copy),
         tempdir_test(test_fences_of_groups),
+        tempdir_test(test_saves_begin_before_the_fence),
         tempdir_test(test_a_forgotten_fence_is_told),
         tempdir_test(test_training_allocates_nothing),
         tempdir_test(test_no_memory),
