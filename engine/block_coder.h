@@ -167,6 +167,9 @@ bool block_is_coming(const block_job *job, const coding_context *save, const ten
                      double bound);
 bool block_is_in_save(const block_job *job, const coding_context *save, const tensor_context *tensor,
                       double bound);
+/* The same of values with this hash, wherever they are. */
+bool block_is_settled(const span *block, const hash128 *original, const coding_context *save,
+                      const tensor_context *tensor, double bound);
 /* Does it name values of this save? */
 bool block_names_own(const block_job *job, const coding_context *save);
 /* A copy names a checkpoint that was not one too many when it was analysed: is it now? */

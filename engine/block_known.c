@@ -160,25 +160,27 @@ bool block_may_be_named(const block_job *job, const coding_context *save, const 
 }
 
 /* What in this save has the values; as near as `bound`, or exactly if that is negative. */
-static const content_entry *entry_with(const block_job *job, const hash128 *content,
-                                       const coding_context *save, const tensor_context *tensor,
-                                       double bound) {
-    span mine = {tensor->region, job->first, job->count};
+static const content_entry *entry_with(const span *block, const hash128 *content, const coding_context *save,
+                                       const tensor_context *tensor, double bound) {
     const content_entry *e =
-        content_index_find(save->known, content, tensor->tensor->dtype, &tensor->shape, &mine);
+        content_index_find(save->known, content, tensor->tensor->dtype, &tensor->shape, block);
     bool near = e && e->error.largest <= bound && isfinite(e->error.largest);
     return e && (near || hash128_equal(&e->values, content)) ? e : NULL;
 }
 
-bool block_is_in_save(const block_job *job, const coding_context *save, const tensor_context *tensor,
-                      double bound) {
-    if (bound < 0 && !block_may_be_named(job, save, tensor)) {
-        return false;
-    }
+bool block_is_settled(const span *block, const hash128 *original, const coding_context *save,
+                      const tensor_context *tensor, double bound) {
     read_noted(save);
-    bool is = entry_with(job, &job->original, save, tensor, bound);
+    bool is = entry_with(block, original, save, tensor, bound);
     leave_noted(save);
     return is;
+}
+
+bool block_is_in_save(const block_job *job, const coding_context *save, const tensor_context *tensor,
+                      double bound) {
+    span mine = {tensor->region, job->first, job->count};
+    return (bound >= 0 || block_may_be_named(job, save, tensor)) &&
+           block_is_settled(&mine, &job->original, save, tensor, bound);
 }
 
 bool block_is_coming(const block_job *job, const coding_context *save, const tensor_context *tensor,
@@ -201,8 +203,9 @@ bool block_is_coming(const block_job *job, const coding_context *save, const ten
 
 bool block_find_in_save(block_job *job, const coding_context *save, const tensor_context *tensor,
                         double bound) {
+    span mine = {tensor->region, job->first, job->count};
     read_noted(save);
-    const content_entry *found = entry_with(job, &job->content, save, tensor, bound);
+    const content_entry *found = entry_with(&mine, &job->content, save, tensor, bound);
     content_entry e = found ? *found : (content_entry){0};
     leave_noted(save);
     if (!found) {

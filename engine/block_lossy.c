@@ -41,10 +41,34 @@ static lossy_error error_of_rounded(const block_job *job, const void *original, 
     return e;
 }
 
-/* The hashes by which a copy in a narrower dtype will be found, and what such a copy's values will be. */
-static ckd_status hash_rounded_result(block_job *job, const tensor_context *tensor, const void *original,
-                                      ckd_error *err) {
+/* The hashes by which a copy in a narrower dtype will be found. */
+static ckd_status hash_rounded(block_job *job, const lossy_tile *tile, const tensor_context *tensor,
+                               ckd_error *err) {
+    ckd_status status = CKD_OK;
+    if (block_is_master(tensor) && tile->device) {
+        const lossy_device_block *b = lossy_device_block_of(tile, job->first - tile->first);
+        job->rounded_bf16 = b->bf16.original;
+        job->rounded_f16 = b->f16.original;
+    } else if (block_is_master(tensor)) {
+        status = block_hash_rounded(job, err);
+    }
+    job->result_bf16 = job->rounded_bf16; /* of a copy of exact values; of others nothing is known */
+    job->result_f16 = job->rounded_f16;
+    return status;
+}
+
+/* What such a copy's values will be. */
+static ckd_status hash_rounded_result(block_job *job, const lossy_tile *tile, const tensor_context *tensor,
+                                      const void *original, ckd_error *err) {
     if (!block_is_master(tensor)) {
+        return CKD_OK;
+    }
+    if (tile->device) {
+        const lossy_device_block *b = lossy_device_block_of(tile, job->first - tile->first);
+        job->result_bf16 = b->bf16.content;
+        job->result_f16 = b->f16.content;
+        job->error_bf16 = b->bf16.error;
+        job->error_f16 = b->f16.error;
         return CKD_OK;
     }
     hash128 bf16 = job->rounded_bf16, f16 = job->rounded_f16;
@@ -163,10 +187,8 @@ ckd_status block_lossy_analyse(block_job *job, const lossy_tile *tile, const cod
     const void *original = job->values;
     block_begin(job, tensor);
     job->original = tile->device ? lossy_device_block_of(tile, at)->original : content_hash(original, raw);
-    ckd_status status = block_is_master(tensor) ? block_hash_rounded(job, err) : CKD_OK;
+    ckd_status status = hash_rounded(job, tile, tensor, err);
     job->content = job->original;
-    job->result_bf16 = job->rounded_bf16; /* of a copy of exact values; of others nothing is known */
-    job->result_f16 = job->rounded_f16;
     if (status != CKD_OK || block_find_in_save(job, save, tensor, tile->bound)) {
         return status;
     }
@@ -187,7 +209,7 @@ ckd_status block_lossy_analyse(block_job *job, const lossy_tile *tile, const cod
     job->values = tile->device ? NULL : made->values.data;
     job->content = tile->device ? lossy_device_block_of(tile, at)->content : content_hash(job->values, raw);
     job->error = made->error;
-    status = hash_rounded_result(job, tensor, original, err);
+    status = hash_rounded_result(job, tile, tensor, original, err);
     if (status != CKD_OK || block_find_in_parent(job, save, tensor)) {
         return status;
     }

@@ -34,7 +34,8 @@ static void insert(content_index *index, const content_entry *entry) {
 }
 
 static ckd_status grow(content_index *index, ckd_error *err) {
-    content_index bigger = {.capacity = index->capacity ? 2 * index->capacity : 256};
+    content_index bigger = {.capacity = index->capacity ? 2 * index->capacity : 256,
+                            .rounded = index->rounded};
     bigger.slots = calloc(bigger.capacity, sizeof(*bigger.slots));
     if (!bigger.slots) {
         return err_nomem(err, bigger.capacity * sizeof(*bigger.slots), "the content index");
@@ -57,6 +58,7 @@ ckd_status content_index_add(content_index *index, const content_entry *entry, c
         }
     }
     insert(index, entry);
+    index->rounded = index->rounded || entry->rounded;
     return CKD_OK;
 }
 

@@ -30,6 +30,7 @@ typedef struct content_entry {
 typedef struct content_index {
     content_entry *slots; /* open addressing; tensor NULL: free */
     size_t count, capacity;
+    bool rounded; /* there are entries of rounded values */
 } content_index;
 
 void content_index_free(content_index *index);

@@ -66,12 +66,15 @@ static ckd_status as_floats(struct lossy_device *d, float *to, ckd_error *err) {
 }
 
 /* Bytes of a panel's arrays. widest: UINT64_MAX, if there are no panels. */
-static uint64_t panel_size(const lossy_tile *t, uint64_t rows, bool before, uint64_t widest) {
-    if (widest == UINT64_MAX) {
+static uint64_t panel_size(const lossy_tile *t, uint64_t rows, bool before, const lossy_device_values *v) {
+    if (v->widest == UINT64_MAX) {
         return 0;
     }
-    uint64_t n = rows * (widest < t->columns ? widest : t->columns), size = ckd_dtype_size(t->dtype);
+    uint64_t n = rows * (v->widest < t->columns ? v->widest : t->columns), size = ckd_dtype_size(t->dtype);
     bool floats = t->dtype == CKD_F32;
+    if (v->only_given) {
+        return lossy_device_aligned(n * size);
+    }
     return lossy_device_aligned(n * size) * (floats ? 1 : 2) +
            lossy_device_aligned(n * 4) * (1 + before + !floats);
 }
@@ -92,6 +95,18 @@ static ckd_status set_before(struct lossy_device *d, const lossy_device_values *
     return lossy_device_status(d, &why, err);
 }
 
+/* Room for hashes, and for a panel. */
+static ckd_status begin_given(struct lossy_device *d, lossy_tile *t, uint64_t panel, ckd_error *err) {
+    void *memory;
+    ckd_status status = device_memory(&memory, d->line, d->scratch_size + panel, err);
+    d->scratch = memory;
+    d->panel = status == CKD_OK ? d->scratch + d->scratch_size : NULL;
+    d->at = d->whole;
+    t->device = d;
+    t->now = t->before = NULL;
+    return status;
+}
+
 ckd_status lossy_device_begin(struct lossy_device *d, lossy_tile *t, const lossy_device_values *v,
                               ckd_error *err) {
     bool floats = t->dtype == CKD_F32, kept = v->reference && floats, before = v->before || v->reference;
@@ -103,10 +118,14 @@ ckd_status lossy_device_begin(struct lossy_device *d, lossy_tile *t, const lossy
                                .columns = t->columns,
                                .count = n,
                                .dtype = t->dtype,
+                               .master = v->master,
                                .whole = {.given = v->given, .count = n}};
     pthread_mutex_init(&d->mutex, NULL);
     d->scratch_size = scratch_of(t, rows);
-    uint64_t panel = panel_size(t, rows, before, v->widest);
+    uint64_t panel = panel_size(t, rows, before, v);
+    if (v->only_given) {
+        return begin_given(d, t, panel, err);
+    }
     uint64_t size = (2 + (before && !kept) + !floats) * all + (floats ? 0 : all / 2) +
                     lossy_device_aligned(n) + d->scratch_size + panel;
     void *memory;

@@ -15,6 +15,12 @@
 #include "engine/lossy_sums.h"
 #include "engine/low_rank_products.h"
 
+/* A master's block as a copy in a narrower dtype will have it. */
+typedef struct lossy_device_rounded {
+    hash128 original, content;
+    lossy_error error;
+} lossy_device_rounded;
+
 /* What was made of one block. */
 typedef struct lossy_device_block {
     uint64_t at, count; /* in the tile */
@@ -22,6 +28,7 @@ typedef struct lossy_device_block {
     hash128 before; /* of f32: of the parent's values */
     bool any;       /* is one of its integers not 0? */
     lossy_error error;
+    lossy_device_rounded bf16, f16; /* of masters */
 } lossy_device_block;
 
 /* Arrays of a tile in the device's memory, or of a panel of it: as given, as floats, the parent's, and what a decoder will get. */
@@ -41,6 +48,7 @@ struct lossy_device {
     device_reference *reference; /* what is kept of the tile from save to save; NULL: nothing */
     uint64_t rows, columns, count;
     ckd_dtype dtype;
+    bool master;                   /* copies that are rounded from it will be known by its blocks */
     lossy_device_arrays whole, at; /* at: whose blocks these are: the whole tile, or a panel */
     float *matrix;                 /* what integers have to say, or products of factors */
     int8_t *few;
@@ -79,8 +87,13 @@ typedef struct lossy_device_values {
     const float *before;
     device_reference *reference; /* taken; the tile's from now on */
     uint64_t widest;             /* columns of its panels, at most */
+    bool master;
+    bool only_given; /* nothing will be made of it but its blocks' hashes, as it was given */
 } lossy_device_values;
-/* Memory for the tile, and its elements as floats: t->device and t->now are set. Release with lossy_device_end. Errors: NOMEM (also of the device: the host can do it), DEVICE. */
+/*
+ * Memory for the tile, and its elements as floats: t->device and t->now are set (t->now NULL: only_given). Release with lossy_device_end. Errors: NOMEM (also of the
+ * device: the host can do it), DEVICE.
+ */
 ckd_status lossy_device_begin(struct lossy_device *d, lossy_tile *t, const lossy_device_values *values,
                               ckd_error *err);
 void lossy_device_end(struct lossy_device *d);
@@ -93,7 +106,7 @@ typedef struct lossy_device_part {
 /* Are the tile's values before those of the parent, whose blocks in the tile these are? */
 ckd_status lossy_device_compare(bool *same, const lossy_tile *t, const lossy_device_part *parts, size_t count,
                                 ckd_error *err);
-/* What a decoder will get is kept for the next save. key: of the tile. Errors: NOMEM, DEVICE. */
+/* What a decoder will get is kept for the next save; of only_given, nothing. key: of the tile. Errors: NOMEM, DEVICE. */
 ckd_status lossy_device_keep(const lossy_tile *t, const device_reference_key *key, ckd_error *err);
 
 /* tile_pass_run, lossy_left, a sample's elements, products with what integers have to say: of a tile on a device. */
@@ -111,15 +124,11 @@ ckd_status lossy_device_times(const void *tile, vectors *to, const vectors *from
 ckd_status lossy_device_steps(device_tile *out, const lossy_tile *t, uint64_t *used, ckd_error *err);
 ckd_status lossy_device_factors(const lossy_tile *t, uint64_t used, ckd_error *err);
 
-/* lossy_device_code.c. Makes integers and values of the tile, which is prepared. false in *done: it is none for a device. */
+/* ---- lossy_device_code.c ---- */
+/* Makes integers and values of the tile, which is prepared. false in *done: it is none for a device. */
 ckd_status lossy_device_code(bool *done, lossy_tile *t, ckd_error *err);
 /* The panel of the tile that t is to be, from column `first` of it on: its arrays, gathered, take the tile's place until the next one. */
 ckd_status lossy_device_panel(lossy_tile *t, uint64_t first, ckd_error *err);
-/* The next block of the tile or panel; and once all are told, their hashes and errors. */
-ckd_status lossy_device_add_block(const lossy_tile *t, uint64_t at, uint64_t count, ckd_error *err);
-ckd_status lossy_device_measure(const lossy_tile *t, ckd_error *err);
-/* What was made of the block at `at`. */
-const lossy_device_block *lossy_device_block_of(const lossy_tile *t, uint64_t at);
 /* lossy_block, from that. */
 ckd_status lossy_device_block_encode(lossy_job *j, bytes *payload, const lossy_tile *t, uint64_t at,
                                      uint64_t count, symbols_workspace *work, ckd_error *err);
@@ -129,5 +138,12 @@ ckd_status lossy_device_fetch(void *to, const lossy_tile *t, uint64_t at, uint64
 /* Of second moments: notes the sample. Of first ones: adds to the sums. Errors: NOMEM, DEVICE. */
 ckd_status lossy_device_direction(direction_sums *sums, direction_sample *s, const lossy_tile *t, double eps,
                                   ckd_error *err);
+
+/* ---- lossy_device_blocks.c ---- */
+/* The next block of the tile or panel (at 0: the first one); and once all are told, their hashes and errors. */
+ckd_status lossy_device_add_block(const lossy_tile *t, uint64_t at, uint64_t count, ckd_error *err);
+ckd_status lossy_device_measure(const lossy_tile *t, ckd_error *err);
+/* What was made of the block at `at`. */
+const lossy_device_block *lossy_device_block_of(const lossy_tile *t, uint64_t at);
 
 #endif

@@ -230,6 +230,8 @@ static ckd_status prepare_tile(bool *worth, bool *here, kept_second **kept, ckd_
     return status;
 }
 
+/* ---- a tile that comes ---- */
+
 /* Columns of a panel, or of all, at most. */
 static uint64_t widest_of(const lossy_region *r) {
     uint64_t widest = r->panels.count ? 1 : UINT64_MAX;
@@ -238,6 +240,54 @@ static uint64_t widest_of(const lossy_region *r) {
         widest = width > widest ? width : widest;
     }
     return widest;
+}
+
+/* Of a tile on a device, as it was given: are the values of all of a part's blocks in this save? */
+static ckd_status find_blocks_in_save(bool *all, const lossy_region *r, const lossy_piece *p,
+                                      const lossy_tile *t, ckd_error *err) {
+    ckd_status status = measure_on_device(p->panel, t, err);
+    for (uint64_t at = 0; at < t->count && *all && status == CKD_OK;) {
+        uint64_t n = block_count(p->panel, t, at);
+        span block = {p->context->region, t->first + at, n};
+        const hash128 *original = &lossy_device_block_of(t, at)->original;
+        *all = block_is_settled(&block, original, &r->save->coding, p->context, t->bound);
+        at += n;
+    }
+    return status;
+}
+
+/*
+ * Is all of a tile on a device in this save already, as the masters that it is rounded from are? Then its blocks only name these: it needs neither a parent
+ * nor a plan.
+ */
+static ckd_status find_in_save(bool *all, held_tile *held, lossy_region *r, ckd_error *err) {
+    ckd_save *save = r->save;
+    lossy_tile *t = &held->tile;
+    *all = false;
+    if (r->tensor->read != device_read || t->part != LOSSY_WEIGHT || t->dtype == CKD_F32 ||
+        r->recipe.max_error > 0) {
+        return CKD_OK;
+    }
+    ckd_status status = save_end_tiles(save, err); /* masters may be among what is under way */
+    status = status == CKD_OK ? save_await(save, save->pipeline.pushed, err) : status;
+    if (status == CKD_OK && save->known.rounded) {
+        status = save_begin_given(all, save, t, r->tensor, widest_of(r), err);
+    }
+    t->bound = INFINITY; /* as lossy_tile_prepare sets it */
+    for (size_t i = 0; i < r->count && *all && status == CKD_OK; i++) {
+        const lossy_piece *p = &r->pieces[i];
+        tile_part *of = &held->parts[0];
+        of->tile = *t;
+        if (p->panel) {
+            status = cells_of_panel(of, save, t, p->panel, err);
+        }
+        status = status == CKD_OK ? find_blocks_in_save(all, r, p, &of->tile, err) : status;
+    }
+    if (status == CKD_OK && t->device && !*all) {
+        save_tile_leave_device(save, t);
+    }
+    held->second = *all ? find_second(save, t, &r->context) : NULL;
+    return status;
 }
 
 /* By which the tile's parent is chosen. */
@@ -259,13 +309,18 @@ static ckd_status load_and_prepare(bool *worth, tile_parent *from, held_tile *he
     bool here = false, device = true;
     ckd_status status = CKD_OK;
     held->second = NULL;
+    *from = (tile_parent){0};
     while (!here && status == CKD_OK) {
         lossy_tile_free(t);
         *t = cut;
-        status = save_load_tile(from, save, &held->buffers, t, &budget, r->tensor, &r->context,
-                                device ? widest_of(r) : 0, err);
-        status =
-            status == CKD_OK ? prepare_tile(worth, &here, &held->second, save, t, &r->context, err) : status;
+        status = device ? find_in_save(&here, held, r, err) : CKD_OK;
+        *worth = here;
+        if (status == CKD_OK && !here) {
+            status = save_load_tile(from, save, &held->buffers, t, &budget, r->tensor, &r->context,
+                                    device ? widest_of(r) : 0, err);
+            status = status == CKD_OK ? prepare_tile(worth, &here, &held->second, save, t, &r->context, err)
+                                      : status;
+        }
         /* Of a device that is broken the host will hear when it reads. */
         if ((status == CKD_E_NOMEM || status == CKD_E_DEVICE) && t->device) {
             if (!r->told) {
@@ -339,43 +394,6 @@ ckd_status save_end_tiles(ckd_save *save, ckd_error *err) {
     return status;
 }
 
-static void free_part(tile_part *p) {
-    bytes_free(&p->original);
-    bytes_free(&p->now);
-    bytes_free(&p->before);
-}
-
-static void free_held(held_tile *held) {
-    lossy_buffers *b = &held->buffers;
-    bytes *const all[] = {&b->original, &b->now, &b->stored, &b->before};
-    for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++) {
-        bytes_free(all[i]);
-    }
-    free_part(&held->parts[0]);
-    free_part(&held->parts[1]);
-}
-
-void save_tiles_free(save_tiles *all) {
-    if (!all) {
-        return;
-    }
-    free_held(&all->held[0]);
-    free_held(&all->held[1]);
-    for (uint32_t i = 0; i < all->loader_count; i++) {
-        decoder_free(&all->loaders[i]);
-        bytes_free(&all->rooms[i]);
-    }
-    if (all->device) {
-        lossy_device_end(all->device);
-        free(all->device);
-    }
-    free(all->loaders);
-    free(all->rooms);
-    tile_rooms_free(&all->statistics);
-    lattice_scratch_free(&all->scratch);
-    free(all);
-}
-
 void save_lossy_free(ckd_save *save) {
     save_tiles *all = save->tiles;
     kept_seconds_free(save->seconds);
@@ -394,29 +412,11 @@ void save_lossy_free(ckd_save *save) {
     save->tiles = NULL;
 }
 
-static ckd_status make_tiles(save_kit *kit, uint32_t threads, ckd_error *err) {
-    save_tiles *all = kit->tiles = calloc(1, sizeof(*all));
-    if (!all) {
-        return err_nomem(err, sizeof(*all), "a tile of a tensor");
-    }
-    all->loaders = calloc(threads, sizeof(*all->loaders));
-    all->rooms = calloc(threads, sizeof(*all->rooms));
-    all->statistics.workers = calloc(threads, sizeof(*all->statistics.workers));
-    all->statistics.count = all->statistics.workers ? threads : 0;
-    ckd_status status = all->loaders && all->rooms && all->statistics.workers
-                            ? CKD_OK
-                            : err_nomem(err, threads * sizeof(*all->loaders), "a tile of a tensor");
-    while (all->loader_count < threads && status == CKD_OK) {
-        status = decoder_init(&all->loaders[all->loader_count++], kit->columns, err);
-    }
-    return status;
-}
-
 /* At the first lossy tensor. */
 static ckd_status begin_tiles(ckd_save *save, ckd_error *err) {
     ckd_status status = save_flush(save, err);
     if (status == CKD_OK && !save->kit->tiles) {
-        status = make_tiles(save->kit, save->job_count, err);
+        status = save_tiles_new(save->kit, save->job_count, err);
     }
     if (status == CKD_OK) {
         save->tiles = save->kit->tiles;
@@ -457,7 +457,7 @@ static ckd_status hold_tile(held_tile **out, ckd_save *save, uint64_t count, ckd
     }
     *out = large ? (held_bytes(b) > held_bytes(a) ? b : a) : (a->in_use ? b : a);
     if (count > half) {
-        free_held(*out == a ? b : a);
+        held_tile_free(*out == a ? b : a);
     }
     return CKD_OK;
 }

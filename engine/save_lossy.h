@@ -80,6 +80,9 @@ ckd_status save_load_tile(tile_parent *from, ckd_save *save, lossy_buffers *buff
                           const load_budget *budget, const ckd_tensor *tensor, const tensor_context *context,
                           uint64_t widest, ckd_error *err);
 void save_tile_leave_device(ckd_save *save, lossy_tile *t);
+/* The tile as it was given, for its blocks' hashes alone. false in *begun: it is not on a device, or not such as may stay there. Errors: as save_load_tile's. */
+ckd_status save_begin_given(bool *begun, ckd_save *save, lossy_tile *t, const ckd_tensor *tensor,
+                            uint64_t widest, ckd_error *err);
 /* Of a lossy block, in order: its errors are added up. */
 void lossy_note_decided(ckd_save *save, tile_part *of, const block_job *job);
 
@@ -127,6 +130,12 @@ ckd_status cells_side(hash128 *content, ckd_save *save, save_append *to, const l
 
 /* Ends what of lossy tensors is under way; nobody is at work on the save. Its tiles stay with the kit. */
 void save_lossy_free(ckd_save *save);
+
+/* ---- save_tiles.c: their memory ---- */
+/* The kit's. threads: of the pool. Errors: NOMEM; then it has some of them. */
+ckd_status save_tiles_new(save_kit *kit, uint32_t threads, ckd_error *err);
+/* Of a tile that is through. */
+void held_tile_free(held_tile *held);
 /* Accepts NULL. */
 void save_tiles_free(save_tiles *all);
 

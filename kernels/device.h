@@ -19,7 +19,7 @@
 extern "C" {
 #endif
 
-#define DEVICE_VERSION 4
+#define DEVICE_VERSION 5
 
 typedef enum device_result {
     DEVICE_DONE,
@@ -205,13 +205,15 @@ typedef struct device_columns {
     uint32_t *count_of;   /* panels x columns */
 } device_columns;
 
-/* Sums over squares of what was given and of errors; as kernels.error_of. */
+/* Sums over squares of what was given and of errors; as kernels.error_of, of both as they are, or rounded (kernels.cast) first. */
 typedef struct device_errors {
     const float *given, *decoded;
     uint64_t count;
     device_sums *
         blocks; /* room for device_error_blocks(count): now: energy; moved: errors; farthest; finite; compared: those that are not finite */
     device_sums *all;
+    ckd_dtype
+        rounded; /* to it: CKD_BF16, CKD_F16; CKD_DTYPE_NONE: not. Then infinities and NaNs that are not the same in both are counted in `compared`, too */
 } device_errors;
 #define DEVICE_ERROR_ELEMENTS 16384u
 static inline uint64_t device_error_blocks(uint64_t count) {

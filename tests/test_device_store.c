@@ -15,11 +15,11 @@
 #include <cmocka.h>
 #include <sys/stat.h>
 
-#include "engine/device_reference.h"
+#include "engine/device.h"
 #include "engine/save.h"
 #include "kernels/device_open.h"
 #include "tests/support/checkpoints.h"
-#include "tests/support/emulated_device.h"
+#include "tests/support/device_tensors.h"
 #include "tests/support/tempdir.h"
 #include "tests/support/thread_ranks.h"
 
@@ -32,30 +32,6 @@ typedef struct tensor {
     uint64_t shape[2], elements;
     void *host, *device;
 } tensor;
-
-static const ckd_device on_device = CKD_DEVICE_INIT;
-static const device_backend *backend;
-static device_failure why;
-
-/* Not the call that is told to fail. */
-static void *to_device(const void *from, size_t size) {
-    void *memory = NULL;
-    int fail_after = emulated_fail_after;
-    emulated_fail_after = 0;
-    device_queue queue = {0, NULL, NULL};
-    assert_int_equal(backend->allocate(&memory, 0, size + 1, &why), DEVICE_DONE);
-    assert_int_equal(backend->copy(&queue, memory, from, size, DEVICE_TO_DEVICE, &why), DEVICE_DONE);
-    assert_int_equal(backend->finish(&queue, &why), DEVICE_DONE);
-    emulated_fail_after = fail_after;
-    return memory;
-}
-
-static void from_device(void *to, const void *memory, size_t size) {
-    device_queue queue = {0, NULL, NULL};
-    assert_int_equal(backend->copy(&queue, to, memory, size, DEVICE_TO_HOST, &why), DEVICE_DONE);
-    assert_int_equal(backend->finish(&queue, &why), DEVICE_DONE);
-    assert_int_equal(backend->finish(&queue, &why), DEVICE_DONE);
-}
 
 static size_t size_of(const tensor *t) {
     return t->elements * ckd_dtype_size(t->dtype);
@@ -374,290 +350,7 @@ static void test_together(void **state) {
     assert_int_equal(emulated_memory + emulated_pinned, 0);
 }
 
-/* ---- lossy tiles, coded on the device ---- */
-
-enum { SIDE = 640, LAYER = SIDE * SIDE, OF_LAYER = 3 };
-static const char *const layer_names[OF_LAYER] = {"exp_avg_sq.w", "exp_avg.w", "w"};
-
-/* A step of something like training: weights move in a few directions, and a little in all others; moments are new. */
-static void train(float *const layer[OF_LAYER], unsigned step) {
-    float *noise = random_values(CKD_F32, LAYER, 100 + step),
-          *sides = random_values(CKD_F32, 8 * SIDE, 200 + step);
-    float *moments = random_values(CKD_F32, LAYER, 300 + step);
-    for (uint64_t i = 0; i < LAYER; i++) {
-        float low = 0;
-        for (unsigned k = 0; k < 4; k++) {
-            low += sides[k * SIDE + i / SIDE] * sides[(4 + k) * SIDE + i % SIDE];
-        }
-        float alone = fabsf(noise[i]) > 0.05f ? 0.2f * noise[i] : 0; /* what factors do not say */
-        layer[2][i] += 0.3f * low + 0.003f * noise[i] + alone;
-        layer[1][i] = (low + 0.1f * moments[i]) * 1e-3f;
-        layer[0][i] =
-            (1 + (float)(i % SIDE % 7)) * (1 + (float)(i / SIDE % 5)) * (1 + moments[i] * moments[i]) * 1e-6f;
-    }
-    free(noise);
-    free(sides);
-    free(moments);
-}
-
-static ckd_status save_layer(ckd_store *store, const char *run, uint64_t step, ckd_fidelity fidelity,
-                             ckd_dtype dtype, float *const layer[OF_LAYER], const ckd_device *device,
-                             bool cells) {
-    static const uint64_t shape[2] = {SIDE, SIDE};
-    ckd_error err;
-    ckd_save_options o = options_of(run, step);
-    o.fidelity = fidelity;
-    ckd_save *save = begin_with(store, &o);
-    if (cells) {
-        save->cells =
-            (save_cells){.down = {96, 16, 64}, .across = {128, 16, 101}, .elements = 4096, .columns = 64};
-    }
-    void *there[OF_LAYER];
-    ckd_status status = CKD_OK;
-    for (int i = 0; i < OF_LAYER; i++) {
-        uint16_t *half = dtype == CKD_BF16 && i ? round_to_bf16(layer[i], LAYER) : NULL;
-        const void *values = half ? (const void *)half : layer[i];
-        size_t size = LAYER * (half ? 2 : 4);
-        there[i] = device ? to_device(values, size) : NULL;
-        ckd_tensor t = CKD_TENSOR_INIT;
-        t.name = layer_names[i];
-        t.dtype = half ? CKD_BF16 : CKD_F32;
-        t.ndim = 2;
-        t.shape = shape;
-        t.data = device ? there[i] : values;
-        t.device = device;
-        status = status == CKD_OK ? ckd_save_tensor(save, &t, &err) : status;
-        free(half);
-    }
-    if (status == CKD_OK) {
-        status = ckd_save_commit(NULL, save, &err);
-    } else {
-        ckd_save_abort(save);
-    }
-    for (int i = 0; i < OF_LAYER && device; i++) {
-        backend->release(0, there[i]);
-    }
-    return status;
-}
-
-typedef struct figures {
-    double rel_l2[OF_LAYER], direction;
-    uint64_t stored[OF_LAYER];
-} figures;
-
-static figures figures_of(ckd_store *store, const char *run, uint64_t step) {
-    figures f = {{0}, 0, {0}};
-    ckd_checkpoint c;
-    ckd_load *load;
-    ckd_error err;
-    assert_int_equal(ckd_store_find(&c, store, run, step, &err), CKD_OK);
-    assert_int_equal(ckd_load_begin(&load, store, &c.id, &err), CKD_OK);
-    const ckd_tensor_list *all = ckd_load_tensors(load);
-    assert_int_equal(all->count, OF_LAYER);
-    for (int i = 0; i < OF_LAYER; i++) {
-        assert_string_equal(all->items[i].name, layer_names[i]);
-        f.rel_l2[i] = all->items[i].rel_l2;
-        f.stored[i] = all->items[i].stored_bytes;
-    }
-    f.direction = all->items[1].direction_change;
-    ckd_load_end(load);
-    return f;
-}
-
-static bool near_by(double a, double b, double share) {
-    return fabs(a - b) <= share * fabs(b);
-}
-
-/* The same errors in the same bytes as from the host's memory, but for how sums are rounded; and only integers and sums leave the device. */
-static void compare_lossy(ckd_store *store, ckd_fidelity fidelity, ckd_dtype dtype, bool cells) {
-    float *layer[OF_LAYER];
-    char host[32], device[32];
-    snprintf(host, sizeof(host), "host-%d-%d-%d", (int)fidelity, (int)dtype, cells);
-    snprintf(device, sizeof(device), "device-%d-%d-%d", (int)fidelity, (int)dtype, cells);
-    for (int i = 0; i < OF_LAYER; i++) {
-        layer[i] = random_values(CKD_F32, LAYER, 50 + (unsigned)i);
-    }
-    for (unsigned step = 0; step < 4; step++) {
-        train(layer, step);
-        assert_int_equal(save_layer(store, host, step, fidelity, dtype, layer, NULL, cells), CKD_OK);
-        emulated_largest = 0;
-        assert_int_equal(save_layer(store, device, step, fidelity, dtype, layer, &on_device, cells), CKD_OK);
-        uint64_t smallest = LAYER * (dtype == CKD_BF16 ? 2 : 4);
-        figures a = figures_of(store, host, step), b = figures_of(store, device, step);
-        /* The first weights have no parent, and second moments have integers of their own in near: those are read. */
-        assert_true(step == 0 || fidelity == CKD_NEAR || emulated_largest < smallest);
-        for (int i = 0; i < OF_LAYER; i++) {
-            assert_true(near_by(b.rel_l2[i], a.rel_l2[i], 0.02));
-            assert_true(near_by((double)b.stored[i], (double)a.stored[i], 0.03));
-        }
-        assert_true(near_by(b.direction, a.direction, 0.02));
-    }
-    for (int i = 0; i < OF_LAYER; i++) {
-        free(layer[i]);
-    }
-}
-
-static void test_lossy_tiles(void **state) {
-    ckd_store *store = store_create(*state);
-    compare_lossy(store, CKD_COMPACT, CKD_F32, false);
-    compare_lossy(store, CKD_COMPACT, CKD_F32, true);
-    compare_lossy(store, CKD_NEAR, CKD_F32, true);
-    compare_lossy(store, CKD_COMPACT, CKD_BF16, true);
-    assert_int_equal(verify_damage(store), 0);
-    ckd_store_close(store);
-    assert_int_equal(emulated_memory + emulated_pinned, 0);
-}
-
-/* Tiles that turn out to be none for a device, one after the other: what was read ahead of the first one is not what is in pinned memory by now. */
-static void test_tiles_of_the_host(void **state) {
-    enum { ROWS = 4096, COLUMNS = 1024, TILES = 4 };
-    static const uint64_t shape[2] = {ROWS, COLUMNS};
-    ckd_store *store = store_create(*state);
-    ckd_error err;
-    float *values = random_values(CKD_F32, ROWS * COLUMNS, 9);
-    for (uint64_t step = 0; step < 3; step++) {
-        change_values(CKD_F32, values, ROWS * COLUMNS, (unsigned)step);
-        for (uint64_t i = 0; i < TILES && step; i++) { /* in each tile */
-            values[i * ROWS * COLUMNS / TILES + 77] = step == 1 ? NAN : INFINITY;
-        }
-        float *there = to_device(values, ROWS * COLUMNS * sizeof(float));
-        for (int device = 0; device < 2; device++) {
-            ckd_save_options o = options_of(device ? "device" : "host", step);
-            o.fidelity = CKD_COMPACT;
-            o.staging_bytes = 1 << 24; /* tiles of 1 Mi elements, two of them in a piece of pinned memory */
-            ckd_save *save = begin_with(store, &o);
-            ckd_tensor t = CKD_TENSOR_INIT;
-            t.name = "w";
-            t.dtype = CKD_F32;
-            t.ndim = 2;
-            t.shape = shape;
-            t.data = device ? there : values;
-            t.device = device ? &on_device : NULL;
-            assert_int_equal(ckd_save_tensor(save, &t, &err), CKD_OK);
-            assert_int_equal(ckd_save_commit(NULL, save, &err), CKD_OK);
-        }
-        backend->release(0, there);
-        float *a = load_whole(store, "host", step, "w", ROWS * COLUMNS * sizeof(float)),
-              *b = load_whole(store, "device", step, "w", ROWS * COLUMNS * sizeof(float));
-        assert_memory_equal(a, b, ROWS * COLUMNS * sizeof(float)); /* all of it was coded by the host */
-        free(a);
-        free(b);
-    }
-    assert_int_equal(verify_damage(store), 0);
-    free(values);
-    ckd_store_close(store);
-}
-
-/* ---- what is kept on the device between saves ---- */
-
-static void spoil_references(const ckd_store *store) {
-    const float nonsense[4] = {1, 2, 3, 4};
-    device_queue queue = {0, NULL, NULL};
-    assert_non_null(store->references);
-    assert_int_equal(
-        backend->copy(&queue, store->references->memory, nonsense, sizeof(nonsense), DEVICE_TO_DEVICE, &why),
-        DEVICE_DONE);
-    assert_int_equal(backend->finish(&queue, &why), DEVICE_DONE);
-}
-
-static uint64_t bytes_sent(ckd_store *store, uint64_t step, ckd_dtype dtype, float *const layer[OF_LAYER],
-                           bool cells) {
-    uint64_t before = emulated_copied[DEVICE_TO_DEVICE];
-    assert_int_equal(save_layer(store, "run", step, CKD_COMPACT, dtype, layer, &on_device, cells), CKD_OK);
-    return emulated_copied[DEVICE_TO_DEVICE] - before;
-}
-
-/* What is stored is the same, and the parent's values are sent only if they are not kept, or are not what the parent has. */
-static void compare_references(const char *dir, ckd_dtype dtype, bool cells) {
-    const uint64_t size = LAYER * (dtype == CKD_BF16 ? 2 : 4);
-    char folder[2][600];
-    ckd_store *store[2];
-    float *layer[OF_LAYER];
-    for (int i = 0; i < 2; i++) {
-        snprintf(folder[i], sizeof(folder[i]), "%s/%d-%d-%d", dir, (int)dtype, cells, i);
-        assert_int_equal(mkdir(folder[i], 0777), 0);
-        store[i] = store_create(folder[i]);
-    }
-    for (int i = 0; i < OF_LAYER; i++) {
-        layer[i] = random_values(CKD_F32, LAYER, 50 + (unsigned)i);
-    }
-    for (unsigned step = 0; step < 6; step++) {
-        store[1]->device_reference_bytes = step ? size : size - 1; /* the first time too little by one */
-        train(layer, step);
-        if (step == 4) {
-            spoil_references(store[1]);
-        }
-        uint64_t plain = bytes_sent(store[0], step, dtype, layer, cells),
-                 sent = bytes_sent(store[1], step, dtype, layer, cells);
-        bool known =
-            step >= 2 && step != 4; /* what step 1 has, the first with a parent, is the first that is kept */
-        assert_int_equal(plain - sent, known ? LAYER * sizeof(float) : 0);
-        assert_int_equal(store[1]->device_references_held, step ? size : 0);
-        figures a = figures_of(store[0], "run", step), b = figures_of(store[1], "run", step);
-        assert_memory_equal(a.rel_l2, b.rel_l2, sizeof(a.rel_l2));
-        for (int i = 0; i < OF_LAYER; i++) { /* ids are stored with them, and are packed */
-            assert_in_range(b.stored[i] + 64, a.stored[i], a.stored[i] + 128);
-        }
-        void *one = load_whole(store[0], "run", step, "w", size),
-             *other = load_whole(store[1], "run", step, "w", size);
-        assert_memory_equal(one, other, size);
-        free(one);
-        free(other);
-    }
-    for (int i = 0; i < OF_LAYER; i++) {
-        free(layer[i]);
-    }
-    for (int i = 0; i < 2; i++) {
-        assert_int_equal(verify_damage(store[i]), 0);
-        ckd_store_close(store[i]);
-    }
-    assert_int_equal(emulated_memory + emulated_pinned, 0);
-}
-
-static void test_references(void **state) {
-    compare_references(*state, CKD_F32, true);
-    compare_references(*state, CKD_BF16, false);
-}
-
 /* ---- what goes wrong ---- */
-
-/* Where the device's memory ends, the host goes on; what else goes wrong is the save's end, and not the next one's. */
-static void fail_everywhere(ckd_store *store, uint64_t first, uint64_t each) {
-    float *layer[OF_LAYER];
-    for (int i = 0; i < OF_LAYER; i++) {
-        layer[i] = random_values(CKD_F32, LAYER, 50 + (unsigned)i);
-    }
-    train(layer, 0);
-    assert_int_equal(save_layer(store, "run", first, CKD_COMPACT, CKD_F32, layer, NULL, false), CKD_OK);
-    train(layer, 1);
-    unsigned failed = 0, went_on = 0;
-    bool happened = true;
-    for (uint64_t n = 1; happened; n += each) {
-        emulated_fail_after = (int)n;
-        emulated_fail_as = n % 2 ? DEVICE_FULL : DEVICE_FAILED;
-        ckd_status status =
-            save_layer(store, "run", first + n, CKD_COMPACT, CKD_F32, layer, &on_device, false);
-        happened = emulated_fail_after == 0;
-        emulated_fail_after = 0;
-        assert_true(status == CKD_OK || (happened && (status == CKD_E_DEVICE || status == CKD_E_NOMEM)));
-        failed += status != CKD_OK;
-        went_on += status == CKD_OK && happened;
-    }
-    assert_true(failed > 3 && went_on > 30);
-    for (int i = 0; i < OF_LAYER; i++) {
-        free(layer[i]);
-    }
-}
-
-static void test_lossy_failures(void **state) {
-    ckd_store *store = store_create(*state);
-    fail_everywhere(store, 1, 3);
-    store->device_reference_bytes = LAYER * sizeof(float);
-    fail_everywhere(store, 10001, 5);
-    assert_int_equal(verify_damage(store), 0);
-    ckd_store_close(store);
-    assert_int_equal(emulated_memory + emulated_pinned, 0);
-}
 
 static void refused(ckd_store *store, const ckd_tensor *t, ckd_status status, const char *says) {
     ckd_error err;
@@ -946,13 +639,10 @@ static void test_hashes_that_fail(void **state) {
 #ifndef DEVICE_STORE_TESTS
 int main(void) {
     const struct CMUnitTest tests[] = {
-        tempdir_test(test_the_same_bytes),   tempdir_test(test_reader),
-        tempdir_test(test_regions),          tempdir_test(test_lossy_tiles),
-        tempdir_test(test_lossy_failures),   tempdir_test(test_tiles_of_the_host),
-        tempdir_test(test_refused),          tempdir_test(test_failures),
-        tempdir_test(test_what_stays),       tempdir_test(test_many_that_stay),
-        tempdir_test(test_references),       tempdir_test(test_together),
-        tempdir_test(test_hashes_that_fail), tempdir_test(test_what_others_need),
+        tempdir_test(test_the_same_bytes),   tempdir_test(test_reader),   tempdir_test(test_regions),
+        tempdir_test(test_refused),          tempdir_test(test_failures), tempdir_test(test_what_stays),
+        tempdir_test(test_many_that_stay),   tempdir_test(test_together), tempdir_test(test_hashes_that_fail),
+        tempdir_test(test_what_others_need),
     };
     backend = emulated_device();
     device_backend_use(backend);

@@ -156,7 +156,17 @@ DEVICE_FN void block_tree(const place *at, block_sums *shared, int phase) {
     }
 }
 
-DEVICE_FN void error_add(device_sums *s, float given, float decoded) {
+DEVICE_FN float error_rounded(float v, ckd_dtype to) {
+    uint32_t bits = scalar_bits(v);
+    if (to == CKD_BF16) {
+        bits = (uint32_t)scalar_bf16_from_f32(bits) << 16;
+    } else if (to == CKD_F16) {
+        bits = scalar_f32_from_f16(scalar_f16_from_f32(bits));
+    }
+    return scalar_float(bits);
+}
+
+DEVICE_FN void error_add(device_sums *s, float given, float decoded, bool rounded) {
     const float most = scalar_float(UINT32_C(0x7f7fffff));
     if (sums_within(given, most)) {
         float error = scalar_magnitude(given - decoded);
@@ -166,6 +176,8 @@ DEVICE_FN void error_add(device_sums *s, float given, float decoded) {
         s->now += (double)given * (double)given;
         s->moved += within ? (double)error * (double)error : 0;
         s->farthest = within && error > s->farthest ? error : s->farthest;
+    } else if (rounded) {
+        s->compared += scalar_bits(given) != scalar_bits(decoded);
     }
 }
 
@@ -177,7 +189,8 @@ DEVICE_FN void error_tile(const place *at, const device_errors *e, block_sums *s
         device_sums s = sums_none();
         end = end < e->count ? end : e->count;
         for (uint64_t i = first + at->thread; i < end; i += LAUNCH_THREADS) {
-            error_add(&s, e->given[i], e->decoded[i]);
+            error_add(&s, error_rounded(e->given[i], e->rounded), error_rounded(e->decoded[i], e->rounded),
+                      e->rounded != CKD_DTYPE_NONE);
         }
         shared->all[at->thread] = s;
     } else if (phase <= BLOCK_TREE) {

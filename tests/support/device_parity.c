@@ -773,30 +773,53 @@ static void test_columns(void **state) {
     }
 }
 
+/* Of both as a narrower dtype has them; what is not finite there must be the same. Returns how many are not. */
+static uint64_t round_both(array *given, array *decoded, size_t n, ckd_dtype to) {
+    float *a = (float *)(void *)given->host, *b = (float *)(void *)decoded->host;
+    uint64_t others = 0;
+    for (size_t i = 0; i < n && to != CKD_DTYPE_NONE; i++) {
+        uint16_t x, y;
+        cpu->cast(to, &x, CKD_F32, a + i, 1);
+        cpu->cast(to, &y, CKD_F32, b + i, 1);
+        cpu->widen(a + i, to, &x, 1);
+        cpu->widen(b + i, to, &y, 1);
+        others += !isfinite(a[i]) && x != y;
+    }
+    return others;
+}
+
+static void compare_errors(size_t n, ckd_dtype rounded) {
+    array given = array_new(n, 4, 0), decoded = array_new(n, 4, 1),
+          blocks = array_new(device_error_blocks(n), sizeof(device_sums), 0),
+          all = array_new(1, sizeof(device_sums), 0);
+    fill_floats(&given, rounded == CKD_F16 ? 140000 : 1, false); /* half way beyond the largest: 65520 */
+    fill_floats(&decoded, rounded == CKD_F16 ? 140000 : 1, false);
+    array_give(&given);
+    array_give(&decoded);
+    device_errors e = {(const float *)(void *)given.device,  (const float *)(void *)decoded.device, n,
+                       (device_sums *)(void *)blocks.device, (device_sums *)(void *)all.device,     rounded};
+    must(backend->errors(&queue, &e, &why));
+    device_sums got;
+    error_sums want = {0};
+    array_take(&all, &got);
+    uint64_t others = round_both(&given, &decoded, n, rounded);
+    cpu->error_of(&want, (float *)(void *)given.host, (float *)(void *)decoded.host, n);
+    near_enough(got.now, want.energy);
+    near_enough(got.moved, want.error);
+    assert_int_equal(got.finite, want.finite);
+    assert_true((got.compared ? INFINITY : got.farthest) == (others ? INFINITY : want.largest));
+    array *arrays[] = {&given, &decoded, &blocks, &all};
+    for (size_t i = 0; i < 4; i++) {
+        array_free(arrays[i]);
+    }
+}
+
 static void test_errors(void **state) {
+    static const ckd_dtype dtypes[] = {CKD_DTYPE_NONE, CKD_BF16, CKD_F16};
     (void)state;
     EACH(n, COUNTS) {
-        array given = array_new(n, 4, 0), decoded = array_new(n, 4, 1),
-              blocks = array_new(device_error_blocks(n), sizeof(device_sums), 0),
-              all = array_new(1, sizeof(device_sums), 0);
-        fill_floats(&given, 1, false);
-        fill_floats(&decoded, 1, false);
-        array_give(&given);
-        array_give(&decoded);
-        device_errors e = {(const float *)(void *)given.device, (const float *)(void *)decoded.device, n,
-                           (device_sums *)(void *)blocks.device, (device_sums *)(void *)all.device};
-        must(backend->errors(&queue, &e, &why));
-        device_sums got;
-        error_sums want = {0};
-        array_take(&all, &got);
-        cpu->error_of(&want, (float *)(void *)given.host, (float *)(void *)decoded.host, n);
-        near_enough(got.now, want.energy);
-        near_enough(got.moved, want.error);
-        assert_int_equal(got.finite, want.finite);
-        assert_true((got.compared ? INFINITY : got.farthest) == want.largest);
-        array *arrays[] = {&given, &decoded, &blocks, &all};
-        for (size_t i = 0; i < 4; i++) {
-            array_free(arrays[i]);
+        for (size_t d = 0; d < 3; d++) {
+            compare_errors(n, dtypes[d]);
         }
     }
 }

@@ -1,0 +1,60 @@
+/* Memory of lossy tiles, which stays with the kit. */
+#include <stdlib.h>
+
+#include "engine/lossy_device.h"
+#include "engine/save_lossy.h"
+
+ckd_status save_tiles_new(save_kit *kit, uint32_t threads, ckd_error *err) {
+    save_tiles *all = kit->tiles = calloc(1, sizeof(*all));
+    if (!all) {
+        return err_nomem(err, sizeof(*all), "a tile of a tensor");
+    }
+    all->loaders = calloc(threads, sizeof(*all->loaders));
+    all->rooms = calloc(threads, sizeof(*all->rooms));
+    all->statistics.workers = calloc(threads, sizeof(*all->statistics.workers));
+    all->statistics.count = all->statistics.workers ? threads : 0;
+    ckd_status status = all->loaders && all->rooms && all->statistics.workers
+                            ? CKD_OK
+                            : err_nomem(err, threads * sizeof(*all->loaders), "a tile of a tensor");
+    while (all->loader_count < threads && status == CKD_OK) {
+        status = decoder_init(&all->loaders[all->loader_count++], kit->columns, err);
+    }
+    return status;
+}
+
+static void free_part(tile_part *p) {
+    bytes_free(&p->original);
+    bytes_free(&p->now);
+    bytes_free(&p->before);
+}
+
+void held_tile_free(held_tile *held) {
+    lossy_buffers *b = &held->buffers;
+    bytes *const all[] = {&b->original, &b->now, &b->stored, &b->before};
+    for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++) {
+        bytes_free(all[i]);
+    }
+    free_part(&held->parts[0]);
+    free_part(&held->parts[1]);
+}
+
+void save_tiles_free(save_tiles *all) {
+    if (!all) {
+        return;
+    }
+    held_tile_free(&all->held[0]);
+    held_tile_free(&all->held[1]);
+    for (uint32_t i = 0; i < all->loader_count; i++) {
+        decoder_free(&all->loaders[i]);
+        bytes_free(&all->rooms[i]);
+    }
+    if (all->device) {
+        lossy_device_end(all->device);
+        free(all->device);
+    }
+    free(all->loaders);
+    free(all->rooms);
+    tile_rooms_free(&all->statistics);
+    lattice_scratch_free(&all->scratch);
+    free(all);
+}
