@@ -31,8 +31,14 @@ DEVICE_FN lattice_four lattice_four_of(const place *at, uint64_t count, uint64_t
     lattice_four f;
     f.first = ((uint64_t)at->block * LAUNCH_THREADS + at->thread) * LATTICE_EACH;
     f.n = f.first < count ? (uint32_t)(count - f.first < LATTICE_EACH ? count - f.first : LATTICE_EACH) : 0;
-    f.row = (phase + f.first) / columns;
-    f.column = (phase + f.first) % columns;
+    uint64_t from = phase + f.first;
+    if (((phase + count) | columns) >> 32 == 0) { /* a division of 32 bits takes a quarter of the time */
+        f.row = (uint32_t)from / (uint32_t)columns;
+        f.column = (uint32_t)from % (uint32_t)columns;
+    } else {
+        f.row = from / columns;
+        f.column = from % columns;
+    }
     return f;
 }
 /* To the next element. */
@@ -85,16 +91,27 @@ DEVICE_FN int32_t tile_low(const device_tile *t, float low_rank, float step) {
 
 /* ---- integers of a tile ---- */
 
-/* What the threads of a block have seen; from there it goes to the tile's sums, by one thread each. */
+#define QUANTISE_TURNS 4u /* of a block, so that it adds up seldom */
+#define QUANTISE_SUMS \
+    32u /* threads that add up each of seven sums: of integers, so that their order does not matter */
+
+/* What the threads of a block have seen; from there it goes to the tile's sums. */
 typedef struct quantise_shared {
     int64_t below[3][LAUNCH_THREADS];
     uint32_t count[3][LAUNCH_THREADS];
     uint32_t misfits[LAUNCH_THREADS];
+    uint64_t part[7][QUANTISE_SUMS];
 } quantise_shared;
 
 typedef struct quantise_own {
     uint32_t unused;
 } quantise_own;
+
+/* What one thread has seen. */
+typedef struct quantise_seen {
+    int64_t below[3];
+    uint32_t count[3], misfits;
+} quantise_seen;
 
 DEVICE_FN float tile_residual(const device_tile *t, const lattice_four *f, float now, float before,
                               float low_rank) {
@@ -112,63 +129,76 @@ DEVICE_FN int32_t quantise_one(const device_tile *t, const lattice_four *f, floa
     return *residual < 0.0f ? -level : level;
 }
 
-DEVICE_FN void quantise_four(const place *at, const device_tile *t, quantise_shared *s) {
-    lattice_four f = lattice_four_of(at, t->count, t->columns, t->phase);
+DEVICE_FN void quantise_four(const place *at, const device_tile *t, quantise_seen *seen) {
+    lattice_four f = lattice_four_of(at, t->count, t->columns, t->phase), here = f;
     four_floats now = load_four_floats(t->now, &f), before = load_four_floats(t->before, &f),
                 low = load_four_floats(t->low_rank, &f);
     four_bytes few = {{0, 0, 0, 0}};
-    int64_t below[3] = {0, 0, 0};
-    uint32_t count[3] = {0, 0, 0}, misfits = 0;
     UNROLL for (uint32_t j = 0; j < LATTICE_EACH; j++) {
         if (j < f.n) {
             float residual;
-            int32_t q = quantise_one(t, &f, now.at[j], before.at[j], low.at[j], &residual);
+            int32_t q = quantise_one(t, &here, now.at[j], before.at[j], low.at[j], &residual);
             int32_t level = q < 0 ? -q : q;
             few.at[j] = (int8_t)(level < 128 ? q : 0);
-            misfits += level > 127;
+            seen->misfits += level > 127;
             float gap = (float)level - scalar_magnitude(residual);
             int64_t units = level < 128 ? (int64_t)(gap * LEVEL_SUM_UNIT) : 0;
             UNROLL for (int32_t w = 0; w < 3; w++) {
-                bool here = level > 2 ? w == 2 : level == w + 1;
-                below[w] += here ? units : 0;
-                count[w] += here;
+                bool so = level > 2 ? w == 2 : level == w + 1;
+                seen->below[w] += so ? units : 0;
+                seen->count[w] += so;
             }
-            lattice_next(&f, t->columns);
+            lattice_next(&here, t->columns);
         }
     }
-    f = lattice_four_of(at, t->count, t->columns, t->phase);
     store_four_bytes(t->few, &f, &few);
-    UNROLL for (int32_t w = 0; w < 3; w++) {
-        s->below[w][at->thread] = below[w];
-        s->count[w][at->thread] = count[w];
-    }
-    s->misfits[at->thread] = misfits;
 }
 
-/* Seven sums, a thread each: integers, so that their order does not matter. */
-DEVICE_FN void quantise_sum(uint32_t which, const device_tile *t, const quantise_shared *s) {
+DEVICE_FN void quantise_all(const place *at, const device_tile *t, quantise_shared *s) {
+    quantise_seen seen = {{0, 0, 0}, {0, 0, 0}, 0};
+    place turn = *at;
+    for (uint32_t i = 0; i < QUANTISE_TURNS; i++) {
+        turn.block = at->block * QUANTISE_TURNS + i;
+        quantise_four(&turn, t, &seen);
+    }
+    UNROLL for (int32_t w = 0; w < 3; w++) {
+        s->below[w][at->thread] = seen.below[w];
+        s->count[w][at->thread] = seen.count[w];
+    }
+    s->misfits[at->thread] = seen.misfits;
+}
+
+/* One thread's part of one of the seven. */
+DEVICE_FN uint64_t quantise_sum(const quantise_shared *s, uint32_t which, uint32_t lane) {
     uint64_t sum = 0;
-    for (uint32_t i = 0; i < LAUNCH_THREADS; i++) {
+    for (uint32_t i = lane; i < LAUNCH_THREADS; i += QUANTISE_SUMS) {
         sum += which < 3 ? (uint64_t)s->below[which][i] : which < 6 ? s->count[which - 3][i] : s->misfits[i];
     }
-    if (sum) {
-        add_u64(which < 3   ? (uint64_t *)&t->sums->below[which]
-                : which < 6 ? &t->sums->count[which - 3]
-                            : &t->sums->misfits,
-                sum);
-    }
+    return sum;
 }
 
 DEVICE_FN void quantise_tile(const place *at, const device_tile *t, quantise_shared *s, quantise_own *own,
                              int phase) {
+    uint32_t which = at->thread / QUANTISE_SUMS, lane = at->thread % QUANTISE_SUMS;
     (void)own;
     if (phase == 0) {
-        quantise_four(at, t, s);
-    } else if (at->thread % 32 == 0 && at->thread / 32 < 7) {
-        quantise_sum(at->thread / 32, t, s);
+        quantise_all(at, t, s);
+    } else if (phase == 1 && which < 7) {
+        s->part[which][lane] = quantise_sum(s, which, lane);
+    } else if (phase == 2 && which < 7 && lane == 0) {
+        uint64_t sum = 0;
+        for (uint32_t i = 0; i < QUANTISE_SUMS; i++) {
+            sum += s->part[which][i];
+        }
+        if (sum) {
+            add_u64(which < 3   ? (uint64_t *)&t->sums->below[which]
+                    : which < 6 ? &t->sums->count[which - 3]
+                                : &t->sums->misfits,
+                    sum);
+        }
     }
 }
-KERNEL_IN_PHASES(quantise_tile, device_tile, quantise_shared, quantise_own, 2)
+KERNEL_IN_PHASES(quantise_tile, device_tile, quantise_shared, quantise_own, 3)
 
 /* ---- what they have to say ---- */
 

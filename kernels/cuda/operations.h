@@ -15,7 +15,8 @@ static uint32_t blocks_of_four(uint64_t count) {
 }
 
 static device_result run_quantise(const device_queue *queue, const device_tile *tile, device_failure *why) {
-    return tile->count ? quantise_tile_launch(queue, blocks_of_four(tile->count), 1, tile, why) : DEVICE_DONE;
+    uint64_t blocks = (blocks_of_four(tile->count) + QUANTISE_TURNS - 1) / QUANTISE_TURNS;
+    return tile->count ? quantise_tile_launch(queue, (uint32_t)blocks, 1, tile, why) : DEVICE_DONE;
 }
 
 static device_result run_move(const device_queue *queue, const device_tile *tile, device_failure *why) {
