@@ -23,10 +23,11 @@
 #define HASH_STRIPE 64u
 #define HASH_SHORT  240u /* bytes, up to which one thread does it all */
 #define HASH_BLOCK  16u  /* stripes between two scrambles: (192 - 64) / 8 */
+#define HASH_SECRET 24u  /* words */
 #define HASH_GROUPS (LAUNCH_THREADS / HASH_LANES)
 
 /* The default secret's 192 bytes, as little-endian words. */
-DEVICE_CONST uint64_t hash_secret[24] = {
+DEVICE_CONST uint64_t hash_secret[HASH_SECRET] = {
     UINT64_C(0xbe4ba423396cfeb8), UINT64_C(0x1cad21f72c81017c), UINT64_C(0xdb979083e96dd4de),
     UINT64_C(0x1f67b3b7a4a44072), UINT64_C(0x78e5c0cc4ee679cb), UINT64_C(0x2172ffcc7dd05a82),
     UINT64_C(0x8e2443f7744608b8), UINT64_C(0x4c263a81e69035e0), UINT64_C(0xcb00c391bb52283c),
@@ -155,15 +156,16 @@ DEVICE_FN uint64_t hash_stripe(uint64_t lane, uint64_t own, uint64_t other, uint
     return lane + other + (keyed & UINT64_C(0xffffffff)) * (keyed >> 32);
 }
 
-DEVICE_FN uint64_t hash_lane(const uint8_t *p, uint32_t n, uint32_t lane) {
+/* secret: hash_secret, where lanes can read words of their own at the same time; from constant memory, they would one after the other. */
+DEVICE_FN uint64_t hash_lane(const uint8_t *p, uint32_t n, uint32_t lane, const uint64_t *secret) {
     const uint32_t stripes = (n - 1) / HASH_STRIPE;
     uint64_t sum = hash_start[lane];
     for (uint32_t i = 0; i < stripes; i++) {
         const uint8_t *stripe = p + i * HASH_STRIPE;
         uint64_t own = hash_word(stripe + 8 * lane), other = hash_word(stripe + 8 * (lane ^ 1));
-        sum = hash_stripe(sum, own, other, hash_secret[i % HASH_BLOCK + lane]);
+        sum = hash_stripe(sum, own, other, secret[i % HASH_BLOCK + lane]);
         if (i % HASH_BLOCK == HASH_BLOCK - 1) {
-            sum = (sum ^ sum >> 47 ^ hash_secret[16 + lane]) * XXH_PRIME32_1;
+            sum = (sum ^ sum >> 47 ^ secret[16 + lane]) * XXH_PRIME32_1;
         }
     }
     const uint8_t *last = p + n - HASH_STRIPE;
@@ -187,7 +189,7 @@ typedef struct hash_spans {
 } hash_spans;
 
 typedef struct hash_shared {
-    uint64_t lanes[HASH_GROUPS][HASH_LANES];
+    uint64_t lanes[HASH_GROUPS][HASH_LANES], secret[HASH_SECRET];
 } hash_shared;
 
 typedef struct hash_own {
@@ -201,13 +203,19 @@ DEVICE_FN void hash_pieces(const place *at, const hash_spans *all, hash_shared *
     const device_pieces *s = &all->span[at->span];
     const uint32_t group = at->thread / HASH_LANES, lane = at->thread % HASH_LANES;
     if (phase == 0) {
+        if (at->thread < HASH_SECRET) {
+            shared->secret[at->thread] = hash_secret[at->thread];
+        }
+        return;
+    }
+    if (phase == 1) {
         own->number = (uint64_t)at->block * HASH_GROUPS + group;
         uint64_t first = own->number * DEVICE_PIECE;
         uint64_t left = first < s->bytes ? s->bytes - first : 0;
         own->bytes = (uint32_t)(left < DEVICE_PIECE ? left : DEVICE_PIECE);
         own->piece = (const uint8_t *)s->values + first;
         if (own->bytes > HASH_SHORT) {
-            shared->lanes[group][lane] = hash_lane(own->piece, own->bytes, lane);
+            shared->lanes[group][lane] = hash_lane(own->piece, own->bytes, lane, shared->secret);
         }
         return;
     }
@@ -218,7 +226,7 @@ DEVICE_FN void hash_pieces(const place *at, const hash_spans *all, hash_shared *
                          : own->bytes > 16       ? hash_to_240(own->piece, own->bytes)
                                                  : hash_to_16(own->piece, own->bytes);
 }
-KERNEL_IN_PHASES(hash_pieces, hash_spans, hash_shared, hash_own, 2)
+KERNEL_IN_PHASES(hash_pieces, hash_spans, hash_shared, hash_own, 3)
 
 static device_result run_hash(const device_queue *queue, const device_pieces *spans, uint32_t count,
                               device_failure *why) {
