@@ -68,22 +68,33 @@ static ckd_status try_codec(block_job *job, candidate *best, coding c, int level
     return status;
 }
 
-/* Can a codec come below `limit` of `size` bytes? Asked of a sample from the middle. */
-static ckd_status probe(block_job *job, bool *promising, coding c, int level, unsigned width,
-                        const void *from, uint64_t size, uint64_t limit, ckd_error *err) {
-    uint8_t sample[PROBE_BYTES];
-    uint64_t some = job->in_panel ? size / PROBE_SHARE / width * width : PROBE_BYTES;
-    *promising = true;
-    if (size <= (job->in_panel ? PROBE_PANEL : PROBE_WHOLE)) {
-        return CKD_OK;
+block_probe block_probe_of(bool in_panel, unsigned width, uint64_t size) {
+    uint64_t some = in_panel ? size / PROBE_SHARE / width * width : PROBE_BYTES;
+    if (size <= (in_panel ? PROBE_PANEL : PROBE_WHOLE)) {
+        return (block_probe){0, size};
     }
     some = some < PROBE_BYTES ? some : PROBE_BYTES;
-    uint64_t middle = (size - some) / 2 / width * width;
+    return (block_probe){(size - some) / 2 / width * width, some};
+}
+
+/* Can a codec come below `limit` of `size` bytes? Asked of a sample of them. */
+static ckd_status ask_sample(bool *promising, coder *by, coding c, int level, unsigned width,
+                             const void *sample, uint64_t some, uint64_t limit, uint64_t size,
+                             ckd_error *err) {
+    uint8_t to[PROBE_BYTES];
     size_t stored = 0;
-    ckd_status status = coder_encode(job->decoder.coder, c, level, width, (const uint8_t *)from + middle,
-                                     some, sample, some, &stored, err);
+    ckd_status status = coder_encode(by, c, level, width, sample, some, to, some, &stored, err);
     *promising = stored && (double)stored / (double)some < (double)limit / (double)size;
     return status;
+}
+
+static ckd_status probe(block_job *job, bool *promising, coding c, int level, unsigned width,
+                        const void *from, uint64_t size, uint64_t limit, ckd_error *err) {
+    block_probe of = block_probe_of(job->in_panel, width, size);
+    *promising = true;
+    return of.size == size ? CKD_OK
+                           : ask_sample(promising, job->decoder.coder, c, level, width,
+                                        (const uint8_t *)from + of.at, of.size, limit, size, err);
 }
 
 static ckd_status try_if_promising(block_job *job, candidate *best, coding c, int level, unsigned width,
@@ -92,6 +103,23 @@ static ckd_status try_if_promising(block_job *job, candidate *best, coding c, in
     ckd_status status =
         probe(job, &promising, c, level, width, from, size, best->available ? best->size : size, err);
     return status == CKD_OK && promising ? try_codec(job, best, c, level, width, from, size, err) : status;
+}
+
+ckd_status block_codecs_promise(bool *promise, coder *by, const coding_context *save, unsigned width,
+                                const void *sample, uint64_t some, uint64_t limit, uint64_t size,
+                                ckd_error *err) {
+    bool lz4 = save->codec == CKD_CODEC_LZ4;
+    *promise = true;
+    if (some == size) {
+        return CKD_OK;
+    }
+    ckd_status status = ask_sample(promise, by, lz4 ? CODING_LZ4 : CODING_ZSTD, save->level, width, sample,
+                                   some, limit, size, err);
+    if (status == CKD_OK && !*promise && width > 1) {
+        status = ask_sample(promise, by, lz4 ? CODING_LZ4_PLANES : CODING_ZSTD_PLANES, save->level, width,
+                            sample, some, limit, size, err);
+    }
+    return status;
 }
 
 /* zstd or LZ4, plain and on byte planes. */
@@ -111,8 +139,8 @@ static ckd_status try_byte_codecs(block_job *job, candidate *best, const coding_
  * What the parent's values over this span take on their own, which is about what these take; 0 if that is not known. Of values
  * that were all the same, or noise, it says nothing.
  */
-static uint64_t expected_alone(const block_job *job, uint64_t raw) {
-    const record *r = job->parent_block;
+uint64_t block_expected_alone(const record *parent_block, uint64_t raw) {
+    const record *r = parent_block;
     bool known =
         r && (r->predictor == PREDICT_NONE || r->predictor == PREDICT_PARENT || r->predictor == PREDICT_STEP);
     if (!known) {
@@ -130,8 +158,9 @@ ckd_status block_plan_standalone(block_job *job, const coding_context *save, con
     keep_smaller(own, CODING_RAW, raw);
     if (save->codec == CKD_CODEC_AUTO) {
         symbols_grid grid = block_grid(&tensor->shape, tensor->region, job->first);
-        ckd_status status = block_plan_begin(&job->plan, tensor->tensor->dtype, job->values, job->count,
-                                             &grid, may_estimate, expected_alone(job, raw), err);
+        ckd_status status =
+            block_plan_begin(&job->plan, tensor->tensor->dtype, job->values, job->count, &grid, may_estimate,
+                             block_expected_alone(job->parent_block, raw), err);
         if (status != CKD_OK) {
             return status;
         }
@@ -141,6 +170,15 @@ ckd_status block_plan_standalone(block_job *job, const coding_context *save, con
         return try_byte_codecs(job, own, save, width_of(tensor), job->values, raw, err);
     }
     return CKD_OK;
+}
+
+/* Of a block that is coded ahead, without its values: whoever did that has seen that byte codecs do not promise more. */
+static void expect_standalone(block_job *job, uint64_t raw) {
+    candidate *own = &job->standalone;
+    own->available = own->encoded = false;
+    job->plan.alone = (size_t)block_expected_alone(job->parent_block, raw);
+    keep_smaller(own, CODING_RAW, raw);
+    keep_smaller(own, CODING_SYMBOLS, job->plan.alone);
 }
 
 /* ---- as a delta on the parent ---- */
@@ -207,11 +245,22 @@ static bool values_in_memory(const block_job *job, const tensor_context *tensor,
     return copied == job->count && hash128_equal(&content, &job->parent_block->content);
 }
 
+static ckd_status delta_ahead(block_job *job, const coding_context *save) {
+    block_depend_on(job, PREDICT_PARENT, &save->parent->manifest.checkpoint.id, "",
+                    &job->parent_block->content);
+    keep_smaller(&job->delta, CODING_SYMBOLS, job->ahead.planned);
+    job->plan.delta_symbols = job->count;
+    return CKD_OK;
+}
+
 /* plain: the difference to the parent's values may be taken, too. */
 static ckd_status plan_delta(block_job *job, const coding_context *save, const tensor_context *tensor,
                              bool plain, ckd_error *err) {
     uint64_t raw = block_raw_size(job, tensor);
     unsigned width = width_of(tensor);
+    if (job->ahead.coded) {
+        return delta_ahead(job, save);
+    }
     void *previous = bytes_scratch(&job->previous, raw, "coding scratch", err);
     if (!previous) {
         return CKD_E_NOMEM;
@@ -278,13 +327,17 @@ void block_begin(block_job *job, const tensor_context *tensor) {
     job->depth = 0;
     job->alone_dependencies = 0;
     job->decoder.steps = 0;
-    job->parent_damaged = job->delta_lost = job->awaits = false;
+    job->parent_damaged = job->delta_lost = job->awaits = job->wants_values = false;
     job->step.available = job->step.chosen = false;
     job->standalone.available = job->delta.available = job->delta.encoded = false;
     job->lossy = false;
     job->rounded_bf16 = job->rounded_f16 = (hash128){0};
     job->error = job->error_bf16 = job->error_f16 = (lossy_error){0};
     job->parent_block = tensor->parent ? block_matching(job, tensor, tensor->parent) : NULL;
+}
+
+static bool values_missing(const block_job *job) {
+    return job->ahead.coded && !job->values;
 }
 
 ckd_status block_analyse(block_job *job, const coding_context *save, const tensor_context *tensor,
@@ -294,7 +347,7 @@ ckd_status block_analyse(block_job *job, const coding_context *save, const tenso
         return CKD_OK;
     }
     block_begin(job, tensor);
-    job->content = content_hash(job->values, raw);
+    job->content = job->ahead.coded ? job->ahead.content : content_hash(job->values, raw);
     ckd_status status = block_is_master(tensor) ? block_hash_rounded(job, err) : CKD_OK;
     if (status != CKD_OK) {
         return status;
@@ -304,7 +357,9 @@ ckd_status block_analyse(block_job *job, const coding_context *save, const tenso
     job->result_f16 = job->rounded_f16;
     if (block_may_be_named(job, save, tensor) &&
         (block_find_in_parent(job, save, tensor) || block_find_in_save(job, save, tensor, -1))) {
-        return job->depth > 0 ? block_plan_standalone(job, save, tensor, false, err) : CKD_OK;
+        job->wants_values = job->depth > 0 && values_missing(job);
+        return job->depth > 0 && !job->wants_values ? block_plan_standalone(job, save, tensor, false, err)
+                                                    : CKD_OK;
     }
     job->awaits = block_is_coming(job, save, tensor, -1);
     if (job->awaits) {
@@ -316,7 +371,11 @@ ckd_status block_analyse(block_job *job, const coding_context *save, const tenso
         delta = job->parent_depth < MAX_SAVE_DEPTH;
         block_step_measure(job, tensor);
     }
-    status = block_plan_standalone(job, save, tensor, delta, err);
+    if (values_missing(job)) {
+        expect_standalone(job, raw);
+    } else {
+        status = block_plan_standalone(job, save, tensor, delta, err);
+    }
     if (status != CKD_OK) {
         return status;
     }
@@ -329,6 +388,7 @@ ckd_status block_analyse(block_job *job, const coding_context *save, const tenso
         status = plan_delta(job, save, tensor, plain, err);
     }
     job->base_stored = job->standalone.size;
+    job->wants_values = values_missing(job) && !job->delta.available;
     return status;
 }
 
@@ -403,6 +463,16 @@ void block_decide(block_job *job, const coding_context *save, const tensor_conte
     budget_add(budget, &share, &ready, &job->base);
 }
 
+bool block_wants_values(block_job *job, const coding_context *save, const tensor_context *tensor,
+                        const load_budget *budget) {
+    load_budget trial = *budget;
+    if (!values_missing(job) || job->wants_values) {
+        return job->wants_values;
+    }
+    block_decide(job, save, tensor, &trial);
+    return job->keep_ready || (!job->known && job->chosen != &job->delta);
+}
+
 /*
  * The payload of a planned candidate. A plan is an estimate: what turns out no smaller than the values themselves is
  * stored raw if it is the values, and given up (available = false) if it is a delta.
@@ -412,6 +482,11 @@ static ckd_status encode_candidate(block_job *job, candidate *c, uint64_t raw, c
         return CKD_OK; /* raw is written from the values themselves */
     }
     bool is_delta = c == &job->delta;
+    if (is_delta && job->ahead.coded) {
+        c->size = c->payload.size;
+        c->encoded = true;
+        return CKD_OK;
+    }
     if (c->coding == CODING_LATTICE) {
         ckd_status made = block_lossy_alone(job, c, err);
         if (made == CKD_OK && (c->size == 0 || c->size >= raw)) {

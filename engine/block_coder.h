@@ -86,6 +86,13 @@ typedef struct block_step {
     hash128 content; /* of the group */
 } block_step;
 
+/* What a device has made of a block (save_device.h) before the job is analysed. */
+typedef struct block_ahead {
+    bool coded;       /* its delta, whose payload is in job->delta.payload */
+    hash128 content;  /* of its values, which need not be there then */
+    uint64_t planned; /* bytes of the delta, as its plan says */
+} block_ahead;
+
 /* A side record with the rows of a lossy block, which it shares with those next to it. */
 typedef struct shared_rows {
     uint64_t row, rows; /* of the tile */
@@ -107,7 +114,9 @@ typedef struct block_job {
         rounded_f16; /* of a master's values, rounded: its low-precision copy will have one of them */
     bool awaits;     /* a block that is `coming` has its values: to be analysed when that is known */
     bool stays;      /* known before its values were read: they are not there */
-    bool known;      /* stored already: predictor and dependency are set, nothing else to do */
+    block_ahead ahead;
+    bool wants_values; /* once analysed, of a block that is coded ahead: it cannot do without them */
+    bool known;        /* stored already: predictor and dependency are set, nothing else to do */
     predictor predictor;
     dependency dependencies[4];
     uint32_t dependency_count;
@@ -159,6 +168,24 @@ bool block_find_staying(block_job *job, const coding_context *save, const tensor
 /* Of the budget only what a whole save has in common is looked at. */
 ckd_status block_analyse(block_job *job, const coding_context *save, const tensor_context *tensor,
                          const load_budget *budget, ckd_error *err);
+/*
+ * What a block of the tensor takes on its own is expected to be what the parent's block took, by its record; 0: that says nothing, and all values have
+ * to be seen.
+ */
+uint64_t block_expected_alone(const record *parent_block, uint64_t raw);
+/* The part of so many bytes that tells whether zstd or LZ4 can come below what the block takes otherwise. */
+typedef struct block_probe {
+    uint64_t at, size; /* size: all of them if they are few */
+} block_probe;
+block_probe block_probe_of(bool in_panel, unsigned width, uint64_t size);
+/* Can a byte codec of the save come below `limit` of `size` bytes, by that part? */
+ckd_status block_codecs_promise(bool *promise, coder *by, const coding_context *save, unsigned width,
+                                const void *sample, uint64_t some, uint64_t limit, uint64_t size,
+                                ckd_error *err);
+/* Of a block coded ahead, analysed, whose values are not there: would its decision need them? Decides on trial. */
+bool block_wants_values(block_job *job, const coding_context *save, const tensor_context *tensor,
+                        const load_budget *budget);
+
 /*
  * Once analysed: are the values, as they were given, among those of blocks that are coming, or in this save already? bound: of a lossy block, how
  * far these may be; negative: an exact one.

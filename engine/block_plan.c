@@ -193,12 +193,11 @@ ckd_status block_plan_begin(block_plan *p, ckd_dtype dtype, const void *values, 
  * block would take on its own need not be known exactly.
  */
 #define DELTA_LOST        0.985
-#define DELTA_WON         0.95
 #define DELTA_WON_SAMPLED 0.90
 
 ckd_status block_plan_delta(block_plan *p, const void *previous, ckd_error *err) {
     p->previous = previous;
-    double won = (double)p->alone * (p->alone_sampled ? DELTA_WON_SAMPLED : DELTA_WON);
+    double won = (double)p->alone * (p->alone_sampled ? DELTA_WON_SAMPLED : BLOCK_DELTA_WON);
     if (p->count >= SAMPLED_FROM) {
         ckd_status status = estimate_delta(p, err);
         if (status != CKD_OK) {

@@ -10,6 +10,9 @@
 #include "engine/region.h"
 #include "kernels/kernels.h"
 
+/* What a delta takes of what a block is expected to take on its own, at most, so that this need not be known exactly. */
+#define BLOCK_DELTA_WON 0.95
+
 /* A worker's scratch; the workspace's slot 0 holds the standalone plan, slot 1 the delta's. */
 typedef struct block_plan {
     const kernels *kernels;

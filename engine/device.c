@@ -136,6 +136,7 @@ device_reader device_reader_columns(const device_reader *whole, uint64_t first, 
     uint64_t elements = whole->elements / columns * width;
     return (device_reader){.line = whole->line,
                            .data = whole->data + first * whole->element,
+                           .before = whole->before ? whole->before + first * whole->element : NULL,
                            .element = whole->element,
                            .elements = elements,
                            .end = elements,
@@ -144,8 +145,8 @@ device_reader device_reader_columns(const device_reader *whole, uint64_t first, 
 }
 
 /* Whole rows at once; what begins or ends within a row by itself. */
-static ckd_status copy_elements(const device_reader *r, uint8_t *to, uint64_t first, uint64_t count,
-                                device_direction direction, ckd_error *err) {
+static ckd_status copy_elements(const device_reader *r, const uint8_t *data, uint8_t *to, uint64_t first,
+                                uint64_t count, device_direction direction, ckd_error *err) {
     const device_line *line = r->line;
     device_failure why = {DEVICE_DONE, "", ""};
     device_result result = DEVICE_DONE;
@@ -154,7 +155,7 @@ static ckd_status copy_elements(const device_reader *r, uint8_t *to, uint64_t fi
         uint64_t rows = column == 0 ? count / r->width : 0, n = rows           ? rows * r->width
                                                                 : left < count ? left
                                                                                : count;
-        const uint8_t *from = r->data + (row * r->stride + column) * r->element;
+        const uint8_t *from = data + (row * r->stride + column) * r->element;
         result = rows ? line->backend->copy_rows(&line->queue, to, from, r->width * r->element,
                                                  r->stride * r->element, rows, direction, &why)
                       : line->backend->copy(&line->queue, to, from, n * r->element, direction, &why);
@@ -166,7 +167,12 @@ static ckd_status copy_elements(const device_reader *r, uint8_t *to, uint64_t fi
 }
 
 ckd_status device_gather(const device_reader *r, void *to, uint64_t first, uint64_t count, ckd_error *err) {
-    return copy_elements(r, to, first, count, DEVICE_ON_DEVICE, err);
+    return copy_elements(r, r->data, to, first, count, DEVICE_ON_DEVICE, err);
+}
+
+ckd_status device_gather_before(const device_reader *r, void *to, uint64_t first, uint64_t count,
+                                ckd_error *err) {
+    return copy_elements(r, r->before, to, first, count, DEVICE_ON_DEVICE, err);
 }
 
 /* As much as fits, from there on, into the piece that is not current. */
@@ -174,7 +180,7 @@ static ckd_status fetch_ahead(device_reader *r, uint64_t first, ckd_error *err) 
     uint64_t most = DEVICE_STAGE / r->element, left = r->end - first, n = left < most ? left : most;
     r->piece[!r->current].first = first;
     r->piece[!r->current].count = n;
-    return copy_elements(r, r->line->pinned[!r->current], first, n, DEVICE_TO_HOST, err);
+    return copy_elements(r, r->data, r->line->pinned[!r->current], first, n, DEVICE_TO_HOST, err);
 }
 
 /* The piece with that element becomes the current one, and the next one begins its way. */

@@ -42,6 +42,7 @@ ckd_status device_finish(const device_line *line, ckd_error *err);
 typedef struct device_reader {
     device_line *line;
     const uint8_t *data;
+    const uint8_t *before; /* what the parent may have of the same elements, lying alike; NULL: not there */
     size_t element;
     uint64_t elements; /* of the region, or of some of its columns: */
     uint64_t end;      /* nothing from there on is to be read soon; at least what is asked for */
@@ -58,6 +59,9 @@ device_reader device_reader_columns(const device_reader *whole, uint64_t first, 
                                     uint64_t columns);
 /* So many elements from `first` on, one after the other, to another place in the device's memory: put on the queue. */
 ckd_status device_gather(const device_reader *r, void *to, uint64_t first, uint64_t count, ckd_error *err);
+/* The same of what lies there of the parent. */
+ckd_status device_gather_before(const device_reader *r, void *to, uint64_t first, uint64_t count,
+                                ckd_error *err);
 /* A ckd_read_fn, whose context is a device_reader. */
 ckd_status device_read(void *context, uint64_t first, uint64_t count, void *to, ckd_error *err);
 

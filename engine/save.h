@@ -5,6 +5,7 @@
  *   save_tensor.c    tensors and blobs as they are given
  *   save_lossy.c     lossy ones: statistics, steps and factors of a tile, then its blocks
  *   save_pipeline.c  blocks: analyse, decide, encode, write, several at once
+ *   save_device.c    exact blocks that a device codes before they come there
  *   save_order.c     what of that has to be done in their order
  *   save_append.c    encoded blocks into the chunk file
  *   save_commit.c    seal (file durable) -> publish (manifest, the commit point) -> catalog
@@ -132,7 +133,8 @@ struct ckd_save {
     comparison compared;    /* with `existing` */
     save_measures measures; /* of a lossy save */
     kept_second *seconds;
-    struct save_tiles *tiles; /* of lossy tensors; NULL: none yet */
+    struct save_device *device; /* of exact tensors on devices; NULL: none yet */
+    struct save_tiles *tiles;   /* of lossy tensors; NULL: none yet */
     save_cells cells;
     atomic_bool damaged; /* parts of the parent cannot be read; the saving thread tells, once */
     bool told_damage;

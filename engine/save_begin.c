@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include "engine/ready.h"
+#include "engine/save_device.h"
 #include "engine/save_lossy.h"
 #include "engine/write_path.h"
 
@@ -308,6 +309,7 @@ void save_free(ckd_save *save, save_end end) {
     free(save->dependencies);
     free(save->ranks);
     save_compare_free(save);
+    save_device_free(save);
     measures_free(&save->measures);
     content_index_free(&save->known);
     step_states_free(&save->steps);

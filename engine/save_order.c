@@ -10,6 +10,7 @@
  *   - what is left of the load budget. Decisions look at it; who chooses a lossy tile's parent looks at what it was two tiles before (save_lossy.c).
  */
 #include "engine/block_lossy.h"
+#include "engine/save_device.h"
 #include "engine/save_lossy.h"
 
 #define SKIP_AFTER \
@@ -136,7 +137,7 @@ static ckd_status decide(ckd_save *save, ckd_error *err) {
         return CKD_OK;
     }
     delta_record tried = piece->tried;
-    bool due = piece->lossy || trial_is_due(&tried);
+    bool due = piece->lossy || trial_is_due(&tried) || job->ahead.coded;
     if (!still_holds(job, &c, piece, due)) {
         ckd_status status = analyse_again(save, job, slot, due, err);
         if (status != CKD_OK) {
@@ -145,6 +146,13 @@ static ckd_status decide(ckd_save *save, ckd_error *err) {
     }
     save_stop_expecting(&save->budget, save->parent, piece->expected, piece->share);
     piece->share = 0;
+    if (block_wants_values(job, &c, &piece->context, &save->budget)) {
+        ckd_status status = save_device_fetch(save, job, piece, err);
+        status = status == CKD_OK ? analyse_again(save, job, slot, due, err) : status;
+        if (status != CKD_OK) {
+            return status;
+        }
+    }
     block_decide(job, &c, &piece->context, &save->budget);
     if (piece->lossy) {
         lossy_note_decided(save, piece->lossy, job);

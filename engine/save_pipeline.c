@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#include "engine/save_staying.h"
+#include "engine/save_device.h"
 
 #define DEEP_UP_TO 4u /* threads: three places for each; beyond, memory counts more */
 
@@ -96,7 +96,8 @@ static task begin_task(ckd_save *save) {
         save_slot *s = slot_of(p, t.block);
         s->busy = true;
         if (t.kind == TASK_ANALYSE && !s->piece->lossy) {
-            save->jobs[t.block % p->slot_count].try_delta = order_guess(p, t.block);
+            block_job *job = &save->jobs[t.block % p->slot_count];
+            job->try_delta = order_guess(p, t.block) || job->ahead.coded;
         }
     }
     return t;
@@ -312,7 +313,7 @@ ckd_status save_next_place(save_slot **slot, block_job **job, ckd_save *save, sa
     }
     *slot = slot_of(p, block);
     *job = &save->jobs[block % p->slot_count];
-    (*job)->stays = false;
+    (*job)->stays = (*job)->ahead.coded = false;
     bytes kept[2] = {(*slot)->append.before[0].data, (*slot)->append.before[1].data};
     **slot = (save_slot){.piece = piece, .append.before = {{.data = kept[0]}, {.data = kept[1]}}};
     return CKD_OK;
@@ -333,16 +334,16 @@ static ckd_status fetch_block(ckd_save *save, save_piece *piece, const ckd_tenso
     const tensor_context *t = &piece->context;
     save_slot *slot;
     block_job *job;
-    ckd_status status = save_next_place(&slot, &job, save, piece, err);
+    ckd_status status = save_device_code(save, tensor, t, staying, first, end, err);
+    status = status == CKD_OK ? save_next_place(&slot, &job, save, piece, err) : status;
     if (status != CKD_OK) {
         return status;
     }
-    uint64_t most = t->rows ? save_panel_block(t->rows, first) : t->block_elements;
     job->first = first;
-    job->count = *count = end - first < most ? end - first : most;
+    job->count = *count = save_block_at(t, first, end);
     job->values = NULL;
     slot->borrowed = tensor->data && job->count > 0;
-    if (!save_staying_next(staying, save, tensor, t, job)) {
+    if (!save_staying_next(staying, save, tensor, t, job) && !save_device_give(save, job, staying)) {
         status = save_fetch(&job->values, save, &job->own, tensor, first, job->count, err);
     }
     if (status == CKD_OK) {
@@ -356,6 +357,7 @@ ckd_status save_exact_span(ckd_save *save, const ckd_tensor *tensor, const tenso
     size_t size = ckd_dtype_size(tensor->dtype);
     save_piece *piece;
     ckd_status status = save_new_piece(&piece, save, t, step, err);
+    status = status == CKD_OK ? save_device_remember(save, piece, tensor, err) : status;
     uint64_t untold = 0, count = 0;
     staying_blocks staying = {0};
     status = status == CKD_OK ? save_staying_begin(&staying, save, tensor, t, first, end, err) : status;

@@ -29,6 +29,7 @@ typedef struct save_piece {
     delta_record tried;
     double
         share; /* of the tensor, whose expected cost leaves the budget with the first block; 0: nothing does */
+    struct values_there *there; /* where exact values lie on a device; NULL: they do not */
     struct tile_part
         *lossy; /* the tile that its blocks are of; NULL: it is exact. As long as they are under way */
 } save_piece;

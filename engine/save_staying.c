@@ -4,7 +4,7 @@
 
 #include "engine/device.h"
 
-static uint64_t block_at(const tensor_context *t, uint64_t first, uint64_t end) {
+uint64_t save_block_at(const tensor_context *t, uint64_t first, uint64_t end) {
     uint64_t most = t->rows ? save_panel_block(t->rows, first) : t->block_elements;
     return end - first < most ? end - first : most;
 }
@@ -26,7 +26,7 @@ static uint64_t take_some(some_blocks *b, const tensor_context *t, uint64_t firs
                           size_t element) {
     *b = (some_blocks){.count = 0};
     for (uint64_t n; first < end && b->count < DEVICE_SPANS; first += n) {
-        n = block_at(t, first, end);
+        n = save_block_at(t, first, end);
         b->first[b->count] = first;
         b->span[b->count++].bytes = n * element;
         b->pieces += device_pieces_of(n * element);
@@ -85,16 +85,18 @@ ckd_status save_staying_begin(staying_blocks *u, ckd_save *save, const ckd_tenso
     if (!worth_a_look(save, tensor, t) || first == end) {
         return CKD_OK;
     }
-    for (uint64_t at = first; at < end; at += block_at(t, at, end)) {
+    for (uint64_t at = first; at < end; at += save_block_at(t, at, end)) {
         u->count++;
     }
     u->content = calloc(u->count, sizeof(*u->content));
     u->same = calloc(u->count, sizeof(*u->same));
-    if (!u->content || !u->same) {
+    u->unread = calloc(u->count, sizeof(*u->unread));
+    if (!u->content || !u->same || !u->unread) {
         return err_nomem(err, u->count * sizeof(*u->content), "hashes of blocks");
     }
     ckd_error why;
-    if (hash_all(u, tensor->read_context, t, first, end, &why) != CKD_OK) {
+    u->hashed = hash_all(u, tensor->read_context, t, first, end, &why) == CKD_OK;
+    if (!u->hashed) {
         store_message(save->store, "%s is read from its device, which cannot say what has changed: %s",
                       t->tensor->name, why.message);
     }
@@ -108,6 +110,7 @@ void save_staying_free(staying_blocks *u, const ckd_tensor *tensor) {
     }
     free(u->content);
     free(u->same);
+    free(u->unread);
 }
 
 bool save_staying_next(staying_blocks *u, ckd_save *save, const ckd_tensor *tensor, const tensor_context *t,
@@ -122,8 +125,9 @@ bool save_staying_next(staying_blocks *u, ckd_save *save, const ckd_tensor *tens
     }
     device_reader *r = tensor->read_context;
     uint64_t end = job->first + job->count;
-    for (i++; i < u->count && !u->same[i]; i++) {
-        end += block_at(t, end, r->elements);
+    uint32_t known = u->looked ? u->looked : u->count;
+    for (i++; i < known && !u->same[i] && !u->unread[i]; i++) {
+        end += save_block_at(t, end, r->elements);
     }
     r->end = end;
     return false;

@@ -8,8 +8,14 @@
 typedef struct staying_blocks {
     hash128 *content; /* NULL: nothing is known, and all are read */
     bool *same;       /* as the parent's */
+    bool *unread;     /* coded by the device (save_device.h), which needs no values here */
+    bool hashed;      /* all of them */
     uint32_t count, next;
+    uint32_t looked; /* blocks that the device has coded or left to the host, if it is to code them; else 0 */
 } staying_blocks;
+
+/* Elements of the block that begins at element `first` of a span that ends at `end`. */
+uint64_t save_block_at(const tensor_context *t, uint64_t first, uint64_t end);
 
 /*
  * Hashes the blocks from element `first` up to `end`, if the tensor is on a device and there is something to compare them with. What the device cannot do is told,

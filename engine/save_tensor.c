@@ -1,7 +1,8 @@
 /* What is given to be saved: tensors, whose blocks may be under way beyond the call, and blobs. */
 #include <stdlib.h>
 
-#include "engine/device.h"
+#include "engine/device_reference.h"
+#include "engine/save_device.h"
 #include "engine/save_lossy.h"
 
 #define HEADER_BYTES 512u /* of a blob's record, about, its name not counted */
@@ -215,12 +216,42 @@ static ckd_status save_region(ckd_save *save, const ckd_tensor *tensor, ckd_erro
     }
     if (!save->values_stay) {
         status = status == CKD_OK ? save_end_tiles(save, err) : status;
+        if (status == CKD_OK && save_device_pending(save)) { /* values may be wanted after all */
+            status = save_flush(save, err);
+        }
         status = status == CKD_OK ? save_let_go(save, err) : status;
     }
     if (status != CKD_OK) {
         save_stop_helpers(save);
     }
     return err_in_tensor(err, status, tensor->name);
+}
+
+/* Are its values kept on the device, for the next save's deltas? Those of lossy tensors are kept as they are coded (lossy_device.c). */
+static bool keeps_there(const ckd_save *save, const ckd_tensor *t) {
+    ckd_role role = t->role == CKD_ROLE_AUTO ? ckd_role_of(t->name, t->dtype) : t->role;
+    return save->store->device_reference_bytes > 0 && !save->target.compare &&
+           (role == CKD_ROLE_WEIGHT || role == CKD_ROLE_OTHER) &&
+           (t->dtype == CKD_F32 || t->dtype == CKD_BF16 || t->dtype == CKD_F16) &&
+           save_fidelity(save, role) == CKD_EXACT;
+}
+
+/* From `values`, whose line and place on the device are known. What is kept of the tensor is the parent's, unless something went wrong: hashes tell. */
+static ckd_status save_beside_parent(ckd_save *save, const ckd_tensor *t, const geometry *shape,
+                                     device_reader *values, ckd_error *err) {
+    ckd_region region = region_canonical(shape, &t->region);
+    device_reference_key key = {t->name, t->dtype, t->ndim, {&region, 0, values->elements}};
+    int device = values->line->queue.device;
+    device_reference *reference = device_reference_take(save->store, device, &key);
+    values->before = reference ? reference->memory : NULL;
+    ckd_status status = save_region(save, t, err);
+    if (status ==
+        CKD_OK) { /* all blocks have been looked at. What is not kept now is decoded by the next save */
+        ckd_error unheard;
+        (void)device_reference_keep(&reference, save->store, values->line, &key, values->data, &unheard);
+    }
+    device_reference_give(save->store, reference);
+    return status;
 }
 
 /* What lies on a device is read as from a function. */
@@ -241,7 +272,8 @@ static ckd_status save_from_device(ckd_save *save, const ckd_tensor *tensor, ckd
     t.data = NULL;
     t.read = device_read;
     t.read_context = &values;
-    status = save_region(save, &t, err);
+    status = keeps_there(save, &t) ? save_beside_parent(save, &t, &shape, &values, err)
+                                   : save_region(save, &t, err);
     device_give_back(save->store, line);
     return status;
 }

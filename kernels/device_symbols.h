@@ -31,8 +31,14 @@ typedef struct device_classes {
     uint32_t n;       /* at most DEVICE_STREAM_MOST */
     uint32_t width;   /* bytes: 1, 2, 4 or 8 */
     uint32_t fine;
-    uint32_t unused;
+    uint32_t room;     /* for entries */
+    uint32_t *entries; /* counters that are not 0, in any order; NULL: not wanted */
+    uint64_t
+        *entered; /* how many there are; added to. More than there is room for: those beyond are not there */
 } device_classes;
+
+/* A counter: its number (that of its context times DEVICE_SYMBOLS, and its symbol) above its lowest 16 bits. Of more than 65535 there are several entries, which add up. */
+#define DEVICE_ENTRY_BITS 16u
 
 /* A symbol with states. */
 typedef struct device_symbol {

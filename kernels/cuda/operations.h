@@ -80,8 +80,13 @@ static device_result run_errors(const device_queue *queue, const device_errors *
 static device_result run_classify(const device_queue *queue, const device_classes *all, uint32_t count,
                                   uint32_t most, device_failure *why) {
     class_arguments a = {all};
-    return count && most ? count_classes_launch(queue, (most + CLASS_ALL - 1) / CLASS_ALL, count, &a, why)
-                         : DEVICE_DONE;
+    device_result result = DEVICE_DONE;
+    if (count && most) {
+        result = count_classes_launch(queue, (most + CLASS_ALL - 1) / CLASS_ALL, count, &a, why);
+    }
+    return count && most && result == DEVICE_DONE
+               ? list_counts_launch(queue, launch_blocks(DEVICE_SYMBOLS * DEVICE_SYMBOLS), count, &a, why)
+               : result;
 }
 
 /* States first, as only they depend on each other; how many bits there are then says where each thread writes. */

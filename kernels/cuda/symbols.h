@@ -121,6 +121,24 @@ DEVICE_FN void count_classes(const place *at, const class_arguments *a, class_sh
         }
     }
 }
+/* A thread has a counter. */
+DEVICE_FN void list_counts(const place *at, const class_arguments *a) {
+    const device_classes *c = &a->all[at->span];
+    const uint32_t i = at->block * LAUNCH_THREADS + at->thread, most = (1u << DEVICE_ENTRY_BITS) - 1;
+    if (!c->entries || i >= DEVICE_SYMBOLS * DEVICE_SYMBOLS) {
+        return;
+    }
+    for (uint32_t left = c->counts[i]; left;) {
+        uint32_t n = left < most ? left : most;
+        uint64_t entry = count_u64(c->entered);
+        if (entry < c->room) {
+            c->entries[entry] = i << DEVICE_ENTRY_BITS | n;
+        }
+        left -= n;
+    }
+}
+KERNEL(list_counts, class_arguments)
+
 KERNEL_IN_PHASES(count_classes, class_arguments, class_shared, class_own, 4)
 
 #endif

@@ -1,0 +1,434 @@
+/*
+ * Exact tensors in the memory of a device, whose deltas are coded there: what is stored is, payload by payload, what is stored from host memory; the values do not cross
+ * the bus unless somebody wants to see them; and where the device cannot, the host does. The device is emulated; tests/test_cuda_exact.c includes this file for a real
+ * one.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "engine/device_reference.h"
+#include "engine/save.h"
+#include "kernels/device_open.h"
+#include "tests/support/checkpoints.h"
+#include "tests/support/emulated_device.h"
+#include "tests/support/tempdir.h"
+
+static const ckd_device on_device = CKD_DEVICE_INIT;
+static const device_backend *backend;
+static device_failure why;
+
+/* ---- tensors as training has them ---- */
+
+enum { TENSORS = 7, BLOCK = CKD_BLOCK_ELEMENTS };
+
+typedef struct tensor {
+    const char *name;
+    ckd_dtype dtype;
+    uint32_t ndim;
+    uint64_t shape[2], shift; /* elements that it is off from where memory begins */
+    uint64_t elements;
+    float *exact;
+    void *host, *device;
+} tensor;
+
+static uint64_t size_of(const tensor *t) {
+    return t->elements * ckd_dtype_size(t->dtype);
+}
+
+/* Not the call that is told to fail. */
+static void give(tensor *t) {
+    int fail_after = emulated_fail_after;
+    device_queue queue = {0, NULL, NULL};
+    uint64_t shift = t->shift * ckd_dtype_size(t->dtype);
+    emulated_fail_after = 0;
+    backend->release(0, t->device);
+    assert_int_equal(backend->allocate(&t->device, 0, size_of(t) + shift + 1, &why), DEVICE_DONE);
+    assert_int_equal(
+        backend->copy(&queue, (uint8_t *)t->device + shift, t->host, size_of(t), DEVICE_TO_DEVICE, &why),
+        DEVICE_DONE);
+    assert_int_equal(backend->finish(&queue, &why), DEVICE_DONE);
+    emulated_fail_after = fail_after;
+}
+
+static void round_all(tensor *t) {
+    if (t->dtype == CKD_F32) {
+        memcpy(t->host, t->exact, size_of(t));
+    } else {
+        kernels_cpu()->cast(t->dtype, t->host, CKD_F32, t->exact, t->elements);
+    }
+    give(t);
+}
+
+/* One of several blocks, one that is cut into panels, others of other dtypes, one that lies oddly, one that stays, a small one. */
+static void model(tensor *t) {
+    static const tensor all[TENSORS] = {
+        {.name = "blocks.weight", .dtype = CKD_F32, .ndim = 2, .shape = {2 * BLOCK / 512 + 77, 512}},
+        {.name = "wide.weight", .dtype = CKD_F32, .ndim = 2, .shape = {1030, 1100}},
+        {.name = "bf16.weight", .dtype = CKD_BF16, .ndim = 2, .shape = {700, 512}},
+        {.name = "f16.weight", .dtype = CKD_F16, .ndim = 1, .shape = {300001, 0}},
+        {.name = "odd.weight", .dtype = CKD_BF16, .ndim = 1, .shape = {100003, 0}, .shift = 3},
+        {.name = "still.weight", .dtype = CKD_F32, .ndim = 1, .shape = {150000, 0}},
+        {.name = "small.weight", .dtype = CKD_F32, .ndim = 1, .shape = {3000, 0}},
+    };
+    for (unsigned i = 0; i < TENSORS; i++) {
+        t[i] = all[i];
+        t[i].elements = t[i].shape[0] * (t[i].ndim > 1 ? t[i].shape[1] : 1);
+        t[i].exact = random_values(CKD_F32, t[i].elements, i + 1);
+        t[i].host = malloc(size_of(&t[i]));
+        assert_non_null(t[i].host);
+        round_all(&t[i]);
+    }
+}
+
+/* Fine-tuning: all move by a little, but for `still`. */
+static void train(tensor *t, unsigned step) {
+    for (unsigned i = 0; i < TENSORS; i++) {
+        float *by = random_values(CKD_F32, t[i].elements, 1000 * step + i);
+        for (uint64_t j = 0; j < t[i].elements && i != 5; j++) {
+            t[i].exact[j] += (t[i].dtype == CKD_F32 ? 1e-5f : 2e-4f) * by[j];
+        }
+        free(by);
+        round_all(&t[i]);
+    }
+}
+
+static void model_free(tensor *t) {
+    for (unsigned i = 0; i < TENSORS; i++) {
+        free(t[i].exact);
+        free(t[i].host);
+        backend->release(0, t[i].device);
+    }
+}
+
+/* ---- saving ---- */
+
+static ckd_status save_some(ckd_checkpoint *out, ckd_store *store, const ckd_save_options *o, const tensor *t,
+                            unsigned count, bool device) {
+    ckd_error err;
+    ckd_save *save = begin_with(store, o);
+    for (unsigned i = 0; i < count; i++) {
+        ckd_tensor d = CKD_TENSOR_INIT;
+        d.name = t[i].name;
+        d.dtype = t[i].dtype;
+        d.ndim = t[i].ndim;
+        d.shape = t[i].shape;
+        d.data = device ? (uint8_t *)t[i].device + t[i].shift * ckd_dtype_size(t[i].dtype) : t[i].host;
+        d.device = device ? &on_device : NULL;
+        ckd_status status = ckd_save_tensor(save, &d, &err);
+        if (status != CKD_OK) {
+            ckd_save_abort(save);
+            return status;
+        }
+    }
+    return ckd_save_commit(out, save, &err);
+}
+
+/* newest: base loads that the newest may cost; 1000: no copies are kept ready. */
+static ckd_save_options exact_options(const char *run, uint64_t step, double newest) {
+    ckd_save_options o = options_of(run, step);
+    o.fidelity = CKD_EXACT;
+    o.max_load_cost = 1000;
+    o.newest_load_cost = newest;
+    return o;
+}
+
+static void loads_as(ckd_store *store, const char *run, uint64_t step, const tensor *t, unsigned count) {
+    for (unsigned i = 0; i < count; i++) {
+        void *got = load_whole(store, run, step, t[i].name, size_of(&t[i]));
+        assert_memory_equal(got, t[i].host, size_of(&t[i]));
+        free(got);
+    }
+}
+
+static void same_payload(const chunk *a, const record *x, const chunk *b, const record *y) {
+    assert_int_equal(x->stored_size, y->stored_size);
+    uint8_t *p = malloc(x->stored_size + 1), *q = malloc(x->stored_size + 1);
+    assert_true(p && q);
+    assert_int_equal(chunk_read_payload(a, x, p, NULL), CKD_OK);
+    assert_int_equal(chunk_read_payload(b, y, q, NULL), CKD_OK);
+    assert_memory_equal(p, q, x->stored_size);
+    free(p);
+    free(q);
+}
+
+static void same_block(const view_block *a, const view_block *b) {
+    const record *x = a->record, *y = b->record;
+    assert_int_equal(x->coding, y->coding);
+    assert_int_equal(x->predictor, y->predictor);
+    assert_true(x->first == y->first && x->count == y->count && x->depth == y->depth);
+    assert_true(x->chain_stored == y->chain_stored && x->chain_work == y->chain_work);
+    /* What small blocks take on their own the host counts, and the device takes from the parent. */
+    uint64_t off = x->count < 16384 && x->predictor == PREDICT_PARENT ? x->base_stored / 100 : 0;
+    assert_in_range(y->base_stored, x->base_stored - off, x->base_stored + off);
+    assert_true(hash128_equal(&x->content, &y->content));
+    same_payload(a->chunk, x, b->chunk, y);
+    assert_true(!a->ready == !b->ready);
+    if (a->ready) {
+        assert_int_equal(a->ready->coding, b->ready->coding);
+        same_payload(a->ready_chunk, a->ready, b->ready_chunk, b->ready);
+    }
+}
+
+/* Block by block, ready copies included. Returns how many are deltas as symbols. */
+static unsigned stored_alike(ckd_store *store, const ckd_checkpoint *a, const ckd_checkpoint *b) {
+    view_cache views;
+    const view *v[2];
+    unsigned deltas = 0;
+    views_init(&views, store);
+    assert_int_equal(views_get(&v[0], &views, &a->id, NULL), CKD_OK);
+    assert_int_equal(views_get(&v[1], &views, &b->id, NULL), CKD_OK);
+    assert_int_equal(v[0]->tensor_count, v[1]->tensor_count);
+    for (size_t i = 0; i < v[0]->tensor_count; i++) {
+        const view_tensor *x = &v[0]->tensors[i], *y = &v[1]->tensors[i];
+        assert_string_equal(x->tensor->name, y->tensor->name);
+        assert_int_equal(x->shard_count, y->shard_count);
+        for (size_t s = 0; s < x->shard_count; s++) {
+            assert_int_equal(x->shards[s].block_count, y->shards[s].block_count);
+            for (size_t k = 0; k < x->shards[s].block_count; k++) {
+                same_block(&x->shards[s].blocks[k], &y->shards[s].blocks[k]);
+                const record *r = x->shards[s].blocks[k].record;
+                deltas += r->predictor == PREDICT_PARENT && r->coding == CODING_SYMBOLS;
+            }
+        }
+    }
+    views_free(&views);
+    return deltas;
+}
+
+/* What a save on the device brought to the host, and sent there. */
+typedef struct traffic {
+    uint64_t host, device;
+} traffic;
+
+static traffic save_both(ckd_store *store, uint64_t step, double newest, const tensor *t, unsigned count,
+                         unsigned *deltas, uint64_t *stored) {
+    ckd_checkpoint a, b;
+    ckd_save_options host = exact_options("host", step, newest),
+                     device = exact_options("device", step, newest);
+    assert_int_equal(save_some(&a, store, &host, t, count, false), CKD_OK);
+    traffic before = {emulated_copied[DEVICE_TO_HOST], emulated_copied[DEVICE_TO_DEVICE]};
+    assert_int_equal(save_some(&b, store, &device, t, count, true), CKD_OK);
+    traffic took = {emulated_copied[DEVICE_TO_HOST] - before.host,
+                    emulated_copied[DEVICE_TO_DEVICE] - before.device};
+    *deltas = stored_alike(store, &a, &b);
+    *stored = b.stored_bytes;
+    loads_as(store, "device", step, t, count);
+    return took;
+}
+
+static void close_store(ckd_store *store) {
+    assert_int_equal(verify_damage(store), 0);
+    ckd_store_close(store);
+    assert_int_equal(emulated_memory + emulated_pinned, 0);
+}
+
+/* ---- the same as from the host ---- */
+
+/* With copies that are kept ready values are wanted on the host, and deltas come from the device all the same. */
+static void compare_chain(const char *dir, double newest) {
+    ckd_store *store = store_create(dir);
+    tensor t[TENSORS];
+    uint64_t raw = 0, parents = 0, small = 3000 * 4;
+    model(t);
+    for (unsigned i = 0; i < TENSORS; i++) {
+        raw += size_of(&t[i]);
+        parents += i < 5 ? size_of(&t[i]) : 0;
+    }
+    for (unsigned step = 0; step < 4; step++) {
+        unsigned deltas;
+        uint64_t stored;
+        traffic took = save_both(store, step, newest, t, TENSORS, &deltas, &stored);
+        bool counted = backend == emulated_device() && step > 0;
+        assert_true(step == 0 || deltas > 30);
+        assert_true(!counted || took.device >= parents); /* the parent's values, and tables */
+        assert_true(!counted || newest < 1000 || took.host < stored + raw / 8 + small);
+        train(t, step);
+    }
+    model_free(t);
+    close_store(store);
+}
+
+static void test_chains(void **state) {
+    compare_chain(*state, 1000);
+}
+
+static void test_ready_copies(void **state) {
+    compare_chain(*state, 2);
+}
+
+/* All threads the other way round: the same. */
+static void test_backwards(void **state) {
+    emulated_backwards = true;
+    compare_chain(*state, 1000);
+    emulated_backwards = false;
+}
+
+/* ---- the parent's values, kept on the device ---- */
+
+static void spoil_references(const ckd_store *store) {
+    const float nonsense[4] = {1, 2, 3, 4};
+    device_queue queue = {0, NULL, NULL};
+    for (const device_reference *r = store->references; r; r = r->next) {
+        assert_int_equal(backend->copy(&queue, r->memory, nonsense, sizeof(nonsense), DEVICE_TO_DEVICE, &why),
+                         DEVICE_DONE);
+    }
+    assert_int_equal(backend->finish(&queue, &why), DEVICE_DONE);
+}
+
+/* Then nothing is decoded or sent but tables; and what is not the parent's values is found out, block by block. */
+static void test_references(void **state) {
+    ckd_store *store = store_create(*state);
+    tensor t[TENSORS];
+    uint64_t raw = 0;
+    model(t);
+    for (unsigned i = 0; i < TENSORS; i++) {
+        raw += size_of(&t[i]);
+    }
+    store->device_reference_bytes = raw;
+    for (unsigned step = 0; step < 5; step++) {
+        unsigned deltas;
+        uint64_t stored;
+        if (step == 3) {
+            spoil_references(store);
+        }
+        traffic took = save_both(store, step, 1000, t, TENSORS, &deltas, &stored);
+        assert_int_equal(store->device_references_held, raw);
+        bool counted = backend == emulated_device() && step > 0;
+        /* First blocks, of which one is the first of a panel, were spoilt. */
+        uint64_t most = step == 3 ? 5 * (uint64_t)BLOCK * 4 : 0;
+        assert_true(!counted || took.device < raw / 8 + most);
+        assert_true(!counted || step != 3 || took.device > (uint64_t)BLOCK * 4);
+        train(t, step);
+    }
+    model_free(t);
+    close_store(store);
+}
+
+/* ---- values that are wanted after all ---- */
+
+/* Two blocks with the same values, each a good delta: the second one is a copy of the first, whose chain is long, so that it is looked at on its own. */
+static void test_twins(void **state) {
+    ckd_store *store = store_create(*state);
+    tensor t = {
+        .name = "twins.weight", .dtype = CKD_F32, .ndim = 1, .shape = {2 * BLOCK}, .elements = 2 * BLOCK};
+    t.exact = random_values(CKD_F32, t.elements, 1);
+    t.host = malloc(size_of(&t));
+    assert_non_null(t.host);
+    for (unsigned step = 0; step < 3; step++) {
+        for (uint64_t i = 0; i < BLOCK; i++) {
+            float by = 1e-6f * (float)((i * 7919 + step) % 101);
+            t.exact[i] += by;
+            t.exact[BLOCK + i] = step % 2 ? t.exact[i] : t.exact[i] + 1e-6f * (float)(i % 17);
+        }
+        round_all(&t);
+        unsigned deltas;
+        uint64_t stored;
+        save_both(store, step, step == 1 ? 1 : 1000, &t, 1, &deltas, &stored);
+    }
+    free(t.exact);
+    free(t.host);
+    backend->release(0, t.device);
+    close_store(store);
+}
+
+/* Noise, whose deltas never win, is left to the host, as are values that were all zero. */
+static void test_what_does_not_win(void **state) {
+    ckd_store *store = store_create(*state);
+    tensor t[2] = {{.name = "noise", .dtype = CKD_F32, .ndim = 2, .shape = {3000, 500}, .elements = 1500000},
+                   {.name = "zeros", .dtype = CKD_F32, .ndim = 1, .shape = {200000}, .elements = 200000}};
+    for (unsigned step = 0; step < 3; step++) {
+        for (unsigned i = 0; i < 2; i++) {
+            if (step) {
+                free(t[i].exact);
+                free(t[i].host);
+            }
+            bool zeros = i && step == 0;
+            t[i].exact = zeros ? calloc(t[i].elements, 4) : random_values(CKD_F32, t[i].elements, step + 5);
+            t[i].host = malloc(size_of(&t[i]));
+            assert_true(t[i].exact && t[i].host);
+            round_all(&t[i]);
+        }
+        unsigned deltas;
+        uint64_t stored;
+        save_both(store, step, 1000, t, 2, &deltas, &stored);
+        assert_int_equal(deltas, 0);
+    }
+    for (unsigned i = 0; i < 2; i++) {
+        free(t[i].exact);
+        free(t[i].host);
+        backend->release(0, t[i].device);
+    }
+    close_store(store);
+}
+
+/* ---- what goes wrong ---- */
+
+typedef struct heard {
+    unsigned coding, all;
+} heard;
+
+static void hear(void *context, const char *message) {
+    heard *h = context;
+    h->all += strstr(message, "is read from its device") != NULL;
+    h->coding += strstr(message, "which cannot code it") != NULL;
+}
+
+/* Each call that can fail does, once: the host goes on, or the save has failed; a tensor is told of once. */
+static void test_failures(void **state) {
+    ckd_store *store = store_create(*state);
+    tensor all[TENSORS], *t = &all[3];
+    heard h = {0, 0};
+    unsigned went_on = 0, failed = 0;
+    char path[512];
+    ckd_store_close(store);
+    ckd_store_options o = CKD_STORE_OPTIONS_INIT;
+    snprintf(path, sizeof(path), "%s/store", (const char *)*state);
+    o.on_message = hear;
+    o.message_context = &h;
+    assert_int_equal(ckd_store_open(&store, path, CKD_OPEN_WRITE, &o, NULL), CKD_OK);
+    model(all);
+    store->device_reference_bytes = size_of(t);
+    ckd_save_options first = exact_options("device", 0, 1000);
+    assert_int_equal(save_some(NULL, store, &first, t, 1, true), CKD_OK);
+    bool happened = true;
+    for (int n = 1; happened; n++) {
+        train(all, (unsigned)n);
+        ckd_save_options options = exact_options("device", (uint64_t)n, 1000);
+        h = (heard){0, 0};
+        emulated_fail_after = n;
+        emulated_fail_as = n % 2 ? DEVICE_FULL : DEVICE_FAILED;
+        ckd_status status = save_some(NULL, store, &options, t, 1, true);
+        happened = emulated_fail_after == 0;
+        emulated_fail_after = 0;
+        assert_true(status == CKD_OK || (happened && (status == CKD_E_DEVICE || status == CKD_E_NOMEM)));
+        assert_true(h.all <= 1);
+        went_on += status == CKD_OK && h.coding;
+        failed += status != CKD_OK;
+        if (status == CKD_OK) {
+            loads_as(store, "device", (uint64_t)n, t, 1);
+        }
+    }
+    assert_true(went_on > 15 && failed > 2);
+    model_free(all);
+    close_store(store);
+}
+
+#ifndef DEVICE_EXACT_TESTS
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        tempdir_test(test_chains),     tempdir_test(test_ready_copies), tempdir_test(test_backwards),
+        tempdir_test(test_references), tempdir_test(test_twins),        tempdir_test(test_what_does_not_win),
+        tempdir_test(test_failures),
+    };
+    backend = emulated_device();
+    device_backend_use(backend);
+    return cmocka_run_group_tests_name("device_exact", tests, NULL, NULL);
+}
+#endif
