@@ -52,10 +52,13 @@ lossy_recipe lossy_recipe_of(ckd_fidelity fidelity, int effort);
 /* Logarithms (base 2) of the mean second moment of each row and column of a matrix, and of all of it. */
 typedef struct lossy_scales {
     uint64_t rows, columns;
-    double *row, *column;
+    double *row, *column; /* in: */
     double all;
+    bytes memory;
 } lossy_scales;
 void lossy_scales_free(lossy_scales *s);
+
+#define TILE_PANELS 32u /* in which a tile is looked at, at most */
 
 /* Scratch of a tile's statistics, which the next tile's use again. Zero-initialise, but for workers. */
 typedef struct tile_room {
@@ -66,6 +69,11 @@ typedef struct tile_rooms {
     tile_room *workers; /* one for each thread of the pool */
     uint32_t count;
     bytes now, moved, parts;
+    bytes sums, panels, outliers, outliers_of[TILE_PANELS]; /* of the one pass that is looked at */
+    lossy_scales scales;
+    bytes counts, histogram;
+    lattice_work work; /* the tile's steps */
+    low_rank_room search;
 } tile_rooms;
 void tile_rooms_free(tile_rooms *r);
 
@@ -103,7 +111,7 @@ typedef struct lossy_tile {
     bool levels_known;  /* rows and columns say all of second moments: no integers are made */
     bool ordinary;      /* nothing is so large, infinite or, of second moments, negative */
     float largest;      /* magnitude that is not kept; of second moments: 0 */
-    bytes row, column;
+    bytes row, column, weight;
     low_rank factors;
 } lossy_tile;
 
@@ -125,6 +133,8 @@ ckd_status lossy_tile_prepare(lossy_tile *t, bool *worth, const kernels *k, ckd_
 ckd_status lossy_tile_plan_rate(lossy_tile *t, const kernels *k, ckd_error *err);
 /* Once it is cut: is it one whose factors may pay? Of first moments and weights. */
 bool lossy_may_factor(const lossy_tile *t);
+/* *t becomes the other one, which is not prepared, and keeps its memory. */
+void lossy_tile_renew(lossy_tile *t, const lossy_tile *other);
 void lossy_tile_free(lossy_tile *t);
 
 /* How far lossy values are from those they stand for. */

@@ -16,11 +16,11 @@ ckd_status lossy_left(rate_histogram *h, const lossy_tile *t, const kernels *k, 
 typedef struct lossy_matrix {
     const lossy_tile *tile;
     const kernels *kernels;
-    lattice_work work;
+    const lattice_work *work;
 } lossy_matrix;
-/* Release with lossy_matrix_free, whatever the status. Errors: NOMEM. */
-ckd_status lossy_matrix_begin(lossy_matrix *m, const lossy_tile *t, const kernels *k, ckd_error *err);
-void lossy_matrix_free(lossy_matrix *m);
+/* work: stays the matrix's until the last product. Errors: NOMEM. */
+ckd_status lossy_matrix_begin(lossy_matrix *m, const lossy_tile *t, const kernels *k, lattice_work *work,
+                              ckd_error *err);
 /* low_rank_matrix.piece, at most PIECE_SIDE columns. */
 void lossy_matrix_piece(const void *matrix, float *to, size_t row, size_t rows, size_t column,
                         size_t columns);

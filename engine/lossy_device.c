@@ -298,7 +298,7 @@ ckd_status lossy_device_pass(tile_pass *p, const lossy_tile *t, ckd_error *err) 
     }
     uint64_t doubles = p->means ? 2 * d->rows + 2 * d->columns : 0;
     uint64_t size = doubles * sizeof(double) + (p->means ? d->rows + d->columns : 0) * sizeof(int32_t);
-    double *at = bytes_scratch(&p->room, size + 1, "sums over a tile", err);
+    double *at = bytes_scratch(&p->rooms->sums, size + 1, "sums over a tile", err);
     if (!at) {
         return CKD_E_NOMEM;
     }

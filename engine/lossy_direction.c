@@ -1,23 +1,22 @@
 #include "engine/lossy_direction.h"
 
 #include <math.h>
-#include <stdlib.h>
+#include <string.h>
 
 ckd_status direction_begin(direction_sample *s, uint64_t count, ckd_error *err) {
-    *s = (direction_sample){.count = count, .stride = count / DIRECTION_SAMPLE + 1};
-    size_t n = count / s->stride + 1;
-    s->given = calloc(n, sizeof(float));
-    s->decoded = calloc(n, sizeof(float));
-    if (!s->given || !s->decoded) {
-        direction_free(s);
-        return err_nomem(err, 2 * n * sizeof(float), "a sample of second moments");
+    *s = (direction_sample){.count = count, .stride = count / DIRECTION_SAMPLE + 1, .memory = s->memory};
+    size_t n = count / s->stride + 1, size = 2 * n * sizeof(float);
+    float *at = bytes_scratch(&s->memory, size, "a sample of second moments", err);
+    if (!at) {
+        return CKD_E_NOMEM;
     }
+    s->given = memset(at, 0, size);
+    s->decoded = at + n;
     return CKD_OK;
 }
 
 void direction_free(direction_sample *s) {
-    free(s->given);
-    free(s->decoded);
+    bytes_free(&s->memory);
     *s = (direction_sample){0};
 }
 

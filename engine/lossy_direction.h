@@ -5,15 +5,17 @@
 #ifndef ENGINE_LOSSY_DIRECTION_H
 #define ENGINE_LOSSY_DIRECTION_H
 
-#include "base/error.h"
+#include "base/bytes.h"
 
 #define DIRECTION_SAMPLE 4096u /* elements of a tile, about */
 
 /* Every stride-th element of a tile of second moments: as given, and as a decoder will get it. Zero-initialise. */
 typedef struct direction_sample {
     uint64_t count, stride; /* of the tile */
-    float *given, *decoded;
+    float *given, *decoded; /* in: */
+    bytes memory;
 } direction_sample;
+/* s: zero, or another tile's, whose memory is used again. Errors: NOMEM. */
 ckd_status direction_begin(direction_sample *s, uint64_t count, ckd_error *err);
 void direction_free(direction_sample *s);
 /* Elements at, at + 1, ... of the tile. */

@@ -27,6 +27,17 @@ void tile_rooms_free(tile_rooms *r) {
     bytes_free(&r->now);
     bytes_free(&r->moved);
     bytes_free(&r->parts);
+    bytes_free(&r->sums);
+    bytes_free(&r->panels);
+    bytes_free(&r->outliers);
+    for (uint32_t i = 0; i < TILE_PANELS; i++) {
+        bytes_free(&r->outliers_of[i]);
+    }
+    lossy_scales_free(&r->scales);
+    bytes_free(&r->counts);
+    bytes_free(&r->histogram);
+    lattice_work_free(&r->work);
+    low_rank_room_free(&r->search);
     *r = (tile_rooms){.workers = NULL};
 }
 
@@ -89,13 +100,10 @@ ckd_status lossy_left(rate_histogram *h, const lossy_tile *t, const kernels *k, 
 
 /* ---- pieces of it, without factors ---- */
 
-ckd_status lossy_matrix_begin(lossy_matrix *m, const lossy_tile *t, const kernels *k, ckd_error *err) {
-    *m = (lossy_matrix){.tile = t, .kernels = k};
-    return t->device ? lossy_device_matrix(t, err) : lattice_steps(&t->plan, &m->work, err);
-}
-
-void lossy_matrix_free(lossy_matrix *m) {
-    lattice_work_free(&m->work);
+ckd_status lossy_matrix_begin(lossy_matrix *m, const lossy_tile *t, const kernels *k, lattice_work *work,
+                              ckd_error *err) {
+    *m = (lossy_matrix){.tile = t, .kernels = k, .work = work};
+    return t->device ? lossy_device_matrix(t, err) : lattice_steps(&t->plan, work, err);
 }
 
 /* Elements that the tile does not have are 0. */
@@ -111,7 +119,7 @@ static void piece_of_row(const lossy_matrix *m, float *to, size_t row, size_t co
     }
     memset(to, 0, (from - column) * sizeof(float));
     memset(to + (end - column), 0, (to_end - end) * sizeof(float));
-    lattice_run run = lattice_row_run(&t->plan, &m->work, row);
+    lattice_run run = lattice_row_run(&t->plan, m->work, row);
     run.column_step = run.column_step ? run.column_step + from : NULL;
     first += from - begin;
     m->kernels->lattice_residual(to + (from - column), t->now + first, t->before ? t->before + first : none,

@@ -1,6 +1,5 @@
 /* How the integers of a tile are to be found: thresholds, and a low-rank part where it is worth its bits. */
 #include <math.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "engine/cost.h"
@@ -38,7 +37,7 @@ static double cost_of(const rate_plan *p, double more_bits, double lambda) {
 typedef struct planning {
     bool factors; /* may pay: then all elements are looked at; else a sample will do */
     rate_histogram *histogram;
-    lattice_work work;
+    tile_rooms *rooms;
     double bits; /* of the plan made last */
 } planning;
 
@@ -57,12 +56,11 @@ static ckd_status try_factors(planning *p, lossy_tile *t, double alone, const ke
     if (t->device) {
         x = (low_rank_matrix){lattice_rows(&t->plan), t->columns, NULL, t, lossy_device_times};
     }
-    ckd_status status = lossy_matrix_begin(&residual, t, k, err);
+    ckd_status status = lossy_matrix_begin(&residual, t, k, &p->rooms->work, err);
     if (status == CKD_OK) {
         status = low_rank_of(&t->factors, &x, lambda, t->recipe->most_rank, t->recipe->rounds, t->pool, k,
-                             t->stop, err);
+                             &p->rooms->search, t->stop, err);
     }
-    lossy_matrix_free(&residual);
     if (status != CKD_OK || t->factors.rank == 0) {
         return status;
     }
@@ -95,12 +93,13 @@ bool lossy_may_factor(const lossy_tile *t) {
 static ckd_status sample_residual(planning *p, const lossy_tile *t, const kernels *k, ckd_error *err) {
     static const float none[SAMPLE_PIECE] = {0};
     float residual[SAMPLE_PIECE];
-    ckd_status status = lattice_steps(&t->plan, &p->work, err);
+    lattice_work *work = &p->rooms->work;
+    ckd_status status = lattice_steps(&t->plan, work, err);
     memset(p->histogram, 0, sizeof(*p->histogram));
     tile_sample s = {.tile = t};
     status = status == CKD_OK ? sample_begin(&s, t, SAMPLE_ELEMENTS, err) : status;
     for (tile_piece at; status == CKD_OK && sample_next(&at, &s);) {
-        lattice_run run = lattice_row_run(&t->plan, &p->work, t->vector ? 0 : at.row);
+        lattice_run run = lattice_row_run(&t->plan, work, t->vector ? 0 : at.row);
         run.column_step = run.column_step ? run.column_step + at.column : NULL;
         k->lattice_residual(residual, at.now, at.before ? at.before : none, NULL, at.n, &run);
         rate_add(p->histogram, residual, at.n, k);
@@ -112,7 +111,6 @@ static ckd_status sample_residual(planning *p, const lossy_tile *t, const kernel
 /* With the steps as they are. */
 static ckd_status plan_once(planning *p, lossy_tile *t, const kernels *k, ckd_error *err) {
     low_rank none = {0};
-    low_rank_free(&t->factors);
     use_factors(t, &none);
     ckd_status status = p->factors ? lossy_left(p->histogram, t, k, err) : sample_residual(p, t, k, err);
     if (status != CKD_OK) {
@@ -160,13 +158,13 @@ static ckd_status meet_target(planning *p, lossy_tile *t, const kernels *k, ckd_
 }
 
 ckd_status lossy_tile_plan_rate(lossy_tile *t, const kernels *k, ckd_error *err) {
-    planning p = {.factors = lossy_may_factor(t), .histogram = malloc(sizeof(rate_histogram))};
-    ckd_status status =
-        p.histogram ? plan_once(&p, t, k, err) : err_nomem(err, sizeof(rate_histogram), "coding scratch");
+    tile_rooms own = {.workers = NULL};
+    planning p = {.factors = lossy_may_factor(t), .rooms = t->rooms ? t->rooms : &own};
+    p.histogram = bytes_scratch(&p.rooms->histogram, sizeof(rate_histogram), "coding scratch", err);
+    ckd_status status = p.histogram ? plan_once(&p, t, k, err) : CKD_E_NOMEM;
     if (status == CKD_OK && t->recipe->target > 0 && !t->vector) {
         status = meet_target(&p, t, k, err);
     }
-    lattice_work_free(&p.work);
-    free(p.histogram);
+    tile_rooms_free(&own);
     return status;
 }

@@ -1,12 +1,10 @@
 /* What the rows and columns of a matrix weigh, by their second moments. */
 #include <math.h>
-#include <stdlib.h>
 
 #include "engine/lossy_sums.h"
 
 void lossy_scales_free(lossy_scales *s) {
-    free(s->row);
-    free(s->column);
+    bytes_free(&s->memory);
     *s = (lossy_scales){0};
 }
 
@@ -17,14 +15,18 @@ static double logarithm_of(double sum, double count, double otherwise) {
 
 ckd_status lossy_scales_of(lossy_scales *out, const tile_pass *p, const lossy_tile *t, ckd_error *err) {
     uint64_t rows = tile_rows(t), columns = t->columns;
-    *out = (lossy_scales){.rows = rows, .columns = columns};
-    out->row = calloc(rows, 2 * sizeof(double));
-    out->column = calloc(columns, 2 * sizeof(double));
-    if (!out->row || !out->column) {
-        lossy_scales_free(out);
-        return err_nomem(err, (rows + columns) * sizeof(double), "second moments' means");
+    size_t size = (rows + columns) * sizeof(double);
+    *out = (lossy_scales){.memory = out->memory};
+    double *at = bytes_scratch(&out->memory, size, "second moments' means", err);
+    double *row_count = at ? bytes_scratch(&p->rooms->counts, size, "second moments' means", err) : NULL;
+    if (!row_count) {
+        return CKD_E_NOMEM;
     }
-    double *row_count = out->row + rows, *column_count = out->column + columns, all[2] = {0, 0};
+    double *column_count = row_count + rows, all[2] = {0, 0};
+    out->rows = rows;
+    out->columns = columns;
+    out->row = at;
+    out->column = at + rows;
     memcpy(out->row, p->row, rows * sizeof(double));
     memcpy(row_count, p->row_count, rows * sizeof(double));
     for (uint64_t j = 0; j < columns; j++) {
@@ -50,9 +52,5 @@ ckd_status lossy_scales_of(lossy_scales *out, const tile_pass *p, const lossy_ti
     for (uint64_t j = 0; j < columns; j++) {
         out->column[j] = logarithm_of(out->column[j], column_count[j], out->all);
     }
-    double *rows_only = realloc(out->row, rows * sizeof(double)); /* without the counts */
-    double *columns_only = realloc(out->column, columns * sizeof(double));
-    out->row = rows_only ? rows_only : out->row;
-    out->column = columns_only ? columns_only : out->column;
     return CKD_OK;
 }

@@ -1,11 +1,9 @@
 #include "engine/lossy_device.h"
 
 #include <math.h>
-#include <stdlib.h>
 
 #include "kernels/scalar_lattice.h"
 
-#define MOST_PANELS      32u
 #define PANEL_ROWS       32u /* at least, so that columns' sums take little beside the elements */
 #define PANEL_ELEMENTS   65536u
 #define LINE             65536u /* a row of a vector */
@@ -39,7 +37,7 @@ uint64_t tile_span(const lossy_tile *t, uint64_t row, uint64_t *first, uint64_t 
 uint64_t tile_panels(const lossy_tile *t) {
     uint64_t by_rows = tile_rows(t) / (t->vector ? 1 : PANEL_ROWS), by_elements = t->count / PANEL_ELEMENTS;
     uint64_t panels = by_rows < by_elements ? by_rows : by_elements;
-    return panels < 1 ? 1 : (panels > MOST_PANELS ? MOST_PANELS : panels);
+    return panels < 1 ? 1 : (panels > TILE_PANELS ? TILE_PANELS : panels);
 }
 
 uint64_t tile_panel(uint64_t rows, uint64_t p, uint64_t panels) {
@@ -65,7 +63,7 @@ ckd_status tile_run(const lossy_tile *t, size_t count, pool_fn fn, void *context
 typedef struct panel {
     lattice_sums all;
     moment_sums columns;
-    bytes outliers;
+    bytes *outliers;
 } panel;
 
 typedef struct panels {
@@ -88,9 +86,9 @@ int32_t level_distance(double now, double from) {
 static void note_outliers(panel *to, const tile_pass *p, const float *now, uint64_t row, uint64_t column,
                           uint64_t n, uint64_t most) {
     for (uint64_t i = 0; i < n; i++) {
-        if (to->outliers.size <= most * sizeof(outlier) && now[i] > p->most[0] && isfinite(now[i])) {
+        if (to->outliers->size <= most * sizeof(outlier) && now[i] > p->most[0] && isfinite(now[i])) {
             outlier o = {row, column + i, (double)now[i]};
-            bytes_put(&to->outliers, &o, sizeof(o));
+            bytes_put(to->outliers, &o, sizeof(o));
         }
     }
 }
@@ -153,7 +151,7 @@ static ckd_status add_panel(void *context, size_t index, uint32_t worker, ckd_er
         add_rows(to, all, row, group);
         row += group;
     }
-    return to->outliers.failed ? err_nomem(err, to->outliers.size, "coding scratch") : CKD_OK;
+    return to->outliers->failed ? err_nomem(err, to->outliers->size, "coding scratch") : CKD_OK;
 }
 
 /* ---- all of them ---- */
@@ -178,12 +176,14 @@ static ckd_status make_room(panels *all, ckd_error *err) {
              each = all->count * columns;
     uint64_t doubles = p->means ? 2 * rows + each * (p->birth > 0 ? 2 : 1) : 0;
     uint64_t size = doubles * sizeof(double) + (each + (p->means ? rows : 0)) * sizeof(int32_t);
-    double *at = bytes_scratch(&p->room, size, "sums over a tile", err);
-    all->panel = at ? calloc(all->count, sizeof(panel)) : NULL;
+    double *at = bytes_scratch(&p->rooms->sums, size, "sums over a tile", err);
+    size_t of_panels = all->count * sizeof(panel);
+    all->panel = at ? bytes_scratch(&p->rooms->panels, of_panels, "sums over a tile", err) : NULL;
     if (!all->panel) {
-        return at ? err_nomem(err, all->count * sizeof(panel), "sums over a tile") : CKD_E_NOMEM;
+        return CKD_E_NOMEM;
     }
     memset(at, 0, size);
+    memset(all->panel, 0, of_panels);
     p->row = at;
     p->row_count = at + rows;
     p->column = p->row_count + rows;
@@ -192,6 +192,7 @@ static ckd_status make_room(panels *all, ckd_error *err) {
     p->column_count = (uint32_t *)p->row_level + rows;
     for (uint64_t i = 0; i < all->count; i++) {
         all->panel[i].all = (lattice_sums)LATTICE_SUMS_INIT;
+        all->panel[i].outliers = bytes_anew(&p->rooms->outliers_of[i]);
         if (p->means) {
             all->panel[i].columns = (moment_sums){p->column + i * columns,
                                                   p->column_scales ? p->column_scales + i * columns : NULL,
@@ -220,14 +221,14 @@ static ckd_status join_outliers(const panels *all, ckd_error *err) {
     tile_pass *p = all->pass;
     size_t size = 0;
     for (uint64_t i = 0; i < all->count; i++) {
-        size += all->panel[i].outliers.size;
+        size += all->panel[i].outliers->size;
     }
-    p->outlier = size ? malloc(size) : NULL;
-    if (size && !p->outlier) {
-        return err_nomem(err, size, "sums over a tile");
+    p->outlier = bytes_scratch(&p->rooms->outliers, size, "sums over a tile", err);
+    if (!p->outlier) {
+        return CKD_E_NOMEM;
     }
     for (uint64_t i = 0; i < all->count; i++) {
-        const bytes *from = &all->panel[i].outliers;
+        const bytes *from = all->panel[i].outliers;
         if (from->size) {
             memcpy(p->outlier + p->outlier_count, from->data, from->size);
             p->outlier_count += from->size / sizeof(outlier);
@@ -237,6 +238,8 @@ static ckd_status join_outliers(const panels *all, ckd_error *err) {
 }
 
 ckd_status tile_pass_run(tile_pass *p, const lossy_tile *t, const kernels *k, ckd_error *err) {
+    p->rooms = t->rooms ? t->rooms : &p->own;
+    p->outlier_count = 0;
     if (t->device) {
         return lossy_device_pass(p, t, err);
     }
@@ -253,16 +256,9 @@ ckd_status tile_pass_run(tile_pass *p, const lossy_tile *t, const kernels *k, ck
         join_columns(&all);
         status = join_outliers(&all, err);
     }
-    for (uint64_t i = 0; all.panel && i < all.count; i++) {
-        bytes_free(&all.panel[i].outliers);
-    }
-    free(all.panel);
     return status;
 }
 
 void tile_pass_free(tile_pass *p) {
-    bytes_free(&p->room);
-    free(p->outlier);
-    p->outlier = NULL;
-    p->outlier_count = 0;
+    tile_rooms_free(&p->own);
 }

@@ -30,15 +30,15 @@ typedef struct tile_pass {
     double *column_scales; /* of births, moved by the rows' levels */
     outlier *outlier;
     size_t outlier_count;
-    /* inside */
-    bytes room;
+    tile_rooms *rooms; /* that all this lies in: the tile's, until its next pass, or */
+    tile_rooms own;
 } tile_pass;
 
-/* Release with tile_pass_free, whatever the status. Errors: NOMEM. */
+/* Release with tile_pass_free, whatever the status; p is not copied until then. Errors: NOMEM. */
 ckd_status tile_pass_run(tile_pass *p, const lossy_tile *t, const kernels *k, ckd_error *err);
 void tile_pass_free(tile_pass *p);
 
-/* Of what a pass over all means found, outliers included. Errors: NOMEM. */
+/* Of what a pass over all means found, outliers included. out: zero, or others', whose memory is used again. Errors: NOMEM. */
 ckd_status lossy_scales_of(lossy_scales *out, const tile_pass *p, const lossy_tile *t, ckd_error *err);
 
 /* Levels between the means of two sums, in halves of octaves. */

@@ -124,12 +124,12 @@ static ckd_status make_steps(lossy_tile *t, ckd_error *err) {
 
 /* ---- sums over a tile ---- */
 
-/* Columns' weights, if the tile has any; release with free(). */
-static ckd_status weights_of(float **out, const lossy_tile *t, ckd_error *err) {
+/* Columns' weights, if the tile has any; they are the tile's. */
+static ckd_status weights_of(float **out, lossy_tile *t, ckd_error *err) {
     const int32_t *columns = t->plan.own.step;
-    *out = columns ? malloc(t->columns * sizeof(float)) : NULL;
+    *out = columns ? bytes_scratch(&t->weight, t->columns * sizeof(float), "coding scratch", err) : NULL;
     if (columns && !*out) {
-        return err_nomem(err, t->columns * sizeof(float), "coding scratch");
+        return CKD_E_NOMEM;
     }
     for (uint64_t j = 0; columns && j < t->columns; j++) {
         (*out)[j] = scalar_quarter_octaves(-columns[j]);
@@ -143,7 +143,6 @@ static ckd_status run_usual(tile_pass *p, lossy_tile *t, const kernels *k, ckd_e
     for (int turn = 0; turn < 2 && status == CKD_OK; turn++) {
         p->most[0] = t->keep_above;
         p->most[1] = t->keep_moved;
-        tile_pass_free(p);
         status = tile_pass_run(p, t, k, err);
         if (status != CKD_OK || turn || usual_enough(t, &p->all)) {
             break;
@@ -288,7 +287,6 @@ static ckd_status add_up_weights(lattice_sums *s, lossy_tile *t, const kernels *
     }
     *s = p.all;
     tile_pass_free(&p);
-    free(weight);
     return status;
 }
 
@@ -326,30 +324,28 @@ static ckd_status prepare_weight(lossy_tile *t, const kernels *k, ckd_error *err
 
 /* Rows' and columns' mean magnitudes, as steps. */
 static ckd_status weigh_by_means(lossy_tile *t, const tile_pass *p, ckd_error *err) {
-    lossy_scales s = {0};
+    lossy_scales *s = &p->rooms->scales;
     ckd_status status = make_steps(t, err);
     if (status == CKD_OK) {
-        status = lossy_scales_of(&s, p, t, err);
+        status = lossy_scales_of(s, p, t, err);
     }
     int32_t *row = (int32_t *)(void *)t->row.data, *column = (int32_t *)(void *)t->column.data;
-    for (uint64_t i = 0; status == CKD_OK && i < s.rows; i++) {
-        row[i] = near(LATTICE_STEP_OCTAVE * (s.row[i] - s.all), MOST_WEIGHT);
+    for (uint64_t i = 0; status == CKD_OK && i < s->rows; i++) {
+        row[i] = near(LATTICE_STEP_OCTAVE * (s->row[i] - s->all), MOST_WEIGHT);
     }
-    for (uint64_t j = 0; status == CKD_OK && j < s.columns; j++) {
-        column[j] = near(LATTICE_STEP_OCTAVE * (s.column[j] - s.all), MOST_WEIGHT);
+    for (uint64_t j = 0; status == CKD_OK && j < s->columns; j++) {
+        column[j] = near(LATTICE_STEP_OCTAVE * (s->column[j] - s->all), MOST_WEIGHT);
     }
-    lossy_scales_free(&s);
     return status;
 }
 
 /* Root mean square of what is quantised, over rows' and columns' steps. */
-static ckd_status find_weighted(double *out, const lossy_tile *t, const lattice_sums *s, const kernels *k,
+static ckd_status find_weighted(double *out, lossy_tile *t, const lattice_sums *s, const kernels *k,
                                 ckd_error *err) {
     float *weight;
     ckd_status status = weights_of(&weight, t, err);
     *out = root(s->moved, s->compared);
     status = status == CKD_OK && weight ? sample_weighted(out, t, weight, k, err) : status;
-    free(weight);
     return status;
 }
 
@@ -491,8 +487,18 @@ ckd_status lossy_tile_prepare(lossy_tile *t, bool *worth, const kernels *k, ckd_
     return status;
 }
 
+void lossy_tile_renew(lossy_tile *t, const lossy_tile *other) {
+    lossy_tile was = *t;
+    *t = *other;
+    t->row = was.row;
+    t->column = was.column;
+    t->weight = was.weight;
+    t->factors = (low_rank){.memory = was.factors.memory};
+}
+
 void lossy_tile_free(lossy_tile *t) {
     bytes_free(&t->row);
     bytes_free(&t->column);
+    bytes_free(&t->weight);
     low_rank_free(&t->factors);
 }

@@ -16,10 +16,15 @@
 #define LARGEST_SUM      8388608.0 /* half of what sums of products may reach */
 
 void low_rank_free(low_rank *f) {
-    free(f->left);
-    free(f->right);
-    free(f->shift);
+    bytes_free(&f->memory);
     *f = (low_rank){0};
+}
+
+void low_rank_room_free(low_rank_room *r) {
+    bytes_free(&r->left);
+    bytes_free(&r->right);
+    bytes_free(&r->small);
+    bytes_free(&r->scratch);
 }
 
 /* The same every time: what a checkpoint contains depends on the state alone. */
@@ -48,31 +53,31 @@ typedef struct search {
     double *energy;       /* squared singular values */
     double (*largest)[2]; /* integers of either side, of each component */
     size_t *order;        /* of components, strongest first */
+    const double **sorted;
 } search;
 
-static void search_free(search *s) {
-    product_context_end(&s->products);
-    void *const all[] = {s->left.at, s->right.at, s->mix,     s->gram,
-                         s->inverse, s->energy,   s->largest, s->order};
-    for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++) {
-        free(all[i]);
-    }
-}
-
-static ckd_status search_begin(search *s, size_t count, thread_pool *pool, const kernels *k, ckd_error *err) {
+static ckd_status search_begin(search *s, size_t count, thread_pool *pool, const kernels *k,
+                               low_rank_room *room, ckd_error *err) {
+    size_t square = count * count;
+    size_t each = 3 * sizeof(double) + sizeof(*s->order) + sizeof(*s->sorted);
     s->count = count;
-    s->mix = malloc(count * count * sizeof(float));
-    s->gram = malloc(count * count * sizeof(double));
-    s->inverse = malloc(count * count * sizeof(double));
-    s->energy = malloc(count * sizeof(double));
-    s->largest = malloc(count * sizeof(*s->largest));
-    s->order = malloc(count * sizeof(size_t));
-    bool all = s->mix && s->gram && s->inverse && s->energy && s->largest && s->order;
-    all = vectors_begin(&s->left, s->x->rows, count) && all;
-    all = vectors_begin(&s->right, s->x->columns, count) && all;
-    all = product_context_begin(&s->products, s->x, count, pool, k) && all;
-    return all ? CKD_OK
-               : err_nomem(err, (s->x->rows + s->x->columns) * count * sizeof(float), "factors of a matrix");
+    s->gram = bytes_scratch(&room->small, square * (2 * sizeof(double) + sizeof(float)) + count * each,
+                            "factors of a matrix", err);
+    if (!s->gram) {
+        return CKD_E_NOMEM;
+    }
+    s->inverse = s->gram + square;
+    s->energy = s->inverse + square;
+    s->largest = (double(*)[2])(void *)(s->energy + count);
+    s->order = (size_t *)(void *)(s->largest + count);
+    s->sorted = (const double **)(void *)(s->order + count);
+    s->mix = (float *)(void *)(s->sorted + count);
+    ckd_status status = vectors_begin(&s->left, s->x->rows, count, &room->left, err);
+    if (status == CKD_OK) {
+        status = vectors_begin(&s->right, s->x->columns, count, &room->right, err);
+    }
+    return status == CKD_OK ? product_context_begin(&s->products, s->x, count, pool, k, &room->scratch, err)
+                            : status;
 }
 
 /* gram: of all pairs of vectors. */
@@ -155,12 +160,9 @@ static int by_energy(const void *a, const void *b) {
 }
 
 /* Finds how to mix the vectors so that they are singular ones: left then has their length, right is orthonormal. */
-static ckd_status decompose(search *s, ckd_error *err) {
+static void decompose(search *s) {
     size_t n = s->count;
-    const double **sorted = malloc(n * sizeof(*sorted));
-    if (!sorted) {
-        return err_nomem(err, n * sizeof(*sorted), "factors of a matrix");
-    }
+    const double **sorted = s->sorted;
     pair_up(s, &s->left);
     eigen_symmetric(s->gram, s->energy, s->inverse, n);
     for (size_t i = 0; i < n; i++) {
@@ -170,8 +172,6 @@ static ckd_status decompose(search *s, ckd_error *err) {
     for (size_t i = 0; i < n; i++) {
         s->order[i] = (size_t)(sorted[i] - s->energy);
     }
-    free(sorted);
-    return CKD_OK;
 }
 
 /* A side becomes its first `rank` components. */
@@ -286,46 +286,46 @@ static ckd_status round_in_turn(search *s, uint32_t rank, ckd_error *err) {
 }
 
 /*
- * The side's integers, in its own memory: n x rank. What stands there as a float is a whole number over the scale; one that is too large for
+ * The side's integers: n x rank. What stands there as a float is a whole number over the scale; one that is too large for
  * a float to hold is of no use anyway.
  */
-static int32_t *integers_of(search *s, int which) {
-    vectors *side = which ? &s->right : &s->left;
-    float *copy = s->products.scratch;
+static void integers_of(int32_t *all, const search *s, int which) {
+    const vectors *side = which ? &s->right : &s->left;
     size_t rank = side->count;
     for (size_t i = 0; i < vectors_parts(side); i++) {
         size_t n = vectors_width(side, i);
-        memcpy(copy, vectors_part(side, i), n * rank * sizeof(float));
-        int32_t *to = (int32_t *)(void *)vectors_part(side, i);
+        const float *from = vectors_part(side, i);
+        int32_t *to = all + i * PIECE_SIDE * rank;
         for (size_t k = 0; k < rank; k++) {
             double scale = scale_of(s, k, which);
             for (size_t j = 0; j < n; j++) {
-                to[j * rank + k] = (int32_t)(copy[k * n + j] * scale);
+                to[j * rank + k] = (int32_t)(from[k * n + j] * scale);
             }
         }
     }
-    int32_t *all = (int32_t *)(void *)side->at, *shrunk = realloc(all, side->n * rank * sizeof(int32_t));
-    side->at = NULL;
-    return shrunk ? shrunk : all;
 }
 
 static ckd_status make_factors(low_rank *out, search *s, uint32_t rank, ckd_error *err) {
-    out->shift = malloc(rank * sizeof(int32_t));
-    ckd_status status = out->shift ? round_in_turn(s, rank, err)
-                                   : err_nomem(err, rank * sizeof(int32_t), "factors of a matrix");
+    size_t rows = s->x->rows, columns = s->x->columns;
+    int32_t *left = bytes_scratch(&out->memory, (rows + columns + 1) * rank * sizeof(int32_t),
+                                  "factors of a matrix", err);
+    ckd_status status = left ? round_in_turn(s, rank, err) : CKD_E_NOMEM;
     if (status != CKD_OK) {
-        low_rank_free(out);
         return status;
     }
-    out->left = integers_of(s, 0);
-    out->right = integers_of(s, 1);
+    int32_t *right = left + rows * rank, *shift = right + columns * rank;
+    integers_of(left, s, 0);
+    integers_of(right, s, 1);
+    out->left = left;
+    out->right = right;
+    out->shift = shift;
     out->exponent = right_exponent(s, 0);
     double bound = 0;
     uint32_t used = 0;
     for (; used < rank; used++) {
-        out->shift[used] = right_exponent(s, used) - out->exponent;
-        bound += s->largest[used][0] * s->largest[used][1] * ldexp(1, out->shift[used]);
-        if (out->shift[used] > 20 || bound > LARGEST_SUM) {
+        shift[used] = right_exponent(s, used) - out->exponent;
+        bound += s->largest[used][0] * s->largest[used][1] * ldexp(1, shift[used]);
+        if (shift[used] > 20 || bound > LARGEST_SUM) {
             break;
         }
     }
@@ -334,23 +334,22 @@ static ckd_status make_factors(low_rank *out, search *s, uint32_t rank, ckd_erro
 }
 
 ckd_status low_rank_of(low_rank *out, const low_rank_matrix *x, double lambda, uint32_t most, unsigned rounds,
-                       thread_pool *pool, const kernels *k, stop_check *stop, ckd_error *err) {
-    *out = (low_rank){0};
+                       thread_pool *pool, const kernels *k, low_rank_room *room, stop_check *stop,
+                       ckd_error *err) {
+    *out = (low_rank){.memory = out->memory};
     size_t shorter = x->rows < x->columns ? x->rows : x->columns;
     most = most < shorter ? most : (uint32_t)shorter;
     size_t count = FIRST_GUESS + OVERSAMPLED;
     for (;;) {
         count = count < most ? count : most;
         search s = {.x = x, .stop = stop};
-        ckd_status status = search_begin(&s, count, pool, k, err);
+        ckd_status status = search_begin(&s, count, pool, k, room, err);
         uint32_t rank = 0;
         if (status == CKD_OK) {
             status = iterate(&s, rounds, err);
         }
         if (status == CKD_OK) {
-            status = decompose(&s, err);
-        }
-        if (status == CKD_OK) {
+            decompose(&s);
             rank = components_that_pay(&s, lambda, &out->bits);
         }
         /* Were there more that pay? */
@@ -358,7 +357,6 @@ ckd_status low_rank_of(low_rank *out, const low_rank_matrix *x, double lambda, u
         if (status == CKD_OK && enough && rank) {
             status = make_factors(out, &s, rank, err);
         }
-        search_free(&s);
         if (enough) {
             return status;
         }

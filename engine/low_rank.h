@@ -14,19 +14,27 @@
 
 /* left (rows x rank) times right (columns x rank), a product of component k counting 2^(exponent + shift[k]). */
 typedef struct low_rank {
-    uint32_t rank;    /* 0: nothing pays */
-    int32_t exponent; /* in the unit of the matrix */
-    int32_t *left, *right, *shift;
-    double bits; /* about what they take */
+    uint32_t rank;                       /* 0: nothing pays */
+    int32_t exponent;                    /* in the unit of the matrix */
+    const int32_t *left, *right, *shift; /* in: */
+    double bits;                         /* about what they take */
+    bytes memory;
 } low_rank;
 void low_rank_free(low_rank *f);
 
+/* What a search works in, and the next one can have. Zero-initialise. */
+typedef struct low_rank_room {
+    bytes left, right, small, scratch;
+} low_rank_room;
+void low_rank_room_free(low_rank_room *r);
+
 /*
- * x: in steps. lambda: squared steps that a bit is worth. most: components at most. rounds: of subspace iteration beyond the first. pool: or
- * NULL; what comes out does not depend on it. Memory: what `most` vectors of rows and of columns take, and half a MiB for each thread. stop: may be
+ * out: zero, or what another call gave, whose memory is used again. x: in steps. lambda: squared steps that a bit is worth. most: components at most. rounds: of subspace iteration beyond the first. pool: or
+ * NULL; what comes out does not depend on it. Memory, in the room: what `most` vectors of rows and of columns take, and half a MiB for each thread. stop: may be
  * NULL. Errors: NOMEM, and what stop says.
  */
 ckd_status low_rank_of(low_rank *out, const low_rank_matrix *x, double lambda, uint32_t most, unsigned rounds,
-                       thread_pool *pool, const kernels *k, stop_check *stop, ckd_error *err);
+                       thread_pool *pool, const kernels *k, low_rank_room *room, stop_check *stop,
+                       ckd_error *err);
 
 #endif

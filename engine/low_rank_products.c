@@ -1,27 +1,24 @@
 #include "engine/low_rank_products.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 #define PIECE_ELEMENTS (PIECE_SIDE * PIECE_SIDE)
 
-bool vectors_begin(vectors *v, size_t n, size_t count) {
-    *v = (vectors){malloc(count * n * sizeof(float)), n, count};
-    return v->at != NULL;
+#define FACTORS "factors of a matrix"
+
+ckd_status vectors_begin(vectors *v, size_t n, size_t count, bytes *room, ckd_error *err) {
+    *v = (vectors){bytes_scratch(room, count * n * sizeof(float), FACTORS, err), n, count};
+    return v->at ? CKD_OK : CKD_E_NOMEM;
 }
 
-bool product_context_begin(product_context *c, const low_rank_matrix *x, size_t count, thread_pool *pool,
-                           const kernels *k) {
+ckd_status product_context_begin(product_context *c, const low_rank_matrix *x, size_t count,
+                                 thread_pool *pool, const kernels *k, bytes *room, ckd_error *err) {
     size_t matrix = 2 * (size_t)PIECE_ELEMENTS + count * PIECE_SIDE, pairs = count * (PIECE_SIDE + count);
     *c = (product_context){.x = x, .pool = pool, .k = k, .count = count};
     c->scratch_of_one = matrix > pairs ? matrix : pairs;
-    c->scratch = malloc((pool ? pool_threads(pool) : 1) * c->scratch_of_one * sizeof(float));
-    return c->scratch != NULL;
-}
-
-void product_context_end(product_context *c) {
-    free(c->scratch);
-    c->scratch = NULL;
+    c->scratch = bytes_scratch(room, (pool ? pool_threads(pool) : 1) * c->scratch_of_one * sizeof(float),
+                               FACTORS, err);
+    return c->scratch ? CKD_OK : CKD_E_NOMEM;
 }
 
 /* In squares that stay in the nearest cache. */

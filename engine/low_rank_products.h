@@ -6,6 +6,7 @@
 #ifndef ENGINE_LOW_RANK_PRODUCTS_H
 #define ENGINE_LOW_RANK_PRODUCTS_H
 
+#include "base/bytes.h"
 #include "base/threads.h"
 #include "kernels/kernels.h"
 
@@ -28,8 +29,8 @@ typedef struct vectors {
     float *at;
     size_t n, count;
 } vectors;
-/* false: out of memory. */
-bool vectors_begin(vectors *v, size_t n, size_t count);
+/* In `room`, which stays the caller's, as below. Errors: NOMEM. */
+ckd_status vectors_begin(vectors *v, size_t n, size_t count, bytes *room, ckd_error *err);
 static inline size_t vectors_parts(const vectors *v) {
     return (v->n + PIECE_SIDE - 1) / PIECE_SIDE;
 }
@@ -56,10 +57,9 @@ typedef struct product_context {
         scratch; /* of each worker: two pieces, and sums of `count` vectors over a piece's side, or of all pairs of vectors */
     size_t scratch_of_one;
 } product_context;
-/* false: out of memory. Release with product_context_end. */
-bool product_context_begin(product_context *c, const low_rank_matrix *x, size_t count, thread_pool *pool,
-                           const kernels *k);
-void product_context_end(product_context *c);
+/* Errors: NOMEM. */
+ckd_status product_context_begin(product_context *c, const low_rank_matrix *x, size_t count,
+                                 thread_pool *pool, const kernels *k, bytes *room, ckd_error *err);
 
 void transpose(float *to, const float *from, size_t rows, size_t columns);
 /* to = from (vectors of rows) times x, or (turned; vectors of columns) times x transposed. to->n and memory are set, its count becomes from's. */

@@ -108,18 +108,13 @@ static ckd_status write_rows(shared_rows *to, save_append *before, ckd_save *sav
                              const tensor_context *whole, ckd_error *err) {
     const lattice_block *plan = &panel->plan;
     uint32_t rank = plan->factor ? plan->own.rank : 0;
-    int32_t *shift = calloc(rank + (size_t)1, sizeof(*shift));
-    if (!shift) {
-        return err_nomem(err, rank * sizeof(*shift), "coding scratch");
-    }
+    static const int32_t no_shift[LATTICE_MAX_RANK];
     lattice_columns rows = {.columns = to->rows,
                             .step = plan->row ? plan->row + to->row : NULL,
                             .rank = rank,
-                            .shift = shift,
+                            .shift = no_shift,
                             .factor = rank ? plan->factor + to->row * rank : NULL};
-    ckd_status status = cells_side(&to->content, save, before, &rows, whole, &to->span, err);
-    free(shift);
-    return status;
+    return cells_side(&to->content, save, before, &rows, whole, &to->span, err);
 }
 
 ckd_status cells_rows(shared_rows *out, known_rows *known, save_append *before, ckd_save *save,
@@ -132,18 +127,22 @@ ckd_status cells_rows(shared_rows *out, known_rows *known, save_append *before, 
             return CKD_OK;
         }
     }
-    shared_rows *grown = realloc(known->items, (known->count + 1) * sizeof(*grown));
-    if (!grown) {
-        return err_nomem(err, (known->count + 1) * sizeof(*grown), "coding scratch");
+    if (known->count == known->capacity) {
+        size_t capacity = 2 * known->capacity + 8;
+        shared_rows *grown = realloc(known->items, capacity * sizeof(*grown));
+        if (!grown) {
+            return err_nomem(err, capacity * sizeof(*grown), "coding scratch");
+        }
+        known->items = grown;
+        known->capacity = capacity;
     }
-    known->items = grown;
     *out = (shared_rows){
         .row = row,
         .rows = rows,
         .span = {whole->region, (panel->first / panel->columns + row) * columns, rows * columns}};
     ckd_status status = write_rows(out, before, save, panel, whole, err);
     if (status == CKD_OK) {
-        grown[known->count++] = *out;
+        known->items[known->count++] = *out;
     }
     return status;
 }

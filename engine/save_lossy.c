@@ -6,6 +6,8 @@
 #include "engine/block_lossy.h"
 #include "engine/lossy_device.h"
 
+#define KEPT_SHARE 8 /* of what a save may hold, what each of a tile's parts may keep from save to save */
+
 /* ---- regions ---- */
 
 /* A region that is being saved: all of what was given, or a panel of it. */
@@ -175,9 +177,10 @@ static ckd_status finish_on_device(lossy_region *r, lossy_piece *p, const tile_p
 
 /* A tile whose plan is made: all of its parts are on their way. */
 static ckd_status push_tile(lossy_region *r, held_tile *held, const tile_parent *from, ckd_error *err) {
-    known_rows rows = {0};
+    known_rows *rows = &r->save->tiles->known_rows;
     const lossy_tile *t = &held->tile;
     ckd_status status = CKD_OK;
+    rows->count = 0;
     for (size_t i = 0; i < r->count && status == CKD_OK; i++) {
         lossy_piece *p = &r->pieces[i];
         tile_part *of = &held->parts[i % 2];
@@ -192,12 +195,11 @@ static ckd_status push_tile(lossy_region *r, held_tile *held, const tile_parent 
         if (status == CKD_OK && t->device) {
             status = measure_on_device(p->panel, &of->tile, err);
         }
-        status = status == CKD_OK ? push_part(r, p, of, from, &rows, err) : status;
+        status = status == CKD_OK ? push_part(r, p, of, from, rows, err) : status;
         if (status == CKD_OK && t->device) {
             status = finish_on_device(r, p, of, err);
         }
     }
-    free(rows.items);
     return status;
 }
 
@@ -212,7 +214,7 @@ static ckd_status prepare_tile(bool *worth, bool *here, kept_second **kept, ckd_
         second = *kept;
         t->found = second ? &second->scales : NULL;
         if (second) {
-            lossy_scales_free(&second->scales); /* of an attempt before */
+            second->scales.row = second->scales.column = NULL; /* of an attempt before */
         }
     } else {
         *kept = second = find_second(save, t, context);
@@ -311,8 +313,7 @@ static ckd_status load_and_prepare(bool *worth, tile_parent *from, held_tile *he
     held->second = NULL;
     *from = (tile_parent){0};
     while (!here && status == CKD_OK) {
-        lossy_tile_free(t);
-        *t = cut;
+        lossy_tile_renew(t, &cut);
         status = device ? find_in_save(&here, held, r, err) : CKD_OK;
         *worth = here;
         if (status == CKD_OK && !here) {
@@ -375,7 +376,6 @@ static ckd_status end_tile(ckd_save *save, held_tile *held, ckd_error *err) {
         save_reference_keep(save, &held->tile, &r->context);
         save_tile_leave_device(save, &held->tile);
     }
-    lossy_tile_free(&held->tile);
     return end_region(r, err);
 }
 
@@ -396,18 +396,19 @@ ckd_status save_end_tiles(ckd_save *save, ckd_error *err) {
 
 void save_lossy_free(ckd_save *save) {
     save_tiles *all = save->tiles;
-    kept_seconds_free(save->seconds);
-    save->seconds = NULL;
+    kept_seconds_end(save);
     for (uint32_t i = 0; all && i < 2; i++) {
         held_tile *held = &all->held[i];
         if (held->in_use) {
-            lossy_tile_free(&held->tile);
             free_region(held->region);
             held->in_use = false;
         }
     }
     if (all && all->device) {
         lossy_device_end(all->device);
+    }
+    if (all) {
+        save_tiles_give_back(all, save->staging / KEPT_SHARE);
     }
     save->tiles = NULL;
 }
@@ -473,7 +474,7 @@ static ckd_status save_next_tile(lossy_region *r, lossy_tile *cut, ckd_error *er
     if (status != CKD_OK) {
         return status;
     }
-    held->tile = *cut;
+    lossy_tile_renew(&held->tile, cut);
     held->region = r;
     held->parts[0].end = held->parts[1].end = 0;
     uint64_t begun = clock_monotonic_ns();
@@ -493,7 +494,6 @@ static ckd_status save_next_tile(lossy_region *r, lossy_tile *cut, ckd_error *er
         return status == CKD_OK ? save_report_progress(save, raw, err) : status;
     }
     save_tile_leave_device(save, &held->tile);
-    lossy_tile_free(&held->tile);
     status = status == CKD_OK ? save_exactly(r, cut, err) : status;
     save->tiles->seen = save->budget;
     save->tiles->seen_region = r->number;

@@ -54,6 +54,12 @@ typedef struct held_tile {
     uint64_t end;
 } held_tile;
 
+/* Rows of a tile, in side records, as blocks need them; zero-initialise, and release with free(items). */
+typedef struct known_rows {
+    shared_rows *items;
+    size_t count, capacity;
+} known_rows;
+
 /* What lossy tensors need, all of a save. */
 typedef struct save_tiles {
     held_tile held[2];
@@ -68,6 +74,8 @@ typedef struct save_tiles {
     bytes *rooms; /* as many */
     tile_rooms statistics;
     lattice_scratch scratch;
+    known_rows known_rows;       /* of the tile that is pushed */
+    kept_second *spare;          /* that belong to nothing: their memory is used again */
     struct lossy_device *device; /* room for what a tile on a device takes; NULL: none was there yet */
 } save_tiles;
 
@@ -95,6 +103,7 @@ struct kept_second {
     lossy_scales scales; /* row NULL: none */
     direction_sample sample;
     bool moment_came, weight_came;
+    bool served; /* in this save */
 };
 /* *out: NULL if they belong to nothing by their name. It is the save's. */
 ckd_status keep_second(kept_second **out, ckd_save *save, const lossy_tile *t, const tensor_context *context,
@@ -103,15 +112,12 @@ ckd_status keep_second(kept_second **out, ckd_save *save, const lossy_tile *t, c
 kept_second *find_second(const ckd_save *save, const lossy_tile *t, const tensor_context *context);
 /* By a tile that is done (k may be NULL): those that nobody will ask for any more are released. */
 void second_was_used(ckd_save *save, kept_second *k, const tensor_context *context);
+/* At a save's end: all are the tiles', for the next save, which may have what this one had. */
+void kept_seconds_end(ckd_save *save);
 void kept_seconds_free(kept_second *k);
 
 /* ---- cells (save_cells.c): blocks of a large matrix that are some rows of some columns ---- */
 
-/* Rows of a tile, in side records, as blocks need them; zero-initialise, and release with free(items). */
-typedef struct known_rows {
-    shared_rows *items;
-    size_t count;
-} known_rows;
 /* Is it worth anything to the blocks of one panel to share their rows with those of others? */
 bool cells_share_rows(const lossy_tile *t);
 /*
@@ -138,6 +144,8 @@ ckd_status save_tiles_new(save_kit *kit, uint32_t threads, ckd_error *err);
 void held_tile_free(held_tile *held);
 /* Accepts NULL. */
 void save_tiles_free(save_tiles *all);
+/* At a save's end: what each part of a tile takes beside its values is kept if it is at most so many bytes; components of a large matrix may be as much as its values. */
+void save_tiles_give_back(save_tiles *all, uint64_t most);
 
 /* ---- save_reference.c: what is kept of a tile on its device, for the next save ---- */
 struct device_reference_key save_reference_key(const lossy_tile *t, const tensor_context *context);

@@ -13,18 +13,54 @@ static const char *without(const char *name, const char *prefix) {
     return strncmp(name, prefix, length) == 0 ? name + length : NULL;
 }
 
-static void free_one(kept_second *k) {
-    lossy_scales_free(&k->scales);
-    direction_free(&k->sample);
-    free(k);
-}
-
 void kept_seconds_free(kept_second *k) {
     while (k) {
         kept_second *next = k->next;
-        free_one(k);
+        lossy_scales_free(&k->scales);
+        direction_free(&k->sample);
+        free(k);
         k = next;
     }
+}
+
+/* The first of a list becomes the first of another one. */
+static void move(kept_second **to, kept_second **from) {
+    kept_second *k = *from;
+    *from = k->next;
+    k->next = *to;
+    *to = k;
+}
+
+void kept_seconds_end(ckd_save *save) {
+    kept_second *unused = NULL;
+    while (save->seconds) {
+        move(&save->tiles->spare, &save->seconds);
+    }
+    for (kept_second **at = save->tiles ? &save->tiles->spare : NULL; at && *at;) {
+        if ((*at)->served) {
+            (*at)->served = false;
+            at = &(*at)->next;
+        } else {
+            move(&unused, at);
+        }
+    }
+    kept_seconds_free(unused);
+}
+
+/* One that nobody has, new if need be; NULL: out of memory. */
+static kept_second *begin(save_tiles *all) {
+    kept_second none = {.served = true}, *k = all->spare;
+    if (!k) {
+        k = malloc(sizeof(*k));
+    } else {
+        all->spare = k->next;
+        none.scales.memory = k->scales.memory;
+        none.sample.memory = k->sample.memory;
+    }
+    if (k) {
+        *k = none;
+    }
+    return k;
 }
 
 /* A weight's master is not the last one: what is rounded from it may come. */
@@ -45,8 +81,7 @@ void second_was_used(ckd_save *save, kept_second *k, const tensor_context *conte
         while (*at != k) {
             at = &(*at)->next;
         }
-        *at = k->next;
-        free_one(k);
+        move(&save->tiles->spare, at);
     }
 }
 
@@ -57,19 +92,18 @@ ckd_status keep_second(kept_second **out, ckd_save *save, const lossy_tile *t, c
     if (!weight) {
         return CKD_OK;
     }
-    kept_second *kept = calloc(1, sizeof(*kept));
+    kept_second *kept = begin(save->tiles);
     if (!kept) {
         return err_nomem(err, sizeof(*kept), "second moments' means");
     }
-    *kept =
-        (kept_second){.next = save->seconds, .weight = weight, .first = t->first, .region = *context->region};
+    kept->weight = weight;
+    kept->first = t->first;
+    kept->region = *context->region;
+    kept->next = save->seconds;
+    save->seconds = kept;
     ckd_status status = direction_begin(&kept->sample, t->count, err);
-    if (status != CKD_OK) {
-        free(kept);
-        return status;
-    }
-    save->seconds = *out = kept;
-    return CKD_OK;
+    *out = status == CKD_OK ? kept : NULL;
+    return status;
 }
 
 kept_second *find_second(const ckd_save *save, const lossy_tile *t, const tensor_context *context) {

@@ -36,6 +36,7 @@ void held_tile_free(held_tile *held) {
     }
     free_part(&held->parts[0]);
     free_part(&held->parts[1]);
+    lossy_tile_free(&held->tile);
 }
 
 void save_tiles_free(save_tiles *all) {
@@ -44,6 +45,7 @@ void save_tiles_free(save_tiles *all) {
     }
     held_tile_free(&all->held[0]);
     held_tile_free(&all->held[1]);
+    kept_seconds_free(all->spare);
     for (uint32_t i = 0; i < all->loader_count; i++) {
         decoder_free(&all->loaders[i]);
         bytes_free(&all->rooms[i]);
@@ -54,7 +56,21 @@ void save_tiles_free(save_tiles *all) {
     }
     free(all->loaders);
     free(all->rooms);
+    free(all->known_rows.items);
     tile_rooms_free(&all->statistics);
     lattice_scratch_free(&all->scratch);
     free(all);
+}
+
+void save_tiles_give_back(save_tiles *all, uint64_t most) {
+    low_rank_room *r = &all->statistics.search;
+    if (r->left.capacity + r->right.capacity + r->small.capacity + r->scratch.capacity > most) {
+        low_rank_room_free(r);
+    }
+    for (uint32_t i = 0; i < 2; i++) {
+        low_rank *f = &all->held[i].tile.factors;
+        if (f->memory.capacity > most) {
+            low_rank_free(f);
+        }
+    }
 }

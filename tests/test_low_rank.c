@@ -13,6 +13,8 @@
 #include "engine/eigen.h"
 #include "engine/low_rank.h"
 
+static low_rank_room room;
+
 static uint64_t seed = 1;
 static double even(void) {
     seed ^= seed << 13;
@@ -108,9 +110,9 @@ static void test_factors(void **state) {
         }
         array a = {x, columns};
         low_rank_matrix m = {rows, columns, piece_of_array, &a, NULL};
-        low_rank f;
+        low_rank f = {0};
         ckd_error err = {0};
-        assert_int_equal(low_rank_of(&f, &m, 0.15, 256, 0, NULL, kernels_cpu(), NULL, &err), CKD_OK);
+        assert_int_equal(low_rank_of(&f, &m, 0.15, 256, 0, NULL, kernels_cpu(), &room, NULL, &err), CKD_OK);
         assert_int_equal(f.rank, rank);
         for (size_t i = 0; i < rows * columns; i++) {
             double sum = 0;
@@ -146,10 +148,10 @@ static void test_it_stops_when_told(void **state) {
     low_rank_matrix m = {SIDE, SIDE, piece_of_array, &a, NULL};
     int looks = 0;
     for (ckd_status status = CKD_E_CANCELLED; status != CKD_OK; looks++) {
-        low_rank f;
+        low_rank f = {0};
         int left = looks;
         stop_check stop = {.look = count_down, .context = &left};
-        status = low_rank_of(&f, &m, 0.15, 256, 2, NULL, kernels_cpu(), &stop, NULL);
+        status = low_rank_of(&f, &m, 0.15, 256, 2, NULL, kernels_cpu(), &room, &stop, NULL);
         assert_true(status == CKD_OK ? f.rank > 0 : status == CKD_E_CANCELLED && !f.left);
         low_rank_free(&f);
     }
