@@ -15,12 +15,14 @@ static void drop(kept_columns *k) {
     *k = (kept_columns){0};
 }
 
-void columns_cache_free(columns_cache *c) {
+void columns_cache_free(columns_cache *c, bool in_child) {
     for (size_t i = 0; i < c->count; i++) {
         drop(&c->all[i]);
     }
-    pthread_cond_destroy(&c->changed);
-    pthread_mutex_destroy(&c->mutex);
+    if (!in_child) {
+        pthread_cond_destroy(&c->changed);
+        pthread_mutex_destroy(&c->mutex);
+    }
 }
 
 static kept_columns *find(columns_cache *c, const hash128 *content) {

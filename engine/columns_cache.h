@@ -32,7 +32,8 @@ typedef struct columns_cache {
 } columns_cache;
 
 void columns_cache_init(columns_cache *c);
-void columns_cache_free(columns_cache *c);
+/* in_child: of a forked one, in which threads seem to wait that it does not have; its locks are left alone. */
+void columns_cache_free(columns_cache *c, bool in_child);
 
 /*
  * Those with this content, until columns_release. *mine: they are not there, and the caller must decode them into columns, take over what they lie in, and call

@@ -521,7 +521,7 @@ static void end(compacting *x) {
     free(x->order);
     needs_free(&x->all);
     views_free(&c->views);
-    columns_cache_free(&c->columns);
+    columns_cache_free(&c->columns, false);
 }
 
 ckd_status ckd_compact(ckd_compaction **out, ckd_store *store, const ckd_compact_options *options,

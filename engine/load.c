@@ -388,7 +388,7 @@ void ckd_load_end(ckd_load *load) {
     free(load->again);
     load_shared_free(&load->shared);
     values_store_free(&load->kept);
-    columns_cache_free(&load->columns);
+    columns_cache_free(&load->columns, false);
     views_free(&load->views);
     lock_release(load->reader_lock);
     free(load);

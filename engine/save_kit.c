@@ -1,10 +1,11 @@
 #include "engine/save_kit.h"
 
 #include <stdlib.h>
+#include <unistd.h>
 
 #include "engine/save_lossy.h"
 
-void save_kit_free(save_kit *kit) {
+void save_kit_free(save_kit *kit, bool in_child) {
     if (!kit) {
         return;
     }
@@ -20,7 +21,7 @@ void save_kit_free(save_kit *kit) {
     free(kit->places);
     save_tiles_free(kit->tiles);
     if (kit->columns) {
-        columns_cache_free(kit->columns);
+        columns_cache_free(kit->columns, in_child);
     }
     free(kit->columns);
     free(kit);
@@ -66,17 +67,18 @@ ckd_status save_kit_take(ckd_save *save, ckd_error *err) {
 void save_kit_leave(ckd_save *save, bool well) {
     ckd_store *store = save->store;
     save_kit *kit = save->kit;
-    pipeline_free(&save->pipeline);
+    bool in_child = save->process != getpid();
+    pipeline_free(&save->pipeline, in_child);
     save_lossy_free(save);
     save->kit = NULL;
     save->jobs = NULL;
     if (!kit || !well || !store->keeps_kit) {
-        save_kit_free(kit);
+        save_kit_free(kit, in_child);
         return;
     }
     pthread_mutex_lock(&store->mutex);
     save_kit *other = store->kit;
     store->kit = kit;
     pthread_mutex_unlock(&store->mutex);
-    save_kit_free(other);
+    save_kit_free(other, false);
 }

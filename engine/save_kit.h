@@ -25,7 +25,7 @@ typedef struct save_kit {
 ckd_status save_kit_take(struct ckd_save *save, ckd_error *err);
 /* Back to the store, if that keeps it and the save has gone well; else released. Nobody is at work on the save. */
 void save_kit_leave(struct ckd_save *save, bool well);
-/* Accepts NULL. */
-void save_kit_free(save_kit *kit);
+/* in_child: see columns_cache_free. Accepts NULL. */
+void save_kit_free(save_kit *kit, bool in_child);
 
 #endif

@@ -23,9 +23,9 @@ ckd_status pipeline_init(save_pipeline *p, save_slot *slots, uint32_t count, ckd
     return p->coming.jobs ? CKD_OK : err_nomem(err, count * sizeof(*p->coming.jobs), "places for blocks");
 }
 
-void pipeline_free(save_pipeline *p) {
+void pipeline_free(save_pipeline *p, bool in_child) {
     free(p->coming.jobs);
-    if (p->started) {
+    if (p->started && !in_child) {
         pthread_mutex_destroy(&p->mutex);
         pthread_cond_destroy(&p->changed);
         pthread_rwlock_destroy(&p->noted);

@@ -81,7 +81,8 @@ uint32_t pipeline_slots(uint32_t threads);
 /* slots: so many, the caller's, whose memory for side records is used again. Errors: NOMEM. */
 ckd_status pipeline_init(save_pipeline *p, save_slot *slots, uint32_t count, ckd_error *err);
 /* Nobody is at work on it. */
-void pipeline_free(save_pipeline *p);
+/* in_child: of a forked one, in which threads seem to wait that it does not have: to destroy what they wait for would wait for them. */
+void pipeline_free(save_pipeline *p, bool in_child);
 
 /* What is shared by all blocks of the context. Errors: NOMEM. */
 ckd_status save_new_piece(save_piece **out, struct ckd_save *save, const tensor_context *t, step_tensor *step,

@@ -351,6 +351,6 @@ void ckd_store_close(ckd_store *store) {
     free(store->path);
     device_references_close(store);
     device_lines_close(store);
-    save_kit_free(store->kit);
+    save_kit_free(store->kit, false);
     free(store);
 }

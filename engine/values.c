@@ -30,7 +30,7 @@ void decoder_free(decoder *d) {
     }
     lattice_work_free(&d->lattice);
     if (d->own_columns) {
-        columns_cache_free(d->columns);
+        columns_cache_free(d->columns, false);
         free(d->columns);
     }
     memset(d, 0, sizeof(*d));

@@ -10,6 +10,9 @@
 
 #include <cmocka.h>
 #include <errno.h>
+#include <pthread.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include "base/file.h"
 #include "codec/chunk.h"
@@ -350,6 +353,76 @@ static void test_a_step_that_is_cancelled(void **state) {
     free(w);
 }
 
+/* ---- a forked child, while other threads wait ---- */
+
+typedef struct waiter {
+    pthread_mutex_t *mutex;
+    pthread_cond_t *changed;
+    bool here, go_on;
+} waiter;
+
+static void *wait_for_it(void *context) {
+    waiter *w = context;
+    pthread_mutex_lock(w->mutex);
+    w->here = true;
+    while (!w->go_on) {
+        pthread_cond_wait(w->changed, w->mutex);
+    }
+    pthread_mutex_unlock(w->mutex);
+    return NULL;
+}
+
+static pthread_t begin_waiting(waiter *w, pthread_mutex_t *mutex, pthread_cond_t *changed) {
+    pthread_t thread;
+    *w = (waiter){mutex, changed, false, false};
+    assert_int_equal(pthread_create(&thread, NULL, wait_for_it, w), 0);
+    for (bool here = false; !here;) {
+        pthread_mutex_lock(mutex);
+        here = w->here; /* and waits, as it has the mutex but then */
+        pthread_mutex_unlock(mutex);
+    }
+    return thread;
+}
+
+static void end_waiting(waiter *w, pthread_t thread) {
+    pthread_mutex_lock(w->mutex);
+    w->go_on = true;
+    pthread_cond_broadcast(w->changed);
+    pthread_mutex_unlock(w->mutex);
+    pthread_join(thread, NULL);
+}
+
+/* It gives up its copy of the save, and does not wait for threads that it does not have. The parent's goes on. */
+static void test_a_child_does_not_wait_for_its_parents_threads(void **state) {
+    ckd_store *store = store_create(*state);
+    uint64_t n = 1000;
+    float *values = random_values(CKD_F32, n, 1);
+    ckd_save_options o = CKD_SAVE_OPTIONS_INIT;
+    o.run = "run";
+    ckd_save *save;
+    assert_int_equal(ckd_save_begin(&save, store, &o, NULL), CKD_OK);
+    add_tensor(save, "t", CKD_F32, 1, &n, NULL, values);
+    columns_cache *columns = save->kit->columns;
+    waiter w[2];
+    pthread_t threads[2] = {begin_waiting(&w[0], &save->pipeline.mutex, &save->pipeline.changed),
+                            begin_waiting(&w[1], &columns->mutex, &columns->changed)};
+    pid_t child = fork();
+    if (child == 0) {
+        alarm(20); /* ends a child that waits */
+        ckd_save_abort(save);
+        _exit(0);
+    }
+    int status = -1;
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_int_equal(status, 0);
+    end_waiting(&w[0], threads[0]);
+    end_waiting(&w[1], threads[1]);
+    assert_int_equal(ckd_save_commit(NULL, save, NULL), CKD_OK);
+    free(load_whole(store, "run", 0, "t", n * sizeof(float)));
+    ckd_store_close(store);
+    free(values);
+}
+
 static int setup(void **dir) {
     *dir = tempdir_create();
     return 0;
@@ -366,6 +439,7 @@ int main(void) {
         cmocka_unit_test_setup_teardown(test_what_a_save_builds_on_is_counted_in_order, setup, teardown),
         cmocka_unit_test_setup_teardown(test_errors_come_in_the_end, setup, teardown),
         cmocka_unit_test_setup_teardown(test_a_step_that_is_cancelled, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_a_child_does_not_wait_for_its_parents_threads, setup, teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
