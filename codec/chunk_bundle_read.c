@@ -1,10 +1,9 @@
 /* Reading the payload of a bundle. Nothing in it is trusted, its checksum least of all. codec/FORMAT.md, "Bundles". */
 #include <stdlib.h>
-#include <zstd.h>
-#include <zstd_errors.h>
 
 #include "codec/chunk_bundle.h"
 #include "codec/record_wire.h"
+#include "codec/zstd_once.h"
 
 /* What is not in a record as it is, while the columns are read. Of shape and region only as much is set as is said of them. */
 typedef struct head {
@@ -48,13 +47,11 @@ static ckd_status unpack_heads(bundle_in *b, const uint8_t *stored, uint32_t sto
     if (!b->raw) {
         return err_nomem(b->err, raw_size, "the heads of a bundle");
     }
-    bool one_frame = ZSTD_getFrameContentSize(stored, stored_size) == raw_size &&
-                     ZSTD_findFrameCompressedSize(stored, stored_size) == stored_size;
-    size_t size = one_frame ? ZSTD_decompress(b->raw, raw_size, stored, stored_size) : 0;
-    if (ZSTD_getErrorCode(size) == ZSTD_error_memory_allocation) {
+    ckd_status status = zstd_once_unpack(b->raw, raw_size, stored, stored_size);
+    if (status == CKD_E_NOMEM) {
         return err_nomem(b->err, raw_size, "decompressing the heads of a bundle");
     }
-    if (!one_frame || size != raw_size) {
+    if (status != CKD_OK) {
         return corrupt(b, "the heads of a bundle do not decompress to their size");
     }
     b->in = reader_of(b->raw, raw_size);

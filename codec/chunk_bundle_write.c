@@ -1,8 +1,8 @@
 /* Writing the payload of a bundle: front, heads by columns, hashes, their checksum, payloads. codec/FORMAT.md, "Bundles". */
-#include <zstd.h>
 
 #include "codec/chunk_bundle.h"
 #include "codec/record_wire.h"
+#include "codec/zstd_once.h"
 
 #define HEADS_LEVEL 19 /* of zstd: a few kilobytes, written once */
 
@@ -177,10 +177,10 @@ static void put_heads(bytes *to, const bundle_member *members, size_t count) {
 
 /* Appends the heads, compressed if that makes them smaller; returns how many bytes they take. */
 static size_t put_stored_heads(bytes *to, const bytes *heads) {
-    size_t start = to->size, bound = ZSTD_compressBound(heads->size);
+    size_t start = to->size, bound = zstd_once_bound(heads->size);
     void *packed = heads->failed ? NULL : bytes_extend(to, bound);
-    size_t size = packed ? ZSTD_compress(packed, bound, heads->data, heads->size, HEADS_LEVEL) : 0;
-    if (!packed || ZSTD_isError(size)) { /* of what can be wrong, only memory is */
+    size_t size = packed ? zstd_once_pack(packed, bound, heads->data, heads->size, HEADS_LEVEL) : 0;
+    if (size == 0) {
         to->failed = true;
         return 0;
     }

@@ -1,9 +1,8 @@
 /* Opening a chunk file and reading from it. Nothing in it is trusted: see codec/FORMAT.md, "Chunk files". */
 #include <stdlib.h>
-#include <zstd.h>
-#include <zstd_errors.h>
 
 #include "codec/chunk_wire.h"
+#include "codec/zstd_once.h"
 
 #define COMPARE_PIECE 4096u
 /*
@@ -112,16 +111,13 @@ static ckd_status read_footer(chunk *c, chunk_footer *f, ckd_error *err) {
 /* Exactly one frame that states the raw size, so that no byte of the index is without meaning. */
 static ckd_status decompress_index(const char *path, void *raw, const void *stored, const chunk_footer *f,
                                    ckd_error *err) {
-    bool one_frame = ZSTD_getFrameContentSize(stored, f->index_stored) == f->index_raw &&
-                     ZSTD_findFrameCompressedSize(stored, f->index_stored) == f->index_stored;
-    size_t size = one_frame ? ZSTD_decompress(raw, f->index_raw, stored, f->index_stored) : 0;
-    if (ZSTD_getErrorCode(size) == ZSTD_error_memory_allocation) {
+    ckd_status status = zstd_once_unpack(raw, f->index_raw, stored, f->index_stored);
+    if (status == CKD_E_NOMEM) {
         return err_nomem(err, f->index_raw, "decompressing a chunk file's index");
     }
-    if (!one_frame || size != f->index_raw) {
-        return err_corrupt(err, path, f->index_offset, "the index does not decompress to its size");
-    }
-    return CKD_OK;
+    return status == CKD_OK
+               ? CKD_OK
+               : err_corrupt(err, path, f->index_offset, "the index does not decompress to its size");
 }
 
 /* The raw index, in `raw` (of f->index_raw bytes, malloc'ed). */

@@ -1,9 +1,9 @@
 /* Writing a chunk file: header, records as they come, index, footer. */
 #include <stdlib.h>
-#include <zstd.h>
 
 #include "codec/chunk_wire.h"
 #include "codec/record_wire.h"
+#include "codec/zstd_once.h"
 
 #define WRITE_BUFFER       (1u << 20)
 #define INDEX_LEVEL        3
@@ -245,10 +245,10 @@ static ckd_status append_index(chunk_writer *w, chunk_footer *footer, ckd_error 
     const void *stored = w->index.data;
     bytes packed = {0};
     if (w->index.size >= INDEX_ZSTD_MINIMUM) {
-        size_t bound = ZSTD_compressBound(w->index.size);
+        size_t bound = zstd_once_bound(w->index.size);
         void *to = bytes_extend(&packed, bound);
-        size_t size = to ? ZSTD_compress(to, bound, w->index.data, w->index.size, INDEX_LEVEL) : 0;
-        if (!to || ZSTD_isError(size)) {
+        size_t size = to ? zstd_once_pack(to, bound, w->index.data, w->index.size, INDEX_LEVEL) : 0;
+        if (size == 0) {
             bytes_free(&packed);
             return err_nomem(err, bound, "a compressed index");
         }

@@ -1,10 +1,9 @@
 #include "codec/measures.h"
 
 #include <stdlib.h>
-#include <zstd.h>
-#include <zstd_errors.h>
 
 #include "codec/record_wire.h"
+#include "codec/zstd_once.h"
 
 #define FIGURES       5u
 #define FIGURE_BYTES  2u /* of the four of an f32 that are written: eight bits behind the leading one */
@@ -146,11 +145,11 @@ ckd_status measures_write(chunk_writer *w, const ckd_id *checkpoint, const measu
     }
     bytes raw = {0}, packed = {0};
     measures_encode(&raw, entries, count);
-    size_t bound = raw.failed ? 0 : ZSTD_compressBound(raw.size);
+    size_t bound = raw.failed ? 0 : zstd_once_bound(raw.size);
     void *to = bound ? bytes_extend(&packed, bound) : NULL;
-    packed.size = to ? ZSTD_compress(to, bound, raw.data, raw.size, MEASURES_ZSTD) : 0;
-    ckd_status status = !to || ZSTD_isError(packed.size) ? err_nomem(err, bound, "a table of measures")
-                                                         : append_record(w, checkpoint, &raw, &packed, err);
+    packed.size = to ? zstd_once_pack(to, bound, raw.data, raw.size, MEASURES_ZSTD) : 0;
+    ckd_status status = packed.size == 0 ? err_nomem(err, bound, "a table of measures")
+                                         : append_record(w, checkpoint, &raw, &packed, err);
     bytes_free(&raw);
     bytes_free(&packed);
     return status;
@@ -166,13 +165,12 @@ static ckd_status unpack(void *raw, const record *r, const void *stored, const c
         memcpy(raw, stored, r->raw_size);
         return CKD_OK;
     }
-    bool one_frame = r->coding == 1 && ZSTD_getFrameContentSize(stored, r->stored_size) == r->raw_size &&
-                     ZSTD_findFrameCompressedSize(stored, r->stored_size) == r->stored_size;
-    size_t size = one_frame ? ZSTD_decompress(raw, r->raw_size, stored, r->stored_size) : 0;
-    if (ZSTD_getErrorCode(size) == ZSTD_error_memory_allocation) {
+    ckd_status status =
+        r->coding == 1 ? zstd_once_unpack(raw, r->raw_size, stored, r->stored_size) : CKD_E_CORRUPT;
+    if (status == CKD_E_NOMEM) {
         return err_nomem(err, r->raw_size, "decompressing measures");
     }
-    return one_frame && size == r->raw_size
+    return status == CKD_OK
                ? CKD_OK
                : err_corrupt(err, path, r->offset, "the measures do not decompress to their size");
 }
