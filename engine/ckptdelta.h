@@ -484,8 +484,8 @@ typedef struct ckd_load_request {
     ckd_region region; /* what to load, in global coordinates, however it was saved */
     void *data;        /* room for the region's elements, any alignment */
     size_t size;       /* of data, in bytes: must be the region's size */
-    const ckd_device
-        *device; /* where `data` is; NULL: in host memory, where it is put together in any case */
+    /* Where `data` is; NULL: in host memory. On a device blocks are decoded there as far as it can, in memory that is kept: about twice staging_bytes. */
+    const ckd_device *device;
 } ckd_load_request;
 #define CKD_LOAD_REQUEST_INIT \
     { .struct_size = sizeof(ckd_load_request) }

@@ -104,6 +104,12 @@ ckd_status dense_add_reading(dense_batch *b, const symbols_parts *parts, const d
     return added(b, &d, sizeof(d), of->n, err);
 }
 
+uint64_t dense_reading_memory(const symbols_parts *parts, uint32_t bits) {
+    return aligned(parts->first[parts->tables] * sizeof(device_symbol)) + aligned(sizeof(parts->table_of)) +
+           aligned(bits / 8 + 1) + aligned(((uint64_t)parts->tables << parts->log) * sizeof(uint32_t)) +
+           aligned(sizeof(device_decoding)) + aligned(sizeof(uint32_t));
+}
+
 /* ---- running ---- */
 
 static uint64_t results_size(const dense_batch *b) {

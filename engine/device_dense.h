@@ -38,6 +38,9 @@ ckd_status dense_add_writing(dense_batch *b, const symbols_parts *parts, const d
 ckd_status dense_add_reading(dense_batch *b, const symbols_parts *parts, const dense_integers *of,
                              const void *payload, uint32_t bits, ckd_error *err);
 
+/* What such a stream adds to dense_batch_memory at most, wherever it stands. */
+uint64_t dense_reading_memory(const symbols_parts *parts, uint32_t bits);
+
 /* Of the device's memory, that the batch takes, aligned to 256 bytes. */
 uint64_t dense_batch_memory(const dense_batch *b);
 /* All streams; done when it returns. Errors: DEVICE, NOMEM. */

@@ -21,13 +21,12 @@ static float power_of_two(int32_t exponent) {
 
 /* ---- the low-rank part ---- */
 
-/* The largest sum of magnitudes that a product can have. */
-static double largest_sum(const float *left, const float *right, const float *scale, uint32_t rank) {
+bool lattice_sums_exact(const float *left, const float *right, uint32_t rank) {
     double bound = 0;
     for (uint32_t k = 0; k < rank; k++) {
-        bound += (double)left[k] * ((double)right[k] * (double)scale[k]);
+        bound += (double)left[k] * (double)right[k];
     }
-    return bound;
+    return bound < EXACT_SUM;
 }
 
 /* The factors as floats, into w->left and w->right: `wide` columns side by side. */
@@ -50,7 +49,10 @@ static ckd_status prepare_factors(const lattice_block *b, size_t wide, lattice_w
     k->factor_values(left, largest_left, b->factor, rows, c->rank);
     k->factor_values(flat, largest_right, c->factor, c->columns, c->rank);
     k->factor_panels(right, flat, scale, c->columns, c->rank, wide);
-    return largest_sum(largest_left, largest_right, scale, c->rank) < EXACT_SUM
+    for (uint32_t i = 0; i < c->rank; i++) {
+        largest_right[i] *= scale[i];
+    }
+    return lattice_sums_exact(largest_left, largest_right, c->rank)
                ? CKD_OK
                : err_set(err, CKD_E_CORRUPT, "a lossy block's low-rank part is too large to be exact");
 }

@@ -20,6 +20,9 @@ static inline bool lattice_dtype(ckd_dtype dtype) {
     return dtype == CKD_F32 || dtype == CKD_F16 || dtype == CKD_BF16;
 }
 
+/* Are all sums of products exact in single precision? left, right: the largest magnitude of each component, the right one's with its shift. */
+bool lattice_sums_exact(const float *left, const float *right, uint32_t rank);
+
 /*
  * The block's low-rank part, rows x columns in row-major order, in units of 2^low_rank_exponent steps; NULL, and CKD_OK, if it has
  * none. Lives in w->products. CORRUPT if sums could be inexact.

@@ -3,7 +3,6 @@
 #include <stdlib.h>
 
 #include "base/float_mode.h"
-#include "engine/device.h"
 #include "engine/load.h"
 
 #define STAGING_BYTES (UINT64_C(256) << 20)
@@ -192,14 +191,17 @@ typedef struct placement {
     uint64_t *copied; /* by block */
 } placement;
 
+ckd_status load_place_one(ckd_load *load, uint32_t worker, const view_tensor *t, const view_block *b,
+                          const span *want, void *to, uint64_t *copied, ckd_error *err) {
+    decoder *d = &load->decoders[worker];
+    return load->shared.view ? load_shared_place(&load->shared, d, &load->views, t, b, want, to, copied, err)
+                             : block_into_span(d, &load->views, load->view, t, b, want, to, copied, err);
+}
+
 static ckd_status place_one(void *context, size_t index, uint32_t worker, ckd_error *err) {
     placement *p = context;
-    if (p->load->shared.view) {
-        return load_shared_place(&p->load->shared, &p->load->decoders[worker], &p->load->views, p->tensor,
-                                 p->blocks[index], p->want, p->to, &p->copied[index], err);
-    }
-    return block_into_span(&p->load->decoders[worker], &p->load->views, p->load->view, p->tensor,
-                           p->blocks[index], p->want, p->to, &p->copied[index], err);
+    return load_place_one(p->load, worker, p->tensor, p->blocks[index], p->want, p->to, &p->copied[index],
+                          err);
 }
 
 ckd_status load_each_block(const view_tensor *t, const span *want, load_block_fn each, void *context,
@@ -216,14 +218,8 @@ ckd_status load_each_block(const view_tensor *t, const span *want, load_block_fn
     return status;
 }
 
-/* In blocks that grow as they are added. */
-typedef struct block_list {
-    const view_block **items;
-    size_t count, capacity;
-} block_list;
-
 static ckd_status add_block(void *context, const view_block *b, ckd_error *err) {
-    block_list *list = context;
+    load_blocks *list = context;
     if (list->count == list->capacity) {
         size_t capacity = 2 * list->capacity + 16;
         const view_block **grown = realloc(list->items, capacity * sizeof(*grown));
@@ -235,6 +231,11 @@ static ckd_status add_block(void *context, const view_block *b, ckd_error *err) 
     }
     list->items[list->count++] = b;
     return CKD_OK;
+}
+
+ckd_status load_list(load_blocks *out, const view_tensor *t, const span *want, ckd_error *err) {
+    *out = (load_blocks){NULL, 0, 0};
+    return load_each_block(t, want, add_block, out, err);
 }
 
 ckd_status load_place(ckd_load *load, const view_tensor *t, const span *want, void *to,
@@ -261,35 +262,15 @@ ckd_status load_check_complete(uint64_t copied, const span *want, ckd_error *err
                          (unsigned long long)copied, (unsigned long long)want->count);
 }
 
-static ckd_status place_all(ckd_load *load, const view_tensor *t, const span *want, void *to,
-                            ckd_error *err) {
-    block_list list = {NULL, 0, 0};
+ckd_status load_place_all(ckd_load *load, const view_tensor *t, const span *want, void *to, ckd_error *err) {
+    load_blocks list;
     uint64_t copied = 0;
-    ckd_status status = load_each_block(t, want, add_block, &list, err);
+    ckd_status status = load_list(&list, t, want, err);
     if (status == CKD_OK) {
         status = load_place(load, t, want, to, list.items, list.count, &copied, err);
     }
     free(list.items);
     return status == CKD_OK ? load_check_complete(copied, want, err) : status;
-}
-
-/* What is to lie on a device is put together in host memory. */
-static ckd_status place_on_device(ckd_load *load, const view_tensor *t, const span *want,
-                                  const ckd_load_request *q, ckd_error *err) {
-    device_line *line;
-    ckd_status status = device_take(&line, load->store, q->device, q->data, err);
-    if (status != CKD_OK) {
-        return status;
-    }
-    void *host = malloc(q->size);
-    status =
-        host ? place_all(load, t, want, host, err) : err_nomem(err, q->size, "what is loaded to a device");
-    if (status == CKD_OK) {
-        status = device_write(line, q->data, host, q->size, err);
-    }
-    free(host);
-    device_give_back(load->store, line);
-    return status;
 }
 
 ckd_status ckd_load_tensor(ckd_load *load, const ckd_load_request *request, ckd_error *err) {
@@ -314,7 +295,8 @@ ckd_status ckd_load_tensor(ckd_load *load, const ckd_load_request *request, ckd_
         status = load_span(&want, &region, &q, t, true, err);
     }
     if (status == CKD_OK && want.count) {
-        status = q.device ? place_on_device(load, t, &want, &q, err) : place_all(load, t, &want, q.data, err);
+        status = q.device ? load_place_on_device(load, t, &want, &q, err)
+                          : load_place_all(load, t, &want, q.data, err);
     }
     return status == CKD_OK ? CKD_OK : err_in_tensor(err, status, q.name);
 }

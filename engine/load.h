@@ -1,4 +1,4 @@
-/* A load in progress. Internal to engine/: load.c, load_all.c, load_explain.c, together.c. */
+/* A load in progress. Internal to engine/: load.c, load_device.c, load_all.c, load_explain.c, together.c. */
 #ifndef ENGINE_LOAD_H
 #define ENGINE_LOAD_H
 
@@ -18,6 +18,11 @@ struct ckd_load {
     uint64_t staging;   /* bytes to be held besides the caller's and the workers' */
     columns_cache columns;
     bool *again; /* by tensor of the view: others of the checkpoint are made from it */
+    struct {
+        uint64_t decoded,
+            sent; /* blocks of tensors that were decoded on a device: there, from the root of what is sent on; by the host */
+        uint64_t given_up; /* tensors at which a device failed, so that the host had to do it */
+    } device;
 };
 
 /* The request in this version's form, whatever version it was compiled with. */
@@ -57,9 +62,27 @@ void load_set_plan(ckd_load *load, const load_plan *plan, const payloads *at_han
 typedef ckd_status (*load_block_fn)(void *context, const view_block *b, ckd_error *err);
 ckd_status load_each_block(const view_tensor *t, const span *want, load_block_fn each, void *context,
                            ckd_error *err);
+/* They lie in `items`, which belong to the caller, also on failure: free. */
+typedef struct load_blocks {
+    const view_block **items;
+    size_t count, capacity;
+} load_blocks;
+ckd_status load_list(load_blocks *out, const view_tensor *t, const span *want, ckd_error *err);
+/* One block's share of the span, by the worker's decoder. */
+ckd_status load_place_one(ckd_load *load, uint32_t worker, const view_tensor *t, const view_block *b,
+                          const span *want, void *to, uint64_t *copied, ckd_error *err);
 /* Rebuilds these blocks in parallel, and adds to *copied how many elements of the span they had. */
 ckd_status load_place(ckd_load *load, const view_tensor *t, const span *want, void *to,
                       const view_block *const *blocks, size_t count, uint64_t *copied, ckd_error *err);
+/* All that the span wants. */
+ckd_status load_place_all(ckd_load *load, const view_tensor *t, const span *want, void *to, ckd_error *err);
 ckd_status load_check_complete(uint64_t copied, const span *want, ckd_error *err);
+
+/*
+ * load_device.c. The same into the memory of a device, where q->data and q->device are; the caller's stream finds it there. What fails there, out of memory or not, is done by the
+ * host, which is counted and told. Errors: as ckd_load_tensor; DEVICE.
+ */
+ckd_status load_place_on_device(ckd_load *load, const view_tensor *t, const span *want,
+                                const ckd_load_request *q, ckd_error *err);
 
 #endif

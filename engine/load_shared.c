@@ -62,6 +62,10 @@ void load_shared_free(load_shared *s) {
     memset(s, 0, sizeof(*s));
 }
 
+bool load_shared_has(const load_shared *s, const view_block *b) {
+    return is_step(b) || s->leaders[number_of(s, b)];
+}
+
 /* ---- keeping ---- */
 
 /* Room for the block's values, counted; NULL if it is kept or was given out already, or there is none. */

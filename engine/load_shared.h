@@ -23,6 +23,8 @@ typedef struct load_shared {
 ckd_status load_shared_init(load_shared *out, const view *v, uint64_t limit, ckd_error *err);
 void load_shared_free(load_shared *s);
 
+/* Is it a step, or rebuilt together with one? */
+bool load_shared_has(const load_shared *s, const view_block *b);
 /* As block_into_span, of one of the view's blocks. */
 ckd_status load_shared_place(load_shared *s, decoder *d, view_cache *cache, const view_tensor *t,
                              const view_block *b, const span *want, void *to, uint64_t *copied,

@@ -250,6 +250,26 @@ uint64_t span_copy(const geometry *g, size_t element_size, void *to, const span 
     return copied;
 }
 
+size_t span_runs(span_run *out, size_t room, const geometry *g, const span *target, const span *source) {
+    walk a = walk_begin(g, target), b = walk_begin(g, source);
+    size_t count = 0;
+    uint64_t length;
+    while (walk_meet(&a, &b, &length)) {
+        span_run *last = count ? &out[count - 1] : NULL;
+        if (last && last->to + last->count == a.local && last->from + last->count == b.local) {
+            last->count += length;
+        } else if (count == room) {
+            return room + 1;
+        } else {
+            out[count++] = (span_run){a.local, b.local, length};
+        }
+        uint64_t next = a.global + length;
+        walk_seek(&a, next);
+        walk_seek(&b, next);
+    }
+    return count;
+}
+
 /* Boxes of elements overlap if their intervals do in every dimension. */
 static bool boxes_overlap(const geometry *g, const ckd_region *a, const ckd_region *b) {
     for (uint32_t d = 0; d < g->ndim; d++) {

@@ -57,4 +57,11 @@ uint64_t span_common(const geometry *g, const span *a, const span *b);
 uint64_t span_copy(const geometry *g, size_t element_size, void *to, const span *target, const void *from,
                    const span *source);
 
+/* Stretches that two spans have in common, contiguous in both of them. */
+typedef struct span_run {
+    uint64_t to, from, count; /* elements: of the target, of the source */
+} span_run;
+/* Fills `out`, ascending. Returns how many there are; more than `room`: room + 1, and those that are there are of no use. */
+size_t span_runs(span_run *out, size_t room, const geometry *g, const span *target, const span *source);
+
 #endif

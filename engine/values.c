@@ -46,7 +46,7 @@ static ckd_status at_block(const view_block *b, ckd_status status, ckd_error *er
     return status;
 }
 
-static ckd_status corrupt_block(const view_block *b, ckd_error *err, const char *what) {
+ckd_status values_corrupt(const view_block *b, ckd_error *err, const char *what) {
     err_corrupt(err, file_path(b->chunk->file), b->record->offset, "%s", what);
     return err_in_tensor(err, CKD_E_CORRUPT, b->record->tensor->name);
 }
@@ -66,7 +66,7 @@ static ckd_status read_payload_into(decoder *d, const view_block *b, void *to, c
     return status;
 }
 
-static ckd_status read_payload(decoder *d, const view_block *b, const void **payload, ckd_error *err) {
+ckd_status values_payload(decoder *d, const view_block *b, const void **payload, ckd_error *err) {
     *payload = payloads_find(d->payloads, b->record);
     if (*payload) {
         return CKD_OK;
@@ -94,102 +94,20 @@ ckd_status shared_bytes(decoder *d, const view_block *b, void *to, ckd_error *er
     return status;
 }
 
-static ckd_status read_columns(kept_columns *to, decoder *d, const view_block *side, ckd_error *err) {
-    uint64_t size = side->record->raw_size;
-    bytes raw = {0};
-    void *at = bytes_scratch(&raw, size + 1, "a matrix's columns", err);
-    ckd_status status = at ? shared_bytes(d, side, at, err) : CKD_E_NOMEM;
-    if (status == CKD_OK) {
-        lattice_scratch *s = &d->lattice.scratch;
-        status = lattice_columns_decode(&to->columns, at, size, s, coder_symbols(d->coder), err);
-        to->step = s->step; /* what they lie in; all else of the scratch stays the worker's */
-        to->shift = s->shift;
-        to->factor = s->factor;
-        s->step = s->shift = s->factor = (bytes){0};
-    }
-    bytes_free(&raw);
-    return status;
-}
-
-/* What the block shares with others, by dependency `back` from the last one, to be released; NULL in *out if that is nothing. Kept for the blocks that follow. */
-static ckd_status shared_side(kept_columns **out, decoder *d, const view *v, const view_block *b,
-                              uint32_t back, ckd_error *err) {
-    const record *r = b->record;
-    const dependency *on =
-        r->dependency_count > back ? &r->dependencies[r->dependency_count - 1 - back] : NULL;
-    *out = NULL;
-    if (!on || on->kind != DEPENDS_SIDE) {
-        return CKD_OK;
-    }
-    bool mine, own = v && id_equal(&on->checkpoint, &v->manifest.checkpoint.id);
-    kept_columns *kept = columns_claim(d->columns, &mine, &on->content);
-    if (mine) {
-        const view_block *side = own ? view_find_shared(v, RECORD_SIDE, &on->content) : NULL;
-        ckd_status status =
-            side ? read_columns(kept, d, side, err)
-                 : corrupt_block(b, err, "the rows or columns that the block shares with others are missing");
-        columns_filled(d->columns, kept, status == CKD_OK);
-        if (status != CKD_OK) {
-            return status;
-        }
-    }
-    *out = kept;
-    return CKD_OK;
-}
-
-static ckd_status rebuild_lattice(decoder *d, const view_block *b, const lattice_columns *shared,
-                                  const lattice_columns *rows, bool has_parent, void *to, ckd_error *err) {
-    const record *r = b->record;
-    const void *payload;
-    lattice_block block;
-    ckd_status status = read_payload(d, b, &payload, err);
-    if (status == CKD_OK) {
-        status = lattice_decode(&block, r->count, shared, rows, payload, r->stored_size, &d->lattice.scratch,
-                                coder_symbols(d->coder), err);
-    }
-    return status == CKD_OK ? lattice_rebuild_values(to, r->tensor->dtype, &block, has_parent, &d->lattice,
-                                                     d->kernels, err)
-                            : status;
-}
-
-/* A lossy block; `to` holds the parent's values, if it has one. */
-static ckd_status decode_lattice(decoder *d, const view *v, const view_block *b, bool has_parent, void *to,
-                                 ckd_error *err) {
-    kept_columns *columns, *rows = NULL;
-    if (!lattice_dtype(b->record->tensor->dtype)) {
-        return corrupt_block(b, err, "a lossy block of a dtype that is always exact");
-    }
-    ckd_status status = shared_side(&columns, d, v, b, 0, err);
-    if (status == CKD_OK && columns) {
-        status = shared_side(&rows, d, v, b, 1, err);
-    }
-    if (status == CKD_OK) {
-        status = rebuild_lattice(d, b, columns ? &columns->columns : NULL, rows ? &rows->columns : NULL,
-                                 has_parent, to, err);
-    }
-    if (rows) {
-        columns_release(d->columns, rows);
-    }
-    if (columns) {
-        columns_release(d->columns, columns);
-    }
-    return status;
-}
-
 /* The payload holds the values. */
 static ckd_status decode_standalone(decoder *d, const view *v, const view_block *b, void *to,
                                     ckd_error *err) {
     const record *r = b->record;
     ckd_dtype dtype = r->tensor->dtype;
     if (r->coding == CODING_LATTICE) {
-        return decode_lattice(d, v, b, false, to, err);
+        return values_decode_lattice(d, v, b, false, to, err);
     }
     if (r->coding == CODING_RAW) {
         return r->stored_size == r->raw_size ? read_payload_into(d, b, to, err)
-                                             : corrupt_block(b, err, "a raw block of the wrong size");
+                                             : values_corrupt(b, err, "a raw block of the wrong size");
     }
     const void *payload;
-    ckd_status status = read_payload(d, b, &payload, err);
+    ckd_status status = values_payload(d, b, &payload, err);
     if (status == CKD_OK) {
         status = coder_decode(d->coder, (coding)r->coding, (unsigned)ckd_dtype_size(dtype), to, r->raw_size,
                               NULL, payload, r->stored_size, err);
@@ -206,9 +124,9 @@ static ckd_status apply_delta(decoder *d, const view *v, const view_block *b, vo
     ckd_dtype dtype = r->tensor->dtype;
     const void *payload;
     if (r->coding == CODING_LATTICE) {
-        return decode_lattice(d, v, b, true, to, err);
+        return values_decode_lattice(d, v, b, true, to, err);
     }
-    ckd_status status = read_payload(d, b, &payload, err);
+    ckd_status status = values_payload(d, b, &payload, err);
     void *residual =
         status == CKD_OK ? bytes_scratch(&d->integers, r->raw_size, "decoding scratch", err) : NULL;
     uint8_t *context = residual ? bytes_scratch(&d->context, r->count, "decoding scratch", err) : NULL;
@@ -244,7 +162,7 @@ static ckd_status find_dependency(const view **v, const view_tensor **t, view_ca
     }
     const char *name = on->tensor && *on->tensor ? on->tensor : b->record->tensor->name;
     *t = view_find(*v, name);
-    return *t ? CKD_OK : corrupt_block(b, err, "the block builds on a tensor that is not in its checkpoint");
+    return *t ? CKD_OK : values_corrupt(b, err, "the block builds on a tensor that is not in its checkpoint");
 }
 
 ckd_status values_source_of(values_source *out, view_cache *cache, const view *own, const view_block *b,
@@ -252,7 +170,7 @@ ckd_status values_source_of(values_source *out, view_cache *cache, const view *o
     const record *r = b->record;
     *out = (values_source){.view = NULL};
     if (r->dependency_count <= index || r->dependencies[index].kind != DEPENDS_VALUES) {
-        return corrupt_block(b, err, "the block names nothing to build on");
+        return values_corrupt(b, err, "the block names nothing to build on");
     }
     const dependency *on = &r->dependencies[index];
     ckd_status status = find_dependency(&out->view, &out->tensor, cache, own, b, on, err);
@@ -268,7 +186,7 @@ ckd_status values_source_of(values_source *out, view_cache *cache, const view *o
     if ((on->same_span && !same_shape) || (dtype != CKD_DTYPE_NONE && t->tensor->dtype != dtype) ||
         want.count != r->count || !region_count(&elements, &t->shape, want.region) || want.first > elements ||
         want.count > elements - want.first) {
-        return corrupt_block(b, err, "the block builds on values of another shape or dtype");
+        return values_corrupt(b, err, "the block builds on values of another shape or dtype");
     }
     out->want = want;
     out->content = &on->content;
@@ -292,30 +210,47 @@ const view_block *values_source_block(const values_source *s) {
 }
 
 /* Values that stand in the checkpoint only for what builds on them. */
-static ckd_status link_values(decoder *d, view_cache *cache, const view *own, const view_block *b,
-                              const dependency *on, void *to, ckd_error *err) {
+static ckd_status find_link(const view_block **out, const view **in, view_cache *cache, const view *own,
+                            const view_block *b, const dependency *on, ckd_error *err) {
     const record *r = b->record;
-    const view *in = own;
     bool elsewhere = !id_equal(&on->checkpoint, &own->manifest.checkpoint.id);
-    ckd_status status = elsewhere ? views_get(&in, cache, &on->checkpoint, err) : CKD_OK;
+    *in = own;
+    ckd_status status = elsewhere ? views_get(in, cache, &on->checkpoint, err) : CKD_OK;
     if (status != CKD_OK && status != CKD_E_NOT_FOUND) {
         return status;
     }
-    const view_block *link = status == CKD_OK && on->same_span ? view_find_link(in, r, &on->content) : NULL;
-    if (!link) {
-        return corrupt_block(b, err, "the link that the block builds on is missing");
+    *out = status == CKD_OK && on->same_span ? view_find_link(*in, r, &on->content) : NULL;
+    return *out ? CKD_OK : values_corrupt(b, err, "the link that the block builds on is missing");
+}
+
+static bool builds_on_link(const record *r, uint32_t index) {
+    return index < r->dependency_count && r->dependencies[index].kind == DEPENDS_LINK &&
+           r->predictor == PREDICT_PARENT;
+}
+
+ckd_status values_parent_block(const view_block **out, const view **in, view_cache *cache, const view *own,
+                               const view_block *b, ckd_error *err) {
+    const record *r = b->record;
+    values_source s;
+    if (builds_on_link(r, 0)) {
+        return find_link(out, in, cache, own, b, &r->dependencies[0], err);
     }
-    return values_of_block(d, cache, in, link, to, err);
+    ckd_status status = values_source_of(&s, cache, own, b, 0, r->tensor->dtype, err);
+    *out = status == CKD_OK ? values_source_block(&s) : NULL;
+    *in = s.view;
+    return status;
 }
 
 ckd_status values_dependency(decoder *d, view_cache *cache, const view *own, const view_block *b,
                              uint32_t index, ckd_dtype dtype, void *to, ckd_error *err) {
-    values_source s;
     const record *r = b->record;
-    if (index < r->dependency_count && r->dependencies[index].kind == DEPENDS_LINK &&
-        r->predictor == PREDICT_PARENT) {
-        return link_values(d, cache, own, b, &r->dependencies[index], to, err);
+    if (builds_on_link(r, index)) {
+        const view_block *link;
+        const view *in;
+        ckd_status status = find_link(&link, &in, cache, own, b, &r->dependencies[index], err);
+        return status == CKD_OK ? values_of_block(d, cache, in, link, to, err) : status;
     }
+    values_source s;
     ckd_status status = values_source_of(&s, cache, own, b, index, dtype, err);
     return status == CKD_OK ? span_values(d, cache, s.view, s.tensor, &s.want, to, s.content, err) : status;
 }
@@ -327,7 +262,7 @@ static ckd_status cast_dependency(decoder *d, view_cache *cache, const view *v, 
     const view *other;
     ckd_status status = r->dependency_count
                             ? find_dependency(&other, &t, cache, v, b, &r->dependencies[0], err)
-                            : corrupt_block(b, err, "the block names nothing to build on");
+                            : values_corrupt(b, err, "the block names nothing to build on");
     if (status != CKD_OK) {
         return status;
     }
@@ -338,13 +273,13 @@ static ckd_status cast_dependency(decoder *d, view_cache *cache, const view *v, 
     }
     status = values_dependency(d, cache, v, b, 0, CKD_DTYPE_NONE, wide, err);
     if (status == CKD_OK && !d->kernels->cast(r->tensor->dtype, to, t->tensor->dtype, wide, r->count)) {
-        status = corrupt_block(b, err, "the block rounds a dtype that cannot be rounded to its own");
+        status = values_corrupt(b, err, "the block rounds a dtype that cannot be rounded to its own");
     }
     free(wide);
     return status;
 }
 
-static ckd_status check_known(const view_block *b, ckd_error *err) {
+ckd_status values_known(const view_block *b, ckd_error *err) {
     const record *r = b->record;
     const char *file = file_path(b->chunk->file);
     if (!coding_known(r->coding) && r->coding != CODING_LATTICE) {
@@ -371,10 +306,10 @@ static ckd_status check_known(const view_block *b, ckd_error *err) {
 static ckd_status decode_block(decoder *d, view_cache *cache, const view *v, const view_block *b, void *to,
                                ckd_error *err) {
     if (++d->steps > d->step_limit || d->depth >= MAX_DEPTH) {
-        return corrupt_block(b, err, "the block's chain is too long or runs in a circle");
+        return values_corrupt(b, err, "the block's chain is too long or runs in a circle");
     }
     ckd_dtype dtype = b->record->tensor->dtype;
-    ckd_status status = check_known(b, err);
+    ckd_status status = values_known(b, err);
     if (status != CKD_OK) {
         return status;
     }
@@ -413,13 +348,13 @@ static ckd_status decode_block(decoder *d, view_cache *cache, const view *v, con
         d->suspicious = false;
         return status;
     }
-    return corrupt_block(b, err, "the rebuilt values do not have the content hash they were saved with");
+    return values_corrupt(b, err, "the rebuilt values do not have the content hash they were saved with");
 }
 
 /* From the ready copy, if there is one and it is intact. */
 static bool ready_values(decoder *d, const view_block *b, void *to) {
     view_block copy = {.record = b->ready, .chunk = b->ready_chunk};
-    if (!b->ready || check_known(&copy, NULL) != CKD_OK ||
+    if (!b->ready || values_known(&copy, NULL) != CKD_OK ||
         decode_standalone(d, NULL, &copy, to, NULL) != CKD_OK) {
         return false;
     }
@@ -496,8 +431,7 @@ static ckd_status place_part(decoder *d, view_cache *cache, const view *v, const
     return status;
 }
 
-/* Will the block be asked for again? Without a plan: if only a part is wanted now, or another tensor is known to be made from it. */
-static bool wanted_again(const decoder *d, const view *v, const view_tensor *t, const view_block *b,
+bool values_wanted_again(const decoder *d, const view *v, const view_tensor *t, const view_block *b,
                          bool all) {
     if (d->plan) {
         return load_plan_uses(d->plan, b->ready ? b->ready : b->record) > 1;
@@ -516,7 +450,7 @@ static ckd_status place_block(decoder *d, view_cache *cache, const view *v, cons
         return CKD_OK;
     }
     stored_values *stored = NULL;
-    ckd_status status = wanted_again(d, v, t, b, common == have.count)
+    ckd_status status = values_wanted_again(d, v, t, b, common == have.count)
                             ? values_in_store(&stored, d, cache, v, b, err)
                             : CKD_OK;
     if (status != CKD_OK) {
@@ -580,9 +514,9 @@ ckd_status span_values(decoder *d, view_cache *cache, const view *v, const view_
 ckd_status blob_bytes(decoder *d, const view_block *b, void *to, ckd_error *err) {
     const record *r = b->record;
     const void *payload;
-    ckd_status status = check_known(b, err);
+    ckd_status status = values_known(b, err);
     if (status == CKD_OK) {
-        status = read_payload(d, b, &payload, err);
+        status = values_payload(d, b, &payload, err);
     }
     if (status == CKD_OK) {
         status =
@@ -590,7 +524,7 @@ ckd_status blob_bytes(decoder *d, const view_block *b, void *to, ckd_error *err)
     }
     hash128 content = status == CKD_OK ? content_hash(to, r->raw_size) : (hash128){0};
     if (status == CKD_OK && !hash128_equal(&content, &r->content)) {
-        status = corrupt_block(b, err, "the bytes do not have the content hash they were saved with");
+        status = values_corrupt(b, err, "the bytes do not have the content hash they were saved with");
     }
     return status == CKD_OK ? CKD_OK : at_block(b, status, err);
 }

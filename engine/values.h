@@ -75,6 +75,13 @@ ckd_status block_into_span(decoder *d, view_cache *cache, const view *v, const v
 ckd_status span_values(decoder *d, view_cache *cache, const view *v, const view_tensor *t, const span *want,
                        void *to, const hash128 *expected, ckd_error *err);
 
+/*
+ * Will a block of the load's checkpoint be asked for again, so that its values should be kept? Without a plan: if only a part is wanted now (not `all`), or another tensor is
+ * known to be made from it.
+ */
+bool values_wanted_again(const decoder *d, const view *v, const view_tensor *t, const view_block *b,
+                         bool all);
+
 /* The bytes of a blob or a group (raw_size of them), verified. */
 ckd_status blob_bytes(decoder *d, const view_block *b, void *to, ckd_error *err);
 /* The same of a record that many blocks name, which is read once for a load. */
@@ -86,7 +93,30 @@ void values_share_end(decoder *d);
 /* While blocks are kept: the values of one of them. false: it is none. */
 bool values_kept(decoder *d, const view_block *b, void *to);
 
-/* ---- between values.c and values_step.c ---- */
+/* ---- between values.c, values_step.c, values_lattice.c and device_chain.c ---- */
+/* CORRUPT, naming the block. */
+ckd_status values_corrupt(const view_block *b, ckd_error *err, const char *what);
+/* UNSUPPORTED, if this version does not know the block's coding or predictor. */
+ckd_status values_known(const view_block *b, ckd_error *err);
+/* The block's payload, verified: until the decoder reads the next one. */
+ckd_status values_payload(decoder *d, const view_block *b, const void **payload, ckd_error *err);
+/* A lossy block's integers, until the decoder decodes another one; what others share is there until values_lattice_release. */
+typedef struct lattice_parts {
+    lattice_block block;
+    kept_columns *columns, *rows; /* NULL: none */
+} lattice_parts;
+ckd_status values_lattice_read(lattice_parts *out, decoder *d, const view *v, const view_block *b,
+                               ckd_error *err);
+void values_lattice_release(decoder *d, lattice_parts *p);
+/* A lossy block; `to` holds the parent's values, if it has one. v NULL: a copy that needs nothing else. */
+ckd_status values_decode_lattice(decoder *d, const view *v, const view_block *b, bool has_parent, void *to,
+                                 ckd_error *err);
+/*
+ * The block whose values are the parent's of this one, and the view it is in; NULL in *out: they stand in several blocks, or in parts of them, so that only
+ * values_dependency finds them.
+ */
+ckd_status values_parent_block(const view_block **out, const view **in, view_cache *cache, const view *own,
+                               const view_block *b, ckd_error *err);
 /* Where the values of a dependency of kind VALUES stand. */
 typedef struct values_source {
     const view *view;

@@ -21,10 +21,10 @@ nvidia-smi -L || exit 1
 make CUDA=1 WERROR=1 DEPS_PREFIX="${DEPS_PREFIX:-}" programs >"$out/build.log" 2>&1 || { tail -n 20 "$out/build.log"; exit 1; }
 build=$(make -s CUDA=1 WERROR=1 DEPS_PREFIX="${DEPS_PREFIX:-}" print-build-dir)
 make CUDA=1 WERROR=1 DEPS_PREFIX="${DEPS_PREFIX:-}" "$build/tests/test_cuda_parity" "$build/tests/test_cuda_store" "$build/tests/test_cuda_lossy" \
-    "$build/tests/test_cuda_exact" "$build/tests/test_cuda_session" \
+    "$build/tests/test_cuda_exact" "$build/tests/test_cuda_load" "$build/tests/test_cuda_session" \
     "$build/bench/bench_kernels" "$build/bench/bench_save" >>"$out/build.log" 2>&1 || { tail -n 20 "$out/build.log"; exit 1; }
 
-for test in test_cuda_parity test_cuda_store test_cuda_lossy test_cuda_exact test_cuda_session; do
+for test in test_cuda_parity test_cuda_store test_cuda_lossy test_cuda_exact test_cuda_load test_cuda_session; do
     run "$test" "$build/tests/$test"
 done
 for tool in memcheck racecheck initcheck synccheck; do

@@ -97,6 +97,20 @@ static void test_random_spans_intersect_like_sets(void **unused) {
         }
         assert_int_equal(copied, expected);
         assert_int_equal(span_common(&g, &a, &b), expected);
+        span_run runs[MOST];
+        size_t count_of_runs = span_runs(runs, MOST, &g, &a, &b);
+        for (size_t i = 0; i < count_of_runs;
+             i++) { /* each element from where it was copied from, and no two runs that are one */
+            for (uint64_t k = 0; k < runs[i].count; k++) {
+                assert_int_equal(to[runs[i].to + k], from[runs[i].from + k]);
+            }
+            expected -= runs[i].count;
+            assert_true(i == 0 || runs[i].to != runs[i - 1].to + runs[i - 1].count ||
+                        runs[i].from != runs[i - 1].from + runs[i - 1].count);
+        }
+        assert_int_equal(expected, 0);
+        assert_int_equal(span_runs(runs, count_of_runs, &g, &a, &b), count_of_runs);
+        assert_true(count_of_runs == 0 || span_runs(runs, count_of_runs - 1, &g, &a, &b) == count_of_runs);
     }
 }
 
