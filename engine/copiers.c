@@ -27,15 +27,17 @@ static void *copy_main(void *context) {
             pthread_cond_wait(&c->work, &c->mutex);
             continue;
         }
+        if (!c->told) { /* not active yet: who begins the next snapshot may have what telling waits for */
+            c->told = true;
+            pthread_mutex_unlock(&c->mutex);
+            c->began(c->context);
+            pthread_mutex_lock(&c->mutex);
+            continue;
+        }
         seen = c->number;
         snapshot *s = c->current;
-        bool tell = !c->told;
-        c->told = true;
         c->active++;
         pthread_mutex_unlock(&c->mutex);
-        if (tell) {
-            c->began(c->context);
-        }
         while (snapshot_help(s)) {
         }
         pthread_mutex_lock(&c->mutex);

@@ -8,6 +8,7 @@
 
 #include <cmocka.h>
 
+#include "tests/support/checkpoints.h"
 #include "tests/support/trainers.h"
 
 #define COLUMNS 64
@@ -164,4 +165,33 @@ void stored_check(const char *dir, const char *run, uint64_t step, uint64_t rows
     trainer_check(t, step);
     must(ckd_session_close(s, &err), &err);
     trainer_free(t);
+}
+
+ckd_status iterate(ckd_session *s, trainer *t, uint64_t step, ckd_error *err) {
+    ckd_session_fence(s);
+    trainer_set(t, step);
+    return ckd_session_step(s, step, err);
+}
+
+ckd_status iterate_and_wait(ckd_session *s, trainer *t, uint64_t step, ckd_error *err) {
+    ckd_status status = iterate(s, t, step, err);
+    return status == CKD_OK ? ckd_session_wait(s, CKD_DURABLE, err) : status;
+}
+
+uint64_t count_of(const char *dir, const char *run) {
+    ckd_store *store = store_reopen(dir, CKD_OPEN_READ);
+    ckd_checkpoint_list *list;
+    assert_int_equal(ckd_store_list(&list, store, run, NULL), CKD_OK);
+    uint64_t count = list->count;
+    ckd_checkpoint_list_free(list);
+    ckd_store_close(store);
+    return count;
+}
+
+ckd_checkpoint checkpoint_of(const char *dir, const char *run, uint64_t step) {
+    ckd_store *store = store_reopen(dir, CKD_OPEN_READ);
+    ckd_checkpoint c;
+    assert_int_equal(ckd_store_find(&c, store, run, step, NULL), CKD_OK);
+    ckd_store_close(store);
+    return c;
 }

@@ -37,6 +37,13 @@ ckd_session *session_of(const char *dir, const ckd_session_options *options, tra
 ckd_status session_register(ckd_session *s, trainer *t, ckd_error *err);
 /* Fails the test unless the call was fine. */
 void must(ckd_status status, const ckd_error *err);
+/* One iteration: the optimizer makes the state that of the step. */
+ckd_status iterate(ckd_session *s, trainer *t, uint64_t step, ckd_error *err);
+/* One iteration whose save is to fail: told by its own call already, or by the one that waits. */
+ckd_status iterate_and_wait(ckd_session *s, trainer *t, uint64_t step, ckd_error *err);
+/* Checkpoints of a run of DIR/store; one of them. Fail the test unless they are to be had. */
+uint64_t count_of(const char *dir, const char *run);
+ckd_checkpoint checkpoint_of(const char *dir, const char *run, uint64_t step);
 /* Loads the step from the store into a trainer of its own, and checks it. */
 void stored_check(const char *dir, const char *run, uint64_t step, uint64_t rows);
 

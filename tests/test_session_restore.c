@@ -1,0 +1,328 @@
+/* Sessions: what is restored is what was saved, and what follows goes on from there, or branches off. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+#include <errno.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "engine/session.h"
+#include "tests/support/checkpoints.h"
+#include "tests/support/scratch.h"
+#include "tests/support/tempdir.h"
+#include "tests/support/trainers.h"
+
+#define ROWS 300
+
+static void test_nothing_to_restore(void **state) {
+    trainer *t = trainer_new(ROWS);
+    ckd_session_options o = session_options();
+    ckd_session *s = session_of(*state, &o, t);
+    trainer_set(t, 9);
+    ckd_checkpoint from = {.step = 77};
+    ckd_error err = {0};
+    assert_int_equal(ckd_session_restore(&from, s, CKD_LATEST, &err), CKD_E_NOT_FOUND);
+    assert_int_equal(from.step, 0);
+    trainer_check(t, 9);
+    must(ckd_session_close(s, &err), &err);
+    trainer_free(t);
+}
+
+static void make_run(const char *dir, uint64_t first, uint64_t last) {
+    trainer *t = trainer_new(ROWS);
+    ckd_session_options o = session_options();
+    ckd_session *s = session_of(dir, &o, t);
+    ckd_error err = {0};
+    for (uint64_t step = first; step <= last; step++) {
+        must(iterate(s, t, step, &err), &err);
+    }
+    must(ckd_session_close(s, &err), &err);
+    trainer_free(t);
+}
+
+/* Whoever goes back goes on in a branch, as a delta on what he went back to. */
+static void test_going_back_branches(void **state) {
+    const char *dir = *state;
+    make_run(dir, 1, 6);
+    trainer *t = trainer_new(ROWS);
+    ckd_session_options o = session_options();
+    ckd_session *s = session_of(dir, &o, t);
+    ckd_error err = {0};
+    must(ckd_session_restore(NULL, s, 3, &err), &err);
+    trainer_check(t, 3);
+    for (uint64_t step = 4; step <= 8; step++) {
+        must(iterate(s, t, step, &err), &err);
+    }
+    must(ckd_session_close(s, &err), &err);
+    trainer_free(t);
+    assert_int_equal(count_of(dir, TRAINER_RUN), 6);
+    assert_int_equal(count_of(dir, TRAINER_RUN "~2"), 5);
+    ckd_checkpoint three = checkpoint_of(dir, TRAINER_RUN, 3), four = checkpoint_of(dir, TRAINER_RUN "~2", 4),
+                   five = checkpoint_of(dir, TRAINER_RUN "~2", 5);
+    assert_memory_equal(&four.parent, &three.id, sizeof(three.id));
+    assert_memory_equal(&four.resumed_from, &three.id, sizeof(three.id));
+    assert_memory_equal(&five.parent, &four.id, sizeof(four.id));
+    static const ckd_id none;
+    assert_memory_equal(&five.resumed_from, &none, sizeof(none));
+    stored_check(dir, TRAINER_RUN "~2", 8, ROWS);
+}
+
+/* Back again, to before the branch; and a new session finds where the training is by now, not where it once was. */
+static void test_going_back_twice(void **state) {
+    const char *dir = *state;
+    make_run(dir, 1, 6);
+    trainer *t = trainer_new(ROWS);
+    ckd_session_options o = session_options();
+    ckd_session *s = session_of(dir, &o, t);
+    ckd_error err = {0};
+    ckd_checkpoint from;
+    must(ckd_session_restore(NULL, s, 3, &err), &err);
+    must(iterate(s, t, 4, &err), &err);
+    must(iterate(s, t, 5, &err), &err);
+    must(ckd_session_restore(&from, s, 2, &err), &err);
+    assert_string_equal(from.run, TRAINER_RUN);
+    trainer_check(t, 2);
+    must(iterate(s, t, 3, &err), &err);
+    must(ckd_session_close(s, &err), &err);
+    assert_int_equal(count_of(dir, TRAINER_RUN "~2"), 2);
+    assert_int_equal(count_of(dir, TRAINER_RUN "~3"), 1);
+    s = session_of(dir, &o, t);
+    must(ckd_session_restore(&from, s, CKD_LATEST, &err), &err);
+    assert_string_equal(from.run, TRAINER_RUN "~3");
+    assert_int_equal(from.step, 3);
+    must(iterate(s, t, 4, &err), &err);
+    must(ckd_session_close(s, &err), &err);
+    trainer_free(t);
+    stored_check(dir, TRAINER_RUN "~3", 4, ROWS);
+}
+
+/* The first save after going back lies beyond the steps that were given up: they are no part of what it goes on from. */
+static void test_beyond_what_was_given_up(void **state) {
+    const char *dir = *state;
+    make_run(dir, 1, 6);
+    trainer *t = trainer_new(ROWS);
+    ckd_session_options o = session_options();
+    o.every_steps = 10;
+    ckd_session *s = session_of(dir, &o, t);
+    ckd_error err = {0};
+    must(ckd_session_restore(NULL, s, 3, &err), &err);
+    for (uint64_t step = 4; step <= 20; step++) {
+        must(iterate(s, t, step, &err), &err);
+    }
+    must(ckd_session_restore(NULL, s, 3, &err), &err);
+    must(iterate(s, t, 29, &err), &err);
+    must(iterate(s, t, 30, &err), &err);
+    must(ckd_session_close(s, &err), &err);
+    trainer_free(t);
+    assert_int_equal(count_of(dir, TRAINER_RUN), 6);
+    assert_int_equal(count_of(dir, TRAINER_RUN "~2"), 2);
+    assert_int_equal(count_of(dir, TRAINER_RUN "~3"), 1);
+    ckd_checkpoint three = checkpoint_of(dir, TRAINER_RUN, 3), ten = checkpoint_of(dir, TRAINER_RUN "~2", 10),
+                   thirty = checkpoint_of(dir, TRAINER_RUN "~3", 30);
+    assert_memory_equal(&ten.parent, &three.id, sizeof(three.id));
+    assert_memory_equal(&thirty.parent, &three.id, sizeof(three.id));
+    stored_check(dir, TRAINER_RUN "~3", 30, ROWS);
+}
+
+/* A training that begins anew under the name of one that there is: said, and nothing is mixed; branches are for who asks. */
+static void test_a_fresh_start_is_told(void **state) {
+    const char *dir = *state;
+    make_run(dir, 4, 6);
+    for (int branches = 0; branches < 2; branches++) {
+        trainer *t = trainer_new(ROWS);
+        ckd_session_options o = session_options();
+        ckd_save_options save = *o.save;
+        save.on_duplicate = branches ? CKD_DUPLICATE_BRANCH : CKD_DUPLICATE_ERROR;
+        o.save = &save;
+        ckd_session *s = session_of(dir, &o, t);
+        ckd_error err = {0};
+        ckd_status status = iterate_and_wait(s, t, 1, &err); /* no step of the other one's */
+        assert_int_equal(status, branches ? CKD_OK : CKD_E_EXISTS);
+        if (!branches) {
+            assert_non_null(strstr(err.message, "up to step 6"));
+            must(iterate_and_wait(s, t, 7, &err), &err); /* where that one ended: restored by other means */
+        }
+        must(ckd_session_close(s, &err), &err);
+        trainer_free(t);
+    }
+    assert_int_equal(count_of(dir, TRAINER_RUN), 4);
+    assert_int_equal(count_of(dir, TRAINER_RUN "~2"), 1);
+}
+
+/* A child of the trainer's, a data loader say, has nothing of the snapshot. */
+static void test_children_have_no_snapshot(void **state) {
+    trainer *t = trainer_new(ROWS);
+    ckd_session_options o = session_options();
+    ckd_session *s = session_of(*state, &o, t);
+    ckd_error err = {0};
+    must(iterate(s, t, 1, &err), &err);
+    must(ckd_session_wait(s, CKD_DURABLE, &err), &err);
+    int ends[2];
+    assert_int_equal(pipe(ends), 0);
+    const void *memory = s->slots[0].snapshot->memory;
+    assert_int_equal(write(ends[1], memory, 1), 1);
+    pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0) {
+        bool gone = write(ends[1], memory, 1) < 0 && errno == EFAULT;
+        bool refused = ckd_session_close(s, NULL) == CKD_E_STATE;
+        _exit(gone && refused ? 0 : 1);
+    }
+    int how;
+    assert_int_equal(waitpid(child, &how, 0), child);
+    assert_true(WIFEXITED(how) && WEXITSTATUS(how) == 0);
+    close(ends[0]);
+    close(ends[1]);
+    must(iterate(s, t, 2, &err), &err);
+    must(ckd_session_close(s, &err), &err);
+    trainer_free(t);
+    stored_check(*state, TRAINER_RUN, 2, ROWS);
+}
+
+/* Two of a name would make every save fail. */
+static void test_a_name_is_registered_once(void **state) {
+    trainer *t = trainer_new(ROWS);
+    ckd_session_options o = session_options();
+    ckd_session *s = session_of(*state, &o, t);
+    ckd_error err = {0};
+    static float values[64];
+    uint64_t shape[] = {64};
+    ckd_tensor tensor = CKD_TENSOR_INIT;
+    tensor.name = "halves";
+    tensor.dtype = CKD_F32;
+    tensor.ndim = 1;
+    tensor.shape = shape;
+    tensor.region = (ckd_region){.kind = CKD_REGION_FLAT, .start = 0, .count = 32};
+    must(ckd_session_add(s, &tensor, values, 0, &err), &err);
+    tensor.region.start = 32;
+    must(ckd_session_add(s, &tensor, values + 32, 0, &err), &err); /* another part of it */
+    tensor.region.start = 16;
+    assert_int_equal(ckd_session_add(s, &tensor, values + 16, 0, &err), CKD_E_INVALID);
+    assert_string_equal(err.tensor, "halves");
+    tensor.dtype = CKD_I32;
+    tensor.region.start = 0;
+    assert_int_equal(ckd_session_add(s, &tensor, values, 0, NULL), CKD_E_INVALID);
+    must(ckd_session_add_bytes(s, "halves", values, 8, &err), &err); /* bytes have names of their own */
+    assert_int_equal(ckd_session_add_bytes(s, "halves", values, 8, NULL), CKD_E_INVALID);
+    for (int i = 0; i < 300; i++) {
+        char name[16];
+        snprintf(name, sizeof(name), "b%d", i);
+        must(ckd_session_add_bytes(s, name, values, 8, &err), &err);
+        assert_int_equal(ckd_session_add_bytes(s, name, values, 8, NULL), CKD_E_INVALID);
+    }
+    must(iterate_and_wait(s, t, 1, &err), &err);
+    must(ckd_session_close(s, &err), &err);
+    trainer_free(t);
+}
+
+/* What was resumed from may be deleted before the first save: that one fails, the next one goes on without it. */
+static void test_the_parent_is_deleted(void **state) {
+    const char *dir = *state;
+    make_run(dir, 1, 3);
+    trainer *t = trainer_new(ROWS);
+    ckd_session_options o = session_options();
+    ckd_session *s = session_of(dir, &o, t);
+    ckd_error err = {0};
+    must(ckd_session_restore(NULL, s, 3, &err), &err);
+    ckd_store *store = store_reopen(dir, CKD_OPEN_WRITE);
+    ckd_id id = checkpoint_of(dir, TRAINER_RUN, 3).id;
+    must(ckd_store_delete(store, &id, 1, NULL, &err), &err);
+    ckd_store_close(store);
+    assert_int_equal(iterate_and_wait(s, t, 4, &err), CKD_E_NOT_FOUND);
+    assert_non_null(strstr(err.message, "the save of step 4"));
+    must(iterate(s, t, 5, &err), &err);
+    must(ckd_session_close(s, &err), &err);
+    trainer_free(t);
+    stored_check(dir, TRAINER_RUN, 5, ROWS);
+}
+
+/* A forward pass draws random numbers: what is registered as bytes is that of the step all the same. */
+static void test_bytes_are_copied_at_once(void **state) {
+    const char *dir = *state;
+    trainer *t = trainer_new(20000);
+    ckd_session_options o = session_options();
+    o.snapshot = CKD_SNAPSHOT_LAZY;
+    ckd_session *s = session_of(dir, &o, t);
+    ckd_error err = {0};
+    for (uint64_t step = 1; step <= 5; step++) {
+        memset(t->loader, 0xee, sizeof(t->loader)); /* before the fence */
+        must(iterate(s, t, step, &err), &err);
+    }
+    must(ckd_session_close(s, &err), &err);
+    trainer_free(t);
+    for (uint64_t step = 1; step <= 5; step++) {
+        stored_check(dir, TRAINER_RUN, step, 20000);
+    }
+}
+
+static void test_the_newest_is_gone_on_from(void **state) {
+    const char *dir = *state;
+    make_run(dir, 1, 3);
+    trainer *t = trainer_new(ROWS);
+    ckd_session_options o = session_options();
+    ckd_session *s = session_of(dir, &o, t);
+    ckd_error err = {0};
+    ckd_checkpoint from;
+    must(ckd_session_restore(&from, s, CKD_LATEST, &err), &err);
+    assert_int_equal(from.step, 3);
+    must(iterate(s, t, 4, &err), &err);
+    must(ckd_session_close(s, &err), &err);
+    trainer_free(t);
+    assert_int_equal(count_of(dir, TRAINER_RUN), 4);
+    ckd_checkpoint four = checkpoint_of(dir, TRAINER_RUN, 4);
+    assert_memory_equal(&four.resumed_from, &from.id, sizeof(from.id));
+}
+
+/* What does not fit is found before anything of the trainer's is touched. */
+static void test_what_does_not_fit_changes_nothing(void **state) {
+    const char *dir = *state;
+    make_run(dir, 1, 1);
+    ckd_session_options o = session_options();
+    ckd_error err = {0};
+    for (int kind = 0; kind < 3; kind++) {
+        trainer *t = trainer_new(kind == 0 ? ROWS + 1 : ROWS);
+        trainer_set(t, 5);
+        ckd_session *s = session_of(dir, &o, t);
+        float more[4] = {1, 2, 3, 4};
+        ckd_tensor tensor = CKD_TENSOR_INIT;
+        tensor.name = "more";
+        tensor.dtype = CKD_F32;
+        tensor.ndim = 1;
+        tensor.shape = (uint64_t[]){4};
+        if (kind == 1) {
+            must(ckd_session_add(s, &tensor, more, 0, &err), &err);
+        } else if (kind == 2) {
+            must(ckd_session_add_bytes(s, "more", more, sizeof(more), &err), &err);
+        }
+        assert_int_equal(ckd_session_restore(NULL, s, CKD_LATEST, &err), CKD_E_MISMATCH);
+        trainer_check(t, 5);
+        must(ckd_session_close(s, &err), &err);
+        trainer_free(t);
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        tempdir_test(test_nothing_to_restore),
+        tempdir_test(test_going_back_branches),
+        tempdir_test(test_going_back_twice),
+        tempdir_test(test_beyond_what_was_given_up),
+        tempdir_test(test_a_fresh_start_is_told),
+        tempdir_test(test_children_have_no_snapshot),
+        tempdir_test(test_a_name_is_registered_once),
+        tempdir_test(test_the_parent_is_deleted),
+        tempdir_test(test_bytes_are_copied_at_once),
+        tempdir_test(test_the_newest_is_gone_on_from),
+        tempdir_test(test_what_does_not_fit_changes_nothing),
+    };
+    scratch_begin();
+    int failed = cmocka_run_group_tests_name("session_restore", tests, NULL, NULL);
+    scratch_end();
+    return failed;
+}
