@@ -180,6 +180,28 @@ static ckd_status put_integers(bool *fit, chain_link *l, bytes *to, const lattic
     return l->few && !room ? CKD_E_NOMEM : CKD_OK;
 }
 
+/* Do they say how many units values move, and nothing else? A keyframe's do. */
+static bool are_units(const lattice_block *b) {
+    return b->step == 0 && !b->row && !b->own.step && !b->factor &&
+           !(b->offset[0] | b->offset[1] | b->offset[2]);
+}
+
+/* Those that do not fit a byte, in two, to be added as sums of products would be. false in *fit: they do not fit these, either. */
+static ckd_status put_units(bool *fit, chain_link *l, bytes *to, const lattice_block *b, ckd_error *err) {
+    to->size = l->at; /* where they were to be in a byte each */
+    uint8_t *room = put_array(to, b->count * sizeof(int16_t), &l->at, err);
+    *fit = true;
+    for (uint64_t i = 0; i < b->count && room; i++) {
+        int16_t unit = (int16_t)b->q[i];
+        *fit &= unit == b->q[i];
+        memcpy(room + i * sizeof(unit), &unit, sizeof(unit));
+    }
+    l->few = false;
+    l->units = true;
+    l->run.low_rank_unit = 1;
+    return room ? CKD_OK : CKD_E_NOMEM;
+}
+
 static ckd_status put_row_steps(chain_link *l, bytes *to, const lattice_block *b, ckd_error *err) {
     float *steps = put_array(to, l->rows * sizeof(float), &l->row, err);
     for (uint64_t i = 0; i < l->rows && steps; i++) {
@@ -239,6 +261,9 @@ static ckd_status put_linear(bool *fit, chain_link *l, device_chain *c, chain_si
     l->form = CHAIN_LINEAR;
     l->run = lattice_row_run(b, &none, 0);
     ckd_status status = put_integers(fit, l, &c->sent, b, err);
+    if (status == CKD_OK && !*fit && are_units(b)) {
+        status = put_units(fit, l, &c->sent, b, err);
+    }
     status = status == CKD_OK && *fit ? put_row_steps(l, &c->sent, b, err) : status;
     return status == CKD_OK && *fit ? put_factors(fit, l, &c->sent, sides, p, d, err) : status;
 }

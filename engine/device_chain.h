@@ -59,6 +59,7 @@ typedef struct chain_link {
     bool hashed;     /* its values are compared with its content hash */
     bool half;       /* values of f32, sent as bf16 */
     bool few;        /* lossy: integers of a byte each are sent; else all are 0 */
+    bool units;      /* lossy: integers of two bytes each are sent */
     size_t at;       /* values or integers, in what the chain sends; a stream: in its streams */
     size_t size;     /* of a stream */
     uint64_t memory; /* of a stream: what reading it takes of the device's */

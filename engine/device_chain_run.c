@@ -48,6 +48,7 @@ static uint64_t stream_size(const chain_link *l) {
 static uint64_t link_size(const device_chain *c, const chain_link *l) {
     uint64_t size =
         c->block->record->tensor->dtype == CKD_F32 ? 0 : aligned(l->record->count * sizeof(float));
+    size += l->units ? aligned(l->record->count * sizeof(float)) : 0;
     if (l->rank) {
         size += aligned(l->rows * l->columns * sizeof(float)) + aligned(l->left.count * sizeof(float)) +
                 aligned(l->right.count * sizeof(float));
@@ -329,11 +330,21 @@ static const float *products_of(run *r, const device_chain *c, const chain_link 
     return p.sums + l->phase;
 }
 
+/* Integers of two bytes, as floats. */
+static const float *units_of(run *r, const device_chain *c, const chain_link *l, uint8_t **at) {
+    float *to = take(at, l->record->count * sizeof(float));
+    one_span(r, DEVICE_WIDEN, CKD_I16, CKD_DTYPE_NONE,
+             (device_span){.to = to, .from = r->memory + c->base + l->at, .n = l->record->count});
+    return to;
+}
+
 static void move_linear(run *r, const device_chain *c, const chain_link *l, float *values, uint8_t *at) {
     device_tile t = {.before = l->delta ? values : NULL,
                      .values = values,
                      .few = l->few ? (int8_t *)(r->memory + c->base + l->at) : NULL,
-                     .low_rank = l->rank ? products_of(r, c, l, &at) : NULL,
+                     .low_rank = l->units  ? units_of(r, c, l, &at)
+                                 : l->rank ? products_of(r, c, l, &at)
+                                           : NULL,
                      .row_step = (const float *)(const void *)(r->memory + c->base + l->row),
                      .column_step = columns_of(r, c, l),
                      .count = l->record->count,

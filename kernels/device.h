@@ -67,7 +67,7 @@ typedef enum device_operation {
     DEVICE_UNROTATE, /* kernels.unrotate_sign */
     DEVICE_CONTEXT,  /* kernels.magnitude_context: a byte each */
     DEVICE_CAST,     /* kernels.cast: f32 to bf16 or f16 (`to_dtype`), f64 to f32 */
-    DEVICE_WIDEN,    /* kernels.widen: f16, bf16 or f32 to f32 */
+    DEVICE_WIDEN,    /* kernels.widen: f16, bf16 or f32 to f32; i16, too: integers as floats */
     DEVICE_STEP /* kernels.optimizer_step: of f32; from: the values before, first and second: the rule's inputs */
 } device_operation;
 
