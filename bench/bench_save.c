@@ -1,5 +1,5 @@
 /*
- * bench_save: what a save costs whose state lies on a device.
+ * bench_save: what a save costs whose state lies on a device, and what loading it to there does.
  *
  *   bench_save [--device N] [--parameters N] [--side N] [--saves N] [--fidelity compact|near|exact] [--json FILE]
  *
@@ -10,6 +10,11 @@
  *   host        saving the same state from host memory
  *   device      saving it from the device; `read`: until it may be overwritten, which is when the last tensor has been coded
  *   session     a session that copies it on the device and saves in the background; `stall`: until the stream that the trainer writes it on may go on
+ *
+ * Then loads of the newest checkpoint and of the one before it (which is not kept ready), as often as there were saves, in turns:
+ *
+ *   to host     all tensors to (pinned) host memory, and then copied to the device: what any system does that decodes on the host
+ *   to device   all tensors to the device, where they are decoded as far as they can
  *
  * Takes a device (CKD_CUDA names another backend). Stores go to TMPDIR.
  */
@@ -212,6 +217,66 @@ static times save_by_session(state *s, ckd_session *session, uint64_t step) {
     return out;
 }
 
+/* ---- loads ---- */
+
+/* All tensors at once, to the device or to pinned memory; from there they are copied. */
+static double load(state *s, ckd_store *store, uint64_t step, const ckd_device *device) {
+    const uint64_t shape[2] = {s->side, s->side}, size = s->layers * s->each * sizeof(float);
+    size_t count = (size_t)s->layers;
+    ckd_load_request *requests = calloc(count, sizeof(*requests));
+    char(*names)[64] = calloc(count, sizeof(*names));
+    ckd_error err;
+    ckd_load *load;
+    ckd_checkpoint c;
+    if (!requests || !names) {
+        fprintf(stderr, "bench_save: out of memory\n");
+        exit(1);
+    }
+    check(ckd_store_find(&c, store, "device", step, &err), &err);
+    double start = bench_seconds();
+    check(ckd_load_begin(&load, store, &c.id, &err), &err);
+    for (int k = 0; k < KINDS; k++) {
+        for (size_t l = 0; l < count; l++) {
+            ckd_tensor t = describe(shape, k, l, names[l], sizeof(names[l]));
+            requests[l] = (ckd_load_request)CKD_LOAD_REQUEST_INIT;
+            requests[l].name = t.name;
+            requests[l].size = s->each * sizeof(float);
+            requests[l].data = (device ? s->device[k] : (float *)s->pinned) + l * s->each;
+            requests[l].device = device;
+        }
+        check(ckd_load_all(load, requests, count, CKD_DIFFERS_UNEXPECTED, &err), &err);
+        if (!device) {
+            must(s, s->backend->copy(&s->queue, s->device[k], s->pinned, size, DEVICE_TO_DEVICE, &s->why));
+            must(s, s->backend->finish(&s->queue, &s->why));
+        }
+    }
+    must(s, s->backend->finish(&s->queue, &s->why));
+    double seconds = bench_seconds() - start;
+    ckd_load_end(load);
+    free(requests);
+    free(names);
+    return seconds;
+}
+
+static void run_loads(state *s, const settings *o, ckd_store *store, FILE *json) {
+    static const char *const names[2] = {"newest", "before"};
+    ckd_device device = device_of(s, o);
+    double raw = (double)(KINDS * s->layers * s->each * sizeof(float));
+    printf("\n| load | seconds | GB/s |\n|---|---|---|\n");
+    for (int which = 0; which < 2; which++) {
+        double host[MOST_SAVES], there[MOST_SAVES];
+        for (int i = 0; i < o->saves; i++) {
+            host[i] = load(s, store, (uint64_t)(o->saves - which), NULL);
+            there[i] = load(s, store, (uint64_t)(o->saves - which), &device);
+        }
+        double a = bench_median(host, o->saves), b = bench_median(there, o->saves);
+        printf("| %s, to host, copied | %.4f | %.2f |\n| %s, to device | %.4f | %.2f |\n", names[which], a,
+               raw / a / 1e9, names[which], b, raw / b / 1e9);
+        fprintf(json, ", \"load_%s_host_s\": %.5f, \"load_%s_device_s\": %.5f", names[which], a, names[which],
+                b);
+    }
+}
+
 static void run(state *s, const settings *o, ckd_store *store, ckd_session *session, FILE *json) {
     ckd_device device = device_of(s, o);
     ckd_fidelity fidelity = fidelity_of(o);
@@ -314,6 +379,7 @@ int main(int argc, char **argv) {
     ckd_session *session = open_session(&s, &o, by_session);
     run(&s, &o, store, session, json);
     check(ckd_session_close(session, &err), &err);
+    run_loads(&s, &o, store, json);
     fprintf(json, "}\n");
     fclose(json);
     ckd_store_close(store);
