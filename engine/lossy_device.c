@@ -14,8 +14,7 @@ bool lossy_device_may(const lossy_tile *t, const void *given) {
     size_t size = ckd_dtype_size(t->dtype);
     bool whole = !t->vector && t->phase == 0 && t->count % t->columns == 0 && t->columns < INT32_MAX;
     bool plain = t->recipe->effort < 7 && !(t->recipe->max_error > 0);
-    bool levels = t->part != LOSSY_SECOND || t->recipe->second >= LOSSY_LEVELS_NONE;
-    return whole && (uintptr_t)given % size == 0 && plain && levels && t->count >= FEWEST;
+    return whole && (uintptr_t)given % size == 0 && plain && t->count >= FEWEST;
 }
 
 #define PANELS     64u /* of rows whose columns are summed up apart, at most */

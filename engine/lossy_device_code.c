@@ -11,35 +11,40 @@
 /* Nothing is infinite, or so large that no integer reaches it: what would have to be kept as it is, the host sees to. */
 static bool is_plain(const lossy_tile *t) {
     bool reached = t->part == LOSSY_SECOND || t->largest < ldexpf(1, t->plan.exponent + 29);
-    bool known = t->part == LOSSY_SECOND ? t->levels_known : t->offsets_known && t->plan.step <= 400;
+    bool known = t->part == LOSSY_SECOND || (t->offsets_known && t->plan.step <= 400);
     return t->ordinary && reached && known && (t->part != LOSSY_WEIGHT || t->before);
 }
 
-/* Levels that rows and columns say. */
-static ckd_status fill_levels(const lossy_tile *t, ckd_error *err) {
+/* Levels of rows and columns, in the scratch. */
+static ckd_status put_levels(device_levels *out, const lossy_tile *t, ckd_error *err) {
     const struct lossy_device *d = t->device;
     uint64_t used = 0;
     device_failure why = {DEVICE_DONE, "", ""};
     int32_t *row = lossy_device_take(d, &used, d->rows * sizeof(int32_t)),
             *column = lossy_device_take(d, &used, d->columns * sizeof(int32_t));
-    ckd_status status = CKD_OK;
-    if (t->plan.row) {
+    uint64_t *misfits = lossy_device_take(d, &used, sizeof(uint64_t));
+    ckd_status status = lossy_device_reaches(d, used, err);
+    if (t->plan.row && status == CKD_OK) {
         status = device_put(d->line, row, t->plan.row, d->rows * sizeof(int32_t), err);
     }
     if (t->plan.own.step && status == CKD_OK) {
         status = device_put(d->line, column, t->plan.own.step, d->columns * sizeof(int32_t), err);
     }
-    device_levels levels = {.values = d->whole.values,
-                            .row = t->plan.row ? row : NULL,
-                            .column = t->plan.own.step ? column : NULL,
-                            .count = d->count,
-                            .columns = d->columns,
-                            .birth = t->plan.birth,
-                            .step = t->plan.step};
     if (status == CKD_OK) {
-        d->line->backend->move_levels(&d->line->queue, &levels, &why);
+        d->line->backend->zero(&d->line->queue, misfits, sizeof(uint64_t), &why);
         status = lossy_device_status(d, &why, err);
     }
+    *out = (device_levels){.now = d->whole.now,
+                           .values = d->whole.values,
+                           .few = t->levels_known ? NULL : d->few,
+                           .row = t->plan.row ? row : NULL,
+                           .column = t->plan.own.step ? column : NULL,
+                           .count = d->count,
+                           .columns = d->columns,
+                           .birth = t->plan.birth,
+                           .step = t->plan.step,
+                           .up = LOSSY_LEVEL_UP,
+                           .misfits = misfits};
     return status;
 }
 
@@ -120,6 +125,30 @@ static ckd_status make_integers(bool *fit, const lossy_tile *t, ckd_error *err) 
     return status == CKD_OK && *fit && !still ? fetch_integers(t, err) : status;
 }
 
+/* Of second moments; none are made if rows and columns say all. */
+static ckd_status make_levels(bool *fit, const lossy_tile *t, ckd_error *err) {
+    const struct lossy_device *d = t->device;
+    device_failure why = {DEVICE_DONE, "", ""};
+    device_levels levels;
+    uint64_t misfits = 0;
+    ckd_status status = put_levels(&levels, t, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    if (levels.few) {
+        d->line->backend->quantise_levels(&d->line->queue, &levels, &why);
+    }
+    if (why.result == DEVICE_DONE) {
+        d->line->backend->move_levels(&d->line->queue, &levels, &why);
+    }
+    status = lossy_device_status(d, &why, err);
+    if (status == CKD_OK && levels.few) {
+        status = device_get(d->line, &misfits, levels.misfits, sizeof(misfits), err);
+    }
+    *fit = misfits == 0;
+    return status == CKD_OK && *fit && levels.few ? fetch_integers(t, err) : status;
+}
+
 /* As a decoder gives them: in the dtype, and as floats again. */
 static ckd_status settle_values(const struct lossy_device *d, ckd_error *err) {
     device_failure why = {DEVICE_DONE, "", ""};
@@ -188,27 +217,44 @@ ckd_status lossy_device_code(bool *done, lossy_tile *t, ckd_error *err) {
     *done = is_plain(t);
     ckd_status status = stop_look(t->stop, err);
     if (status == CKD_OK && *done) {
-        status = t->part == LOSSY_SECOND ? fill_levels(t, err) : make_integers(done, t, err);
+        status = t->part == LOSSY_SECOND ? make_levels(done, t, err) : make_integers(done, t, err);
     }
     if (status != CKD_OK || !*done) {
         return status;
     }
-    d->whole.integers = t->part == LOSSY_SECOND ? NULL : (const int8_t *)d->integers.data;
+    d->whole.integers = t->levels_known ? NULL : (const int8_t *)d->integers.data;
     d->at = d->whole;
     return settle_values(d, err);
+}
+
+/* Integers that a block says by q: of second moments. */
+static ckd_status levels_of(lossy_job *j, const int8_t *few, uint64_t count, ckd_error *err) {
+    int32_t *q = bytes_scratch(&j->q, count * sizeof(int32_t), "coding scratch", err);
+    for (uint64_t i = 0; q && i < count; i++) {
+        q[i] = few[i] == DEVICE_LEVEL_ZERO ? LEVEL_ZERO : few[i];
+    }
+    j->block.q = q;
+    return q ? CKD_OK : CKD_E_NOMEM;
 }
 
 ckd_status lossy_device_block_encode(lossy_job *j, bytes *payload, const lossy_tile *t, uint64_t at,
                                      uint64_t count, symbols_workspace *work, ckd_error *err) {
     const struct lossy_device *d = t->device;
     const lossy_device_block *b = lossy_device_block_of(t, at);
+    const int8_t *few = b->any ? d->at.integers + at : NULL;
+    ckd_status status = CKD_OK;
     j->block = lossy_block_of(t, at, count);
-    j->block.few = b->any ? d->at.integers + at : NULL;
+    if (t->part == LOSSY_SECOND && few) {
+        status = levels_of(j, few, count, err);
+    } else {
+        j->block.few = few;
+    }
     j->error = b->error;
     j->decoded = NULL;
     lossy_judge(j, t);
     bytes_clear(payload);
-    return lattice_encode(payload, &j->block, LATTICE_FAST, &j->work.scratch, work, err);
+    return status == CKD_OK ? lattice_encode(payload, &j->block, LATTICE_FAST, &j->work.scratch, work, err)
+                            : status;
 }
 
 ckd_status lossy_device_fetch(void *to, const lossy_tile *t, uint64_t at, uint64_t count, bool decoded,

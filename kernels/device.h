@@ -155,16 +155,18 @@ typedef struct device_packing {
         *others; /* how many there are; added to. More than there is room for: those beyond are not there */
 } device_packing;
 
-/* The same of second moments. */
+/* Of second moments, without a parent. */
+#define DEVICE_LEVEL_ZERO (-128) /* instead of LEVEL_ZERO: the value is zero */
 typedef struct device_levels {
     const float *now;
-    float *values; /* of `move_levels`; from zeros */
-    int32_t *q;    /* of `quantise_levels`: the integers; of `move_levels`: the same, or NULL: all zero */
+    float *values; /* of `move_levels` */
+    int8_t *few;   /* of `quantise_levels`: the integers; of `move_levels`: the same, or NULL: all zero */
     const int32_t *row, *column; /* levels of each row and column, or NULL: none */
     uint64_t count, columns, phase;
     int32_t birth, step; /* birth: at least 1 */
     float up;
-    uint64_t *any; /* of `quantise_levels`: how many integers are not zero; added to */
+    uint64_t *
+        misfits; /* of `quantise_levels`: integers that do not fit a byte; added to. `few` is of no use if there are any */
 } device_levels;
 
 /* Statistics of a tile, as kernels.sums_of has them, and of its rows. */

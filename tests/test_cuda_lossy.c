@@ -6,6 +6,7 @@
 int main(void) {
     const struct CMUnitTest tests[] = {
         tempdir_test(test_lossy_tiles),
+        tempdir_test(test_second_moments),
         tempdir_test(test_masters),
         tempdir_test(test_tiles_of_the_host),
     };

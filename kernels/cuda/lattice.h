@@ -14,9 +14,6 @@
 typedef struct ALIGNED(16) four_floats {
     float at[LATTICE_EACH];
 } four_floats;
-typedef struct ALIGNED(16) four_integers {
-    int32_t at[LATTICE_EACH];
-} four_integers;
 typedef struct ALIGNED(4) four_bytes {
     int8_t at[LATTICE_EACH];
 } four_bytes;
@@ -77,7 +74,6 @@ DEVICE_FN void lattice_next(lattice_four *f, uint64_t columns) {
         }                                                                         \
     }
 DEFINE_FOUR(float, four_floats)
-DEFINE_FOUR(int32_t, four_integers)
 DEFINE_FOUR(int8_t, four_bytes)
 
 DEVICE_FN float tile_step(const device_tile *t, const lattice_four *f) {
@@ -342,29 +338,32 @@ DEVICE_FN int32_t quantise_level(const device_levels *t, float now, int32_t offs
 DEVICE_FN void quantise_levels(const place *at, const device_levels *t) {
     lattice_four f = lattice_four_of(at, t->count, t->columns, t->phase), here = f;
     four_floats now = load_four_floats(t->now, &f);
-    four_integers q = {{0, 0, 0, 0}};
-    uint32_t any = 0;
+    four_bytes few = {{0, 0, 0, 0}};
+    uint32_t misfits = 0;
     UNROLL for (uint32_t j = 0; j < LATTICE_EACH; j++) {
         if (j < f.n) {
-            q.at[j] = quantise_level(t, now.at[j], levels_offset(t, &here));
-            any += q.at[j] != 0;
+            int32_t q = quantise_level(t, now.at[j], levels_offset(t, &here));
+            bool fits = q > -128 && q < 128;
+            few.at[j] = (int8_t)(q == LEVEL_ZERO ? DEVICE_LEVEL_ZERO : fits ? q : 0);
+            misfits += !fits && q != LEVEL_ZERO;
             lattice_next(&here, t->columns);
         }
     }
-    store_four_integers(t->q, &f, &q);
-    if (any) {
-        add_u64(t->any, any);
+    store_four_bytes(t->few, &f, &few);
+    if (misfits) {
+        add_u64(t->misfits, misfits);
     }
 }
 KERNEL(quantise_levels, device_levels)
 
 DEVICE_FN void move_levels(const place *at, const device_levels *t) {
     lattice_four f = lattice_four_of(at, t->count, t->columns, t->phase), here = f;
-    four_integers q = load_four_integers(t->q, &f);
+    four_bytes few = load_four_bytes(t->few, &f);
     four_floats values = {{0, 0, 0, 0}};
     UNROLL for (uint32_t j = 0; j < LATTICE_EACH; j++) {
         if (j < f.n) {
-            int32_t level = scalar_level_apply(t->birth, q.at[j], levels_offset(t, &here), t->birth, t->step);
+            int32_t q = few.at[j] == DEVICE_LEVEL_ZERO ? LEVEL_ZERO : few.at[j];
+            int32_t level = scalar_level_apply(t->birth, q, levels_offset(t, &here), t->birth, t->step);
             values.at[j] = scalar_float((uint32_t)level << LEVEL_SHIFT);
             lattice_next(&here, t->columns);
         }
