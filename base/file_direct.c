@@ -93,7 +93,10 @@ static void *write_pieces(void *context) {
     return NULL;
 }
 
-/* One that the ring worked on has ended. What it did not write, as some systems do not write all at once, is written here. */
+/*
+ * One that the ring worked on has ended. What it did not write is written here: some systems do not write all at once, and the kernel gives up what it has not begun of
+ * a thread that ends (the file is one thread's at a time, but not always the same one's).
+ */
 static void take_ended(direct_file *d) {
     unsigned number = 0;
     int result = 0, errnum = uring_wait(d->ring, &number, &result);
@@ -106,7 +109,7 @@ static void take_ended(direct_file *d) {
         return;
     }
     direct_piece *p = &d->pieces[number % PIECES];
-    if (result < 0 && result != -EINTR && result != -EAGAIN) {
+    if (result < 0 && result != -EINTR && result != -EAGAIN && result != -ECANCELED) {
         errnum = -result;
     } else if (d->errnum == 0) {
         errnum = write_rest(d, p, result > 0 ? (size_t)result : 0);

@@ -7,16 +7,19 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/uio.h>
 #include <sys/wait.h>
 #include <signal.h>
 #include <unistd.h>
 
 #include "base/file.h"
+#include "base/file_direct.h"
 #include "tests/support/actions.h"
 #include "tests/support/tempdir.h"
 
@@ -258,6 +261,58 @@ static void test_fork(void **state) {
     }
 }
 
+/* The kernel gives up what a thread has asked for that ends: every second piece of the next file, before it is begun (mk/test.mk). */
+static bool giving_up;
+static unsigned pieces_given_up, pieces_asked_for;
+static uint64_t given_up; /* a bit for each number */
+int __real_uring_write(uring *u, int fd, const struct iovec *iov, uint64_t offset, unsigned number);
+int __wrap_uring_write(uring *u, int fd, const struct iovec *iov, uint64_t offset, unsigned number);
+int __wrap_uring_write(uring *u, int fd, const struct iovec *iov, uint64_t offset, unsigned number) {
+    static const struct iovec nothing;
+    bool drop = giving_up && pieces_asked_for++ % 2 == 0;
+    given_up = (given_up & ~(UINT64_C(1) << number)) | (uint64_t)drop << number;
+    return __real_uring_write(u, fd, drop ? &nothing : iov, offset, number);
+}
+int __real_uring_wait(uring *u, unsigned *number, int *result);
+int __wrap_uring_wait(uring *u, unsigned *number, int *result);
+int __wrap_uring_wait(uring *u, unsigned *number, int *result) {
+    int errnum = __real_uring_wait(u, number, result);
+    if (errnum == 0 && given_up >> *number & 1) {
+        *result = -ECANCELED;
+        pieces_given_up++;
+    }
+    return errnum;
+}
+
+static void *append_most(void *writer) {
+    return (void *)(intptr_t)file_append(writer, data, 8 * PIECE + 10, NULL);
+}
+
+/* Who began to write ends, and another thread goes on. */
+static void test_a_thread_that_ends(void **state) {
+    begin_test(state);
+    for (int round = 0; round < 40; round++) {
+        file_way way = round % 2 ? FILE_URING : FILE_DIRECT;
+        file_writer *f;
+        pthread_t thread;
+        void *status = NULL;
+        unlink(path);
+        giving_up = round / 2 == 0;
+        pieces_given_up = 0;
+        assert_int_equal(file_create_way(&f, path, PIECE, way, NULL), CKD_OK);
+        bool had = file_way_of(f) == way;
+        assert_int_equal(pthread_create(&thread, NULL, append_most, f), 0);
+        assert_int_equal(pthread_join(thread, &status), 0);
+        assert_int_equal((intptr_t)status, CKD_OK);
+        assert_int_equal(file_append(f, data + 8 * PIECE + 10, PIECE, NULL), CKD_OK);
+        assert_int_equal(file_sync(f, NULL), CKD_OK);
+        assert_int_equal(file_close(f, NULL), CKD_OK);
+        expect_content(9 * PIECE + 10);
+        assert_true(!giving_up || way != FILE_URING || !had || pieces_given_up >= 4);
+        giving_up = false;
+    }
+}
+
 static void test_trials(void **state) {
     begin_test(state);
     file_set_direct_piece((size_t)1 << 20);
@@ -291,6 +346,7 @@ int main(void) {
         TEST(failed_sync_spoils),
         TEST(what_the_system_refuses),
         TEST(fork),
+        TEST(a_thread_that_ends),
         TEST(trials),
     };
     return cmocka_run_group_tests_name("ways to write", tests, NULL, NULL);
