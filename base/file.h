@@ -46,6 +46,13 @@ typedef struct file_writer file_writer;
  * (0: none); one that is larger than the buffer goes straight to the file.
  */
 ckd_status file_create(file_writer **out, const char *path, size_t buffer, ckd_error *err);
+/* Memory of a writer, which the next one can have: its buffer, and pieces of direct ways. One writer's at a time, and there until that is closed. Zero-initialise. */
+typedef struct file_room {
+    bytes buffer;
+    void *pieces;
+    size_t pieces_size;
+} file_room;
+void file_room_free(file_room *room);
 /* How the bytes of a file that grows reach the disk. */
 typedef enum file_way {
     FILE_BUFFERED = 0, /* through the page cache; writing back begins as it grows */
@@ -55,9 +62,11 @@ typedef enum file_way {
 enum { FILE_WAYS = 3 };
 /*
  * The same in a given way, if it can be had there; else through the page cache, see file_way_of. What is no full piece, a file's end and
- * what is replaced, goes through the page cache in any case. A failed write is told by a later call, at the latest by file_flush or file_sync.
+ * what is replaced, goes through the page cache in any case. A failed write is told by a later call, at the latest by file_flush or file_sync. room: NULL, the writer has
+ * its own, or what its memory is.
  */
-ckd_status file_create_way(file_writer **out, const char *path, size_t buffer, file_way way, ckd_error *err);
+ckd_status file_create_way(file_writer **out, const char *path, size_t buffer, file_way way, file_room *room,
+                           ckd_error *err);
 /* The way that the file began with. */
 file_way file_way_of(const file_writer *f);
 /*

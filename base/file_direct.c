@@ -26,9 +26,9 @@ typedef struct direct_piece {
 } direct_piece;
 
 struct direct_file {
-    int fd, flags; /* flags: those that it had before */
-    int errnum;    /* the first failure */
-    uint8_t *memory;
+    int fd, flags;     /* flags: those that it had before */
+    int errnum;        /* the first failure */
+    file_room *room;   /* whose memory the pieces are */
     size_t size;       /* of a piece */
     unsigned next;     /* the piece that is being filled */
     uint64_t reserved; /* bytes that the file system was asked for, so that writing only fills them */
@@ -126,15 +126,25 @@ static bool start_writer(direct_file *d) {
     return thread_start(&d->writer, write_pieces, d, NULL) == CKD_OK;
 }
 
-direct_file *direct_open(int fd, file_way way) {
+/* NULL: out of memory. */
+static uint8_t *memory_of(file_room *room, size_t size) {
+    if (room->pieces_size != size) {
+        free(room->pieces);
+        room->pieces = aligned_alloc(ALIGNMENT, size);
+        room->pieces_size = room->pieces ? size : 0;
+    }
+    return room->pieces;
+}
+
+direct_file *direct_open(int fd, file_way way, file_room *room) {
     int flags = fcntl(fd, F_GETFL);
     direct_file *d = flags < 0 ? NULL : calloc(1, sizeof(*d));
     if (d == NULL) {
         return NULL;
     }
-    *d = (direct_file){.fd = fd, .flags = flags, .size = piece_size, .reserves = true};
-    d->memory = aligned_alloc(ALIGNMENT, PIECES * d->size);
-    bool good = d->memory != NULL && fcntl(fd, F_SETFL, flags | O_DIRECT) == 0;
+    *d = (direct_file){.fd = fd, .flags = flags, .room = room, .size = piece_size, .reserves = true};
+    uint8_t *memory = memory_of(room, PIECES * d->size);
+    bool good = memory != NULL && fcntl(fd, F_SETFL, flags | O_DIRECT) == 0;
     if (good && way == FILE_URING) {
         d->ring = uring_open(PIECES);
         good = d->ring != NULL;
@@ -143,12 +153,11 @@ direct_file *direct_open(int fd, file_way way) {
     }
     if (!good) {
         (void)fcntl(fd, F_SETFL, flags);
-        free(d->memory);
         free(d);
         return NULL;
     }
     for (unsigned i = 0; i < PIECES; i++) {
-        d->pieces[i].iov = (struct iovec){d->memory + i * d->size, d->size};
+        d->pieces[i].iov = (struct iovec){memory + i * d->size, d->size};
     }
     return d;
 }
@@ -271,8 +280,9 @@ void direct_free(direct_file *d, bool in_child) {
         }
     }
     uring_close(d->ring);
-    if (!d->lost) {
-        free(d->memory);
+    if (d->lost) {
+        d->room->pieces = NULL;
+        d->room->pieces_size = 0;
     }
     free(d);
 }

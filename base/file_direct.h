@@ -11,8 +11,8 @@
 
 typedef struct direct_file direct_file;
 
-/* NULL: not to be had here (the file system, a sandbox, memory): the descriptor is as it was. */
-direct_file *direct_open(int fd, file_way way);
+/* NULL: not to be had here (the file system, a sandbox, memory): the descriptor is as it was. Pieces are the room's memory. */
+direct_file *direct_open(int fd, file_way way, file_room *room);
 /* Bytes of a piece: a multiple of what any disk asks for. */
 size_t direct_piece_size(const direct_file *d);
 /* Memory for the next piece; waits for room. */

@@ -37,7 +37,7 @@ ckd_status file_try_way(file_trial *out, const char *path, file_way way, uint64_
         store_le64(data + i, (i + 1) * UINT64_C(0x9e3779b97f4a7c15));
     }
     uint64_t begun = clock_monotonic_ns(), worked = thread_ns();
-    ckd_status status = file_create_way(&f, path, (size_t)1 << 20, way, err);
+    ckd_status status = file_create_way(&f, path, (size_t)1 << 20, way, NULL, err);
     if (status == CKD_OK) {
         out->way = file_way_of(f);
         status = write_all(f, data, size, err);

@@ -27,24 +27,39 @@ struct file_writer {
     uint8_t *own;        /* the buffer of that */
     size_t own_capacity;
     uint64_t helper_ns;
-    char *path; /* path and own are one allocation with this */
+    file_room *room, own_room; /* room: where the memory is */
+    char *path;                /* one allocation with this */
 };
 
+void file_room_free(file_room *room) {
+    bytes_free(&room->buffer);
+    free(room->pieces);
+    *room = (file_room){.pieces = NULL};
+}
+
+static void free_writer(file_writer *f) {
+    file_room_free(&f->own_room);
+    free(f);
+}
+
 /* Without its descriptor. */
-static ckd_status new_writer(file_writer **out, const char *path, size_t buffer, ckd_error *err) {
+static ckd_status new_writer(file_writer **out, const char *path, size_t buffer, file_room *room,
+                             ckd_error *err) {
     *out = NULL;
-    size_t length = strlen(path) + 1, size;
-    file_writer *f = NULL;
-    if (!__builtin_add_overflow(sizeof(*f) + length, buffer, &size)) {
-        f = malloc(size);
-    }
+    size_t length = strlen(path) + 1;
+    file_writer *f = malloc(sizeof(*f) + length);
     if (f == NULL) {
-        return err_nomem(err, buffer, "a file writer's buffer");
+        return err_nomem(err, sizeof(*f), "a file writer");
     }
     *f = (file_writer){
         .process = getpid(), .capacity = buffer, .own_capacity = buffer, .path = (char *)(f + 1)};
     memcpy(f->path, path, length);
-    f->buffer = f->own = (uint8_t *)f->path + length;
+    f->room = room ? room : &f->own_room;
+    f->buffer = f->own = bytes_scratch(&f->room->buffer, buffer, "a file writer's buffer", err);
+    if (f->own == NULL) {
+        free(f);
+        return CKD_E_NOMEM;
+    }
     *out = f;
     return CKD_OK;
 }
@@ -61,24 +76,30 @@ static int open_writer(file_writer *f, int flags) {
     return errnum;
 }
 
-ckd_status file_create(file_writer **out, const char *path, size_t buffer, ckd_error *err) {
-    ckd_status status = new_writer(out, path, buffer, err);
+static ckd_status create(file_writer **out, const char *path, size_t buffer, file_room *room,
+                         ckd_error *err) {
+    ckd_status status = new_writer(out, path, buffer, room, err);
     if (status != CKD_OK) {
         return status;
     }
     int errnum = open_writer(*out, O_CREAT | O_EXCL);
     if (errnum != 0) {
-        free(*out);
+        free_writer(*out);
         *out = NULL;
         return err_sys(err, errnum, path, "cannot create %s", path);
     }
     return CKD_OK;
 }
 
-ckd_status file_create_way(file_writer **out, const char *path, size_t buffer, file_way way, ckd_error *err) {
-    ckd_status status = file_create(out, path, buffer, err);
+ckd_status file_create(file_writer **out, const char *path, size_t buffer, ckd_error *err) {
+    return create(out, path, buffer, NULL, err);
+}
+
+ckd_status file_create_way(file_writer **out, const char *path, size_t buffer, file_way way, file_room *room,
+                           ckd_error *err) {
+    ckd_status status = create(out, path, buffer, room, err);
     file_writer *f = *out;
-    if (status == CKD_OK && way != FILE_BUFFERED && (f->direct = direct_open(f->fd, way)) != NULL) {
+    if (status == CKD_OK && way != FILE_BUFFERED && (f->direct = direct_open(f->fd, way, f->room)) != NULL) {
         f->way = way;
         f->capacity = direct_piece_size(f->direct);
         f->buffer = direct_room(f->direct);
@@ -91,7 +112,7 @@ file_way file_way_of(const file_writer *f) {
 }
 
 ckd_status file_continue(file_writer **out, const char *path, uint64_t keep, size_t buffer, ckd_error *err) {
-    ckd_status status = new_writer(out, path, buffer, err);
+    ckd_status status = new_writer(out, path, buffer, NULL, err);
     if (status != CKD_OK) {
         return status;
     }
@@ -111,7 +132,7 @@ ckd_status file_continue(file_writer **out, const char *path, uint64_t keep, siz
         if (open) {
             close((*out)->fd);
         }
-        free(*out);
+        free_writer(*out);
         *out = NULL;
         return err_sys(err, errnum, path, "cannot go on with %s after %llu bytes", path,
                        (unsigned long long)keep);
@@ -341,7 +362,7 @@ ckd_status file_close(file_writer *f, ckd_error *err) {
     if (status == CKD_OK && errnum != 0) {
         status = fail(f, err, errnum, "close");
     }
-    free(f);
+    free_writer(f);
     return status;
 }
 
@@ -363,5 +384,5 @@ void file_discard(file_writer *f) {
     }
     (void)step_check(STEP_CLOSE, f->path);
     close(f->fd);
-    free(f);
+    free_writer(f);
 }

@@ -54,7 +54,7 @@ static int write_once(double figures[FIGURES], const char *path, file_way way, i
     file_writer *f;
     file_reader *r;
     double begun = bench_seconds(), worked = processor_seconds();
-    must(file_create_way(&f, path, 1 << 20, way, &err), &err);
+    must(file_create_way(&f, path, 1 << 20, way, NULL, &err), &err);
     int had = file_way_of(f) == way;
     for (uint64_t at = 0; at < (uint64_t)mb * 1000000 && had; at += STRETCH) {
         compute(coding_ms * STRETCH / 1e6);

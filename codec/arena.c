@@ -1,5 +1,6 @@
 /* Memory that decoded records point to: pieces that grow with what was asked for, freed together. */
 #include <stdlib.h>
+#include <string.h>
 
 #include "codec/record.h"
 
@@ -45,6 +46,20 @@ void *arena_alloc(record_arena *a, size_t size) {
     void *out = (char *)a->pieces[a->count - 1] + a->used;
     a->used += size;
     return out;
+}
+
+void arena_clear(record_arena *a) {
+    if (a->count == 0) {
+        return;
+    }
+    void *last = a->pieces[--a->count];
+    for (size_t i = 0; i < a->count; i++) {
+        free(a->pieces[i]);
+    }
+    memset(last, 0, a->used);
+    a->pieces[0] = last;
+    a->count = 1;
+    a->used = 0;
 }
 
 void arena_free(record_arena *a) {

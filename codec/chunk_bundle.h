@@ -63,10 +63,11 @@ typedef struct bundle_member {
 } bundle_member;
 
 /*
- * Appends the payload of a bundle to `to`, which fails if memory ends. The members belong to one checkpoint, have no problem, and
+ * Appends the payload of a bundle to `to`, which fails if memory ends. heads: scratch. The members belong to one checkpoint, have no problem, and
  * come in ascending order; `payloads` are theirs, one behind the other.
  */
-void bundle_encode(bytes *to, const bundle_member *members, size_t count, const bytes *payloads);
+void bundle_encode(bytes *to, const bundle_member *members, size_t count, const bytes *payloads,
+                   bytes *heads);
 
 /*
  * Decodes the payload of `bundle`, of bundle->stored_size bytes. The members are malloc'ed; what they point to is the arena's.

@@ -206,15 +206,15 @@ static uint32_t put_hashes(bytes *to, const bundle_member *members, size_t count
     return (uint32_t)((to->size - before) / sizeof(hash128));
 }
 
-void bundle_encode(bytes *to, const bundle_member *members, size_t count, const bytes *payloads) {
-    bytes heads = {0};
-    put_heads(&heads, members, count);
+void bundle_encode(bytes *to, const bundle_member *members, size_t count, const bytes *payloads,
+                   bytes *heads) {
+    put_heads(bytes_anew(heads), members, count);
     size_t start = to->size;
     bytes_put_u32(to, (uint32_t)count);
-    bytes_put_u32(to, (uint32_t)heads.size);
+    bytes_put_u32(to, (uint32_t)heads->size);
     bytes_put_u32(to, 0); /* stored size of the heads and number of hashes, known below */
     bytes_put_u32(to, 0);
-    uint32_t stored = (uint32_t)put_stored_heads(to, &heads);
+    uint32_t stored = (uint32_t)put_stored_heads(to, heads);
     uint32_t hashes = put_hashes(to, members, count);
     if (!to->failed) {
         store_le32(to->data + start + 8, stored);
@@ -222,5 +222,4 @@ void bundle_encode(bytes *to, const bundle_member *members, size_t count, const 
         bytes_put_u64(to, hash64(to->data + start, to->size - start));
     }
     bytes_put(to, payloads->data, payloads->size);
-    bytes_free(&heads);
 }

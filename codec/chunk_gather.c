@@ -58,15 +58,15 @@ static ckd_status decode_members(bundle_member *members, record_arena *arena, co
 /* Nothing else is said of a bundle: what it holds says it all. */
 static const ckd_region whole = {.kind = CKD_REGION_WHOLE};
 
-ckd_status gather_bundle(record *bundle, record_tensor *tensor, bytes *payload, const chunk_gathered *g,
+ckd_status gather_bundle(record *bundle, record_tensor *tensor, bytes *payload, chunk_gathered *g,
                          ckd_error *err) {
-    record_arena arena = {0};
-    bundle_member *members = calloc(g->count, sizeof(*members));
-    ckd_status status = members ? decode_members(members, &arena, g, err)
-                                : err_nomem(err, g->count * sizeof(*members), "a bundle");
+    size_t size = g->count * sizeof(bundle_member);
+    bundle_member *members = bytes_scratch(&g->members, size, "a bundle", err);
+    arena_clear(&g->arena);
+    ckd_status status = members ? decode_members(memset(members, 0, size), &g->arena, g, err) : CKD_E_NOMEM;
     if (status == CKD_OK) {
         *tensor = (record_tensor){.name = BUNDLE_NAME, .checkpoint = g->checkpoint, .role = CKD_ROLE_OTHER};
-        bundle_encode(payload, members, g->count, &g->payloads);
+        bundle_encode(payload, members, g->count, &g->payloads, &g->heads);
         status = payload->failed ? err_nomem(err, payload->size, "a bundle") : CKD_OK;
     }
     if (status == CKD_OK) {
@@ -77,20 +77,21 @@ ckd_status gather_bundle(record *bundle, record_tensor *tensor, bytes *payload, 
                            .stored_size = payload->size,
                            .content = content_hash(payload->data, payload->size)};
     }
-    arena_free(&arena);
-    free(members);
     return status;
 }
 
 void gather_clear(chunk_gathered *g) {
-    bytes_clear(&g->headers);
-    bytes_clear(&g->payloads);
+    bytes_anew(&g->headers);
+    bytes_anew(&g->payloads);
     g->count = 0;
 }
 
 void gather_free(chunk_gathered *g) {
     bytes_free(&g->headers);
     bytes_free(&g->payloads);
+    bytes_free(&g->members);
+    bytes_free(&g->heads);
+    arena_free(&g->arena);
     free(g->before);
     *g = (chunk_gathered){0};
 }

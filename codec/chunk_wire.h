@@ -38,7 +38,9 @@ typedef struct chunk_gathered {
     bytes payloads;   /* one behind the other */
     uint64_t *before; /* of each record: those outside of bundles that were given to the writer before it */
     size_t count, capacity;
-    ckd_id checkpoint; /* of all of them */
+    ckd_id checkpoint;    /* of all of them */
+    bytes members, heads; /* scratch of the bundle that is made of them */
+    record_arena arena;
 } chunk_gathered;
 
 /* Is it small? */
@@ -49,7 +51,7 @@ ckd_status gather_add(chunk_gathered *g, const record *r, const bytes *header, c
 /* Does it go into the same bundle as those that are there already? */
 bool gather_fits(const chunk_gathered *g, const record *r);
 /* The bundle's record, which points to *tensor, and its payload, of all that was gathered. Errors: NOMEM. */
-ckd_status gather_bundle(record *bundle, record_tensor *tensor, bytes *payload, const chunk_gathered *g,
+ckd_status gather_bundle(record *bundle, record_tensor *tensor, bytes *payload, chunk_gathered *g,
                          ckd_error *err);
 void gather_clear(chunk_gathered *g);
 void gather_free(chunk_gathered *g);

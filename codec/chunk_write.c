@@ -9,18 +9,24 @@
 #define INDEX_LEVEL        3
 #define INDEX_ZSTD_MINIMUM 64u /* bytes below which compressing is not tried */
 
+struct chunk_room {
+    file_room file;
+    bytes header; /* the record header being written */
+    bytes index;  /* raw */
+    bytes packed; /* the same, or a bundle's payload */
+    chunk_gathered gathered;
+    bytes shards, key; /* keys of the shards, u64 each; scratch for one */
+};
+
 struct chunk_writer {
     file_writer *file;
     char *path;
     chunk_identity identity;
-    bytes header; /* the record header being written */
-    bytes index;  /* raw */
+    chunk_room *room, *own; /* own: NULL, or the room */
     uint64_t count;
     uint64_t given;    /* records outside of bundles */
     bool gathers;      /* small ones are held back */
     uint64_t features; /* required: of what was written */
-    chunk_gathered gathered;
-    bytes shards, key; /* keys of the shards, u64 each; scratch for one */
     ckd_status failed; /* the first failure: what follows would have no place */
 };
 
@@ -50,39 +56,64 @@ static void put_footer(bytes *to, const chunk_footer *f) {
     bytes_put_u64(to, to->failed ? 0 : hash64(to->data + start, to->size - start));
 }
 
+chunk_room *chunk_room_create(void) {
+    return calloc(1, sizeof(chunk_room));
+}
+
+void chunk_room_free(chunk_room *room) {
+    if (room) {
+        bytes *const all[] = {&room->header, &room->index, &room->packed, &room->shards, &room->key};
+        for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++) {
+            bytes_free(all[i]);
+        }
+        gather_free(&room->gathered);
+        file_room_free(&room->file);
+        free(room);
+    }
+}
+
+static void begin_room(chunk_room *room) {
+    bytes *const all[] = {&room->header, &room->index, &room->packed, &room->shards, &room->key};
+    for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++) {
+        bytes_anew(all[i]);
+    }
+    gather_clear(&room->gathered);
+}
+
 static void writer_free(chunk_writer *w) {
-    bytes_free(&w->header);
-    bytes_free(&w->index);
-    gather_free(&w->gathered);
-    bytes_free(&w->shards);
-    bytes_free(&w->key);
+    chunk_room_free(w->own);
     free(w->path);
     free(w);
 }
 
 ckd_status chunk_writer_create(chunk_writer **out, const char *path, const chunk_identity *identity,
                                ckd_error *err) {
-    return chunk_writer_create_way(out, path, identity, FILE_BUFFERED, err);
+    return chunk_writer_create_way(out, path, identity, FILE_BUFFERED, NULL, err);
 }
 
 ckd_status chunk_writer_create_way(chunk_writer **out, const char *path, const chunk_identity *identity,
-                                   file_way way, ckd_error *err) {
+                                   file_way way, chunk_room *room, ckd_error *err) {
     *out = NULL;
     chunk_writer *w = calloc(1, sizeof(*w));
     if (w) {
         w->path = strdup(path);
         w->identity = *identity;
-        put_file_header(&w->header, identity, 0);
+        w->own = room ? NULL : chunk_room_create();
+        w->room = room ? room : w->own;
     }
-    if (!w || !w->path || w->header.failed) {
+    if (w && w->room) {
+        begin_room(w->room);
+        put_file_header(&w->room->header, identity, 0);
+    }
+    if (!w || !w->path || !w->room || w->room->header.failed) {
         if (w) {
             writer_free(w);
         }
         return err_nomem(err, sizeof(*w), "a chunk writer");
     }
-    ckd_status status = file_create_way(&w->file, path, WRITE_BUFFER, way, err);
+    ckd_status status = file_create_way(&w->file, path, WRITE_BUFFER, way, &w->room->file, err);
     if (status == CKD_OK) {
-        status = file_append(w->file, w->header.data, w->header.size, err);
+        status = file_append(w->file, w->room->header.data, w->room->header.size, err);
     }
     if (status != CKD_OK) {
         chunk_writer_abort(w);
@@ -99,10 +130,10 @@ void chunk_writer_gather(chunk_writer *w) {
 static ckd_status too_large(const chunk_writer *w, ckd_error *err) {
     return err_set(err, CKD_E_INVALID,
                    "a record header of %zu bytes, or an index of %zu, is more than the format allows",
-                   w->header.size, w->index.size);
+                   w->room->header.size, w->room->index.size);
 }
 
-/* Encodes the header into w->header. */
+/* Encodes the header into w->room->header. */
 static ckd_status encode_record(chunk_writer *w, const record *r, ckd_error *err) {
     ckd_status ignored;
     const char *problem = record_problem(r, &ignored);
@@ -110,24 +141,24 @@ static ckd_status encode_record(chunk_writer *w, const record *r, ckd_error *err
         return err_in_tensor(err, err_set(err, CKD_E_INVALID, "a record cannot be written: %s", problem),
                              r->tensor->name);
     }
-    bytes_clear(&w->header);
-    record_encode(&w->header, r);
-    if (w->header.failed) {
-        return err_nomem(err, w->header.size, "a record header");
+    bytes_clear(&w->room->header);
+    record_encode(&w->room->header, r);
+    if (w->room->header.failed) {
+        return err_nomem(err, w->room->header.size, "a record header");
     }
-    return w->header.size > RECORD_HEADER_MAX ? err_in_tensor(err, too_large(w, err), r->tensor->name)
-                                              : CKD_OK;
+    return w->room->header.size > RECORD_HEADER_MAX ? err_in_tensor(err, too_large(w, err), r->tensor->name)
+                                                    : CKD_OK;
 }
 
 /* Writes a record and notes it in the index. */
 static ckd_status write_record(chunk_writer *w, const void *header, size_t header_size, const void *payload,
                                size_t payload_size, ckd_error *err) {
-    wire_put_varint(&w->index, 0); /* no gap in front of it */
-    bytes_put(&w->index, header, header_size);
-    if (w->index.failed) {
-        return err_nomem(err, w->index.size, "a chunk file's index");
+    wire_put_varint(&w->room->index, 0); /* no gap in front of it */
+    bytes_put(&w->room->index, header, header_size);
+    if (w->room->index.failed) {
+        return err_nomem(err, w->room->index.size, "a chunk file's index");
     }
-    if (w->index.size > CHUNK_INDEX_MAX) {
+    if (w->room->index.size > CHUNK_INDEX_MAX) {
         return too_large(w, err);
     }
     ckd_status status = file_append(w->file, header, header_size, err);
@@ -141,23 +172,23 @@ static ckd_status write_record(chunk_writer *w, const void *header, size_t heade
 static ckd_status write_bundle(chunk_writer *w, ckd_error *err) {
     record bundle;
     record_tensor tensor;
-    bytes payload = {0};
-    ckd_status status = gather_bundle(&bundle, &tensor, &payload, &w->gathered, err);
+    bytes *payload = bytes_anew(&w->room->packed);
+    ckd_status status = gather_bundle(&bundle, &tensor, payload, &w->room->gathered, err);
     if (status == CKD_OK) {
-        bundle.checksum = hash64(payload.data, payload.size);
+        bundle.checksum = hash64(payload->data, payload->size);
         status = encode_record(w, &bundle, err);
     }
     if (status == CKD_OK) {
         w->features |= CHUNK_BUNDLES;
-        status = write_record(w, w->header.data, w->header.size, payload.data, payload.size, err);
+        status =
+            write_record(w, w->room->header.data, w->room->header.size, payload->data, payload->size, err);
     }
-    bytes_free(&payload);
     return status;
 }
 
-/* One record goes as it would have gone, unless the order would suffer; several go as a bundle. Uses w->header. */
+/* One record goes as it would have gone, unless the order would suffer; several go as a bundle. Uses w->room->header. */
 static ckd_status flush_gathered(chunk_writer *w, ckd_error *err) {
-    chunk_gathered *g = &w->gathered;
+    chunk_gathered *g = &w->room->gathered;
     ckd_status status = CKD_OK;
     if (g->count == 1 && g->before[0] == w->given) {
         status = write_record(w, g->headers.data, g->headers.size, g->payloads.data, g->payloads.size, err);
@@ -171,13 +202,14 @@ static ckd_status flush_gathered(chunk_writer *w, ckd_error *err) {
 
 static ckd_status hold_back(chunk_writer *w, const record *r, const void *payload, ckd_error *err) {
     ckd_status status = CKD_OK;
-    if (!gather_fits(&w->gathered, r)) {
+    if (!gather_fits(&w->room->gathered, r)) {
         status = flush_gathered(w, err);
         if (status == CKD_OK) {
             status = encode_record(w, r, err); /* its header's place was needed */
         }
     }
-    return status == CKD_OK ? gather_add(&w->gathered, r, &w->header, payload, w->given, err) : status;
+    return status == CKD_OK ? gather_add(&w->room->gathered, r, &w->room->header, payload, w->given, err)
+                            : status;
 }
 
 uint64_t chunk_shard_key(bytes *scratch, const char *tensor, const ckd_region *region, uint32_t ndim) {
@@ -188,18 +220,19 @@ uint64_t chunk_shard_key(bytes *scratch, const char *tensor, const ckd_region *r
 }
 
 const uint64_t *chunk_writer_shards(const chunk_writer *w, size_t *count) {
-    *count = w->shards.size / sizeof(uint64_t);
-    return (const uint64_t *)(const void *)w->shards.data;
+    *count = w->room->shards.size / sizeof(uint64_t);
+    return (const uint64_t *)(const void *)w->room->shards.data;
 }
 
 static ckd_status note_shard(chunk_writer *w, const record *r, ckd_error *err) {
     if (r->kind != RECORD_BLOCK || r->first != 0) {
         return CKD_OK;
     }
-    uint64_t key = chunk_shard_key(&w->key, r->tensor->name, r->region, r->tensor->ndim);
-    bytes_put(&w->shards, &key, sizeof(key));
-    return w->key.failed || w->shards.failed ? err_nomem(err, w->shards.size, "the shards of a chunk file")
-                                             : CKD_OK;
+    uint64_t key = chunk_shard_key(&w->room->key, r->tensor->name, r->region, r->tensor->ndim);
+    bytes_put(&w->room->shards, &key, sizeof(key));
+    return w->room->key.failed || w->room->shards.failed
+               ? err_nomem(err, w->room->shards.size, "the shards of a chunk file")
+               : CKD_OK;
 }
 
 ckd_status chunk_writer_append(chunk_writer *w, record *r, const void *payload, ckd_error *err) {
@@ -214,13 +247,13 @@ ckd_status chunk_writer_append(chunk_writer *w, record *r, const void *payload, 
     ckd_status status = r->kind == RECORD_BUNDLE
                             ? err_set(err, CKD_E_INVALID, "a bundle is made of records by the writer itself")
                             : encode_record(w, r, err);
-    if (status == CKD_OK && w->gathers && gather_takes(r, w->header.size)) {
+    if (status == CKD_OK && w->gathers && gather_takes(r, w->room->header.size)) {
         status = hold_back(w, r, payload, err);
     } else if (status == CKD_OK) {
         r->offset = file_written(w->file);
-        r->header_size = (uint32_t)w->header.size;
+        r->header_size = (uint32_t)w->room->header.size;
         r->payload_offset = r->offset + r->header_size;
-        status = write_record(w, w->header.data, w->header.size, payload, r->stored_size, err);
+        status = write_record(w, w->room->header.data, w->room->header.size, payload, r->stored_size, err);
         w->given += status == CKD_OK;
     }
     if (status == CKD_OK) {
@@ -232,44 +265,42 @@ ckd_status chunk_writer_append(chunk_writer *w, record *r, const void *payload, 
 }
 
 uint64_t chunk_writer_size(const chunk_writer *w) {
-    return file_written(w->file) + w->gathered.headers.size + w->gathered.payloads.size;
+    return file_written(w->file) + w->room->gathered.headers.size + w->room->gathered.payloads.size;
 }
 
 /* Appends the index, compressed if that makes it smaller, and says in the footer what it did. */
 static ckd_status append_index(chunk_writer *w, chunk_footer *footer, ckd_error *err) {
     footer->index_offset = file_written(w->file);
-    footer->index_raw = footer->index_stored = w->index.size;
+    footer->index_raw = footer->index_stored = w->room->index.size;
     footer->record_count = w->count;
-    footer->root = hash128_of(w->index.data, w->index.size);
+    footer->root = hash128_of(w->room->index.data, w->room->index.size);
     footer->index_coding = INDEX_RAW;
-    const void *stored = w->index.data;
-    bytes packed = {0};
-    if (w->index.size >= INDEX_ZSTD_MINIMUM) {
-        size_t bound = zstd_once_bound(w->index.size);
-        void *to = bytes_extend(&packed, bound);
-        size_t size = to ? zstd_once_pack(to, bound, w->index.data, w->index.size, INDEX_LEVEL) : 0;
+    const void *stored = w->room->index.data;
+    if (w->room->index.size >= INDEX_ZSTD_MINIMUM) {
+        size_t bound = zstd_once_bound(w->room->index.size);
+        void *to = bytes_extend(bytes_anew(&w->room->packed), bound);
+        size_t size =
+            to ? zstd_once_pack(to, bound, w->room->index.data, w->room->index.size, INDEX_LEVEL) : 0;
         if (size == 0) {
-            bytes_free(&packed);
             return err_nomem(err, bound, "a compressed index");
         }
-        if (size < w->index.size) {
+        if (size < w->room->index.size) {
             footer->index_coding = INDEX_ZSTD;
             footer->index_stored = size;
-            stored = packed.data;
+            stored = to;
         }
     }
     footer->index_hash = hash64(stored, footer->index_stored);
-    ckd_status status = file_append(w->file, stored, footer->index_stored, err);
-    bytes_free(&packed);
-    return status;
+    return file_append(w->file, stored, footer->index_stored, err);
 }
 
 /* What the file requires of its reader is known at its end. */
 static ckd_status rewrite_file_header(chunk_writer *w, ckd_error *err) {
-    bytes_clear(&w->header);
-    put_file_header(&w->header, &w->identity, w->features);
-    return w->header.failed ? err_nomem(err, CHUNK_HEADER_SIZE, "a chunk file's header")
-                            : file_write_at(w->file, 0, w->header.data, w->header.size, err);
+    bytes_clear(&w->room->header);
+    put_file_header(&w->room->header, &w->identity, w->features);
+    return w->room->header.failed
+               ? err_nomem(err, CHUNK_HEADER_SIZE, "a chunk file's header")
+               : file_write_at(w->file, 0, w->room->header.data, w->room->header.size, err);
 }
 
 static ckd_status append_end(chunk_writer *w, hash128 *root, uint64_t *size, ckd_error *err) {
@@ -284,12 +315,12 @@ static ckd_status append_end(chunk_writer *w, hash128 *root, uint64_t *size, ckd
     if (status != CKD_OK) {
         return status;
     }
-    bytes_clear(&w->header);
-    put_footer(&w->header, &footer);
-    if (w->header.failed) {
+    bytes_clear(&w->room->header);
+    put_footer(&w->room->header, &footer);
+    if (w->room->header.failed) {
         return err_nomem(err, CHUNK_FOOTER_SIZE, "a chunk file's footer");
     }
-    status = file_append(w->file, w->header.data, w->header.size, err);
+    status = file_append(w->file, w->room->header.data, w->room->header.size, err);
     if (status == CKD_OK && w->features) {
         status = rewrite_file_header(w, err);
     }

@@ -119,6 +119,8 @@ typedef struct record_arena {
     size_t used, room; /* of the last piece */
 } record_arena;
 void *arena_alloc(record_arena *a, size_t size); /* aligned to 16, zeroed; NULL when out of memory */
+/* Nothing of it is needed any more. Its last piece, up to 1 MiB as large as all before it, stays for what comes. */
+void arena_clear(record_arena *a);
 void arena_free(record_arena *a);
 
 /*

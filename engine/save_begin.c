@@ -219,8 +219,8 @@ static ckd_status enter_store(ckd_save *save, ckd_error *err) {
 static ckd_status create_chunk_file(ckd_save *save, ckd_error *err) {
     pathname p = path_chunk(save->store->path, &save->file_id, ".tmp");
     chunk_identity identity = {save->store->id, save->file_id, save->writer_id};
-    ckd_status status =
-        chunk_writer_create_way(&save->writer, p.text, &identity, write_path_choose(save), err);
+    ckd_status status = chunk_writer_create_way(&save->writer, p.text, &identity, write_path_choose(save),
+                                                save->kit->writing, err);
     if (status == CKD_OK && save_coarsest_fidelity(save) > CKD_EXACT) {
         chunk_writer_gather(save->writer); /* small deltas: their headers would be as large as they are */
     }

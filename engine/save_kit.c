@@ -20,6 +20,8 @@ void save_kit_free(save_kit *kit, bool in_child) {
     free(kit->jobs);
     free(kit->places);
     save_tiles_free(kit->tiles);
+    chunk_room_free(kit->writing);
+    chunk_room_free(kit->copying);
     if (kit->columns) {
         columns_cache_free(kit->columns, in_child);
     }
@@ -38,7 +40,9 @@ static ckd_status make(save_kit **out, uint32_t slots, ckd_error *err) {
     }
     kit->jobs = calloc(slots, sizeof(*kit->jobs));
     kit->places = calloc(slots, sizeof(*kit->places));
-    if (!kit->columns || !kit->jobs || !kit->places) {
+    kit->writing = chunk_room_create();
+    kit->copying = chunk_room_create();
+    if (!kit->columns || !kit->jobs || !kit->places || !kit->writing || !kit->copying) {
         return err_nomem(err, slots * sizeof(*kit->jobs), "block jobs");
     }
     ckd_status status = CKD_OK;

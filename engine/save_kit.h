@@ -16,9 +16,10 @@ struct ckd_store;
 typedef struct save_kit {
     struct columns_cache *columns; /* of lossy parents */
     uint32_t slots;
-    struct block_job *jobs;   /* one for each place in the pipeline */
-    struct save_slot *places; /* of it */
-    struct save_tiles *tiles; /* of lossy tensors; NULL: none were saved yet */
+    struct block_job *jobs;               /* one for each place in the pipeline */
+    struct save_slot *places;             /* of it */
+    struct save_tiles *tiles;             /* of lossy tensors; NULL: none were saved yet */
+    struct chunk_room *writing, *copying; /* of the chunk file, and of ready copies */
 } save_kit;
 
 /* The save's jobs and pipeline, from the store's kit if it has one that is free. Errors: NOMEM. */

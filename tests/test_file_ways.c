@@ -44,7 +44,7 @@ static void begin_test(void **state) {
 /* Where the file system has no such way there is nothing to see: the number of those that were seen is asserted. */
 static bool can(file_way way) {
     file_writer *f = NULL;
-    assert_int_equal(file_create_way(&f, path, 100, way, NULL), CKD_OK);
+    assert_int_equal(file_create_way(&f, path, 100, way, NULL, NULL), CKD_OK);
     bool yes = file_way_of(f) == way;
     file_discard(f);
     return yes;
@@ -65,7 +65,7 @@ static void expect_content(size_t size) {
 static void write_file(file_way way, size_t size, size_t stretch) {
     file_writer *f;
     unlink(path);
-    assert_int_equal(file_create_way(&f, path, 1000, way, NULL), CKD_OK);
+    assert_int_equal(file_create_way(&f, path, 1000, way, NULL, NULL), CKD_OK);
     for (size_t at = 0; at < size; at += stretch) {
         size_t part = size - at < stretch ? size - at : stretch;
         assert_int_equal(file_append(f, data + at, part, NULL), CKD_OK);
@@ -107,7 +107,7 @@ static void test_what_is_not_to_be_had_is_buffered(void **state) {
         close((int)few.rlim_cur);
         few.rlim_cur++;
         assert_int_equal(setrlimit(RLIMIT_NOFILE, &few), 0);
-        assert_int_equal(file_create_way(&f, path, 100, way, NULL), CKD_OK);
+        assert_int_equal(file_create_way(&f, path, 100, way, NULL, NULL), CKD_OK);
         assert_int_equal(setrlimit(RLIMIT_NOFILE, &before), 0);
         assert_true(way == FILE_DIRECT || file_way_of(f) == FILE_BUFFERED);
         assert_int_equal(file_append(f, data, MOST, NULL), CKD_OK);
@@ -124,7 +124,7 @@ static void test_write_at(void **state) {
         file_writer *f;
         uint8_t zeros[88] = {0};
         unlink(path);
-        assert_int_equal(file_create_way(&f, path, 1000, way, NULL), CKD_OK);
+        assert_int_equal(file_create_way(&f, path, 1000, way, NULL, NULL), CKD_OK);
         assert_int_equal(file_append(f, zeros, sizeof(zeros), NULL), CKD_OK);
         assert_int_equal(file_append(f, data + 88, 6 * PIECE, NULL), CKD_OK);
         assert_int_equal(file_write_at(f, 0, data, 88, NULL), CKD_OK);
@@ -157,7 +157,7 @@ static void test_failed_writes_spoil(void **state) {
                 fault = how == 0 ? EIO : how == 1 ? -1 : -(PIECE / 2) - 8;
                 steps = 0;
                 unlink(path);
-                assert_int_equal(file_create_way(&f, path, PIECE, way, NULL), CKD_OK);
+                assert_int_equal(file_create_way(&f, path, PIECE, way, NULL, NULL), CKD_OK);
                 file_set_fault_hook(fail_nth, NULL);
                 ckd_status status = CKD_OK;
                 for (size_t at = 0; at < MOST && status == CKD_OK; at += 1000) {
@@ -200,7 +200,7 @@ static void test_failed_sync_spoils(void **state) {
         file_writer *f;
         steps = 0;
         unlink(path);
-        assert_int_equal(file_create_way(&f, path, PIECE, way, NULL), CKD_OK);
+        assert_int_equal(file_create_way(&f, path, PIECE, way, NULL, NULL), CKD_OK);
         file_set_fault_hook(fail_nth, NULL);
         assert_int_equal(file_append(f, data, MOST, NULL), CKD_OK);
         assert_int_equal(file_sync(f, NULL), CKD_E_IO);
@@ -223,7 +223,7 @@ static void test_what_the_system_refuses(void **state) {
     for (file_way way = FILE_BUFFERED; way <= FILE_URING; way++) {
         file_writer *f;
         unlink(path);
-        assert_int_equal(file_create_way(&f, path, PIECE, way, NULL), CKD_OK);
+        assert_int_equal(file_create_way(&f, path, PIECE, way, NULL, NULL), CKD_OK);
         assert_int_equal(setrlimit(RLIMIT_FSIZE, &small), 0);
         ckd_status status = file_append(f, data, 6 * PIECE, NULL);
         usleep(20000); /* what is under way has met the limit by then */
@@ -243,7 +243,7 @@ static void test_fork(void **state) {
     for (file_way way = FILE_DIRECT; way <= FILE_URING; way++) {
         file_writer *f;
         unlink(path);
-        assert_int_equal(file_create_way(&f, path, PIECE, way, NULL), CKD_OK);
+        assert_int_equal(file_create_way(&f, path, PIECE, way, NULL, NULL), CKD_OK);
         assert_int_equal(file_append(f, data, 5 * PIECE + 10, NULL), CKD_OK);
         pid_t child = fork();
         if (child == 0) {
@@ -299,7 +299,7 @@ static void test_a_thread_that_ends(void **state) {
         unlink(path);
         giving_up = round / 2 == 0;
         pieces_given_up = 0;
-        assert_int_equal(file_create_way(&f, path, PIECE, way, NULL), CKD_OK);
+        assert_int_equal(file_create_way(&f, path, PIECE, way, NULL, NULL), CKD_OK);
         bool had = file_way_of(f) == way;
         assert_int_equal(pthread_create(&thread, NULL, append_most, f), 0);
         assert_int_equal(pthread_join(thread, &status), 0);
