@@ -5,6 +5,14 @@
 
 #include "base/bytes.h"
 
+void content_index_clear(content_index *index) {
+    if (index->count) {
+        memset(index->slots, 0, index->capacity * sizeof(*index->slots));
+    }
+    index->count = 0;
+    index->rounded = false;
+}
+
 void content_index_free(content_index *index) {
     free(index->slots);
     memset(index, 0, sizeof(*index));

@@ -33,6 +33,8 @@ typedef struct content_index {
     bool rounded; /* there are entries of rounded values */
 } content_index;
 
+/* Forgets all, and keeps its memory. */
+void content_index_clear(content_index *index);
 void content_index_free(content_index *index);
 /* Adds an entry; the first of equal ones stays. Pointers must outlive the index. */
 ckd_status content_index_add(content_index *index, const content_entry *entry, ckd_error *err);

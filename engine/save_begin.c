@@ -305,14 +305,14 @@ void save_free(ckd_save *save, save_end end) {
     }
     lock_release(save->intent_lock);
     lock_release(save->reader_lock);
-    save_kit_leave(save, end == SAVE_COMMITTED && save->process == getpid());
     free(save->dependencies);
     free(save->ranks);
     save_compare_free(save);
     save_device_free(save);
     measures_free(&save->measures);
-    content_index_free(&save->known);
     step_states_free(&save->steps);
+    save_kit_leave(save, end == SAVE_COMMITTED && save->process == getpid());
+    content_index_free(&save->known);
     arena_free(&save->arena);
     views_free(&save->views);
     free(save);

@@ -22,6 +22,8 @@ void save_kit_free(save_kit *kit, bool in_child) {
     save_tiles_free(kit->tiles);
     chunk_room_free(kit->writing);
     chunk_room_free(kit->copying);
+    content_index_free(&kit->known);
+    arena_free(&kit->arena);
     if (kit->columns) {
         columns_cache_free(kit->columns, in_child);
     }
@@ -65,6 +67,12 @@ ckd_status save_kit_take(ckd_save *save, ckd_error *err) {
         return status;
     }
     save->jobs = kit->jobs;
+    content_index_clear(&kit->known);
+    arena_clear(&kit->arena);
+    save->known = kit->known;
+    save->arena = kit->arena;
+    kit->known = (content_index){0};
+    kit->arena = (record_arena){0};
     return pipeline_init(&save->pipeline, kit->places, kit->slots, err);
 }
 
@@ -80,6 +88,10 @@ void save_kit_leave(ckd_save *save, bool well) {
         save_kit_free(kit, in_child);
         return;
     }
+    kit->known = save->known;
+    kit->arena = save->arena;
+    save->known = (content_index){0};
+    save->arena = (record_arena){0};
     pthread_mutex_lock(&store->mutex);
     save_kit *other = store->kit;
     store->kit = kit;

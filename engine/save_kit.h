@@ -8,7 +8,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "base/error.h"
+#include "codec/record.h"
+#include "engine/content_index.h"
 
 struct ckd_save;
 struct ckd_store;
@@ -20,6 +21,8 @@ typedef struct save_kit {
     struct save_slot *places;             /* of it */
     struct save_tiles *tiles;             /* of lossy tensors; NULL: none were saved yet */
     struct chunk_room *writing, *copying; /* of the chunk file, and of ready copies */
+    content_index known;                  /* the save's own while it has the kit, as is: */
+    record_arena arena;
 } save_kit;
 
 /* The save's jobs and pipeline, from the store's kit if it has one that is free. Errors: NOMEM. */
