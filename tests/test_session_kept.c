@@ -32,7 +32,7 @@ enum {
     ROOM = 1 << 19
 };
 
-/* What the library allocates, on all threads: the linker sends its calls here (mk/test.mk). */
+/* What the library allocates, on all threads: the linker sends its calls here (mk/test.mk); those of SQLite, zstd and the C library itself are theirs. */
 static atomic_ullong allocations, allocated;
 static size_t count_it(size_t size) {
     atomic_fetch_add(&allocations, 1);
@@ -96,6 +96,17 @@ static void model_begin(model *m) {
     put(m, "counters.%d", 0, CKD_I32, random_values(CKD_I32, COUNT, 78));
 }
 
+static bool with_directions; /* weights move along a few */
+
+/* Of three strong directions. */
+static void move_along(float *x, const float *by) {
+    for (size_t k = 0; k < COUNT; k++) {
+        for (size_t d = 0; d < 3; d++) {
+            x[k] += 0.05f * by[d * ROWS + k / COLUMNS] * by[4 * ROWS + d * COLUMNS + k % COLUMNS];
+        }
+    }
+}
+
 static void model_move(model *m, unsigned step) {
     for (size_t i = 0; i < m->count; i++) {
         float *x = m->tensors[i].values;
@@ -109,6 +120,9 @@ static void model_move(model *m, unsigned step) {
         for (size_t k = 0; k < COUNT; k++) {
             x[k] = second ? 0.9f * x[k] + 0.1f * by[k] * by[k] : x[k] + 0.01f * by[k];
         }
+        if (with_directions && strncmp(m->tensors[i].name, "layers", 6) == 0) {
+            move_along(x, by);
+        }
         free(by);
     }
 }
@@ -119,7 +133,6 @@ static void model_end(model *m) {
     }
 }
 
-enum { EXACT_COUNT = 250, EXACT_BYTES = 4 << 20, LOSSY_COUNT = 1000, LOSSY_BYTES = 40 << 20 };
 #define ALL_BYTES  ((uint64_t)COUNT * (4 * ((with_masters ? 4 : 3) * LAYERS + 1) + 2))
 #define KEPT_BYTES ((uint64_t)COUNT * (4 * (LAYERS + 1) + 2))
 
@@ -129,6 +142,7 @@ typedef struct setting {
     uint32_t threads;
     ckd_fidelity fidelity;
     int *told;
+    uint64_t staging;
 } setting;
 
 static void count_damage(void *context, const char *message) {
@@ -143,6 +157,7 @@ static ckd_session *open_session(const setting *how, model *m) {
     ckd_error err = {0};
     save.run = how->run;
     save.fidelity = how->fidelity;
+    save.staging_bytes = how->staging;
     store.threads = how->threads;
     store.on_message = how->told ? count_damage : NULL;
     store.message_context = how->told;
@@ -248,7 +263,7 @@ static void test_two_tiles_look_at_the_same_moments(void **state) {
     with_masters = true;
     for (uint32_t i = 0; i < 2; i++) {
         snprintf(dir[i], sizeof(dir[i]), "%s/%u", (const char *)*state, i);
-        setting with = {dir[i], "run", false, i ? 3 : 1, CKD_COMPACT, NULL};
+        setting with = {dir[i], "run", false, i ? 3 : 1, CKD_COMPACT, NULL, 0};
         r[i] = run_session(&with, &m, false, false);
     }
     with_masters = false;
@@ -265,7 +280,7 @@ static void test_it_changes_nothing(void **state) {
             char dir[4096];
             snprintf(dir, sizeof(dir), "%s/%d%d", (const char *)*state, f, how);
             int told = 0;
-            setting with = {dir, "run", how > 0, 2, fidelities[f], &told};
+            setting with = {dir, "run", how > 0, 2, fidelities[f], &told, 0};
             outcome r = run_session(&with, &m, how == 2, false);
             assert_int_equal(told, 0);
             if (how == 0) {
@@ -284,7 +299,7 @@ static void test_a_restart_makes_it_anew(void **state) {
     outcome all[2];
     for (int kept = 0; kept < 2; kept++) {
         snprintf(dir, sizeof(dir), "%s/%d", (const char *)*state, kept);
-        setting with = {dir, "run", kept, 2, CKD_NEAR, NULL};
+        setting with = {dir, "run", kept, 2, CKD_NEAR, NULL, 0};
         all[kept] = run_session(&with, &m, false, true);
     }
     check_same(&all[0], &all[1], &m, 2);
@@ -298,7 +313,7 @@ static void test_threads_do_not_show(void **state) {
     for (int i = 0; i < 4; i++) {
         char dir[4096];
         snprintf(dir, sizeof(dir), "%s/%d", (const char *)*state, i);
-        setting with = {dir, "run", i % 2, threads[i], CKD_NEAR, NULL};
+        setting with = {dir, "run", i % 2, threads[i], CKD_NEAR, NULL, 0};
         outcome r = run_session(&with, &m, false, false);
         if (i == 0) {
             one = r;
@@ -333,7 +348,7 @@ static void test_the_parent_is_not_read(void **state) {
         char dir[4096];
         int told = 0;
         snprintf(dir, sizeof(dir), "%s/%d", (const char *)*state, room);
-        setting with = {dir, "run", room, 2, CKD_NEAR, &told};
+        setting with = {dir, "run", room, 2, CKD_NEAR, &told, 0};
         model_begin(&m);
         ckd_session *s = open_session(&with, &m);
         save_step(s, 1);
@@ -351,34 +366,52 @@ typedef struct cost {
     uint64_t count, bytes;
 } cost;
 
-/* Of the last save. */
-static cost cost_of(const char *dir, ckd_fidelity fidelity) {
+/* The least of the last few saves: which place in the pipeline needs what for the first time depends on the values. */
+static cost cost_of(const char *dir, ckd_fidelity fidelity, uint64_t staging) {
     model m;
-    cost c = {0, 0};
-    setting with = {dir, "run", true, 2, fidelity, NULL};
+    cost c = {UINT64_MAX, UINT64_MAX};
+    setting with = {dir, "run", true, 2, fidelity, NULL, staging};
+    with_directions = true;
     model_begin(&m);
     ckd_session *s = open_session(&with, &m);
-    for (uint64_t step = 1; step <= SAVES; step++) {
+    for (uint64_t step = 1; step <= 3 * SAVES; step++) {
         uint64_t count = atomic_load(&allocations), size = atomic_load(&allocated);
         save_step(s, step);
-        c = (cost){atomic_load(&allocations) - count, atomic_load(&allocated) - size};
+        count = atomic_load(&allocations) - count;
+        size = atomic_load(&allocated) - size;
+        if (step > 2 * SAVES) {
+            c.count = count < c.count ? count : c.count;
+            c.bytes = size < c.bytes ? size : c.bytes;
+        }
         model_move(&m, (unsigned)step);
     }
     ckd_error err = {0};
     must(ckd_session_close(s, &err), &err);
     model_end(&m);
+    with_directions = false;
     return c;
 }
 
-/* Scratch stays: later saves allocate what tells of blocks and files (names, indexes, the writers' buffers), and in lossy ones what searches for factors need. */
+/* Scratch stays. Later saves of 12 MB allocate what tells of blocks and files, and small chunk files as they are read back: a tensor of f32 more, or a buffer to write it, is too much. */
 static void test_later_saves_allocate_little(void **state) {
+    static const cost most[] = {
+        [CKD_EXACT] = {170, 300 << 10}, [CKD_NEAR] = {320, 1200 << 10}, [CKD_COMPACT] = {320, 1200 << 10}};
     char dir[4096];
     for (ckd_fidelity f = CKD_EXACT; f <= CKD_COMPACT; f++) {
         snprintf(dir, sizeof(dir), "%s/%d", (const char *)*state, (int)f);
-        cost c = cost_of(dir, f);
-        assert_in_range(c.count, 1, f == CKD_EXACT ? EXACT_COUNT : LOSSY_COUNT);
-        assert_in_range(c.bytes, 1, f == CKD_EXACT ? EXACT_BYTES : LOSSY_BYTES);
+        cost c = cost_of(dir, f, 0);
+        assert_in_range(c.count, 1, most[f].count);
+        assert_in_range(c.bytes, 1, most[f].bytes);
     }
+}
+
+/* What searches for factors work in is more than a save with so small a budget may keep: it is given back, and asked for again. */
+static void test_what_is_much_is_given_back(void **state) {
+    enum { STAGING = 1 << 20 };
+    char dir[4096];
+    snprintf(dir, sizeof(dir), "%s/%d", (const char *)*state, 1);
+    cost c = cost_of(dir, CKD_NEAR, STAGING);
+    assert_true(c.bytes > 2 * STAGING);
 }
 
 static int setup(void **dir) {
@@ -401,6 +434,7 @@ int main(void) {
         TEST(test_threads_do_not_show),
         TEST(test_the_parent_is_not_read),
         TEST(test_later_saves_allocate_little),
+        TEST(test_what_is_much_is_given_back),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
