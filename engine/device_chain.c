@@ -367,15 +367,19 @@ static ckd_status add_link(bool *fit, chain_link *l, device_chain *c, chain_side
     bool lossy = r->coding == CODING_LATTICE;
     *fit = false;
     ckd_status status = values_known(b, err);
-    if (status != CKD_OK || r->predictor > PREDICT_COPY || (!v && r->predictor != PREDICT_NONE)) {
+    if (status != CKD_OK || r->predictor > PREDICT_CAST || (r->predictor == PREDICT_CAST && c->cast) ||
+        (!v && r->predictor != PREDICT_NONE)) {
         return status;
     }
     *l = (chain_link){.record = r,
-                      .form = r->predictor == PREDICT_COPY ? CHAIN_SAME : CHAIN_VALUES,
+                      .form = r->predictor == PREDICT_CAST   ? CHAIN_CAST
+                              : r->predictor == PREDICT_COPY ? CHAIN_SAME
+                                                             : CHAIN_VALUES,
                       .delta = r->predictor != PREDICT_NONE,
                       .hashed = !lossy || c->count == 0};
-    if (r->predictor == PREDICT_COPY) {
+    if (l->form == CHAIN_CAST || l->form == CHAIN_SAME) {
         *fit = true;
+        c->cast = l->form == CHAIN_CAST ? c->count + 1 : c->cast; /* from the top; turned round at the end */
     } else if (lossy) {
         status = add_lossy(fit, l, c, sides, d, v, b, err);
     } else if (r->coding == CODING_SYMBOLS && streams) {
@@ -415,6 +419,7 @@ static void turn_round(device_chain *c) {
         c->links[i] = c->links[c->count - 1 - i];
         c->links[c->count - 1 - i] = first;
     }
+    c->cast = c->cast ? c->count - c->cast : 0;
 }
 
 static void *put_values(device_chain *c, const record *r, ckd_error *err) {
@@ -479,23 +484,51 @@ static ckd_status add_parent_values(device_chain *c, decoder *d, view_cache *cac
     return status == CKD_OK ? device_chain_filled(c, err) : status;
 }
 
+static bool rounds(const view_block *b, const view_block *from) {
+    ckd_dtype to = b->record->tensor->dtype, wide = from->record->tensor->dtype;
+    return wide == CKD_F32 ? to == CKD_BF16 || to == CKD_F16 : wide == CKD_F64 && to == CKD_F32;
+}
+
+/* A block that rounds what is none for a device: the host does both, and sends what is narrow. */
+static ckd_status drop_cast(device_chain *c, decoder *d, view_cache *cache, const view *v,
+                            const view_block *b, ckd_error *err) {
+    c->count--;
+    c->cast = 0;
+    if (c->count == 0) {
+        return CKD_OK;
+    }
+    void *to = put_values(c, b->record, err);
+    ckd_status status = to ? values_of_input(d, cache, v, b, to, err) : CKD_E_NOMEM;
+    return status == CKD_OK ? device_chain_filled(c, err) : status;
+}
+
+/* What link `b`, the last one, builds on. false in *more: that was all. */
+static ckd_status follow_one(bool *more, const view **v, const view_block **b, device_chain *c,
+                             chain_sides *sides, decoder *d, view_cache *cache, bool streams,
+                             ckd_error *err) {
+    const view *in = NULL;
+    const view_block *parent = NULL;
+    bool cast = c->links[c->count - 1].form == CHAIN_CAST;
+    ckd_status status = values_parent_block(&parent, &in, cache, *v, *b, err);
+    *more = parent && c->count < CHAIN_LINKS && (!cast || rounds(*b, parent));
+    if (status == CKD_OK && *more) {
+        status = add_block(more, c, sides, d, in, parent, streams, err);
+    }
+    if (status == CKD_OK && !*more) {
+        status = cast ? drop_cast(c, d, cache, *v, *b, err)
+                      : add_parent_values(c, d, cache, *v, *b, in, parent, err);
+    }
+    *v = in;
+    *b = parent;
+    return status;
+}
+
 static ckd_status follow(device_chain *c, chain_sides *sides, decoder *d, view_cache *cache, const view *v,
                          const view_block *b, bool streams, ckd_error *err) {
-    bool fit;
-    ckd_status status = add_block(&fit, c, sides, d, v, b, streams, err);
-    while (status == CKD_OK && fit && c->links[c->count - 1].delta) {
-        const view *in = NULL;
-        const view_block *parent = NULL;
-        status = values_parent_block(&parent, &in, cache, v, b, err);
-        fit = parent && c->count < CHAIN_LINKS;
-        if (status == CKD_OK && fit) {
-            status = add_block(&fit, c, sides, d, in, parent, streams, err);
-        }
-        if (status == CKD_OK && !fit) {
-            status = add_parent_values(c, d, cache, v, b, in, parent, err);
-        }
-        v = in;
-        b = parent;
+    bool more;
+    ckd_status status = add_block(&more, c, sides, d, v, b, streams, err);
+    while (status == CKD_OK && more && c->links[c->count - 1].delta) {
+        status = follow_one(&more, &v, &b, c, sides, d, cache, streams, err);
     }
     return status;
 }
@@ -503,7 +536,7 @@ static ckd_status follow(device_chain *c, chain_sides *sides, decoder *d, view_c
 ckd_status device_chain_make(device_chain *c, chain_sides *sides, decoder *d, view_cache *cache,
                              const view *v, const view_block *b, bool streams, ckd_error *err) {
     c->block = b;
-    c->count = 0;
+    c->count = c->cast = 0;
     d->steps = 0;
     ckd_status status = follow(c, sides, d, cache, v, b, streams, err);
     turn_round(c);
@@ -512,7 +545,7 @@ ckd_status device_chain_make(device_chain *c, chain_sides *sides, decoder *d, vi
 
 void *device_chain_values(device_chain *c, const view_block *b, ckd_error *err) {
     c->block = b;
-    c->count = 0;
+    c->count = c->cast = 0;
     c->sent.size = c->streams.size = 0;
     return put_values(c, b->record, err);
 }

@@ -21,6 +21,7 @@
 typedef enum chain_form {
     CHAIN_VALUES, /* as they are */
     CHAIN_SAME,   /* those of the link before */
+    CHAIN_CAST,   /* those of the link before, of another dtype, rounded; once in a chain at most */
     CHAIN_STREAM, /* a dense symbol stream */
     CHAIN_LINEAR, /* a lossy block of integers on a lattice */
     CHAIN_LEVELS  /* one of second moments: levels of rows and columns */
@@ -81,16 +82,18 @@ typedef struct device_chain {
     const view_block *block;
     chain_link *links;    /* from the root on */
     uint32_t count, room; /* count 0: nothing of it is for a device */
+    uint32_t cast;        /* the link that rounds; 0: none */
     bytes sent, streams;
     void *to;      /* where the values are to be, contiguous, in the device's memory: set by the caller */
     bool bad;      /* of device_chains_run: what came out is not what was saved */
     uint64_t base; /* of device_chains_run */
+    void *wide;    /* likewise: what is to be rounded */
 } device_chain;
 void device_chain_free(device_chain *c);
 
 /*
  * What the block's values are made from on a device. Links that are none for a device are decoded by the host with all that they build on, and sent as values: those of sparse
- * and framed streams, other codings, wide integers, optimizer steps, casts, and those whose parent's values stand in several blocks. If the block
+ * and framed streams, other codings, wide integers, optimizer steps, and those whose parent's values stand in several blocks. If the block
  * itself is such a one, count is 0, and device_chain_values is for the caller. streams: dense streams go to the device, too (a device reads
  * many of them in the time of one). Errors: as block_values, of what the host decodes.
  */
@@ -106,7 +109,7 @@ ckd_status device_chain_filled(device_chain *c, ckd_error *err);
 /* Memory of the device that these chains take; hashes included. */
 uint64_t device_chains_memory(const device_chain *chains, size_t count, const chain_sides *sides);
 /*
- * Makes the values of all chains, which are of one dtype, in their `to`s, and compares their hashes; where one is not as it was saved, or a stream does not end where it should, the chain
+ * Makes the values of all chains in their `to`s, and compares their hashes; where one is not as it was saved, or a stream does not end where it should, the chain
  * is bad, and its values are anything. memory: of the device, as much as device_chains_memory says, aligned to 256 bytes. Done when it returns. Errors: NOMEM, DEVICE; UNSUPPORTED (the backend lacks an operation).
  */
 ckd_status device_chains_run(device_line *line, void *memory, device_chain *chains, size_t count,

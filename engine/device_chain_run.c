@@ -19,7 +19,7 @@ typedef struct run {
     size_t count;
     chain_sides *sides;
     uint8_t *memory;
-    uint64_t sent, wide; /* what is sent; factors of sides as floats, behind it */
+    uint64_t sent, wide; /* what is sent; behind it factors of sides as floats, and values to be rounded */
     uint64_t round;      /* differences and contexts of a round, and what reading streams takes */
     uint64_t link;       /* of one lossy link */
     uint64_t pieces;     /* hashes */
@@ -45,15 +45,24 @@ static uint64_t stream_size(const chain_link *l) {
     return l->memory + (l->delta ? aligned(l->record->raw_size) + aligned(n) : 0);
 }
 
-static uint64_t link_size(const device_chain *c, const chain_link *l) {
-    uint64_t size =
-        c->block->record->tensor->dtype == CKD_F32 ? 0 : aligned(l->record->count * sizeof(float));
+static uint64_t link_size(const chain_link *l) {
+    uint64_t size = l->record->tensor->dtype == CKD_F32 ? 0 : aligned(l->record->count * sizeof(float));
     size += l->units ? aligned(l->record->count * sizeof(float)) : 0;
     if (l->rank) {
         size += aligned(l->rows * l->columns * sizeof(float)) + aligned(l->left.count * sizeof(float)) +
                 aligned(l->right.count * sizeof(float));
     }
     return size;
+}
+
+/* What is to be rounded, before it is. */
+static uint64_t wide_size(const device_chain *c) {
+    return c->cast ? aligned(c->links[c->cast - 1].record->raw_size) : 0;
+}
+
+static uint64_t most_size(const device_chain *c) {
+    uint64_t own = c->block->record->raw_size, wide = c->cast ? c->links[c->cast - 1].record->raw_size : 0;
+    return wide > own ? wide : own;
 }
 
 static void measure(run *r) {
@@ -64,7 +73,8 @@ static void measure(run *r) {
     for (size_t i = 0; i < r->count; i++) {
         const device_chain *c = &r->chains[i];
         r->sent += sent_size(c);
-        r->pieces += device_pieces_of(c->block->record->raw_size);
+        r->pieces += device_pieces_of(most_size(c));
+        r->wide += wide_size(c);
         r->rounds = c->count > r->rounds ? c->count : r->rounds;
     }
     for (uint32_t at = 0; at < r->rounds; at++) {
@@ -72,7 +82,7 @@ static void measure(run *r) {
         for (size_t i = 0; i < r->count; i++) {
             const device_chain *c = &r->chains[i];
             const chain_link *l = &c->links[at];
-            uint64_t link = at < c->count && l->form == CHAIN_LINEAR ? link_size(c, l) : 0;
+            uint64_t link = at < c->count && l->form == CHAIN_LINEAR ? link_size(l) : 0;
             link =
                 at < c->count && l->form == CHAIN_LEVELS ? aligned(l->record->count * sizeof(float)) : link;
             round += at < c->count && l->form == CHAIN_STREAM ? stream_size(l) : 0;
@@ -123,20 +133,25 @@ static void flush(span_list *s) {
     s->count = 0;
 }
 
-static void add_span(span_list *s, device_span one) {
+/* Of that dtype; those of another one wait for no more. */
+static void add_span(span_list *s, ckd_dtype dtype, device_span one) {
+    if (s->what.dtype != dtype) {
+        flush(s);
+        s->what.dtype = dtype;
+    }
     s->spans[s->count++] = one;
     if (s->count == DEVICE_SPANS) {
         flush(s);
     }
 }
 
-static span_list list_of(run *r, device_operation operation, ckd_dtype dtype, ckd_dtype to) {
-    return (span_list){.r = r, .what = {operation, dtype, to, NULL}};
+static span_list list_of(run *r, device_operation operation, ckd_dtype to) {
+    return (span_list){.r = r, .what = {operation, CKD_DTYPE_NONE, to, NULL}};
 }
 
 static void one_span(run *r, device_operation operation, ckd_dtype dtype, ckd_dtype to, device_span one) {
-    span_list s = list_of(r, operation, dtype, to);
-    add_span(&s, one);
+    span_list s = list_of(r, operation, to);
+    add_span(&s, dtype, one);
     flush(&s);
 }
 
@@ -158,6 +173,8 @@ static ckd_status send_all(run *r, ckd_error *err) {
     for (size_t i = 0; i < r->count; i++) {
         device_chain *c = &r->chains[i];
         c->base = at;
+        c->wide = r->memory + wide;
+        wide += wide_size(c);
         if (c->sent.size) {
             memcpy(host + at, c->sent.data, c->sent.size);
         }
@@ -169,12 +186,13 @@ static ckd_status send_all(run *r, ckd_error *err) {
 }
 
 static void widen_sides(run *r) {
-    span_list s = list_of(r, DEVICE_WIDEN, CKD_F16, CKD_DTYPE_NONE);
+    span_list s = list_of(r, DEVICE_WIDEN, CKD_DTYPE_NONE);
     for (const chain_side *side = r->sides->first; side; side = side->next) {
         if (side->at.half) {
-            add_span(&s, (device_span){.to = r->memory + side->wide,
-                                       .from = r->memory + side->base + side->at.factor,
-                                       .n = side->at.count});
+            add_span(&s, CKD_F16,
+                     (device_span){.to = r->memory + side->wide,
+                                   .from = r->memory + side->base + side->at.factor,
+                                   .n = side->at.count});
         }
     }
     flush(&s);
@@ -186,34 +204,40 @@ static const chain_link *link_at(const device_chain *c, uint32_t round, chain_fo
     return round < c->count && c->links[round].form == form ? &c->links[round] : NULL;
 }
 
-static ckd_dtype dtype_of(const run *r) {
-    return r->chains[0].block->record->tensor->dtype;
+static ckd_dtype dtype_of(const chain_link *l) {
+    return l->record->tensor->dtype;
+}
+
+/* Where the link's values are made. */
+static void *place_of(const device_chain *c, const chain_link *l) {
+    return l - c->links < c->cast ? c->wide : c->to;
 }
 
 static void put_exceptions(run *r, const device_chain *c, const chain_link *l) {
-    size_t size = ckd_dtype_size(dtype_of(r));
-    span_list s = list_of(r, DEVICE_COPY, CKD_U8, CKD_DTYPE_NONE);
+    size_t size = ckd_dtype_size(dtype_of(l));
+    span_list s = list_of(r, DEVICE_COPY, CKD_DTYPE_NONE);
     for (uint32_t i = 0; i < l->exceptions; i++) {
         uint32_t at;
         memcpy(&at, c->sent.data + l->exception_at + i * sizeof(at), sizeof(at));
-        add_span(&s, (device_span){.to = (uint8_t *)c->to + at * size,
-                                   .from = r->memory + c->base + l->exception_bits + i * size,
-                                   .n = size});
+        add_span(&s, CKD_U8,
+                 (device_span){.to = (uint8_t *)place_of(c, l) + at * size,
+                               .from = r->memory + c->base + l->exception_bits + i * size,
+                               .n = size});
     }
     flush(&s);
 }
 
 static void place_values(run *r, uint32_t round) {
-    span_list copied = list_of(r, DEVICE_COPY, CKD_U8, CKD_DTYPE_NONE),
-              widened = list_of(r, DEVICE_WIDEN, CKD_BF16, CKD_DTYPE_NONE);
+    span_list copied = list_of(r, DEVICE_COPY, CKD_DTYPE_NONE),
+              widened = list_of(r, DEVICE_WIDEN, CKD_DTYPE_NONE);
     for (size_t i = 0; i < r->count; i++) {
         const device_chain *c = &r->chains[i];
         const chain_link *l = link_at(c, round, CHAIN_VALUES);
         if (l) {
-            device_span all = {.to = c->to,
+            device_span all = {.to = place_of(c, l),
                                .from = r->memory + c->base + l->at,
                                .n = l->half ? l->record->count : l->record->raw_size};
-            add_span(l->half ? &widened : &copied, all);
+            add_span(l->half ? &widened : &copied, l->half ? CKD_BF16 : CKD_U8, all);
         }
     }
     flush(&copied);
@@ -228,7 +252,7 @@ static void place_values(run *r, uint32_t round) {
 
 /* Where a stream's differences and their contexts are; of values: in place, and none. */
 static dense_integers integers_of(const device_chain *c, const chain_link *l, uint8_t **at) {
-    dense_integers of = {.integers = c->to, .n = (uint32_t)l->record->count};
+    dense_integers of = {.integers = place_of(c, l), .n = (uint32_t)l->record->count};
     if (l->delta) {
         of.integers = take(at, l->record->raw_size);
         of.contexts = take(at, l->record->count);
@@ -238,7 +262,7 @@ static dense_integers integers_of(const device_chain *c, const chain_link *l, ui
 
 /* All streams of the round, told to the batch; contexts are on their way behind that. */
 static ckd_status gather_streams(run *r, uint32_t round, uint8_t **at, ckd_error *err) {
-    span_list contexts = list_of(r, DEVICE_CONTEXT, dtype_of(r), CKD_DTYPE_NONE);
+    span_list contexts = list_of(r, DEVICE_CONTEXT, CKD_DTYPE_NONE);
     ckd_status status = CKD_OK;
     dense_batch_clear(&r->streams);
     for (size_t i = 0; i < r->count && status == CKD_OK; i++) {
@@ -259,8 +283,8 @@ static ckd_status gather_streams(run *r, uint32_t round, uint8_t **at, ckd_error
             status = dense_add_reading(&r->streams, r->parts, &of, stream + r->parts->header, bits, err);
         }
         if (l->delta && r->parts->contexts) {
-            add_span(&contexts,
-                     (device_span){.to = (void *)(uintptr_t)of.contexts, .from = c->to, .n = of.n});
+            add_span(&contexts, dtype_of(l),
+                     (device_span){.to = (void *)(uintptr_t)of.contexts, .from = place_of(c, l), .n = of.n});
         }
     }
     flush(&contexts);
@@ -276,18 +300,20 @@ static ckd_status read_streams(run *r, uint32_t round, ckd_error *err) {
     if (status != CKD_OK || r->streams.count == 0) {
         return status;
     }
-    span_list turned = list_of(r, DEVICE_UNROTATE, dtype_of(r), CKD_DTYPE_NONE),
-              moved = list_of(r, DEVICE_APPLY, dtype_of(r), CKD_DTYPE_NONE);
+    span_list turned = list_of(r, DEVICE_UNROTATE, CKD_DTYPE_NONE),
+              moved = list_of(r, DEVICE_APPLY, CKD_DTYPE_NONE);
     at = round_memory(r);
     for (uint32_t i = 0; i < r->streams.count; i++) {
         device_chain *c = &r->chains[r->read[i]];
         const chain_link *l = &c->links[round];
         dense_integers of = integers_of(c, l, &at);
+        void *values = place_of(c, l);
         c->bad |= !dense_read_well(&r->streams, i);
         if (l->delta) {
-            add_span(&moved, (device_span){.to = c->to, .from = c->to, .first = of.integers, .n = of.n});
-        } else if (dtype_is_float(dtype_of(r))) {
-            add_span(&turned, (device_span){.to = c->to, .from = c->to, .n = of.n});
+            add_span(&moved, dtype_of(l),
+                     (device_span){.to = values, .from = values, .first = of.integers, .n = of.n});
+        } else if (dtype_is_float(dtype_of(l))) {
+            add_span(&turned, dtype_of(l), (device_span){.to = values, .from = values, .n = of.n});
         }
     }
     flush(&turned);
@@ -376,12 +402,13 @@ static void move_levels(run *r, const device_chain *c, const chain_link *l, floa
 
 /* In floats, whatever the dtype. */
 static void move_lossy(run *r, const device_chain *c, const chain_link *l) {
-    ckd_dtype dtype = dtype_of(r);
+    ckd_dtype dtype = dtype_of(l);
+    void *to = place_of(c, l);
     uint8_t *at = link_memory(r);
     uint64_t n = l->record->count;
-    float *values = dtype == CKD_F32 ? c->to : take(&at, n * sizeof(float));
+    float *values = dtype == CKD_F32 ? to : take(&at, n * sizeof(float));
     if (dtype != CKD_F32 && l->delta) {
-        one_span(r, DEVICE_WIDEN, dtype, CKD_DTYPE_NONE, (device_span){.to = values, .from = c->to, .n = n});
+        one_span(r, DEVICE_WIDEN, dtype, CKD_DTYPE_NONE, (device_span){.to = values, .from = to, .n = n});
     }
     if (l->form == CHAIN_LEVELS) {
         move_levels(r, c, l, values);
@@ -389,7 +416,7 @@ static void move_lossy(run *r, const device_chain *c, const chain_link *l) {
         move_linear(r, c, l, values, at);
     }
     if (dtype != CKD_F32) {
-        one_span(r, DEVICE_CAST, CKD_F32, dtype, (device_span){.to = c->to, .from = values, .n = n});
+        one_span(r, DEVICE_CAST, CKD_F32, dtype, (device_span){.to = to, .from = values, .n = n});
     }
     put_exceptions(r, c, l);
 }
@@ -398,6 +425,12 @@ static void move_all(run *r, uint32_t round) {
     for (size_t i = 0; i < r->count; i++) {
         const chain_link *linear = link_at(&r->chains[i], round, CHAIN_LINEAR),
                          *levels = link_at(&r->chains[i], round, CHAIN_LEVELS);
+        const chain_link *cast = link_at(&r->chains[i], round, CHAIN_CAST);
+        if (cast) {
+            const device_chain *c = &r->chains[i];
+            one_span(r, DEVICE_CAST, dtype_of(cast - 1), dtype_of(cast),
+                     (device_span){.to = c->to, .from = c->wide, .n = cast->record->count});
+        }
         if (linear || levels) {
             move_lossy(r, &r->chains[i], linear ? linear : levels);
         }
@@ -411,7 +444,8 @@ static ckd_status compare(run *r, uint32_t round, ckd_error *err) {
     for (size_t i = 0; i < r->count; i++) {
         const device_chain *c = &r->chains[i];
         if (round < c->count && c->links[round].hashed) {
-            r->hashed[count] = (device_pieces){c->to, c->links[round].record->raw_size, NULL};
+            const chain_link *l = &c->links[round];
+            r->hashed[count] = (device_pieces){place_of(c, l), l->record->raw_size, NULL};
             r->of[count++] = i;
         }
     }
@@ -437,7 +471,7 @@ static ckd_status run_rounds(run *r, ckd_error *err) {
         move_all(r, round);
         if (status == CKD_OK && r->unknown) {
             status = err_set(err, CKD_E_UNSUPPORTED, "the device has no operation for %s",
-                             ckd_dtype_name(dtype_of(r)));
+                             ckd_dtype_name(r->chains[0].block->record->tensor->dtype));
         }
         if (status == CKD_OK) {
             status = device_status(&r->why, r->line->queue.device, err);

@@ -31,8 +31,9 @@ typedef struct walk {
 
 static bool for_device(const walk *w, const decoder *d, const view_block *b) {
     const ckd_load *load = w->load;
-    return b->record->count >= FEWEST && !values_wanted_again(d, load->view, w->tensor, b, true) &&
-           !(load->shared.view && load_shared_has(&load->shared, b));
+    uint32_t rounded = load->again[w->tensor - load->view->tensors]; /* from it: that is made anew there */
+    bool once = !d->plan || load_plan_uses(d->plan, b->ready ? b->ready : b->record) <= 1 + rounded;
+    return b->record->count >= FEWEST && once && !(load->shared.view && load_shared_has(&load->shared, b));
 }
 
 static ckd_status make_one(void *context, size_t index, uint32_t worker, ckd_error *err) {

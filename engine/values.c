@@ -235,7 +235,8 @@ ckd_status values_parent_block(const view_block **out, const view **in, view_cac
     if (builds_on_link(r, 0)) {
         return find_link(out, in, cache, own, b, &r->dependencies[0], err);
     }
-    ckd_status status = values_source_of(&s, cache, own, b, 0, r->tensor->dtype, err);
+    ckd_dtype dtype = r->predictor == PREDICT_CAST ? CKD_DTYPE_NONE : r->tensor->dtype;
+    ckd_status status = values_source_of(&s, cache, own, b, 0, dtype, err);
     *out = status == CKD_OK ? values_source_block(&s) : NULL;
     *in = s.view;
     return status;
@@ -431,7 +432,8 @@ static ckd_status place_part(decoder *d, view_cache *cache, const view *v, const
     return status;
 }
 
-bool values_wanted_again(const decoder *d, const view *v, const view_tensor *t, const view_block *b,
+/* Will the block be asked for again? Without a plan: if only a part is wanted now, or another tensor is known to be made from it. */
+static bool wanted_again(const decoder *d, const view *v, const view_tensor *t, const view_block *b,
                          bool all) {
     if (d->plan) {
         return load_plan_uses(d->plan, b->ready ? b->ready : b->record) > 1;
@@ -450,7 +452,7 @@ static ckd_status place_block(decoder *d, view_cache *cache, const view *v, cons
         return CKD_OK;
     }
     stored_values *stored = NULL;
-    ckd_status status = values_wanted_again(d, v, t, b, common == have.count)
+    ckd_status status = wanted_again(d, v, t, b, common == have.count)
                             ? values_in_store(&stored, d, cache, v, b, err)
                             : CKD_OK;
     if (status != CKD_OK) {

@@ -75,13 +75,6 @@ ckd_status block_into_span(decoder *d, view_cache *cache, const view *v, const v
 ckd_status span_values(decoder *d, view_cache *cache, const view *v, const view_tensor *t, const span *want,
                        void *to, const hash128 *expected, ckd_error *err);
 
-/*
- * Will a block of the load's checkpoint be asked for again, so that its values should be kept? Without a plan: if only a part is wanted now (not `all`), or another tensor is
- * known to be made from it.
- */
-bool values_wanted_again(const decoder *d, const view *v, const view_tensor *t, const view_block *b,
-                         bool all);
-
 /* The bytes of a blob or a group (raw_size of them), verified. */
 ckd_status blob_bytes(decoder *d, const view_block *b, void *to, ckd_error *err);
 /* The same of a record that many blocks name, which is read once for a load. */
@@ -112,7 +105,7 @@ void values_lattice_release(decoder *d, lattice_parts *p);
 ckd_status values_decode_lattice(decoder *d, const view *v, const view_block *b, bool has_parent, void *to,
                                  ckd_error *err);
 /*
- * The block whose values are the parent's of this one, and the view it is in; NULL in *out: they stand in several blocks, or in parts of them, so that only
+ * The block whose values are the parent's of this one, or those that it rounds, and the view it is in; NULL in *out: they stand in several blocks, or in parts of them, so that only
  * values_dependency finds them.
  */
 ckd_status values_parent_block(const view_block **out, const view **in, view_cache *cache, const view *own,

@@ -158,6 +158,74 @@ static void test_exact(void **state) {
     }
 }
 
+/* Both in one call. */
+static void both_alike(ckd_load *load, size_t size) {
+    static const char *const names[2] = {"master.w", "w"};
+    ckd_load_request q[2];
+    ckd_error err;
+    uint8_t *got = malloc(size), *host = malloc(size);
+    void *there[2];
+    uint64_t decoded = load->device.decoded;
+    assert_true(got && host);
+    for (int i = 0; i < 2; i++) {
+        there[i] = room_there(size);
+        q[i] = (ckd_load_request)CKD_LOAD_REQUEST_INIT;
+        q[i].name = names[i];
+        q[i].data = there[i];
+        q[i].size = i ? size / 2 : size;
+        q[i].device = &on_device;
+    }
+    assert_int_equal(ckd_load_all(load, q, 2, 0, &err), CKD_OK);
+    assert_int_equal(load->device.decoded - decoded, 2 * BANDS);
+    for (int i = 0; i < 2; i++) {
+        from_device(got, there[i], q[i].size);
+        q[i].data = host;
+        q[i].device = NULL;
+        assert_int_equal(ckd_load_tensor(load, &q[i], &err), CKD_OK);
+        assert_memory_equal(got, host, q[i].size);
+        backend->release(0, there[i]);
+    }
+    free(got);
+    free(host);
+}
+
+/* Copies that are rounded from masters, which change step by step: one by one, and both in a call. */
+static void test_rounded(void **state) {
+    const ckd_dtype dtypes[] = {CKD_BF16, CKD_F16};
+    const uint64_t shape[2] = {BANDS, BAND};
+    for (int i = 0; i < 2; i++) {
+        char dir[512];
+        snprintf(dir, sizeof(dir), "%s/%d", (const char *)*state, i);
+        assert_int_equal(mkdir(dir, 0700), 0);
+        ckd_store *store = store_create(dir);
+        float *master = random_values(CKD_F32, LONG, 5);
+        for (uint64_t step = 1; step <= 3; step++) {
+            uint8_t *rounded = to_dtype(master, dtypes[i], LONG);
+            ckd_save *save = begin_save(store, "run", step);
+            for (uint64_t band = 0; band < BANDS; band++) {
+                ckd_region region = {.kind = CKD_REGION_BOX, .offsets = {band, 0}, .lengths = {1, BAND}};
+                add_tensor(save, "master.w", CKD_F32, 2, shape, &region, master + band * BAND);
+                add_tensor(save, "w", dtypes[i], 2, shape, &region, rounded + band * BAND * 2);
+            }
+            commit_save(save);
+            free(rounded);
+            move_all(CKD_F32, master, (unsigned)step);
+        }
+        for (uint64_t step = 1; step <= 3; step++) {
+            ckd_load *load = begin_load(store, step, 0);
+            const view_tensor *w = view_find(load->view, "w");
+            assert_int_equal(w->shards[0].blocks[0].record->predictor, PREDICT_CAST);
+            seen a = loads_alike(load, "master.w", NULL, LONG * sizeof(float)),
+                 b = loads_alike(load, "w", NULL, LONG * sizeof(uint16_t));
+            assert_true(a.decoded == BANDS && b.decoded == BANDS && a.given_up + b.given_up == 0);
+            both_alike(load, LONG * sizeof(float));
+            ckd_load_end(load);
+        }
+        free(master);
+        end(store);
+    }
+}
+
 /* ---- lossy ones ---- */
 
 enum { ROWS = 610, COLUMNS = 700, COUNT = ROWS * COLUMNS, STEPS = 4 };
@@ -442,9 +510,9 @@ static void test_wrong_device(void **state) {
 #ifndef DEVICE_LOAD_TESTS
 int main(void) {
     const struct CMUnitTest tests[] = {
-        tempdir_test(test_exact),          tempdir_test(test_compact),      tempdir_test(test_near),
-        tempdir_test(test_little_staging), tempdir_test(test_ranges),       tempdir_test(test_damage),
-        tempdir_test(test_failures),       tempdir_test(test_wrong_device),
+        tempdir_test(test_exact),  tempdir_test(test_rounded),        tempdir_test(test_compact),
+        tempdir_test(test_near),   tempdir_test(test_little_staging), tempdir_test(test_ranges),
+        tempdir_test(test_damage), tempdir_test(test_failures),       tempdir_test(test_wrong_device),
     };
     backend = emulated_device();
     device_backend_use(backend);
