@@ -79,11 +79,9 @@ static bool plan_runs(symbols_plan_slot *p, unsigned width, const void *values, 
     return true;
 }
 
-static size_t plan_framed(symbols_workspace *w, symbols_plan_slot *p, const symbols_grid *grid,
-                          unsigned width, const void *values, size_t n) {
-    size_t size = symbols_framed_plan(w, &p->dense, &p->frame, &p->is_framed, grid, width, values, n);
+size_t symbols_plan_frame(symbols_workspace *w, symbols_plan_slot *p) {
     if (!p->is_framed) {
-        return size;
+        return 0;
     }
     symbols_groups unused;
     size_t levels = 0;
@@ -92,7 +90,13 @@ static size_t plan_framed(symbols_workspace *w, symbols_plan_slot *p, const symb
                                     p->frame.rows + p->frame.columns);
     }
     uint8_t header[SYMBOLS_FRAMED_HEADER];
-    return size + levels + symbols_frame_write(&p->frame, levels, header);
+    return levels + symbols_frame_write(&p->frame, levels, header);
+}
+
+static size_t plan_framed(symbols_workspace *w, symbols_plan_slot *p, const symbols_grid *grid,
+                          unsigned width, const void *values, size_t n) {
+    size_t size = symbols_framed_plan(w, &p->dense, &p->frame, &p->is_framed, grid, width, values, n);
+    return size + symbols_plan_frame(w, p);
 }
 
 void symbols_plan(symbols_workspace *w, int slot, symbols_mode mode, unsigned width, const void *values,
@@ -192,6 +196,16 @@ static size_t encode_framed(symbols_workspace *w, const symbols_plan_slot *p, co
     const uint8_t *context = p->frame.columns ? w->level_context : NULL;
     size_t size = symbols_dense_encode(w, &p->dense, values, context, to + used, capacity - used);
     return size ? used + size : 0;
+}
+
+size_t symbols_parts_frame_bound(const symbols_workspace *w, int slot) {
+    const symbols_plan_slot *p = &w->plan[slot];
+    return p->is_framed ? symbols_bound(w, slot) - p->dense.bound : 0;
+}
+
+size_t symbols_parts_frame(symbols_workspace *w, int slot, uint8_t *to) {
+    const symbols_plan_slot *p = &w->plan[slot];
+    return p->is_framed ? encode_frame(w, p, 0, to, symbols_parts_frame_bound(w, slot)) : 0;
 }
 
 static size_t encode_runs(const symbols_plan_slot *p, void *to, size_t capacity) {

@@ -56,19 +56,22 @@ void symbols_fill_levels(uint8_t *context, const symbols_frame *f, size_t n) {
 #define FINENESS 3.0f
 
 /* n elements of `of`: levels must be worth it to these, and a sample must have some elements for each of its own. */
-static bool set_grid(symbols_frame *f, const symbols_grid *grid, size_t n, size_t of) {
-    f->columns = 0;
+bool symbols_set_grid(uint32_t *columns, uint32_t *phase, uint32_t *rows, const symbols_grid *grid, size_t n,
+                      size_t of) {
+    *columns = 0;
     if (!grid || n < MIN_ELEMENTS || grid->columns == 0 || grid->columns > n ||
         grid->phase >= grid->columns) {
         return false;
     }
-    f->columns = (uint32_t)grid->columns;
-    f->phase = (uint32_t)grid->phase;
-    f->rows = (uint32_t)((f->phase + n + f->columns - 1) / f->columns);
-    size_t rows = (f->phase + of + f->columns - 1) / f->columns;
-    return f->rows > 1 && rows + f->columns <= of / MIN_SHARE &&
-           f->rows + f->columns <= n / (n < of ? SAMPLE_SHARE : MIN_SHARE) &&
-           f->rows + f->columns <= sizeof(f->level); /* which only a sample of more than a block may exceed */
+    *columns = (uint32_t)grid->columns;
+    *phase = (uint32_t)grid->phase;
+    *rows = (uint32_t)((*phase + n + *columns - 1) / *columns);
+    size_t all_rows = (*phase + of + *columns - 1) / *columns;
+    return *rows > 1 && all_rows + *columns <= of / MIN_SHARE &&
+           *rows + *columns <= n / (n < of ? SAMPLE_SHARE : MIN_SHARE) &&
+           *rows + *columns <=
+               SYMBOLS_MAX_COUNT /
+                   SYMBOLS_FRAMED_MOST; /* which only a sample of more than a block may exceed */
 }
 
 /*
@@ -77,7 +80,7 @@ static bool set_grid(symbols_frame *f, const symbols_grid *grid, size_t n, size_
  */
 CPU_INLINE uint64_t add_row(uint32_t *sums, uint32_t *counts, uint32_t *sum, uint32_t *count,
                             const uint8_t *symbols, size_t n) {
-    uint32_t all = 0, above = 0, squares = 0; /* a row has less than 2^15 elements, see set_grid */
+    uint32_t all = 0, above = 0, squares = 0; /* a row has less than 2^15 elements, see symbols_set_grid */
     for (size_t i = 0; i < n; i++) {
         uint32_t s = symbols[i], is_above = s != 0;
         all += s;
@@ -155,8 +158,7 @@ static void quantise(uint8_t *levels, const float *means, size_t lines, float lo
 }
 
 /* Returns false if there is nothing worth saying. */
-static bool choose(symbols_frame *f, symbols_level_sums *s, const uint8_t *symbols, size_t n) {
-    uint64_t squares = (cpu_has_avx2() ? add_up_avx2 : add_up_plain)(s, f, symbols, n);
+static bool choose(symbols_frame *f, symbols_level_sums *s, uint64_t squares, size_t n) {
     spread all = of_all(s, f->rows, squares);
     if (!(all.variance > 0)) {
         return false;
@@ -181,7 +183,12 @@ static bool choose(symbols_frame *f, symbols_level_sums *s, const uint8_t *symbo
 
 void symbols_choose_levels(symbols_frame *f, symbols_level_sums *s, const symbols_grid *grid,
                            const uint8_t *symbols, size_t n, size_t of) {
-    if (!set_grid(f, grid, n, of) || !choose(f, s, symbols, n)) {
+    if (!symbols_set_grid(&f->columns, &f->phase, &f->rows, grid, n, of) ||
+        !choose(f, s, (cpu_has_avx2() ? add_up_avx2 : add_up_plain)(s, f, symbols, n), n)) {
         f->columns = f->rows = 0;
     }
+}
+
+bool symbols_choose_counted_levels(symbols_frame *f, symbols_level_sums *s, uint64_t squares, size_t n) {
+    return choose(f, s, squares, n);
 }

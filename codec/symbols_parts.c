@@ -27,6 +27,52 @@ bool symbols_plan_counts(symbols_workspace *w, int slot, const symbols_counts *c
     return dense;
 }
 
+/* ---- in SPLIT ---- */
+
+symbols_lines symbols_lines_of(const symbols_grid *grid, size_t n) {
+    symbols_lines lines = {0, 0, 0};
+    bool worth = symbols_set_grid(&lines.columns, &lines.phase, &lines.rows, grid, n, n);
+    return worth ? lines : (symbols_lines){0, 0, 0};
+}
+
+bool symbols_levels_of(uint8_t *levels, symbols_workspace *w, const symbols_lines *lines,
+                       const uint64_t *sums, uint64_t squares, size_t n) {
+    symbols_frame *f = &w->plan[0].frame;
+    uint32_t all = lines->rows + lines->columns;
+    f->columns = lines->columns;
+    f->phase = lines->phase;
+    f->rows = lines->rows;
+    for (uint32_t i = 0; i < all; i++) {
+        w->level_sums.sum[i] = (uint32_t)sums[i];
+        w->level_sums.count[i] = (uint32_t)(sums[i] >> 32);
+    }
+    if (!symbols_choose_counted_levels(f, &w->level_sums, squares, n)) {
+        return false;
+    }
+    memcpy(levels, f->level, all);
+    return true;
+}
+
+void symbols_plan_split(symbols_workspace *w, int slot, const symbols_counts *counts,
+                        const symbols_splitting *split, const symbols_lines *lines, const uint8_t *levels,
+                        size_t *planned) {
+    symbols_plan_slot *p = &w->plan[slot];
+    symbols_frame *f = &p->frame;
+    p->is_sparse = p->is_runs = false;
+    f->columns = f->rows = 0;
+    if (levels) {
+        f->columns = lines->columns;
+        f->phase = lines->phase;
+        f->rows = lines->rows;
+        memcpy(f->level, levels, f->rows + f->columns);
+    }
+    *planned = symbols_counted_framed_plan(w, &p->dense, f, &p->is_framed, counts, split);
+    *planned += symbols_plan_frame(w, p);
+    *planned += *planned / 1024;
+}
+
+/* ---- tables ---- */
+
 /* The header's tables, taken apart. */
 static void take_apart(symbols_parts *parts, const symbols_header *h, unsigned width) {
     uint32_t at = 0;
@@ -55,6 +101,8 @@ void symbols_parts_planned(symbols_parts *parts, const symbols_workspace *w, int
     const symbols_slot *p = &w->plan[slot].dense;
     take_apart(parts, &p->header, p->width);
     parts->header = symbols_header_size(&p->header, p->width);
+    parts->bound = p->bound - parts->header;
+    parts->shift = p->shift;
     for (unsigned t = 0; t < parts->tables; t++) {
         uint8_t place[SYMBOLS_ALPHABET] = {0};
         for (uint32_t i = parts->first[t]; i < parts->first[t + 1]; i++) {

@@ -87,25 +87,48 @@ static unsigned finest_split(uint64_t low, uint64_t high, unsigned least) {
 
 #define SHARED_WORTH 128 /* bits that leaving shared ones away must save */
 
+/* shift: lowest bits that all of n integers share, from the smallest to the largest one. */
+static symbols_splitting splitting_of(uint64_t low, uint64_t high, unsigned shift, uint64_t shared,
+                                      size_t n) {
+    unsigned bits = finest_split(low, high, 0), saved = shift < bits ? shift : bits;
+    symbols_splitting s = {.bits = bits};
+    if ((uint64_t)saved * n >= SHARED_WORTH) {
+        s.shift = shift;
+        s.shared = shared;
+        s.bits = finest_split(low, high, shift);
+    }
+    s.bias = low >> s.bits;
+    return s;
+}
+
+symbols_splitting symbols_split_finest(const symbols_extent *of) {
+    unsigned most = 8 * of->width - 1; /* one is left for the symbols */
+    unsigned zeros = of->differing ? (unsigned)__builtin_ctzll(of->differing) : most;
+    unsigned shift = zeros < most ? zeros : most;
+    return splitting_of(of->low, of->high, shift, of->any & ((UINT64_C(1) << shift) - 1), of->n);
+}
+
+static void set_split(symbols_slot *p, symbols_frame *frame, const symbols_splitting *s) {
+    if (frame) {
+        frame->shift = s->shift;
+        frame->shared = s->shared;
+    }
+    p->shift = s->shift;
+    p->header.low_bits = s->bits - s->shift;
+    p->header.bias = s->bias;
+}
+
 /* frame NULL: every bit is coded. */
 static void split_finely(symbols_slot *p, symbols_frame *frame, const void *values) {
     uint64_t low, high;
     symbols_range(&low, &high, p->width, values, p->count);
-    unsigned bits = finest_split(low, high, 0);
-    p->shift = 0;
     if (frame) {
         symbols_shared_bits(frame, p->width, values, p->count);
-        uint64_t saved = frame->shift < bits ? frame->shift : bits;
-        if (saved * p->count < SHARED_WORTH) {
-            frame->shift = 0;
-            frame->shared = 0;
-        }
-        p->shift = frame->shift;
-        bits = finest_split(low, high, p->shift);
     }
-    p->header.low_bits = bits - p->shift;
-    p->header.bias = low >> bits;
-    symbols_split(p->symbols, p->width, values, bits, p->header.bias, p->count);
+    symbols_splitting s =
+        splitting_of(low, high, frame ? frame->shift : 0, frame ? frame->shared : 0, p->count);
+    set_split(p, frame, &s);
+    symbols_split(p->symbols, p->width, values, s.bits, s.bias, p->count);
 }
 
 /* The counts of symbols that a split has, in groups. */
@@ -278,16 +301,28 @@ size_t symbols_counted_plan(symbols_workspace *w, symbols_slot *p, symbols_group
     return finish(w, p, groups);
 }
 
-size_t symbols_framed_plan(symbols_workspace *w, symbols_slot *p, symbols_frame *frame, bool *framed,
-                           const symbols_grid *grid, unsigned width, const void *values, size_t n) {
+static size_t finish_framed(symbols_workspace *w, symbols_slot *p, symbols_frame *frame, bool *framed) {
     symbols_groups groups;
-    begin_framed(w, p, frame, grid, width, values, n, n);
     refine(w, p, &groups);
     if (groups.count == 1) {
         frame->columns = frame->rows = 0; /* rows and columns say nothing after all */
     }
     *framed = frame->columns || frame->shift;
     return finish(w, p, &groups);
+}
+
+size_t symbols_framed_plan(symbols_workspace *w, symbols_slot *p, symbols_frame *frame, bool *framed,
+                           const symbols_grid *grid, unsigned width, const void *values, size_t n) {
+    begin_framed(w, p, frame, grid, width, values, n, n);
+    return finish_framed(w, p, frame, framed);
+}
+
+size_t symbols_counted_framed_plan(symbols_workspace *w, symbols_slot *p, symbols_frame *frame, bool *framed,
+                                   const symbols_counts *counts, const symbols_splitting *split) {
+    begin_slot(p, SYMBOLS_SPLIT, counts->width, counts->n);
+    set_split(p, frame, split);
+    symbols_set_counts(&w->histogram, counts->counts, counts->first_context, counts->last_context);
+    return finish_framed(w, p, frame, framed);
 }
 
 #define LEVEL_BITS 4.5 /* about what a level takes */

@@ -160,6 +160,9 @@ size_t symbols_counted_plan(symbols_workspace *w, symbols_slot *p, symbols_group
  */
 size_t symbols_framed_plan(symbols_workspace *w, symbols_slot *p, symbols_frame *frame, bool *framed,
                            const symbols_grid *grid, unsigned width, const void *values, size_t n);
+/* The same of integers that lie elsewhere, but for the slot's symbols; the frame has their levels. */
+size_t symbols_counted_framed_plan(symbols_workspace *w, symbols_slot *p, symbols_frame *frame, bool *framed,
+                                   const symbols_counts *counts, const symbols_splitting *split);
 size_t symbols_dense_encode(symbols_workspace *w, const symbols_slot *p, const void *values,
                             const uint8_t *context, void *to, size_t capacity);
 ckd_status symbols_dense_decode(symbols_workspace *w, void *values, unsigned width, size_t n,
@@ -222,6 +225,13 @@ void symbols_add_shared(const symbols_frame *f, unsigned width, void *values, si
 /* Chooses levels from the symbols of n elements, a sample of `of`. columns is 0 if rows and columns say too little. */
 void symbols_choose_levels(symbols_frame *f, symbols_level_sums *s, const symbols_grid *grid,
                            const uint8_t *symbols, size_t n, size_t of);
+/* Where rows and columns of n elements, a sample of `of`, lie. Are they few enough? */
+bool symbols_set_grid(uint32_t *columns, uint32_t *phase, uint32_t *rows, const symbols_grid *grid, size_t n,
+                      size_t of);
+/* Chooses the levels of a frame with rows and columns from sums over these, which are in `s`. false: they say too little. */
+bool symbols_choose_counted_levels(symbols_frame *f, symbols_level_sums *s, uint64_t squares, size_t n);
+/* Plans the stream of a frame's levels, if there are any; returns what the frame takes. */
+size_t symbols_plan_frame(symbols_workspace *w, symbols_plan_slot *p);
 /* The contexts of n elements. */
 void symbols_fill_levels(uint8_t *context, const symbols_frame *f, size_t n);
 /* Writes the frame, at most SYMBOLS_FRAMED_HEADER bytes; the levels' own stream comes next. Returns its size. */

@@ -172,13 +172,17 @@ ckd_status block_plan_standalone(block_job *job, const coding_context *save, con
     return CKD_OK;
 }
 
+static bool values_missing(const block_job *job) {
+    return job->ahead.coded && !job->values;
+}
+
 /* Of a block that is coded ahead, without its values: whoever did that has seen that byte codecs do not promise more. */
-static void expect_standalone(block_job *job, uint64_t raw) {
+static void expect_standalone(block_job *job, uint64_t raw, uint64_t size) {
     candidate *own = &job->standalone;
     own->available = own->encoded = false;
-    job->plan.alone = (size_t)block_expected_alone(job->parent_block, raw);
+    job->plan.alone = (size_t)size;
     keep_smaller(own, CODING_RAW, raw);
-    keep_smaller(own, CODING_SYMBOLS, job->plan.alone);
+    keep_smaller(own, CODING_SYMBOLS, size);
 }
 
 /* ---- as a delta on the parent ---- */
@@ -245,12 +249,14 @@ static bool values_in_memory(const block_job *job, const tensor_context *tensor,
     return copied == job->count && hash128_equal(&content, &job->parent_block->content);
 }
 
-static ckd_status delta_ahead(block_job *job, const coding_context *save) {
-    block_depend_on(job, PREDICT_PARENT, &save->parent->manifest.checkpoint.id, "",
-                    &job->parent_block->content);
-    keep_smaller(&job->delta, CODING_SYMBOLS, job->ahead.planned);
-    job->plan.delta_symbols = job->count;
-    return CKD_OK;
+static void delta_ahead(block_job *job, const coding_context *save) {
+    job->delta_lost = job->ahead.lost;
+    if (job->ahead.delta) {
+        block_depend_on(job, PREDICT_PARENT, &save->parent->manifest.checkpoint.id, "",
+                        &job->parent_block->content);
+        keep_smaller(&job->delta, CODING_SYMBOLS, job->ahead.planned);
+        job->plan.delta_symbols = job->count;
+    }
 }
 
 /* plain: the difference to the parent's values may be taken, too. */
@@ -259,7 +265,8 @@ static ckd_status plan_delta(block_job *job, const coding_context *save, const t
     uint64_t raw = block_raw_size(job, tensor);
     unsigned width = width_of(tensor);
     if (job->ahead.coded) {
-        return delta_ahead(job, save);
+        delta_ahead(job, save);
+        return CKD_OK;
     }
     void *previous = bytes_scratch(&job->previous, raw, "coding scratch", err);
     if (!previous) {
@@ -336,8 +343,15 @@ void block_begin(block_job *job, const tensor_context *tensor) {
     job->parent_block = tensor->parent ? block_matching(job, tensor, tensor->parent) : NULL;
 }
 
-static bool values_missing(const block_job *job) {
-    return job->ahead.coded && !job->values;
+/* A copy of what has a long chain may want a ready copy. */
+static ckd_status plan_known(block_job *job, const coding_context *save, const tensor_context *tensor,
+                             ckd_error *err) {
+    bool missing = values_missing(job);
+    job->wants_values = job->depth > 0 && missing && !job->ahead.alone;
+    if (job->depth > 0 && missing && job->ahead.alone) {
+        expect_standalone(job, block_raw_size(job, tensor), job->ahead.planned_alone);
+    }
+    return job->depth > 0 && !missing ? block_plan_standalone(job, save, tensor, false, err) : CKD_OK;
 }
 
 ckd_status block_analyse(block_job *job, const coding_context *save, const tensor_context *tensor,
@@ -357,9 +371,7 @@ ckd_status block_analyse(block_job *job, const coding_context *save, const tenso
     job->result_f16 = job->rounded_f16;
     if (block_may_be_named(job, save, tensor) &&
         (block_find_in_parent(job, save, tensor) || block_find_in_save(job, save, tensor, -1))) {
-        job->wants_values = job->depth > 0 && values_missing(job);
-        return job->depth > 0 && !job->wants_values ? block_plan_standalone(job, save, tensor, false, err)
-                                                    : CKD_OK;
+        return plan_known(job, save, tensor, err);
     }
     job->awaits = block_is_coming(job, save, tensor, -1);
     if (job->awaits) {
@@ -372,7 +384,8 @@ ckd_status block_analyse(block_job *job, const coding_context *save, const tenso
         block_step_measure(job, tensor);
     }
     if (values_missing(job)) {
-        expect_standalone(job, raw);
+        uint64_t expected = block_expected_alone(job->parent_block, raw);
+        expect_standalone(job, raw, job->ahead.delta ? expected : job->ahead.planned_alone);
     } else {
         status = block_plan_standalone(job, save, tensor, delta, err);
     }
@@ -388,7 +401,7 @@ ckd_status block_analyse(block_job *job, const coding_context *save, const tenso
         status = plan_delta(job, save, tensor, plain, err);
     }
     job->base_stored = job->standalone.size;
-    job->wants_values = values_missing(job) && !job->delta.available;
+    job->wants_values = values_missing(job) && !job->delta.available && !job->ahead.alone;
     return status;
 }
 
@@ -470,7 +483,8 @@ bool block_wants_values(block_job *job, const coding_context *save, const tensor
         return job->wants_values;
     }
     block_decide(job, save, tensor, &trial);
-    return job->keep_ready || (!job->known && job->chosen != &job->delta);
+    bool alone = job->keep_ready || (!job->known && job->chosen != &job->delta);
+    return alone && !job->ahead.alone;
 }
 
 /*
@@ -482,7 +496,7 @@ static ckd_status encode_candidate(block_job *job, candidate *c, uint64_t raw, c
         return CKD_OK; /* raw is written from the values themselves */
     }
     bool is_delta = c == &job->delta;
-    if (is_delta && job->ahead.coded) {
+    if (is_delta ? job->ahead.delta : job->ahead.alone && values_missing(job)) {
         c->size = c->payload.size;
         c->encoded = true;
         return CKD_OK;

@@ -86,11 +86,13 @@ typedef struct block_step {
     hash128 content; /* of the group */
 } block_step;
 
-/* What a device has made of a block (save_device.h) before the job is analysed. */
+/* What a device has made of a block (save_device.h) before the job is analysed. Its values need not be there then. */
 typedef struct block_ahead {
-    bool coded;       /* its delta, whose payload is in job->delta.payload */
-    hash128 content;  /* of its values, which need not be there then */
-    uint64_t planned; /* bytes of the delta, as its plan says */
+    bool coded;                      /* something of it */
+    bool delta, alone;               /* its payload is in job->delta's, in job->standalone's */
+    bool lost;                       /* a delta was tried, and takes more than the block on its own */
+    hash128 content;                 /* of its values */
+    uint64_t planned, planned_alone; /* bytes, as plans say */
 } block_ahead;
 
 /* A side record with the rows of a lossy block, which it shares with those next to it. */

@@ -108,10 +108,14 @@ bool budget_has_room(const load_budget *b, const load_cost *chain, const load_co
     return budget_allows_chain(b, chain, base, part) && whole_within(b, chain, base);
 }
 
+bool delta_may_pay(uint64_t delta_size, uint64_t standalone_size) {
+    return (double)standalone_size - (double)delta_size >= MIN_SAVING * (double)standalone_size;
+}
+
 static bool pays(const load_cost *chain, uint64_t delta_size, uint64_t standalone_size) {
     double saving = (double)standalone_size - (double)delta_size;
     double added = chain->stored - (double)standalone_size;
-    return saving >= MIN_SAVING * (double)standalone_size && saving >= MIN_SAVING_PER_LOAD * added;
+    return delta_may_pay(delta_size, standalone_size) && saving >= MIN_SAVING_PER_LOAD * added;
 }
 
 bool budget_allows_delta(const load_budget *b, const load_cost *chain, const load_cost *base, double part,

@@ -61,6 +61,8 @@ typedef struct load_budget {
 bool budget_allows_chain(const load_budget *b, const load_cost *chain, const load_cost *base, double part);
 /* Does it, and the whole checkpoint with it? */
 bool budget_has_room(const load_budget *b, const load_cost *chain, const load_cost *base, double part);
+/* May a delta of this size pay at all? */
+bool delta_may_pay(uint64_t delta_size, uint64_t standalone_size);
 /* Must this block be kept ready, for the newest checkpoint to stay within its bound? */
 bool budget_wants_ready(const load_budget *b, const load_cost *chain, const load_cost *base);
 /* Is this delta (its chain cost, its own size) worth it and within the bounds? */

@@ -62,6 +62,10 @@ ckd_status device_gather(const device_reader *r, void *to, uint64_t first, uint6
 /* The same of what lies there of the parent. */
 ckd_status device_gather_before(const device_reader *r, void *to, uint64_t first, uint64_t count,
                                 ckd_error *err);
+/* Do the reader's elements, at `data`, lie one after the other, and at multiples of their size, as kernels want them? */
+static inline bool device_lies_well(const device_reader *r, const void *data) {
+    return r->width == r->stride && (uintptr_t)data % r->element == 0;
+}
 /* A ckd_read_fn, whose context is a device_reader. */
 ckd_status device_read(void *context, uint64_t first, uint64_t count, void *to, ckd_error *err);
 

@@ -137,7 +137,7 @@ static ckd_status decide(ckd_save *save, ckd_error *err) {
         return CKD_OK;
     }
     delta_record tried = piece->tried;
-    bool due = piece->lossy || trial_is_due(&tried) || job->ahead.coded;
+    bool due = piece->lossy || trial_is_due(&tried) || job->ahead.delta;
     if (!still_holds(job, &c, piece, due)) {
         ckd_status status = analyse_again(save, job, slot, due, err);
         if (status != CKD_OK) {

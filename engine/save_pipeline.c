@@ -97,7 +97,7 @@ static task begin_task(ckd_save *save) {
         s->busy = true;
         if (t.kind == TASK_ANALYSE && !s->piece->lossy) {
             block_job *job = &save->jobs[t.block % p->slot_count];
-            job->try_delta = order_guess(p, t.block) || job->ahead.coded;
+            job->try_delta = order_guess(p, t.block) || job->ahead.delta;
         }
     }
     return t;
@@ -313,7 +313,8 @@ ckd_status save_next_place(save_slot **slot, block_job **job, ckd_save *save, sa
     }
     *slot = slot_of(p, block);
     *job = &save->jobs[block % p->slot_count];
-    (*job)->stays = (*job)->ahead.coded = false;
+    (*job)->stays = false;
+    (*job)->ahead = (block_ahead){.coded = false};
     bytes kept[2] = {(*slot)->append.before[0].data, (*slot)->append.before[1].data};
     **slot = (save_slot){.piece = piece, .append.before = {{.data = kept[0]}, {.data = kept[1]}}};
     return CKD_OK;

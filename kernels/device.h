@@ -298,6 +298,8 @@ typedef struct device_backend {
     /* Of `count` streams, at most DEVICE_STREAMS, whose descriptions lie there; most: elements of the longest. */
     device_result (*classify)(const device_queue *queue, const device_classes *all, uint32_t count,
                               uint32_t most, device_failure *why);
+    device_result (*split)(const device_queue *queue, device_split_step step, const device_split *all,
+                           uint32_t count, uint32_t most, device_failure *why);
     device_result (*encode)(const device_queue *queue, const device_encoding *all, uint32_t count,
                             uint32_t most, device_failure *why);
     device_result (*decode)(const device_queue *queue, const device_decoding *all, uint32_t count,

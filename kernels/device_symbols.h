@@ -21,16 +21,18 @@ extern "C" {
 #define DEVICE_STREAM_LOG    12u    /* of a table's states, at most */
 #define DEVICE_STREAMS       65535u /* of a call, at most */
 
-/* Differences, and their finest CLASS symbols, which are counted by context. Little-endian, aligned to their width. */
+/* Integers, and their finest symbols, of CLASS or of SPLIT, which are counted by context. Little-endian, aligned to their width. */
 typedef struct device_classes {
     const void *integers;
     const uint8_t *contexts; /* NULL: all 0 */
     uint8_t *symbols;
     uint32_t *counts; /* of a context's symbols, DEVICE_SYMBOLS of them; then the next one's. Added to */
-    uint64_t centre;  /* subtracted first */
+    uint64_t centre;  /* CLASS: subtracted first; SPLIT: from what is above the lowest `bits` */
     uint32_t n;       /* at most DEVICE_STREAM_MOST */
     uint32_t width;   /* bytes: 1, 2, 4 or 8 */
     uint32_t fine;
+    uint32_t split;    /* SPLIT, not CLASS */
+    uint32_t bits;     /* of SPLIT */
     uint32_t room;     /* for entries */
     uint32_t *entries; /* counters that are not 0, in any order; NULL: not wanted */
     uint64_t
@@ -39,6 +41,34 @@ typedef struct device_classes {
 
 /* A counter: its number (that of its context times DEVICE_SYMBOLS, and its symbol) above its lowest 16 bits. Of more than 65535 there are several entries, which add up. */
 #define DEVICE_ENTRY_BITS 16u
+
+/* What unsigned integers are like, DEVICE_EXTENT_ALL of them. */
+typedef struct device_extent {
+    uint64_t low, high;      /* the smallest, the largest */
+    uint64_t any, differing; /* the first of all; the bits in which one of these differs from it */
+} device_extent;
+#define DEVICE_EXTENT_EACH 32u
+#define DEVICE_EXTENT_ALL  (256u * DEVICE_EXTENT_EACH)
+#define DEVICE_EXTENTS(n)  (((n) + DEVICE_EXTENT_ALL - 1) / DEVICE_EXTENT_ALL)
+
+/* From integers to how they are split, and from there to contexts made of levels of their rows and columns. Symbols: (integer >> bits) - bias. */
+typedef enum device_split_step {
+    DEVICE_SPLIT_EXTENT,  /* extents */
+    DEVICE_SPLIT_LINES,   /* sums, squares */
+    DEVICE_SPLIT_CONTEXTS /* contexts, from levels */
+} device_split_step;
+typedef struct device_split {
+    const void *integers;
+    device_extent *extents; /* DEVICE_EXTENTS(n) */
+    uint64_t *
+        sums; /* of rows, then columns: of symbols, and 2^32 for each that is not 0; added to. NULL: not wanted */
+    uint64_t *squares;     /* of all symbols; added to */
+    const uint8_t *levels; /* of rows, then columns; NULL: contexts are not wanted */
+    uint8_t *contexts;     /* the two levels, but at most 255 */
+    uint64_t bias;
+    uint32_t n, width, bits;
+    uint32_t columns, phase, rows; /* element i is in row (phase + i) / columns */
+} device_split;
 
 /* A symbol with states. */
 typedef struct device_symbol {

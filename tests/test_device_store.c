@@ -397,7 +397,7 @@ static void test_failures(void **state) {
     ckd_error err;
     ckd_checkpoint c;
     int failed = 0, went_on = 0; /* without what the device says of blocks that stay as they are */
-    for (int n = 1;; n += n < 40 ? 1 : 5) {
+    for (int n = 1;; n += n < 40 ? 1 : 3) {
         emulated_fail_after = n;
         emulated_fail_as = n % 2 ? DEVICE_FAILED : DEVICE_FULL;
         change(t, (unsigned)n); /* what stays as it is is not even read */

@@ -41,6 +41,7 @@ static const device_backend backend = {
     run_errors,
     cuda_product,
     run_classify,
+    run_split,
     run_encode,
     run_decode,
 };

@@ -7,6 +7,7 @@
 #include "kernels/cuda/elements.h"
 #include "kernels/cuda/hash.h"
 #include "kernels/cuda/lattice.h"
+#include "kernels/cuda/split.h"
 #include "kernels/cuda/sums.h"
 #include "kernels/cuda/symbols.h"
 
@@ -87,6 +88,18 @@ static device_result run_classify(const device_queue *queue, const device_classe
     return count && most && result == DEVICE_DONE
                ? list_counts_launch(queue, launch_blocks(DEVICE_SYMBOLS * DEVICE_SYMBOLS), count, &a, why)
                : result;
+}
+
+static device_result run_split(const device_queue *queue, device_split_step step, const device_split *all,
+                               uint32_t count, uint32_t most, device_failure *why) {
+    split_arguments a = {all};
+    uint32_t blocks = DEVICE_EXTENTS(most);
+    if (count == 0 || most == 0) {
+        return DEVICE_DONE;
+    }
+    return step == DEVICE_SPLIT_EXTENT  ? find_extents_launch(queue, blocks, count, &a, why)
+           : step == DEVICE_SPLIT_LINES ? sum_lines_launch(queue, blocks, count, &a, why)
+                                        : add_levels_launch(queue, blocks, count, &a, why);
 }
 
 /* States first, as only they depend on each other; how many bits there are then says where each thread writes. */

@@ -88,8 +88,10 @@ DEVICE_FN void class_count(const place *at, const device_classes *c, class_share
         if (i >= c->n) {
             return;
         }
-        uint64_t u = (integer_at(c->integers, c->width, (uint32_t)i) - c->centre) & mask;
-        uint32_t symbol = class_of(u, bits, c->fine), context = c->contexts ? c->contexts[i] : 0;
+        uint64_t v = integer_at(c->integers, c->width, (uint32_t)i);
+        uint32_t symbol = c->split ? (uint32_t)((v >> c->bits) - c->centre) & 255u
+                                   : class_of((v - c->centre) & mask, bits, c->fine),
+                 context = c->contexts ? c->contexts[i] : 0;
         c->symbols[i] = (uint8_t)symbol;
         if (context - window < CLASS_WINDOW) {
             add_u32(&s->count[context - window][symbol], 1);

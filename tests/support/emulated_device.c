@@ -472,6 +472,7 @@ const device_backend *emulated_device(void) {
                                            .errors = run_errors,
                                            .product = product,
                                            .classify = run_classify,
+                                           .split = run_split,
                                            .encode = run_encode,
                                            .decode = run_decode};
     return &backend;
