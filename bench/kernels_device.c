@@ -148,8 +148,11 @@ static device_result column_sums(arrays *a) {
     return a->backend->columns(&a->queue, &c, &a->why);
 }
 static device_result errors(arrays *a) {
-    device_errors e = {a->now, a->out, a->n, (device_sums *)(void *)(a->small + 64),
-                       (device_sums *)(void *)a->small};
+    device_errors e = {.given = a->now,
+                       .decoded = a->out,
+                       .count = a->n,
+                       .blocks = (device_sums *)(void *)(a->small + 64),
+                       .all = (device_sums *)(void *)a->small};
     return a->backend->errors(&a->queue, &e, &a->why);
 }
 
