@@ -37,10 +37,12 @@ static uint64_t scratch_of(const lossy_tile *t, uint64_t rows) {
     uint64_t columns = t->columns, sides = 4 * (rows + columns);
     uint64_t most = 4 * sides + 16 * rows + device_pass_blocks(rows) * sizeof(device_sums);
     uint64_t of_columns = 8 * rows + 20 * panels_of(rows) * columns;
-    uint64_t factors = (1 + most_rank(t, rows)) * sides;
+    uint64_t rank = most_rank(t, rows), factors = (1 + rank) * sides;
+    uint64_t search = lossy_device_search_size(rows, t->columns, rank);
     uint64_t other = t->count / 4 + t->count / 16 * sizeof(struct device_other) + t->count / 64 + (4u << 20);
     most = of_columns > most ? of_columns : most;
     most = factors > most ? factors : most;
+    most = search > most ? search : most;
     return lossy_device_aligned((other > most ? other : most) +
                                 4096); /* and what begins at multiples of 256 */
 }
@@ -437,7 +439,7 @@ ckd_status lossy_device_gather(float *to, const lossy_tile *t, const float *from
     return status == CKD_OK ? device_get(d->line, to, g.to, elements * sizeof(float), err) : status;
 }
 
-/* ---- products ---- */
+/* ---- a matrix ---- */
 
 ckd_status lossy_device_matrix(const lossy_tile *t, ckd_error *err) {
     const struct lossy_device *d = t->device;
@@ -449,50 +451,5 @@ ckd_status lossy_device_matrix(const lossy_tile *t, ckd_error *err) {
         d->line->backend->residuals(&d->line->queue, &r, &why);
         status = lossy_device_status(d, &why, err);
     }
-    return status;
-}
-
-/* Vectors one after the other, as products want them, from and to the host's parts. */
-static void turn_vectors(float *flat, const vectors *v, bool out) {
-    for (size_t p = 0; p < vectors_parts(v); p++) {
-        size_t n = vectors_width(v, p);
-        for (size_t i = 0; i < v->count; i++) {
-            float *cut = vectors_part(v, p) + i * n, *whole = flat + i * v->n + p * PIECE_SIDE;
-            memcpy(out ? cut : whole, out ? whole : cut, n * sizeof(float));
-        }
-    }
-}
-
-ckd_status lossy_device_times(const void *tile, vectors *to, const vectors *from, bool turned,
-                              ckd_error *err) {
-    const lossy_tile *t = tile;
-    const struct lossy_device *d = t->device;
-    uint64_t used = 0, in = from->count * from->n * sizeof(float), out = from->count * to->n * sizeof(float);
-    float *host = malloc(in > out ? in : out), *left = lossy_device_take(d, &used, in),
-          *sums = lossy_device_take(d, &used, out);
-    if (!host) {
-        return err_nomem(err, in, "factors of a matrix");
-    }
-    to->count = from->count;
-    turn_vectors(host, from, false);
-    ckd_status status = lossy_device_reaches(d, used, err);
-    status = status == CKD_OK ? device_put(d->line, left, host, in, err) : status;
-    device_failure why = {DEVICE_DONE, "", ""};
-    device_product p = {.sums = sums,
-                        .left = left,
-                        .right = d->matrix,
-                        .rows = from->count,
-                        .columns = to->n,
-                        .rank = from->n,
-                        .right_turned = turned};
-    if (status == CKD_OK) {
-        d->line->backend->product(&d->line->queue, &p, &why);
-        status = lossy_device_status(d, &why, err);
-    }
-    status = status == CKD_OK ? device_get(d->line, host, sums, out, err) : status;
-    if (status == CKD_OK) {
-        turn_vectors(host, to, true);
-    }
-    free(host);
     return status;
 }

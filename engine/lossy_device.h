@@ -55,6 +55,11 @@ struct lossy_device {
     uint8_t *panel;   /* room for a panel's arrays */
     uint8_t *scratch; /* for one operation after the other */
     uint64_t scratch_size;
+    struct { /* of a search for factors, in the scratch */
+        float *spare, *mix;
+        double *scale;
+        uint32_t *largest;
+    } search;
     bytes integers, panel_integers; /* int8 each */
     lossy_device_block *blocks;
     size_t block_count, block_room;
@@ -115,10 +120,14 @@ ckd_status lossy_device_left(rate_histogram *h, const lossy_tile *t, ckd_error *
 /* from: in the device's memory, as the pieces count; to: all pieces, one after the other, on the host. */
 ckd_status lossy_device_gather(float *to, const lossy_tile *t, const float *from, const device_piece *pieces,
                                uint64_t count, ckd_error *err);
-/* What integers have to say of each element, without factors, as the matrix that lossy_device_times (low_rank_matrix.times) multiplies with. */
+/* What integers have to say of each element, without factors, as the matrix that the search below multiplies with. */
 ckd_status lossy_device_matrix(const lossy_tile *t, ckd_error *err);
-ckd_status lossy_device_times(const void *tile, vectors *to, const vectors *from, bool turned,
-                              ckd_error *err);
+
+/* ---- low_rank_device.c ---- */
+/* The search for factors of a tile's matrix (the context), in the scratch, which is nobody else's until it ends. */
+extern const vectors_elsewhere lossy_device_vectors;
+/* Bytes of scratch for `count` vectors of each side. */
+uint64_t lossy_device_search_size(uint64_t rows, uint64_t columns, uint64_t count);
 
 /* The plan's steps, in the scratch from *used on; and (its factors' products) d->matrix, with the scratch behind `used`. */
 ckd_status lossy_device_steps(device_tile *out, const lossy_tile *t, uint64_t *used, ckd_error *err);

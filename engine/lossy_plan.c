@@ -54,7 +54,7 @@ static ckd_status try_factors(planning *p, lossy_tile *t, double alone, const ke
     lossy_matrix residual;
     low_rank_matrix x = {lattice_rows(&t->plan), t->columns, lossy_matrix_piece, &residual, NULL};
     if (t->device) {
-        x = (low_rank_matrix){lattice_rows(&t->plan), t->columns, NULL, t, lossy_device_times};
+        x = (low_rank_matrix){lattice_rows(&t->plan), t->columns, NULL, t, &lossy_device_vectors};
     }
     ckd_status status = lossy_matrix_begin(&residual, t, k, &p->rooms->work, err);
     if (status == CKD_OK) {

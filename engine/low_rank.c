@@ -76,16 +76,20 @@ static ckd_status search_begin(search *s, size_t count, thread_pool *pool, const
     if (status == CKD_OK) {
         status = vectors_begin(&s->right, s->x->columns, count, &room->right, err);
     }
+    if (status == CKD_OK && s->x->elsewhere) {
+        status = s->x->elsewhere->begin(s->x->context, &s->left, &s->right, err);
+    }
     return status == CKD_OK ? product_context_begin(&s->products, s->x, count, pool, k, &room->scratch, err)
                             : status;
 }
 
 /* gram: of all pairs of vectors. */
-static void pair_up(search *s, const vectors *v) {
-    vectors_pairs(s->mix, v, &s->products);
-    for (size_t i = 0; i < v->count * v->count; i++) {
+static ckd_status pair_up(search *s, const vectors *v, ckd_error *err) {
+    ckd_status status = vectors_pairs(s->mix, v, &s->products, err);
+    for (size_t i = 0; i < v->count * v->count && status == CKD_OK; i++) {
         s->gram[i] = (double)s->mix[i];
     }
+    return status;
 }
 
 /* gram (n x n) = L L'; mix becomes the inverse of L, with zeros for vectors that depend on those before. */
@@ -123,18 +127,22 @@ static void invert_root(search *s, size_t n) {
 static ckd_status orthonormalise(search *s, vectors *v, unsigned times, ckd_error *err) {
     ckd_status status = CKD_OK;
     for (unsigned i = 0; i < times && status == CKD_OK; i++) {
-        pair_up(s, v);
-        invert_root(s, v->count);
-        status = vectors_mix(v, s->mix, v->count, &s->products, err);
+        status = pair_up(s, v, err);
+        if (status == CKD_OK) {
+            invert_root(s, v->count);
+            status = vectors_mix(v, s->mix, v->count, &s->products, err);
+        }
     }
     return status;
 }
 
 /* right becomes an orthonormal basis of the strongest directions of rows, left = right times x. */
 static ckd_status iterate(search *s, unsigned rounds, ckd_error *err) {
+    const vectors_elsewhere *elsewhere = s->x->elsewhere;
     fill_random(&s->right);
+    ckd_status status = elsewhere ? elsewhere->put(s->x->context, &s->right, err) : CKD_OK;
     for (unsigned round = 0;; round++) {
-        ckd_status status = stop_look(s->stop, err);
+        status = status == CKD_OK ? stop_look(s->stop, err) : status;
         if (status == CKD_OK) {
             status = vectors_times_matrix(&s->left, &s->right, true, &s->products, err);
         }
@@ -160,10 +168,13 @@ static int by_energy(const void *a, const void *b) {
 }
 
 /* Finds how to mix the vectors so that they are singular ones: left then has their length, right is orthonormal. */
-static void decompose(search *s) {
+static ckd_status decompose(search *s, ckd_error *err) {
     size_t n = s->count;
     const double **sorted = s->sorted;
-    pair_up(s, &s->left);
+    ckd_status status = pair_up(s, &s->left, err);
+    if (status != CKD_OK) {
+        return status;
+    }
     eigen_symmetric(s->gram, s->energy, s->inverse, n);
     for (size_t i = 0; i < n; i++) {
         sorted[i] = &s->energy[i];
@@ -172,6 +183,7 @@ static void decompose(search *s) {
     for (size_t i = 0; i < n; i++) {
         s->order[i] = (size_t)(sorted[i] - s->energy);
     }
+    return CKD_OK;
 }
 
 /* A side becomes its first `rank` components. */
@@ -207,8 +219,10 @@ static uint32_t components_that_pay(const search *s, double lambda, double *bits
     return rank;
 }
 
+#define MOST_ROUNDED (100 * LARGEST_SUM) /* then they are not used */
+
 static int32_t round_up_late(double v) {
-    double size = fabs(v) < 100 * LARGEST_SUM ? fabs(v) : 100 * LARGEST_SUM; /* then they are not used */
+    double size = fabs(v) < MOST_ROUNDED ? fabs(v) : MOST_ROUNDED;
     int32_t magnitude = (int32_t)(size + 1 - ROUND_UP);
     return v < 0 ? -magnitude : magnitude;
 }
@@ -238,11 +252,29 @@ static double scale_of(const search *s, size_t k, int side) {
     return side ? ldexp(1, -right_exponent(s, k)) : 1;
 }
 
-static void round_side(search *s, int which) {
+static ckd_status round_elsewhere(search *s, int which, ckd_error *err) {
+    const vectors *side = which ? &s->right : &s->left;
+    double *scale = s->inverse, *largest = scale + side->count; /* that is not needed now */
+    for (size_t k = 0; k < side->count; k++) {
+        scale[k] = scale_of(s, k, which);
+    }
+    vectors_rounding how = {1 - ROUND_UP, MOST_ROUNDED, scale, largest};
+    ckd_status status = s->x->elsewhere->round(s->x->context, side, &how, err);
+    for (size_t k = 0; k < side->count && status == CKD_OK; k++) {
+        s->largest[k][which] = largest[k];
+    }
+    return status;
+}
+
+static ckd_status round_side(search *s, int which, ckd_error *err) {
     vectors *side = which ? &s->right : &s->left;
+    if (s->x->elsewhere) {
+        return round_elsewhere(s, which, err);
+    }
     for (size_t k = 0; k < side->count; k++) {
         s->largest[k][which] = round_component(side, k, scale_of(s, k, which));
     }
+    return CKD_OK;
 }
 
 /* `to` becomes what fits x best together with `kept`: least squares. turned: x transposed. */
@@ -253,7 +285,10 @@ static ckd_status refit(search *s, vectors *to, const vectors *kept, bool turned
     if (status != CKD_OK) {
         return status;
     }
-    pair_up(s, kept);
+    status = pair_up(s, kept, err);
+    if (status != CKD_OK) {
+        return status;
+    }
     invert_root(s, rank);
     status = vectors_mix(to, s->mix, rank, &s->products, err);
     transpose(turned_mix, s->mix, rank, rank);
@@ -268,16 +303,13 @@ static ckd_status refit(search *s, vectors *to, const vectors *kept, bool turned
 static ckd_status round_in_turn(search *s, uint32_t rank, ckd_error *err) {
     ckd_status status = components(s, &s->left, rank, err);
     for (int turn = 0; status == CKD_OK; turn++) {
-        round_side(s, 0);
-        status = stop_look(s->stop, err);
+        status = round_side(s, 0, err);
+        status = status == CKD_OK ? stop_look(s->stop, err) : status;
         if (status == CKD_OK) {
             status = refit(s, &s->right, &s->left, false, err);
         }
-        if (status != CKD_OK) {
-            break;
-        }
-        round_side(s, 1);
-        if (turn == MORE_TURNS) {
+        status = status == CKD_OK ? round_side(s, 1, err) : status;
+        if (status != CKD_OK || turn == MORE_TURNS) {
             break;
         }
         status = refit(s, &s->left, &s->right, true, err);
@@ -305,11 +337,19 @@ static void integers_of(int32_t *all, const search *s, int which) {
     }
 }
 
+/* Both sides as they are now, in the host's memory. */
+static ckd_status take_sides(search *s, ckd_error *err) {
+    const vectors_elsewhere *elsewhere = s->x->elsewhere;
+    ckd_status status = elsewhere ? elsewhere->take(s->x->context, &s->left, err) : CKD_OK;
+    return elsewhere && status == CKD_OK ? elsewhere->take(s->x->context, &s->right, err) : status;
+}
+
 static ckd_status make_factors(low_rank *out, search *s, uint32_t rank, ckd_error *err) {
     size_t rows = s->x->rows, columns = s->x->columns;
     int32_t *left = bytes_scratch(&out->memory, (rows + columns + 1) * rank * sizeof(int32_t),
                                   "factors of a matrix", err);
     ckd_status status = left ? round_in_turn(s, rank, err) : CKD_E_NOMEM;
+    status = status == CKD_OK ? take_sides(s, err) : status;
     if (status != CKD_OK) {
         return status;
     }
@@ -349,7 +389,9 @@ ckd_status low_rank_of(low_rank *out, const low_rank_matrix *x, double lambda, u
             status = iterate(&s, rounds, err);
         }
         if (status == CKD_OK) {
-            decompose(&s);
+            status = decompose(&s, err);
+        }
+        if (status == CKD_OK) {
             rank = components_that_pay(&s, lambda, &out->bits);
         }
         /* Were there more that pay? */

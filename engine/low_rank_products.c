@@ -7,7 +7,7 @@
 #define FACTORS "factors of a matrix"
 
 ckd_status vectors_begin(vectors *v, size_t n, size_t count, bytes *room, ckd_error *err) {
-    *v = (vectors){bytes_scratch(room, count * n * sizeof(float), FACTORS, err), n, count};
+    *v = (vectors){bytes_scratch(room, count * n * sizeof(float), FACTORS, err), n, count, NULL};
     return v->at ? CKD_OK : CKD_E_NOMEM;
 }
 
@@ -90,8 +90,8 @@ static ckd_status part_times_matrix(void *context, size_t index, uint32_t worker
 ckd_status vectors_times_matrix(vectors *to, const vectors *from, bool turned, const product_context *c,
                                 ckd_error *err) {
     to->count = from->count;
-    if (c->x->times) {
-        return c->x->times(c->x->context, to, from, turned, err);
+    if (c->x->elsewhere) {
+        return c->x->elsewhere->times(c->x->context, to, from, turned, err);
     }
     times_matrix t = {c, to, from, turned};
     return run(c, vectors_parts(to), part_times_matrix, &t, err);
@@ -99,7 +99,10 @@ ckd_status vectors_times_matrix(vectors *to, const vectors *from, bool turned, c
 
 /* ---- with themselves ---- */
 
-void vectors_pairs(float *mix, const vectors *v, const product_context *c) {
+ckd_status vectors_pairs(float *mix, const vectors *v, const product_context *c, ckd_error *err) {
+    if (c->x->elsewhere) {
+        return c->x->elsewhere->pairs(c->x->context, mix, v, err);
+    }
     float *turned = c->scratch, *sums = turned + v->count * PIECE_SIDE; /* the pieces are not needed now */
     memset(mix, 0, v->count * v->count * sizeof(float));
     for (size_t i = 0; i < vectors_parts(v); i++) {
@@ -110,6 +113,7 @@ void vectors_pairs(float *mix, const vectors *v, const product_context *c) {
             add(mix, sums, v->count * v->count);
         }
     }
+    return CKD_OK;
 }
 
 typedef struct mixing {
@@ -132,6 +136,9 @@ static ckd_status mix_part(void *context, size_t index, uint32_t worker, ckd_err
 ckd_status vectors_mix(vectors *v, const float *mix, size_t count, const product_context *c, ckd_error *err) {
     mixing m = {c, v, mix, count};
     ckd_status status = CKD_OK;
+    if (c->x->elsewhere) {
+        return c->x->elsewhere->mix(c->x->context, v, mix, count, err);
+    }
     if (count == v->count) {
         status = run(c, vectors_parts(v), mix_part, &m, err);
     } else { /* in order: fewer vectors move down, over parts that are done */

@@ -14,20 +14,44 @@
 #define PIECE_SIDE 256u
 
 struct vectors;
+/* How values of each vector become whole numbers over its scale: see low_rank.c. */
+typedef struct vectors_rounding {
+    double add, most;
+    const double *scale;
+    double *largest; /* of each vector: set to the largest of those numbers */
+} vectors_rounding;
+
+/*
+ * Where vectors are multiplied if not by the host: they stay there (vectors.there), and what is small comes and goes. Products as the functions below. Errors:
+ * NOMEM, DEVICE.
+ */
+typedef struct vectors_elsewhere {
+    /* Room for both, which have their n and count: these are the most. What was begun before is gone. */
+    ckd_status (*begin)(const void *context, struct vectors *left, struct vectors *right, ckd_error *err);
+    /* All vectors, from the host's memory and back. */
+    ckd_status (*put)(const void *context, const struct vectors *v, ckd_error *err);
+    ckd_status (*take)(const void *context, const struct vectors *v, ckd_error *err);
+    ckd_status (*times)(const void *context, struct vectors *to, const struct vectors *from, bool turned,
+                        ckd_error *err);
+    ckd_status (*pairs)(const void *context, float *mix, const struct vectors *v, ckd_error *err);
+    ckd_status (*mix)(const void *context, struct vectors *v, const float *mix, size_t count, ckd_error *err);
+    ckd_status (*round)(const void *context, const struct vectors *v, const vectors_rounding *how,
+                        ckd_error *err);
+} vectors_elsewhere;
+
 typedef struct low_rank_matrix {
     size_t rows, columns;
     /* Rows row ... row + rows - 1 and so many columns from `column` on, in row-major order, into `to`. Called by several threads. */
     void (*piece)(const void *context, float *to, size_t row, size_t rows, size_t column, size_t columns);
     const void *context;
-    /* vectors_times_matrix of it, where that is done elsewhere; NULL: it is done with pieces. */
-    ckd_status (*times)(const void *context, struct vectors *to, const struct vectors *from, bool turned,
-                        ckd_error *err);
+    const vectors_elsewhere *elsewhere; /* instead of pieces; NULL: here */
 } low_rank_matrix;
 
 /* `count` vectors of n elements: PIECE_SIDE elements of each of them, one vector after the other, then as many more of each ... */
 typedef struct vectors {
     float *at;
     size_t n, count;
+    float *there; /* of vectors_elsewhere: the same, n elements of one vector after the other */
 } vectors;
 /* In `room`, which stays the caller's, as below. Errors: NOMEM. */
 ckd_status vectors_begin(vectors *v, size_t n, size_t count, bytes *room, ckd_error *err);
@@ -66,7 +90,7 @@ void transpose(float *to, const float *from, size_t rows, size_t columns);
 ckd_status vectors_times_matrix(vectors *to, const vectors *from, bool turned, const product_context *c,
                                 ckd_error *err);
 /* mix (count x count): products of all pairs of vectors. */
-void vectors_pairs(float *mix, const vectors *v, const product_context *c);
+ckd_status vectors_pairs(float *mix, const vectors *v, const product_context *c, ckd_error *err);
 /* The vectors become mix (count x v->count) times themselves, so that there are `count`, as many or fewer, of them. */
 ckd_status vectors_mix(vectors *v, const float *mix, size_t count, const product_context *c, ckd_error *err);
 

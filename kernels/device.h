@@ -230,6 +230,19 @@ typedef struct device_product {
     bool left_turned, right_turned; /* it lies there transposed: rank x rows, columns x rank */
 } device_product;
 
+/*
+ * Components of a factor, one after the other: each value becomes a whole number over its component's scale, (int32_t)(|value * scale| + add) of them, where
+ * |value * scale| counts as `most` at most.
+ */
+typedef struct device_rounding {
+    float *at;           /* count x n */
+    const double *scale; /* of each component: a power of two */
+    uint32_t *largest;   /* of each: the largest of those numbers; raised */
+    uint64_t n;
+    uint32_t count; /* below 2^16 */
+    double add, most;
+} device_rounding;
+
 typedef enum device_direction { DEVICE_TO_DEVICE, DEVICE_TO_HOST, DEVICE_ON_DEVICE } device_direction;
 
 typedef struct device_backend {
@@ -294,6 +307,7 @@ typedef struct device_backend {
     device_result (*errors)(const device_queue *queue, const device_errors *errors, device_failure *why);
     /* In single precision throughout: exact of integers below 2^24 whose sums are, too. Rows, columns and rank are below 2^31. */
     device_result (*product)(const device_queue *queue, const device_product *product, device_failure *why);
+    device_result (*round)(const device_queue *queue, const device_rounding *rounding, device_failure *why);
 
     /* Of `count` streams, at most DEVICE_STREAMS, whose descriptions lie there; most: elements of the longest. */
     device_result (*classify)(const device_queue *queue, const device_classes *all, uint32_t count,

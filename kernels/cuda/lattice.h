@@ -257,6 +257,31 @@ DEVICE_FN void gather_pieces(const place *at, const device_gathering *g) {
 }
 KERNEL(gather_pieces, device_gathering)
 
+/* ---- factors ---- */
+
+#define ROUND_EACH 16u /* elements of a thread */
+
+/* A span is a component. */
+DEVICE_FN void round_factor(const place *at, const device_rounding *r) {
+    uint64_t first = (uint64_t)at->block * ROUND_EACH * LAUNCH_THREADS + at->thread;
+    float *component = r->at + at->span * r->n;
+    const double scale = r->scale[at->span];
+    int32_t largest = 0;
+    for (uint32_t j = 0; j < ROUND_EACH; j++) {
+        uint64_t i = first + j * LAUNCH_THREADS;
+        if (i < r->n) {
+            double v = (double)component[i] * scale, size = v < 0 ? -v : v;
+            int32_t magnitude = (int32_t)((size < r->most ? size : r->most) + r->add);
+            component[i] = (float)((double)(v < 0 ? -magnitude : magnitude) / scale);
+            largest = magnitude > largest ? magnitude : largest;
+        }
+    }
+    if (largest) {
+        raise_u32(&r->largest[at->span], (uint32_t)largest);
+    }
+}
+KERNEL(round_factor, device_rounding)
+
 /* ---- packed for their way to the host ---- */
 
 #define PACK_EACH 16u /* integers of a word */

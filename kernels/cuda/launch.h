@@ -56,6 +56,9 @@ static __device__ __forceinline__ void add_u32(uint32_t *to, uint32_t n) {
 static __device__ __forceinline__ void or_u32(uint32_t *to, uint32_t bits) {
     atomicOr(to, bits);
 }
+static __device__ __forceinline__ void raise_u32(uint32_t *to, uint32_t n) {
+    atomicMax(to, n);
+}
 
 #define KERNEL(name, arguments)                                                                        \
     static __global__ void __launch_bounds__(256) name##_kernel(const __grid_constant__ arguments a) { \
@@ -105,6 +108,9 @@ static inline __attribute__((unused)) void add_u32(uint32_t *to, uint32_t n) {
 }
 static inline __attribute__((unused)) void or_u32(uint32_t *to, uint32_t bits) {
     *to |= bits;
+}
+static inline __attribute__((unused)) void raise_u32(uint32_t *to, uint32_t n) {
+    *to = n > *to ? n : *to;
 }
 
 /* EMULATED_LAUNCH(queue, name, why), EMULATED_LANDED(): what is to happen before (it may fail) and after each launch; defined by who includes this. */

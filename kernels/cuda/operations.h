@@ -53,6 +53,14 @@ static device_result run_pack(const device_queue *queue, const device_packing *p
     return words ? pack_few_launch(queue, launch_blocks(words), 1, packing, why) : DEVICE_DONE;
 }
 
+static device_result run_round(const device_queue *queue, const device_rounding *rounding,
+                               device_failure *why) {
+    uint64_t threads = (rounding->n + ROUND_EACH - 1) / ROUND_EACH;
+    return threads && rounding->count
+               ? round_factor_launch(queue, launch_blocks(threads), rounding->count, rounding, why)
+               : DEVICE_DONE;
+}
+
 static device_result run_sums(const device_queue *queue, const device_pass *pass, device_failure *why) {
     uint64_t rows = (pass->phase + pass->count + pass->columns - 1) / pass->columns;
     join_arguments join = {pass->blocks, pass->all, device_pass_blocks(rows)};

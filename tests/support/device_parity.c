@@ -843,6 +843,57 @@ static void test_errors(void **state) {
     }
 }
 
+/* ---- factors ---- */
+
+/* Whole numbers over powers of two, as engine/low_rank.c makes them; some are larger than may be. */
+static void compare_rounded(size_t n) {
+    enum { SIDES = 5 };
+    const double most = 1 << 20, add = 0.45;
+    array at = array_new(SIDES * n, 4, 1), scale = array_new(SIDES, 8, 0), largest = array_new(SIDES, 4, 0);
+    fill_floats(&at, 100, false);
+    for (uint32_t k = 0; k < SIDES; k++) {
+        ((double *)(void *)scale.host)[k] = ldexp(1, (int)(4 * k) - 6);
+    }
+    array_give(&at);
+    array_give(&scale);
+    array_give(&largest);
+    device_rounding r = {(float *)(void *)at.device,
+                         (const double *)(const void *)scale.device,
+                         (uint32_t *)(void *)largest.device,
+                         n,
+                         SIDES,
+                         add,
+                         most};
+    must(backend->round(&queue, &r, &why));
+    uint32_t got_largest[SIDES], want_largest[SIDES] = {0};
+    float *got = malloc(SIDES * n * 4 + 1), *from = (float *)(void *)at.host;
+    assert_non_null(got);
+    array_take(&at, got);
+    array_take(&largest, got_largest);
+    for (size_t i = 0; i < SIDES * n; i++) {
+        double s = ((double *)(void *)scale.host)[i / n], v = from[i] * s,
+               size = fabs(v) < most ? fabs(v) : most;
+        int32_t whole = (int32_t)(size + add);
+        float want = (float)((v < 0 ? -whole : whole) / s);
+        assert_true(got[i] == want);
+        want_largest[i / n] = (uint32_t)whole > want_largest[i / n] ? (uint32_t)whole : want_largest[i / n];
+    }
+    assert_memory_equal(got_largest, want_largest, sizeof(got_largest));
+    free(got);
+    array *arrays[] = {&at, &scale, &largest};
+    for (size_t i = 0; i < 3; i++) {
+        array_free(arrays[i]);
+    }
+}
+
+static void test_rounding(void **state) {
+    (void)state;
+    EACH(n, FEW_COUNTS) {
+        compare_rounded(n);
+    }
+    compare_rounded(10007); /* several blocks */
+}
+
 /* ---- products ---- */
 
 static void test_products(void **state) {
@@ -893,11 +944,11 @@ static void test_products(void **state) {
 
 int device_parity(const char *name, const device_backend *of) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_elements), cmocka_unit_test(test_copies),   cmocka_unit_test(test_casts),
-        cmocka_unit_test(test_steps),    cmocka_unit_test(test_hashes),   cmocka_unit_test(test_tiles),
-        cmocka_unit_test(test_levels),   cmocka_unit_test(test_sums),     cmocka_unit_test(test_columns),
-        cmocka_unit_test(test_errors),   cmocka_unit_test(test_products), cmocka_unit_test(test_residuals),
-        cmocka_unit_test(test_gather),   cmocka_unit_test(test_packing),
+        cmocka_unit_test(test_elements),  cmocka_unit_test(test_copies),   cmocka_unit_test(test_casts),
+        cmocka_unit_test(test_steps),     cmocka_unit_test(test_hashes),   cmocka_unit_test(test_tiles),
+        cmocka_unit_test(test_levels),    cmocka_unit_test(test_sums),     cmocka_unit_test(test_columns),
+        cmocka_unit_test(test_errors),    cmocka_unit_test(test_products), cmocka_unit_test(test_rounding),
+        cmocka_unit_test(test_residuals), cmocka_unit_test(test_gather),   cmocka_unit_test(test_packing),
     };
     backend = of;
     cpu = kernels_cpu();

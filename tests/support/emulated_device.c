@@ -471,6 +471,7 @@ const device_backend *emulated_device(void) {
                                            .columns = run_columns,
                                            .errors = run_errors,
                                            .product = product,
+                                           .round = run_round,
                                            .classify = run_classify,
                                            .split = run_split,
                                            .encode = run_encode,
