@@ -481,7 +481,8 @@ static ckd_status save_next_tile(lossy_region *r, lossy_tile *cut, ckd_error *er
     int64_t gained = pool_gained_ns(save->store->pool);
     status = load_and_prepare(&worth, &from, held, r, err);
     gained = pool_gained_ns(save->store->pool) - gained;
-    save_add_analysis(save, (uint64_t)((int64_t)(clock_monotonic_ns() - begun) + gained));
+    int64_t worked = (int64_t)(clock_monotonic_ns() - begun) + gained;
+    save_add_analysis(save, worked > 0 ? (uint64_t)worked : 0); /* other saves of the store wait there, too */
     if (status == CKD_OK && worth) {
         held->in_use = true;
         r->users++;
