@@ -46,6 +46,12 @@ struct save_device {
     bool pending;
 };
 
+static bool unprepared;
+
+void save_device_unprepared(bool yes) {
+    unprepared = yes;
+}
+
 void save_device_free(ckd_save *save) {
     save_device *s = save->device;
     for (uint32_t i = 0; s && i < BATCH_BLOCKS; i++) {
@@ -226,7 +232,7 @@ static void judge(batch *b) {
             chain.work += decode_work(PREDICT_PARENT, CODING_SYMBOLS, width, raw, s->planned, c->count);
         }
         bool taken = !c->lost && budget_allows_delta(&trial, &chain, &base, PART_EXACT, s->planned, alone);
-        c->wants[ALONE] = !taken || budget_wants_ready(&trial, &chain, &base);
+        c->wants[ALONE] = !unprepared && (!taken || budget_wants_ready(&trial, &chain, &base));
         budget_add(&trial, taken ? &chain : &base, c->wants[ALONE] ? &base : &chain, &base);
     }
 }

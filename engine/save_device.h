@@ -25,6 +25,11 @@ bool save_device_give(ckd_save *save, block_job *job, const staying_blocks *u);
 ckd_status save_device_remember(ckd_save *save, save_piece *piece, const ckd_tensor *tensor, ckd_error *err);
 /* The values of a block, after all. On any thread, while what the tensor points to stays. Errors: DEVICE, NOMEM. */
 ckd_status save_device_fetch(ckd_save *save, block_job *job, const save_piece *piece, ckd_error *err);
+/*
+ * Nothing but deltas is made ahead, whatever else will be wanted, and no values are brought with them: for tests, as the pipeline otherwise decides differently from what was expected but
+ * seldom. Not while a save is under way.
+ */
+void save_device_unprepared(bool yes);
 /* Have blocks of the tensor been coded whose values may still be wanted? Once; then it is forgotten. */
 bool save_device_pending(ckd_save *save);
 

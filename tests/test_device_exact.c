@@ -16,6 +16,7 @@
 #include "engine/device_reference.h"
 #include "engine/save.h"
 #include "kernels/device_open.h"
+#include "engine/save_device.h"
 #include "tests/support/checkpoints.h"
 #include "tests/support/emulated_device.h"
 #include "tests/support/tempdir.h"
@@ -343,6 +344,22 @@ static void test_twins(void **state) {
     close_store(store);
 }
 
+/* What is kept ready besides deltas is wanted only once these are decided: its values come then. */
+static void test_what_was_not_expected(void **state) {
+    ckd_store *store = store_create(*state);
+    tensor t[TENSORS];
+    model(t);
+    save_device_unprepared(true);
+    for (unsigned step = 0; step < 4; step++) {
+        stored_payloads stored;
+        save_both(store, step, 2, t, TENSORS, &stored); /* which compares */
+        train(t, step);
+    }
+    save_device_unprepared(false);
+    model_free(t);
+    close_store(store);
+}
+
 /* Noise, whose deltas never win, is coded on its own, as are values that were all zero, once it is known about what they take. */
 static void test_what_does_not_win(void **state) {
     ckd_store *store = store_create(*state);
@@ -476,9 +493,15 @@ static void test_failures(void **state) {
 #ifndef DEVICE_EXACT_TESTS
 int main(void) {
     const struct CMUnitTest tests[] = {
-        tempdir_test(test_chains),     tempdir_test(test_ready_copies), tempdir_test(test_backwards),
-        tempdir_test(test_references), tempdir_test(test_twins),        tempdir_test(test_what_does_not_win),
-        tempdir_test(test_moments),    tempdir_test(test_failures),
+        tempdir_test(test_chains),
+        tempdir_test(test_ready_copies),
+        tempdir_test(test_backwards),
+        tempdir_test(test_references),
+        tempdir_test(test_what_was_not_expected),
+        tempdir_test(test_twins),
+        tempdir_test(test_what_does_not_win),
+        tempdir_test(test_moments),
+        tempdir_test(test_failures),
     };
     backend = emulated_device();
     device_backend_use(backend);
