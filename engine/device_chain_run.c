@@ -166,7 +166,9 @@ static ckd_status send_all(run *r, ckd_error *err) {
     for (chain_side *s = r->sides->first; s; s = s->next) {
         s->base = at;
         s->wide = wide;
-        memcpy(host + at, s->sent.data, s->sent.size);
+        if (s->sent.size) {
+            memcpy(host + at, s->sent.data, s->sent.size);
+        }
         at += aligned(s->sent.size);
         wide += s->at.half ? aligned(s->at.count * sizeof(float)) : 0;
     }
