@@ -5,8 +5,13 @@
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        tempdir_test(test_chains), tempdir_test(test_ready_copies),      tempdir_test(test_references),
-        tempdir_test(test_twins),  tempdir_test(test_what_does_not_win),
+        tempdir_test(test_chains),
+        tempdir_test(test_ready_copies),
+        tempdir_test(test_references),
+        tempdir_test(test_twins),
+        tempdir_test(test_what_does_not_win),
+        tempdir_test(test_moments),
+        tempdir_test(test_what_was_not_expected),
     };
     /* Named here, so that they are no less used than elsewhere. */
     (void)test_backwards, (void)test_failures;
