@@ -447,7 +447,9 @@ static void test_samples_of_more_than_a_block(void **state) {
     for (size_t i = 0; i < sizeof(columns) / sizeof(columns[0]); i++) {
         symbols_grid grid = {columns[i], 0};
         bool fits = columns[i] <= ROOM - 9; /* and 9 rows */
-        assert_int_equal(set_grid(&f, &grid, SYMBOLS_MAX_COUNT, (size_t)SYMBOLS_MAX_COUNT * 16), fits);
+        assert_int_equal(symbols_set_grid(&f.columns, &f.phase, &f.rows, &grid, SYMBOLS_MAX_COUNT,
+                                          (size_t)SYMBOLS_MAX_COUNT * 16),
+                         fits);
         assert_true(!fits || f.rows + f.columns <= ROOM);
     }
 }

@@ -117,7 +117,7 @@ static void test_more_places_than_there_are(void **state) {
         }
     }
     columns_release(c, held);
-    columns_cache_free(c);
+    columns_cache_free(c, false);
     free(c);
 }
 
