@@ -20,13 +20,15 @@
 
 /* ---- the portable loops: the same sources, under other names, for a processor without AVX2 ---- */
 
-#define cpu_has_avx2()        false
-#define symbols_shared_bits   portable_shared_bits
-#define symbols_add_shared    portable_add_shared
-#define symbols_frame_write   portable_frame_write
-#define symbols_frame_read    portable_frame_read
-#define symbols_fill_levels   portable_fill_levels
-#define symbols_choose_levels portable_choose_levels
+#define cpu_has_avx2()                false
+#define symbols_shared_bits           portable_shared_bits
+#define symbols_add_shared            portable_add_shared
+#define symbols_frame_write           portable_frame_write
+#define symbols_frame_read            portable_frame_read
+#define symbols_fill_levels           portable_fill_levels
+#define symbols_choose_levels         portable_choose_levels
+#define symbols_set_grid              portable_set_grid
+#define symbols_choose_counted_levels portable_choose_counted_levels
 void symbols_shared_bits(symbols_frame *f, unsigned width, const void *values, size_t n);
 void symbols_add_shared(const symbols_frame *f, unsigned width, void *values, size_t n);
 size_t symbols_frame_write(const symbols_frame *f, size_t stream_size, uint8_t *to);
@@ -35,6 +37,9 @@ bool symbols_frame_read(symbols_frame *f, size_t *stream_size, unsigned width, c
 void symbols_fill_levels(uint8_t *context, const symbols_frame *f, size_t n);
 void symbols_choose_levels(symbols_frame *f, symbols_level_sums *s, const symbols_grid *grid,
                            const uint8_t *symbols, size_t n, size_t of);
+bool symbols_set_grid(uint32_t *columns, uint32_t *phase, uint32_t *rows, const symbols_grid *grid, size_t n,
+                      size_t of);
+bool symbols_choose_counted_levels(symbols_frame *f, symbols_level_sums *s, uint64_t squares, size_t n);
 #include "codec/symbols_frame.c"
 #include "codec/symbols_levels.c"
 #undef symbols_shared_bits
@@ -43,6 +48,8 @@ void symbols_choose_levels(symbols_frame *f, symbols_level_sums *s, const symbol
 #undef symbols_frame_read
 #undef symbols_fill_levels
 #undef symbols_choose_levels
+#undef symbols_set_grid
+#undef symbols_choose_counted_levels
 
 static symbols_workspace *work;
 
