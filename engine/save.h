@@ -24,6 +24,7 @@
 #include "engine/save_kit.h"
 #include "engine/save_measures.h"
 #include "engine/save_pipeline.h"
+#include "engine/save_trial.h"
 #include "engine/stop.h"
 
 typedef enum save_state { SAVE_OPEN, SAVE_FAILED, SAVE_SEALED } save_state;
@@ -133,6 +134,7 @@ struct ckd_save {
     comparison compared;    /* with `existing` */
     save_measures measures; /* of a lossy save */
     kept_second *seconds;
+    save_trials trials;
     struct save_device *device; /* of exact tensors on devices; NULL: none yet */
     struct save_tiles *tiles;   /* of lossy tensors; NULL: none yet */
     save_cells cells;

@@ -194,6 +194,7 @@ static ckd_status complete_manifest(ckd_save *save, manifest *m, ckd_error *err)
     if (status == CKD_OK) { /* totals, depth and cost come from what the files hold, whoever wrote them */
         status = totals_set(m, v, err);
     }
+    status = status == CKD_OK ? save_trial_run(save, v, err) : status;
     view_close(v);
     return status;
 }

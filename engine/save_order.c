@@ -160,6 +160,7 @@ static ckd_status decide(ckd_save *save, ckd_error *err) {
     if (job->parent_damaged) {
         atomic_store(&save->damaged, true);
     }
+    save_trial_note(save, job, piece);
     note_decision(save, job, slot, &tried);
     return CKD_OK;
 }

@@ -60,8 +60,8 @@ static ckd_status hash_some(hash128 *to, some_blocks *b, const device_reader *r,
 
 /* Moments of a step are held by the one who has the optimizer, and rounded copies are known by their masters' values: these are read. */
 static bool worth_a_look(const ckd_save *save, const ckd_tensor *tensor, const tensor_context *t) {
-    return tensor->read == device_read && t->parent && !tensor->optimizer && !block_is_master(t) &&
-           save->coding.codec != CKD_CODEC_RAW;
+    return tensor->read == device_read && !atomic_load(&save->store->devices_differ) && t->parent &&
+           !tensor->optimizer && !block_is_master(t) && save->coding.codec != CKD_CODEC_RAW;
 }
 
 static ckd_status hash_all(staying_blocks *u, const device_reader *r, const tensor_context *t, uint64_t first,

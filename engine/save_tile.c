@@ -316,8 +316,9 @@ static ckd_status load_before(const float **out, const tile_parent *from, ckd_sa
 /* ---- on a device ---- */
 
 /* Where the tile is in a device's memory, if it can be coded there; NULL: it is not, or cannot. */
-static const void *on_device(device_line **line, const lossy_tile *t, const ckd_tensor *tensor) {
-    if (tensor->read != device_read) {
+static const void *on_device(device_line **line, const ckd_save *save, const lossy_tile *t,
+                             const ckd_tensor *tensor) {
+    if (tensor->read != device_read || atomic_load(&save->store->devices_differ)) {
         return NULL;
     }
     const device_reader *there = tensor->read_context;
@@ -376,7 +377,7 @@ static ckd_status begin_there(bool *begun, bool *looked, const float **before, c
 ckd_status save_begin_given(bool *begun, ckd_save *save, lossy_tile *t, const ckd_tensor *tensor,
                             uint64_t widest, ckd_error *err) {
     lossy_device_values values = {.store = save->store, .widest = widest, .only_given = true};
-    values.given = on_device(&values.line, t, tensor);
+    values.given = on_device(&values.line, save, t, tensor);
     *begun = values.given != NULL;
     return *begun ? begin_on_device(save, t, &values, err) : CKD_OK;
 }
@@ -393,7 +394,7 @@ ckd_status save_load_tile(tile_parent *from, ckd_save *save, lossy_buffers *b, l
     if (lossy_wants_parent(t)) {
         choose_parent(from, save, budget, t, context);
     }
-    values.given = widest ? on_device(&values.line, t, tensor) : NULL;
+    values.given = widest ? on_device(&values.line, save, t, tensor) : NULL;
     if (values.given) {
         status = begin_there(&there, &looked, &before, save, b, t, from, context, values, err);
     }

@@ -12,6 +12,7 @@
 #define ENGINE_STORE_H
 
 #include <pthread.h>
+#include <stdatomic.h>
 #include <string.h>
 
 #include "base/file.h"
@@ -45,6 +46,8 @@ struct ckd_store {
     struct device_line *devices;         /* that nobody uses now; with the mutex */
     struct device_reference *references; /* the same (device_reference.h) */
     uint64_t device_reference_bytes, device_references_held; /* at most, and now */
+    atomic_bool
+        devices_differ;       /* from the host in what they compute (save_trial.h): they code nothing more */
     verified_files verified;  /* that the catalog is to be told of with its next change */
     bool keeps_kit;           /* as sessions do, which save again and again */
     uint64_t expected_bytes;  /* of a save that has none before it: what the state takes; 0: not known */
