@@ -58,6 +58,7 @@ void *bytes_extend(bytes *b, size_t size) {
         return NULL;
     }
     if (__builtin_add_overflow(b->size, size, &needed) ||
+        needed > PTRDIFF_MAX || /* which no allocator gives, and some do not survive being asked for */
         ((needed > b->capacity || b->data == NULL) && !grow(b, needed))) {
         b->failed = true;
         return NULL;
