@@ -115,9 +115,10 @@ static ckd_status scatter(walk *w, ckd_error *err) {
     size_t element = ckd_dtype_size(w->tensor->tensor->dtype);
     device_failure why = {DEVICE_DONE, "", ""};
     const device_elements copy = {DEVICE_COPY, CKD_U8, CKD_DTYPE_NONE, NULL};
+    bool known = true;
     for (size_t i = 0; i < w->count; i++) {
         size_t runs = runs_of(w, w->blocks[i]);
-        bool whole = lies_as_it_is(w, runs, w->blocks[i]), known;
+        bool whole = lies_as_it_is(w, runs, w->blocks[i]);
         device_span spans[DEVICE_SPANS];
         uint32_t n = 0;
         for (size_t j = 0; j < runs; j++) {
@@ -126,13 +127,14 @@ static ckd_status scatter(walk *w, ckd_error *err) {
             spans[n++] = (device_span){.to = w->data + r->to * element,
                                        .from = (const uint8_t *)w->chains[i].to + r->from * element,
                                        .n = r->count * element};
-            if (!whole && (n == DEVICE_SPANS || j + 1 == runs) && why.result == DEVICE_DONE) {
+            if (!whole && (n == DEVICE_SPANS || j + 1 == runs) && why.result == DEVICE_DONE && known) {
                 backend->elements(&w->line->queue, &known, &copy, spans, n, &why);
             }
             n %= DEVICE_SPANS;
         }
     }
-    return device_status(&why, w->line->queue.device, err);
+    return known ? device_status(&why, w->line->queue.device, err)
+                 : err_set(err, CKD_E_UNSUPPORTED, "the device has no operation that copies");
 }
 
 /* ---- batches ---- */
