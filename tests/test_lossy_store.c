@@ -15,6 +15,7 @@
 #include <cmocka.h>
 
 #include "base/file.h"
+#include "base/hash.h"
 #include "kernels/cpu.h"
 #include "tests/support/checkpoints.h"
 #include "tests/support/drift.h"
@@ -285,6 +286,89 @@ static void test_threads_kernels_and_modes_do_not_matter(void **state) {
     }
 }
 
+/* ---- chains that go back, whoever computes them ---- */
+
+enum { LAYERS = 16, LONG = 16 };
+
+/* Of a run: a hash of all values and how deep each weight's chain is, by step and layer; and what all of it took. */
+typedef struct long_run {
+    uint64_t stored, values[LONG][LAYERS];
+    uint32_t depth[LONG][LAYERS];
+} long_run;
+
+static void look_at_layer(long_run *out, ckd_store *store, uint64_t step, int layer, uint64_t count) {
+    char name[32];
+    snprintf(name, sizeof(name), "layer%d", layer);
+    float *got = load_floats(store, "r", step, name, CKD_F32, count);
+    out->values[step][layer] = hash64(got, count * sizeof(float));
+    out->depth[step][layer] = tensor_info(store, "r", step, name).depth;
+    free(got);
+}
+
+/* Layers of several shapes, in chains that loads' limit makes go back to ancestors. */
+static long_run save_long(const char *dir, const char *name, uint32_t threads, ckd_fidelity fidelity) {
+    char path[4096], layer[32];
+    long_run out = {0};
+    snprintf(path, sizeof(path), "%s/%s", dir, name);
+    ckd_store_options options = CKD_STORE_OPTIONS_INIT;
+    options.threads = threads;
+    ckd_store *store;
+    assert_int_equal(ckd_store_open(&store, path, CKD_OPEN_CREATE, &options, NULL), CKD_OK);
+    drift d[LAYERS];
+    for (int i = 0; i < LAYERS; i++) {
+        d[i] = drift_new(40 + 10 * (uint64_t)i, 90, (unsigned)i);
+    }
+    for (uint64_t step = 0; step < LONG; step++) {
+        ckd_save_options o = lossy_options("r", step, fidelity);
+        o.max_load_cost = 2;
+        ckd_save *save = begin_with(store, &o);
+        for (int i = 0; i < LAYERS; i++) {
+            snprintf(layer, sizeof(layer), "layer%d", i);
+            add_drift(save, layer, &d[i]);
+        }
+        out.stored += commit_save(save).stored_bytes;
+        for (int i = 0; i < LAYERS; i++) {
+            look_at_layer(&out, store, step, i, d[i].count);
+            drift_step(&d[i]);
+        }
+    }
+    for (int i = 0; i < LAYERS; i++) {
+        drift_free(&d[i]);
+    }
+    ckd_store_close(store);
+    return out;
+}
+
+/* How many deltas are none on the save before. */
+static int went_back(const long_run *r) {
+    int count = 0;
+    for (int step = 1; step < LONG; step++) {
+        for (int i = 0; i < LAYERS; i++) {
+            count += r->depth[step][i] > 0 && r->depth[step][i] <= r->depth[step - 1][i];
+        }
+    }
+    return count;
+}
+
+static void test_threads_choose_no_ancestors(void **state) {
+    static const uint32_t threads[] = {2, 5};
+    for (int f = 0; f < 2; f++) {
+        char name[32];
+        snprintf(name, sizeof(name), "%d", f);
+        long_run one = save_long(*state, name, 1, fidelities[f]);
+        print_message("%s: %d deltas of %d on ancestors\n", ckd_fidelity_name(fidelities[f]),
+                      went_back(&one), (LONG - 1) * LAYERS);
+        assert_true(went_back(&one) >= LAYERS);
+        for (int i = 0; i < 2; i++) {
+            snprintf(name, sizeof(name), "%d.%d", f, i);
+            long_run other = save_long(*state, name, threads[i], fidelities[f]);
+            assert_memory_equal(other.depth, one.depth, sizeof(one.depth));
+            assert_memory_equal(other.values, one.values, sizeof(one.values));
+            assert_in_range(other.stored, one.stored - 100 * LONG, one.stored + 100 * LONG); /* ids */
+        }
+    }
+}
+
 /* ---- damage ---- */
 
 static void test_rebuild(void **state) {
@@ -412,6 +496,7 @@ int main(void) {
         TEST(test_ranks_and_other_layouts),
         TEST(test_regions_keep_to_what_loads_may_cost),
         TEST(test_threads_kernels_and_modes_do_not_matter),
+        TEST(test_threads_choose_no_ancestors),
         TEST(test_rebuild),
         TEST(test_every_flipped_byte),
     };
