@@ -356,8 +356,8 @@ static void test_threads_choose_no_ancestors(void **state) {
         char name[32];
         snprintf(name, sizeof(name), "%d", f);
         long_run one = save_long(*state, name, 1, fidelities[f]);
-        print_message("%s: %d deltas of %d on ancestors\n", ckd_fidelity_name(fidelities[f]),
-                      went_back(&one), (LONG - 1) * LAYERS);
+        print_message("%s: %d deltas of %d on ancestors\n", ckd_fidelity_name(fidelities[f]), went_back(&one),
+                      (LONG - 1) * LAYERS);
         assert_true(went_back(&one) >= LAYERS);
         for (int i = 0; i < 2; i++) {
             snprintf(name, sizeof(name), "%d.%d", f, i);
