@@ -26,8 +26,9 @@ def test_about_so_many(many):
     assert some["bytes"] == 200 * some["blocks"] and some["files"] == 2 and some["ok"]
     assert many.json("verify", "--sample", 20, "--seed", 1) == some
     assert len({many.json("verify", "--sample", 20, "--seed", s)["blocks"] for s in range(5)}) > 1
-    assert many.json("verify", "--sample", 0.5, "--seed", 1)["blocks"] < 15
-    assert 780 < many.json("verify", "--sample", 99.5, "--seed", 1)["blocks"] < 800
+    # Which blocks also depends on the random names of files: 4 and 776 are expected, give or take 2 and 5.
+    assert many.json("verify", "--sample", 0.5, "--seed", 1)["blocks"] < 20
+    assert 740 < many.json("verify", "--sample", 97, "--seed", 1)["blocks"] < 800
     out = many.call("verify", "--sample", 20, "--seed", 1).out
     assert f"decoded {some['blocks']} of 800 blocks" in out and "--seed 1;" in out
 
