@@ -47,11 +47,19 @@ void device_reference_give(ckd_store *store, device_reference *reference) {
 /* Takes so much of the room on the device, if it is there. */
 static bool reserve(ckd_store *store, uint64_t size) {
     pthread_mutex_lock(&store->mutex);
-    bool room = size <= store->device_reference_bytes &&
-                store->device_references_held <= store->device_reference_bytes - size;
+    uint64_t taken = store->device_references_held + store->device_references_refused;
+    bool room = size <= store->device_reference_bytes && taken <= store->device_reference_bytes - size;
     store->device_references_held += room ? size : 0;
     pthread_mutex_unlock(&store->mutex);
     return room;
+}
+
+/* The device has less than it may take: there is so much less room from now on, and not for ever another attempt. */
+static void give_room_up(ckd_store *store, uint64_t size) {
+    pthread_mutex_lock(&store->mutex);
+    store->device_references_held -= size;
+    store->device_references_refused += size;
+    pthread_mutex_unlock(&store->mutex);
 }
 
 static device_reference *reference_new(const device_line *line, const device_reference_key *key) {
@@ -82,9 +90,10 @@ ckd_status device_reference_keep(device_reference **reference, ckd_store *store,
         *reference = device_reference_take(store, line->queue.device, key); /* it was an older one's */
     }
     if (!*reference && reserve(store, size)) {
-        *reference = reference_new(
-            line,
-            key); /* NULL: the device has less than it may take. What it has not is not asked for again */
+        *reference = reference_new(line, key);
+        if (!*reference) {
+            give_room_up(store, size);
+        }
     }
     if (!*reference) {
         return CKD_OK;

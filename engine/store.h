@@ -46,6 +46,7 @@ struct ckd_store {
     struct device_line *devices;         /* that nobody uses now; with the mutex */
     struct device_reference *references; /* the same (device_reference.h) */
     uint64_t device_reference_bytes, device_references_held; /* at most, and now */
+    uint64_t device_references_refused; /* of what it may take, what the device did not have */
     atomic_bool
         devices_differ;       /* from the host in what they compute (save_trial.h): they code nothing more */
     verified_files verified;  /* that the catalog is to be told of with its next change */

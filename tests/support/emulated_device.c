@@ -16,7 +16,8 @@ int emulated_devices = 1;
 bool emulated_backwards;
 int emulated_fail_after;
 device_result emulated_fail_as = DEVICE_FAILED;
-uint64_t emulated_memory, emulated_pinned, emulated_marks, emulated_copied[3], emulated_largest;
+uint64_t emulated_memory, emulated_pinned, emulated_marks, emulated_copied[3], emulated_largest,
+    emulated_largest_memory;
 
 static pthread_mutex_t call_mutex = PTHREAD_MUTEX_INITIALIZER;
 
@@ -45,7 +46,7 @@ static device_result describe(device_about *about, int device, device_failure *w
     return call("describe", device, why);
 }
 
-/* ---- memory: its size in front of it, so that what is copied can be looked at ---- */
+/* ---- memory: its size and its device in front of it, so that what is copied can be looked at ---- */
 
 enum { HEAD = 64 };
 #define OWNED 4096
@@ -67,6 +68,12 @@ static uint64_t size_of(const void *memory) {
     uint64_t bytes;
     memcpy(&bytes, (const uint8_t *)memory - HEAD, sizeof(bytes));
     return bytes;
+}
+
+static int device_of(const void *memory) {
+    int device;
+    memcpy(&device, (const uint8_t *)memory - HEAD + sizeof(uint64_t), sizeof(device));
+    return device;
 }
 
 static void lift(void) {
@@ -100,7 +107,7 @@ static device_result owner(int *device, const void *address, device_failure *why
         if (from) {
             memcpy(&bytes, from - HEAD, sizeof(bytes));
             if ((const uint8_t *)address >= from && (const uint8_t *)address < from + bytes) {
-                *device = 0;
+                *device = device_of(from);
             }
         }
     }
@@ -114,7 +121,8 @@ static device_result allocate(void **out, int device, size_t bytes, device_failu
     if (result != DEVICE_DONE) {
         return result;
     }
-    uint8_t *all = aligned_alloc(HEAD, (bytes + 2 * HEAD - 1) / HEAD * HEAD);
+    bool refused = emulated_largest_memory && bytes > emulated_largest_memory;
+    uint8_t *all = refused ? NULL : aligned_alloc(HEAD, (bytes + 2 * HEAD - 1) / HEAD * HEAD);
     size_t i = 0;
     pthread_mutex_lock(&memory_mutex);
     while (i < OWNED && owned[i]) {
@@ -123,6 +131,7 @@ static device_result allocate(void **out, int device, size_t bytes, device_failu
     if (all && i < OWNED) {
         uint64_t size = bytes;
         memcpy(all, &size, sizeof(size));
+        memcpy(all + sizeof(size), &device, sizeof(device));
         memset(all + HEAD, 0xa5, bytes);
         ASAN_POISON_MEMORY_REGION(all + HEAD + bytes, (HEAD - bytes % HEAD) % HEAD); /* for good */
         owned[i] = *out = all + HEAD;

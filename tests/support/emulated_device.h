@@ -19,6 +19,8 @@ extern device_result emulated_fail_as;
 extern uint64_t emulated_memory, emulated_pinned, emulated_marks, emulated_copied[3];
 /* The largest copy to the host; for tests to set to 0. */
 extern uint64_t emulated_largest;
+/* Not 0: more bytes of device memory at once are not to be had. */
+extern uint64_t emulated_largest_memory;
 
 const device_backend *emulated_device(void);
 
