@@ -24,6 +24,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/threads.h"
 #include "bench/kernels_bench.h"
 #include "bench/support.h"
 #include "kernels/device_open.h"
@@ -41,6 +42,7 @@ typedef struct state {
     float *host[KINDS]; /* second moments, first ones, weights: layers x side x side */
     float *device[KINDS];
     void *pinned;
+    thread_pool *pool; /* that trains */
     const device_backend *backend;
     device_queue queue;
     device_failure why;
@@ -80,32 +82,50 @@ static void state_begin(state *s, const settings *o) {
         s->device[k] = memory;
     }
     must(s, s->backend->allocate_pinned(&s->pinned, o->device, bytes, &s->why));
+    ckd_error err;
+    check(pool_create(&s->pool, 0, &err), &err);
     uint64_t seed = 1;
     for (uint64_t i = 0; i < s->layers * s->each; i++) {
         s->host[2][i] = 0.02f * bench_normal(&seed);
     }
 }
 
-/* Something like fifty steps of training: weights in a few directions, moments anew. */
-static void train(state *s, uint64_t step) {
+/* Something like fifty steps of training of one layer: weights in a few directions, moments anew. */
+static void train_layer(state *s, uint64_t step, uint64_t l) {
+    uint64_t seed = (step * s->layers + l) * 977 + 5;
     float *sides = need(malloc(2 * RANK * s->side * sizeof(float)));
-    uint64_t seed = step * 977 + 5;
-    for (uint64_t l = 0; l < s->layers; l++) {
-        for (uint64_t i = 0; i < 2 * RANK * s->side; i++) {
-            sides[i] = 0.04f * bench_normal(&seed);
+    for (uint64_t i = 0; i < 2 * RANK * s->side; i++) {
+        sides[i] = 0.04f * bench_normal(&seed);
+    }
+    for (uint64_t i = 0; i < s->each; i++) {
+        float low = 0, g = bench_normal(&seed);
+        for (uint64_t k = 0; k < RANK; k++) {
+            low += sides[k * s->side + i / s->side] * sides[(RANK + k) * s->side + i % s->side];
         }
-        for (uint64_t i = 0; i < s->each; i++) {
-            float low = 0, g = bench_normal(&seed);
-            for (uint64_t k = 0; k < RANK; k++) {
-                low += sides[k * s->side + i / s->side] * sides[(RANK + k) * s->side + i % s->side];
-            }
-            uint64_t at = l * s->each + i;
-            s->host[2][at] += 0.5f * low + 2e-4f * g;
-            s->host[1][at] = 0.1f * low + 1e-5f * g;
-            s->host[0][at] = 1e-8f * (float)(1 + i % s->side % 5) * (0.1f + g * g);
-        }
+        uint64_t at = l * s->each + i;
+        s->host[2][at] += 0.5f * low + 2e-4f * g;
+        s->host[1][at] = 0.1f * low + 1e-5f * g;
+        s->host[0][at] = 1e-8f * (float)(1 + i % s->side % 5) * (0.1f + g * g);
     }
     free(sides);
+}
+
+typedef struct training {
+    state *s;
+    uint64_t step;
+} training;
+
+static ckd_status train_one(void *context, size_t index, uint32_t worker, ckd_error *err) {
+    const training *t = context;
+    (void)worker, (void)err;
+    train_layer(t->s, t->step, index);
+    return CKD_OK;
+}
+
+static void train(state *s, uint64_t step) {
+    training t = {s, step};
+    ckd_error err;
+    check(pool_run(s->pool, s->layers, train_one, &t, &err), &err);
     for (int k = 0; k < KINDS; k++) {
         must(s, s->backend->copy(&s->queue, s->device[k], s->host[k], s->layers * s->each * sizeof(float),
                                  DEVICE_TO_DEVICE, &s->why));
@@ -390,6 +410,7 @@ int main(int argc, char **argv) {
         s.backend->release(o.device, s.device[k]);
     }
     s.backend->release_pinned(o.device, s.pinned);
+    pool_destroy(s.pool);
     s.backend->queue_close(&s.queue);
     return 0;
 }

@@ -131,7 +131,8 @@ $(B)/libckptdelta_cuda.so: $(CUDA_OBJ) $(B)/.objects mk/libckptdelta.map
 	$(call say,LINK,$@)
 	@$(NVCC) -shared -cudart static $(CUDA_ARCHS) -Xlinker -soname=libckptdelta_cuda.so \
 	    -Xlinker --version-script=mk/libckptdelta.map -Xlinker --as-needed \
-	    $(if $(CUBLAS_DIR),-L$(CUBLAS_DIR) -Xlinker -rpath=$(CUBLAS_DIR)) -o $@ $(CUDA_OBJ) -lcublas
+	    $(if $(CUBLAS_DIR),-L$(CUBLAS_DIR) -Xlinker -rpath=$(CUBLAS_DIR)) -o $@ $(CUDA_OBJ) \
+	    -Xlinker $(if $(CUBLAS_LIB),-l:$(notdir $(CUBLAS_LIB)),-lcublas)
 
 -include $(patsubst %.o,%.d,$(LIB_OBJ) $(CLI_OBJ) $(EXAMPLE_OBJ) $(BENCH_SUPPORT_OBJ) $(CUDA_OBJ) $(MPI_OBJ) \
     $(BENCH_QUALITY_OBJ) $(BENCH_KERNELS_OBJ) $(BENCH_RANKS_OBJ) $(BENCH_STALL_OBJ) $(call obj,$(BENCH_SRC) bench/mpi_save.c))

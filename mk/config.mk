@@ -119,14 +119,18 @@ CKD_LIBS = $(DEPS_LIBS) $(SYS_LIBS)
 # --- CUDA: the backend is a shared object of its own, opened at run time; nothing else is compiled differently
 CUDA_HOME ?= /usr/local/cuda
 NVCC ?= $(firstword $(shell command -v nvcc 2>/dev/null) $(wildcard $(CUDA_HOME)/bin/nvcc))
-# Where nvcc's toolkit has cuBLAS: its header, and (for the backend's run path, as not every system knows it) its library.
+# Where nvcc's toolkit, or CUBLAS_PREFIX (include/ and lib/, as Python's packages have it), has cuBLAS: its header, and (for the backend's run path, as not
+# every system knows it) its library.
+CUBLAS_PREFIX ?=
 cuda_root := $(if $(NVCC),$(patsubst %/bin/nvcc,%,$(realpath $(NVCC))))
-CUBLAS_H := $(wildcard $(addsuffix /cublas_v2.h,$(cuda_root)/include $(cuda_root)/targets/*/include /usr/include /usr/include/*-linux-gnu))
-CUBLAS_DIR := $(patsubst %/,%,$(dir $(firstword $(wildcard $(addsuffix /libcublas.so,$(cuda_root)/lib64 $(cuda_root)/lib $(cuda_root)/targets/*/lib)))))
+CUBLAS_H := $(wildcard $(addsuffix /cublas_v2.h,$(addsuffix /include,$(CUBLAS_PREFIX)) $(cuda_root)/include $(cuda_root)/targets/*/include /usr/include /usr/include/*-linux-gnu))
+cublas_dirs := $(addsuffix /lib,$(CUBLAS_PREFIX)) $(cuda_root)/lib64 $(cuda_root)/lib $(cuda_root)/targets/*/lib
+CUBLAS_LIB := $(abspath $(firstword $(wildcard $(addsuffix /libcublas.so,$(cublas_dirs)) $(addsuffix /libcublas.so.*,$(cublas_dirs)))))
+CUBLAS_DIR := $(patsubst %/,%,$(dir $(CUBLAS_LIB)))
 CUDA_ARCHS := -gencode arch=compute_80,code=sm_80 -gencode arch=compute_90,code=sm_90 \
               -gencode arch=compute_90,code=compute_90
 # The same arithmetic as the CPU: no contraction, no flush to zero, correctly rounded division and square root.
-NVCC_FLAGS = -std=c++17 -O3 --fmad=false --ftz=false --prec-div=true --prec-sqrt=true $(CUDA_ARCHS) \
+NVCC_FLAGS = -std=c++17 -O3 $(addprefix -I,$(addsuffix /include,$(CUBLAS_PREFIX))) --fmad=false --ftz=false --prec-div=true --prec-sqrt=true $(CUDA_ARCHS) \
              -Xcompiler -fPIC,-fvisibility=hidden,-ffp-contract=off,-Wall,-Wextra $(if $(filter 1,$(WERROR)),-Werror all-warnings)
 CUDA_WHY :=
 ifeq ($(CUDA_SRC),)
