@@ -125,7 +125,7 @@ CUBLAS_PREFIX ?=
 cuda_root := $(if $(NVCC),$(patsubst %/bin/nvcc,%,$(realpath $(NVCC))))
 CUBLAS_H := $(wildcard $(addsuffix /cublas_v2.h,$(addsuffix /include,$(CUBLAS_PREFIX)) $(cuda_root)/include $(cuda_root)/targets/*/include /usr/include /usr/include/*-linux-gnu))
 cublas_dirs := $(addsuffix /lib,$(CUBLAS_PREFIX)) $(cuda_root)/lib64 $(cuda_root)/lib $(cuda_root)/targets/*/lib
-CUBLAS_LIB := $(abspath $(firstword $(wildcard $(addsuffix /libcublas.so,$(cublas_dirs)) $(addsuffix /libcublas.so.*,$(cublas_dirs)))))
+CUBLAS_LIB := $(abspath $(firstword $(foreach d,$(cublas_dirs),$(wildcard $(d)/libcublas.so $(d)/libcublas.so.*))))
 CUBLAS_DIR := $(patsubst %/,%,$(dir $(CUBLAS_LIB)))
 CUDA_ARCHS := -gencode arch=compute_80,code=sm_80 -gencode arch=compute_90,code=sm_90 \
               -gencode arch=compute_90,code=compute_90
