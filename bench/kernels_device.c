@@ -7,7 +7,7 @@
 #include "kernels/device_open.h"
 #include "kernels/scalar_lattice.h"
 
-enum { COLUMNS = 4096, PANELS = 16, WAYS = 4 };
+enum { COLUMNS = 4096, PANELS = 16, WAYS = 4, RANK = 64 };
 
 typedef struct arrays {
     const device_backend *backend;
@@ -18,6 +18,7 @@ typedef struct arrays {
     uint32_t *words;
     double *rows, *columns;
     uint64_t *small; /* counters, sums, hashes */
+    void *factors;   /* a tile's, rank 64, in floats or bytes */
     struct device_other *other;
     void *pinned;
     bench_streams *streams;
@@ -156,6 +157,35 @@ static device_result errors(arrays *a) {
     return a->backend->errors(&a->queue, &e, &a->why);
 }
 
+/* Rows of the tile's factor, and behind them its columns'. */
+static device_result product(arrays *a) {
+    const float *left = a->factors;
+    device_product p = {.sums = a->out,
+                        .left = left,
+                        .right = left + a->n / COLUMNS * RANK,
+                        .rows = a->n / COLUMNS,
+                        .columns = COLUMNS,
+                        .rank = RANK,
+                        .right_turned = true};
+    return a->backend->product(&a->queue, &p, &a->why);
+}
+static device_result byte_product(arrays *a) {
+    const int8_t *left = a->factors;
+    device_byte_product p = {.sums = (int32_t *)(void *)a->out,
+                             .left = left,
+                             .right = left + a->n / COLUMNS * RANK,
+                             .rows = a->n / COLUMNS,
+                             .columns = COLUMNS,
+                             .rank = RANK};
+    bool known;
+    device_result result = a->backend->byte_product(&a->queue, &known, &p, &a->why);
+    if (result == DEVICE_DONE && !known) {
+        fprintf(stderr, "bench_kernels: the device has no products of bytes\n");
+        exit(1);
+    }
+    return result;
+}
+
 static device_result classify(arrays *a) {
     return bench_streams_classify(a->streams);
 }
@@ -183,6 +213,9 @@ static const operation operations[] = {{"copy on the device", 8, copy},
                                        {"pack", 1.25, pack},
                                        {"dequantise and apply", 9, move},
                                        {"errors", 8, errors},
+                                       /* of what they write */
+                                       {"products of factors, rank 64, f32", 4, product},
+                                       {"products of factors, rank 64, i8", 4, byte_product},
                                        /* of raw state, whatever they read and write besides */
                                        {"classes and their counts, raw state", 4, classify},
                                        {"dense streams written, raw state", 4, write_streams},
@@ -219,6 +252,7 @@ static void arrays_begin(arrays *a, uint64_t n) {
     a->out = on_device(a, n * sizeof(float));
     a->few = on_device(a, n);
     a->words = on_device(a, n / 4);
+    a->factors = on_device(a, (n / COLUMNS + COLUMNS) * RANK * sizeof(float));
     a->row = on_device(a, n / COLUMNS * sizeof(float));
     a->column = on_device(a, COLUMNS * sizeof(float));
     a->rows = on_device(a, 2 * n / COLUMNS * sizeof(double));
@@ -236,7 +270,7 @@ static void arrays_begin(arrays *a, uint64_t n) {
 
 static void arrays_end(arrays *a) {
     void *const all[] = {a->now,    a->before, a->out,     a->few,   a->words, a->row,
-                         a->column, a->rows,   a->columns, a->small, a->other};
+                         a->column, a->rows,   a->columns, a->small, a->other, a->factors};
     for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++) {
         a->backend->release(a->queue.device, all[i]);
     }

@@ -58,30 +58,51 @@ static ckd_status put_copy(bytes *to, const void *from, uint64_t size, size_t *a
     return room ? CKD_OK : CKD_E_NOMEM;
 }
 
-/* A factor as floats, of half the size where that loses nothing. shift NULL: none. largest: of each component. */
+/* In as few bytes as hold them all: one, two of f16, or four. shift NULL: none. */
+static ckd_dtype factor_dtype(float *largest, uint32_t rank, const int32_t *shift) {
+    float most = 0;
+    bool exact = true;
+    for (uint32_t k = 0; k < rank; k++) {
+        exact &= largest[k] <= HALF_EXACT;
+        largest[k] *= shift ? (float)(1u << shift[k]) : 1;
+        most = largest[k] > most ? largest[k] : most;
+    }
+    return most <= INT8_MAX ? CKD_I8 : (exact && most <= HALF_MOST ? CKD_F16 : CKD_F32);
+}
+
+/* Rows of `rank` floats become such of `padded`; from the last one on, as there is room for both behind `floats`. */
+static void pad_rows(float *floats, uint64_t count, uint32_t rank, uint32_t padded, const int32_t *shift) {
+    for (uint64_t i = count; i-- > 0;) {
+        float *to = floats + i * padded;
+        memmove(to, floats + i * rank, rank * sizeof(float));
+        for (uint32_t k = 0; k < rank && shift; k++) {
+            to[k] *= (float)(1u << shift[k]);
+        }
+        memset(to + rank, 0, (padded - rank) * sizeof(float));
+    }
+}
+
+/* A factor (count x rank), with zeros behind its last component, as products of bytes want it. largest: of each component, out. */
 static ckd_status put_factor(chain_factor *out, bytes *to, float *largest, const int32_t *factor,
                              uint64_t count, uint32_t rank, const int32_t *shift, decoder *d,
                              ckd_error *err) {
-    uint64_t n = count * rank;
+    uint32_t padded = device_bytes_rank(rank);
+    uint64_t n = count * padded;
     float *floats = bytes_scratch(&d->lattice.left, n * sizeof(float) + 1, "decoding scratch", err);
     if (!floats) {
         return CKD_E_NOMEM;
     }
-    bool half = true;
     memset(largest, 0, rank * sizeof(float));
     d->kernels->factor_values(floats, largest, factor, count, rank);
-    for (uint32_t k = 0; k < rank; k++) {
-        half &= largest[k] <= HALF_EXACT;
-        largest[k] *= shift ? (float)(1u << shift[k]) : 1;
-        half &= largest[k] <= HALF_MOST;
-    }
-    for (uint64_t i = 0; i < n && shift; i++) {
-        floats[i] *= (float)(1u << shift[i % rank]);
-    }
+    out->as = factor_dtype(largest, rank, shift);
     out->count = n;
-    out->half = half;
-    void *at = put_array(to, n * (half ? 2 : sizeof(float)), &out->factor, err);
-    if (at && half) {
+    void *at = put_array(to, n * ckd_dtype_size(out->as), &out->factor, err);
+    if (at && out->as == CKD_I8) {
+        lattice_factor_bytes(at, factor, count, rank, padded, shift);
+        return CKD_OK;
+    }
+    pad_rows(floats, count, rank, padded, shift);
+    if (at && out->as == CKD_F16) {
         d->kernels->cast(CKD_F16, at, CKD_F32, floats, n);
     } else if (at) {
         memcpy(at, floats, n * sizeof(float));
@@ -220,12 +241,12 @@ static ckd_status put_factors(bool *fit, chain_link *l, bytes *to, chain_sides *
     if (status != CKD_OK || !b->factor) {
         return status;
     }
-    l->rank = b->own.rank;
+    l->rank = device_bytes_rank(b->own.rank);
     status = b->shared_rows ? side_of(&l->left_side, sides, p->rows, CHAIN_ROWS, d, err)
-                            : put_factor(&l->left, to, left, b->factor, l->rows, l->rank, NULL, d, err);
+                            : put_factor(&l->left, to, left, b->factor, l->rows, b->own.rank, NULL, d, err);
     if (status == CKD_OK) {
         *fit = lattice_sums_exact(l->left_side ? l->left_side->largest : left,
-                                  l->right_side ? l->right_side->largest : right, l->rank);
+                                  l->right_side ? l->right_side->largest : right, b->own.rank);
     }
     return status;
 }

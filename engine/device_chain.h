@@ -30,9 +30,9 @@ typedef enum chain_form {
 /* Columns' or rows' steps and factor, counted from the beginning of what they are sent with. */
 typedef struct chain_factor {
     size_t step, factor;
-    uint64_t count; /* integers of the factor, as floats; 0: none */
+    uint64_t count; /* integers of the factor; 0: none */
     bool has_step;
-    bool half; /* the factor is sent as f16 */
+    ckd_dtype as; /* what they are sent as: I8, F16 or F32 */
 } chain_factor;
 
 /* What blocks share with others, sent once for all chains of a run. */
@@ -66,7 +66,7 @@ typedef struct chain_link {
     uint64_t memory; /* of a stream: what reading it takes of the device's */
     /* lossy: */
     uint64_t columns, phase, rows;
-    uint32_t rank;
+    uint32_t rank;       /* of the factors as they are sent: zeros behind their last component */
     lattice_run run;     /* linear */
     int32_t birth, step; /* levels */
     bool has_rows;

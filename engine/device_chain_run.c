@@ -45,12 +45,19 @@ static uint64_t stream_size(const chain_link *l) {
     return l->memory + (l->delta ? aligned(l->record->raw_size) + aligned(n) : 0);
 }
 
+/* A link's factor as it was sent: a side's, or the chain's own. */
+static const chain_factor *factor_of(const chain_side *side, const chain_factor *own) {
+    return side ? &side->at : own;
+}
+
 static uint64_t link_size(const chain_link *l) {
     uint64_t size = l->record->tensor->dtype == CKD_F32 ? 0 : aligned(l->record->count * sizeof(float));
     size += l->units ? aligned(l->record->count * sizeof(float)) : 0;
     if (l->rank) {
-        size += aligned(l->rows * l->columns * sizeof(float)) + aligned(l->left.count * sizeof(float)) +
-                aligned(l->right.count * sizeof(float));
+        const chain_factor *left = factor_of(l->left_side, &l->left),
+                           *right = factor_of(l->right_side, &l->right);
+        size += aligned(l->rows * l->columns * sizeof(float)) + aligned(left->count * sizeof(float)) +
+                aligned(right->count * sizeof(float));
     }
     return size;
 }
@@ -68,7 +75,7 @@ static uint64_t most_size(const device_chain *c) {
 static void measure(run *r) {
     for (const chain_side *s = r->sides->first; s; s = s->next) {
         r->sent += aligned(s->sent.size);
-        r->wide += s->at.half ? aligned(s->at.count * sizeof(float)) : 0;
+        r->wide += s->at.as == CKD_F16 ? aligned(s->at.count * sizeof(float)) : 0;
     }
     for (size_t i = 0; i < r->count; i++) {
         const device_chain *c = &r->chains[i];
@@ -170,7 +177,7 @@ static ckd_status send_all(run *r, ckd_error *err) {
             memcpy(host + at, s->sent.data, s->sent.size);
         }
         at += aligned(s->sent.size);
-        wide += s->at.half ? aligned(s->at.count * sizeof(float)) : 0;
+        wide += s->at.as == CKD_F16 ? aligned(s->at.count * sizeof(float)) : 0;
     }
     for (size_t i = 0; i < r->count; i++) {
         device_chain *c = &r->chains[i];
@@ -190,7 +197,7 @@ static ckd_status send_all(run *r, ckd_error *err) {
 static void widen_sides(run *r) {
     span_list s = list_of(r, DEVICE_WIDEN, CKD_DTYPE_NONE);
     for (const chain_side *side = r->sides->first; side; side = side->next) {
-        if (side->at.half) {
+        if (side->at.as == CKD_F16) {
             add_span(&s, CKD_F16,
                      (device_span){.to = r->memory + side->wide,
                                    .from = r->memory + side->base + side->at.factor,
@@ -325,19 +332,24 @@ static ckd_status read_streams(run *r, uint32_t round, ckd_error *err) {
 
 /* ---- lossy links ---- */
 
-/* A factor as floats: a side's, or the chain's own. */
-static const float *factor_of(run *r, const device_chain *c, const chain_side *side, const chain_factor *own,
-                              uint8_t **at) {
-    const chain_factor *f = side ? &side->at : own;
-    const uint8_t *sent = r->memory + (side ? side->base : c->base) + f->factor;
-    if (!f->half) {
+static const uint8_t *sent_factor(const run *r, const device_chain *c, const chain_side *side,
+                                  const chain_factor *own) {
+    return r->memory + (side ? side->base : c->base) + factor_of(side, own)->factor;
+}
+
+/* As floats. */
+static const float *wide_factor(run *r, const device_chain *c, const chain_side *side,
+                                const chain_factor *own, uint8_t **at) {
+    const chain_factor *f = factor_of(side, own);
+    const uint8_t *sent = sent_factor(r, c, side, own);
+    if (f->as == CKD_F32) {
         return (const float *)(const void *)sent;
     }
-    if (side) {
+    if (side && f->as == CKD_F16) {
         return (const float *)(const void *)(r->memory + side->wide);
     }
     float *to = take(at, f->count * sizeof(float));
-    one_span(r, DEVICE_WIDEN, CKD_F16, CKD_DTYPE_NONE, (device_span){.to = to, .from = sent, .n = f->count});
+    one_span(r, DEVICE_WIDEN, f->as, CKD_DTYPE_NONE, (device_span){.to = to, .from = sent, .n = f->count});
     return to;
 }
 
@@ -347,15 +359,39 @@ static const void *columns_of(const run *r, const device_chain *c, const chain_l
     return f->has_step ? r->memory + base + f->step : NULL;
 }
 
-static const float *products_of(run *r, const device_chain *c, const chain_link *l, uint8_t **at) {
-    device_product p = {.rows = l->rows, .columns = l->columns, .rank = l->rank, .right_turned = true};
-    p.sums = take(at, l->rows * l->columns * sizeof(float));
-    p.left = factor_of(r, c, l->left_side, &l->left, at);
-    p.right = factor_of(r, c, l->right_side, &l->right, at);
+/* false: the factors are none for that. */
+static bool multiply_bytes(run *r, const device_chain *c, const chain_link *l, int32_t *sums) {
+    device_byte_product p = {.sums = sums, .rows = l->rows, .columns = l->columns, .rank = l->rank};
+    bool fit = factor_of(l->left_side, &l->left)->as == CKD_I8 &&
+               factor_of(l->right_side, &l->right)->as == CKD_I8 && device_multiplies_bytes(l->columns);
+    p.left = (const int8_t *)sent_factor(r, c, l->left_side, &l->left);
+    p.right = (const int8_t *)sent_factor(r, c, l->right_side, &l->right);
+    bool known = fit;
+    if (fit && r->why.result == DEVICE_DONE) {
+        r->line->backend->byte_product(&r->line->queue, &known, &p, &r->why);
+    }
+    return known;
+}
+
+static void multiply_floats(run *r, const device_chain *c, const chain_link *l, float *sums, uint8_t **at) {
+    device_product p = {
+        .sums = sums, .rows = l->rows, .columns = l->columns, .rank = l->rank, .right_turned = true};
+    p.left = wide_factor(r, c, l->left_side, &l->left, at);
+    p.right = wide_factor(r, c, l->right_side, &l->right, at);
     if (r->why.result == DEVICE_DONE) {
         r->line->backend->product(&r->line->queue, &p, &r->why);
     }
-    return p.sums + l->phase;
+}
+
+/* Products of the link's factors, if it has any. */
+static void put_products(device_tile *t, run *r, const device_chain *c, const chain_link *l, uint8_t **at) {
+    void *sums = l->rank ? take(at, l->rows * l->columns * sizeof(float)) : NULL;
+    if (sums && multiply_bytes(r, c, l, sums)) {
+        t->low_whole = (const int32_t *)sums + l->phase;
+    } else if (sums) {
+        multiply_floats(r, c, l, sums, at);
+        t->low_rank = (const float *)sums + l->phase;
+    }
 }
 
 /* Integers of two bytes, as floats. */
@@ -370,9 +406,7 @@ static void move_linear(run *r, const device_chain *c, const chain_link *l, floa
     device_tile t = {.before = l->delta ? values : NULL,
                      .values = values,
                      .few = l->few ? (int8_t *)(r->memory + c->base + l->at) : NULL,
-                     .low_rank = l->units  ? units_of(r, c, l, &at)
-                                 : l->rank ? products_of(r, c, l, &at)
-                                           : NULL,
+                     .low_rank = l->units ? units_of(r, c, l, &at) : NULL,
                      .row_step = (const float *)(const void *)(r->memory + c->base + l->row),
                      .column_step = columns_of(r, c, l),
                      .count = l->record->count,
@@ -382,6 +416,7 @@ static void move_linear(run *r, const device_chain *c, const chain_link *l, floa
                      .per_unit = l->run.per_unit,
                      .low_rank_unit = l->run.low_rank_unit,
                      .offset = {l->run.offset[0], l->run.offset[1], l->run.offset[2]}};
+    put_products(&t, r, c, l, &at);
     if (r->why.result == DEVICE_DONE) {
         r->line->backend->move(&r->line->queue, &t, &r->why);
     }

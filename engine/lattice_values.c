@@ -29,6 +29,24 @@ bool lattice_sums_exact(const float *left, const float *right, uint32_t rank) {
     return bound < EXACT_SUM;
 }
 
+bool lattice_factor_bytes(int8_t *to, const int32_t *factor, uint64_t n, uint32_t rank, uint32_t padded,
+                          const int32_t *shift) {
+    int64_t by[LATTICE_MAX_RANK];
+    bool fit = true;
+    for (uint32_t k = 0; k < rank; k++) {
+        by[k] = shift ? INT64_C(1) << shift[k] : 1;
+    }
+    for (uint64_t i = 0; i < n && fit; i++) {
+        for (uint32_t k = 0; k < rank; k++) {
+            int64_t value = factor[i * rank + k] * by[k];
+            fit &= value >= INT8_MIN && value <= INT8_MAX;
+            to[i * padded + k] = (int8_t)value;
+        }
+        memset(to + i * padded + rank, 0, padded - rank);
+    }
+    return fit;
+}
+
 /* The factors as floats, into w->left and w->right: `wide` columns side by side. */
 static ckd_status prepare_factors(const lattice_block *b, size_t wide, lattice_work *w, const kernels *k,
                                   ckd_error *err) {

@@ -24,6 +24,13 @@ static inline bool lattice_dtype(ckd_dtype dtype) {
 bool lattice_sums_exact(const float *left, const float *right, uint32_t rank);
 
 /*
+ * A factor (n x rank) as integers of a byte each, n x `padded`, with zeros behind the last component. shift: of each component, counted in; NULL: none. false: one does
+ * not fit, and `to` is anything.
+ */
+bool lattice_factor_bytes(int8_t *to, const int32_t *factor, uint64_t n, uint32_t rank, uint32_t padded,
+                          const int32_t *shift);
+
+/*
  * The block's low-rank part, rows x columns in row-major order, in units of 2^low_rank_exponent steps; NULL, and CKD_OK, if it has
  * none. Lives in w->products. CORRUPT if sums could be inexact.
  */

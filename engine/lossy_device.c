@@ -37,7 +37,9 @@ static uint64_t scratch_of(const lossy_tile *t, uint64_t rows) {
     uint64_t columns = t->columns, sides = 4 * (rows + columns);
     uint64_t most = 4 * sides + 16 * rows + device_pass_blocks(rows) * sizeof(device_sums);
     uint64_t of_columns = 8 * rows + 20 * panels_of(rows) * columns;
-    uint64_t rank = most_rank(t, rows), factors = (1 + rank) * sides;
+    uint64_t rank = most_rank(t, rows), floats = rank * sides,
+             integers = device_bytes_rank((uint32_t)rank) * (rows + columns),
+             factors = sides + (floats > integers ? floats : integers);
     uint64_t search = lossy_device_search_size(rows, t->columns, rank);
     uint64_t other = t->count / 4 + t->count / 16 * sizeof(struct device_other) + t->count / 64 + (4u << 20);
     most = of_columns > most ? of_columns : most;
@@ -339,7 +341,6 @@ static ckd_status put_steps(device_tile *out, const lossy_tile *t, uint64_t *use
                          .before = d->whole.before,
                          .values = d->whole.values,
                          .few = d->few,
-                         .low_rank = t->plan.factor ? d->matrix : NULL,
                          .row_step = row_step,
                          .column_step = run.column_step ? column_step : NULL,
                          .count = d->count,
@@ -360,13 +361,51 @@ ckd_status lossy_device_steps(device_tile *out, const lossy_tile *t, uint64_t *u
     return status;
 }
 
-/* Products of the plan's factors, if it has any, in d->matrix: sums of integers, exact. */
-ckd_status lossy_device_factors(const lossy_tile *t, uint64_t used, ckd_error *err) {
+/* Both factors of the plan as integers of a byte each, on the device. false in *fit: they are not so small, or the device's products want other shapes. */
+static ckd_status put_bytes(bool *fit, device_byte_product *p, const lossy_tile *t, uint64_t used,
+                            ckd_error *err) {
     const struct lossy_device *d = t->device;
-    uint32_t rank = t->plan.own.rank;
-    if (!t->plan.factor) {
+    const lattice_columns *own = &t->plan.own;
+    uint32_t padded = device_bytes_rank(own->rank);
+    uint64_t left = d->rows * padded, right = d->columns * padded;
+    int8_t *to_left = lossy_device_take(d, &used, left), *to_right = lossy_device_take(d, &used, right);
+    *p = (device_byte_product){(int32_t *)(void *)d->matrix, to_left, to_right, d->rows, d->columns, padded};
+    *fit = false;
+    if (!device_multiplies_bytes(d->columns)) {
         return CKD_OK;
     }
+    int8_t *host = malloc(left + right);
+    if (!host) {
+        return err_nomem(err, left + right, "coding scratch");
+    }
+    *fit = lattice_factor_bytes(host, t->plan.factor, d->rows, own->rank, padded, NULL) &&
+           lattice_factor_bytes(host + left, own->factor, d->columns, own->rank, padded, own->shift);
+    ckd_status status = *fit ? lossy_device_reaches(d, used, err) : CKD_OK;
+    if (status == CKD_OK && *fit) {
+        status = device_put(d->line, to_left, host, left, err);
+        status = status == CKD_OK ? device_put(d->line, to_right, host + left, right, err) : status;
+    }
+    free(host);
+    return status;
+}
+
+/* false in *done: the plan's factors are none for it. */
+static ckd_status multiply_bytes(bool *done, const lossy_tile *t, uint64_t used, ckd_error *err) {
+    const struct lossy_device *d = t->device;
+    device_failure why = {DEVICE_DONE, "", ""};
+    device_byte_product p;
+    ckd_status status = put_bytes(done, &p, t, used, err);
+    if (status != CKD_OK || !*done) {
+        return status;
+    }
+    d->line->backend->byte_product(&d->line->queue, done, &p, &why);
+    return lossy_device_status(d, &why, err);
+}
+
+/* Of integers of any size, as floats. */
+static ckd_status multiply_floats(const lossy_tile *t, uint64_t used, ckd_error *err) {
+    const struct lossy_device *d = t->device;
+    uint32_t rank = t->plan.own.rank;
     uint64_t left = d->rows * rank, right = d->columns * rank;
     float *host = malloc((left > right ? left : right) * sizeof(float));
     float *to_left = lossy_device_take(d, &used, left * sizeof(float)),
@@ -399,6 +438,21 @@ ckd_status lossy_device_factors(const lossy_tile *t, uint64_t used, ckd_error *e
     return lossy_device_status(d, &why, err);
 }
 
+ckd_status lossy_device_factors(device_tile *tile, const lossy_tile *t, uint64_t used, ckd_error *err) {
+    const struct lossy_device *d = t->device;
+    if (!t->plan.factor) {
+        return CKD_OK;
+    }
+    bool whole;
+    ckd_status status = multiply_bytes(&whole, t, used, err);
+    if (status == CKD_OK && !whole) {
+        status = multiply_floats(t, used, err);
+    }
+    tile->low_rank = whole ? NULL : d->matrix;
+    tile->low_whole = whole ? (const int32_t *)(const void *)d->matrix : NULL;
+    return status;
+}
+
 ckd_status lossy_device_left(rate_histogram *h, const lossy_tile *t, ckd_error *err) {
     const struct lossy_device *d = t->device;
     uint64_t used = 0;
@@ -407,7 +461,7 @@ ckd_status lossy_device_left(rate_histogram *h, const lossy_tile *t, ckd_error *
     memset(h, 0, sizeof(*h));
     ckd_status status = stop_look(t->stop, err);
     status = status == CKD_OK ? lossy_device_steps(&r.tile, t, &used, err) : status;
-    status = status == CKD_OK ? lossy_device_factors(t, used, err) : status;
+    status = status == CKD_OK ? lossy_device_factors(&r.tile, t, used, err) : status;
     r.bin = lossy_device_take(
         d, &used, DEVICE_BINS * sizeof(uint32_t)); /* where the factors were, which are done with */
     if (status != CKD_OK) {

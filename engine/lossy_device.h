@@ -129,9 +129,10 @@ extern const vectors_elsewhere lossy_device_vectors;
 /* Bytes of scratch for `count` vectors of each side. */
 uint64_t lossy_device_search_size(uint64_t rows, uint64_t columns, uint64_t count);
 
-/* The plan's steps, in the scratch from *used on; and (its factors' products) d->matrix, with the scratch behind `used`. */
+/* The plan's steps, in the scratch from *used on; without the products of its factors. */
 ckd_status lossy_device_steps(device_tile *out, const lossy_tile *t, uint64_t *used, ckd_error *err);
-ckd_status lossy_device_factors(const lossy_tile *t, uint64_t used, ckd_error *err);
+/* These, in d->matrix, with the scratch behind `used`: integers, if the factors are small enough, else floats. Nothing, if it has none. */
+ckd_status lossy_device_factors(device_tile *tile, const lossy_tile *t, uint64_t used, ckd_error *err);
 
 /* ---- lossy_device_code.c ---- */
 /* Makes integers and values of the tile, which is prepared. false in *done: it is none for a device. */

@@ -98,7 +98,7 @@ static ckd_status make_integers(bool *fit, const lossy_tile *t, ckd_error *err) 
     bool still = !(t->up[0] < INFINITY);
     *fit = true;
     ckd_status status = lossy_device_steps(&tile, t, &used, err);
-    status = status == CKD_OK ? lossy_device_factors(t, used, err) : status;
+    status = status == CKD_OK ? lossy_device_factors(&tile, t, used, err) : status;
     tile.sums = lossy_device_take(d, &used, sizeof(sums));
     if (status != CKD_OK) {
         return status;

@@ -19,7 +19,7 @@
 extern "C" {
 #endif
 
-#define DEVICE_VERSION 5
+#define DEVICE_VERSION 6
 
 typedef enum device_result {
     DEVICE_DONE,
@@ -67,7 +67,7 @@ typedef enum device_operation {
     DEVICE_UNROTATE, /* kernels.unrotate_sign */
     DEVICE_CONTEXT,  /* kernels.magnitude_context: a byte each */
     DEVICE_CAST,     /* kernels.cast: f32 to bf16 or f16 (`to_dtype`), f64 to f32 */
-    DEVICE_WIDEN,    /* kernels.widen: f16, bf16 or f32 to f32; i16, too: integers as floats */
+    DEVICE_WIDEN,    /* kernels.widen: f16, bf16 or f32 to f32; i8 and i16, too: integers as floats */
     DEVICE_STEP /* kernels.optimizer_step: of f32; from: the values before, first and second: the rule's inputs */
 } device_operation;
 
@@ -104,6 +104,7 @@ typedef struct device_tile {
     float *values;             /* of `move`: what a decoder gets; may be `before` */
     int8_t *few;               /* of `quantise`: the integers; of `move`: the same, or NULL: all zero */
     const float *low_rank;     /* sums of products of factors, for each element; NULL: none */
+    const int32_t *low_whole;  /* the same as integers below 2^24, instead of it */
     const float *row_step, *column_step; /* column_step NULL: 1 */
     uint64_t count, columns, phase;
     float unit, per_unit, low_rank_unit;
@@ -231,6 +232,24 @@ typedef struct device_product {
 } device_product;
 
 /*
+ * The same of integers of a byte each, whose sums are exact: left is rows x rank, right lies there transposed, columns x rank. As tensor cores want it: rank is what
+ * device_bytes_rank gives (zeros behind the last component), columns are as device_multiplies_bytes says, and addresses are multiples of 16.
+ */
+typedef struct device_byte_product {
+    int32_t *sums;
+    const int8_t *left, *right;
+    uint64_t rows, columns, rank;
+} device_byte_product;
+/* A multiple of 16, or, where that would be more zeros than numbers, of 4. */
+static inline uint32_t device_bytes_rank(uint32_t rank) {
+    uint32_t to = rank > 8 ? 16 : 4;
+    return (rank + to - 1) / to * to;
+}
+static inline bool device_multiplies_bytes(uint64_t columns) {
+    return columns % 4 == 0;
+}
+
+/*
  * Components of a factor, one after the other: each value becomes a whole number over its component's scale, (int32_t)(|value * scale| + add) of them, where
  * |value * scale| counts as `most` at most.
  */
@@ -307,6 +326,9 @@ typedef struct device_backend {
     device_result (*errors)(const device_queue *queue, const device_errors *errors, device_failure *why);
     /* In single precision throughout: exact of integers below 2^24 whose sums are, too. Rows, columns and rank are below 2^31. */
     device_result (*product)(const device_queue *queue, const device_product *product, device_failure *why);
+    /* false in *known: the device has none, and nothing was done. */
+    device_result (*byte_product)(const device_queue *queue, bool *known, const device_byte_product *product,
+                                  device_failure *why);
     device_result (*round)(const device_queue *queue, const device_rounding *rounding, device_failure *why);
 
     /* Of `count` streams, at most DEVICE_STREAMS, whose descriptions lie there; most: elements of the longest. */

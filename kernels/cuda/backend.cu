@@ -40,6 +40,7 @@ static const device_backend backend = {
     run_columns,
     run_errors,
     cuda_product,
+    cuda_byte_product,
     run_round,
     run_classify,
     run_split,

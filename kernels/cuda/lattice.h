@@ -17,6 +17,9 @@ typedef struct ALIGNED(16) four_floats {
 typedef struct ALIGNED(4) four_bytes {
     int8_t at[LATTICE_EACH];
 } four_bytes;
+typedef struct ALIGNED(16) four_integers {
+    int32_t at[LATTICE_EACH];
+} four_integers;
 
 /* The n elements of a thread, and where the first stands in the matrix. */
 typedef struct lattice_four {
@@ -75,6 +78,7 @@ DEVICE_FN void lattice_next(lattice_four *f, uint64_t columns) {
     }
 DEFINE_FOUR(float, four_floats)
 DEFINE_FOUR(int8_t, four_bytes)
+DEFINE_FOUR(int32_t, four_integers)
 
 DEVICE_FN float tile_step(const device_tile *t, const lattice_four *f) {
     float row = t->row_step[f->row];
@@ -82,7 +86,18 @@ DEVICE_FN float tile_step(const device_tile *t, const lattice_four *f) {
 }
 /* Lattice units of the low-rank part. */
 DEVICE_FN int32_t tile_low(const device_tile *t, float low_rank, float step) {
-    return t->low_rank ? scalar_units((low_rank * t->low_rank_unit) * step) : 0;
+    return t->low_rank || t->low_whole ? scalar_units((low_rank * t->low_rank_unit) * step) : 0;
+}
+
+DEVICE_FN four_floats tile_low_four(const device_tile *t, const lattice_four *f) {
+    four_floats low = load_four_floats(t->low_rank, f);
+    if (t->low_whole) {
+        four_integers whole = load_four_integers(t->low_whole, f);
+        UNROLL for (uint32_t j = 0; j < LATTICE_EACH; j++) {
+            low.at[j] = (float)whole.at[j];
+        }
+    }
+    return low;
 }
 
 /* ---- integers of a tile ---- */
@@ -128,7 +143,7 @@ DEVICE_FN int32_t quantise_one(const device_tile *t, const lattice_four *f, floa
 DEVICE_FN void quantise_four(const place *at, const device_tile *t, quantise_seen *seen) {
     lattice_four f = lattice_four_of(at, t->count, t->columns, t->phase), here = f;
     four_floats now = load_four_floats(t->now, &f), before = load_four_floats(t->before, &f),
-                low = load_four_floats(t->low_rank, &f);
+                low = tile_low_four(t, &f);
     four_bytes few = {{0, 0, 0, 0}};
     UNROLL for (uint32_t j = 0; j < LATTICE_EACH; j++) {
         if (j < f.n) {
@@ -213,7 +228,7 @@ DEVICE_FN void residual_turn(const place *at, const device_residuals *r, residua
     const device_tile *t = &r->tile;
     lattice_four f = lattice_four_of(at, t->count, t->columns, t->phase), here = f;
     four_floats now = load_four_floats(t->now, &f), before = load_four_floats(t->before, &f),
-                low = load_four_floats(t->low_rank, &f);
+                low = tile_low_four(t, &f);
     UNROLL for (uint32_t j = 0; j < LATTICE_EACH; j++) {
         if (j < f.n) {
             now.at[j] = tile_residual(t, &here, now.at[j], before.at[j], low.at[j]);
@@ -327,7 +342,7 @@ KERNEL(pack_few, device_packing)
 
 DEVICE_FN void move_tile(const place *at, const device_tile *t) {
     lattice_four f = lattice_four_of(at, t->count, t->columns, t->phase), here = f;
-    four_floats values = load_four_floats(t->before, &f), low = load_four_floats(t->low_rank, &f);
+    four_floats values = load_four_floats(t->before, &f), low = tile_low_four(t, &f);
     four_bytes few = {{0, 0, 0, 0}};
     if (t->few) {
         few = load_four_bytes(t->few, &f);

@@ -199,16 +199,55 @@ static device_result products_open(device_queue *queue, device_failure *why) {
     return result;
 }
 
-device_result cuda_product(const device_queue *queue, const device_product *product, device_failure *why) {
+/* With the queue's device current. */
+static device_scope products_enter(const device_queue *queue, device_failure *why) {
     device_scope s = cuda_scope_enter(queue->device, why);
-    device_result result = s.result;
-    if (result == DEVICE_DONE && !queue->products) {
-        result = products_open((device_queue *)queue, why); /* its own part of the queue */
+    if (s.result == DEVICE_DONE && !queue->products) {
+        s.result = products_open((device_queue *)queue, why); /* its own part of the queue */
     }
-    if (result == DEVICE_DONE) {
-        result = multiply((cublasHandle_t)queue->products, product, why);
+    return s;
+}
+
+device_result cuda_product(const device_queue *queue, const device_product *product, device_failure *why) {
+    device_scope s = products_enter(queue, why);
+    if (s.result == DEVICE_DONE) {
+        s.result = multiply((cublasHandle_t)queue->products, product, why);
     }
-    return cuda_scope_leave(&s, result);
+    return cuda_scope_leave(&s, s.result);
+}
+
+/* The one layout that tensor cores have for integers: both factors turned so that what is summed up lies together. Of 0 and 1 alone may one and zero be. */
+static device_result multiply_bytes(cublasHandle_t blas, bool *known, const device_byte_product *p,
+                                    device_failure *why) {
+    const int32_t one = 1, zero = 0;
+    int rows = (int)p->rows, columns = (int)p->columns, rank = (int)p->rank;
+    cublasStatus_t status = cublasGemmEx(blas, CUBLAS_OP_T, CUBLAS_OP_N, columns, rows, rank, &one, p->right,
+                                         CUDA_R_8I, rank, p->left, CUDA_R_8I, rank, &zero, p->sums,
+                                         CUDA_R_32I, columns, CUBLAS_COMPUTE_32I, CUBLAS_GEMM_DEFAULT);
+    *known = status != CUBLAS_STATUS_NOT_SUPPORTED && status != CUBLAS_STATUS_ARCH_MISMATCH;
+    return *known ? blas_failed(why, "cublasGemmEx", status) : DEVICE_DONE;
+}
+
+device_result cuda_byte_product(const device_queue *queue, bool *known, const device_byte_product *product,
+                                device_failure *why) {
+    device_scope s = products_enter(queue, why);
+    *known = true;
+    if (s.result == DEVICE_DONE) {
+        cublasHandle_t blas = (cublasHandle_t)queue->products;
+        /* What is pedantic of floats leaves out the fast ways of integers, which are exact in any of them. */
+        s.result = blas_failed(why, "cublasSetMathMode", cublasSetMathMode(blas, CUBLAS_DEFAULT_MATH));
+        if (s.result == DEVICE_DONE) {
+            s.result = multiply_bytes(blas, known, product, why);
+        }
+        device_failure back;
+        device_result pedantic =
+            blas_failed(&back, "cublasSetMathMode", cublasSetMathMode(blas, CUBLAS_PEDANTIC_MATH));
+        if (s.result == DEVICE_DONE && pedantic != DEVICE_DONE) {
+            *why = back;
+            s.result = pedantic;
+        }
+    }
+    return cuda_scope_leave(&s, s.result);
 }
 
 /* ---- queues ---- */

@@ -66,11 +66,16 @@ static void on_cpu(void *to, const array *in, size_t n) {
         assert_true(cpu->cast(what.to_dtype, to, what.dtype, in[0].host, n));
         break;
     case DEVICE_WIDEN:
+        for (uint64_t i = 0; i < n && what.dtype == CKD_I8; i++) {
+            float wide = ((const int8_t *)in[0].host)[i];
+            memcpy((uint8_t *)to + i * sizeof(wide), &wide, sizeof(wide));
+        }
         for (uint64_t i = 0; i < n && what.dtype == CKD_I16; i++) {
             float wide = ((const int16_t *)in[0].host)[i];
             memcpy((uint8_t *)to + i * sizeof(wide), &wide, sizeof(wide));
         }
-        assert_true(what.dtype == CKD_I16 || cpu->widen(to, what.dtype, in[0].host, n));
+        assert_true(what.dtype == CKD_I16 || what.dtype == CKD_I8 ||
+                    cpu->widen(to, what.dtype, in[0].host, n));
         break;
     case DEVICE_STEP:
         assert_true(cpu->optimizer_step(&rule, to, in[0].host, in[1].host, in[2].host, n));
@@ -153,7 +158,7 @@ static void test_copies(void **state) {
 static void test_casts(void **state) {
     (void)state;
     static const ckd_dtype pairs[][2] = {{CKD_F32, CKD_BF16}, {CKD_F32, CKD_F16}, {CKD_F64, CKD_F32}};
-    static const ckd_dtype narrow[] = {CKD_BF16, CKD_F16, CKD_F32, CKD_I16};
+    static const ckd_dtype narrow[] = {CKD_BF16, CKD_F16, CKD_F32, CKD_I16, CKD_I8};
     for (size_t shift = 0; shift < 3; shift += 2) {
         for (size_t p = 0; p < 3; p++) {
             what = (device_elements){DEVICE_CAST, pairs[p][0], pairs[p][1], NULL};
@@ -249,6 +254,20 @@ typedef struct tile {
     device_tile t;
 } tile;
 
+/* Sums of products as they are made of bytes. */
+static void tile_whole(tile *t) {
+    int32_t *whole = malloc(t->s.count * sizeof(*whole));
+    assert_non_null(whole);
+    for (uint64_t i = 0; i < t->s.count; i++) {
+        whole[i] = (int32_t)((float *)(void *)t->low.host)[i];
+    }
+    must(backend->copy(&queue, t->low.device, whole, t->s.count * sizeof(*whole), DEVICE_TO_DEVICE, &why));
+    must(backend->finish(&queue, &why));
+    free(whole);
+    t->t.low_whole = (const int32_t *)(const void *)t->t.low_rank;
+    t->t.low_rank = NULL;
+}
+
 static void tile_new(tile *t, const shape *s, bool before, bool low, bool column, float unit_log) {
     *t = (tile){.s = *s, .rows = (s->phase + s->count + s->columns - 1) / s->columns};
     size_t shift = s->count % 3;
@@ -281,6 +300,7 @@ static void tile_new(tile *t, const shape *s, bool before, bool low, bool column
                          (float *)(void *)t->values.device,
                          (int8_t *)t->few.device,
                          low ? (const float *)(void *)t->low.device : NULL,
+                         NULL,
                          (const float *)(void *)t->row.device,
                          column ? (const float *)(void *)t->column.device : NULL,
                          s->count,
@@ -323,7 +343,7 @@ static void rows_on_cpu(by_rows *to, const tile *t, const int8_t *few) {
                            .low_rank_unit = t->t.low_rank_unit};
         memcpy(run.offset, t->t.offset, sizeof(run.offset));
         const float *before = t->t.before ? (float *)(void *)t->before.host + at : zeros;
-        const float *low = t->t.low_rank ? (float *)(void *)t->low.host + at : NULL;
+        const float *low = t->t.low_rank || t->t.low_whole ? (float *)(void *)t->low.host + at : NULL;
         cpu->lattice_residual(residual, (float *)(void *)t->now.host + at, before, low, n, &run);
         cpu->quantise(to->q + at, residual, t->t.up, n);
         for (uint64_t i = 0; i < n; i++) {
@@ -382,9 +402,14 @@ static void compare_tile(tile *t) {
 static void test_tiles(void **state) {
     (void)state;
     for (size_t i = 0; i < SHAPES; i++) {
-        for (int how = 0; how < 8; how++) {
+        for (int how = 0; how < 12; how++) {
             tile t;
-            tile_new(&t, &shapes[i], how & 1, how & 2, how & 4, how == 5 ? 30 : 14);
+            bool whole = how >= 8;
+            tile_new(&t, &shapes[i], how & 1, whole || how & 2, whole ? how & 2 : how & 4,
+                     how == 5 ? 30 : 14);
+            if (whole) {
+                tile_whole(&t);
+            }
             compare_tile(&t);
             /* In place, and with no integers. */
             t.t.few = NULL;
@@ -432,7 +457,8 @@ static void compare_residuals(tile *t, bool written) {
                            .low_rank_unit = t->t.low_rank_unit};
         cpu->lattice_residual(want, (float *)(void *)t->now.host + at,
                               t->t.before ? (float *)(void *)t->before.host + at : zeros,
-                              t->t.low_rank ? (float *)(void *)t->low.host + at : NULL, n, &run);
+                              t->t.low_rank || t->t.low_whole ? (float *)(void *)t->low.host + at : NULL, n,
+                              &run);
         assert_true(!written || memcmp(got + at, want, n * sizeof(float)) == 0);
         cpu->bins_of(bin, want, 64, 1000, n);
         for (uint64_t i = 0; i < n; i++) {
@@ -455,6 +481,10 @@ static void test_residuals(void **state) {
         tile t;
         tile_new(&t, &shapes[i / 8], i & 1, i & 2, i & 4, 14);
         compare_residuals(&t, i % 3);
+        if (i & 2) {
+            tile_whole(&t);
+            compare_residuals(&t, i % 3);
+        }
         tile_free(&t);
     }
 }
@@ -942,13 +972,71 @@ static void test_products(void **state) {
     }
 }
 
+static int8_t byte_of(int how) {
+    static const int8_t extremes[] = {-128, 127, -127, 0, 1};
+    return how == 2 ? -128 : how == 1 ? extremes[next_random() % 5] : (int8_t)(next_random() % 256);
+}
+
+static void compare_byte_product(size_t rows, size_t columns, uint32_t rank, int how) {
+    uint32_t padded = device_bytes_rank(rank);
+    array left = array_new(rows * padded, 1, 0), right = array_new(columns * padded, 1, 0),
+          sums = array_new(rows * columns, 4, 0);
+    int8_t *l = (int8_t *)left.host, *r = (int8_t *)right.host;
+    for (size_t i = 0; i < (rows + columns) * rank; i++) {
+        size_t at = i / rank * padded + i % rank;
+        *(i / rank < rows ? &l[at] : &r[at - rows * padded]) = byte_of(how);
+    }
+    array_give(&left);
+    array_give(&right);
+    device_byte_product p = {(int32_t *)(void *)sums.device,
+                             (const int8_t *)left.device,
+                             (const int8_t *)right.device,
+                             rows,
+                             columns,
+                             padded};
+    bool known = false;
+    must(backend->byte_product(&queue, &known, &p, &why));
+    assert_true(known);
+    int32_t *got = malloc(rows * columns * sizeof(*got));
+    assert_non_null(got);
+    array_take(&sums, got);
+    for (size_t i = 0; i < rows * columns; i++) {
+        int32_t sum = 0;
+        for (uint32_t k = 0; k < rank; k++) {
+            sum += l[i / columns * padded + k] * r[i % columns * padded + k];
+        }
+        assert_int_equal(got[i], sum);
+    }
+    free(got);
+    array *arrays[] = {&left, &right, &sums};
+    for (size_t i = 0; i < 3; i++) {
+        array_free(arrays[i]);
+    }
+}
+
+static void test_byte_products(void **state) {
+    (void)state;
+    for (uint32_t rank = 1; rank <= 70; rank++) {
+        compare_byte_product(1 + rank % 7, 4 * (1 + rank % 5), rank, (int)(rank % 3));
+    }
+    compare_byte_product(129, 260, 31, 0);
+    compare_byte_product(1, 4, 1, 2);
+    compare_byte_product(64, 36, 1000, 2); /* 2^14 a component: beyond what floats are exact for */
+    compare_byte_product(33, 4, 300, 1);
+    /* And products in floats, behind them, as they were. */
+    test_products(state);
+}
+
 int device_parity(const char *name, const device_backend *of) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_elements),  cmocka_unit_test(test_copies),   cmocka_unit_test(test_casts),
-        cmocka_unit_test(test_steps),     cmocka_unit_test(test_hashes),   cmocka_unit_test(test_tiles),
-        cmocka_unit_test(test_levels),    cmocka_unit_test(test_sums),     cmocka_unit_test(test_columns),
-        cmocka_unit_test(test_errors),    cmocka_unit_test(test_products), cmocka_unit_test(test_rounding),
-        cmocka_unit_test(test_residuals), cmocka_unit_test(test_gather),   cmocka_unit_test(test_packing),
+        cmocka_unit_test(test_elements), cmocka_unit_test(test_copies),
+        cmocka_unit_test(test_casts),    cmocka_unit_test(test_steps),
+        cmocka_unit_test(test_hashes),   cmocka_unit_test(test_tiles),
+        cmocka_unit_test(test_levels),   cmocka_unit_test(test_sums),
+        cmocka_unit_test(test_columns),  cmocka_unit_test(test_errors),
+        cmocka_unit_test(test_products), cmocka_unit_test(test_byte_products),
+        cmocka_unit_test(test_rounding), cmocka_unit_test(test_residuals),
+        cmocka_unit_test(test_gather),   cmocka_unit_test(test_packing),
     };
     backend = of;
     cpu = kernels_cpu();

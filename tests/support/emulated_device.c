@@ -16,6 +16,8 @@ int emulated_devices = 1;
 bool emulated_backwards;
 int emulated_fail_after;
 device_result emulated_fail_as = DEVICE_FAILED;
+bool emulated_without_bytes;
+uint64_t emulated_byte_products;
 uint64_t emulated_memory, emulated_pinned, emulated_marks, emulated_copied[3], emulated_largest,
     emulated_largest_memory;
 
@@ -444,6 +446,41 @@ static device_result product(const device_queue *queue, const device_product *p,
     return DEVICE_DONE;
 }
 
+/* What cuBLAS wants of them. */
+static bool bytes_fit(const device_byte_product *p) {
+    uintptr_t addresses = (uintptr_t)p->left | (uintptr_t)p->right | (uintptr_t)p->sums;
+    return addresses % 16 == 0 && p->rank == device_bytes_rank((uint32_t)p->rank) &&
+           device_multiplies_bytes(p->columns);
+}
+
+static device_result byte_product(const device_queue *queue, bool *known, const device_byte_product *p,
+                                  device_failure *why) {
+    *known = !emulated_without_bytes;
+    if (!*known) {
+        return DEVICE_DONE;
+    }
+    if (!bytes_fit(p)) {
+        snprintf(why->call, sizeof(why->call), "byte_product");
+        snprintf(why->reason, sizeof(why->reason), "operands are not as they have to lie");
+        return why->result = DEVICE_FAILED;
+    }
+    if (take_off(queue, "byte_product", why) != DEVICE_DONE) {
+        return why->result;
+    }
+    for (uint64_t i = 0; i < p->rows; i++) {
+        for (uint64_t j = 0; j < p->columns; j++) {
+            int32_t sum = 0;
+            for (uint64_t k = 0; k < p->rank; k++) {
+                sum += p->left[i * p->rank + k] * p->right[j * p->rank + k];
+            }
+            p->sums[i * p->columns + j] = sum;
+        }
+    }
+    emulated_byte_products++;
+    landed();
+    return DEVICE_DONE;
+}
+
 const device_backend *emulated_device(void) {
     static const device_backend backend = {.version = DEVICE_VERSION,
                                            .name = "emulated",
@@ -480,6 +517,7 @@ const device_backend *emulated_device(void) {
                                            .columns = run_columns,
                                            .errors = run_errors,
                                            .product = product,
+                                           .byte_product = byte_product,
                                            .round = run_round,
                                            .classify = run_classify,
                                            .split = run_split,

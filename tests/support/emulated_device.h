@@ -17,6 +17,9 @@ extern int emulated_fail_after;
 extern device_result emulated_fail_as;
 /* Bytes of device memory, pieces of pinned memory and marks that are allocated, and bytes copied in each direction so far. */
 extern uint64_t emulated_memory, emulated_pinned, emulated_marks, emulated_copied[3];
+/* Set: it has no products of bytes. And how many of these were made. */
+extern bool emulated_without_bytes;
+extern uint64_t emulated_byte_products;
 /* The largest copy to the host; for tests to set to 0. */
 extern uint64_t emulated_largest;
 /* Not 0: more bytes of device memory at once are not to be had. */
