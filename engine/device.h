@@ -8,7 +8,8 @@
 #include "engine/store.h"
 #include "kernels/device_open.h"
 
-#define DEVICE_STAGE (UINT64_C(8) << 20) /* bytes of a piece of pinned memory */
+#define DEVICE_STAGE  (UINT64_C(8) << 20) /* bytes of a piece of pinned memory */
+#define DEVICE_FEWEST (UINT64_C(1) << 14) /* elements: a host has done with fewer before a device has begun */
 
 typedef struct device_line {
     struct device_line *next;

@@ -1,7 +1,7 @@
 /*
  * Values of blocks, made in the memory of a device from the root of their chains on. The host follows a chain, reads and checks its payloads and entropy-decodes what
  * is lossy; to the device go integers, steps, factors and dense symbol streams, from which it makes the values of one block after the other where they
- * are to be, and their content hashes. Internal to engine/: load_device.c.
+ * are to be, and their content hashes. Internal to engine/: device_fill.c.
  *
  *   device_chain.c      what goes to the device, block by block; any number of threads, each with its decoder
  *   device_chain_run.c  what happens there; one thread

@@ -6,15 +6,13 @@
 
 #include "kernels/scalar_lattice.h"
 
-#define FEWEST (UINT64_C(1) << 14) /* elements: a host has done with fewer before a device has begun */
-
 /* ---- begin and end ---- */
 
 bool lossy_device_may(const lossy_tile *t, const void *given) {
     size_t size = ckd_dtype_size(t->dtype);
     bool whole = !t->vector && t->phase == 0 && t->count % t->columns == 0 && t->columns < INT32_MAX;
     bool plain = t->recipe->effort < 7 && !(t->recipe->max_error > 0);
-    return whole && (uintptr_t)given % size == 0 && plain && t->count >= FEWEST;
+    return whole && (uintptr_t)given % size == 0 && plain && t->count >= DEVICE_FEWEST;
 }
 
 #define PANELS     64u /* of rows whose columns are summed up apart, at most */
@@ -58,12 +56,11 @@ ckd_status lossy_device_reaches(const struct lossy_device *d, uint64_t used, ckd
                          (unsigned long long)used, (unsigned long long)d->scratch_size);
 }
 
-static ckd_status as_floats(struct lossy_device *d, float *to, ckd_error *err) {
+static ckd_status as_floats(const struct lossy_device *d, float *to, const void *from, ckd_error *err) {
     device_failure why = {DEVICE_DONE, "", ""};
     device_elements what = {DEVICE_WIDEN, d->dtype, CKD_DTYPE_NONE, NULL};
-    device_span all = {.to = to, .from = d->whole.given, .n = d->count};
+    device_span all = {.to = to, .from = from, .n = d->count};
     bool known;
-    d->whole.now = to;
     d->line->backend->elements(&d->line->queue, &known, &what, &all, 1, &why);
     return lossy_device_status(d, &why, err);
 }
@@ -85,17 +82,12 @@ static uint64_t panel_size(const lossy_tile *t, uint64_t rows, bool before, cons
 /* The parent's values as floats, in `to`, if they do not lie on the device as such. */
 static ckd_status set_before(struct lossy_device *d, const lossy_device_values *v, float *to,
                              ckd_error *err) {
-    device_failure why = {DEVICE_DONE, "", ""};
-    device_elements what = {DEVICE_WIDEN, d->dtype, CKD_DTYPE_NONE, NULL};
-    device_span all = {.to = to, .n = d->count};
-    bool known;
     d->whole.before = to;
-    if (v->before) {
-        return device_put(d->line, to, v->before, d->count * sizeof(float), err);
+    if (v->makes_before) {
+        return CKD_OK;
     }
-    all.from = v->reference->memory;
-    d->line->backend->elements(&d->line->queue, &known, &what, &all, 1, &why);
-    return lossy_device_status(d, &why, err);
+    return v->before ? device_put(d->line, to, v->before, d->count * sizeof(float), err)
+                     : as_floats(d, to, v->reference->memory, err);
 }
 
 /* Room for hashes, and for a panel. */
@@ -112,7 +104,8 @@ static ckd_status begin_given(struct lossy_device *d, lossy_tile *t, uint64_t pa
 
 ckd_status lossy_device_begin(struct lossy_device *d, lossy_tile *t, const lossy_device_values *v,
                               ckd_error *err) {
-    bool floats = t->dtype == CKD_F32, kept = v->reference && floats, before = v->before || v->reference;
+    bool floats = t->dtype == CKD_F32, kept = v->reference && floats,
+         before = v->before || v->reference || v->makes_before;
     uint64_t n = t->count, all = lossy_device_aligned(n * sizeof(float)), rows = n / t->columns;
     *d = (struct lossy_device){.line = v->line,
                                .store = v->store,
@@ -152,12 +145,25 @@ ckd_status lossy_device_begin(struct lossy_device *d, lossy_tile *t, const lossy
     }
     if (status == CKD_OK && !floats) {
         d->whole.cast = at + all;
-        status = as_floats(d, (float *)(void *)at, err);
+        d->whole.now = (float *)(void *)at;
+        status = as_floats(d, (float *)(void *)at, v->given, err);
     }
     t->device = d;
     t->now = d->whole.now;
     t->before = d->whole.before;
     return status;
+}
+
+lossy_device_room lossy_device_room_of(const lossy_tile *t) {
+    const struct lossy_device *d = t->device;
+    uint8_t *begin = (uint8_t *)(void *)d->matrix;
+    void *before = d->whole.cast ? d->whole.cast : (void *)d->whole.before;
+    return (lossy_device_room){before, begin, (uint64_t)(d->panel - begin)};
+}
+
+ckd_status lossy_device_before_made(const lossy_tile *t, ckd_error *err) {
+    const struct lossy_device *d = t->device;
+    return d->whole.cast ? as_floats(d, d->whole.before, d->whole.cast, err) : CKD_OK;
 }
 
 void lossy_device_end(struct lossy_device *d) {

@@ -84,13 +84,14 @@ static inline ckd_status lossy_device_status(const struct lossy_device *d, const
 
 /* Can the tile, which is cut and has its part, dtype and recipe, be coded on a device? given: where it is there. */
 bool lossy_device_may(const lossy_tile *t, const void *given);
-/* A tile where it is on a device, and what it is to be compared with: at most one of the parent's values, on the host, and what is kept of them there. */
+/* A tile where it is on a device, and what it is to be compared with: at most one of the parent's values, on the host; what is kept of them there; and that they will be made there. */
 typedef struct lossy_device_values {
     ckd_store *store;
     device_line *line;
     const void *given;
     const float *before;
     device_reference *reference; /* taken; the tile's from now on */
+    bool makes_before;           /* before anything else is done with the tile: lossy_device_before_made */
     uint64_t widest;             /* columns of its panels, at most */
     bool master;
     bool only_given; /* nothing will be made of it but its blocks' hashes, as it was given */
@@ -102,6 +103,14 @@ typedef struct lossy_device_values {
 ckd_status lossy_device_begin(struct lossy_device *d, lossy_tile *t, const lossy_device_values *values,
                               ckd_error *err);
 void lossy_device_end(struct lossy_device *d);
+/* Of the device's memory: where the parent's values are made, in the tile's dtype, and what is not used until then. */
+typedef struct lossy_device_room {
+    void *before, *spare;
+    uint64_t size; /* of what is spare: at least 9 bytes an element */
+} lossy_device_room;
+lossy_device_room lossy_device_room_of(const lossy_tile *t);
+/* They are there. */
+ckd_status lossy_device_before_made(const lossy_tile *t, ckd_error *err);
 
 /* A block of the parent's in the tile: from element `at` on, so many in each row of the tile that it has (width), or (width = count) all behind each other. */
 typedef struct lossy_device_part {

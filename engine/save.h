@@ -140,6 +140,7 @@ struct ckd_save {
     save_cells cells;
     atomic_bool damaged; /* parts of the parent cannot be read; the saving thread tells, once */
     bool told_damage;
+    bool parents_on_host; /* a device failed to make what lossy tiles on it build on */
     uint64_t begun_ns;
     save_stage snapshot; /* of a session: its work is that the trainer stood still */
     save_stage analyse, encode, append, sync;

@@ -147,6 +147,27 @@ void save_tiles_free(save_tiles *all);
 /* At a save's end: what each part of a tile takes beside its values is kept if it is at most so many bytes; components of a large matrix may be as much as its values. */
 void save_tiles_give_back(save_tiles *all, uint64_t most);
 
+/* ---- save_parent.c: what the parent has of a tile ---- */
+/* As floats on the host, in the buffers or where the region's values are kept; NULL: there is nothing, or it cannot be read, which does not cost the new state. Errors: NOMEM, CANCELLED. */
+ckd_status save_parent_load(const float **out, const tile_parent *from, ckd_save *save, lossy_buffers *b,
+                            const lossy_tile *t, const tensor_context *context, ckd_error *err);
+/* Does it lie in the host's memory already, as far as is known? */
+bool save_parent_at_hand(const tile_parent *from, const tensor_context *context);
+/* What came of an attempt to make it on the tile's device. */
+typedef struct parent_attempt {
+    ckd_status status;
+    bool bad; /* what came out is not what was saved: that is damaged, or the device computes wrongly */
+    ckd_error why;
+} parent_attempt;
+/*
+ * Makes it from blocks' chains where the tile's device, which was told so (lossy_device_values.makes_before), has room for it. false: the host has to decode it, which says
+ * what is wrong, if anything is.
+ */
+bool save_parent_make(parent_attempt *out, ckd_save *save, const lossy_tile *t, const tile_parent *from,
+                      const tensor_context *context);
+/* The host could decode what the device could not: that is told, and the rest of the save's parents are the host's. */
+void save_parent_tell(ckd_save *save, const parent_attempt *a, const tensor_context *context);
+
 /* ---- save_reference.c: what is kept of a tile on its device, for the next save ---- */
 struct device_reference_key save_reference_key(const lossy_tile *t, const tensor_context *context);
 /* Are the values that the tile has for its parent's (lossy_device_values.reference) those of the parent? */

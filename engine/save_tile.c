@@ -130,159 +130,6 @@ static void recall(lossy_tile *t, const tile_parent *p, const view_tensor *paren
     t->expected_movement = sqrt(moved / elements);
 }
 
-/* ---- a tile's values ---- */
-
-typedef struct tile_load {
-    ckd_save *save;
-    const lossy_tile *tile;
-    const tile_parent *from;
-    const tensor_context *context;
-    void *to; /* in the tensor's dtype */
-    float *floats;
-    const view_block **blocks; /* of the parent: those that have a part of the tile */
-    size_t count;
-    uint64_t *copied; /* of each, elements */
-} tile_load;
-
-/*
- * What is kept of the parent's block, contiguous, if it is what the store's hash of it says: then it need not be decoded. NULL: it is not, or the block is not
- * all in the tile (what is behind that may be replaced just now). room: for one that is not contiguous there.
- */
-static ckd_status find_kept(const void **values, const tile_load *l, const span *block, const record *r,
-                            bytes *room, ckd_error *err) {
-    const tensor_context *t = l->context;
-    size_t size = ckd_dtype_size(l->tile->dtype);
-    span tile = {t->region, l->tile->first, l->tile->count};
-    *values = NULL;
-    if (!t->before || l->from->is_ancestor || span_common(&t->shape, &tile, block) != r->count) {
-        return CKD_OK;
-    }
-    const void *there = (const uint8_t *)t->before + r->first * size;
-    if (!region_equal(r->region, t->region, t->shape.ndim)) {
-        there = bytes_scratch(room, r->raw_size, "coding scratch", err);
-        if (!there) {
-            return CKD_E_NOMEM;
-        }
-        span_copy(&t->shape, size, room->data, block, t->before, &t->held);
-    }
-    hash128 content = content_hash(there, r->raw_size);
-    *values = hash128_equal(&content, &r->content) ? there : NULL;
-    return CKD_OK;
-}
-
-/* Each of the parent's blocks once, however it is cut. */
-static ckd_status load_block(void *context, size_t index, uint32_t worker, ckd_error *err) {
-    tile_load *l = context;
-    ckd_status status =
-        worker == 0 ? stop_look(&l->save->stop, err) : CKD_OK; /* 0: the saving thread itself */
-    if (status != CKD_OK) {
-        return status;
-    }
-    const lossy_tile *t = l->tile;
-    const view_block *b = l->blocks[index];
-    const record *r = b->record;
-    span want = {l->context->region, t->first, t->count};
-    decoder *d = &l->save->tiles->loaders[worker];
-    bool inside = region_equal(r->region, want.region, l->context->shape.ndim) && r->first >= t->first &&
-                  r->first + r->count <= t->first + t->count;
-    size_t size = ckd_dtype_size(t->dtype);
-    span block = {r->region, r->first, r->count};
-    const void *kept;
-    status = find_kept(&kept, l, &block, r, &l->save->tiles->rooms[worker], err);
-    if (status != CKD_OK) {
-        return status;
-    }
-    if (kept) {
-        bool there = l->to == (const uint8_t *)l->context->before + t->first * size;
-        l->copied[index] = there ? r->count : span_copy(&l->context->shape, size, l->to, &want, kept, &block);
-        return CKD_OK;
-    }
-    if (inside) {
-        l->copied[index] = r->count;
-        return block_values(d, &l->save->views, l->from->view, b,
-                            (uint8_t *)l->to + (r->first - t->first) * size, err);
-    }
-    return block_into_span(d, &l->save->views, l->from->view, l->from->tensor, b, &want, l->to,
-                           &l->copied[index], err);
-}
-
-static ckd_status widen_piece(void *context, size_t index, uint32_t worker, ckd_error *err) {
-    (void)err;
-    tile_load *l = context;
-    uint64_t at = index * CKD_BLOCK_ELEMENTS, left = l->tile->count - at;
-    const uint8_t *from = (const uint8_t *)l->to + at * ckd_dtype_size(l->tile->dtype);
-    l->save->tiles->loaders[worker].kernels->widen(l->floats + at, l->tile->dtype, from,
-                                                   left < CKD_BLOCK_ELEMENTS ? left : CKD_BLOCK_ELEMENTS);
-    return CKD_OK;
-}
-
-/* blocks NULL: only counts. */
-static void find_blocks(tile_load *l) {
-    const view_tensor *in = l->from->tensor;
-    span want = {l->context->region, l->tile->first, l->tile->count};
-    size_t s, last;
-    l->count = 0;
-    for (view_shards_for(&s, &last, in, &want); s < last; s++) {
-        size_t first, end;
-        view_shard_range(&first, &end, &in->shards[s], &in->shape, &want);
-        for (; first < end; first++, l->count++) {
-            if (l->blocks) {
-                l->blocks[l->count] = &in->shards[s].blocks[first];
-            }
-        }
-    }
-}
-
-static ckd_status load_blocks(tile_load *l, ckd_error *err) {
-    uint64_t copied = 0;
-    thread_pool *pool = l->save->store->pool;
-    find_blocks(l);
-    l->copied = calloc(l->count + 1, sizeof(*l->copied));
-    l->blocks = calloc(l->count + 1, sizeof(*l->blocks));
-    ckd_status status =
-        l->copied && l->blocks ? CKD_OK : err_nomem(err, l->count * sizeof(*l->copied), "a tile");
-    if (status == CKD_OK) {
-        find_blocks(l);
-        status = pool_run(pool, l->count, load_block, l, err);
-    }
-    for (size_t i = 0; i < l->count && status == CKD_OK; i++) {
-        copied += l->copied[i];
-    }
-    if (status == CKD_OK && copied != l->tile->count) {
-        status = err_set(err, CKD_E_CORRUPT, "the parent does not have all of the tensor");
-    }
-    if (status == CKD_OK && (void *)l->floats != l->to) {
-        size_t pieces = (l->tile->count + CKD_BLOCK_ELEMENTS - 1) / CKD_BLOCK_ELEMENTS;
-        status = pool_run(pool, pieces, widen_piece, l, err);
-    }
-    free(l->copied);
-    free((void *)l->blocks);
-    return status;
-}
-
-/* false in *loaded: there is no parent, or it cannot be read, which does not cost the new state. */
-static ckd_status load_parent(bool *loaded, ckd_save *save, lossy_buffers *b, const lossy_tile *t,
-                              const tensor_context *context, const tile_parent *parent, float *to,
-                              ckd_error *err) {
-    *loaded = false;
-    if (!parent->tensor) {
-        return CKD_OK;
-    }
-    tile_load l = {.save = save, .tile = t, .from = parent, .context = context, .to = to, .floats = to};
-    if (t->dtype != CKD_F32 && context->kept) {
-        l.to = (uint8_t *)context->kept + t->first * ckd_dtype_size(t->dtype);
-    } else if (t->dtype != CKD_F32) {
-        l.to = bytes_scratch(&b->stored, t->count * ckd_dtype_size(t->dtype), "a tile of a tensor", err);
-    }
-    ckd_status status = l.to ? load_blocks(&l, err) : CKD_E_NOMEM;
-    if (status == CKD_E_CORRUPT || status == CKD_E_UNSUPPORTED || status == CKD_E_IO) {
-        atomic_store(&save->damaged, true);
-        return CKD_OK;
-    }
-    *loaded = status == CKD_OK;
-    return status;
-}
-
 /* Floats where they lie, if they are floats and aligned as such; else in `room`. */
 static const float *as_floats(bytes *room, const void *values, ckd_dtype dtype, uint64_t count,
                               const kernels *k, ckd_error *err) {
@@ -294,23 +141,6 @@ static const float *as_floats(bytes *room, const void *values, ckd_dtype dtype, 
         k->widen(floats, dtype, values, count);
     }
     return floats;
-}
-
-/* The parent's values, as floats on the host; NULL: there are none. */
-static ckd_status load_before(const float **out, const tile_parent *from, ckd_save *save, lossy_buffers *b,
-                              const lossy_tile *t, const tensor_context *context, ckd_error *err) {
-    bool loaded = false;
-    *out = NULL;
-    if (!from->tensor) {
-        return CKD_OK;
-    }
-    /* Where values are kept, the parent's stand until the tile's own ones take their place, block by block. */
-    bool kept = context->kept && t->dtype == CKD_F32;
-    float *before = kept ? (float *)context->kept + t->first
-                         : bytes_scratch(&b->before, t->count * sizeof(float), "a tile of a tensor", err);
-    ckd_status status = before ? load_parent(&loaded, save, b, t, context, from, before, err) : CKD_E_NOMEM;
-    *out = loaded ? before : NULL;
-    return status;
 }
 
 /* ---- on a device ---- */
@@ -359,17 +189,40 @@ static ckd_status begin_with_kept(bool *begun, ckd_save *save, lossy_tile *t, co
     return status;
 }
 
+/* With the parent's values as the device makes them from what is stored. false in *begun: it cannot, as *attempt says. */
+static ckd_status begin_with_made(bool *begun, parent_attempt *attempt, ckd_save *save, lossy_tile *t,
+                                  const tile_parent *from, const tensor_context *context,
+                                  lossy_device_values values, ckd_error *err) {
+    if (!from->tensor || save->parents_on_host || save_parent_at_hand(from, context)) {
+        return CKD_OK;
+    }
+    values.makes_before = true;
+    ckd_status status = begin_on_device(save, t, &values, err);
+    *begun = status == CKD_OK && save_parent_make(attempt, save, t, from, context);
+    if (status == CKD_OK && !*begun) {
+        save_tile_leave_device(save, t);
+    }
+    return status;
+}
+
 /* false in *begun: the host has to code it. *looked: *before are the parent's values, or there are none. */
 static ckd_status begin_there(bool *begun, bool *looked, const float **before, ckd_save *save,
                               lossy_buffers *b, lossy_tile *t, const tile_parent *from,
                               const tensor_context *context, lossy_device_values values, ckd_error *err) {
+    parent_attempt attempt = {.status = CKD_OK};
     ckd_status status = begin_with_kept(begun, save, t, from, context, values, err);
+    if (status == CKD_OK && !*begun) {
+        status = begin_with_made(begun, &attempt, save, t, from, context, values, err);
+    }
     if (status != CKD_OK || *begun) {
         return status;
     }
-    status = load_before(before, from, save, b, t, context, err);
+    status = save_parent_load(before, from, save, b, t, context, err);
     values.before = *before;
     *looked = true;
+    if (status == CKD_OK && values.before) {
+        save_parent_tell(save, &attempt, context);
+    }
     *begun = status == CKD_OK && (values.before || !lossy_wants_parent(t));
     return *begun ? begin_on_device(save, t, &values, err) : status;
 }
@@ -399,7 +252,7 @@ ckd_status save_load_tile(tile_parent *from, ckd_save *save, lossy_buffers *b, l
         status = begin_there(&there, &looked, &before, save, b, t, from, context, values, err);
     }
     if (status == CKD_OK && !looked && !there) {
-        status = load_before(&before, from, save, b, t, context, err);
+        status = save_parent_load(&before, from, save, b, t, context, err);
     }
     if (status == CKD_OK && !there) {
         status = save_fetch(&t->values, save, &b->original, tensor, t->first, t->count, err);
