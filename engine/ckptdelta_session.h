@@ -118,7 +118,7 @@ typedef struct ckd_session_options {
     int restore_older;
     /*
      * Bytes of each device's memory for snapshots of what lies there, allocated at the first step; 0: as much as one takes. What has no room there (all of
-     * it, if the device has less) is copied to pinned host memory instead, which takes as long as the bus does, and counts as `snapshot_bytes`. Room for two: with saves_under_way
+     * it, if the device has less) is copied to pinned host memory instead, which takes as long as the bus does, and counts as `snapshot_bytes`. Tensors of at most 64 KiB are in both: they go to the host together. Room for two: with saves_under_way
      * 2, the state can be copied while an earlier save is under way.
      */
     uint64_t device_bytes;

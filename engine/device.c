@@ -90,6 +90,13 @@ ckd_status device_take(device_line **out, ckd_store *store, const ckd_device *de
     return CKD_OK;
 }
 
+void device_give_back_idle(ckd_store *store, device_line *line) {
+    pthread_mutex_lock(&store->mutex);
+    line->next = store->devices;
+    store->devices = line;
+    pthread_mutex_unlock(&store->mutex);
+}
+
 void device_give_back(ckd_store *store, device_line *line) {
     ckd_error err;
     if (!line) {
@@ -99,10 +106,7 @@ void device_give_back(ckd_store *store, device_line *line) {
         line_free(line); /* the next one begins anew */
         return;
     }
-    pthread_mutex_lock(&store->mutex);
-    line->next = store->devices;
-    store->devices = line;
-    pthread_mutex_unlock(&store->mutex);
+    device_give_back_idle(store, line);
 }
 
 void device_lines_close(ckd_store *store) {
@@ -222,6 +226,17 @@ ckd_status device_read(void *context, uint64_t first, uint64_t count, void *to, 
         count -= n;
     }
     return CKD_OK;
+}
+
+ckd_status device_read_small(const void **values, device_line *line, const void *from, uint64_t size,
+                             ckd_error *err) {
+    device_failure why = {DEVICE_DONE, "", ""};
+    *values = line->pinned[0];
+    line->reader = NULL;
+    if (line->backend->copy(&line->queue, line->pinned[0], from, size, DEVICE_TO_HOST, &why) == DEVICE_DONE) {
+        line->backend->finish(&line->queue, &why);
+    }
+    return device_status(&why, line->queue.device, err);
 }
 
 /* ---- to a device, and back ---- */

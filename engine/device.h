@@ -33,6 +33,8 @@ ckd_status device_take(device_line **out, ckd_store *store, const ckd_device *de
 ckd_status device_check_address(const device_backend *backend, int device, const void *address,
                                 ckd_error *err);
 void device_give_back(ckd_store *store, device_line *line);
+/* The same where nothing was put on its queue since that was waited for. */
+void device_give_back_idle(ckd_store *store, device_line *line);
 /* Of a store that is closed. */
 void device_lines_close(ckd_store *store);
 
@@ -69,6 +71,10 @@ static inline bool device_lies_well(const device_reader *r, const void *data) {
 }
 /* A ckd_read_fn, whose context is a device_reader. */
 ckd_status device_read(void *context, uint64_t first, uint64_t count, void *to, ckd_error *err);
+
+/* At most DEVICE_STAGE bytes, by one copy and one wait, of a line just taken: valid until it is used for anything else. Errors: DEVICE. */
+ckd_status device_read_small(const void **values, device_line *line, const void *from, uint64_t size,
+                             ckd_error *err);
 
 /* So much of the device's memory, the same for each call: what was in it is lost. Errors: NOMEM, DEVICE. */
 ckd_status device_memory(void **out, device_line *line, uint64_t size, ckd_error *err);

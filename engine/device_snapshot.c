@@ -8,32 +8,39 @@
 
 #define PLACE_ALIGN UINT64_C(256)
 /* A launch that copies many takes as long as one that copies this much: below it they go together. */
-#define SMALL_BYTES (UINT64_C(256) << 10)
+#define GATHERED_BELOW (UINT64_C(256) << 10)
 
 /* Copies that are waited for together: what one group has on one device. */
 typedef struct copied_group {
     uint32_t group;
     void *mark;
     size_t first, count; /* its sources, in snapshot_part.order */
+    bool awaited;        /* by who reads, since they were copied last */
 } copied_group;
 
-/* One device. */
+/*
+ * One device. In its memory are the larger sources, and behind them the small ones, which are carried to the host together: behind what is copied there
+ * directly.
+ */
 typedef struct snapshot_part {
     int device;
     device_queue queue;
-    void *memory, *pinned;
-    uint64_t on_device, on_host; /* bytes of these */
-    copied_group *groups;        /* in the order in which they are copied */
+    uint8_t *memory, *pinned;
+    uint64_t on_device, on_host, carried; /* bytes of these */
+    void *arrived;                        /* a mark: the small ones are on the host */
+    bool awaited;                         /* it was, by who reads, since then */
+    copied_group *groups;                 /* in the order in which they are copied */
     size_t group_count;
     size_t *order;  /* sources, by group */
     void **streams; /* the trainer's */
     size_t stream_count;
 } snapshot_part;
 
+typedef enum source_home { HOME_DEVICE, HOME_CARRIED, HOME_PINNED } source_home;
 typedef struct source_place {
     snapshot_part *part;
-    uint64_t at; /* in its part's memory, or */
-    bool pinned;
+    source_home home;
+    uint64_t at; /* there */
 } source_place;
 
 struct device_snapshot {
@@ -63,14 +70,19 @@ static bool first_on_its_device(const device_source *sources, size_t i) {
     return j == i;
 }
 
+static bool is_small(const device_source *source) {
+    return source->bytes <= DEVICE_SMALL;
+}
+
 device_snapshot_need device_snapshot_needs(const device_source *sources, size_t count, uint64_t room) {
-    device_snapshot_need need = {0, 0};
+    device_snapshot_need need = {0, 0, 0};
     for (size_t i = 0; i < count; i++) {
         uint64_t taken = 0;
         for (size_t j = i; j < count && first_on_its_device(sources, i); j++) {
             uint64_t size = place_size(sources[j].bytes);
             bool here = sources[j].device == sources[i].device, fits = has_room(size, taken, room);
             taken += here && fits ? size : 0;
+            need.carried += here && fits && is_small(&sources[j]) ? size : 0;
             need.on_host += here && !fits ? size : 0;
         }
         need.on_one_device = taken > need.on_one_device ? taken : need.on_one_device;
@@ -139,9 +151,9 @@ static void place_sources(device_snapshot *s, uint64_t room) {
     for (size_t i = 0; i < s->count; i++) {
         snapshot_part *part = s->places[i].part;
         uint64_t size = place_size(s->sources[i].bytes);
-        bool pinned = !has_room(size, part->on_device, room);
-        uint64_t *end = pinned ? &part->on_host : &part->on_device;
-        s->places[i].pinned = pinned;
+        bool fits = has_room(size, part->on_device + part->carried, room), small = is_small(&s->sources[i]);
+        uint64_t *end = !fits ? &part->on_host : small ? &part->carried : &part->on_device;
+        s->places[i].home = !fits ? HOME_PINNED : small ? HOME_CARRIED : HOME_DEVICE;
         s->places[i].at = *end;
         *end += size;
     }
@@ -176,11 +188,11 @@ static ckd_status describe(device_snapshot *s, ckd_error *err) {
 
 /* All of the part's sources go to host memory. */
 static void give_up_device(device_snapshot *s, snapshot_part *part) {
-    s->refused += part->on_device;
-    part->on_device = part->on_host = 0;
+    s->refused += part->on_device + part->carried;
+    part->on_device = part->carried = part->on_host = 0;
     for (size_t i = 0; i < s->count; i++) {
         if (s->places[i].part == part) {
-            s->places[i].pinned = true;
+            s->places[i].home = HOME_PINNED;
             s->places[i].at = part->on_host;
             part->on_host += place_size(s->sources[i].bytes);
         }
@@ -195,15 +207,21 @@ static ckd_status part_open(device_snapshot *s, snapshot_part *part, ckd_error *
         part->queue.stream = NULL;
         return device_status(&why, part->device, err);
     }
-    if (part->on_device) {
-        result = backend->allocate(&part->memory, part->device, part->on_device, &why);
+    void *memory = NULL;
+    if (part->on_device + part->carried) {
+        result = backend->allocate(&memory, part->device, part->on_device + part->carried, &why);
+        part->memory = memory;
         if (result == DEVICE_FULL) {
             give_up_device(s, part);
             result = DEVICE_DONE;
         }
     }
-    if (result == DEVICE_DONE && part->on_host) {
-        result = backend->allocate_pinned(&part->pinned, part->device, part->on_host, &why);
+    if (result == DEVICE_DONE && part->on_host + part->carried) {
+        result = backend->allocate_pinned(&memory, part->device, part->on_host + part->carried, &why);
+        part->pinned = result == DEVICE_DONE ? memory : NULL;
+    }
+    if (result == DEVICE_DONE) {
+        result = backend->mark_new(&part->arrived, part->device, &why);
     }
     for (size_t i = 0; i < part->group_count && result == DEVICE_DONE; i++) {
         result = backend->mark_new(&part->groups[i].mark, part->device, &why);
@@ -244,6 +262,7 @@ static void part_close(const device_snapshot *s, snapshot_part *part) {
     for (size_t i = 0; i < part->group_count; i++) {
         s->backend->mark_free(part->device, part->groups[i].mark);
     }
+    s->backend->mark_free(part->device, part->arrived);
     s->backend->release(part->device, part->memory);
     s->backend->release_pinned(part->device, part->pinned);
     s->backend->queue_close(&part->queue);
@@ -269,17 +288,21 @@ void device_snapshot_free(device_snapshot *s, bool in_child) {
 device_snapshot_size device_snapshot_sizes(const device_snapshot *s) {
     device_snapshot_size sizes = {.refused = s->refused};
     for (size_t i = 0; i < s->part_count; i++) {
-        sizes.on_devices += s->parts[i].on_device;
-        sizes.on_host += s->parts[i].on_host;
+        sizes.on_devices += s->parts[i].on_device + s->parts[i].carried;
+        sizes.on_host += s->parts[i].on_host + s->parts[i].carried;
     }
     return sizes;
 }
 
-/* ---- copying ---- */
+/* ---- copying: small ones many at a time, wherever they go (a device writes to pinned memory, too) ---- */
 
+/* Where it is copied to at first. */
 static uint8_t *copy_of(const device_snapshot *s, size_t i) {
     const source_place *p = &s->places[i];
-    return (uint8_t *)(p->pinned ? p->part->pinned : p->part->memory) + p->at;
+    const snapshot_part *part = p->part;
+    return p->home == HOME_PINNED   ? part->pinned + p->at
+           : p->home == HOME_DEVICE ? part->memory + p->at
+                                    : part->memory + part->on_device + p->at;
 }
 
 typedef struct small_copies {
@@ -300,8 +323,8 @@ static device_result copy_small(const device_snapshot *s, const snapshot_part *p
 static device_result copy_source(const device_snapshot *s, const snapshot_part *part, size_t i,
                                  small_copies *small, device_failure *why) {
     const device_source *source = &s->sources[i];
-    bool pinned = s->places[i].pinned;
-    if (pinned || source->bytes >= SMALL_BYTES) {
+    bool pinned = s->places[i].home == HOME_PINNED;
+    if (source->bytes >= GATHERED_BELOW || (pinned && !is_small(source))) {
         return s->backend->copy(&part->queue, copy_of(s, i), source->data, source->bytes,
                                 pinned ? DEVICE_TO_HOST : DEVICE_ON_DEVICE, why);
     }
@@ -322,15 +345,27 @@ static device_result copy_group(const device_snapshot *s, const snapshot_part *p
     return result == DEVICE_DONE ? s->backend->mark_set(g->mark, &part->queue, why) : result;
 }
 
-static ckd_status start_part(const device_snapshot *s, const snapshot_part *part, ckd_error *err) {
+/* Behind all groups, so that none of them waits for the bus. */
+static device_result carry_small(const device_snapshot *s, const snapshot_part *part, device_failure *why) {
+    device_result result =
+        part->carried ? s->backend->copy(&part->queue, part->pinned + part->on_host,
+                                         part->memory + part->on_device, part->carried, DEVICE_TO_HOST, why)
+                      : DEVICE_DONE;
+    return result == DEVICE_DONE ? s->backend->mark_set(part->arrived, &part->queue, why) : result;
+}
+
+static ckd_status start_part(const device_snapshot *s, snapshot_part *part, ckd_error *err) {
     device_failure why = {DEVICE_DONE, "", ""};
     device_result result = DEVICE_DONE;
+    part->awaited = false;
     for (size_t i = 0; i < part->stream_count && result == DEVICE_DONE; i++) {
         result = s->backend->queue_behind(&part->queue, part->streams[i], &why);
     }
     for (size_t i = 0; i < part->group_count && result == DEVICE_DONE; i++) {
+        part->groups[i].awaited = false;
         result = copy_group(s, part, &part->groups[i], &why);
     }
+    result = result == DEVICE_DONE ? carry_small(s, part, &why) : result;
     return device_status(&why, part->device, err);
 }
 
@@ -384,22 +419,36 @@ static ckd_status wait_for_mark(const device_snapshot *s, const snapshot_part *p
     return device_status(&why, part->device, err);
 }
 
+/* Once, for all that it stands for. */
+static ckd_status await_once(bool *awaited, const device_snapshot *s, const snapshot_part *part, void *mark,
+                             ckd_error *err) {
+    ckd_status status = *awaited ? CKD_OK : wait_for_mark(s, part, mark, err);
+    *awaited = status == CKD_OK;
+    return status;
+}
+
 ckd_status device_snapshot_wait(device_snapshot *s, ckd_error *err) {
     ckd_status status = CKD_OK;
     for (size_t i = 0; i < s->part_count && status == CKD_OK; i++) {
         const snapshot_part *part = &s->parts[i];
-        status = wait_for_mark(s, part, part->groups[part->group_count - 1].mark, err);
+        status = wait_for_mark(s, part, part->arrived, err);
     }
     return status;
 }
 
 ckd_status device_snapshot_read(const void **data, ckd_device *device, device_snapshot *s, size_t i,
                                 ckd_error *err) {
-    const snapshot_part *part = s->places[i].part;
+    const source_place *place = &s->places[i];
+    snapshot_part *part = place->part;
     *data = copy_of(s, i);
     *device = (ckd_device){0};
-    if (s->places[i].pinned) {
-        return wait_for_mark(s, part, group_of(part, s->sources[i].group)->mark, err);
+    if (place->home == HOME_PINNED) {
+        copied_group *g = group_of(part, s->sources[i].group);
+        return await_once(&g->awaited, s, part, g->mark, err);
+    }
+    if (place->home == HOME_CARRIED) {
+        *data = part->pinned + part->on_host + place->at;
+        return await_once(&part->awaited, s, part, part->arrived, err);
     }
     *device = (ckd_device)CKD_DEVICE_INIT;
     device->device = part->device;

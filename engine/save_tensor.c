@@ -2,6 +2,7 @@
 #include <stdlib.h>
 
 #include "engine/device_reference.h"
+#include "engine/device_snapshot.h"
 #include "engine/save_device.h"
 #include "engine/save_lossy.h"
 
@@ -254,6 +255,37 @@ static ckd_status save_beside_parent(ckd_save *save, const ckd_tensor *t, const 
     return status;
 }
 
+typedef struct fetched_values {
+    const uint8_t *values;
+    size_t element;
+} fetched_values;
+
+static ckd_status read_fetched(void *context, uint64_t first, uint64_t count, void *to, ckd_error *err) {
+    const fetched_values *f = context;
+    (void)err;
+    memcpy(to, f->values + first * f->element, count * f->element);
+    return CKD_OK;
+}
+
+/* One wait, and then nothing but what the host does. The line is given back. */
+static ckd_status save_small(ckd_save *save, ckd_tensor *t, device_line *line, uint64_t elements,
+                             ckd_error *err) {
+    fetched_values fetched = {.element = ckd_dtype_size(t->dtype)};
+    const void *values;
+    ckd_status status = device_read_small(&values, line, t->data, elements * fetched.element, err);
+    if (status != CKD_OK) {
+        device_give_back(save->store, line);
+        return err_in_tensor(err, status, t->name);
+    }
+    fetched.values = values;
+    t->data = NULL;
+    t->read = read_fetched;
+    t->read_context = &fetched;
+    status = save_region(save, t, err);
+    device_give_back_idle(save->store, line);
+    return status;
+}
+
 /* What lies on a device is read as from a function. */
 static ckd_status save_from_device(ckd_save *save, const ckd_tensor *tensor, ckd_error *err) {
     ckd_tensor t = *tensor;
@@ -267,6 +299,9 @@ static ckd_status save_from_device(ckd_save *save, const ckd_tensor *tensor, ckd
     status = status == CKD_OK ? device_take(&line, save->store, t.device, t.data, err) : status;
     if (status != CKD_OK) {
         return err_in_tensor(err, status, t.name ? t.name : "");
+    }
+    if (elements * ckd_dtype_size(t.dtype) <= DEVICE_SMALL) {
+        return save_small(save, &t, line, elements, err);
     }
     device_reader values = device_reader_of(line, t.data, ckd_dtype_size(t.dtype), elements);
     t.data = NULL;

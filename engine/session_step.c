@@ -59,7 +59,8 @@ static bool saves_exactly(const ckd_save_options *o) {
 
 /* Bytes of host memory for one more snapshot. */
 static uint64_t host_part(const ckd_session *s) {
-    return snapshot_size(s->sources, s->item_count) + session_device_need(s, s->slot_count).on_host;
+    device_snapshot_need need = session_device_need(s, s->slot_count);
+    return snapshot_size(s->sources, s->item_count) + need.on_host + need.carried;
 }
 
 /* Is there room for one more? With no limit for the host, as many as were asked for on devices. */

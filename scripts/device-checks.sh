@@ -15,7 +15,8 @@ shift
 [ $# -gt 0 ] || set -- build tests sanitize kernels save-10 save-100 save-1000
 mkdir -p "$out"
 export DEPS_PREFIX="${DEPS_PREFIX:-}" CUBLAS_PREFIX="${CUBLAS_PREFIX:-}" CKD_REQUIRE_GPU=1
-tests="test_cuda_parity test_cuda_store test_cuda_lossy test_cuda_exact test_cuda_load test_cuda_parents test_cuda_session"
+tests="test_cuda_parity test_cuda_store test_cuda_lossy test_cuda_exact test_cuda_load test_cuda_parents test_cuda_session \
+    test_cuda_small"
 make="make -j$(nproc) CUDA=1 WERROR=1"
 failed=0
 

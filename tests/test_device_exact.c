@@ -299,6 +299,7 @@ static void test_references(void **state) {
     for (unsigned i = 0; i < TENSORS; i++) {
         raw += size_of(&t[i]);
     }
+    uint64_t kept = raw - size_of(&t[TENSORS - 1]); /* the small one is the host's */
     store->device_reference_bytes = raw;
     for (unsigned step = 0; step < 5; step++) {
         stored_payloads stored;
@@ -306,7 +307,7 @@ static void test_references(void **state) {
             spoil_references(store);
         }
         traffic took = save_both(store, step, 1000, t, TENSORS, &stored);
-        assert_int_equal(store->device_references_held, raw);
+        assert_int_equal(store->device_references_held, kept);
         bool counted = backend == emulated_device() && step > 0;
         /* First blocks, of which one is the first of a panel, were spoilt. */
         uint64_t most = step == 3 ? 5 * (uint64_t)BLOCK * 4 : 0;

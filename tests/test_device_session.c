@@ -200,15 +200,18 @@ static ckd_session_state first_step(const char *dir, const ckd_session_options *
     return now;
 }
 
-/* What is held is what is said, and asked for. */
+/* What is held is what is said, and asked for. What is frozen is small, and on the host as well. */
 static void test_what_is_held(void **state) {
     device_trainer t = device_trainer_new();
     const uint64_t one = TRAINER_TENSORS * LAYER + 4096,
                    cases[][3] = {
                        /* device_bytes; held on the device; in host memory, at least */
-                       {0, one, 0},           {one, one, 0},
-                       {2 * one - 1, one, 0}, {2 * one, 2 * one, 0},
-                       {5 * one, 2 * one, 0}, {2 * LAYER + 4096, 2 * LAYER + 4096, 3 * LAYER},
+                       {0, one, 4096},
+                       {one, one, 4096},
+                       {2 * one - 1, one, 4096},
+                       {2 * one, 2 * one, 2 * 4096},
+                       {5 * one, 2 * one, 2 * 4096},
+                       {2 * LAYER + 4096, 2 * LAYER + 4096, 3 * LAYER + 4096},
                        {4095, 0, one},
                    };
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {

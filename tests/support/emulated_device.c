@@ -22,6 +22,20 @@ uint64_t emulated_memory, emulated_pinned, emulated_marks, emulated_copied[3], e
     emulated_largest_memory;
 
 static pthread_mutex_t call_mutex = PTHREAD_MUTEX_INITIALIZER;
+static emulated_calls called; /* with the mutex */
+
+emulated_calls emulated_called(void) {
+    pthread_mutex_lock(&call_mutex);
+    emulated_calls so_far = called;
+    pthread_mutex_unlock(&call_mutex);
+    return so_far;
+}
+
+static void note_call(uint64_t *counter) {
+    pthread_mutex_lock(&call_mutex);
+    ++*counter;
+    pthread_mutex_unlock(&call_mutex);
+}
 
 static device_result call(const char *name, int device, device_failure *why) {
     pthread_mutex_lock(&call_mutex);
@@ -332,6 +346,7 @@ static device_result before(const device_queue *queue, void *stream, device_fail
 }
 
 static device_result take_off(const device_queue *queue, const char *name, device_failure *why) {
+    note_call(&called.launches);
     run_up_to(stream_of(queue->stream), UINT64_MAX);
     device_result result = call(name, queue->device, why);
     if (result == DEVICE_DONE) {
@@ -345,6 +360,7 @@ static void landed(void) {
 }
 
 static device_result finish(const device_queue *queue, device_failure *why) {
+    note_call(&called.waits);
     run_up_to(stream_of(queue->stream), UINT64_MAX);
     return call("finish", queue->device, why);
 }
@@ -383,6 +399,7 @@ static device_result mark_before(void *mark, int device, void *stream, device_fa
 
 static device_result mark_wait(void *mark, int device, device_failure *why) {
     const emulated_mark *m = mark;
+    note_call(&called.waits);
     run_up_to(m->stream, m->number);
     return call("mark_wait", device, why);
 }
@@ -392,6 +409,7 @@ static device_result mark_wait(void *mark, int device, device_failure *why) {
 static device_result copy(const device_queue *queue, void *to, const void *from, size_t bytes,
                           device_direction direction, device_failure *why) {
     device_result result = call("copy", queue->device, why);
+    note_call(&called.copies[direction]);
     if (result == DEVICE_DONE) {
         put_off(
             stream_of(queue->stream),
@@ -404,6 +422,7 @@ static device_result copy(const device_queue *queue, void *to, const void *from,
 static device_result copy_rows(const device_queue *queue, void *to, const void *from, size_t bytes,
                                size_t stride, size_t rows, device_direction direction, device_failure *why) {
     device_result result = call("copy_rows", queue->device, why);
+    note_call(&called.copies[direction]);
     if (result == DEVICE_DONE) {
         put_off(stream_of(queue->stream), (waiting_copy){.to = to,
                                                          .from = from,

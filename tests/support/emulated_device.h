@@ -24,6 +24,11 @@ extern uint64_t emulated_byte_products;
 extern uint64_t emulated_largest;
 /* Not 0: more bytes of device memory at once are not to be had. */
 extern uint64_t emulated_largest_memory;
+/* What was called so far: kernels launched, copies asked for in each direction, and how often a thread of the host waited. */
+typedef struct emulated_calls {
+    uint64_t launches, copies[3], waits;
+} emulated_calls;
+emulated_calls emulated_called(void);
 
 const device_backend *emulated_device(void);
 
