@@ -4,20 +4,26 @@
 #include "engine/save_lossy.h"
 #include "engine/save_pipeline.h"
 
-/* Is it stored as a device made it? */
-static bool made_there(const block_job *job, const save_piece *piece) {
-    if (!job->chosen) {
-        return false; /* a copy of what is stored already */
-    }
+/* Has a device made the payload? */
+static bool coded_there(const block_job *job, const save_piece *piece) {
     if (piece->lossy) {
         return piece->lossy->tile.device != NULL;
     }
     return job->ahead.coded && (job->chosen == &job->delta ? job->ahead.delta : job->ahead.alone);
 }
 
-static uint32_t kind_of(const block_job *job, const record_tensor *t) {
+/* The payload, or at least the hash, which the host does not make again if it codes the values after all. */
+static bool made_there(const block_job *job, const save_piece *piece) {
+    bool copy = !job->chosen; /* of what is stored already */
+    return !copy && (job->ahead.coded || coded_there(job, piece));
+}
+
+static uint32_t kind_of(const block_job *job, const save_piece *piece) {
+    const record_tensor *t = piece->context.tensor;
     bool delta = job->chosen == &job->delta;
-    return (uint32_t)t->role << 24 | (uint32_t)t->dtype << 16 | (uint32_t)job->chosen->coding << 8 | delta;
+    uint32_t coded = coded_there(job, piece);
+    return (uint32_t)t->role << 24 | (uint32_t)t->dtype << 16 | (uint32_t)job->chosen->coding << 8 |
+           coded << 1 | delta;
 }
 
 void save_trial_note(ckd_save *save, const block_job *job, const save_piece *piece) {
@@ -26,7 +32,7 @@ void save_trial_note(ckd_save *save, const block_job *job, const save_piece *pie
     if (all->count == TRIAL_KINDS || !made_there(job, piece)) {
         return;
     }
-    uint32_t kind = kind_of(job, t->tensor);
+    uint32_t kind = kind_of(job, piece);
     for (uint32_t i = 0; i < all->count; i++) {
         if (all->blocks[i].kind == kind) {
             return;
@@ -53,7 +59,7 @@ ckd_status save_trial_run(ckd_save *save, const view *v, ckd_error *err) {
     for (uint32_t i = 0; i < save->trials.count; i++) {
         const trial_block *b = &save->trials.blocks[i];
         ckd_status status = try_one(save, v, b, &why);
-        if (status == CKD_E_NOMEM) {
+        if (status == CKD_E_NOMEM || status == CKD_E_IO) { /* it was not read at all */
             return err_from(err, status, &why);
         }
         if (status != CKD_OK) {

@@ -8,7 +8,8 @@
 
 #include "engine/save_pipeline.h"
 
-#define TRIAL_KINDS 16u /* by role, dtype, coding and whether it is a delta; others are not tried */
+#define TRIAL_KINDS \
+    16u /* by role, dtype, coding, whether it is a delta and whether the device coded it; others are not tried */
 
 typedef struct trial_block {
     const record_tensor *tensor; /* the save's */
@@ -24,7 +25,7 @@ typedef struct save_trials {
 
 /* A block of the piece that has been decided on. By one thread at a time. */
 void save_trial_note(ckd_save *save, const block_job *job, const save_piece *piece);
-/* v: of all that the save has written, which is not committed yet. Errors: DEVICE, and from now on this handle's saves read what lies on devices; NOMEM. */
+/* v: of all that the save has written, which is not committed yet. Errors: DEVICE, and from now on this handle's saves read what lies on devices; NOMEM, IO. */
 ckd_status save_trial_run(ckd_save *save, const view *v, ckd_error *err);
 
 #endif

@@ -1,11 +1,20 @@
 /* A device that computes something else than the host: no checkpoint is made of it, and the next saves go without it. */
-#include "tests/support/device_tensors.h"
-
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include <cmocka.h>
+
+#include "base/file.h"
+#include "engine/save_device.h"
+#include "engine/store.h"
 #include "kernels/device_open.h"
 #include "tests/support/checkpoints.h"
+#include "tests/support/device_tensors.h"
 #include "tests/support/drift.h"
 #include "tests/support/tempdir.h"
 
@@ -21,6 +30,8 @@ static void train(float *values, ckd_fidelity fidelity, unsigned step) {
     free(by);
 }
 
+static double most_cost = 1000;
+
 static ckd_status save_there(ckd_store *store, ckd_fidelity fidelity, uint64_t step, const float *values,
                              ckd_error *err) {
     void *there = to_device(values, ELEMENTS * sizeof(float));
@@ -29,8 +40,12 @@ static ckd_status save_there(ckd_store *store, ckd_fidelity fidelity, uint64_t s
     o.run = "run";
     o.step = step;
     o.fidelity = fidelity;
-    o.max_load_cost = o.newest_load_cost = 1000;
-    assert_int_equal(ckd_save_begin(&save, store, &o, err), CKD_OK);
+    o.max_load_cost = o.newest_load_cost = most_cost;
+    ckd_status status = ckd_save_begin(&save, store, &o, err);
+    if (status != CKD_OK) {
+        backend->release(0, there);
+        return status;
+    }
     ckd_tensor t = CKD_TENSOR_INIT;
     t.name = "layer.weight";
     t.role = CKD_ROLE_WEIGHT;
@@ -39,7 +54,7 @@ static ckd_status save_there(ckd_store *store, ckd_fidelity fidelity, uint64_t s
     t.shape = (uint64_t[]){ROWS, COLUMNS};
     t.data = there;
     t.device = &on_device;
-    ckd_status status = ckd_save_tensor(save, &t, err);
+    status = ckd_save_tensor(save, &t, err);
     status = status == CKD_OK ? ckd_save_commit(NULL, save, err) : (ckd_save_abort(save), status);
     backend->release(0, there);
     return status;
@@ -146,11 +161,58 @@ static void test_hashes(void **state) {
     refuse(*state, CKD_EXACT, &wrong);
 }
 
+/* Of a block that the host codes, after all, as its chain would become too long. */
+static void test_hashes_of_what_the_host_codes(void **state) {
+    device_backend wrong = *emulated_device();
+    wrong.hash = hash_wrongly;
+    save_device_unprepared(true);
+    most_cost = 1.7;
+    refuse(*state, CKD_EXACT, &wrong);
+    most_cost = 1000;
+    save_device_unprepared(false);
+}
+
+/* ---- what no device is to blame for ---- */
+
+static int reads_left;
+static int no_reads(void *context, file_step step, const char *path) {
+    (void)context;
+    (void)path;
+    return step == STEP_READ && reads_left-- <= 0 ? EIO : 0;
+}
+
+/* Wherever reading fails, the save fails for that reason, or does without; the device goes on. */
+static void test_unreadable(void **state) {
+    ckd_store *store = store_create(*state);
+    ckd_error err;
+    float *values = calloc(ELEMENTS, sizeof(*values));
+    assert_non_null(values);
+    unsigned failed = 0, step = 0;
+    bool happened = true;
+    for (int n = 0; happened; n += n < 24 ? 2 : 13) {
+        train(values, CKD_EXACT, step);
+        reads_left = n;
+        file_set_fault_hook(step ? no_reads : NULL, NULL);
+        ckd_status status = save_there(store, CKD_EXACT, step, values, &err);
+        file_set_fault_hook(NULL, NULL);
+        happened = step == 0 || reads_left < 0;
+        assert_true(status != CKD_E_DEVICE);
+        assert_false(atomic_load(&store->devices_differ));
+        failed += status != CKD_OK;
+        step++;
+    }
+    assert_true(failed > 1);
+    loads(store, CKD_EXACT, step - 1, values);
+    assert_int_equal(verify_damage(store), 0);
+    free(values);
+    ckd_store_close(store);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
-        tempdir_test(test_values),
-        tempdir_test(test_differences),
-        tempdir_test(test_hashes),
+        tempdir_test(test_values),     tempdir_test(test_differences),
+        tempdir_test(test_hashes),     tempdir_test(test_hashes_of_what_the_host_codes),
+        tempdir_test(test_unreadable),
     };
     backend = emulated_device();
     device_backend_use(backend);
