@@ -338,7 +338,8 @@ void block_begin(block_job *job, const tensor_context *tensor) {
     job->step.available = job->step.chosen = false;
     job->standalone.available = job->delta.available = job->delta.encoded = false;
     job->lossy = false;
-    job->rounded_bf16 = job->rounded_f16 = (hash128){0};
+    job->rounded_bf16 = job->result_bf16 = job->ahead.rounded ? job->ahead.bf16 : (hash128){0};
+    job->rounded_f16 = job->result_f16 = job->ahead.rounded ? job->ahead.f16 : (hash128){0};
     job->error = job->error_bf16 = job->error_f16 = (lossy_error){0};
     job->parent_block = tensor->parent ? block_matching(job, tensor, tensor->parent) : NULL;
 }
@@ -346,12 +347,12 @@ void block_begin(block_job *job, const tensor_context *tensor) {
 /* A copy of what has a long chain may want a ready copy. */
 static ckd_status plan_known(block_job *job, const coding_context *save, const tensor_context *tensor,
                              ckd_error *err) {
-    bool missing = values_missing(job);
-    job->wants_values = job->depth > 0 && missing && !job->ahead.alone;
-    if (job->depth > 0 && missing && job->ahead.alone) {
-        expect_standalone(job, block_raw_size(job, tensor), job->ahead.planned_alone);
+    uint64_t raw = block_raw_size(job, tensor);
+    if (job->depth > 0 && values_missing(job)) { /* if it does, it gets its values then */
+        expect_standalone(job, raw, job->ahead.alone ? job->ahead.planned_alone : raw);
+        return CKD_OK;
     }
-    return job->depth > 0 && !missing ? block_plan_standalone(job, save, tensor, false, err) : CKD_OK;
+    return job->depth > 0 ? block_plan_standalone(job, save, tensor, false, err) : CKD_OK;
 }
 
 ckd_status block_analyse(block_job *job, const coding_context *save, const tensor_context *tensor,
@@ -362,7 +363,8 @@ ckd_status block_analyse(block_job *job, const coding_context *save, const tenso
     }
     block_begin(job, tensor);
     job->content = job->ahead.coded ? job->ahead.content : content_hash(job->values, raw);
-    ckd_status status = block_is_master(tensor) ? block_hash_rounded(job, err) : CKD_OK;
+    bool rounds = block_is_master(tensor) && !job->ahead.rounded;
+    ckd_status status = rounds ? block_hash_rounded(job, err) : CKD_OK;
     if (status != CKD_OK) {
         return status;
     }

@@ -86,11 +86,13 @@ typedef struct block_step {
     hash128 content; /* of the group */
 } block_step;
 
-/* What a device has made of a block (save_device.h) before the job is analysed. Its values need not be there then. */
+/* What a device has made of a block (save_device.h, save_staying.h) before the job is analysed. Its values need not be there then. */
 typedef struct block_ahead {
-    bool coded;                      /* something of it */
+    bool coded;                      /* something of it; or nothing, as this save has its values already */
     bool delta, alone;               /* its payload is in job->delta's, in job->standalone's */
     bool lost;                       /* a delta was tried, and takes more than the block on its own */
+    bool rounded;                    /* of a master: what follows is known, whether it is coded or not */
+    hash128 bf16, f16;               /* as rounded_bf16 and rounded_f16 */
     hash128 content;                 /* of its values */
     uint64_t planned, planned_alone; /* bytes, as plans say */
 } block_ahead;
@@ -212,7 +214,7 @@ ckd_status block_encode(block_job *job, const tensor_context *tensor, ckd_error 
 static inline uint64_t block_raw_size(const block_job *job, const tensor_context *tensor) {
     return job->count * ckd_dtype_size(tensor->tensor->dtype);
 }
-/* Forgets what the job held before; looks the parent's block up. */
+/* Forgets what the job held before; looks the parent's block up. Of a master, what a device has hashed is taken over. */
 void block_begin(block_job *job, const tensor_context *tensor);
 bool block_is_master(const tensor_context *tensor);
 /* Sets rounded_bf16 and rounded_f16, of job->values. */

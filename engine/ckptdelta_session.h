@@ -124,7 +124,7 @@ typedef struct ckd_session_options {
     uint64_t device_bytes;
     /*
      * Bytes of devices' memory in which weights are kept as a load would give them, so that the next save need not read, decode and send its parent; 0: none. They
-     * take as much as the weights do. Of what has no room there, the parent is read from the store. After a restart, the first save reads it.
+     * take as much as the weights do; of exact states in mixed precision as much as the masters. Of what has no room there, the parent is read from the store. After a restart, the first save reads it.
      */
     uint64_t device_reference_bytes;
     /*

@@ -128,10 +128,14 @@ struct ckd_save {
     block_job *jobs;    /* the kit's, one for each place in the pipeline */
     uint32_t job_count; /* threads */
     save_pipeline pipeline;
-    bool values_stay;       /* what tensors point to stays as it is until the save has ended */
-    double leaves_budget;   /* the next piece's share (save_piece) */
-    uint64_t raw_bytes;     /* saved so far */
-    comparison compared;    /* with `existing` */
+    bool has_masters; /* exact ones */
+    bool values_left; /* on a device: of blocks under way, which may want them after all */
+    uint64_t
+        named_elements;   /* of the tensor's, on a device, if masters are saved: known without their values */
+    bool values_stay;     /* what tensors point to stays as it is until the save has ended */
+    double leaves_budget; /* the next piece's share (save_piece) */
+    uint64_t raw_bytes;   /* saved so far */
+    comparison compared;  /* with `existing` */
     save_measures measures; /* of a lossy save */
     kept_second *seconds;
     save_trials trials;

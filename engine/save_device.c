@@ -43,7 +43,6 @@ struct save_device {
     const char *tensor; /* that what follows is about */
     bool won, failed;
     uint32_t skip; /* blocks, of which deltas are not tried */
-    bool pending;
 };
 
 static bool unprepared;
@@ -116,7 +115,7 @@ static ckd_status choose(save_device *s, const ckd_save *save, const ckd_tensor 
     s->count = 0;
     for (; first < end && status == CKD_OK && s->count < most; first += count, i++) {
         count = save_block_at(t, first, end);
-        const record *parent = u->same[i] ? NULL : parent_of(t, first, count);
+        const record *parent = u->same[i] || u->named[i] ? NULL : parent_of(t, first, count);
         device_delta *d = parent && tries ? device_deltas_add(&s->deltas, first, count, MEMORY) : NULL;
         taken += count * r->element * TIMES;
         if (parent && (tries ? !d : s->count > 0 && taken > MEMORY)) {
@@ -400,18 +399,18 @@ static save_device *about(ckd_save *save, const tensor_context *t) {
     return s && !s->failed ? s : NULL;
 }
 
-static void note_results(save_device *s, staying_blocks *u) {
+static void note_results(ckd_save *save, const save_device *s, staying_blocks *u) {
     bool won = false;
     for (uint32_t i = 0; i < s->count; i++) {
         const coded_block *c = &s->blocks[i];
         bool coded = c->has[DELTA] || c->has[ALONE];
         won |= c->has[DELTA];
-        s->pending |= coded && !c->with_values;
+        save->values_left |= coded && !c->with_values;
         u->unread[c->number] = coded && !c->with_values;
     }
     if (s->deltas.count > 0) {
-        s->skip = won ? 0 : SKIP_BLOCKS;
-        s->won = won;
+        save->device->skip = won ? 0 : SKIP_BLOCKS;
+        save->device->won = won;
     }
 }
 
@@ -438,7 +437,7 @@ ckd_status save_device_code(ckd_save *save, const ckd_tensor *tensor, const tens
         store_message(save->store, "%s is read from its device, which cannot code it: %s", t->tensor->name,
                       why.message);
     }
-    note_results(s, u);
+    note_results(save, s, u);
     return CKD_OK;
 }
 
@@ -455,6 +454,9 @@ static void hand_over(block_job *job, coded_block *c, const hash128 *content) {
                                .delta = c->has[DELTA],
                                .alone = c->has[ALONE],
                                .lost = c->lost,
+                               .rounded = job->ahead.rounded,
+                               .bf16 = job->ahead.bf16,
+                               .f16 = job->ahead.f16,
                                .content = *content,
                                .planned = c->planned[DELTA],
                                .planned_alone = c->planned[ALONE]};
@@ -505,12 +507,4 @@ ckd_status save_device_fetch(ckd_save *save, block_job *job, const save_piece *p
     device_give_back(save->store, r.line);
     job->values = to;
     return status;
-}
-
-bool save_device_pending(ckd_save *save) {
-    bool pending = save->device && save->device->pending;
-    if (pending) {
-        save->device->pending = false;
-    }
-    return pending;
 }

@@ -30,7 +30,5 @@ ckd_status save_device_fetch(ckd_save *save, block_job *job, const save_piece *p
  * seldom. Not while a save is under way.
  */
 void save_device_unprepared(bool yes);
-/* Have blocks of the tensor been coded whose values may still be wanted? Once; then it is forgotten. */
-bool save_device_pending(ckd_save *save);
 
 #endif

@@ -360,6 +360,7 @@ ckd_status save_exact_span(ckd_save *save, const ckd_tensor *tensor, const tenso
     ckd_status status = save_new_piece(&piece, save, t, step, err);
     status = status == CKD_OK ? save_device_remember(save, piece, tensor, err) : status;
     uint64_t untold = 0, count = 0;
+    save->has_masters |= block_is_master(t);
     staying_blocks staying = {0};
     status = status == CKD_OK ? save_staying_begin(&staying, save, tensor, t, first, end, err) : status;
     do {

@@ -217,8 +217,9 @@ static ckd_status save_region(ckd_save *save, const ckd_tensor *tensor, ckd_erro
     }
     if (!save->values_stay) {
         status = status == CKD_OK ? save_end_tiles(save, err) : status;
-        if (status == CKD_OK && save_device_pending(save)) { /* values may be wanted after all */
+        if (status == CKD_OK && save->values_left) {
             status = save_flush(save, err);
+            save->values_left = false;
         }
         status = status == CKD_OK ? save_let_go(save, err) : status;
     }
@@ -232,7 +233,7 @@ static ckd_status save_region(ckd_save *save, const ckd_tensor *tensor, ckd_erro
 static bool keeps_there(const ckd_save *save, const ckd_tensor *t) {
     ckd_role role = t->role == CKD_ROLE_AUTO ? ckd_role_of(t->name, t->dtype) : t->role;
     return save->store->device_reference_bytes > 0 && !save->target.compare &&
-           (role == CKD_ROLE_WEIGHT || role == CKD_ROLE_OTHER) &&
+           (role == CKD_ROLE_WEIGHT || role == CKD_ROLE_MASTER || role == CKD_ROLE_OTHER) &&
            (t->dtype == CKD_F32 || t->dtype == CKD_BF16 || t->dtype == CKD_F16) &&
            save_fidelity(save, role) == CKD_EXACT;
 }
@@ -245,9 +246,11 @@ static ckd_status save_beside_parent(ckd_save *save, const ckd_tensor *t, const 
     int device = values->line->queue.device;
     device_reference *reference = device_reference_take(save->store, device, &key);
     values->before = reference ? reference->memory : NULL;
+    save->named_elements = 0;
     ckd_status status = save_region(save, t, err);
-    if (status ==
-        CKD_OK) { /* all blocks have been looked at. What is not kept now is decoded by the next save */
+    bool known = save->named_elements == values->elements; /* as it will be again: nothing is a delta on it */
+    if (status == CKD_OK && !known) {
+        /* All blocks have been looked at. What is not kept now is decoded by the next save. */
         ckd_error unheard;
         (void)device_reference_keep(&reference, save->store, values->line, &key, values->data, &unheard);
     }

@@ -12,18 +12,18 @@ static bool coded_there(const block_job *job, const save_piece *piece) {
     return job->ahead.coded && (job->chosen == &job->delta ? job->ahead.delta : job->ahead.alone);
 }
 
-/* The payload, or at least the hash, which the host does not make again if it codes the values after all. */
+/* The payload, or at least the hash, which the host does not make again if it codes the values after all; of copies only that of a rounded master, of which a load has to make the same. */
 static bool made_there(const block_job *job, const save_piece *piece) {
     bool copy = !job->chosen; /* of what is stored already */
-    return !copy && (job->ahead.coded || coded_there(job, piece));
+    return copy ? job->predictor == PREDICT_CAST && job->ahead.coded
+                : job->ahead.coded || coded_there(job, piece);
 }
 
 static uint32_t kind_of(const block_job *job, const save_piece *piece) {
     const record_tensor *t = piece->context.tensor;
     bool delta = job->chosen == &job->delta;
-    uint32_t coded = coded_there(job, piece);
-    return (uint32_t)t->role << 24 | (uint32_t)t->dtype << 16 | (uint32_t)job->chosen->coding << 8 |
-           coded << 1 | delta;
+    uint32_t coded = coded_there(job, piece), how = job->chosen ? (uint32_t)job->chosen->coding : UINT8_MAX;
+    return (uint32_t)t->role << 24 | (uint32_t)t->dtype << 16 | how << 8 | coded << 1 | delta;
 }
 
 void save_trial_note(ckd_save *save, const block_job *job, const save_piece *piece) {

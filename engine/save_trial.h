@@ -9,7 +9,7 @@
 #include "engine/save_pipeline.h"
 
 #define TRIAL_KINDS \
-    16u /* by role, dtype, coding, whether it is a delta and whether the device coded it; others are not tried */
+    16u /* by role, dtype, coding (or that it is a rounded master), whether it is a delta and whether the device coded it; others are not tried */
 
 typedef struct trial_block {
     const record_tensor *tensor; /* the save's */

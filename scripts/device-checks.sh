@@ -16,7 +16,7 @@ shift
 mkdir -p "$out"
 export DEPS_PREFIX="${DEPS_PREFIX:-}" CUBLAS_PREFIX="${CUBLAS_PREFIX:-}" CKD_REQUIRE_GPU=1
 tests="test_cuda_parity test_cuda_store test_cuda_lossy test_cuda_exact test_cuda_load test_cuda_parents test_cuda_session \
-    test_cuda_small"
+    test_cuda_small test_cuda_masters"
 make="make -j$(nproc) CUDA=1 WERROR=1"
 failed=0
 
