@@ -3,6 +3,7 @@
 #define ENGINE_LOAD_H
 
 #include "base/file.h"
+#include "engine/device.h"
 #include "engine/load_shared.h"
 
 struct ckd_load {
@@ -84,5 +85,27 @@ ckd_status load_check_complete(uint64_t copied, const span *want, ckd_error *err
  */
 ckd_status load_place_on_device(ckd_load *load, const view_tensor *t, const span *want,
                                 const ckd_load_request *q, ckd_error *err);
+
+/* Of loads by several ranks, block by block: where a span of a tensor is to be, in a device's memory. */
+typedef struct load_place_there {
+    const view_tensor *tensor;
+    const span *want;
+    void *data;
+} load_place_there;
+/* What came of it: if it is not done, the host is to do it, which says what is wrong, if anything is. */
+typedef struct load_attempt {
+    bool done, bad; /* bad: what came out is not what was saved */
+    ckd_status status;
+    ckd_error why;
+} load_attempt;
+/* Is anything of it better done there? Blocks that have nothing of the span leave the list. */
+bool load_suits_device(const view_tensor *t, const span *want, void *data, load_blocks *list);
+/* Some of its blocks. Adds to *copied how many elements of the span they had, if all is well. */
+void load_decode_there(load_attempt *out, ckd_load *load, device_line *line, const load_place_there *there,
+                       const view_block **blocks, size_t count, uint64_t *copied);
+/* The host could do what the device could not, which is counted and told. */
+void load_tell_attempt(ckd_load *load, const view_tensor *t, const load_attempt *a);
+/* What was put on the line comes before what the caller's stream has from now on. Gives the line back. status: of what was put there. */
+ckd_status load_line_done(ckd_load *load, device_line *line, ckd_status status, ckd_error *err);
 
 #endif

@@ -38,19 +38,43 @@ static ckd_status make_one(void *context, device_chain *c, chain_sides *sides, c
     return status == CKD_OK ? device_chain_filled(c, err) : status;
 }
 
-/* false in *done: the host is to do it, which says what is wrong, if anything is. */
-static ckd_status decode_there(bool *done, filling *w, ckd_error *err) {
-    device_fill *f = &w->fill;
-    load_blocks list = {NULL, 0, 0};
-    ckd_status status = load_list(&list, w->tensor, f->want, err);
-    *done = status == CKD_OK && device_fill_suits(f, list.items, &list.count);
-    if (*done) {
-        status = device_fill_run(f, list.items, list.count, err);
-        status = status == CKD_OK && !f->bad ? load_check_complete(f->copied, f->want, err) : status;
-        *done = status == CKD_OK && !f->bad;
+bool load_suits_device(const view_tensor *t, const span *want, void *data, load_blocks *list) {
+    device_fill *f = calloc(1, sizeof(*f));
+    bool suits = false;
+    if (f) {
+        f->tensor = t;
+        f->want = want;
+        f->data = data;
+        suits = device_fill_suits(f, list->items, &list->count);
     }
-    free(list.items);
-    return status;
+    free(f);
+    return suits;
+}
+
+void load_decode_there(load_attempt *out, ckd_load *load, device_line *line, const load_place_there *there,
+                       const view_block **blocks, size_t count, uint64_t *copied) {
+    filling *w = calloc(1, sizeof(*w));
+    *out = (load_attempt){.status = CKD_OK};
+    if (!w) {
+        return;
+    }
+    device_fill *f = &w->fill;
+    w->load = load;
+    w->tensor = f->tensor = there->tensor;
+    f->want = there->want;
+    f->data = there->data;
+    f->pool = load->store->pool;
+    f->line = line;
+    f->make = make_one;
+    f->context = w;
+    f->staging = load->staging;
+    out->status = device_fill_run(f, blocks, count, &out->why);
+    out->bad = f->bad;
+    out->done = out->status == CKD_OK && !f->bad;
+    *copied += out->done ? f->copied : 0;
+    load->device.decoded += out->done ? f->decoded : 0;
+    load->device.sent += out->done ? f->sent : 0;
+    free(w);
 }
 
 static ckd_status put_together(ckd_load *load, device_line *line, const view_tensor *t, const span *want,
@@ -63,52 +87,32 @@ static ckd_status put_together(ckd_load *load, device_line *line, const view_ten
     return status;
 }
 
-/* What the host did instead of the device is told, unless it fails as well: then that is. */
-static void tell(ckd_load *load, const view_tensor *t, ckd_status failed, bool bad, const ckd_error *why) {
-    load->device.given_up++;
-    if (failed == CKD_E_DEVICE || failed == CKD_E_NOMEM || failed == CKD_E_UNSUPPORTED) {
+void load_tell_attempt(ckd_load *load, const view_tensor *t, const load_attempt *a) {
+    load->device.given_up += a->bad || a->status != CKD_OK;
+    if (a->status == CKD_E_DEVICE || a->status == CKD_E_NOMEM || a->status == CKD_E_UNSUPPORTED) {
         store_message(load->store, "tensor '%s' is decoded on the host, as its device cannot: %s",
-                      t->tensor->name, why->message);
-    } else if (bad) {
+                      t->tensor->name, a->why.message);
+    } else if (a->bad) {
         store_message(load->store,
                       "tensor '%s' is decoded on the host, as its device made of it what was not saved",
                       t->tensor->name);
     }
 }
 
-ckd_status load_place_on_device(ckd_load *load, const view_tensor *t, const span *want,
-                                const ckd_load_request *q, ckd_error *err) {
-    device_line *line;
-    ckd_status status = device_take(&line, load->store, q->device, q->data, err);
-    if (status != CKD_OK) {
-        return status;
+/* not done: the host is to do it, which says what is wrong, if anything is. */
+static void try_there(load_attempt *a, ckd_load *load, device_line *line, const load_place_there *there) {
+    load_blocks list;
+    uint64_t copied = 0;
+    *a = (load_attempt){.status = load_list(&list, there->tensor, there->want, &a->why)};
+    if (a->status == CKD_OK && load_suits_device(there->tensor, there->want, there->data, &list)) {
+        load_decode_there(a, load, line, there, list.items, list.count, &copied);
+        a->status = a->done ? load_check_complete(copied, there->want, &a->why) : a->status;
+        a->done = a->done && a->status == CKD_OK;
     }
-    filling *w = calloc(1, sizeof(*w));
-    bool done = false, bad = false;
-    ckd_error why = {.status = CKD_OK};
-    ckd_status failed = CKD_OK;
-    if (w) {
-        *w = (filling){.load = load, .tensor = t};
-        w->fill = (device_fill){.pool = load->store->pool,
-                                .line = line,
-                                .tensor = t,
-                                .want = want,
-                                .data = q->data,
-                                .make = make_one,
-                                .context = w,
-                                .staging = load->staging};
-        failed = decode_there(&done, w, &why);
-        bad = w->fill.bad;
-        load->device.decoded += done ? w->fill.decoded : 0;
-        load->device.sent += done ? w->fill.sent : 0;
-        free(w);
-    }
-    if (!done) {
-        status = put_together(load, line, t, want, q, err);
-        if (status == CKD_OK && (failed != CKD_OK || bad)) {
-            tell(load, t, failed, bad, &why);
-        }
-    }
+    free(list.items);
+}
+
+ckd_status load_line_done(ckd_load *load, device_line *line, ckd_status status, ckd_error *err) {
     device_failure after = {DEVICE_DONE, "", ""};
     if (status == CKD_OK) {
         line->backend->queue_before(&line->queue, line->stream, &after);
@@ -116,4 +120,23 @@ ckd_status load_place_on_device(ckd_load *load, const view_tensor *t, const span
     }
     device_give_back(load->store, line);
     return status;
+}
+
+ckd_status load_place_on_device(ckd_load *load, const view_tensor *t, const span *want,
+                                const ckd_load_request *q, ckd_error *err) {
+    const load_place_there there = {t, want, q->data};
+    device_line *line;
+    ckd_status status = device_take(&line, load->store, q->device, q->data, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    load_attempt attempt;
+    try_there(&attempt, load, line, &there);
+    if (!attempt.done) {
+        status = put_together(load, line, t, want, q, err);
+        if (status == CKD_OK) {
+            load_tell_attempt(load, t, &attempt);
+        }
+    }
+    return load_line_done(load, line, status, err);
 }

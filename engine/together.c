@@ -41,8 +41,7 @@ static int by_turn(const void *a, const void *b) {
     return x->block < y->block ? -1 : x->block > y->block;
 }
 
-/* What is to lie on a device is put together in host memory. */
-static ckd_status make_host_part(asked_part *p, const ckd_load_request *q, ckd_error *err) {
+static ckd_status find_device(asked_part *p, const ckd_load_request *q, ckd_error *err) {
     p->to = NULL;
     if (p->want.count == 0) {
         return CKD_OK;
@@ -50,14 +49,28 @@ static ckd_status make_host_part(asked_part *p, const ckd_load_request *q, ckd_e
     const device_backend *backend = device_backend_open(err);
     ckd_status status =
         backend ? device_check_address(backend, q->device->device, q->data, err) : CKD_E_DEVICE;
-    if (status != CKD_OK) {
-        return status;
+    if (status == CKD_OK) {
+        p->device = q->device;
+        p->on_device = q->data;
     }
-    uint64_t size = p->want.count * ckd_dtype_size(p->tensor->tensor->dtype);
-    p->device = q->device;
-    p->on_device = q->data;
-    p->to = malloc(size);
-    return p->to ? CKD_OK : err_nomem(err, size, "what is loaded to a device");
+    return status;
+}
+
+/* What is to lie on a device, and has nothing that is better decoded there, is put together in host memory. */
+static ckd_status choose_places(joint *j, ckd_error *err) {
+    ckd_status status = CKD_OK;
+    for (size_t i = 0; i < j->part_count && status == CKD_OK; i++) {
+        asked_part *p = &j->parts[i];
+        load_blocks list = {j->scratch, p->count, p->count};
+        for (size_t k = 0; k < p->count; k++) {
+            j->scratch[k] = p->blocks[k].block;
+        }
+        if (p->device && !load_suits_device(p->tensor, &p->want, p->on_device, &list)) {
+            status = asked_part_on_host(p, err);
+            status = status == CKD_OK ? CKD_OK : err_in_tensor(err, status, p->tensor->tensor->name);
+        }
+    }
+    return status;
 }
 
 /* All ranks are through: what fails now is this one's. */
@@ -65,7 +78,7 @@ static ckd_status write_to_devices(joint *j, ckd_error *err) {
     ckd_status status = CKD_OK;
     for (size_t i = 0; i < j->part_count && status == CKD_OK; i++) {
         const asked_part *p = &j->parts[i];
-        if (p->device) {
+        if (p->device && p->to) {
             const record_tensor *tensor = p->tensor->tensor;
             status = device_load(j->load->store, p->device, p->on_device, p->to,
                                  p->want.count * ckd_dtype_size(tensor->dtype), err);
@@ -92,7 +105,7 @@ static ckd_status find_parts(joint *j, const ckd_load_request *requests, size_t 
         *p = (asked_part){.tensor = t, .to = q.data};
         status = load_span(&p->want, &p->region, &q, t, true, err);
         if (status == CKD_OK && q.device) {
-            status = make_host_part(p, &q, err);
+            status = find_device(p, &q, err);
             status = status == CKD_OK ? CKD_OK : err_in_tensor(err, status, q.name);
         }
         if (status == CKD_OK) {
@@ -105,8 +118,10 @@ static ckd_status find_parts(joint *j, const ckd_load_request *requests, size_t 
         j->part_count++;
     }
     j->scratch = malloc((most + 1) * sizeof(*j->scratch));
-    return status == CKD_OK && !j->scratch ? err_nomem(err, most * sizeof(*j->scratch), "a load's plan")
-                                           : status;
+    if (status == CKD_OK && !j->scratch) {
+        return err_nomem(err, most * sizeof(*j->scratch), "a load's plan");
+    }
+    return status == CKD_OK ? choose_places(j, err) : status;
 }
 
 /* Everything that can be found out before the other ranks are asked. */

@@ -15,13 +15,16 @@ typedef struct asked_part {
     const view_tensor *tensor;
     span want;
     ckd_region region;        /* the span's */
-    void *to;                 /* in host memory */
+    void *to;                 /* in host memory; NULL: its blocks are decoded on the device */
     const ckd_device *device; /* where it is to be in the end; NULL: there */
     void *on_device;
     turn_block *blocks;
     size_t count, capacity, done;
     uint64_t copied;
 } asked_part;
+
+/* Room for all of it in host memory, from where it is written to its device in the end. Errors: NOMEM. */
+ckd_status asked_part_on_host(asked_part *p, ckd_error *err);
 
 /* A payload that other ranks need, too. */
 typedef struct delivery {

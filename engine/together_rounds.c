@@ -203,14 +203,62 @@ static ckd_status take_all(joint *j, uint64_t end, ckd_error *err) {
 
 /* ---- decoding ---- */
 
+ckd_status asked_part_on_host(asked_part *p, ckd_error *err) {
+    uint64_t size = p->want.count * ckd_dtype_size(p->tensor->tensor->dtype);
+    p->to = malloc(size);
+    return p->to ? CKD_OK : err_nomem(err, size, "what is loaded to a device");
+}
+
+static void list_blocks(joint *j, const asked_part *p, size_t first, size_t end) {
+    for (size_t i = first; i < end; i++) {
+        j->scratch[i - first] = p->blocks[i].block;
+    }
+}
+
+/* What its device cannot do the host does, with all that was done there before: payloads that are gone are read again. */
+static ckd_status decode_here_instead(joint *j, asked_part *p, size_t end, const load_attempt *attempt,
+                                      ckd_error *err) {
+    ckd_status status = asked_part_on_host(p, err);
+    p->copied = 0;
+    list_blocks(j, p, 0, end);
+    if (status == CKD_OK) {
+        status = load_place(j->load, p->tensor, &p->want, p->to, j->scratch, end, &p->copied, err);
+    }
+    if (status == CKD_OK) {
+        load_tell_attempt(j->load, p->tensor, attempt);
+    }
+    return status;
+}
+
+static ckd_status decode_there(joint *j, asked_part *p, size_t count, ckd_error *err) {
+    const load_place_there there = {p->tensor, &p->want, p->on_device};
+    load_attempt attempt = {.done = false};
+    device_line *line;
+    attempt.status = device_take(&line, j->load->store, p->device, p->on_device, &attempt.why);
+    if (attempt.status == CKD_OK) {
+        list_blocks(j, p, p->done, p->done + count);
+        load_decode_there(&attempt, j->load, line, &there, j->scratch, count, &p->copied);
+        ckd_error why;
+        ckd_status status = load_line_done(j->load, line, attempt.done ? CKD_OK : CKD_E_DEVICE, &why);
+        if (attempt.done && status != CKD_OK) {
+            attempt = (load_attempt){.status = status, .why = why};
+        }
+    }
+    return attempt.done ? CKD_OK : decode_here_instead(j, p, p->done + count, &attempt, err);
+}
+
 static ckd_status decode_part(joint *j, asked_part *p, uint64_t turns, ckd_error *err) {
     size_t count = 0;
+    ckd_status status = CKD_OK;
     while (p->done + count < p->count && p->blocks[p->done + count].when < turns) {
-        j->scratch[count] = p->blocks[p->done + count].block;
         count++;
     }
-    ckd_status status =
-        count ? load_place(j->load, p->tensor, &p->want, p->to, j->scratch, count, &p->copied, err) : CKD_OK;
+    if (count && p->device && !p->to) {
+        status = decode_there(j, p, count, err);
+    } else if (count) {
+        list_blocks(j, p, p->done, p->done + count);
+        status = load_place(j->load, p->tensor, &p->want, p->to, j->scratch, count, &p->copied, err);
+    }
     p->done += count;
     if (status == CKD_OK && turns == UINT64_MAX) {
         status = load_check_complete(p->copied, &p->want, err);
