@@ -19,7 +19,7 @@ typedef struct arrays {
     double *rows, *columns;
     uint64_t *small; /* counters, sums, hashes */
     void *factors;   /* a tile's, rank 64, in floats or bytes */
-    struct device_other *other;
+    device_other *other;
     void *pinned;
     bench_streams *streams;
     device_failure why;

@@ -38,6 +38,9 @@ ckd_status lossy_stream(bool *done, lossy_job *j, const lossy_tile *t, uint64_t 
 
 /* ---- lossy_kept.c ---- */
 void lossy_keep_none(lossy_job *j);
+/* An element of the block, behind those before it; and when all are told, they are its exceptions. Errors: NOMEM. */
+void lossy_keep_one(lossy_job *j, uint32_t place, uint32_t bits);
+ckd_status lossy_keep_done(lossy_job *j, ckd_error *err);
 /*
  * Appends those of the block's elements from ... to - 1 that are kept as they are to its exceptions, and makes their integers 0. The
  * block lies at element `at` of the tile. Errors: NOMEM.

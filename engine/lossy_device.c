@@ -6,6 +6,9 @@
 
 #include "kernels/scalar_lattice.h"
 
+#define KEPT_ROOM(n) \
+    ((n) / 256 + 64) /* elements of n that may be kept: each takes some bytes, and is put there by itself */
+
 /* ---- begin and end ---- */
 
 bool lossy_device_may(const lossy_tile *t, const void *given) {
@@ -39,7 +42,7 @@ static uint64_t scratch_of(const lossy_tile *t, uint64_t rows) {
              integers = device_bytes_rank((uint32_t)rank) * (rows + columns),
              factors = sides + (floats > integers ? floats : integers);
     uint64_t search = lossy_device_search_size(rows, t->columns, rank);
-    uint64_t other = t->count / 4 + t->count / 16 * sizeof(struct device_other) + t->count / 64 + (4u << 20);
+    uint64_t other = t->count / 4 + t->count / 16 * sizeof(device_other) + t->count / 64 + (4u << 20);
     most = of_columns > most ? of_columns : most;
     most = factors > most ? factors : most;
     most = search > most ? search : most;
@@ -122,8 +125,9 @@ ckd_status lossy_device_begin(struct lossy_device *d, lossy_tile *t, const lossy
     if (v->only_given) {
         return begin_given(d, t, panel, err);
     }
+    uint64_t list = lossy_device_aligned(KEPT_ROOM(n) * sizeof(device_other)) + lossy_device_aligned(8);
     uint64_t size = (2 + (before && !kept) + !floats) * all + (floats ? 0 : all / 2) +
-                    lossy_device_aligned(n) + d->scratch_size + panel;
+                    lossy_device_aligned(n) + list + d->scratch_size + panel;
     void *memory;
     ckd_status status = device_memory(&memory, d->line, size, err);
     if (status != CKD_OK) {
@@ -133,7 +137,11 @@ ckd_status lossy_device_begin(struct lossy_device *d, lossy_tile *t, const lossy
     d->matrix = (float *)(void *)at;
     d->whole.values = (float *)(void *)(at += all);
     d->few = (int8_t *)(at += all);
-    d->scratch = at += lossy_device_aligned(n);
+    at += lossy_device_aligned(n);
+    d->kept = (device_kept){.count = (uint64_t *)(void *)at,
+                            .list = (device_other *)(void *)(at + lossy_device_aligned(8)),
+                            .room = (uint32_t)KEPT_ROOM(n)};
+    d->scratch = at += list;
     d->panel = at += d->scratch_size;
     at += panel;
     d->whole.now = v->given;
@@ -173,6 +181,8 @@ void lossy_device_end(struct lossy_device *d) {
     }
     bytes_free(&d->integers);
     bytes_free(&d->panel_integers);
+    bytes_free(&d->kept_list);
+    bytes_free(&d->panel_kept);
     free(d->blocks);
     *d = (struct lossy_device){.line = NULL};
 }

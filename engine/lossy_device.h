@@ -2,7 +2,7 @@
  * A lossy tile that lies in the memory of a device: statistics, integers and the values they stand for are made there, and what comes to the host are sums,
  * hashes, and the integers in two bits each. Plans, factors' rounding and entropy coding are the host's, as for other tiles. Internal to engine/.
  *
- * For tiles as training has them: whole rows, floats as they should be, and a parent, if it is weights. Others are read to the host, and coded there.
+ * For tiles as training has them: whole rows, and a parent, if it is weights; with few elements that have to be kept as they are. Others are read to the host, and coded there.
  */
 #ifndef ENGINE_LOSSY_DEVICE_H
 #define ENGINE_LOSSY_DEVICE_H
@@ -38,7 +38,10 @@ typedef struct lossy_device_arrays {
     float *before; /* NULL: no parent */
     float *values;
     void *cast;             /* values in the dtype, if that is not f32 */
-    const int8_t *integers; /* on the host */
+    const int8_t *integers; /* on the host; NULL: all are 0 */
+    /* On the host: elements that are kept as they are, in order; q: their bits, in the dtype. */
+    const device_other *kept;
+    uint64_t kept_count;
     uint64_t count;
 } lossy_device_arrays;
 
@@ -52,6 +55,7 @@ struct lossy_device {
     lossy_device_arrays whole, at; /* at: whose blocks these are: the whole tile, or a panel */
     float *matrix;                 /* what integers have to say, or products of factors */
     int8_t *few;
+    device_kept kept; /* room for what is kept as it is; with no limits yet */
     uint8_t *panel;   /* room for a panel's arrays */
     uint8_t *scratch; /* for one operation after the other */
     uint64_t scratch_size;
@@ -61,6 +65,7 @@ struct lossy_device {
         uint32_t *largest;
     } search;
     bytes integers, panel_integers; /* int8 each */
+    bytes kept_list, panel_kept;    /* of device_other */
     lossy_device_block *blocks;
     size_t block_count, block_room;
     pthread_mutex_t mutex; /* whoever uses the queue while blocks are coded */

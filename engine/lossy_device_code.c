@@ -8,31 +8,53 @@
 
 /* ---- integers and values ---- */
 
-/* Nothing is infinite, or so large that no integer reaches it: what would have to be kept as it is, the host sees to. */
-static bool is_plain(const lossy_tile *t) {
-    bool reached = t->part == LOSSY_SECOND || t->largest < ldexpf(1, t->plan.exponent + 29);
-    bool known = t->part == LOSSY_SECOND || (t->offsets_known && t->plan.step <= 400);
-    return t->ordinary && reached && known && (t->part != LOSSY_WEIGHT || t->before);
+/* From where on no integer reaches a value. */
+static float out_of_reach(const lossy_tile *t) {
+    return t->part == LOSSY_SECOND ? INFINITY : ldexpf(1, t->plan.exponent + 29);
+}
+
+/* May there be elements that are kept as they are, whatever their integers? */
+static bool may_keep(const lossy_tile *t) {
+    return !(t->ordinary && t->largest < out_of_reach(t));
+}
+
+/* Is there a plan for all of its blocks? Second moments that are so large count for their rows and columns all the same, which sums of a device leave out. */
+static bool is_planned(const lossy_tile *t) {
+    bool known = t->part == LOSSY_SECOND ? !may_keep(t) : t->offsets_known && t->plan.step <= 400;
+    return known && (t->part != LOSSY_WEIGHT || t->before);
+}
+
+/* None of which is found yet. */
+static device_kept kept_of(const lossy_tile *t, device_failure *why) {
+    const struct lossy_device *d = t->device;
+    device_kept kept = d->kept;
+    kept.above = t->keep_above;
+    kept.moved = t->keep_moved;
+    kept.most = out_of_reach(t);
+    d->line->backend->zero(&d->line->queue, kept.count, sizeof(uint64_t), why);
+    return kept;
+}
+
+/* How many are kept; false in *fit: more than there is room for. */
+static ckd_status count_kept(bool *fit, const lossy_tile *t, ckd_error *err) {
+    struct lossy_device *d = t->device;
+    ckd_status status = device_get(d->line, &d->whole.kept_count, d->kept.count, sizeof(uint64_t), err);
+    *fit = d->whole.kept_count <= d->kept.room;
+    return status;
 }
 
 /* Levels of rows and columns, in the scratch. */
 static ckd_status put_levels(device_levels *out, const lossy_tile *t, ckd_error *err) {
     const struct lossy_device *d = t->device;
     uint64_t used = 0;
-    device_failure why = {DEVICE_DONE, "", ""};
     int32_t *row = lossy_device_take(d, &used, d->rows * sizeof(int32_t)),
             *column = lossy_device_take(d, &used, d->columns * sizeof(int32_t));
-    uint64_t *misfits = lossy_device_take(d, &used, sizeof(uint64_t));
     ckd_status status = lossy_device_reaches(d, used, err);
     if (t->plan.row && status == CKD_OK) {
         status = device_put(d->line, row, t->plan.row, d->rows * sizeof(int32_t), err);
     }
     if (t->plan.own.step && status == CKD_OK) {
         status = device_put(d->line, column, t->plan.own.step, d->columns * sizeof(int32_t), err);
-    }
-    if (status == CKD_OK) {
-        d->line->backend->zero(&d->line->queue, misfits, sizeof(uint64_t), &why);
-        status = lossy_device_status(d, &why, err);
     }
     *out = (device_levels){.now = d->whole.now,
                            .values = d->whole.values,
@@ -43,8 +65,7 @@ static ckd_status put_levels(device_levels *out, const lossy_tile *t, ckd_error 
                            .columns = d->columns,
                            .birth = t->plan.birth,
                            .step = t->plan.step,
-                           .up = LOSSY_LEVEL_UP,
-                           .misfits = misfits};
+                           .up = LOSSY_LEVEL_UP};
     return status;
 }
 
@@ -62,7 +83,7 @@ static ckd_status fetch_integers(const lossy_tile *t, ckd_error *err) {
     if (!packed) {
         return few ? err_nomem(err, words * sizeof(uint32_t), "coding scratch") : CKD_E_NOMEM;
     }
-    struct device_other *other = (struct device_other *)(void *)(packed + words);
+    device_other *other = (device_other *)(void *)(packed + words);
     ckd_status status = lossy_device_reaches(d, used, err);
     if (status == CKD_OK &&
         d->line->backend->zero(&d->line->queue, p.others, sizeof(uint64_t), &why) == DEVICE_DONE) {
@@ -88,22 +109,32 @@ static ckd_status fetch_integers(const lossy_tile *t, ckd_error *err) {
     return status;
 }
 
-/* false in *fit: an integer does not fit a byte. */
+/* All 0: nothing moved. */
+static ckd_status zero_integers(const lossy_tile *t, ckd_error *err) {
+    struct lossy_device *d = t->device;
+    int8_t *few = bytes_scratch(&d->integers, d->count, "coding scratch", err);
+    if (few) {
+        memset(few, 0, d->count);
+    }
+    return few ? CKD_OK : CKD_E_NOMEM;
+}
+
+/* false in *fit: too many are to be kept as they are. */
 static ckd_status make_integers(bool *fit, const lossy_tile *t, ckd_error *err) {
     const struct lossy_device *d = t->device;
     uint64_t used = 0;
     device_failure why = {DEVICE_DONE, "", ""};
     device_tile tile;
-    device_level_sums sums = {{0}, {0}, 0};
     bool still = !(t->up[0] < INFINITY);
-    *fit = true;
     ckd_status status = lossy_device_steps(&tile, t, &used, err);
     status = status == CKD_OK ? lossy_device_factors(&tile, t, used, err) : status;
-    tile.sums = lossy_device_take(d, &used, sizeof(sums));
+    tile.sums = lossy_device_take(d, &used, sizeof(*tile.sums));
     if (status != CKD_OK) {
         return status;
     }
-    if (!still && d->line->backend->zero(&d->line->queue, tile.sums, sizeof(sums), &why) == DEVICE_DONE) {
+    tile.kept = kept_of(t, &why);
+    if ((!still || may_keep(t)) && why.result == DEVICE_DONE &&
+        d->line->backend->zero(&d->line->queue, tile.sums, sizeof(*tile.sums), &why) == DEVICE_DONE) {
         d->line->backend->quantise(&d->line->queue, &tile, &why);
     }
     tile.few = still ? NULL : d->few;
@@ -111,18 +142,11 @@ static ckd_status make_integers(bool *fit, const lossy_tile *t, ckd_error *err) 
         d->line->backend->move(&d->line->queue, &tile, &why);
     }
     status = lossy_device_status(d, &why, err);
-    if (status == CKD_OK && !still) {
-        status = device_get(d->line, &sums, tile.sums, sizeof(sums), err);
-        *fit = sums.misfits == 0;
+    status = status == CKD_OK ? count_kept(fit, t, err) : status;
+    if (status != CKD_OK || !*fit) {
+        return status;
     }
-    if (status == CKD_OK && still) {
-        int8_t *few = bytes_scratch(&t->device->integers, d->count, "coding scratch", err);
-        status = few ? CKD_OK : CKD_E_NOMEM;
-        if (few) {
-            memset(few, 0, d->count);
-        }
-    }
-    return status == CKD_OK && *fit && !still ? fetch_integers(t, err) : status;
+    return still ? zero_integers(t, err) : fetch_integers(t, err);
 }
 
 /* Of second moments; none are made if rows and columns say all. */
@@ -130,22 +154,19 @@ static ckd_status make_levels(bool *fit, const lossy_tile *t, ckd_error *err) {
     const struct lossy_device *d = t->device;
     device_failure why = {DEVICE_DONE, "", ""};
     device_levels levels;
-    uint64_t misfits = 0;
     ckd_status status = put_levels(&levels, t, err);
     if (status != CKD_OK) {
         return status;
     }
-    if (levels.few) {
+    levels.kept = kept_of(t, &why);
+    if (levels.few && why.result == DEVICE_DONE) {
         d->line->backend->quantise_levels(&d->line->queue, &levels, &why);
     }
     if (why.result == DEVICE_DONE) {
         d->line->backend->move_levels(&d->line->queue, &levels, &why);
     }
     status = lossy_device_status(d, &why, err);
-    if (status == CKD_OK && levels.few) {
-        status = device_get(d->line, &misfits, levels.misfits, sizeof(misfits), err);
-    }
-    *fit = misfits == 0;
+    status = status == CKD_OK ? count_kept(fit, t, err) : status;
     return status == CKD_OK && *fit && levels.few ? fetch_integers(t, err) : status;
 }
 
@@ -162,6 +183,67 @@ static ckd_status settle_values(const struct lossy_device *d, ckd_error *err) {
         d->line->backend->elements(&d->line->queue, &known, &wide, &back, 1, &why);
     }
     return lossy_device_status(d, &why, err);
+}
+
+/* ---- what is kept as it is ---- */
+
+static int by_place(const void *a, const void *b) {
+    const device_other *x = a, *y = b;
+    return (x->at > y->at) - (x->at < y->at);
+}
+
+/* Among the values that a decoder gives, which are settled, and in the host's list. */
+static ckd_status keep_elements(struct lossy_device *d, ckd_error *err) {
+    device_failure why = {DEVICE_DONE, "", ""};
+    uint64_t count = d->whole.kept_count;
+    device_keeping floats = {d->kept.list, count, d->whole.values, d->whole.now, sizeof(float)},
+                   typed = {d->kept.list, count, d->whole.cast, d->whole.given,
+                            (uint32_t)ckd_dtype_size(d->dtype)};
+    device_other *list = bytes_scratch(&d->kept_list, count * sizeof(*list) + 1, "coding scratch", err);
+    d->whole.kept = list;
+    if (!list || count == 0) {
+        return list ? CKD_OK : CKD_E_NOMEM;
+    }
+    if (d->line->backend->keep(&d->line->queue, &floats, &why) == DEVICE_DONE && d->whole.cast) {
+        d->line->backend->keep(&d->line->queue, &typed, &why);
+    }
+    ckd_status status = lossy_device_status(d, &why, err);
+    status = status == CKD_OK ? device_get(d->line, list, d->kept.list, count * sizeof(*list), err) : status;
+    if (status == CKD_OK) {
+        qsort(list, count, sizeof(*list), by_place);
+    }
+    return status;
+}
+
+/* Those of a panel, with their places in it. */
+static ckd_status keep_in_panel(struct lossy_device *d, uint64_t first, uint64_t width, ckd_error *err) {
+    const lossy_device_arrays *all = &d->whole;
+    device_other *list =
+        bytes_scratch(&d->panel_kept, all->kept_count * sizeof(*list) + 1, "coding scratch", err);
+    d->at.kept = list;
+    for (uint64_t i = 0; i < all->kept_count && list; i++) {
+        uint64_t row = all->kept[i].at / d->columns, column = all->kept[i].at % d->columns;
+        if (column >= first && column < first + width) {
+            list[d->at.kept_count++] =
+                (device_other){(uint32_t)(row * width + column - first), all->kept[i].q};
+        }
+    }
+    return list ? CKD_OK : CKD_E_NOMEM;
+}
+
+/* Those of a block, as its exceptions. Errors: NOMEM. */
+static ckd_status keep_in_block(lossy_job *j, const lossy_device_arrays *a, uint64_t at, uint64_t count,
+                                ckd_error *err) {
+    uint64_t low = 0, high = a->kept_count;
+    while (low < high) {
+        uint64_t middle = low + (high - low) / 2;
+        *(a->kept[middle].at < at ? &low : &high) = a->kept[middle].at < at ? middle + 1 : middle;
+    }
+    lossy_keep_none(j);
+    for (uint64_t i = low; i < a->kept_count && a->kept[i].at < at + count; i++) {
+        lossy_keep_one(j, (uint32_t)(a->kept[i].at - at), (uint32_t)a->kept[i].q);
+    }
+    return lossy_keep_done(j, err);
 }
 
 /* ---- panels ---- */
@@ -209,12 +291,13 @@ ckd_status lossy_device_panel(lossy_tile *t, uint64_t first, ckd_error *err) {
         memcpy(few + row * t->columns, d->whole.integers + row * d->columns + first, t->columns);
     }
     to->integers = few;
-    return lossy_device_status(d, &p.why, err);
+    ckd_status status = d->whole.kept_count ? keep_in_panel(d, first, t->columns, err) : CKD_OK;
+    return status == CKD_OK ? lossy_device_status(d, &p.why, err) : status;
 }
 
 ckd_status lossy_device_code(bool *done, lossy_tile *t, ckd_error *err) {
     struct lossy_device *d = t->device;
-    *done = is_plain(t);
+    *done = is_planned(t);
     ckd_status status = stop_look(t->stop, err);
     if (status == CKD_OK && *done) {
         status = t->part == LOSSY_SECOND ? make_levels(done, t, err) : make_integers(done, t, err);
@@ -223,8 +306,10 @@ ckd_status lossy_device_code(bool *done, lossy_tile *t, ckd_error *err) {
         return status;
     }
     d->whole.integers = t->levels_known ? NULL : (const int8_t *)d->integers.data;
+    status = settle_values(d, err);
+    status = status == CKD_OK ? keep_elements(d, err) : status;
     d->at = d->whole;
-    return settle_values(d, err);
+    return status;
 }
 
 /* Integers that a block says by q: of second moments. */
@@ -253,6 +338,7 @@ ckd_status lossy_device_block_encode(lossy_job *j, bytes *payload, const lossy_t
     j->decoded = NULL;
     lossy_judge(j, t);
     bytes_clear(payload);
+    status = status == CKD_OK ? keep_in_block(j, &d->at, at, count, err) : status;
     return status == CKD_OK ? lattice_encode(payload, &j->block, LATTICE_FAST, &j->work.scratch, work, err)
                             : status;
 }

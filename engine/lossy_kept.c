@@ -33,10 +33,26 @@ static uint32_t bits_of(const void *original, ckd_dtype dtype, uint64_t i) {
     return bits;
 }
 
-static void keep(lossy_job *j, const lossy_tile *t, uint64_t i, const void *original) {
-    uint32_t place = (uint32_t)i, bits = bits_of(original, t->dtype, i);
+void lossy_keep_one(lossy_job *j, uint32_t place, uint32_t bits) {
     bytes_put(&j->at, &place, sizeof(place));
     bytes_put(&j->bits, &bits, sizeof(bits));
+}
+
+ckd_status lossy_keep_done(lossy_job *j, ckd_error *err) {
+    lattice_block *b = &j->block;
+    if (j->at.failed || j->bits.failed) {
+        bytes_free(&j->at);
+        bytes_free(&j->bits);
+        return err_nomem(err, b->count, "coding scratch");
+    }
+    b->exceptions = (uint32_t)(j->at.size / sizeof(uint32_t));
+    b->exception_at = b->exceptions ? (const uint32_t *)(const void *)j->at.data : NULL;
+    b->exception_bits = b->exceptions ? (const uint32_t *)(const void *)j->bits.data : NULL;
+    return CKD_OK;
+}
+
+static void keep(lossy_job *j, const lossy_tile *t, uint64_t i, const void *original) {
+    lossy_keep_one(j, (uint32_t)i, bits_of(original, t->dtype, i));
     if (j->block.q) {
         ((int32_t *)(void *)j->q.data)[i] = 0;
     }
@@ -77,15 +93,7 @@ ckd_status lossy_keep(lossy_job *j, const lossy_tile *t, uint64_t at, uint64_t f
             }
         }
     }
-    if (j->at.failed || j->bits.failed) {
-        bytes_free(&j->at);
-        bytes_free(&j->bits);
-        return err_nomem(err, b->count, "coding scratch");
-    }
-    b->exceptions = (uint32_t)(j->at.size / sizeof(uint32_t));
-    b->exception_at = b->exceptions ? (const uint32_t *)(const void *)j->at.data : NULL;
-    b->exception_bits = b->exceptions ? (const uint32_t *)(const void *)j->bits.data : NULL;
-    return CKD_OK;
+    return lossy_keep_done(j, err);
 }
 
 void lossy_error_add(lossy_error *e, const float *given, const float *decoded, uint64_t n, const kernels *k) {

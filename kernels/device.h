@@ -19,7 +19,7 @@
 extern "C" {
 #endif
 
-#define DEVICE_VERSION 6
+#define DEVICE_VERSION 7
 
 typedef enum device_result {
     DEVICE_DONE,
@@ -92,8 +92,37 @@ typedef struct device_pieces {
 typedef struct device_level_sums {
     int64_t below[3];  /* by how much |residual| was below |q|, for |q| = 1, 2, more; in units of 2^-30 */
     uint64_t count[3]; /* how often */
-    uint64_t misfits;  /* integers that do not fit a byte: `few` is of no use if there are any */
+    uint64_t
+        misfits; /* integers that do not fit a byte, and are not kept: `few` is of no use if there are any */
 } device_level_sums;
+
+/* An element of a tile that stands in a list. */
+typedef struct device_other {
+    uint32_t at;
+    int32_t q;
+} device_other;
+
+/*
+ * Elements of a tile that are kept as they are: those beyond the limits, infinite, NaN, or (of second moments) negative, and those whose integers do not fit a
+ * byte. Their integers are 0.
+ */
+typedef struct device_kept {
+    device_other *list; /* in any order; q is not set */
+    uint64_t
+        *count; /* added to. More than there is room for: those beyond are not there. NULL: none are kept */
+    uint32_t room;
+    float above, moved; /* |now| is at most so large, and so far from `before` */
+    float most;         /* no |now| or |before| is as large; not of second moments */
+} device_kept;
+
+/* Once the others' values are there: listed elements go from one array to another, in either the tile's first one; q: their bits. */
+typedef struct device_keeping {
+    device_other *list;
+    uint64_t count;
+    void *to;
+    const void *from;
+    uint32_t size; /* of an element, 2 or 4 */
+} device_keeping;
 
 /*
  * Elements of a matrix in row-major order, the first one in column `phase`. The steps of element i are row_step[row] * column_step[column], as
@@ -111,6 +140,7 @@ typedef struct device_tile {
     float offset[3];         /* of `move` */
     float up[3];             /* of `quantise` */
     device_level_sums *sums; /* of `quantise` */
+    device_kept kept;        /* of `quantise` */
 } device_tile;
 
 /*
@@ -146,12 +176,9 @@ typedef struct device_gathering {
 typedef struct device_packing {
     const int8_t *few;
     uint64_t count;
-    uint32_t *words; /* (count + 15) / 16 */
-    struct device_other {
-        uint32_t at;
-        int32_t q;
-    } * other;     /* in any order */
-    uint32_t room; /* for others */
+    uint32_t *words;     /* (count + 15) / 16 */
+    device_other *other; /* in any order */
+    uint32_t room;       /* for others */
     uint64_t
         *others; /* how many there are; added to. More than there is room for: those beyond are not there */
 } device_packing;
@@ -161,13 +188,15 @@ typedef struct device_packing {
 typedef struct device_levels {
     const float *now;
     float *values; /* of `move_levels` */
-    int8_t *few;   /* of `quantise_levels`: the integers; of `move_levels`: the same, or NULL: all zero */
+    int8_t *
+        few; /* of `quantise_levels`: the integers, or NULL: only what is kept is wanted; of `move_levels`: the same, or NULL: all zero */
     const int32_t *row, *column; /* levels of each row and column, or NULL: none */
     uint64_t count, columns, phase;
     int32_t birth, step; /* birth: at least 1 */
     float up;
     uint64_t *
-        misfits; /* of `quantise_levels`: integers that do not fit a byte; added to. `few` is of no use if there are any */
+        misfits; /* of `quantise_levels`: integers that do not fit a byte, and are not kept; added to. `few` is of no use if there are any */
+    device_kept kept; /* of `quantise_levels` */
 } device_levels;
 
 /* Statistics of a tile, as kernels.sums_of has them, and of its rows. */
@@ -316,6 +345,7 @@ typedef struct device_backend {
     device_result (*quantise_levels)(const device_queue *queue, const device_levels *tile,
                                      device_failure *why);
     device_result (*move_levels)(const device_queue *queue, const device_levels *tile, device_failure *why);
+    device_result (*keep)(const device_queue *queue, const device_keeping *keeping, device_failure *why);
     device_result (*residuals)(const device_queue *queue, const device_residuals *residuals,
                                device_failure *why);
     device_result (*gather)(const device_queue *queue, const device_gathering *gathering,

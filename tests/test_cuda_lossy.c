@@ -5,10 +5,8 @@
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        tempdir_test(test_lossy_tiles),
-        tempdir_test(test_second_moments),
-        tempdir_test(test_masters),
-        tempdir_test(test_tiles_of_the_host),
+        tempdir_test(test_lossy_tiles), tempdir_test(test_second_moments),    tempdir_test(test_masters),
+        tempdir_test(test_spikes),      tempdir_test(test_tiles_of_the_host),
     };
     /* Named here, so that they are no less used than elsewhere. */
     (void)test_lossy_failures, (void)test_references;

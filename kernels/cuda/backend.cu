@@ -33,6 +33,7 @@ static const device_backend backend = {
     run_move,
     run_quantise_levels,
     run_move_levels,
+    run_keep,
     run_residuals,
     run_gather,
     run_pack,

@@ -100,6 +100,41 @@ DEVICE_FN four_floats tile_low_four(const device_tile *t, const lattice_four *f)
     return low;
 }
 
+/* ---- what is kept as it is ---- */
+
+DEVICE_FN void keep_one(const device_kept *k, uint64_t at) {
+    uint64_t to = count_u64(k->count);
+    if (to < k->room) {
+        k->list[to].at = (uint32_t)at;
+    }
+}
+
+/* As engine/lossy_kept.c has it. */
+DEVICE_FN bool tile_keeps(const device_tile *t, float now, float before) {
+    const device_kept *k = &t->kept;
+    bool from =
+        t->before && (scalar_magnitude(now - before) > k->moved || !(scalar_magnitude(before) < k->most));
+    return from || scalar_magnitude(now) > k->above || !(scalar_magnitude(now) < k->most);
+}
+
+DEVICE_FN void keep_elements(const place *at, const device_keeping *k) {
+    uint64_t i = (uint64_t)at->block * LAUNCH_THREADS + at->thread;
+    if (i >= k->count) {
+        return;
+    }
+    uint32_t e = k->list[i].at;
+    if (k->size == sizeof(uint16_t)) {
+        uint16_t half = ((const uint16_t *)k->from)[e];
+        ((uint16_t *)k->to)[e] = half;
+        k->list[i].q = half;
+    } else {
+        uint32_t bits = ((const uint32_t *)k->from)[e];
+        ((uint32_t *)k->to)[e] = bits;
+        k->list[i].q = (int32_t)bits;
+    }
+}
+KERNEL(keep_elements, device_keeping)
+
 /* ---- integers of a tile ---- */
 
 #define QUANTISE_TURNS 4u /* of a block, so that it adds up seldom */
@@ -149,6 +184,10 @@ DEVICE_FN void quantise_four(const place *at, const device_tile *t, quantise_see
         if (j < f.n) {
             float residual;
             int32_t q = quantise_one(t, &here, now.at[j], before.at[j], low.at[j], &residual);
+            if (t->kept.count && (q > 127 || q < -127 || tile_keeps(t, now.at[j], before.at[j]))) {
+                keep_one(&t->kept, f.first + j);
+                q = 0;
+            }
             int32_t level = q < 0 ? -q : q;
             few.at[j] = (int8_t)(level < 128 ? q : 0);
             seen->misfits += level > 127;
@@ -375,6 +414,12 @@ DEVICE_FN int32_t quantise_level(const device_levels *t, float now, int32_t offs
     return to ? steps : LEVEL_ZERO;
 }
 
+/* As engine/lossy_kept.c has it. */
+DEVICE_FN bool levels_keep(const device_levels *t, float now) {
+    bool finite = (scalar_bits(now) & 0x7f800000u) != 0x7f800000u;
+    return scalar_magnitude(now) > t->kept.above || !(finite && now >= 0.0f);
+}
+
 DEVICE_FN void quantise_levels(const place *at, const device_levels *t) {
     lattice_four f = lattice_four_of(at, t->count, t->columns, t->phase), here = f;
     four_floats now = load_four_floats(t->now, &f);
@@ -383,13 +428,20 @@ DEVICE_FN void quantise_levels(const place *at, const device_levels *t) {
     UNROLL for (uint32_t j = 0; j < LATTICE_EACH; j++) {
         if (j < f.n) {
             int32_t q = quantise_level(t, now.at[j], levels_offset(t, &here));
-            bool fits = q > -128 && q < 128;
+            bool fits = (q > -128 && q < 128) || q == LEVEL_ZERO;
+            if (t->kept.count && ((!fits && t->few) || levels_keep(t, now.at[j]))) {
+                keep_one(&t->kept, f.first + j);
+                fits = true;
+                q = 0;
+            }
             few.at[j] = (int8_t)(q == LEVEL_ZERO ? DEVICE_LEVEL_ZERO : fits ? q : 0);
-            misfits += !fits && q != LEVEL_ZERO;
+            misfits += !fits && t->few;
             lattice_next(&here, t->columns);
         }
     }
-    store_four_bytes(t->few, &f, &few);
+    if (t->few) {
+        store_four_bytes(t->few, &f, &few);
+    }
     if (misfits) {
         add_u64(t->misfits, misfits);
     }

@@ -35,6 +35,11 @@ static device_result run_move_levels(const device_queue *queue, const device_lev
     return tile->count ? move_levels_launch(queue, blocks_of_four(tile->count), 1, tile, why) : DEVICE_DONE;
 }
 
+static device_result run_keep(const device_queue *queue, const device_keeping *keeping, device_failure *why) {
+    return keeping->count ? keep_elements_launch(queue, launch_blocks(keeping->count), 1, keeping, why)
+                          : DEVICE_DONE;
+}
+
 static device_result run_residuals(const device_queue *queue, const device_residuals *residuals,
                                    device_failure *why) {
     uint64_t blocks = (blocks_of_four(residuals->tile.count) + RESIDUAL_TURNS - 1) / RESIDUAL_TURNS;

@@ -311,7 +311,8 @@ static void tile_new(tile *t, const shape *s, bool before, bool low, bool column
                          0.0078125f,
                          {0.125f, 0.0625f, 0.03125f},
                          {0.6f, 0.55f, 0.5f},
-                         (device_level_sums *)(void *)t->sums.device};
+                         (device_level_sums *)(void *)t->sums.device,
+                         {NULL, NULL, 0, 0, 0, 0}};
 }
 
 static void tile_free(tile *t) {
@@ -324,6 +325,7 @@ static void tile_free(tile *t) {
 /* The same with the CPU's kernels, row by row. */
 typedef struct by_rows {
     int32_t *q;
+    bool *wide; /* which do not fit a byte; NULL: not wanted */
     float *values;
     level_sums sums;
     uint64_t misfits;
@@ -349,6 +351,9 @@ static void rows_on_cpu(by_rows *to, const tile *t, const int8_t *few) {
         for (uint64_t i = 0; i < n; i++) {
             int32_t level = abs(to->q[at + i]);
             to->misfits += level > 127;
+            if (to->wide) {
+                to->wide[at + i] = level > 127;
+            }
             if (level && level < 128) {
                 to->sums.below[level > 2 ? 2 : level - 1] += (double)level - fabs((double)residual[i]);
                 to->sums.count[level > 2 ? 2 : level - 1]++;
@@ -374,7 +379,7 @@ static void rows_on_cpu(by_rows *to, const tile *t, const int8_t *few) {
 static void compare_tile(tile *t) {
     int8_t *few = malloc(t->s.count);
     float *values = malloc(t->s.count * sizeof(float));
-    by_rows want = {malloc(t->s.count * sizeof(int32_t)), malloc(t->s.count * sizeof(float)), {{0}, {0}}, 0};
+    by_rows want = {.q = malloc(t->s.count * sizeof(int32_t)), .values = malloc(t->s.count * sizeof(float))};
     assert_true(few && values && want.q && want.values);
     must(backend->quantise(&queue, &t->t, &why));
     must(backend->move(&queue, &t->t, &why));
@@ -418,8 +423,8 @@ static void test_tiles(void **state) {
             must(backend->move(&queue, &t.t, &why));
             float *values = malloc(t.s.count * sizeof(float));
             int8_t *none = calloc(t.s.count, 1);
-            by_rows want = {
-                malloc(t.s.count * sizeof(int32_t)), malloc(t.s.count * sizeof(float)), {{0}, {0}}, 0};
+            by_rows want = {.q = malloc(t.s.count * sizeof(int32_t)),
+                            .values = malloc(t.s.count * sizeof(float))};
             assert_true(values && none && want.q && want.values);
             array_take(&t.before, values);
             rows_on_cpu(&want, &t, none);
@@ -523,7 +528,7 @@ static void test_gather(void **state) {
 /* As the header says; with room for all others, and for some of them. */
 static void compare_packed(size_t n, uint32_t room, bool aligned) {
     array few = array_new(n, 1, aligned ? 0 : 3), words = array_new((n + 15) / 16, 4, 0),
-          other = array_new(room, sizeof(struct device_other), 0), others = array_new(1, 8, 0);
+          other = array_new(room, sizeof(device_other), 0), others = array_new(1, 8, 0);
     uint64_t want = 0, count;
     for (size_t i = 0; i < n; i++) {
         int8_t q = next_random() % 8 ? 0 : (int8_t)(next_random() % 2 ? 1 : -1);
@@ -533,15 +538,11 @@ static void compare_packed(size_t n, uint32_t room, bool aligned) {
     }
     array_give(&few);
     array_give(&others);
-    device_packing p = {(const int8_t *)few.device,
-                        n,
-                        (uint32_t *)(void *)words.device,
-                        (struct device_other *)(void *)other.device,
-                        room,
-                        (uint64_t *)(void *)others.device};
+    device_packing p = {(const int8_t *)few.device,           n,    (uint32_t *)(void *)words.device,
+                        (device_other *)(void *)other.device, room, (uint64_t *)(void *)others.device};
     must(backend->pack(&queue, &p, &why));
     uint32_t *bits = malloc(words.bytes + 1);
-    struct device_other *list = malloc(other.bytes + 1);
+    device_other *list = malloc(other.bytes + 1);
     int8_t *got = calloc(n + 1, 1);
     assert_true(bits && list && got);
     array_take(&words, bits);
@@ -619,7 +620,8 @@ static void compare_levels(const shape *s, bool means, int32_t step) {
                        scalar_level_of(1e-8f),
                        step,
                        0.6f,
-                       (uint64_t *)(void *)misfits.device};
+                       (uint64_t *)(void *)misfits.device,
+                       {NULL, NULL, 0, 0, 0, 0}};
     must(backend->quantise_levels(&queue, &t, &why));
     must(backend->move_levels(&queue, &t, &why));
     int8_t *got = malloc(s->count);
@@ -664,6 +666,144 @@ static void test_levels(void **state) {
         compare_levels(&shapes[i], true, 24);
         compare_levels(&shapes[i], false, 1);
         compare_levels(&shapes[i], true, 4096);
+    }
+}
+
+/* ---- what is kept as it is ---- */
+
+static int by_place(const void *a, const void *b) {
+    const device_other *x = a, *y = b;
+    return (x->at > y->at) - (x->at < y->at);
+}
+
+/* The list has these elements, and no others; and they go from one array to another. */
+static void compare_list(const array *list, const array *count, const bool *kept, uint64_t n) {
+    uint64_t found, expected = 0;
+    array_take(count, &found);
+    for (uint64_t i = 0; i < n; i++) {
+        expected += kept[i];
+    }
+    assert_int_equal(found, expected);
+    for (uint32_t size = 2; size <= 4; size += 2) {
+        array from = array_new(n, size, 1), to = array_new(n, size, 0);
+        fill_bits(&from);
+        fill_bits(&to);
+        array_give(&from);
+        array_give(&to);
+        device_keeping k = {(device_other *)(void *)list->device, found, to.device, from.device, size};
+        must(backend->keep(&queue, &k, &why));
+        device_other *got = malloc(list->bytes + 1);
+        uint8_t *moved = malloc(to.bytes + 1);
+        assert_true(got && moved);
+        array_take(list, got);
+        array_take(&to, moved);
+        qsort(got, found, sizeof(*got), by_place);
+        uint64_t at = 0;
+        for (uint64_t i = 0; i < n; i++) {
+            const uint8_t *want = (kept[i] ? from.host : to.host) + i * size;
+            assert_memory_equal(moved + i * size, want, size);
+            uint32_t bits = 0;
+            memcpy(&bits, want, size);
+            assert_true(!kept[i] || (got[at].at == i && (uint32_t)got[at].q == bits));
+            at += kept[i];
+        }
+        free(got);
+        free(moved);
+        array_free(&from);
+        array_free(&to);
+    }
+}
+
+static void compare_kept(const shape *s, bool before, bool low) {
+    tile t;
+    tile_new(&t, s, before, low, true, 20);
+    array list = array_new(s->count, sizeof(device_other), 0), count = array_new(1, 8, 0);
+    array_give(&count);
+    t.t.kept = (device_kept){(device_other *)(void *)list.device,
+                             (uint64_t *)(void *)count.device,
+                             (uint32_t)s->count,
+                             0.012f,
+                             0.018f,
+                             1e4f};
+    bool *kept = malloc(s->count);
+    int8_t *few = malloc(s->count), *none = calloc(s->count, 1);
+    by_rows want = {.q = malloc(s->count * 4), .wide = kept, .values = malloc(s->count * 4)};
+    assert_true(kept && few && none && want.q && want.values);
+    rows_on_cpu(&want, &t, none);
+    const float *now = (const float *)(const void *)t.now.host,
+                *from = (const float *)(const void *)t.before.host;
+    for (uint64_t i = 0; i < s->count; i++) {
+        kept[i] |= fabsf(now[i]) > 0.012f || !(fabsf(now[i]) < 1e4f);
+        kept[i] |= before && (fabsf(now[i] - from[i]) > 0.018f || !(fabsf(from[i]) < 1e4f));
+    }
+    must(backend->quantise(&queue, &t.t, &why));
+    device_level_sums sums;
+    array_take(&t.few, few);
+    array_take(&t.sums, &sums);
+    assert_int_equal(sums.misfits, 0);
+    for (uint64_t i = 0; i < s->count; i++) {
+        assert_int_equal(few[i], kept[i] ? 0 : want.q[i]);
+    }
+    compare_list(&list, &count, kept, s->count);
+    void *all[] = {kept, few, none, want.q, want.values};
+    for (size_t i = 0; i < 5; i++) {
+        free(all[i]);
+    }
+    array_free(&list);
+    array_free(&count);
+    tile_free(&t);
+}
+
+/* Of second moments; integers: are there any? step: so fine that some do not fit a byte. */
+static void compare_kept_levels(const shape *s, bool integers) {
+    array now = array_new(s->count, 4, 0), few = array_new(s->count, 1, 0),
+          list = array_new(s->count, sizeof(device_other), 0), count = array_new(1, 8, 0);
+    fill_floats(&now, 1e-6f, false);
+    array_give(&now);
+    array_give(&count);
+    device_levels t = {.now = (const float *)(void *)now.device,
+                       .few = integers ? (int8_t *)few.device : NULL,
+                       .count = s->count,
+                       .columns = s->columns,
+                       .phase = s->phase,
+                       .birth = scalar_level_of(1e-8f),
+                       .step = 1,
+                       .up = 0.6f,
+                       .kept = {(device_other *)(void *)list.device, (uint64_t *)(void *)count.device,
+                                (uint32_t)s->count, 3e-7f, 0, 0}};
+    must(backend->quantise_levels(&queue, &t, &why));
+    int8_t *got = malloc(s->count);
+    bool *kept = malloc(s->count);
+    int32_t *zeros = calloc(s->count, 4), *q = malloc(s->count * 4);
+    assert_true(got && kept && zeros && q);
+    array_take(&few, got);
+    level_run run = {.column = zeros, .birth = t.birth, .step = 1};
+    const float *values = (const float *)(const void *)now.host;
+    cpu->level_quantise(q, values, values, t.up, s->count, &run);
+    for (uint64_t i = 0; i < s->count; i++) {
+        bool wide = q[i] != LEVEL_ZERO && (q[i] > 127 || q[i] < -127);
+        kept[i] = (integers && wide) || values[i] > 3e-7f || !(values[i] >= 0 && values[i] < INFINITY);
+        int32_t want = kept[i] ? 0 : q[i] == LEVEL_ZERO ? DEVICE_LEVEL_ZERO : q[i];
+        assert_true(!integers || got[i] == want);
+    }
+    compare_list(&list, &count, kept, s->count);
+    void *all[] = {got, kept, zeros, q};
+    for (size_t i = 0; i < 4; i++) {
+        free(all[i]);
+    }
+    array *arrays[] = {&now, &few, &list, &count};
+    for (size_t i = 0; i < 4; i++) {
+        array_free(arrays[i]);
+    }
+}
+
+static void test_kept(void **state) {
+    (void)state;
+    for (size_t i = 0; i < SHAPES; i++) {
+        compare_kept(&shapes[i], true, i % 2);
+        compare_kept(&shapes[i], false, i % 2 == 0);
+        compare_kept_levels(&shapes[i], true);
+        compare_kept_levels(&shapes[i], false);
     }
 }
 
@@ -1029,14 +1169,15 @@ static void test_byte_products(void **state) {
 
 int device_parity(const char *name, const device_backend *of) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_elements), cmocka_unit_test(test_copies),
-        cmocka_unit_test(test_casts),    cmocka_unit_test(test_steps),
-        cmocka_unit_test(test_hashes),   cmocka_unit_test(test_tiles),
-        cmocka_unit_test(test_levels),   cmocka_unit_test(test_sums),
-        cmocka_unit_test(test_columns),  cmocka_unit_test(test_errors),
-        cmocka_unit_test(test_products), cmocka_unit_test(test_byte_products),
-        cmocka_unit_test(test_rounding), cmocka_unit_test(test_residuals),
-        cmocka_unit_test(test_gather),   cmocka_unit_test(test_packing),
+        cmocka_unit_test(test_elements),  cmocka_unit_test(test_copies),
+        cmocka_unit_test(test_casts),     cmocka_unit_test(test_steps),
+        cmocka_unit_test(test_hashes),    cmocka_unit_test(test_tiles),
+        cmocka_unit_test(test_levels),    cmocka_unit_test(test_sums),
+        cmocka_unit_test(test_columns),   cmocka_unit_test(test_errors),
+        cmocka_unit_test(test_products),  cmocka_unit_test(test_byte_products),
+        cmocka_unit_test(test_kept),      cmocka_unit_test(test_rounding),
+        cmocka_unit_test(test_residuals), cmocka_unit_test(test_gather),
+        cmocka_unit_test(test_packing),
     };
     backend = of;
     cpu = kernels_cpu();

@@ -529,6 +529,7 @@ const device_backend *emulated_device(void) {
                                            .move = run_move,
                                            .quantise_levels = run_quantise_levels,
                                            .move_levels = run_move_levels,
+                                           .keep = run_keep,
                                            .residuals = run_residuals,
                                            .gather = run_gather,
                                            .pack = run_pack,
