@@ -128,8 +128,9 @@ struct ckd_save {
     block_job *jobs;    /* the kit's, one for each place in the pipeline */
     uint32_t job_count; /* threads */
     save_pipeline pipeline;
-    bool has_masters; /* exact ones */
-    bool values_left; /* on a device: of blocks under way, which may want them after all */
+    bool has_masters;    /* exact ones */
+    bytes whole_masters; /* large ones in one piece (save_cut.c) */
+    bool values_left;    /* on a device: of blocks under way, which may want them after all */
     uint64_t
         named_elements;   /* of the tensor's, on a device, if masters are saved: known without their values */
     bool values_stay;     /* what tensors point to stays as it is until the save has ended */
@@ -207,6 +208,8 @@ save_cells save_usual_cells(void);
 uint64_t save_block_elements(const ckd_save *save, const ckd_tensor *tensor);
 /* Is the region, of so many elements, saved in panels of columns? The second one: if it is lossy. */
 bool save_is_cut(const ckd_save *save, const ckd_tensor *tensor, const tensor_context *t, uint64_t elements);
+/* One that is not: if it is a large master, its rounded copies will not be, either. Errors: NOMEM. */
+ckd_status save_note_whole(ckd_save *save, const tensor_context *t, uint64_t elements, ckd_error *err);
 bool save_is_cut_lossy(const ckd_save *save, const tensor_context *t, uint64_t elements);
 /* Where the blocks of a panel end. */
 typedef struct save_places save_places;

@@ -305,6 +305,7 @@ void save_free(ckd_save *save, save_end end) {
     }
     lock_release(save->intent_lock);
     lock_release(save->reader_lock);
+    bytes_free(&save->whole_masters);
     free(save->dependencies);
     free(save->ranks);
     save_compare_free(save);

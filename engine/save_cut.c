@@ -13,8 +13,9 @@
 #include "engine/save.h"
 
 #define RAW_ELEMENTS (UINT64_C(1) << 14)
-#define CUT_BYTES \
-    (UINT64_C(1) << 22) /* smaller tensors stay as they are: whole blocks of them are soon read */
+#define CUT_ELEMENTS \
+    (UINT64_C(1)     \
+     << 20) /* smaller tensors stay as they are: whole blocks of them are soon read. In elements: rounded copies are cut as their masters */
 
 /* Of what is not compressed smaller ones, as they cost little there. What is 4096 long bears sevenths, raw also sixths. */
 static save_sides sides_of(const ckd_save *save) {
@@ -106,16 +107,46 @@ static ckd_region box_of(const tensor_context *t) {
     return box;
 }
 
+/* A large master in one piece. */
+typedef struct whole_master {
+    geometry shape;
+    const ckd_region *region; /* the save's */
+} whole_master;
+
+ckd_status save_note_whole(ckd_save *save, const tensor_context *t, uint64_t elements, ckd_error *err) {
+    whole_master m = {t->shape, t->region};
+    if (!block_is_master(t) || elements < CUT_ELEMENTS) {
+        return CKD_OK;
+    }
+    bytes_put(&save->whole_masters, &m, sizeof(m));
+    return save->whole_masters.failed ? err_nomem(err, sizeof(m), "what is known of masters") : CKD_OK;
+}
+
+/* Rounded copies are known by their blocks, so that they have to be cut as their masters are. */
+static bool may_copy_whole_master(const ckd_save *save, const tensor_context *t) {
+    const whole_master *m = (const whole_master *)(const void *)save->whole_masters.data;
+    bool found = false;
+    if (t->tensor->dtype != CKD_BF16 && t->tensor->dtype != CKD_F16) {
+        return false;
+    }
+    for (size_t i = 0; i < save->whole_masters.size / sizeof(*m) && !found; i++) {
+        found = m[i].shape.ndim == t->shape.ndim &&
+                memcmp(m[i].shape.shape, t->shape.shape, t->shape.ndim * sizeof(t->shape.shape[0])) == 0 &&
+                region_equal(m[i].region, t->region, t->shape.ndim);
+    }
+    return found;
+}
+
 /* Only tensors that are exact here and in the deltas to come, and that no optimizer predicts: its steps are predicted from blocks cut as ever. */
 bool save_is_cut(const ckd_save *save, const ckd_tensor *tensor, const tensor_context *t, uint64_t elements) {
     uint32_t ndim = t->shape.ndim;
-    if (ndim < 2 || t->region->kind == CKD_REGION_FLAT ||
-        elements < CUT_BYTES / ckd_dtype_size(tensor->dtype) || tensor->optimizer || save->target.compare ||
-        save_coarsest_fidelity(save) != CKD_EXACT) {
+    if (ndim < 2 || t->region->kind == CKD_REGION_FLAT || elements < CUT_ELEMENTS || tensor->optimizer ||
+        save->target.compare || save_coarsest_fidelity(save) != CKD_EXACT) {
         return false;
     }
     uint64_t columns = box_of(t).lengths[ndim - 1], side = sides_of(save).most;
-    return columns >= 2 * side && elements / columns >= 2 * side && !whole_in_parent(t);
+    return columns >= 2 * side && elements / columns >= 2 * side && !whole_in_parent(t) &&
+           !may_copy_whole_master(save, t);
 }
 
 /* By the matrices that tiles are made of (lossy_tile_cut), of which tensors of more dimensions are none. */

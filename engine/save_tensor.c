@@ -188,6 +188,20 @@ static ckd_status save_on_step(ckd_save *save, const ckd_tensor *tensor, tensor_
     return status;
 }
 
+/* In blocks of the region's own order. */
+static ckd_status save_whole(ckd_save *save, const ckd_tensor *tensor, tensor_context *t, uint64_t elements,
+                             ckd_error *err) {
+    ckd_status status = save_note_whole(save, t, elements, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    if (elements > 0 && save_lossy_part(save, t->tensor) != LOSSY_NONE) {
+        return save_lossy_region(save, tensor, t, elements, err);
+    }
+    return tensor->optimizer ? save_on_step(save, tensor, t, elements, err)
+                             : save_exact_span(save, tensor, t, 0, elements, NULL, err);
+}
+
 static ckd_status save_region(ckd_save *save, const ckd_tensor *tensor, ckd_error *err) {
     geometry shape;
     uint64_t elements;
@@ -208,12 +222,8 @@ static ckd_status save_region(ckd_save *save, const ckd_tensor *tensor, ckd_erro
         status = compare_region(save, tensor, &context, elements, err);
     } else if (save_is_cut(save, tensor, &context, elements)) {
         status = save_in_panels(save, tensor, &context, err);
-    } else if (elements > 0 && save_lossy_part(save, context.tensor) != LOSSY_NONE) {
-        status = save_lossy_region(save, tensor, &context, elements, err);
-    } else if (tensor->optimizer) {
-        status = save_on_step(save, tensor, &context, elements, err);
     } else {
-        status = save_exact_span(save, tensor, &context, 0, elements, NULL, err);
+        status = save_whole(save, tensor, &context, elements, err);
     }
     if (!save->values_stay) {
         status = status == CKD_OK ? save_end_tiles(save, err) : status;

@@ -216,7 +216,7 @@ static void test_what_is_not_cut(void **state) {
     add_tensor(save, "line", CKD_F32, 1, &line, NULL, f->values + 2);
     add_tensor(save, "least", CKD_F32, 2, (const uint64_t[2]){1024, 1024}, NULL, f->values);
     add_tensor(save, "less", CKD_F32, 2, (const uint64_t[2]){1023, 1024}, NULL, f->values);
-    add_tensor(save, "shorter", CKD_BF16, 2, (const uint64_t[2]){1024, 1024}, NULL, f->values);
+    add_tensor(save, "shorter", CKD_BF16, 2, (const uint64_t[2]){1023, 1024}, NULL, f->values);
     ckd_tensor t = CKD_TENSOR_INIT;
     t.name = "stepped";
     t.dtype = CKD_F32;
@@ -243,6 +243,42 @@ static void test_what_is_not_cut(void **state) {
     add_tensor(save, "exp_avg.w", CKD_F32, 2, shape, NULL, f->values);
     commit_save(save);
     assert_int_equal(tensor_info(f->store, "lossy", 1, "exp_avg.w").shards, 1);
+}
+
+/* A rounded copy has the blocks of its master, whatever the size of either: it takes next to nothing. */
+static void test_rounded_copies_are_cut_alike(void **state) {
+    fixture *f = *state;
+    ckd_optimizer rule = CKD_OPTIMIZER_INIT;
+    rule.kind = CKD_ADAMW;
+    rule.lr = 1e-3;
+    rule.beta1 = 0.9;
+    rule.beta2 = 0.99;
+    rule.eps = 1e-8;
+    rule.step = 1;
+    static const uint64_t shapes[][2] = {{1000, 1000}, {1024, 1024}, {1200, 1300}, {1448, 1449}};
+    for (size_t i = 0; i < 8; i++) {
+        const uint64_t *shape = shapes[i / 2], n = shape[0] * shape[1];
+        uint16_t *rounded = to_dtype(f->values, CKD_BF16, n);
+        char run[32];
+        snprintf(run, sizeof(run), "rounded%zu", i);
+        ckd_save *save = begin_save(f->store, run, 1);
+        ckd_tensor t = CKD_TENSOR_INIT;
+        t.name = "master.w";
+        t.role = CKD_ROLE_MASTER;
+        t.dtype = CKD_F32;
+        t.ndim = 2;
+        t.shape = shape;
+        t.data = f->values;
+        t.optimizer = i % 2 ? &rule : NULL;
+        assert_int_equal(ckd_save_tensor(save, &t, NULL), CKD_OK);
+        add_tensor(save, "w", CKD_BF16, 2, shape, NULL, rounded);
+        commit_save(save);
+        ckd_tensor_info w = tensor_info(f->store, run, 1, "w");
+        print_message("%zu: %s, %llu bytes\n", i, w.coding, (unsigned long long)w.stored_bytes);
+        assert_string_equal(w.coding, "cast");
+        assert_true(w.stored_bytes < n / 50);
+        free(rounded);
+    }
 }
 
 /* A chain goes on in the panels it was begun in, whoever cut them; where it cannot, values are what they are all the same. */
@@ -347,6 +383,7 @@ int main(void) {
         cmocka_unit_test(test_compressed),
         cmocka_unit_test(test_an_eighth_of_a_chain),
         cmocka_unit_test(test_what_is_not_cut),
+        cmocka_unit_test(test_rounded_copies_are_cut_alike),
         cmocka_unit_test(test_a_parent_that_is_cut_otherwise),
         cmocka_unit_test(test_lossy),
         cmocka_unit_test(test_odd_sides),
