@@ -20,6 +20,7 @@
 #include "kernels/device_open.h"
 #include "tests/support/checkpoints.h"
 #include "tests/support/device_tensors.h"
+#include "tests/support/scenes.h"
 #include "tests/support/tempdir.h"
 #include "tests/support/thread_ranks.h"
 
@@ -397,7 +398,9 @@ static void test_failures(void **state) {
     ckd_error err;
     ckd_checkpoint c;
     int failed = 0, went_on = 0; /* without what the device says of blocks that stay as they are */
-    for (int n = 1;; n += n < 40 ? 1 : 3) {
+    /* Odd strides: both kinds of failure come. Longer where emulated kernels take minutes. */
+    const int all = under_sanitizer() ? 8 : 40, stride = under_sanitizer() ? 13 : 3;
+    for (int n = 1;; n += n < all ? 1 : stride) {
         emulated_fail_after = n;
         emulated_fail_as = n % 2 ? DEVICE_FAILED : DEVICE_FULL;
         change(t, (unsigned)n); /* what stays as it is is not even read */
@@ -417,7 +420,8 @@ static void test_failures(void **state) {
             failed++;
         }
     }
-    assert_true(failed > 15 && went_on > 15 && failed + went_on > 30);
+    const int least = under_sanitizer() ? 3 : 15;
+    assert_true(failed > least && went_on > least && failed + went_on > 2 * least);
     ckd_load *load;
     assert_int_equal(ckd_load_begin(&load, store, &c.id, &err), CKD_OK);
     void *to = to_device(t[3].host, size_of(&t[3]));
