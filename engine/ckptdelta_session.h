@@ -164,7 +164,7 @@ CKD_API ckd_status ckd_session_add_bytes(ckd_session *session, const char *name,
 
 /*
  * Loads a checkpoint of the run into everything that is registered. step CKD_LATEST: the one that was committed last, of the run or of a branch that it went
- * on in (RUN~2, ...) after somebody had gone back. What is saved from here on was resumed from it; if it is not its run's newest, that goes on in a
+ * on in (RUN~2, ...) after somebody had gone back. Another step: of the run as it goes now, else of those that it branched off, else of a branch. What is saved from here on was resumed from it; if it is not its run's newest, that goes on in a
  * branch. Waits for saves under way. `from` (may be NULL): which one it was. Errors: NOT_FOUND (no such checkpoint: nothing was changed), MISMATCH (a tensor or bytes that
  * it lacks, or of another shape, dtype or size: nothing was changed), CORRUPT (also of CKD_LATEST, if there is a newer one whose manifest is damaged; see restore_older), those of
  * ckd_load_all.

@@ -101,10 +101,10 @@ static void resume_from(ckd_session *s, const ckd_checkpoint *from, const ckd_ch
 }
 
 /*
- * The checkpoint that was committed last, of the run that was asked for or of a branch that it went on in after somebody had gone back: RUN~2 and so on.
- * Steps do not tell, as those that were given up may be the higher ones.
+ * The checkpoint that was committed last (at `step`, unless that is CKD_LATEST), of the run that was asked for or of a branch that it went on in after
+ * somebody had gone back: RUN~2 and so on. Steps do not tell, as those that were given up may be the higher ones.
  */
-static ckd_status find_last(ckd_checkpoint *out, ckd_session *s, ckd_error *err) {
+static ckd_status find_last(ckd_checkpoint *out, ckd_session *s, uint64_t step, ckd_error *err) {
     char mine[CKD_RUN_MAX + 1], root[CKD_RUN_MAX + 1];
     unsigned first, number;
     ckd_checkpoint_list *list;
@@ -117,7 +117,9 @@ static ckd_status find_last(ckd_checkpoint *out, ckd_session *s, ckd_error *err)
     for (size_t i = 0; i < list->count; i++) {
         const ckd_checkpoint *c = &list->items[i];
         branch_root(root, &number, c->run);
-        if (strcmp(root, mine) == 0 && number >= first && (!last || c->created_ns >= last->created_ns)) {
+        bool asked = step == CKD_LATEST || c->step == step;
+        if (asked && strcmp(root, mine) == 0 && number >= first &&
+            (!last || c->created_ns >= last->created_ns)) {
             last = c;
         }
     }
@@ -127,7 +129,7 @@ static ckd_status find_last(ckd_checkpoint *out, ckd_session *s, ckd_error *err)
     return status;
 }
 
-/* A step of the run as it goes now, or of one of those that it branched off. */
+/* A step of the run as it goes now, or of one of those that it branched off; else of a branch that it went on in. */
 static ckd_status find_step(ckd_checkpoint *out, ckd_session *s, uint64_t step, ckd_error *err) {
     char name[CKD_RUN_MAX + 1], root[CKD_RUN_MAX + 1];
     unsigned number;
@@ -136,6 +138,11 @@ static ckd_status find_step(ckd_checkpoint *out, ckd_session *s, uint64_t step, 
     while (status == CKD_E_NOT_FOUND && branch_root(root, &number, name)) {
         (void)branch_name(name, root, number - 1, NULL); /* no longer than the name was */
         status = ckd_store_find(out, s->store, name, step, NULL);
+    }
+    if (status == CKD_E_NOT_FOUND) {
+        ckd_error why = {.offset = CKD_NO_OFFSET};
+        ckd_status in_branches = find_last(out, s, step, &why);
+        status = in_branches == CKD_E_NOT_FOUND ? status : err_from(err, in_branches, &why);
     }
     return status;
 }
@@ -168,7 +175,7 @@ static ckd_status check_last(const ckd_session *s, const ckd_checkpoint *from, c
 static ckd_status restore(ckd_checkpoint *from, ckd_session *s, uint64_t step, ckd_error *err) {
     ckd_checkpoint newest;
     ckd_error why = {.offset = CKD_NO_OFFSET};
-    ckd_status status = step == CKD_LATEST ? find_last(from, s, err) : find_step(from, s, step, err);
+    ckd_status status = step == CKD_LATEST ? find_last(from, s, step, err) : find_step(from, s, step, err);
     if (status == CKD_OK && step == CKD_LATEST) {
         status = check_last(s, from, err);
     }

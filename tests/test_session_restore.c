@@ -102,6 +102,33 @@ static void test_going_back_twice(void **state) {
     stored_check(dir, TRAINER_RUN "~3", 4, ROWS);
 }
 
+/* A new session is asked for a step that the run reached only after somebody had gone back. */
+static void test_a_step_of_a_branch(void **state) {
+    const char *dir = *state;
+    make_run(dir, 1, 6);
+    trainer *t = trainer_new(ROWS);
+    ckd_session_options o = session_options();
+    ckd_session *s = session_of(dir, &o, t);
+    ckd_error err = {0};
+    ckd_checkpoint from;
+    must(ckd_session_restore(NULL, s, 4, &err), &err);
+    for (uint64_t step = 5; step <= 8; step++) {
+        must(iterate(s, t, step, &err), &err);
+    }
+    must(ckd_session_close(s, &err), &err);
+    s = session_of(dir, &o, t);
+    must(ckd_session_restore(&from, s, 7, &err), &err);
+    assert_string_equal(from.run, TRAINER_RUN "~2");
+    trainer_check(t, 7);
+    assert_int_equal(ckd_session_restore(&from, s, 9, &err), CKD_E_NOT_FOUND);
+    must(ckd_session_close(s, &err), &err);
+    s = session_of(dir, &o, t);
+    must(ckd_session_restore(&from, s, 6, &err), &err); /* both have it: the run's own */
+    assert_string_equal(from.run, TRAINER_RUN);
+    must(ckd_session_close(s, &err), &err);
+    trainer_free(t);
+}
+
 /* The first save after going back lies beyond the steps that were given up: they are no part of what it goes on from. */
 static void test_beyond_what_was_given_up(void **state) {
     const char *dir = *state;
@@ -309,17 +336,12 @@ static void test_what_does_not_fit_changes_nothing(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        tempdir_test(test_nothing_to_restore),
-        tempdir_test(test_going_back_branches),
-        tempdir_test(test_going_back_twice),
-        tempdir_test(test_beyond_what_was_given_up),
-        tempdir_test(test_a_fresh_start_is_told),
-        tempdir_test(test_children_have_no_snapshot),
-        tempdir_test(test_a_name_is_registered_once),
-        tempdir_test(test_the_parent_is_deleted),
-        tempdir_test(test_bytes_are_copied_at_once),
-        tempdir_test(test_the_newest_is_gone_on_from),
-        tempdir_test(test_what_does_not_fit_changes_nothing),
+        tempdir_test(test_nothing_to_restore),         tempdir_test(test_going_back_branches),
+        tempdir_test(test_going_back_twice),           tempdir_test(test_a_step_of_a_branch),
+        tempdir_test(test_beyond_what_was_given_up),   tempdir_test(test_a_fresh_start_is_told),
+        tempdir_test(test_children_have_no_snapshot),  tempdir_test(test_a_name_is_registered_once),
+        tempdir_test(test_the_parent_is_deleted),      tempdir_test(test_bytes_are_copied_at_once),
+        tempdir_test(test_the_newest_is_gone_on_from), tempdir_test(test_what_does_not_fit_changes_nothing),
     };
     scratch_begin();
     int failed = cmocka_run_group_tests_name("session_restore", tests, NULL, NULL);
