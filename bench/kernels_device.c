@@ -4,6 +4,7 @@
 
 #include "bench/kernels_bench.h"
 #include "bench/support.h"
+#include "engine/device_pack.h"
 #include "kernels/device_open.h"
 #include "kernels/scalar_lattice.h"
 
@@ -15,7 +16,7 @@ typedef struct arrays {
     uint64_t n;
     float *now, *before, *out, *row, *column;
     int8_t *few;
-    uint32_t *words;
+    uint32_t *words, *packed; /* packed: for the way to a device, 2 bits an integer */
     double *rows, *columns;
     uint64_t *small; /* counters, sums, hashes */
     void *factors;   /* a tile's, rank 64, in floats or bytes */
@@ -102,6 +103,12 @@ static device_result quantise(arrays *a) {
 }
 static device_result move(arrays *a) {
     device_tile t = tile_of(a);
+    return a->backend->move(&a->queue, &t, &a->why);
+}
+static device_result move_packed(arrays *a) {
+    device_tile t = tile_of(a);
+    t.few = NULL;
+    t.packed = a->packed;
     return a->backend->move(&a->queue, &t, &a->why);
 }
 static device_result histogram(arrays *a) {
@@ -212,6 +219,7 @@ static const operation operations[] = {{"copy on the device", 8, copy},
                                        {"residual and quantise", 9, quantise},
                                        {"pack", 1.25, pack},
                                        {"dequantise and apply", 9, move},
+                                       {"dequantise and apply, packed", 8.28, move_packed},
                                        {"errors", 8, errors},
                                        /* of what they write */
                                        {"products of factors, rank 64, f32", 4, product},
@@ -245,6 +253,28 @@ static void fill(arrays *a, float *to, uint64_t n, float mean, float scale, uint
     free(host);
 }
 
+/* Integers as most deltas have them: 0, 1 and -1. */
+static void pack_there(arrays *a, uint64_t seed) {
+    int8_t *few = malloc(a->n);
+    uint32_t *packed = malloc(device_pack_heads(a->n) + a->n + DEVICE_GROUP);
+    pack_integers from = {NULL, few, a->n, false, kernels_cpu()};
+    if (!few || !packed) {
+        fprintf(stderr, "bench_kernels: out of memory\n");
+        exit(1);
+    }
+    for (uint64_t i = 0; i < a->n; i++) {
+        float x = bench_normal(&seed);
+        few[i] = (int8_t)((x > 1) - (x < -1));
+    }
+    uint64_t size = device_pack_measure(packed, &from);
+    device_pack(packed, &from);
+    a->packed = on_device(a, size);
+    must(a, a->backend->copy(&a->queue, a->packed, packed, size, DEVICE_TO_DEVICE, &a->why));
+    must(a, a->backend->finish(&a->queue, &a->why));
+    free(few);
+    free(packed);
+}
+
 static void arrays_begin(arrays *a, uint64_t n) {
     a->n = n;
     a->now = on_device(a, n * sizeof(float));
@@ -263,14 +293,15 @@ static void arrays_begin(arrays *a, uint64_t n) {
     memset(a->pinned, 0, n * sizeof(float));
     fill(a, a->now, n, 0, 0.02f, 1);
     fill(a, a->before, n, 0, 0.0201f, 1); /* the same numbers, a little larger: as if training had gone on */
+    pack_there(a, 5);
     fill(a, a->row, n / COLUMNS, 16, 0, 3);
     fill(a, a->column, COLUMNS, 1, 0, 3);
     a->streams = bench_streams_begin(a->backend, &a->queue, a->now, a->before, n);
 }
 
 static void arrays_end(arrays *a) {
-    void *const all[] = {a->now,    a->before, a->out,     a->few,   a->words, a->row,
-                         a->column, a->rows,   a->columns, a->small, a->other, a->factors};
+    void *const all[] = {a->now,  a->before,  a->out,   a->few,   a->words,   a->row,   a->column,
+                         a->rows, a->columns, a->small, a->other, a->factors, a->packed};
     for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++) {
         a->backend->release(a->queue.device, all[i]);
     }

@@ -3,6 +3,7 @@
 
 #include <stdlib.h>
 
+#include "engine/device_pack.h"
 #include "kernels/scalar_lattice.h"
 
 #define HALF_EXACT 2048.0f  /* f16 has all integers up to it */
@@ -178,49 +179,26 @@ static ckd_status side_of(chain_side **out, chain_sides *sides, const kept_colum
 
 /* ---- lossy blocks ---- */
 
-/* Integers of a byte each; false: they do not fit, or are second moments'. */
-static bool narrow_integers(int8_t *few, const int32_t *q, uint64_t n) {
-    int32_t least = 0, most = 0;
-    for (uint64_t i = 0; i < n; i++) {
-        least = q[i] < least ? q[i] : least;
-        most = q[i] > most ? q[i] : most;
-        few[i] = (int8_t)q[i];
-    }
-    return least > INT8_MIN && most <= INT8_MAX;
-}
-
-static ckd_status put_integers(bool *fit, chain_link *l, bytes *to, const lattice_block *b, ckd_error *err) {
+/* Packed, if there are any but 0; false in *fit: one is too large. */
+static ckd_status put_integers(bool *fit, chain_link *l, bytes *to, const lattice_block *b, const kernels *k,
+                               ckd_error *err) {
+    const pack_integers from = {b->q, b->few, b->count, b->map == LATTICE_LEVELS, k};
+    uint64_t heads = device_pack_heads(b->count);
     *fit = true;
-    l->few = b->few || b->q;
-    int8_t *room = l->few ? put_array(to, b->count, &l->at, err) : NULL;
-    if (room && b->few) {
-        memcpy(room, b->few, b->count);
-    } else if (room) {
-        *fit = narrow_integers(room, b->q, b->count);
+    l->packed = b->few || b->q;
+    uint32_t *room = l->packed ? put_array(to, heads, &l->at, err) : NULL;
+    if (!room) {
+        return l->packed ? CKD_E_NOMEM : CKD_OK;
     }
-    return l->few && !room ? CKD_E_NOMEM : CKD_OK;
-}
-
-/* Do they say how many units values move, and nothing else? A keyframe's do. */
-static bool are_units(const lattice_block *b) {
-    return b->step == 0 && !b->row && !b->own.step && !b->factor &&
-           !(b->offset[0] | b->offset[1] | b->offset[2]);
-}
-
-/* Those that do not fit a byte, in two, to be added as sums of products would be. false in *fit: they do not fit these, either. */
-static ckd_status put_units(bool *fit, chain_link *l, bytes *to, const lattice_block *b, ckd_error *err) {
-    to->size = l->at; /* where they were to be in a byte each */
-    uint8_t *room = put_array(to, b->count * sizeof(int16_t), &l->at, err);
-    *fit = true;
-    for (uint64_t i = 0; i < b->count && room; i++) {
-        int16_t unit = (int16_t)b->q[i];
-        *fit &= unit == b->q[i];
-        memcpy(room + i * sizeof(unit), &unit, sizeof(unit));
+    uint64_t size = device_pack_measure(room, &from);
+    *fit = size > 0;
+    if (*fit && !bytes_extend(to, (size_t)(size - heads))) {
+        return err_nomem(err, size, "what goes to a device");
     }
-    l->few = false;
-    l->units = true;
-    l->run.low_rank_unit = 1;
-    return room ? CKD_OK : CKD_E_NOMEM;
+    if (*fit) {
+        device_pack((uint32_t *)(void *)(to->data + l->at), &from);
+    }
+    return CKD_OK;
 }
 
 static ckd_status put_row_steps(chain_link *l, bytes *to, const lattice_block *b, ckd_error *err) {
@@ -281,10 +259,7 @@ static ckd_status put_linear(bool *fit, chain_link *l, device_chain *c, chain_si
     }
     l->form = CHAIN_LINEAR;
     l->run = lattice_row_run(b, &none, 0);
-    ckd_status status = put_integers(fit, l, &c->sent, b, err);
-    if (status == CKD_OK && !*fit && are_units(b)) {
-        status = put_units(fit, l, &c->sent, b, err);
-    }
+    ckd_status status = put_integers(fit, l, &c->sent, b, d->kernels, err);
     status = status == CKD_OK && *fit ? put_row_steps(l, &c->sent, b, err) : status;
     return status == CKD_OK && *fit ? put_factors(fit, l, &c->sent, sides, p, d, err) : status;
 }
@@ -293,7 +268,7 @@ static ckd_status put_levels(bool *fit, chain_link *l, device_chain *c, chain_si
                              const lattice_parts *p, decoder *d, ckd_error *err) {
     const lattice_block *b = &p->block;
     ckd_status status = CKD_OK;
-    *fit = !l->delta && !b->q && !b->few;
+    *fit = !l->delta;
     if (!*fit) {
         return CKD_OK;
     }
@@ -301,10 +276,11 @@ static ckd_status put_levels(bool *fit, chain_link *l, device_chain *c, chain_si
     l->birth = b->birth;
     l->step = b->step;
     l->has_rows = b->row != NULL;
-    if (b->row) {
+    status = put_integers(fit, l, &c->sent, b, d->kernels, err);
+    if (status == CKD_OK && b->row) {
         status = put_copy(&c->sent, b->row, l->rows * sizeof(int32_t), &l->row, err);
     }
-    if (status != CKD_OK) {
+    if (status != CKD_OK || !*fit) {
         return status;
     }
     return b->shared ? side_of(&l->right_side, sides, p->columns, CHAIN_LEVEL_COLUMNS, d, err)

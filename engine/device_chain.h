@@ -59,8 +59,7 @@ typedef struct chain_link {
     bool delta;      /* on the values of the link before; of a stream: differences to them */
     bool hashed;     /* its values are compared with its content hash */
     bool half;       /* values of f32, sent as bf16 */
-    bool few;        /* lossy: integers of a byte each are sent; else all are 0 */
-    bool units;      /* lossy: integers of two bytes each are sent */
+    bool packed;     /* lossy: integers are sent (device_pack.h); else all are 0 */
     size_t at;       /* values or integers, in what the chain sends; a stream: in its streams */
     size_t size;     /* of a stream */
     uint64_t memory; /* of a stream: what reading it takes of the device's */
@@ -102,7 +101,7 @@ ckd_status device_chain_make(device_chain *c, chain_sides *sides, decoder *d, vi
 /* Room for the values of the block, decoded and verified elsewhere, which then are all that is sent of it. NULL: out of memory. */
 void *device_chain_values(device_chain *c, const view_block *b, ckd_error *err);
 /*
- * They are there. Those of f32 that nearly all have no more bits than bf16, as lossy second moments, are sent as such: of half the size. Errors: NOMEM.
+ * They are there. Those of f32 that nearly all have no more bits than bf16 are sent as such: of half the size. Errors: NOMEM.
  */
 ckd_status device_chain_filled(device_chain *c, ckd_error *err);
 

@@ -52,7 +52,6 @@ static const chain_factor *factor_of(const chain_side *side, const chain_factor 
 
 static uint64_t link_size(const chain_link *l) {
     uint64_t size = l->record->tensor->dtype == CKD_F32 ? 0 : aligned(l->record->count * sizeof(float));
-    size += l->units ? aligned(l->record->count * sizeof(float)) : 0;
     if (l->rank) {
         const chain_factor *left = factor_of(l->left_side, &l->left),
                            *right = factor_of(l->right_side, &l->right);
@@ -394,19 +393,14 @@ static void put_products(device_tile *t, run *r, const device_chain *c, const ch
     }
 }
 
-/* Integers of two bytes, as floats. */
-static const float *units_of(run *r, const device_chain *c, const chain_link *l, uint8_t **at) {
-    float *to = take(at, l->record->count * sizeof(float));
-    one_span(r, DEVICE_WIDEN, CKD_I16, CKD_DTYPE_NONE,
-             (device_span){.to = to, .from = r->memory + c->base + l->at, .n = l->record->count});
-    return to;
+static const uint32_t *packed_of(const run *r, const device_chain *c, const chain_link *l) {
+    return l->packed ? (const uint32_t *)(const void *)(r->memory + c->base + l->at) : NULL;
 }
 
 static void move_linear(run *r, const device_chain *c, const chain_link *l, float *values, uint8_t *at) {
     device_tile t = {.before = l->delta ? values : NULL,
                      .values = values,
-                     .few = l->few ? (int8_t *)(r->memory + c->base + l->at) : NULL,
-                     .low_rank = l->units ? units_of(r, c, l, &at) : NULL,
+                     .packed = packed_of(r, c, l),
                      .row_step = (const float *)(const void *)(r->memory + c->base + l->row),
                      .column_step = columns_of(r, c, l),
                      .count = l->record->count,
@@ -425,6 +419,7 @@ static void move_linear(run *r, const device_chain *c, const chain_link *l, floa
 static void move_levels(run *r, const device_chain *c, const chain_link *l, float *values) {
     const uint8_t *rows = r->memory + c->base + l->row;
     device_levels t = {.values = values,
+                       .packed = packed_of(r, c, l),
                        .row = l->has_rows ? (const int32_t *)(const void *)rows : NULL,
                        .column = columns_of(r, c, l),
                        .count = l->record->count,

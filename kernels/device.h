@@ -19,7 +19,7 @@
 extern "C" {
 #endif
 
-#define DEVICE_VERSION 7
+#define DEVICE_VERSION 8
 
 typedef enum device_result {
     DEVICE_DONE,
@@ -67,7 +67,7 @@ typedef enum device_operation {
     DEVICE_UNROTATE, /* kernels.unrotate_sign */
     DEVICE_CONTEXT,  /* kernels.magnitude_context: a byte each */
     DEVICE_CAST,     /* kernels.cast: f32 to bf16 or f16 (`to_dtype`), f64 to f32 */
-    DEVICE_WIDEN,    /* kernels.widen: f16, bf16 or f32 to f32; i8 and i16, too: integers as floats */
+    DEVICE_WIDEN,    /* kernels.widen: f16, bf16 or f32 to f32; i8, too: integers as floats */
     DEVICE_STEP /* kernels.optimizer_step: of f32; from: the values before, first and second: the rule's inputs */
 } device_operation;
 
@@ -125,13 +125,26 @@ typedef struct device_keeping {
 } device_keeping;
 
 /*
+ * Integers of a tile on their way to a device, in as few bits as the largest of each group of DEVICE_GROUP takes, and its sign. First a word of 32 bits for each group, its
+ * head, and zeros up to a multiple of 16 bytes; then the groups. A head has in its lowest DEVICE_WIDTH_BITS bits the group's width, at most DEVICE_WIDTH_MOST (0: all are
+ * 0, and nothing follows), and above them where its words begin, in units of 16 bytes, counted from the first head. A group has four lanes of `width` words, word k of lane j being word 4k + j of
+ * the group: integer i is in lane i mod 4, two's complement, from bit (i / 4) width of the lane on, the lowest bits of a word first. So a thread has four integers that stand next to each other
+ * in 16 bytes, or in two times 16. Integers behind the last one are 0. No integer is the least of its group's width: of second moments that says LEVEL_ZERO.
+ * Aligned to 16 bytes.
+ */
+#define DEVICE_GROUP      128u
+#define DEVICE_WIDTH_BITS 6u
+#define DEVICE_WIDTH_MOST 30u
+
+/*
  * Elements of a matrix in row-major order, the first one in column `phase`. The steps of element i are row_step[row] * column_step[column], as
  * in lattice_run; rows are counted from the first element's.
  */
 typedef struct device_tile {
     const float *now, *before; /* before NULL: zeros */
     float *values;             /* of `move`: what a decoder gets; may be `before` */
-    int8_t *few;               /* of `quantise`: the integers; of `move`: the same, or NULL: all zero */
+    int8_t *few;               /* of `quantise`: the integers; of `move`: the same, or NULL: see packed */
+    const uint32_t *packed;    /* of `move`: the integers, in groups; NULL, and no `few`: all zero */
     const float *low_rank;     /* sums of products of factors, for each element; NULL: none */
     const int32_t *low_whole;  /* the same as integers below 2^24, instead of it */
     const float *row_step, *column_step; /* column_step NULL: 1 */
@@ -189,7 +202,8 @@ typedef struct device_levels {
     const float *now;
     float *values; /* of `move_levels` */
     int8_t *
-        few; /* of `quantise_levels`: the integers, or NULL: only what is kept is wanted; of `move_levels`: the same, or NULL: all zero */
+        few; /* of `quantise_levels`: the integers, or NULL: only what is kept is wanted; of `move_levels`: the same, or NULL: see packed */
+    const uint32_t *packed;      /* of `move_levels`: the integers, in groups; NULL, and no `few`: all zero */
     const int32_t *row, *column; /* levels of each row and column, or NULL: none */
     uint64_t count, columns, phase;
     int32_t birth, step; /* birth: at least 1 */

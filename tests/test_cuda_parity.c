@@ -2,6 +2,7 @@
 #include <stdio.h>
 
 #include "tests/support/cuda_device.h"
+#include "tests/support/device_packed.h"
 #include "tests/support/device_parity.h"
 #include "tests/support/device_streams.h"
 
@@ -17,5 +18,6 @@ int main(void) {
         printf("%s, %u.%u, %u processors\n", about.name, about.major, about.minor, about.processors);
     }
     int failed = device_parity("cuda_parity", backend);
+    failed += device_packed("cuda_packed", backend);
     return failed + device_streams("cuda_streams", backend, 300);
 }

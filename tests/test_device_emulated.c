@@ -1,15 +1,18 @@
 /* The kernels for devices, run by the host over their launch geometry, against the CPU's: in the usual order of threads, and backwards. */
 #include <stdio.h>
 
+#include "tests/support/device_packed.h"
 #include "tests/support/device_parity.h"
 #include "tests/support/device_streams.h"
 #include "tests/support/emulated_device.h"
 
 int main(void) {
     int failed = device_parity("device_emulated", emulated_device());
+    failed += device_packed("device_packed", emulated_device());
     failed += device_streams("device_streams", emulated_device(), 6000);
     emulated_backwards = true;
     failed += device_parity("device_emulated_backwards", emulated_device());
+    failed += device_packed("device_packed_backwards", emulated_device());
     failed += device_streams("device_streams_backwards", emulated_device(), 600);
     if (emulated_memory) {
         printf("%llu bytes of the device's memory were not released\n", (unsigned long long)emulated_memory);

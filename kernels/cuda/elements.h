@@ -116,7 +116,6 @@ DEFINE_ELEMENTS(widen_f16, element_spans, uint16_t, uint32_t, 1, scalar_f32_from
 DEFINE_ELEMENTS(widen_bf16, element_spans, uint16_t, uint32_t, 1, (uint32_t)a << 16)
 DEFINE_ELEMENTS(widen_f32, element_spans, uint32_t, uint32_t, 1, a)
 DEFINE_ELEMENTS(widen_i8, element_spans, uint8_t, uint32_t, 1, scalar_bits((float)(int8_t)a))
-DEFINE_ELEMENTS(widen_i16, element_spans, uint16_t, uint32_t, 1, scalar_bits((float)(int16_t)a))
 
 /* ---- optimizer steps: a kernel for each of FORMAT.md's rules ---- */
 
@@ -271,7 +270,6 @@ static inline elements_launch elements_launch_of(const device_elements *what, si
         return what->dtype == CKD_F16    ? widen_f16_launch
                : what->dtype == CKD_BF16 ? widen_bf16_launch
                : what->dtype == CKD_F32  ? widen_f32_launch
-               : what->dtype == CKD_I16  ? widen_i16_launch
                : what->dtype == CKD_I8   ? widen_i8_launch
                                          : NULL;
     default:

@@ -377,19 +377,61 @@ DEVICE_FN void pack_few(const place *at, const device_packing *p) {
 }
 KERNEL(pack_few, device_packing)
 
+/* ---- packed for their way from the host ---- */
+
+/* What a lane of 32-bit words has from bit `at` on, of which `low` and `high` are the words: the integer of so many bits. */
+DEVICE_FN int32_t unpack_one(int32_t low, int32_t high, uint32_t at, uint32_t width) {
+    uint64_t lane = (uint64_t)(uint32_t)high << 32 | (uint32_t)low;
+    return (int32_t)((uint32_t)(lane >> at) << (32 - width)) >> (32 - width);
+}
+
+/* width, out: of the group. */
+DEVICE_FN four_integers unpack_four(const uint32_t *packed, const lattice_four *f, uint32_t *width) {
+    four_integers q = {{0, 0, 0, 0}}, low, high = {{0, 0, 0, 0}};
+    const uint32_t head = f->n ? packed[f->first / DEVICE_GROUP] : 0;
+    const uint32_t bits = head & ((1u << DEVICE_WIDTH_BITS) - 1), at = f->first % DEVICE_GROUP / 4 * bits;
+    const four_integers *words =
+        (const four_integers *)(const void *)packed + (head >> DEVICE_WIDTH_BITS) + at / 32;
+    *width = bits;
+    if (bits == 0) {
+        return q;
+    }
+    low = words[0];
+    if (at % 32 + bits > 32) {
+        high = words[1];
+    }
+    UNROLL for (uint32_t j = 0; j < LATTICE_EACH; j++) {
+        q.at[j] = unpack_one(low.at[j], high.at[j], at % 32, bits);
+    }
+    return q;
+}
+
+/* The integers of a thread, as bytes or packed. */
+DEVICE_FN four_integers tile_integers(const int8_t *few, const uint32_t *packed, const lattice_four *f,
+                                      uint32_t *width) {
+    four_bytes bytes = load_four_bytes(few, f);
+    four_integers q;
+    *width = 8;
+    if (packed) {
+        return unpack_four(packed, f, width);
+    }
+    UNROLL for (uint32_t j = 0; j < LATTICE_EACH; j++) {
+        q.at[j] = bytes.at[j];
+    }
+    return q;
+}
+
 /* ---- values of a tile ---- */
 
 DEVICE_FN void move_tile(const place *at, const device_tile *t) {
     lattice_four f = lattice_four_of(at, t->count, t->columns, t->phase), here = f;
     four_floats values = load_four_floats(t->before, &f), low = tile_low_four(t, &f);
-    four_bytes few = {{0, 0, 0, 0}};
-    if (t->few) {
-        few = load_four_bytes(t->few, &f);
-    }
+    uint32_t width;
+    four_integers q = tile_integers(t->few, t->packed, &f, &width);
     UNROLL for (uint32_t j = 0; j < LATTICE_EACH; j++) {
         if (j < f.n) {
             float step = tile_step(t, &here);
-            float level = scalar_level(few.at[j], t->offset[0], t->offset[1], t->offset[2]);
+            float level = scalar_level(q.at[j], t->offset[0], t->offset[1], t->offset[2]);
             int32_t units = scalar_add(tile_low(t, low.at[j], step), scalar_units(level * step));
             values.at[j] = scalar_move(values.at[j], units, t->unit, t->per_unit);
             lattice_next(&here, t->columns);
@@ -450,11 +492,13 @@ KERNEL(quantise_levels, device_levels)
 
 DEVICE_FN void move_levels(const place *at, const device_levels *t) {
     lattice_four f = lattice_four_of(at, t->count, t->columns, t->phase), here = f;
-    four_bytes few = load_four_bytes(t->few, &f);
+    uint32_t width;
+    four_integers integers = tile_integers(t->few, t->packed, &f, &width);
+    const int32_t zero = width ? -(int32_t)(1u << (width - 1)) : 1;
     four_floats values = {{0, 0, 0, 0}};
     UNROLL for (uint32_t j = 0; j < LATTICE_EACH; j++) {
         if (j < f.n) {
-            int32_t q = few.at[j] == DEVICE_LEVEL_ZERO ? LEVEL_ZERO : few.at[j];
+            int32_t q = integers.at[j] == zero ? LEVEL_ZERO : integers.at[j];
             int32_t level = scalar_level_apply(t->birth, q, levels_offset(t, &here), t->birth, t->step);
             values.at[j] = scalar_float((uint32_t)level << LEVEL_SHIFT);
             lattice_next(&here, t->columns);
