@@ -150,6 +150,21 @@ static ckd_status push_part(lossy_region *r, lossy_piece *p, tile_part *of, cons
     return status;
 }
 
+/* A tile that is exact all the same: its values count, or others' errors would be those of less. */
+static void add_exact(lossy_region *r, const lossy_tile *t) {
+    const kernels *k = r->save->tiles->loaders[0].kernels;
+    for (size_t i = 0; i < r->count; i++) {
+        const save_panel *p = r->pieces[i].panel;
+        uint64_t first = p ? p->first : 0, width = p ? p->rows.width : t->count,
+                 next = p ? p->columns : t->count;
+        lossy_error e = {0};
+        for (uint64_t at = first; at < t->count; at += next) {
+            lossy_error_add(&e, t->now + at, t->now + at, width, k);
+        }
+        add_error(&r->pieces[i].figures, &(lossy_error){.energy = e.energy, .kept = e.kept});
+    }
+}
+
 #define USUAL_EPS 1e-8 /* of Adam, where it is not told */
 static ckd_status save_exactly(lossy_region *r, const lossy_tile *t, ckd_error *err) {
     ckd_status status = CKD_OK;
@@ -495,7 +510,10 @@ static ckd_status save_next_tile(lossy_region *r, lossy_tile *cut, ckd_error *er
         return status == CKD_OK ? save_report_progress(save, raw, err) : status;
     }
     save_tile_leave_device(save, &held->tile);
-    status = status == CKD_OK ? save_exactly(r, cut, err) : status;
+    if (status == CKD_OK) {
+        add_exact(r, &held->tile);
+        status = save_exactly(r, cut, err);
+    }
     save->tiles->seen = save->budget;
     save->tiles->seen_region = r->number;
     return status;

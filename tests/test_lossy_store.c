@@ -3,6 +3,7 @@
  * mode of the host's floats; damage is found; the catalog can be made anew.
  */
 #include <fenv.h>
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdbool.h>
@@ -185,6 +186,42 @@ static void test_ranks_and_other_layouts(void **state) {
         drift_free(&d);
     }
     assert_int_equal(verify_damage(store), 0);
+    ckd_store_close(store);
+}
+
+/* A region of so few values that they are exact, and nearly all of the tensor's norm: the error is that of all of it. By the catalog and by the files. */
+static void test_errors_are_told_of_exact_regions_too(void **state) {
+    enum { COUNT = 20000, FEW = 20 };
+    ckd_store *store = store_create(*state);
+    const uint64_t shape[1] = {COUNT};
+    for (uint64_t step = 0; step < 3; step++) {
+        float *values = random_values(CKD_F32, COUNT, 7), whole = 0;
+        for (int i = 0; i < COUNT; i++) {
+            values[i] *= 1 + 0.001f * (float)step * (float)(i % 7);
+            whole += values[i] * values[i];
+        }
+        for (int i = 0; i < FEW; i++) {
+            values[i] = sqrtf(whole / FEW);
+        }
+        ckd_save_options o = lossy_options("run", step, CKD_COMPACT);
+        ckd_save *save = begin_with(store, &o);
+        const ckd_region few = {.kind = CKD_REGION_FLAT, .count = FEW},
+                         others = {.kind = CKD_REGION_FLAT, .start = FEW, .count = COUNT - FEW};
+        add_tensor(save, "w", CKD_F32, 1, shape, &few, values);
+        add_tensor(save, "w", CKD_F32, 1, shape, &others, values + FEW);
+        ckd_checkpoint c = commit_save(save);
+        float *got = load_floats(store, "run", step, "w", CKD_F32, COUNT);
+        double is = relative_error(got, values, COUNT), told = tensor_info(store, "run", step, "w").rel_l2;
+        assert_memory_equal(got, values, FEW * sizeof(*got));
+        assert_true(is > 0 && told > 0.99 * is && told < 1.01 * is);
+        ckd_load *load;
+        assert_int_equal(ckd_load_begin(&load, store, &c.id, NULL), CKD_OK);
+        told = ckd_load_tensors(load)->items[0].rel_l2;
+        assert_true(told > 0.99 * is && told < 1.01 * is);
+        ckd_load_end(load);
+        free(got);
+        free(values);
+    }
     ckd_store_close(store);
 }
 
@@ -494,6 +531,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         TEST(test_shapes_and_regions),
         TEST(test_ranks_and_other_layouts),
+        TEST(test_errors_are_told_of_exact_regions_too),
         TEST(test_regions_keep_to_what_loads_may_cost),
         TEST(test_threads_kernels_and_modes_do_not_matter),
         TEST(test_threads_choose_no_ancestors),

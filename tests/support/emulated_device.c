@@ -187,7 +187,9 @@ static device_result allocate_pinned(void **out, int device, size_t bytes, devic
     if (result == DEVICE_DONE) {
         *out = malloc(bytes);
         result = why->result = *out ? DEVICE_DONE : DEVICE_FULL;
+        pthread_mutex_lock(&memory_mutex);
         emulated_pinned += *out != NULL;
+        pthread_mutex_unlock(&memory_mutex);
     }
     return result;
 }
@@ -195,7 +197,9 @@ static device_result allocate_pinned(void **out, int device, size_t bytes, devic
 static void release_pinned(int device, void *memory) {
     (void)device;
     catch_up();
+    pthread_mutex_lock(&memory_mutex);
     emulated_pinned -= memory != NULL;
+    pthread_mutex_unlock(&memory_mutex);
     free(memory);
 }
 
