@@ -109,7 +109,7 @@ static ckd_status code_on_lattice(bool *done, compact_item *item, compaction *c,
     load_cost base = base_cost(ckd_dtype_size(r->tensor->dtype), r->raw_size, r->base_stored);
     load_cost chain = f->onto_load.chain;
     chain.stored += (double)w->delta.size;
-    uint64_t alone = t->alone_possible ? w->alone.size : r->raw_size;
+    uint64_t alone = t->alone_possible && w->alone.size < r->raw_size ? w->alone.size : r->raw_size;
     bool delta = t->delta_possible && compact_pays(c, &chain, &base, w->delta.size, alone);
     *done = delta || (t->alone_possible && alone < r->raw_size);
     if (!*done) {

@@ -179,6 +179,53 @@ static void test_exact_is_folded(void **state) {
     fold(*state, CKD_EXACT, 8);
 }
 
+/*
+ * Of some hundred bytes, coded on a lattice, neither a difference nor the values themselves may come out smaller than they are: then they stay as they are. Such
+ * tensors lie between others, which are smaller.
+ */
+static void test_the_smallest_lossy_tensors_are_folded(void **state) {
+    enum { TENSORS = 60, STEPS = 9 };
+    ckd_store *store = store_create(*state);
+    for (uint64_t step = 0; step < STEPS; step++) {
+        ckd_save_options o = lossy_options("run", step, CKD_NEAR);
+        o.max_load_cost = 20;
+        ckd_save *save = begin_with(store, &o);
+        for (unsigned i = 0; i < TENSORS; i++) {
+            uint64_t random = i + 1, shape[1] = {4 + i};
+            float values[4 + TENSORS];
+            char name[32];
+            for (uint64_t k = 0; k < shape[0]; k++) {
+                values[k] = (float)drift_normal(&random);
+            }
+            for (uint64_t s = 1; s <= step; s++) {
+                for (uint64_t k = 0; k < shape[0]; k++) {
+                    values[k] += (float)((i % 4 + 1) * 0.05 * drift_normal(&random));
+                }
+            }
+            void *halves = to_dtype(values, CKD_BF16, shape[0]);
+            snprintf(name, sizeof(name), "tensor.%u", i);
+            add_tensor(save, name, CKD_BF16, 1, shape, NULL, halves);
+            free(halves);
+        }
+        commit_save(save);
+    }
+    fingerprints before = fingerprints_of(store);
+    ckd_policy policy = CKD_POLICY_INIT;
+    policy.keep_every = STEPS - 1;
+    ckd_delete_options now = CKD_DELETE_OPTIONS_INIT;
+    now.undo_s = 0;
+    ckd_compact_options o = options_for(16);
+    o.policy = &policy;
+    o.deletion = &now;
+    ckd_compaction *done = compact_with(store, &o);
+    check_items(done);
+    assert_int_equal(done->pruned->deleted, STEPS - 3); /* the first and the last two stay */
+    ckd_compaction_free(done);
+    assert_int_equal(ckd_store_collect(NULL, store, NULL, NULL), CKD_OK);
+    check_store(*state, store, &before, 3, 16);
+    fingerprints_free(&before);
+}
+
 /* The first checkpoint holds what never changes: the oldest that stays takes it over, the others name that one. */
 static void test_the_base_goes(void **state) {
     scene_make(*state, 0, 8);
@@ -412,6 +459,7 @@ int main(void) {
         tempdir_test(test_near_is_folded),
         tempdir_test(test_compact_is_folded),
         tempdir_test(test_exact_is_folded),
+        tempdir_test(test_the_smallest_lossy_tensors_are_folded),
         tempdir_test(test_the_base_goes),
         tempdir_test(test_a_dry_run_is_exact_and_changes_nothing),
         tempdir_test(test_cold_data_is_recoded),
