@@ -162,11 +162,11 @@ typedef struct need {
     uint32_t seers;
 } need;
 
-/* Where a payload lies, so that the same one has the same id on all ranks. */
+/* Where a payload lies, so that the same one has the same id on all ranks. A file of ready copies has the identity of the one that it was made with. */
 static hash128 id_of(const load_node *n) {
-    uint8_t at[sizeof(ckd_id) + 8];
-    memcpy(at, n->chunk->identity.file.bytes, sizeof(ckd_id));
-    store_le64(at + sizeof(ckd_id), n->record->payload_offset);
+    uint8_t at[sizeof(hash128) + 8];
+    memcpy(at, n->chunk->root.bytes, sizeof(hash128));
+    store_le64(at + sizeof(hash128), n->record->payload_offset);
     return hash128_of(at, sizeof(at));
 }
 

@@ -734,6 +734,62 @@ static void test_damage(void **state) {
     }
 }
 
+/* A tensor that is new each time, and one that hardly changes; nothing of either can be compressed. */
+static void make_ready_beside_new(void) {
+    enum { SIZE = 40000 };
+    ckd_store *store = store_reopen(dir, CKD_OPEN_WRITE);
+    uint8_t *same = random_bits(SIZE, 1);
+    const uint64_t size[1] = {SIZE};
+    for (uint64_t step = 0; step < STEPS; step++) {
+        uint8_t *new = random_bits(SIZE, 2 + (unsigned)step);
+        ckd_save_options o = options_of("ready", step);
+        o.max_load_cost = 1000;
+        o.newest_load_cost = 1;
+        for (uint64_t i = step; i < SIZE; i += 50) {
+            same[i]++;
+        }
+        ckd_save *save = begin_with(store, &o);
+        add_tensor(save, "aa", CKD_U8, 1, size, NULL, new);
+        add_tensor(save, "b", CKD_U8, 1, size, NULL, same);
+        commit_save(save);
+        free(new);
+    }
+    free(same);
+    ckd_store_close(store);
+}
+
+/* A ready copy lies where another block does in the file of the checkpoint, and is as large: neither is taken for the other. */
+static void test_ready_copies_are_not_what_they_lie_beside(void **state) {
+    (void)state;
+    make_ready_beside_new();
+    known k = learn("ready", LAST);
+    ckd_store *store = open_store(1);
+    ckd_load *load;
+    assert_int_equal(ckd_load_begin(&load, store, &k.id, NULL), CKD_OK);
+    const view_block *a = view_find(load->view, "aa")->shards[0].blocks,
+                     *b = view_find(load->view, "b")->shards[0].blocks;
+    assert_non_null(b->ready);
+    assert_true(a->record->payload_offset == b->ready->payload_offset &&
+                a->record->stored_size == b->ready->stored_size);
+    ckd_load_end(load);
+    ckd_store_close(store);
+    for (size_t only = 0; only < k.count; only++) {
+        job j = {.known = &k, .world = 3};
+        for (uint32_t r = 0; r < 3; r++) {
+            static const ckd_region whole = {.kind = CKD_REGION_WHOLE};
+            j.ranks[r].allowed = CKD_DIFFERS_UNEXPECTED;
+            if (r == 0) {
+                want_all(&j.ranks[r], &k);
+            } else {
+                want(&j.ranks[r], &k.tensors[r == 1 ? only : 1 - only], &whole);
+            }
+        }
+        run_well(&j);
+        job_free(&j);
+    }
+    forget(&k);
+}
+
 /* Ready copies that are damaged are done without, by whoever reads them for the others, too. */
 static void test_damaged_ready_copies(void **state) {
     (void)state;
@@ -844,6 +900,7 @@ int main(void) {
         cmocka_unit_test(test_one_rank_has_no_memory),
         cmocka_unit_test(test_damage),
         cmocka_unit_test(test_damaged_messages),
+        cmocka_unit_test(test_ready_copies_are_not_what_they_lie_beside),
         cmocka_unit_test(test_damaged_ready_copies), /* it leaves them damaged */
         cmocka_unit_test(test_transports_that_do_not_do),
     };
