@@ -28,16 +28,12 @@ typedef struct place {
 #define ALIGNED(n)   __align__(n)
 #define UNROLL       _Pragma("unroll")
 
-/* Makes a device the thread's own, and gives it back the one that it had. */
-typedef struct device_scope {
-    int device, before;
-    device_result result;
-} device_scope;
-device_scope cuda_scope_enter(int device, device_failure *why);
-device_result cuda_scope_leave(const device_scope *s, device_result result);
-
-/* Sets *why, and says whether the launch went well (what it does shows later, at device_backend.finish). */
-device_result cuda_launched(const char *kernel, device_failure *why);
+/*
+ * Launches LAUNCH_THREADS a block; what the kernel does shows later, at device_backend.finish. Not by <<<>>>: how that went cudaGetLastError would say, which also
+ * tells of errors that the host program left there before (cudaErrorNotReady of an event that it polled).
+ */
+device_result cuda_launch(const char *name, const void *kernel, const device_queue *queue, uint32_t blocks,
+                          uint32_t spans, const void *arguments, device_failure *why);
 
 static __device__ __forceinline__ place here(void) {
     place at = {blockIdx.x, gridDim.x, blockIdx.y, threadIdx.x};
@@ -79,15 +75,10 @@ static __device__ __forceinline__ void raise_u32(uint32_t *to, uint32_t n) {
         }                                                                                              \
     }                                                                                                  \
     LAUNCHER(name, arguments)
-#define LAUNCHER(name, arguments)                                                                       \
-    static device_result name##_launch(const device_queue *queue, uint32_t blocks, uint32_t spans,      \
-                                       const arguments *a, device_failure *why) {                       \
-        device_scope s = cuda_scope_enter(queue->device, why);                                          \
-        if (s.result == DEVICE_DONE) {                                                                  \
-            name##_kernel<<<dim3(blocks, spans), LAUNCH_THREADS, 0, (cudaStream_t)queue->stream>>>(*a); \
-            s.result = cuda_launched(#name, why);                                                       \
-        }                                                                                               \
-        return cuda_scope_leave(&s, s.result);                                                          \
+#define LAUNCHER(name, arguments)                                                                  \
+    static device_result name##_launch(const device_queue *queue, uint32_t blocks, uint32_t spans, \
+                                       const arguments *a, device_failure *why) {                  \
+        return cuda_launch(#name, (const void *)name##_kernel, queue, blocks, spans, a, why);      \
     }
 
 #else /* EMULATED */

@@ -23,17 +23,18 @@ static device_result failed(device_failure *why, const char *call, cudaError_t e
     return why->result;
 }
 
-device_result cuda_launched(const char *kernel, device_failure *why) {
-    char call[sizeof(why->call)];
-    cudaError_t error = cudaPeekAtLastError();
-    if (error == cudaSuccess) {
-        return DEVICE_DONE;
-    }
-    snprintf(call, sizeof(call), "launch of %s", kernel);
-    return failed(why, call, error);
-}
-
 /* ---- the thread's device ---- */
+
+/*
+ * Makes a device the thread's own, and gives it back the one that it had. In it the thread's calls leave alone what other threads are capturing: by default memory
+ * that a save takes would break a graph that the trainer captures meanwhile.
+ */
+typedef struct device_scope {
+    int device, before;
+    bool relaxed;
+    enum cudaStreamCaptureMode capture; /* the thread's before, if relaxed */
+    device_result result;
+} device_scope;
 
 /*
  * Has this process used the device? Since CUDA 12 to make a device current begins to use it, which takes hundreds of MB of its memory: a thread that
@@ -59,20 +60,45 @@ static bool is_used(int device) {
     return ((state_fn)found)(device, &flags, &active) != 0 || active;
 }
 
-device_scope cuda_scope_enter(int device, device_failure *why) {
-    device_scope s = {device, device, DEVICE_DONE};
+static device_scope scope_enter(int device, device_failure *why) {
+    device_scope s = {device, device, false, cudaStreamCaptureModeRelaxed, DEVICE_DONE};
     s.result = failed(why, "cudaGetDevice", cudaGetDevice(&s.before));
     if (s.result == DEVICE_DONE && s.before != device) {
         s.result = failed(why, "cudaSetDevice", cudaSetDevice(device));
     }
+    if (s.result == DEVICE_DONE) {
+        s.result = failed(why, "cudaThreadExchangeStreamCaptureMode",
+                          cudaThreadExchangeStreamCaptureMode(&s.capture));
+        s.relaxed = s.result == DEVICE_DONE;
+    }
     return s;
 }
 
-device_result cuda_scope_leave(const device_scope *s, device_result result) {
+static device_result scope_leave(const device_scope *s, device_result result) {
+    enum cudaStreamCaptureMode capture = s->capture;
+    if (s->relaxed) {
+        cudaThreadExchangeStreamCaptureMode(&capture);
+    }
     if (s->before != s->device && is_used(s->before)) {
         cudaSetDevice(s->before);
     }
     return result;
+}
+
+device_result cuda_launch(const char *name, const void *kernel, const device_queue *queue, uint32_t blocks,
+                          uint32_t spans, const void *arguments, device_failure *why) {
+    void *all[] = {(void *)arguments};
+    char call[sizeof(why->call)];
+    device_scope s = scope_enter(queue->device, why);
+    if (s.result == DEVICE_DONE) {
+        cudaError_t error = cudaLaunchKernel(kernel, dim3(blocks, spans), dim3(LAUNCH_THREADS), all, 0,
+                                             (cudaStream_t)queue->stream);
+        if (error != cudaSuccess) {
+            snprintf(call, sizeof(call), "launch of %s", name);
+            s.result = failed(why, call, error);
+        }
+    }
+    return scope_leave(&s, s.result);
 }
 
 device_result cuda_count(int *devices, device_failure *why) {
@@ -87,7 +113,7 @@ device_result cuda_count(int *devices, device_failure *why) {
 device_result cuda_describe(device_about *about, int device, device_failure *why) {
     struct cudaDeviceProp p;
     memset(about, 0, sizeof(*about));
-    device_scope s = cuda_scope_enter(device, why);
+    device_scope s = scope_enter(device, why);
     device_result result = s.result;
     if (result == DEVICE_DONE) {
         result = failed(why, "cudaGetDeviceProperties", cudaGetDeviceProperties(&p, device));
@@ -102,7 +128,7 @@ device_result cuda_describe(device_about *about, int device, device_failure *why
         about->major = (uint32_t)p.major;
         about->minor = (uint32_t)p.minor;
     }
-    return cuda_scope_leave(&s, result);
+    return scope_leave(&s, result);
 }
 
 device_result cuda_owner(int *device, const void *address, device_failure *why) {
@@ -119,40 +145,40 @@ device_result cuda_owner(int *device, const void *address, device_failure *why) 
 
 device_result cuda_allocate(void **out, int device, size_t bytes, device_failure *why) {
     *out = NULL;
-    device_scope s = cuda_scope_enter(device, why);
+    device_scope s = scope_enter(device, why);
     device_result result = s.result;
     if (result == DEVICE_DONE) {
         result = failed(why, "cudaMalloc", cudaMalloc(out, bytes));
     }
-    return cuda_scope_leave(&s, result);
+    return scope_leave(&s, result);
 }
 
 void cuda_release(int device, void *memory) {
     device_failure why;
-    device_scope s = cuda_scope_enter(device, &why);
+    device_scope s = scope_enter(device, &why);
     if (s.result == DEVICE_DONE && memory) {
         failed(&why, "cudaFree", cudaFree(memory));
     }
-    cuda_scope_leave(&s, DEVICE_DONE);
+    scope_leave(&s, DEVICE_DONE);
 }
 
 device_result cuda_allocate_pinned(void **out, int device, size_t bytes, device_failure *why) {
     *out = NULL;
-    device_scope s = cuda_scope_enter(device, why);
+    device_scope s = scope_enter(device, why);
     device_result result = s.result;
     if (result == DEVICE_DONE) {
         result = failed(why, "cudaHostAlloc", cudaHostAlloc(out, bytes, cudaHostAllocPortable));
     }
-    return cuda_scope_leave(&s, result);
+    return scope_leave(&s, result);
 }
 
 void cuda_release_pinned(int device, void *memory) {
     device_failure why;
-    device_scope s = cuda_scope_enter(device, &why);
+    device_scope s = scope_enter(device, &why);
     if (s.result == DEVICE_DONE && memory) {
         failed(&why, "cudaFreeHost", cudaFreeHost(memory));
     }
-    cuda_scope_leave(&s, DEVICE_DONE);
+    scope_leave(&s, DEVICE_DONE);
 }
 
 /* ---- cuBLAS ---- */
@@ -201,7 +227,7 @@ static device_result products_open(device_queue *queue, device_failure *why) {
 
 /* With the queue's device current. */
 static device_scope products_enter(const device_queue *queue, device_failure *why) {
-    device_scope s = cuda_scope_enter(queue->device, why);
+    device_scope s = scope_enter(queue->device, why);
     if (s.result == DEVICE_DONE && !queue->products) {
         s.result = products_open((device_queue *)queue, why); /* its own part of the queue */
     }
@@ -213,7 +239,7 @@ device_result cuda_product(const device_queue *queue, const device_product *prod
     if (s.result == DEVICE_DONE) {
         s.result = multiply((cublasHandle_t)queue->products, product, why);
     }
-    return cuda_scope_leave(&s, s.result);
+    return scope_leave(&s, s.result);
 }
 
 /* The one layout that tensor cores have for integers: both factors turned so that what is summed up lies together. Of 0 and 1 alone may one and zero be. */
@@ -247,7 +273,7 @@ device_result cuda_byte_product(const device_queue *queue, bool *known, const de
             s.result = pedantic;
         }
     }
-    return cuda_scope_leave(&s, s.result);
+    return scope_leave(&s, s.result);
 }
 
 /* ---- queues ---- */
@@ -255,7 +281,7 @@ device_result cuda_byte_product(const device_queue *queue, bool *known, const de
 device_result cuda_queue_open(device_queue *out, int device, bool background, device_failure *why) {
     int lowest = 0, highest = 0;
     cudaStream_t stream = NULL;
-    device_scope s = cuda_scope_enter(device, why);
+    device_scope s = scope_enter(device, why);
     device_result result = s.result;
     *out = device_queue{device, NULL, NULL};
     if (result == DEVICE_DONE) {
@@ -269,7 +295,7 @@ device_result cuda_queue_open(device_queue *out, int device, bool background, de
             cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, background ? lowest : highest));
         out->stream = stream;
     }
-    cuda_scope_leave(&s, result);
+    scope_leave(&s, result);
     if (result != DEVICE_DONE) {
         cuda_queue_close(out);
     }
@@ -278,21 +304,21 @@ device_result cuda_queue_open(device_queue *out, int device, bool background, de
 
 void cuda_queue_close(const device_queue *queue) {
     device_failure why;
-    device_scope s = cuda_scope_enter(queue->device, &why);
+    device_scope s = scope_enter(queue->device, &why);
     if (s.result == DEVICE_DONE && queue->products) {
         blas_failed(&why, "cublasDestroy", cublasDestroy((cublasHandle_t)queue->products));
     }
     if (s.result == DEVICE_DONE && queue->stream) {
         failed(&why, "cudaStreamDestroy", cudaStreamDestroy((cudaStream_t)queue->stream));
     }
-    cuda_scope_leave(&s, DEVICE_DONE);
+    scope_leave(&s, DEVICE_DONE);
 }
 
 /* `later` waits for what is on `earlier` now. */
 static device_result one_behind_the_other(int device, cudaStream_t later, cudaStream_t earlier,
                                           device_failure *why) {
     cudaEvent_t event = NULL;
-    device_scope s = cuda_scope_enter(device, why);
+    device_scope s = scope_enter(device, why);
     device_result result = s.result;
     if (result == DEVICE_DONE) {
         result = failed(why, "cudaEventCreate", cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
@@ -306,7 +332,7 @@ static device_result one_behind_the_other(int device, cudaStream_t later, cudaSt
     if (event) {
         cudaEventDestroy(event); /* once it has happened */
     }
-    return cuda_scope_leave(&s, result);
+    return scope_leave(&s, result);
 }
 
 device_result cuda_queue_behind(const device_queue *queue, void *stream, device_failure *why) {
@@ -318,19 +344,19 @@ device_result cuda_queue_before(const device_queue *queue, void *stream, device_
 }
 
 device_result cuda_finish(const device_queue *queue, device_failure *why) {
-    device_scope s = cuda_scope_enter(queue->device, why);
+    device_scope s = scope_enter(queue->device, why);
     device_result result = s.result;
     if (result == DEVICE_DONE) {
         result = failed(why, "cudaStreamSynchronize", cudaStreamSynchronize((cudaStream_t)queue->stream));
     }
-    return cuda_scope_leave(&s, result);
+    return scope_leave(&s, result);
 }
 
 /* ---- marks ---- */
 
 device_result cuda_mark_new(void **out, int device, device_failure *why) {
     cudaEvent_t event = NULL;
-    device_scope s = cuda_scope_enter(device, why);
+    device_scope s = scope_enter(device, why);
     device_result result = s.result;
     if (result == DEVICE_DONE) {
         /* A thread that waits for it sleeps: it may be a trainer's or a saver's, and either has better things for the core to do. */
@@ -338,45 +364,45 @@ device_result cuda_mark_new(void **out, int device, device_failure *why) {
                         cudaEventCreateWithFlags(&event, cudaEventDisableTiming | cudaEventBlockingSync));
     }
     *out = event;
-    return cuda_scope_leave(&s, result);
+    return scope_leave(&s, result);
 }
 
 void cuda_mark_free(int device, void *mark) {
     device_failure why;
-    device_scope s = cuda_scope_enter(device, &why);
+    device_scope s = scope_enter(device, &why);
     if (s.result == DEVICE_DONE && mark) {
         failed(&why, "cudaEventDestroy", cudaEventDestroy((cudaEvent_t)mark));
     }
-    cuda_scope_leave(&s, DEVICE_DONE);
+    scope_leave(&s, DEVICE_DONE);
 }
 
 device_result cuda_mark_set(void *mark, const device_queue *queue, device_failure *why) {
-    device_scope s = cuda_scope_enter(queue->device, why);
+    device_scope s = scope_enter(queue->device, why);
     device_result result = s.result;
     if (result == DEVICE_DONE) {
         result =
             failed(why, "cudaEventRecord", cudaEventRecord((cudaEvent_t)mark, (cudaStream_t)queue->stream));
     }
-    return cuda_scope_leave(&s, result);
+    return scope_leave(&s, result);
 }
 
 device_result cuda_mark_before(void *mark, int device, void *stream, device_failure *why) {
-    device_scope s = cuda_scope_enter(device, why);
+    device_scope s = scope_enter(device, why);
     device_result result = s.result;
     if (result == DEVICE_DONE) {
         result = failed(why, "cudaStreamWaitEvent",
                         cudaStreamWaitEvent((cudaStream_t)stream, (cudaEvent_t)mark, 0));
     }
-    return cuda_scope_leave(&s, result);
+    return scope_leave(&s, result);
 }
 
 device_result cuda_mark_wait(void *mark, int device, device_failure *why) {
-    device_scope s = cuda_scope_enter(device, why);
+    device_scope s = scope_enter(device, why);
     device_result result = s.result;
     if (result == DEVICE_DONE) {
         result = failed(why, "cudaEventSynchronize", cudaEventSynchronize((cudaEvent_t)mark));
     }
-    return cuda_scope_leave(&s, result);
+    return scope_leave(&s, result);
 }
 
 /* ---- memory that is moved ---- */
@@ -389,18 +415,18 @@ device_result cuda_copy(const device_queue *queue, void *to, const void *from, s
     if (bytes == 0) {
         return DEVICE_DONE;
     }
-    device_scope s = cuda_scope_enter(queue->device, why);
+    device_scope s = scope_enter(queue->device, why);
     device_result result = s.result;
     if (result == DEVICE_DONE) {
         result = failed(why, "cudaMemcpyAsync",
                         cudaMemcpyAsync(to, from, bytes, kind, (cudaStream_t)queue->stream));
     }
-    return cuda_scope_leave(&s, result);
+    return scope_leave(&s, result);
 }
 
 device_result cuda_copy_rows(const device_queue *queue, void *to, const void *from, size_t bytes,
                              size_t stride, size_t rows, device_direction direction, device_failure *why) {
-    device_scope s = cuda_scope_enter(queue->device, why);
+    device_scope s = scope_enter(queue->device, why);
     device_result result = s.result;
     if (result == DEVICE_DONE && bytes && rows) {
         result = failed(
@@ -409,15 +435,15 @@ device_result cuda_copy_rows(const device_queue *queue, void *to, const void *fr
                               direction == DEVICE_TO_HOST ? cudaMemcpyDeviceToHost : cudaMemcpyDeviceToDevice,
                               (cudaStream_t)queue->stream));
     }
-    return cuda_scope_leave(&s, result);
+    return scope_leave(&s, result);
 }
 
 device_result cuda_zero(const device_queue *queue, void *memory, size_t bytes, device_failure *why) {
-    device_scope s = cuda_scope_enter(queue->device, why);
+    device_scope s = scope_enter(queue->device, why);
     device_result result = s.result;
     if (result == DEVICE_DONE && bytes) {
         result =
             failed(why, "cudaMemsetAsync", cudaMemsetAsync(memory, 0, bytes, (cudaStream_t)queue->stream));
     }
-    return cuda_scope_leave(&s, result);
+    return scope_leave(&s, result);
 }
