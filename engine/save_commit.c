@@ -208,10 +208,11 @@ static ckd_status check_parents(ckd_save *save, const manifest *m, ckd_error *er
         if (status == CKD_E_NOT_FOUND) {
             char hex[CKD_ID_TEXT];
             ckd_id_text(hex, &m->dependencies[i]);
-            status = err_set(err, CKD_E_NOT_FOUND,
-                             "checkpoint %s, which this delta builds on, was deleted meanwhile; "
-                             "save again, as a base",
-                             hex);
+            status = err_set(
+                err, CKD_E_NOT_FOUND,
+                "checkpoint %s, which this delta builds on, is gone: it was deleted meanwhile, or its "
+                "manifest can no longer be read; save again, as a base",
+                hex);
         }
         if (status != CKD_OK) {
             return status;
