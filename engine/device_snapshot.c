@@ -7,8 +7,9 @@
 #include "kernels/device_open.h"
 
 #define PLACE_ALIGN UINT64_C(256)
-/* A launch that copies many takes as long as one that copies this much: below it they go together. */
-#define GATHERED_BELOW (UINT64_C(256) << 10)
+/* A launch that copies many takes as long as one that copies this much: what is smaller is alike. */
+#define SHORT_COPY (UINT64_C(256) << 10)
+#define WIDE       16u /* bytes of an access, if addresses are multiples */
 
 /* Copies that are waited for together: what one group has on one device. */
 typedef struct copied_group {
@@ -294,7 +295,12 @@ device_snapshot_size device_snapshot_sizes(const device_snapshot *s) {
     return sizes;
 }
 
-/* ---- copying: small ones many at a time, wherever they go (a device writes to pinned memory, too) ---- */
+/*
+ * ---- copying: many sources in a launch (a device writes to pinned memory, too) ----
+ *
+ * A stream takes some thousand commands that wait; who puts more on it waits himself, and who starts a snapshot is the trainer. So larger sources go together, too,
+ * if they are about as large, as all of a launch have as many blocks as the largest one; what goes over the bus does not, as that would keep kernels busy for long.
+ */
 
 /* Where it is copied to at first. */
 static uint8_t *copy_of(const device_snapshot *s, size_t i) {
@@ -305,43 +311,57 @@ static uint8_t *copy_of(const device_snapshot *s, size_t i) {
                                     : part->memory + part->on_device + p->at;
 }
 
-typedef struct small_copies {
+typedef struct copies_together {
     device_span span[DEVICE_SPANS];
     uint32_t count;
-} small_copies;
+    uint64_t least, most; /* bytes, but for short ones */
+} copies_together;
 
-static device_result copy_small(const device_snapshot *s, const snapshot_part *part, small_copies *small,
-                                device_failure *why) {
+static device_result copy_together(const device_snapshot *s, const snapshot_part *part, copies_together *all,
+                                   device_failure *why) {
     const device_elements as_bytes = {.operation = DEVICE_COPY, .dtype = CKD_U8};
     bool known;
-    uint32_t count = small->count;
-    small->count = 0;
-    return count ? s->backend->elements(&part->queue, &known, &as_bytes, small->span, count, why)
-                 : DEVICE_DONE;
+    uint32_t count = all->count;
+    all->count = 0;
+    return count ? s->backend->elements(&part->queue, &known, &as_bytes, all->span, count, why) : DEVICE_DONE;
 }
 
+static device_result add_copy(const device_snapshot *s, const snapshot_part *part, copies_together *all,
+                              device_span span, device_failure *why) {
+    uint64_t size = span.n < SHORT_COPY ? SHORT_COPY : span.n;
+    bool alike = all->count == 0 || (size <= 2 * all->least && all->most <= 2 * size);
+    device_result result = alike ? DEVICE_DONE : copy_together(s, part, all, why);
+    bool first = all->count == 0;
+    all->least = first || size < all->least ? size : all->least;
+    all->most = first || size > all->most ? size : all->most;
+    all->span[all->count++] = span;
+    return result == DEVICE_DONE && all->count == DEVICE_SPANS ? copy_together(s, part, all, why) : result;
+}
+
+/* large, small: what is still to be copied. */
 static device_result copy_source(const device_snapshot *s, const snapshot_part *part, size_t i,
-                                 small_copies *small, device_failure *why) {
+                                 copies_together *large, copies_together *small, device_failure *why) {
     const device_source *source = &s->sources[i];
-    bool pinned = s->places[i].home == HOME_PINNED;
-    if (source->bytes >= GATHERED_BELOW || (pinned && !is_small(source))) {
-        return s->backend->copy(&part->queue, copy_of(s, i), source->data, source->bytes,
+    const device_span span = {.to = copy_of(s, i), .from = source->data, .n = source->bytes};
+    bool pinned = s->places[i].home == HOME_PINNED, is_short = source->bytes < SHORT_COPY,
+         wide = ((uintptr_t)span.to | (uintptr_t)span.from) % WIDE == 0;
+    if (pinned ? !is_small(source) : !is_short && !wide) {
+        return s->backend->copy(&part->queue, span.to, span.from, span.n,
                                 pinned ? DEVICE_TO_HOST : DEVICE_ON_DEVICE, why);
     }
-    small->span[small->count++] =
-        (device_span){.to = copy_of(s, i), .from = source->data, .n = source->bytes};
-    return small->count == DEVICE_SPANS ? copy_small(s, part, small, why) : DEVICE_DONE;
+    return add_copy(s, part, is_short ? small : large, span, why);
 }
 
 static device_result copy_group(const device_snapshot *s, const snapshot_part *part, const copied_group *g,
                                 device_failure *why) {
-    small_copies small = {.count = 0};
+    copies_together large = {.count = 0}, small = {.count = 0};
     device_result result = DEVICE_DONE;
     for (size_t k = 0; k < g->count && result == DEVICE_DONE; k++) {
         size_t i = part->order[g->first + k];
-        result = s->sources[i].bytes ? copy_source(s, part, i, &small, why) : DEVICE_DONE;
+        result = s->sources[i].bytes ? copy_source(s, part, i, &large, &small, why) : DEVICE_DONE;
     }
-    result = result == DEVICE_DONE ? copy_small(s, part, &small, why) : result;
+    result = result == DEVICE_DONE ? copy_together(s, part, &large, why) : result;
+    result = result == DEVICE_DONE ? copy_together(s, part, &small, why) : result;
     return result == DEVICE_DONE ? s->backend->mark_set(g->mark, &part->queue, why) : result;
 }
 

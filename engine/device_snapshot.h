@@ -3,7 +3,7 @@
  * for it. It goes to memory of the device, as much of it as there is room for, and else to pinned memory of the host. What is small (DEVICE_SMALL) goes to the host by way of the device's
  * memory, all of it in one transfer. Internal to engine/.
  *
- *   start    the copies are put on a queue of the lowest priority, behind what the trainer's streams have
+ *   start    the copies are put on a queue of their own, behind what the trainer's streams have
  *   before   what the trainer puts on its streams from then on waits for the copies, of all or of one group
  *   read     where the copy of one source is
  *

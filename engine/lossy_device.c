@@ -11,9 +11,12 @@
 
 /* ---- begin and end ---- */
 
+/* Rows of panels are copied by their distance, in bytes below 2^31. */
+#define MOST_COLUMNS (INT32_MAX / sizeof(float))
+
 bool lossy_device_may(const lossy_tile *t, const void *given) {
     size_t size = ckd_dtype_size(t->dtype);
-    bool whole = !t->vector && t->phase == 0 && t->count % t->columns == 0 && t->columns < INT32_MAX;
+    bool whole = !t->vector && t->phase == 0 && t->count % t->columns == 0 && t->columns < MOST_COLUMNS;
     bool plain = t->recipe->effort < 7 && !(t->recipe->max_error > 0);
     return whole && (uintptr_t)given % size == 0 && plain && t->count >= DEVICE_FEWEST;
 }

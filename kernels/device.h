@@ -19,7 +19,7 @@
 extern "C" {
 #endif
 
-#define DEVICE_VERSION 8
+#define DEVICE_VERSION 9
 
 typedef enum device_result {
     DEVICE_DONE,
@@ -44,7 +44,7 @@ typedef struct device_about {
 /* A stream of a device, and what products on it need. stream: as the backend's library has it (cudaStream_t). */
 typedef struct device_queue {
     int device;
-    void *stream, *products;
+    void *stream, *products, *finished; /* the latter two are the backend's own */
 } device_queue;
 
 /* ---- operations on elements ---- */
@@ -322,7 +322,7 @@ typedef struct device_backend {
     device_result (*allocate_pinned)(void **out, int device, size_t bytes, device_failure *why);
     void (*release_pinned)(int device, void *memory);
 
-    /* background: of the lowest priority, so that it takes what others leave. */
+    /* background: of the lowest priority there is, which with CUDA is that of any stream whose maker asked for none. */
     device_result (*queue_open)(device_queue *out, int device, bool background, device_failure *why);
     void (*queue_close)(const device_queue *queue);
     /* What is put on the queue from now on waits for what is on the stream now. */

@@ -10,6 +10,7 @@ int main(void) {
         tempdir_test(test_only_the_save_waits),
         tempdir_test(test_host_memory),
         tempdir_test(test_calls),
+        cmocka_unit_test(test_larger_ones_are_copied_together),
         tempdir_test(test_one_by_one),
     };
     int result = 0;

@@ -104,7 +104,7 @@ static void test_backwards(void **state) {
 
 static void spoil_references(const ckd_store *store) {
     const float nonsense[4] = {1, 2, 3, 4};
-    device_queue queue = {0, NULL, NULL};
+    device_queue queue = {.device = 0};
     for (const device_reference *r = store->references; r; r = r->next) {
         assert_int_equal(backend->copy(&queue, r->memory, nonsense, sizeof(nonsense), DEVICE_TO_DEVICE, &why),
                          DEVICE_DONE);

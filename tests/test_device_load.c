@@ -37,7 +37,7 @@ static void *room_there(size_t size) {
 }
 
 static void from_device(void *to, const void *memory, size_t size) {
-    device_queue queue = {0, NULL, NULL};
+    device_queue queue = {.device = 0};
     assert_int_equal(backend->copy(&queue, to, memory, size, DEVICE_TO_HOST, &why), DEVICE_DONE);
     assert_int_equal(backend->finish(&queue, &why), DEVICE_DONE);
 }

@@ -457,7 +457,7 @@ static void test_tiles_of_the_host(void **state) {
 
 static void spoil_references(const ckd_store *store) {
     const float nonsense[4] = {1, 2, 3, 4};
-    device_queue queue = {0, NULL, NULL};
+    device_queue queue = {.device = 0};
     assert_non_null(store->references);
     assert_int_equal(
         backend->copy(&queue, store->references->memory, nonsense, sizeof(nonsense), DEVICE_TO_DEVICE, &why),

@@ -89,7 +89,7 @@ static void loads_there(ckd_store *store, const char *run, uint64_t step, const 
     ckd_checkpoint c;
     ckd_load *load;
     ckd_error err;
-    device_queue queue = {0, NULL, NULL};
+    device_queue queue = {.device = 0};
     assert_int_equal(ckd_store_find(&c, store, run, step, &err), CKD_OK);
     assert_int_equal(ckd_load_begin(&load, store, &c.id, &err), CKD_OK);
     for (unsigned i = 0; i < TENSORS; i++) {

@@ -59,7 +59,7 @@ static uint64_t weight_bytes(const kept_trainer *k) {
 /* Between the calls that are told to fail. */
 static void put(const kept_tensor *t) {
     int fail_after = emulated_fail_after;
-    device_queue queue = {0, NULL, NULL};
+    device_queue queue = {.device = 0};
     emulated_fail_after = 0;
     assert_int_equal(backend->copy(&queue, t->device, t->host, size_of(t), DEVICE_TO_DEVICE, &why),
                      DEVICE_DONE);
@@ -306,7 +306,7 @@ static void test_restored(void **state) {
 static void test_spoilt(void **state) {
     static const uint8_t nonsense[64] = {1, 2, 3};
     kept_trainer *k = trainer_begin();
-    device_queue queue = {0, NULL, NULL};
+    device_queue queue = {.device = 0};
     session_begin(k, *state, CKD_SNAPSHOT_COPY, weight_bytes(k));
     train_well(k);
     for (const device_reference *r = k->session->store->references; r; r = r->next) {

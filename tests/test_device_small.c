@@ -15,6 +15,7 @@
 #include <cmocka.h>
 #include <sys/stat.h>
 
+#include "engine/device_snapshot.h"
 #include "engine/session.h"
 #include "kernels/device_open.h"
 #include "tests/support/checkpoints.h"
@@ -252,6 +253,85 @@ static void test_calls(void **state) {
     }
 }
 
+/* ---- larger ones: a stream takes some thousand commands, and then who starts the snapshot waits ---- */
+
+/* Layers of four matrices alike, three others alike and two vectors, the last of an odd size; one in ten layers begins at an odd address. */
+enum { LAYERS = 20, EACH = 9, LARGER = LAYERS * EACH };
+
+static uint64_t larger_size(unsigned i) {
+    unsigned which = i % EACH;
+    return which < 4 ? 300000 : which < 7 ? 700000 + 16 * which : which == 7 ? 90000 : 70001;
+}
+
+/* Returns how much memory they take. */
+static uint64_t larger_sources(device_source *sources, const ckd_device *on, uint8_t *memory) {
+    uint64_t at = 0;
+    for (unsigned i = 0; i < LARGER; i++) {
+        uint64_t odd = i / EACH % 10 == 9;
+        sources[i] = (device_source){
+            .data = memory + at + odd, .bytes = larger_size(i), .group = i / EACH % 2, .stream = on->stream};
+        at += (larger_size(i) + 1 + 15) / 16 * 16;
+    }
+    return at;
+}
+
+static void read_larger(device_snapshot *s, const small_model *m, const device_source *sources) {
+    uint8_t *got = malloc(1 << 20);
+    assert_non_null(got);
+    for (unsigned i = 0; i < LARGER; i++) {
+        const void *data;
+        ckd_device on;
+        ckd_error err;
+        const uint8_t *is = m->host + ((const uint8_t *)sources[i].data - m->device);
+        must(device_snapshot_read(&data, &on, s, i, &err), &err);
+        if (on.struct_size) {
+            assert_int_equal(backend->copy(&m->stream, got, data, sources[i].bytes, DEVICE_TO_HOST, &why),
+                             DEVICE_DONE);
+            assert_int_equal(backend->finish(&m->stream, &why), DEVICE_DONE);
+            data = got;
+        }
+        assert_memory_equal(data, is, sources[i].bytes);
+    }
+    free(got);
+}
+
+static void test_larger_ones_are_copied_together(void **state) {
+    (void)state;
+    for (int i = 0; i < 2; i++) {
+        small_model m = {.on = CKD_DEVICE_INIT};
+        device_source sources[LARGER];
+        device_snapshot *s;
+        ckd_error err;
+        void *there;
+        m.size = larger_sources(sources, &m.on, NULL);
+        m.host = random_bits(m.size, 5);
+        assert_int_equal(backend->queue_open(&m.stream, 0, false, &why), DEVICE_DONE);
+        assert_int_equal(backend->allocate(&there, 0, m.size, &why), DEVICE_DONE);
+        m.on.stream = m.stream.stream;
+        m.device = there;
+        larger_sources(sources, &m.on, m.device);
+        put(&m, 0, m.size);
+        must(device_snapshot_new(&s, sources, LARGER, i ? m.size / 4 : 2 * m.size, &err), &err);
+        emulated_calls before = emulated_called();
+        must(device_snapshot_start(s, &err), &err);
+        emulated_calls took = calls_since(&before);
+        if (backend == emulated_device() && i == 0) {
+            /* Of two groups: two kinds that take turns, and short ones. */
+            assert_true(took.launches <= 2 * (2 * LAYERS / 2 + 2));
+            assert_int_equal(took.copies[DEVICE_ON_DEVICE], LAYERS / 10 * 7); /* at odd addresses */
+            assert_int_equal(took.copies[DEVICE_TO_HOST], 0);
+        }
+        assert_int_equal(took.waits, 0);
+        must(device_snapshot_wait(s, &err), &err);
+        read_larger(s, &m, sources);
+        device_snapshot_free(s, false);
+        model_free(&m);
+    }
+    assert_int_equal(emulated_memory + emulated_pinned + emulated_marks, 0);
+}
+
+/* ---- who waits ---- */
+
 /* Who reads waits for what is on its way: nobody else does. */
 static void test_only_the_save_waits(void **state) {
     for (int i = 0; i < 2; i++) {
@@ -334,6 +414,7 @@ int main(void) {
         tempdir_test(test_only_the_save_waits),
         tempdir_test(test_host_memory),
         tempdir_test(test_calls),
+        cmocka_unit_test(test_larger_ones_are_copied_together),
         tempdir_test(test_one_by_one),
     };
     backend = emulated_device();

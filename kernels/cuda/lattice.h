@@ -103,7 +103,7 @@ DEVICE_FN four_floats tile_low_four(const device_tile *t, const lattice_four *f)
 /* ---- what is kept as it is ---- */
 
 DEVICE_FN void keep_one(const device_kept *k, uint64_t at) {
-    uint64_t to = count_u64(k->count);
+    uint64_t to = count_u64(k->count, 1);
     if (to < k->room) {
         k->list[to].at = (uint32_t)at;
     }
@@ -344,38 +344,83 @@ typedef struct ALIGNED(16) sixteen_bytes {
     int8_t at[PACK_EACH];
 } sixteen_bytes;
 
-DEVICE_FN uint32_t pack_one(const device_packing *p, uint64_t i, int32_t q) {
-    uint32_t code = q == 0 ? 0 : q == 1 ? 1 : q == -1 ? 2 : 3;
-    if (code == 3) {
-        uint64_t to = count_u64(p->others);
-        if (to < p->room) {
-            p->other[to].at = (uint32_t)i;
-            p->other[to].q = q;
-        }
-    }
-    return code;
+/* Each thread's others; then how many of the block's lie before them. A block takes room for all of its own at once: nearly all integers may be others. */
+typedef struct pack_shared {
+    uint32_t others[LAUNCH_THREADS];
+    uint64_t first;
+} pack_shared;
+
+typedef struct pack_own {
+    sixteen_bytes few;
+    uint32_t others;
+} pack_own;
+
+DEVICE_FN uint32_t pack_code(int32_t q) {
+    return q == 0 ? 0 : q == 1 ? 1 : q == -1 ? 2 : 3;
 }
 
-DEVICE_FN void pack_few(const place *at, const device_packing *p) {
-    uint64_t word = (uint64_t)at->block * LAUNCH_THREADS + at->thread, first = word * PACK_EACH;
-    if (first >= p->count) {
+DEVICE_FN void pack_load(sixteen_bytes *few, const device_packing *p, uint64_t first) {
+    uint32_t n = p->count - first < PACK_EACH ? (uint32_t)(p->count - first) : PACK_EACH;
+    if (n == PACK_EACH && (uintptr_t)p->few % PACK_EACH == 0) {
+        *few = *(const sixteen_bytes *)(const void *)(p->few + first);
         return;
     }
-    uint32_t n = p->count - first < PACK_EACH ? (uint32_t)(p->count - first) : PACK_EACH, bits = 0;
-    sixteen_bytes few;
-    if (n == PACK_EACH && (uintptr_t)p->few % PACK_EACH == 0) {
-        few = *(const sixteen_bytes *)(const void *)(p->few + first);
-    } else {
-        UNROLL for (uint32_t j = 0; j < PACK_EACH; j++) {
-            few.at[j] = j < n ? p->few[first + j] : 0;
-        }
-    }
     UNROLL for (uint32_t j = 0; j < PACK_EACH; j++) {
-        bits |= pack_one(p, first + j, few.at[j]) << (2 * j);
+        few->at[j] = j < n ? p->few[first + j] : 0;
+    }
+}
+
+DEVICE_FN void pack_word(const device_packing *p, uint64_t word, pack_own *own) {
+    uint32_t bits = 0;
+    own->others = 0;
+    if (word * PACK_EACH >= p->count) {
+        return;
+    }
+    pack_load(&own->few, p, word * PACK_EACH);
+    UNROLL for (uint32_t j = 0; j < PACK_EACH; j++) {
+        uint32_t code = pack_code(own->few.at[j]);
+        bits |= code << (2 * j);
+        own->others += code == 3;
     }
     p->words[word] = bits;
 }
-KERNEL(pack_few, device_packing)
+
+DEVICE_FN void pack_room(const device_packing *p, pack_shared *s) {
+    uint32_t before = 0;
+    for (uint32_t i = 0; i < LAUNCH_THREADS; i++) {
+        uint32_t own = s->others[i];
+        s->others[i] = before;
+        before += own;
+    }
+    s->first = before ? count_u64(p->others, before) : 0;
+}
+
+DEVICE_FN void pack_others(const device_packing *p, uint64_t word, uint64_t to, const pack_own *own) {
+    if (own->others == 0 || to >= p->room) {
+        return;
+    }
+    UNROLL for (uint32_t j = 0; j < PACK_EACH; j++) {
+        int32_t q = own->few.at[j];
+        if (pack_code(q) == 3 && to < p->room) {
+            p->other[to].at = (uint32_t)(word * PACK_EACH + j);
+            p->other[to].q = q;
+            to++;
+        }
+    }
+}
+
+DEVICE_FN void pack_few(const place *at, const device_packing *p, pack_shared *s, pack_own *own, int phase) {
+    uint64_t word = (uint64_t)at->block * LAUNCH_THREADS + at->thread;
+    if (phase == 0) {
+        pack_word(p, word, own);
+        s->others[at->thread] = own->others;
+    } else if (phase == 1 && at->thread == 0) {
+        pack_room(p, s);
+    } else if (phase == 2) {
+        pack_others(p, word, s->first + s->others[at->thread], own);
+    }
+}
+KERNEL_IN_PHASES(pack_few, device_packing, pack_shared, pack_own, 3)
 
 /* ---- packed for their way from the host ---- */
 

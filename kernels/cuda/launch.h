@@ -43,8 +43,8 @@ static __device__ __forceinline__ void add_u64(uint64_t *to, uint64_t n) {
     atomicAdd((unsigned long long *)to, (unsigned long long)n);
 }
 /* Returns what it was. */
-static __device__ __forceinline__ uint64_t count_u64(uint64_t *to) {
-    return atomicAdd((unsigned long long *)to, 1ull);
+static __device__ __forceinline__ uint64_t count_u64(uint64_t *to, uint64_t n) {
+    return atomicAdd((unsigned long long *)to, (unsigned long long)n);
 }
 static __device__ __forceinline__ void add_u32(uint32_t *to, uint32_t n) {
     atomicAdd(to, n);
@@ -91,8 +91,9 @@ static __device__ __forceinline__ void raise_u32(uint32_t *to, uint32_t n) {
 static inline void add_u64(uint64_t *to, uint64_t n) {
     *to += n;
 }
-static inline __attribute__((unused)) uint64_t count_u64(uint64_t *to) {
-    return (*to)++;
+static inline __attribute__((unused)) uint64_t count_u64(uint64_t *to, uint64_t n) {
+    *to += n;
+    return *to - n;
 }
 static inline __attribute__((unused)) void add_u32(uint32_t *to, uint32_t n) {
     *to += n;

@@ -132,7 +132,7 @@ DEVICE_FN void list_counts(const place *at, const class_arguments *a) {
     }
     for (uint32_t left = c->counts[i]; left;) {
         uint32_t n = left < most ? left : most;
-        uint64_t entry = count_u64(c->entered);
+        uint64_t entry = count_u64(c->entered, 1);
         if (entry < c->room) {
             c->entries[entry] = i << DEVICE_ENTRY_BITS | n;
         }

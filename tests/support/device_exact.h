@@ -41,7 +41,7 @@ static uint64_t size_of(const tensor *t) {
 /* Not the call that is told to fail. */
 static void give(tensor *t) {
     int fail_after = emulated_fail_after;
-    device_queue queue = {0, NULL, NULL};
+    device_queue queue = {.device = 0};
     uint64_t shift = t->shift * ckd_dtype_size(t->dtype);
     emulated_fail_after = 0;
     backend->release(0, t->device);

@@ -23,7 +23,7 @@ UNUSED static void *to_device(const void *from, size_t size) {
     void *memory = NULL;
     int fail_after = emulated_fail_after;
     emulated_fail_after = 0;
-    device_queue queue = {0, NULL, NULL};
+    device_queue queue = {.device = 0};
     assert_int_equal(backend->allocate(&memory, 0, size + 1, &why), DEVICE_DONE);
     assert_int_equal(backend->copy(&queue, memory, from, size, DEVICE_TO_DEVICE, &why), DEVICE_DONE);
     assert_int_equal(backend->finish(&queue, &why), DEVICE_DONE);
@@ -32,7 +32,7 @@ UNUSED static void *to_device(const void *from, size_t size) {
 }
 
 UNUSED static void from_device(void *to, const void *memory, size_t size) {
-    device_queue queue = {0, NULL, NULL};
+    device_queue queue = {.device = 0};
     assert_int_equal(backend->copy(&queue, to, memory, size, DEVICE_TO_HOST, &why), DEVICE_DONE);
     assert_int_equal(backend->finish(&queue, &why), DEVICE_DONE);
     assert_int_equal(backend->finish(&queue, &why), DEVICE_DONE);

@@ -291,7 +291,7 @@ static void catch_up(void) {
 
 static device_result queue_open(device_queue *out, int device, bool background, device_failure *why) {
     (void)background;
-    *out = (device_queue){device, NULL, NULL};
+    *out = (device_queue){.device = device};
     device_result result = call("queue_open", device, why);
     pthread_mutex_lock(&waiting_mutex);
     for (size_t i = 1; i < STREAMS && result == DEVICE_DONE && !out->stream; i++) {
