@@ -111,7 +111,7 @@ static ckd_status code_on_lattice(bool *done, compact_item *item, compaction *c,
     chain.stored += (double)w->delta.size;
     uint64_t alone = t->alone_possible && w->alone.size < r->raw_size ? w->alone.size : r->raw_size;
     bool delta = t->delta_possible && compact_pays(c, &chain, &base, w->delta.size, alone);
-    *done = delta || (t->alone_possible && alone < r->raw_size);
+    *done = delta || alone < r->raw_size;
     if (!*done) {
         return CKD_OK;
     }

@@ -295,9 +295,9 @@ device_snapshot_size device_snapshot_sizes(const device_snapshot *s) {
     return sizes;
 }
 
+/* ---- copying: many sources in a launch (a device writes to pinned memory, too) ---- */
+
 /*
- * ---- copying: many sources in a launch (a device writes to pinned memory, too) ----
- *
  * A stream takes some thousand commands that wait; who puts more on it waits himself, and who starts a snapshot is the trainer. So larger sources go together, too,
  * if they are about as large, as all of a launch have as many blocks as the largest one; what goes over the bus does not, as that would keep kernels busy for long.
  */

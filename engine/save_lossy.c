@@ -161,7 +161,7 @@ static void add_exact(lossy_region *r, const lossy_tile *t) {
         for (uint64_t at = first; at < t->count; at += next) {
             lossy_error_add(&e, t->now + at, t->now + at, width, k);
         }
-        add_error(&r->pieces[i].figures, &(lossy_error){.energy = e.energy, .kept = e.kept});
+        add_error(&r->pieces[i].figures, &e);
     }
 }
 

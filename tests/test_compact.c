@@ -134,6 +134,18 @@ static void test_ranks_keep_their_files(void **state) {
 
 /* ---- what goes is folded into what stays ---- */
 
+/* With what the policy does not keep deleted at once. */
+static ckd_compaction *compact_to(ckd_store *store, const ckd_policy *policy) {
+    ckd_delete_options now = CKD_DELETE_OPTIONS_INIT;
+    now.undo_s = 0;
+    ckd_compact_options o = options_for(16);
+    o.policy = policy;
+    o.deletion = &now;
+    ckd_compaction *done = compact_with(store, &o);
+    check_items(done);
+    return done;
+}
+
 static void fold(const char *dir, ckd_fidelity fidelity, uint64_t every) {
     ckd_store *store = store_create(dir);
     make_chain(store, "run", fidelity, 0, 17);
@@ -150,13 +162,7 @@ static void fold(const char *dir, ckd_fidelity fidelity, uint64_t every) {
     ckd_policy policy = CKD_POLICY_INIT;
     policy.run = "run";
     policy.keep_every = every;
-    ckd_delete_options now = CKD_DELETE_OPTIONS_INIT;
-    now.undo_s = 0;
-    ckd_compact_options o = options_for(16);
-    o.policy = &policy;
-    o.deletion = &now;
-    ckd_compaction *done = compact_with(store, &o);
-    check_items(done);
+    ckd_compaction *done = compact_to(store, &policy);
     assert_non_null(done->pruned);
     for (size_t i = 0; i < done->pruned->count; i++) {
         assert_false(done->pruned->items[i].kept & CKD_KEPT_NEEDED);
@@ -179,47 +185,45 @@ static void test_exact_is_folded(void **state) {
     fold(*state, CKD_EXACT, 8);
 }
 
+enum { SMALLEST = 60, SMALLEST_STEPS = 9 };
+
+/* Tensor i of them, which walks at random, at a step. */
+static void add_smallest(ckd_save *save, unsigned i, uint64_t step) {
+    uint64_t random = i + 1, shape[1] = {4 + i};
+    float values[4 + SMALLEST] = {0};
+    char name[32];
+    for (uint64_t s = 0; s <= step; s++) {
+        double far = s ? (i % 4 + 1) * 0.05 : 1;
+        for (uint64_t k = 0; k < shape[0]; k++) {
+            values[k] += (float)(far * drift_normal(&random));
+        }
+    }
+    void *halves = to_dtype(values, CKD_BF16, shape[0]);
+    snprintf(name, sizeof(name), "tensor.%u", i);
+    add_tensor(save, name, CKD_BF16, 1, shape, NULL, halves);
+    free(halves);
+}
+
 /*
  * Of some hundred bytes, coded on a lattice, neither a difference nor the values themselves may come out smaller than they are: then they stay as they are. Such
  * tensors lie between others, which are smaller.
  */
 static void test_the_smallest_lossy_tensors_are_folded(void **state) {
-    enum { TENSORS = 60, STEPS = 9 };
     ckd_store *store = store_create(*state);
-    for (uint64_t step = 0; step < STEPS; step++) {
+    for (uint64_t step = 0; step < SMALLEST_STEPS; step++) {
         ckd_save_options o = lossy_options("run", step, CKD_NEAR);
         o.max_load_cost = 20;
         ckd_save *save = begin_with(store, &o);
-        for (unsigned i = 0; i < TENSORS; i++) {
-            uint64_t random = i + 1, shape[1] = {4 + i};
-            float values[4 + TENSORS];
-            char name[32];
-            for (uint64_t k = 0; k < shape[0]; k++) {
-                values[k] = (float)drift_normal(&random);
-            }
-            for (uint64_t s = 1; s <= step; s++) {
-                for (uint64_t k = 0; k < shape[0]; k++) {
-                    values[k] += (float)((i % 4 + 1) * 0.05 * drift_normal(&random));
-                }
-            }
-            void *halves = to_dtype(values, CKD_BF16, shape[0]);
-            snprintf(name, sizeof(name), "tensor.%u", i);
-            add_tensor(save, name, CKD_BF16, 1, shape, NULL, halves);
-            free(halves);
+        for (unsigned i = 0; i < SMALLEST; i++) {
+            add_smallest(save, i, step);
         }
         commit_save(save);
     }
     fingerprints before = fingerprints_of(store);
     ckd_policy policy = CKD_POLICY_INIT;
-    policy.keep_every = STEPS - 1;
-    ckd_delete_options now = CKD_DELETE_OPTIONS_INIT;
-    now.undo_s = 0;
-    ckd_compact_options o = options_for(16);
-    o.policy = &policy;
-    o.deletion = &now;
-    ckd_compaction *done = compact_with(store, &o);
-    check_items(done);
-    assert_int_equal(done->pruned->deleted, STEPS - 3); /* the first and the last two stay */
+    policy.keep_every = SMALLEST_STEPS - 1;
+    ckd_compaction *done = compact_to(store, &policy);
+    assert_int_equal(done->pruned->deleted, SMALLEST_STEPS - 3); /* the first and the last two stay */
     ckd_compaction_free(done);
     assert_int_equal(ckd_store_collect(NULL, store, NULL, NULL), CKD_OK);
     check_store(*state, store, &before, 3, 16);
@@ -233,13 +237,7 @@ static void test_the_base_goes(void **state) {
     fingerprints before = fingerprints_of(store);
     ckd_policy policy = CKD_POLICY_INIT;
     policy.keep_last = 4;
-    ckd_delete_options now = CKD_DELETE_OPTIONS_INIT;
-    now.undo_s = 0;
-    ckd_compact_options o = options_for(16);
-    o.policy = &policy;
-    o.deletion = &now;
-    ckd_compaction *done = compact_with(store, &o);
-    check_items(done);
+    ckd_compaction *done = compact_to(store, &policy);
     assert_int_equal(done->pruned->deleted, 4);
     ckd_compaction_free(done);
     assert_int_equal(ckd_store_collect(NULL, store, NULL, NULL), CKD_OK);

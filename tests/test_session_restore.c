@@ -34,31 +34,41 @@ static void test_nothing_to_restore(void **state) {
     trainer_free(t);
 }
 
+static void iterate_through(ckd_session *s, trainer *t, uint64_t first, uint64_t last) {
+    ckd_error err = {0};
+    for (uint64_t step = first; step <= last; step++) {
+        must(iterate(s, t, step, &err), &err);
+    }
+}
+
 static void make_run(const char *dir, uint64_t first, uint64_t last) {
     trainer *t = trainer_new(ROWS);
     ckd_session_options o = session_options();
     ckd_session *s = session_of(dir, &o, t);
     ckd_error err = {0};
-    for (uint64_t step = first; step <= last; step++) {
-        must(iterate(s, t, step, &err), &err);
-    }
+    iterate_through(s, t, first, last);
     must(ckd_session_close(s, &err), &err);
     trainer_free(t);
+}
+
+/* A run of six steps, and a session that went back to one of them. */
+static ckd_session *gone_back(const char *dir, const ckd_session_options *o, trainer *t, uint64_t to) {
+    make_run(dir, 1, 6);
+    ckd_session *s = session_of(dir, o, t);
+    ckd_error err = {0};
+    must(ckd_session_restore(NULL, s, to, &err), &err);
+    return s;
 }
 
 /* Whoever goes back goes on in a branch, as a delta on what he went back to. */
 static void test_going_back_branches(void **state) {
     const char *dir = *state;
-    make_run(dir, 1, 6);
     trainer *t = trainer_new(ROWS);
     ckd_session_options o = session_options();
-    ckd_session *s = session_of(dir, &o, t);
+    ckd_session *s = gone_back(dir, &o, t, 3);
     ckd_error err = {0};
-    must(ckd_session_restore(NULL, s, 3, &err), &err);
     trainer_check(t, 3);
-    for (uint64_t step = 4; step <= 8; step++) {
-        must(iterate(s, t, step, &err), &err);
-    }
+    iterate_through(s, t, 4, 8);
     must(ckd_session_close(s, &err), &err);
     trainer_free(t);
     assert_int_equal(count_of(dir, TRAINER_RUN), 6);
@@ -76,13 +86,11 @@ static void test_going_back_branches(void **state) {
 /* Back again, to before the branch; and a new session finds where the training is by now, not where it once was. */
 static void test_going_back_twice(void **state) {
     const char *dir = *state;
-    make_run(dir, 1, 6);
     trainer *t = trainer_new(ROWS);
     ckd_session_options o = session_options();
-    ckd_session *s = session_of(dir, &o, t);
+    ckd_session *s = gone_back(dir, &o, t, 3);
     ckd_error err = {0};
     ckd_checkpoint from;
-    must(ckd_session_restore(NULL, s, 3, &err), &err);
     must(iterate(s, t, 4, &err), &err);
     must(iterate(s, t, 5, &err), &err);
     must(ckd_session_restore(&from, s, 2, &err), &err);
@@ -105,16 +113,12 @@ static void test_going_back_twice(void **state) {
 /* A new session is asked for a step that the run reached only after somebody had gone back. */
 static void test_a_step_of_a_branch(void **state) {
     const char *dir = *state;
-    make_run(dir, 1, 6);
     trainer *t = trainer_new(ROWS);
     ckd_session_options o = session_options();
-    ckd_session *s = session_of(dir, &o, t);
+    ckd_session *s = gone_back(dir, &o, t, 4);
     ckd_error err = {0};
     ckd_checkpoint from;
-    must(ckd_session_restore(NULL, s, 4, &err), &err);
-    for (uint64_t step = 5; step <= 8; step++) {
-        must(iterate(s, t, step, &err), &err);
-    }
+    iterate_through(s, t, 5, 8);
     must(ckd_session_close(s, &err), &err);
     s = session_of(dir, &o, t);
     must(ckd_session_restore(&from, s, 7, &err), &err);
@@ -132,16 +136,12 @@ static void test_a_step_of_a_branch(void **state) {
 /* The first save after going back lies beyond the steps that were given up: they are no part of what it goes on from. */
 static void test_beyond_what_was_given_up(void **state) {
     const char *dir = *state;
-    make_run(dir, 1, 6);
     trainer *t = trainer_new(ROWS);
     ckd_session_options o = session_options();
     o.every_steps = 10;
-    ckd_session *s = session_of(dir, &o, t);
+    ckd_session *s = gone_back(dir, &o, t, 3);
     ckd_error err = {0};
-    must(ckd_session_restore(NULL, s, 3, &err), &err);
-    for (uint64_t step = 4; step <= 20; step++) {
-        must(iterate(s, t, step, &err), &err);
-    }
+    iterate_through(s, t, 4, 20);
     must(ckd_session_restore(NULL, s, 3, &err), &err);
     must(iterate(s, t, 29, &err), &err);
     must(iterate(s, t, 30, &err), &err);

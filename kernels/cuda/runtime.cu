@@ -278,12 +278,6 @@ device_result cuda_byte_product(const device_queue *queue, bool *known, const de
 
 /* ---- queues ---- */
 
-/*
- * A thread that waits for such an event sleeps. It may be a trainer's, a saver's or a pool's, and there are better things for a core to do: by default it would ask for the
- * event all the time, while the queue waits for what the trainer's kernels leave.
- */
-#define SLEEPS (cudaEventDisableTiming | cudaEventBlockingSync)
-
 device_result cuda_queue_open(device_queue *out, int device, bool background, device_failure *why) {
     int lowest = 0, highest = 0;
     cudaStream_t stream = NULL;
@@ -301,12 +295,8 @@ device_result cuda_queue_open(device_queue *out, int device, bool background, de
             cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, background ? lowest : highest));
         out->stream = stream;
     }
-    if (result == DEVICE_DONE) {
-        cudaEvent_t event = NULL;
-        result = failed(why, "cudaEventCreate", cudaEventCreateWithFlags(&event, SLEEPS));
-        out->finished = event;
-    }
     scope_leave(&s, result);
+    result = result == DEVICE_DONE ? cuda_mark_new(&out->finished, device, why) : result;
     if (result != DEVICE_DONE) {
         cuda_queue_close(out);
         *out = device_queue{device, NULL, NULL, NULL};
@@ -320,13 +310,11 @@ void cuda_queue_close(const device_queue *queue) {
     if (s.result == DEVICE_DONE && queue->products) {
         blas_failed(&why, "cublasDestroy", cublasDestroy((cublasHandle_t)queue->products));
     }
-    if (s.result == DEVICE_DONE && queue->finished) {
-        failed(&why, "cudaEventDestroy", cudaEventDestroy((cudaEvent_t)queue->finished));
-    }
     if (s.result == DEVICE_DONE && queue->stream) {
         failed(&why, "cudaStreamDestroy", cudaStreamDestroy((cudaStream_t)queue->stream));
     }
     scope_leave(&s, DEVICE_DONE);
+    cuda_mark_free(queue->device, queue->finished);
 }
 
 /* `later` waits for what is on `earlier` now. */
@@ -358,22 +346,16 @@ device_result cuda_queue_before(const device_queue *queue, void *stream, device_
     return one_behind_the_other(queue->device, (cudaStream_t)stream, (cudaStream_t)queue->stream, why);
 }
 
-static device_result sleep_until_done(const device_queue *queue, device_failure *why) {
-    cudaEvent_t finished = (cudaEvent_t)queue->finished;
-    device_result result =
-        failed(why, "cudaEventRecord", cudaEventRecord(finished, (cudaStream_t)queue->stream));
-    return result == DEVICE_DONE ? failed(why, "cudaEventSynchronize", cudaEventSynchronize(finished))
-                                 : result;
-}
-
-/* One that cuda_queue_open did not make has a stream only. */
+/* By its mark: who waits sleeps. A queue that cuda_queue_open did not make has a stream only. */
 device_result cuda_finish(const device_queue *queue, device_failure *why) {
+    if (queue->finished) {
+        device_result result = cuda_mark_set(queue->finished, queue, why);
+        return result == DEVICE_DONE ? cuda_mark_wait(queue->finished, queue->device, why) : result;
+    }
     device_scope s = scope_enter(queue->device, why);
     device_result result = s.result;
     if (result == DEVICE_DONE) {
-        result = queue->finished ? sleep_until_done(queue, why)
-                                 : failed(why, "cudaStreamSynchronize",
-                                          cudaStreamSynchronize((cudaStream_t)queue->stream));
+        result = failed(why, "cudaStreamSynchronize", cudaStreamSynchronize((cudaStream_t)queue->stream));
     }
     return scope_leave(&s, result);
 }
@@ -385,7 +367,12 @@ device_result cuda_mark_new(void **out, int device, device_failure *why) {
     device_scope s = scope_enter(device, why);
     device_result result = s.result;
     if (result == DEVICE_DONE) {
-        result = failed(why, "cudaEventCreate", cudaEventCreateWithFlags(&event, SLEEPS));
+        /*
+         * A thread that waits for it sleeps: it may be a trainer's, a saver's or a pool's, and there are better things for a core to do. By default it would ask all the
+         * time, while the queue waits for what the trainer's kernels leave.
+         */
+        result = failed(why, "cudaEventCreate",
+                        cudaEventCreateWithFlags(&event, cudaEventDisableTiming | cudaEventBlockingSync));
     }
     *out = event;
     return scope_leave(&s, result);

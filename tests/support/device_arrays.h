@@ -6,6 +6,7 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 
 #include <cmocka.h>
 
@@ -22,12 +23,34 @@
 static const device_backend *backend; /* the one that is tested */
 static device_queue queue;
 static device_failure why;
+static const kernels *cpu; /* what it is compared with */
 
 UNUSED static void must(device_result result) {
     if (result != DEVICE_DONE) {
         fail_msg("%s: %s", why.call, why.reason);
     }
 }
+
+/* ---- a group of tests ---- */
+
+UNUSED static bool queue_opened(const char *name, const device_backend *of) {
+    backend = of;
+    cpu = kernels_cpu();
+    if (backend->queue_open(&queue, 0, false, &why) != DEVICE_DONE) {
+        printf("%s: %s: %s\n", name, why.call, why.reason);
+        return false;
+    }
+    return true;
+}
+
+UNUSED static int queue_closed(int failed) {
+    backend->queue_close(&queue);
+    return failed;
+}
+
+/* Runs it with all that is above. Returns how many failed. */
+#define run_queue_tests(name, of, tests) \
+    (queue_opened(name, of) ? queue_closed(cmocka_run_group_tests_name(name, tests, NULL, NULL)) : 1)
 
 /* ---- memory ---- */
 

@@ -2,13 +2,10 @@
 #ifndef TESTS_SUPPORT_DEVICE_LINES_H
 #define TESTS_SUPPORT_DEVICE_LINES_H
 
-#include <stdio.h>
-
 #include "codec/symbols_work.h"
 #include "engine/device_dense.h"
 #include "tests/support/device_arrays.h"
 
-static const kernels *cpu;
 static symbols_workspace *work;
 static device_line line;
 
@@ -42,13 +39,10 @@ UNUSED static array batch_memory(const dense_batch *batch) {
     (streams_open(name, of) ? streams_close(cmocka_run_group_tests_name(name, tests, NULL, NULL)) : 1)
 
 static bool streams_open(const char *name, const device_backend *of) {
-    backend = of;
-    cpu = kernels_cpu();
-    if (backend->queue_open(&queue, 0, false, &why) != DEVICE_DONE ||
-        symbols_workspace_create(&work, NULL) != CKD_OK) {
-        printf("%s: %s: %s\n", name, why.call, why.reason);
+    if (!queue_opened(name, of)) {
         return false;
     }
+    assert_int_equal(symbols_workspace_create(&work, NULL), CKD_OK);
     line = (device_line){.backend = backend, .queue = queue};
     for (int i = 0; i < 2; i++) {
         must(backend->allocate_pinned(&line.pinned[i], 0, DEVICE_STAGE, &why));
@@ -61,8 +55,7 @@ static int streams_close(int failed) {
         backend->release_pinned(0, line.pinned[i]);
     }
     symbols_workspace_free(work);
-    backend->queue_close(&queue);
-    return failed;
+    return queue_closed(failed);
 }
 
 #endif

@@ -15,8 +15,6 @@
 #include "kernels/scalar_lattice.h"
 #include "tests/support/device_arrays.h"
 
-static const kernels *cpu;
-
 typedef struct shape {
     uint64_t count, columns, phase;
 } shape;
@@ -317,13 +315,5 @@ static void test_too_wide(void **state) {
 int device_packed(const char *name, const device_backend *of) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_tiles), cmocka_unit_test(test_bytes),
                                        cmocka_unit_test(test_levels), cmocka_unit_test(test_too_wide)};
-    backend = of;
-    cpu = kernels_cpu();
-    if (backend->queue_open(&queue, 0, false, &why) != DEVICE_DONE) {
-        printf("%s: %s\n", why.call, why.reason);
-        return 1;
-    }
-    int failed = cmocka_run_group_tests_name(name, tests, NULL, NULL);
-    backend->queue_close(&queue);
-    return failed;
+    return run_queue_tests(name, of, tests);
 }

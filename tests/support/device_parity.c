@@ -39,7 +39,6 @@ static const size_t counts[] = {0, 1, 31, 32, 33, 255, 256, 257, 1023, 4096, 409
 typedef void (*reference)(void *to, const array *from, const array *first, const array *second, size_t n);
 
 static device_elements what;
-static const kernels *cpu;
 static step_rule rule;
 
 static void on_cpu(void *to, const array *in, size_t n) {
@@ -1176,13 +1175,5 @@ int device_parity(const char *name, const device_backend *of) {
         cmocka_unit_test(test_residuals), cmocka_unit_test(test_gather),
         cmocka_unit_test(test_packing),
     };
-    backend = of;
-    cpu = kernels_cpu();
-    if (backend->queue_open(&queue, 0, false, &why) != DEVICE_DONE) {
-        printf("%s: %s\n", why.call, why.reason);
-        return 1;
-    }
-    int failed = cmocka_run_group_tests_name(name, tests, NULL, NULL);
-    backend->queue_close(&queue);
-    return failed;
+    return run_queue_tests(name, of, tests);
 }
