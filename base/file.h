@@ -15,8 +15,8 @@
 /* ---- reading ---- */
 typedef struct file_reader file_reader;
 /*
- * Errors: NOT_FOUND, IO (no permission and no regular file are IO, too), NOMEM. Reading is by pread: one reader may be
- * used by several threads at once.
+ * Errors: NOT_FOUND; CORRUPT (it is no regular file: a symbolic link is not followed, a pipe not waited for); IO, with the
+ * errno, also without permission; NOMEM. Reading is by pread: one reader may be used by several threads at once.
  */
 ckd_status file_open_read(file_reader **out, const char *path, ckd_error *err);
 uint64_t file_size(const file_reader *f); /* at the time of opening */
@@ -24,6 +24,11 @@ const char *file_path(const file_reader *f);
 /* Exactly `size` bytes at `offset`; CORRUPT with the path and offset if the file ends before. */
 ckd_status file_read_at(file_reader *f, uint64_t offset, void *to, size_t size, ckd_error *err);
 void file_close_read(file_reader *f); /* accepts NULL */
+/*
+ * Does the errno of a failed open or read tell of this one file, so that others may well be readable? EIO and its kin, a
+ * stale handle, no permission. The process's own troubles (EMFILE, ENOMEM, ...) do not.
+ */
+bool file_is_unreadable(int errnum);
 /*
  * Reads the file now, if it has at most `cap` bytes, so that everything asked of it later comes from memory, and is what it was
  * then. Errors: those of file_read_at, NOMEM. Before several threads use the reader.
@@ -126,6 +131,8 @@ ckd_status file_link(const char *from, const char *to, ckd_error *err);
 ckd_status file_replace(const char *from, const char *to, ckd_error *err);
 ckd_status file_remove(const char *path, bool missing_ok, ckd_error *err);
 ckd_status dir_create(const char *path, bool exists_ok, ckd_error *err);
+/* An empty one; IO (ENOTEMPTY) if it is not. */
+ckd_status dir_remove(const char *path, ckd_error *err);
 ckd_status dir_sync(const char *path, ckd_error *err);
 /*
  * create + append + sync + close + publish + dir_sync, through the temporary name `temp` beside it (EXISTS if that or
@@ -135,6 +142,12 @@ ckd_status dir_sync(const char *path, ckd_error *err);
 ckd_status file_publish_bytes(const char *path, const char *temp, const void *data, size_t size,
                               ckd_error *err);
 bool file_exists(const char *path);
+/* Does the name stand for anything, be it a symbolic link that leads nowhere? */
+bool file_name_taken(const char *path);
+/* A directory itself, not what a symbolic link leads to? */
+bool dir_exists(const char *path);
+/* Does something that is no directory stand there, links followed, or in place of a directory above it? */
+bool file_bars_directory(const char *path);
 /* The inode behind a name, 0 if there is none: tells whether a file was replaced. */
 uint64_t file_inode(const char *path);
 /* Do both names lead to one file, links followed? false if one of them leads nowhere. */
@@ -190,6 +203,18 @@ ckd_status lock_acquire(file_lock **out, const char *path, lock_kind kind, bool 
                         ckd_error *err);
 /* The file stays. Accepts NULL. */
 void lock_release(file_lock *lock);
+/*
+ * Who holds a lock on a file, as far as /proc tells: processes of this machine that we may look into. One of them, a
+ * stopped one (SIGSTOP, a debugger) first. false: none is known. Looks through all processes: not for every try.
+ */
+enum { LOCK_COMMAND = 32 };
+typedef struct lock_holder {
+    int64_t process;
+    uint32_t others;
+    bool stopped;
+    char command[LOCK_COMMAND]; /* printable ASCII */
+} lock_holder;
+bool lock_find_holder(lock_holder *out, const char *path);
 
 /* ---- time and randomness ---- */
 uint64_t clock_wall_ns(void);

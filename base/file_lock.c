@@ -25,7 +25,7 @@ struct file_lock {
 };
 
 static int open_lock_file(int *fd, const char *path, lock_kind kind, bool create) {
-    int flags = (kind == LOCK_EXCLUSIVE ? O_RDWR : O_RDONLY) | O_CLOEXEC | O_NONBLOCK | O_NOCTTY;
+    int flags = (kind == LOCK_EXCLUSIVE ? O_RDWR : O_RDONLY) | O_CLOEXEC | O_NONBLOCK | O_NOCTTY | O_NOFOLLOW;
     do {
         /* Without O_CREAT first: on a read-only file system that may fail even if the file is there. */
         *fd = open(path, flags);

@@ -61,6 +61,14 @@ ckd_status file_remove(const char *path, bool missing_ok, ckd_error *err) {
     return errnum == 0 ? CKD_OK : err_sys(err, errnum, path, "cannot remove %s", path);
 }
 
+ckd_status dir_remove(const char *path, ckd_error *err) {
+    int errnum = step_check(STEP_REMOVE, path);
+    if (errnum == 0 && rmdir(path) != 0) {
+        errnum = errno;
+    }
+    return errnum == 0 ? CKD_OK : err_sys(err, errnum, path, "cannot remove the directory %s", path);
+}
+
 static bool is_directory(const char *path) {
     struct stat st;
     return stat(path, &st) == 0 && S_ISDIR(st.st_mode);
@@ -143,7 +151,22 @@ ckd_status file_publish_bytes(const char *path, const char *temp, const void *da
 
 bool file_exists(const char *path) {
     struct stat st;
-    return stat(path, &st) == 0;
+    return lstat(path, &st) == 0; /* a link that leads nowhere takes the name, too */
+}
+
+bool file_name_taken(const char *path) {
+    struct stat st;
+    return lstat(path, &st) == 0;
+}
+
+bool dir_exists(const char *path) {
+    struct stat st;
+    return lstat(path, &st) == 0 && S_ISDIR(st.st_mode);
+}
+
+bool file_bars_directory(const char *path) {
+    struct stat st;
+    return stat(path, &st) == 0 ? !S_ISDIR(st.st_mode) : errno == ENOTDIR;
 }
 
 uint64_t file_inode(const char *path) {

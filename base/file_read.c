@@ -29,25 +29,59 @@ static ckd_status read_failed(ckd_error *err, int errnum, const char *path, cons
     return CKD_E_IO;
 }
 
-/* O_NONBLOCK: a pipe under a chunk's name is an error, not a wait without end. It does nothing to files. */
+bool file_is_unreadable(int errnum) {
+    switch (errnum) {
+    case EIO: /* the disk, or what lies over it, failed to read this file */
+    case EUCLEAN:
+    case EBADMSG:
+    case ENODATA:
+    case EREMOTEIO:
+    case EILSEQ:
+    case ESTALE: /* a network file system has lost it */
+    case EACCES: /* it was brought here with rights that others lack */
+    case EPERM:
+        return true;
+    default:
+        return false;
+    }
+}
+
+static ckd_status not_regular(ckd_error *err, const char *path, const char *what) {
+    return err_corrupt(err, path, CKD_NO_OFFSET,
+                       "%s is %s, where a regular file is expected: put the file itself there", path, what);
+}
+
+/* Whoever can write to a store must not make its readers wait for a pipe, or read files elsewhere. */
+static ckd_status open_failed(ckd_error *err, int errnum, const char *path) {
+    switch (errnum) {
+    case ELOOP:
+        return not_regular(err, path, "a symbolic link");
+    case ENXIO:
+    case ENODEV:
+        return not_regular(err, path, "a socket or a device");
+    default:
+        return read_failed(err, errnum, path, "open");
+    }
+}
+
+/* O_NONBLOCK: opening a pipe does not wait for a writer. It does nothing to regular files. */
 static ckd_status open_regular(int *fd, uint64_t *size, const char *path, ckd_error *err) {
     struct stat st;
     int fault = step_check(STEP_OPEN, path);
     if (fault != 0) {
-        return read_failed(err, fault, path, "open");
+        return open_failed(err, fault, path);
     }
     do {
-        *fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
+        *fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY | O_NOFOLLOW);
     } while (*fd < 0 && errno == EINTR);
     if (*fd < 0) {
-        return read_failed(err, errno, path, "open");
+        return open_failed(err, errno, path);
     }
     ckd_status status = CKD_OK;
     if (fstat(*fd, &st) != 0) {
         status = read_failed(err, errno, path, "stat");
     } else if (!S_ISREG(st.st_mode)) {
-        status = err_set(err, CKD_E_IO, "%s is not a regular file", path);
-        err_in_file(err, status, path);
+        status = not_regular(err, path, S_ISDIR(st.st_mode) ? "a directory" : "a pipe or a device");
     }
     if (status != CKD_OK) {
         close(*fd);

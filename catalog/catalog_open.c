@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/file.h"
@@ -45,11 +46,37 @@ static ckd_status create_file(const char *path, ckd_error *err) {
     if (file_exists(path)) {
         return CKD_OK;
     }
-    ckd_status status = file_create(&f, path, 4096, err);
+    ckd_error why = {0};
+    ckd_status status = file_create(&f, path, 4096, &why);
     if (status == CKD_E_EXISTS) {
         return CKD_OK;
     }
-    return status == CKD_OK ? file_close(f, err) : status;
+    status = status == CKD_OK ? file_close(f, &why) : status;
+    if (status != CKD_OK && err) {
+        *err = why;
+    }
+    return status;
+}
+
+/* A pipe would make SQLite wait for ever, and a link lead to a file that is not ours to write. */
+static ckd_status check_regular(catalog *c, const char *suffix, ckd_error *err) {
+    size_t size = strlen(c->path) + strlen(suffix) + 1;
+    char *path = malloc(size);
+    struct stat st;
+    if (!path) {
+        return err_nomem(err, size, "a path");
+    }
+    snprintf(path, size, "%s%s", c->path, suffix);
+    bool wrong = lstat(path, &st) == 0 && !S_ISREG(st.st_mode);
+    free(path);
+    return wrong
+               ? catalog_damaged(c, err, *suffix ? "its journal is no regular file" : "it is no regular file")
+               : CKD_OK;
+}
+
+static ckd_status check_files(catalog *c, ckd_error *err) {
+    ckd_status status = c->mode == CATALOG_MEMORY ? CKD_OK : check_regular(c, "", err);
+    return status == CKD_OK && c->mode != CATALOG_MEMORY ? check_regular(c, "-journal", err) : status;
 }
 
 static ckd_status connect_database(catalog *c, ckd_error *err) {
@@ -124,7 +151,10 @@ ckd_status catalog_open(catalog **out, const char *path, catalog_mode mode, cons
     if (status != CKD_OK) {
         return status;
     }
-    status = connect_database(c, err);
+    status = check_files(c, err);
+    if (status == CKD_OK) {
+        status = connect_database(c, err);
+    }
     if (status == CKD_OK) {
         status = configure(c, busy_timeout_ms, err);
     }

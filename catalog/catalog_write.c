@@ -291,9 +291,11 @@ static ckd_status add_rows(catalog *c, const catalog_entry *entry, const entry_p
     if (status == CKD_OK) {
         status = put_totals(c, key, p, err);
     }
-    return status == CKD_OK && entry->shard_count
-               ? change_tensor_totals(c, S_TENSOR_TOTALS_ADD, key, run, err)
-               : status;
+    if (status == CKD_OK && entry->shard_count) {
+        status = work_limit_set(c, err); /* what was inserted counts: it may be most of the catalog */
+        status = status == CKD_OK ? change_tensor_totals(c, S_TENSOR_TOTALS_ADD, key, run, err) : status;
+    }
+    return status;
 }
 
 /* Runs inside a savepoint, so that a caller who goes on after a failure does not commit half a checkpoint. */

@@ -2,6 +2,7 @@
 
 #include <errno.h>
 #include <sqlite3.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,6 +14,7 @@ struct fault_vfs {
     sqlite3_vfs *real;
     int last_errno;
     char name[40];
+    char *database; /* the path of the one that was opened; NULL: none yet */
 };
 
 /* What SQLite allocates for a file: this, and right behind it the real VFS's own. */
@@ -163,6 +165,9 @@ static int shim_open(sqlite3_vfs *vfs, const char *path, sqlite3_file *file, int
     if (ask(owner, flags & SQLITE_OPEN_CREATE ? STEP_CREATE : STEP_OPEN, path)) {
         return SQLITE_CANTOPEN;
     }
+    if (flags & SQLITE_OPEN_MAIN_DB && !owner->database && !(owner->database = strdup(path))) {
+        return SQLITE_NOMEM;
+    }
     int rc = noted(owner, owner->real->xOpen(owner->real, path, f->real, flags, out_flags));
     f->base.pMethods = f->real->pMethods ? &shim_methods : NULL;
     return rc;
@@ -189,8 +194,20 @@ static int sync_parent(fault_vfs *owner, const char *path) {
     return SQLITE_OK;
 }
 
+/*
+ * The database, or a file beside it that has its name in front. A journal may name any other as its super-journal: whoever wrote the journal
+ * would have it deleted.
+ */
+static bool is_own(const fault_vfs *owner, const char *path) {
+    return owner->database && strncmp(path, owner->database, strlen(owner->database)) == 0 &&
+           !strchr(path + strlen(owner->database), '/');
+}
+
 static int shim_delete(sqlite3_vfs *vfs, const char *path, int sync) {
     fault_vfs *owner = owner_of(vfs);
+    if (!is_own(owner, path)) {
+        return SQLITE_IOERR_DELETE;
+    }
     if (ask(owner, STEP_REMOVE, path)) {
         return SQLITE_IOERR_DELETE;
     }
@@ -200,6 +217,10 @@ static int shim_delete(sqlite3_vfs *vfs, const char *path, int sync) {
 
 static int shim_access(sqlite3_vfs *vfs, const char *path, int flags, int *result) {
     fault_vfs *owner = owner_of(vfs);
+    if (!is_own(owner, path)) {
+        *result = 0; /* for a journal that names it, its transaction is over */
+        return SQLITE_OK;
+    }
     return noted(owner, owner->real->xAccess(owner->real, path, flags, result));
 }
 
@@ -276,6 +297,7 @@ const char *fault_vfs_name(const fault_vfs *vfs) {
 void fault_vfs_free(fault_vfs *vfs) {
     if (vfs) {
         sqlite3_vfs_unregister(&vfs->vfs);
+        free(vfs->database);
         free(vfs);
     }
 }

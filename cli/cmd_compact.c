@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "cli/commands.h"
+#include "cli/damage.h"
 #include "cli/interrupt.h"
 #include "cli/json_out.h"
 #include "cli/policies.h"
@@ -288,13 +289,11 @@ static ckd_status compact(ckd_compaction **out, arguments *a, ckd_store *store, 
 }
 
 static ckd_status damage_status(const ckd_compaction *done, ckd_error *err) {
-    for (size_t i = 0; i < done->count; i++) {
-        if (done->items[i].left.status == CKD_E_CORRUPT) {
-            *err = done->items[i].left;
-            return err->status;
-        }
+    ckd_status status = CKD_OK;
+    for (size_t i = 0; i < done->count && status == CKD_OK; i++) {
+        status = cli_left_as_damage(&done->items[i].left, err);
     }
-    return CKD_OK;
+    return status;
 }
 
 static ckd_status run(arguments *a, ckd_error *err) {
@@ -304,9 +303,11 @@ static ckd_status run(arguments *a, ckd_error *err) {
     if (status == CKD_OK) {
         status = compact(&done, a, store, err);
     }
-    bool emptied = status == CKD_OK && done->pruned && a->undo_given && a->deletion.undo_s == 0;
-    if (emptied && !a->compact.dry_run && !a->compact.estimate) {
-        status = ckd_store_collect(NULL, store, NULL, err);
+    if (status == CKD_OK && !a->compact.dry_run && !a->compact.estimate) {
+        cli_committed("the store is compacted");
+        if (done->pruned && a->undo_given) {
+            cli_deleted(store, a->deletion.undo_s == 0);
+        }
     }
     if (status == CKD_OK && a->common.json) {
         status = print_json(a, done, err);

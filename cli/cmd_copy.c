@@ -221,8 +221,6 @@ static const char *state_word(ckd_copy_state state) {
         return "copied";
     case CKD_COPY_RESTORED:
         return "restored";
-    case CKD_COPY_RENEWED:
-        return "renewed";
     case CKD_COPY_LEFT:
         return "left";
     default:
@@ -234,10 +232,10 @@ static ckd_status print_json(const arguments *a, const ckd_copy_result *r, ckd_e
     json_t *items = json_array();
     for (size_t i = 0; i < r->count; i++) {
         const ckd_copied *c = &r->items[i];
-        cli_json_append(&items, json_pack("{s:s, s:s, s:s, s:b, s:I, s:s?}", "checkpoint",
+        cli_json_append(&items, json_pack("{s:s, s:s, s:s, s:I, s:s?}", "checkpoint",
                                           cli_place_of(&c->checkpoint).text, "kind",
                                           ckd_kind_name(c->checkpoint.kind), "state", state_word(c->state),
-                                          "asked", c->asked, "bytes", (json_int_t)c->bytes, "why",
+                                          "bytes", (json_int_t)c->bytes, "why",
                                           c->left.status == CKD_OK ? NULL : c->left.message));
     }
     return cli_json_print(json_pack("{s:i, s:b, s:I, s:I, s:I, s:I, s:I, s:o}", "schema", 1, "dry_run",
@@ -250,7 +248,7 @@ static ckd_status print_json(const arguments *a, const ckd_copy_result *r, ckd_e
 static ckd_status print_text(const arguments *a, const ckd_copy_result *r, ckd_error *err) {
     bool dry = a->copy.dry_run;
     size_t present = 0;
-    cli_table *t = cli_table_new("RUN|>STEP|KIND|>BYTES||");
+    cli_table *t = cli_table_new("RUN|>STEP|KIND|>BYTES|");
     for (size_t i = 0; i < r->count; i++) {
         const ckd_copied *c = &r->items[i];
         bool there = c->state == CKD_COPY_PRESENT;
@@ -266,11 +264,8 @@ static ckd_status print_text(const arguments *a, const ckd_copy_result *r, ckd_e
                        there ? "is there already"
                        : c->state == CKD_COPY_RESTORED
                            ? (dry ? "would come back from the trash" : "came back from the trash")
-                       : c->state == CKD_COPY_RENEWED ? (dry ? "would be copied as it is after compaction"
-                                                             : "copied as it is after compaction")
-                       : dry                          ? "would be copied"
-                                                      : "copied");
-        cli_table_cell(t, "%s", c->asked ? "" : "needed");
+                       : dry ? "would be copied"
+                             : "copied");
     }
     ckd_status status = cli_table_print(t, err);
     if (status != CKD_OK) {
@@ -317,6 +312,9 @@ static ckd_status copy(ckd_copy_result **out, const arguments *a, ckd_store *to,
     options.progress_context = &progress;
     ckd_status status = ckd_copy(out, to, from, c->ids, c->count, &options, err);
     cli_progress_end(&progress);
+    if (status == CKD_OK && !options.dry_run) {
+        cli_committed("the checkpoints are copied");
+    }
     return status;
 }
 

@@ -93,10 +93,8 @@ static ckd_status run(const arguments *a, ckd_error *err) {
     if (status == CKD_OK) {
         status = delete_named(a, store, &bytes, err);
     }
-    if (status == CKD_OK && a->deletion.undo_s == 0) {
-        status = ckd_store_collect(NULL, store, NULL, err);
-    }
     if (status == CKD_OK) {
+        cli_deleted(store, a->deletion.undo_s == 0);
         status = tell(a, bytes, err);
     }
     ckd_store_close(store);

@@ -229,6 +229,9 @@ static ckd_status export_checkpoint(const arguments *a, ckd_store *store, ckd_er
     }
     if (status == CKD_OK && !a->dry_run) {
         status = write_all(a, &plan, load, err);
+        if (status == CKD_OK) {
+            cli_committed("%s is exported", cli_place_of(&from).text);
+        }
     }
     if (status == CKD_OK) {
         status = tell(a, &plan, store, load, err);

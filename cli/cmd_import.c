@@ -105,24 +105,18 @@ static ckd_status read_source(void *context, uint64_t first, uint64_t count, voi
     return import_read(s->reader, s->tensor, first, count, to, err);
 }
 
-/* Masters first, as save has it. */
-static void fill_inputs(cli_inputs *inputs, source *sources, const import_plan *plan, cli_roles *roles,
-                        import_reader *reader) {
-    for (int masters = 1; masters >= 0; masters--) {
-        for (size_t i = 0; i < plan->count; i++) {
-            const safetensors_tensor *t = &plan->tensors[i].tensor;
-            ckd_role role = cli_roles_find(roles, t->name, t->dtype);
-            if ((role == CKD_ROLE_MASTER) == masters) {
-                sources[i] = (source){reader, &plan->tensors[i]};
-                inputs->tensors[inputs->count++] =
-                    (cli_input){.tensor = t, .role = role, .read = read_source, .context = &sources[i]};
-            }
-        }
+static ckd_status fill_inputs(cli_inputs *inputs, source *sources, const import_plan *plan, cli_roles *roles,
+                              import_reader *reader, ckd_error *err) {
+    for (size_t i = 0; i < plan->count; i++) {
+        sources[i] = (source){reader, &plan->tensors[i]};
+        inputs->tensors[inputs->count++] =
+            (cli_input){.tensor = &plan->tensors[i].tensor, .read = read_source, .context = &sources[i]};
     }
     inputs->files = plan->files;
     inputs->file_count = plan->file_count;
     inputs->metadata = plan->metadata;
     inputs->bytes = plan->bytes;
+    return cli_inputs_set_roles(inputs, roles, err);
 }
 
 static int save_plan(arguments *a, const import_plan *plan) {
@@ -133,7 +127,9 @@ static int save_plan(arguments *a, const import_plan *plan) {
     ckd_status status =
         inputs.tensors && sources ? import_reader_new(&reader, plan, &err) : cli_error_nomem(&err);
     if (status == CKD_OK) {
-        fill_inputs(&inputs, sources, plan, &a->saving.roles, reader);
+        status = fill_inputs(&inputs, sources, plan, &a->saving.roles, reader, &err);
+    }
+    if (status == CKD_OK) {
         status = cli_saving_order(&a->saving, &inputs, &err);
     }
     int code = status == CKD_OK ? cli_saving_run(&a->saving, &inputs) : cli_fail(&err);

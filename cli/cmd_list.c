@@ -1,10 +1,10 @@
 /* ckptdelta list: the checkpoints of a store. */
 #include <inttypes.h>
-#include <math.h>
 #include <stdio.h>
 
 #include "cli/commands.h"
 #include "cli/json_out.h"
+#include "cli/lossy_errors.h"
 #include "cli/marks.h"
 #include "cli/options.h"
 #include "cli/table.h"
@@ -42,43 +42,6 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
     }
 }
 
-/* What is not known of one tensor is not known of all. */
-static double larger(double a, double b) {
-    return a > b || isnan(a) ? a : b;
-}
-
-/* The largest errors of a lossy checkpoint's tensors. */
-static json_t *json_errors(const ckd_checkpoint *c, const ckd_tensor_list *tensors) {
-    double rel_l2 = 0, max_error = 0, direction = NAN;
-    uint64_t nonfinite = 0, elements = 0;
-    const char *worst = NULL;
-    for (size_t i = 0; i < tensors->count; i++) {
-        const ckd_tensor_info *t = &tensors->items[i];
-        worst = t->rel_l2 > rel_l2 ? t->name : worst;
-        rel_l2 = larger(rel_l2, t->rel_l2);
-        max_error = larger(max_error, t->max_error);
-        direction = isnan(direction) || t->direction_change > direction ? t->direction_change : direction;
-        nonfinite += t->nonfinite;
-        elements += t->elements;
-    }
-    double bits = elements ? 8 * (double)c->stored_bytes / (double)elements : NAN;
-    return json_pack("{s:s, s:s, s:o, s:o, s:o, s:o, s:I, s:o}", "checkpoint", cli_place_of(c).text,
-                     "fidelity", ckd_fidelity_name(c->fidelity), "rel_l2", cli_json_double(rel_l2),
-                     "worst_tensor", worst ? cli_json_text(worst) : json_null(), "max_error",
-                     cli_json_double(max_error), "direction_change", cli_json_double(direction), "nonfinite",
-                     (json_int_t)nonfinite, "bits_per_element", cli_json_double(bits));
-}
-
-static ckd_status append_errors(json_t **errors, ckd_store *store, const ckd_checkpoint *c, ckd_error *err) {
-    ckd_tensor_list *tensors = NULL;
-    ckd_status status = ckd_store_tensors(&tensors, store, &c->id, err);
-    if (status == CKD_OK) {
-        cli_json_append(errors, json_errors(c, tensors));
-    }
-    ckd_tensor_list_free(tensors);
-    return status;
-}
-
 /* What is listed. */
 typedef struct listing {
     ckd_checkpoint_list *all, *list; /* list: those asked for */
@@ -87,22 +50,16 @@ typedef struct listing {
 } listing;
 
 static ckd_status print_json(ckd_store *store, const listing *l, ckd_error *err) {
-    const ckd_checkpoint_list *list = l->list, *of = l->one_run ? list : NULL;
-    json_t *errors = json_array();
-    ckd_status status = CKD_OK;
-    for (size_t i = 0; i < list->count && status == CKD_OK; i++) {
-        if (list->items[i].fidelity != CKD_EXACT) {
-            status = append_errors(&errors, store, &list->items[i], err);
-        }
-    }
+    const ckd_checkpoint_list *of = l->one_run ? l->list : NULL;
+    json_t *errors;
+    ckd_status status = cli_lossy_errors(&errors, store, l->list, err);
     if (status != CKD_OK) {
-        json_decref(errors);
         return status;
     }
     return cli_json_print_list(json_pack("{s:i, s:n, s:o, s:o, s:o}", "schema", 1, "checkpoints", "errors",
                                          errors, "pins", cli_json_pins(&l->marks, of, l->all), "tags",
                                          cli_json_tags(&l->marks, of, l->all)),
-                               "checkpoints", list, l->all, err);
+                               "checkpoints", l->list, l->all, err);
 }
 
 static void print_verbose_cells(cli_table *t, const ckd_checkpoint *c, const cli_ids *ids) {

@@ -223,6 +223,12 @@ static ckd_status explain(const arguments *a, const file_content *c, ckd_store *
 
 /* ---- files ---- */
 
+static void committed(ckd_status status, const ckd_load *load) {
+    if (status == CKD_OK) {
+        cli_committed("%s is loaded", cli_place_of(ckd_load_checkpoint(load)).text);
+    }
+}
+
 static ckd_status load_one(arguments *a, ckd_store *store, ckd_load *load, const bound_checkpoint *b,
                            ckd_error *err) {
     file_content c = {0};
@@ -233,6 +239,7 @@ static ckd_status load_one(arguments *a, ckd_store *store, ckd_load *load, const
     } else if (status == CKD_OK) {
         status = write_content(a, a->out, &c, load, err);
         count_written(&w, &c);
+        committed(status, load);
         status = status == CKD_OK ? tell(a, &w, store, load, err) : status;
         if (status == CKD_OK) {
             list_names(a, &c);
@@ -277,6 +284,7 @@ static ckd_status load_all_ranks(arguments *a, ckd_store *store, ckd_load *load,
         file_content_free(&c);
         free(path);
     }
+    committed(status, load);
     return status == CKD_OK ? tell(a, &w, store, load, err) : status;
 }
 

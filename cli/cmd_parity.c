@@ -211,6 +211,9 @@ static ckd_status make(ckd_parity_result **out, const arguments *a, ckd_store *s
     options.progress_context = &progress;
     ckd_status status = ckd_store_parity(out, store, &options, err);
     cli_progress_end(&progress);
+    if (status == CKD_OK && !options.dry_run) {
+        cli_committed("parity is made");
+    }
     return status;
 }
 

@@ -138,6 +138,9 @@ static ckd_status run(const arguments *a, ckd_error *err) {
     ckd_status status = cli_open_store(&store, &a->common, changes ? CKD_OPEN_WRITE : CKD_OPEN_READ, err);
     if (status == CKD_OK && changes) {
         status = change(a, store, err);
+        if (status == CKD_OK) {
+            cli_committed("the pins are changed");
+        }
     }
     if (status == CKD_OK && (a->common.json || !changes)) {
         status = cli_tell_marks(store, CLI_PINS, a->common.json, cli_talks(&a->common), err);

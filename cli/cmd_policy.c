@@ -157,6 +157,9 @@ static ckd_status run(const arguments *a, ckd_error *err) {
     if (status == CKD_OK && changes) {
         status = a->sets ? ckd_store_set_policy(store, &a->policy, err)
                          : ckd_store_clear_policy(store, a->policy.run, err);
+        if (status == CKD_OK) {
+            cli_committed("the policy is stored");
+        }
     }
     if (status == CKD_OK) {
         status = tell(a, store, err);

@@ -59,10 +59,9 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
 static const struct {
     unsigned bit;
     const char *word;
-} reasons[] = {{CKD_KEPT_LAST, "last"},     {CKD_KEPT_EVERY, "every"},   {CKD_KEPT_FIRST, "first"},
-               {CKD_KEPT_BEST, "best"},     {CKD_KEPT_NEW, "new"},       {CKD_KEPT_NEEDED, "needed"},
-               {CKD_KEPT_IN_USE, "in use"}, {CKD_KEPT_SAFETY, "safety"}, {CKD_KEPT_PINNED, "pinned"},
-               {CKD_KEPT_TAGGED, "tagged"}};
+} reasons[] = {{CKD_KEPT_LAST, "last"},     {CKD_KEPT_EVERY, "every"},  {CKD_KEPT_FIRST, "first"},
+               {CKD_KEPT_BEST, "best"},     {CKD_KEPT_NEW, "new"},      {CKD_KEPT_SAFETY, "safety"},
+               {CKD_KEPT_PINNED, "pinned"}, {CKD_KEPT_TAGGED, "tagged"}};
 enum { REASONS = sizeof(reasons) / sizeof(reasons[0]) };
 
 static json_t *json_item(const ckd_retained *r) {
@@ -168,8 +167,8 @@ static ckd_status run(arguments *a, ckd_error *err) {
         status = a->dry_run ? ckd_store_plan_prune(&done, store, policy, err)
                             : ckd_store_prune(&done, store, policy, &a->deletion, err);
     }
-    if (status == CKD_OK && !a->dry_run && a->deletion.undo_s == 0) {
-        status = ckd_store_collect(NULL, store, NULL, err);
+    if (status == CKD_OK && !a->dry_run) {
+        cli_deleted(store, a->deletion.undo_s == 0);
     }
     if (status == CKD_OK && a->common.json) {
         status = print_json(done, a->dry_run, err);

@@ -48,6 +48,7 @@ int cmd_rebuild(int argc, char **argv) {
     ckd_error err;
     ckd_status status = ckd_store_rebuild(&result, options.store, &store_options, &err);
     if (status == CKD_OK) {
+        cli_committed("the catalog is rebuilt");
         status = tell(&options, &result, &err);
     }
     if (status == CKD_OK && result.skipped > 0) {

@@ -115,6 +115,9 @@ static ckd_status repair(ckd_repair_result **out, const arguments *a, ckd_store 
     options.progress_context = &progress;
     ckd_status status = ckd_store_repair(out, store, &options, err);
     cli_progress_end(&progress);
+    if (status == CKD_OK && !options.dry_run) {
+        cli_committed("the repair is done");
+    }
     return status;
 }
 

@@ -75,7 +75,8 @@ static ckd_status print(const arguments *a, const report_data *d, ckd_error *err
         return report_print_json(d, err);
     }
     if (a->csv) {
-        return report_print_csv(d, err);
+        report_print_csv(d);
+        return CKD_OK;
     }
     return a->common.quiet ? CKD_OK : report_print_text(d, a->question.project, a->common.verbose > 0, err);
 }

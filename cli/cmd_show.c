@@ -67,14 +67,15 @@ static json_t *json_tensor(const ckd_tensor_info *t, ckd_fidelity fidelity) {
         cli_json_append(&shape, json_integer((json_int_t)t->shape[d]));
     }
     return json_pack(
-        "{s:o, s:s, s:s, s:o, s:I, s:s, s:o, s:I, s:I, s:I, s:I, s:o, s:o, s:o, s:o, s:I}", "name",
+        "{s:o, s:s, s:s, s:o, s:I, s:s, s:o, s:I, s:I, s:I, s:I, s:o, s:o, s:o, s:o, s:o, s:o, s:I}", "name",
         cli_json_text(t->name), "role", ckd_role_name(t->role), "dtype", ckd_dtype_name(t->dtype), "shape",
         shape, "elements", (json_int_t)t->elements, "fidelity", ckd_fidelity_name(fidelity), "coding",
         cli_json_text(t->coding), "depth", (json_int_t)t->depth, "shards", (json_int_t)t->shards, "raw_bytes",
         (json_int_t)t->raw_bytes, "stored_bytes", (json_int_t)t->stored_bytes, "bits_per_element",
         cli_json_double(bits_per_element(t)), "rel_l2", cli_json_double(t->rel_l2), "max_error",
-        cli_json_double(t->max_error), "direction_change", cli_json_double(t->direction_change), "nonfinite",
-        (json_int_t)t->nonfinite);
+        cli_json_double(t->max_error), "direction_change", cli_json_double(t->direction_change),
+        "largest_update", cli_json_double(t->largest_update), "largest_update_given",
+        cli_json_double(t->largest_update_given), "nonfinite", (json_int_t)t->nonfinite);
 }
 
 static ckd_status print_json(const shown *s, ckd_error *err) {
@@ -163,6 +164,8 @@ static void error_cells(cli_table *t, const ckd_tensor_info *info) {
     cli_table_cell(t, "%s", cli_text_number(info->rel_l2).text);
     cli_table_cell(t, "%s", cli_text_number(info->max_error).text);
     cli_table_cell(t, "%s", cli_text_number(info->direction_change).text);
+    cli_table_cell(t, "%s", cli_text_number(info->largest_update).text);
+    cli_table_cell(t, "%s", cli_text_number(info->largest_update_given).text);
     cli_table_cell(t, "%" PRIu64, info->nonfinite);
 }
 
@@ -171,7 +174,8 @@ static ckd_status print_text(const shown *s, bool verbose, ckd_error *err) {
     bool errors = verbose || s->checkpoint.fidelity != CKD_EXACT;
     char columns[160];
     snprintf(columns, sizeof(columns), "TENSOR|ROLE|DTYPE|SHAPE|CODING|>DEPTH|>RAW|>STORED|>BITS/ELEMENT%s%s",
-             verbose ? "|>SHARDS" : "", errors ? "|>REL L2|>MAX ERROR|>DIRECTION|>NONFINITE" : "");
+             verbose ? "|>SHARDS" : "",
+             errors ? "|>REL L2|>MAX ERROR|>DIRECTION|>UPDATE|>GIVEN|>NONFINITE" : "");
     cli_table *t = cli_table_new(columns);
     for (size_t i = 0; i < s->tensors->count; i++) {
         const ckd_tensor_info *info = &s->tensors->items[i];

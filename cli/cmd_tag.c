@@ -106,6 +106,9 @@ static ckd_status run(const arguments *a, ckd_error *err) {
     ckd_status status = cli_open_store(&store, &a->common, a->tag ? CKD_OPEN_WRITE : CKD_OPEN_READ, err);
     if (status == CKD_OK && a->tag) {
         status = a->delete ? take_away(a, store, err) : set(a, store, err);
+        if (status == CKD_OK) {
+            cli_committed("the tag is changed");
+        }
     }
     if (status == CKD_OK && (a->common.json || !a->tag)) {
         status = cli_tell_marks(store, CLI_TAGS, a->common.json, cli_talks(&a->common), err);

@@ -148,6 +148,36 @@ static ckd_status find_trashed(ckd_id *out, const ckd_trash *trash, const cli_pl
     return CKD_OK;
 }
 
+static ckd_status check_one(const ckd_checkpoint *c, ckd_store *store, ckd_error *err) {
+    ckd_verify_options o = CKD_VERIFY_OPTIONS_INIT;
+    ckd_verify_result *r = NULL;
+    o.run = c->run;
+    o.step = c->step;
+    o.one_step = o.quick = 1;
+    ckd_status status = ckd_store_verify(&r, store, &o, err);
+    if (status == CKD_OK && r->damage_count) {
+        status = cli_error(err, CKD_E_CORRUPT,
+                           "%s@%" PRIu64 " is restored, but damaged: %s (file %s); see ckptdelta repair",
+                           c->run, c->step, r->damage[0].what, r->damage[0].file);
+    }
+    ckd_verify_result_free(r);
+    return status;
+}
+
+/* Of what came back, all that is stored: nothing is decoded. */
+static ckd_status check_restored(const ckd_trash *trash, const ckd_id *ids, size_t count, ckd_store *store,
+                                 ckd_error *err) {
+    ckd_status status = CKD_OK;
+    for (size_t i = 0; i < trash->count && status == CKD_OK; i++) {
+        bool restored = false;
+        for (size_t k = 0; k < count && !restored; k++) {
+            restored = memcmp(&ids[k], &trash->items[i].checkpoint.id, sizeof(ids[k])) == 0;
+        }
+        status = restored ? check_one(&trash->items[i].checkpoint, store, err) : CKD_OK;
+    }
+    return status;
+}
+
 static ckd_status restore(const arguments *a, ckd_store *store, ckd_error *err) {
     ckd_trash *trash;
     ckd_status status = ckd_store_trash(&trash, store, err);
@@ -167,10 +197,16 @@ static ckd_status restore(const arguments *a, ckd_store *store, ckd_error *err) 
     if (status == CKD_OK) {
         status = ckd_store_undelete(store, ids, count, err);
     }
+    if (status == CKD_OK) {
+        cli_committed("the checkpoints are restored");
+    }
     if (status == CKD_OK && a->common.json) {
         status = cli_json_print(json_pack("{s:i, s:I}", "schema", 1, "restored", (json_int_t)count), err);
     } else if (status == CKD_OK && cli_talks(&a->common)) {
         printf("restored %zu checkpoint%s\n", count, count == 1 ? "" : "s");
+    }
+    if (status == CKD_OK) {
+        status = check_restored(trash, ids, count, store, err);
     }
     free(ids);
     ckd_trash_free(trash);
@@ -184,6 +220,9 @@ static ckd_status empty(const arguments *a, ckd_store *store, ckd_error *err) {
     o.dry_run = a->dry_run;
     o.give_up = a->give_up;
     ckd_status status = ckd_store_collect(&c, store, &o, err);
+    if (status == CKD_OK && !a->dry_run) {
+        cli_committed("the trash is emptied");
+    }
     if (status == CKD_OK && a->common.json) {
         status =
             cli_json_print(json_pack("{s:i, s:b, s:I, s:I, s:I, s:I}", "schema", 1, "dry_run", a->dry_run,

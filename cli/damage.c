@@ -94,6 +94,15 @@ ckd_status cli_damage_status(const ckd_verify_result *r, const cli_survivors *le
                            left->lost_count == 1 ? "" : "s");
 }
 
+ckd_status cli_left_as_damage(const ckd_error *left, ckd_error *err) {
+    if (left->status == CKD_OK || !ckd_error_is_damage(left)) {
+        return CKD_OK;
+    }
+    *err = *left;
+    err->status = CKD_E_CORRUPT;
+    return CKD_E_CORRUPT;
+}
+
 static json_t *json_number(uint64_t number) {
     return number == CKD_NO_OFFSET ? json_null() : json_integer((json_int_t)number);
 }

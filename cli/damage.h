@@ -25,5 +25,7 @@ json_t *cli_json_newest(const cli_survivors *left);
 void cli_print_damage(const ckd_verify_result *r, const cli_survivors *left, const char *store);
 /* CORRUPT, and how much is, if there is any. */
 ckd_status cli_damage_status(const ckd_verify_result *r, const cli_survivors *left, ckd_error *err);
+/* Why something was left as it is: CORRUPT, with that message, if it is damaged, missing or unreadable; else CKD_OK. */
+ckd_status cli_left_as_damage(const ckd_error *left, ckd_error *err);
 
 #endif

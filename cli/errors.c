@@ -1,9 +1,12 @@
 #include "cli/errors.h"
 
 #include <errno.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "cli/interrupt.h"
 #include "cli/options.h"
@@ -86,8 +89,8 @@ ckd_status cli_error_tensor(ckd_error *err, const char *tensor) {
     return err->status;
 }
 
-int cli_exit_code(ckd_status status) {
-    switch (status) {
+int cli_exit_code(const ckd_error *err) {
+    switch (err->status) {
     case CKD_OK:
         return CLI_DONE;
     case CKD_E_INVALID:
@@ -95,8 +98,9 @@ int cli_exit_code(ckd_status status) {
     case CKD_E_NOT_FOUND:
         return CLI_NOT_FOUND;
     case CKD_E_CORRUPT:
-    case CKD_E_UNSUPPORTED:
         return CLI_CORRUPT;
+    case CKD_E_UNSUPPORTED: /* a file of a newer version; or a library, a device that lacks something */
+        return err->file[0] ? CLI_CORRUPT : CLI_FAILED;
     default:
         return CLI_FAILED;
     }
@@ -124,16 +128,59 @@ static void print_where(const ckd_error *err) {
     }
 }
 
+static ssize_t write_clean(void *unused, const char *data, size_t size) {
+    (void)unused;
+    char *text = strndup(data, size), *clean = text ? cli_clean_but(text, "\n\t") : NULL;
+    dprintf(STDERR_FILENO, "%s", clean ? clean : "(out of memory)\n");
+    free(clean);
+    free(text);
+    return (ssize_t)size;
+}
+
+void cli_clean_stderr(void) {
+    FILE *clean = fopencookie(NULL, "w", (cookie_io_functions_t){.write = write_clean});
+    if (clean && setvbuf(clean, NULL, _IOLBF, 1 << 14) == 0) {
+        stderr = clean;
+    }
+}
+
+/* Of the one command that this process runs; "" before cli_committed. */
+static char committed[CKD_RUN_MAX + 64];
+
+void cli_committed(const char *format, ...) {
+    va_list args;
+    va_start(args, format);
+    vsnprintf(committed, sizeof(committed), format, args);
+    va_end(args);
+    (void)signal(SIGPIPE, SIG_IGN);
+}
+
+int cli_flush_output(int code) {
+    bool failed = ferror(stdout) != 0;
+    int errnum = fflush(stdout) != 0 ? errno : 0;
+    if ((!failed && !errnum) || code != CLI_DONE) {
+        return code;
+    }
+    cli_note("cannot write to standard output%s%s%s%s", errnum ? ": " : "", errnum ? strerror(errnum) : "",
+             committed[0] ? "; nevertheless " : "", committed);
+    return committed[0] ? CLI_DONE : CLI_FAILED;
+}
+
 int cli_fail(const ckd_error *err) {
+    int code = cli_exit_code(err);
     fputs("ckptdelta: ", stderr);
     cli_print_clean(stderr, err->message[0] ? err->message : ckd_status_name(err->status));
     print_where(err);
     fputc('\n', stderr);
+    if (committed[0] && code != CLI_CORRUPT) {
+        cli_note("nevertheless %s", committed);
+        return CLI_DONE;
+    }
     int signal_number = cli_interrupted();
     if (err->status == CKD_E_CANCELLED && signal_number) {
         return 128 + signal_number;
     }
-    return cli_exit_code(err->status);
+    return code;
 }
 
 void cli_note(const char *format, ...) {

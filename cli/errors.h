@@ -23,14 +23,30 @@ ckd_status cli_error_nomem(ckd_error *err);
 /* Adds the tensor to an error on its way up. */
 ckd_status cli_error_tensor(ckd_error *err, const char *tensor);
 
-/* INVALID is bad usage, NOT_FOUND 3, CORRUPT and UNSUPPORTED 4, everything else 1. */
-int cli_exit_code(ckd_status status);
+/* INVALID is bad usage, NOT_FOUND 3, CORRUPT 4, as is UNSUPPORTED of a file; everything else 1. */
+int cli_exit_code(const ckd_error *err);
 
 /*
  * Prints `ckptdelta: what (tensor X, file Y, offset Z)` on stderr and returns the exit status: that of err->status, or
  * 128 + the signal if one asked to stop.
  */
 int cli_fail(const ckd_error *err);
+
+/*
+ * What the command was asked for is done, and durable: "a@1 is saved". From now on nothing that cannot be told (a full
+ * disk behind standard output, a closed pipe) is a failure: messages say so, the exit status is CLI_DONE. Damage that
+ * was found meanwhile still is CLI_CORRUPT.
+ */
+void cli_committed(const char *format, ...) CLI_PRINTF(1, 2);
+
+/* The last step of the command: nothing may be lost between printf and the file behind standard output. */
+int cli_flush_output(int code);
+
+/*
+ * From now on stderr takes no control characters but line ends and tabs: argp and getopt print arguments as they are. What
+ * is meant to steer the terminal goes to the descriptor.
+ */
+void cli_clean_stderr(void);
 
 /* Something worth knowing, on stderr. */
 void cli_note(const char *format, ...) CLI_PRINTF(1, 2);

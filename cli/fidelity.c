@@ -168,22 +168,14 @@ typedef struct place {
 } place;
 
 static place place_of(const cli_input *input, size_t index) {
-    static const struct {
-        ckd_role role;
-        const char *prefix;
-        int part;
-    } prefixes[] = {{CKD_ROLE_EXP_AVG_SQ, "exp_avg_sq.", 0},
-                    {CKD_ROLE_EXP_AVG_SQ, "max_exp_avg_sq.", 1},
-                    {CKD_ROLE_EXP_AVG, "exp_avg.", 2},
-                    {CKD_ROLE_MASTER, "master.", 3}};
-    const char *name = input->tensor->name;
-    for (size_t i = 0; i < sizeof(prefixes) / sizeof(prefixes[0]); i++) {
-        size_t length = strlen(prefixes[i].prefix);
-        if (input->role == prefixes[i].role && strncmp(name, prefixes[i].prefix, length) == 0) {
-            return (place){*input, name + length, index, index, prefixes[i].part, true};
-        }
-    }
-    return (place){*input, name, index, index, 4, true};
+    static const int parts[] = {[CKD_ROLE_EXP_AVG_SQ] = 0,
+                                [CKD_ROLE_EXP_AVG] = 2,
+                                [CKD_ROLE_MASTER] = 3,
+                                [CKD_ROLE_WEIGHT] = 4,
+                                [CKD_ROLE_OTHER] = 4};
+    const char *parameter = input->weight ? input->weight : input->tensor->name;
+    int part = input->largest ? 1 : parts[input->role];
+    return (place){*input, parameter, index, index, part, true};
 }
 
 static int by_parameter(const void *left, const void *right) {

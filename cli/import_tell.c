@@ -117,7 +117,7 @@ static json_t *json_shape(const safetensors_tensor *t) {
     return shape;
 }
 
-static json_t *json_tensor(const import_tensor *t, cli_roles *roles) {
+static json_t *json_tensor(const import_tensor *t, const ckd_tensor_role *role) {
     const import_entry *e = t->entries;
     uint32_t *ranks = ranks_of(t);
     json_t *list = ranks ? json_array() : NULL;
@@ -126,17 +126,40 @@ static json_t *json_tensor(const import_tensor *t, cli_roles *roles) {
     }
     free(ranks);
     const safetensors_tensor *to = &t->tensor;
-    return json_pack("{s:o, s:s, s:s, s:o, s:I, s:o, s:I, s:s, s:i, s:o}", "name", cli_json_text(to->name),
-                     "role", ckd_role_name(cli_roles_find(roles, to->name, to->dtype)), "dtype",
-                     ckd_dtype_name(to->dtype), "shape", json_shape(to), "raw_bytes", (json_int_t)to->size,
-                     "ranks", list, "copies", (json_int_t)t->copies, "kind", kind_name(e->rule->kind), "line",
-                     (int)e->rule->line, "from", cli_json_text(e->stored->name));
+    return json_pack(
+        "{s:o, s:s, s:b, s:s, s:o, s:I, s:o, s:I, s:s, s:i, s:o}", "name", cli_json_text(to->name), "role",
+        ckd_role_name(role->role), "in_doubt", role->in_doubt, "dtype", ckd_dtype_name(to->dtype), "shape",
+        json_shape(to), "raw_bytes", (json_int_t)to->size, "ranks", list, "copies", (json_int_t)t->copies,
+        "kind", kind_name(e->rule->kind), "line", (int)e->rule->line, "from", cli_json_text(e->stored->name));
+}
+
+static ckd_status find_roles(ckd_tensor_role **out, const import_plan *plan, cli_roles *roles,
+                             ckd_error *err) {
+    ckd_tensor_name *tensors = calloc(plan->count + 1, sizeof(*tensors));
+    *out = calloc(plan->count + 1, sizeof(**out));
+    ckd_status status = tensors && *out ? CKD_OK : cli_error_nomem(err);
+    for (size_t i = 0; i < plan->count && status == CKD_OK; i++) {
+        tensors[i] = cli_tensor_name(&plan->tensors[i].tensor);
+    }
+    if (status == CKD_OK) {
+        status = cli_roles_find(*out, roles, tensors, plan->count, plan->metadata, err);
+    }
+    free(tensors);
+    return status;
 }
 
 static ckd_status print_json(const import_plan *plan, cli_roles *roles, ckd_error *err) {
     json_t *tensors = json_array(), *skipped = json_array();
-    for (size_t i = 0; i < plan->count; i++) {
-        cli_json_append(&tensors, json_tensor(&plan->tensors[i], roles));
+    ckd_tensor_role *found;
+    ckd_status status = find_roles(&found, plan, roles, err);
+    for (size_t i = 0; i < plan->count && status == CKD_OK; i++) {
+        cli_json_append(&tensors, json_tensor(&plan->tensors[i], &found[i]));
+    }
+    free(found);
+    if (status != CKD_OK) {
+        json_decref(tensors);
+        json_decref(skipped);
+        return status;
     }
     for (size_t i = 0; i < plan->skipped_count; i++) {
         const import_skipped *s = &plan->skipped[i];

@@ -72,36 +72,65 @@ static ckd_status open_files(cli_inputs *inputs, char *const *paths, size_t coun
     return CKD_OK;
 }
 
-/* The tensors of all files, first those of role master, then the others, else as they come. */
-static ckd_status collect(cli_inputs *inputs, cli_roles *roles, ckd_error *err) {
-    size_t total = 0, masters = 0;
+/* The tensors of all files as they come. */
+static ckd_status collect(cli_inputs *inputs, ckd_error *err) {
+    size_t total = 0;
     for (size_t i = 0; i < inputs->file_count; i++) {
         total += inputs->files[i]->header.count;
     }
-    cli_input *all = calloc(total ? total : 1, sizeof(*all));
-    inputs->tensors = calloc(total ? total : 1, sizeof(*all));
-    if (!all || !inputs->tensors) {
-        free(all);
+    inputs->tensors = calloc(total ? total : 1, sizeof(*inputs->tensors));
+    if (!inputs->tensors) {
         return cli_error_nomem(err);
     }
-    size_t count = 0;
     for (size_t i = 0; i < inputs->file_count; i++) {
         const safetensors_header *header = &inputs->files[i]->header;
         for (size_t j = 0; j < header->count; j++) {
-            const safetensors_tensor *t = &header->tensors[j];
-            all[count] =
-                (cli_input){inputs->files[i], t, cli_roles_find(roles, t->name, t->dtype), NULL, NULL, NULL};
-            masters += all[count++].role == CKD_ROLE_MASTER;
-            inputs->bytes += t->size;
+            inputs->tensors[inputs->count++] =
+                (cli_input){.file = inputs->files[i], .tensor = &header->tensors[j]};
+            inputs->bytes += header->tensors[j].size;
         }
     }
-    size_t next_master = 0, next_other = masters;
-    for (size_t i = 0; i < total; i++) {
-        inputs->tensors[all[i].role == CKD_ROLE_MASTER ? next_master++ : next_other++] = all[i];
+    return CKD_OK;
+}
+
+/* Masters before the others, else as they come. */
+static ckd_status put_masters_first(cli_inputs *inputs, ckd_error *err) {
+    cli_input *all = malloc((inputs->count ? inputs->count : 1) * sizeof(*all));
+    if (!all) {
+        return cli_error_nomem(err);
     }
-    inputs->count = total;
+    size_t count = 0;
+    for (int masters = 1; masters >= 0; masters--) {
+        for (size_t i = 0; i < inputs->count; i++) {
+            if ((inputs->tensors[i].role == CKD_ROLE_MASTER) == masters) {
+                all[count++] = inputs->tensors[i];
+            }
+        }
+    }
+    memcpy(inputs->tensors, all, count * sizeof(*all));
     free(all);
     return CKD_OK;
+}
+
+ckd_status cli_inputs_set_roles(cli_inputs *inputs, cli_roles *roles, ckd_error *err) {
+    ckd_tensor_name *tensors = calloc(inputs->count + 1, sizeof(*tensors));
+    ckd_tensor_role *found = calloc(inputs->count + 1, sizeof(*found));
+    ckd_status status = tensors && found ? CKD_OK : cli_error_nomem(err);
+    for (size_t i = 0; i < inputs->count && status == CKD_OK; i++) {
+        tensors[i] = cli_tensor_name(inputs->tensors[i].tensor);
+    }
+    if (status == CKD_OK) {
+        status = cli_roles_find(found, roles, tensors, inputs->count, inputs->metadata, err);
+    }
+    for (size_t i = 0; i < inputs->count && status == CKD_OK; i++) {
+        inputs->tensors[i].role = found[i].role;
+        inputs->tensors[i].weight = found[i].weight;
+        inputs->tensors[i].largest = found[i].largest;
+        inputs->tensors[i].in_doubt = found[i].in_doubt;
+    }
+    free(tensors);
+    free(found);
+    return status == CKD_OK ? put_masters_first(inputs, err) : status;
 }
 
 ckd_status cli_inputs_open(cli_inputs *out, char *const *paths, size_t count, cli_roles *roles,
@@ -109,9 +138,16 @@ ckd_status cli_inputs_open(cli_inputs *out, char *const *paths, size_t count, cl
     *out = (cli_inputs){0};
     ckd_status status = open_files(out, paths, count, err);
     if (status == CKD_OK) {
-        status = collect(out, roles, err);
+        status = collect(out, err);
+    }
+    if (status == CKD_OK) {
+        status = cli_inputs_set_roles(out, roles, err);
     }
     return status == CKD_OK ? check_unique(out, err) : status;
+}
+
+ckd_tensor_name cli_tensor_name(const safetensors_tensor *t) {
+    return (ckd_tensor_name){t->name, CKD_ROLE_AUTO, t->dtype, t->ndim, t->shape};
 }
 
 ckd_status cli_inputs_check_unchanged(const cli_inputs *inputs, ckd_error *err) {

@@ -9,6 +9,9 @@ typedef struct cli_input {
     const safetensors_file *file;
     const safetensors_tensor *tensor;
     ckd_role role;
+    const char *weight;             /* the tensor that it belongs to; NULL: none is known */
+    bool largest;                   /* an exp_avg_sq that is AMSGrad's largest so far */
+    bool in_doubt;                  /* looks like an optimizer's, and has no weight */
     const ckd_optimizer *optimizer; /* NULL: none was given */
     ckd_read_fn read;               /* NULL: the values are those of the file's tensor */
     void *context;
@@ -29,6 +32,10 @@ typedef struct cli_inputs {
  */
 ckd_status cli_inputs_open(cli_inputs *out, char *const *paths, size_t count, cli_roles *roles,
                            ckd_error *err);
+/* The roles of all tensors together; then masters come first. */
+ckd_status cli_inputs_set_roles(cli_inputs *inputs, cli_roles *roles, ckd_error *err);
+/* What the role of a file's tensor follows from. */
+ckd_tensor_name cli_tensor_name(const safetensors_tensor *tensor);
 /* IO if a file was written to meanwhile. */
 ckd_status cli_inputs_check_unchanged(const cli_inputs *inputs, ckd_error *err);
 void cli_inputs_close(cli_inputs *inputs);

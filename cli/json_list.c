@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "cli/checkpoint_fields.h"
+#include "cli/text.h"
 
 #define PRECISION JSON_REAL_PRECISION(17)
 
@@ -43,15 +44,19 @@ static void put_line(printer *p) {
     }
 }
 
+static void put_part(void *p, const char *text, size_t size) {
+    put(p, text, size);
+}
+
 /* For json_dump_callback, which counts columns from the left margin; no string in it has a line's end as it is. */
 static int put_dump(const char *text, size_t size, void *context) {
     printer *p = context;
     for (const char *end; size && (end = memchr(text, '\n', size)); text = end + 1) {
-        put(p, text, (size_t)(end - text));
+        cli_put_json(put_part, p, text, (size_t)(end - text));
         put_line(p);
         size -= (size_t)(end + 1 - text);
     }
-    put(p, text, size);
+    cli_put_json(put_part, p, text, size);
     return p->failed ? -1 : 0;
 }
 
@@ -169,7 +174,7 @@ ckd_status cli_json_print_list(json_t *root, const char *key, const ckd_checkpoi
     ckd_status status = cli_ids_make(&ids, all, err);
     if (status == CKD_OK) {
         put_root(&p, root, key, list, &ids);
-        status = p.failed ? cli_error(err, CKD_E_IO, "cannot write to standard output") : CKD_OK;
+        status = p.failed && !ferror(stdout) ? cli_error_nomem(err) : CKD_OK;
     }
     cli_ids_free(&ids);
     json_decref(root);

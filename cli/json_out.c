@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "cli/checkpoint_fields.h"
+#include "cli/text.h"
 
 json_t *cli_json_text(const char *text) {
     if (!text) {
@@ -70,12 +71,22 @@ json_t *cli_json_one_checkpoint(const ckd_checkpoint *c, const ckd_checkpoint_li
     return json_pack("{s:i, s:[o]}", "schema", 1, "checkpoints", cli_json_checkpoint(c, all));
 }
 
+static void print_part(void *unused, const char *text, size_t size) {
+    (void)unused;
+    (void)fwrite(text, 1, size, stdout);
+}
+
+static int print(const char *text, size_t size, void *context) {
+    cli_put_json(print_part, context, text, size);
+    return ferror(stdout) ? -1 : 0;
+}
+
 ckd_status cli_json_print(json_t *root, ckd_error *err) {
     if (!root) {
         return cli_error_nomem(err);
     }
-    bool printed =
-        json_dumpf(root, stdout, JSON_INDENT(2) | JSON_REAL_PRECISION(17)) == 0 && putchar('\n') != EOF;
+    bool printed = json_dump_callback(root, print, NULL, JSON_INDENT(2) | JSON_REAL_PRECISION(17)) == 0;
+    (void)putchar('\n');
     json_decref(root);
-    return printed ? CKD_OK : cli_error(err, CKD_E_IO, "cannot write to standard output");
+    return printed || ferror(stdout) ? CKD_OK : cli_error_nomem(err);
 }

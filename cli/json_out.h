@@ -23,7 +23,7 @@ json_t *cli_json_checkpoint(const ckd_checkpoint *c, const ckd_checkpoint_list *
 json_t *cli_json_one_checkpoint(const ckd_checkpoint *c, const ckd_checkpoint_list *all);
 
 /* Prints and frees it. */
-ckd_status cli_json_print(json_t *root, ckd_error *err);
+ckd_status cli_json_print(json_t *root, ckd_error *err); /* no character of a name steers a terminal */
 /*
  * The same with an array of the checkpoints of `list` in the place of the member `key`: many of them are printed one by one, in a fraction of the time that a
  * tree of them takes. `all` names their relatives.

@@ -1,6 +1,7 @@
 /* ckptdelta: the command. Finds the subcommand; help and version. */
 #include <argp.h>
-#include <errno.h>
+#include <fcntl.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -118,15 +119,32 @@ static int run(int argc, char **argv) {
 /* A full disk behind `> file` must not look like success, not even for --help, after which argp exits. */
 static void check_output(int code, void *context) {
     (void)context;
-    if ((fflush(stdout) != 0 || ferror(stdout)) && code == CLI_DONE) {
-        cli_note("cannot write to standard output: %s", strerror(errno));
-        _exit(CLI_FAILED);
+    int checked = cli_flush_output(code);
+    if (checked != code) {
+        fflush(stderr);
+        _exit(checked);
     }
 }
 
+/* Or a file of the store would get the number of a standard stream that is closed, and messages would go into it. */
+static bool reserve_standard_streams(void) {
+    for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++) {
+        /* The other way round, so that what is written to it fails as it did. */
+        int mode = fd == STDIN_FILENO ? O_WRONLY : O_RDONLY;
+        if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", mode) != fd) {
+            return false;
+        }
+    }
+    return true;
+}
+
 int main(int argc, char **argv) {
+    if (!reserve_standard_streams()) {
+        return CLI_FAILED;
+    }
     argp_program_version_hook = print_version;
     argp_err_exit_status = CLI_USAGE;
+    cli_clean_stderr();
     if (on_exit(check_output, NULL) != 0) {
         cli_note("out of memory");
         return CLI_FAILED;

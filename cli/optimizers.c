@@ -129,26 +129,16 @@ typedef struct place {
 } place;
 
 static const char *weight_name(const cli_input *input) {
-    static const struct {
-        ckd_role role;
-        const char *prefix;
-    } prefixes[] = {{CKD_ROLE_WEIGHT, ""},
-                    {CKD_ROLE_EXP_AVG, "exp_avg."},
-                    {CKD_ROLE_EXP_AVG_SQ, "exp_avg_sq."},
-                    {CKD_ROLE_MASTER, "master."}};
-    for (size_t i = 0; i < sizeof(prefixes) / sizeof(prefixes[0]); i++) {
-        size_t length = strlen(prefixes[i].prefix);
-        if (input->role == prefixes[i].role &&
-            strncmp(input->tensor->name, prefixes[i].prefix, length) == 0) {
-            return input->tensor->name + length;
-        }
-    }
-    return "";
+    bool weight = input->role == CKD_ROLE_WEIGHT;
+    return weight ? input->tensor->name : input->weight && !input->largest ? input->weight : "";
 }
 
+/* A master that has no weight goes by the name that it would have. */
 static const ckd_optimizer *find_rule(cli_optimizers *optimizers, const char *weight) {
+    const char *plain = strncmp(weight, "master.", 7) == 0 ? weight + 7 : weight;
     for (size_t i = 0; *weight && i < optimizers->count; i++) {
-        if (fnmatch(optimizers->rules[i].pattern, weight, 0) == 0) {
+        const char *pattern = optimizers->rules[i].pattern;
+        if (fnmatch(pattern, weight, 0) == 0 || fnmatch(pattern, plain, 0) == 0) {
             optimizers->rules[i].used = true;
             return &optimizers->rules[i].optimizer;
         }

@@ -261,6 +261,14 @@ ckd_status cli_open_store(ckd_store **out, const cli_options *options, ckd_open_
     return ckd_store_open(out, options->store, mode, &store_options, err);
 }
 
+void cli_deleted(ckd_store *store, bool now) {
+    ckd_error why;
+    cli_committed("the checkpoints are deleted");
+    if (now && ckd_store_collect(NULL, store, NULL, &why) != CKD_OK) {
+        cli_note("the checkpoints are deleted, their files stay for now: %s", why.message);
+    }
+}
+
 /* "a (12 checkpoints, newest step 300), b (1 checkpoint, newest step 5)": as many as fit. */
 static void describe_runs(char *to, size_t room, const ckd_checkpoint_list *list) {
     size_t used = 0;

@@ -71,6 +71,11 @@ int cli_fail_reading(const ckd_error *err, const cli_options *options);
 /* Opens the store; messages of the library become notes. */
 ckd_status cli_open_store(ckd_store **out, const cli_options *options, ckd_open_mode mode, ckd_error *err);
 /*
+ * Checkpoints were deleted (cli_committed). now: their files go as well. That these stay for the time being is told, and is
+ * no failure.
+ */
+void cli_deleted(ckd_store *store, bool now);
+/*
  * The checkpoint at (run, step). run NULL: the only run; with several, INVALID and a message that lists them.
  * NOT_FOUND says what there is.
  */

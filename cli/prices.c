@@ -8,6 +8,8 @@
 
 #include <jansson.h>
 
+#include "cli/text.h"
+
 #define FILE_MOST  (1 << 20) /* bytes of a table */
 #define TEXT_MOST  100       /* of a name */
 #define MONEY_MOST 8         /* of a currency's name */
@@ -30,7 +32,7 @@ static ckd_status read_text(char **out, const json_t *value, const char *field, 
         strlen(json_string_value(value)) != json_string_length(value)) {
         return wrong(err, path, "the price table's \"%s\" is to be a text of 1 to %zu bytes", field, most);
     }
-    *out = strdup(json_string_value(value));
+    *out = cli_clean_copy(json_string_value(value));
     return *out ? CKD_OK : cli_error_nomem(err);
 }
 

@@ -50,8 +50,7 @@ int cli_progress_update(void *context, uint64_t done, uint64_t total) {
         if (cli_progress_due(p, now_ns)) {
             char line[256];
             cli_progress_line(line, sizeof(line), p, done, total, now_ns);
-            fprintf(stderr, CLEAR_LINE "%s", line);
-            fflush(stderr);
+            dprintf(STDERR_FILENO, CLEAR_LINE "%s", line);
             p->drawn = true;
             p->drawn_ns = now_ns;
         }
@@ -61,8 +60,7 @@ int cli_progress_update(void *context, uint64_t done, uint64_t total) {
 
 void cli_progress_end(cli_progress *p) {
     if (p->drawn) {
-        fputs(CLEAR_LINE, stderr);
-        fflush(stderr);
+        dprintf(STDERR_FILENO, CLEAR_LINE);
         p->drawn = false;
         p->enabled = false;
     }

@@ -2,16 +2,22 @@
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "cli/report_data.h"
 #include "cli/text.h"
 
-/* A cell as RFC 4180 has it; control characters and all else as they are. */
-static void print_text_cell(const char *text) {
-    bool quoted = strpbrk(text, ",\"\r\n") != NULL;
+/* A cell as RFC 4180 has it. Spreadsheets would take a text that begins with one of these for a formula, and run it. */
+static void print_text_cell(const char *raw) {
+    char *clean = cli_clean_but(raw, "\t\r\n");
+    const char *text = clean ? clean : "(out of memory)";
+    bool quoted = strpbrk(text, ",\"\t\r\n") != NULL;
     if (quoted) {
         putchar('"');
+    }
+    if (*text && strchr("=+-@\t\r", *text)) {
+        putchar('\'');
     }
     for (const char *c = text; *c; c++) {
         if (*c == '"') {
@@ -22,6 +28,7 @@ static void print_text_cell(const char *text) {
     if (quoted) {
         putchar('"');
     }
+    free(clean);
 }
 
 typedef struct csv_row {
@@ -219,7 +226,7 @@ static void print_outlooks(const report_data *d) {
     }
 }
 
-ckd_status report_print_csv(const report_data *d, ckd_error *err) {
+void report_print_csv(const report_data *d) {
     fputs("group,run,name,time,kind,fidelity,step,checkpoints,elements,raw_bytes,stored_bytes,cost_per_month,"
           "currency\r\n",
           stdout);
@@ -228,5 +235,4 @@ ckd_status report_print_csv(const report_data *d, ckd_error *err) {
     print_growths(d);
     print_outlooks(d);
     print_checkpoints(d);
-    return ferror(stdout) ? cli_error(err, CKD_E_IO, "cannot write to standard output") : CKD_OK;
 }

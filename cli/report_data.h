@@ -80,7 +80,7 @@ double report_full_instead(const report_data *d);
 
 /* ---- what is printed ---- */
 ckd_status report_print_json(const report_data *d, ckd_error *err);
-ckd_status report_print_csv(const report_data *d, ckd_error *err);
+void report_print_csv(const report_data *d);
 /* projected: a step was asked for. */
 ckd_status report_print_text(const report_data *d, bool projected, bool verbose, ckd_error *err);
 /* One page without anything outside of it. Replaces the file if it is such a page. */

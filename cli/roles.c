@@ -4,6 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "cli/parameter_orders.h"
+
 ckd_role cli_role_by_name(const char *name) {
     for (ckd_role role = CKD_ROLE_WEIGHT; role <= CKD_ROLE_OTHER; role++) {
         if (strcmp(ckd_role_name(role), name) == 0) {
@@ -35,14 +37,28 @@ ckd_status cli_roles_add(cli_roles *roles, const char *text, ckd_error *err) {
     return CKD_OK;
 }
 
-ckd_role cli_roles_find(cli_roles *roles, const char *tensor, ckd_dtype dtype) {
+ckd_role cli_roles_given(cli_roles *roles, const char *tensor) {
     for (size_t i = 0; i < roles->count; i++) {
         if (fnmatch(roles->rules[i].pattern, tensor, 0) == 0) {
             roles->rules[i].used = true;
             return roles->rules[i].role;
         }
     }
-    return ckd_role_of(tensor, dtype);
+    return CKD_ROLE_AUTO;
+}
+
+ckd_status cli_roles_find(ckd_tensor_role *out, cli_roles *roles, ckd_tensor_name *tensors, size_t count,
+                          json_t *metadata, ckd_error *err) {
+    for (size_t i = 0; i < count; i++) {
+        tensors[i].role = cli_roles_given(roles, tensors[i].name);
+    }
+    cli_parameter_orders orders;
+    ckd_status status = cli_parameter_orders_read(&orders, metadata, err);
+    if (status == CKD_OK) {
+        status = ckd_roles_find(out, tensors, count, orders.orders, orders.count, err);
+    }
+    cli_parameter_orders_free(&orders);
+    return status;
 }
 
 void cli_roles_free(cli_roles *roles) {

@@ -12,6 +12,7 @@
 #include "cli/text.h"
 
 #define METADATA_BLOB "safetensors.metadata"
+#define DOUBTS_TOLD   3
 
 enum {
     OPT_RUN = 0x200,
@@ -50,7 +51,8 @@ static const struct argp_option options_table[] = {
     {0, 0, 0, 0, "What is in it:", 3},
     {"role", OPT_ROLE, "PATTERN=ROLE", 0,
      "Tensors whose name matches the glob PATTERN have this ROLE: weight, exp_avg, exp_avg_sq, master, other. The first "
-     "match wins; without one the name says it: exp_avg.X, exp_avg_sq.X, max_exp_avg_sq.X and master.X belong to X",
+     "match wins; without one the names say it, those of PyTorch, DeepSpeed, Megatron and Optax and others: exp_avg.X, "
+     "optimizer.state.X.exp_avg_sq and so on belong to X",
      3},
     {"metric", OPT_METRIC, "NAME=VALUE", 0, "Record a figure with it, for example val_loss=2.71", 3},
     {0, 0, 0, 0,
@@ -240,6 +242,7 @@ static ckd_status save_tensor(ckd_save *save, cli_input *input, ckd_error *err) 
     ckd_tensor tensor = CKD_TENSOR_INIT;
     tensor.name = input->tensor->name;
     tensor.role = input->role;
+    tensor.weight = input->role == CKD_ROLE_WEIGHT ? NULL : input->weight;
     tensor.dtype = input->tensor->dtype;
     tensor.ndim = input->tensor->ndim;
     tensor.shape = input->tensor->shape;
@@ -353,7 +356,28 @@ static ckd_status print_errors(const ckd_checkpoint *c, ckd_store *store, ckd_er
     return status;
 }
 
-static int tell(const cli_saving *a, const ckd_checkpoint *info, ckd_store *store, bool was_there) {
+static json_t *json_doubts(const cli_inputs *inputs) {
+    json_t *list = json_array();
+    for (size_t i = 0; i < inputs->count; i++) {
+        if (inputs->tensors[i].in_doubt) {
+            cli_json_append(&list, cli_json_text(inputs->tensors[i].tensor->name));
+        }
+    }
+    return list;
+}
+
+static json_t *json_saved(const ckd_checkpoint *info, const ckd_checkpoint_list *all,
+                          const cli_inputs *inputs) {
+    json_t *root = cli_json_one_checkpoint(info, all), *doubts = json_doubts(inputs);
+    if (!root || json_object_set_new(root, "in_doubt", doubts) != 0) {
+        json_decref(root);
+        return NULL;
+    }
+    return root;
+}
+
+static int tell(const cli_saving *a, const ckd_checkpoint *info, ckd_store *store, const cli_inputs *inputs,
+                bool was_there) {
     if (strcmp(info->run, a->save.run) != 0) {
         cli_note("run '%s' was rewound: step %" PRIu64 " goes on as run '%s'", a->save.run, a->save.step,
                  info->run);
@@ -362,13 +386,16 @@ static int tell(const cli_saving *a, const ckd_checkpoint *info, ckd_store *stor
     ckd_checkpoint_list *all;
     ckd_status status = ckd_store_list(&all, store, NULL, &err);
     if (status == CKD_OK && a->common.json) {
-        status = cli_json_print(cli_json_one_checkpoint(info, all), &err);
+        status = cli_json_print(json_saved(info, all, inputs), &err);
     } else if (status == CKD_OK && cli_talks(&a->common)) {
         print_saved(a, info, all, was_there);
         status = print_errors(info, store, &err);
     }
     ckd_checkpoint_list_free(all);
-    return status == CKD_OK ? CLI_DONE : cli_fail(&err);
+    if (status != CKD_OK) {
+        (void)cli_fail(&err); /* the checkpoint is there all the same */
+    }
+    return CLI_DONE;
 }
 
 int cli_saving_run(cli_saving *a, cli_inputs *inputs) {
@@ -389,9 +416,12 @@ int cli_saving_run(cli_saving *a, cli_inputs *inputs) {
     if (status == CKD_OK) {
         status = save_all(&info, store, &a->save, inputs, &err);
     }
+    if (status == CKD_OK) {
+        cli_committed("%s is saved", cli_place_of(&info).text);
+    }
     cli_progress_end(&a->progress);
     bool was_there = had && memcmp(&before.id, &info.id, sizeof(info.id)) == 0;
-    int code = status == CKD_OK ? tell(a, &info, store, was_there) : cli_fail(&err);
+    int code = status == CKD_OK ? tell(a, &info, store, inputs, was_there) : cli_fail(&err);
     if (status == CKD_E_EXISTS) {
         cli_note(
             "--on-duplicate same-ok accepts identical content, --on-duplicate branch goes on as another run");
@@ -416,6 +446,31 @@ static void tell_unused_rules(const cli_saving *a) {
 }
 
 /* Lossy second moments say how finely to store weights, and come first; exact ones follow from first moments, and come second. */
+/* What would be lossy, if somebody knew what it is. */
+static void tell_doubts(const cli_saving *a, const cli_inputs *inputs) {
+    size_t count = 0;
+    for (size_t i = 0; i < inputs->count; i++) {
+        count += inputs->tensors[i].in_doubt;
+    }
+    if (count == 0 || a->common.quiet || !cli_fidelity_is_lossy(&a->save)) {
+        return;
+    }
+    cli_note(
+        "%zu tensor%s like an optimizer's and belong%s to no weight of the same shape; stored exactly (--role "
+        "'PATTERN=ROLE' says what a tensor is):",
+        count, count == 1 ? " looks" : "s look", count == 1 ? "s" : "");
+    size_t told = 0;
+    for (size_t i = 0; i < inputs->count && (told < DOUBTS_TOLD || a->common.verbose); i++) {
+        if (inputs->tensors[i].in_doubt) {
+            cli_note("  %s", inputs->tensors[i].tensor->name);
+            told++;
+        }
+    }
+    if (told < count) {
+        cli_note("  and %zu more (-v names them all)", count - told);
+    }
+}
+
 static ckd_status order_inputs(cli_saving *a, cli_inputs *inputs, ckd_error *err) {
     bool lossy = cli_fidelity_is_lossy(&a->save);
     ckd_status status = lossy ? cli_fidelity_order(inputs, err) : CKD_OK;
@@ -437,6 +492,7 @@ ckd_status cli_saving_order(cli_saving *a, cli_inputs *inputs, ckd_error *err) {
     ckd_status status = order_inputs(a, inputs, err);
     if (status == CKD_OK) {
         tell_unused_rules(a);
+        tell_doubts(a, inputs);
     }
     return status;
 }

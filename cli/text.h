@@ -22,9 +22,17 @@ cli_text cli_text_number(double value);
 
 /* Columns that UTF-8 text takes, counting every code point as one. */
 size_t cli_text_width(const char *text);
-/* Prints text with control characters as \xNN: names come from files and must not steer the terminal. */
+/*
+ * Prints text with the bytes of control characters as \xNN, also of those that change the direction of writing or have no
+ * width, and of what is no UTF-8: names come from files, and must not steer the terminal or look like others.
+ */
 void cli_print_clean(FILE *to, const char *text);
-/* The same into a new string, NULL if out of memory. */
+/* Hands JSON on, with such characters of its strings as \uXXXX, which mean the same to a parser. */
+typedef void (*cli_put_fn)(void *to, const char *text, size_t size);
+void cli_put_json(cli_put_fn put, void *to, const char *text, size_t size);
+/* The same as cli_print_clean into a new string, NULL if out of memory. */
 char *cli_clean_copy(const char *text);
+/* The same, with these ASCII characters as they are. */
+char *cli_clean_but(const char *text, const char *kept);
 
 #endif

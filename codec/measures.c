@@ -5,7 +5,9 @@
 #include "codec/record_wire.h"
 #include "codec/zstd_once.h"
 
-#define FIGURES       5u
+#define FIGURES       5u /* in every table */
+#define MORE_FIGURES  2u /* behind these, in tables that have them */
+#define ALL_FIGURES   (FIGURES + MORE_FIGURES)
 #define FIGURE_BYTES  2u /* of the four of an f32 that are written: eight bits behind the leading one */
 #define NOT_KNOWN     UINT32_C(0x7fc00000)
 #define INFINITE      UINT32_C(0x7f800000)
@@ -13,12 +15,14 @@
 
 /* ---- figures ---- */
 
-#define MAX_ERROR 2u /* the figure that is rounded up */
+#define MAX_ERROR 2u /* a figure that is rounded up, as is */
+#define UPDATE    6u
 
 /* In the order of the format. */
 static double *figure_of(measures *m, unsigned which) {
-    double *const all[FIGURES] = {&m->error_squares, &m->value_squares, &m->max_error, &m->direction_change,
-                                  &m->movement};
+    double *const all[ALL_FIGURES] = {
+        &m->error_squares, &m->value_squares, &m->max_error, &m->direction_change,
+        &m->movement,      &m->update_given,  &m->update};
     return all[which];
 }
 
@@ -44,38 +48,51 @@ static double figure_value(uint32_t bits) {
 
 /* ---- the table ---- */
 
+/* Are there updates at all? Else the table is one of those that programs knew from the beginning. */
+static unsigned more_figures(const measures_entry *entries, size_t count) {
+    bool any = false;
+    for (size_t i = 0; i < count && !any; i++) {
+        any = entries[i].measures.update > 0 || entries[i].measures.update_given > 0;
+    }
+    return any ? MORE_FIGURES : 0;
+}
+
 void measures_encode(bytes *to, const measures_entry *entries, size_t count) {
+    unsigned more = more_figures(entries, count);
     wire_put_varint(to, count);
-    bytes_put_u8(to, FIGURE_BYTES);
+    bytes_put_u8(to, (uint8_t)(FIGURE_BYTES | more << 4));
     for (size_t i = 0; i < count; i++) {
         wire_put_varint(to, entries[i].shard - (i ? entries[i - 1].shard + 1 : 0));
     }
     for (size_t i = 0; i < count; i++) {
         wire_put_varint(to, entries[i].measures.nonfinite);
     }
-    for (unsigned which = 0; which < FIGURES; which++) {
+    for (unsigned which = 0; which < FIGURES + more; which++) {
         for (unsigned byte = 0; byte < FIGURE_BYTES; byte++) {
             for (size_t i = 0; i < count; i++) {
                 measures m = entries[i].measures;
-                uint32_t bits = figure_bits(*figure_of(&m, which), which == MAX_ERROR);
+                uint32_t bits = figure_bits(*figure_of(&m, which), which == MAX_ERROR || which == UPDATE);
                 bytes_put_u8(to, (uint8_t)(bits >> (24 - 8 * byte)));
             }
         }
     }
 }
 
-/* false: a figure is negative. */
-static bool take_figures(reader *in, measures_entry *entries, size_t count, unsigned bytes_each) {
+/* Figures that are not there are not known, and those beyond ALL_FIGURES are left. false: one is negative. */
+static bool take_figures(reader *in, measures_entry *entries, size_t count, unsigned figures,
+                         unsigned bytes_each) {
     bool fine = true;
-    const uint8_t *at = reader_take(in, FIGURES * bytes_each * count);
+    const uint8_t *at = reader_take(in, figures * bytes_each * count);
     for (size_t i = 0; at && i < count; i++) {
-        for (unsigned which = 0; which < FIGURES; which++) {
-            uint32_t bits = 0;
-            for (unsigned byte = 0; byte < bytes_each; byte++) {
+        for (unsigned which = 0; which < ALL_FIGURES || which < figures; which++) {
+            uint32_t bits = which < figures ? 0 : NOT_KNOWN;
+            for (unsigned byte = 0; byte < bytes_each && which < figures; byte++) {
                 bits |= (uint32_t)at[(which * bytes_each + byte) * count + i] << (24 - 8 * byte);
             }
             fine = fine && bits >> 31 == 0;
-            *figure_of(&entries[i].measures, which) = figure_value(bits);
+            if (which < ALL_FIGURES) {
+                *figure_of(&entries[i].measures, which) = figure_value(bits);
+            }
         }
     }
     return at && fine;
@@ -103,16 +120,17 @@ ckd_status measures_decode(measures_entry **entries, size_t *count, const void *
     *entries = NULL;
     *count = 0;
     size_t n = (size_t)wire_varint_max(&in, MEASURES_ENTRIES);
-    unsigned bytes_each = reader_u8(&in);
+    unsigned head = reader_u8(&in), bytes_each = head & 15, figures = FIGURES + (head >> 4);
     if (in.failed || n == 0 || bytes_each < 2 || bytes_each > 4 ||
-        n > reader_left(&in) / (2 + FIGURES * bytes_each)) {
+        n > reader_left(&in) / (2 + figures * bytes_each)) {
         return err_corrupt(err, path, offset, "the table of measures is too short for its entries");
     }
     measures_entry *all = calloc(n, sizeof(*all));
     if (!all) {
         return err_nomem(err, n * sizeof(*all), "measures");
     }
-    if (!take_shards(&in, all, n) || !take_figures(&in, all, n, bytes_each) || reader_left(&in) != 0) {
+    if (!take_shards(&in, all, n) || !take_figures(&in, all, n, figures, bytes_each) ||
+        reader_left(&in) != 0) {
         free(all);
         return err_corrupt(err, path, offset, "the table of measures makes no sense");
     }
@@ -188,7 +206,7 @@ ckd_status measures_read(measures_entry **entries, size_t *count, const chunk *c
         status = unpack(to, r, from, path, err);
     }
     hash128 content = status == CKD_OK ? content_hash(to, r->raw_size) : (hash128){{0}};
-    if (status == CKD_OK && !hash128_equal(&content, &r->content)) {
+    if (status == CKD_OK && !wire_content_matches(&r->content, &content)) {
         status = err_corrupt(err, path, r->offset,
                              "the measures do not have the content hash they were saved with");
     }

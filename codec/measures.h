@@ -13,7 +13,9 @@ typedef struct measures {
     double max_error;
     double direction_change; /* relative L2 change of the Adam direction m / (sqrt(v) + eps) */
     double movement;         /* rms of the values' movement since the parent, as the encoder estimated it */
-    uint64_t nonfinite;      /* NaNs and infinities, all kept as they were */
+    double update_given,
+        update;         /* largest |m| / (sqrt(v) + eps): of the values that were to be saved, and of these */
+    uint64_t nonfinite; /* NaNs and infinities, all kept as they were */
 } measures;
 
 #define MEASURES_ENTRIES (1u << 20) /* in one record */

@@ -46,10 +46,16 @@ typedef struct manifest {
     ckd_checkpoint
         checkpoint; /* stored_bytes: of the records of this checkpoint in its files, the manifest excluded */
     ckd_id branch_origin; /* where this run left another one; zero if it did not */
-    ckd_id *dependencies; /* other checkpoints that its blocks name */
+    ckd_id *dependencies; /* other checkpoints that its blocks name; they need not exist any more */
     size_t dependency_count;
+    /*
+     * Every chunk file that a load reads: the first own_count hold records of this checkpoint, by rank; behind them older ones. Where
+     * several files hold the same values of a checkpoint, the first of them counts.
+     */
     note_file *files;
-    size_t file_count;
+    size_t file_count, own_count;
+    bool
+        own_only; /* an early version wrote it: older files are those that the manifests of its dependencies name */
     role_total *roles;
     size_t role_count;
     uint64_t file_bytes; /* of the manifest's own file; set by who reads it, not stored */
@@ -58,6 +64,8 @@ void manifest_encode(bytes *to, const ckd_id *store, const manifest *m);
 ckd_status manifest_decode(manifest *out, const ckd_id *store, const void *data, size_t size,
                            const char *path, ckd_error *err);
 void manifest_free(manifest *m); /* frees what it points to */
+/* Appends the files that m does not name yet. Errors: NOMEM. */
+ckd_status manifest_add_files(manifest *m, const note_file *files, size_t count, ckd_error *err);
 
 /* What a save or compaction in progress needs kept: its own files to be, and the checkpoints it builds on. */
 typedef struct intent {
@@ -76,7 +84,7 @@ ckd_status intent_decode(intent *out, const ckd_id *store, const void *data, siz
 void intent_free(intent *in);
 
 /* What one rank reports to the coordinator of a save. */
-enum { PART_STAGES_MAX = 16 };
+enum { PART_STAGES_MAX = 16, PART_OPTIONS_MAX = 4096 };
 typedef struct part {
     ckd_id checkpoint;
     uint32_t rank, world;
@@ -86,6 +94,8 @@ typedef struct part {
     uint64_t began_ns; /* when the rank began, by its clock, since 1970; 0: it does not tell its times */
     uint32_t stage_count;
     ckd_stage_times stages[PART_STAGES_MAX]; /* since then; save and rank are not looked at */
+    uint8_t *options; /* that it was given, for the coordinator to compare; NULL: it does not tell */
+    size_t options_size;
 } part;
 void part_encode(bytes *to, const ckd_id *store, const part *p);
 ckd_status part_decode(part *out, const ckd_id *store, const void *data, size_t size, ckd_error *err);

@@ -1,5 +1,6 @@
 /* The manifest: codec/FORMAT.md, "Manifest". */
 #include <stdlib.h>
+#include <string.h>
 
 #include "codec/note_wire.h"
 
@@ -15,7 +16,8 @@ static void put_roles(bytes *to, const role_total *roles, size_t count) {
 
 void manifest_encode(bytes *to, const ckd_id *store, const manifest *m) {
     const ckd_checkpoint *c = &m->checkpoint;
-    uint32_t features = c->fidelity == CKD_EXACT ? 0 : NOTE_LOSSY;
+    bool names_older = m->dependency_count && !m->own_only;
+    uint32_t features = (c->fidelity == CKD_EXACT ? 0 : NOTE_LOSSY) | (names_older ? NOTE_OLDER : 0);
     size_t start = note_begin(to, NOTE_MANIFEST, store, c->generation, features);
     wire_put_id(to, &c->id);
     wire_put_id(to, &c->parent);
@@ -36,8 +38,11 @@ void manifest_encode(bytes *to, const ckd_id *store, const manifest *m) {
     wire_put_f64(to, c->metric);
     bytes_put_string(to, c->metric_name);
     note_put_ids(to, m->dependencies, m->dependency_count);
-    note_put_files(to, m->files, m->file_count);
+    note_put_files(to, m->files, m->own_count);
     put_roles(to, m->roles, m->role_count);
+    if (names_older) {
+        note_put_files(to, m->files + m->own_count, m->file_count - m->own_count);
+    }
     note_end(to, start);
 }
 
@@ -82,6 +87,71 @@ static void take_roles(note_in *n, manifest *m) {
     }
 }
 
+/* A file and its place in the list. */
+typedef struct file_place {
+    ckd_id id;
+    size_t at;
+} file_place;
+
+static int by_id_and_place(const void *a, const void *b) {
+    const file_place *x = a, *y = b;
+    int order = memcmp(&x->id, &y->id, sizeof(ckd_id));
+    return order ? order : (x->at > y->at) - (x->at < y->at);
+}
+
+/* Drops files that stand further up already. */
+static ckd_status drop_repeated(manifest *m, ckd_error *err) {
+    file_place *places = malloc((m->file_count + 1) * sizeof(*places));
+    bool *repeated = calloc(m->file_count + 1, sizeof(*repeated));
+    if (!places || !repeated) {
+        free(places);
+        free(repeated);
+        return err_nomem(err, m->file_count * sizeof(*places), "a manifest's files");
+    }
+    for (size_t i = 0; i < m->file_count; i++) {
+        places[i] = (file_place){m->files[i].id, i};
+    }
+    qsort(places, m->file_count, sizeof(*places), by_id_and_place);
+    for (size_t i = 1; i < m->file_count; i++) {
+        repeated[places[i].at] = memcmp(&places[i].id, &places[i - 1].id, sizeof(ckd_id)) == 0;
+    }
+    size_t kept = 0;
+    for (size_t i = 0; i < m->file_count; i++) {
+        if (!repeated[i]) {
+            m->files[kept++] = m->files[i];
+        }
+    }
+    m->file_count = kept;
+    free(places);
+    free(repeated);
+    return CKD_OK;
+}
+
+ckd_status manifest_add_files(manifest *m, const note_file *files, size_t count, ckd_error *err) {
+    note_file *grown = realloc(m->files, (m->file_count + count + 1) * sizeof(*grown));
+    if (!grown) {
+        return err_nomem(err, (m->file_count + count) * sizeof(*grown), "a manifest's files");
+    }
+    m->files = grown;
+    if (count) {
+        memcpy(m->files + m->file_count, files, count * sizeof(*files));
+    }
+    m->file_count += count;
+    return drop_repeated(m, err);
+}
+
+static void take_older(note_in *n, manifest *m) {
+    size_t count;
+    note_file *older = note_take_files(n, &count);
+    if (older && manifest_add_files(m, older, count, n->err) != CKD_OK) {
+        n->status = n->status == CKD_OK ? CKD_E_NOMEM : n->status;
+        n->in.failed = true;
+    } else if (m->file_count != m->own_count + count) {
+        note_fail(n, CKD_E_CORRUPT, "the manifest names a chunk file twice");
+    }
+    free(older);
+}
+
 ckd_status manifest_decode(manifest *out, const ckd_id *store, const void *data, size_t size,
                            const char *path, ckd_error *err) {
     note_in n;
@@ -93,7 +163,12 @@ ckd_status manifest_decode(manifest *out, const ckd_id *store, const void *data,
     take_checkpoint(&n, out);
     out->dependencies = note_take_ids(&n, &out->dependency_count);
     out->files = note_take_files(&n, &out->file_count);
+    out->own_count = out->file_count;
     take_roles(&n, out);
+    if (n.features & NOTE_OLDER) {
+        take_older(&n, out);
+    }
+    out->own_only = out->dependency_count && !(n.features & NOTE_OLDER);
     status = note_close(&n);
     if (status != CKD_OK) {
         manifest_free(out);

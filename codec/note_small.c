@@ -3,13 +3,6 @@
 
 #include "codec/note_wire.h"
 
-/* Only notes that are published by generation have one. */
-static void check_no_generation(note_in *n) {
-    if (n->generation != 0) {
-        note_fail(n, CKD_E_CORRUPT, "a note of this kind has no generation");
-    }
-}
-
 void intent_encode(bytes *to, const ckd_id *store, const intent *in) {
     size_t start = note_begin(to, NOTE_INTENT, store, 0, 0);
     wire_put_id(to, &in->id);
@@ -30,7 +23,7 @@ ckd_status intent_decode(intent *out, const ckd_id *store, const void *data, siz
     if (status != CKD_OK) {
         return status;
     }
-    check_no_generation(&n);
+    note_check_no_generation(&n);
     out->id = note_take_id(&n);
     note_take_run(&n, out->run);
     out->step = note_take_step(&n);
@@ -98,8 +91,29 @@ static void take_times(note_in *n, part *out) {
     }
 }
 
+static void put_options(bytes *to, const part *p) {
+    to->failed = to->failed || p->options_size > PART_OPTIONS_MAX;
+    bytes_put_u32(to, (uint32_t)p->options_size);
+    bytes_put(to, p->options, p->options_size);
+}
+
+static void take_options(note_in *n, part *out) {
+    size_t size = 0;
+    uint8_t *options = note_take_array(n, &size, 1, 1);
+    const void *from = options ? reader_take(&n->in, size) : NULL;
+    if (size == 0 || size > PART_OPTIONS_MAX) {
+        note_fail(n, CKD_E_CORRUPT, "the rank's options are missing or too long");
+    }
+    if (from) {
+        memcpy(options, from, size);
+    }
+    out->options = options;
+    out->options_size = size;
+}
+
 void part_encode(bytes *to, const ckd_id *store, const part *p) {
-    size_t start = note_begin(to, NOTE_PART, store, 0, p->began_ns ? NOTE_TIMES : 0);
+    uint32_t features = (p->began_ns ? NOTE_TIMES : 0) | (p->options ? NOTE_OPTIONS : 0);
+    size_t start = note_begin(to, NOTE_PART, store, 0, features);
     wire_put_id(to, &p->checkpoint);
     bytes_put_u32(to, p->rank);
     bytes_put_u32(to, p->world);
@@ -107,6 +121,9 @@ void part_encode(bytes *to, const ckd_id *store, const part *p) {
     note_put_ids(to, p->dependencies, p->dependency_count);
     if (p->began_ns) {
         put_times(to, p);
+    }
+    if (p->options) {
+        put_options(to, p);
     }
     note_end(to, start);
 }
@@ -118,7 +135,7 @@ ckd_status part_decode(part *out, const ckd_id *store, const void *data, size_t 
     if (status != CKD_OK) {
         return status;
     }
-    check_no_generation(&n);
+    note_check_no_generation(&n);
     out->checkpoint = note_take_id(&n);
     out->rank = reader_u32(&n.in);
     out->world = reader_u32(&n.in);
@@ -127,6 +144,9 @@ ckd_status part_decode(part *out, const ckd_id *store, const void *data, size_t 
     out->dependencies = note_take_ids(&n, &out->dependency_count);
     if (n.features & NOTE_TIMES) {
         take_times(&n, out);
+    }
+    if (n.features & NOTE_OPTIONS) {
+        take_options(&n, out);
     }
     status = note_close(&n);
     if (status != CKD_OK) {
@@ -137,6 +157,7 @@ ckd_status part_decode(part *out, const ckd_id *store, const void *data, size_t 
 
 void part_free(part *p) {
     free(p->dependencies);
+    free(p->options);
     *p = (part){0};
 }
 
@@ -185,7 +206,7 @@ ckd_status store_identity_decode(store_identity *out, const void *data, size_t s
     if (status != CKD_OK) {
         return status;
     }
-    check_no_generation(&n);
+    note_check_no_generation(&n);
     if (wire_id_zero(&n.store)) {
         note_fail(&n, CKD_E_CORRUPT, "the store's identity is zero");
     }

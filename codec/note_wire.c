@@ -72,7 +72,9 @@ static ckd_status check_envelope(note_in *n, note_kind kind, const ckd_id *store
         return err_corrupt(n->err, n->path, size - 8, "the note's checksum does not match");
     }
     unsigned version = load_le16(data + 8), found = load_le16(data + 10);
-    uint32_t known = kind == NOTE_MANIFEST ? NOTE_LOSSY : kind == NOTE_PART ? NOTE_TIMES : 0;
+    uint32_t known = kind == NOTE_MANIFEST ? NOTE_LOSSY | NOTE_OLDER
+                     : kind == NOTE_PART   ? NOTE_TIMES | NOTE_OPTIONS
+                                           : 0;
     uint32_t unknown = load_le32(data + 12) & ~known;
     if (version != NOTE_VERSION) {
         return err_unsupported(n->err, n->path, 8,
@@ -218,6 +220,12 @@ note_file *note_take_files(note_in *n, size_t *count) {
         files[i] = note_take_file(n);
     }
     return files;
+}
+
+void note_check_no_generation(note_in *n) {
+    if (n->generation != 0) {
+        note_fail(n, CKD_E_CORRUPT, "a note of this kind has no generation");
+    }
 }
 
 void note_check_rank(note_in *n, uint32_t rank, uint32_t world) {

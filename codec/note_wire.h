@@ -10,7 +10,9 @@
     "CKN\r\n\x1a\n"
 #define NOTE_VERSION        1
 #define NOTE_LOSSY          UINT32_C(1) /* required feature of a manifest: its fidelity is near or compact */
+#define NOTE_OLDER          UINT32_C(2) /* the same: it ends with the older files that a load reads */
 #define NOTE_TIMES          UINT32_C(1) /* the same of a part: it ends with when the rank did what */
+#define NOTE_OPTIONS        UINT32_C(2) /* the same: it tells the options that the rank was given */
 #define NOTE_ENVELOPE_FRONT 40u         /* bytes in front of the payload */
 #define NOTE_ENVELOPE_MIN   48u         /* with the checksum behind it */
 #define NOTE_ID_SIZE        16u
@@ -64,6 +66,8 @@ ckd_id *note_take_ids(note_in *n, size_t *count);
 note_file *note_take_files(note_in *n, size_t *count);
 /* The count of an array whose elements take `each` bytes in the note, and zeroed memory for elements of `size`. */
 void *note_take_array(note_in *n, size_t *count, size_t each, size_t size);
+/* Only notes that are published by generation have one. */
+void note_check_no_generation(note_in *n);
 /* rank < world, world at least 1. */
 void note_check_rank(note_in *n, uint32_t rank, uint32_t world);
 

@@ -55,6 +55,7 @@ ckd_status parity_group_decode(parity_group *out, const ckd_id *store, const voi
     if (status != CKD_OK) {
         return status;
     }
+    note_check_no_generation(&n);
     out->id = note_take_id(&n);
     out->rows = reader_u16(&n.in);
     out->row = reader_u16(&n.in);

@@ -53,12 +53,12 @@ static void rows_free(entry_rows *rows) {
 static ckd_status rows_make(catalog_entry *entry, entry_rows *rows, const manifest *m, const view *v,
                             ckd_error *err) {
     size_t shard_count = v ? v->shard_count : 0, row = 0;
-    rows->files = calloc(m->file_count + 1, sizeof(*rows->files));
+    rows->files = calloc(m->own_count + 1, sizeof(*rows->files));
     rows->shards = calloc(shard_count + 1, sizeof(*rows->shards));
     if (!rows->files || !rows->shards) {
         return err_nomem(err, shard_count * sizeof(*rows->shards), "catalog rows");
     }
-    for (size_t i = 0; i < m->file_count; i++) {
+    for (size_t i = 0; i < m->own_count; i++) { /* older ones are others', or nobody's */
         file_row(&rows->files[i], &m->files[i]);
     }
     for (size_t i = 0; v && i < v->tensor_count; i++) {
@@ -69,7 +69,7 @@ static ckd_status rows_make(catalog_entry *entry, entry_rows *rows, const manife
     *entry = (catalog_entry){.checkpoint = &m->checkpoint,
                              .manifest_bytes = m->file_bytes,
                              .files = rows->files,
-                             .file_count = m->file_count,
+                             .file_count = m->own_count,
                              .shards = rows->shards,
                              .shard_count = row};
     return CKD_OK;

@@ -15,11 +15,13 @@ static bool same_kind(const ckd_tensor_info *a, const ckd_tensor_info *b) {
 /* Keeps what is not in `parent`, in order. */
 static void keep_new(ckd_tensor_list *list, ckd_tensor_list *parent) {
     size_t kept = 0;
+    if (parent->count == 0) { /* it has no items then, not even a place for them */
+        return;
+    }
     qsort(parent->items, parent->count, sizeof(*parent->items), by_name);
     for (size_t i = 0; i < list->count; i++) {
-        const ckd_tensor_info *old = parent->count ? bsearch(&list->items[i], parent->items, parent->count,
-                                                             sizeof(*parent->items), by_name)
-                                                   : NULL;
+        const ckd_tensor_info *old =
+            bsearch(&list->items[i], parent->items, parent->count, sizeof(*parent->items), by_name);
         if (old && same_kind(old, &list->items[i])) {
             free((void *)list->items[i].name);
         } else {

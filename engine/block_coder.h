@@ -53,10 +53,12 @@ typedef struct coding_context {
 typedef struct tensor_context {
     const record_tensor *tensor;
     geometry shape;
-    const ckd_region *region;           /* canonical */
-    const view_tensor *parent;          /* same name, dtype and shape in the parent; NULL if there is none */
-    const step_source *step;            /* what an optimizer step is predicted from; NULL: nothing */
-    uint64_t block_elements;            /* of its exact blocks, at most; or */
+    const ckd_region *region;  /* canonical */
+    const char *weight;        /* the name of the parameter that it is, or is a state of; NULL: not known */
+    bool largest;              /* a second moment that is the largest so far, not the one of now */
+    const view_tensor *parent; /* same name, dtype and shape in the parent; NULL if there is none */
+    const step_source *step;   /* what an optimizer step is predicted from; NULL: nothing */
+    uint64_t block_elements;   /* of its exact blocks, at most; or */
     const struct save_panel_rows *rows; /* where the blocks of a panel end (save.h); NULL: it is none */
     const void
         *before; /* the parent's values in memory, as the region `held` has them; NULL: read from the store */

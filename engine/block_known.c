@@ -106,7 +106,7 @@ static bool holder_has(const coding_context *save, const ckd_id *holder, const b
                        const tensor_context *tensor) {
     const view *v;
     const view_tensor *t = NULL;
-    if (views_get(&v, save->views, holder, NULL) == CKD_OK) {
+    if (views_within(&v, save->views, save->parent, holder, NULL) == CKD_OK) {
         t = view_find(v, tensor->tensor->name);
     }
     const record *r = t ? block_matching(job, tensor, t) : NULL;

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "engine/lossy_device.h"
+#include "engine/lossy_pair.h"
 
 #define EXACT_SHARE 0.85 /* of raw bytes: what an exact base of weights or moments takes, bench_exact says */
 #define MOST_KEPT   16   /* one in so many values may be kept as it is: with more, the block is exact */
@@ -181,6 +182,16 @@ static ckd_status offer_delta(block_job *job, const lossy_tile *tile, const codi
     return CKD_OK;
 }
 
+double lossy_copy_bound(const lossy_tile *tile) {
+    return tile->part == LOSSY_WEIGHT ? tile->bound : -1;
+}
+
+/* The updates of a block of moments that stays as it is. */
+static ckd_status measure_given(block_job *job, const lossy_tile *tile, uint64_t at, ckd_error *err) {
+    return pair_known(&tile->pair) ? pair_measure(&job->lossy_work, tile, at, tile->now + at, job->count, err)
+                                   : CKD_OK;
+}
+
 ckd_status block_lossy_analyse(block_job *job, const lossy_tile *tile, const coding_context *save,
                                const tensor_context *tensor, const load_budget *budget, ckd_error *err) {
     uint64_t raw = block_raw_size(job, tensor), at = job->first - tile->first;
@@ -189,8 +200,9 @@ ckd_status block_lossy_analyse(block_job *job, const lossy_tile *tile, const cod
     job->original = tile->device ? lossy_device_block_of(tile, at)->original : content_hash(original, raw);
     ckd_status status = hash_rounded(job, tile, tensor, err);
     job->content = job->original;
-    if (status != CKD_OK || block_find_in_save(job, save, tensor, tile->bound)) {
-        return status;
+    job->lossy_work.update = NAN;
+    if (status != CKD_OK || block_find_in_save(job, save, tensor, lossy_copy_bound(tile))) {
+        return status == CKD_OK ? measure_given(job, tile, at, err) : status;
     }
     bytes *payload = tile->before ? &job->delta.payload : &job->standalone.payload;
     status = code_block(job, payload, tile, at, err);
@@ -200,6 +212,7 @@ ckd_status block_lossy_analyse(block_job *job, const lossy_tile *tile, const cod
     const lossy_job *made = &job->lossy_work;
     if (!made->within || made->block.exceptions > job->count / MOST_KEPT || payload->size >= raw) {
         status = fetch_given(job, tile, raw, err);
+        status = status == CKD_OK ? measure_given(job, tile, at, err) : status;
         status = status == CKD_OK ? block_analyse(job, save, tensor, budget, err) : status;
         job->error = (lossy_error){.energy = made->error.energy, .kept = made->error.kept}; /* is exact */
         return status;

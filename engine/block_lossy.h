@@ -14,6 +14,8 @@
  */
 ckd_status block_lossy_analyse(block_job *job, const lossy_tile *tile, const coding_context *save,
                                const tensor_context *tensor, const load_budget *budget, ckd_error *err);
+/* How far values of this save may be off that a block of the tile names as its own; negative: not at all, as of moments, which are held against each other. */
+double lossy_copy_bound(const lossy_tile *tile);
 /* What an exact base of so many bytes would take to load: the measure of all loads. */
 load_cost lossy_base_cost(ckd_dtype dtype, uint64_t raw);
 /* The payload of a candidate that is only estimated so far: the block on its own. */

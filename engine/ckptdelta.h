@@ -15,7 +15,9 @@
  *   as well. Any number of processes may open a store; they coordinate through locks in it.
  * - Sizes and offsets are bytes, lengths and regions are elements, times are nanoseconds since 1970 (UTC).
  * - Options are structs that begin with their size: start from the INIT macro, then set what you need. Zero means the
- *   default everywhere. Fields are only ever appended.
+ *   default everywhere. Fields are only ever appended. A struct_size too small for any version is INVALID.
+ * - Stores, groups of ranks, ids and outputs must not be NULL unless a call says so; this is not checked everywhere. A save, load or session that is NULL, as
+ *   after a call that failed, ends with INVALID, and with nothing where there is no status.
  * - The library never exits, aborts, prints or changes signal handlers or locale. The caller's rounding mode and treatment of denormals
  *   do not matter and are left as they are; read and progress callbacks run in them.
  */
@@ -107,12 +109,11 @@ typedef enum ckd_dtype {
 
 /* Bytes of one element, 0 for an unknown dtype. */
 CKD_API size_t ckd_dtype_size(ckd_dtype dtype);
-/* "f32", "bf16", ...; "?" for an unknown dtype. */
+/* "f32", "bf16", ...; or "?". */
 CKD_API const char *ckd_dtype_name(ckd_dtype dtype);
 
 typedef enum ckd_role {
-    CKD_ROLE_AUTO =
-        0, /* from the name: exp_avg.X, exp_avg_sq.X, max_exp_avg_sq.X, master.X belong to X; floats are weights */
+    CKD_ROLE_AUTO = 0, /* from the name: ckd_role_of */
     CKD_ROLE_WEIGHT = 1,
     CKD_ROLE_EXP_AVG = 2,
     CKD_ROLE_EXP_AVG_SQ = 3,
@@ -121,8 +122,6 @@ typedef enum ckd_role {
 } ckd_role;
 
 CKD_API const char *ckd_role_name(ckd_role role);
-/* The role of a tensor by its name and dtype, as CKD_ROLE_AUTO resolves it. */
-CKD_API ckd_role ckd_role_of(const char *tensor_name, ckd_dtype dtype);
 
 typedef enum ckd_fidelity {
     CKD_FIDELITY_DEFAULT = 0, /* exact */
@@ -191,7 +190,7 @@ typedef void (*ckd_message_fn)(void *context, const char *message);
 
 typedef struct ckd_store_options {
     size_t struct_size;
-    uint32_t lock_timeout_ms; /* how long to wait for another writer; 0: 30000 */
+    uint32_t lock_timeout_ms; /* how long to wait for a lock that another process holds; 0: 30000 */
     uint32_t threads;         /* workers for coding and decoding; 0: one per core, at most 16 */
     ckd_message_fn on_message;
     void *message_context;
@@ -268,6 +267,8 @@ typedef struct ckd_tensor_info {
         max_error; /* against what was saved; 0 in `exact`; NaN: not known. Measured to three digits */
     double direction_change; /* the same for m / (sqrt(v) + eps), relative L2; NaN: not known */
     uint64_t nonfinite;      /* NaNs and infinities, which are kept; counted by lossy saves */
+    double largest_update_given,
+        largest_update; /* the largest |m| / (sqrt(v) + eps) of what was saved, and of what a load gives; of the moment that was saved last, of others NaN. Off by 2 % at most */
 } ckd_tensor_info;
 
 typedef struct ckd_tensor_list {
@@ -421,7 +422,8 @@ typedef struct ckd_tensor {
      */
     const ckd_optimizer *optimizer;
     const ckd_device
-        *device; /* where `data` is; NULL: in host memory. Read through 16 MiB of pinned memory */
+        *device;        /* where `data` is; NULL: in host memory. Read through 16 MiB of pinned memory */
+    const char *weight; /* of a moment or master: the name of its weight. NULL: as the name has it */
 } ckd_tensor;
 #define CKD_TENSOR_INIT \
     { .struct_size = sizeof(ckd_tensor) }
@@ -430,40 +432,29 @@ typedef struct ckd_tensor {
  * Codes and writes one tensor, or one region of it; the last blocks of it while the next calls go on with theirs, so that an error of this tensor's,
  * which it names, may be theirs to tell. The caller's memory is free again when it returns. Order matters in one way: a tensor that is a copy or a rounded
  * copy of another one costs nothing if the other one was saved before it (masters before their bf16 weights).
- * Memory used beyond the caller's: ckd_save_options.staging_bytes. After an error the save can only be aborted.
- * Errors: INVALID, MISMATCH (another shape or dtype under the same name, overlap), NOSPACE, IO, NOMEM, CORRUPT (the
- * parent), CANCELLED, STATE.
+ * Memory used beyond the caller's: ckd_save_options.staging_bytes. After an error the save can only be aborted: a commit fails with STATE.
+ * Errors: INVALID, MISMATCH (another shape, dtype or role under the same name; a region that overlaps one saved before, of which the last
+ * 1,024 are looked at, and all by the commit), NOSPACE, IO, NOMEM, CORRUPT (the parent), CANCELLED, STATE (an earlier call failed).
  */
 CKD_API ckd_status ckd_save_tensor(ckd_save *save, const ckd_tensor *tensor, ckd_error *err);
 
-/* Stores named bytes (metadata, a data loader's position) with the checkpoint; at most 1 GiB each. */
+/*
+ * Stores named bytes (metadata, a data loader's position) with the checkpoint; at most 1 GiB each. After an error the save can only be
+ * aborted, as after one of ckd_save_tensor. Errors: INVALID (a name, a size, no data), MISMATCH (this name was saved before), NOSPACE, IO, NOMEM, STATE.
+ */
 CKD_API ckd_status ckd_save_blob(ckd_save *save, const char *name, const void *data, size_t size,
                                  ckd_error *err);
 
 /*
  * Commits a save of one rank (world 1): everything durable, manifest published, catalog updated, in this order; when
  * it returns CKD_OK the checkpoint survives a power cut. Frees the save, also on failure (nothing is committed then).
- * info may be NULL. Errors: EXISTS (another writer was first), MISMATCH
- * (regions do not tile a tensor), NOT_FOUND (the parent was deleted), BUSY, NOSPACE, IO, NOMEM.
+ * info may be NULL. Errors: STATE (an earlier call on this save failed, whatever the caller made of it), EXISTS (another writer was first),
+ * MISMATCH (regions do not tile a tensor), NOT_FOUND (the parent was deleted), BUSY, NOSPACE, IO, NOMEM.
  */
 CKD_API ckd_status ckd_save_commit(ckd_checkpoint *info, ckd_save *save, ckd_error *err);
 
 /* Ends a save without a checkpoint: frees it and removes what it wrote. */
 CKD_API void ckd_save_abort(ckd_save *save);
-
-/* What one rank wrote, as bytes that the caller carries to the coordinator. Release with ckd_part_free. */
-typedef struct ckd_part {
-    void *data;
-    size_t size;
-} ckd_part;
-/* Makes this rank's file durable and describes it. The save stays open (its lock tells that the rank lives). */
-CKD_API ckd_status ckd_save_seal(ckd_part *out, ckd_save *save, ckd_error *err);
-/* Coordinator: commits with the parts of all ranks, its own included. Frees the save like ckd_save_commit. */
-CKD_API ckd_status ckd_save_publish(ckd_checkpoint *info, ckd_save *save, const ckd_part *parts, size_t count,
-                                    ckd_error *err);
-/* Other ranks, after the coordinator has published: frees the save and keeps the file. */
-CKD_API void ckd_save_end(ckd_save *save);
-CKD_API void ckd_part_free(ckd_part *part);
 
 /* -------------------------------------------------------------------------------------------------------- load */
 
@@ -511,7 +502,7 @@ typedef struct ckd_damage {
     uint64_t offset;    /* in the file, CKD_NO_OFFSET if unknown */
     const char *what;   /* one sentence */
     const char *const *
-        checkpoints; /* "RUN@STEP" of all that cannot be loaded because of it; if not all was decoded, of all that may need it */
+        checkpoints; /* "RUN@STEP" of all that cannot be loaded because of it, with " (in the trash)" behind it of what was deleted; if not all was decoded, of all that may need it */
     size_t checkpoint_count;
 } ckd_damage;
 
@@ -593,6 +584,7 @@ CKD_API ckd_status ckd_store_rebuild(ckd_rebuild_result *result, const char *pat
 #include "ckptdelta_ranks.h"    /* saves of many ranks */
 #include "ckptdelta_report.h"   /* what a store holds and takes */
 #include "ckptdelta_retain.h"   /* deleting, and taking that back */
+#include "ckptdelta_roles.h"    /* roles of tensors by their names */
 #include "ckptdelta_session.h"  /* saving while training goes on */
 #include "ckptdelta_transfer.h" /* copying between stores */
 #endif

@@ -39,7 +39,7 @@ CKD_API ckd_status ckd_store_before(ckd_checkpoint *out, ckd_store *store, const
  * UNSUPPORTED, naming it. Others: IO, NOMEM.
  */
 CKD_API ckd_status ckd_store_check_newest(ckd_store *store, const ckd_checkpoint *newest, ckd_error *err);
-/* Does a load that failed with this error mean that what is stored is damaged, or missing? Not 0: an older checkpoint may be all right. */
+/* Does a load that failed with this error mean that what is stored is damaged, missing, or not to be read (no permission)? Not 0: an older checkpoint may be all right. */
 CKD_API int ckd_error_is_damage(const ckd_error *why);
 
 /* How a checkpoint differs from what is asked for. Bits: they can be added. */

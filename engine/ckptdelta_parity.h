@@ -43,7 +43,7 @@ typedef struct ckd_parity_result {
 /*
  * Makes the parity that is missing, group after group, each durable before the next; ended at any point, the next call goes on. Chunk files are read through before they are
  * covered. Groups that are not full are made anew with what has come since, those of which a member was deleted from what is left. The store is
- * open for writing. Errors: INVALID, NOT_FOUND (no setting is stored, and none was given), READ_ONLY, UNSUPPORTED (there is no ISA-L), BUSY (another call makes
+ * open for writing. Errors: INVALID, NOT_FOUND (no setting is stored, and none was given), READ_ONLY, STATE (there is no ISA-L), BUSY (another call makes
  * or uses parity), CANCELLED, NOSPACE, IO, NOMEM.
  */
 CKD_API ckd_status ckd_store_parity(ckd_parity_result **out, ckd_store *store,
@@ -60,8 +60,8 @@ typedef struct ckd_parity_status {
     uint64_t groups, parity_files, parity_bytes;
     uint64_t
         weak_groups; /* which have lost something, a member that was deleted included: fewer losses than they were made for can be repaired */
-    uint64_t spent_groups;                 /* of these, such that can take no further loss */
-    uint64_t files, file_bytes;            /* chunk files of listed checkpoints */
+    uint64_t spent_groups;      /* of these, such that can take no further loss */
+    uint64_t files, file_bytes; /* chunk files of checkpoints that are listed, or can be taken back */
     uint64_t covered_files, covered_bytes; /* of these, such that would come back if they were lost now */
     uint64_t unreadable;                   /* parity files of which not even is known what they are for */
     size_t setting_count;

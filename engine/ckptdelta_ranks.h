@@ -220,8 +220,10 @@ CKD_API void ckd_ranks_leave(ckd_ranks *ranks);
 CKD_API ckd_status ckd_ranks_plan(const ckd_plan **out, ckd_ranks *ranks, const ckd_tensor *tensors,
                                   size_t count, ckd_error *err);
 /*
- * ckd_save_begin on all ranks: rank, world and checkpoint_id are set here, run and step must be the same on all ranks. Collective.
- * Errors: those of ckd_save_begin, of any rank. It then ends with one of the two calls that follow.
+ * ckd_save_begin on all ranks: rank, world and checkpoint_id are set here. All other options must be the same on all ranks, except `metric`,
+ * total_bytes, the progress callback and staging_bytes. A rank may leave out metric_name; rank 0's metric is recorded. Collective.
+ * Errors: INVALID on all ranks, before anything is written, if an option differs (the message names rank and option); those of
+ * ckd_save_begin, of any rank. It then ends with one of the two calls that follow.
  *
  * Meanwhile ckd_save_tensor and ckd_save_blob look at the other ranks about ten times a second, and fail (STATE, naming the rank) as soon as one has
  * died or left whose part is missing, or as the group is over for another reason. Only through the store's directory, not with another transport.
@@ -251,6 +253,31 @@ CKD_API ckd_status ckd_store_begun_anew(ckd_tensor_list **out, ckd_store *store,
 /* All of it: plans, begins, saves what this rank is to write, commits. Errors: all the above. */
 CKD_API ckd_status ckd_ranks_save(ckd_checkpoint *info, ckd_ranks *ranks, const ckd_save_options *options,
                                   const ckd_tensor *tensors, size_t count, ckd_error *err);
+
+/* --------------------------------------------------------------- the same by hand: parts instead of a group */
+
+/*
+ * Each rank calls ckd_save_begin with its rank, the world and the coordinator's checkpoint_id, saves its regions, and seals. How parts travel
+ * to the coordinator is the caller's matter.
+ */
+
+/* What one rank wrote, as bytes that the caller carries to the coordinator. Release with ckd_part_free. */
+typedef struct ckd_part {
+    void *data;
+    size_t size;
+} ckd_part;
+/* Makes this rank's file durable and describes it. The save stays open (its lock tells that the rank lives). */
+CKD_API ckd_status ckd_save_seal(ckd_part *out, ckd_save *save, ckd_error *err);
+/*
+ * Coordinator: commits with the parts of all ranks, its own included. Frees the save like ckd_save_commit. Errors: those of
+ * ckd_save_commit; INVALID (a part of another save, or of a rank that was given other options, as ckd_ranks_begin compares them:
+ * nothing is committed, and the message names rank and option); CORRUPT and UNSUPPORTED (bytes that are no part).
+ */
+CKD_API ckd_status ckd_save_publish(ckd_checkpoint *info, ckd_save *save, const ckd_part *parts, size_t count,
+                                    ckd_error *err);
+/* Other ranks, after the coordinator has published: frees the save and keeps the file. */
+CKD_API void ckd_save_end(ckd_save *save);
+CKD_API void ckd_part_free(ckd_part *part);
 
 /* ------------------------------------------------------------------------------- loading together */
 

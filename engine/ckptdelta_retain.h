@@ -156,8 +156,6 @@ typedef enum ckd_kept {
     CKD_KEPT_FIRST = 4,
     CKD_KEPT_BEST = 8,
     CKD_KEPT_NEW = 16,
-    CKD_KEPT_NEEDED = 32,  /* one that stays is a delta on it */
-    CKD_KEPT_IN_USE = 64,  /* a save in progress builds on it */
     CKD_KEPT_SAFETY = 128, /* of the newest two of its run: those stay whatever a policy says */
     CKD_KEPT_PINNED = 256,
     CKD_KEPT_TAGGED = 512
@@ -170,7 +168,8 @@ typedef struct ckd_prune {
     size_t count;
     ckd_retained *items; /* the checkpoints of the runs asked for, by run name, then step */
     uint64_t deleted;    /* of them */
-    uint64_t bytes;      /* that removing those frees */
+    uint64_t
+        bytes; /* that removing those frees at once; what others read stays, and a compaction may free more of it */
 } ckd_prune;
 
 /*

@@ -68,6 +68,10 @@ typedef struct ckd_session_options {
      * As for ckd_save_begin; `run` is required, `step` is not looked at, strings are copied. rank, world and checkpoint_id: not looked at,
      * see `ranks`. on_duplicate CKD_DUPLICATE_ERROR becomes BRANCH after a restore of another step than the newest. Without a restore, it makes saves fail (EXISTS) as long as
      * the run is at their step already, or past it: a training that begins anew is not to be mixed with the one before it.
+     *
+     * A session knows which checkpoint it saved or restored last, and which its run had when it was opened. If another launch saves to the
+     * run meanwhile, its next saves fail (EXISTS, naming that checkpoint and when it was saved) instead of mixing the two. With BRANCH each goes on
+     * in a branch of its own, after its own last save. SAME_OK does not look.
      */
     const ckd_save_options *save;
     const ckd_store_options
@@ -175,7 +179,7 @@ CKD_API ckd_status ckd_session_restore(ckd_checkpoint *from, ckd_session *sessio
 /*
  * Call it after each iteration, when the registered tensors are those of `step`. Saves if that is due, and measures how long iterations
  * take. It does its work also when it fails: what it then tells is that an earlier save came to nothing. Errors: INVALID
- * (snapshot_bytes, a step that is not after the last one), STATE (a lazy snapshot without a fence behind it: that save is given up), those of
+ * (snapshot_bytes, a step that is not after the last one, or above 2^63 - 1: nothing was done), STATE (a lazy snapshot without a fence behind it: that save is given up), those of
  * ckd_save_commit and of what is before it.
  */
 CKD_API ckd_status ckd_session_step(ckd_session *session, uint64_t step, ckd_error *err);

@@ -30,29 +30,27 @@ typedef enum ckd_copy_state {
     CKD_COPY_MOVED = 1,    /* copied */
     CKD_COPY_PRESENT = 2,  /* it was there already */
     CKD_COPY_RESTORED = 3, /* it was in the destination's trash, and was brought back */
-    CKD_COPY_LEFT = 4,     /* not copied: it is damaged, or what it is a delta on was not copied */
-    CKD_COPY_RENEWED =
-        5 /* it was there as it was before the source was compacted, and has the source's newer generation now, on which others build */
+    CKD_COPY_LEFT = 4      /* not copied: it is damaged */
 } ckd_copy_state;
 typedef struct ckd_copied {
     ckd_checkpoint checkpoint; /* as it is in the destination, or would be */
     ckd_copy_state state;
-    int asked;      /* 0: not asked for; others are deltas on it */
     uint64_t bytes; /* of its manifest and those of its chunk files that the destination lacked */
     ckd_error left; /* CKD_COPY_LEFT: why; else status CKD_OK */
 } ckd_copied;
 typedef struct ckd_copy_result {
     size_t count;
-    ckd_copied *items; /* what was asked for, and what came along; deltas behind what they are deltas on */
+    ckd_copied *items;                  /* what was asked for */
     uint64_t checkpoints, files, bytes; /* moved; with dry_run: what would be, exactly */
     uint64_t tags;                      /* set */
     uint64_t left;                      /* of the items */
 } ckd_copy_result;
 
 /*
- * Copies checkpoints of the store `from` to the store `to`, which is open for writing, with all that they are deltas on, and are not there. NULL for `checkpoints`: all of
+ * Copies checkpoints of the store `from` to the store `to`, which is open for writing, with all chunk files that a load of them reads, and that are not there. What they are
+ * deltas on is not copied as a checkpoint unless it is asked for. NULL for `checkpoints`: all of
  * them; those whose manifests cannot be read are not listed, and left out. Records are checked against their checksums when they are read, and the file again when it has
- * arrived; then the checkpoint is committed, by itself, after all that it depends on. Parents, branch origins and resumes stay what they are, also where the
+ * arrived; then the checkpoint is committed, by itself. Parents, branch origins and resumes stay what they are, also where the
  * destination has no such checkpoint; of pins, policies and timings nothing is copied.
  *
  * It can be ended at any time. Checkpoints that were committed stay; of the one under way what has arrived lies in the destination, and a later copy
@@ -62,12 +60,12 @@ typedef struct ckd_copy_result {
  * depends on. `from` may be open for reading, also on a medium that is read-only. With dry_run `to` may be open for reading, too, or NULL for a store
  * that does not exist yet. out may be NULL; release with ckd_copy_result_free.
  *
- * A checkpoint that is damaged in `from` is left, with what is a delta on it, and everything else is copied. Then the call fails, with the first reason, although it came to its end, and
+ * A checkpoint that is damaged in `from` is left, and everything else is copied. Then the call fails, with the first reason, although it came to its end, and
  * sets *out all the same: each that was left says why. A chunk file with several checkpoints of which some are damaged is brought as it is, for the others. One that is
  * damaged in `to` is replaced.
  *
  * Errors: INVALID (both are the same store; an id twice; as_run), NOT_FOUND (a checkpoint of `from`), EXISTS (the destination has another checkpoint at that run and step, or this
- * one elsewhere and as_run is given, or the tag on another one: nothing was copied), CORRUPT and UNSUPPORTED (damage in `from`: err->file names it; *out is set), STATE (what was there was deleted meanwhile; or the destination, by a compaction of its own, lacks what some build on: these are left, and *out is set), BUSY (another copy between the two is under way), READ_ONLY, NOSPACE, IO, NOMEM,
+ * one elsewhere and as_run is given, or the tag on another one: nothing was copied), CORRUPT and UNSUPPORTED (damage in `from`: err->file names it; *out is set), STATE (what was there was deleted meanwhile), BUSY (another copy between the two is under way), READ_ONLY, NOSPACE, IO, NOMEM,
  * CANCELLED.
  */
 CKD_API ckd_status ckd_copy(ckd_copy_result **out, ckd_store *to, ckd_store *from, const ckd_id *checkpoints,

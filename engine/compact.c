@@ -22,6 +22,7 @@ typedef struct compacting {
     needs all;
     need **order; /* dependents first */
     size_t count;
+    hash_set current;   /* own files of what was listed at the beginning */
     uint64_t old_bytes; /* of generations that were replaced, and may still be there */
 } compacting;
 
@@ -32,8 +33,8 @@ static int by_id(const void *a, const void *b) {
 }
 
 bool compact_is_unwanted(const compaction *c, const ckd_id *checkpoint) {
-    return c->unwanted_count &&
-           bsearch(checkpoint, c->unwanted, c->unwanted_count, sizeof(ckd_id), by_id) != NULL;
+    return !c->staying_count ||
+           bsearch(checkpoint, c->staying, c->staying_count, sizeof(ckd_id), by_id) == NULL;
 }
 
 /* The place of the table, or where it belongs. */
@@ -119,56 +120,81 @@ static ckd_status check_options(const ckd_compact_options *o, ckd_error *err) {
                                            : CKD_OK;
 }
 
-static bool only_needed(const ckd_retained *r) {
-    return (r->kept & ~(unsigned)CKD_KEPT_NEEDED) == 0;
+static bool goes(const ckd_prune *plan, const ckd_id *id) {
+    bool found = false;
+    for (size_t i = 0; plan && i < plan->count && !found; i++) {
+        found = !plan->items[i].kept && id_equal(&plan->items[i].checkpoint.id, id);
+    }
+    return found;
 }
 
-/* What the policy lets go, also if others are deltas on it now. The plan then says so. */
-static ckd_status find_unwanted(compacting *x, ckd_error *err) {
+/* All that is listed but for what the policy lets go. */
+static ckd_status find_staying(compacting *x, ckd_error *err) {
     compaction *c = &x->c;
-    ckd_prune *plan;
+    ckd_prune *plan = NULL;
     uint64_t undo_s;
-    if (!c->options.policy && !c->options.stored_policies) {
-        return CKD_OK;
+    if (c->options.policy || c->options.stored_policies) {
+        prune_request request = prune_request_of(c->options.policy);
+        ckd_status status = retain_plan(&plan, &undo_s, c->store, &request, err);
+        if (status != CKD_OK) {
+            return status;
+        }
+        x->out->pruned = plan;
     }
-    prune_request request = prune_request_of(c->options.policy);
-    ckd_status status = retain_plan(&plan, &undo_s, c->store, &request, err);
-    if (status != CKD_OK) {
-        return status;
+    c->staying = calloc(x->all.count + 1, sizeof(*c->staying));
+    if (!c->staying) {
+        return err_nomem(err, x->all.count * sizeof(*c->staying), "checkpoints");
     }
-    x->out->pruned = plan;
-    c->unwanted = calloc(plan->count + 1, sizeof(*c->unwanted));
-    if (!c->unwanted) {
-        return err_nomem(err, plan->count * sizeof(*c->unwanted), "what is not wanted");
-    }
-    plan->deleted = plan->bytes = 0;
-    for (size_t i = 0; i < plan->count; i++) {
-        ckd_retained *r = &plan->items[i];
-        if (only_needed(r)) {
-            r->kept = 0;
-            plan->deleted++;
-            plan->bytes += r->checkpoint.stored_bytes;
-            c->unwanted[c->unwanted_count++] = r->checkpoint.id;
+    for (size_t i = 0; i < x->all.count; i++) {
+        const need *n = &x->all.items[i];
+        if (!n->is_dead && !n->superseded && !goes(plan, &n->m.checkpoint.id)) {
+            c->staying[c->staying_count++] = n->m.checkpoint.id;
         }
     }
-    if (c->unwanted_count) {
-        qsort(c->unwanted, c->unwanted_count, sizeof(*c->unwanted), by_id);
+    if (c->staying_count) {
+        qsort(c->staying, c->staying_count, sizeof(*c->staying), by_id);
     }
     return CKD_OK;
 }
 
-/* All that is listed, dependents first. */
+/* All that is listed, what others build on last. */
 static ckd_status find_order(compacting *x, ckd_error *err) {
-    ckd_status status = needs_read(&x->all, x->c.store, err);
-    if (status != CKD_OK) {
-        return status;
+    x->order = calloc(x->all.count + 1, sizeof(*x->order));
+    if (!x->order) {
+        return err_nomem(err, x->all.count * sizeof(*x->order), "an order of checkpoints");
     }
     for (size_t i = 0; i < x->all.count; i++) {
-        x->all.items[i].chosen = !x->all.items[i].is_dead;
+        if (!x->all.items[i].is_dead && !x->all.items[i].superseded) {
+            x->order[x->count++] = &x->all.items[i];
+        }
     }
-    x->c.all = &x->all;
-    status = needs_order(&x->order, &x->count, &x->all, err);
-    return status == CKD_OK ? compact_order(x->order, x->count, &x->all, err) : status;
+    return compact_order(x->order, x->count, &x->all, err);
+}
+
+/* What is unwanted may be read by several that stay. */
+static ckd_status count_readers(compacting *x, ckd_error *err) {
+    ckd_status status = CKD_OK;
+    for (size_t i = 0; i < x->count && status == CKD_OK; i++) {
+        if (!compact_is_unwanted(&x->c, &x->order[i]->m.checkpoint.id)) {
+            status = compact_count_readers(&x->c, &x->order[i]->m, err);
+        }
+        if (x->c.views.count > VIEWS_AT_MOST) {
+            compact_forget_views(&x->c);
+        }
+    }
+    return status;
+}
+
+/* Own files of what is listed. */
+static ckd_status find_current(compacting *x, ckd_error *err) {
+    ckd_status status = CKD_OK;
+    for (size_t i = 0; i < x->count; i++) {
+        const manifest *m = &x->order[i]->m;
+        for (size_t k = 0; k < m->own_count && status == CKD_OK; k++) {
+            status = hash_set_add(&x->current, hash64(&m->files[k].id, sizeof(ckd_id)), err);
+        }
+    }
+    return status;
 }
 
 /* Is it older than so long, or not of the newest of its run? */
@@ -193,6 +219,10 @@ static bool may_need_work(const compacting *x, const manifest *m) {
     bool folds = false;
     for (size_t i = 0; i < m->dependency_count && !folds; i++) {
         folds = compact_is_unwanted(c, &m->dependencies[i]);
+    }
+    for (size_t i = m->own_count; i < m->file_count && !folds; i++) { /* old ones, or nobody's */
+        uint64_t hash = hash64(&m->files[i].id, sizeof(ckd_id));
+        folds = !hash_set_has(&x->current, hash) || hash_set_has(&c->replaced, hash);
     }
     bool asked = !c->options.run || strcmp(c->options.run, k->run) == 0;
     return !compact_is_unwanted(c, &k->id) &&
@@ -261,15 +291,7 @@ static ckd_status note_estimate(compaction *c, const rewrite_plan *p, ckd_error 
     for (size_t i = 0; i < count; i++) {
         blocks[i] = p->fates[i].load;
     }
-    ckd_status status = compact_note(c, &p->view->manifest.checkpoint.id, blocks, count, err);
-    return status == CKD_OK ? compact_know_planned(c, p, err) : status;
-}
-
-static ckd_status rewrite_one(uint64_t *stored, compaction *c, rewrite_plan *p, ckd_error *err) {
-    compact_done done = {.stored = 0};
-    ckd_status status = compact_rewrite(&done, c, p, 1, err);
-    *stored = done.stored;
-    return status == CKD_OK ? err_from(err, done.left.status, &done.left) : status;
+    return compact_note(c, &p->view->manifest.checkpoint.id, blocks, count, err);
 }
 
 /* To look for them reads all manifests, which takes longer than rewriting a small checkpoint: they wait for each other, unless there is little room. */
@@ -281,6 +303,16 @@ static ckd_status remove_some_old(compacting *x, uint64_t more, ckd_error *err) 
     }
     x->old_bytes = 0;
     return compact_remove_old(&x->out->old_files, x->c.store, 0, err);
+}
+
+/* Coded anew, or only a manifest that names newer files. */
+static ckd_status carry_out(uint64_t *stored, compaction *c, rewrite_plan *p, ckd_error *err) {
+    *stored = p->about;
+    if (c->options.estimate) {
+        return p->why ? note_estimate(c, p, err) : CKD_OK;
+    }
+    ckd_status status = p->why ? compact_rewrite(stored, c, p, err) : CKD_OK;
+    return status == CKD_OK && !p->why && compact_is_stale(p) ? compact_refresh(stored, c, p, err) : status;
 }
 
 static ckd_status compact_one(compacting *x, const need *n, ckd_error *err) {
@@ -295,175 +327,108 @@ static ckd_status compact_one(compacting *x, const need *n, ckd_error *err) {
         return status;
     }
     status = compact_examine(&p, c, &k->id, is_cold(x, k), &why);
-    bool rewrites = status == CKD_OK && p.why && !c->options.estimate;
-    if (status == CKD_OK && p.why) {
-        stored = p.about;
-        status = rewrites ? rewrite_one(&stored, c, &p, &why) : note_estimate(c, &p, &why);
+    bool writes = status == CKD_OK && (p.why || compact_is_stale(&p)) && !c->options.estimate;
+    if (status == CKD_OK) {
+        status = carry_out(&stored, c, &p, &why);
     }
     status = finish_item(x, k, &p, stored, status, &why, err);
     rewrite_plan_free(&p);
     lock_release(readers);
-    if ((rewrites && !c->options.dry_run) || c->views.count > VIEWS_AT_MOST) {
+    if ((writes && !c->options.dry_run) || c->views.count > VIEWS_AT_MOST) {
         compact_forget_views(c);
     }
     c->done = done + k->stored_bytes;
-    if (status == CKD_OK && rewrites && !c->options.dry_run) {
+    if (status == CKD_OK && writes && !c->options.dry_run) {
         status = remove_some_old(x, k->stored_bytes, err);
     }
     return status == CKD_OK ? tell(c, err) : status;
 }
 
-/* ---- several into the same files ---- */
+/* ---- into common files ---- */
 
-/* Plans of those that can only be copied; others are left to the next call. */
-static ckd_status plan_pack(rewrite_plan *plans, size_t *count, compacting *x, const compact_pack *g,
-                            ckd_error *err) {
-    *count = 0;
-    for (size_t i = 0; i < g->count; i++) {
-        const ckd_checkpoint *k = &g->items[i]->m.checkpoint;
-        rewrite_plan *p = &plans[*count];
-        ckd_error why = {.offset = CKD_NO_OFFSET};
-        ckd_status status = compact_examine(p, &x->c, &k->id, false, &why);
-        if (status == CKD_OK && !(p->why & ~(unsigned)CKD_COMPACT_STALE)) {
-            p->why |= CKD_COMPACT_PACK;
-            p->about = k->stored_bytes;
-            ++*count;
-            continue;
-        }
-        rewrite_plan_free(p);
-        if (status != CKD_OK && !concerns_one(status, &why)) {
-            return err_from(err, status, &why);
-        }
-    }
-    return CKD_OK;
+static ckd_status note_gathered(void *context, const ckd_checkpoint *was, uint64_t stored, ckd_status left,
+                                const ckd_error *why, ckd_error *err) {
+    rewrite_plan p = {.why = CKD_COMPACT_PACK, .depth = was->depth};
+    return finish_item(context, was, &p, stored, left, why, err);
 }
 
-/* The one that cannot be read stays where it is, and is told. *dropped: there was one. */
-static ckd_status drop_failed(bool *dropped, compacting *x, rewrite_plan *plans, size_t *count,
-                              const compact_done *done, ckd_status why_status, const ckd_error *why,
-                              ckd_error *err) {
-    size_t at = 0;
-    while (at < *count && !done[at].failed) {
-        at++;
-    }
-    *dropped = at < *count;
-    if (!*dropped) {
+/* Manifests are others by now. */
+static ckd_status gather(compacting *x, ckd_error *err) {
+    needs now = {0};
+    size_t count = 0;
+    if (x->c.options.pack_below == CKD_NO_PACKS) {
         return CKD_OK;
     }
-    ckd_status status =
-        finish_item(x, &plans[at].view->manifest.checkpoint, &plans[at], 0, why_status, why, err);
-    rewrite_plan_free(&plans[at]);
-    --*count;
-    memmove(&plans[at], &plans[at + 1], (*count - at) * sizeof(*plans));
-    plans[*count] = (rewrite_plan){.view = NULL};
-    return status;
-}
-
-/* Those that can be read: one that is damaged is no reason to leave the others. */
-static ckd_status rewrite_readable(ckd_status *packed, ckd_error *why, compact_done *done, compacting *x,
-                                   rewrite_plan *plans, size_t *count, ckd_error *err) {
-    ckd_status status = CKD_OK;
-    bool again = true;
-    while (again && status == CKD_OK) {
-        *why = (ckd_error){.offset = CKD_NO_OFFSET};
-        *packed = *count ? compact_rewrite(done, &x->c, plans, *count, why) : CKD_OK;
-        again = false;
-        if (*packed != CKD_OK && concerns_one(*packed, why)) {
-            status = drop_failed(&again, x, plans, count, done, *packed, why, err);
+    ckd_status status = needs_read(&now, x->c.store, err);
+    need **order = status == CKD_OK ? calloc(now.count + 1, sizeof(*order)) : NULL;
+    if (status == CKD_OK && !order) {
+        status = err_nomem(err, now.count * sizeof(*order), "an order of checkpoints");
+    }
+    for (size_t i = 0; i < now.count && status == CKD_OK; i++) {
+        need *n = &now.items[i];
+        if (!n->is_dead && !n->superseded && !compact_is_unwanted(&x->c, &n->m.checkpoint.id)) {
+            order[count++] = n;
         }
     }
-    return status;
-}
-
-static ckd_status rewrite_pack(compacting *x, rewrite_plan *plans, size_t *count, ckd_error *err) {
-    compact_done done[COMPACT_PACK_MOST] = {{.stored = 0}};
-    ckd_error why = {.offset = CKD_NO_OFFSET};
-    ckd_status status = CKD_OK, packed = CKD_OK;
-    if (x->c.options.estimate) {
-        for (size_t i = 0; i < *count; i++) {
-            done[i].stored = plans[i].about;
-        }
-    } else {
-        status = rewrite_readable(&packed, &why, done, x, plans, count, err);
+    if (status == CKD_OK) {
+        status = compact_gather(&x->c, order, count, note_gathered, x, err);
     }
-    for (size_t i = 0; i < *count && status == CKD_OK; i++) {
-        bool mine = packed == CKD_OK && done[i].left.status != CKD_OK;
-        status = finish_item(x, &plans[i].view->manifest.checkpoint, &plans[i], done[i].stored,
-                             mine ? done[i].left.status : packed, mine ? &done[i].left : &why, err);
-    }
-    return status;
-}
-
-static ckd_status pack(compacting *x, const compact_pack *g, ckd_error *err) {
-    compaction *c = &x->c;
-    rewrite_plan plans[COMPACT_PACK_MOST] = {{.view = NULL}};
-    size_t count = 0;
-    file_lock *readers;
-    uint64_t done = c->done;
-    ckd_status status = store_lock_reader(&readers, c->store, err);
-    if (status != CKD_OK) {
-        return status;
-    }
-    status = plan_pack(plans, &count, x, g, err);
-    if (status == CKD_OK && count) {
-        status = rewrite_pack(x, plans, &count, err);
-    }
-    for (size_t i = 0; i < count; i++) {
-        rewrite_plan_free(&plans[i]);
-    }
-    compact_forget_views(c);
-    lock_release(readers);
-    c->done = done + g->bytes;
-    if (status == CKD_OK && !c->options.dry_run && !c->options.estimate) {
-        status = remove_some_old(x, g->bytes, err);
-    }
-    return status == CKD_OK ? tell(c, err) : status;
-}
-
-/* What is not rewritten anyway. */
-static ckd_status find_packs(compact_packs *out, compacting *x, ckd_error *err) {
-    const need **rest = calloc(x->count + 1, sizeof(*rest));
-    size_t count = 0;
-    *out = (compact_packs){.items = NULL};
-    if (!rest) {
-        return err_nomem(err, x->count * sizeof(*rest), "checkpoints");
-    }
-    for (size_t i = 0; i < x->count; i++) {
-        const need *n = x->order[i];
-        const char *run = x->c.options.run;
-        bool asked = !run || strcmp(run, n->m.checkpoint.run) == 0;
-        if (asked && !compact_is_unwanted(&x->c, &n->m.checkpoint.id) && !may_need_work(x, &n->m)) {
-            rest[count++] = n;
-        }
-    }
-    ckd_status status = compact_find_packs(out, &x->c, &x->all, rest, count, err);
-    free(rest);
+    free(order);
+    needs_free(&now);
     return status;
 }
 
 /* ---- all of them ---- */
 
-static ckd_status compact_all(compacting *x, ckd_error *err) {
-    compact_packs packs;
-    ckd_status status = find_packs(&packs, x, err);
-    x->c.to_be_done += packs.bytes;
+static ckd_status compact_each(compacting *x, bool first, ckd_error *err) {
+    ckd_status status = CKD_OK;
     for (size_t i = 0; i < x->count; i++) {
         x->c.to_be_done += may_need_work(x, &x->order[i]->m) ? x->order[i]->m.checkpoint.stored_bytes : 0;
     }
     for (size_t i = x->count; i-- > 0 && status == CKD_OK;) {
-        x->out->checkpoints++;
+        x->out->checkpoints += first;
         if (may_need_work(x, &x->order[i]->m)) {
             status = compact_one(x, x->order[i], err);
         }
     }
-    for (size_t i = 0; i < packs.count && status == CKD_OK; i++) {
-        status = pack(x, &packs.items[i], err);
-    }
-    compact_packs_free(&packs);
     return status;
 }
 
-/* What nothing builds on any more goes, as the policy says. */
+/* With the manifests as they are now. */
+static ckd_status look_again(compacting *x, ckd_error *err) {
+    free(x->order);
+    free(x->current.slots);
+    free(x->c.readers.slots);
+    x->order = NULL;
+    x->count = 0;
+    x->current = x->c.readers = (hash_set){.slots = NULL};
+    needs_free(&x->all);
+    compact_forget_views(&x->c);
+    ckd_status status = needs_read(&x->all, x->c.store, err);
+    if (status == CKD_OK) {
+        status = find_order(x, err);
+    }
+    if (status == CKD_OK) {
+        status = find_current(x, err);
+    }
+    return status == CKD_OK ? count_readers(x, err) : status;
+}
+
+#define PASSES 3 /* what one no longer reads may stay for another alone, and is not worth it then */
+
+static ckd_status compact_all(compacting *x, ckd_error *err) {
+    bool writes = !x->c.options.dry_run && !x->c.options.estimate, more = true;
+    ckd_status status = CKD_OK;
+    for (int pass = 0; pass < PASSES && more && status == CKD_OK; pass++) {
+        size_t before = x->out->count;
+        status = pass ? look_again(x, err) : CKD_OK;
+        status = status == CKD_OK ? compact_each(x, pass == 0, err) : status;
+        more = writes && x->out->count > before + x->out->left;
+    }
+    return status == CKD_OK ? gather(x, err) : status;
+}
+
+/* The rest goes, as the policy says. */
 static ckd_status prune(compacting *x, ckd_error *err) {
     const ckd_compact_options *o = &x->c.options;
     if ((!o->policy && !o->stored_policies) || o->dry_run || o->estimate) {
@@ -486,10 +451,20 @@ static ckd_status begin(compacting *x, ckd_error *err) {
     for (; c->worker_count < workers && status == CKD_OK; c->worker_count++) {
         status = compact_worker_init(&c->workers[c->worker_count], &c->columns, err);
     }
+    c->all = &x->all;
     if (status == CKD_OK) {
-        status = find_unwanted(x, err);
+        status = needs_read(&x->all, c->store, err);
     }
-    return status == CKD_OK ? find_order(x, err) : status;
+    if (status == CKD_OK) {
+        status = find_staying(x, err);
+    }
+    if (status == CKD_OK) {
+        status = find_order(x, err);
+    }
+    if (status == CKD_OK) {
+        status = find_current(x, err);
+    }
+    return status == CKD_OK ? count_readers(x, err) : status;
 }
 
 static ckd_status compact(compacting *x, ckd_error *err) {
@@ -516,8 +491,10 @@ static void end(compacting *x) {
     }
     free(c->workers);
     free(c->tables);
-    free(c->unwanted);
-    free(c->links);
+    free(c->staying);
+    free(c->readers.slots);
+    free(c->replaced.slots);
+    free(x->current.slots);
     free(x->order);
     needs_free(&x->all);
     views_free(&c->views);
@@ -530,13 +507,11 @@ ckd_status ckd_compact(ckd_compaction **out, ckd_store *store, const ckd_compact
     if (out) {
         *out = NULL;
     }
-    if (options) {
-        memcpy(&o, options, options->struct_size < sizeof(o) ? options->struct_size : sizeof(o));
-    }
+    ckd_status status = COPY_OPTIONS(&o, options, "ckd_compact_options", err);
     o.max_depth = o.max_depth ? o.max_depth : DEFAULT_DEPTH;
     o.pack_below = o.pack_below ? o.pack_below : DEFAULT_PACK;
     o.max_load_cost = o.max_load_cost > 0 ? o.max_load_cost : DEFAULT_LOAD_COST;
-    ckd_status status = check_options(&o, err);
+    status = status == CKD_OK ? check_options(&o, err) : status;
     if (status == CKD_OK) {
         status = store_check_writable(store, err);
     }

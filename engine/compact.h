@@ -4,19 +4,22 @@
  *   compact.c          the call: what is wanted, in which order, what goes afterwards
  *   compact_order.c    in which order, for those that build on each other
  *   compact_examine.c  one checkpoint: what becomes of each of its blocks
+ *   compact_keep.c     what deleted checkpoints have left: is it smaller than coding anew what builds on it?
  *   compact_code.c     one block, coded anew
  *   compact_lattice.c  the same of values on a lattice
- *   compact_links.c    one block, with the deltas below it
  *   compact_files.c    its new files
  *   compact_written.c  which shared records these have
  *   compact_intent.c   what a rewrite writes and needs
  *   compact_publish.c  next generation, catalog
- *   compact_pack.c     which small files become one
+ *   compact_refresh.c  a manifest that names newer files of what its blocks build on
+ *   compact_gather.c   which files are small or mostly waste, and go together
+ *   compact_merge.c    records that are still read, out of such files into one
  *   compact_old.c      generations that were replaced
  *
  * Invariants:
- *  1. A checkpoint is rewritten after all that it builds on, and builds only on what it came from: nothing can come to depend on itself.
- *  2. What is published was read back from its file, decoded, and has the content hashes that it had.
+ *  1. A manifest that is published names every file that a load reads: that was proven on what is on disk, to the last record, and no other manifest has a
+ *     part in it. So whatever becomes of other checkpoints, and whoever else compacts, it loads.
+ *  2. What is coded anew was read back from its file, decoded, and has the content hashes that it had.
  *  3. Payloads that are copied were compared with their checksums: damage is never made to look right.
  */
 #ifndef ENGINE_COMPACT_H
@@ -46,14 +49,11 @@ typedef struct compact_worker {
     lattice_work lattice;
 } compact_worker;
 
-/* A link that a checkpoint has, or would have, by now: those that came from it may build on it. */
-typedef struct known_link {
-    hash128 content;
-    ckd_id owner;
-    uint64_t count;
-    uint32_t dtype;
-    block_load load;
-} known_link;
+/* A set of 64-bit hashes: open addressing, 0 is a free slot. */
+typedef struct hash_set {
+    uint64_t *slots;
+    size_t count, capacity;
+} hash_set;
 
 typedef struct compaction {
     ckd_store *store;
@@ -63,13 +63,13 @@ typedef struct compaction {
     content_index nothing; /* blocks are not looked for in their own checkpoint */
     compact_worker *workers;
     uint32_t worker_count;
-    ckd_id *unwanted; /* nothing that stays may build on them; by id */
-    size_t unwanted_count;
+    ckd_id *staying; /* listed, and not to be deleted by the policy; by id. All others are unwanted */
+    size_t staying_count;
+    hash_set readers;   /* of records of unwanted checkpoints */
+    hash_set replaced;  /* files of generations that this compaction has replaced */
     load_table *tables; /* by id */
     size_t table_count, table_capacity;
-    needs *all;        /* what there was at the beginning */
-    known_link *links; /* that are in checkpoints that stay, by content: open addressing, owner zero: free */
-    size_t link_count, link_capacity;
+    needs *all;                /* what there was at the beginning */
     uint64_t begun_ns, moved;  /* bytes read and written, for the limit */
     uint64_t done, to_be_done; /* stored bytes, for the callback */
     float_mode callers_mode;
@@ -77,6 +77,8 @@ typedef struct compaction {
 
 /* ---- compact.c ---- */
 bool compact_is_unwanted(const compaction *c, const ckd_id *checkpoint);
+bool hash_set_has(const hash_set *s, uint64_t hash);
+ckd_status hash_set_add(hash_set *s, uint64_t hash, ckd_error *err);
 const load_table *compact_table(const compaction *c, const ckd_id *checkpoint);
 /* Takes over `blocks`, also on failure. */
 ckd_status compact_note(compaction *c, const ckd_id *checkpoint, block_load *blocks, size_t count,
@@ -104,12 +106,15 @@ typedef struct block_fate {
     const view *onto; /* it may be coded as a delta on that; NULL: on its own */
     const view_tensor *onto_tensor;
     block_load onto_load;
-    uint64_t linked; /* bytes that it takes with the deltas below it; 0: these cannot be taken over */
+    uint64_t
+        keep; /* its share of bytes of unwanted checkpoints, if it stays as it is; UINT64_MAX: it must not */
 } block_fate;
 
 typedef struct rewrite_plan {
-    const view *view;
-    ckd_id *lineage; /* checkpoints that it came from, and that stay; by id */
+    const view *
+        view; /* a draft: it names the newest files of what the checkpoint builds on, where these hold all that is needed */
+    const manifest *published; /* what counts now; the cache's */
+    ckd_id *lineage;           /* checkpoints that it came from, and that stay; the nearest first */
     size_t lineage_count;
     block_fate *fates; /* by block of the view */
     unsigned why;      /* 0: nothing is to be done */
@@ -128,37 +133,32 @@ ckd_status compact_load_of(block_load *out, compaction *c, const rewrite_plan *p
 ckd_status compact_source_load(block_load *to, compaction *c, const values_source *s);
 /* Nanoseconds to decode it alone, as engine/cost.h counts them. What a lossy one takes depends on its factors: about what each of its chain takes. */
 double compact_own_work(const record *r);
-/* Does the block, or a link below it, build on what goes? */
+/* Does the block build on what goes? */
 bool compact_builds_on_unwanted(const compaction *c, const view *v, const record *r);
 
-/* ---- compact_links.c ---- */
-#define COMPACT_LINKS        64u
-#define COMPACT_SIDES        2u                  /* of a block: its rows, its columns */
-#define COMPACT_DEPENDENCIES (1 + COMPACT_SIDES) /* of a link */
+/* ---- compact_keep.c ---- */
+/* Counts the checkpoint, which stays, as a reader of the records of unwanted checkpoints that a load of it reads. Errors: NOMEM. */
+ckd_status compact_count_readers(compaction *c, const manifest *m, ckd_error *err);
+/* The bytes of records of unwanted checkpoints that a load of the block reads, each divided by the number of its readers. Errors: as closure_visit_block. */
+ckd_status compact_keep(uint64_t *cost, compaction *c, const view *v, const view_block *b, ckd_error *err);
 
-typedef struct compact_link {
-    const view *view; /* where it stands now */
-    const view_block *from;
-    const view_block *sides[COMPACT_SIDES]; /* what it shares with other blocks */
-    uint32_t side_count;
-} compact_link;
-/* A block that is rewritten, the first, and the deltas below it that it takes over, down to something that stays. */
-typedef struct compact_links {
-    bool possible;
-    compact_link items[COMPACT_LINKS];
-    size_t count;
-    bool ends_on_values; /* the last one is a delta on that: */
-    dependency end;
-    uint64_t bytes; /* of all of it, about */
-    block_load load;
-} compact_links;
-void compact_find_links(compact_links *out, compaction *c, const rewrite_plan *plan, size_t block);
-/* Others may build on the links that the checkpoint has now. Errors: NOMEM. */
-ckd_status compact_know_link(compaction *c, const known_link *link, ckd_error *err);
-/* Those that a plan comes to. */
-ckd_status compact_know_planned(compaction *c, const rewrite_plan *plan, ckd_error *err);
-/* Within the bounds on chains? r: the block's. */
-bool compact_links_fit(const compact_links *l, const compaction *c, const record *r);
+/* ---- compact_refresh.c ---- */
+/*
+ * Opens a checkpoint as compaction sees it: its published manifest, and a draft whose older files are the newest of those listed checkpoints that its blocks build on, as
+ * far as these hold all that is needed. Errors: as views_get and closure_visit.
+ */
+ckd_status compact_open(const view **draft, const manifest **published, compaction *c, const ckd_id *id,
+                        ckd_error *err);
+/* Does the draft name other files than the published manifest? Then publishing it lets files go that nobody else reads. */
+bool compact_is_stale(const rewrite_plan *p);
+/*
+ * Publishes the draft's manifest as the next generation: own files stay as they are. NOT_FOUND and EXISTS: the checkpoint was deleted or rewritten meanwhile, or one of the files was
+ * removed; IO, NOSPACE, NOMEM.
+ */
+ckd_status compact_refresh(uint64_t *stored, compaction *c, const rewrite_plan *p, ckd_error *err);
+/* Publishes m, a next generation, if the checkpoint is still of the one before, and all of its files are there. Takes the publish lock. *undecided: as compact_intent. */
+ckd_status compact_publish_manifest(uint64_t *stored, bool *undecided, compaction *c, const manifest *m,
+                                    ckd_error *err);
 
 /* ---- compact_code.c ---- */
 /* A record on its way into a new file. */
@@ -168,7 +168,6 @@ typedef struct compact_item {
     size_t block;  /* of the view; SIZE_MAX: no block */
     bool is_coded; /* anew: dependencies and payload are its own */
     record to;
-    compact_links *links;       /* is_coded, but all payloads are old ones; owned; NULL: none */
     dependency dependencies[4]; /* of what was coded anew */
     bytes payload;
 } compact_item;
@@ -200,15 +199,13 @@ ckd_status compact_lattice(lattice_try *t, compact_worker *w, ckd_error *err);
 /* ---- compact_written.c: what the new files have, so that it is written once ---- */
 typedef struct written_record {
     hash128 content;
-    uint64_t count; /* of links: others are found by their content alone */
-    uint32_t kind;  /* 0: the slot is free */
-    uint32_t dtype;
+    uint32_t kind; /* 0: the slot is free */
 } written_record;
 typedef struct compact_written {
     written_record *slots; /* open addressing */
     size_t count, capacity;
 } compact_written;
-/* Would a reader that looks for the link, group or side record find one of these? */
+/* Would a reader that looks for the group or side record find one of these? */
 bool compact_written_has(const compact_written *w, const record *r);
 /* Errors: NOMEM. */
 ckd_status compact_written_add(compact_written *w, const record *r, ckd_error *err);
@@ -229,74 +226,47 @@ typedef struct rewrite {
     rewrite_plan *plan;
     compact_intent *intent;
     manifest m;                 /* of the next generation */
-    bytes encoded;              /* m, as it is published */
     bool *coded;                /* by block of the plan's view: it is not a mere copy */
-    compact_written written;    /* links and side records */
-    bytes room;                 /* scratch */
-    bytes links;                /* known_link: those that are written */
+    compact_written written;    /* shared records */
     size_t dependency_capacity; /* of m.dependencies */
-    bool failed;                /* its records could not be written, or read */
 } rewrite;
 /* Names for the new files, as many as `like` has; freed by compact_intent_end. */
 ckd_status compact_intent_name(compact_intent *i, const manifest *like, ckd_error *err);
 /*
- * Makes the intent of these rewrites durable: none of the checkpoints, nor what they build on or may build on, can be deleted then. NOT_FOUND and
- * EXISTS: one was deleted or rewritten meanwhile; BUSY, IO, NOSPACE, NOMEM.
+ * Makes the intent of a rewrite durable: the files of the checkpoint, and of what it may come to build on, stay until it has ended. NOT_FOUND: one was deleted
+ * meanwhile; BUSY, IO, NOSPACE, NOMEM.
  */
-ckd_status compact_intent_begin(compact_intent *i, const rewrite *members, size_t count, ckd_error *err);
+ckd_status compact_intent_begin(compact_intent *i, const rewrite *r, ckd_error *err);
+/* The same of what the manifests of these checkpoints name; about: whom messages name. */
+ckd_status compact_intent_begin_for(compact_intent *i, const compaction *c, const ckd_checkpoint *about,
+                                    const ckd_id *ids, size_t count, ckd_error *err);
 /* What was written for nothing goes, then the intent; if some may be left, the intent stays, for recovery. */
 void compact_intent_end(compact_intent *i, const ckd_store *store, bool committed);
-/* Under the publish lock, the catalog in step: is the checkpoint the generation that was looked at? Are these all there? */
-ckd_status compact_check_unchanged(const rewrite *r, ckd_error *err);
-ckd_status compact_check_there(const ckd_store *store, const ckd_id *ids, size_t count, ckd_error *err);
-
+/* Writes the new files, whose ids are those of the intent, and names them, durable. Sets sizes, roots and dependencies of the manifest. */
+ckd_status compact_write_files(rewrite *r, ckd_error *err);
 /*
- * Writes the new files, whose ids are those of the intent, each with what all of these checkpoints have in their files of that number, and names them, durable. Sets sizes, roots and
- * dependencies of their manifests.
+ * Reads the new files back: all payloads, and the values of what was coded anew, from the files that the manifest is going to name, which thereby is complete and
+ * proven.
  */
-ckd_status compact_write_files(rewrite *members, size_t count, ckd_error *err);
-/* Appends the links to the file; *out is the block's record as it belongs above them. Errors: as chunk_read_payload and chunk_writer_append. */
-ckd_status compact_write_links(record *out, dependency dependencies[COMPACT_DEPENDENCIES], rewrite *r,
-                               chunk_writer *w, const compact_links *l, const record *block, ckd_error *err);
-/* Reads the new files back: all payloads, and the values of what was coded anew. *last: the view of one in the same files, or NULL; becomes this one's, which the caller closes. */
-ckd_status compact_verify(rewrite *r, view **last, ckd_error *err);
+ckd_status compact_verify(rewrite *r, ckd_error *err);
 
 /* ---- compact_publish.c ---- */
-/* What became of a checkpoint. */
-typedef struct compact_done {
-    uint64_t stored; /* bytes of it afterwards */
-    bool failed;     /* it is what made the call fail; the others might do without it */
-    ckd_error
-        left; /* status NOT_FOUND or EXISTS: others were quicker, and it was left to them; else CKD_OK */
-} compact_done;
 /*
- * Rewrites the checkpoints of the plans, as many, into the same new files: `out`, one each. NOT_FOUND and EXISTS: one was deleted or rewritten before
- * this began; CORRUPT and UNSUPPORTED: one cannot be read; IO, NOSPACE, NOMEM, CANCELLED. One that is only cold and got no smaller stays as it is, and its plan says that nothing is to be done. Whatever happens, one generation of each is complete.
+ * Rewrites the checkpoint of the plan; *stored: its bytes afterwards. NOT_FOUND and EXISTS: it was deleted or rewritten meanwhile; CORRUPT and UNSUPPORTED: it
+ * cannot be read; IO, NOSPACE, NOMEM, CANCELLED. One that would get no smaller stays as it is, and its plan says that nothing is to be done. Whatever happens, one generation is complete.
  */
-ckd_status compact_rewrite(compact_done *out, compaction *c, rewrite_plan *plans, size_t count,
-                           ckd_error *err);
+ckd_status compact_rewrite(uint64_t *stored, compaction *c, rewrite_plan *plan, ckd_error *err);
 
-/* ---- compact_pack.c ---- */
-#define COMPACT_PACK_MOST 64u /* checkpoints: who opens one reads the index of all */
-/* Checkpoints that are to stand in the same files. */
-typedef struct compact_pack {
-    const need *const *items;
-    size_t count;
-    uint64_t bytes; /* stored */
-} compact_pack;
-typedef struct compact_packs {
-    compact_pack *items;
-    size_t count;
-    uint64_t bytes;
-    const need **members;
-} compact_packs;
+/* ---- compact_gather.c ---- */
+/* What became of a checkpoint whose records, or others that it reads, were gathered. */
+typedef ckd_status (*gathered_fn)(void *context, const ckd_checkpoint *was, uint64_t stored, ckd_status left,
+                                  const ckd_error *why, ckd_error *err);
 /*
- * order: `count` newest generations that are listed, wanted, and not rewritten otherwise; all: what else uses files. Release with
- * compact_packs_free, also after failures. Errors: NOMEM.
+ * Copies what is still read out of chunk files that are small, or of which less than half is read, into common files, and publishes manifests that name these. Of `order`, `count`
+ * newest generations that are listed. With dry_run and estimate only `gathered` is called. Errors: IO, NOSPACE, NOMEM, CANCELLED, those of `gathered`.
  */
-ckd_status compact_find_packs(compact_packs *out, compaction *c, const needs *all, const need *const *order,
-                              size_t count, ckd_error *err);
-void compact_packs_free(compact_packs *packs);
+ckd_status compact_gather(compaction *c, need *const *order, size_t count, gathered_fn gathered,
+                          void *context, ckd_error *err);
 
 /* ---- compact_old.c ---- */
 /* Removes generations that newer ones have replaced, if nobody reads. *left: files that stay. Waits so long for readers to end. */

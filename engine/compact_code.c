@@ -203,9 +203,11 @@ static ckd_status code_exactly(compact_item *item, compaction *c, const rewrite_
 
 /* ---- a block ---- */
 
-/* What a cold block has now, if that is not larger. */
+/* What a cold block has now, if that is not larger; and one that builds on what goes, with what stays for it alone, if an eighth is not saved. */
 static bool keep_as_it_is(const compact_item *item, const block_fate *f) {
-    return f->why == CKD_COMPACT_COLD && item->to.stored_size >= item->from->stored_size;
+    return (f->why == CKD_COMPACT_COLD && item->to.stored_size >= item->from->stored_size) ||
+           (f->why == CKD_COMPACT_FOLD && f->keep != UINT64_MAX &&
+            item->to.stored_size >= (item->from->stored_size + f->keep) / 8 * 7);
 }
 
 static ckd_status code_values(compact_item *item, compaction *c, const rewrite_plan *p, compact_worker *w,
@@ -232,52 +234,15 @@ static ckd_status code_values(compact_item *item, compaction *c, const rewrite_p
     return status == CKD_OK && !done ? code_exactly(item, c, p, f, w, err) : status;
 }
 
-/* Fewer bytes than any difference to what is further down would take: no need to try. */
-#define SURELY 12u /* parts of the raw bytes */
-
-/* Takes over the deltas below, if that is smaller than what was coded. */
-static ckd_status use_links(bool *used, compact_item *item, compaction *c, const rewrite_plan *p,
-                            uint64_t limit, ckd_error *err) {
-    const block_fate *f = &p->fates[item->block];
-    *used = f->linked && f->linked < limit;
-    if (!*used) {
-        return CKD_OK;
-    }
-    compact_links *l = malloc(sizeof(*l));
-    if (!l) {
-        return err_nomem(err, sizeof(*l), "links");
-    }
-    compact_find_links(l, c, p, item->block);
-    if (!l->possible) {
-        free(l);
-        return err_set(err, CKD_E_CORRUPT, "the deltas below a block can no longer be read");
-    }
-    const view_block *own = l->items[0].from;
-    void *to = bytes_scratch(&item->payload, own->record->stored_size + 1, "a payload", err);
-    item->links = l;
-    item->is_coded = true;
-    return to ? chunk_read_payload(own->chunk, own->record, to, err) : CKD_E_NOMEM;
-}
-
 ckd_status compact_code(compact_item *item, compaction *c, const rewrite_plan *p, compact_worker *w,
                         ckd_error *err) {
     const view_block *b = &p->view->blocks[item->block];
     void *values = bytes_scratch(&w->values, b->record->raw_size + 1, "a block's values", err);
-    bool linked = false;
     begin_record(item);
-    ckd_status status = use_links(&linked, item, c, p, b->record->raw_size / SURELY, err);
-    if (status != CKD_OK || linked) {
-        return status;
-    }
-    status = values ? block_values(&w->job.decoder, &c->views, p->view, b, values, err) : CKD_E_NOMEM;
+    ckd_status status =
+        values ? block_values(&w->job.decoder, &c->views, p->view, b, values, err) : CKD_E_NOMEM;
     if (status == CKD_OK) {
         status = code_values(item, c, p, w, err);
-    }
-    if (status == CKD_OK) {
-        status = use_links(&linked, item, c, p, item->to.stored_size, err);
-    }
-    if (linked) {
-        return status;
     }
     item->is_coded = status == CKD_OK && !keep_as_it_is(item, &p->fates[item->block]);
     return status;

@@ -21,10 +21,28 @@ static ckd_status circle(const view_block *b, ckd_error *err) {
     return err_in_tensor(err, CKD_E_CORRUPT, b->record->tensor->name);
 }
 
-/* What the record says, unless it was rewritten since, or would have been. */
-static block_load known_load(const compaction *c, const view *v, const view_block *b) {
+/* The number of a block in the root view of its checkpoint; SIZE_MAX: it cannot be told. */
+static size_t number_of(compaction *c, const view *v, const view_block *b) {
+    const record *r = b->record;
+    const view *root = v;
+    if (!v->root) {
+        return (size_t)(b - v->blocks);
+    }
+    if (views_get(&root, &c->views, &v->manifest.checkpoint.id, NULL) != CKD_OK) {
+        return SIZE_MAX;
+    }
+    values_source s = {.view = root,
+                       .tensor = view_find(root, r->tensor->name),
+                       .want = {r->region, r->first, r->count},
+                       .content = &r->content};
+    const view_block *same = s.tensor ? values_source_block(&s) : NULL;
+    return same ? (size_t)(same - root->blocks) : SIZE_MAX;
+}
+
+/* What the record says, unless it would have been rewritten. */
+static block_load known_load(compaction *c, const view *v, const view_block *b) {
     const load_table *t = compact_table(c, &v->manifest.checkpoint.id);
-    size_t number = (size_t)(b - v->blocks);
+    size_t number = t ? number_of(c, v, b) : SIZE_MAX;
     return t && number < t->count ? t->blocks[number]
                                   : (block_load){b->record->depth, record_chain(b->record)};
 }
@@ -70,7 +88,7 @@ static ckd_status add_link(block_load *to, compaction *c, const rewrite_plan *p,
                            const view_block *b, const dependency *on, uint32_t nested, ckd_error *err) {
     const view *in = p->view;
     bool own = id_equal(&on->checkpoint, &in->manifest.checkpoint.id);
-    ckd_status status = own ? CKD_OK : views_get(&in, &c->views, &on->checkpoint, err);
+    ckd_status status = own ? CKD_OK : views_within(&in, &c->views, p->view, &on->checkpoint, err);
     const view_block *link = status == CKD_OK ? view_find_link(in, b->record, &on->content) : NULL;
     if (status != CKD_OK || !link || nested >= 4 * MAX_NESTED) {
         return status != CKD_OK ? status : circle(b, err);
@@ -148,12 +166,12 @@ static bool allows(const compaction *c, const block_load *onto, const record *r)
  * The nearest that stays of those that the checkpoint came from. Where that is too deep, the nearest that is not a delta: one in between would
  * soon be too deep again. Damage to it only means that the block is coded on its own.
  */
-static ckd_status find_onto(block_fate *f, compaction *c, const view *v, const record *r, ckd_error *err) {
-    ckd_id at = v->manifest.checkpoint.parent;
-    bool nearest = true;
-    for (uint32_t steps = 4 * c->options.max_depth + 64; steps > 0 && !id_is_zero(&at); steps--) {
+static ckd_status find_onto(block_fate *f, compaction *c, const rewrite_plan *p, const record *r,
+                            ckd_error *err) {
+    size_t steps = 4 * (size_t)c->options.max_depth + 64;
+    for (size_t i = 0; i < p->lineage_count && i < steps; i++) {
         const view *older;
-        ckd_status status = views_get(&older, &c->views, &at, err);
+        ckd_status status = views_get(&older, &c->views, &p->lineage[i], err);
         if (status == CKD_E_NOMEM) {
             return status;
         }
@@ -168,40 +186,33 @@ static ckd_status find_onto(block_fate *f, compaction *c, const view *v, const r
         rewrite_plan none = {.view = NULL};
         values_source s = {.view = older, .tensor = t, .want = {r->region, r->first, r->count}};
         status = add_source(&load, c, &none, NULL, &s, err);
-        bool stays = !compact_is_unwanted(c, &at);
-        if (status == CKD_OK && stays && (nearest || load.depth == 0) && allows(c, &load, r)) {
+        if (status == CKD_OK && (i == 0 || load.depth == 0) && allows(c, &load, r)) {
             f->onto = older;
             f->onto_tensor = t;
             f->onto_load = load;
             return CKD_OK;
         }
-        nearest = nearest && !stays;
-        at = older->manifest.checkpoint.parent;
     }
     return CKD_OK;
 }
 
 /* ---- one block, all blocks ---- */
 
-static bool builds_on_unwanted(const compaction *c, const view *v, const record *r, uint32_t nested) {
-    for (uint32_t k = 0; k < r->dependency_count; k++) {
-        const dependency *on = &r->dependencies[k];
-        bool own = id_equal(&on->checkpoint, &v->manifest.checkpoint.id);
-        if (on->kind == DEPENDS_LINK && own && nested < 4 * MAX_NESTED) {
-            const view_block *link = view_find_link(v, r, &on->content);
-            if (link && builds_on_unwanted(c, v, link->record, nested + 1)) {
-                return true;
-            }
-        }
-        if (!own && compact_is_unwanted(c, &on->checkpoint)) {
-            return true;
-        }
+bool compact_builds_on_unwanted(const compaction *c, const view *v, const record *r) {
+    bool any = false;
+    for (uint32_t k = 0; k < r->dependency_count && !any; k++) {
+        const ckd_id *on = &r->dependencies[k].checkpoint;
+        any = !id_equal(on, &v->manifest.checkpoint.id) && compact_is_unwanted(c, on);
     }
-    return false;
+    return any;
 }
 
-bool compact_builds_on_unwanted(const compaction *c, const view *v, const record *r) {
-    return builds_on_unwanted(c, v, r, 0);
+/* Fewer bytes than any difference to what is further down would take: no need to try. */
+#define SURELY 12u /* parts of the raw bytes */
+
+static bool allowed_as_it_is(const compaction *c, const block_load *now, const record *r) {
+    load_cost base = base_cost(ckd_dtype_size(r->tensor->dtype), r->raw_size, r->base_stored);
+    return now->depth <= c->options.max_depth && now->chain.stored <= c->options.max_load_cost * base.stored;
 }
 
 /* Coded as small as can be, where that was not tried: exact values on their own, or deltas. */
@@ -232,15 +243,19 @@ static ckd_status examine_block(examination *x, size_t i, ckd_error *err) {
     f->why |= f->load.depth > x->c->options.max_depth ? CKD_COMPACT_DEPTH : 0;
     f->why |= x->cold && worth_recoding(r) ? CKD_COMPACT_COLD : 0;
     if (f->why) {
-        status = find_onto(f, x->c, p->view, r, err);
+        block_load now = f->load;
+        f->keep = UINT64_MAX;
+        if (f->why == CKD_COMPACT_FOLD && allowed_as_it_is(x->c, &now, r)) {
+            status = compact_keep(&f->keep, x->c, p->view, b, err);
+        }
+        if (status == CKD_OK && f->keep < r->raw_size / SURELY) {
+            f->why = 0;
+            f->state = FATE_KNOWN;
+            return CKD_OK;
+        }
+        status = status == CKD_OK ? find_onto(f, x->c, p, r, err) : status;
         load_cost base = base_cost(ckd_dtype_size(r->tensor->dtype), r->raw_size, r->base_stored);
         f->load = f->onto ? (block_load){f->onto_load.depth + 1, f->onto_load.chain} : (block_load){0, base};
-    }
-    if (f->why == CKD_COMPACT_FOLD && status == CKD_OK) {
-        compact_links links;
-        compact_find_links(&links, x->c, p, i);
-        f->linked = compact_links_fit(&links, x->c, r) ? links.bytes : 0;
-        f->load = f->linked ? links.load : f->load;
     }
     f->state = FATE_KNOWN;
     return status;
@@ -250,7 +265,7 @@ static ckd_status examine_block(examination *x, size_t i, ckd_error *err) {
 static uint64_t about(const record *r, const block_fate *f) {
     bool lossy = r->coding == CODING_LATTICE;
     uint64_t coded = lossy ? r->count * 9 / 8 : r->base_stored;
-    return !f->why ? r->stored_size : f->linked && f->linked < coded ? f->linked : coded;
+    return !f->why || f->keep < coded ? r->stored_size : coded;
 }
 
 static void sum_up(rewrite_plan *p, uint32_t max_depth) {
@@ -266,35 +281,40 @@ static void sum_up(rewrite_plan *p, uint32_t max_depth) {
     }
 }
 
-static int by_id(const void *a, const void *b) {
-    return memcmp(a, b, sizeof(ckd_id));
+/* The newest step of the run below this one, of those that stay. */
+static const need *step_before(const compaction *c, const ckd_checkpoint *k) {
+    const need *found = NULL;
+    for (const need *n = c->all->items; n < c->all->items + c->all->count; n++) {
+        const ckd_checkpoint *o = &n->m.checkpoint;
+        bool older = !n->is_dead && !n->superseded && o->step < k->step && strcmp(o->run, k->run) == 0 &&
+                     !compact_is_unwanted(c, &o->id);
+        found = older && (!found || o->step > found->m.checkpoint.step) ? n : found;
+    }
+    return found;
 }
 
-/* By the manifests as they were: it says the same before and after what is between has gone. */
+/* By the manifests as they were. Where an ancestor is gone, the run's step before it leads on. */
 static ckd_status find_lineage(rewrite_plan *p, const compaction *c, ckd_error *err) {
-    size_t count = 0;
     const need *n = needs_find(c->all, &p->view->manifest.checkpoint.id);
     p->lineage = calloc(c->all->count + 1, sizeof(*p->lineage));
     if (!p->lineage) {
         return err_nomem(err, c->all->count * sizeof(*p->lineage), "a lineage");
     }
     for (size_t steps = 0; n && steps < c->all->count; steps++) {
-        n = needs_find(c->all, &n->m.checkpoint.parent);
+        const ckd_checkpoint *k = &n->m.checkpoint;
+        const need *parent = id_is_zero(&k->parent) ? NULL : needs_find(c->all, &k->parent);
+        n = parent || id_is_zero(&k->parent) ? parent : step_before(c, k);
         if (n && !n->is_dead && !compact_is_unwanted(c, &n->m.checkpoint.id)) {
-            p->lineage[count++] = n->m.checkpoint.id;
+            p->lineage[p->lineage_count++] = n->m.checkpoint.id;
         }
     }
-    if (count) {
-        qsort(p->lineage, count, sizeof(*p->lineage), by_id);
-    }
-    p->lineage_count = count;
     return CKD_OK;
 }
 
 ckd_status compact_examine(rewrite_plan *out, compaction *c, const ckd_id *checkpoint, bool cold,
                            ckd_error *err) {
     *out = (rewrite_plan){.view = NULL};
-    ckd_status status = views_get(&out->view, &c->views, checkpoint, err);
+    ckd_status status = compact_open(&out->view, &out->published, c, checkpoint, err);
     if (status != CKD_OK) {
         return status;
     }

@@ -1,6 +1,7 @@
 /* The new files of a checkpoint: one for each that it has, with its records in their order. What another checkpoint has in the same file stays there. */
 #include <stdlib.h>
 
+#include "engine/closure.h"
 #include "engine/compact.h"
 #include "engine/totals.h"
 
@@ -15,7 +16,7 @@ typedef struct batch {
 
 /* ---- what is still needed ---- */
 
-/* Those of the view's shared records that blocks and links which are copied build on. */
+/* Those of the view's shared records that blocks which are copied build on; links, which early versions wrote, build on others. */
 typedef struct needed_records {
     const view *v;
     bool *is_needed; /* by number in v->shared */
@@ -130,15 +131,7 @@ static ckd_status set_load(rewrite *r, compact_item *item, ckd_error *err) {
 
 static ckd_status append(rewrite *r, chunk_writer *w, compact_item *item, ckd_error *err) {
     ckd_status status = CKD_OK;
-    if (item->links) {
-        status = compact_write_links(&item->to, item->dependencies, r, w, item->links, item->from, err);
-        if (status == CKD_OK && item->links->ends_on_values) {
-            status = depend(r, &item->links->end.checkpoint, err);
-        }
-        free(item->links);
-        item->links = NULL;
-    }
-    if (item->block != SIZE_MAX && status == CKD_OK) {
+    if (item->block != SIZE_MAX) {
         status = set_load(r, item, err);
     }
     for (uint32_t i = 0; i < item->to.dependency_count && status == CKD_OK; i++) {
@@ -261,7 +254,6 @@ static ckd_status fill_file(rewrite *r, size_t number, chunk_writer *w, ckd_erro
     }
     for (size_t i = 0; b.items && i < BATCH_ITEMS; i++) {
         bytes_free(&b.items[i].payload);
-        free(b.items[i].links);
     }
     bytes_free(&room);
     free(b.items);
@@ -269,41 +261,31 @@ static ckd_status fill_file(rewrite *r, size_t number, chunk_writer *w, ckd_erro
     return status;
 }
 
-static ckd_status write_file(rewrite *members, size_t count, size_t number, ckd_error *err) {
-    const rewrite *first = &members[0];
-    const char *root = first->c->store->path;
-    note_file *file = &first->m.files[number];
-    chunk_identity identity = {first->c->store->id, file->id, first->intent->writer};
+static ckd_status write_file(rewrite *r, size_t number, ckd_error *err) {
+    const char *root = r->c->store->path;
+    note_file *file = &r->m.files[number];
+    chunk_identity identity = {r->c->store->id, file->id, r->intent->writer};
     pathname temp = path_chunk(root, &file->id, ".tmp");
     chunk_writer *w;
     ckd_status status = chunk_writer_create(&w, temp.text, &identity, err);
     if (status != CKD_OK) {
         return status;
     }
-    for (size_t k = 0; k < count && status == CKD_OK; k++) {
-        status = fill_file(&members[k], number, w, err);
-        members[k].failed = status != CKD_OK;
-    }
+    status = fill_file(r, number, w, err);
     if (status != CKD_OK) {
         chunk_writer_abort(w);
         return status;
     }
     status = chunk_writer_finish(w, &file->root, &file->size, err);
-    for (size_t k = 1; k < count; k++) {
-        members[k].m.files[number] = *file;
-    }
-    if (status == CKD_OK) {
-        status = file_publish(temp.text, path_chunk(root, &file->id, "").text, err);
-    }
-    return status;
+    return status == CKD_OK ? file_publish(temp.text, path_chunk(root, &file->id, "").text, err) : status;
 }
 
-ckd_status compact_write_files(rewrite *members, size_t count, ckd_error *err) {
+ckd_status compact_write_files(rewrite *r, ckd_error *err) {
     ckd_status status = CKD_OK;
-    for (size_t i = 0; i < members[0].m.file_count && status == CKD_OK; i++) {
-        status = write_file(members, count, i, err);
+    for (size_t i = 0; i < r->m.own_count && status == CKD_OK; i++) {
+        status = write_file(r, i, err);
     }
-    return status == CKD_OK ? dir_sync(path_in(members[0].c->store->path, DIR_CHUNKS).text, err) : status;
+    return status == CKD_OK ? dir_sync(path_in(r->c->store->path, DIR_CHUNKS).text, err) : status;
 }
 
 /* ---- reading back ---- */
@@ -312,14 +294,6 @@ typedef struct reading {
     rewrite *r;
     const view *written;
 } reading;
-
-static bool builds_on_link(const record *r) {
-    bool any = false;
-    for (uint32_t k = 0; k < r->dependency_count && !any; k++) {
-        any = r->dependencies[k].kind == DEPENDS_LINK;
-    }
-    return any;
-}
 
 static ckd_status read_back(void *context, size_t index, uint32_t worker, ckd_error *err) {
     reading *x = context;
@@ -332,8 +306,7 @@ static ckd_status read_back(void *context, size_t index, uint32_t worker, ckd_er
         err_corrupt(err, file_path(b->chunk->file), r->offset, "a block was not written as it was");
         return CKD_E_CORRUPT;
     }
-    /* A copied one finds its links again, or others like them. In a dry run, those that other checkpoints are to have are not there. */
-    bool decode = x->r->coded[index] ? !x->r->c->options.dry_run : builds_on_link(r);
+    bool decode = x->r->coded[index];
     void *to =
         bytes_scratch(&w->values, (decode ? r->raw_size : r->stored_size) + 1, "a block's values", err);
     if (!to) {
@@ -343,42 +316,49 @@ static ckd_status read_back(void *context, size_t index, uint32_t worker, ckd_er
                   : chunk_read_payload(b->chunk, r, to, err);
 }
 
-/* The manifest's copy goes to the view, which frees it. */
-static ckd_status copy_for_view(manifest *out, const manifest *m, ckd_error *err) {
-    *out = *m;
-    out->dependencies = NULL;
-    out->roles = NULL;
-    out->dependency_count = out->role_count = 0;
-    out->files = calloc(m->file_count + 1, sizeof(*out->files));
-    if (!out->files) {
-        return err_nomem(err, m->file_count * sizeof(*out->files), "a manifest's files");
+/* What a load may read: the new files, those of what was built on, and all as before, as its own ones may hold records of others, too. */
+static ckd_status name_candidates(rewrite *r, ckd_error *err) {
+    const view *v = r->plan->view, *last = NULL;
+    ckd_status status = CKD_OK;
+    for (size_t i = 0; i < v->block_count && status == CKD_OK; i++) {
+        const view *onto = r->coded[i] ? r->plan->fates[i].onto : NULL;
+        if (onto && onto != last) {
+            status = manifest_add_files(&r->m, onto->manifest.files, onto->manifest.file_count, err);
+            last = onto;
+        }
     }
-    memcpy(out->files, m->files, m->file_count * sizeof(*out->files));
-    return CKD_OK;
+    return status == CKD_OK ? manifest_add_files(&r->m, v->manifest.files, v->manifest.file_count, err)
+                            : status;
 }
 
-ckd_status compact_verify(rewrite *r, view **last, ckd_error *err) {
-    manifest copy;
-    view *written = NULL;
-    ckd_status status = copy_for_view(&copy, &r->m, err);
-    if (status == CKD_OK) {
-        status = view_open(&written, r->c->store, &copy, *last ? *last : r->plan->view, CKD_E_CORRUPT, err);
-    }
-    if (status == CKD_OK) {
-        status = view_attach_measures(written, CKD_E_CORRUPT, err);
-    }
-    if (status == CKD_OK && (written->block_count != r->plan->view->block_count ||
-                             written->blob_count != r->plan->view->blob_count)) {
-        status = err_set(err, CKD_E_CORRUPT, "blocks were lost on the way");
+/* The copy goes to the view, which frees it. */
+static ckd_status copy_for_view(manifest *out, const manifest *m, ckd_error *err) {
+    *out = (manifest){.checkpoint = m->checkpoint, .own_count = m->own_count};
+    return manifest_add_files(out, m->files, m->file_count, err);
+}
+
+static ckd_status check_written(rewrite *r, const view *written, ckd_error *err) {
+    const view *old = r->plan->view;
+    if (written->block_count != old->block_count || written->blob_count != old->blob_count) {
+        return err_set(err, CKD_E_CORRUPT, "blocks were lost on the way");
     }
     reading x = {r, written};
+    ckd_status status = pool_run(r->c->store->pool, written->block_count, read_back, &x, err);
     if (status == CKD_OK) {
-        status = pool_run(r->c->store->pool, written->block_count, read_back, &x, err);
+        status = closure_name_files(&r->m, &r->c->views, written, err);
+    }
+    return status == CKD_OK ? totals_set(&r->m, written, err) : status;
+}
+
+ckd_status compact_verify(rewrite *r, ckd_error *err) {
+    manifest copy;
+    const view *written;
+    ckd_status status = name_candidates(r, err);
+    if (status == CKD_OK) {
+        status = copy_for_view(&copy, &r->m, err);
     }
     if (status == CKD_OK) {
-        status = totals_set(&r->m, written, err);
+        status = views_add(&written, &r->c->views, &copy, err);
     }
-    view_close(*last);
-    *last = written;
-    return status;
+    return status == CKD_OK ? check_written(r, written, err) : status;
 }

@@ -4,35 +4,6 @@
 
 #include "engine/compact.h"
 
-/* ---- what must still be so ---- */
-
-/* Under the publish lock, the catalog in step: is the checkpoint the generation that was looked at? */
-ckd_status compact_check_unchanged(const rewrite *r, ckd_error *err) {
-    const ckd_checkpoint *was = &r->plan->view->manifest.checkpoint;
-    ckd_checkpoint now;
-    ckd_status status = catalog_find_id(&now, r->c->store->catalog, &was->id, err);
-    if (status == CKD_E_NOT_FOUND) {
-        return err_set(err, status, "it was deleted meanwhile");
-    }
-    return status == CKD_OK && now.generation != was->generation
-               ? err_set(err, CKD_E_EXISTS, "it was rewritten by another process meanwhile")
-               : status;
-}
-
-ckd_status compact_check_there(const ckd_store *store, const ckd_id *ids, size_t count, ckd_error *err) {
-    for (size_t i = 0; i < count; i++) {
-        ckd_checkpoint found;
-        ckd_status status = catalog_find_id(&found, store->catalog, &ids[i], err);
-        if (status == CKD_E_NOT_FOUND) {
-            return err_set(err, status, "what it is to build on was deleted meanwhile");
-        }
-        if (status != CKD_OK) {
-            return status;
-        }
-    }
-    return CKD_OK;
-}
-
 /* ---- what is needed ---- */
 
 typedef struct id_set {
@@ -50,18 +21,10 @@ static void add_id(id_set *s, const ckd_id *id) {
     }
 }
 
-static size_t room_for(const rewrite *r) {
-    return 1 + r->plan->view->manifest.dependency_count + r->plan->recoded;
-}
-
-/* The checkpoint itself, and all that it builds on or may build on. */
+/* Those whose manifests name the files that are read: the checkpoint itself, and what it may come to build on. */
 static void add_needed(id_set *s, const rewrite *r) {
     const rewrite_plan *p = r->plan;
-    const manifest *m = &p->view->manifest;
-    add_id(s, &m->checkpoint.id);
-    for (size_t i = 0; i < m->dependency_count; i++) {
-        add_id(s, &m->dependencies[i]);
-    }
+    add_id(s, &r->m.checkpoint.id);
     for (size_t i = 0; i < p->view->block_count; i++) {
         if (p->fates[i].onto) {
             add_id(s, &p->fates[i].onto->manifest.checkpoint.id);
@@ -71,9 +34,9 @@ static void add_needed(id_set *s, const rewrite *r) {
 
 /* ---- the intent ---- */
 
-static ckd_status write_intent(compact_intent *i, const rewrite *r, const id_set *needed, ckd_error *err) {
-    const ckd_store *store = r->c->store;
-    const ckd_checkpoint *c = &r->m.checkpoint;
+static ckd_status write_intent(compact_intent *i, const compaction *of, const ckd_checkpoint *c,
+                               const id_set *needed, ckd_error *err) {
+    const ckd_store *store = of->store;
     intent note = {.id = i->writer,
                    .step = c->step,
                    .rank = 0,
@@ -105,74 +68,61 @@ static ckd_status write_intent(compact_intent *i, const rewrite *r, const id_set
     return status;
 }
 
-/* What was looked at to build on is still what counts: another generation may lack the links. */
-static ckd_status check_looked_at(const compaction *c, const id_set *needed, ckd_error *err) {
-    ckd_status status = CKD_OK;
-    for (size_t i = 0; i < c->views.count && status == CKD_OK; i++) {
-        const ckd_checkpoint *was = &c->views.views[i]->manifest.checkpoint;
-        bool wanted = false;
-        for (size_t k = 0; k < needed->count && !wanted; k++) {
-            wanted = id_equal(&needed->ids[k], &was->id);
-        }
-        ckd_checkpoint now = *was;
-        if (wanted) {
-            status = catalog_find_id(&now, c->store->catalog, &was->id, err);
-        }
-        if (status == CKD_OK && now.generation != was->generation) {
-            status =
-                err_set(err, CKD_E_EXISTS, "what it builds on was rewritten by another process meanwhile");
+/* Under the publish lock: the files are still there, and from now on nobody removes them. */
+static ckd_status check_there(ckd_store *store, const id_set *needed, ckd_error *err) {
+    pthread_mutex_lock(&store->mutex);
+    ckd_status status = store_refresh(store, err);
+    for (size_t i = 0; i < needed->count && status == CKD_OK; i++) {
+        ckd_checkpoint found;
+        status = catalog_find_id(&found, store->catalog, &needed->ids[i], err);
+        if (status == CKD_E_NOT_FOUND) {
+            status = err_set(err, status, "%s",
+                             i ? "what it is to build on was deleted meanwhile" : "it was deleted meanwhile");
         }
     }
+    pthread_mutex_unlock(&store->mutex);
     return status;
 }
 
-static ckd_status begin_locked(compact_intent *i, const rewrite *members, size_t count, const id_set *needed,
-                               ckd_error *err) {
-    ckd_store *store = members[0].c->store;
-    pthread_mutex_lock(&store->mutex);
-    ckd_status status = store_refresh(store, err);
-    for (size_t k = 0; k < count && status == CKD_OK; k++) {
-        status = compact_check_unchanged(&members[k], err);
-    }
-    if (status == CKD_OK) {
-        status = compact_check_there(store, needed->ids, needed->count, err);
-    }
-    if (status == CKD_OK) {
-        status = check_looked_at(members[0].c, needed, err);
-    }
-    pthread_mutex_unlock(&store->mutex);
-    return status == CKD_OK ? write_intent(i, &members[0], needed, err) : status;
-}
-
-ckd_status compact_intent_begin(compact_intent *i, const rewrite *members, size_t count, ckd_error *err) {
-    id_set needed = {0};
+ckd_status compact_intent_begin_for(compact_intent *i, const compaction *c, const ckd_checkpoint *about,
+                                    const ckd_id *ids, size_t count, ckd_error *err) {
+    id_set needed = {.ids = calloc(count + 1, sizeof(*ids)), .room = count};
     file_lock *lock;
-    for (size_t k = 0; k < count; k++) {
-        needed.room += room_for(&members[k]);
-    }
-    needed.ids = calloc(needed.room, sizeof(*needed.ids));
     if (!needed.ids) {
-        return err_nomem(err, needed.room * sizeof(*needed.ids), "an intent");
+        return err_nomem(err, count * sizeof(*ids), "an intent");
     }
     for (size_t k = 0; k < count; k++) {
-        add_needed(&needed, &members[k]);
+        add_id(&needed, &ids[k]);
     }
-    ckd_status status = store_lock_publish(&lock, members[0].c->store, err);
+    ckd_status status = store_lock_publish(&lock, c->store, err);
     if (status == CKD_OK) {
-        status = begin_locked(i, members, count, &needed, err);
+        status = check_there(c->store, &needed, err);
+        status = status == CKD_OK ? write_intent(i, c, about, &needed, err) : status;
         lock_release(lock);
     }
     free(needed.ids);
     return status;
 }
 
+ckd_status compact_intent_begin(compact_intent *i, const rewrite *r, ckd_error *err) {
+    id_set needed = {.room = 1 + r->plan->recoded};
+    needed.ids = calloc(needed.room, sizeof(*needed.ids));
+    if (!needed.ids) {
+        return err_nomem(err, needed.room * sizeof(*needed.ids), "an intent");
+    }
+    add_needed(&needed, r);
+    ckd_status status = compact_intent_begin_for(i, r->c, &r->m.checkpoint, needed.ids, needed.count, err);
+    free(needed.ids);
+    return status;
+}
+
 ckd_status compact_intent_name(compact_intent *i, const manifest *like, ckd_error *err) {
-    i->files = calloc(like->file_count + 1, sizeof(*i->files));
+    i->files = calloc(like->own_count + 1, sizeof(*i->files));
     if (!i->files) {
-        return err_nomem(err, like->file_count * sizeof(*i->files), "a manifest's files");
+        return err_nomem(err, like->own_count * sizeof(*i->files), "a manifest's files");
     }
     ckd_status status = ckd_id_new(&i->writer, err);
-    for (size_t k = 0; k < like->file_count && status == CKD_OK; k++) {
+    for (size_t k = 0; k < like->own_count && status == CKD_OK; k++) {
         i->files[k].rank = like->files[k].rank;
         status = ckd_id_new(&i->files[k].id, err);
         i->file_count++;

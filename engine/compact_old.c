@@ -9,6 +9,7 @@
 typedef struct attempt {
     const ckd_store *store;
     ckd_collected result;
+    unlinker_wait wait;
 } attempt;
 
 static ckd_status try_removing(void *context, ckd_error *err) {
@@ -18,8 +19,7 @@ static ckd_status try_removing(void *context, ckd_error *err) {
     if (status != CKD_OK) {
         return status;
     }
-    status =
-        lock_acquire(&readers, path_in(a->store->path, FILE_READER_LOCK).text, LOCK_EXCLUSIVE, true, 0, err);
+    status = store_lock_unlinker(&readers, &a->wait, a->store, err);
     if (status == CKD_OK) {
         status = trash_remove_replaced(&a->result, a->store, false, false, err);
         lock_release(readers);
@@ -46,11 +46,11 @@ ckd_status compact_remove_old(uint64_t *left, ckd_store *store, uint32_t patienc
     if (!trash_any_replaced(store)) {
         return CKD_OK;
     }
-    ckd_status status = keep_trying(try_removing, &a, patience_ms, err);
+    ckd_error why = {0};
+    ckd_status status = keep_trying(try_removing, &a, patience_ms, &why);
     if (status == CKD_E_STATE) { /* a repair needs them: what was compacted is compacted all the same */
-        store_message(store, "files that were replaced stay for now: %s (%s)", err ? err->message : "",
-                      err ? err->file : "");
+        store_message(store, "files that were replaced stay for now: %s (%s)", why.message, why.file);
         status = CKD_E_BUSY;
     }
-    return status == CKD_E_BUSY ? count_left(left, store, err) : status;
+    return status == CKD_E_BUSY ? count_left(left, store, err) : err_from(err, status, &why);
 }

@@ -18,7 +18,7 @@ static int by_level(const void *a, const void *b) {
 
 static bool raise_above(level *to, const level *all, const needs *n, const ckd_id *id) {
     const need *on = id_is_zero(id) ? NULL : needs_find(n, id);
-    size_t at = on ? on->dependents_left : SIZE_MAX;
+    size_t at = on ? on->place : SIZE_MAX;
     bool higher = at != SIZE_MAX && all[at].level >= to->level && &all[at] != to;
     to->level = higher ? all[at].level + 1 : to->level;
     return higher;
@@ -30,11 +30,11 @@ ckd_status compact_order(need **order, size_t count, needs *n, ckd_error *err) {
         return err_nomem(err, count * sizeof(*all), "an order of checkpoints");
     }
     for (size_t i = 0; i < n->count; i++) {
-        n->items[i].dependents_left = SIZE_MAX;
+        n->items[i].place = SIZE_MAX;
     }
     for (size_t i = 0; i < count; i++) {
         all[i] = (level){order[i], 0, i};
-        order[i]->dependents_left = i;
+        order[i]->place = i;
     }
     bool changed = true;
     for (int rounds = 0; changed && rounds < LINEAGE_ROUNDS; rounds++) {

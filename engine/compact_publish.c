@@ -1,6 +1,6 @@
 /*
- * Rewriting checkpoints, as safe as a save: intent -> new files durable -> read back -> publish lock, and everything is as it was planned -> manifest of the
- * next generation, the commit point -> catalog. The generation before stays until nobody reads it (compact_old.c).
+ * Rewriting a checkpoint, as safe as a save: intent -> new files durable -> read back, and all that a load reads proven to be there -> publish lock, and the checkpoint is
+ * the generation that was read -> manifest of the next generation, the commit point -> catalog. The generation before stays until nobody reads it (compact_old.c).
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,72 +13,74 @@
 
 /* What the checkpoint is, with the files that the intent names, and dependencies that are still to be found. */
 static ckd_status describe(rewrite *r, compact_intent *i, ckd_error *err) {
-    const manifest *old = &r->plan->view->manifest;
+    const manifest *old = r->plan->published;
     r->m = (manifest){.checkpoint = old->checkpoint, .branch_origin = old->branch_origin};
     r->intent = i;
     r->coded = calloc(r->plan->view->block_count + 1, sizeof(*r->coded));
-    r->m.files = calloc(i->file_count + 1, sizeof(*r->m.files));
-    if (!r->m.files || !r->coded) {
-        return err_nomem(err, i->file_count * sizeof(*r->m.files), "a manifest's files");
+    if (!r->coded) {
+        return err_nomem(err, r->plan->view->block_count, "the blocks of a checkpoint");
     }
-    memcpy(r->m.files, i->files, i->file_count * sizeof(*r->m.files));
-    r->m.file_count = i->file_count;
-    return r->m.checkpoint.generation < UINT32_MAX
-               ? CKD_OK
+    ckd_status status = manifest_add_files(&r->m, i->files, i->file_count, err);
+    r->m.own_count = r->m.file_count;
+    return status != CKD_OK || r->m.checkpoint.generation < UINT32_MAX
+               ? status
                : err_set(err, CKD_E_UNSUPPORTED, "it has the last generation that there is");
 }
 
-/* The nearest that it came from and that stays. */
-static ckd_status find_parent(rewrite *r, ckd_error *err) {
-    ckd_id *parent = &r->m.checkpoint.parent;
-    for (size_t steps = 0; !id_is_zero(parent) && compact_is_unwanted(r->c, parent); steps++) {
-        const view *v;
-        ckd_status status = views_get(&v, &r->c->views, parent, err);
-        if (status != CKD_OK) {
-            return status;
-        }
-        *parent = v->manifest.checkpoint.parent;
-    }
-    if (id_is_zero(parent)) {
-        *parent = r->m.dependencies[0];
-    }
-    return CKD_OK;
-}
-
-static ckd_status complete(rewrite *r, ckd_error *err) {
+/* The parent is the nearest that it came from and that stays. */
+static void complete(rewrite *r) {
     ckd_checkpoint *c = &r->m.checkpoint;
     c->generation++;
     c->kind = r->m.dependency_count ? CKD_DELTA : c->fidelity != CKD_EXACT ? CKD_KEYFRAME : CKD_BASE;
-    if (r->m.dependency_count) {
-        return find_parent(r, err);
-    }
-    memset(&c->parent, 0, sizeof(c->parent));
-    return CKD_OK;
+    c->parent = !r->m.dependency_count   ? (ckd_id){{0}}
+                : r->plan->lineage_count ? r->plan->lineage[0]
+                                         : r->m.dependencies[0];
 }
+
+/* ---- publishing ---- */
 
 /* Named but perhaps not durable is not committed. If it cannot be taken back durably, recovery decides. */
-static void take_back(rewrite *r, const pathname *p) {
+static void take_back(const ckd_store *store, bool *undecided, const pathname *p) {
     ckd_status status = file_remove(p->text, true, NULL);
     if (status == CKD_OK) {
-        status = dir_sync(path_in(r->c->store->path, DIR_MANIFESTS).text, NULL);
+        status = dir_sync(path_in(store->path, DIR_MANIFESTS).text, NULL);
     }
-    r->intent->undecided = r->intent->undecided || status != CKD_OK;
+    *undecided = *undecided || status != CKD_OK;
 }
 
-static ckd_status publish_manifest(rewrite *r, ckd_error *err) {
-    const ckd_store *store = r->c->store;
-    const ckd_checkpoint *c = &r->m.checkpoint;
+static ckd_status publish_bytes(bool *undecided, const ckd_store *store, const ckd_checkpoint *c,
+                                const bytes *encoded, ckd_error *err) {
     char hex[CKD_ID_TEXT], temp[64];
-    ckd_id_text(hex, &r->intent->writer);
+    ckd_id_text(hex, &c->id);
     snprintf(temp, sizeof(temp), ".tmp-%s", hex);
     pathname p = path_manifest(store->path, c->run, c->step, c->generation);
     pathname temporary = path_of(store->path, DIR_MANIFESTS, temp);
-    ckd_status status = file_publish_bytes(p.text, temporary.text, r->encoded.data, r->encoded.size, err);
+    ckd_status status = file_publish_bytes(p.text, temporary.text, encoded->data, encoded->size, err);
     if (status != CKD_OK) {
         file_remove(temporary.text, true, NULL);
     }
     if (status != CKD_OK && status != CKD_E_EXISTS) {
-        take_back(r, &p);
+        take_back(store, undecided, &p);
+    }
+    return status;
+}
+
+/* Under the publish lock, the catalog in step. */
+static ckd_status check_unchanged(const ckd_store *store, const manifest *m, ckd_error *err) {
+    ckd_checkpoint now;
+    ckd_status status = catalog_find_id(&now, store->catalog, &m->checkpoint.id, err);
+    if (status == CKD_E_NOT_FOUND) {
+        return err_set(err, status, "it was deleted meanwhile");
+    }
+    if (status == CKD_OK && now.generation + 1 != m->checkpoint.generation) {
+        return err_set(err, CKD_E_EXISTS, "it was rewritten by another process meanwhile");
+    }
+    for (size_t i = 0; i < m->file_count && status == CKD_OK; i++) {
+        pathname p = path_chunk(store->path, &m->files[i].id, "");
+        if (file_bytes(p.text) != m->files[i].size) {
+            status = err_set(err, CKD_E_EXISTS, "a file that it is to name was removed meanwhile");
+            err_in_file(err, status, p.text);
+        }
     }
     return status;
 }
@@ -87,59 +89,59 @@ static ckd_status publish_manifest(rewrite *r, ckd_error *err) {
  * Behind the commit point: the catalog follows now, or with the next save or open. A manifest that could not be read just now would be passed over for the generation before,
  * which soon has no files.
  */
-static void update_catalog(rewrite *r) {
-    ckd_store *store = r->c->store;
+static void update_catalog(ckd_store *store, const ckd_checkpoint *c) {
     ckd_checkpoint now = {.generation = 0};
     ckd_error why = {0};
     ckd_status status = store_refresh(store, &why);
     if (status == CKD_OK) {
-        status = catalog_find_id(&now, store->catalog, &r->m.checkpoint.id, &why);
+        status = catalog_find_id(&now, store->catalog, &c->id, &why);
     }
-    if (status != CKD_OK || now.generation != r->m.checkpoint.generation) {
+    if (status != CKD_OK || now.generation != c->generation) {
         store_use_memory(store, NULL);
         store_message(store, "the catalog is behind the manifests%s%s", why.message[0] ? ": " : "",
                       why.message);
     }
 }
 
-static ckd_status publish_locked(rewrite *r, ckd_error *err) {
-    ckd_store *store = r->c->store;
+static ckd_status publish_locked(bool *undecided, ckd_store *store, const manifest *m, const bytes *encoded,
+                                 ckd_error *err) {
     pthread_mutex_lock(&store->mutex);
     ckd_status status = store_refresh(store, err);
     if (status == CKD_OK) {
-        status = compact_check_unchanged(r, err);
+        status = check_unchanged(store, m, err);
     }
     if (status == CKD_OK) {
-        status = compact_check_there(store, r->m.dependencies, r->m.dependency_count, err);
+        status = publish_bytes(undecided, store, &m->checkpoint, encoded, err);
     }
     if (status == CKD_OK) {
-        status = publish_manifest(r, err);
-    }
-    if (status == CKD_OK) {
-        update_catalog(r);
+        update_catalog(store, &m->checkpoint);
     }
     pthread_mutex_unlock(&store->mutex);
     return status;
 }
 
-static ckd_status publish(rewrite *r, ckd_error *err) {
+ckd_status compact_publish_manifest(uint64_t *stored, bool *undecided, compaction *c, const manifest *m,
+                                    ckd_error *err) {
     file_lock *lock;
-    ckd_status status = store_lock_publish(&lock, r->c->store, err);
-    if (status == CKD_OK) {
-        status = publish_locked(r, err);
-        lock_release(lock);
+    bytes encoded = {0};
+    manifest_encode(&encoded, &c->store->id, m);
+    ckd_status status = encoded.failed ? err_nomem(err, encoded.size, "a manifest") : CKD_OK;
+    *stored = m->checkpoint.stored_bytes + encoded.size;
+    if (status == CKD_OK && !c->options.dry_run) {
+        status = store_lock_publish(&lock, c->store, err);
+        if (status == CKD_OK) {
+            status = publish_locked(undecided, c->store, m, &encoded, err);
+            lock_release(lock);
+        }
     }
+    bytes_free(&encoded);
     return status;
 }
 
 /* ---- all of it ---- */
 
-static ckd_status check_room(const rewrite *members, size_t count, ckd_error *err) {
-    const rewrite *r = &members[0];
-    uint64_t wanted = SLACK, room = dir_room(path_in(r->c->store->path, DIR_CHUNKS).text);
-    for (size_t k = 0; k < count; k++) {
-        wanted += members[k].plan->about;
-    }
+static ckd_status check_room(const rewrite *r, ckd_error *err) {
+    uint64_t wanted = SLACK + r->plan->about, room = dir_room(path_in(r->c->store->path, DIR_CHUNKS).text);
     return room >= wanted
                ? CKD_OK
                : err_set(
@@ -149,9 +151,13 @@ static ckd_status check_room(const rewrite *members, size_t count, ckd_error *er
                      (unsigned long long)r->m.checkpoint.step, (unsigned long long)room);
 }
 
-/* What became of its blocks, for those that build on them. */
+/* What became of its blocks, for those that build on them, if nothing of it is going to be published. */
 static ckd_status note_loads(rewrite *r, ckd_error *err) {
     size_t count = r->plan->view->block_count;
+    r->plan->depth = r->m.checkpoint.depth;
+    if (!r->c->options.dry_run) {
+        return CKD_OK;
+    }
     block_load *blocks = calloc(count + 1, sizeof(*blocks));
     if (!blocks) {
         return err_nomem(err, count * sizeof(*blocks), "the blocks of a checkpoint");
@@ -159,132 +165,85 @@ static ckd_status note_loads(rewrite *r, ckd_error *err) {
     for (size_t i = 0; i < count; i++) {
         blocks[i] = r->plan->fates[i].load;
     }
-    r->plan->depth = r->m.checkpoint.depth;
     return compact_note(r->c, &r->m.checkpoint.id, blocks, count, err);
 }
 
-static ckd_status finish(rewrite *r, view **last, ckd_error *err) {
-    ckd_status status = compact_verify(r, last, err);
+static ckd_status write_all(compact_intent *i, rewrite *r, ckd_error *err) {
+    ckd_status status = compact_intent_name(i, r->plan->published, err);
     if (status == CKD_OK) {
-        status = complete(r, err);
-    }
-    if (status == CKD_OK) {
-        manifest_encode(&r->encoded, &r->c->store->id, &r->m);
-        status = r->encoded.failed ? err_nomem(err, r->encoded.size, "a manifest") : CKD_OK;
-    }
-    return status == CKD_OK ? note_loads(r, err) : status;
-}
-
-static ckd_status write_all(compact_intent *i, rewrite *members, size_t count, ckd_error *err) {
-    ckd_status status = compact_intent_name(i, &members[0].plan->view->manifest, err);
-    for (size_t k = 0; k < count && status == CKD_OK; k++) {
-        status = describe(&members[k], i, err);
+        status = describe(r, i, err);
     }
     if (status == CKD_OK) {
-        status = check_room(members, count, err);
+        status = check_room(r, err);
     }
     if (status == CKD_OK) {
-        status = compact_intent_begin(i, members, count, err);
+        status = compact_intent_begin(i, r, err);
     }
     if (status == CKD_OK) {
-        status = compact_write_files(members, count, err);
+        status = compact_write_files(r, err);
     }
-    view *last = NULL;
-    for (size_t k = 0; k < count && status == CKD_OK; k++) {
-        status = finish(&members[k], &last, err);
+    if (status == CKD_OK) {
+        status = compact_verify(r, err);
     }
-    view_close(last);
-    return status;
-}
-
-/* One after the other: each is a checkpoint by itself. What another process was quicker with stays as that left it. */
-static ckd_status publish_all(compact_done *out, bool *committed, rewrite *members, size_t count,
-                              ckd_error *err) {
-    ckd_status status = CKD_OK;
-    for (size_t k = 0; k < count && status == CKD_OK; k++) {
-        out[k].left = (ckd_error){.offset = CKD_NO_OFFSET};
-        out[k].left.status = publish(&members[k], &out[k].left);
-        *committed = *committed || out[k].left.status == CKD_OK;
-        bool mine = out[k].left.status == CKD_E_NOT_FOUND || out[k].left.status == CKD_E_EXISTS;
-        status = mine ? CKD_OK : err_from(err, out[k].left.status, &out[k].left);
+    if (status == CKD_OK) {
+        complete(r);
+        status = note_loads(r, err);
     }
     return status;
 }
 
-/* What failed, and how much room it takes. */
-static void tell_need(const rewrite *members, size_t count, ckd_error *err) {
-    const ckd_checkpoint *c = &members[0].plan->view->manifest.checkpoint;
+/* How much room it takes. */
+static void tell_need(const rewrite *r, ckd_error *err) {
+    const ckd_checkpoint *c = &r->plan->published->checkpoint;
     size_t used = err ? strlen(err->message) : 0;
-    uint64_t wanted = SLACK;
-    for (size_t k = 0; k < count; k++) {
-        wanted += members[k].plan->about;
-    }
     if (err && !strstr(err->message, "must be free")) {
         snprintf(err->message + used, sizeof(err->message) - used,
                  "; to rewrite %s@%llu takes about %llu bytes, and what was written of it is removed", c->run,
-                 (unsigned long long)c->step, (unsigned long long)wanted);
+                 (unsigned long long)c->step, (unsigned long long)(SLACK + r->plan->about));
     }
-}
-
-/* Those that come after it may build on them. */
-static ckd_status know_links(compaction *c, const bytes *written, ckd_error *err) {
-    ckd_status status = CKD_OK;
-    for (size_t i = 0; i + sizeof(known_link) <= written->size && status == CKD_OK; i += sizeof(known_link)) {
-        known_link link;
-        memcpy(&link, written->data + i, sizeof(link));
-        status = compact_know_link(c, &link, err);
-    }
-    return status;
 }
 
 static void rewrite_free(rewrite *r) {
     manifest_free(&r->m);
-    bytes_free(&r->encoded);
     compact_written_free(&r->written);
-    bytes_free(&r->room);
-    bytes_free(&r->links);
     free(r->coded);
 }
 
-/* What is only old, and no smaller than before, need not be written anew: it would be each time. */
+/* What is no smaller than before need not be written anew: it would be each time. */
 static bool gains(const rewrite *r) {
-    bool any = r->plan->why != CKD_COMPACT_COLD;
+    bool any = r->plan->why & ~(unsigned)(CKD_COMPACT_COLD | CKD_COMPACT_FOLD);
     for (size_t i = 0; i < r->plan->view->block_count && !any; i++) {
         any = r->coded[i];
     }
     return any;
 }
 
-ckd_status compact_rewrite(compact_done *out, compaction *c, rewrite_plan *plans, size_t count,
-                           ckd_error *err) {
+static ckd_status note_replaced(compaction *c, const manifest *m, ckd_error *err) {
+    ckd_status status = CKD_OK;
+    for (size_t i = 0; i < m->own_count && status == CKD_OK; i++) {
+        status = hash_set_add(&c->replaced, hash64(&m->files[i].id, sizeof(ckd_id)), err);
+    }
+    return status;
+}
+
+ckd_status compact_rewrite(uint64_t *stored, compaction *c, rewrite_plan *plan, ckd_error *err) {
     compact_intent i = {.lock = NULL};
-    rewrite *members = calloc(count, sizeof(*members));
-    if (!members) {
-        return err_nomem(err, count * sizeof(*members), "checkpoints to be rewritten");
-    }
-    for (size_t k = 0; k < count; k++) {
-        members[k] = (rewrite){.c = c, .plan = &plans[k]};
-        out[k] = (compact_done){.left.status = CKD_OK};
-    }
+    rewrite r = {.c = c, .plan = plan};
     bool committed = false;
-    ckd_status status = write_all(&i, members, count, err);
-    if (status == CKD_OK && count == 1 && !gains(&members[0])) {
-        plans[0].why = 0;
-    } else if (status == CKD_OK && !c->options.dry_run) {
-        status = publish_all(out, &committed, members, count, err);
+    ckd_status status = write_all(&i, &r, err);
+    if (status == CKD_OK && !gains(&r)) {
+        plan->why = 0;
+    } else if (status == CKD_OK) {
+        status = compact_publish_manifest(stored, &i.undecided, c, &r.m, err);
+        committed = status == CKD_OK && !c->options.dry_run;
     }
     if (status == CKD_E_NOSPACE) {
-        tell_need(members, count, err);
-    }
-    for (size_t k = 0; k < count && status == CKD_OK; k++) {
-        status = know_links(c, &members[k].links, err);
+        tell_need(&r, err);
     }
     compact_intent_end(&i, c->store, committed);
-    for (size_t k = 0; k < count; k++) {
-        out[k].stored = members[k].m.checkpoint.stored_bytes + members[k].encoded.size;
-        out[k].failed = members[k].failed;
-        rewrite_free(&members[k]);
+    if (committed) {
+        status = note_replaced(c, plan->published, err);
     }
-    free(members);
+    rewrite_free(&r);
     return status;
 }

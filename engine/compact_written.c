@@ -1,16 +1,14 @@
-/* A set of records, as readers find them: links by content, dtype and count, others by their content. */
+/* A set of records, as readers find them: by their content. */
 #include <stdlib.h>
 
 #include "engine/compact.h"
 
 static written_record key_of(const record *r) {
-    bool link = r->kind == RECORD_LINK;
-    return (written_record){r->content, link ? r->count : 0, r->kind, link ? (uint32_t)r->tensor->dtype : 0};
+    return (written_record){r->content, r->kind};
 }
 
 static bool same(const written_record *a, const written_record *b) {
-    return a->kind == b->kind && a->count == b->count && a->dtype == b->dtype &&
-           hash128_equal(&a->content, &b->content);
+    return a->kind == b->kind && hash128_equal(&a->content, &b->content);
 }
 
 /* Where it is, or belongs. There is always a free slot. */

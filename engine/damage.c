@@ -1,6 +1,5 @@
 #include "engine/damage.h"
 
-#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -144,6 +143,26 @@ ckd_status damage_spread(damage_list *list, const lineage *all, size_t count, ck
             }
         }
     }
+    return damage_name_trash(list, all, count, err);
+}
+
+static bool names_file(const lineage *l, const char *file) {
+    bool found = false;
+    for (size_t i = 0; i < l->file_count && !found; i++) {
+        found = strcmp(path_chunk("", &l->files[i].id, "").text + 1, file) == 0;
+    }
+    return found;
+}
+
+ckd_status damage_name_trash(damage_list *list, const lineage *all, size_t count, ckd_error *err) {
+    for (size_t i = 0; i < list->result->damage_count; i++) {
+        ckd_damage *d = &list->result->damage[i];
+        for (size_t k = 0; k < count; k++) {
+            if (all[k].in_trash && names_file(&all[k], d->file) && !add_checkpoint(d, all[k].name)) {
+                return err_nomem(err, sizeof(*d), "the list of damage");
+            }
+        }
+    }
     return CKD_OK;
 }
 
@@ -197,8 +216,7 @@ void ckd_verify_result_free(ckd_verify_result *result) {
 
 bool is_damage(ckd_status status, const ckd_error *why) {
     return status == CKD_E_CORRUPT || status == CKD_E_UNSUPPORTED || status == CKD_E_NOT_FOUND ||
-           (status == CKD_E_IO &&
-            (why->sys_errno == EIO || why->sys_errno == EUCLEAN || why->sys_errno == EBADMSG));
+           (status == CKD_E_IO && file_is_unreadable(why->sys_errno));
 }
 
 ckd_status damage_note(damage_list *list, ckd_status status, const ckd_error *why, uint64_t block,
@@ -209,18 +227,29 @@ ckd_status damage_note(damage_list *list, ckd_status status, const ckd_error *wh
     return err_from(err, status, why);
 }
 
-lineage lineage_of(manifest *m) {
-    lineage l = {
-        .id = m->checkpoint.id, .dependencies = m->dependencies, .dependency_count = m->dependency_count};
-    snprintf(l.name, sizeof(l.name), "%s@%llu", m->checkpoint.run, (unsigned long long)m->checkpoint.step);
+void checkpoint_text(char out[CHECKPOINT_TEXT], const char *run, uint64_t step, bool in_trash) {
+    snprintf(out, CHECKPOINT_TEXT, "%s@%llu%s", run, (unsigned long long)step,
+             in_trash ? " (in the trash)" : "");
+}
+
+lineage lineage_of(manifest *m, bool in_trash) {
+    lineage l = {.id = m->checkpoint.id,
+                 .dependencies = m->dependencies,
+                 .dependency_count = m->dependency_count,
+                 .files = m->files,
+                 .file_count = m->file_count,
+                 .in_trash = in_trash};
+    checkpoint_text(l.name, m->checkpoint.run, m->checkpoint.step, in_trash);
     m->dependencies = NULL;
-    m->dependency_count = 0;
+    m->files = NULL;
+    m->dependency_count = m->file_count = 0;
     return l;
 }
 
 void lineages_free(lineage *all, size_t count) {
     for (size_t i = 0; i < count; i++) {
         free(all[i].dependencies);
+        free(all[i].files);
     }
     free(all);
 }

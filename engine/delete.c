@@ -1,4 +1,7 @@
-/* Deleting and bringing back: both only make or remove tombstones (codec/FORMAT.md, "Commit, deletion and recovery"). */
+/*
+ * Deleting and bringing back: both only make or remove tombstones (codec/FORMAT.md, "Commit, deletion and recovery"). Others may build on what goes: their manifests name
+ * the files that they need, and these stay.
+ */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -25,36 +28,6 @@ static ckd_status publish_tombstone(const ckd_store *store, const tombstone *t, 
     return status;
 }
 
-/* What stays must not be a delta on what goes. */
-static ckd_status check_dependents(const needs *n, ckd_error *err) {
-    for (size_t i = 0; i < n->count; i++) {
-        const need *x = &n->items[i];
-        bool stays =
-            !x->is_dead && !x->chosen && !x->superseded; /* a replaced generation only waits to be removed */
-        for (size_t k = 0; k < x->m.dependency_count && stays; k++) {
-            const need *d = needs_find(n, &x->m.dependencies[k]);
-            if (d && d->chosen) {
-                return err_set(err, CKD_E_STATE,
-                               "%s@%llu is a delta on %s@%llu: delete it as well, or keep both",
-                               x->m.checkpoint.run, (unsigned long long)x->m.checkpoint.step,
-                               d->m.checkpoint.run, (unsigned long long)d->m.checkpoint.step);
-            }
-        }
-    }
-    return CKD_OK;
-}
-
-static ckd_status check_in_use(void *context, need *used, bool named, const intent *live, ckd_error *err) {
-    (void)context;
-    (void)named;
-    if (!used->chosen) {
-        return CKD_OK;
-    }
-    return err_set(err, CKD_E_BUSY, "a save of %s@%llu in progress builds on %s@%llu", live->run,
-                   (unsigned long long)live->step, used->m.checkpoint.run,
-                   (unsigned long long)used->m.checkpoint.step);
-}
-
 /* The catalog and the copies of what was newest follow; that they do not is no failure of what was done. */
 static void follow(ckd_store *store) {
     ckd_error why = {0};
@@ -65,23 +38,18 @@ static void follow(ckd_store *store) {
 }
 
 static ckd_status delete_chosen(ckd_store *store, needs *n, uint64_t undo_s, ckd_error *err) {
-    need **order = NULL;
-    size_t count = 0;
     ckd_status status = notes_check_chosen(store, n, err);
     if (status == CKD_OK) {
-        status = check_dependents(n, err);
-    }
-    if (status == CKD_OK) {
-        status = needs_visit_in_use(n, store, check_in_use, NULL, err);
-    }
-    if (status == CKD_OK) {
-        status = needs_order(&order, &count, n, err);
+        status = needs_name_older(n, store, err);
     }
     uint64_t now = clock_wall_ns();
     uint64_t longest = (UINT64_MAX - now) / UINT64_C(1000000000);
     uint64_t until = now + (undo_s < longest ? undo_s : longest) * UINT64_C(1000000000);
-    for (size_t i = 0; i < count && status == CKD_OK; i++) {
-        const ckd_checkpoint *c = &order[i]->m.checkpoint;
+    for (size_t i = 0; i < n->count && status == CKD_OK; i++) {
+        const ckd_checkpoint *c = &n->items[i].m.checkpoint;
+        if (!n->items[i].chosen || n->items[i].superseded) {
+            continue;
+        }
         tombstone t = {.checkpoint = c->id,
                        .step = c->step,
                        .generation = c->generation,
@@ -90,7 +58,6 @@ static ckd_status delete_chosen(ckd_store *store, needs *n, uint64_t undo_s, ckd
         memcpy(t.run, c->run, sizeof(t.run));
         status = publish_tombstone(store, &t, err);
     }
-    free(order);
     return status;
 }
 
@@ -99,9 +66,37 @@ typedef struct selection {
     const ckd_id *ids;
     size_t count;
     bool dead; /* where they are now */
+    bool by_policy;
     uint32_t patience_ms;
     uint64_t undo_s;
 } selection;
+
+#define SAFE 2 /* checkpoints of a run that stay whatever a policy says */
+
+/* Of n, in which ids were chosen for a policy: what others have deleted since the plan was made must not leave a run with less than it keeps. */
+static void spare_newest(needs *n) {
+    for (size_t i = 0; i < n->count; i++) {
+        need *x = &n->items[i];
+        size_t newer = 0;
+        for (size_t k = 0; k < n->count && x->chosen && newer < SAFE; k++) {
+            const need *o = &n->items[k];
+            newer += !o->is_dead && !o->superseded && o->m.checkpoint.step > x->m.checkpoint.step &&
+                     strcmp(o->m.checkpoint.run, x->m.checkpoint.run) == 0;
+        }
+        x->chosen = x->chosen && newer >= SAFE;
+    }
+}
+
+/* What is still listed of what a plan found. */
+static ckd_status choose_listed(needs *n, const ckd_id *ids, size_t count, ckd_error *err) {
+    ckd_status status = CKD_OK;
+    for (size_t i = 0; i < count && status == CKD_OK; i++) {
+        const need *first = needs_find(n, &ids[i]);
+        status = first && !first->is_dead ? needs_choose(n, &ids[i], 1, false, err) : CKD_OK;
+    }
+    spare_newest(n);
+    return status;
+}
 
 /* Under the publish lock and the mutex, with the catalog in step before and after. */
 typedef ckd_status (*change_fn)(ckd_store *store, needs *n, uint64_t undo_s, ckd_error *err);
@@ -118,7 +113,8 @@ static ckd_status change(ckd_store *store, const selection *s, change_fn make, c
     pthread_mutex_lock(&store->mutex);
     status = needs_read(&n, store, err);
     if (status == CKD_OK) {
-        status = needs_choose(&n, s->ids, s->count, s->dead, err);
+        status = s->by_policy ? choose_listed(&n, s->ids, s->count, err)
+                              : needs_choose(&n, s->ids, s->count, s->dead, err);
     }
     if (status == CKD_OK) {
         status = make(store, &n, s->undo_s, err);
@@ -132,15 +128,20 @@ static ckd_status change(ckd_store *store, const selection *s, change_fn make, c
 
 ckd_status trash_put(ckd_store *store, const ckd_id *checkpoints, size_t count, uint64_t undo_s,
                      uint32_t patience_ms, ckd_error *err) {
-    selection s = {.ids = checkpoints, .count = count, .patience_ms = patience_ms, .undo_s = undo_s};
+    selection s = {
+        .ids = checkpoints, .count = count, .by_policy = true, .patience_ms = patience_ms, .undo_s = undo_s};
     return change(store, &s, delete_chosen, err);
 }
 
 ckd_status ckd_store_delete(ckd_store *store, const ckd_id *checkpoints, size_t count,
                             const ckd_delete_options *options, ckd_error *err) {
-    ckd_delete_options defaults = CKD_DELETE_OPTIONS_INIT;
-    const ckd_delete_options *o = options ? options : &defaults;
-    return trash_put(store, checkpoints, count, o->undo_s, store->options.lock_timeout_ms, err);
+    ckd_delete_options o = CKD_DELETE_OPTIONS_INIT;
+    ckd_status status = COPY_OPTIONS(&o, options, "ckd_delete_options", err);
+    selection s = {.ids = checkpoints,
+                   .count = count,
+                   .patience_ms = store->options.lock_timeout_ms,
+                   .undo_s = o.undo_s};
+    return status == CKD_OK ? change(store, &s, delete_chosen, err) : status;
 }
 
 /* ---- bringing back ---- */
@@ -175,17 +176,10 @@ static ckd_status check_name(const needs *n, const need *x, ckd_error *err) {
 }
 
 static ckd_status check_return(const ckd_store *store, const needs *n, const need *x, ckd_error *err) {
-    const ckd_checkpoint *c = &x->m.checkpoint;
-    for (size_t k = 0; k < x->m.dependency_count; k++) {
-        const need *d = needs_find(n, &x->m.dependencies[k]);
-        if (!d) {
-            return err_set(err, CKD_E_NOT_FOUND, "what %s@%llu is a delta on has been removed", c->run,
-                           (unsigned long long)c->step);
-        }
-        if (d->is_dead && !d->chosen) {
-            return err_set(err, CKD_E_STATE, "%s@%llu is a delta on %s@%llu: bring that back as well", c->run,
-                           (unsigned long long)c->step, d->m.checkpoint.run,
-                           (unsigned long long)d->m.checkpoint.step);
+    for (size_t k = 0; k < x->m.dependency_count && x->was_own_only; k++) {
+        if (!needs_find(n, &x->m.dependencies[k])) {
+            return err_set(err, CKD_E_NOT_FOUND, "what %s@%llu is a delta on has been removed",
+                           x->m.checkpoint.run, (unsigned long long)x->m.checkpoint.step);
         }
     }
     ckd_status status = check_name(n, x, err);
@@ -194,22 +188,18 @@ static ckd_status check_return(const ckd_store *store, const needs *n, const nee
 
 static ckd_status undelete_chosen(ckd_store *store, needs *n, uint64_t unused, ckd_error *err) {
     (void)unused;
-    need **order = NULL;
-    size_t count = 0;
-    ckd_status status = needs_order(&order, &count, n, err);
-    for (size_t i = 0; i < count && status == CKD_OK; i++) {
-        status = check_return(store, n, order[i], err);
+    ckd_status status = CKD_OK;
+    for (size_t i = 0; i < n->count && status == CKD_OK; i++) {
+        const need *x = &n->items[i];
+        status = x->chosen && !x->superseded ? check_return(store, n, x, err) : CKD_OK;
     }
-    for (size_t i = count; i-- > 0 && status == CKD_OK;) { /* what others are deltas on comes first */
-        const tombstone *t = &order[i]->dead;
-        status = file_remove(path_tombstone(store->path, t->run, t->step, t->generation).text, true, err);
-        if (status ==
-            CKD_OK) { /* each before the next: no crash may leave a delta without what it is one on */
-            status = dir_sync(path_in(store->path, DIR_TOMBSTONES).text, err);
+    for (size_t i = 0; i < n->count && status == CKD_OK; i++) {
+        const tombstone *t = &n->items[i].dead;
+        if (n->items[i].chosen && !n->items[i].superseded) {
+            status = file_remove(path_tombstone(store->path, t->run, t->step, t->generation).text, true, err);
         }
     }
-    free(order);
-    return status;
+    return status == CKD_OK ? dir_sync(path_in(store->path, DIR_TOMBSTONES).text, err) : status;
 }
 
 ckd_status ckd_store_undelete(ckd_store *store, const ckd_id *checkpoints, size_t count, ckd_error *err) {

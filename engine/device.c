@@ -70,9 +70,12 @@ ckd_status device_check_address(const device_backend *backend, int device, const
 ckd_status device_take(device_line **out, ckd_store *store, const ckd_device *device, const void *address,
                        ckd_error *err) {
     ckd_device d = CKD_DEVICE_INIT;
-    memcpy(&d, device, device->struct_size < sizeof(d) ? device->struct_size : sizeof(d));
+    ckd_status status = struct_copy(&d, sizeof(d), device, SIZE_UP_TO(ckd_device, stream), "ckd_device", err);
+    if (status != CKD_OK) {
+        return status;
+    }
     device_line *line = idle_line(store, d.device);
-    ckd_status status = line ? CKD_OK : line_new(&line, d.device, err);
+    status = line ? CKD_OK : line_new(&line, d.device, err);
     if (status != CKD_OK) {
         return status;
     }

@@ -31,14 +31,42 @@ static void name_members(chunk *c, const record *bundle, ckd_error *why) {
     }
 }
 
-/* The checkpoint that a record belongs to; "" if not known. */
-static const char *owner_of(const file_check *f, const record *r) {
+/* The checkpoint that a record belongs to; NULL: it is not there any more. */
+static const lineage *owner_of(const file_check *f, const record *r) {
     for (size_t i = 0; i < f->lineage_count; i++) {
         if (id_equal(&f->lineages[i].id, &r->tensor->checkpoint)) {
-            return f->lineages[i].name;
+            return &f->lineages[i];
         }
     }
-    return "";
+    return NULL;
+}
+
+static bool names_file(const lineage *l, const ckd_id *file) {
+    bool found = false;
+    for (size_t i = 0; i < l->file_count && !found; i++) {
+        found = id_equal(&l->files[i].id, file);
+    }
+    return found;
+}
+
+/* Of what stands in a file, or of the file as a whole, whoever names it may need it. */
+static ckd_status note_for_all(const file_check *f, const ckd_id *file, ckd_status found,
+                               const ckd_error *why, uint64_t number, ckd_error *err) {
+    ckd_status status = damage_note(f->damage, found, why, number, "", err);
+    for (size_t i = 0; i < f->lineage_count && found != CKD_OK && status == CKD_OK; i++) {
+        if (names_file(&f->lineages[i], file)) {
+            status = damage_note(f->damage, found, why, number, f->lineages[i].name, err);
+        }
+    }
+    return status;
+}
+
+/* Its checkpoint needs it; if that is gone, others may. */
+static ckd_status note_of_record(const file_check *f, const chunk *c, const record *r, ckd_status found,
+                                 const ckd_error *why, uint64_t number, ckd_error *err) {
+    const lineage *owner = owner_of(f, r);
+    return owner ? damage_note(f->damage, found, why, number, owner->name, err)
+                 : note_for_all(f, &c->identity.file, found, why, number, err);
 }
 
 /* Values are checked where they are rebuilt; measures belong to none. Damaged, they make nothing unloadable. */
@@ -71,7 +99,7 @@ static ckd_status check_contents(const file_check *f, chunk *c, ckd_error *err) 
         }
         ckd_status found = chunk_part_of(&own, c, &r->tensor->checkpoint, &why);
         status = found == CKD_OK ? check_measures(f, c, own, err)
-                                 : damage_note(f->damage, found, &why, CKD_NO_OFFSET, owner_of(f, r), err);
+                                 : note_of_record(f, c, r, found, &why, CKD_NO_OFFSET, err);
     }
     return status;
 }
@@ -88,22 +116,20 @@ static ckd_status check_record(const file_check *f, chunk *c, size_t number, ckd
             err_in_tensor(&why, found, r->tensor->name);
         }
     }
-    ckd_status status = damage_note(f->damage, found, &why, number, owner_of(f, r), err);
+    ckd_status status = note_of_record(f, c, r, found, &why, number, err);
     return status == CKD_OK && f->pace ? f->pace(f->pace_context, r->stored_size, err) : status;
 }
 
-/* expected: NULL, or as a manifest names it. */
-static ckd_status open_file(chunk **out, const file_check *f, const ckd_id *id, const note_file *expected,
-                            ckd_error *why) {
-    pathname p = path_chunk(f->store->path, id, "");
+static ckd_status open_file(chunk **out, const file_check *f, const note_file *expected, ckd_error *why) {
+    pathname p = path_chunk(f->store->path, &expected->id, "");
     const char *path = f->path ? f->path : p.text;
     ckd_status status = chunk_open_outer(out, path, why);
     if (status != CKD_OK) {
         return err_in_file(why, status, path);
     }
     const chunk *c = *out;
-    bool same = !expected || (hash128_equal(&c->root, &expected->root) && c->size == expected->size &&
-                              id_equal(&c->identity.file, id) && id_equal(&c->identity.store, &f->store->id));
+    bool same = hash128_equal(&c->root, &expected->root) && c->size == expected->size &&
+                id_equal(&c->identity.file, &expected->id) && id_equal(&c->identity.store, &f->store->id);
     if (!same) {
         chunk_close(*out);
         *out = NULL;
@@ -112,13 +138,14 @@ static ckd_status open_file(chunk **out, const file_check *f, const ckd_id *id, 
     return CKD_OK;
 }
 
-static ckd_status check(const file_check *f, const ckd_id *id, const note_file *expected,
-                        const char *checkpoint, ckd_error *err) {
+ckd_status check_named_file(const file_check *f, const note_file *file, const char *checkpoint,
+                            ckd_error *err) {
     chunk *c;
     ckd_error why = {.offset = CKD_NO_OFFSET};
-    ckd_status status = open_file(&c, f, id, expected, &why);
+    ckd_status status = open_file(&c, f, file, &why);
     if (status != CKD_OK) {
-        return damage_note(f->damage, status, &why, CKD_NO_OFFSET, checkpoint, err);
+        ckd_status noted = damage_note(f->damage, status, &why, CKD_NO_OFFSET, checkpoint, err);
+        return noted == CKD_OK ? note_for_all(f, &file->id, status, &why, CKD_NO_OFFSET, err) : noted;
     }
     for (size_t i = 0; i < c->outer_count && status == CKD_OK; i++) {
         status = check_record(f, c, i, err);
@@ -128,13 +155,4 @@ static ckd_status check(const file_check *f, const ckd_id *id, const note_file *
     }
     chunk_close(c);
     return status;
-}
-
-ckd_status check_file(const file_check *f, const ckd_id *id, const char *checkpoint, ckd_error *err) {
-    return check(f, id, NULL, checkpoint, err);
-}
-
-ckd_status check_named_file(const file_check *f, const note_file *file, const char *checkpoint,
-                            ckd_error *err) {
-    return check(f, &file->id, file, checkpoint, err);
 }

@@ -7,7 +7,7 @@
 typedef struct file_check {
     const ckd_store *store;
     damage_list *damage;
-    const lineage *lineages; /* to name the owners of damaged records; may be none */
+    const lineage *lineages; /* to name who needs damaged records; may be none */
     size_t lineage_count;
     bytes *payload;   /* to work with */
     const char *path; /* NULL: where its name says; else where a file stands that is to get the name */
@@ -17,10 +17,9 @@ typedef struct file_check {
 } file_check;
 
 /*
- * Damage goes into the list; `checkpoint` is named where a file cannot be opened. Nothing is decoded. Errors: those of pace, IO, NOMEM.
+ * Whether it is the file that a manifest names, and all in it is right. Damage goes into the list; `checkpoint` is named where a file cannot be opened. Nothing is
+ * decoded. Errors: those of pace, IO, NOMEM.
  */
-ckd_status check_file(const file_check *f, const ckd_id *id, const char *checkpoint, ckd_error *err);
-/* The same, and that it is the file that a manifest names. */
 ckd_status check_named_file(const file_check *f, const note_file *file, const char *checkpoint,
                             ckd_error *err);
 

@@ -163,6 +163,9 @@ ckd_status ckd_store_tensors(ckd_tensor_list **out, ckd_store *store, const ckd_
     if (status == CKD_OK && !q.detailed) {
         status = unread_tensors(list, store, checkpoint, err);
     }
+    if (status == CKD_OK) {
+        unread_updates(list, store, checkpoint);
+    }
     if (status != CKD_OK) {
         free(list);
         return status;

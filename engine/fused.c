@@ -229,7 +229,10 @@ static ckd_status measure(ckd_split *s, ckd_error *err) {
 ckd_status ckd_fused_split(ckd_split **out, const ckd_fused *fused, ckd_error *err) {
     *out = NULL;
     ckd_fused f = CKD_FUSED_INIT;
-    memcpy(&f, fused, fused->struct_size < sizeof(f) ? fused->struct_size : sizeof(f));
+    ckd_status status = struct_copy(&f, sizeof(f), fused, SIZE_UP_TO(ckd_fused, data), "ckd_fused", err);
+    if (status != CKD_OK) {
+        return status;
+    }
     if (f.ndim == 0 || f.ndim > CKD_MAX_DIMS || f.dim >= f.ndim || !f.shape || (f.count && !f.stretches) ||
         (f.offsets == NULL) != (f.lengths == NULL) || ckd_dtype_size(f.dtype) == 0) {
         return err_set(
@@ -243,9 +246,9 @@ ckd_status ckd_fused_split(ckd_split **out, const ckd_fused *fused, ckd_error *e
         s->tensors = calloc(f.count + 1, sizeof(*s->tensors));
         s->pieces = calloc(f.count + 1, sizeof(*s->pieces));
     }
-    ckd_status status = s && s->parameters && s->tensors && s->pieces
-                            ? take_stretches(s, err)
-                            : err_nomem(err, f.count * sizeof(parameter), "a fused tensor");
+    status = s && s->parameters && s->tensors && s->pieces
+                 ? take_stretches(s, err)
+                 : err_nomem(err, f.count * sizeof(parameter), "a fused tensor");
     if (status == CKD_OK) {
         status = measure(s, err);
     }

@@ -76,8 +76,11 @@ ckd_status ckd_load_begin_with(ckd_load **out, ckd_store *store, const ckd_id *c
                                const ckd_load_options *options, ckd_error *err) {
     *out = NULL;
     ckd_load_options o = {0};
-    if (options) {
-        memcpy(&o, options, options->struct_size < sizeof(o) ? options->struct_size : sizeof(o));
+    ckd_status status = store && checkpoint
+                            ? COPY_OPTIONS(&o, options, "ckd_load_options", err)
+                            : err_set(err, CKD_E_INVALID, "a load needs a store and a checkpoint's id");
+    if (status != CKD_OK) {
+        return status;
     }
     ckd_load *load = calloc(1, sizeof(*load));
     if (!load) {
@@ -88,7 +91,7 @@ ckd_status ckd_load_begin_with(ckd_load **out, ckd_store *store, const ckd_id *c
     views_init(&load->views, store);
     values_store_init(&load->kept, 0);
     columns_cache_init(&load->columns);
-    ckd_status status = store_lock_reader(&load->reader_lock, store, err);
+    status = store_lock_reader(&load->reader_lock, store, err);
     if (status == CKD_OK) {
         status = views_get(&load->view, &load->views, checkpoint, err);
         load->views.values_only = true; /* from here on */
@@ -126,6 +129,24 @@ ckd_load_request load_request(const ckd_load_request *request) {
     ckd_load_request q = {0};
     memcpy(&q, request, request->struct_size < sizeof(q) ? request->struct_size : sizeof(q));
     return q;
+}
+
+ckd_status load_check_requests(const ckd_load *load, const ckd_load_request *requests, size_t count,
+                               ckd_error *err) {
+    if (!load || (!requests && count > 0)) {
+        return err_set(err, CKD_E_INVALID, "there is no load, or there are no requests");
+    }
+    for (size_t i = 0; i < count; i++) {
+        ckd_status status =
+            struct_check(&requests[i], SIZE_UP_TO(ckd_load_request, size), "ckd_load_request", err);
+        if (status == CKD_OK && !requests[i].name) {
+            status = err_set(err, CKD_E_INVALID, "a load's request needs the name of a tensor");
+        }
+        if (status != CKD_OK) {
+            return status;
+        }
+    }
+    return CKD_OK;
 }
 
 ckd_difference load_difference(const ckd_load_request *q, const view_tensor *t) {
@@ -274,19 +295,22 @@ ckd_status load_place_all(ckd_load *load, const view_tensor *t, const span *want
 }
 
 ckd_status ckd_load_tensor(ckd_load *load, const ckd_load_request *request, ckd_error *err) {
+    ckd_status status = load_check_requests(load, request, 1, err);
+    if (status != CKD_OK) {
+        return status;
+    }
     ckd_load_request q = load_request(request);
-    const view_tensor *t = q.name ? view_find(load->view, q.name) : NULL;
+    const view_tensor *t = view_find(load->view, q.name);
     if (!t) {
         return err_in_tensor(err,
                              err_set(err, CKD_E_NOT_FOUND, "%s@%llu has no such tensor",
                                      load->view->manifest.checkpoint.run,
                                      (unsigned long long)load->view->manifest.checkpoint.step),
-                             q.name ? q.name : "");
+                             q.name);
     }
     span want = {0};
     ckd_region region;
     ckd_difference differs = load_difference(&q, t);
-    ckd_status status = CKD_OK;
     if (differs) {
         char what[256];
         load_describe_difference(what, sizeof(what), differs, &q, t);
@@ -312,6 +336,10 @@ uint64_t ckd_load_bytes_read(const ckd_load *load) {
 ckd_status ckd_load_blob(void **data, size_t *size, ckd_load *load, const char *name, ckd_error *err) {
     *data = NULL;
     *size = 0;
+    ckd_status status = load_check_requests(load, NULL, 0, err);
+    if (status != CKD_OK) {
+        return status;
+    }
     const view_block *b = name ? view_find_blob(load->view, name) : NULL;
     if (!b) {
         return err_set(err, CKD_E_NOT_FOUND, "%s@%llu has no blob '%s'", load->view->manifest.checkpoint.run,
@@ -324,7 +352,7 @@ ckd_status ckd_load_blob(void **data, size_t *size, ckd_load *load, const char *
     if (!to) {
         return err_nomem(err, b->record->raw_size, "a blob");
     }
-    ckd_status status = blob_bytes(&load->decoders[0], b, to, err);
+    status = blob_bytes(&load->decoders[0], b, to, err);
     if (status != CKD_OK) {
         free(to);
         return status;
@@ -335,8 +363,12 @@ ckd_status ckd_load_blob(void **data, size_t *size, ckd_load *load, const char *
 }
 
 ckd_status ckd_load_blobs(ckd_blob_list **out, const ckd_load *load, ckd_error *err) {
-    const view *v = load->view;
     *out = NULL;
+    ckd_status status = load_check_requests(load, NULL, 0, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    const view *v = load->view;
     ckd_blob_list *list = malloc(sizeof(*list) + v->blob_count * sizeof(ckd_blob_info));
     if (!list) {
         return err_nomem(err, v->blob_count * sizeof(ckd_blob_info), "a list of blobs");

@@ -28,6 +28,9 @@ struct ckd_load {
 
 /* The request in this version's form, whatever version it was compiled with. */
 ckd_load_request load_request(const ckd_load_request *request);
+/* INVALID: no load, no requests, or one without a name or of no size. Public calls begin with it. */
+ckd_status load_check_requests(const ckd_load *load, const ckd_load_request *requests, size_t count,
+                               ckd_error *err);
 /* What a request differs in from the tensor stored (NULL: none has its name); 0: nothing. */
 ckd_difference load_difference(const ckd_load_request *q, const view_tensor *t);
 /* `what` of a difference, one sentence's end, into `text`. */

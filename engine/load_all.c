@@ -108,7 +108,11 @@ static ckd_status check_sizes(const ckd_load *load, const ckd_load_request *requ
 ckd_status load_check(const ckd_load *load, const ckd_load_request *requests, size_t count, unsigned allowed,
                       ckd_error *err) {
     load_differences differences = {NULL, 0, 0};
-    ckd_status status = load_find_differences(&differences, load, requests, count, err);
+    ckd_status status = load_check_requests(load, requests, count, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    status = load_find_differences(&differences, load, requests, count, err);
     if (status == CKD_OK) {
         status = load_refuse(&differences, allowed, err);
     }

@@ -163,7 +163,7 @@ static ckd_status follow(load_plan *x, size_t from, const view *v, const view_bl
                        : on->kind == DEPENDS_LINK ? RECORD_LINK
                                                   : RECORD_GROUP;
     if (kind == RECORD_LINK && !id_equal(&on->checkpoint, &v->manifest.checkpoint.id)) {
-        ckd_status found = views_get(&v, &x->load->views, &on->checkpoint, err);
+        ckd_status found = views_within(&v, &x->load->views, v, &on->checkpoint, err);
         if (found != CKD_OK) {
             return found == CKD_E_NOT_FOUND ? CKD_OK : found;
         }
@@ -311,14 +311,18 @@ static ckd_status explain(ckd_load_explanation *out, ckd_load *load, const ckd_l
 ckd_status ckd_load_explain(ckd_load_explanation **out, ckd_load *load, const ckd_load_request *requests,
                             size_t count, ckd_error *err) {
     *out = NULL;
+    ckd_status status = load_check_requests(load, requests, count, err);
+    if (status != CKD_OK) {
+        return status;
+    }
     ckd_load_explanation *made = calloc(1, sizeof(*made));
     if (!made) {
         return err_nomem(err, sizeof(*made), "an explanation");
     }
     made->count = count;
     made->requests = calloc(count + 1, sizeof(*made->requests));
-    ckd_status status = made->requests ? explain(made, load, requests, err)
-                                       : err_nomem(err, count * sizeof(*made->requests), "an explanation");
+    status = made->requests ? explain(made, load, requests, err)
+                            : err_nomem(err, count * sizeof(*made->requests), "an explanation");
     if (status != CKD_OK) {
         ckd_load_explanation_free(made);
         return status;

@@ -77,6 +77,17 @@ typedef struct tile_rooms {
 } tile_rooms;
 void tile_rooms_free(tile_rooms *r);
 
+/* The other moment of the same elements: what was given, and behind it what a decoder gets (lossy_pair.h). */
+typedef struct lossy_pair {
+    const uint16_t *values;
+    struct file_scratch *file; /* has them, if `values` is NULL; neither: nothing is known */
+    uint64_t count;            /* of each */
+    uint64_t stride, first,
+        width;        /* of a panel: the tile's columns, the panel's first one, and its own; width 0: none */
+    double largest;   /* update that was given */
+    double most, eps; /* no update that a decoder gets may be larger */
+} lossy_pair;
+
 /* Elements first ... first + count - 1 of a region, as a matrix. */
 typedef struct lossy_tile {
     lossy_part part;
@@ -97,6 +108,7 @@ typedef struct lossy_tile {
     stop_check *stop;  /* whether it is still wanted; NULL: it is */
     struct lossy_device *device; /* in whose memory now and before are; NULL: the host's */
     uint64_t sampled;            /* where its elements begin in samples of what it is a panel of */
+    lossy_pair pair;             /* of moments */
     /* set by tile_prepare */
     hash128 shared_content;       /* if plan.shared: of the side record that has the columns' part */
     lattice_block plan;           /* of the whole tile, without q and exceptions */
@@ -150,12 +162,13 @@ void lossy_error_add(lossy_error *e, const float *given, const float *decoded, u
 /* Scratch of one worker, and what it made of one block. */
 typedef struct lossy_job {
     lattice_work work;
-    bytes q, few, rebuilt, at, bits;
+    bytes q, few, rebuilt, at, bits, other;
     bytes values;         /* the block as a decoder will get it, in the dtype */
     const float *decoded; /* the same as floats, until the next block */
     lattice_block block;
     lossy_error error;
-    bool within; /* the bound, if there is one, is kept */
+    bool within;   /* the bound, if there is one, is kept */
+    double update; /* the largest that a decoder gets; NaN: the tile has no other moment */
 } lossy_job;
 void lossy_job_free(lossy_job *j);
 

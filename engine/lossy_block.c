@@ -3,12 +3,12 @@
 #include <math.h>
 #include <string.h>
 
-#include "engine/lossy_block.h"
+#include "engine/lossy_pair.h"
 #include "kernels/scalar_lattice.h"
 
 void lossy_job_free(lossy_job *j) {
     lattice_work_free(&j->work);
-    bytes *const all[] = {&j->q, &j->few, &j->rebuilt, &j->at, &j->bits, &j->values};
+    bytes *const all[] = {&j->q, &j->few, &j->rebuilt, &j->at, &j->bits, &j->other, &j->values};
     for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++) {
         bytes_free(all[i]);
     }
@@ -205,6 +205,12 @@ static ckd_status rebuild(lossy_job *j, const lossy_tile *t, uint64_t at, const 
     return lattice_rebuild_values(values, t->dtype, &j->block, t->before != NULL, &j->work, k, err);
 }
 
+ckd_status lossy_block_rebuild(lossy_job *j, const lossy_tile *t, uint64_t at, const kernels *k,
+                               ckd_error *err) {
+    ckd_status status = rebuild(j, t, at, k, err);
+    return status == CKD_OK ? measure(j, t, at, k, err) : status;
+}
+
 static ckd_status in_steps(lossy_job *j, const lossy_tile *t, uint64_t at, const void *original,
                            const kernels *k, ckd_error *err) {
     ckd_status status =
@@ -213,10 +219,20 @@ static ckd_status in_steps(lossy_job *j, const lossy_tile *t, uint64_t at, const
     if (status == CKD_OK) {
         status = lossy_keep(j, t, at, 0, j->block.count, original, k, err);
     }
-    if (status == CKD_OK) {
-        status = rebuild(j, t, at, k, err);
+    return status == CKD_OK ? lossy_block_rebuild(j, t, at, k, err) : status;
+}
+
+ckd_status lossy_block_without_factor(lossy_job *j, const lossy_tile *t, uint64_t at, const void *original,
+                                      const kernels *k, ckd_error *err) {
+    lattice_block *b = &j->block;
+    b->factor = NULL;
+    if (!b->shared) { /* what is shared may be left unused */
+        b->own.rank = 0;
+        b->own.shift = b->own.factor = NULL;
     }
-    return status == CKD_OK ? measure(j, t, at, k, err) : status;
+    b->q = NULL;
+    b->few = NULL;
+    return in_steps(j, t, at, original, k, err);
 }
 
 ckd_status lossy_block(lossy_job *j, bytes *payload, const lossy_tile *t, uint64_t at, uint64_t count,
@@ -226,6 +242,9 @@ ckd_status lossy_block(lossy_job *j, bytes *payload, const lossy_tile *t, uint64
     ckd_status status = lossy_stream(&done, j, t, at, original, k, err);
     if (status == CKD_OK && !done) {
         status = in_steps(j, t, at, original, k, err);
+    }
+    if (status == CKD_OK) {
+        status = pair_settle(j, t, at, original, k, err);
     }
     if (status == CKD_OK) {
         bytes_clear(payload);

@@ -36,6 +36,13 @@ uint8_t lossy_offset(double below);
 ckd_status lossy_stream(bool *done, lossy_job *j, const lossy_tile *t, uint64_t at, const void *original,
                         const kernels *k, ckd_error *err);
 
+/* j->values, j->decoded, the error and `within` anew, of the integers and exceptions that j->block has. Errors: NOMEM. */
+ckd_status lossy_block_rebuild(lossy_job *j, const lossy_tile *t, uint64_t at, const kernels *k,
+                               ckd_error *err);
+/* Integers, exceptions and values anew, as if the tile had no factors. Errors: NOMEM. */
+ckd_status lossy_block_without_factor(lossy_job *j, const lossy_tile *t, uint64_t at, const void *original,
+                                      const kernels *k, ckd_error *err);
+
 /* ---- lossy_kept.c ---- */
 void lossy_keep_none(lossy_job *j);
 /* An element of the block, behind those before it; and when all are told, they are its exceptions. Errors: NOMEM. */

@@ -81,8 +81,9 @@ const manifest_name *manifests_killer(const manifest_list *tombstones, const man
 }
 
 ckd_status manifests_tombstones(manifest_list *out, const ckd_store *store, ckd_error *err) {
-    ckd_status status = read_names(out, store, DIR_TOMBSTONES, err);
-    return status == CKD_E_NOT_FOUND ? CKD_OK : status;
+    ckd_error why = {0};
+    ckd_status status = read_names(out, store, DIR_TOMBSTONES, &why);
+    return err_except(err, status, CKD_E_NOT_FOUND, &why);
 }
 
 ckd_status manifests_read_all(manifest_list *out, const ckd_store *store, ckd_error *err) {

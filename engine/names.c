@@ -1,4 +1,4 @@
-/* Names of the public vocabulary, identities, and the role a tensor's name implies. */
+/* Names of the public vocabulary, and identities. */
 #include <string.h>
 
 #include "base/file.h"
@@ -89,28 +89,6 @@ const char *ckd_role_name(ckd_role role) {
         return "other";
     }
     return "?";
-}
-
-ckd_role ckd_role_of(const char *tensor_name, ckd_dtype dtype) {
-    static const struct {
-        const char *prefix;
-        ckd_role role;
-    } prefixes[] = {
-        {"exp_avg.", CKD_ROLE_EXP_AVG},
-        {"exp_avg_sq.", CKD_ROLE_EXP_AVG_SQ},
-        {"max_exp_avg_sq.", CKD_ROLE_EXP_AVG_SQ},
-        {"master.", CKD_ROLE_MASTER},
-    };
-    if (dtype < CKD_F64 || dtype > CKD_F8_E5M2) {
-        return CKD_ROLE_OTHER;
-    }
-    for (size_t i = 0; tensor_name && i < sizeof(prefixes) / sizeof(prefixes[0]); i++) {
-        size_t length = strlen(prefixes[i].prefix);
-        if (strncmp(tensor_name, prefixes[i].prefix, length) == 0 && tensor_name[length]) {
-            return prefixes[i].role;
-        }
-    }
-    return CKD_ROLE_WEIGHT;
 }
 
 const char *ckd_fidelity_name(ckd_fidelity fidelity) {

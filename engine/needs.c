@@ -1,5 +1,6 @@
 #include "engine/needs.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 
 static int by_id(const void *a, const void *b) {
@@ -24,18 +25,21 @@ ckd_status tombstone_read(tombstone *out, const ckd_store *store, const manifest
 static ckd_status read_need(needs *to, const ckd_store *store, const manifest_name *name,
                             const manifest_list *tombstones, ckd_error *err) {
     need *n = &to->items[to->count];
-    ckd_status status = store_read_manifest(&n->m, store, name->run, name->step, name->generation, err);
+    ckd_error why = {0};
+    ckd_status status = store_read_manifest(&n->m, store, name->run, name->step, name->generation, &why);
     if (status != CKD_OK) {
-        return status == CKD_E_NOT_FOUND ? CKD_OK : status;
+        return err_except(err, status, CKD_E_NOT_FOUND, &why);
     }
     to->count++;
     const manifest_name *killer = manifests_killer(tombstones, name);
     if (killer) {
-        status = tombstone_read(&n->dead, store, killer, err);
+        status = tombstone_read(&n->dead, store, killer, &why);
         n->is_dead = status == CKD_OK;
     }
-    return status == CKD_E_NOT_FOUND ? CKD_OK : status;
+    return err_except(err, status, CKD_E_NOT_FOUND, &why);
 }
+
+static ckd_status complete(needs *n, ckd_error *err);
 
 ckd_status needs_read(needs *out, const ckd_store *store, ckd_error *err) {
     manifest_list names = {0}, tombstones = {0};
@@ -63,7 +67,11 @@ ckd_status needs_read(needs *out, const ckd_store *store, ckd_error *err) {
         n->superseded =
             id_equal(&n->m.checkpoint.id, &before->m.checkpoint.id) && n->is_dead == before->is_dead;
     }
-    return CKD_OK;
+    status = complete(out, err);
+    if (status != CKD_OK) {
+        needs_free(out);
+    }
+    return status;
 }
 
 void needs_free(needs *n) {
@@ -110,128 +118,109 @@ ckd_status needs_choose(needs *n, const ckd_id *ids, size_t count, bool dead, ck
     return CKD_OK;
 }
 
-/* Calls `visit` with the chosen, newest generations that the checkpoint depends on. */
-typedef void (*visit_fn)(need *dependency, void *context);
-static void visit_dependencies(const needs *n, const need *of, visit_fn visit, void *context) {
-    for (size_t i = 0; i < of->m.dependency_count; i++) {
-        need *d = needs_find(n, &of->m.dependencies[i]);
-        if (d && d->chosen) {
-            visit(d, context);
+/* ---- manifests of early versions ---- */
+
+/* Adds the files of what x depends on, and of what that depends on. */
+static ckd_status add_older(needs *n, need *x, const need **todo, ckd_error *err) {
+    size_t count = 0, done = 0;
+    ckd_status status = CKD_OK;
+    const need *at = x;
+    do {
+        for (size_t i = 0; i < at->m.dependency_count && at->was_own_only && status == CKD_OK; i++) {
+            const need *d = needs_find(n, &at->m.dependencies[i]);
+            bool known = !d || d == x;
+            for (size_t k = 0; k < count && !known; k++) {
+                known = todo[k] == d;
+            }
+            if (!known) {
+                todo[count++] = d;
+                status = manifest_add_files(&x->m, d->m.files,
+                                            d->was_own_only ? d->m.own_count : d->m.file_count, err);
+            }
         }
-    }
+        at = done < count ? todo[done++] : NULL;
+    } while (at && status == CKD_OK);
+    x->m.own_only = false;
+    return status;
 }
 
-static void count_dependent(need *dependency, void *context) {
-    (void)context;
-    dependency->dependents_left++;
-}
-
-typedef struct ordering {
-    need **items;
-    size_t count;
-} ordering;
-
-static void release_dependency(need *dependency, void *context) {
-    ordering *o = context;
-    if (--dependency->dependents_left == 0) {
-        o->items[o->count++] = dependency;
+static ckd_status complete(needs *n, ckd_error *err) {
+    const need **todo = calloc(n->count + 1, sizeof(*todo));
+    ckd_status status = todo ? CKD_OK : err_nomem(err, n->count * sizeof(*todo), "manifests");
+    for (size_t i = 0; i < n->count; i++) {
+        n->items[i].was_own_only = n->items[i].m.own_only;
     }
-}
-
-ckd_status needs_order(need ***out, size_t *count, needs *n, ckd_error *err) {
-    ordering o = {calloc(n->count + 1, sizeof(need *)), 0};
-    size_t chosen = 0;
-    if (!o.items) {
-        return err_nomem(err, n->count * sizeof(need *), "an order of checkpoints");
-    }
-    for (need *x = n->items; x < end_of(n); x++) {
-        x->dependents_left = 0;
-    }
-    for (need *x = n->items; x < end_of(n); x++) {
-        if (x->chosen && !x->superseded) {
-            chosen++;
-            visit_dependencies(n, x, count_dependent, NULL);
+    for (size_t i = 0; i < n->count && status == CKD_OK; i++) {
+        if (n->items[i].was_own_only) {
+            status = add_older(n, &n->items[i], todo, err);
         }
     }
-    for (need *x = n->items; x < end_of(n); x++) {
-        if (x->chosen && !x->superseded && x->dependents_left == 0) {
-            o.items[o.count++] = x;
+    free(todo);
+    return status;
+}
+
+static ckd_status publish_next(need *x, const ckd_store *store, ckd_error *err) {
+    ckd_checkpoint *c = &x->m.checkpoint;
+    if (c->generation == UINT32_MAX) {
+        return err_set(err, CKD_E_UNSUPPORTED, "%s@%llu has the last generation that there is", c->run,
+                       (unsigned long long)c->step);
+    }
+    c->generation++;
+    c->stored_bytes -= x->m.file_bytes; /* store_read_manifest has added them */
+    char hex[CKD_ID_TEXT], temp[64];
+    ckd_id_text(hex, &c->id);
+    snprintf(temp, sizeof(temp), ".tmp-%s", hex);
+    pathname temporary = path_of(store->path, DIR_MANIFESTS, temp);
+    bytes data = {0};
+    manifest_encode(&data, &store->id, &x->m);
+    ckd_status status = data.failed ? err_nomem(err, data.size, "a manifest") : CKD_OK;
+    if (status == CKD_OK) {
+        status = file_publish_bytes(path_manifest(store->path, c->run, c->step, c->generation).text,
+                                    temporary.text, data.data, data.size, err);
+        if (status != CKD_OK) {
+            file_remove(temporary.text, true, NULL);
         }
     }
-    for (size_t i = 0; i < o.count; i++) {
-        visit_dependencies(n, o.items[i], release_dependency, &o);
+    c->stored_bytes += data.size;
+    x->m.file_bytes = data.size;
+    bytes_free(&data);
+    return status;
+}
+
+static bool reaches_chosen(const needs *n, const need *x) {
+    for (const need *g = n->items; g < end_of(n); g++) {
+        for (size_t i = 0; g->chosen && i < g->m.own_count; i++) {
+            for (size_t k = x->m.own_count; k < x->m.file_count; k++) {
+                if (id_equal(&x->m.files[k].id, &g->m.files[i].id)) {
+                    return true;
+                }
+            }
+        }
     }
-    if (o.count != chosen) {
-        free(o.items);
-        return err_set(err, CKD_E_CORRUPT,
-                       "checkpoints depend on each other in a circle; nothing was changed");
+    return false;
+}
+
+ckd_status needs_name_older(needs *n, const ckd_store *store, ckd_error *err) {
+    ckd_status status = CKD_OK;
+    for (need *x = n->items; x < end_of(n) && status == CKD_OK; x++) {
+        if (x->was_own_only && !x->chosen && !x->is_dead && !x->superseded && reaches_chosen(n, x)) {
+            status = publish_next(x, store, err);
+            x->was_own_only = status != CKD_OK;
+        }
     }
-    *out = o.items;
-    *count = o.count;
-    return CKD_OK;
+    return status;
 }
 
 /* ---- writers ---- */
 
-#define SAME_TIME_NS \
-    UINT64_C(60000000000) /* clocks of the machines that write to a store may differ by so much */
-
-/* What living writers may come to depend on, and those of them whose own dependencies were not looked at. */
-typedef struct in_use {
-    const ckd_store *store;
-    needs *all;
-    need **todo;
-    size_t todo_count;
-    uint64_t begun_ns; /* the writer at hand; about */
-    in_use_fn visit;
-    void *context;
-} in_use;
-
-/* Was this generation replaced before the writer began? `newer` is the next one. */
-static bool was_replaced(const in_use *u, const need *newer) {
-    const ckd_checkpoint *c = &newer->m.checkpoint;
-    uint64_t at = file_modified_ns(path_manifest(u->store->path, c->run, c->step, c->generation).text);
-    return at && at + SAME_TIME_NS < u->begun_ns;
+static void mark(needs *n, const ckd_id *id) {
+    for (need *g = needs_find(n, id); g && g < end_of(n) && id_equal(&g->m.checkpoint.id, id); g++) {
+        g->in_use = true;
+    }
 }
 
-static ckd_status use(in_use *u, const ckd_id *id, bool named, const intent *live, ckd_error *err) {
-    need *first = needs_find(u->all, id);
-    ckd_status status = CKD_OK;
-    if (first && !first->in_use) {
-        first->in_use = true;
-        status = u->visit(u->context, first, named, live, err);
-    }
-    for (need *g = first; g && g < end_of(u->all) && id_equal(&g->m.checkpoint.id, id); g++) {
-        if (g > first && was_replaced(u, g - 1)) {
-            break;
-        }
-        if (!g->looked_at) {
-            g->looked_at = true;
-            u->todo[u->todo_count++] = g;
-        }
-    }
-    return status;
-}
-
-static ckd_status use_all_of(in_use *u, const intent *live, ckd_error *err) {
-    ckd_status status = CKD_OK;
-    for (need *x = u->all->items; x < end_of(u->all); x++) {
-        x->looked_at = false; /* another writer may have begun at another time */
-    }
-    for (size_t i = 0; i < live->dependency_count && status == CKD_OK; i++) {
-        status = use(u, &live->dependencies[i], true, live, err);
-    }
-    while (u->todo_count && status == CKD_OK) {
-        const need *n = u->todo[--u->todo_count];
-        for (size_t i = 0; i < n->m.dependency_count && status == CKD_OK; i++) {
-            status = use(u, &n->m.dependencies[i], false, live, err);
-        }
-    }
-    return status;
-}
-
-static ckd_status visit_writer(in_use *u, const char *name, ckd_error *err) {
-    pathname p = path_of(u->store->path, DIR_INTENTS, name);
+static ckd_status mark_of_writer(needs *n, const ckd_store *store, const char *name, ckd_error *err) {
+    pathname p = path_of(store->path, DIR_INTENTS, name);
     file_lock *lock;
     ckd_status status = lock_acquire(&lock, p.text, LOCK_EXCLUSIVE, false, 0, NULL);
     if (status == CKD_OK || status == CKD_E_NOT_FOUND) {
@@ -240,45 +229,36 @@ static ckd_status visit_writer(in_use *u, const char *name, ckd_error *err) {
     }
     bytes data = {0};
     intent live = {0};
-    u->begun_ns = file_modified_ns(p.text);
     status = file_read_all(&data, p.text, NOTE_MAX, err);
     if (status == CKD_E_NOT_FOUND) {
         return CKD_OK;
     }
     if (status == CKD_OK) {
-        status = intent_decode(&live, &u->store->id, data.data, data.size, p.text, err);
+        status = intent_decode(&live, &store->id, data.data, data.size, p.text, err);
     }
-    if (status == CKD_OK) {
-        status = use_all_of(u, &live, err);
+    for (size_t i = 0; i < live.dependency_count && status == CKD_OK; i++) {
+        mark(n, &live.dependencies[i]);
     }
     intent_free(&live);
     bytes_free(&data);
     return status;
 }
 
-ckd_status needs_visit_in_use(needs *n, const ckd_store *store, in_use_fn visit, void *context,
-                              ckd_error *err) {
+ckd_status needs_mark_in_use(needs *n, const ckd_store *store, ckd_error *err) {
     dir_list list;
     ckd_status status = dir_list_read(&list, path_in(store->path, DIR_INTENTS).text, err);
     if (status != CKD_OK) {
         return status;
     }
-    in_use u = {.store = store,
-                .all = n,
-                .todo = calloc(n->count + 1, sizeof(*u.todo)),
-                .visit = visit,
-                .context = context};
-    status = u.todo ? CKD_OK : err_nomem(err, n->count * sizeof(*u.todo), "checkpoints in use");
     for (need *x = n->items; x < end_of(n); x++) {
         x->in_use = false;
     }
     for (size_t i = 0; i < list.count && status == CKD_OK; i++) {
         ckd_id id;
         if (strlen(list.names[i]) == CKD_ID_TEXT - 1 && id_parse(&id, list.names[i])) {
-            status = visit_writer(&u, list.names[i], err);
+            status = mark_of_writer(n, store, list.names[i], err);
         }
     }
-    free(u.todo);
     dir_list_free(&list);
     return status;
 }

@@ -1,5 +1,5 @@
 /*
- * Which checkpoints need which: all manifests of a store, those of deleted checkpoints included. Internal to engine/.
+ * All manifests of a store, those of deleted checkpoints included, and what writers at work name. Internal to engine/.
  */
 #ifndef ENGINE_NEEDS_H
 #define ENGINE_NEEDS_H
@@ -8,12 +8,13 @@
 
 typedef struct need {
     manifest m;
-    tombstone dead;         /* if is_dead */
-    bool is_dead;           /* in the trash */
-    bool chosen;            /* by the caller, of whom this is */
-    bool superseded;        /* a newer generation of the same checkpoint counts */
-    size_t dependents_left; /* scratch of needs_order */
-    bool in_use, looked_at; /* scratch of needs_visit_in_use */
+    tombstone dead;    /* if is_dead */
+    bool is_dead;      /* in the trash */
+    bool chosen;       /* by the caller, of whom this is */
+    bool superseded;   /* a newer generation of the same checkpoint counts */
+    bool in_use;       /* a writer at work may read its files (needs_mark_in_use) */
+    bool was_own_only; /* an early version wrote it, and its older files were found by its dependencies */
+    size_t place;      /* scratch of compact_order */
 } need;
 
 typedef struct needs {
@@ -22,7 +23,7 @@ typedef struct needs {
 } needs;
 
 /*
- * Reads all manifests and tombstones. Under the publish lock. Errors: CORRUPT and UNSUPPORTED (of one that cannot be read: nothing is
+ * Reads all manifests and tombstones; manifests of early versions are given the files of what they depend on. Under the publish lock. Errors: CORRUPT and UNSUPPORTED (of one that cannot be read: nothing is
  * known about what it needs), IO, NOMEM.
  */
 ckd_status needs_read(needs *out, const ckd_store *store, ckd_error *err);
@@ -34,16 +35,15 @@ ckd_status tombstone_read(tombstone *out, const ckd_store *store, const manifest
 need *needs_find(const needs *n, const ckd_id *id);
 /* Chooses the checkpoints, all generations of them. NOT_FOUND unless each is there and dead or not, as asked for; INVALID if one is there twice. */
 ckd_status needs_choose(needs *n, const ckd_id *ids, size_t count, bool dead, ckd_error *err);
-/* The chosen ones, newest generations only, dependents before what they depend on. NOMEM; CORRUPT if they depend on each other in a circle. */
-ckd_status needs_order(need ***out, size_t *count, needs *n, ckd_error *err);
 /*
- * Calls `visit` with every checkpoint that a living writer may come to depend on, each once: what its intent names, and all that this
- * builds on, down to bases. Where a compaction has replaced a generation since the writer began, the writer may have opened the old one, which builds on
- * more. `named`: by the intent itself. Under the publish lock no writer begins meanwhile. Errors: those of `visit`; IO, CORRUPT and
- * UNSUPPORTED (an intent that cannot be read: what it needs is not known), NOMEM.
+ * Sets in_use of every generation of the checkpoints that the intents of living writers name: their files stay, whatever becomes of the checkpoints. Under the
+ * publish lock, so that no writer begins meanwhile. Errors: IO, CORRUPT and UNSUPPORTED (an intent that cannot be read: what it names is not known), NOMEM.
  */
-typedef ckd_status (*in_use_fn)(void *context, need *used, bool named, const intent *live, ckd_error *err);
-ckd_status needs_visit_in_use(needs *n, const ckd_store *store, in_use_fn visit, void *context,
-                              ckd_error *err);
+ckd_status needs_mark_in_use(needs *n, const ckd_store *store, ckd_error *err);
+/*
+ * Manifests of early versions find their older files by the manifests of their dependencies: before chosen ones go, those that build on them are published as a
+ * next generation that names these files. Under the publish lock. Errors: IO, NOSPACE, NOMEM.
+ */
+ckd_status needs_name_older(needs *n, const ckd_store *store, ckd_error *err);
 
 #endif

@@ -82,9 +82,10 @@ static ckd_status read_note(kept_note *n, const ckd_store *store, ckd_error *err
 static ckd_status list_notes(notes *out, const ckd_store *store, ckd_error *err) {
     dir_list list;
     *out = (notes){0};
-    ckd_status status = dir_list_read(&list, path_in(store->path, DIR_NOTES).text, err);
+    ckd_error why = {0};
+    ckd_status status = dir_list_read(&list, path_in(store->path, DIR_NOTES).text, &why);
     if (status != CKD_OK) { /* copies and archives drop empty folders */
-        return status == CKD_E_NOT_FOUND ? CKD_OK : status;
+        return err_except(err, status, CKD_E_NOT_FOUND, &why);
     }
     out->items = calloc(list.count + 1, sizeof(*out->items));
     if (!out->items) {

@@ -1,5 +1,4 @@
 /* What else could be loaded where the newest cannot: nobody takes an older state without having asked for it. */
-#include <errno.h>
 #include <stdio.h>
 
 #include "engine/save.h"
@@ -60,6 +59,9 @@ ckd_status ckd_store_check_newest(ckd_store *store, const ckd_checkpoint *newest
                     (unsigned long long)name->step, newest->run, (unsigned long long)newest->step,
                     why.message);
             err_in_file(err, status, p.text);
+            if (err) {
+                err->sys_errno = why.sys_errno; /* tells whether it is only this file */
+            }
         }
     }
     manifests_free(&list);
@@ -68,5 +70,5 @@ ckd_status ckd_store_check_newest(ckd_store *store, const ckd_checkpoint *newest
 
 int ckd_error_is_damage(const ckd_error *why) {
     return why->status == CKD_E_CORRUPT || (why->status == CKD_E_NOT_FOUND && why->file[0]) ||
-           (why->status == CKD_E_IO && why->sys_errno == EIO);
+           (why->status == CKD_E_IO && file_is_unreadable(why->sys_errno));
 }

@@ -1,7 +1,5 @@
 #include "engine/paced_check.h"
 
-#include <stdio.h>
-
 #include "engine/file_check.h"
 
 /* After the first record: the file is open, and may be unlinked. */
@@ -13,7 +11,7 @@ static ckd_status paced(void *context, uint64_t stored_bytes, ckd_error *err) {
 }
 
 static ckd_status check(paced_check *c, const listed_file *f, ckd_error *err) {
-    char checkpoint[CKD_RUN_MAX + 32];
+    char checkpoint[CHECKPOINT_TEXT];
     file_check check = {.store = c->store,
                         .damage = c->damage,
                         .lineages = c->files->lineages,
@@ -21,7 +19,7 @@ static ckd_status check(paced_check *c, const listed_file *f, ckd_error *err) {
                         .payload = &c->payload,
                         .pace = paced,
                         .pace_context = c};
-    snprintf(checkpoint, sizeof(checkpoint), "%s@%llu", f->name.run, (unsigned long long)f->name.step);
+    listed_file_checkpoint(checkpoint, f);
     return check_named_file(&check, &f->file, checkpoint, err);
 }
 

@@ -3,7 +3,7 @@
  *
  * Invariants:
  *  1. Whoever makes, rebuilds or removes parity files holds the parity lock; so a temporary name in data/p belongs to it, or to one that died. Only
- *     parity_forget, whose caller holds the publish lock, goes without.
+ *     parity_forget, whose caller holds the publish lock, removes groups without it.
  *  2. Names in data/p change under the publish lock.
  *  3. Nothing depends on a parity file: whatever it says, a chunk file is published only if it is the one that its manifest names.
  */
@@ -119,16 +119,29 @@ ckd_status parity_check_row(const parity_set *s, uint32_t row, const ckd_store *
 ckd_status parity_note_missing(const parity_set *s, uint32_t row, const ckd_store *store, damage_list *damage,
                                ckd_error *err);
 
-/* ---- parity_forget.c ---- */
 /* Chunk files of a store, sorted by id. */
 typedef struct parity_files {
     const ckd_id *items;
     size_t count;
 } parity_files;
+
+/* ---- parity_anew.c ---- */
 /*
- * Files that are about to be removed on purpose: groups that cannot repair anything without them go first, with a message if that leaves others without
- * parity. Under the publish lock. Unreadable parity files stay. Errors: STATE (one that is to stay is missing, and only with a group that
- * would go can it be rebuilt: nothing was changed; with give_up it is told and given up), IO, NOMEM.
+ * Under the publish lock: gives what parity_write made its names, durably; *done: all members are there, so that this was of use. Errors: EXISTS, IO.
+ */
+ckd_status parity_publish(bool *done, const ckd_store *store, const parity_group *g, ckd_error *err);
+/*
+ * Under the publish lock: groups of these files alone, as the settings of their runs want them. The caller has read them, and found them right. *covered: how many were, also after a
+ * failure. Errors: BUSY (somebody else makes parity), those of parity_write.
+ */
+ckd_status parity_cover_anew(size_t *covered, const ckd_store *store, const parity_files *wanted,
+                             ckd_error *err);
+
+/* ---- parity_forget.c ---- */
+/*
+ * Files that are about to be removed on purpose: groups that cannot repair anything without them go first. Members that stay are read; they get new groups before, as far as their
+ * runs are to have parity, and there is a message if they cannot have them now. Under the publish lock. Unreadable parity files stay. Errors: STATE (one that is to stay is
+ * missing or damaged, and only with a group that would go can it be rebuilt: nothing was changed; with give_up it is told and given up), IO, NOMEM.
  */
 ckd_status parity_forget(const ckd_store *store, const parity_files *gone, const parity_files *stay,
                          bool give_up, ckd_error *err);

@@ -53,7 +53,12 @@ static ckd_status check_stripes(row_check *c, pace *p, ckd_error *err) {
     size_t size = batch * (g->piece + 8 * g->member_count + PARITY_BEHIND);
     c->stripes = malloc(size);
     ckd_status status = c->stripes ? CKD_OK : err_nomem(err, size, "a parity file");
+    /* A file that was cut off has its end noted; sizes in its head may be any, and must not cost time or memory. */
+    uint64_t end = file_size(c->file->file);
     for (uint64_t first = 0; first < stripes && status == CKD_OK; first += batch) {
+        if (c->file->note_size + parity_stripe_offset(g, first) >= end) {
+            break;
+        }
         uint64_t count = stripes - first < batch ? stripes - first : batch;
         status = check_batch(c, first, count, err);
         if (status == CKD_OK && p) {

@@ -88,24 +88,23 @@ static ckd_status check_members(making *m, parity_group *g, ckd_error *err) {
     return status;
 }
 
-/* Under the publish lock no member is removed; one that was meanwhile is in a group that others know nothing of. */
 static ckd_status publish_group(bool *done, const ckd_store *store, const parity_group *g, ckd_error *err) {
     file_lock *lock;
     *done = false;
     ckd_status status = store_lock_publish(&lock, store, err);
-    if (status != CKD_OK) {
-        return status;
+    if (status == CKD_OK) {
+        status = parity_publish(done, store, g, err);
+        lock_release(lock);
     }
-    if (parity_members_there(g, store)) {
-        for (uint32_t row = 0; row < g->rows && status == CKD_OK; row++) {
-            status = file_publish(path_parity(store->path, &g->id, row, ".tmp").text,
-                                  path_parity(store->path, &g->id, row, "").text, err);
-        }
-        status = status == CKD_OK ? dir_sync(path_in(store->path, DIR_PARITY).text, err) : status;
-        *done = status == CKD_OK;
-    }
-    lock_release(lock);
     return status;
+}
+
+/* What is stored is not to blame: a library is missing here. */
+static ckd_status blame_library(ckd_status status, ckd_error *err) {
+    ckd_error why = {.offset = CKD_NO_OFFSET};
+    return status == CKD_E_UNSUPPORTED && erasure_ready(&why) != CKD_OK
+               ? err_set(err, CKD_E_STATE, "%s", why.message)
+               : status;
 }
 
 static ckd_status make_group(making *m, parity_group *g, ckd_error *err) {
@@ -118,7 +117,7 @@ static ckd_status make_group(making *m, parity_group *g, ckd_error *err) {
     g->created_ns = clock_wall_ns();
     status = ckd_id_new(&g->id, err);
     if (status == CKD_OK) {
-        status = parity_write(m->store, g, rows, &m->pace, err);
+        status = blame_library(parity_write(m->store, g, rows, &m->pace, err), err);
     }
     if (status == CKD_E_NOT_FOUND) { /* a member was collected since it was checked */
         return CKD_OK;
@@ -270,7 +269,7 @@ static ckd_status check_options(const ckd_parity_options *o, ckd_error *err) {
     if (o->run && !run_name_valid(o->run)) {
         return err_set(err, CKD_E_INVALID, "'%.60s' is no name of a run", o->run);
     }
-    return some && o->parity > 1 ? erasure_ready(err) : CKD_OK;
+    return some && o->parity > 1 ? blame_library(erasure_ready(err), err) : CKD_OK;
 }
 
 static void making_free(making *m) {
@@ -286,10 +285,8 @@ ckd_status ckd_store_parity(ckd_parity_result **out, ckd_store *store, const ckd
     ckd_parity_options o = CKD_PARITY_OPTIONS_INIT;
     file_lock *lock = NULL;
     *out = NULL;
-    if (options) {
-        memcpy(&o, options, options->struct_size < sizeof(o) ? options->struct_size : sizeof(o));
-    }
-    ckd_status status = store_check_writable(store, err);
+    ckd_status status = COPY_OPTIONS(&o, options, "ckd_parity_options", err);
+    status = status == CKD_OK ? store_check_writable(store, err) : status;
     if (status == CKD_OK) {
         status = check_options(&o, err);
     }

@@ -86,9 +86,9 @@ static unsigned size_class(uint64_t size) {
 
 static int by_class_and_age(const void *a, const void *b) {
     const candidate *x = a, *y = b;
-    uint64_t p[4] = {x->w.data, x->w.parity, x->size_class, x->f->created_ns};
-    uint64_t q[4] = {y->w.data, y->w.parity, y->size_class, y->f->created_ns};
-    for (size_t i = 0; i < 4; i++) {
+    uint64_t p[5] = {x->w.data, x->w.parity, x->f->in_trash, x->size_class, x->f->created_ns};
+    uint64_t q[5] = {y->w.data, y->w.parity, y->f->in_trash, y->size_class, y->f->created_ns};
+    for (size_t i = 0; i < 5; i++) {
         if (p[i] != q[i]) {
             return p[i] < q[i] ? -1 : 1;
         }
@@ -149,7 +149,8 @@ static ckd_status add_group(parity_plan *p, const candidate *first, size_t count
 }
 
 static bool together(const candidate *a, const candidate *b) {
-    return a->w.data == b->w.data && a->w.parity == b->w.parity && a->size_class == b->size_class;
+    return a->w.data == b->w.data && a->w.parity == b->w.parity && a->size_class == b->size_class &&
+           a->f->in_trash == b->f->in_trash; /* the trash goes soon */
 }
 
 static ckd_status cut(parity_plan *p, const candidate *c, size_t count, ckd_error *err) {

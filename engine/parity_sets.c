@@ -1,4 +1,4 @@
-#include "engine/parity.h"
+#include "engine/repair.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -136,9 +136,10 @@ const parity_cover *parity_sets_of(const parity_sets *s, const ckd_id *file, siz
 ckd_status parity_sets_read(parity_sets *out, const ckd_store *store, damage_list *damage, ckd_error *err) {
     dir_list list;
     *out = (parity_sets){0};
-    ckd_status status = dir_list_read(&list, path_in(store->path, DIR_PARITY).text, err);
+    ckd_error why = {0};
+    ckd_status status = dir_list_read(&list, path_in(store->path, DIR_PARITY).text, &why);
     if (status != CKD_OK) {
-        return status == CKD_E_NOT_FOUND ? CKD_OK : status;
+        return err_except(err, status, CKD_E_NOT_FOUND, &why);
     }
     for (size_t i = 0; i < list.count && status == CKD_OK; i++) {
         status = read_row(out, store, list.names[i], damage, err);
@@ -206,7 +207,8 @@ ckd_status parity_set_open(parity_file **out, const parity_set *s, uint32_t row,
 ckd_status parity_set_remove(const parity_set *s, const ckd_store *store, ckd_error *err) {
     ckd_status status = CKD_OK;
     for (uint32_t row = 0; row < s->group.rows && status == CKD_OK; row++) {
-        status = file_remove(path_parity(store->path, &s->group.id, row, "").text, true, err);
+        pathname p = path_parity(store->path, &s->group.id, row, "");
+        status = repair_remove(store, DIR_PARITY, strrchr(p.text, '/') + 1, err);
     }
     return status;
 }

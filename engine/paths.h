@@ -28,6 +28,7 @@ typedef struct pathname {
 #define FILE_PUBLISH_LOCK "data/lock"
 #define FILE_READER_LOCK  "data/readers"
 #define FILE_CATALOG      "catalog.db"
+#define FILE_NEW_CATALOG  "rebuild.db" /* until it is complete; no longer than the other, for SQLite */
 
 /* STORE/RELATIVE */
 pathname path_in(const char *store, const char *relative);

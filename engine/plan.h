@@ -97,7 +97,4 @@ typedef struct plan_group {
 /* Sorts the groups. ranks: holders' ranks, ascending in a group; loads: bytes of each rank, added to; chosen: of each group, after sorting. */
 ckd_status plan_assign(uint32_t *chosen, plan_group *groups, size_t count, const uint32_t *ranks,
                        uint64_t *loads, ckd_error *err);
-/* The parameter that a tensor belongs to by its name: exp_avg.X belongs to X. */
-const char *plan_family(const char *name, size_t size, size_t *family_size);
-
 #endif

@@ -7,19 +7,6 @@
 
 #include "engine/plan.h"
 
-const char *plan_family(const char *name, size_t size, size_t *family_size) {
-    static const char *const prefixes[] = {"exp_avg.", "exp_avg_sq.", "max_exp_avg_sq.", "master."};
-    *family_size = size;
-    for (size_t i = 0; i < sizeof(prefixes) / sizeof(prefixes[0]); i++) {
-        size_t length = strlen(prefixes[i]);
-        if (size > length && memcmp(name, prefixes[i], length) == 0) {
-            *family_size = size - length;
-            return name + length;
-        }
-    }
-    return name;
-}
-
 /* Groups from ... from + count - 1 go to one rank. */
 typedef struct unit {
     size_t from, count;

@@ -42,9 +42,9 @@ static void put_region(bytes *to, const ckd_region *region, uint32_t ndim) {
 
 static ckd_status put_tensor(bytes *to, const ckd_tensor *given, ckd_error *err) {
     ckd_tensor t = CKD_TENSOR_INIT;
-    memcpy(&t, given, given->struct_size < sizeof(t) ? given->struct_size : sizeof(t));
     uint64_t elements;
-    ckd_status status = tensor_check(&elements, &t, err);
+    ckd_status status = tensor_copy(&t, given, err);
+    status = status == CKD_OK ? tensor_check(&elements, &t, err) : status;
     if (status != CKD_OK) {
         return status;
     }

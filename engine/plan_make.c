@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "engine/plan_tensors.h"
+#include "engine/role_names.h"
 #include "engine/tiling.h"
 
 /* The regions of one tensor: each as its kind, then offsets and lengths, or start and count. */
@@ -256,7 +257,11 @@ static ckd_status plan_tensor(planner *p, const planned_tensor *t, ckd_error *er
     planned_traits(&d, t);
     w.shape = d.shape;
     w.element = ckd_dtype_size(d.dtype);
-    w.family = plan_family(t->name, t->name_size, &w.family_size);
+    w.family = role_name_family(t->name, t->name_size, &w.family_size);
+    if (!w.family) { /* a number stands for it */
+        w.family = t->name;
+        w.family_size = t->name_size;
+    }
     ckd_status status = read_regions(p, &w, err);
     tiling cover = tiling_begin(&w.shape, p->seed);
     size_t count = 0;

@@ -8,7 +8,8 @@
 
 static ckd_policy policy_copy(const ckd_policy *p) {
     ckd_policy all = CKD_POLICY_INIT;
-    memcpy(&all, p, p->struct_size < sizeof(all) ? p->struct_size : sizeof(all));
+    (void)COPY_OPTIONS(&all, p, "ckd_policy",
+                       NULL); /* one of no size keeps nothing, which policy_check refuses */
     return all;
 }
 

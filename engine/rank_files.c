@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "base/hash.h"
+#include "codec/wire.h"
 #include "engine/ranks.h"
 
 #define TIMEOUT_MS    600000
@@ -19,9 +20,10 @@
 ckd_status keep_trying(attempt_fn attempt, void *context, uint64_t timeout_ms, ckd_error *err) {
     uint64_t begun = clock_monotonic_ns(), pause = PAUSE_FIRST;
     for (;;) {
-        ckd_status status = attempt(context, err);
+        ckd_error why = {0}; /* the caller's is for what fails in the end */
+        ckd_status status = attempt(context, &why);
         if (status != CKD_E_BUSY || (clock_monotonic_ns() - begun) / 1000000 >= timeout_ms) {
-            return status;
+            return err_from(err, status, &why);
         }
         struct timespec t = {.tv_nsec = (long)pause};
         (void)nanosleep(&t, NULL);
@@ -68,8 +70,8 @@ static ckd_status send(rank_files *f, uint64_t number, const ckd_bytes *data, ck
 ckd_status rank_file_read(ckd_bytes *out, const pathname *path, ckd_error *err) {
     bytes data = {0};
     ckd_status status = file_read_all(&data, path->text, MESSAGE_MAX, err);
-    if (status == CKD_OK &&
-        (data.size < 8 || load_le64(data.data + data.size - 8) != hash64(data.data, data.size - 8))) {
+    if (status == CKD_OK && (data.size < 8 || !wire_hash_matches(load_le64(data.data + data.size - 8),
+                                                                 hash64(data.data, data.size - 8)))) {
         err_set(err, CKD_E_CORRUPT, "a message between ranks is damaged");
         status = err_in_file(err, CKD_E_CORRUPT, path->text);
     }

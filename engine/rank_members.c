@@ -218,9 +218,10 @@ static ckd_status visit(const ckd_store *store, const dir_list *list, const char
 
 ckd_status ranks_recover(const ckd_store *store, ckd_error *err) {
     dir_list list;
-    ckd_status status = dir_list_read(&list, path_in(store->path, DIR_RANKS).text, err);
-    if (status == CKD_E_NOT_FOUND) { /* no ranks have ever saved here together */
-        return CKD_OK;
+    ckd_error why = {0};
+    ckd_status status = dir_list_read(&list, path_in(store->path, DIR_RANKS).text, &why);
+    if (status != CKD_OK) { /* not found: no ranks have ever saved here together */
+        return err_except(err, status, CKD_E_NOT_FOUND, &why);
     }
     for (size_t i = 0; i < list.count && status == CKD_OK; i++) {
         status = visit(store, &list, list.names[i], err);

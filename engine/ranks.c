@@ -20,17 +20,19 @@ struct ckd_ranks {
     bool broken; /* an exchange did not come to its end: ranks do not know of each other where they are */
 };
 
-ckd_transport rank_transport(const ckd_transport *transport) {
-    ckd_transport t = {0};
-    memcpy(&t, transport, transport->struct_size < sizeof(t) ? transport->struct_size : sizeof(t));
-    return t;
+ckd_status rank_transport(ckd_transport *out, const ckd_transport *transport, ckd_error *err) {
+    *out = (ckd_transport){0};
+    return struct_copy(out, sizeof(*out), transport, SIZE_UP_TO(ckd_transport, leave), "ckd_transport", err);
 }
 
 ckd_status ckd_ranks_join(ckd_ranks **out, ckd_store *store, const ckd_ranks_options *options,
                           ckd_error *err) {
     *out = NULL;
     ckd_ranks_options o = CKD_RANKS_OPTIONS_INIT;
-    memcpy(&o, options, options->struct_size < sizeof(o) ? options->struct_size : sizeof(o));
+    ckd_status status = COPY_OPTIONS(&o, options, "ckd_ranks_options", err);
+    if (status != CKD_OK) {
+        return status;
+    }
     o.world = o.world ? o.world : 1;
     if (o.rank >= o.world || o.world > CKD_WORLD_MAX) {
         return err_set(err, CKD_E_INVALID, "rank %u of %u: ranks are 0 ... world - 1, at most %d",
@@ -41,12 +43,15 @@ ckd_status ckd_ranks_join(ckd_ranks **out, ckd_store *store, const ckd_ranks_opt
     }
     ckd_transport transport = {0};
     if (o.transport) {
-        transport = rank_transport(o.transport);
+        status = rank_transport(&transport, o.transport, err);
+        if (status != CKD_OK) {
+            return status;
+        }
         if (!transport.gather || !transport.broadcast) {
             return err_set(err, CKD_E_INVALID, "to save, a transport must have gather and broadcast");
         }
     }
-    ckd_status status = store_check_writable(store, err);
+    status = store_check_writable(store, err);
     ckd_ranks *g = status == CKD_OK ? calloc(1, sizeof(*g)) : NULL;
     if (status == CKD_OK) {
         status = g ? ckd_plan_cache_new(&g->plans, 0, err) : err_nomem(err, sizeof(*g), "a group of ranks");
@@ -278,10 +283,9 @@ typedef struct beginning {
 static ckd_status begin_first(void *context, const ckd_bytes *sent, bytes *answer, ckd_error *err) {
     beginning *b = context;
     for (uint32_t r = 1; r < b->g->world; r++) {
-        if (sent[r].size != sent[0].size || memcmp(sent[r].data, sent[0].data, sent[0].size) != 0) {
-            return err_set(err, CKD_E_INVALID,
-                           "rank %u saves another run or step than rank 0, which saves %s@%llu", (unsigned)r,
-                           b->options.run, (unsigned long long)b->options.step);
+        ckd_status same = save_terms_compare(&sent[0], 0, &sent[r], r, err);
+        if (same != CKD_OK) {
+            return same;
         }
     }
     ckd_status status = ckd_id_new(&b->options.checkpoint_id, err);
@@ -321,15 +325,13 @@ static void watch_others(ckd_save *save, const ckd_ranks *g) {
 ckd_status ckd_ranks_begin(ckd_save **out, ckd_ranks *g, const ckd_save_options *options, ckd_error *err) {
     *out = NULL;
     beginning b = {.g = g, .options = CKD_SAVE_OPTIONS_INIT};
-    size_t size = options->struct_size < sizeof(b.options) ? options->struct_size : sizeof(b.options);
-    memcpy(&b.options, options, size);
+    ckd_error why = {0};
+    ckd_status status = COPY_OPTIONS(&b.options, options, "ckd_save_options", &why);
     b.options.rank = g->rank;
     b.options.world = g->world;
     bytes place = {0};
-    bytes_put_u64(&place, b.options.step);
-    bytes_put_string(&place, b.options.run ? b.options.run : "");
-    ckd_error why = {0};
-    ckd_status status = place.failed ? err_nomem(&why, place.size, "a message") : CKD_OK;
+    save_terms_put(&place, &b.options);
+    status = status == CKD_OK && place.failed ? err_nomem(&why, place.size, "a message") : status;
     ckd_bytes sent = {place.data, place.size};
     exchange x = {.g = g, .combine = begin_first, .context = &b};
     status = run_exchange(&x, status, &why, &sent, err);

@@ -54,8 +54,8 @@ ckd_bytes rank_message_write(ckd_status status, const ckd_error *why, bool over,
 rank_message rank_message_read(const ckd_bytes *message, ckd_error *err);
 /* A rank's error, saying whose it is. err must not be `why`. */
 ckd_status rank_error(ckd_error *err, uint32_t rank, ckd_status status, const ckd_error *why);
-/* A transport in this version's form, whatever version it was compiled with. */
-ckd_transport rank_transport(const ckd_transport *transport);
+/* A transport in this version's form, whatever version it was compiled with. Errors: INVALID (too small). */
+ckd_status rank_transport(ckd_transport *out, const ckd_transport *transport, ckd_error *err);
 
 /* ---- rank_members.c ---- */
 /* Enters the directory. */

@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "codec/wire.h"
 #include "engine/damage.h"
 #include "engine/needs.h"
 
@@ -22,62 +23,30 @@ ckd_status record_read_through(bytes *payload, const chunk *c, const record *r, 
         return status; /* values are hashed when they are rebuilt */
     }
     hash128 content = content_hash(to, r->stored_size);
-    return hash128_equal(&content, &r->content)
+    return wire_content_matches(&r->content, &content)
                ? CKD_OK
                : err_corrupt(err, file_path(c->file), r->offset,
                              "a bundle does not have the content hash it was written with");
 }
 
-ckd_status checkpoint_read_through(bool *all_whole, ckd_store *store, const manifest_name *name,
-                                   ckd_error *err) {
-    manifest m;
-    view *v;
-    bytes payload = {0};
-    *all_whole = true;
-    ckd_status status = store_read_manifest(&m, store, name->run, name->step, name->generation, err);
-    if (status != CKD_OK) {
-        return status;
+/* Damage to records of checkpoints that the file's reader does not need is no reason to stop; that is not known of older files. */
+static ckd_status chunk_read_through(bool *all_whole, const chunk *c, const ckd_id *own, bytes *payload,
+                                     ckd_error *err) {
+    ckd_status status = CKD_OK;
+    for (size_t k = 0; k < c->outer_count && status == CKD_OK; k++) {
+        ckd_error why = {.offset = CKD_NO_OFFSET};
+        ckd_status found = record_read_through(payload, c, &c->outer[k], &why);
+        bool needed = !own || id_equal(&c->outer[k].tensor->checkpoint, own);
+        *all_whole = *all_whole && found == CKD_OK;
+        status = needed || !is_damage(found, &why) ? err_from(err, found, &why) : CKD_OK;
     }
-    status = view_open(&v, store, &m, NULL, CKD_E_CORRUPT, err);
-    for (size_t i = 0; status == CKD_OK && i < v->chunk_count; i++) {
-        const chunk *c = v->chunks[i];
-        for (size_t k = 0; k < c->outer_count && status == CKD_OK; k++) {
-            ckd_error why = {.offset = CKD_NO_OFFSET};
-            ckd_status found = record_read_through(&payload, c, &c->outer[k], &why);
-            bool own = id_equal(&c->outer[k].tensor->checkpoint, &v->manifest.checkpoint.id);
-            *all_whole = *all_whole && found == CKD_OK;
-            status = own || !is_damage(found, &why) ? err_from(err, found, &why) : CKD_OK;
-        }
-    }
-    view_close(v);
-    bytes_free(&payload);
     return status;
 }
 
 /* ---- before others are deleted ---- */
 
-/* Chooses a checkpoint and what it depends on. */
-static void choose_chain(needs *n, const ckd_id *id, need **todo) {
-    size_t count = 0;
-    need *first = needs_find(n, id);
-    if (first && !first->chosen) {
-        first->chosen = true;
-        todo[count++] = first;
-    }
-    while (count) {
-        const need *x = todo[--count];
-        for (size_t i = 0; i < x->m.dependency_count; i++) {
-            need *d = needs_find(n, &x->m.dependencies[i]);
-            if (d && !d->chosen) {
-                d->chosen = true;
-                todo[count++] = d;
-            }
-        }
-    }
-}
-
-/* The newest of every run that loses any, with their chains. */
-static void choose_safe(needs *n, const ckd_prune *plan, need **todo) {
+/* The newest of every run that loses any. */
+static void choose_safe(needs *n, const ckd_prune *plan) {
     for (size_t begin = 0, end; begin < plan->count; begin = end) {
         const char *run = plan->items[begin].checkpoint.run;
         bool loses = false;
@@ -86,27 +55,13 @@ static void choose_safe(needs *n, const ckd_prune *plan, need **todo) {
         }
         for (size_t i = begin; i < end && loses; i++) {
             if (plan->items[i].kept & CKD_KEPT_SAFETY) {
-                choose_chain(n, &plan->items[i].checkpoint.id, todo);
+                need *x = needs_find(n, &plan->items[i].checkpoint.id);
+                if (x) {
+                    x->chosen = true;
+                }
             }
         }
     }
-}
-
-static ckd_status read_one(bool *all_whole, ckd_store *store, const ckd_checkpoint *c, ckd_error *err) {
-    manifest_name name = {.step = c->step, .generation = c->generation};
-    ckd_error why = {.offset = CKD_NO_OFFSET};
-    memcpy(name.run, c->run, sizeof(name.run));
-    ckd_status status = checkpoint_read_through(all_whole, store, &name, &why);
-    if (status == CKD_E_CORRUPT || status == CKD_E_UNSUPPORTED || status == CKD_E_NOT_FOUND) {
-        char text[sizeof(why.message)];
-        snprintf(text, sizeof(text),
-                 "%s@%llu, which the newest that are left need, is damaged: %.200s; "
-                 "nothing was deleted",
-                 c->run, (unsigned long long)c->step, why.message);
-        memcpy(why.message, text, sizeof(text));
-        why.status = status = status == CKD_E_NOT_FOUND ? CKD_E_CORRUPT : status;
-    }
-    return err_from(err, status, &why);
 }
 
 /* What need not be read again. */
@@ -128,19 +83,51 @@ static int by_file_name(const void *name, const void *state) {
     return strcmp(name, ((const catalog_file_state *)state)->name);
 }
 
-/* All of its files were read through lately. A clock that was set back makes nothing fresh. */
-static bool is_fresh(const memory *m, const manifest *of) {
-    for (size_t i = 0; i < of->file_count; i++) {
-        char name[64];
-        verified_name(name, &of->files[i].id);
-        const catalog_file_state *f =
-            m->count ? bsearch(name, m->files, m->count, sizeof(*m->files), by_file_name) : NULL;
-        if (!f || f->size != of->files[i].size || f->verified_ns < m->since_ns ||
-            f->verified_ns > m->now_ns) {
-            return false;
-        }
+/* The file was read through lately. A clock that was set back makes nothing fresh. */
+static bool is_fresh(const memory *m, const note_file *of) {
+    char name[64];
+    verified_name(name, &of->id);
+    const catalog_file_state *f =
+        m->count ? bsearch(name, m->files, m->count, sizeof(*m->files), by_file_name) : NULL;
+    return f && f->size == of->size && f->verified_ns >= m->since_ns && f->verified_ns <= m->now_ns;
+}
+
+static ckd_status tell_damage(const ckd_checkpoint *c, ckd_status status, ckd_error *why, ckd_error *err) {
+    if (status == CKD_E_CORRUPT || status == CKD_E_UNSUPPORTED || status == CKD_E_NOT_FOUND) {
+        char text[sizeof(why->message)];
+        snprintf(text, sizeof(text),
+                 "%s@%llu, which the newest that are left need, is damaged: %.200s; "
+                 "nothing was deleted",
+                 c->run, (unsigned long long)c->step, why->message);
+        memcpy(why->message, text, sizeof(text));
+        why->status = status = status == CKD_E_NOT_FOUND ? CKD_E_CORRUPT : status;
     }
-    return true;
+    return err_from(err, status, why);
+}
+
+/* Files of the checkpoint that are not fresh; those that are whole are added to `done`. */
+static ckd_status read_files(verified_files *done, ckd_store *store, const manifest *of, const memory *m,
+                             ckd_error *err) {
+    bytes payload = {0};
+    ckd_error why = {.offset = CKD_NO_OFFSET};
+    ckd_status status = CKD_OK;
+    for (size_t i = 0; i < of->file_count && status == CKD_OK; i++) {
+        manifest one = {.files = &of->files[i], .file_count = 1};
+        bool whole = true;
+        chunk *c = NULL;
+        if (is_fresh(m, &of->files[i])) {
+            continue;
+        }
+        status = view_open_chunk(&c, store, &of->files[i], &of->checkpoint, &why);
+        if (status == CKD_OK) {
+            status =
+                chunk_read_through(&whole, c, i < of->own_count ? &of->checkpoint.id : NULL, &payload, &why);
+        }
+        chunk_close(c);
+        status = status == CKD_OK && whole ? verified_add(done, &one, &why) : status;
+    }
+    bytes_free(&payload);
+    return tell_damage(&of->checkpoint, status, &why, err);
 }
 
 static ckd_status read_chosen(verified_files *done, ckd_store *store, const needs *n, const memory *m,
@@ -148,11 +135,8 @@ static ckd_status read_chosen(verified_files *done, ckd_store *store, const need
     ckd_status status = CKD_OK;
     done->at_ns = m->now_ns;
     for (size_t i = 0; i < n->count && status == CKD_OK; i++) {
-        const need *x = &n->items[i];
-        if (x->chosen && !is_fresh(m, &x->m)) {
-            bool all_whole;
-            status = read_one(&all_whole, store, &x->m.checkpoint, err);
-            status = status == CKD_OK && all_whole ? verified_add(done, &x->m, err) : status;
+        if (n->items[i].chosen && !n->items[i].superseded) {
+            status = read_files(done, store, &n->items[i].m, m, err);
         }
     }
     return status;
@@ -164,17 +148,12 @@ ckd_status read_safe_through(ckd_store *store, const ckd_prune *plan, uint64_t t
     memory m = {0};
     verified_files done = {0};
     file_lock *lock = NULL;
-    need **todo = NULL;
     ckd_status status = store_lock_reader_within(&lock, store, patience_ms, err);
     if (status == CKD_OK) {
         status = needs_read(&n, store, err);
     }
     if (status == CKD_OK) {
-        todo = calloc(n.count + 1, sizeof(need *));
-        status = todo ? CKD_OK : err_nomem(err, n.count * sizeof(need *), "what is to be verified");
-    }
-    if (status == CKD_OK) {
-        choose_safe(&n, plan, todo);
+        choose_safe(&n, plan);
         m = recall(store, trusted_s);
         status = read_chosen(&done, store, &n, &m, err);
     }
@@ -184,7 +163,6 @@ ckd_status read_safe_through(ckd_store *store, const ckd_prune *plan, uint64_t t
     lock_release(lock);
     free(done.ids);
     free(m.files);
-    free(todo);
     needs_free(&n);
     return status;
 }

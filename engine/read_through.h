@@ -10,13 +10,6 @@
 ckd_status record_read_through(bytes *payload, const chunk *c, const record *r, ckd_error *err);
 
 /*
- * All files of a checkpoint. The first damage to what is its own is the error; *all_whole: what others have in these files is not damaged either. Under the
- * reader lock.
- */
-ckd_status checkpoint_read_through(bool *all_whole, ckd_store *store, const manifest_name *name,
-                                   ckd_error *err);
-
-/*
  * What keeps a policy from leaving nothing good: of every run that loses any, the newest checkpoints that stay (CKD_KEPT_SAFETY), and all that they
  * depend on. What was read in the last `trusted_s` seconds is not read again, as far as the catalog remembers; the deletion that follows tells it what was read now. Waits for the reader lock as long as
  * patience_ms. Errors: CORRUPT (one of them is damaged), UNSUPPORTED, BUSY, IO, NOMEM.

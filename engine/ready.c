@@ -43,7 +43,7 @@ ckd_status ready_attach(view *v, const char *store_path, ckd_error *err) {
     if (!v->ready_chunks) {
         return err_nomem(err, v->chunk_count * sizeof(chunk *), "ready copies");
     }
-    for (size_t i = 0; i < v->manifest.file_count; i++) {
+    for (size_t i = 0; i < v->manifest.own_count; i++) {
         pathname p = path_ready(store_path, &v->manifest.checkpoint.id, v->manifest.files[i].rank, NULL);
         chunk *c;
         if (chunk_open(&c, p.text, NULL) != CKD_OK) {

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 
 #include "base/bytes.h"
+#include "engine/vanished.h"
 #include "engine/view.h"
 
 #define MARK "mark" /* of the catalog's notes */
@@ -154,13 +155,40 @@ static ckd_status adopt_newest(ckd_store *store, size_t *rows_left, view **last,
     return CKD_OK;
 }
 
+static bool is_deleted(const manifest_list *tombstones, const ckd_checkpoint *c) {
+    manifest_name name = {.step = c->step, .generation = c->generation};
+    snprintf(name.run, sizeof(name.run), "%s", c->run);
+    return manifests_killer(tombstones, &name) != NULL;
+}
+
+/* Of checkpoints without a manifest, which the catalog is about to drop. */
+static ckd_status keep_vanished(const ckd_store *store, const manifest_list *manifests,
+                                const ckd_checkpoint_list *known, ckd_error *err) {
+    const ckd_checkpoint **gone = calloc(known->count + 1, sizeof(*gone));
+    manifest_list tombstones = {0};
+    pairing p;
+    cursor c = {manifests, known, 0, 0};
+    size_t count = 0;
+    ckd_status status = gone ? manifests_tombstones(&tombstones, store, err)
+                             : err_nomem(err, known->count * sizeof(*gone), "checkpoints");
+    while (status == CKD_OK && next_pairing(&p, &c)) {
+        if (p.count == 0 && !is_deleted(&tombstones, p.known)) {
+            gone[count++] = p.known;
+        }
+    }
+    status = status == CKD_OK ? vanished_keep(store, gone, count, err) : status;
+    manifests_free(&tombstones);
+    free(gone);
+    return status;
+}
+
 static ckd_status apply(ckd_store *store, const manifest_list *manifests, const ckd_checkpoint_list *known,
                         ckd_error *err) {
     pairing p;
     cursor c = {manifests, known, 0, 0};
     size_t rows_left = rows_most;
     view *last = NULL;
-    ckd_status status = CKD_OK;
+    ckd_status status = keep_vanished(store, manifests, known, err);
     while (status == CKD_OK && next_pairing(&p, &c)) { /* first: an id may have moved to another name */
         if (p.count == 0) {
             status = catalog_remove(store->catalog, p.known->run, p.known->step, err);

@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "engine/notes_damage.h"
 #include "engine/paced_check.h"
 
 typedef struct bad_file {
@@ -219,6 +220,13 @@ static bool members_right(const repairing *r, const parity_group *g) {
     return right;
 }
 
+/* No file replaces a directory. */
+static ckd_status make_room(const repairing *r, const char *path, ckd_error *err) {
+    pathname aside;
+    return dir_exists(path) ? repair_put_aside(&aside, r->store, DIR_PARITY, strrchr(path, '/') + 1, err)
+                            : CKD_OK;
+}
+
 /* Under the publish lock no member is removed; where one was meanwhile, the group was removed or is about to be. */
 static ckd_status publish_rows(bool *done, repairing *r, const bad_row *b, ckd_error *err) {
     const parity_group *g = &b->s->group;
@@ -232,7 +240,8 @@ static ckd_status publish_rows(bool *done, repairing *r, const bad_row *b, ckd_e
             pathname from = path_parity(r->store->path, &g->id, row, ".tmp");
             pathname to = path_parity(r->store->path, &g->id, row, "");
             if (b->rows >> row & 1) {
-                status = file_replace(from.text, to.text, err);
+                status = make_room(r, to.text, err);
+                status = status == CKD_OK ? file_replace(from.text, to.text, err) : status;
             }
         }
         status = status == CKD_OK ? dir_sync(path_in(r->store->path, DIR_PARITY).text, err) : status;
@@ -315,12 +324,78 @@ static ckd_status put_lost_aside(repairing *r, ckd_error *err) {
     return status;
 }
 
+/* ---- manifests ---- */
+
+static ckd_status repair_vanished(bool *done, repairing *r, const vanished *gone, const ckd_checkpoint *c,
+                                  ckd_error *err) {
+    ckd_error why = {.offset = CKD_NO_OFFSET};
+    pathname p = path_manifest(r->store->path, c->run, c->step, c->generation);
+    ckd_status status = repair_manifest(done, r->store, c, gone, &r->files, !r->options->dry_run, &why, err);
+    if (status == CKD_OK && *done) {
+        status = tell_repaired(r, p.text, "", 0, err);
+    } else if (status == CKD_OK) {
+        damage_explain(&r->damage, inside(r, p.text), why.message);
+    }
+    return status;
+}
+
+/* What comes back may be what another one is a delta on. */
+static ckd_status repair_each(bool *done, repairing *r, const vanished *gone, ckd_error *err) {
+    ckd_status status = CKD_OK;
+    for (bool again = true; again && status == CKD_OK;) {
+        again = false;
+        for (size_t i = 0; i < gone->count && status == CKD_OK; i++) {
+            if (!done[i]) {
+                status = repair_vanished(&done[i], r, gone, &gone->items[i], err);
+                again = again || (done[i] && !r->options->dry_run);
+            }
+        }
+    }
+    return status;
+}
+
+static ckd_status repair_manifests(repairing *r, ckd_error *err) {
+    vanished gone = {0};
+    ckd_status status = vanished_find(&gone, r->store, err);
+    bool *done = status == CKD_OK ? calloc(gone.count + 1, sizeof(*done)) : NULL;
+    if (status == CKD_OK && !done) {
+        status = err_nomem(err, gone.count, "manifests that are gone");
+    }
+    if (status == CKD_OK) {
+        status = vanished_note(&gone, r->store, &r->damage, err);
+    }
+    if (status == CKD_OK) {
+        status = repair_each(done, r, &gone, err);
+    }
+    free(done);
+    vanished_free(&gone);
+    return status;
+}
+
+/* ---- the catalog ---- */
+
+static ckd_status repair_cache(repairing *r, ckd_error *err) {
+    ckd_error why = {.offset = CKD_NO_OFFSET};
+    ckd_status found = catalog_condition(r->store, &why);
+    ckd_status status = damage_note(&r->damage, found, &why, CKD_NO_OFFSET, "", err);
+    if (found == CKD_OK || status != CKD_OK) {
+        return status;
+    }
+    pathname p = path_in(r->store->path, FILE_CATALOG), old = path_in(r->store->path, FILE_CATALOG ".old");
+    uint64_t size = file_bytes(p.text);
+    status = r->options->dry_run ? CKD_OK : repair_catalog(r->store, err);
+    return status == CKD_OK ? tell_repaired(r, p.text, old.text, size, err) : status;
+}
+
 /* ---- all ---- */
 
 static ckd_status repair(repairing *r, ckd_error *err) {
     ckd_status status = listed_files_read(&r->files, r->store, &r->damage, err);
     if (status == CKD_OK) {
         status = parity_sets_read(&r->sets, r->store, &r->damage, err);
+    }
+    if (status == CKD_OK) { /* nothing brings them back */
+        status = notes_damage(&r->damage, r->store, err);
     }
     r->pace.total = r->files.bytes + r->sets.bytes;
     if (status == CKD_OK) {
@@ -337,6 +412,12 @@ static ckd_status repair(repairing *r, ckd_error *err) {
     }
     if (status == CKD_OK) {
         status = put_lost_aside(r, err);
+    }
+    if (status == CKD_OK) {
+        status = repair_manifests(r, err);
+    }
+    if (status == CKD_OK) {
+        status = repair_cache(r, err);
     }
     r->result->left->checkpoints = r->files.lineage_count;
     if (status == CKD_OK && r->options->purge && !r->options->dry_run) {
@@ -366,10 +447,8 @@ ckd_status ckd_store_repair(ckd_repair_result **out, ckd_store *store, const ckd
                             ckd_error *err) {
     ckd_repair_options o = CKD_REPAIR_OPTIONS_INIT;
     *out = NULL;
-    if (options) {
-        memcpy(&o, options, options->struct_size < sizeof(o) ? options->struct_size : sizeof(o));
-    }
-    ckd_status status = o.dry_run ? CKD_OK : store_check_writable(store, err);
+    ckd_status status = COPY_OPTIONS(&o, options, "ckd_repair_options", err);
+    status = status != CKD_OK || o.dry_run ? status : store_check_writable(store, err);
     if (status != CKD_OK) {
         return status;
     }

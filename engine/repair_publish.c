@@ -43,13 +43,13 @@ ckd_status repair_publish(pathname *aside, const ckd_store *store, const char *f
     pathname path = path_of(store->path, dir, name);
     ckd_status status = CKD_OK;
     aside->text[0] = '\0';
-    if (file_exists(path.text)) {
+    if (file_name_taken(path.text)) {
         *aside = aside_of(store, name);
         status = keep_old(store, path.text, aside, err);
     }
-    if (status == CKD_OK) {
-        status =
-            file_exists(path.text) ? file_replace(from, path.text, err) : file_publish(from, path.text, err);
+    if (status == CKD_OK) { /* a directory has only one name, which it has lost by now */
+        status = file_name_taken(path.text) ? file_replace(from, path.text, err)
+                                            : file_publish(from, path.text, err);
     }
     return status == CKD_OK ? dir_sync(path_in(store->path, dir).text, err) : status;
 }
@@ -68,18 +68,29 @@ ckd_status repair_put_aside(pathname *aside, const ckd_store *store, const char 
     return status == CKD_OK ? dir_sync(path_in(store->path, dir).text, err) : status;
 }
 
+ckd_status repair_remove(const ckd_store *store, const char *dir, const char *name, ckd_error *err) {
+    pathname path = path_of(store->path, dir, name), aside;
+    return dir_exists(path.text) ? repair_put_aside(&aside, store, dir, name, err)
+                                 : file_remove(path.text, true, err);
+}
+
 ckd_status repair_purge(uint64_t *files, uint64_t *file_bytes_sum, const ckd_store *store, ckd_error *err) {
     dir_list list;
     pathname folder = path_in(store->path, DIR_DAMAGED);
     *files = *file_bytes_sum = 0;
-    ckd_status status = dir_list_read(&list, folder.text, err);
+    ckd_error why = {0};
+    ckd_status status = dir_list_read(&list, folder.text, &why);
     if (status != CKD_OK) {
-        return status == CKD_E_NOT_FOUND ? CKD_OK : status;
+        return err_except(err, status, CKD_E_NOT_FOUND, &why);
     }
     for (size_t i = 0; i < list.count && status == CKD_OK; i++) {
         pathname p = path_of(store->path, DIR_DAMAGED, list.names[i]);
+        size_t length = strlen(list.names[i]), end = strlen(VANISHED_END);
+        if (length > end && strcmp(list.names[i] + length - end, VANISHED_END) == 0) {
+            continue; /* a checkpoint may still come back by it */
+        }
         uint64_t size = file_bytes(p.text);
-        status = file_remove(p.text, true, err);
+        status = dir_exists(p.text) ? dir_remove(p.text, err) : file_remove(p.text, true, err);
         *files += status == CKD_OK;
         *file_bytes_sum += status == CKD_OK ? size : 0;
     }

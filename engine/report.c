@@ -10,17 +10,18 @@
 static ckd_status file_sizes(ckd_report *r, const ckd_store *store, ckd_error *err) {
     static const char *const measured[] = {DIR_CHUNKS, DIR_MANIFESTS, DIR_READY, DIR_PARITY};
     uint64_t rest = 0;
+    ckd_error why = {0};
     ckd_status status = dir_bytes(&r->chunk_bytes, path_in(store->path, DIR_CHUNKS).text, err);
     if (status == CKD_OK) {
         status = dir_bytes(&r->manifest_bytes, path_in(store->path, DIR_MANIFESTS).text, err);
     }
     if (status == CKD_OK) {
-        status = dir_bytes(&r->ready_bytes, path_in(store->path, DIR_READY).text, err);
-        status = status == CKD_E_NOT_FOUND ? CKD_OK : status;
+        status = dir_bytes(&r->ready_bytes, path_in(store->path, DIR_READY).text, &why);
+        status = err_except(err, status, CKD_E_NOT_FOUND, &why);
     }
     if (status == CKD_OK) {
-        status = dir_bytes(&r->parity_bytes, path_in(store->path, DIR_PARITY).text, err);
-        status = status == CKD_E_NOT_FOUND ? CKD_OK : status;
+        status = dir_bytes(&r->parity_bytes, path_in(store->path, DIR_PARITY).text, &why);
+        status = err_except(err, status, CKD_E_NOT_FOUND, &why);
     }
     if (status == CKD_OK) {
         status = dir_bytes_without(&rest, store->path, measured, 4, err);

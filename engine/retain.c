@@ -4,6 +4,7 @@
 
 #include "engine/notes.h"
 #include "engine/retain.h"
+#include "engine/trash.h"
 
 #define SAFE 2 /* checkpoints of a run that always stay */
 
@@ -63,80 +64,24 @@ static void apply_to_runs(ckd_prune *plan, const ckd_policy *given, const notes 
     }
 }
 
-/* ---- what else must stay ---- */
-
-/* The plan's items by id, as `chosen` needs are the kept ones. */
-typedef struct keeping {
-    ckd_prune *plan;
-    needs all;
-    size_t *item_of; /* of each need; SIZE_MAX: none */
-    need **todo;     /* kept ones whose dependencies were not looked at */
-    size_t todo_count;
-} keeping;
-
-static void keep(keeping *k, need *n, unsigned why) {
-    size_t item = k->item_of[n - k->all.items];
-    if (item != SIZE_MAX && !k->plan->items[item].kept) {
-        k->plan->items[item].kept = why;
-    }
-    if (!n->chosen) {
-        n->chosen = true;
-        k->todo[k->todo_count++] = n;
-    }
-}
-
-static ckd_status keep_in_use(void *context, need *used, bool named, const intent *live, ckd_error *err) {
-    (void)live;
-    (void)err;
-    keep(context, used, named ? CKD_KEPT_IN_USE : CKD_KEPT_NEEDED);
-    return CKD_OK;
-}
-
-/* Checkpoints of runs that the policy is not about all stay. */
-static void keep_decided(keeping *k) {
-    for (size_t i = 0; i < k->all.count; i++) {
-        k->item_of[i] = SIZE_MAX;
-    }
-    for (size_t i = 0; i < k->plan->count; i++) {
-        need *n = needs_find(&k->all, &k->plan->items[i].checkpoint.id);
-        if (n) {
-            k->item_of[n - k->all.items] = i;
-        }
-    }
-    for (size_t i = 0; i < k->all.count; i++) {
-        need *n = &k->all.items[i];
-        size_t item = k->item_of[i];
-        if (!n->is_dead && (item == SIZE_MAX ? !n->superseded : k->plan->items[item].kept != 0)) {
-            keep(k, n, 0);
-        }
-    }
-}
-
-static ckd_status keep_needed(keeping *k, const ckd_store *store, ckd_error *err) {
-    k->item_of = calloc(k->all.count + 1, sizeof(*k->item_of));
-    k->todo = calloc(k->all.count + 1, sizeof(*k->todo));
-    if (!k->item_of || !k->todo) {
-        return err_nomem(err, k->all.count * sizeof(*k->todo), "checkpoints to keep");
-    }
-    keep_decided(k);
-    ckd_status status = needs_visit_in_use(&k->all, store, keep_in_use, k, err);
-    while (k->todo_count && status == CKD_OK) {
-        const need *n = k->todo[--k->todo_count];
-        for (size_t i = 0; i < n->m.dependency_count; i++) {
-            need *d = needs_find(&k->all, &n->m.dependencies[i]);
-            if (d) {
-                keep(k, d, CKD_KEPT_NEEDED);
-            }
-        }
-    }
-    return status;
-}
-
-static void add_up(ckd_prune *plan) {
+static ckd_status add_up(ckd_prune *plan, ckd_store *store, ckd_error *err) {
+    needs all = {0};
+    ckd_collected freed = {0};
     for (size_t i = 0; i < plan->count; i++) {
         plan->deleted += !plan->items[i].kept;
-        plan->bytes += plan->items[i].kept ? 0 : plan->items[i].checkpoint.stored_bytes;
     }
+    ckd_status status = plan->deleted ? needs_read(&all, store, err) : CKD_OK;
+    for (size_t i = 0; i < plan->count && plan->deleted && status == CKD_OK; i++) {
+        const ckd_id *id = &plan->items[i].checkpoint.id;
+        const need *n = plan->items[i].kept ? NULL : needs_find(&all, id);
+        status = n && !n->is_dead ? needs_choose(&all, id, 1, false, err) : CKD_OK;
+    }
+    if (plan->deleted && status == CKD_OK) {
+        status = trash_would_free(&freed, &all, err);
+    }
+    plan->bytes = freed.bytes;
+    needs_free(&all);
+    return status;
 }
 
 /* ---- planning ---- */
@@ -178,15 +123,6 @@ static ckd_status read_notes(notes *n, const ckd_store *store, const ckd_policy 
                : err_set(err, CKD_E_NOT_FOUND, "the store has no policy: set one, or say what to keep");
 }
 
-/* Stays by the rules and notes, before what others need is known. */
-static size_t count_free(const ckd_prune *plan) {
-    size_t count = 0;
-    for (size_t i = 0; i < plan->count; i++) {
-        count += !plan->items[i].kept;
-    }
-    return count;
-}
-
 /* For how long the deletion can be taken back: the longest of the policies that are applied. */
 static uint64_t longest_undo(const ckd_prune *plan, const notes *n) {
     uint64_t longest = 0;
@@ -197,7 +133,7 @@ static uint64_t longest_undo(const ckd_prune *plan, const notes *n) {
     return longest;
 }
 
-static ckd_status make_plan(ckd_prune *plan, ckd_store *store, const prune_request *r, notes *n, keeping *k,
+static ckd_status make_plan(ckd_prune *plan, ckd_store *store, const prune_request *r, notes *n,
                             ckd_error *err) {
     const ckd_policy *given = r->stored ? NULL : &r->policy;
     ckd_status status = given ? policy_check(given, err) : CKD_OK;
@@ -214,17 +150,11 @@ static ckd_status make_plan(ckd_prune *plan, ckd_store *store, const prune_reque
     for (size_t i = 0; i < plan->count; i++) {
         plan->items[i].kept |= notes_keep(n, &plan->items[i].checkpoint.id);
     }
-    if (count_free(plan) < r->at_least) {
-        return CKD_OK;
+    size_t gone = 0;
+    for (size_t i = 0; i < plan->count; i++) {
+        gone += !plan->items[i].kept;
     }
-    status = needs_read(&k->all, store, err);
-    if (status == CKD_OK) {
-        status = keep_needed(k, store, err);
-    }
-    if (status == CKD_OK) {
-        add_up(plan);
-    }
-    return status;
+    return gone < r->at_least ? CKD_OK : add_up(plan, store, err);
 }
 
 ckd_status retain_plan(ckd_prune **out, uint64_t *undo_s, ckd_store *store, const prune_request *request,
@@ -233,15 +163,11 @@ ckd_status retain_plan(ckd_prune **out, uint64_t *undo_s, ckd_store *store, cons
     *undo_s = request->policy.undo_s;
     notes n = {0};
     ckd_prune *plan = calloc(1, sizeof(*plan));
-    keeping k = {.plan = plan};
     ckd_status status =
-        plan ? make_plan(plan, store, request, &n, &k, err) : err_nomem(err, sizeof(*plan), "a plan");
+        plan ? make_plan(plan, store, request, &n, err) : err_nomem(err, sizeof(*plan), "a plan");
     if (status == CKD_OK && request->stored) {
         *undo_s = longest_undo(plan, &n);
     }
-    free(k.item_of);
-    free(k.todo);
-    needs_free(&k.all);
     notes_free(&n);
     if (status != CKD_OK) {
         ckd_prune_free(plan);

@@ -50,13 +50,14 @@ ckd_status ckd_store_prune(ckd_prune **out, ckd_store *store, const ckd_policy *
     if (out) {
         *out = NULL;
     }
-    ckd_delete_options defaults = CKD_DELETE_OPTIONS_INIT;
-    ckd_status status = store_check_writable(store, err);
+    ckd_delete_options o = CKD_DELETE_OPTIONS_INIT;
+    ckd_status status = COPY_OPTIONS(&o, options, "ckd_delete_options", err);
+    status = status == CKD_OK ? store_check_writable(store, err) : status;
     if (status == CKD_OK) {
         status = retain_plan(&plan, &undo_s, store, &r, err);
     }
     if (status == CKD_OK && plan->deleted) {
-        undo_s = options ? options->undo_s : policy ? defaults.undo_s : undo_s;
+        undo_s = options || policy ? o.undo_s : undo_s;
         status = apply_plan(store, plan, undo_s, &h, err);
     }
     if (status == CKD_OK && out) {

@@ -3,6 +3,8 @@
  *
  *   save_begin.c     where it goes (run, branch, duplicate), what it builds on, intent, chunk file
  *   save_tensor.c    tensors and blobs as they are given
+ *   save_follow.c    that no other launch saves to a session's run
+ *   save_names.c     that nothing is given twice
  *   save_lossy.c     lossy ones: statistics, steps and factors of a tile, then its blocks
  *   save_pipeline.c  blocks: analyse, decide, encode, write, several at once
  *   save_device.c    exact blocks that a device codes before they come there
@@ -11,6 +13,7 @@
  *   save_commit.c    seal (file durable) -> publish (manifest, the commit point) -> catalog
  *   save_kit.c       scratch, from one save to the next
  *   save_room.c      on a full disk: what gives way to the save
+ *   save_terms.c     the options that all ranks must give alike
  *   save_times.c     what took how long, of all ranks, for the catalog
  */
 #ifndef ENGINE_SAVE_H
@@ -76,6 +79,13 @@ typedef struct save_cells {
     uint64_t elements, columns; /* of a matrix, or of each of a stack, at least */
 } save_cells;
 
+/* Names of what was given to a save: a hash table with open addressing (save_names.c). */
+typedef struct saved_name saved_name;
+typedef struct saved_names {
+    saved_name **slots; /* the newest of each name; NULL: free */
+    size_t count, capacity;
+} saved_names;
+
 /* When this rank worked on something, by clock_monotonic_ns, and how long all threads together did. begun_ns 0: not yet. */
 typedef struct save_stage {
     uint64_t begun_ns, ended_ns, work_ns;
@@ -95,9 +105,12 @@ struct ckd_save {
     ckd_store *store;
     ckd_save_options options; /* its strings are not kept, but for metric_name */
     char metric_name[32];
+    bytes terms; /* save_terms.c */
     save_target target;
     save_state state;
     ckd_id checkpoint, writer_id, file_id;
+    bool follows, has_newest; /* a session's: what was its run's newest when it began (save_follow.c) */
+    ckd_checkpoint newest;
 
     file_lock *reader_lock; /* what the parents need is not unlinked */
     file_lock *intent_lock; /* tells that this writer lives */
@@ -121,6 +134,7 @@ struct ckd_save {
     content_index known;
     step_states steps;
     record_arena arena; /* tensors, shapes and regions that `known` points to */
+    saved_names names;
     ckd_id *dependencies;
     size_t dependency_count, dependency_capacity;
 
@@ -145,6 +159,7 @@ struct ckd_save {
     save_cells cells;
     atomic_bool damaged; /* parts of the parent cannot be read; the saving thread tells, once */
     bool told_damage;
+    uint64_t in_doubt;    /* regions of tensors that look like an optimizer's, and were given no role */
     bool parents_on_host; /* a device failed to make what lossy tiles on it build on */
     uint64_t begun_ns;
     save_stage snapshot; /* of a session: its work is that the trainer stood still */
@@ -178,7 +193,8 @@ ckd_status save_check_id_unused(const ckd_save *save, ckd_error *err);
 /* STATE unless open; every public call on a save begins with it. */
 ckd_status save_check_open(const ckd_save *save, ckd_error *err);
 
-/* The fidelity of a role in this save. */
+/* The fidelity of a role, by the options or in this save. */
+ckd_fidelity save_fidelity_of(const ckd_save_options *options, ckd_role role);
 ckd_fidelity save_fidelity(const ckd_save *save, ckd_role role);
 /* Is what is saved so, in a tensor of this role, coded against its parent? */
 bool save_builds_on_parent(const ckd_save_options *options, ckd_role role, ckd_dtype dtype);
@@ -196,6 +212,25 @@ ckd_status save_finish_blocks(ckd_save *save, ckd_error *err);
 ckd_status save_end_tiles(ckd_save *save, ckd_error *err);
 /* Once, if parts of the parent cannot be read. By the saving thread. */
 void save_tell_damage(ckd_save *save);
+
+/* ---- save_follow.c ---- */
+/*
+ * Of a session's saves, with the store's mutex and under the publish lock: EXISTS if the run's newest checkpoint is another launch's. When the save
+ * begins, and before its manifest is published.
+ */
+ckd_status save_follow_begin(ckd_save *save, ckd_error *err);
+ckd_status save_follow_publish(const ckd_save *save, ckd_error *err);
+
+/* ---- save_names.c ---- */
+/*
+ * Before a region is coded. Tensor and region live as long as the save; the region is canonical. Errors: MISMATCH (it overlaps one that was given
+ * before, or the tensor has another dtype, shape or role there), NOMEM.
+ */
+ckd_status save_note_region(ckd_save *save, const record_tensor *tensor, const geometry *shape,
+                            const ckd_region *region, uint64_t elements, ckd_error *err);
+/* The same of a blob. Errors: MISMATCH (its name was given before), NOMEM. */
+ckd_status save_note_blob(ckd_save *save, const char *name, ckd_error *err);
+void save_names_free(saved_names *n);
 
 /* ---- save_order.c ---- */
 /* A share of what a tensor was expected to cost, as the parent `v` has it, leaves the budget, as its own figures come. 0: nothing does. */
@@ -247,6 +282,16 @@ ckd_status save_in_panels(ckd_save *save, const ckd_tensor *tensor, const tensor
 /* ckd_save_publish without what comes behind it (retain_after_commit): that must not keep other ranks waiting. */
 ckd_status save_publish(ckd_checkpoint *info, ckd_save *save, const ckd_part *parts, size_t count,
                         ckd_error *err);
+
+/* ---- save_terms.c ---- */
+/* Appends the options that all ranks of a save must give alike. */
+void save_terms_put(bytes *to, const ckd_save_options *options);
+/*
+ * INVALID, naming rank and option, unless another rank gave what the first one did. A rank without a metric leaves that to the first. Of any
+ * bytes: what is no list of options is INVALID, too.
+ */
+ckd_status save_terms_compare(const ckd_bytes *first, uint32_t first_rank, const ckd_bytes *other,
+                              uint32_t rank, ckd_error *err);
 
 /* ---- save_times.c ---- */
 /* What this rank has to tell, its part being about to be sent. */

@@ -13,6 +13,9 @@
 #define DEFAULT_STAGING          (UINT64_C(256) << 20)
 
 ckd_status save_check_open(const ckd_save *save, ckd_error *err) {
+    if (!save) {
+        return err_set(err, CKD_E_INVALID, "there is no save: it is NULL");
+    }
     if (save->state == SAVE_OPEN) {
         return CKD_OK;
     }
@@ -196,6 +199,7 @@ static ckd_status enter_store(ckd_save *save, ckd_error *err) {
     if (status == CKD_OK) {
         status = save_resolve_target(&save->target, store, &save->options, err);
     }
+    status = status == CKD_OK ? save_follow_begin(save, err) : status;
     if (status == CKD_OK && !save->target.compare) { /* a retry has the id of what it is compared with */
         status = save_check_id_unused(save, err);
     }
@@ -244,7 +248,9 @@ static ckd_status begin(ckd_save *save, ckd_error *err) {
 
 ckd_status ckd_save_begin(ckd_save **out, ckd_store *store, const ckd_save_options *options, ckd_error *err) {
     *out = NULL;
+    ckd_save_options o = CKD_SAVE_OPTIONS_INIT;
     ckd_status status = store_check_writable(store, err);
+    status = status == CKD_OK ? COPY_OPTIONS(&o, options, "ckd_save_options", err) : status;
     if (status != CKD_OK) {
         return status;
     }
@@ -255,14 +261,12 @@ ckd_status ckd_save_begin(ckd_save **out, ckd_store *store, const ckd_save_optio
     save->store = store;
     save->process = getpid();
     save->begun_ns = clock_monotonic_ns();
-    if (options) {
-        size_t size = options->struct_size < sizeof(*options) ? options->struct_size : sizeof(*options);
-        memcpy(&save->options, options, size);
-    }
+    save->options = o;
     save->options.world = save->options.world ? save->options.world : 1;
+    save_terms_put(&save->terms, &save->options);
     views_init(&save->views, store);
     float_mode mode = float_mode_enter();
-    status = begin(save, err);
+    status = save->terms.failed ? err_nomem(err, PART_OPTIONS_MAX, "a save's options") : begin(save, err);
     float_mode_leave(mode);
     if (status != CKD_OK) {
         save_free(save, SAVE_DROPPED);
@@ -305,6 +309,8 @@ void save_free(ckd_save *save, save_end end) {
     }
     lock_release(save->intent_lock);
     lock_release(save->reader_lock);
+    bytes_free(&save->terms);
+    save_names_free(&save->names);
     bytes_free(&save->whole_masters);
     free(save->dependencies);
     free(save->ranks);

@@ -68,6 +68,9 @@ ckd_status cells_of_panel(tile_part *of, ckd_save *save, const lossy_tile *t, co
     out->count = rows * width;
     out->columns = width;
     out->sampled = t->sampled + rows * first;
+    out->pair.stride = t->columns;
+    out->pair.first = first;
+    out->pair.width = width;
     lattice_block *plan = &out->plan;
     plan->count = out->count;
     plan->columns = plan->own.columns = width;

@@ -1,5 +1,5 @@
 /*
- * Committing: each rank's file durable -> publish lock -> parents still there -> manifest (the commit point) -> catalog.
+ * Committing: each rank's file durable -> publish lock -> all files still there -> manifest (the commit point) -> catalog.
  * A failure before the manifest leaves nothing; a failure behind it (the catalog) loses nothing, and the next open for
  * writing mends it.
  */
@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+#include "engine/closure.h"
 #include "engine/ready.h"
 #include "engine/retain.h"
 #include "engine/save.h"
@@ -44,6 +45,9 @@ ckd_status ckd_save_seal(ckd_part *out, ckd_save *save, ckd_error *err) {
         return status;
     }
     save_make_room(save, 0, 0);
+    content_index_free(
+        &save->known); /* nothing more is coded, and the commit needs room for an index of all blocks */
+    save_names_free(&save->names);
     save->sealed = (note_file){.id = save->file_id, .rank = save->options.rank};
     save->state = SAVE_FAILED; /* until it is not: a failed sync is never retried on the same file */
     status = measures_commit(&save->measures, save->writer, &save->checkpoint, err);
@@ -71,7 +75,9 @@ ckd_status ckd_save_seal(ckd_part *out, ckd_save *save, ckd_error *err) {
                   .world = save->options.world,
                   .file = save->sealed,
                   .dependencies = save->dependencies,
-                  .dependency_count = save->dependency_count};
+                  .dependency_count = save->dependency_count,
+                  .options = save->terms.data,
+                  .options_size = save->terms.size};
         save_tell_times(&p, save);
         part_encode(&data, &save->store->id, &p);
         status = data.failed ? err_nomem(err, data.size, "a part") : CKD_OK;
@@ -102,6 +108,10 @@ static ckd_status take_part(ckd_save *save, manifest *m, const ckd_part *bytes_o
     }
     if (!id_equal(&p.checkpoint, &save->checkpoint) || p.world != save->options.world || p.rank >= p.world) {
         status = err_set(err, CKD_E_INVALID, "the part of rank %u belongs to another save", (unsigned)p.rank);
+    }
+    if (status == CKD_OK) {
+        ckd_bytes ours = {save->terms.data, save->terms.size}, theirs = {p.options, p.options_size};
+        status = save_terms_compare(&ours, save->options.rank, &theirs, p.rank, err);
     }
     for (size_t i = 0; i < m->file_count && status == CKD_OK; i++) {
         if (m->files[i].rank == p.rank) {
@@ -142,6 +152,7 @@ static ckd_status collect_parts(ckd_save *save, manifest *m, const ckd_part *par
         }
     }
     qsort(m->files, count, sizeof(*m->files), by_rank);
+    m->own_count = m->file_count;
     m->dependencies = calloc(save->dependency_count + 1, sizeof(*m->dependencies));
     if (!m->dependencies) {
         return err_nomem(err, save->dependency_count * sizeof(*m->dependencies), "a manifest's dependencies");
@@ -176,18 +187,39 @@ static void describe(const ckd_save *save, manifest *m) {
     m->branch_origin = t->branch_origin;
 }
 
+/* Files that the blocks may build on: those of the parent. Where this rank could not read that, or had none, others may have. */
+static ckd_status add_parents_files(ckd_save *save, manifest *m, ckd_error *err) {
+    ckd_status status = CKD_OK;
+    if (save->parent) {
+        const manifest *p = &save->parent->manifest;
+        status = manifest_add_files(m, p->files, p->file_count, err);
+    }
+    for (size_t i = 0; i < m->dependency_count && !save->parent && status == CKD_OK; i++) {
+        status = manifest_add_files_of(m, save->store, &m->dependencies[i], err);
+    }
+    return status;
+}
+
 static ckd_status complete_manifest(ckd_save *save, manifest *m, ckd_error *err) {
     describe(save, m);
-    manifest copy = *m;
-    copy.files = calloc(m->file_count + 1, sizeof(*copy.files));
-    copy.dependencies = NULL;
-    copy.dependency_count = 0;
-    if (!copy.files) {
-        return err_nomem(err, m->file_count * sizeof(*copy.files), "a manifest's files");
-    }
-    memcpy(copy.files, m->files, m->file_count * sizeof(*copy.files));
     view *v;
-    ckd_status status = view_open(&v, save->store, &copy, NULL, CKD_E_MISMATCH, err);
+    manifest copy = *m;
+    copy.files = NULL;
+    copy.dependencies = NULL;
+    copy.file_count = copy.dependency_count = 0;
+    ckd_status status = add_parents_files(save, m, err);
+    if (status == CKD_OK) {
+        status = manifest_add_files(&copy, m->files, m->file_count, err);
+    }
+    if (status != CKD_OK) {
+        manifest_free(&copy);
+        return status;
+    }
+    status = view_open(&v, save->store, &copy, NULL, CKD_E_MISMATCH, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    status = closure_name_files(m, &save->views, v, err);
     if (status == CKD_OK) {
         status = view_attach_measures(v, CKD_E_MISMATCH, err);
     }
@@ -201,35 +233,25 @@ static ckd_status complete_manifest(ckd_save *save, manifest *m, ckd_error *err)
 
 /* ---- publishing ---- */
 
-static ckd_status check_parents(ckd_save *save, const manifest *m, ckd_error *err) {
-    for (size_t i = 0; i < m->dependency_count; i++) {
-        ckd_checkpoint found;
-        ckd_status status = catalog_find_id(&found, save->store->catalog, &m->dependencies[i], err);
-        if (status == CKD_E_NOT_FOUND) {
-            char hex[CKD_ID_TEXT];
-            ckd_id_text(hex, &m->dependencies[i]);
-            status = err_set(
-                err, CKD_E_NOT_FOUND,
-                "checkpoint %s, which this delta builds on, is gone: it was deleted meanwhile, or its "
-                "manifest can no longer be read; save again, as a base",
-                hex);
-        }
-        if (status != CKD_OK) {
-            return status;
-        }
-    }
-    return CKD_OK;
-}
-
-/* A rank that has died in between may have been cleaned up after. Under the publish lock what is there stays. */
+/*
+ * A rank that has died in between may have been cleaned up after, and somebody may have removed a file that the save builds on. Under the publish
+ * lock what is there stays.
+ */
 static ckd_status check_files(const ckd_save *save, const manifest *m, ckd_error *err) {
     for (size_t i = 0; i < m->file_count; i++) {
-        if (!file_exists(path_chunk(save->store->path, &m->files[i].id, "").text)) {
-            return err_set(
-                err, CKD_E_NOT_FOUND,
-                "the chunk file of rank %u is gone: its process ended before the commit; save again",
-                (unsigned)m->files[i].rank);
+        pathname p = path_chunk(save->store->path, &m->files[i].id, "");
+        if (file_exists(p.text)) {
+            continue;
         }
+        if (i >= m->own_count) {
+            ckd_status status =
+                err_set(err, CKD_E_NOT_FOUND,
+                        "a chunk file that this delta builds on is gone; save again, as a base");
+            return err_in_file(err, status, p.text);
+        }
+        return err_set(err, CKD_E_NOT_FOUND,
+                       "the chunk file of rank %u is gone: its process ended before the commit; save again",
+                       (unsigned)m->files[i].rank);
     }
     return CKD_OK;
 }
@@ -327,13 +349,14 @@ static void update_catalog(ckd_save *save, const manifest *m) {
 /* Two checkpoints of one id: deltas could not tell them apart. */
 ckd_status save_check_id_unused(const ckd_save *save, ckd_error *err) {
     ckd_checkpoint same;
-    ckd_status status = catalog_find_id(&same, save->store->catalog, &save->checkpoint, err);
+    ckd_error why = {0};
+    ckd_status status = catalog_find_id(&same, save->store->catalog, &save->checkpoint, &why);
     if (status == CKD_OK) {
         return err_set(err, CKD_E_INVALID,
                        "checkpoint_id is that of %s@%llu already; make a new one with ckd_id_new", same.run,
                        (unsigned long long)same.step);
     }
-    return status == CKD_E_NOT_FOUND ? CKD_OK : status;
+    return err_except(err, status, CKD_E_NOT_FOUND, &why);
 }
 
 static ckd_status publish_locked(ckd_save *save, manifest *m, ckd_error *err) {
@@ -343,7 +366,7 @@ static ckd_status publish_locked(ckd_save *save, manifest *m, ckd_error *err) {
         status = save_check_id_unused(save, err);
     }
     if (status == CKD_OK) {
-        status = check_parents(save, m, err);
+        status = save_follow_publish(save, err);
     }
     if (status == CKD_OK) {
         status = check_files(save, m, err);
@@ -404,6 +427,9 @@ ckd_status save_publish(ckd_checkpoint *info, ckd_save *save, const ckd_part *pa
 
 ckd_status ckd_save_publish(ckd_checkpoint *info, ckd_save *save, const ckd_part *parts, size_t count,
                             ckd_error *err) {
+    if (!save) {
+        return save_check_open(save, err);
+    }
     ckd_checkpoint committed;
     ckd_store *store = save->store;
     ckd_status status = save_publish(&committed, save, parts, count, err);
@@ -431,6 +457,9 @@ static ckd_status finish_compare(ckd_checkpoint *info, ckd_save *save, ckd_error
 ckd_status ckd_save_commit(ckd_checkpoint *info, ckd_save *save, ckd_error *err) {
     if (info) {
         memset(info, 0, sizeof(*info));
+    }
+    if (!save) {
+        return save_check_open(save, err);
     }
     if (save->target.compare) {
         return finish_compare(info, save, err);

@@ -174,10 +174,12 @@ static ckd_status decode_one(void *context, size_t i, uint32_t worker, ckd_error
     }
     (void)worker;
     span mine = {b->t->region, d->first, d->count};
+    ckd_error why = {0};
     ckd_status status = span_values(&job->decoder, b->save->coding.views, b->save->parent, b->t->parent,
-                                    &mine, previous, NULL, err);
+                                    &mine, previous, NULL, &why);
     d->stream->left = status == CKD_E_CORRUPT || status == CKD_E_UNSUPPORTED || status == CKD_E_IO;
-    return d->stream->left ? CKD_OK : status; /* the host meets it, too, and tells */
+    return d->stream->left ? CKD_OK /* the host meets it, too, and tells */
+                           : err_from(err, status, &why);
 }
 
 static ckd_status bring_parent(batch *b, ckd_error *err) {

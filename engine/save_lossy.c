@@ -50,7 +50,7 @@ static void note_direction(region_figures *f, kept_second *second, const lossy_t
     uint64_t at = job->first - t->first, of = t->sampled + at;
     if (second && t->part == LOSSY_SECOND) {
         direction_note(&second->sample, of, job->count, t->now + at, decoded);
-    } else if (second && t->part == LOSSY_MOMENT) {
+    } else if (second && second->sample.count && t->part == LOSSY_MOMENT) {
         direction_add(&f->direction, &second->sample, of, job->count, t->now + at, decoded, eps);
     }
 }
@@ -64,13 +64,15 @@ static void add_error(region_figures *f, const lossy_error *e) {
     to->nonfinite += e->kept;
 }
 
-void lossy_note_decided(ckd_save *save, tile_part *of, const block_job *job) {
+ckd_status lossy_note_decided(ckd_save *save, tile_part *of, const block_job *job, ckd_error *err) {
     held_tile *held = of->held;
     add_error(of->figures, &job->error);
+    pair_add_update(of->figures, &of->tile.pair, job->lossy_work.update);
     if (job->lossy && !of->tile.device) {
         note_direction(of->figures, held->second, &of->tile, job, held->region->eps);
     }
     held->seen = save->budget;
+    return pair_note_block(held, &of->tile, job, err);
 }
 
 /* The block's elements as they were given; NULL: they are on a device. */
@@ -183,7 +185,8 @@ static ckd_status finish_on_device(lossy_region *r, lossy_piece *p, const tile_p
     const lossy_tile *t = &of->tile;
     kept_second *second = of->held->second;
     ckd_status status = save_await(r->save, of->end, err);
-    if (status == CKD_OK && second && t->part != LOSSY_WEIGHT) {
+    /* Without a second moment, or before it comes, there is nothing to compare directions with. */
+    if (status == CKD_OK && second && second->sample.stride && t->part != LOSSY_WEIGHT) {
         direction_sums *sums = t->part == LOSSY_MOMENT ? &p->figures.direction : NULL;
         status = lossy_device_direction(sums, &second->sample, t, r->eps, err);
     }
@@ -224,16 +227,16 @@ static ckd_status prepare_tile(bool *worth, bool *here, kept_second **kept, ckd_
     const kernels *k = save->tiles->loaders[0].kernels;
     kept_second *second = NULL;
     ckd_status status = CKD_OK;
-    if (t->part == LOSSY_SECOND) {
-        status = *kept ? CKD_OK : keep_second(kept, save, t, context, err);
-        second = *kept;
-        t->found = second ? &second->scales : NULL;
-        if (second) {
-            second->scales.row = second->scales.column = NULL; /* of an attempt before */
-        }
-    } else {
+    if (t->part == LOSSY_WEIGHT) {
         *kept = second = find_second(save, t, context);
         t->scales = second && second->scales.row ? &second->scales : NULL;
+    } else {
+        status = *kept ? CKD_OK : keep_moment(kept, save, t, context, err);
+        second = *kept;
+    }
+    if (second && t->part == LOSSY_SECOND) {
+        t->found = &second->scales;
+        second->scales.row = second->scales.column = NULL; /* of an attempt before */
     }
     if (status == CKD_OK) {
         status = lossy_tile_prepare(t, worth, k, err);
@@ -367,6 +370,8 @@ static ckd_status end_region(lossy_region *r, ckd_error *err) {
         region_count(&elements, &context->shape, p->context->region);
         m->movement = sqrt(m->movement / (double)(elements ? elements : 1));
         m->direction_change = direction_change(&p->figures.direction);
+        m->update = p->figures.paired ? m->update : (double)NAN;
+        m->update_given = p->figures.paired ? m->update_given : (double)NAN;
         status = measures_add(&r->save->measures, context->tensor->name, p->context->region,
                               context->shape.ndim, m, err);
     }
@@ -384,9 +389,7 @@ static ckd_status end_tile(ckd_save *save, held_tile *held, ckd_error *err) {
     save->tiles->seen = held->seen;
     save->tiles->seen_region = r->number;
     held->in_use = false;
-    if (held->tile.part != LOSSY_SECOND) {
-        second_was_used(save, held->second, &r->context);
-    }
+    second_was_used(save, held->second, &r->context);
     if (held->tile.device) {
         save_reference_keep(save, &held->tile, &r->context);
         save_tile_leave_device(save, &held->tile);
@@ -501,8 +504,12 @@ static ckd_status save_next_tile(lossy_region *r, lossy_tile *cut, ckd_error *er
     if (status == CKD_OK && worth) {
         held->in_use = true;
         r->users++;
-        status = push_tile(r, held, &from, err);
+        status = pair_tile(save, held, r->eps, err);
+        status = status == CKD_OK ? push_tile(r, held, &from, err) : status;
         held->end = save->pipeline.pushed;
+        if (held->second && held->second->held == held->tile.part) {
+            held->second->end = held->end;
+        }
         if (status == CKD_OK && held->tile.device) {
             status = save_end_tiles(save, err);
         }
@@ -510,9 +517,17 @@ static ckd_status save_next_tile(lossy_region *r, lossy_tile *cut, ckd_error *er
         return status == CKD_OK ? save_report_progress(save, raw, err) : status;
     }
     save_tile_leave_device(save, &held->tile);
+    double update = NAN;
+    status = status == CKD_OK ? pair_exact(&update, save, held, r->eps, err) : status;
+    for (size_t i = 0; i < r->count; i++) {
+        pair_add_update(&r->pieces[i].figures, &held->tile.pair, update);
+    }
     if (status == CKD_OK) {
         add_exact(r, &held->tile);
         status = save_exactly(r, cut, err);
+    }
+    if (held->second) {
+        second_was_used(save, held->second, &r->context);
     }
     save->tiles->seen = save->budget;
     save->tiles->seen_region = r->number;

@@ -23,6 +23,7 @@ typedef struct tile_parent {
 typedef struct region_figures {
     measures measures;
     direction_sums direction;
+    bool paired; /* both moments are known */
 } region_figures;
 
 /* A tile, or a panel's part in it, whose blocks are under way. */
@@ -76,6 +77,8 @@ typedef struct save_tiles {
     lattice_scratch scratch;
     known_rows known_rows;       /* of the tile that is pushed */
     kept_second *spare;          /* that belong to nothing: their memory is used again */
+    uint64_t pairs_held;         /* bytes of moments' values in memory */
+    bytes pair_room;             /* of moments' values that nobody needs any more, for the next ones */
     struct lossy_device *device; /* room for what a tile on a device takes; NULL: none was there yet */
 } save_tiles;
 
@@ -92,22 +95,39 @@ void save_tile_leave_device(ckd_save *save, lossy_tile *t);
 ckd_status save_begin_given(bool *begun, ckd_save *save, lossy_tile *t, const ckd_tensor *tensor,
                             uint64_t widest, ckd_error *err);
 /* Of a lossy block, in order: its errors are added up. */
-void lossy_note_decided(ckd_save *save, tile_part *of, const block_job *job);
+ckd_status lossy_note_decided(ckd_save *save, tile_part *of, const block_job *job, ckd_error *err);
 
-/* Second moments of a tile, for the weights and first moments that come after them (save_second.c). */
+/* Of a tile's second and first moments, in either order, what those that come after them need, and their weights (save_second.c). */
 struct kept_second {
     kept_second *next;
     const char *weight; /* the name of what they belong to; in the save's arena */
-    uint64_t first;
+    uint64_t first, count;
     ckd_region region;
-    lossy_scales scales; /* row NULL: none */
-    direction_sample sample;
-    bool moment_came, weight_came;
+    lossy_scales scales;       /* of second moments; row NULL: none */
+    direction_sample sample;   /* of second moments, once they came */
+    struct file_scratch *file; /* has `values` instead, if memory has as much as it may */
+    bytes values;    /* of the moments that came first, for the others: as given, as decoded (lossy_pair.h) */
+    uint64_t end;    /* these are there when so many blocks are written */
+    lossy_part held; /* whose values; LOSSY_NONE: nobody's */
+    bool second_came, moment_came, weight_came;
     bool served; /* in this save */
 };
-/* *out: NULL if they belong to nothing by their name. It is the save's. */
-ckd_status keep_second(kept_second **out, ckd_save *save, const lossy_tile *t, const tensor_context *context,
+/* What is kept, for moments; *out: NULL if they belong to nothing by their name. It is the save's. */
+ckd_status keep_moment(kept_second **out, ckd_save *save, const lossy_tile *t, const tensor_context *context,
                        ckd_error *err);
+/*
+ * A tile of moments that is prepared: if it is the first of the two, what was given is kept; if it is the last one, it gets the other one's values, which are waited for.
+ * Errors: NOMEM, and those of save_await.
+ */
+ckd_status pair_tile(ckd_save *save, held_tile *held, double eps, ckd_error *err);
+/* Nobody needs what is kept of the first one any more. */
+void pair_end(save_tiles *all, kept_second *k);
+/* A block that is decided on: what a decoder gets of the first of the two moments is kept. */
+ckd_status pair_note_block(const held_tile *held, const lossy_tile *t, const block_job *job, ckd_error *err);
+/* Of moments that stay as they are, all of the tile: the others are held against them, or *update is what a decoder gets with the others (NaN: there are none). */
+ckd_status pair_exact(double *update, ckd_save *save, held_tile *held, double eps, ckd_error *err);
+/* Of both moments, when the last of the two is coded. */
+void pair_add_update(region_figures *f, const lossy_pair *pair, double decoded);
 /* Those that belong to what is now saved; NULL if there are none. */
 kept_second *find_second(const ckd_save *save, const lossy_tile *t, const tensor_context *context);
 /* By a tile that is done (k may be NULL): those that nobody will ask for any more are released. */

@@ -62,6 +62,8 @@ static void fold(measures *to, const measures *more) {
     put_known(&to->max_error, more->max_error);
     put_known(&to->direction_change, more->direction_change);
     put_known(&to->movement, more->movement);
+    put_known(&to->update_given, more->update_given);
+    put_known(&to->update, more->update);
     to->nonfinite = more->nonfinite ? more->nonfinite : to->nonfinite;
 }
 

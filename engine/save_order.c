@@ -79,7 +79,7 @@ ckd_status save_analyse(ckd_save *save, block_job *job, const save_slot *slot, c
 
 /* How far values that stand for the block's may be. */
 static double bound_of(const save_piece *piece) {
-    return piece->lossy ? piece->lossy->tile.bound : -1;
+    return piece->lossy ? lossy_copy_bound(&piece->lossy->tile) : -1;
 }
 
 /* Was the analysis one that would come out the same now? */
@@ -154,8 +154,9 @@ static ckd_status decide(ckd_save *save, ckd_error *err) {
         }
     }
     block_decide(job, &c, &piece->context, &save->budget);
-    if (piece->lossy) {
-        lossy_note_decided(save, piece->lossy, job);
+    ckd_status noted = piece->lossy ? lossy_note_decided(save, piece->lossy, job, err) : CKD_OK;
+    if (noted != CKD_OK) {
+        return noted;
     }
     if (job->parent_damaged) {
         atomic_store(&save->damaged, true);

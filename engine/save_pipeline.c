@@ -288,9 +288,33 @@ ckd_status save_flush(ckd_save *save, ckd_error *err) {
 
 /* ---- blocks on their way in ---- */
 
+/* One that nobody needs any more, so that a million small tensors take no more of them than are under way. NULL: there is none. */
+static save_piece *written_piece(save_pipeline *p) {
+    save_piece *piece = p->first_pushed;
+    pthread_mutex_lock(&p->mutex);
+    bool written = piece && piece->end <= p->written;
+    pthread_mutex_unlock(&p->mutex);
+    if (!written) {
+        return NULL;
+    }
+    p->first_pushed = piece->next;
+    p->last_pushed = piece->next ? p->last_pushed : NULL;
+    return piece;
+}
+
+static void piece_is_pushed(save_pipeline *p, save_piece *piece) {
+    piece->end = p->pushed;
+    piece->next = NULL;
+    *(p->last_pushed ? &p->last_pushed->next : &p->first_pushed) = piece;
+    p->last_pushed = piece;
+}
+
 ckd_status save_new_piece(save_piece **out, ckd_save *save, const tensor_context *t, step_tensor *step,
                           ckd_error *err) {
-    save_piece *piece = *out = arena_alloc(&save->arena, sizeof(*piece));
+    save_piece *piece = *out = written_piece(&save->pipeline);
+    if (!piece) {
+        piece = *out = arena_alloc(&save->arena, sizeof(*piece));
+    }
     if (!piece) {
         return err_nomem(err, sizeof(*piece), "a tensor's description");
     }
@@ -377,6 +401,9 @@ ckd_status save_exact_span(ckd_save *save, const ckd_tensor *tensor, const tenso
         }
     } while (status == CKD_OK && first < end);
     save_staying_free(&staying, tensor);
+    if (status == CKD_OK) {
+        piece_is_pushed(&save->pipeline, piece);
+    }
     return status;
 }
 

@@ -31,7 +31,9 @@ typedef struct save_piece {
         share; /* of the tensor, whose expected cost leaves the budget with the first block; 0: nothing does */
     struct values_there *there; /* where exact values lie on a device; NULL: they do not */
     struct tile_part
-        *lossy; /* the tile that its blocks are of; NULL: it is exact. As long as they are under way */
+        *lossy;   /* the tile that its blocks are of; NULL: it is exact. As long as they are under way */
+    uint64_t end; /* of an exact one whose blocks are all pushed: behind the last of them */
+    struct save_piece *next; /* such a one, pushed after it */
 } save_piece;
 
 typedef enum slot_stage { SLOT_FETCHED, SLOT_ANALYSED, SLOT_DECIDED, SLOT_ENCODED, SLOT_SETTLED } slot_stage;
@@ -59,6 +61,8 @@ typedef struct save_pipeline {
     pthread_mutex_t mutex;  /* guards all of this */
     pthread_cond_t changed; /* for the saving thread, which waits */
     uint64_t written, settled, decided, pushed;
+    save_piece *first_pushed,
+        *last_pushed;       /* exact pieces that are used again once they are written; the saving thread's */
     uint64_t wait_settled;  /* the next decision waits until so many are settled */
     bool writing, ordering; /* somebody is */
     bool paused;            /* nothing new is begun but by the saving thread */

@@ -8,18 +8,18 @@
 #define LEVELS_AFTER_RESUME 24 /* where second moments have no steps else: three octaves */
 #define SECOND_FROM         2.0 /* bits a parameter may take, so that there are some for single second moments */
 
-static ckd_fidelity fidelity_of(const ckd_save_options *o, ckd_role role) {
+ckd_fidelity save_fidelity_of(const ckd_save_options *o, ckd_role role) {
     ckd_fidelity own = o->role_fidelity[role];
     ckd_fidelity chosen = own != CKD_FIDELITY_DEFAULT ? own : o->fidelity;
     return chosen == CKD_FIDELITY_DEFAULT || role == CKD_ROLE_OTHER ? CKD_EXACT : chosen;
 }
 
 ckd_fidelity save_fidelity(const ckd_save *save, ckd_role role) {
-    return fidelity_of(&save->options, role);
+    return save_fidelity_of(&save->options, role);
 }
 
 bool save_builds_on_parent(const ckd_save_options *o, ckd_role role, ckd_dtype dtype) {
-    bool exact = fidelity_of(o, role) == CKD_EXACT;
+    bool exact = save_fidelity_of(o, role) == CKD_EXACT;
     lossy_tile t = {.part = exact ? LOSSY_NONE : lossy_part_of(role, dtype)};
     return t.part == LOSSY_NONE || lossy_wants_parent(&t);
 }

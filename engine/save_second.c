@@ -1,23 +1,17 @@
-/* What a lossy save keeps of second moments, for the tensors that come after them: the steps of their weights, and how far their first
- * moments' errors turn an optimizer's step. */
+/* What a lossy save keeps of moments, for the tensors that come after them: the steps of their weights, how far first moments' errors turn an
+ * optimizer's step, and how large they make it. */
 #include <stdlib.h>
 
+#include "base/file.h"
 #include "engine/save_lossy.h"
-
-static const char second_prefix[] = "exp_avg_sq.";
-static const char first_prefix[] = "exp_avg.";
-static const char master_prefix[] = "master.";
-
-static const char *without(const char *name, const char *prefix) {
-    size_t length = strlen(prefix);
-    return strncmp(name, prefix, length) == 0 ? name + length : NULL;
-}
 
 void kept_seconds_free(kept_second *k) {
     while (k) {
         kept_second *next = k->next;
         lossy_scales_free(&k->scales);
         direction_free(&k->sample);
+        bytes_free(&k->values);
+        file_scratch_close(k->file);
         free(k);
         k = next;
     }
@@ -34,6 +28,7 @@ static void move(kept_second **to, kept_second **from) {
 void kept_seconds_end(ckd_save *save) {
     kept_second *unused = NULL;
     while (save->seconds) {
+        pair_end(save->tiles, save->seconds);
         move(&save->tiles->spare, &save->seconds);
     }
     for (kept_second **at = save->tiles ? &save->tiles->spare : NULL; at && *at;) {
@@ -68,15 +63,19 @@ void second_was_used(ckd_save *save, kept_second *k, const tensor_context *conte
     if (!k) {
         return;
     }
-    const char *name = context->tensor->name;
-    k->moment_came = k->moment_came || without(name, first_prefix);
-    k->weight_came = k->weight_came || strcmp(name, k->weight) == 0;
+    ckd_role role = context->tensor->role;
+    k->second_came = k->second_came || role == CKD_ROLE_EXP_AVG_SQ;
+    k->moment_came = k->moment_came || role == CKD_ROLE_EXP_AVG;
+    k->weight_came = k->weight_came || strcmp(context->tensor->name, k->weight) == 0;
     bool needed = false; /* by a tile that is under way beside this one */
     for (int i = 0; i < 2; i++) {
         const held_tile *h = &save->tiles->held[i];
         needed = needed || (h->in_use && h->second == k);
     }
-    if (k->moment_came && k->weight_came && !needed) {
+    if (k->second_came && k->moment_came && !needed) {
+        pair_end(save->tiles, k);
+    }
+    if (k->second_came && k->moment_came && k->weight_came && !needed) {
         kept_second **at = &save->seconds;
         while (*at != k) {
             at = &(*at)->next;
@@ -85,33 +84,36 @@ void second_was_used(ckd_save *save, kept_second *k, const tensor_context *conte
     }
 }
 
-ckd_status keep_second(kept_second **out, ckd_save *save, const lossy_tile *t, const tensor_context *context,
-                       ckd_error *err) {
-    const char *weight = without(context->tensor->name, second_prefix);
-    *out = NULL;
-    if (!weight) {
-        return CKD_OK;
-    }
-    kept_second *kept = begin(save->tiles);
+static ckd_status new_kept(kept_second **out, ckd_save *save, const lossy_tile *t, const char *weight,
+                           const tensor_context *context, ckd_error *err) {
+    kept_second *kept = *out = begin(save->tiles);
     if (!kept) {
         return err_nomem(err, sizeof(*kept), "second moments' means");
     }
     kept->weight = weight;
     kept->first = t->first;
+    kept->count = t->count;
     kept->region = *context->region;
     kept->next = save->seconds;
     save->seconds = kept;
-    ckd_status status = direction_begin(&kept->sample, t->count, err);
-    *out = status == CKD_OK ? kept : NULL;
+    return CKD_OK;
+}
+
+ckd_status keep_moment(kept_second **out, ckd_save *save, const lossy_tile *t, const tensor_context *context,
+                       ckd_error *err) {
+    const char *weight = context->largest ? NULL : context->weight;
+    *out = weight ? find_second(save, t, context) : NULL;
+    ckd_status status = weight && !*out ? new_kept(out, save, t, weight, context, err) : CKD_OK;
+    if (status == CKD_OK && *out && t->part == LOSSY_SECOND) {
+        status = direction_begin(&(*out)->sample, t->count, err);
+    }
     return status;
 }
 
 kept_second *find_second(const ckd_save *save, const lossy_tile *t, const tensor_context *context) {
-    const char *name = context->tensor->name, *of = without(name, master_prefix);
-    of = of ? of : without(name, first_prefix);
-    const char *weight = of ? of : name;
+    const char *weight = context->weight ? context->weight : context->tensor->name;
     for (kept_second *k = save->seconds; k; k = k->next) {
-        if (strcmp(k->weight, weight) == 0 && k->first == t->first && k->sample.count == t->count &&
+        if (strcmp(k->weight, weight) == 0 && k->first == t->first && k->count == t->count &&
             region_equal(&k->region, context->region, context->shape.ndim)) {
             return k;
         }

@@ -88,9 +88,10 @@ ckd_status save_check_options(const ckd_save_options *o, ckd_error *err) {
 
 static ckd_status newest_of(ckd_checkpoint *out, bool *found, ckd_store *store, const char *run,
                             uint64_t before, ckd_error *err) {
-    ckd_status status = catalog_newest(out, store->catalog, run, before, err);
+    ckd_error why = {0};
+    ckd_status status = catalog_newest(out, store->catalog, run, before, &why);
     *found = status == CKD_OK;
-    return status == CKD_E_NOT_FOUND ? CKD_OK : status;
+    return err_except(err, status, CKD_E_NOT_FOUND, &why);
 }
 
 bool branch_root(char root[CKD_RUN_MAX + 1], unsigned *number, const char *run) {
@@ -141,6 +142,12 @@ static const char *told_origin(uint64_t *step, const ckd_save_options *o, const 
     return strcmp(other, root) == 0 ? run : NULL;
 }
 
+/* A session that asked for branches goes on where its own last save was, whatever other launches have saved meanwhile. NULL: it has none. */
+static const save_follow *followed(const ckd_store *store, const ckd_save_options *o) {
+    const save_follow *f = store->follow;
+    return f && f->own && o->on_duplicate == CKD_DUPLICATE_BRANCH && !o->parent_run ? f : NULL;
+}
+
 /*
  * A rewound run goes on under the name of its newest branch. A step that this branch is past already means that it was
  * rewound once more, and begins the next branch; and so does a state that comes from another place than the end of a branch, or steps that were given up would lie between it
@@ -165,8 +172,13 @@ static ckd_status choose_branch(save_target *t, const ckd_store *store, const ck
     }
     uint64_t from_step, end = 0;
     const char *from = told_origin(&from_step, o, root);
-    bool at_end =
-        from && newest_step(&end, &manifests, from) && (from_step == CKD_LATEST || from_step == end);
+    const save_follow *own = from ? NULL : followed(store, o);
+    if (own) { /* if the last one was deleted, its branch ends before it */
+        from = own->run;
+        from_step = own->step;
+    }
+    bool at_end = from && newest_step(&end, &manifests, from) &&
+                  (from_step == CKD_LATEST || from_step == end || (own && end < from_step));
     manifests_free(&manifests);
     if (at_end && end < t->step) {
         snprintf(t->run, sizeof(t->run), "%s", from);
@@ -210,6 +222,11 @@ static ckd_status find_named(ckd_checkpoint *out, ckd_store *store, const char *
 
 static ckd_status resolve_parent(save_target *t, ckd_store *store, const ckd_save_options *o,
                                  ckd_error *err) {
+    const save_follow *own = followed(store, o);
+    if (own && catalog_find_id(&t->lineage, store->catalog, &own->last, NULL) == CKD_OK) {
+        t->has_lineage = true;
+        return CKD_OK;
+    }
     if (!o->parent_run) {
         return find_lineage(t, store, err);
     }
@@ -246,7 +263,8 @@ ckd_status save_resolve_target(save_target *out, ckd_store *store, const ckd_sav
         status = choose_branch(out, store, o, err);
     }
     if (status == CKD_OK) {
-        status = catalog_find(&out->existing, store->catalog, out->run, out->step, err);
+        ckd_error why = {0};
+        status = catalog_find(&out->existing, store->catalog, out->run, out->step, &why);
         if (status == CKD_OK && o->on_duplicate != CKD_DUPLICATE_SAME_OK) {
             return err_set(err, CKD_E_EXISTS,
                            "run '%s' has a checkpoint at step %llu already; choose another run or "
@@ -254,7 +272,7 @@ ckd_status save_resolve_target(save_target *out, ckd_store *store, const ckd_sav
                            out->run, (unsigned long long)out->step);
         }
         out->compare = status == CKD_OK;
-        status = status == CKD_E_NOT_FOUND ? CKD_OK : status;
+        status = err_except(err, status, CKD_E_NOT_FOUND, &why);
     }
     if (status == CKD_OK) {
         status = resolve_parent(out, store, o, err);

@@ -3,8 +3,10 @@
 
 #include "engine/device_reference.h"
 #include "engine/device_snapshot.h"
+#include "engine/role_names.h"
 #include "engine/save_device.h"
 #include "engine/save_lossy.h"
+#include "engine/tensor_check.h"
 
 #define HEADER_BYTES 512u /* of a blob's record, about, its name not counted */
 
@@ -13,6 +15,11 @@ static ckd_status check_description(const ckd_tensor *t, geometry *shape, uint64
     size_t length = t->name ? strlen(t->name) : 0;
     if (length == 0 || length > CKD_NAME_MAX || !utf8_valid(t->name, length)) {
         return err_set(err, CKD_E_INVALID, "a tensor's name must have 1 to %d bytes of UTF-8", CKD_NAME_MAX);
+    }
+    if (t->weight && strnlen(t->weight, CKD_NAME_MAX + 1) > CKD_NAME_MAX) {
+        return err_in_tensor(
+            err, err_set(err, CKD_E_INVALID, "its weight's name has more than %d bytes", CKD_NAME_MAX),
+            t->name);
     }
     if (ckd_dtype_size(t->dtype) == 0) {
         return err_in_tensor(err, err_set(err, CKD_E_INVALID, "unknown dtype %d", (int)t->dtype), t->name);
@@ -42,18 +49,82 @@ static ckd_status check_description(const ckd_tensor *t, geometry *shape, uint64
     return CKD_OK;
 }
 
+/* Would it be lossy, if anybody knew what it is? */
+static void note_doubt(ckd_save *save, const ckd_tensor *t, const role_name *parsed, uint64_t elements) {
+    bool small = parsed->slot == SLOT_SMALL && parsed->sure;
+    bool doubt = t->role == CKD_ROLE_AUTO && parsed->marked && !small && elements >= ROLE_FEWEST &&
+                 ckd_role_of(t->name, t->dtype) == CKD_ROLE_OTHER &&
+                 lossy_part_of(CKD_ROLE_WEIGHT, t->dtype) != LOSSY_NONE;
+    if (!doubt || save_coarsest_fidelity(save) == CKD_EXACT) {
+        return;
+    }
+    if (save->in_doubt++ == 0) {
+        store_message(
+            save->store,
+            "'%s' looks like an optimizer's tensor, and its name does not tell its weight: it is stored "
+            "exactly unless it is given a role",
+            t->name);
+    }
+}
+
+uint64_t ckd_save_in_doubt(const ckd_save *save) {
+    return save->in_doubt;
+}
+
+/* A role that was given may be another one than the name's; then the name does not tell the parameter either. */
+static ckd_status find_weight(tensor_context *context, ckd_save *save, const ckd_tensor *t, ckd_error *err) {
+    const record_tensor *tensor = context->tensor;
+    size_t length = strlen(tensor->name), size = length;
+    role_name parsed;
+    role_name_read(&parsed, tensor->name, length);
+    note_doubt(save, t, &parsed, context->shape.elements);
+    bool named = tensor->role == CKD_ROLE_WEIGHT ||
+                 (parsed.slot != SLOT_NONE && role_of_slot(parsed.slot) == tensor->role);
+    context->largest = parsed.slot == SLOT_LARGEST_SECOND && tensor->role == CKD_ROLE_EXP_AVG_SQ;
+    const char *weight = t->weight                         ? t->weight
+                         : !named                          ? NULL
+                         : tensor->role == CKD_ROLE_WEIGHT ? tensor->name
+                                                           : role_name_family(tensor->name, length, &size);
+    context->weight = weight;
+    if (!weight || (weight != t->weight && weight + size == tensor->name + length)) {
+        return CKD_OK; /* it ends with the tensor's own name, which stays */
+    }
+    size = t->weight ? strlen(t->weight) : size;
+    char *copy = arena_alloc(&save->arena, size + 1);
+    if (!copy) {
+        return err_nomem(err, size + 1, "a weight's name");
+    }
+    memcpy(copy, weight, size);
+    copy[size] = '\0';
+    context->weight = copy;
+    return CKD_OK;
+}
+
+/* Most are whole, and share one. NULL: out of memory. */
+static const ckd_region *keep_region(ckd_save *save, const geometry *shape, const ckd_region *given) {
+    static const ckd_region whole = {.kind = CKD_REGION_WHOLE};
+    ckd_region canonical = region_canonical(shape, given);
+    if (canonical.kind == CKD_REGION_WHOLE) {
+        return &whole;
+    }
+    ckd_region *region = arena_alloc(&save->arena, sizeof(*region));
+    if (region) {
+        *region = canonical;
+    }
+    return region;
+}
+
 /* Names and regions that the content index points to live as long as the save. */
 static ckd_status make_tensor_context(ckd_save *save, const ckd_tensor *t, const geometry *shape,
                                       tensor_context *context, ckd_error *err) {
     size_t length = strlen(t->name) + 1;
     record_tensor *tensor = arena_alloc(&save->arena, sizeof(*tensor));
     char *name = arena_alloc(&save->arena, length);
-    ckd_region *region = arena_alloc(&save->arena, sizeof(*region));
+    const ckd_region *region = keep_region(save, shape, &t->region);
     if (!tensor || !name || !region) {
         return err_nomem(err, sizeof(*tensor) + length + sizeof(*region), "a tensor's description");
     }
     memcpy(name, t->name, length);
-    *region = region_canonical(shape, &t->region);
     *tensor = (record_tensor){.name = name,
                               .checkpoint = save->checkpoint,
                               .dtype = t->dtype,
@@ -62,6 +133,10 @@ static ckd_status make_tensor_context(ckd_save *save, const ckd_tensor *t, const
     memcpy(tensor->shape, shape->shape, t->ndim * sizeof(uint64_t));
     *context = (tensor_context){
         .tensor = tensor, .shape = *shape, .region = region, .block_elements = save_block_elements(save, t)};
+    ckd_status status = find_weight(context, save, t, err);
+    if (status != CKD_OK) {
+        return status;
+    }
     const view *before = save->target.compare ? save->existing : save->parent;
     const view_tensor *old = before ? view_find(before, name) : NULL;
     bool same = old && old->tensor->dtype == t->dtype && old->shape.ndim == shape->ndim &&
@@ -176,8 +251,7 @@ static ckd_status save_on_step(ckd_save *save, const ckd_tensor *tensor, tensor_
     if (status != CKD_OK) {
         return status;
     }
-    step_begin(&step, &save->steps, tensor->optimizer, t->tensor, t->region, elements, t->parent,
-               save->parent);
+    step_begin(&step, &save->steps, tensor->optimizer, t, elements, save->parent);
     t->step = step.source.available ? &step.source : NULL;
     status = save_exact_span(save, tensor, t, 0, elements, &step, err);
     status = status == CKD_OK ? save_flush(save, err) : status;
@@ -210,8 +284,11 @@ static ckd_status save_region(ckd_save *save, const ckd_tensor *tensor, ckd_erro
     if (status == CKD_OK) {
         status = make_tensor_context(save, tensor, &shape, &context, err);
     }
+    if (status == CKD_OK) {
+        status = save_note_region(save, context.tensor, &shape, context.region, elements, err);
+    }
     if (status != CKD_OK) {
-        return status;
+        return tensor->name ? err_in_tensor(err, status, tensor->name) : status;
     }
     context.before = context.parent ? save->before : NULL;
     context.kept = save->target.compare ? NULL : save->kept;
@@ -331,19 +408,19 @@ ckd_status ckd_save_tensor(ckd_save *save, const ckd_tensor *tensor, ckd_error *
     if (status != CKD_OK) {
         return status;
     }
-    ckd_tensor description = {0};
-    memcpy(&description, tensor,
-           tensor->struct_size < sizeof(description) ? tensor->struct_size : sizeof(description));
-    ckd_optimizer optimizer = {0};
-    if (description.optimizer) {
-        size_t size = description.optimizer->struct_size;
-        memcpy(&optimizer, description.optimizer, size < sizeof(optimizer) ? size : sizeof(optimizer));
+    ckd_tensor description;
+    ckd_optimizer optimizer = CKD_OPTIMIZER_INIT;
+    status = tensor_copy(&description, tensor, err);
+    if (status == CKD_OK && description.optimizer) {
+        status = optimizer_copy(&optimizer, description.optimizer, err);
         description.optimizer = &optimizer;
     }
-    save->callers_mode = float_mode_enter();
-    bool on_device = description.device && description.data;
-    status = on_device ? save_from_device(save, &description, err) : save_region(save, &description, err);
-    float_mode_leave(save->callers_mode);
+    if (status == CKD_OK) {
+        save->callers_mode = float_mode_enter();
+        bool on_device = description.device && description.data;
+        status = on_device ? save_from_device(save, &description, err) : save_region(save, &description, err);
+        float_mode_leave(save->callers_mode);
+    }
     save_may_retry(save, status); /* not this save, but the caller's next one */
     save->state = status == CKD_OK ? SAVE_OPEN : SAVE_FAILED;
     return status;
@@ -362,32 +439,27 @@ ckd_status save_finish_blocks(ckd_save *save, ckd_error *err) {
     return status;
 }
 
-ckd_status ckd_save_blob(ckd_save *save, const char *name, const void *data, size_t size, ckd_error *err) {
-    ckd_status status = save_check_open(save, err);
-    size_t length = name ? strlen(name) : 0;
-    if (status == CKD_OK && (length == 0 || length > CKD_NAME_MAX || !utf8_valid(name, length))) {
-        status = err_set(err, CKD_E_INVALID, "a blob's name must have 1 to %d bytes of UTF-8", CKD_NAME_MAX);
+static ckd_status check_blob(const char *name, const void *data, size_t size, ckd_error *err) {
+    size_t length = name ? strnlen(name, CKD_NAME_MAX + 1) : 0;
+    if (length == 0 || length > CKD_NAME_MAX || !utf8_valid(name, length)) {
+        return err_set(err, CKD_E_INVALID, "a blob's name must have 1 to %d bytes of UTF-8", CKD_NAME_MAX);
     }
-    if (status == CKD_OK && size > CKD_BLOB_MAX) {
-        status = err_set(err, CKD_E_INVALID, "blob '%s' has %zu bytes; at most 1 GiB is allowed", name, size);
+    if (size > CKD_BLOB_MAX) {
+        return err_set(err, CKD_E_INVALID, "blob '%s' has %zu bytes; at most 1 GiB is allowed", name, size);
     }
-    status = status == CKD_OK ? stop_look(&save->stop, err) : status;
-    if (status != CKD_OK) {
-        return status;
-    }
-    status = save_finish_blocks(save, err);
-    if (status != CKD_OK) {
-        return status;
-    }
-    if (save->target.compare) {
-        status = save_compare_blob(save, name, data, size, err);
-        save->state = status == CKD_OK ? SAVE_OPEN : SAVE_FAILED;
-        return status;
-    }
+    return data || size == 0
+               ? CKD_OK
+               : err_set(err, CKD_E_INVALID, "blob '%s' has %zu bytes, and no data is given", name, size);
+}
+
+static ckd_status write_blob(ckd_save *save, const char *name, const void *data, size_t size,
+                             ckd_error *err) {
+    size_t length = strlen(name);
     record_tensor tensor = {.name = name, .checkpoint = save->checkpoint, .role = CKD_ROLE_OTHER};
     ckd_region region = {.kind = CKD_REGION_WHOLE};
     bytes packed = {0};
     size_t stored = 0;
+    ckd_status status = CKD_OK;
     if (bytes_extend(&packed, size + 1)) {
         status = coder_encode(save->jobs[0].decoder.coder, CODING_ZSTD, 0, 1, data, size, packed.data, size,
                               &stored, err);
@@ -410,6 +482,22 @@ ckd_status ckd_save_blob(ckd_save *save, const char *name, const void *data, siz
     save_may_retry(save, status);
     bytes_free(&packed);
     save->raw_bytes += size;
+    return status;
+}
+
+ckd_status ckd_save_blob(ckd_save *save, const char *name, const void *data, size_t size, ckd_error *err) {
+    ckd_status status = save_check_open(save, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    status = check_blob(name, data, size, err);
+    status = status == CKD_OK ? stop_look(&save->stop, err) : status;
+    status = status == CKD_OK ? save_note_blob(save, name, err) : status;
+    status = status == CKD_OK ? save_finish_blocks(save, err) : status;
+    if (status == CKD_OK) {
+        status = save->target.compare ? save_compare_blob(save, name, data, size, err)
+                                      : write_blob(save, name, data, size, err);
+    }
     save->state = status == CKD_OK ? SAVE_OPEN : SAVE_FAILED;
     return status;
 }

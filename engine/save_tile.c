@@ -44,7 +44,7 @@ static bool go_back(const view **v, const view_tensor **in, ckd_save *save) {
     const view *older;
     if (!r || r->dependency_count == 0 || (r->predictor != PREDICT_PARENT && r->predictor != PREDICT_COPY) ||
         id_equal(&r->dependencies[0].checkpoint, &(*v)->manifest.checkpoint.id) ||
-        views_get(&older, &save->views, &r->dependencies[0].checkpoint, NULL) != CKD_OK) {
+        views_within(&older, &save->views, *v, &r->dependencies[0].checkpoint, NULL) != CKD_OK) {
         return false;
     }
     const view_tensor *t = view_find(older, (*in)->tensor->name);
@@ -72,9 +72,16 @@ static load_cost with_another(const tile_parent *p, const load_cost *chain, ckd_
     return next;
 }
 
+/* The same number for a checkpoint whatever the tensor, the thread and the process, and as good as random. */
+static uint64_t lot_of(const view *v) {
+    const chunk_part *own = v->parts[0];
+    hash128 ends[2] = {own->records[0].content, own->records[own->count - 1].content};
+    return hash64(ends, sizeof(ends));
+}
+
+/* All tensors go back to the same few checkpoints, so that the files of the others need not stay. */
 static bool preferred(const tile_parent *a, const tile_parent *b) {
-    uint64_t x = a->view->manifest.checkpoint.step, y = b->view->manifest.checkpoint.step;
-    return hash64(&x, sizeof(x)) < hash64(&y, sizeof(y));
+    return lot_of(a->view) < lot_of(b->view);
 }
 
 /* From the parent, whose chain is not light, to an ancestor with one that is; to the oldest, if there is none. */

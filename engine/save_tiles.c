@@ -46,6 +46,7 @@ void save_tiles_free(save_tiles *all) {
     held_tile_free(&all->held[0]);
     held_tile_free(&all->held[1]);
     kept_seconds_free(all->spare);
+    bytes_free(&all->pair_room);
     for (uint32_t i = 0; i < all->loader_count; i++) {
         decoder_free(&all->loaders[i]);
         bytes_free(&all->rooms[i]);
@@ -66,6 +67,9 @@ void save_tiles_give_back(save_tiles *all, uint64_t most) {
     low_rank_room *r = &all->statistics.search;
     if (r->left.capacity + r->right.capacity + r->small.capacity + r->scratch.capacity > most) {
         low_rank_room_free(r);
+    }
+    if (all->pair_room.capacity > most) {
+        bytes_free(&all->pair_room);
     }
     for (uint32_t i = 0; i < 2; i++) {
         low_rank *f = &all->held[i].tile.factors;

@@ -2,11 +2,11 @@
  * Verifying little by little: chunk files are read through, the one first that was not for the longest; the catalog remembers. A file is opened under the reader lock and read
  * without it: it may be unlinked meanwhile, but nobody has to wait for a read that takes its time.
  */
-#include <stdio.h>
 #include <stdlib.h>
 
 #include "engine/file_check.h"
-#include "engine/notes.h"
+#include "engine/listed_files.h"
+#include "engine/notes_damage.h"
 #include "engine/parity.h"
 
 /* What was verified is written to the catalog so often: so much is read again after a crash. */
@@ -14,9 +14,9 @@
 #define NAP_NS      (UINT64_C(100000000)) /* at most, between two looks at what the caller wants */
 
 typedef struct due_file {
-    note_file file;
-    manifest_name name; /* that names it */
+    const listed_file *listed;
     uint64_t verified_ns;
+    bool waits; /* it was verified lately enough */
 } due_file;
 
 typedef struct scrubbing {
@@ -25,10 +25,9 @@ typedef struct scrubbing {
     ckd_scrub_result *result;
     damage_list damage;
     bytes payload;
-    lineage *lineages;
-    size_t lineage_count;
-    due_file *files; /* all of the store, each once; the first `due` in the order in which they are read */
-    size_t file_count, file_capacity, due;
+    listed_files listed;
+    due_file *files; /* the same; the first `due` in the order in which they are read */
+    size_t file_count, due;
     verified_files done; /* not written yet */
     uint64_t begun_ns, written_ns, total, read;
     file_lock *reader; /* until the file is open */
@@ -36,103 +35,47 @@ typedef struct scrubbing {
 
 /* ---- what there is ---- */
 
-static ckd_status add_files(scrubbing *s, const manifest *m, const manifest_name *name, ckd_error *err) {
-    if (s->file_count + m->file_count > s->file_capacity) {
-        size_t capacity = 2 * (s->file_count + m->file_count);
-        due_file *grown = realloc(s->files, capacity * sizeof(*grown));
-        if (!grown) {
-            return err_nomem(err, capacity * sizeof(*grown), "the files of a store");
-        }
-        s->files = grown;
-        s->file_capacity = capacity;
-    }
-    for (size_t i = 0; i < m->file_count; i++) {
-        s->files[s->file_count++] = (due_file){.file = m->files[i], .name = *name};
-    }
-    return CKD_OK;
-}
-
-static ckd_status add_manifest(scrubbing *s, const manifest_name *name, ckd_error *err) {
-    manifest m;
-    ckd_error why = {.offset = CKD_NO_OFFSET};
-    ckd_status status = store_read_manifest(&m, s->store, name->run, name->step, name->generation, &why);
-    if (status == CKD_E_NOT_FOUND) { /* it was collected meanwhile */
-        return CKD_OK;
-    }
-    if (status != CKD_OK) {
-        err_in_file(&why, status,
-                    path_manifest(s->store->path, name->run, name->step, name->generation).text);
-        return damage_note(&s->damage, status, &why, CKD_NO_OFFSET, "", err);
-    }
-    s->lineages[s->lineage_count++] = lineage_of(&m);
-    status = add_files(s, &m, name, err);
-    manifest_free(&m);
-    return status;
-}
-
 static ckd_status read_manifests(scrubbing *s, ckd_error *err) {
-    manifest_list list = {0};
-    ckd_status status = manifests_read(&list, s->store, err);
+    ckd_status status = listed_files_read(&s->listed, s->store, &s->damage, err);
     if (status == CKD_OK) {
-        s->lineages = calloc(list.count + 1, sizeof(*s->lineages));
-        status = s->lineages ? CKD_OK : err_nomem(err, list.count * sizeof(*s->lineages), "manifests");
-    }
-    for (size_t i = 0; i < list.count && status == CKD_OK; i++) {
-        bool newest = i == 0 || !same_checkpoint_name(&list.items[i - 1], &list.items[i]);
-        status = newest ? add_manifest(s, &list.items[i], err) : CKD_OK;
-    }
-    manifests_free(&list);
-    return status;
-}
-
-static ckd_status check_notes(scrubbing *s, ckd_error *err) {
-    notes n = {0};
-    ckd_status status = notes_read(&n, s->store, err);
-    for (size_t i = 0; i < n.count && status == CKD_OK; i++) {
-        ckd_error why = {.offset = CKD_NO_OFFSET};
+        s->files = calloc(s->listed.count + 1, sizeof(*s->files));
         status =
-            damage_note(&s->damage, notes_why(&n.items[i], s->store, &why), &why, CKD_NO_OFFSET, "", err);
+            s->files ? CKD_OK : err_nomem(err, s->listed.count * sizeof(*s->files), "the files of a store");
     }
-    notes_free(&n);
+    for (size_t i = 0; i < s->listed.count && status == CKD_OK; i++) {
+        s->files[s->file_count++].listed = &s->listed.items[i];
+    }
     return status;
 }
 
 /* ---- which are due ---- */
 
-static int by_id(const void *a, const void *b) {
-    return memcmp(&((const due_file *)a)->file.id, &((const due_file *)b)->file.id, sizeof(ckd_id));
-}
-
+/* Nobody remembers when those in the trash were read: they come when all others that are due are done. */
 static int by_age(const void *a, const void *b) {
     const due_file *x = a, *y = b;
-    int order = (x->verified_ns > y->verified_ns) - (x->verified_ns < y->verified_ns);
-    return order ? order : by_id(a, b);
+    int order = (int)x->waits - (int)y->waits;
+    order = order ? order : (int)x->listed->in_trash - (int)y->listed->in_trash;
+    order = order ? order : (x->verified_ns > y->verified_ns) - (x->verified_ns < y->verified_ns);
+    return order ? order : (x->listed > y->listed) - (x->listed < y->listed);
 }
 
 static int by_name(const void *name, const void *state) {
     return strcmp(name, ((const catalog_file_state *)state)->name);
 }
 
-/* Names of the catalog are hexadecimal ids: both are in the same order. A time to come is none: the clock was set back. */
+/* A time to come is none: the clock was set back. */
 static void look_up(scrubbing *s, uint64_t now) {
-    size_t known_count, kept = 0;
+    size_t known_count;
     catalog_file_state *known = verified_recall(&known_count, s->store);
-    if (s->file_count) {
-        qsort(s->files, s->file_count, sizeof(*s->files), by_id);
-    }
     for (size_t i = 0; i < s->file_count; i++) {
-        if (kept && id_equal(&s->files[kept - 1].file.id, &s->files[i].file.id)) {
-            continue;
-        }
         char name[64];
-        due_file *f = &s->files[kept++];
-        *f = s->files[i];
-        verified_name(name, &f->file.id);
+        due_file *f = &s->files[i];
+        verified_name(name, &f->listed->file.id);
         const catalog_file_state *k =
             known_count ? bsearch(name, known, known_count, sizeof(*known), by_name) : NULL;
-        f->verified_ns = k && k->size == f->file.size && k->verified_ns <= now ? k->verified_ns : 0;
+        bool right = k && k->size == f->listed->file.size && k->verified_ns <= now;
+        f->verified_ns = right ? k->verified_ns : 0;
     }
-    s->file_count = kept;
     free(known);
 }
 
@@ -141,11 +84,14 @@ static void choose_due(scrubbing *s) {
     uint64_t older_s = s->options->older_than_s < longest ? s->options->older_than_s : longest;
     uint64_t before = now - older_s * UINT64_C(1000000000);
     look_up(s, now);
+    for (size_t i = 0; i < s->file_count; i++) {
+        s->files[i].waits = s->files[i].verified_ns > before;
+    }
     if (s->file_count) {
         qsort(s->files, s->file_count, sizeof(*s->files), by_age);
     }
-    while (s->due < s->file_count && s->files[s->due].verified_ns <= before) {
-        s->total += s->files[s->due++].file.size;
+    while (s->due < s->file_count && !s->files[s->due].waits) {
+        s->total += s->files[s->due++].listed->file.size;
     }
 }
 
@@ -216,20 +162,20 @@ static void remember(scrubbing *s, uint32_t patience_ms) {
 }
 
 /* Under the reader lock: is it still the store's? What was deleted meanwhile is gone together with its manifest. */
-static bool is_listed(const scrubbing *s, const due_file *f) {
+static bool is_listed(const scrubbing *s, const listed_file *f) {
     return file_exists(path_manifest(s->store->path, f->name.run, f->name.step, f->name.generation).text);
 }
 
-static ckd_status check_one(scrubbing *s, const due_file *f, ckd_error *err) {
-    char checkpoint[CKD_RUN_MAX + 32];
+static ckd_status check_one(scrubbing *s, const listed_file *f, ckd_error *err) {
+    char checkpoint[CHECKPOINT_TEXT];
     file_check check = {.store = s->store,
                         .damage = &s->damage,
-                        .lineages = s->lineages,
-                        .lineage_count = s->lineage_count,
+                        .lineages = s->listed.lineages,
+                        .lineage_count = s->listed.lineage_count,
                         .payload = &s->payload,
                         .pace = after_record,
                         .pace_context = s};
-    snprintf(checkpoint, sizeof(checkpoint), "%s@%llu", f->name.run, (unsigned long long)f->name.step);
+    listed_file_checkpoint(checkpoint, f);
     return check_named_file(&check, &f->file, checkpoint, err);
 }
 
@@ -241,16 +187,16 @@ static ckd_status scrub_file(scrubbing *s, due_file *f, ckd_error *err) {
     if (status != CKD_OK) {
         return status;
     }
-    bool listed = is_listed(s, f);
-    status = listed ? check_one(s, f, err) : CKD_OK;
+    bool listed = is_listed(s, f->listed);
+    status = listed ? check_one(s, f->listed, err) : CKD_OK;
     lock_release(s->reader);
     s->reader = NULL;
-    s->read = before + f->file.size;
+    s->read = before + f->listed->file.size;
     if (status != CKD_OK || !listed) {
         return status;
     }
     found->files++;
-    found->bytes += f->file.size;
+    found->bytes += f->listed->file.size;
     if (found->damage_count > damage) {
         return CKD_OK; /* it comes first again */
     }
@@ -258,7 +204,8 @@ static ckd_status scrub_file(scrubbing *s, due_file *f, ckd_error *err) {
         s->done.at_ns = begun; /* of the first of them: none was verified before */
     }
     f->verified_ns = begun;
-    manifest one = {.files = &f->file, .file_count = 1};
+    note_file file = f->listed->file;
+    manifest one = {.files = &file, .file_count = 1};
     return verified_add(&s->done, &one, err);
 }
 
@@ -313,20 +260,22 @@ static void sum_up(scrubbing *s, size_t at) {
     ckd_scrub_result *r = s->result;
     for (size_t i = at; i < s->due; i++) {
         r->files_left++;
-        r->bytes_left += s->files[i].file.size;
+        r->bytes_left += s->files[i].listed->file.size;
     }
-    r->oldest_ns = s->file_count ? s->files[0].verified_ns : 0;
-    for (size_t i = 1; i < s->file_count; i++) {
-        r->oldest_ns = s->files[i].verified_ns < r->oldest_ns ? s->files[i].verified_ns : r->oldest_ns;
+    uint64_t oldest = UINT64_MAX;
+    for (size_t i = 0; i < s->file_count; i++) {
+        const due_file *f = &s->files[i];
+        oldest = f->verified_ns < oldest && !f->listed->in_trash ? f->verified_ns : oldest;
     }
-    r->found->checkpoints = s->lineage_count;
+    r->oldest_ns = oldest == UINT64_MAX ? 0 : oldest;
+    r->found->checkpoints = s->listed.lineage_count;
 }
 
 static ckd_status scrub(scrubbing *s, ckd_error *err) {
     size_t at = 0;
     ckd_status status = read_manifests(s, err);
     if (status == CKD_OK) {
-        status = check_notes(s, err);
+        status = notes_damage(&s->damage, s->store, err);
     }
     if (status != CKD_OK) {
         return status;
@@ -338,17 +287,16 @@ static ckd_status scrub(scrubbing *s, ckd_error *err) {
     if (status == CKD_OK && at == s->due) {
         status = scrub_parity(s, err);
     }
-    return status == CKD_OK ? damage_spread(&s->damage, s->lineages, s->lineage_count, err) : status;
+    return status == CKD_OK ? damage_spread(&s->damage, s->listed.lineages, s->listed.lineage_count, err)
+                            : status;
 }
 
 ckd_status ckd_store_scrub(ckd_scrub_result **out, ckd_store *store, const ckd_scrub_options *options,
                            ckd_error *err) {
     ckd_scrub_options o = CKD_SCRUB_OPTIONS_INIT;
     *out = NULL;
-    if (options) {
-        memcpy(&o, options, options->struct_size < sizeof(o) ? options->struct_size : sizeof(o));
-    }
-    ckd_status status = store_check_writable(store, err);
+    ckd_status status = COPY_OPTIONS(&o, options, "ckd_scrub_options", err);
+    status = status == CKD_OK ? store_check_writable(store, err) : status;
     if (status != CKD_OK) {
         return status;
     }
@@ -361,7 +309,7 @@ ckd_status ckd_store_scrub(ckd_scrub_result **out, ckd_store *store, const ckd_s
     s.damage = (damage_list){.result = s.result->found, .store_path = store->path};
     status = scrub(&s, err);
     bytes_free(&s.payload);
-    lineages_free(s.lineages, s.lineage_count);
+    listed_files_free(&s.listed);
     free(s.files);
     free(s.done.ids);
     if (status != CKD_OK) {

@@ -15,6 +15,9 @@
 #define COPY_THREADS_MAX 4 /* by default: memory is busy by then */
 
 ckd_status session_check(const ckd_session *s, ckd_error *err) {
+    if (!s) {
+        return err_set(err, CKD_E_INVALID, "there is no session: it is NULL");
+    }
     return s->process == getpid()
                ? CKD_OK
                : err_set(err, CKD_E_STATE,
@@ -38,8 +41,8 @@ static ckd_status check_times(const ckd_session_options *o, ckd_error *err) {
 }
 
 static ckd_status check_options(const ckd_session_options *o, ckd_error *err) {
-    if (!o->save || !o->save->run) {
-        return err_set(err, CKD_E_INVALID, "a session needs options.save with a run");
+    if (!o->save) {
+        return err_set(err, CKD_E_INVALID, "a session needs options.save");
     }
     if (o->snapshot < CKD_SNAPSHOT_COPY || o->snapshot > CKD_SNAPSHOT_LAZY) {
         return err_set(err, CKD_E_INVALID, "snapshot %d is not known", (int)o->snapshot);
@@ -77,12 +80,14 @@ static const char *keep(char *room, size_t size, const char *text) {
 
 static ckd_status copy_save_options(ckd_session *s, const ckd_save_options *given, ckd_error *err) {
     s->save = (ckd_save_options)CKD_SAVE_OPTIONS_INIT;
-    memcpy(&s->save, given, given->struct_size < sizeof(s->save) ? given->struct_size : sizeof(s->save));
-    s->save.struct_size = sizeof(s->save);
+    ckd_status status = COPY_OPTIONS(&s->save, given, "ckd_save_options", err);
+    if (status != CKD_OK) {
+        return status;
+    }
     s->save.rank = s->save.world = 0;
     s->save.step = 0;
     s->save.checkpoint_id = (ckd_id){{0}};
-    ckd_status status = save_check_options(&s->save, err);
+    status = save_check_options(&s->save, err);
     if (status != CKD_OK) {
         return status;
     }
@@ -98,11 +103,8 @@ static ckd_status copy_save_options(ckd_session *s, const ckd_save_options *give
 
 static ckd_status copy_options(ckd_session *s, const char *path, const ckd_session_options *given,
                                ckd_error *err) {
-    if (given) {
-        memcpy(&s->options, given,
-               given->struct_size < sizeof(s->options) ? given->struct_size : sizeof(s->options));
-    }
-    ckd_status status = check_options(&s->options, err);
+    ckd_status status = COPY_OPTIONS(&s->options, given, "ckd_session_options", err);
+    status = status == CKD_OK ? check_options(&s->options, err) : status;
     if (status != CKD_OK) {
         return status;
     }
@@ -110,11 +112,10 @@ static ckd_status copy_options(ckd_session *s, const char *path, const ckd_sessi
     if (status != CKD_OK) {
         return status;
     }
-    const ckd_store_options *store = s->options.store;
     s->store_options = (ckd_store_options)CKD_STORE_OPTIONS_INIT;
-    if (store) {
-        memcpy(&s->store_options, store,
-               store->struct_size < sizeof(*store) ? store->struct_size : sizeof(*store));
+    status = COPY_OPTIONS(&s->store_options, s->options.store, "ckd_store_options", err);
+    if (status != CKD_OK) {
+        return status;
     }
     s->save.rank = s->options.ranks ? s->options.ranks->rank : 0;
     interval_init(&s->interval, s->options.every_steps, s->options.every_s, s->options.overhead,
@@ -211,6 +212,7 @@ static void free_memory(ckd_session *s, bool in_child) {
     }
     for (size_t i = 0; i < s->item_count; i++) {
         free((void *)(uintptr_t)s->items[i].tensor.name);
+        free(s->items[i].weight);
     }
     session_kept_free(s, in_child);
     free(s->sources);

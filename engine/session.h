@@ -41,6 +41,7 @@ typedef struct session_item {
     ckd_device device; /* of what is on one */
     size_t on_devices; /* its number among these */
     uint64_t shape[CKD_MAX_DIMS];
+    char *weight; /* as the caller named it: the tensor's */
 } session_item;
 
 /* One snapshot, and what becomes of it. */
@@ -124,6 +125,7 @@ struct ckd_session {
     session_slot
         *reference; /* what was saved last, and is still in memory; NULL: nothing. The saver's, as store is */
     ckd_id reference_id;
+    save_follow follow;    /* of rank 0 and of sessions without ranks; the saver's */
     session_kept kept;     /* the saver's */
     uint64_t unhurried_ns; /* what the last save took, its pauses not counted; 0: not known. The saver's */
 };
@@ -141,6 +143,11 @@ ckd_status session_tell(ckd_session *s, ckd_error *err);
 
 /* ---- session_devices.c ---- */
 /* What of the items is on devices, with the first step. */
+/*
+ * Gives what is registered its roles and weights. lossy: those in doubt are told to the store's on_message. Nothing is changed after a
+ * failure. Errors: INVALID (a name), NOMEM.
+ */
+ckd_status session_find_roles(ckd_session *s, bool lossy, ckd_error *err);
 ckd_status session_device_sources(ckd_session *s, ckd_error *err);
 /* What one more snapshot takes, behind so many, in what ckd_session_options.device_bytes leaves. */
 device_snapshot_need session_device_need(const ckd_session *s, uint32_t behind);
@@ -166,6 +173,8 @@ void session_kept_free(ckd_session *s, bool in_child);
 void *session_kept_values(const ckd_session *s, size_t i);
 
 /* ---- session_saver.c ---- */
+/* This is what the session saved or restored last: the next save comes after it. */
+void session_follow(ckd_session *s, const ckd_checkpoint *last);
 void *session_saver_main(void *context);
 
 #endif

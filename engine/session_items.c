@@ -113,6 +113,14 @@ static ckd_status add_item(ckd_session *s, session_item item, const char *name, 
     if (!item.tensor.name) {
         return err_nomem(err, strlen(name), "a name");
     }
+    if (item.tensor.weight) {
+        item.weight = strdup(item.tensor.weight);
+        if (!item.weight) {
+            free((void *)(uintptr_t)item.tensor.name);
+            return err_nomem(err, strlen(item.tensor.weight), "a weight's name");
+        }
+        item.tensor.weight = item.weight;
+    }
     session_item *place = &s->items[s->item_count++];
     *place = item;
     place->tensor.shape = place->shape;
@@ -124,8 +132,11 @@ static ckd_status add_item(ckd_session *s, session_item item, const char *name, 
 static ckd_status take_device(session_item *item, ckd_error *err) {
     const ckd_device *given = item->tensor.device;
     item->device = (ckd_device)CKD_DEVICE_INIT;
-    memcpy(&item->device, given, given->struct_size < sizeof(*given) ? given->struct_size : sizeof(*given));
-    item->device.struct_size = sizeof(item->device);
+    ckd_status status = struct_copy(&item->device, sizeof(item->device), given,
+                                    SIZE_UP_TO(ckd_device, stream), "ckd_device", err);
+    if (status != CKD_OK) {
+        return status;
+    }
     item->on_device = true;
     item->tensor.device = NULL;
     const device_backend *backend = device_backend_open(err);
@@ -137,13 +148,15 @@ static ckd_status take_device(session_item *item, ckd_error *err) {
 ckd_status ckd_session_add(ckd_session *s, const ckd_tensor *tensor, void *data, uint32_t in_group,
                            ckd_error *err) {
     session_item item = {.data = data, .group = in_group};
-    memcpy(&item.tensor, tensor,
-           tensor->struct_size < sizeof(item.tensor) ? tensor->struct_size : sizeof(item.tensor));
-    item.tensor.struct_size = sizeof(item.tensor);
+    uint64_t elements;
+    ckd_status status = session_check(s, err);
+    status = status == CKD_OK ? tensor_copy(&item.tensor, tensor, err) : status;
+    if (status != CKD_OK) {
+        return status;
+    }
     item.tensor.data = NULL;
     item.tensor.read = NULL;
-    uint64_t elements;
-    ckd_status status = tensor_check(&elements, &item.tensor, err);
+    status = tensor_check(&elements, &item.tensor, err);
     if (status == CKD_OK && item.tensor.device) {
         status = take_device(&item, err);
     }
@@ -151,13 +164,13 @@ ckd_status ckd_session_add(ckd_session *s, const ckd_tensor *tensor, void *data,
         status = err_set(err, CKD_E_INVALID, "a group is less than %u", (unsigned)SNAPSHOT_AT_ONCE);
     }
     if (status != CKD_OK) {
-        return tensor->name ? err_in_tensor(err, status, tensor->name) : status;
+        return item.tensor.name ? err_in_tensor(err, status, item.tensor.name) : status;
     }
     if (item.tensor.ndim > 0) {
         memcpy(item.shape, item.tensor.shape, item.tensor.ndim * sizeof(item.shape[0]));
     }
     item.bytes = elements * ckd_dtype_size(item.tensor.dtype);
-    return add_item(s, item, tensor->name, err);
+    return add_item(s, item, item.tensor.name, err);
 }
 
 ckd_status ckd_session_add_bytes(ckd_session *s, const char *name, void *data, size_t size, ckd_error *err) {

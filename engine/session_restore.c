@@ -92,6 +92,7 @@ static void resume_from(ckd_session *s, const ckd_checkpoint *from, const ckd_ch
     snprintf(s->resumed_run, sizeof(s->resumed_run), "%s", from->run);
     s->save.resumed_from_run = s->resumed_run;
     s->save.resumed_from_step = from->step;
+    session_follow(s, from);
     bool rewound = !id_equal(&from->id, &newest->id);
     s->save.on_duplicate =
         rewound && s->on_duplicate == CKD_DUPLICATE_ERROR ? CKD_DUPLICATE_BRANCH : s->on_duplicate;
@@ -133,18 +134,22 @@ static ckd_status find_last(ckd_checkpoint *out, ckd_session *s, uint64_t step, 
 static ckd_status find_step(ckd_checkpoint *out, ckd_session *s, uint64_t step, ckd_error *err) {
     char name[CKD_RUN_MAX + 1], root[CKD_RUN_MAX + 1];
     unsigned number;
-    ckd_status status = ckd_store_find(out, s->store, s->run, step, err);
+    ckd_error first = {0};
+    ckd_status status = ckd_store_find(out, s->store, s->run, step, &first);
     snprintf(name, sizeof(name), "%s", s->run);
     while (status == CKD_E_NOT_FOUND && branch_root(root, &number, name)) {
         (void)branch_name(name, root, number - 1, NULL); /* no longer than the name was */
-        status = ckd_store_find(out, s->store, name, step, NULL);
+        ckd_error why = {0};
+        status = ckd_store_find(out, s->store, name, step, &why);
+        first = status == CKD_E_NOT_FOUND ? first : why;
     }
     if (status == CKD_E_NOT_FOUND) {
         ckd_error why = {.offset = CKD_NO_OFFSET};
         ckd_status in_branches = find_last(out, s, step, &why);
-        status = in_branches == CKD_E_NOT_FOUND ? status : err_from(err, in_branches, &why);
+        status = in_branches == CKD_E_NOT_FOUND ? status : in_branches;
+        first = in_branches == CKD_E_NOT_FOUND ? first : why;
     }
-    return status;
+    return err_from(err, status, &first);
 }
 
 /* Is there one to be taken instead, and was that asked for? *from becomes it; the error of the one before stays if not. */

@@ -23,7 +23,13 @@ static void choose_lineage(ckd_session *s, const session_slot *slot) {
     s->save.metric_name = s->metric_name[0] && slot->metric == slot->metric ? s->metric_name : NULL;
 }
 
+void session_follow(ckd_session *s, const ckd_checkpoint *last) {
+    s->follow = (save_follow){.has_last = true, .own = true, .last = last->id, .step = last->step};
+    memcpy(s->follow.run, last->run, sizeof(s->follow.run));
+}
+
 static void continue_lineage(ckd_session *s, const ckd_checkpoint *saved) {
+    session_follow(s, saved);
     snprintf(s->run, sizeof(s->run), "%s", saved->run);
     s->save.parent_run = s->save.resumed_from_run = NULL;
     s->save.on_duplicate = s->on_duplicate;
@@ -143,6 +149,7 @@ static ckd_status save_alone(ckd_checkpoint *saved, ckd_session *s, session_slot
         status = await_fence(&save->snapshot, s, slot, err);
     }
     if (status == CKD_OK) {
+        s->follow.tried = save->checkpoint;
         return ckd_save_commit(saved, save, err);
     }
     ckd_save_abort(save);
@@ -184,6 +191,7 @@ static ckd_status save_together(ckd_checkpoint *saved, ckd_session *s, session_s
     if (status != CKD_OK) {
         return err_from(err, ckd_ranks_abort(s->ranks, save, &why), &why);
     }
+    s->follow.tried = save->checkpoint;
     return ckd_ranks_commit(saved, s->ranks, save, err);
 }
 
@@ -272,6 +280,17 @@ static void save_staged(ckd_session *s, session_slot *slot) {
 
 /* ---------------------------------------------------------------------------------------------------- the thread */
 
+/* What the run has by now is no other launch's doing. Ranks but the first follow that one. */
+static void begin_to_follow(ckd_session *s) {
+    ckd_checkpoint newest;
+    snprintf(s->follow.run, sizeof(s->follow.run), "%s", s->run);
+    if (ckd_store_find(&newest, s->store, s->run, CKD_LATEST, NULL) == CKD_OK) {
+        session_follow(s, &newest);
+        s->follow.own = false;
+    }
+    s->store->follow = s->save.rank == 0 ? &s->follow : NULL;
+}
+
 static void open_store(ckd_session *s) {
     ckd_status status =
         ckd_store_open(&s->store, s->path, CKD_OPEN_CREATE, &s->store_options, &s->open_error);
@@ -280,6 +299,7 @@ static void open_store(ckd_session *s) {
     }
     if (status == CKD_OK) {
         s->store->keeps_kit = true;
+        begin_to_follow(s);
         s->store->device_reference_bytes = s->options.device_reference_bytes;
     }
     pthread_mutex_lock(&s->mutex);

@@ -1,5 +1,6 @@
 /* The trainer's thread. */
 #include "engine/session.h"
+#include "engine/tensor_check.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -7,6 +8,15 @@
 #define SECOND 1e9
 
 /* ------------------------------------------------------------------------------------------------ the snapshots */
+
+/* Are values saved as they are? Then a snapshot is what a load of its checkpoint would give. */
+static bool saves_exactly(const ckd_save_options *o) {
+    bool exact = o->fidelity <= CKD_EXACT;
+    for (size_t role = 0; role < sizeof(o->role_fidelity) / sizeof(o->role_fidelity[0]); role++) {
+        exact = exact && o->role_fidelity[role] <= CKD_EXACT;
+    }
+    return exact;
+}
 
 static ckd_status make_sources(ckd_session *s, ckd_error *err) {
     s->sources = calloc(s->item_count + 1, sizeof(*s->sources));
@@ -17,7 +27,8 @@ static ckd_status make_sources(ckd_session *s, ckd_error *err) {
         const session_item *item = &s->items[i];
         s->sources[i] = (snapshot_source){item->data, item->on_device ? 0 : item->bytes, item->group};
     }
-    ckd_status status = session_device_sources(s, err);
+    ckd_status status = session_find_roles(s, !saves_exactly(&s->save), err);
+    status = status == CKD_OK ? session_device_sources(s, err) : status;
     if (status != CKD_OK) {
         free(s->sources);
         s->sources = NULL;
@@ -46,15 +57,6 @@ static ckd_status make_slot(ckd_session *s, ckd_error *err) {
     s->state.snapshot_bytes += snapshot_size(s->sources, s->item_count);
     pthread_mutex_unlock(&s->mutex);
     return CKD_OK;
-}
-
-/* Are values saved as they are? Then a snapshot is what a load of its checkpoint would give. */
-static bool saves_exactly(const ckd_save_options *o) {
-    bool exact = o->fidelity <= CKD_EXACT;
-    for (size_t role = 0; role < sizeof(o->role_fidelity) / sizeof(o->role_fidelity[0]); role++) {
-        exact = exact && o->role_fidelity[role] <= CKD_EXACT;
-    }
-    return exact;
 }
 
 /* Bytes of host memory for one more snapshot. */
@@ -109,9 +111,7 @@ static void keep_optimizers(const ckd_session *s, session_slot *slot) {
     for (size_t i = 0; i < s->item_count; i++) {
         const ckd_optimizer *o = s->items[i].tensor.optimizer;
         if (o) {
-            slot->optimizers[i] = (ckd_optimizer){0};
-            memcpy(&slot->optimizers[i], o, o->struct_size < sizeof(*o) ? o->struct_size : sizeof(*o));
-            slot->optimizers[i].struct_size = sizeof(*o);
+            (void)optimizer_copy(&slot->optimizers[i], o, NULL); /* the save refuses one that is none */
         }
     }
 }
@@ -333,6 +333,10 @@ static ckd_status make_step(ckd_session *s, uint64_t step, bool save, ckd_error 
     if (status != CKD_OK) {
         return status;
     }
+    if (step > INT64_MAX) {
+        return err_set(err, CKD_E_INVALID, "step %llu is too large; steps go up to 2^63 - 1",
+                       (unsigned long long)step);
+    }
     if (s->left_ns && step <= s->last_step) {
         return err_set(err, CKD_E_INVALID, "step %llu is not after step %llu, the last one",
                        (unsigned long long)step, (unsigned long long)s->last_step);
@@ -423,7 +427,9 @@ void ckd_session_poll(ckd_session_state *out, ckd_session *s) {
 }
 
 void ckd_session_metric(ckd_session *s, double metric) {
-    s->metric = metric;
+    if (session_check(s, NULL) == CKD_OK) {
+        s->metric = metric;
+    }
 }
 
 void ckd_session_phase(ckd_session *s, ckd_phase phase) {
@@ -437,5 +443,7 @@ void ckd_session_phase(ckd_session *s, ckd_phase phase) {
 }
 
 void ckd_session_request(ckd_session *s, ckd_request request) {
-    atomic_fetch_or(&s->requests, (int)request);
+    if (s) {
+        atomic_fetch_or(&s->requests, (int)request);
+    }
 }

@@ -1,7 +1,10 @@
 #include "engine/step.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
+
+#include "engine/block_coder.h"
 
 /* ---- what the caller says ---- */
 
@@ -92,17 +95,6 @@ void step_states_free(step_states *s) {
     }
     free(s->groups);
     *s = (step_states){0};
-}
-
-/* The parameter that a tensor of this role belongs to, by its name; NULL for a moment that is named otherwise. */
-static const char *parameter_name(const record_tensor *t) {
-    static const char *const prefixes[] = {[CKD_ROLE_WEIGHT] = "",
-                                           [CKD_ROLE_EXP_AVG] = "exp_avg.",
-                                           [CKD_ROLE_EXP_AVG_SQ] = "exp_avg_sq.",
-                                           [CKD_ROLE_MASTER] = "master."};
-    const char *prefix = t->role >= CKD_ROLE_WEIGHT && t->role <= CKD_ROLE_MASTER ? prefixes[t->role] : NULL;
-    size_t length = prefix ? strlen(prefix) : 0;
-    return prefix && strncmp(t->name, prefix, length) == 0 ? t->name + length : NULL;
 }
 
 static step_parameter *find_parameter(step_states *s, const char *name, const ckd_region *region,
@@ -220,10 +212,11 @@ static void find_source(step_tensor *t, const step_states *states, const ckd_opt
     s->group = group_of(o);
 }
 
-void step_begin(step_tensor *out, step_states *s, const ckd_optimizer *o, const record_tensor *tensor,
-                const ckd_region *region, uint64_t elements, const view_tensor *parent, const view *in) {
+void step_begin(step_tensor *out, step_states *s, const ckd_optimizer *o, const tensor_context *t,
+                uint64_t elements, const view *in) {
     memset(out, 0, sizeof(*out));
-    const char *name = parameter_name(tensor);
+    const record_tensor *tensor = t->tensor;
+    const char *name = t->largest ? NULL : t->weight;
     out->role = tensor->role;
     out->states = s;
     if (!o || !in || !name || elements == 0) {
@@ -231,13 +224,13 @@ void step_begin(step_tensor *out, step_states *s, const ckd_optimizer *o, const 
     }
     bool weight = tensor->role == CKD_ROLE_WEIGHT || tensor->role == CKD_ROLE_MASTER;
     if (tensor->dtype != CKD_F32 && weight) { /* rounded from its master, which will come */
-        char master[CKD_NAME_MAX + 8] = "master.";
-        strcat(master, name);
+        char master[CKD_NAME_MAX + 8];
+        snprintf(master, sizeof(master), "master.%s", name);
         if (view_find(in, master)) {
             return;
         }
     }
-    step_parameter *p = find_parameter(s, name, region, tensor->ndim, elements);
+    step_parameter *p = find_parameter(s, name, t->region, tensor->ndim, elements);
     out->parameter = p;
     out->sgd = o->kind == CKD_SGD;
     if (!p || tensor->dtype != CKD_F32) {
@@ -245,8 +238,8 @@ void step_begin(step_tensor *out, step_states *s, const ckd_optimizer *o, const 
     }
     if (tensor->role == CKD_ROLE_EXP_AVG) {
         hold(out, &p->first, tensor, elements);
-    } else if (parent) {
-        find_source(out, s, o, parent, in);
+    } else if (t->parent) {
+        find_source(out, s, o, t->parent, in);
     }
     if (tensor->role == CKD_ROLE_EXP_AVG_SQ && !p->weight_came) {
         hold(out, &p->square, tensor, elements);

@@ -37,7 +37,7 @@ typedef struct held_tensor {
 /* The tensors of one parameter, over one region. */
 typedef struct step_parameter {
     struct step_parameter *next;
-    const char *name; /* its weight's: without prefix */
+    const char *name; /* its weight's */
     const ckd_region *region;
     uint64_t elements;
     held_tensor first, square; /* exp_avg, exp_avg_sq */
@@ -79,11 +79,12 @@ typedef struct step_tensor {
 /* INVALID, with what is wrong with it. */
 ckd_status step_check_optimizer(const ckd_optimizer *o, ckd_error *err);
 /*
- * tensor: with name and region as long as the save; parent: the tensor in the parent, or NULL; in: the parent. Without memory to hold
+ * t: with name, weight and region as long as the save; in: the parent. Without memory to hold
  * values in, nor on the disk, nothing is held, and what comes later is not predicted.
  */
-void step_begin(step_tensor *out, step_states *s, const ckd_optimizer *o, const record_tensor *tensor,
-                const ckd_region *region, uint64_t elements, const view_tensor *parent, const view *in);
+struct tensor_context;
+void step_begin(step_tensor *out, step_states *s, const ckd_optimizer *o, const struct tensor_context *t,
+                uint64_t elements, const view *in);
 void step_hold(step_tensor *t, uint64_t first, uint64_t count, const void *values, const held_block *block);
 void step_end(step_tensor *t, step_states *s);
 static inline bool step_is_held(const held_tensor *h) {

@@ -1,4 +1,4 @@
-/* Opening, creating and closing a store; its locks. */
+/* Opening, creating and closing a store. */
 #include "engine/device_reference.h"
 #include "engine/ready.h"
 #include "engine/store.h"
@@ -26,40 +26,14 @@ void store_message(const ckd_store *store, const char *format, ...) {
 }
 
 ckd_status store_check_writable(const ckd_store *store, ckd_error *err) {
+    if (!store) {
+        return err_set(err, CKD_E_INVALID, "there is no store: it is NULL");
+    }
     if (store->mode == CKD_OPEN_READ) {
         return err_set(err, CKD_E_READ_ONLY, "store '%s' was opened for reading; open it with CKD_OPEN_WRITE",
                        store->path);
     }
     return CKD_OK;
-}
-
-ckd_status store_lock_publish_within(file_lock **out, const ckd_store *store, uint32_t patience_ms,
-                                     ckd_error *err) {
-    pathname p = path_in(store->path, FILE_PUBLISH_LOCK);
-    ckd_status status = lock_acquire(out, p.text, LOCK_EXCLUSIVE, true, patience_ms, err);
-    /* Who writes comes here first: what it means for all of the store. */
-    if (status == CKD_E_READ_ONLY && err) {
-        err_sys(err, err->sys_errno, p.text,
-                "the store '%s' is read-only for us, it can only be opened for reading", store->path);
-    }
-    return status;
-}
-
-ckd_status store_lock_publish(file_lock **out, const ckd_store *store, ckd_error *err) {
-    return store_lock_publish_within(out, store, store->options.lock_timeout_ms, err);
-}
-
-ckd_status store_lock_reader_within(file_lock **out, const ckd_store *store, uint32_t patience_ms,
-                                    ckd_error *err) {
-    pathname p = path_in(store->path, FILE_READER_LOCK);
-    ckd_status status =
-        lock_acquire(out, p.text, LOCK_SHARED, store->mode != CKD_OPEN_READ, patience_ms, err);
-    /* A store copied without its lock files onto read-only media: nothing is unlinked there. */
-    return status == CKD_E_NOT_FOUND && store->mode == CKD_OPEN_READ ? CKD_OK : status;
-}
-
-ckd_status store_lock_reader(file_lock **out, const ckd_store *store, ckd_error *err) {
-    return store_lock_reader_within(out, store, store->options.lock_timeout_ms, err);
 }
 
 static ckd_status read_identity(ckd_store *store, ckd_error *err) {
@@ -126,11 +100,11 @@ static ckd_status publish_identity(const ckd_store *store, ckd_error *err) {
         ckd_id_text(hex, &identity.id);
         char temp[64];
         snprintf(temp, sizeof(temp), "data/.tmp-%s", hex);
+        ckd_error why = {0};
         status = file_publish_bytes(path_in(store->path, FILE_IDENTITY).text, path_in(store->path, temp).text,
-                                    data.data, data.size, err);
-        if (status == CKD_E_EXISTS) {
-            status = CKD_OK; /* another process created the store at the same time: its identity holds */
-        }
+                                    data.data, data.size, &why);
+        status =
+            err_except(err, status, CKD_E_EXISTS, &why); /* another process created it at the same time */
     }
     bytes_free(&data);
     return status;
@@ -159,19 +133,22 @@ static ckd_status create_store(ckd_store *store, ckd_error *err) {
     }
     ckd_status status = dir_create(store->path, true, err);
     if (status == CKD_OK) {
-        status = check_creatable(store->path, err);
+        ckd_error why = {0};
+        status = check_creatable(store->path, &why);
         if (status == CKD_E_INVALID && file_exists(path_in(store->path, FILE_IDENTITY).text)) {
             return CKD_OK; /* another process has created it in between */
         }
+        err_from(err, status, &why);
     }
     if (status == CKD_OK) {
         status = store_make_directories(store->path, err);
     }
     file_lock *lock = NULL;
     if (status == CKD_OK) {
+        ckd_error why = {0};
         status =
-            lock_acquire(&lock, path_in(store->path, FILE_READER_LOCK).text, LOCK_EXCLUSIVE, true, 0, err);
-        status = status == CKD_E_BUSY ? CKD_OK : status; /* it exists, which is all that is wanted */
+            lock_acquire(&lock, path_in(store->path, FILE_READER_LOCK).text, LOCK_EXCLUSIVE, true, 0, &why);
+        status = err_except(err, status, CKD_E_BUSY, &why); /* it exists, which is all that is wanted */
         lock_release(lock);
     }
     if (status == CKD_OK) {
@@ -194,8 +171,9 @@ static ckd_status create_store(ckd_store *store, ckd_error *err) {
 static ckd_status sync_own_names(const ckd_store *store, ckd_error *err) {
     ckd_status status = dir_sync(store->path, err);
     if (status == CKD_OK) {
-        status = dir_sync(parent_directory(store->path).text, err);
-        status = status == CKD_E_READ_ONLY ? CKD_OK : status;
+        ckd_error why = {0};
+        status = dir_sync(parent_directory(store->path).text, &why);
+        status = err_except(err, status, CKD_E_READ_ONLY, &why);
     }
     return status;
 }
@@ -229,16 +207,18 @@ static ckd_status store_new(ckd_store **out, const char *root, ckd_open_mode mod
     if (mode < CKD_OPEN_READ || mode > CKD_OPEN_CREATE) {
         return err_set(err, CKD_E_INVALID, "unknown open mode %d", (int)mode);
     }
+    ckd_store_options o = CKD_STORE_OPTIONS_INIT;
+    ckd_status status = COPY_OPTIONS(&o, options, "ckd_store_options", err);
+    if (status != CKD_OK) {
+        return status;
+    }
     ckd_store *store = calloc(1, sizeof(*store));
     if (!store) {
         return err_nomem(err, sizeof(*store), "the store handle");
     }
     store->mode = mode;
     pthread_mutex_init(&store->mutex, NULL);
-    if (options) {
-        size_t size = options->struct_size < sizeof(*options) ? options->struct_size : sizeof(*options);
-        memcpy(&store->options, options, size);
-    }
+    store->options = o;
     if (!ckd_write_path_name((ckd_write_path)store->options.write_path)) {
         uint32_t path = store->options.write_path;
         ckd_store_close(store);
@@ -303,8 +283,17 @@ static ckd_status check_length(const char *root, ckd_error *err) {
 static ckd_status open_store(ckd_store **out, const char *root, ckd_open_mode mode,
                              const ckd_store_options *options, ckd_error *err) {
     ckd_status status = store_new(out, root, mode, options, err);
+    if (status == CKD_OK && file_bars_directory(root)) {
+        status = err_set(
+            err, CKD_E_INVALID,
+            "'%s' is no ckptdelta store: it, or a part of its path, is a file where a directory should be",
+            root);
+    }
     if (status == CKD_OK && mode != CKD_OPEN_READ) {
         status = check_length(root, err);
+    }
+    if (status == CKD_OK) {
+        status = store_check_folders(*out, err);
     }
     if (status == CKD_OK && mode == CKD_OPEN_CREATE) {
         status = create_store(*out, err);
@@ -318,8 +307,10 @@ static ckd_status open_store(ckd_store **out, const char *root, ckd_open_mode mo
     if (status != CKD_OK) {
         ckd_store_close(*out);
         *out = NULL;
+        return status;
     }
-    return status;
+    store_tell_open_to_all(*out);
+    return CKD_OK;
 }
 
 ckd_status store_open_without_catalog(ckd_store **out, const char *root, const ckd_store_options *options,

@@ -16,6 +16,7 @@
 #include <string.h>
 
 #include "base/file.h"
+#include "base/structs.h"
 #include "base/threads.h"
 #include "catalog/catalog.h"
 #include "codec/note.h"
@@ -27,6 +28,16 @@ typedef struct verified_files {
     size_t count, capacity;
     uint64_t at_ns; /* of all of them */
 } verified_files;
+
+/* What a session saved or restored last, so that the saves of its store's handle notice another launch. */
+typedef struct save_follow {
+    char run[CKD_RUN_MAX + 1];
+    bool has_last; /* else its run had nothing */
+    bool own;      /* the last one is the session's; else it only was there when that was opened */
+    ckd_id last;
+    uint64_t step;
+    ckd_id tried; /* of a save of its own that failed, and may be committed all the same; or zero */
+} save_follow;
 
 struct ckd_store {
     char *path;
@@ -48,17 +59,24 @@ struct ckd_store {
     uint64_t device_reference_bytes, device_references_held; /* at most, and now */
     uint64_t device_references_refused; /* of what it may take, what the device did not have */
     atomic_bool
-        devices_differ;       /* from the host in what they compute (save_trial.h): they code nothing more */
-    verified_files verified;  /* that the catalog is to be told of with its next change */
-    bool keeps_kit;           /* as sessions do, which save again and again */
-    uint64_t expected_bytes;  /* of a save that has none before it: what the state takes; 0: not known */
-    struct save_kit *kit;     /* that no save has; with the mutex */
-    ckd_write_choice writing; /* what is known of ways to write; with the mutex */
-    bool writing_is_new;      /* the catalog is to be told with its next change */
+        devices_differ;        /* from the host in what they compute (save_trial.h): they code nothing more */
+    verified_files verified;   /* that the catalog is to be told of with its next change */
+    bool keeps_kit;            /* as sessions do, which save again and again */
+    const save_follow *follow; /* a session's saves; NULL: they look at nobody */
+    uint64_t expected_bytes;   /* of a save that has none before it: what the state takes; 0: not known */
+    struct save_kit *kit;      /* that no save has; with the mutex */
+    ckd_write_choice writing;  /* what is known of ways to write; with the mutex */
+    bool writing_is_new;       /* the catalog is to be told with its next change */
 };
 
 /* printf to the on_message callback, if any. */
 void store_message(const ckd_store *store, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+/* ---- foreign.c ---- */
+/* CORRUPT if a folder of the store is a symbolic link. */
+ckd_status store_check_folders(const ckd_store *store, ckd_error *err);
+/* A message if every user of the machine may write to it. */
+void store_tell_open_to_all(const ckd_store *store);
 
 /* For rebuilding: an existing store, for writing, its catalog not opened. */
 ckd_status store_open_without_catalog(ckd_store **out, const char *path, const ckd_store_options *options,
@@ -67,7 +85,9 @@ ckd_status store_open_without_catalog(ckd_store **out, const char *path, const c
 /* READ_ONLY unless opened for writing. */
 ckd_status store_check_writable(const ckd_store *store, ckd_error *err);
 
-/* The publish lock; BUSY after the store's timeout. */
+/*
+ * The publish lock. BUSY after the store's timeout, naming who holds it; after a second of waiting a message does that.
+ */
 ckd_status store_lock_publish(file_lock **out, const ckd_store *store, ckd_error *err);
 /* The shared reader lock: what it protects is not unlinked. */
 ckd_status store_lock_reader(file_lock **out, const ckd_store *store, ckd_error *err);
@@ -76,10 +96,27 @@ ckd_status store_lock_publish_within(file_lock **out, const ckd_store *store, ui
                                      ckd_error *err);
 ckd_status store_lock_reader_within(file_lock **out, const ckd_store *store, uint32_t patience_ms,
                                     ckd_error *err);
+/*
+ * For whoever unlinks: the reader lock, exclusive, without waiting. It is tried again and again with one unlinker_wait,
+ * zero-initialised, so that a message tells whom it waits for. BUSY while anybody loads or saves.
+ */
+typedef struct unlinker_wait {
+    uint64_t begun_ns;
+    bool told;
+} unlinker_wait;
+ckd_status store_lock_unlinker(file_lock **out, unlinker_wait *w, const ckd_store *store, ckd_error *err);
 
 /* Reads and decodes one manifest. NOT_FOUND, CORRUPT, UNSUPPORTED. */
 ckd_status store_read_manifest(manifest *out, const ckd_store *store, const char *run, uint64_t step,
                                uint32_t generation, ckd_error *err);
+
+/*
+ * Completes a manifest of an early version, which names its own files only, with those of what it depends on, as far as that is in the store (view_cache.c). Others stay
+ * as they are. Takes the mutex. Errors: NOMEM.
+ */
+ckd_status manifest_name_older(manifest *m, ckd_store *store, ckd_error *err);
+/* Appends all files that the manifest of the checkpoint with this id names, whether it is listed or not; none, if that cannot be read. Takes the mutex. Errors: NOMEM. */
+ckd_status manifest_add_files_of(manifest *m, ckd_store *store, const ckd_id *id, ckd_error *err);
 
 /* ---- refresh.c ---- */
 typedef struct merge_result {
@@ -111,7 +148,8 @@ ckd_status store_open_catalog(ckd_store *store, ckd_error *err);
  */
 ckd_status store_refresh(ckd_store *store, ckd_error *err);
 /*
- * Puts the file aside as catalog.db.old and makes a new one from the manifests; under the publish lock. IO if a chunk file
+ * Makes a new file from the manifests, under the publish lock. Only when that is complete, it takes the place of the old one,
+ * which is kept as catalog.db.old: after a failure (a full disk) the old one is there, as it was. IO if a chunk file
  * cannot be read. `on_request`, a rebuild: its checkpoint is listed without its tensors then, and all others are listed with theirs, whatever time it takes.
  */
 ckd_status store_renew_catalog(ckd_store *store, bool on_request, ckd_error *err);
@@ -196,6 +234,11 @@ static inline ckd_status err_from(ckd_error *err, ckd_status status, const ckd_e
         *err = *why;
     }
     return status;
+}
+/* The same, but one kind of failure is none: then the caller's error stays as it was. */
+static inline ckd_status err_except(ckd_error *err, ckd_status status, ckd_status forgiven,
+                                    const ckd_error *why) {
+    return status == forgiven ? CKD_OK : err_from(err, status, why);
 }
 static inline bool id_equal(const ckd_id *a, const ckd_id *b) {
     return memcmp(a, b, sizeof(*a)) == 0;

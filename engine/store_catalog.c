@@ -19,13 +19,13 @@ static void drop_replaced_file(ckd_store *store) {
     }
 }
 
-static ckd_status use_file(ckd_store *store, ckd_error *err) {
+static ckd_status use_file(ckd_store *store, const char *name, ckd_error *err) {
     catalog_mode mode = store->mode == CKD_OPEN_READ ? CATALOG_READ : CATALOG_WRITE;
     catalog_close(store->catalog);
     store->catalog = NULL;
     store->catalog_in_memory = false;
     store->catalog_compared = false;
-    pathname p = path_in(store->path, FILE_CATALOG);
+    pathname p = path_in(store->path, name);
     ckd_status status = catalog_open(&store->catalog, p.text, mode, &store->id, SQLITE_PATIENCE_MS, err);
     store->catalog_number = status == CKD_OK ? file_inode(p.text) : 0;
     return status;
@@ -44,7 +44,7 @@ ckd_status store_use_memory(ckd_store *store, ckd_error *err) {
 static ckd_status open_for_reading(ckd_store *store, ckd_error *err) {
     ckd_error why = {0};
     merge_result merged = {0};
-    ckd_status status = use_file(store, &why);
+    ckd_status status = use_file(store, FILE_CATALOG, &why);
     if (status == CKD_OK) {
         status = store_merge(&merged, store, &why);
     }
@@ -58,13 +58,86 @@ static ckd_status open_for_reading(ckd_store *store, ckd_error *err) {
     return store_use_memory(store, err);
 }
 
+/* What a writer that died has left of a new catalog. */
+static void drop_unfinished(const ckd_store *store) {
+    (void)file_remove(path_in(store->path, FILE_NEW_CATALOG "-journal").text, true, NULL);
+    (void)file_remove(path_in(store->path, FILE_NEW_CATALOG).text, true, NULL);
+}
+
+/* All of the new catalog, durable under its temporary name. */
+static ckd_status fill_new_file(merge_result *merged, ckd_store *store, ckd_error *err) {
+    drop_unfinished(store);
+    *merged = (merge_result){.catalog_failed = true};
+    ckd_status status = use_file(store, FILE_NEW_CATALOG, err);
+    return status == CKD_OK ? store_merge(merged, store, err) : status;
+}
+
+/*
+ * The old name goes durably before the old journal, and that before the new catalog gets the name: whatever happens in between,
+ * no journal is applied to another database, and none that is needed is lost.
+ */
+static ckd_status put_aside(const ckd_store *store, ckd_error *err) {
+    pathname p = path_in(store->path, FILE_CATALOG), journal = path_in(store->path, FILE_CATALOG "-journal");
+    ckd_status status = CKD_OK;
+    if (file_exists(p.text)) {
+        status = file_replace(p.text, path_in(store->path, FILE_CATALOG ".old").text, err);
+    }
+    if (status == CKD_OK) {
+        status = dir_sync(store->path, err);
+    }
+    if (status == CKD_OK) {
+        status = file_remove(journal.text, true, err);
+    }
+    return status == CKD_OK ? dir_sync(store->path, err) : status;
+}
+
+/* Gives the new catalog the name that counts, and opens it. */
+static ckd_status put_in_place(ckd_store *store, ckd_error *err) {
+    catalog_close(store->catalog);
+    store->catalog = NULL;
+    ckd_status status = put_aside(store, err);
+    if (status == CKD_OK) {
+        status = file_replace(path_in(store->path, FILE_NEW_CATALOG).text,
+                              path_in(store->path, FILE_CATALOG).text, err);
+    }
+    if (status == CKD_OK) {
+        status = dir_sync(store->path, err);
+    }
+    if (status == CKD_OK) {
+        status = use_file(store, FILE_CATALOG, err);
+    }
+    store->catalog_compared = status == CKD_OK; /* it is made from the manifests alone */
+    return status;
+}
+
+/* Until the new catalog is complete, the old one stays. */
+static ckd_status make_file(bool *catalog_failed, ckd_store *store, ckd_error *err) {
+    merge_result merged;
+    ckd_status status = fill_new_file(&merged, store, err);
+    *catalog_failed = status != CKD_OK && merged.catalog_failed;
+    if (status == CKD_OK) {
+        status = put_in_place(store, err);
+        *catalog_failed = status != CKD_OK;
+    }
+    if (status != CKD_OK) {
+        catalog_close(store->catalog);
+        store->catalog = NULL;
+        drop_unfinished(store);
+    }
+    return status;
+}
+
 /* `catalog_failed` tells whether it was the file that failed. */
 static ckd_status refresh_file(bool *catalog_failed, ckd_store *store, ckd_error *err) {
     merge_result merged = {.catalog_failed = true};
     ckd_status status = CKD_OK;
     drop_replaced_file(store);
-    if (!store->catalog || store->catalog_in_memory) {
-        status = use_file(store, err);
+    bool none = !store->catalog || store->catalog_in_memory;
+    if (none && !file_exists(path_in(store->path, FILE_CATALOG).text)) {
+        return make_file(catalog_failed, store, err);
+    }
+    if (none) {
+        status = use_file(store, FILE_CATALOG, err);
     }
     if (status == CKD_OK) {
         status = store_merge(&merged, store, err);
@@ -73,37 +146,14 @@ static ckd_status refresh_file(bool *catalog_failed, ckd_store *store, ckd_error
     return status;
 }
 
-/*
- * The old name goes durably before the old journal: whatever happens in between, no journal is applied to another
- * database, and none that is needed is lost (SQLite ignores the journal of an empty database).
- */
-static ckd_status put_aside(const ckd_store *store, ckd_error *err) {
-    pathname p = path_in(store->path, FILE_CATALOG);
-    ckd_status status = CKD_OK;
-    if (file_exists(p.text)) {
-        status = file_replace(p.text, path_in(store->path, FILE_CATALOG ".old").text, err);
-    }
-    if (status == CKD_OK) {
-        status = dir_sync(store->path, err);
-    }
-    return status == CKD_OK ? file_remove(path_in(store->path, FILE_CATALOG "-journal").text, true, err)
-                            : status;
-}
-
 ckd_status store_renew_catalog(ckd_store *store, bool on_request, ckd_error *err) {
-    catalog_close(store->catalog);
-    store->catalog = NULL;
     bool ignored;
-    ckd_status status = put_aside(store, err);
-    if (status != CKD_OK) {
-        return status;
-    }
     store->all_tensors = on_request;
-    status = refresh_file(&ignored, store, err);
+    ckd_status status = make_file(&ignored, store, err);
     if (status == CKD_E_IO && on_request) {
         store->manifests_skipped = 0;
         store->list_unreadable = true;
-        status = refresh_file(&ignored, store, err);
+        status = make_file(&ignored, store, err);
         store->list_unreadable = false;
     }
     store->all_tensors = false;
@@ -132,7 +182,11 @@ ckd_status store_refresh(ckd_store *store, ckd_error *err) {
 }
 
 ckd_status store_open_catalog(ckd_store *store, ckd_error *err) {
-    return store->mode == CKD_OPEN_READ ? open_for_reading(store, err) : store_refresh(store, err);
+    if (store->mode == CKD_OPEN_READ) {
+        return open_for_reading(store, err);
+    }
+    drop_unfinished(store);
+    return store_refresh(store, err);
 }
 
 /* ---- questions ---- */

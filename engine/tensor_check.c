@@ -6,7 +6,19 @@
 #include <string.h>
 
 #include "base/bytes.h"
-#include "base/error.h"
+#include "base/structs.h"
+
+ckd_status tensor_copy(ckd_tensor *out, const ckd_tensor *given, ckd_error *err) {
+    *out = (ckd_tensor)CKD_TENSOR_INIT;
+    return given ? struct_copy(out, sizeof(*out), given, SIZE_UP_TO(ckd_tensor, read_context), "ckd_tensor",
+                               err)
+                 : err_set(err, CKD_E_INVALID, "no tensor is given");
+}
+
+ckd_status optimizer_copy(ckd_optimizer *out, const ckd_optimizer *given, ckd_error *err) {
+    *out = (ckd_optimizer)CKD_OPTIMIZER_INIT;
+    return struct_copy(out, sizeof(*out), given, SIZE_UP_TO(ckd_optimizer, step), "ckd_optimizer", err);
+}
 
 ckd_status tensor_check(uint64_t *elements, const ckd_tensor *t, ckd_error *err) {
     size_t length = t->name ? strnlen(t->name, CKD_NAME_MAX + 1) : 0;

@@ -4,6 +4,10 @@
 
 #include "engine/region.h"
 
+/* A caller's description, of whatever struct_size, as this version has it. Errors: INVALID (it is NULL, or too small). */
+ckd_status tensor_copy(ckd_tensor *out, const ckd_tensor *given, ckd_error *err);
+/* The same of an optimizer. Errors: INVALID (too small): *out is none then, of no kind. */
+ckd_status optimizer_copy(ckd_optimizer *out, const ckd_optimizer *given, ckd_error *err);
 /*
  * Name, dtype, shape and region, and how many elements the region has. t is whole: copied from the caller's, of whatever struct_size. Errors: INVALID,
  * MISMATCH (a region outside of the shape).

@@ -434,7 +434,11 @@ static void halve_stores(ckd_load *load, bool halve) {
 
 ckd_status load_together(ckd_load *load, const ckd_transport *transport, const ckd_load_request *requests,
                          size_t count, unsigned allowed, uint64_t seen_by_one, ckd_error *err) {
-    ckd_transport t = rank_transport(transport);
+    ckd_transport t;
+    ckd_status status = rank_transport(&t, transport, err);
+    if (status != CKD_OK) {
+        return status;
+    }
     if (!t.exchange || !t.least || t.rank >= t.world || t.world > CKD_WORLD_MAX) {
         return err_set(err, CKD_E_INVALID,
                        "to load together, a transport must have exchange, least, and a rank below its world");
@@ -444,7 +448,7 @@ ckd_status load_together(ckd_load *load, const ckd_transport *transport, const c
                .held_bytes = load->staging / 8,
                .seen_by_one = seen_by_one};
     need n = {NULL};
-    ckd_status status = together_begin(&j.ranks, &t, err);
+    status = together_begin(&j.ranks, &t, err);
     if (status != CKD_OK) {
         return status;
     }

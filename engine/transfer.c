@@ -1,4 +1,4 @@
-/* Copying checkpoints to another store: each is committed after all that it depends on, several small ones under one publish lock. */
+/* Copying checkpoints to another store: each is committed by itself, several small ones under one publish lock. */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -7,19 +7,15 @@
 
 /* ---- the intent ---- */
 
-/* All files to come, and all checkpoints that are wanted, whether they are there or will be. */
+/* All files to come, and the checkpoints. */
 static ckd_status describe_intent(intent *out, const transfer *t, ckd_error *err) {
     const ckd_checkpoint *first = &t->items[0].m.checkpoint;
-    size_t ids = 0;
     *out = (intent){.id = t->writer, .step = first->step, .world = 1};
     memcpy(out->run, first->run, sizeof(out->run));
-    for (size_t i = 0; i < t->count; i++) {
-        ids += 1 + t->items[i].m.dependency_count;
-    }
     out->files = calloc(t->file_count + 1, sizeof(*out->files));
-    out->dependencies = calloc(ids + 1, sizeof(*out->dependencies));
+    out->dependencies = calloc(t->count + 1, sizeof(*out->dependencies));
     if (!out->files || !out->dependencies) {
-        return err_nomem(err, ids * sizeof(ckd_id), "an intent");
+        return err_nomem(err, t->count * sizeof(ckd_id), "an intent");
     }
     for (size_t i = 0; i < t->file_count; i++) {
         if (!t->files[i].there) {
@@ -27,11 +23,7 @@ static ckd_status describe_intent(intent *out, const transfer *t, ckd_error *err
         }
     }
     for (size_t i = 0; i < t->count; i++) {
-        const manifest *m = &t->items[i].m;
-        out->dependencies[out->dependency_count++] = m->checkpoint.id;
-        for (size_t k = 0; k < m->dependency_count; k++) {
-            out->dependencies[out->dependency_count++] = m->dependencies[k];
-        }
+        out->dependencies[out->dependency_count++] = t->items[i].m.checkpoint.id;
     }
     return CKD_OK;
 }
@@ -77,45 +69,12 @@ typedef struct batch {
 /* So many, or so many bytes, are committed at once: what is done once for all of them takes longer the more the destination holds. */
 enum { BATCH_ITEMS = 64, BATCH_BYTES = 64 << 20 };
 
-/* Was it committed by this copy a moment ago? Then the catalog does not have it yet. */
-static bool in_batch(const transfer *t, const batch *b, const ckd_id *id) {
-    for (size_t i = b->first; i < b->end; i++) {
-        if (t->items[i].committed && id_equal(&t->items[i].m.checkpoint.id, id)) {
-            return true;
-        }
-    }
-    return false;
-}
-
-/* May it still get another generation? Nobody else gave it one since, or came to build on what it has now. */
-static ckd_status check_renewed(const transfer *t, needs *n, const transfer_item *item, ckd_error *err) {
-    ckd_checkpoint found;
-    bool fit = false;
-    ckd_status status = catalog_find_id(&found, t->to->catalog, &item->m.checkpoint.id, err);
-    if (status == CKD_OK && found.generation == item->generation) {
-        status = n->items ? CKD_OK : transfer_read_needs(n, t, err); /* once for all of a batch */
-        status =
-            status == CKD_OK ? transfer_check_dependents(&fit, t, n, &item->m.checkpoint.id, err) : status;
-    }
-    return status == CKD_E_NOT_FOUND || (status == CKD_OK && !fit)
-               ? err_set(err, CKD_E_STATE,
-                         "%s was deleted or rewritten in '%.200s' meanwhile, or something that builds on it "
-                         "was; copy again",
-                         item->source, t->to->path)
-               : status;
-}
-
 /* Another copy, from another store, may have brought it meanwhile: what has arrived of it is not wanted then. */
 static ckd_status skip_present(transfer *t, const batch *b, ckd_error *err) {
-    needs n = {0};
     ckd_status status = CKD_OK;
     for (size_t i = b->first; i < b->end && status == CKD_OK; i++) {
         transfer_item *item = &t->items[i];
         ckd_checkpoint found;
-        if (item->state == CKD_COPY_RENEWED) {
-            status = check_renewed(t, &n, item, err);
-            continue;
-        }
         status = transfer_moves(item) ? catalog_find_id(&found, t->to->catalog, &item->m.checkpoint.id, err)
                                       : CKD_E_NOT_FOUND;
         for (size_t k = 0; k < item->m.file_count && status == CKD_OK; k++) {
@@ -128,28 +87,6 @@ static ckd_status skip_present(transfer *t, const batch *b, ckd_error *err) {
         }
         item->state = status == CKD_OK ? CKD_COPY_PRESENT : item->state;
         status = status == CKD_E_NOT_FOUND ? CKD_OK : status;
-    }
-    needs_free(&n);
-    return status;
-}
-
-/* Is all there that it is a delta on? With the mutex held, the catalog in step. */
-static ckd_status check_needs(const transfer *t, const batch *b, const transfer_item *item, ckd_error *err) {
-    ckd_checkpoint found;
-    const manifest *m = &item->m;
-    ckd_status status = CKD_OK;
-    for (size_t i = 0; i < m->dependency_count && status == CKD_OK; i++) {
-        if (in_batch(t, b, &m->dependencies[i])) {
-            continue;
-        }
-        status = catalog_find_id(&found, t->to->catalog, &m->dependencies[i], err);
-        if (status == CKD_E_NOT_FOUND) {
-            status = err_set(
-                err, CKD_E_STATE,
-                "what %s is a delta on is no longer listed in '%.200s': it was deleted, or its manifest "
-                "cannot be read; copy again",
-                item->source, t->to->path);
-        }
     }
     return status;
 }
@@ -193,23 +130,12 @@ static void take_back(transfer *t, const transfer_item *item) {
     }
 }
 
-static ckd_status choose_generation(const transfer *t, const batch *b, transfer_item *item, ckd_error *err) {
-    ckd_checkpoint *c = &item->m.checkpoint;
-    if (item->state != CKD_COPY_RENEWED) {
-        return manifests_free_generation(&c->generation, &b->manifests, &b->tombstones, c->run, c->step, err);
-    }
-    c->generation = item->generation + 1;
-    return item->generation < UINT32_MAX
-               ? CKD_OK
-               : err_set(err, CKD_E_UNSUPPORTED, "%s has the last generation that there is in '%.200s'",
-                         item->source, t->to->path);
-}
-
 /* The commit point. Named but perhaps not durable is not committed. */
 static ckd_status publish_manifest(transfer *t, const batch *b, transfer_item *item, ckd_error *err) {
     const char *root = t->to->path;
     ckd_checkpoint *c = &item->m.checkpoint;
-    ckd_status status = choose_generation(t, b, item, err);
+    ckd_status status =
+        manifests_free_generation(&c->generation, &b->manifests, &b->tombstones, c->run, c->step, err);
     if (status != CKD_OK) {
         return status;
     }
@@ -234,10 +160,7 @@ static ckd_status publish_manifest(transfer *t, const batch *b, transfer_item *i
 }
 
 static ckd_status publish_item(transfer *t, const batch *b, transfer_item *item, ckd_error *err) {
-    ckd_status status = check_needs(t, b, item, err);
-    if (status == CKD_OK) {
-        status = publish_manifest(t, b, item, err);
-    }
+    ckd_status status = publish_manifest(t, b, item, err);
     if (status != CKD_OK) {
         return status;
     }
@@ -305,28 +228,13 @@ static ckd_status bring_item(transfer *t, transfer_item *item, ckd_error *err) {
     for (size_t i = 0; i < item->m.file_count && status == CKD_OK; i++) {
         status = transfer_bring(t, transfer_find_file(t, &item->m.files[i].id), item, err);
     }
-    return status == CKD_OK ? transfer_check_links(t, item, err) : status;
+    return status;
 }
 
-/* What the item is a delta on and was left; or NULL. */
-static const transfer_item *left_below(const transfer *t, const transfer_item *item) {
-    for (size_t i = 0; i < item->m.dependency_count && t->any_left; i++) {
-        const transfer_item *on = transfer_find_item(t, &item->m.dependencies[i]);
-        if (on && on->state == CKD_COPY_LEFT) {
-            return on;
-        }
-    }
-    return NULL;
-}
-
-/* Damage is this checkpoint's matter, and that of those that build on it; the rest can go on. */
+/* Damage is this checkpoint's matter; the rest can go on. */
 static ckd_status bring_or_leave(transfer *t, transfer_item *item, ckd_error *err) {
     ckd_error why = {.offset = CKD_NO_OFFSET};
-    const transfer_item *on = left_below(t, item);
-    ckd_status status =
-        on ? err_set(&why, CKD_E_CORRUPT, "%s was not copied: it is a delta on %s, which was not",
-                     item->source, on->source)
-           : bring_item(t, item, &why);
+    ckd_status status = bring_item(t, item, &why);
     if (!is_damage(status, &why) && status != CKD_E_UNSUPPORTED && status != CKD_E_STATE) {
         return err_from(err, status, &why);
     }
@@ -387,7 +295,6 @@ static ckd_status check_room(const transfer *t, ckd_error *err) {
 static ckd_status plan_locked(transfer *t, ckd_error *err) {
     ckd_status status = store_refresh(t->to, err);
     if (status == CKD_OK) {
-        transfer_plan_free(t);
         status = transfer_plan(t, err);
     }
     if (status == CKD_OK && !t->dead_count && t->file_count) {
@@ -554,10 +461,8 @@ ckd_status ckd_copy(ckd_copy_result **out, ckd_store *to, ckd_store *from, const
     if (out) {
         *out = NULL;
     }
-    if (options) {
-        memcpy(&o, options, options->struct_size < sizeof(o) ? options->struct_size : sizeof(o));
-    }
-    ckd_status status = check(to, from, &o, err);
+    ckd_status status = COPY_OPTIONS(&o, options, "ckd_copy_options", err);
+    status = status == CKD_OK ? check(to, from, &o, err) : status;
     if (status != CKD_OK) {
         return status;
     }
@@ -581,7 +486,6 @@ ckd_status ckd_copy(ckd_copy_result **out, ckd_store *to, ckd_store *from, const
     transfer_plan_free(&t);
     catalog_list_free(&t.source);
     free(t.verified.ids);
-    free(t.renewed);
     bytes_free(&t.payload);
     bytes_free(&t.header);
     return status;

@@ -1,13 +1,12 @@
 /*
  * Copying checkpoints between stores. Internal to engine/.
  *
- *   transfer_plan    (transfer_plan.c)  what is asked for, what that needs, what the destination has of it, what must be moved
- *   transfer_renew.c                    what the destination has, and must get the source's newer generation of
+ *   transfer_plan    (transfer_plan.c)  what is asked for, what the destination has of it, what must be moved
  *   transfer_bring   (transfer_bring.c) chunk files, one by one, into data/x of the destination, where they stay until
  *   commit           (transfer.c)       they get their names, and the manifests are published, of a few checkpoints at a time
  *
- * While files are on their way only the intent and the reader locks of both stores are held. It names all files to come, and all checkpoints that must
- * not be deleted in the destination.
+ * A checkpoint is copied with all chunk files that its manifest names, and needs no other. While files are on their way only the intent and the reader locks of both
+ * stores are held. It names all files to come.
  */
 #ifndef ENGINE_TRANSFER_H
 #define ENGINE_TRANSFER_H
@@ -18,19 +17,11 @@
 typedef struct transfer_item {
     manifest m;       /* as the source has it, but for the run */
     char source[160]; /* RUN@STEP there */
-    bool asked;
     ckd_copy_state state;
     bool committed;
     uint64_t manifest_bytes, bytes;
-    ckd_error left;      /* CKD_COPY_LEFT: why */
-    uint32_t generation; /* CKD_COPY_RENEWED: that the destination had when this was planned */
+    ckd_error left; /* CKD_COPY_LEFT: why */
 } transfer_item;
-
-/* A checkpoint that is to get the source's generation, or cannot. */
-typedef struct transfer_renewed {
-    ckd_id id;
-    bool looked_at, refused;
-} transfer_renewed;
 
 /* A checkpoint of which the source's file has something that is damaged. */
 typedef struct transfer_hurt {
@@ -46,6 +37,7 @@ typedef struct transfer_file {
     bool replaces; /* that in data/x the one in data/c, which is damaged */
     bool to_move;  /* the plan says so */
     bool counted;  /* for an item */
+    bool checked;  /* the one in data/c was read through */
     transfer_hurt *hurt;
 } transfer_file;
 
@@ -58,10 +50,7 @@ typedef struct transfer {
         source; /* what that one lists: read before the destination is locked, as others may copy the other way at the same time */
 
     ckd_checkpoint_list present; /* what the destination lists */
-    transfer_renewed *renewed;
-    size_t renewed_count;
-
-    transfer_item *items; /* what they depend on before them */
+    transfer_item *items;
     size_t count, capacity;
     transfer_file *files; /* of those to be moved, each once, by id */
     size_t file_count;
@@ -87,30 +76,14 @@ ckd_status transfer_plan(transfer *t, ckd_error *err);
 void transfer_plan_free(transfer *t); /* all that it filled */
 transfer_file *transfer_find_file(const transfer *t, const ckd_id *id);
 const transfer_item *transfer_find_item(const transfer *t, const ckd_id *id);
-/* Is it, or is a newer generation of it, to be moved? */
 static inline bool transfer_moves(const transfer_item *item) {
-    return item->state == CKD_COPY_MOVED || item->state == CKD_COPY_RENEWED;
+    return item->state == CKD_COPY_MOVED;
 }
 
 /* ---- transfer_bring.c ---- */
 pathname transfer_path(const transfer *t, const ckd_id *file); /* in data/x */
 /* The file is complete, durable and verified in data/x of the destination then, or in data/c. CORRUPT: what it has of the item is damaged, or all of it. */
 ckd_status transfer_bring(transfer *t, transfer_file *f, const transfer_item *item, ckd_error *err);
-/*
- * transfer_renew.c: finds what must be renewed for the items of a plan. *again: something was added, and the plan is to be made anew. As transfer_plan.
- */
-ckd_status transfer_find_renewed(bool *again, transfer *t, ckd_error *err);
-bool transfer_is_renewed(const transfer *t, const ckd_id *id);
-/* The manifests of the destination, for the next one; none, if one cannot be read. Release with needs_free. Errors: NOMEM. */
-ckd_status transfer_read_needs(needs *out, const transfer *t, ckd_error *err);
-/* Would all that the destination has find its links in the source's generation of this? Not if it is not known what it has. */
-ckd_status transfer_check_dependents(bool *fit, const transfer *t, const needs *n, const ckd_id *id,
-                                     ckd_error *err);
-/*
- * transfer_links.c: does the destination have all links that the item, whose files are there or have arrived, builds on? STATE: no, and the item would not
- * load. Without the mutex.
- */
-ckd_status transfer_check_links(const transfer *t, const transfer_item *item, ckd_error *err);
 /* ---- transfer_result.c ---- */
 ckd_status transfer_result(ckd_copy_result **out, const transfer *t, ckd_error *err);
 /* CKD_OK, or why the first of those that were left was. */

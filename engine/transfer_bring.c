@@ -94,9 +94,10 @@ void transfer_leave(transfer *t) {
 
 ckd_status transfer_recover(const ckd_store *store, ckd_error *err) {
     dir_list list;
-    ckd_status status = dir_list_read(&list, path_in(store->path, DIR_INCOMING).text, err);
+    ckd_error why = {0};
+    ckd_status status = dir_list_read(&list, path_in(store->path, DIR_INCOMING).text, &why);
     if (status != CKD_OK) {
-        return status == CKD_E_NOT_FOUND ? CKD_OK : status;
+        return err_except(err, status, CKD_E_NOT_FOUND, &why);
     }
     uint64_t now = clock_wall_ns(), before = now > ABANDONED_NS ? now - ABANDONED_NS : 0;
     for (size_t i = 0, end; i < list.count && status == CKD_OK; i = end) {
@@ -176,9 +177,10 @@ static uint64_t end_of(const record *r) {
 
 /* ---- what is damaged in the source, of one of several checkpoints in a file ---- */
 
+/* Of a checkpoint; NULL: of any. */
 static const transfer_hurt *hurt_of(const transfer_file *f, const ckd_id *checkpoint) {
     const transfer_hurt *h = f->hurt;
-    while (h && !id_equal(&h->checkpoint, checkpoint)) {
+    while (h && checkpoint && !id_equal(&h->checkpoint, checkpoint)) {
         h = h->next;
     }
     return h;
@@ -400,16 +402,26 @@ static ckd_status bring(transfer *t, transfer_file *f, const transfer_item *item
     return err_from(err, status, &why);
 }
 
+/* Of an older file it may read anything: NULL. Of an own one only what is the checkpoint's. */
+static const ckd_id *reads_of(const transfer_item *item, const transfer_file *f) {
+    bool own = false;
+    for (size_t i = 0; i < item->m.own_count && !own; i++) {
+        own = id_equal(&item->m.files[i].id, &f->file.id);
+    }
+    return own ? &item->m.checkpoint.id : NULL;
+}
+
 ckd_status transfer_bring(transfer *t, transfer_file *f, const transfer_item *item, ckd_error *err) {
-    const ckd_id *id = &item->m.checkpoint.id;
+    const ckd_id *id = reads_of(item, f);
     ckd_error why = {.offset = CKD_NO_OFFSET};
     ckd_status status = CKD_OK;
-    if (!f->arrived && !hurt_of(f, id)) {
+    if (!f->arrived && !f->checked && !hurt_of(f, id)) {
         status = f->there ? check_arrived(t, path_chunk(t->to->path, &f->file.id, "").text, f, id, &why)
                           : CKD_E_NOT_FOUND;
         if (!f->there || is_damage(status, &why)) {
             status = bring(t, f, item, &why);
         }
+        f->checked = status == CKD_OK && !id;
     }
     const transfer_hurt *hurt = hurt_of(f, id);
     if (status == CKD_OK && hurt) {

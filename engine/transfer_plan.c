@@ -1,4 +1,4 @@
-/* What a copy between stores has to move: what was asked for, all that it is a delta on, less what the destination has. */
+/* What a copy between stores has to move: what was asked for, less what the destination has. */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -13,26 +13,13 @@ typedef struct listing {
     size_t *by_id;            /* of each: its place in the list */
 } listing;
 
-/* A checkpoint whose dependencies are looked at. */
-typedef struct visit {
-    size_t at; /* in the source's list */
-    manifest m;
-    size_t next;    /* dependency */
-    ckd_error left; /* status CKD_OK, or why it cannot be copied */
-} visit;
-
-enum { UNSEEN, OPEN, DONE };
-
 typedef struct planning {
     transfer *t;
     listing from, to;
     ckd_id *trash; /* of the destination; sorted */
     size_t trash_count;
     bool *asked;         /* of the source's list */
-    uint8_t *marks;      /* likewise */
     const char *renamed; /* the run that gets another name; NULL: none does */
-    visit *stack;
-    size_t depth;
 } planning;
 
 /* ---- what there is ---- */
@@ -133,10 +120,8 @@ static ckd_status mark_asked(planning *p, ckd_error *err) {
     const transfer *t = p->t;
     size_t count = p->from.list.count;
     p->asked = calloc(count + 1, sizeof(*p->asked));
-    p->marks = calloc(count + 1, sizeof(*p->marks));
-    p->stack = calloc(count + 1, sizeof(*p->stack));
-    if (!p->asked || !p->marks || !p->stack) {
-        return err_nomem(err, count * sizeof(*p->stack), "a plan of a copy");
+    if (!p->asked) {
+        return err_nomem(err, count * sizeof(*p->asked), "a plan of a copy");
     }
     for (size_t i = 0; i < count && !t->asked; i++) {
         p->asked[i] = true;
@@ -216,21 +201,16 @@ static ckd_status add_item(planning *p, size_t at, manifest *m, ckd_copy_state s
         t->capacity = capacity;
     }
     transfer_item *item = &t->items[t->count++];
-    *item = (transfer_item){.m = *m, .asked = p->asked[at], .state = state};
+    *item = (transfer_item){.m = *m, .state = state};
     snprintf(item->source, sizeof(item->source), "%s@%llu", c->run, (unsigned long long)c->step);
     snprintf(item->m.checkpoint.run, sizeof(item->m.checkpoint.run), "%s", name_there(p, c));
     item->m.checkpoint.stored_bytes -= m->file_bytes; /* as it is stored: without the manifest itself */
-    p->marks[at] = DONE;
     return state == CKD_COPY_RESTORED ? add_dead(t, &c->id, err) : CKD_OK;
 }
 
 static ckd_status add_present(planning *p, size_t at, const ckd_checkpoint *there, ckd_error *err) {
     const char *as = p->t->options->as_run;
     manifest m = {.checkpoint = *there};
-    if (!p->asked[at]) {
-        p->marks[at] = DONE;
-        return CKD_OK;
-    }
     if (as && strcmp(there->run, as) != 0) {
         return err_set(err, CKD_E_EXISTS,
                        "%s@%llu is in '%s' already, as %s@%llu: a store has each checkpoint only once",
@@ -244,18 +224,12 @@ static ckd_status add_present(planning *p, size_t at, const ckd_checkpoint *ther
     return status;
 }
 
-/* A newer generation stands where the older one does. */
-static void keep_place(transfer_item *item, const ckd_checkpoint *there) {
-    item->generation = there->generation;
-    memcpy(item->m.checkpoint.run, there->run, sizeof(there->run));
-}
-
 static void leave_out(planning *p, const ckd_error *why) {
     p->t->items[p->t->count - 1].left = *why;
     p->t->any_left = true;
 }
 
-/* ---- with all that it needs ---- */
+/* ---- with all files that it names ---- */
 
 static ckd_status read_source(manifest *m, const planning *p, const ckd_checkpoint *c, ckd_error *err) {
     ckd_status status = store_read_manifest(m, p->t->from, c->run, c->step, c->generation, err);
@@ -269,20 +243,20 @@ static ckd_status read_source(manifest *m, const planning *p, const ckd_checkpoi
                : status;
 }
 
-/* Opens a checkpoint that is not done, unless the destination has it. */
-static ckd_status enter(planning *p, size_t at, ckd_error *err) {
+static ckd_status plan_one(planning *p, size_t at, ckd_error *err) {
     const ckd_checkpoint *c = &p->from.list.items[at], *there = listed(&p->to, &c->id);
-    if (there && !transfer_is_renewed(p->t, &c->id)) {
+    if (there) {
         return add_present(p, at, there, err);
     }
-    visit *v = &p->stack[p->depth];
     ckd_error why = {.offset = CKD_NO_OFFSET};
-    *v = (visit){.at = at, .left = why};
-    ckd_status status = read_source(&v->m, p, c, &why);
+    manifest m;
+    ckd_status status = read_source(&m, p, c, &why);
     if (status == CKD_OK) {
-        p->depth++;
-        p->marks[at] = OPEN;
-        return CKD_OK;
+        status = manifest_name_older(&m, p->t->from, &why);
+        if (status == CKD_OK) {
+            return add_item(p, at, &m, in_trash(p, &c->id) ? CKD_COPY_RESTORED : CKD_COPY_MOVED, err);
+        }
+        manifest_free(&m);
     }
     if (!is_damage(status, &why) && status != CKD_E_UNSUPPORTED) {
         return err_from(err, status, &why);
@@ -291,58 +265,10 @@ static ckd_status enter(planning *p, size_t at, ckd_error *err) {
     snprintf(text, sizeof(text), "%s@%llu in '%.100s' is damaged, and was not copied: %.200s", c->run,
              (unsigned long long)c->step, p->t->from->path, why.message);
     memcpy(why.message, text, sizeof(text));
-    manifest m = {.checkpoint = *c};
+    m = (manifest){.checkpoint = *c};
     status = add_item(p, at, &m, CKD_COPY_LEFT, err);
     if (status == CKD_OK) {
         leave_out(p, &why);
-    }
-    return status;
-}
-
-static ckd_status follow(planning *p, visit *v, const ckd_id *id, ckd_error *err) {
-    const ckd_checkpoint *c = &p->from.list.items[v->at];
-    size_t at = find_id(&p->from, id);
-    if (at == p->from.list.count) {
-        char hex[CKD_ID_TEXT];
-        ckd_id_text(hex, id);
-        if (!listed(&p->to, id) && v->left.status == CKD_OK) {
-            err_set(&v->left, CKD_E_CORRUPT,
-                    "%s@%llu is a delta on checkpoint %s, which '%s' does not have: it cannot be loaded "
-                    "there, nor copied",
-                    c->run, (unsigned long long)c->step, hex, p->t->from->path);
-        }
-        return CKD_OK;
-    }
-    if (p->marks[at] == OPEN) {
-        return err_set(err, CKD_E_CORRUPT, "%s@%llu depends on itself; it cannot be copied", c->run,
-                       (unsigned long long)c->step);
-    }
-    return p->marks[at] == DONE ? CKD_OK : enter(p, at, err);
-}
-
-static ckd_status visit_all(planning *p, size_t at, ckd_error *err) {
-    ckd_status status = p->marks[at] == UNSEEN ? enter(p, at, err) : CKD_OK;
-    while (p->depth && status == CKD_OK) {
-        visit *v = &p->stack[p->depth - 1];
-        if (v->next < v->m.dependency_count) {
-            ckd_id id = v->m.dependencies[v->next++];
-            status = follow(p, v, &id, err);
-        } else {
-            p->depth--;
-            bool dead = in_trash(p, &v->m.checkpoint.id), left = v->left.status != CKD_OK;
-            const ckd_checkpoint *there = listed(&p->to, &v->m.checkpoint.id);
-            ckd_copy_state state = left    ? CKD_COPY_LEFT
-                                   : dead  ? CKD_COPY_RESTORED
-                                   : there ? CKD_COPY_RENEWED
-                                           : CKD_COPY_MOVED;
-            status = add_item(p, v->at, &v->m, state, err);
-            if (status == CKD_OK && there) {
-                keep_place(&p->t->items[p->t->count - 1], there);
-            }
-            if (status == CKD_OK && left) {
-                leave_out(p, &v->left);
-            }
-        }
     }
     return status;
 }
@@ -517,7 +443,7 @@ static ckd_status plan(planning *p, ckd_error *err) {
         status = check_rename(p, err);
     }
     for (size_t i = 0; i < p->from.list.count && status == CKD_OK; i++) {
-        status = p->asked[i] ? visit_all(p, i, err) : CKD_OK;
+        status = p->asked[i] ? plan_one(p, i, err) : CKD_OK;
     }
     if (status == CKD_OK) {
         status = check_places(p, err);
@@ -531,36 +457,15 @@ static ckd_status plan(planning *p, ckd_error *err) {
     return status == CKD_OK && p->t->options->tags ? plan_tags(p, err) : status;
 }
 
-static ckd_status plan_once(transfer *t, ckd_error *err) {
+ckd_status transfer_plan(transfer *t, ckd_error *err) {
     planning p = {.t = t};
+    transfer_plan_free(t);
     ckd_status status = plan(&p, err);
-    while (p.depth) {
-        manifest_free(&p.stack[--p.depth].m);
-    }
     free(p.from.by_id);
     free(p.to.by_id);
     t->present = p.to.list;
     free(p.trash);
     free(p.asked);
-    free(p.marks);
-    free(p.stack);
-    return status;
-}
-
-ckd_status transfer_plan(transfer *t, ckd_error *err) {
-    bool again = true;
-    ckd_status status = CKD_OK;
-    free(t->renewed);
-    t->renewed = NULL;
-    t->renewed_count = 0;
-    while (again && status == CKD_OK) {
-        transfer_plan_free(t);
-        status = plan_once(t, err);
-        again = false;
-        if (status == CKD_OK) {
-            status = transfer_find_renewed(&again, t, err);
-        }
-    }
     return status;
 }
 

@@ -16,8 +16,7 @@ ckd_status transfer_result(ckd_copy_result **out, const transfer *t, ckd_error *
     for (size_t i = 0; i < t->count; i++) {
         const transfer_item *item = &t->items[i];
         ckd_copied *c = &r->items[r->count++];
-        *c = (ckd_copied){
-            .checkpoint = item->m.checkpoint, .state = item->state, .asked = item->asked, .left = item->left};
+        *c = (ckd_copied){.checkpoint = item->m.checkpoint, .state = item->state, .left = item->left};
         r->left += item->state == CKD_COPY_LEFT;
         if (transfer_moves(item)) {
             c->checkpoint.stored_bytes += item->manifest_bytes;

@@ -9,6 +9,7 @@
 #include "engine/notes.h"
 #include "engine/parity.h"
 #include "engine/ranks.h"
+#include "engine/repair.h"
 
 /* ---- chunk files ---- */
 
@@ -57,19 +58,21 @@ static ckd_status uses_of(file_uses *out, const needs *n, ckd_error *err) {
 /* ---- which may go ---- */
 
 /*
- * Chooses what is dead and of which the time is over, but for what others in the trash need that may still come back. What is listed needs none
- * of them, or it could not have been deleted.
+ * Chooses what is dead and of which the time is over, but for what a writer at work may read. Of manifests of early versions that stay, the dependencies stay, too: only
+ * their manifests tell which files those need.
  */
-static void choose_expired(needs *n, bool all) {
+static ckd_status choose_expired(needs *n, const ckd_store *store, bool all, ckd_error *err) {
     uint64_t now = clock_wall_ns();
+    ckd_status status = needs_mark_in_use(n, store, err);
     for (size_t i = 0; i < n->count; i++) {
-        n->items[i].chosen = n->items[i].is_dead && (all || n->items[i].dead.until_ns <= now);
+        need *x = &n->items[i];
+        x->chosen = x->is_dead && !x->in_use && (all || x->dead.until_ns <= now);
     }
     for (bool changed = true; changed;) {
         changed = false;
         for (size_t i = 0; i < n->count; i++) {
             const need *x = &n->items[i];
-            for (size_t k = 0; k < x->m.dependency_count && !x->chosen; k++) {
+            for (size_t k = 0; k < x->m.dependency_count && !x->chosen && x->was_own_only; k++) {
                 need *d = needs_find(n, &x->m.dependencies[k]);
                 changed = changed || (d && d->chosen);
                 if (d) {
@@ -78,6 +81,7 @@ static void choose_expired(needs *n, bool all) {
             }
         }
     }
+    return status;
 }
 
 /* ---- removing ---- */
@@ -111,7 +115,8 @@ static ckd_status remove_files(const ckd_store *store, const file_uses *files, b
     ckd_status status = forget_parity(store, files, give_up, err);
     for (size_t i = 0; i < files->count && status == CKD_OK; i++) {
         if (!files->items[i].stays) {
-            status = file_remove(path_chunk(store->path, &files->items[i].id, "").text, true, err);
+            pathname p = path_chunk(store->path, &files->items[i].id, "");
+            status = repair_remove(store, DIR_CHUNKS, strrchr(p.text, '/') + 1, err);
         }
     }
     return status == CKD_OK ? dir_sync(path_in(store->path, DIR_CHUNKS).text, err) : status;
@@ -188,7 +193,9 @@ static ckd_status collect(ckd_collected *out, const ckd_store *store, bool all, 
         status = needs_read(&n, store, err);
     }
     if (status == CKD_OK) {
-        choose_expired(&n, all);
+        status = choose_expired(&n, store, all, err);
+    }
+    if (status == CKD_OK) {
         status = uses_of(&files, &n, err);
     }
     if (status == CKD_OK) {
@@ -225,8 +232,8 @@ static size_t choose_replaced(needs *n, const ckd_store *store) {
     for (size_t i = 0; i < n->count; i++) {
         need *x = &n->items[i];
         if (x->superseded && !x->is_dead && newest) {
-            x->chosen = whole;
-            count += whole;
+            x->chosen = whole && !x->in_use;
+            count += x->chosen;
         } else if (!x->superseded) {
             newest = x;
             whole = i + 1 < n->count && n->items[i + 1].superseded && all_files_there(store, &x->m);
@@ -240,6 +247,9 @@ ckd_status trash_remove_replaced(ckd_collected *out, const ckd_store *store, boo
     needs n = {0};
     file_uses files = {0};
     ckd_status status = needs_read(&n, store, err);
+    if (status == CKD_OK) {
+        status = needs_mark_in_use(&n, store, err);
+    }
     size_t count = status == CKD_OK ? choose_replaced(&n, store) : 0;
     if (status == CKD_OK && count) {
         status = uses_of(&files, &n, err);
@@ -255,6 +265,16 @@ ckd_status trash_remove_replaced(ckd_collected *out, const ckd_store *store, boo
     }
     free(files.items);
     needs_free(&n);
+    return status;
+}
+
+ckd_status trash_would_free(ckd_collected *out, const needs *chosen, ckd_error *err) {
+    file_uses files = {0};
+    ckd_status status = uses_of(&files, chosen, err);
+    if (status == CKD_OK) {
+        count_up(out, chosen, &files);
+    }
+    free(files.items);
     return status;
 }
 
@@ -278,6 +298,7 @@ typedef struct attempt {
     const ckd_store *store;
     bool all, give_up;
     ckd_collected *out;
+    unlinker_wait wait;
 } attempt;
 
 /*
@@ -291,8 +312,7 @@ static ckd_status try_collect(void *context, ckd_error *err) {
     if (status != CKD_OK) {
         return status;
     }
-    status =
-        lock_acquire(&readers, path_in(a->store->path, FILE_READER_LOCK).text, LOCK_EXCLUSIVE, true, 0, err);
+    status = store_lock_unlinker(&readers, &a->wait, a->store, err);
     if (status == CKD_OK) {
         ckd_collected replaced = {0};
         status = trash_any_replaced(a->store)
@@ -304,10 +324,6 @@ static ckd_status try_collect(void *context, ckd_error *err) {
             a->out->bytes += replaced.bytes;
         }
         lock_release(readers);
-    } else if (status == CKD_E_BUSY) {
-        status = err_set(
-            err, CKD_E_BUSY,
-            "loads or saves are under way, which may read what is to be removed; try again when they have ended");
     }
     lock_release(publish);
     return status;
@@ -327,15 +343,13 @@ ckd_status ckd_store_collect(ckd_collected *out, ckd_store *store, const ckd_col
                              ckd_error *err) {
     ckd_collect_options o = CKD_COLLECT_OPTIONS_INIT;
     ckd_collected result = {0};
-    if (options) {
-        memcpy(&o, options, options->struct_size < sizeof(o) ? options->struct_size : sizeof(o));
-    }
+    ckd_status status = COPY_OPTIONS(&o, options, "ckd_collect_options", err);
     if (out) {
         *out = result;
     }
-    ckd_status status = store_check_writable(store, err);
+    status = status == CKD_OK ? store_check_writable(store, err) : status;
     if (status == CKD_OK) {
-        attempt a = {store, o.all != 0, o.give_up != 0, &result};
+        attempt a = {store, o.all != 0, o.give_up != 0, &result, {0}};
         uint32_t timeout = store->options.lock_timeout_ms;
         status =
             o.dry_run ? count_only(&result, store, a.all, err) : keep_trying(try_collect, &a, timeout, err);
@@ -381,7 +395,8 @@ ckd_status trash_collect_now(ckd_store *store, ckd_error *err) {
         return err_from(err, status, &why);
     }
     if (status != CKD_OK) {
-        store_message(store, "the trash is not emptied: %s", why.message);
+        store_message(store, "the trash is not emptied: %s%s%s", why.message, why.file[0] ? ": " : "",
+                      why.file);
     } else if (result.checkpoints) {
         store_message(store, "removed %llu deleted checkpoints, whose time was over",
                       (unsigned long long)result.checkpoints);
@@ -403,11 +418,13 @@ static int by_run_and_step(const void *a, const void *b) {
     return x->deleted_ns < y->deleted_ns ? -1 : x->deleted_ns > y->deleted_ns;
 }
 
-static ckd_status list_trash(ckd_trash *out, needs *n, ckd_error *err) {
+static ckd_status list_trash(ckd_trash *out, const ckd_store *store, needs *n, ckd_error *err) {
     ckd_collected all = {0};
     file_uses files = {0};
-    choose_expired(n, true);
-    ckd_status status = uses_of(&files, n, err);
+    ckd_status status = choose_expired(n, store, true, err);
+    if (status == CKD_OK) {
+        status = uses_of(&files, n, err);
+    }
     if (status == CKD_OK) {
         count_up(&all, n, &files);
         out->items = calloc(all.checkpoints + 1, sizeof(*out->items));
@@ -440,7 +457,7 @@ ckd_status ckd_store_trash(ckd_trash **out, ckd_store *store, ckd_error *err) {
         status = needs_read(&n, store, err);
     }
     if (status == CKD_OK) {
-        status = list_trash(trash, &n, err);
+        status = list_trash(trash, store, &n, err);
     }
     needs_free(&n);
     if (status != CKD_OK) {

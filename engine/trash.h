@@ -2,9 +2,13 @@
 #ifndef ENGINE_TRASH_H
 #define ENGINE_TRASH_H
 
+#include "engine/needs.h"
 #include "engine/store.h"
 
-/* Deletes checkpoints as ckd_store_delete does; waits for the publish lock as long as patience_ms. */
+/*
+ * Deletes what a policy lets go, as ckd_store_delete does, but for what is gone meanwhile and for the newest two of each run as they are now; waits for the publish lock as long as
+ * patience_ms.
+ */
 ckd_status trash_put(ckd_store *store, const ckd_id *checkpoints, size_t count, uint64_t undo_s,
                      uint32_t patience_ms, ckd_error *err);
 
@@ -20,6 +24,8 @@ ckd_status trash_collect_now(ckd_store *store, ckd_error *err);
  */
 ckd_status trash_remove_replaced(ckd_collected *out, const ckd_store *store, bool dry, bool give_up,
                                  ckd_error *err);
+/* What removing the chosen ones would free: files that no other names, and manifests. Errors: NOMEM. */
+ckd_status trash_would_free(ckd_collected *out, const needs *chosen, ckd_error *err);
 /* By names alone: is there any? */
 bool trash_any_replaced(const ckd_store *store);
 

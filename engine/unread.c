@@ -1,5 +1,7 @@
 #include "engine/unread.h"
 
+#include <math.h>
+
 bool unread_tolerable(ckd_status status) {
     return status == CKD_E_CORRUPT || status == CKD_E_UNSUPPORTED || status == CKD_E_IO;
 }
@@ -43,4 +45,32 @@ ckd_status unread_tensors(ckd_tensor_list *out, ckd_store *store, const ckd_id *
     views_free(&cache);
     lock_release(lock);
     return status;
+}
+
+void unread_updates(ckd_tensor_list *list, ckd_store *store, const ckd_id *id) {
+    file_lock *lock;
+    view_cache cache;
+    const view *v;
+    ckd_tensor_info info;
+    bool lossy = false;
+    for (size_t i = 0; i < list->count; i++) {
+        ckd_tensor_info *t = &list->items[i];
+        t->largest_update = t->largest_update_given = t->rel_l2 == 0 ? 0 : (double)NAN;
+        lossy = lossy || t->rel_l2 != 0;
+    }
+    if (!lossy || store_lock_reader(&lock, store, NULL) != CKD_OK) {
+        return;
+    }
+    bool there = unread_open(&cache, &v, store, id, NULL) == CKD_OK;
+    for (size_t i = 0; i < list->count && there; i++) {
+        ckd_tensor_info *t = &list->items[i];
+        const view_tensor *in = t->rel_l2 == 0 ? NULL : view_find(v, t->name);
+        if (in) {
+            view_tensor_info(&info, in);
+            t->largest_update = info.largest_update;
+            t->largest_update_given = info.largest_update_given;
+        }
+    }
+    views_free(&cache);
+    lock_release(lock);
 }

@@ -22,6 +22,9 @@ bool unread_tolerable(ckd_status status);
  */
 ckd_status unread_tensors(ckd_tensor_list *out, ckd_store *store, const ckd_id *id, ckd_error *err);
 
+/* The largest updates of lossy moments, which no catalog has, so that those of before stay as they are. NaN: not known, or the files cannot be read. */
+void unread_updates(ckd_tensor_list *list, ckd_store *store, const ckd_id *id);
+
 /*
  * Adds to by_role, roles and by_tensor of a report what `count` of its checkpoints take, by their places in by_checkpoint, ascending. by_run must name all runs. Reads their
  * chunk files with all threads of the store. Takes the mutex.

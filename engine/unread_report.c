@@ -151,9 +151,10 @@ static ckd_status read_one(reading *r, const unread *u, ckd_error *err) {
 static ckd_status read_task(void *context, size_t index, uint32_t worker, ckd_error *err) {
     reading *r = context;
     (void)worker;
-    ckd_status status = read_one(r, &r->items[index], err);
+    ckd_error why = {0};
+    ckd_status status = read_one(r, &r->items[index], &why);
     r->items[index].failed = unread_tolerable(status);
-    return r->items[index].failed ? CKD_OK : status;
+    return r->items[index].failed ? CKD_OK : err_from(err, status, &why);
 }
 
 static ckd_status read_all(reading *r, size_t count, ckd_error *err) {

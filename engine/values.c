@@ -3,6 +3,7 @@
 #include <stdlib.h>
 
 #include "base/vocabulary.h"
+#include "codec/wire.h"
 
 ckd_status decoder_init(decoder *d, columns_cache *columns, ckd_error *err) {
     memset(d, 0, sizeof(*d));
@@ -148,12 +149,14 @@ static ckd_status find_dependency(const view **v, const view_tensor **t, view_ca
     ckd_status status = CKD_OK;
     *v = own;
     if (!id_equal(&on->checkpoint, &own->manifest.checkpoint.id)) {
-        status = views_get(v, cache, &on->checkpoint, err);
+        status = views_within(v, cache, own, &on->checkpoint, err);
         if (status == CKD_E_NOT_FOUND) {
             char hex[CKD_ID_TEXT];
             ckd_id_text(hex, &on->checkpoint);
-            err_corrupt(err, file_path(b->chunk->file), b->record->offset,
-                        "the block builds on checkpoint %s, which is not in the store", hex);
+            err_corrupt(
+                err, file_path(b->chunk->file), b->record->offset,
+                "the block builds on checkpoint %s, of which the files that its manifest names hold nothing",
+                hex);
             return CKD_E_CORRUPT;
         }
     }
@@ -215,7 +218,7 @@ static ckd_status find_link(const view_block **out, const view **in, view_cache 
     const record *r = b->record;
     bool elsewhere = !id_equal(&on->checkpoint, &own->manifest.checkpoint.id);
     *in = own;
-    ckd_status status = elsewhere ? views_get(in, cache, &on->checkpoint, err) : CKD_OK;
+    ckd_status status = elsewhere ? views_within(in, cache, own, &on->checkpoint, err) : CKD_OK;
     if (status != CKD_OK && status != CKD_E_NOT_FOUND) {
         return status;
     }
@@ -340,7 +343,7 @@ static ckd_status decode_block(decoder *d, view_cache *cache, const view *v, con
         return status; /* the block that wants these values is compared with its own hash, which they decide */
     }
     hash128 content = content_hash(to, b->record->raw_size);
-    if (hash128_equal(&content, &b->record->content)) {
+    if (wire_content_matches(&b->record->content, &content)) {
         return CKD_OK;
     }
     if (lossy && b->record->predictor == PREDICT_PARENT) { /* whose fault is it? */
@@ -360,7 +363,7 @@ static bool ready_values(decoder *d, const view_block *b, void *to) {
         return false;
     }
     hash128 content = content_hash(to, b->record->raw_size);
-    return hash128_equal(&content, &b->record->content);
+    return wire_content_matches(&b->record->content, &content);
 }
 
 ckd_status values_of_block(decoder *d, view_cache *cache, const view *v, const view_block *b, void *to,
@@ -504,7 +507,7 @@ ckd_status span_values(decoder *d, view_cache *cache, const view *v, const view_
     }
     if (expected && !(exact && hash128_equal(&exact->record->content, expected))) {
         hash128 content = content_hash(to, want->count * ckd_dtype_size(t->tensor->dtype));
-        if (!hash128_equal(&content, expected)) {
+        if (!wire_content_matches(expected, &content)) {
             return err_in_tensor(err,
                                  err_set(err, CKD_E_CORRUPT, "the values built on are not those that were"),
                                  t->tensor->name);
@@ -525,7 +528,7 @@ ckd_status blob_bytes(decoder *d, const view_block *b, void *to, ckd_error *err)
             coder_decode(d->coder, (coding)r->coding, 1, to, r->raw_size, NULL, payload, r->stored_size, err);
     }
     hash128 content = status == CKD_OK ? content_hash(to, r->raw_size) : (hash128){0};
-    if (status == CKD_OK && !hash128_equal(&content, &r->content)) {
+    if (status == CKD_OK && !wire_content_matches(&r->content, &content)) {
         status = values_corrupt(b, err, "the bytes do not have the content hash they were saved with");
     }
     return status == CKD_OK ? CKD_OK : at_block(b, status, err);

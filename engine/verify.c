@@ -7,9 +7,11 @@
 
 #include "base/float_mode.h"
 #include "engine/file_check.h"
-#include "engine/notes.h"
-#include "engine/parity.h"
+#include "engine/listed_files.h"
+#include "engine/notes_damage.h"
+#include "engine/repair.h"
 #include "engine/values.h"
+#include "engine/vanished.h"
 
 typedef struct verification {
     ckd_store *store;
@@ -19,11 +21,9 @@ typedef struct verification {
     view_cache views;
     decoder decoder;
     bytes values;
-    ckd_id *files; /* chunk files looked at already */
-    size_t file_count, file_capacity;
-    uint64_t total;    /* raw bytes to look at */
-    lineage *lineages; /* of all checkpoints; only if not all is decoded: else that shows who needs what */
-    size_t lineage_count;
+    listed_files files;
+    bool *seen;     /* of each file: it was looked at */
+    uint64_t total; /* raw bytes to look at */
     float_mode callers_mode;
 } verification;
 
@@ -48,49 +48,35 @@ static ckd_status progress(verification *v, uint64_t done, ckd_error *err) {
 
 /* ---- chunk files: every record's header and payload ---- */
 
-static bool seen(const verification *v, const ckd_id *file) {
-    for (size_t i = 0; i < v->file_count; i++) {
-        if (id_equal(&v->files[i], file)) {
-            return true;
-        }
-    }
-    return false;
+/* If all is decoded, that shows who needs what. */
+static bool by_lineage(const verification *v) {
+    return v->options->quick || v->options->sample > 0;
 }
 
-static ckd_status remember_file(verification *v, const ckd_id *file, ckd_error *err) {
-    if (v->file_count == v->file_capacity) {
-        size_t capacity = v->file_capacity ? 2 * v->file_capacity : 64;
-        ckd_id *grown = realloc(v->files, capacity * sizeof(*grown));
-        if (!grown) {
-            return err_nomem(err, capacity * sizeof(*grown), "the files looked at");
-        }
-        v->files = grown;
-        v->file_capacity = capacity;
+static ckd_status check_file_once(verification *v, const note_file *file, const char *checkpoint,
+                                  ckd_error *err) {
+    const listed_file *known = listed_files_find(&v->files, &file->id);
+    if (known && v->seen[known - v->files.items]) {
+        return CKD_OK;
     }
-    v->files[v->file_count++] = *file;
-    return CKD_OK;
+    if (known) {
+        v->seen[known - v->files.items] = true;
+    }
+    file_check f = {.store = v->store,
+                    .damage = &v->damage,
+                    .lineages = v->files.lineages,
+                    .lineage_count = by_lineage(v) ? v->files.lineage_count : 0,
+                    .payload = &v->values};
+    v->result->files++;
+    return check_named_file(&f, file, checkpoint, err);
 }
 
 static ckd_status check_files(verification *v, const manifest *m, const char *checkpoint, ckd_error *err) {
-    for (size_t i = 0; i < m->file_count; i++) {
-        if (seen(v, &m->files[i].id)) {
-            continue;
-        }
-        ckd_status status = remember_file(v, &m->files[i].id, err);
-        if (status == CKD_OK) {
-            file_check f = {.store = v->store,
-                            .damage = &v->damage,
-                            .lineages = v->lineages,
-                            .lineage_count = v->lineage_count,
-                            .payload = &v->values};
-            status = check_file(&f, &m->files[i].id, checkpoint, err);
-        }
-        if (status != CKD_OK) {
-            return status;
-        }
-        v->result->files++;
+    ckd_status status = CKD_OK;
+    for (size_t i = 0; i < m->file_count && status == CKD_OK; i++) {
+        status = check_file_once(v, &m->files[i], checkpoint, err);
     }
-    return CKD_OK;
+    return status;
 }
 
 /* ---- values ---- */
@@ -140,10 +126,6 @@ static ckd_status check_values(verification *v, const view *w, const char *check
     return status;
 }
 
-static void checkpoint_text(char out[CKD_RUN_MAX + 32], const manifest_name *name) {
-    snprintf(out, CKD_RUN_MAX + 32, "%s@%llu", name->run, (unsigned long long)name->step);
-}
-
 /* Since the manifests were listed: that is no damage. The reader lock keeps its files, so it is in the trash. */
 static ckd_status was_deleted(bool *out, const verification *v, const manifest_name *name, ckd_error *err) {
     manifest_list tombstones = {0};
@@ -155,8 +137,8 @@ static ckd_status was_deleted(bool *out, const verification *v, const manifest_n
 
 /* Quick: damage of a payload is found in check_files; which checkpoints may need it, from what they depend on. */
 static ckd_status check_checkpoint(verification *v, const manifest_name *name, ckd_error *err) {
-    char checkpoint[CKD_RUN_MAX + 32];
-    checkpoint_text(checkpoint, name);
+    char checkpoint[CHECKPOINT_TEXT];
+    checkpoint_text(checkpoint, name->run, name->step, false);
     ckd_error why = {.offset = CKD_NO_OFFSET};
     manifest m;
     ckd_status status = store_read_manifest(&m, v->store, name->run, name->step, name->generation, &why);
@@ -198,28 +180,39 @@ static bool wanted(const verification *v, const manifest_name *name) {
     return (!o->run || strcmp(o->run, name->run) == 0) && (!o->one_step || o->step == name->step);
 }
 
-/* Manifests that cannot be read are left out: check_checkpoint names them. */
-static ckd_status read_lineages(verification *v, const manifest_list *list, ckd_error *err) {
-    v->lineages = calloc(list->count + 1, sizeof(*v->lineages));
-    if (!v->lineages) {
-        return err_nomem(err, list->count * sizeof(*v->lineages), "what depends on what");
+/* Of a run, manifests that cannot be read are named where they are looked at. */
+static ckd_status read_files(verification *v, ckd_error *err) {
+    damage_list others = {.result = calloc(1, sizeof(ckd_verify_result)), .store_path = v->store->path};
+    ckd_status status =
+        others.result ? listed_files_read(&v->files, v->store, v->options->run ? &others : &v->damage, err)
+                      : err_nomem(err, sizeof(ckd_verify_result), "a verification");
+    ckd_verify_result_free(others.result);
+    if (status == CKD_OK) {
+        v->seen = calloc(v->files.count + 1, sizeof(*v->seen));
+        status = v->seen ? CKD_OK : err_nomem(err, v->files.count, "the files looked at");
     }
-    for (size_t i = 0; i < list->count; i++) {
-        const manifest_name *name = &list->items[i];
-        manifest m;
-        if (store_read_manifest(&m, v->store, name->run, name->step, name->generation, NULL) == CKD_OK) {
-            v->lineages[v->lineage_count++] = lineage_of(&m);
-            manifest_free(&m);
+    return status;
+}
+
+/* What can be taken back is to come back whole. Its values are not decoded. */
+static ckd_status check_trash(verification *v, ckd_error *err) {
+    ckd_status status = CKD_OK;
+    for (size_t i = 0; i < v->files.count && !v->options->run && status == CKD_OK; i++) {
+        const listed_file *f = &v->files.items[i];
+        char checkpoint[CHECKPOINT_TEXT];
+        listed_file_checkpoint(checkpoint, f);
+        if (f->in_trash) {
+            status = check_file_once(v, &f->file, checkpoint, err);
         }
     }
-    return CKD_OK;
+    return status;
 }
 
 static ckd_status check_all(verification *v, ckd_error *err) {
-    manifest_list list;
-    ckd_status status = manifests_read(&list, v->store, err);
-    if (status == CKD_OK && (v->options->quick || v->options->sample > 0)) {
-        status = read_lineages(v, &list, err);
+    manifest_list list = {0};
+    ckd_status status = read_files(v, err);
+    if (status == CKD_OK) {
+        status = manifests_read(&list, v->store, err);
     }
     for (size_t i = 0; i < list.count && status == CKD_OK; i++) {
         bool newest = i == 0 || !same_checkpoint_name(&list.items[i - 1], &list.items[i]);
@@ -234,39 +227,22 @@ static ckd_status check_all(verification *v, ckd_error *err) {
         }
     }
     manifests_free(&list);
-    return status == CKD_OK ? damage_spread(&v->damage, v->lineages, v->lineage_count, err) : status;
+    if (status == CKD_OK) {
+        status = check_trash(v, err);
+    }
+    if (status != CKD_OK) {
+        return status;
+    }
+    const lineage *all = v->files.lineages;
+    size_t count = v->options->run ? 0 : v->files.lineage_count;
+    return by_lineage(v) ? damage_spread(&v->damage, all, v->files.lineage_count, err)
+                         : damage_name_trash(&v->damage, all, count, err);
 }
 
 static ckd_status check_catalog(verification *v, ckd_error *err) {
     ckd_error why = {.offset = CKD_NO_OFFSET};
-    pathname p = path_in(v->store->path, FILE_CATALOG);
-    catalog *c = NULL;
-    ckd_status status = catalog_open(&c, p.text, CATALOG_READ, &v->store->id, 1000, &why);
-    if (status == CKD_OK) {
-        status = catalog_check(c, &why);
-    }
-    catalog_close(c);
-    if (status != CKD_E_CORRUPT) {
-        return CKD_OK; /* fine, missing (the next writer makes it) or in use by a writer: the manifests are what counts */
-    }
-    err_in_file(&why, status, p.text);
+    ckd_status status = catalog_condition(v->store, &why);
     return note(v, status, &why, CKD_NO_OFFSET, "", err);
-}
-
-/* Pins, tags and policies. No checkpoint suffers, but none can be deleted. */
-static ckd_status check_notes(verification *v, ckd_error *err) {
-    notes n = {0};
-    ckd_status status = v->options->run ? CKD_OK : notes_read(&n, v->store, err);
-    for (size_t i = 0; i < n.count && status == CKD_OK; i++) {
-        ckd_error why = {.offset = CKD_NO_OFFSET};
-        ckd_status found = notes_why(&n.items[i], v->store, &why);
-        if (found != CKD_OK) {
-            err_in_file(&why, found, path_note(v->store->path, &n.items[i].name).text);
-        }
-        status = note(v, found, &why, CKD_NO_OFFSET, "", err);
-    }
-    notes_free(&n);
-    return status;
 }
 
 /* Parity files, of the whole store. No checkpoint suffers; the next damage might not be repaired. */
@@ -284,6 +260,17 @@ static ckd_status check_parity(verification *v, ckd_error *err) {
         }
     }
     parity_sets_free(&sets);
+    return status;
+}
+
+/* Of the whole store: whose manifests are gone, though nobody deleted them. */
+static ckd_status check_vanished(verification *v, ckd_error *err) {
+    vanished gone = {0};
+    ckd_status status = v->options->run ? CKD_OK : vanished_find(&gone, v->store, err);
+    if (status == CKD_OK) {
+        status = vanished_note(&gone, v->store, &v->damage, err);
+    }
+    vanished_free(&gone);
     return status;
 }
 
@@ -335,7 +322,10 @@ static ckd_status run_verification(verification *v, ckd_error *err) {
         status = check_catalog(v, err);
     }
     if (status == CKD_OK) {
-        status = check_notes(v, err);
+        status = v->options->run ? CKD_OK : notes_damage(&v->damage, v->store, err);
+    }
+    if (status == CKD_OK) {
+        status = check_vanished(v, err);
     }
     if (status == CKD_OK) {
         status = check_all(v, err);
@@ -352,11 +342,9 @@ ckd_status ckd_store_verify(ckd_verify_result **out, ckd_store *store, const ckd
                             ckd_error *err) {
     *out = NULL;
     ckd_verify_options o = {0};
-    if (options) {
-        memcpy(&o, options, options->struct_size < sizeof(o) ? options->struct_size : sizeof(o));
-    }
+    ckd_status status = COPY_OPTIONS(&o, options, "ckd_verify_options", err);
     char run[CKD_RUN_MAX + 1];
-    ckd_status status = check_sample(&o, err);
+    status = status == CKD_OK ? check_sample(&o, err) : status;
     if (status == CKD_OK) {
         status = resolve_step(&o, run, store, err);
     }
@@ -375,8 +363,8 @@ ckd_status ckd_store_verify(ckd_verify_result **out, ckd_store *store, const ckd
     float_mode_leave(v.callers_mode);
     views_free(&v.views);
     bytes_free(&v.values);
-    free(v.files);
-    lineages_free(v.lineages, v.lineage_count);
+    free(v.seen);
+    listed_files_free(&v.files);
     if (status != CKD_OK) {
         ckd_verify_result_free(v.result);
         return status;

@@ -1,8 +1,9 @@
 #include "engine/view.h"
 
-#include "engine/tiling.h"
+#include "engine/totals.h"
 
 #include <math.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,38 +18,48 @@ static chunk *opened_by(const view *like, size_t i, const note_file *file) {
     return same ? like->chunks[i] : NULL;
 }
 
-static ckd_status open_chunks(view *v, const ckd_store *store, const view *like, ckd_error *err) {
-    v->chunks = calloc(v->manifest.file_count + 1, sizeof(chunk *));
-    v->parts = calloc(v->manifest.file_count + 1, sizeof(*v->parts));
-    if (!v->chunks || !v->parts) {
-        return err_nomem(err, v->manifest.file_count * sizeof(chunk *), "chunk handles");
+ckd_status view_open_chunk(chunk **out, const ckd_store *store, const note_file *file,
+                           const ckd_checkpoint *of, ckd_error *err) {
+    pathname p = path_chunk(store->path, &file->id, "");
+    ckd_status status = chunk_open_outer(out, p.text, err);
+    if (status == CKD_E_NOT_FOUND) {
+        return err_corrupt(err, p.text, CKD_NO_OFFSET, "a chunk file of %s@%llu is missing", of->run,
+                           (unsigned long long)of->step);
     }
-    for (size_t i = 0; i < v->manifest.file_count; i++) {
+    if (status != CKD_OK) {
+        return err_in_file(err, status, p.text);
+    }
+    const chunk_identity *identity = &(*out)->identity;
+    if (!hash128_equal(&(*out)->root, &file->root) || (*out)->size != file->size ||
+        !id_equal(&identity->file, &file->id) || !id_equal(&identity->store, &store->id)) {
+        chunk_close(*out);
+        *out = NULL;
+        return err_corrupt(err, p.text, CKD_NO_OFFSET,
+                           "this is not the chunk file that %s@%llu was committed with", of->run,
+                           (unsigned long long)of->step);
+    }
+    return CKD_OK;
+}
+
+static ckd_status make_room(view *v, size_t count, ckd_error *err) {
+    v->chunks = calloc(count + 1, sizeof(chunk *));
+    v->parts = calloc(count + 1, sizeof(*v->parts));
+    return v->chunks && v->parts ? CKD_OK : err_nomem(err, count * sizeof(chunk *), "chunk handles");
+}
+
+static ckd_status open_chunks(view *v, const ckd_store *store, const view *like, ckd_error *err) {
+    ckd_status status = make_room(v, v->manifest.own_count, err);
+    for (size_t i = 0; i < v->manifest.own_count && status == CKD_OK; i++) {
         const note_file *file = &v->manifest.files[i];
         chunk *opened = opened_by(like, i, file);
         if (opened) {
             v->chunks[v->chunk_count++] = chunk_hold(opened);
             continue;
         }
-        pathname p = path_chunk(store->path, &file->id, "");
-        ckd_status status = chunk_open_outer(&v->chunks[i], p.text, err);
-        if (status == CKD_E_NOT_FOUND) {
-            return err_corrupt(err, p.text, CKD_NO_OFFSET, "a chunk file of %s@%llu is missing",
-                               v->manifest.checkpoint.run, (unsigned long long)v->manifest.checkpoint.step);
-        }
-        if (status != CKD_OK) {
-            return err_in_file(err, status, p.text);
-        }
-        v->chunk_count++;
-        const chunk_identity *identity = &v->chunks[i]->identity;
-        if (!hash128_equal(&v->chunks[i]->root, &file->root) || v->chunks[i]->size != file->size ||
-            !id_equal(&identity->file, &file->id) || !id_equal(&identity->store, &store->id)) {
-            return err_corrupt(err, p.text, CKD_NO_OFFSET,
-                               "this is not the chunk file that %s@%llu was committed with",
-                               v->manifest.checkpoint.run, (unsigned long long)v->manifest.checkpoint.step);
-        }
+        status = view_open_chunk(&v->chunks[i], store, file, &v->manifest.checkpoint, err);
+        v->chunk_count += status == CKD_OK;
     }
-    return CKD_OK;
+    return status;
 }
 
 /* Of a file that others are in, too, only what is this checkpoint's. */
@@ -81,7 +92,8 @@ static int by_content(const void *a, const void *b) {
     return order ? order : (x->record > y->record) - (x->record < y->record);
 }
 
-static ckd_status collect_records(view *v, ckd_error *err) {
+/* files: the number of each chunk in the root's manifest; NULL: its own. */
+static ckd_status collect_records(view *v, const uint32_t *files, ckd_error *err) {
     size_t total = 0;
     for (size_t i = 0; i < v->chunk_count; i++) {
         total += v->parts[i]->count;
@@ -100,7 +112,7 @@ static ckd_status collect_records(view *v, ckd_error *err) {
     for (size_t i = 0; i < v->chunk_count; i++) {
         for (size_t k = 0; k < v->parts[i]->count; k++) {
             const record *r = &v->parts[i]->records[k];
-            view_block b = {.record = r, .chunk = v->chunks[i]};
+            view_block b = {.record = r, .chunk = v->chunks[i], .file = files ? files[i] : (uint32_t)i};
             if (r->kind == RECORD_BLOCK) {
                 v->blocks[v->block_count++] = b;
             } else if (r->kind == RECORD_BLOB) {
@@ -116,263 +128,6 @@ static ckd_status collect_records(view *v, ckd_error *err) {
     return CKD_OK;
 }
 
-/* ---- arranging: by tensor, region, place ---- */
-
-static int by_name(const void *a, const void *b) {
-    const view_block *x = a, *y = b;
-    if (x->record->tensor == y->record->tensor) {
-        return x->record < y->record ? -1 : x->record > y->record;
-    }
-    int order = strcmp(x->record->tensor->name, y->record->tensor->name);
-    return order ? order : x->record < y->record ? -1 : x->record > y->record;
-}
-
-static int by_name_of(const void *a, const void *b, void *blocks) {
-    const view_block *all = blocks;
-    return by_name(&all[*(const size_t *)a], &all[*(const size_t *)b]);
-}
-
-/* The order of another checkpoint of as many blocks: mostly of the same ones. */
-static bool order_fits(const view *v, const view *like) {
-    if (!like || like->block_count != v->block_count) {
-        return false;
-    }
-    for (size_t i = 1; i < v->block_count; i++) {
-        if (by_name(&v->blocks[like->collected[i - 1]], &v->blocks[like->collected[i]]) >= 0) {
-            return false;
-        }
-    }
-    return true;
-}
-
-static ckd_status sort_blocks(view *v, const view *like, ckd_error *err) {
-    size_t count = v->block_count;
-    view_block *sorted = calloc(count + 1, sizeof(*sorted));
-    v->collected = malloc((count + 1) * sizeof(*v->collected));
-    if (!sorted || !v->collected) {
-        free(sorted);
-        return err_nomem(err, count * sizeof(*sorted), "block references");
-    }
-    bool known = order_fits(v, like);
-    for (size_t i = 0; i < count; i++) {
-        v->collected[i] = known ? like->collected[i] : i;
-    }
-    if (!known) {
-        qsort_r(v->collected, count, sizeof(*v->collected), by_name_of, v->blocks);
-    }
-    for (size_t i = 0; i < count; i++) {
-        sorted[i] = v->blocks[v->collected[i]];
-    }
-    free(v->blocks);
-    v->blocks = sorted;
-    return CKD_OK;
-}
-
-static int by_place(const void *a, const void *b, void *shape) {
-    const record *x = ((const view_block *)a)->record, *y = ((const view_block *)b)->record;
-    int order = region_compare(x->region, y->region, shape);
-    return order ? order : x->first < y->first ? -1 : x->first > y->first;
-}
-
-static ckd_status inconsistent_at(const view_block *b, ckd_status status, ckd_error *err, const char *what) {
-    err_corrupt(err, file_path(b->chunk->file), b->record->offset, "%s", what);
-    if (err) {
-        err->status = status;
-    }
-    return err_in_tensor(err, status, b->record->tensor->name);
-}
-
-static bool same_tensor(const record_tensor *a, const record_tensor *b) {
-    return a == b || (a->dtype == b->dtype && a->role == b->role && a->ndim == b->ndim &&
-                      memcmp(a->shape, b->shape, a->ndim * sizeof(uint64_t)) == 0);
-}
-
-/* Cuts the blocks of one tensor, sorted by place, into shards, and checks that each shard's blocks tile it. */
-static ckd_status arrange_shards(view *v, view_tensor *t, view_block *blocks, size_t count,
-                                 ckd_status inconsistent, ckd_error *err) {
-    t->shards = &v->shards[v->shard_count];
-    for (size_t i = 0; i < count;) {
-        view_shard *s = &v->shards[v->shard_count++];
-        t->shard_count++;
-        s->region = blocks[i].record->region;
-        s->blocks = &blocks[i];
-        if (!region_count(&s->elements, &t->shape, s->region)) {
-            return inconsistent_at(&blocks[i], inconsistent, err,
-                                   "the region does not lie inside the tensor");
-        }
-        uint64_t next = 0;
-        do {
-            if (blocks[i].record->first != next) {
-                return inconsistent_at(&blocks[i], inconsistent, err,
-                                       "blocks of a shard overlap or leave a gap");
-            }
-            next += blocks[i].record->count;
-            s->block_count++;
-            i++;
-        } while (i < count && next < s->elements &&
-                 region_equal(blocks[i].record->region, s->region, t->shape.ndim));
-        if (next != s->elements) {
-            return inconsistent_at(&blocks[i - 1], inconsistent, err,
-                                   "blocks of a shard are missing at its end");
-        }
-    }
-    return CKD_OK;
-}
-
-static ckd_status arrange_tensor(view *v, view_block *blocks, size_t count, ckd_status inconsistent,
-                                 ckd_error *err) {
-    view_tensor *t = &v->tensors[v->tensor_count++];
-    t->tensor = blocks[0].record->tensor;
-    t->order = (size_t)-1;
-    for (size_t i = 0; i < count; i++) {
-        if (!same_tensor(t->tensor, blocks[i].record->tensor)) {
-            return inconsistent_at(&blocks[i], inconsistent, err,
-                                   "saved with another shape, dtype or role under the same name");
-        }
-    }
-    if (!geometry_init(&t->shape, t->tensor->ndim, t->tensor->shape)) {
-        return inconsistent_at(&blocks[0], inconsistent, err, "the shape has too many elements");
-    }
-    qsort_r(blocks, count, sizeof(*blocks), by_place, &t->shape);
-    ckd_status status = arrange_shards(v, t, blocks, count, inconsistent, err);
-    t->in_sequence = status == CKD_OK && view_in_sequence(t);
-    return status;
-}
-
-static ckd_status arrange_blobs(view *v, ckd_status inconsistent, ckd_error *err) {
-    qsort(v->blobs, v->blob_count, sizeof(*v->blobs), by_name);
-    for (size_t i = 1; i < v->blob_count; i++) {
-        if (strcmp(v->blobs[i - 1].record->tensor->name, v->blobs[i].record->tensor->name) == 0) {
-            return inconsistent_at(&v->blobs[i], inconsistent, err, "two blobs have this name");
-        }
-    }
-    return CKD_OK;
-}
-
-static ckd_status arrange(view *v, const view *like, ckd_status inconsistent, ckd_error *err) {
-    ckd_status sorted = sort_blocks(v, like, err);
-    if (sorted != CKD_OK) {
-        return sorted;
-    }
-    v->shards = calloc(v->block_count + 1, sizeof(*v->shards));
-    v->tensors = calloc(v->block_count + 1, sizeof(*v->tensors));
-    if (!v->shards || !v->tensors) {
-        return err_nomem(err, v->block_count * sizeof(*v->tensors), "tensor and shard tables");
-    }
-    for (size_t i = 0, end; i < v->block_count; i = end) {
-        const char *name = v->blocks[i].record->tensor->name;
-        for (end = i + 1; end < v->block_count && strcmp(v->blocks[end].record->tensor->name, name) == 0;) {
-            end++;
-        }
-        ckd_status status = arrange_tensor(v, &v->blocks[i], end - i, inconsistent, err);
-        if (status != CKD_OK) {
-            return status;
-        }
-    }
-    return CKD_OK;
-}
-
-/* ---- do the shards of every tensor tile it? ---- */
-
-#define PAIRS_MAX (1u << 22) /* compared at most to find a culprit */
-
-/* A shard that overlaps one before it. Of very many shards only those that begin near each other are compared. */
-static const view_shard *find_overlap(const view_tensor *t) {
-    size_t reach = 1 + PAIRS_MAX / (t->shard_count + 1);
-    for (size_t a = 0; a < t->shard_count; a++) {
-        for (size_t b = a + 1; b < t->shard_count && b - a <= reach; b++) {
-            if (regions_overlap(&t->shape, t->shards[a].region, t->shards[b].region)) {
-                return &t->shards[b];
-            }
-        }
-    }
-    return NULL;
-}
-
-static ckd_status not_tiled(const view_tensor *t, uint64_t held, ckd_status inconsistent, ckd_error *err) {
-    const view_shard *second = find_overlap(t);
-    if (second || held == t->shape.elements) {
-        return inconsistent_at(&(second ? second : &t->shards[0])->blocks[0], inconsistent, err,
-                               "two saved regions of the tensor overlap");
-    }
-    char what[128];
-    snprintf(what, sizeof(what), "the saved regions hold %llu of the tensor's %llu elements",
-             (unsigned long long)held, (unsigned long long)t->shape.elements);
-    return inconsistent_at(&t->shards[0].blocks[0], inconsistent, err, what);
-}
-
-static ckd_status check_tiling(const view *v, ckd_status inconsistent, ckd_error *err) {
-    uint64_t seed = load_le64(v->manifest.checkpoint.id.bytes); /* random, and older than the regions */
-    for (size_t i = 0; i < v->tensor_count; i++) {
-        const view_tensor *t = &v->tensors[i];
-        if (t->shard_count == 1 && t->shards[0].elements == t->shape.elements) {
-            continue;
-        }
-        tiling cover = tiling_begin(&t->shape, seed);
-        for (size_t s = 0; s < t->shard_count; s++) {
-            tiling_add(&cover, t->shards[s].region);
-        }
-        if (!tiling_complete(&cover)) {
-            return not_tiled(t, cover.elements, inconsistent, err);
-        }
-    }
-    return CKD_OK;
-}
-
-/* ---- order saved: files by rank, records as they were given to the writer ---- */
-
-typedef struct place {
-    size_t file, record;
-    view_tensor *tensor;
-} place;
-
-static int by_file_and_record(const void *a, const void *b) {
-    const place *x = a, *y = b;
-    if (x->file != y->file) {
-        return x->file < y->file ? -1 : 1;
-    }
-    return x->record < y->record ? -1 : x->record > y->record;
-}
-
-static size_t file_number(const view *v, const chunk *c) {
-    size_t i = 0;
-    while (i < v->chunk_count && v->chunks[i] != c) {
-        i++;
-    }
-    return i;
-}
-
-static place first_place(const view *v, view_tensor *t) {
-    place first = {(size_t)-1, (size_t)-1, t};
-    for (size_t s = 0; s < t->shard_count; s++) {
-        for (size_t b = 0; b < t->shards[s].block_count; b++) {
-            const view_block *block = &t->shards[s].blocks[b];
-            size_t file = file_number(v, block->chunk);
-            place p = {file, (size_t)(block->record - v->parts[file]->records), t};
-            if (by_file_and_record(&p, &first) < 0) {
-                first = p;
-            }
-        }
-    }
-    return first;
-}
-
-static ckd_status number_tensors(view *v, ckd_error *err) {
-    place *places = calloc(v->tensor_count + 1, sizeof(*places));
-    if (!places) {
-        return err_nomem(err, v->tensor_count * sizeof(*places), "tensor order");
-    }
-    for (size_t i = 0; i < v->tensor_count; i++) {
-        places[i] = first_place(v, &v->tensors[i]);
-    }
-    qsort(places, v->tensor_count, sizeof(*places), by_file_and_record);
-    for (size_t i = 0; i < v->tensor_count; i++) {
-        places[i].tensor->order = i;
-    }
-    free(places);
-    return CKD_OK;
-}
-
 ckd_status view_open(view **out, const ckd_store *store, manifest *m, const view *like,
                      ckd_status inconsistent, ckd_error *err) {
     *out = NULL;
@@ -381,6 +136,8 @@ ckd_status view_open(view **out, const ckd_store *store, manifest *m, const view
         manifest_free(m);
         return err_nomem(err, sizeof(*v), "a checkpoint's view");
     }
+    static atomic_uint_fast64_t serials;
+    v->serial = atomic_fetch_add(&serials, 1) + 1;
     v->manifest = *m;
     memset(m, 0, sizeof(*m));
     ckd_status status = open_chunks(v, store, like, err);
@@ -388,19 +145,44 @@ ckd_status view_open(view **out, const ckd_store *store, manifest *m, const view
         status = find_parts(v, err);
     }
     if (status == CKD_OK) {
-        status = collect_records(v, err);
+        status = collect_records(v, NULL, err);
     }
     if (status == CKD_OK) {
-        status = arrange_blobs(v, inconsistent, err);
+        status = view_arrange(v, like, inconsistent, err);
     }
     if (status == CKD_OK) {
-        status = arrange(v, like, inconsistent, err);
+        status = totals_check(v, store, inconsistent, err);
+    }
+    if (status != CKD_OK) {
+        view_close(v);
+        return status;
+    }
+    *out = v;
+    return CKD_OK;
+}
+
+ckd_status view_open_within(view **out, const view *root, const ckd_id *id, chunk *const *chunks,
+                            const uint32_t *files, size_t count, ckd_error *err) {
+    view *v = calloc(1, sizeof(*v));
+    *out = NULL;
+    if (!v) {
+        return err_nomem(err, sizeof(*v), "a checkpoint's view");
+    }
+    v->manifest.checkpoint.id = *id;
+    v->root = root;
+    v->serial = root->serial;
+    ckd_status status = make_room(v, count, err);
+    for (size_t i = 0; i < count && status == CKD_OK; i++) {
+        v->chunks[v->chunk_count++] = chunk_hold(chunks[i]);
     }
     if (status == CKD_OK) {
-        status = check_tiling(v, inconsistent, err);
+        status = find_parts(v, err);
     }
     if (status == CKD_OK) {
-        status = number_tensors(v, err);
+        status = collect_records(v, files, err);
+    }
+    if (status == CKD_OK) {
+        status = view_arrange(v, NULL, CKD_E_CORRUPT, err);
     }
     if (status != CKD_OK) {
         view_close(v);
@@ -536,6 +318,8 @@ static void add_measures(view_totals *totals, const view_shard *shard) {
     to->value_squares += from->value_squares;
     to->max_error = larger(to->max_error, from->max_error);
     to->nonfinite += from->nonfinite;
+    to->update_given = larger(to->update_given, from->update_given);
+    to->update = larger(to->update, from->update);
     totals->elements += shard->elements;
     totals->direction_squares += (double)shard->elements * from->direction_change * from->direction_change;
     to->direction_change = totals->elements ? sqrt(totals->direction_squares / (double)totals->elements)
@@ -575,6 +359,8 @@ void view_tensor_info(ckd_tensor_info *out, const view_tensor *t) {
                              .rel_l2 = measures_rel_l2(&totals.measures),
                              .max_error = totals.measures.max_error,
                              .direction_change = totals.measures.direction_change,
-                             .nonfinite = totals.measures.nonfinite};
+                             .nonfinite = totals.measures.nonfinite,
+                             .largest_update_given = totals.measures.update_given,
+                             .largest_update = totals.measures.update};
     memcpy(out->shape, t->shape.shape, sizeof(out->shape));
 }

@@ -14,6 +14,7 @@ typedef struct view_block {
     const chunk *chunk;
     const record *ready; /* a copy that needs nothing else, or NULL (ready.h) */
     const chunk *ready_chunk;
+    uint32_t file; /* number of its file in the manifest of the view's root */
 } view_block;
 
 /* Its blocks lie in the region's order and tile it. */
@@ -35,8 +36,15 @@ typedef struct view_tensor {
     bool in_sequence; /* each shard begins where the one before it ends */
 } view_tensor;
 
+/*
+ * A view of an own checkpoint is a root. Another checkpoint that its blocks build on is seen within it: as far as the files that the
+ * root's manifest names hold it, which may be a part of it only.
+ */
 typedef struct view {
-    manifest manifest;
+    manifest manifest;       /* within a root: the checkpoint's id, and nothing else */
+    const struct view *root; /* NULL: it is one */
+    uint64_t serial;         /* of its root: no two roots of a process have the same */
+    bool is_draft;           /* of a manifest that is not published: not found by its checkpoint */
     chunk **chunks;
     const chunk_part **parts; /* of each: what it has of this checkpoint */
     size_t chunk_count;
@@ -61,7 +69,18 @@ typedef struct view {
  */
 ckd_status view_open(view **out, const ckd_store *store, manifest *m, const view *like,
                      ckd_status inconsistent, ckd_error *err);
+/* view_arrange.c: sorts what was collected into tensors and shards; of a root they must tile what they belong to. As view_open. */
+ckd_status view_arrange(view *v, const view *like, ckd_status inconsistent, ckd_error *err);
+/* One chunk file, as the manifest of `of` names it. Errors: CORRUPT (missing, or another file), UNSUPPORTED, IO, NOMEM. */
+ckd_status view_open_chunk(chunk **out, const ckd_store *store, const note_file *file,
+                           const ckd_checkpoint *of, ckd_error *err);
 void view_close(view *v); /* accepts NULL */
+/*
+ * What the chunks hold of checkpoint `id`, seen within `root`: blocks may be missing, and of those that are there twice the one in the first chunk counts. Holds
+ * the chunks; files: the number of each in the root's manifest. Errors: CORRUPT (records that contradict each other), UNSUPPORTED, IO, NOMEM.
+ */
+ckd_status view_open_within(view **out, const view *root, const ckd_id *id, chunk *const *chunks,
+                            const uint32_t *files, size_t count, ckd_error *err);
 /* Closes its ready copies (ready.h). */
 void view_drop_ready(view *v);
 
@@ -109,6 +128,13 @@ uint64_t view_stored_bytes(const view_block *b);
 const char *view_block_coding(const view_block *b);
 
 /* ---- view_cache.c: views of several checkpoints, opened as chains lead to them; thread-safe ---- */
+/* A chunk file of an older checkpoint, and the checkpoints that it has records of. */
+typedef struct older_file {
+    ckd_id id;
+    chunk *chunk;
+    ckd_id *checkpoints;
+    size_t count;
+} older_file;
 typedef struct view_cache {
     ckd_store *store;
     pthread_mutex_t mutex;
@@ -118,10 +144,26 @@ typedef struct view_cache {
     bool values_only; /* set for views of which only values are wanted: they are opened without measures */
     view **views;
     size_t count, capacity;
+    struct older_file *older; /* that are open */
+    size_t older_count, older_capacity;
 } view_cache;
 void views_init(view_cache *cache, ckd_store *store);
-/* The view lives as long as the cache. Errors name the checkpoint. */
+/*
+ * The root view of a checkpoint, by its own manifest; that of an early version is given the files that the manifests of its dependencies name. The
+ * view lives as long as the cache. Errors name the checkpoint.
+ */
 ckd_status views_get(const view **out, view_cache *cache, const ckd_id *checkpoint, ckd_error *err);
+/*
+ * A root view of this manifest, which may name other files than the published one, or stand for one that is still to be published. Takes over what m points to,
+ * also on failure. The view lives as long as the cache, and views_get never finds it. Errors: as view_open.
+ */
+ckd_status views_add(const view **out, view_cache *cache, manifest *m, ckd_error *err);
+/*
+ * The checkpoint that a block of `own` builds on, as far as the files of own's root hold it. Lives as long as the cache; not to be asked for when that root
+ * has been closed. Errors: NOT_FOUND (the files hold nothing of it), CORRUPT (a file is missing, or another one), UNSUPPORTED, IO, NOMEM.
+ */
+ckd_status views_within(const view **out, view_cache *cache, const view *own, const ckd_id *checkpoint,
+                        ckd_error *err);
 /* Closes the ready copies of all views and does without from now on. Not while another thread uses the cache. */
 void views_drop_ready(view_cache *cache);
 void views_free(view_cache *cache);

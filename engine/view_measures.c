@@ -4,7 +4,7 @@
 
 #include "engine/view.h"
 
-static const measures unknown = {NAN, NAN, NAN, NAN, NAN, 0};
+static const measures unknown = {NAN, NAN, NAN, NAN, NAN, NAN, NAN, 0};
 
 double measures_rel_l2(const measures *m) {
     if (m->error_squares == 0) {

@@ -61,8 +61,11 @@ BENCH_KERNELS_SRC := $(wildcard bench/kernels_*.c)
 BENCH_RANKS_SRC := $(wildcard bench/ranks_*.c)
 BENCH_STALL_SRC := $(wildcard bench/stall_*.c)
 TEST_SRC := $(wildcard tests/test_*.c)
-TEST_SUPPORT_SRC := $(filter-out tests/support/fuzz_main.c,$(wildcard tests/support/*.c))
+# What only test_power_cut has: it stands in front of the C library.
+POWER_SRC := tests/support/recorder.c $(wildcard tests/support/power*.c)
 FUZZ_SRC := $(wildcard tests/fuzz_*.c)
+FUZZ_SUPPORT_SRC := tests/support/fuzz_main.c tests/support/unchecked.c
+TEST_SUPPORT_SRC := $(filter-out $(FUZZ_SUPPORT_SRC) $(POWER_SRC),$(wildcard tests/support/*.c))
 CUDA_SRC := $(wildcard kernels/cuda/*.cu)
 
 version_of = $(shell sed -n 's/^.define CKD_VERSION_$(1)  *\([0-9][0-9]*\).*/\1/p' engine/ckptdelta.h)
@@ -105,13 +108,12 @@ SANFLAGS += $(if $(filter undefined,$(san_list)),-fsanitize=float-cast-overflow)
 endif
 ifeq ($(FUZZ),1)
 SANFLAGS += -fsanitize=fuzzer-no-link
-FUZZ_CPPFLAGS := -DFUZZING_BUILD_MODE_UNSAFE_FOR_PRODUCTION=1
 endif
 # -ffp-contract=off: what a decoder computes must not depend on whether the machine has fused multiply-add.
 # -fno-math-errno: a square root is an instruction, and loops with one are vectorised; the bits are the same.
 CKD_CFLAGS = -std=gnu11 $(OPT) -g -fPIC -fvisibility=hidden -ffp-contract=off -fno-math-errno -pthread $(WARNINGS) $(SANFLAGS) $(CFLAGS)
 # _GNU_SOURCE is empty, as sources that define it themselves have it.
-CKD_CPPFLAGS = -I. -Iengine -I$(B)/gen -D_FILE_OFFSET_BITS=64 -D_GNU_SOURCE= $(FUZZ_CPPFLAGS) $(DEPS_CPPFLAGS) $(CPPFLAGS)
+CKD_CPPFLAGS = -I. -Iengine -I$(B)/gen -D_FILE_OFFSET_BITS=64 -D_GNU_SOURCE= $(DEPS_CPPFLAGS) $(CPPFLAGS)
 # The run path lets dlopen find the CUDA backend next to the program (build folder) or in ../lib (installed).
 CKD_LDFLAGS = -pthread $(SANFLAGS) -Wl,--as-needed -Wl,-rpath,'$$ORIGIN:$$ORIGIN/../lib' $(DEPS_LDFLAGS) $(LDFLAGS)
 CKD_LIBS = $(DEPS_LIBS) $(SYS_LIBS)

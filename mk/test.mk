@@ -3,7 +3,8 @@
 # Debian's python first: the test modules are its packages, and another python3 on PATH may lack them.
 PYTHON ?= $(shell scripts/find-python.sh)
 TEST_TIMEOUT ?= 900
-FUZZ_SECONDS ?= 60
+# Of all fuzzers together.
+FUZZ_SECONDS ?= 3600
 
 TEST_SUPPORT_OBJ := $(call obj,$(TEST_SUPPORT_SRC))
 TESTS := $(patsubst tests/%.c,$(B)/tests/%,$(TEST_SRC))
@@ -37,12 +38,18 @@ $(B)/tests/test_load_together: EXTRA_OBJ = $(foreach f,malloc calloc realloc,-Wl
 $(B)/tests/test_file_ways: EXTRA_OBJ = -Wl,--wrap=uring_write -Wl,--wrap=uring_wait
 
 # The table of kernels is the one that the test says.
-$(B)/tests/test_lossy_store: EXTRA_OBJ = -Wl,--wrap=kernels_cpu
+$(B)/tests/test_lossy_store $(B)/tests/test_lossy_updates: EXTRA_OBJ = -Wl,--wrap=kernels_cpu
+
+# What it changes on the disk is recorded.
+POWER_OBJ := $(call obj,$(POWER_SRC))
+$(B)/tests/test_power_cut: EXTRA_OBJ = $(POWER_OBJ)
+$(B)/tests/test_power_cut: $(POWER_OBJ)
 
 # Tests of the command's parts link with all of it but its main().
 CLI_PART_OBJ := $(filter-out $(B)/obj/cli/main.o,$(CLI_OBJ))
 CLI_TESTS := $(filter $(B)/tests/test_cli% $(B)/tests/test_safetensors% $(B)/tests/fuzz_safetensors% \
-    $(B)/fuzz/fuzz_safetensors% $(B)/tests/fuzz_layout% $(B)/fuzz/fuzz_layout%,$(TESTS) $(REPLAYS) $(FUZZERS))
+    $(B)/fuzz/fuzz_safetensors% $(B)/tests/fuzz_layout% $(B)/fuzz/fuzz_layout% \
+    $(B)/tests/fuzz_prices% $(B)/fuzz/fuzz_prices%,$(TESTS) $(REPLAYS) $(FUZZERS))
 $(CLI_TESTS): EXTRA_OBJ = $(CLI_PART_OBJ) $(JANSSON_LIBS)
 $(CLI_TESTS): $(CLI_PART_OBJ)
 
@@ -58,16 +65,32 @@ $(B)/tests/libemulated_device.so: $(B)/obj/tests/support/emulated_device.o
 	@mkdir -p $(@D)
 	@$(CC) -shared $(CKD_LDFLAGS) -o $@ $< -pthread
 
-$(REPLAYS): $(B)/tests/%: $(B)/obj/tests/%.o $(B)/obj/tests/support/fuzz_main.o $(TEST_SUPPORT_OBJ) $(B)/obj/internal.a
+# Preloaded into the command by tests/campaign/: ids, the clock and failing system calls are the campaign's.
+CAMPAIGN_SHIM := $(B)/tests/libcampaign_faults.so
+CAMPAIGN_RANKS := $(B)/tests/campaign_ranks
+$(CAMPAIGN_RANKS): tests/campaign/ranks.c $(SHARED_LIB)
 	$(call say,LINK,$@)
 	@mkdir -p $(@D)
-	@$(CC) $(CKD_LDFLAGS) -o $@ $< $(EXTRA_OBJ) $(B)/obj/tests/support/fuzz_main.o $(TEST_SUPPORT_OBJ) $(B)/obj/internal.a \
-	    $(CMOCKA_LIBS) $(CKD_LIBS)
+	@$(CC) $(CKD_CPPFLAGS) $(CKD_CFLAGS) -Iengine $(CKD_LDFLAGS) -Wl,-rpath,'$$ORIGIN/..' -o $@ $< -L$(B) -lckptdelta
 
-$(FUZZERS): $(B)/fuzz/%: $(B)/obj/tests/%.o $(TEST_SUPPORT_OBJ) $(B)/obj/internal.a
+$(CAMPAIGN_SHIM): tests/campaign/faults.c
 	$(call say,LINK,$@)
 	@mkdir -p $(@D)
-	@$(CC) $(CKD_LDFLAGS) -fsanitize=fuzzer -o $@ $< $(EXTRA_OBJ) $(TEST_SUPPORT_OBJ) $(B)/obj/internal.a $(CMOCKA_LIBS) $(CKD_LIBS)
+	@$(CC) -std=gnu11 -O2 -Wall -Wextra $(if $(WERROR),-Werror) -shared -fPIC -o $@ $< -ldl
+
+# An object that is named outright comes before the archive's member with the same functions: in what these link, all checksums match.
+UNCHECKED := $(B)/obj/tests/support/unchecked.o
+$(REPLAYS): $(B)/tests/%: $(B)/obj/tests/%.o $(B)/obj/tests/support/fuzz_main.o $(UNCHECKED) $(TEST_SUPPORT_OBJ) $(B)/obj/internal.a
+	$(call say,LINK,$@)
+	@mkdir -p $(@D)
+	@$(CC) $(CKD_LDFLAGS) -o $@ $< $(EXTRA_OBJ) $(B)/obj/tests/support/fuzz_main.o $(UNCHECKED) $(TEST_SUPPORT_OBJ) \
+	    $(B)/obj/internal.a $(CMOCKA_LIBS) $(CKD_LIBS)
+
+$(FUZZERS): $(B)/fuzz/%: $(B)/obj/tests/%.o $(UNCHECKED) $(TEST_SUPPORT_OBJ) $(B)/obj/internal.a
+	$(call say,LINK,$@)
+	@mkdir -p $(@D)
+	@$(CC) $(CKD_LDFLAGS) -fsanitize=fuzzer -o $@ $< $(EXTRA_OBJ) $(UNCHECKED) $(TEST_SUPPORT_OBJ) $(B)/obj/internal.a \
+	    $(CMOCKA_LIBS) $(CKD_LIBS)
 
 # Run by tests/check_mpi.sh. The libraries are found beside the program's folder.
 MPI_TESTS := $(if $(HAVE_MPI),$(B)/tests/mpi_ranks $(B)/tests/mpi_load)
@@ -76,14 +99,14 @@ $(MPI_TESTS): $(B)/tests/%: $(B)/obj/tests/%.o $(MPI_LIB) $(SHARED_LIB)
 	@mkdir -p $(@D)
 	@$(CC) $(CKD_LDFLAGS) -Wl,-rpath,'$$ORIGIN/..' -o $@ $< -L$(B) -lckptdelta_mpi -lckptdelta $(MPI_LIBS)
 
-.SECONDARY: $(call obj,$(TEST_SRC) $(FUZZ_SRC) $(BENCH_SRC) tests/support/fuzz_main.c)
+.SECONDARY: $(call obj,$(TEST_SRC) $(FUZZ_SRC) $(BENCH_SRC) $(FUZZ_SUPPORT_SRC)) $(POWER_OBJ)
 
 .PHONY: test build-tests test-run fuzz fuzz-run
 test:
 	@CC='$(CC)' DEPS_PREFIX='$(DEPS_PREFIX)' scripts/setup-deps.sh test
 	@+$(SUBMAKE) test-run
 
-build-tests: programs $(TESTS) $(REPLAYS) $(MPI_TESTS)
+build-tests: programs $(TESTS) $(REPLAYS) $(MPI_TESTS) $(CAMPAIGN_SHIM) $(CAMPAIGN_RANKS)
 
 test-run: build-tests
 	@CC='$(CC)' CKPTDELTA_CFLAGS='$(SANFLAGS)' CKPTDELTA_LIBS='$(DEPS_LDFLAGS) $(CKD_LIBS)' \
@@ -95,6 +118,30 @@ fuzz:
 
 fuzz-run: $(FUZZERS)
 	@B='$(B)' sh scripts/run-fuzzers.sh '$(FUZZ_SECONDS)' $(FUZZERS)
+
+# Random commands beside a model of what must be readable; tests/README.md says more.
+.PHONY: campaign campaign-run
+campaign:
+	@CC='$(CC)' DEPS_PREFIX='$(DEPS_PREFIX)' scripts/setup-deps.sh test
+	@+$(SUBMAKE) campaign-run
+
+campaign-run: programs $(CAMPAIGN_SHIM) $(CAMPAIGN_RANKS)
+	@CKPTDELTA_BUILD='$(abspath $(B))' CKPTDELTA_SAN='$(SAN)' $(PYTHON) tests/campaign/campaign.py \
+	    --seconds '$(or $(SECONDS),60)' --seed '$(or $(SEED),1)' --jobs '$(or $(JOBS),1)' $(if $(MODE),--mode '$(MODE)') $(CAMPAIGN_ARGS)
+
+# The scorecard docs/trust.md: what is measured, and its tools, are in scripts/trust.py.
+.PHONY: trust trust-run mutants
+trust:
+	@CC='$(CC)' DEPS_PREFIX='$(DEPS_PREFIX)' scripts/setup-deps.sh test
+	@+$(SUBMAKE) trust-run
+
+trust-run: programs
+	@$(PYTHON) scripts/trust.py --build '$(B)' --rows '$(ROWS)' --length '$(or $(LENGTH),1)' --seed '$(or $(SEED),1)'
+
+# Breaks the code in COUNT places, one at a time, and sees whether the tests notice.
+mutants:
+	@$(PYTHON) tests/mutants/mutants.py --count '$(or $(COUNT),20)' --seed '$(or $(SEED),1)' --campaign '$(or $(SECONDS),0)' \
+	    $(foreach a,$(AREA),--area $(a))
 
 .PHONY: check-layers format check-format lint
 check-layers:
@@ -111,4 +158,4 @@ check-format:
 lint: $(SCHEMA_H)
 	@B='$(B)' CKD_LINT_FLAGS='$(CKD_CPPFLAGS)' sh scripts/lint.sh $(LIB_SRC) $(CLI_SRC) $(EXAMPLE_SRC)
 
--include $(patsubst %.o,%.d,$(TEST_SUPPORT_OBJ) $(call obj,$(TEST_SRC) $(FUZZ_SRC) tests/support/fuzz_main.c $(wildcard tests/mpi_*.c)))
+-include $(patsubst %.o,%.d,$(TEST_SUPPORT_OBJ) $(POWER_OBJ) $(call obj,$(TEST_SRC) $(FUZZ_SRC) $(FUZZ_SUPPORT_SRC) $(wildcard tests/mpi_*.c)))

@@ -2,19 +2,14 @@
  * Chunk files, record headers, bundles and measures from any bytes. In fuzz builds checksums match whatever they are, so that what is tested is
  * the parsing: it must stay inside the file and the memory it asked for, and what it accepts must make sense.
  */
-#ifndef _GNU_SOURCE
-#define _GNU_SOURCE
-#endif
-#include <stdio.h>
 #include <stdlib.h>
-#include <sys/mman.h>
-#include <unistd.h>
 
 #include "codec/chunk_bundle.h"
 #include "codec/chunk_wire.h"
 #include "codec/measures.h"
 #include "codec/record_wire.h"
 #include "support/fuzz.h"
+#include "tests/support/fuzz_file.h"
 
 #define PAYLOAD_MAX (1u << 20)
 
@@ -153,17 +148,7 @@ static void try_file(const char *path) {
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
-    char path[64];
-    int fd = memfd_create("chunk", 0);
-    require(fd >= 0);
-    for (size_t done = 0; done < size;) {
-        ssize_t n = write(fd, data + done, size - done);
-        require(n > 0);
-        done += (size_t)n;
-    }
-    snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
-    try_file(path);
-    close(fd);
+    try_file(fuzz_file(data, size));
     try_headers(data, size);
     if (size <= RECORD_BUNDLE_MAX) {
         try_bundle(data, size);

@@ -16,8 +16,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -575,12 +577,6 @@ static void test_what_cannot_be_read(void **state) {
     assert_int_equal(err.sys_errno, ENOENT);
     assert_string_equal(err.file, p->path);
     assert_int_equal(file_read_all(&out, p->path, 10, NULL), CKD_E_NOT_FOUND);
-    assert_int_equal(file_open_read(&r, p->dir, &err), CKD_E_IO);
-    assert_string_equal(err.file, p->dir);
-    assert_int_equal(mkfifo(p->path, 0600), 0);
-    assert_int_equal(file_open_read(&r, p->path, &err),
-                     CKD_E_IO); /* without waiting for somebody to write into it */
-    assert_null(r);
     write_small_file(p->other, "x", 1);
     fault denied = {.step = STEP_OPEN, .answer = EACCES};
     file_set_fault_hook(answer_step, &denied);
@@ -588,6 +584,48 @@ static void test_what_cannot_be_read(void **state) {
     assert_int_equal(err.status, CKD_E_IO);
     assert_int_equal(err.sys_errno, EACCES);
     bytes_free(&out);
+}
+
+static void assert_not_regular(const char *path, const char *what) {
+    file_reader *r = NULL;
+    ckd_error err = {0};
+    assert_int_equal(file_open_read(&r, path, &err), CKD_E_CORRUPT);
+    assert_null(r);
+    assert_string_equal(err.file, path);
+    assert_non_null(strstr(err.message, what));
+}
+
+/* As of damaged files, so that whoever meets one can go on with the others. */
+static void test_what_is_no_regular_file(void **state) {
+    place *p = *state;
+    assert_not_regular(p->dir, "is a directory");
+    assert_int_equal(mkfifo(p->path, 0600), 0);
+    assert_not_regular(p->path, "is a pipe"); /* without waiting for somebody to write into it */
+    file_remove(p->path, false, NULL);
+    write_small_file(p->other, "x", 1);
+    assert_int_equal(symlink(p->other, p->path), 0);
+    assert_not_regular(p->path, "is a symbolic link"); /* even to a file that could be read */
+    file_remove(p->path, false, NULL);
+    struct sockaddr_un name = {.sun_family = AF_UNIX};
+    assert_true(snprintf(name.sun_path, sizeof(name.sun_path), "%s", p->path) < (int)sizeof(name.sun_path));
+    int fd = socket(AF_UNIX, SOCK_STREAM, 0);
+    assert_int_equal(bind(fd, (const struct sockaddr *)&name, sizeof(name)), 0);
+    close(fd);
+    assert_not_regular(p->path, "is a socket");
+}
+
+/* Troubles of one file, and those of the process, in which no file can be read. */
+static void test_errors_of_one_file(void **state) {
+    (void)state;
+    static const int unreadable[] = {EIO,    EUCLEAN, EBADMSG, ENODATA, EREMOTEIO,
+                                     EILSEQ, ESTALE,  EACCES,  EPERM};
+    static const int ours[] = {0, EMFILE, ENFILE, ENOMEM, EINTR, ENOSPC, ETIMEDOUT};
+    for (size_t i = 0; i < sizeof(unreadable) / sizeof(unreadable[0]); i++) {
+        assert_true(file_is_unreadable(unreadable[i]));
+    }
+    for (size_t i = 0; i < sizeof(ours) / sizeof(ours[0]); i++) {
+        assert_false(file_is_unreadable(ours[i]));
+    }
 }
 
 int main(void) {
@@ -608,6 +646,8 @@ int main(void) {
         WITH_PLACE(test_one_reader_for_many_threads),
         WITH_PLACE(test_read_all),
         WITH_PLACE(test_what_cannot_be_read),
+        WITH_PLACE(test_what_is_no_regular_file),
+        cmocka_unit_test(test_errors_of_one_file),
     };
     return cmocka_run_group_tests_name("base_file", tests, NULL, NULL);
 }

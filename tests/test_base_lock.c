@@ -417,6 +417,44 @@ static void test_one_thread_at_a_time(void **state) {
 
 /* ---- clocks and randomness ---- */
 
+/* Which process has a lock on a file, and whether it is stopped. */
+static void test_holders(void **state) {
+    place *p = *state;
+    lock_holder h;
+    assert_false(lock_find_holder(&h, p->path));
+    write_small_file(p->path, "", 0);
+    assert_false(lock_find_holder(&h, p->path));
+    int opened = open(p->path, O_RDONLY | O_CLOEXEC); /* to have it open is not to have it locked */
+    assert_true(opened >= 0);
+    assert_false(lock_find_holder(&h, p->path));
+    close(opened);
+    file_lock *own = take(p->path, LOCK_SHARED);
+    assert_true(lock_find_holder(&h, p->path));
+    assert_int_equal(h.process, getpid());
+    assert_false(h.stopped);
+    assert_int_equal(h.others, 0);
+    assert_non_null(strstr(h.command, "test_base_lock"));
+    pid_t child = fork();
+    if (child == 0) {
+        file_lock *lock;
+        ckd_status status = lock_acquire(&lock, p->path, LOCK_SHARED, false, 0, NULL);
+        lock_release(own);
+        raise(SIGSTOP);
+        _exit(status == CKD_OK ? 0 : 1);
+    }
+    int how;
+    assert_int_equal(waitpid(child, &how, WUNTRACED), child);
+    assert_true(WIFSTOPPED(how));
+    assert_true(lock_find_holder(&h, p->path));
+    assert_int_equal(h.process, child); /* the stopped one of both */
+    assert_true(h.stopped);
+    assert_int_equal(h.others, 1);
+    kill(child, SIGCONT);
+    assert_int_equal(child_status(child), 0);
+    lock_release(own);
+    assert_false(lock_find_holder(&h, p->path));
+}
+
 static void test_clocks_and_random_bytes(void **state) {
     (void)state;
     uint64_t before = clock_monotonic_ns();
@@ -444,11 +482,17 @@ static void test_clocks_and_random_bytes(void **state) {
 int main(void) {
 #define WITH_PLACE(test) cmocka_unit_test_setup_teardown(test, set_up, tear_down)
     const struct CMUnitTest tests[] = {
-        WITH_PLACE(test_shared_and_exclusive),    WITH_PLACE(test_busy_says_so),
-        WITH_PLACE(test_missing_and_unlockable),  WITH_PLACE(test_shared_needs_read_permission_only),
-        WITH_PLACE(test_ends_with_the_process),   WITH_PLACE(test_children_do_not_interfere),
-        WITH_PLACE(test_waits_until_released),    WITH_PLACE(test_removed_under_us),
-        WITH_PLACE(test_one_process_at_a_time),   WITH_PLACE(test_one_thread_at_a_time),
+        WITH_PLACE(test_shared_and_exclusive),
+        WITH_PLACE(test_busy_says_so),
+        WITH_PLACE(test_missing_and_unlockable),
+        WITH_PLACE(test_shared_needs_read_permission_only),
+        WITH_PLACE(test_ends_with_the_process),
+        WITH_PLACE(test_children_do_not_interfere),
+        WITH_PLACE(test_waits_until_released),
+        WITH_PLACE(test_removed_under_us),
+        WITH_PLACE(test_one_process_at_a_time),
+        WITH_PLACE(test_one_thread_at_a_time),
+        WITH_PLACE(test_holders),
         WITH_PLACE(test_clocks_and_random_bytes),
     };
     return cmocka_run_group_tests_name("base_lock", tests, NULL, NULL);

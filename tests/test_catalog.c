@@ -1129,6 +1129,70 @@ static void add_many(catalog *c) {
 }
 
 /* Cost is counted in pages read, not in time. */
+/* One checkpoint of very many shards, in a catalog that has nothing else: all work is on what was just inserted. */
+static void check_very_many_shards(catalog *c) {
+    enum { TENSORS = 1250, RANKS = 32 };
+    static char names[TENSORS][16];
+    static const uint64_t shape[2] = {RANKS, 8};
+    static ckd_region regions[RANKS];
+    catalog_sample s;
+    ckd_tensor_list list;
+    ckd_tensor_usage *usage;
+    size_t count = 0;
+    catalog_sample_init(&s, "wide", 1, 5);
+    catalog_shard *shards = calloc((size_t)TENSORS * RANKS, sizeof(*shards));
+    assert_non_null(shards);
+    for (uint32_t r = 0; r < RANKS; r++) {
+        regions[r] = (ckd_region){.kind = CKD_REGION_BOX, .offsets = {r, 0}, .lengths = {1, 8}};
+    }
+    for (uint32_t t = 0; t < TENSORS; t++) {
+        snprintf(names[t], sizeof(names[t]), "layer.%u", (unsigned)t);
+        for (uint32_t r = 0; r < RANKS; r++) {
+            catalog_shard *to = &shards[t * RANKS + r];
+            *to = s.shards[0];
+            to->tensor = names[t];
+            to->ordinal = t;
+            to->index = r;
+            to->ndim = 2;
+            to->shape = shape;
+            to->region = &regions[r];
+            to->elements = 8;
+        }
+    }
+    s.entry.shards = shards;
+    s.entry.shard_count = (size_t)TENSORS * RANKS;
+    s.checkpoint.tensors = TENSORS;
+    for (uint32_t generation = 0; generation < 2; generation++) { /* the second one replaces the first */
+        s.checkpoint.generation = generation;
+        ckd_error err = {0};
+        assert_int_equal(catalog_begin(c, NULL), CKD_OK);
+        if (catalog_add(c, &s.entry, &err) != CKD_OK) {
+            fail_msg("generation %u: %s", (unsigned)generation, err.message);
+        }
+        assert_int_equal(catalog_commit(c, NULL), CKD_OK);
+    }
+    assert_int_equal(catalog_tensors(&list, &detailed, c, &s.checkpoint.id, NULL), CKD_OK);
+    assert_int_equal(list.count, TENSORS);
+    assert_int_equal(list.items[TENSORS - 1].shards, RANKS);
+    catalog_tensors_free(&list);
+    assert_int_equal(catalog_usage_by_tensor(&usage, &count, c, NULL), CKD_OK);
+    assert_int_equal(count, TENSORS);
+    free(usage);
+    assert_int_equal(catalog_begin(c, NULL), CKD_OK);
+    assert_int_equal(catalog_remove(c, "wide", 1, NULL), CKD_OK);
+    assert_int_equal(catalog_commit(c, NULL), CKD_OK);
+    free(shards);
+}
+
+static void test_very_many_shards(void **state) {
+    catalog *c = catalog_sample_open(*state, CATALOG_WRITE);
+    check_very_many_shards(c);
+    catalog_close(c);
+    c = catalog_sample_open(*state, CATALOG_MEMORY);
+    check_very_many_shards(c);
+    catalog_close(c);
+}
+
 static void test_ten_thousand_checkpoints(void **state) {
     struct stat st;
     size_t reads = 0, count = 0;
@@ -1469,6 +1533,7 @@ int main(void) {
         TEST(usage),
         TEST(usage_in_detail),
         TEST(sums_by_tensor_follow),
+        TEST(very_many_shards),
         TEST(ten_thousand_checkpoints),
         TEST(open_absent),
         TEST(open_empty_file),

@@ -182,11 +182,10 @@ static void test_compaction(void **state) {
         fail_msg("compact: %s (%s)", err.message, err.file);
     }
     assert_int_equal(done->left, 0);
-    assert_true(done->count > 0);
     ckd_compaction_free(done);
     assert_int_equal(fingerprints_check(f->store, &before), 4);
     fingerprints_free(&before);
-    assert_true(cells_look(f, 8, "w").sharing > 0 && cells_look(f, 7, "w").links > 0);
+    assert_true(cells_look(f, 8, "w").sharing > 0);
     cells_check_parts(f, 8);
     cells_check_parts(f, 4);
     assert_int_equal(verify_damage(f->store), 0);

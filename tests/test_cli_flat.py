@@ -360,7 +360,9 @@ def test_dry_run(store):
     plan = done.json()["tensors"]
     assert [(t["name"], t["from"], t["shape"], t["ranks"], t["copies"], t["line"]) for t in plan] == [
         ("exp_avg.x", "exp_avg.f", [5], [0, 1], 1, 4), ("exp_avg.y", "exp_avg.f", [3, 2], [0, 1], 1, 4)]
-    assert plan[0]["role"] == "exp_avg"
+    assert plan[0]["role"] == "other"  # there is no weight x
+    named = run("import", store.path, "--layout", written(store, text), "--dry-run", "--json", "--role", "exp_avg.*=exp_avg", *files, expect_message="")
+    assert named.json()["tensors"][0]["role"] == "exp_avg"
 
 
 # ------------------------------------------------------------------------------------------------- the documentation

@@ -1,12 +1,17 @@
 """Safetensors files that break one rule of the format each: refused with status 4, by name, and nothing is stored."""
 
+import csv
+import io
+import json
 import os
 import struct
+import subprocess
 
+import numpy as np
 import pytest
 
 import support_safetensors as st
-from support_cli import CORRUPT, FAILED, run, store  # noqa: F401
+from support_cli import COMMAND, CORRUPT, FAILED, run, state, store  # noqa: F401
 
 
 def entry(dtype="U8", shape=(1,), begin=0, end=1, **more):
@@ -142,3 +147,41 @@ def test_unusual_but_good(store):
     tensors, metadata = store.load()
     assert metadata is None
     assert {n: t[2] for n, t in tensors.items()} == {"z": b"y", "a": b"x", "e": b"", "s": b"z"}
+
+
+NAMES = ["=cmd|'/c calc'!A1", "+1", "-1", "@SUM(A1)", "\u202eRTL", "line\u2028end", "\x9b31m", "\u200bhidden", "plain=1", "new\nline", "\U000e0041tag", "gr\u00f6\u00dfe"]
+
+
+def test_names_do_not_steer_terminals_and_spreadsheets(store):
+    tensors = {name: np.arange(96, dtype="f4") + i for i, name in enumerate(NAMES)}
+    store.save(1, tensors)
+    store.save(2, {name: values + 1 for name, values in tensors.items()})
+    texts = [store.call("show", "-v"), store.call("diff", "a@1", "a@2", "-v"), store.call("report", "-v"),
+             store.call("load", "--explain", "-v"), store.call("report", "--csv")]
+    for result in texts:
+        assert not any(c in result.out for c in "\u202e\u2028\x9b\u200b\x1b"), result.out
+        assert "\\xe2\\x80\\xaeRTL" in result.out and "\\xc2\\x9b31m" in result.out
+    shown = store.call("show", "--json")
+    assert not any(c in shown.out for c in "\u202e\u2028\x9b\u200b\x1b") and "gr\u00f6\u00dfe" in shown.out
+    assert {t["name"] for t in shown.json()["tensors"]} == set(NAMES)
+    rows = list(csv.reader(io.StringIO(store.call("report", "--csv").out, newline=""), strict=True))
+    cells = [cell for row in rows for cell in row]
+    assert not any(cell[:1] in ("=", "+", "-", "@", "\t", "\r") for cell in cells if cell)
+    for name in NAMES[:4]:
+        assert "'" + name in cells
+    assert "plain=1" in cells
+
+
+def test_usage_errors_and_prices_are_shown_clean(store, tmp_path):
+    store.save(1, state(1, 1))
+    evil = "\x1b[31m\u202e"
+    for args in (["--step", evil], ["--" + evil], ["--run", evil]):
+        failed = subprocess.run([COMMAND, "show", str(store.path), *args], capture_output=True, text=True, timeout=60)
+        assert failed.returncode != 0
+        assert "\x1b" not in failed.stderr and "\u202e" not in failed.stderr and failed.stderr.count("\\x1b[31m") >= 1
+    prices = tmp_path / "prices.json"
+    prices.write_text(json.dumps({"name": "n\x1b[2J", "date": "2026-01-01", "currency": "=E\x07", "per_gb_month": 0.02}))
+    for args in ([], ["--csv"], ["-v"]):
+        out = store.call("report", "--prices", prices, *args).out
+        assert "\x1b" not in out and "\x07" not in out and "=E\\x07" in out
+    assert "'=E\\x07" in store.call("report", "--prices", prices, "--csv").out

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from support_cli import COMMAND, CORRUPT, NOT_FOUND, USAGE, check_documented, run, state, store  # noqa: F401
+from support_cli import COMMAND, CORRUPT, FAILED, NOT_FOUND, USAGE, check_documented, run, state, store  # noqa: F401
 
 
 @pytest.fixture
@@ -85,7 +85,7 @@ def test_what_cannot_be_repaired(bases):
 
 def test_without_the_library(bases, monkeypatch):
     monkeypatch.setenv("CKD_ISAL", "/nonexistent/libisal.so")
-    refused = run("parity", bases.path, "--group", "8+2", expect=CORRUPT)
+    refused = run("parity", bases.path, "--group", "8+2", expect=FAILED)
     assert "libisal2" in refused.err
     bases.call("parity", "--group", "8+1")  # XOR needs none
     monkeypatch.delenv("CKD_ISAL")

@@ -12,6 +12,7 @@
 #include <unistd.h>
 #include <cmocka.h>
 
+#include "cli/damage.h"
 #include "cli/interrupt.h"
 #include "cli/options.h"
 #include "cli/output_file.h"
@@ -72,6 +73,14 @@ static void test_control_characters_are_shown(void **state) {
         {"\xc2\x9b"
          "2J \xc2\xa0",
          "\\xc2\\x9b2J \xc2\xa0"},
+        {"\xe2\x80\xaeRTL \xe2\x80\xa8 \xe2\x81\xa6", "\\xe2\\x80\\xaeRTL \\xe2\\x80\\xa8 \\xe2\\x81\\xa6"},
+        {"a\xe2\x80\x8b\xef\xbb\xbf\xd8\x9c\xc2\xad", "a\\xe2\\x80\\x8b\\xef\\xbb\\xbf\\xd8\\x9c\\xc2\\xad"},
+        {"\xf3\xa0\x81\x81", "\\xf3\\xa0\\x81\\x81"},
+        {"\xd7\x90 \xf0\x9f\x98\x80", "\xd7\x90 \xf0\x9f\x98\x80"},
+        {"\x9b"
+         "31m \xe2\x80",
+         "\\x9b31m \\xe2\\x80"}, /* no UTF-8 */
+        {"\xc0\x9b \xed\xa0\x80 \xf4\x90\x80\x80", "\\xc0\\x9b \\xed\\xa0\\x80 \\xf4\\x90\\x80\\x80"},
         {"", ""},
     };
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
@@ -82,6 +91,54 @@ static void test_control_characters_are_shown(void **state) {
     assert_int_equal(cli_text_width("\xc3\xa9\xe2\x82\xac"
                                     "a"),
                      3);
+}
+
+/* Exit statuses of docs/cli.md. */
+static void test_exit_statuses(void **state) {
+    (void)state;
+    static const struct {
+        ckd_error err;
+        int code;
+    } cases[] = {
+        {{.status = CKD_OK}, 0},
+        {{.status = CKD_E_INVALID}, 2},
+        {{.status = CKD_E_NOT_FOUND}, 3},
+        {{.status = CKD_E_CORRUPT}, 4},
+        {{.status = CKD_E_UNSUPPORTED, .file = "data/m/a.1.0"}, 4}, /* a newer version's */
+        {{.status = CKD_E_UNSUPPORTED}, 1},                         /* a library is missing, say */
+        {{.status = CKD_E_IO}, 1},
+        {{.status = CKD_E_BUSY}, 1},
+        {{.status = CKD_E_NOSPACE}, 1},
+        {{.status = CKD_E_EXISTS}, 1},
+        {{.status = CKD_E_STATE}, 1},
+    };
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        assert_int_equal(cli_exit_code(&cases[i].err), cases[i].code);
+    }
+}
+
+/* What a compaction leaves as it is: damage of any kind is told by the exit status, what was deleted meanwhile is not. */
+static void test_what_is_left_is_damage(void **state) {
+    (void)state;
+    static const struct {
+        ckd_error left;
+        ckd_status status;
+    } cases[] = {
+        {{.status = CKD_OK}, CKD_OK},
+        {{.status = CKD_E_CORRUPT, .message = "x"}, CKD_E_CORRUPT},
+        {{.status = CKD_E_IO, .sys_errno = EIO, .message = "x"}, CKD_E_CORRUPT},
+        {{.status = CKD_E_IO, .sys_errno = EACCES, .message = "x"}, CKD_E_CORRUPT},
+        {{.status = CKD_E_NOT_FOUND, .file = "data/c/a.ckd", .message = "x"}, CKD_E_CORRUPT},
+        {{.status = CKD_E_NOT_FOUND, .message = "x"}, CKD_OK},
+        {{.status = CKD_E_EXISTS, .message = "x"}, CKD_OK},
+        {{.status = CKD_E_IO, .sys_errno = EMFILE, .message = "x"}, CKD_OK},
+    };
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        ckd_error err = {0};
+        assert_int_equal(cli_left_as_damage(&cases[i].left, &err), cases[i].status);
+        assert_int_equal(err.status, cases[i].status);
+        assert_string_equal(err.message, cases[i].status == CKD_OK ? "" : "x");
+    }
 }
 
 static void test_numbers(void **state) {
@@ -130,14 +187,9 @@ static void test_roles(void **state) {
     assert_int_equal(cli_roles_add(&roles, "ema.*=other", &err), CKD_OK);
     assert_int_equal(cli_roles_add(&roles, "*.a=b=master", &err), CKD_OK);
     assert_int_equal(cli_roles_add(&roles, "ema.x=weight", &err), CKD_OK);
-    assert_int_equal(cli_roles_find(&roles, "ema.x", CKD_F32), CKD_ROLE_OTHER);
-    assert_int_equal(cli_roles_find(&roles, "deep/er.a=b", CKD_F32), CKD_ROLE_MASTER);
-    assert_int_equal(cli_roles_find(&roles, "exp_avg_sq.w", CKD_F32), CKD_ROLE_EXP_AVG_SQ);
-    assert_int_equal(cli_roles_find(&roles, "max_exp_avg_sq.w", CKD_F32), CKD_ROLE_EXP_AVG_SQ);
-    assert_int_equal(cli_roles_find(&roles, "exp_avg.w", CKD_BF16), CKD_ROLE_EXP_AVG);
-    assert_int_equal(cli_roles_find(&roles, "master.w", CKD_F32), CKD_ROLE_MASTER);
-    assert_int_equal(cli_roles_find(&roles, "w", CKD_F32), CKD_ROLE_WEIGHT);
-    assert_int_equal(cli_roles_find(&roles, "w", CKD_I64), CKD_ROLE_OTHER);
+    assert_int_equal(cli_roles_given(&roles, "ema.x"), CKD_ROLE_OTHER);
+    assert_int_equal(cli_roles_given(&roles, "deep/er.a=b"), CKD_ROLE_MASTER);
+    assert_int_equal(cli_roles_given(&roles, "w"), CKD_ROLE_AUTO);
     assert_true(roles.rules[0].used && roles.rules[1].used && !roles.rules[2].used);
     static const char *const bad[] = {"", "x", "=weight", "x=", "x=auto", "x=Weight"};
     for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++)
@@ -446,6 +498,8 @@ int main(void) {
         cmocka_unit_test(test_sizes),
         cmocka_unit_test(test_other_figures),
         cmocka_unit_test(test_control_characters_are_shown),
+        cmocka_unit_test(test_exit_statuses),
+        cmocka_unit_test(test_what_is_left_is_damage),
         cmocka_unit_test(test_numbers),
         cmocka_unit_test(test_places),
         cmocka_unit_test(test_roles),

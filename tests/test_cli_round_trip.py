@@ -227,8 +227,8 @@ def test_roles_from_names(store):
 
 def test_roles_from_patterns(store):
     assert roles(store, "--role", "ema.*=other", "--role", "e*=master", "--role", "?=exp_avg") == {
-        "w": "exp_avg", "exp_avg.w": "master", "exp_avg_sq.w": "master", "max_exp_avg_sq.w": "exp_avg_sq",
-        "master.w": "master", "ema.w": "other", "count": "other", "mask": "other"}
+        "w": "exp_avg", "exp_avg.w": "master", "exp_avg_sq.w": "master", "max_exp_avg_sq.w": "other",  # w is no weight
+        "master.w": "other", "ema.w": "other", "count": "other", "mask": "other"}
 
 
 def test_a_pattern_that_matches_nothing_is_told(store):

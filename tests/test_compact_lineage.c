@@ -102,10 +102,7 @@ static void spread(const lineage *l) {
             known *k = &l->all[i];
             for (size_t d = 0; d < k->on_count && !k->suspect; d++) {
                 const known *on = find(l, &k->on[d]);
-                if (!on) {
-                    fail_msg("%s@%llu depends on what is not there", k->c.run, (unsigned long long)k->c.step);
-                }
-                k->suspect = on->suspect;
+                k->suspect = on && on->suspect; /* it may have been deleted: its files stay */
                 changed = changed || k->suspect;
             }
         }

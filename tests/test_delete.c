@@ -83,7 +83,7 @@ static ckd_store *make_steps(const char *dir, uint64_t count) {
     return open_store(dir);
 }
 
-static const uint64_t last_two[] = {1, 2}, two_first[] = {0, 1}, step_2[] = {2}, step_1[] = {1};
+static const uint64_t last_two[] = {1, 2}, step_2[] = {2}, step_1[] = {1};
 
 static void test_deleted_is_gone_and_comes_back(void **state) {
     ckd_store *store = make_steps(*state, 3);
@@ -122,19 +122,29 @@ static void test_all_see_the_same(void **state) {
     ckd_store_close(store);
 }
 
+/* What is a delta on it goes on to load: its manifest names the files. */
 static void test_what_others_need_stays(void **state) {
     ckd_store *store = make_steps(*state, 3);
     ckd_error err = {0};
-    assert_int_equal(delete_steps(store, step_1, 1, 0, &err), CKD_E_STATE);
-    assert_non_null(strstr(err.message, "run@2 is a delta on run@1"));
-    assert_int_equal(delete_steps(store, two_first, 2, 0, &err), CKD_E_STATE);
-    assert_int_equal(steps_of(store), 7);
-    assert_int_equal(files_in(*state, "data/t"), 0);
+    ckd_collect_options all = CKD_COLLECT_OPTIONS_INIT;
+    all.all = 1;
+    size_t files = files_in(*state, "data/c");
+    assert_int_equal(delete_steps(store, step_1, 1, 0, &err), CKD_OK);
+    assert_int_equal(steps_of(store), 1 | 4);
+    assert_int_equal(ckd_store_collect(NULL, store, &all, &err), CKD_OK);
+    assert_int_equal(files_in(*state, "data/c"), files);
+    assert_int_equal(files_in(*state, "data/m"), 2);
+    scene_check(store, 2, 1);
+    scene_check(store, 0, 1);
+    assert_int_equal(verify_damage(store), 0);
 
     ckd_id twice[] = {id_of(store, 2), id_of(store, 2)}, unknown = {{7}};
     assert_int_equal(ckd_store_delete(store, twice, 2, NULL, &err), CKD_E_INVALID);
     assert_int_equal(ckd_store_delete(store, &unknown, 1, NULL, &err), CKD_E_NOT_FOUND);
-    assert_int_equal(steps_of(store), 7);
+    assert_int_equal(steps_of(store), 1 | 4);
+    assert_int_equal(delete_steps(store, step_2, 1, 0, &err), CKD_OK);
+    assert_int_equal(ckd_store_collect(NULL, store, &all, &err), CKD_OK);
+    assert_int_equal(files_in(*state, "data/c"), files - 2); /* now nobody names them */
     ckd_store_close(store);
     assert_int_equal(scene_open(&store, *state, CKD_OPEN_READ, NULL), CKD_OK);
     assert_int_equal(ckd_store_delete(store, twice, 1, NULL, &err), CKD_E_READ_ONLY);
@@ -142,15 +152,15 @@ static void test_what_others_need_stays(void **state) {
     ckd_store_close(store);
 }
 
-static void test_nothing_comes_back_without_what_it_needs(void **state) {
+static void test_each_comes_back_by_itself(void **state) {
     ckd_store *store = make_steps(*state, 3);
     ckd_error err = {0};
     ckd_id ids[] = {id_of(store, 2), id_of(store, 1)};
     check_deleted(store, last_two, 2, 3600);
-    assert_int_equal(ckd_store_undelete(store, ids, 1, &err), CKD_E_STATE);
-    assert_non_null(strstr(err.message, "run@2 is a delta on run@1"));
-    assert_int_equal(steps_of(store), 1);
-    assert_int_equal(ckd_store_undelete(store, ids, 2, &err), CKD_OK);
+    assert_int_equal(ckd_store_undelete(store, ids, 1, &err), CKD_OK);
+    assert_int_equal(steps_of(store), 1 | 4);
+    scene_check(store, 2, 1);
+    assert_int_equal(ckd_store_undelete(store, ids + 1, 1, &err), CKD_OK);
     assert_int_equal(steps_of(store), 7);
     ckd_store_close(store);
 }
@@ -201,7 +211,7 @@ static void test_collecting_frees_what_it_says(void **state) {
     store_check_clean(*state);
 }
 
-/* What is over goes when the store is opened for writing; not what an other one in the trash still needs to come back. */
+/* What is over goes when the store is opened for writing; not the files that another one in the trash still needs to come back. */
 static void test_opening_collects_what_is_over(void **state) {
     ckd_store *store = make_steps(*state, 4);
     static const uint64_t step_3[] = {3}, middle[] = {1, 2};
@@ -211,14 +221,17 @@ static void test_opening_collects_what_is_over(void **state) {
     ckd_store_close(store);
     store = open_store(*state);
     assert_int_equal(files_in(*state, "data/c"), 4);
-    assert_int_equal(ckd_store_undelete(store, ids, 3, NULL), CKD_OK);
-    assert_int_equal(steps_of(store), 15);
+    assert_int_equal(files_in(*state, "data/m"), 2);
+    assert_int_equal(ckd_store_undelete(store, ids, 3, NULL), CKD_E_NOT_FOUND);
+    assert_int_equal(ckd_store_undelete(store, ids + 2, 1, NULL), CKD_OK);
+    assert_int_equal(steps_of(store), 1 | 8);
+    scene_check(store, 3, 1);
     check_deleted(store, step_3, 1, 0);
     ckd_store_close(store);
     store = open_store(*state);
-    assert_int_equal(files_in(*state, "data/c"), 3);
+    assert_int_equal(files_in(*state, "data/c"), 1);
     assert_int_equal(files_in(*state, "data/t"), 0);
-    assert_int_equal(steps_of(store), 7);
+    assert_int_equal(steps_of(store), 1);
     ckd_store_close(store);
 }
 
@@ -246,14 +259,22 @@ static void test_saved_anew_under_the_same_name(void **state) {
     store_check_clean(*state);
 }
 
+/* Its files do, the checkpoint may go. */
 static void test_what_a_save_builds_on_stays(void **state) {
     ckd_store *store = make_steps(*state, 2);
     ckd_error err = {0};
+    size_t files = files_in(*state, "data/c");
     ckd_save *save = begin_save(store, SCENE_RUN, 2);
-    assert_int_equal(delete_steps(store, step_1, 1, 0, &err), CKD_E_BUSY);
-    assert_non_null(strstr(err.message, "a save of run@2 in progress builds on run@1"));
+    ckd_id parent = id_of(store, 1);
+    assert_int_equal(delete_steps(store, step_1, 1, 0, &err), CKD_OK);
+    ckd_store *other = open_store(*state); /* which collects what is over; a save is under way */
+    ckd_store_close(other);
+    assert_true(files_in(*state, "data/c") >= files);
     scene s = scene_of(2);
     assert_int_equal(scene_finish(NULL, save, &s, &err), CKD_OK);
+    assert_int_equal(steps_of(store), 1 | 4);
+    scene_check(store, 2, 1);
+    assert_int_equal(ckd_store_undelete(store, &parent, 1, &err), CKD_OK);
     assert_int_equal(steps_of(store), 7);
     save = begin_save(store, SCENE_RUN, 3);
     ckd_save_abort(save);
@@ -261,14 +282,13 @@ static void test_what_a_save_builds_on_stays(void **state) {
     ckd_store_close(store);
 }
 
-/* Pruned beside a save: its parent stays, with all that needs. */
-static void test_policies_keep_what_a_save_builds_on(void **state) {
+/* Pruned beside a save: its parent may go, and what it reads stays. */
+static void test_policies_beside_a_save(void **state) {
     ckd_store *store = make_steps(*state, 3);
     ckd_save_options o = options_of("other", 9);
     ckd_policy policy = CKD_POLICY_INIT;
     ckd_prune *plan;
     ckd_error err = {0};
-    static const unsigned kept[] = {CKD_KEPT_NEEDED, CKD_KEPT_IN_USE, 0, 0};
     for (uint64_t step = 3; step < 6; step++) { /* bases, so that the newest need none before */
         ckd_save_options base = options_of(SCENE_RUN, step);
         base.base = 1;
@@ -286,16 +306,19 @@ static void test_policies_keep_what_a_save_builds_on(void **state) {
     ckd_save *save = begin_with(store, &o);
     assert_int_equal(ckd_store_plan_prune(&plan, store, &policy, &err), CKD_OK);
     assert_int_equal(plan->count, 6);
-    assert_int_equal(plan->deleted, 2);
+    assert_int_equal(plan->deleted, 4);
     for (size_t i = 0; i < 4; i++) {
-        assert_int_equal(plan->items[i].kept, kept[i]);
+        assert_int_equal(plan->items[i].kept, 0);
     }
     assert_int_equal(plan->items[5].kept, CKD_KEPT_LAST | CKD_KEPT_SAFETY);
     ckd_prune_free(plan);
     assert_int_equal(ckd_store_prune(&plan, store, &policy, NULL, &err), CKD_OK);
     ckd_prune_free(plan);
-    assert_int_equal(steps_of(store), 1 | 2 | 16 | 32);
-    ckd_save_abort(save);
+    assert_int_equal(steps_of(store), 16 | 32);
+    scene other = scene_of(9);
+    other.run = "other";
+    assert_int_equal(scene_finish(NULL, save, &other, &err), CKD_OK);
+    assert_int_equal(verify_damage(store), 0);
     ckd_store_close(store);
 }
 
@@ -496,12 +519,12 @@ int main(void) {
         tempdir_test(test_deleted_is_gone_and_comes_back),
         tempdir_test(test_all_see_the_same),
         tempdir_test(test_what_others_need_stays),
-        tempdir_test(test_nothing_comes_back_without_what_it_needs),
+        tempdir_test(test_each_comes_back_by_itself),
         tempdir_test(test_collecting_frees_what_it_says),
         tempdir_test(test_opening_collects_what_is_over),
         tempdir_test(test_saved_anew_under_the_same_name),
         tempdir_test(test_what_a_save_builds_on_stays),
-        tempdir_test(test_policies_keep_what_a_save_builds_on),
+        tempdir_test(test_policies_beside_a_save),
         tempdir_test(test_collecting_waits_for_readers),
         tempdir_test(test_nothing_goes_where_a_manifest_cannot_be_read),
         tempdir_test(test_files_that_were_removed_do_not_come_back),

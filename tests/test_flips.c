@@ -12,11 +12,13 @@
 
 #include <cmocka.h>
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/file.h"
 #include "base/hash.h"
 #include "codec/chunk.h"
+#include "codec/note.h"
 #include "tests/support/scenes.h"
 #include "tests/support/scratch.h"
 #include "tests/support/tempdir.h"
@@ -310,12 +312,12 @@ static void tell(const char *what, campaign *c) {
 
 static void test_flips(void **state) {
     const char *asked = getenv("CKD_FLIPS");
-    unsigned part, parts;
-    bool full = asked && sscanf(asked, "%u/%u", &part, &parts) == 2 && part < parts;
-    uint64_t slow = under_sanitizer() ? 10 : 1, stride = full ? parts : 199 * slow;
+    unsigned share, shares;
+    bool full = asked && sscanf(asked, "%u/%u", &share, &shares) == 2 && share < shares;
+    uint64_t slow = under_sanitizer() ? 10 : 1, stride = full ? shares : 199 * slow;
     char identity[512];
-    campaign c = {.dir = *state, .part = full ? part : UINT64_MAX};
-    seed += full ? part * UINT64_C(0x9e3779b97f4a7c15) : 0;
+    campaign c = {.dir = *state, .part = full ? share : UINT64_MAX};
+    seed += full ? share * UINT64_C(0x9e3779b97f4a7c15) : 0;
     make_store(*state);
     c.count = load_everything(c.right, *state);
     assert_int_equal(c.count, 6);
@@ -328,12 +330,284 @@ static void test_flips(void **state) {
     tell("headers, indexes and footers of chunk files", &c);
     flip_folder(&c, "data/p", full ? 401 * stride : 4001 * slow);
     tell("parity", &c);
-    each_chunk(&c, flip_payloads, full ? 100000 / parts : 300 / slow, true);
+    each_chunk(&c, flip_payloads, full ? 100000 / shares : 300 / slow, true);
     tell("payloads", &c);
 }
 
+/* ---- other damage: one file of any kind at a time ---- */
+
+typedef enum harm { FLIPPED, CUT, SWAPPED, ZEROED, OLDER, LOST, A_DIRECTORY, HARMS } harm;
+static const char *const harm_names[HARMS] = {"flipped",      "cut",  "swapped",    "zeroed page",
+                                              "an older one", "lost", "a directory"};
+static const char *const folders[] = {"data/c", "data/m",     "data/n",    "data/p",
+                                      "data/t", "data/store", "catalog.db"};
+enum { CHUNKS, MANIFESTS, NOTES, PARITY, TOMBSTONES, IDENTITY, CATALOG, FOLDERS };
+
+typedef struct victim {
+    unsigned folder;
+    harm how;
+    char path[512], other[512], where[1200];
+    unsigned char *before;
+    size_t size;
+} victim;
+
+static bool is_lock(const char *name) {
+    return strcmp(name, "lock") == 0;
+}
+
+static void pick_file(char out[512], const char *dir, unsigned folder) {
+    dir_list list;
+    if (folder == IDENTITY || folder == CATALOG) {
+        snprintf(out, 512, "%s", store_path_of(dir, folders[folder]));
+        return;
+    }
+    assert_int_equal(dir_list_read(&list, store_path_of(dir, folders[folder]), NULL), CKD_OK);
+    assert_true(list.count > 0);
+    size_t at = next_random() % list.count;
+    at = is_lock(list.names[at]) ? (at + 1) % list.count : at;
+    snprintf(out, 512, "%s/%s", store_path_of(dir, folders[folder]), list.names[at]);
+    dir_list_free(&list);
+}
+
+static void write_other(const victim *v, const char *older_catalog) {
+    size_t size;
+    unsigned char *data = read_whole_file(v->folder == CATALOG ? older_catalog : v->other, &size);
+    write_whole_file(v->path, data, size);
+    if (v->how == SWAPPED) {
+        write_whole_file(v->other, v->before, v->size);
+    }
+    free(data);
+}
+
+static void do_harm(const victim *v, const char *older_catalog) {
+    unsigned char *data = malloc(v->size + 1);
+    size_t page = v->size ? next_random() % v->size / 4096 * 4096 : 0;
+    assert_non_null(data);
+    memcpy(data, v->before, v->size);
+    switch (v->how) {
+    case FLIPPED:
+        data[next_random() % v->size] ^= (unsigned char)(1u << next_random() % 8);
+        write_whole_file(v->path, data, v->size);
+        break;
+    case CUT:
+        write_whole_file(v->path, data, next_random() % v->size);
+        break;
+    case ZEROED:
+        memset(data + page, 0, v->size - page < 4096 ? v->size - page : 4096);
+        write_whole_file(v->path, data, v->size);
+        break;
+    case SWAPPED:
+    case OLDER:
+        write_other(v, older_catalog);
+        break;
+    default:
+        assert_int_equal(unlink(v->path), 0);
+        assert_true(v->how == LOST || mkdir(v->path, 0700) == 0);
+        break;
+    }
+    free(data);
+}
+
+/* Two files may be the same one, or equal; a page may be zeros already. */
+static bool is_harmed(const victim *v) {
+    size_t size;
+    if (v->how == LOST || v->how == A_DIRECTORY) {
+        return true;
+    }
+    unsigned char *now = read_whole_file(v->path, &size);
+    bool same = size == v->size && memcmp(now, v->before, size) == 0;
+    free(now);
+    return !same;
+}
+
+/* Does the lost manifest name a file that no other names? Only that file tells that it is gone: checkpoints whose files others read may have been deleted. */
+static bool has_own_file(const campaign *c, const victim *v) {
+    manifest lost;
+    dir_list list;
+    char folder[600];
+    assert_int_equal(manifest_decode(&lost, NULL, v->before, v->size, "lost", NULL), CKD_OK);
+    snprintf(folder, sizeof(folder), "%s", store_path_of(c->dir, "data/m"));
+    assert_int_equal(dir_list_read(&list, folder, NULL), CKD_OK);
+    size_t named = 0;
+    for (size_t f = 0; f < lost.own_count; f++) {
+        bool found = false;
+        for (size_t i = 0; i < list.count; i++) {
+            char path[700];
+            manifest m;
+            size_t size;
+            snprintf(path, sizeof(path), "%s/%s", folder, list.names[i]);
+            unsigned char *data = strcmp(path, v->path) == 0 ? NULL : read_whole_file(path, &size);
+            if (data && manifest_decode(&m, NULL, data, size, path, NULL) == CKD_OK) {
+                for (size_t k = 0; k < m.file_count; k++) {
+                    found = found || memcmp(&m.files[k].id, &lost.files[f].id, sizeof(ckd_id)) == 0;
+                }
+                manifest_free(&m);
+            }
+            free(data);
+        }
+        named += found;
+    }
+    bool own = named < lost.own_count;
+    dir_list_free(&list);
+    manifest_free(&lost);
+    return own;
+}
+
+/*
+ * What a whole store shows: not which pins, tags, policies and deletions there were, nor a parity file that was alone in its group. The catalog is only a
+ * cache.
+ */
+static bool must_be_told(const campaign *c, const victim *v) {
+    bool counts = v->folder != CATALOG && v->folder != IDENTITY;
+    return counts &&
+           (v->how != LOST || v->folder == CHUNKS || (v->folder == MANIFESTS && has_own_file(c, v)));
+}
+
+/* Parity covers chunk files, one lost of each group; manifests are written again if they are gone, but for what the catalog has dropped: the deleted run@3. */
+static bool must_come_back(const campaign *c, const victim *v) {
+    bool one = v->how != SWAPPED;
+    return v->folder == CATALOG || (one && v->folder == CHUNKS) || v->folder == PARITY ||
+           (v->folder == MANIFESTS && v->how == LOST && !strstr(v->path, "/run.3.") && has_own_file(c, v));
+}
+
+static size_t damage_count(ckd_store *store) {
+    ckd_verify_result *r;
+    ckd_error err = {0};
+    must(ckd_store_verify(&r, store, NULL, &err), &err);
+    size_t count = r->damage_count;
+    ckd_verify_result_free(r);
+    return count;
+}
+
+static void load_each(campaign *c, ckd_store *store, const victim *v, bool all_right) {
+    for (size_t i = 0; i < c->count; i++) {
+        if (check_load(c, store, c->right[i].name, v->where) && all_right) {
+            fail_msg("%s cannot be loaded: %s", c->right[i].name, v->where);
+        }
+    }
+}
+
+static void check_repair(campaign *c, const victim *v) {
+    ckd_store *store;
+    ckd_repair_result *r;
+    ckd_error err = {0};
+    if (scene_open(&store, c->dir, CKD_OPEN_WRITE, &err) != CKD_OK) {
+        assert_false(must_come_back(c, v));
+        return;
+    }
+    must(ckd_store_repair(&r, store, NULL, &err), &err);
+    size_t left = r->left->damage_count;
+    ckd_repair_result_free(r);
+    size_t damage = damage_count(store);
+    if ((left == 0 && damage) || (left && must_come_back(c, v))) {
+        fail_msg("repair leaves %zu and says %zu: %s", damage, left, v->where);
+    }
+    load_each(c, store, v, must_come_back(c, v));
+    if (must_come_back(c, v) && v->folder == CHUNKS) {
+        size_t size;
+        unsigned char *now = read_whole_file(v->path, &size);
+        assert_int_equal(size, v->size);
+        assert_memory_equal(now, v->before, size);
+        free(now);
+    }
+    ckd_store_close(store);
+}
+
+static void check_harmed(campaign *c, const victim *v) {
+    ckd_store *store;
+    ckd_error err = {0};
+    c->flips++;
+    if (scene_open(&store, c->dir, CKD_OPEN_READ, &err) == CKD_OK) {
+        if (damage_count(store) == 0 && must_be_told(c, v)) {
+            fail_msg("verify does not find it: %s", v->where);
+        }
+        load_each(c, store, v, false);
+        ckd_store_close(store);
+    } else if (v->folder != IDENTITY) {
+        fail_msg("the store cannot be opened: %s: %s", err.message, v->where);
+    }
+    check_repair(c, v);
+}
+
+static void remove_tree(const char *path) {
+    dir_list list;
+    if (dir_list_read(&list, path, NULL) == CKD_OK) {
+        for (size_t i = 0; i < list.count; i++) {
+            char below[700];
+            snprintf(below, sizeof(below), "%s/%s", path, list.names[i]);
+            if (unlink(below) != 0) {
+                remove_tree(below);
+            }
+        }
+        dir_list_free(&list);
+    }
+    assert_int_equal(rmdir(path), 0);
+}
+
+static void harm_one(campaign *c, const char *pristine, const char *older_catalog, harm how) {
+    victim v = {.folder = next_random() % FOLDERS, .how = how};
+    char to[600];
+    snprintf(to, sizeof(to), "%s/store", c->dir);
+    tree_copy(pristine, to);
+    pick_file(v.path, c->dir, v.folder);
+    pick_file(v.other, c->dir, v.folder);
+    snprintf(v.where, sizeof(v.where), "%s is %s (%s)", v.path, harm_names[how], v.other);
+    v.before = read_whole_file(v.path, &v.size);
+    do_harm(&v, older_catalog);
+    if (is_harmed(&v)) {
+        check_harmed(c, &v);
+    }
+    free(v.before);
+    remove_tree(to);
+}
+
+/* With a deleted checkpoint in the trash, an older generation of nothing, and parity of all. */
+static void make_full_store(const char *dir, const char *older_catalog) {
+    ckd_store *store;
+    ckd_parity_result *r;
+    ckd_error err = {0};
+    size_t size;
+    make_store(dir);
+    unsigned char *catalog = read_whole_file(store_path_of(dir, "catalog.db"), &size);
+    write_whole_file(older_catalog, catalog, size);
+    free(catalog);
+    must(scene_open(&store, dir, CKD_OPEN_WRITE, &err), &err);
+    scene s = scene_of(3);
+    must(scene_save(NULL, store, &s, &err), &err);
+    must(ckd_store_parity(&r, store, NULL, &err), &err);
+    ckd_parity_result_free(r);
+    ckd_store_close(store);
+    scene_trash(dir, 3, 1);
+    drop_ready(dir);
+}
+
+/* CKD_HARMS=N in the environment: N of each kind; by default a few. */
+static void test_other_damage(void **state) {
+    const char *asked = getenv("CKD_HARMS");
+    unsigned long count = asked ? strtoul(asked, NULL, 10) : under_sanitizer() ? 2 : 10;
+    char pristine[600], older_catalog[600], work[600];
+    campaign c = {.part = UINT64_MAX, .dir = work};
+    snprintf(pristine, sizeof(pristine), "%s/store", (const char *)*state);
+    snprintf(older_catalog, sizeof(older_catalog), "%s/older", (const char *)*state);
+    snprintf(work, sizeof(work), "%s/work", (const char *)*state);
+    assert_int_equal(mkdir(work, 0700), 0);
+    make_full_store(*state, older_catalog);
+    c.count = load_everything(c.right, *state);
+    assert_int_equal(c.count, 6);
+    for (harm how = 0; how < HARMS; how++) {
+        for (unsigned long n = 0; n < count; n++) {
+            harm_one(&c, pristine, older_catalog, how);
+        }
+        print_message(
+            "%s: %llu times; loads beside it and after repair: %llu refused, %llu right, none wrong\n",
+            harm_names[how], (unsigned long long)c.flips, (unsigned long long)c.refused,
+            (unsigned long long)c.harmless);
+        c.flips = c.refused = c.harmless = 0;
+    }
+}
+
 int main(void) {
-    const struct CMUnitTest tests[] = {tempdir_test(test_flips)};
+    const struct CMUnitTest tests[] = {tempdir_test(test_flips), tempdir_test(test_other_damage)};
     scratch_begin();
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
     scratch_end();

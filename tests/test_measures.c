@@ -41,12 +41,18 @@ static void expect_figures(const measures *got, const measures *want) {
         expect_near(got->direction_change, want->direction_change);
     }
     expect_near(got->movement, want->movement);
+    assert_true(isnan(got->update) == isnan(want->update));
+    if (!isnan(want->update)) {
+        assert_true(got->update >= want->update && got->update <= want->update * (1 + 1.0 / 128));
+        expect_near(got->update_given, want->update_given);
+    }
     assert_int_equal(got->nonfinite, want->nonfinite);
 }
 
 static measures_entry entry_of(uint64_t shard, double scale) {
     return (measures_entry){
-        shard, {3.3 * scale, 7e3 * scale, 1.23456789 * scale, 0.001 * scale, 9.99 * scale, shard % 7}};
+        shard,
+        {3.3 * scale, 7e3 * scale, 1.23456789 * scale, 0.001 * scale, 9.99 * scale, NAN, NAN, shard % 7}};
 }
 
 static void test_tables_come_back(void **state) {
@@ -72,8 +78,35 @@ static void test_tables_come_back(void **state) {
     bytes_free(&raw);
 }
 
+/* Updates, where any are known; and figures of programs to come. */
+static void test_further_figures(void **state) {
+    (void)state;
+    measures_entry entries[3] = {entry_of(0, 1), entry_of(1, 2), entry_of(4, 3)}, *got;
+    size_t count;
+    entries[1].measures.update_given = 3.1;
+    entries[1].measures.update = 5.7;
+    bytes raw = {0}, longer = {0};
+    measures_encode(&raw, entries, 3);
+    assert_true(raw.size == 2 + 3 + 3 + 7 * 2 * 3 && raw.data[1] == (2 | 2 << 4));
+    bytes_put(&longer, raw.data, raw.size);
+    bytes_put(&longer, raw.data + raw.size - 6, 6);
+    longer.data[1] = 2 | 3 << 4;
+    for (int turn = 0; turn < 2; turn++) {
+        const bytes *b = turn ? &longer : &raw;
+        assert_int_equal(measures_decode(&got, &count, b->data, b->size, "p", 0, NULL), CKD_OK);
+        assert_int_equal(count, 3);
+        for (size_t i = 0; i < count; i++) {
+            expect_figures(&got[i].measures, &entries[i].measures);
+        }
+        free(got);
+    }
+    bytes_free(&raw);
+    bytes_free(&longer);
+}
+
 static double through(double v, bool largest) {
-    measures_entry e = {.measures = {.error_squares = v, .max_error = v}}, *got;
+    measures_entry e = {.measures = {.error_squares = v, .max_error = v, .update = NAN, .update_given = NAN}},
+                   *got;
     size_t count;
     bytes raw = {0};
     measures_encode(&raw, &e, 1);
@@ -367,7 +400,8 @@ static void test_only_of_what_was_saved(void **state) {
     assert_int_equal(measures_commit(&wrong_name, w, &checkpoint, NULL), CKD_E_INVALID);
     assert_int_equal(measures_add(&wrong_region, "layer.0.weight", &flat, 2, &m, NULL), CKD_OK);
     assert_int_equal(measures_commit(&wrong_region, w, &checkpoint, NULL), CKD_E_INVALID);
-    measures before = {1e9, 1e9, 1e9, 1e9, 1e9, 5}, unknown = {NAN, NAN, NAN, NAN, NAN, 0};
+    measures before = {1e9, 1e9, 1e9, 1e9, 1e9, NAN, NAN, 5},
+             unknown = {NAN, NAN, NAN, NAN, NAN, NAN, NAN, 0};
     m.nonfinite = 2;
     assert_int_equal(measures_add(&right, "layer.0.weight", &whole, 2, &before, NULL), CKD_OK);
     assert_int_equal(measures_add(&right, "layer.0.weight", &whole, 2, &m, NULL), CKD_OK);
@@ -453,6 +487,7 @@ static void test_squares_that_are_too_large(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_tables_come_back),
+        cmocka_unit_test(test_further_figures),
         cmocka_unit_test(test_single_figures),
         cmocka_unit_test(test_squares_that_are_too_large),
         cmocka_unit_test(test_tables_that_lie),

@@ -15,7 +15,7 @@ static const ckd_id store_id = {{0xaa, 0xbb}};
 /* ---- samples of each kind, and one way to decode any of them ---- */
 
 static ckd_id sample_ids[2];
-static note_file sample_files[2];
+static note_file sample_files[3];
 static role_total sample_roles[2];
 
 static manifest sample_manifest(void) {
@@ -23,6 +23,7 @@ static manifest sample_manifest(void) {
     sample_ids[1] = sample_id(0x32);
     sample_files[0] = (note_file){sample_id(0x41), 0, 12345, hash128_of("a", 1)};
     sample_files[1] = (note_file){sample_id(0x42), 1, UINT64_C(1) << 40, hash128_of("b", 1)};
+    sample_files[2] = (note_file){sample_id(0x43), 1, 99, hash128_of("c", 1)}; /* an older one */
     sample_roles[0] = (role_total){CKD_ROLE_WEIGHT, 10, 4000, 3000};
     sample_roles[1] = (role_total){CKD_ROLE_OTHER, 1, UINT64_MAX, 8};
     manifest m = {
@@ -48,7 +49,8 @@ static manifest sample_manifest(void) {
         .dependencies = sample_ids,
         .dependency_count = 2,
         .files = sample_files,
-        .file_count = 2,
+        .file_count = 3,
+        .own_count = 2,
         .roles = sample_roles,
         .role_count = 2,
     };
@@ -59,7 +61,7 @@ static intent sample_intent(void) {
     manifest m = sample_manifest();
     intent in = {.id = sample_id(0x51), .run = "run", .step = 7, .rank = 1, .world = 4};
     in.files = m.files;
-    in.file_count = m.file_count;
+    in.file_count = m.own_count;
     in.dependencies = m.dependencies;
     in.dependency_count = m.dependency_count;
     return in;
@@ -210,7 +212,8 @@ static void test_manifest(void **state) {
     assert_string_equal(c->metric_name, "val_loss");
     assert_int_equal(got.dependency_count, 2);
     assert_memory_equal(got.dependencies, m.dependencies, 32);
-    assert_int_equal(got.file_count, 2);
+    assert_true(got.file_count == 3 && got.own_count == 2 && !got.own_only);
+    assert_memory_equal(&got.files[2].id, &m.files[2].id, 16);
     for (size_t i = 0; i < 2; i++) {
         assert_memory_equal(&got.files[i].id, &m.files[i].id, 16);
         assert_true(got.files[i].rank == m.files[i].rank && got.files[i].size == m.files[i].size);
@@ -233,7 +236,7 @@ static void test_manifest(void **state) {
 static void test_empty_lists_and_no_metric(void **state) {
     (void)state;
     manifest m = sample_manifest(), got;
-    m.dependency_count = m.file_count = m.role_count = 0;
+    m.dependency_count = m.file_count = m.own_count = m.role_count = 0;
     m.checkpoint.metric = NAN;
     m.checkpoint.metric_name[0] = '\0';
     m.checkpoint.parent = (ckd_id){{0}};
@@ -430,20 +433,24 @@ static void test_envelope(void **state) {
     for (size_t k = 0; k < KIND_COUNT; k++) {
         ckd_error err;
         bytes b = encode(kinds[k]);
+        uint32_t features = load_le32(b.data + 12);
         store_le16(b.data + 8, 2); /* version */
         reseal(&b);
         assert_int_equal(decode(kinds[k], &b, &err), CKD_E_UNSUPPORTED);
         assert_int_equal(err.offset, 8);
         store_le16(b.data + 8, 1);
         for (unsigned bit = 0; bit < 32; bit++) { /* required features */
-            /* But its fidelity is exact, or it ends without times. */
-            bool known = bit == 0 && (kinds[k] == NOTE_MANIFEST || kinds[k] == NOTE_PART);
+            /* But its fidelity is exact, or it ends without older files, times or options. */
+            bool known = (bit == 0 && (kinds[k] == NOTE_MANIFEST || kinds[k] == NOTE_PART)) ||
+                         (bit == 1 && (kinds[k] == NOTE_MANIFEST || kinds[k] == NOTE_PART));
             store_le32(b.data + 12, 1u << bit);
             reseal(&b);
-            assert_int_equal(decode(kinds[k], &b, &err), known ? CKD_E_CORRUPT : CKD_E_UNSUPPORTED);
+            assert_int_equal(decode(kinds[k], &b, &err), features == 1u << bit ? CKD_OK
+                                                         : known               ? CKD_E_CORRUPT
+                                                                               : CKD_E_UNSUPPORTED);
             assert_true(known || err.offset == 12);
         }
-        store_le32(b.data + 12, 0);
+        store_le32(b.data + 12, features);
         uint16_t kind = load_le16(b.data + 10);
         for (unsigned other = 0; other < 300; other++) {
             store_le16(b.data + 10, (uint16_t)other);
@@ -556,15 +563,47 @@ static void test_lossy_manifests_require_a_feature(void **state) {
         bytes b = {0};
         manifest_encode(&b, &store_id, &m);
         assert_false(b.failed);
-        assert_int_equal(load_le32(b.data + 12), fidelity != CKD_EXACT);
+        assert_int_equal(load_le32(b.data + 12), 2 + (fidelity != CKD_EXACT));
         assert_int_equal(manifest_decode(&got, &store_id, b.data, b.size, "p", NULL), CKD_OK);
         assert_int_equal(got.checkpoint.fidelity, fidelity);
         manifest_free(&got);
-        store_le32(b.data + 12, fidelity == CKD_EXACT);
+        store_le32(b.data + 12, 2 + (fidelity == CKD_EXACT));
         reseal(&b);
         assert_int_equal(manifest_decode(&got, &store_id, b.data, b.size, "p", NULL), CKD_E_CORRUPT);
         bytes_free(&b);
     }
+}
+
+/* What early versions wrote ends without older files, and says nothing about them. */
+static void test_manifests_that_name_own_files_only(void **state) {
+    (void)state;
+    manifest m = sample_manifest(), got;
+    bytes b = {0};
+    m.own_only = true;
+    m.file_count = m.own_count;
+    manifest_encode(&b, &store_id, &m);
+    assert_int_equal(load_le32(b.data + 12), 0);
+    assert_int_equal(manifest_decode(&got, &store_id, b.data, b.size, "p", NULL), CKD_OK);
+    assert_true(got.own_only && got.file_count == 2 && got.own_count == 2);
+    assert_int_equal(manifest_add_files(&got, sample_files, 3, NULL), CKD_OK);
+    assert_true(got.file_count == 3 && got.own_count == 2);
+    assert_memory_equal(&got.files[2], &sample_files[2], sizeof(note_file));
+    manifest_free(&got);
+    bytes_free(&b);
+    m = sample_manifest();
+    m.dependency_count = 0; /* a base has none */
+    m.file_count = m.own_count;
+    manifest_encode(&b, &store_id, &m);
+    assert_int_equal(load_le32(b.data + 12), 0);
+    assert_int_equal(manifest_decode(&got, &store_id, b.data, b.size, "p", NULL), CKD_OK);
+    assert_false(got.own_only);
+    manifest_free(&got);
+    bytes_free(&b);
+    m = sample_manifest();
+    m.files[2] = m.files[0];
+    manifest_encode(&b, &store_id, &m);
+    assert_int_equal(manifest_decode(&got, &store_id, b.data, b.size, "p", NULL), CKD_E_CORRUPT);
+    bytes_free(&b);
 }
 
 /* Counts that the note is too short for must not be allocated. */
@@ -572,19 +611,21 @@ static void test_counts_that_lie(void **state) {
     (void)state;
     manifest m = sample_manifest();
     bytes b = encode(NOTE_MANIFEST);
-    size_t roles = b.size - 8 - 4 - 2 * NOTE_ROLE_SIZE;
+    size_t older = b.size - 8 - 4 - 1 * NOTE_FILE_SIZE;
+    size_t roles = older - 4 - 2 * NOTE_ROLE_SIZE;
     size_t files = roles - 4 - 2 * NOTE_FILE_SIZE;
     size_t ids = files - 4 - 2 * NOTE_ID_SIZE;
-    const size_t places[] = {roles, files, ids};
+    const size_t places[] = {roles, files, ids, older};
     static const uint32_t counts[] = {0, 1, 3, 4, 1000000, UINT32_MAX};
-    for (size_t p = 0; p < 3; p++) {
-        assert_int_equal(load_le32(b.data + places[p]), 2);
+    for (size_t p = 0; p < 4; p++) {
+        uint32_t right = p < 3 ? 2 : 1;
+        assert_int_equal(load_le32(b.data + places[p]), right);
         for (size_t i = 0; i < sizeof(counts) / sizeof(counts[0]); i++) {
             store_le32(b.data + places[p], counts[i]);
             reseal(&b);
-            assert_int_equal(decode(NOTE_MANIFEST, &b, NULL), CKD_E_CORRUPT);
+            assert_int_equal(decode(NOTE_MANIFEST, &b, NULL), counts[i] == right ? CKD_OK : CKD_E_CORRUPT);
         }
-        store_le32(b.data + places[p], 2);
+        store_le32(b.data + places[p], right);
     }
     reseal(&b);
     assert_int_equal(decode(NOTE_MANIFEST, &b, NULL), CKD_OK);
@@ -633,6 +674,38 @@ static void test_times_of_a_part(void **state) {
     assert_true(got.began_ns == 0 && got.stage_count == 0);
     part_free(&got);
     bytes_free(&b);
+}
+
+static void test_options_of_a_part(void **state) {
+    (void)state;
+    static uint8_t options[PART_OPTIONS_MAX + 1];
+    static const size_t sizes[] = {1, PART_OPTIONS_MAX, PART_OPTIONS_MAX + 1};
+    for (size_t i = 0; i < sizeof(options); i++) {
+        options[i] = (uint8_t)i;
+    }
+    for (size_t i = 0; i < 3; i++) {
+        part want = sample_part(), got;
+        bytes b = {0};
+        want.began_ns = i; /* with times before them, and without */
+        want.options = options;
+        want.options_size = sizes[i];
+        part_encode(&b, &store_id, &want);
+        assert_int_equal(b.failed, sizes[i] > PART_OPTIONS_MAX);
+        if (!b.failed) {
+            assert_int_equal(part_decode(&got, &store_id, b.data, b.size, NULL), CKD_OK);
+            assert_int_equal(got.options_size, sizes[i]);
+            assert_memory_equal(got.options, options, sizes[i]);
+            part_free(&got);
+            size_t at = b.size - 8 - sizes[i] - 4; /* their size */
+            store_le32(b.data + at, 0);
+            reseal(&b);
+            assert_int_equal(decode(NOTE_PART, &b, NULL), CKD_E_CORRUPT);
+            store_le32(b.data + at, UINT32_MAX);
+            reseal(&b);
+            assert_int_equal(decode(NOTE_PART, &b, NULL), CKD_E_CORRUPT);
+        }
+        bytes_free(&b);
+    }
 }
 
 static void test_times_that_are_none(void **state) {
@@ -701,6 +774,7 @@ int main(void) {
         cmocka_unit_test(test_intent),
         cmocka_unit_test(test_part_tombstone_identity),
         cmocka_unit_test(test_times_of_a_part),
+        cmocka_unit_test(test_options_of_a_part),
         cmocka_unit_test(test_times_that_are_none),
         cmocka_unit_test(test_pin_and_tag),
         cmocka_unit_test(test_what_pins_and_tags_must_not_say),
@@ -713,6 +787,7 @@ int main(void) {
         cmocka_unit_test(test_run_names),
         cmocka_unit_test(test_manifest_fields),
         cmocka_unit_test(test_lossy_manifests_require_a_feature),
+        cmocka_unit_test(test_manifests_that_name_own_files_only),
         cmocka_unit_test(test_counts_that_lie),
         cmocka_unit_test(test_ranks),
         cmocka_unit_test(test_encoders_append),

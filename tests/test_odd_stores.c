@@ -393,6 +393,57 @@ static void test_a_comparison_finds_every_tensor(void **state) {
     ckd_store_close(store);
 }
 
+/* ---- manifests that are well formed, and not those of their files ---- */
+
+static void forge_manifest(const char *dir, const manifest *m) {
+    char path[2048];
+    bytes data = {0};
+    ckd_store *store = store_reopen(dir, CKD_OPEN_READ);
+    manifest_encode(&data, &store->id, m);
+    assert_false(data.failed);
+    pathname p = path_manifest(store->path, m->checkpoint.run, m->checkpoint.step, 0);
+    ckd_store_close(store);
+    FILE *f = fopen(p.text, "wb");
+    assert_non_null(f);
+    assert_int_equal(fwrite(data.data, 1, data.size, f), data.size);
+    fclose(f);
+    bytes_free(&data);
+    store_path(path, dir, "catalog.db");
+    unlink(path); /* it knows the right one */
+}
+
+static void test_manifests_of_other_files(void **state) {
+    ckd_store *store = store_create(*state);
+    float *values = random_values(CKD_F32, N, 1);
+    save_one(store, "run", 1, "w", CKD_F32, 1, &shape_n, values);
+    manifest m;
+    assert_int_equal(store_read_manifest(&m, store, "run", 1, 0, NULL), CKD_OK);
+    ckd_store_close(store);
+    const ckd_checkpoint right = m.checkpoint;
+    for (int kind = 0; kind < 4; kind++) {
+        m.checkpoint = right;
+        m.checkpoint.id.bytes[3] ^= kind == 0;
+        m.checkpoint.tensors += kind == 1;
+        m.checkpoint.raw_bytes -= kind == 2;
+        forge_manifest(*state, &m);
+        store = store_reopen(*state, CKD_OPEN_READ);
+        ckd_load *load;
+        ckd_error err = {0};
+        ckd_status status = ckd_load_begin(&load, store, &m.checkpoint.id, &err);
+        bool damaged = kind < 2; /* sums of bytes only inform */
+        assert_int_equal(status, damaged ? CKD_E_CORRUPT : CKD_OK);
+        if (damaged) {
+            assert_non_null(strstr(err.message, "its chunk files hold"));
+            assert_non_null(strstr(err.file, "run.1.0"));
+        }
+        ckd_load_end(load);
+        assert_int_equal(verify_damage(store) > 0, damaged);
+        ckd_store_close(store);
+    }
+    manifest_free(&m);
+    free(values);
+}
+
 #define TEST(name) tempdir_test(name)
 
 int main(void) {
@@ -405,6 +456,7 @@ int main(void) {
         TEST(test_an_old_catalog_is_not_believed),
         TEST(test_a_failed_rebuild_gives_no_result),
         TEST(test_a_comparison_finds_every_tensor),
+        TEST(test_manifests_of_other_files),
     };
     return cmocka_run_group_tests_name("odd stores", tests, NULL, NULL);
 }

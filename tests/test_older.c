@@ -1,4 +1,5 @@
 /* A session restores an older checkpoint than the damaged one only if that was asked for, and says so. */
+#include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -156,8 +157,50 @@ static void test_manifests(void **state) {
     assert_non_null(strstr(said, "run@2 is newer than run@1 and cannot be read"));
 }
 
+/* Reads and openings of one file fail. */
+typedef struct unreadable {
+    const char *name;
+    int errnum;
+    file_step step;
+} unreadable;
+
+static int refuse_file(void *context, file_step step, const char *path) {
+    const unreadable *u = context;
+    return step == u->step && strstr(path, u->name) ? u->errnum : 0;
+}
+
+/* The newest manifest cannot be read, and no catalog knows of it. */
+static void test_manifests_that_cannot_be_read(void **state) {
+    static const struct {
+        int errnum;
+        file_step step;
+    } ways[] = {{EIO, STEP_READ},
+                {EUCLEAN, STEP_OPEN},
+                {EBADMSG, STEP_OPEN},
+                {EACCES, STEP_OPEN},
+                {ESTALE, STEP_OPEN}};
+    ckd_checkpoint from;
+    save_steps(*state, 2);
+    for (size_t i = 0; i < sizeof(ways) / sizeof(ways[0]); i++) {
+        unreadable u = {"data/m/run.2.0", ways[i].errnum, ways[i].step};
+        assert_int_equal(file_remove(store_path_of(*state, "catalog.db"), true, NULL), CKD_OK);
+        file_set_fault_hook(refuse_file, &u);
+        assert_int_equal(restore(*state, 0, CKD_LATEST, &from), CKD_E_IO);
+        assert_int_equal(restore(*state, 1, CKD_LATEST, &from), CKD_OK);
+        file_set_fault_hook(NULL, NULL);
+        assert_int_equal(from.step, 1);
+        check_restored(1);
+        assert_non_null(strstr(said, "run@2 is newer than run@1 and cannot be read"));
+    }
+    unreadable ours = {"data/m/run.2.0", EMFILE, STEP_OPEN}; /* says nothing about the file */
+    file_set_fault_hook(refuse_file, &ours);
+    assert_int_equal(restore(*state, 1, CKD_LATEST, &from), CKD_E_IO);
+    file_set_fault_hook(NULL, NULL);
+}
+
 int main(void) {
-    const struct CMUnitTest tests[] = {tempdir_test(test_payloads), tempdir_test(test_manifests)};
+    const struct CMUnitTest tests[] = {tempdir_test(test_payloads), tempdir_test(test_manifests),
+                                       tempdir_test(test_manifests_that_cannot_be_read)};
     scratch_begin();
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
     scratch_end();

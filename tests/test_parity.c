@@ -414,21 +414,20 @@ static void test_deletion(void **state) {
     ckd_store *store = open_store(*state, CKD_OPEN_CREATE);
     save_bases(store, 0, 8, 10);
     make_parity(store, 4, 1);
-    delete_step(store, 1, 3600); /* in the trash: the others are covered as before */
+    delete_step(store, 1, 3600); /* in the trash: it is covered as before, and so are the others */
     ckd_parity_status s = status_of(store);
-    assert_true(s.files == 7 && s.covered_files == 7 && s.weak_groups == 0);
-    ckd_parity_result made = make_parity(store, 0, 0); /* in time: they get parity without it */
-    assert_true(made.groups == 1 && made.files == 3 && made.removed_groups == 1);
+    assert_true(s.files == 8 && s.covered_files == 8 && s.weak_groups == 0);
+    ckd_parity_result made = make_parity(store, 0, 0);
+    assert_true(made.groups == 0 && made.removed_groups == 0);
     delete_step(store, 2, 0);
-    collect(store); /* not in time: they have none */
+    collect(
+        store); /* before its group goes, the others have another one, and what is in the trash one of its own */
     s = status_of(store);
-    assert_true(s.groups == 1 && s.files == 6 && s.covered_files == 4);
+    assert_true(s.groups == 3 && s.files == 7 && s.covered_files == 7 && s.weak_groups == 0);
     assert_int_equal(damage_of(store), 0);
     assert_int_equal(repair(store, false).left, 0);
     made = make_parity(store, 0, 0);
-    assert_true(made.groups == 1 && made.files == 2);
-    s = status_of(store);
-    assert_true(s.covered_files == 6 && s.groups == 2);
+    assert_true(made.groups == 0 && made.removed_groups == 0);
     ckd_store_close(store);
     store_check_clean(*state);
 }
@@ -462,7 +461,8 @@ static void test_weak_group(void **state) {
 }
 
 /* What only the deleted file and the parity can rebuild must come back first. */
-static void lose_and_delete(const char *dir, uint32_t parity, ckd_status expected) {
+typedef enum loss { LOST, ROTTEN } loss;
+static void lose_and_delete(const char *dir, uint32_t parity, loss how, ckd_status expected) {
     kept_file kept[1];
     ckd_store *store = open_store(dir, CKD_OPEN_CREATE);
     ckd_error err = {0};
@@ -471,7 +471,11 @@ static void lose_and_delete(const char *dir, uint32_t parity, ckd_status expecte
     save_bases(store, 1, 4, 10);
     make_parity(store, 4, parity);
     delete_step(store, 1, 0);
-    assert_int_equal(unlink(kept[0].path), 0);
+    if (how == LOST) {
+        assert_int_equal(unlink(kept[0].path), 0);
+    } else {
+        flip(&kept[0], kept[0].size / 2);
+    }
     assert_int_equal(ckd_store_collect(NULL, store, NULL, &err), expected);
     if (expected != CKD_OK) {
         assert_non_null(strstr(err.message, "repair"));
@@ -498,6 +502,14 @@ static size_t scrubbed(ckd_store *store, const char *inside) {
         assert_int_equal(r->found->damage[i].checkpoint_count, 0);
         assert_non_null(strstr(r->found->damage[i].file, inside));
     }
+    ckd_scrub_result_free(r);
+    return count;
+}
+
+static size_t scrubbed_trash(ckd_store *store) {
+    ckd_scrub_result *r;
+    assert_int_equal(ckd_store_scrub(&r, store, NULL, NULL), CKD_OK);
+    size_t count = r->found->damage_count;
     ckd_scrub_result_free(r);
     return count;
 }
@@ -539,7 +551,8 @@ static void test_given_up(void **state) {
     ckd_collected gone;
     assert_int_equal(ckd_store_collect(&gone, store, &o, &err), CKD_OK);
     assert_int_equal(gone.checkpoints, 1);
-    assert_int_equal(status_of(store).groups, 0);
+    ckd_parity_status status = status_of(store);
+    assert_true(status.groups == 1 && status.covered_files == 2); /* what is right goes on being covered */
     size_t left = keep_files(rest, 8, *state, "data/c", ".ckd");
     assert_int_equal(left, 2);
     repaired r = repair(store, false);
@@ -554,7 +567,75 @@ static void test_given_up(void **state) {
 }
 
 static void test_deletion_waits_for_repair(void **state) {
-    lose_and_delete(*state, 1, CKD_E_STATE);
+    lose_and_delete(*state, 1, LOST, CKD_E_STATE);
+}
+
+/* Rot that nobody has met yet: what stays is read before its parity goes. */
+static void test_deletion_meets_rot(void **state) {
+    lose_and_delete(*state, 1, ROTTEN, CKD_E_STATE);
+}
+
+/* In vain: one more than parity can do was damaged before. */
+static void test_deletion_of_what_repairs_nothing(void **state) {
+    kept_file files[4];
+    ckd_store *store = open_store(*state, CKD_OPEN_CREATE);
+    save_bases(store, 0, 4, 10);
+    make_parity(store, 4, 1);
+    delete_step(store, 1, 0);
+    scene s = scene_of(1);
+    assert_int_equal(scene_load(store, &s, NULL), CKD_E_NOT_FOUND);
+    assert_int_equal(keep_files(files, 4, *state, "data/c", ".ckd"), 4);
+    for (size_t i = 0; i < 4; i++) {
+        flip(&files[i], files[i].size / 2);
+    }
+    collect(store);
+    assert_int_equal(status_of(store).groups, 0);
+    assert_int_equal(repair(store, false).left, 3);
+    free_files(files, 4);
+    ckd_store_close(store);
+}
+
+/* Damage in the trash is told and repaired, and what it makes unloadable is named as being there. */
+static void test_trash_is_covered(void **state) {
+    kept_file kept[1];
+    ckd_store *store = open_store(*state, CKD_OPEN_CREATE);
+    ckd_checkpoint c;
+    ckd_verify_options quick = CKD_VERIFY_OPTIONS_INIT;
+    ckd_verify_result *r;
+    ckd_error err = {0};
+    save_bases(store, 0, 1, 10);
+    assert_int_equal(keep_files(kept, 1, *state, "data/c", ".ckd"), 1);
+    save_bases(store, 1, 5, 10);
+    make_parity(store, 4, 1);
+    must(ckd_store_find(&c, store, SCENE_RUN, 0, &err), &err);
+    delete_step(store, 0, 3600);
+    for (int how = 0; how < 3; how++) {
+        if (how == 0) {
+            assert_int_equal(unlink(kept[0].path), 0);
+        } else {
+            flip(&kept[0], how == 1 ? 10 : kept[0].size / 2);
+        }
+        for (quick.quick = 0; quick.quick < 2; quick.quick++) {
+            must(ckd_store_verify(&r, store, &quick, &err), &err);
+            assert_int_equal(r->damage_count, 1);
+            assert_int_equal(r->damage[0].checkpoint_count, 1);
+            assert_string_equal(r->damage[0].checkpoints[0], SCENE_RUN "@0 (in the trash)");
+            ckd_verify_result_free(r);
+        }
+        assert_int_equal(scrubbed_trash(store), 1);
+        repaired back = repair(store, false);
+        assert_true(back.files == 1 && back.left == 0);
+        check_file(&kept[0]);
+    }
+    must(ckd_store_undelete(store, &c.id, 1, &err), &err);
+    scene s = scene_of(0);
+    s.rows = 10;
+    assert_int_equal(scene_load(store, &s, NULL), CKD_OK);
+    delete_step(store, 0, 0); /* its time is over: it is nobody's concern any more */
+    assert_int_equal(unlink(kept[0].path), 0);
+    assert_int_equal(damage_of(store), 0);
+    free_files(kept, 1);
+    ckd_store_close(store);
 }
 
 /* The group can do without what is deleted, and then no more. */
@@ -563,7 +644,7 @@ static void test_deletion_leaves_what_repairs(void **state) {
         puts("SKIP: ISA-L (libisal2) is not installed");
         skip();
     }
-    lose_and_delete(*state, 2, CKD_OK);
+    lose_and_delete(*state, 2, LOST, CKD_OK);
 }
 
 typedef struct meanwhile {
@@ -676,6 +757,9 @@ int main(void) {
         tempdir_test(test_deletion),
         tempdir_test(test_weak_group),
         tempdir_test(test_deletion_waits_for_repair),
+        tempdir_test(test_deletion_meets_rot),
+        tempdir_test(test_deletion_of_what_repairs_nothing),
+        tempdir_test(test_trash_is_covered),
         tempdir_test(test_given_up),
         tempdir_test(test_scrub_reads_parity),
         tempdir_test(test_deletion_leaves_what_repairs),

@@ -433,6 +433,27 @@ static int teardown(void **dir) {
     return 0;
 }
 
+/* What a save remembers of a tensor that is through is its name and shape, not all that was under way with it. */
+static void test_very_many_tensors(void **state) {
+    enum { TINY = 50000, BYTES_EACH = 400, OTHERS = 12 };
+    static const uint64_t shape[1] = {1};
+    ckd_store *store = store_create(*state);
+    ckd_save *save = begin_save(store, "run", 1);
+    for (uint32_t i = 0; i < TINY; i++) {
+        char name[16];
+        uint8_t value = (uint8_t)i;
+        snprintf(name, sizeof(name), "t%u", (unsigned)i);
+        add_tensor(save, name, CKD_U8, 1, shape, NULL, &value);
+    }
+    /* Its memory comes in pieces of 1 MiB, after some that are smaller. */
+    assert_in_range(save->arena.count, 2, OTHERS + ((uint64_t)TINY * BYTES_EACH >> 20));
+    assert_int_equal(ckd_save_commit(NULL, save, NULL), CKD_OK);
+    uint8_t *got = load_whole(store, "run", 1, "t777", 1);
+    assert_int_equal(*got, 777 % 256);
+    free(got);
+    ckd_store_close(store);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_threads_do_not_show, setup, teardown),
@@ -440,6 +461,7 @@ int main(void) {
         cmocka_unit_test_setup_teardown(test_errors_come_in_the_end, setup, teardown),
         cmocka_unit_test_setup_teardown(test_a_step_that_is_cancelled, setup, teardown),
         cmocka_unit_test_setup_teardown(test_a_child_does_not_wait_for_its_parents_threads, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_very_many_tensors, setup, teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

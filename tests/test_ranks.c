@@ -88,7 +88,7 @@ static void test_other_steps(void **state) {
     for (uint32_t r = 0; r < 3; r++) {
         assert_int_equal(out[r].status, CKD_E_INVALID);
         assert_non_null(
-            strstr(out[r].message, "rank 2 saves another run or step than rank 0, which saves run@2"));
+            strstr(out[r].message, "rank 2 saves with step '3', rank 0 with '2'"));
     }
     survivors_check(*state, 3, 3, 2);
 }
@@ -297,6 +297,32 @@ static void test_what_begins_anew(void **state) {
     ckd_store_close(store);
 }
 
+/* Of a parent whose file cannot be read, no tensors are known. */
+static void test_begun_anew_on_a_damaged_parent(void **state) {
+    static const uint64_t shape[1] = {4096};
+    static float values[4096];
+    ckd_tensor_list *anew;
+    ckd_store *store = store_create(*state);
+    ckd_checkpoint parent = save_one(store, "run", 0, "w", CKD_F32, 1, shape, values);
+    values[7] = 1;
+    ckd_checkpoint c = save_one(store, "run", 1, "w", CKD_F32, 1, shape, values);
+    assert_memory_equal(&c.parent, &parent.id, sizeof(ckd_id));
+    ckd_store_close(store);
+    manifest m;
+    store = store_reopen(*state, CKD_OPEN_READ);
+    assert_int_equal(store_read_manifest(&m, store, "run", 0, 0, NULL), CKD_OK);
+    pathname p = path_chunk(store->path, &m.files[0].id, "");
+    manifest_free(&m);
+    ckd_store_close(store);
+    write_whole_file(p.text, "damaged", 7);
+    assert_int_equal(unlink(store_path_of(*state, "catalog.db")), 0);
+    store = store_reopen(*state, CKD_OPEN_READ);
+    assert_int_equal(ckd_store_begun_anew(&anew, store, &c.id, NULL), CKD_OK);
+    assert_int_equal(anew->count, 1);
+    ckd_tensor_list_free(anew);
+    ckd_store_close(store);
+}
+
 /* The row in the middle twice. */
 static ckd_status act_overlaps(ckd_checkpoint *info, ckd_ranks *ranks, ckd_store *store, const world *w,
                                uint32_t rank, ckd_error *err) {
@@ -378,6 +404,7 @@ int main(void) {
         tempdir_test(test_layouts_that_do_not_fit),
         tempdir_test(test_worlds_change_in_mid_chain),
         tempdir_test(test_what_begins_anew),
+        tempdir_test(test_begun_anew_on_a_damaged_parent),
         tempdir_test(test_policy_after_each_commit),
     };
     worlds_begin();

@@ -154,7 +154,7 @@ def open_note(path, kind, store=None):
         raise Unsupported(f"{path}: note version {version}")
     if found != kind:
         raise Unsupported(f"{path}: a note of kind {found} instead of {kind}")
-    if features & ~(kind == MANIFEST):
+    if features & ~(3 if kind == MANIFEST else 0):
         raise Unsupported(f"{path}: required features {features:#x}")
     if store is not None and of_store != store:
         raise Corrupt(f"{path}: belongs to another store")
@@ -178,14 +178,18 @@ class Manifest:
         self.kind, self.fidelity = c.u16(), c.u16()
         if self.kind not in (1, 2, 3) or self.fidelity not in (1, 2, 3):
             raise Unsupported(f"{path}: checkpoint kind {self.kind}, fidelity {self.fidelity}")
-        if features != (self.fidelity != 1):
+        if features & 1 != (self.fidelity != 1):
             raise Corrupt(f"{path}: fidelity {self.fidelity} with required features {features:#x}")
         self.lossy_resumes, self.depth, self.world = c.u32(), c.u32(), c.u32()
         self.tensors, self.raw, self.stored, self.cost = c.u64(), c.u64(), c.u64(), c.f64()
         self.created, self.metric, self.metric_name = c.u64(), c.f64(), c.string(31)
         self.dependencies = c.array(16, Cursor.nonzero_id)
-        self.files = c.array(44, File)
+        self.own = c.array(44, File)
         self.totals = c.array(28, lambda c: (c.u32(), c.u64(), c.u64(), c.u64()))
+        self.own_only = bool(self.dependencies) and not features & 2
+        self.files = self.own + (c.array(44, File) if features & 2 else [])
+        if len({f.id for f in self.files}) != len(self.files) and features & 2:
+            raise Corrupt(f"{path}: a chunk file twice")
         c.end()
 
 
@@ -547,6 +551,7 @@ def read_measures(record):
         raise Corrupt("content hash of measures")
     c = Cursor(raw)
     count, size = c.varint(2**20), c.u8()
+    more, size = size >> 4, size & 15
     if count == 0 or not 2 <= size <= 4:
         raise Corrupt("numbers in front of measures")
     shards, last = [], -1
@@ -554,12 +559,14 @@ def read_measures(record):
         last += 1 + c.varint()
         shards.append(last)
     entries = [{"nonfinite": c.varint()} for _ in range(count)]
-    for name in ("error_squares", "value_squares", "max_error", "direction_change", "movement"):
+    names = ["error_squares", "value_squares", "max_error", "direction_change", "movement", "update_given", "update"]
+    for name in (names + [None] * more)[:5 + more]:
         planes = [c.take(count) for _ in range(size)] + [bytes(count)] * (4 - size)
         for i, entry in enumerate(entries):
             if planes[0][i] & 0x80:
                 raise Corrupt("a figure is negative")
-            entry[name] = struct.unpack(">f", bytes(p[i] for p in planes))[0]
+            if name:
+                entry[name] = struct.unpack(">f", bytes(p[i] for p in planes))[0]
     c.end()
     return list(zip(shards, entries))
 
@@ -569,9 +576,14 @@ def read_measures(record):
 sys.setrecursionlimit(max(sys.getrecursionlimit(), 8 * MAX_DEPTH))
 
 class Tensor:
-    """The blocks of one name in one checkpoint, which must tile it."""
+    """The blocks of one name in one checkpoint, which must tile it unless it is seen within another one."""
 
-    def __init__(self, name, blocks):
+    def __init__(self, name, blocks, within=False):
+        if within:
+            first = {}
+            for block in blocks:
+                first.setdefault((block.region.key, block.first, block.count), block)
+            blocks = list(first.values())
         self.name, self.blocks = name, blocks
         first = blocks[0]
         self.dtype, self.role, self.shape = first.dtype, first.role, first.shape
@@ -587,18 +599,21 @@ class Tensor:
             self.places.append(places)
             seen[places] = True
             held += len(places)
-        if held != self.elements or not seen.all():
+        if not within and (held != self.elements or not seen.all()) or held != seen.sum():
             raise Corrupt(f"{name}: regions overlap or leave something out")
 
 
 class Checkpoint:
-    def __init__(self, store, manifest):
-        self.store, self.manifest = store, manifest
+    """A checkpoint; or, with a root, what the files of that checkpoint's manifest hold of an older one."""
+
+    def __init__(self, store, manifest, root=None, own=None):
+        self.store, self.manifest, self.root, self.id = store, manifest, root or self, own or manifest.id
+        self.others = {}
         blocks, self.blobs, self.groups, self.sides, self.links = {}, {}, {}, {}, {}
-        for file in manifest.files:
+        for file in manifest.files if root else manifest.own:
             chunk = store.chunk(file)
             for record in chunk.records:
-                if record.checkpoint != manifest.id:
+                if record.checkpoint != self.id:
                     continue
                 if record.kind == BLOCK:
                     blocks.setdefault(record.name, []).append(record)
@@ -612,12 +627,23 @@ class Checkpoint:
                     if record.name in self.blobs:
                         raise Corrupt(f"two blobs {record.name}")
                     self.blobs[record.name] = record
-        self.tensors = {name: Tensor(name, b) for name, b in blocks.items()}
+        self.tensors = {name: Tensor(name, b, bool(root)) for name, b in blocks.items()}
+
+    def other(self, wanted):
+        """The checkpoint with this id, as the root's files hold it."""
+        root = self.root
+        if wanted == root.id:
+            return root
+        if root.manifest.own_only:
+            return self.store.by_id(wanted)
+        if wanted not in root.others:
+            root.others[wanted] = Checkpoint(self.store, root.manifest, root, wanted)
+        return root.others[wanted]
 
     def measures(self):
         """{(tensor, region): figures} of the entries of all files."""
         out = {}
-        for file in self.manifest.files:
+        for file in self.manifest.own:
             records = [r for r in self.store.chunk(file).records if r.checkpoint == self.manifest.id]
             shards = [r for r in records if r.kind == BLOCK and r.first == 0]
             tables = [r for r in records if r.kind == MEASURES]
@@ -701,7 +727,7 @@ class Checkpoint:
     def side(self, block, on):
         """The columns or rows that a block shares with others."""
         record = self.sides.get(on.content)
-        if record is None or on.checkpoint != self.manifest.id:
+        if record is None or on.checkpoint != self.id:
             raise Corrupt(f"{block.name}: the columns that it shares are missing")
         data = ckd_codings.decode(record.coding, record.chunk.payload(record), record.raw_size, 1, None)
         if content_hash(data) != record.content:
@@ -710,7 +736,7 @@ class Checkpoint:
 
     def link(self, block, on, budget):
         """Values that are there only for what builds on them."""
-        other = self if on.checkpoint == self.manifest.id else self.store.by_id(on.checkpoint)
+        other = self if on.checkpoint == self.id else self.other(on.checkpoint)
         record = other.links.get((on.content, block.dtype, block.count))
         if record is None or on.flags & ~1:
             raise Corrupt(f"{block.name}: the link that it builds on is missing")
@@ -722,7 +748,7 @@ class Checkpoint:
     def step(self, block, before, budget):
         """What an optimizer step is expected to give."""
         on = block.dependencies[-1]
-        if block.dtype != ckd_codings.F32 or on.kind != 3 or on.checkpoint != self.manifest.id or \
+        if block.dtype != ckd_codings.F32 or on.kind != 3 or on.checkpoint != self.id or \
                 on.content not in self.groups:
             raise Corrupt(f"{block.name}: no optimizer, or not f32")
         record = self.groups[on.content]
@@ -743,7 +769,7 @@ class Checkpoint:
             return self.link(block, on, budget)
         if on.kind != 1:
             raise Corrupt(f"{block.name}: dependency {index} is not of values")
-        other = self if on.checkpoint == self.manifest.id else self.store.by_id(on.checkpoint)
+        other = self if on.checkpoint == self.id else self.other(on.checkpoint)
         source = other.tensors.get(on.tensor)
         if source is None:
             raise Corrupt(f"{block.name}: depends on {on.tensor}, which is not there")

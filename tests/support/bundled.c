@@ -27,6 +27,8 @@ measures measures_of_shard(size_t k) {
                       .max_error = 0.01 * n,
                       .direction_change = k % 2 ? (double)NAN : 0x1p-6 * n,
                       .movement = 0.5,
+                      .update_given = NAN,
+                      .update = NAN,
                       .nonfinite = k % 3};
 }
 
@@ -103,6 +105,29 @@ static void rewrite_file(note_file *file, const char *store_path, rewriting how)
     file->id = identity.file;
 }
 
+/* What became of files: checkpoints behind that which a file was written for name it, too. */
+typedef struct renaming {
+    ckd_id from;
+    note_file to;
+} renaming;
+enum { RENAMED_MAX = 256 };
+static renaming renamed[RENAMED_MAX];
+static size_t renamed_count;
+
+static void rewrite_once(note_file *file, const char *store_path, rewriting how) {
+    for (size_t i = 0; i < renamed_count; i++) {
+        if (memcmp(&renamed[i].from, &file->id, sizeof(ckd_id)) == 0) {
+            *file = renamed[i].to;
+            return;
+        }
+    }
+    assert_true(renamed_count < RENAMED_MAX);
+    renaming *r = &renamed[renamed_count++];
+    r->from = file->id;
+    rewrite_file(file, store_path, how);
+    r->to = *file;
+}
+
 static void rewrite_checkpoint(const char *store_path, const char *name, rewriting how) {
     bytes data = {0};
     manifest m;
@@ -114,8 +139,8 @@ static void rewrite_checkpoint(const char *store_path, const char *name, rewriti
     c->fidelity = how == BUNDLED ? c->fidelity : CKD_NEAR;
     c->stored_bytes = 0;
     for (size_t i = 0; i < m.file_count; i++) {
-        rewrite_file(&m.files[i], store_path, how);
-        c->stored_bytes += m.files[i].size;
+        rewrite_once(&m.files[i], store_path, how);
+        c->stored_bytes += i < m.own_count ? m.files[i].size : 0;
     }
     ckd_id store;
     memcpy(store.bytes, data.data + 16, sizeof(store.bytes)); /* of any note's envelope */
@@ -134,6 +159,7 @@ static void rewrite_store(const char *store_path, rewriting how) {
     dir_list list;
     assert_int_equal(dir_list_read(&list, path_in(store_path, DIR_MANIFESTS).text, NULL), CKD_OK);
     assert_true(list.count > 0);
+    renamed_count = 0;
     for (size_t i = 0; i < list.count; i++) {
         rewrite_checkpoint(store_path, list.names[i], how);
     }

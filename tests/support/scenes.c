@@ -559,12 +559,16 @@ static void check_no_leftover(const char *dir, const char *folder) {
     dir_list_free(&list);
 }
 
-void store_check_clean(const char *dir) {
+void store_check_files(const char *dir) {
     static const char *const folders[] = {"data",         DIR_CHUNKS, DIR_MANIFESTS, DIR_INTENTS,
                                           DIR_TOMBSTONES, DIR_READY,  DIR_RANKS,     DIR_NOTES};
     for (size_t i = 0; i < sizeof(folders) / sizeof(folders[0]); i++) {
         check_no_leftover(dir, folders[i]);
     }
+}
+
+void store_check_clean(const char *dir) {
+    store_check_files(dir);
     if (file_exists(store_path_of(dir, FILE_CATALOG "-journal"))) {
         fail_msg("left over: the catalog's journal");
     }

@@ -65,6 +65,8 @@ char *tree_describe(const char *path);
 void tree_copy(const char *from, const char *to); /* `to` must not exist; times are not copied */
 /* Fails the test if the store holds anything that its manifests do not name: chunk files, intents, temporary names. */
 void store_check_clean(const char *dir);
+/* The same but for the catalog's journal: after a power cut one that says nothing may lie there until the catalog changes. */
+void store_check_files(const char *dir);
 /* A whole file; malloc'ed. */
 unsigned char *read_whole_file(const char *path, size_t *size);
 void write_whole_file(const char *path, const void *data, size_t size);

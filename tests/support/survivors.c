@@ -66,7 +66,7 @@ static void check_writing(const char *dir, uint64_t mask, uint64_t next) {
         fail_msg("open for writing: %s (%s)", err.message, err.file);
     }
     assert_int_equal(survivors_listed(store), mask);
-    store_check_clean(dir);
+    store_check_files(dir);
     scene s = scene_of(next);
     ckd_status status = scene_save(NULL, store, &s, &err);
     if (status != ((mask >> next & 1) ? CKD_E_EXISTS : CKD_OK)) {
@@ -95,5 +95,5 @@ void survivors_glance(const char *dir, uint64_t committed, uint64_t possible) {
     ckd_store_close(store);
     assert_int_equal(mask & committed, committed);
     assert_int_equal(mask & ~(committed | possible), 0);
-    store_check_clean(dir);
+    store_check_files(dir);
 }

@@ -1,0 +1,264 @@
+"""Many commands at a time: savers, readers and whoever keeps order work in the same stores, and some are killed or stopped.
+
+What each command may have done is added up; when all have ended, each store must be in a state that some order of them
+explains. Steps that are multiples of 10, and those of run e0, are never deleted; of the other runs the newest four stay. A save
+that ended with 0 is there then, one that was killed may be.
+"""
+
+import json
+import random
+import re
+import shlex
+import shutil
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import commands  # noqa: E402
+import states  # noqa: E402
+import support_safetensors as st  # noqa: E402
+from model import Content, Failure  # noqa: E402
+from play import Player  # noqa: E402
+
+SIGNALS = [signal.SIGKILL] * 4 + [signal.SIGTERM, signal.SIGINT, signal.SIGHUP]
+KEEP = {"last": 4, "every": 10}
+# Why a command may fail beside others: what it was about has changed meanwhile.
+EXPECTED = re.compile("in progress|is not in the (store|trash)|no such|there are no checkpoints|is pinned|others? (are|is) deltas? on|is a delta on|"
+                      "already|has changed|changed meanwhile|try again|is busy|being (deleted|rewritten|copied)|builds? on|does not say what parity|"
+                      "was deleted|gone|no checkpoint|run .* is not|there is no run|another (compaction|process)")
+
+
+class Crowd:
+    def __init__(self, settings, seed, seconds):
+        self.settings, self.seed = settings, seed
+        self.rng = random.Random(f"crowd {seed}")
+        self.folder = settings.folder / f"crowd{seed}"
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self.folder.mkdir(parents=True)
+        self.end = time.monotonic() + seconds
+        self.lock = threading.Lock()
+        self.log, self.failure = [], None
+        self.killing = self.rng.choice([0.0, 0.2, 0.45])
+        self.jumping = self.rng.choice([0.0, 0.0, 0.1])  # clocks
+        self.flavour = states.flavour(self.rng, self.rng.choice(["plain", "plain", "tied", "adamw"]))
+        self.lines = {run: [[self.rng.randrange(1 << 30), 0]] for run in ("e0", "p0", "n0", "c0")}
+        self.fidelity = {"e0": "exact", "p0": "exact", "n0": "near", "c0": "compact"}
+        self.contents = {}  # by id
+        self.saved = set()  # (run, step) of saves that ended with 0
+        self.tried = set()
+        self.pushed = set()  # what is in B since a push ended with 0
+        self.commands = self.loads = 0
+
+    # ------------------------------------------------------------------------------------------- one command
+
+    def run(self, rng, op, args=None, hurt=True):
+        """Runs a command, and perhaps ends it in the middle. None: it was killed or stopped, and may have done anything or nothing."""
+        args = args or commands.line(op)
+        fault, clock = None, 0
+        if hurt and rng.random() < self.killing * 0.3:
+            fault = f"{rng.choice(['kill', 'EIO', 'ENOSPC', 'EINTR', 'short'])}:{rng.randrange(1, 400)}"
+        if hurt and rng.random() < self.jumping:
+            clock = rng.choice([-3600, -3 * 86400, 3 * 86400])
+        began = time.monotonic()
+        process = commands.start(self.settings.command, args, self.folder, commands.environment(self.settings.shim, fault, clock=clock))
+        sent = self.disturb(rng, process) if hurt and not fault and rng.random() < self.killing else None
+        result = commands.finish(process, args, (signal.SIGKILL,) if fault else tuple(SIGNALS) if sent else ())
+        with self.lock:
+            self.commands += 1
+            self.log.append({"began": began, "ended": time.monotonic(), "op": op, "args": args, "fault": fault, "clock": clock,
+                             "signal": sent and sent.name, "code": result.code, "err": result.err[:500]})
+        if result.code in (0, 1, 3) and not fault and not sent and result.code and not clock and not EXPECTED.search(result.err):
+            raise Failure(f"status {result.code} of {args[0]}", f"{shlex.join(args)}: exit status {result.code}\n{result.err}")
+        if result.code in (2, 4) and not fault:
+            raise Failure(f"status {result.code} of {args[0]}", f"{shlex.join(args)}: exit status {result.code}\n{commands.errors_told(result)}{result.err}")
+        return None if (sent or fault) and result.code != 0 else result
+
+    def disturb(self, rng, process):
+        try:
+            process.wait(rng.choice([0.002, 0.01, 0.03, 0.1]) * rng.random() * 2)
+            return None
+        except commands.subprocess.TimeoutExpired:
+            pass
+        if rng.random() < 0.3:
+            process.send_signal(signal.SIGSTOP)
+            time.sleep(rng.random() * 0.3)
+            process.send_signal(signal.SIGCONT)
+        sent = rng.choice(SIGNALS)
+        process.send_signal(sent)
+        return sent
+
+    # ------------------------------------------------------------------------------------------- who does what
+
+    def work(self, act, *about):
+        """A thread: does one thing after the other until the time is over, or something failed."""
+        rng = random.Random(f"{self.seed} {act.__name__} {about}")
+        try:
+            while time.monotonic() < self.end and not self.failure:
+                act(rng, *about)
+        except Failure as failure:
+            with self.lock:
+                self.failure = self.failure or failure
+
+    def save(self, rng, run, steps):
+        step = next(steps)
+        tensors = states.tensors(self.flavour, self.lines[run], step)
+        name = f"{run}-{step}.safetensors"
+        st.write(self.folder / name, tensors)
+        with self.lock:
+            self.tried.add((run, step))
+        args = ["--metric", f"loss={step % 7}"] * (rng.random() < 0.2) + ["--base"] * (rng.random() < 0.05)
+        op = {"op": "save", "store": "A", "run": run, "step": step, "fidelity": {"": self.fidelity[run]}, "args": args, "file": name,
+              "flavour": self.flavour, "line": self.lines[run]}
+        for _ in range(5):
+            result = self.run(rng, op)
+            if result and (result.code == 0 or "already" in result.err):
+                with self.lock:
+                    self.saved.add((run, step))
+                break
+        (self.folder / name).unlink()
+
+    def read(self, rng, number):
+        listing = self.run(rng, {"op": "other"}, ["list", "A", "--json"])
+        found = listing.json()["checkpoints"] if listing and listing.code == 0 else []
+        for _ in range(4 if found else 0):
+            c = rng.choice(found)
+            out = f"out{number}.safetensors"
+            result = self.run(rng, {"op": "other"}, ["load", "A", "--run", c["run"], "--step", str(c["step"]), "--out", out, "--force", "--json"])
+            if result and result.code == 0:
+                self.check(result.json()["checkpoints"][0], self.folder / out, "A")
+            if rng.random() < 0.2:
+                shutil.rmtree(self.folder / "A/data/k", ignore_errors=True)
+
+    def check(self, c, path, store):
+        run, step = c["run"], c["step"]
+        with self.lock:
+            self.loads += 1
+            content = self.contents.setdefault(c["id"], Content(self.flavour, self.lines[run], step, {"": self.fidelity[run]}))
+            content.check(f"{run}@{step} of {store}", st.read(path)[0])
+
+    def clean(self, rng):
+        """What deletes and rewrites."""
+        time.sleep(rng.random() * 0.2)
+        undo = rng.choice(["0s", "1s", "1h"])
+        run = rng.choice([None, "p0", "n0", "c0"])
+        depth = ["--max-depth", rng.choice(["1", "2", "4", "8"])]
+        what = rng.randrange(8)
+        if what == 0 and run:
+            op = {"op": "prune", "store": "A", "run": run, "keep": KEEP, "undo": undo}
+        elif what in (1, 2) and run:
+            op = {"op": "compact", "store": "A", "run": run, "keep": KEEP, "undo": undo, "args": depth if rng.random() < 0.5 else []}
+        elif what == 3:
+            op = {"op": "empty", "store": "A", "all": rng.random() < 0.4}
+        elif what == 4:
+            op = {"op": "restore", "store": "A", "names": []}
+        elif what == 5:
+            op = {"op": "compact", "store": "B", "args": depth}
+        else:
+            args = depth + (["--pack-below", "1M"] if rng.random() < 0.4 else []) + (["--recode-but", "2"] if rng.random() < 0.2 else [])
+            op = {"op": "compact", "store": "A", "args": args, **({"run": run} if run else {})}
+        if op["store"] == "A" or (self.folder / "B/data/store").exists():
+            self.run(rng, op)
+
+    def keep_whole(self, rng):
+        """What looks whether all is whole, and keeps it so."""
+        time.sleep(rng.random() * 0.3)
+        args = rng.choice([["verify", "A"], ["verify", "A", "--quick"], ["verify", "A", "--sample", "30"], ["repair", "A"], ["parity", "A", "--group", "4+1"],
+                           ["parity", "A"], ["parity", "A", "--off"], ["scrub", "A", "--rate", "max", "--older-than", "0s"], ["rebuild", "A"],
+                           ["report", "A", "--json"], ["show", "A", "--run", "e0", "--step", "latest"], ["trash", "A"]])
+        op = {"op": args[0], "store": "A", "args": args[2:]} if args[0] in ("repair", "parity", "rebuild") else {"op": "other"}
+        self.run(rng, op, args)
+
+    def carry(self, rng):
+        """Copies to other stores, and back."""
+        time.sleep(rng.random() * 0.3)
+        with self.lock:
+            before = {s for s in self.saved if self.never_deleted(*s)}
+        what = rng.randrange(4)
+        if what < 2:
+            result = self.run(rng, {"op": "copy", "from": "A", "to": "B", "args": []})
+            if result and result.code == 0:
+                with self.lock:
+                    self.pushed |= before
+        elif what == 2:
+            self.run(rng, {"op": "copy", "from": "A", "to": "C", "pull": True, "run": rng.choice(["e0", "c0"]), "args": ["--step", "latest"]})
+        elif (self.folder / "B/data/store").exists():
+            self.run(rng, {"op": "other"}, ["verify", "B"])
+
+    @staticmethod
+    def never_deleted(run, step):
+        return run == "e0" or step % KEEP["every"] == 0
+
+    # ------------------------------------------------------------------------------------------- all together
+
+    def play(self):
+        """The Failure, or None."""
+        self.save(random.Random(0), "e0", iter([0]))
+        odd, even = (i for i in range(1, 10**6, 2)), (i for i in range(2, 10**6, 2))
+        acts = [(self.save, "e0", odd), (self.save, "e0", even), (self.save, "p0", iter(range(1, 10**6))), (self.save, "n0", iter(range(1, 10**6))),
+                (self.save, "c0", iter(range(1, 10**6))), (self.read, 0), (self.read, 1), (self.clean,), (self.clean,), (self.keep_whole,), (self.carry,)]
+        threads = [threading.Thread(target=self.work, args=act) for act in acts]
+        for t in threads:
+            t.start()
+        for t in threads:
+            t.join()
+        try:
+            if self.failure:
+                raise self.failure
+            self.settle()
+        except Failure as failure:
+            self.failure = failure
+        return self.failure
+
+    def settle(self):
+        """All have ended: some writer opens each store, and everything is as it must be."""
+        quiet = random.Random(0)
+        for store in "ABC":
+            if not (self.folder / store / "data/store").exists():
+                continue
+            for args in (["trash", store, "--empty"], ["repair", store], ["verify", store]):
+                self.run(quiet, {"op": "other"}, args, hurt=False)
+            shutil.rmtree(self.folder / store / "data/k", ignore_errors=True)
+            listed = self.run(quiet, {"op": "other"}, ["list", store, "--json"], hurt=False).json()["checkpoints"]
+            self.check_listed(store, {(c["run"], c["step"]) for c in listed}, len(listed))
+            for c in listed:
+                self.run(quiet, {"op": "other"}, ["load", store, "--run", c["run"], "--step", str(c["step"]), "--out", "out.safetensors", "--force"], hurt=False)
+                self.check(c, self.folder / "out.safetensors", store)
+            self.check_files(store)
+
+    def check_listed(self, store, listed, count):
+        if len(listed) != count:
+            raise Failure("listed twice", f"{store} lists a run and step twice")
+        if listed - self.tried:
+            raise Failure("came from nowhere", f"{store}: {sorted(listed - self.tried)}")
+        must = {"A": {s for s in self.saved if self.never_deleted(*s)}, "B": self.pushed, "C": set()}[store]
+        for run in self.lines if store == "A" else ():
+            newest = sorted(step for r, step in self.saved | listed if r == run)[-KEEP["last"]:]
+            must |= {(run, step) for step in newest} & self.saved
+        if must - listed:
+            raise Failure("lost", f"{store} does not list {sorted(must - listed)}")
+
+    def check_files(self, store):
+        """By the checks of the other campaign; a week later, when nothing unfinished is kept any more."""
+        player = Player(self.settings, self.folder, self.seed)
+        player.world.clock += 8 * 86400
+        if self.settings.shim:
+            player.expect(player.run("trash", store, "--empty"), 0)
+            player.check_catalog(store)
+            player.check_files(store)
+
+    def counts(self):
+        return {"commands": self.commands, "loads": self.loads}
+
+    def serialised(self):
+        """The commands in the order in which they ended, for one to play after the other."""
+        ops = [entry["op"] for entry in sorted(self.log, key=lambda e: e["ended"]) if entry["op"]["op"] in commands.LINES]
+        return [{k: v for k, v in op.items() if k != "file"} for op in ops]
+
+    def save_log(self, path):
+        with open(path, "w") as f:
+            for entry in self.log:
+                f.write(json.dumps(entry) + "\n")

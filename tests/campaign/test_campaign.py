@@ -1,0 +1,53 @@
+"""A minute of the campaign: a short script of each mode, and many commands at a time; and that it finds what is wrong."""
+
+import os
+import re
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+CAMPAIGN = Path(__file__).resolve().parent / "campaign.py"
+sys.path.insert(0, str(CAMPAIGN.parent))
+
+from plans import MODES  # noqa: E402
+
+COMMAND = os.environ.get("CKPTDELTA") or str(CAMPAIGN.parents[2] / "build/current/ckptdelta")
+
+
+def campaign(folder, *args):
+    """Ends early where the machine is slow, and is not wrong because of it."""
+    done = subprocess.run([sys.executable, CAMPAIGN, "--folder", folder, "--out", folder / "out", *map(str, args)],
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=800)
+    return done.returncode, done.stdout
+
+
+@pytest.mark.parametrize("mode", sorted(MODES))
+def test_mode(tmp_path, mode):
+    code, out = campaign(tmp_path, "--mode", mode, "--seed", 1, "--ops", 40, "--scripts", 1, "--seconds", 5, "--shrink", 60)
+    assert code == 0, out
+
+
+def test_crowd(tmp_path):
+    code, out = campaign(tmp_path, "--mode", "crowd", "--seed", 2, "--scripts", 1, "--seconds", 8, "--crowd-seconds", 8)
+    assert code == 0, out
+
+
+# A command that does one thing wrong, and says that all went well.
+WRONG = {
+    "bits": "case $1 in load) printf '\\377\\377' | dd of=out.safetensors bs=1 seek=9000 conv=notrunc 2>/dev/null; esac",
+    "lost": "case $1 in save) \"$real\" delete A \"$4@$6\" --undo 0s -q; esac",
+    "left over": "case $1 in save) : >A/data/m/left.tmp; esac",
+}
+
+
+@pytest.mark.parametrize("kind", sorted(WRONG))
+def test_finds_what_is_wrong(tmp_path, kind):
+    command = tmp_path / "wrong"
+    command.write_text(f'#!/bin/sh\nreal={COMMAND}\n"$real" "$@"\ncode=$?\n{WRONG[kind]}\nexit $code\n')
+    command.chmod(command.stat().st_mode | stat.S_IXUSR)
+    code, out = campaign(tmp_path, "--command", command, "--mode", "steps", "--ops", 6, "--scripts", 1, "--seconds", 60, "--shrink", 30)
+    assert code == 1 and re.search(f"^FAILED seed 1 .*: {kind}: ", out, re.MULTILINE), out
+    assert "--- 1 commands are enough" in out, out

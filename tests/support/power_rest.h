@@ -1,0 +1,20 @@
+/* Scenarios of power cuts beside saving and deleting: parity, repair, copies, what is recovered, what fails half-way. Tests of cmocka. */
+#ifndef TESTS_SUPPORT_POWER_REST_H
+#define TESTS_SUPPORT_POWER_REST_H
+
+void power_parity(void **state);
+void power_repair(void **state);
+void power_repair_of_parity(void **state);
+void power_parity_put_aside(void **state);
+void power_copy(void **state);
+void power_copy_that_fails(void **state);
+void power_recovery(void **state);
+void power_save_that_fails(void **state);
+void power_compaction_that_fails(void **state);
+void power_common_file(void **state);
+void power_notes(void **state);
+void power_notes_of_the_dead(void **state);
+void power_same_step_again(void **state);
+void power_lossy(void **state);
+
+#endif

@@ -1,0 +1,17 @@
+/*
+ * Stands in for codec/wire_matches.c in fuzzers and their replays: every checksum and content hash matches, so that inputs reach
+ * what is behind them.
+ */
+#include "codec/wire.h"
+
+bool wire_hash_matches(uint64_t stored, uint64_t computed) {
+    (void)stored;
+    (void)computed;
+    return true;
+}
+
+bool wire_content_matches(const hash128 *stored, const hash128 *computed) {
+    (void)stored;
+    (void)computed;
+    return true;
+}

@@ -1,0 +1,112 @@
+"""Standard output that takes nothing: what was done stays done, with exit status 0; what was only asked has failed."""
+
+import os
+import signal
+import subprocess
+
+import pytest
+
+from support_cli import COMMAND, DONE, FAILED, state, store  # noqa: F401
+
+FULL = "/dev/full"
+CLOSED = None
+PIPE = "a pipe that nobody reads"
+
+
+def call(out, *args):
+    arguments = [COMMAND, *map(str, args)]
+    options = {"stdin": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True, "timeout": 60}
+    if out == FULL:
+        with open(FULL, "w") as device:
+            return subprocess.run(arguments, stdout=device, **options)
+    if out == PIPE:
+        reading, writing = os.pipe()
+        os.close(reading)
+        try:
+            return subprocess.run(arguments, stdout=writing, restore_signals=True, **options)
+        finally:
+            os.close(writing)
+    return subprocess.run(["sh", "-c", 'exec "$@" 1>&-', "sh", *arguments], **options)
+
+
+def check_done(done, what):
+    assert done.returncode == DONE, done.stderr
+    assert "cannot write to standard output" in done.stderr
+    assert f"nevertheless {what}" in done.stderr
+    assert done.stderr.count("standard output") == 1
+
+
+@pytest.fixture
+def two(store):
+    store.save(1, state(1, 1), "--base")
+    store.save(2, state(1, 2), "--base")
+    return store
+
+
+@pytest.mark.parametrize("out", [FULL, CLOSED, PIPE])
+@pytest.mark.parametrize("json", [[], ["--json"]])
+def test_a_save_is_committed(two, out, json):
+    done = call(out, "save", two.path, "--run", "a", "--step", 3, *json, two.file(state(1, 3)))
+    check_done(done, "a@3 is saved")
+    assert [c["step"] for c in two.checkpoints()] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("out", [FULL, CLOSED, PIPE])
+def test_a_loaded_file_is_there(two, out, tmp_path):
+    check_done(call(out, "load", two.path, "--out", tmp_path / "loaded"), "a@2 is loaded")
+    assert (tmp_path / "loaded").exists()
+
+
+CHANGES = [
+    (["delete", "a@1"], "the checkpoints are deleted"),
+    (["prune", "--keep-last", "1", "--undo", "0s"], "the checkpoints are deleted"),
+    (["compact", "--max-depth", "2"], "the store is compacted"),
+    (["pin", "a@1"], "the pins are changed"),
+    (["tag", "best", "a@1"], "the tag is changed"),
+    (["policy", "--keep-last", "5"], "the policy is stored"),
+    (["parity", "--group", "2+1"], "parity is made"),
+    (["repair"], "the repair is done"),
+    (["rebuild"], "the catalog is rebuilt"),
+    (["trash", "--empty"], "the trash is emptied"),
+]
+
+
+@pytest.mark.parametrize("command, what", CHANGES, ids=[c[0][0] for c in CHANGES])
+def test_changes_are_done(two, command, what):
+    check_done(call(FULL, command[0], two.path, *command[1:], "--json"), what)
+
+
+def test_copies_and_exports_are_done(two, tmp_path):
+    check_done(call(FULL, "push", two.path, tmp_path / "copy"), "the checkpoints are copied")
+    check_done(call(FULL, "export", two.path, "--out", tmp_path / "export"), "a@2 is exported")
+    two.call("delete", "a@1")
+    check_done(call(FULL, "trash", two.path, "--restore"), "the checkpoints are restored")
+    assert len(two.checkpoints()) == 2
+
+
+DRY = [["compact", "--max-depth", "2", "--dry-run"], ["prune", "--keep-last", "1", "--dry-run"], ["repair", "--dry-run"],
+       ["verify"], ["show"], ["report"], ["timeline"], ["diff", "a@1", "a@2"], ["report", "--csv"]]
+
+
+@pytest.mark.parametrize("command", DRY, ids=[" ".join(c) for c in DRY])
+def test_an_answer_that_cannot_be_given_is_a_failure(two, command):
+    for json in ([], ["--json"]) if "--csv" not in command else ([],):
+        done = call(FULL, command[0], two.path, *command[1:], *json)
+        assert done.returncode == FAILED and done.stderr.count("cannot write to standard output") == 1
+        assert "nevertheless" not in done.stderr
+
+
+def test_a_pipe_that_is_closed_ends_a_listing_silently(two):
+    done = call(PIPE, "list", two.path)
+    assert done.returncode == -signal.SIGPIPE and done.stderr == ""
+
+
+def test_messages_go_into_no_file_of_the_store(two):
+    """A closed standard error must not lend its number to a lock file."""
+    for script in ('exec "$@" 2>&-', 'exec "$@" 0<&- 1>&- 2>&-'):
+        for step in (3, 2):
+            args = ["save", two.path, "--run", "a", "--step", step, "--parent", "a@77", two.file(state(1, 3))]
+            done = subprocess.run(["sh", "-c", script, "sh", COMMAND, *map(str, args)], timeout=60)
+            assert done.returncode not in (DONE, -signal.SIGPIPE)
+    assert (two.path / "data/lock").read_bytes() == b"" and (two.path / "data/readers").read_bytes() == b""
+    two.call("verify", "-q")

@@ -1,0 +1,209 @@
+/* The updates that an optimizer makes of lossy moments, |m| / (sqrt(v) + eps): never much larger than of those that were saved. */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "engine/save.h"
+#include "kernels/cpu.h"
+#include "tests/support/checkpoints.h"
+#include "tests/support/drift.h"
+#include "tests/support/scenes.h"
+#include "tests/support/tempdir.h"
+
+/* The linker sends the library's calls here (mk/test.mk). */
+static bool portable;
+const kernels *__real_kernels_cpu(void);
+const kernels *__wrap_kernels_cpu(void);
+const kernels *__wrap_kernels_cpu(void) {
+    return portable ? &kernels_cpu_portable : __real_kernels_cpu();
+}
+
+/*
+ * Rows of an embedding. Some tokens come in every batch, most hardly ever: of these, first moments have decayed since, second ones nearly have not, and are the squares of
+ * one gradient, the smallest of which are millions of times smaller than their mean.
+ */
+enum { ROWS = 1500, COLUMNS = 96, ELEMENTS = ROWS * COLUMNS, DIRECTIONS = 6, OFTEN = 60, SAVES = 4 };
+static const double eps = 1e-8;
+static const char *const names[2] = {"exp_avg.w", "exp_avg_sq.w"};
+
+typedef struct embedding {
+    float moment[2][ELEMENTS]; /* first, second */
+    const float *directions;   /* of gradients, DIRECTIONS x COLUMNS, and of each row, ROWS x DIRECTIONS */
+    const float *noise;        /* ELEMENTS */
+} embedding;
+
+static void embedding_train(embedding *e, unsigned steps, unsigned from) {
+    for (unsigned step = from; step < from + steps; step++) {
+        for (uint64_t row = 0; row < ROWS; row++) {
+            bool comes = row < OFTEN || (row * 2654435761u >> 7) % 97 == step % 97;
+            double scale = row < OFTEN ? 1 : row % 3 ? 1e-3 : 1e-6;
+            for (uint64_t c = 0; c < COLUMNS; c++) {
+                uint64_t i = row * COLUMNS + c, turn = (i + 7919u * step) % ELEMENTS;
+                double g = 0.1 * (double)e->noise[turn];
+                for (unsigned k = 0; k < DIRECTIONS; k++) {
+                    g += (double)e->noise[(row * DIRECTIONS + k + 31u * step) % ELEMENTS] *
+                         (double)e->directions[k * COLUMNS + c];
+                }
+                g = comes ? g * scale : 0;
+                e->moment[0][i] = (float)(0.9 * (double)e->moment[0][i] + 0.1 * g);
+                e->moment[1][i] = (float)(0.999 * (double)e->moment[1][i] + 0.001 * g * g);
+            }
+        }
+    }
+}
+
+static embedding *embedding_new(void) {
+    embedding *e = calloc(1, sizeof(*e));
+    e->directions = random_values(CKD_F32, DIRECTIONS * COLUMNS, 1);
+    e->noise = random_values(CKD_F32, ELEMENTS, 2);
+    embedding_train(e, 97, 0);
+    return e;
+}
+
+static void embedding_free(embedding *e) {
+    free((void *)(uintptr_t)e->directions);
+    free((void *)(uintptr_t)e->noise);
+    free(e);
+}
+
+static double largest_update(const float *first, const float *second) {
+    double largest = 0;
+    for (uint64_t i = 0; i < ELEMENTS; i++) {
+        double update = fabs((double)first[i]) / (sqrt((double)second[i]) + eps);
+        largest = update > largest || isnan(update) ? update : largest;
+    }
+    return largest;
+}
+
+typedef struct saving {
+    ckd_fidelity fidelity;
+    bool second_first; /* else the first moment is saved first */
+    bool bf16;         /* the first moment is */
+    bool cells;        /* the tensors are cut into them */
+    bool file;         /* what is kept of the first one does not fit the memory */
+} saving;
+
+static void save_moments(ckd_store *store, const char *run, uint64_t step, const embedding *e, saving how) {
+    static const uint64_t shape[2] = {ROWS, COLUMNS};
+    ckd_save_options o = lossy_options(run, step, how.fidelity);
+    ckd_save *save = begin_with(store, &o);
+    if (how.cells) {
+        save->cells =
+            (save_cells){.down = {96, 16, 64}, .across = {48, 16, 32}, .elements = 4096, .columns = 64};
+    }
+    save->staging = how.file ? 1 : save->staging;
+    uint16_t *half = how.bf16 ? round_to_bf16(e->moment[0], ELEMENTS) : NULL;
+    for (int turn = 0; turn < 2; turn++) {
+        int which = turn ^ how.second_first;
+        bool is_half = half && which == 0;
+        add_tensor(save, names[which], is_half ? CKD_BF16 : CKD_F32, 2, shape, NULL,
+                   is_half ? (const void *)half : e->moment[which]);
+    }
+    commit_save(save);
+    free(half);
+}
+
+/* The largest update that was saved, and what is told of both. */
+static void check_updates(ckd_store *store, const char *run, uint64_t step, const embedding *e, saving how) {
+    ckd_dtype dtype = how.bf16 ? CKD_BF16 : CKD_F32;
+    float *given = malloc(ELEMENTS * sizeof(float));
+    uint16_t *half = round_to_bf16(e->moment[0], ELEMENTS);
+    for (uint64_t i = 0; i < ELEMENTS; i++) {
+        uint32_t bits = (uint32_t)half[i] << 16;
+        memcpy(&given[i], how.bf16 ? (const void *)&bits : (const void *)&e->moment[0][i], sizeof(float));
+    }
+    double was = largest_update(given, e->moment[1]);
+    for (int turn = 0; turn < 2; turn++) {
+        portable = turn;
+        float *first = load_floats(store, run, step, names[0], dtype, ELEMENTS),
+              *second = load_floats(store, run, step, names[1], CKD_F32, ELEMENTS);
+        double is = largest_update(first, second);
+        if (!(is <= 2 * was)) {
+            fail_msg("%s, step %u: the largest update is %g, and was %g", run, (unsigned)step, is, was);
+        }
+        for (uint64_t i = 0; i < ELEMENTS; i++) {
+            assert_true(second[i] >= 0 && isfinite(second[i]) && (second[i] > 0 || e->moment[1][i] == 0));
+        }
+        ckd_tensor_info told = tensor_info(store, run, step, names[!how.second_first]);
+        assert_true(told.largest_update_given > 0.98 * was && told.largest_update_given < 1.01 * was);
+        assert_true(told.largest_update >= is && told.largest_update <= 1.02 * is);
+        free(first);
+        free(second);
+    }
+    portable = false;
+    free(given);
+    free(half);
+}
+
+static void run_saves(ckd_store *store, const char *run, saving how) {
+    embedding *e = embedding_new();
+    for (unsigned step = 0; step < SAVES; step++) {
+        save_moments(store, run, step, e, how);
+        check_updates(store, run, step, e, how);
+        embedding_train(e, 20, 97 + 20 * step);
+    }
+    embedding_free(e);
+}
+
+static void test_rare_rows(void **state) {
+    ckd_store *store = store_create(*state);
+    static const struct {
+        const char *run;
+        saving how;
+    } runs[] = {
+        {"near", {.fidelity = CKD_NEAR}},
+        {"near-second-first", {.fidelity = CKD_NEAR, .second_first = true}},
+        {"compact", {.fidelity = CKD_COMPACT}},
+        {"compact-second-first", {.fidelity = CKD_COMPACT, .second_first = true}},
+        {"near-bf16", {.fidelity = CKD_NEAR, .second_first = true, .bf16 = true}},
+        {"compact-bf16", {.fidelity = CKD_COMPACT, .bf16 = true}},
+        {"cells", {.fidelity = CKD_NEAR, .cells = true}},
+        {"cells-second-first", {.fidelity = CKD_NEAR, .second_first = true, .cells = true, .file = true}},
+        {"file", {.fidelity = CKD_NEAR, .file = true}},
+    };
+    for (size_t i = 0; i < sizeof(runs) / sizeof(runs[0]); i++) {
+        run_saves(store, runs[i].run, runs[i].how);
+    }
+    ckd_store_close(store);
+}
+
+/* Negative second moments, infinities and NaNs stay what they are, in a tensor that says it is one. */
+static void test_odd_seconds(void **state) {
+    static const float odd[] = {-1.5f, INFINITY, NAN, -0x1p-140f, 0x1p-149f, 0, 3e38f};
+    ckd_store *store = store_create(*state);
+    embedding *e = embedding_new();
+    for (uint64_t i = 0; i < 700; i++) {
+        e->moment[1][i * 201] = odd[i % 7];
+    }
+    for (unsigned turn = 0; turn < 4; turn++) {
+        saving how = {.fidelity = turn & 1 ? CKD_NEAR : CKD_COMPACT, .second_first = turn & 2};
+        save_moments(store, "odd", turn, e, how);
+        float *got = load_floats(store, "odd", turn, names[1], CKD_F32, ELEMENTS);
+        for (uint64_t i = 0; i < ELEMENTS; i++) {
+            float was = e->moment[1][i];
+            bool same = memcmp(&got[i], &was, sizeof(was)) == 0;
+            assert_true(was >= 0 && isfinite(was)
+                            ? got[i] >= 0 && isfinite(got[i]) && (got[i] > 0 || was == 0)
+                            : same);
+        }
+        free(got);
+    }
+    embedding_free(e);
+    ckd_store_close(store);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        tempdir_test(test_rare_rows),
+        tempdir_test(test_odd_seconds),
+    };
+    return cmocka_run_group_tests_name("lossy_updates", tests, NULL, NULL);
+}

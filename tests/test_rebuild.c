@@ -1,0 +1,248 @@
+/*
+ * A new catalog takes the place of the old one when it is complete: a rebuild that fails or is killed, and a first save that
+ * is, leave nothing behind that looks like damage. What is no regular file is no catalog.
+ */
+#include <errno.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "base/file.h"
+#include "tests/support/checkpoints.h"
+#include "tests/support/scenes.h"
+#include "tests/support/scratch.h"
+#include "tests/support/small_files.h"
+#include "tests/support/tempdir.h"
+
+enum { STEPS = 3 };
+static char said[4096];
+
+static void hear(void *unused, const char *message) {
+    (void)unused;
+    size_t used = strlen(said);
+    snprintf(said + used, sizeof(said) - used, "%s\n", message);
+}
+
+static ckd_status open_store(ckd_store **out, const char *dir, ckd_open_mode mode) {
+    ckd_store_options o = CKD_STORE_OPTIONS_INIT;
+    o.on_message = hear;
+    o.threads = 1;
+    said[0] = '\0';
+    return ckd_store_open(out, store_path_of(dir, ""), mode, &o, NULL);
+}
+
+static void make_store(const char *dir) {
+    ckd_store *store = store_create(dir);
+    for (uint64_t step = 1; step <= STEPS; step++) {
+        scene s = scene_of(step);
+        assert_int_equal(scene_save(NULL, store, &s, NULL), CKD_OK);
+    }
+    ckd_store_close(store);
+}
+
+static void check_listed(ckd_store *store, size_t count) {
+    ckd_checkpoint_list *list;
+    assert_int_equal(ckd_store_list(&list, store, NULL, NULL), CKD_OK);
+    assert_int_equal(list->count, count);
+    ckd_checkpoint_list_free(list);
+}
+
+/* A reader has nothing to say about the catalog, and all checkpoints are there. */
+static void check_silent(const char *dir, size_t count) {
+    ckd_store *store;
+    assert_int_equal(open_store(&store, dir, CKD_OPEN_READ), CKD_OK);
+    check_listed(store, count);
+    assert_int_equal(verify_damage(store), 0);
+    assert_string_equal(said, "");
+    ckd_store_close(store);
+}
+
+/* ---- steps that fail, or at which the process ends ---- */
+
+typedef struct saboteur {
+    size_t at, steps; /* of files of the catalog, counted from 1 */
+    bool kill;
+} saboteur;
+
+static int sabotage(void *context, file_step step, const char *path) {
+    saboteur *s = context;
+    bool ours = strstr(path, "rebuild.db") || strstr(path, "catalog.db");
+    if (!ours || ++s->steps != s->at) {
+        return 0;
+    }
+    if (s->kill) {
+        _exit(77);
+    }
+    return step == STEP_WRITE ? ENOSPC : EIO;
+}
+
+static int full_disk(void *unused, file_step step, const char *path) {
+    (void)unused;
+    (void)path;
+    return step == STEP_WRITE ? ENOSPC : 0;
+}
+
+static void test_a_failed_rebuild_keeps_the_old_catalog(void **state) {
+    make_store(*state);
+    saboteur s = {.at = 1};
+    size_t failed = 0, before, after;
+    unsigned char *old = read_whole_file(store_path_of(*state, "catalog.db"), &before);
+    for (bool done = false; !done; s.at++) {
+        s.steps = 0;
+        file_set_fault_hook(sabotage, &s);
+        ckd_status status = ckd_store_rebuild(NULL, store_path_of(*state, ""), NULL, NULL);
+        file_set_fault_hook(NULL, NULL);
+        done = s.steps < s.at;
+        failed += status != CKD_OK;
+        check_silent(*state, STEPS);
+        assert_false(done && status != CKD_OK);
+    }
+    assert_in_range(failed, 10, SIZE_MAX);
+    free(old);
+    /* A full disk: the very same file is there. */
+    old = read_whole_file(store_path_of(*state, "catalog.db"), &before);
+    file_set_fault_hook(full_disk, NULL);
+    assert_int_equal(ckd_store_rebuild(NULL, store_path_of(*state, ""), NULL, NULL), CKD_E_NOSPACE);
+    file_set_fault_hook(NULL, NULL);
+    unsigned char *now = read_whole_file(store_path_of(*state, "catalog.db"), &after);
+    assert_int_equal(after, before);
+    assert_memory_equal(now, old, before);
+    assert_false(file_exists(store_path_of(*state, "rebuild.db")));
+    free(now);
+    free(old);
+}
+
+/* The exit status of a child that rebuilds or creates the store, and ends at a step. */
+static int killed_at(saboteur *s, const char *dir, bool rebuild) {
+    pid_t child = fork();
+    if (child == 0) {
+        ckd_store *store = NULL;
+        file_set_fault_hook(sabotage, s);
+        ckd_status status = rebuild ? ckd_store_rebuild(NULL, store_path_of(dir, ""), NULL, NULL)
+                                    : open_store(&store, dir, CKD_OPEN_CREATE);
+        ckd_store_close(store);
+        _exit(status == CKD_OK ? 0 : 1);
+    }
+    int how;
+    assert_int_equal(waitpid(child, &how, 0), child);
+    assert_true(WIFEXITED(how));
+    return WEXITSTATUS(how);
+}
+
+static void test_a_killed_rebuild(void **state) {
+    int ended = 77;
+    make_store(*state);
+    for (saboteur s = {.at = 1, .kill = true}; ended == 77; s.at++) {
+        ended = killed_at(&s, *state, true);
+        check_silent(*state, STEPS);
+    }
+    assert_int_equal(ended, 0);
+    ckd_store *store;
+    saboteur early = {.at = 4, .kill = true};
+    assert_int_equal(killed_at(&early, *state, true), 77);
+    assert_true(file_exists(store_path_of(*state, "rebuild.db")));
+    assert_int_equal(open_store(&store, *state, CKD_OPEN_WRITE), CKD_OK);
+    ckd_store_close(store);
+    assert_false(file_exists(store_path_of(*state, "rebuild.db"))); /* the next writer cleans up */
+    check_silent(*state, STEPS);
+}
+
+/* A store that was begun has no damage, wherever its creation was cut off. */
+static void test_a_killed_creation(void **state) {
+    int ended = 77;
+    size_t checked = 0;
+    for (saboteur s = {.at = 1, .kill = true}; ended == 77; s.at++) {
+        char dir[512];
+        snprintf(dir, sizeof(dir), "%s/%zu", (char *)*state, s.at);
+        assert_int_equal(mkdir(dir, 0777), 0);
+        ended = killed_at(&s, dir, false);
+        if (file_exists(store_path_of(dir, "data/store"))) {
+            check_silent(dir, 0);
+            checked++;
+        }
+    }
+    assert_int_equal(ended, 0);
+    assert_in_range(checked, 5, SIZE_MAX);
+}
+
+/* ---- what is no regular file ---- */
+
+static void make_pipe(const char *path, const char *elsewhere) {
+    (void)elsewhere;
+    assert_int_equal(mkfifo(path, 0600), 0);
+}
+static void make_link(const char *path, const char *elsewhere) {
+    assert_int_equal(symlink(elsewhere, path), 0);
+}
+static void make_folder(const char *path, const char *elsewhere) {
+    (void)elsewhere;
+    assert_int_equal(mkdir(path, 0777), 0);
+}
+
+static void check_replaced(const char *dir, const char *name, void (*make)(const char *, const char *)) {
+    ckd_store *store;
+    ckd_verify_result *result = NULL;
+    char path[1024], elsewhere[1024];
+    snprintf(path, sizeof(path), "%s", store_path_of(dir, name));
+    snprintf(elsewhere, sizeof(elsewhere), "%s/elsewhere", dir);
+    (void)remove(path);
+    (void)remove(store_path_of(dir, "catalog.db.old"));
+    make(path, elsewhere);
+    assert_int_equal(open_store(&store, dir, CKD_OPEN_READ), CKD_OK); /* which does not wait for a pipe */
+    assert_non_null(strstr(said, "is no regular file"));
+    check_listed(store, STEPS);
+    assert_int_equal(ckd_store_verify(&result, store, NULL, NULL), CKD_OK);
+    assert_int_equal(result->damage_count, 1);
+    assert_string_equal(result->damage[0].file, "catalog.db");
+    ckd_verify_result_free(result);
+    ckd_store_close(store);
+    assert_int_equal(open_store(&store, dir, CKD_OPEN_WRITE), CKD_OK);
+    assert_non_null(strstr(said, "making it anew"));
+    check_listed(store, STEPS);
+    ckd_store_close(store);
+    assert_false(file_exists(elsewhere));
+    check_silent(dir, STEPS);
+}
+
+static void test_what_is_no_regular_file(void **state) {
+    make_store(*state);
+    check_replaced(*state, "catalog.db", make_pipe);
+    check_replaced(*state, "catalog.db", make_folder);
+    check_replaced(*state, "catalog.db-journal", make_pipe);
+    check_replaced(*state, "catalog.db-journal", make_link);
+    write_small_file(store_path_of(*state, "../elsewhere"), "", 0);
+    char elsewhere[1024];
+    struct stat st;
+    snprintf(elsewhere, sizeof(elsewhere), "%s", store_path_of(*state, "../elsewhere"));
+    (void)remove(store_path_of(*state, "catalog.db"));
+    assert_int_equal(symlink(elsewhere, store_path_of(*state, "catalog.db")), 0);
+    ckd_store *store;
+    assert_int_equal(open_store(&store, *state, CKD_OPEN_WRITE), CKD_OK);
+    check_listed(store, STEPS);
+    ckd_store_close(store);
+    assert_int_equal(stat(elsewhere, &st), 0);
+    assert_int_equal(st.st_size, 0); /* no catalog was written to where the link leads */
+    check_silent(*state, STEPS);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        tempdir_test(test_a_failed_rebuild_keeps_the_old_catalog),
+        tempdir_test(test_a_killed_rebuild),
+        tempdir_test(test_a_killed_creation),
+        tempdir_test(test_what_is_no_regular_file),
+    };
+    scratch_begin();
+    int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    scratch_end();
+    return failed;
+}

@@ -1,0 +1,331 @@
+/* Repair of what no parity test does: other things in place of files, manifests that vanished. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/file.h"
+#include "tests/support/scenes.h"
+#include "tests/support/scratch.h"
+#include "tests/support/tempdir.h"
+
+static void must(ckd_status status, const ckd_error *err) {
+    if (status != CKD_OK) {
+        fail_msg("%s: %s (%s)", ckd_status_name(status), err->message, err->file);
+    }
+}
+
+static ckd_store *open_store(const char *dir, ckd_open_mode mode) {
+    ckd_store *store;
+    ckd_error err = {0};
+    must(scene_open(&store, dir, mode, &err), &err);
+    return store;
+}
+
+static void save(ckd_store *store, uint64_t step, bool base) {
+    scene s = scene_of(step);
+    ckd_error err = {0};
+    s.base = base;
+    must(scene_save(NULL, store, &s, &err), &err);
+}
+
+static void make_parity(ckd_store *store) {
+    ckd_parity_options o = CKD_PARITY_OPTIONS_INIT;
+    ckd_parity_result *r;
+    ckd_error err = {0};
+    o.data = 8;
+    o.parity = 1;
+    must(ckd_store_parity(&r, store, &o, &err), &err);
+    ckd_parity_result_free(r);
+}
+
+typedef struct repaired {
+    size_t files, left;
+    char first[128];
+} repaired;
+
+static repaired repair(ckd_store *store) {
+    ckd_repair_result *r;
+    ckd_error err = {0};
+    must(ckd_store_repair(&r, store, NULL, &err), &err);
+    repaired out = {.files = r->repaired_count, .left = r->left->damage_count};
+    if (out.files) {
+        snprintf(out.first, sizeof(out.first), "%s", r->repaired[0].file);
+    }
+    ckd_repair_result_free(r);
+    return out;
+}
+
+static size_t damage_of(ckd_store *store) {
+    ckd_verify_result *r;
+    ckd_error err = {0};
+    must(ckd_store_verify(&r, store, NULL, &err), &err);
+    size_t count = r->damage_count;
+    ckd_verify_result_free(r);
+    return count;
+}
+
+/* The first file in a folder of the store; static. */
+static const char *first_in(const char *dir, const char *folder) {
+    static char path[512];
+    dir_list list;
+    assert_int_equal(dir_list_read(&list, store_path_of(dir, folder), NULL), CKD_OK);
+    assert_true(list.count > 0);
+    snprintf(path, sizeof(path), "%s/%s", store_path_of(dir, folder), list.names[0]);
+    dir_list_free(&list);
+    return path;
+}
+
+/* ---- other things in place of a file ---- */
+
+typedef enum thing {
+    A_DIRECTORY,
+    A_FULL_DIRECTORY,
+    A_PIPE,
+    A_LINK_TO_NOTHING,
+    A_LINK_TO_ITSELF,
+    THINGS
+} thing;
+
+static void put_there(thing what, const char *path) {
+    char below[600];
+    assert_int_equal(unlink(path), 0);
+    switch (what) {
+    case A_DIRECTORY:
+    case A_FULL_DIRECTORY:
+        assert_int_equal(mkdir(path, 0700), 0);
+        snprintf(below, sizeof(below), "%s/a", path);
+        if (what == A_FULL_DIRECTORY) {
+            assert_int_equal(mkdir(below, 0700), 0);
+        }
+        break;
+    case A_PIPE:
+        assert_int_equal(mkfifo(path, 0600), 0);
+        break;
+    case A_LINK_TO_NOTHING:
+        assert_int_equal(symlink("/nonexistent/file", path), 0);
+        break;
+    default:
+        assert_int_equal(symlink(strrchr(path, '/') + 1, path), 0);
+        break;
+    }
+}
+
+static void check_file(const char *path, const unsigned char *data, size_t size) {
+    size_t after;
+    unsigned char *now = read_whole_file(path, &after);
+    assert_int_equal(after, size);
+    assert_memory_equal(now, data, size);
+    free(now);
+}
+
+static void test_other_things(void **state) {
+    ckd_store *store = open_store(*state, CKD_OPEN_CREATE);
+    for (uint64_t step = 0; step < 4; step++) {
+        save(store, step, true);
+    }
+    make_parity(store);
+    for (int k = 0; k < 2 * THINGS; k++) {
+        char path[512];
+        size_t size;
+        bool parity = k % 2;
+        snprintf(path, sizeof(path), "%s", first_in(*state, parity ? "data/p" : "data/c"));
+        unsigned char *data = read_whole_file(path, &size);
+        put_there((thing)(k / 2), path);
+        assert_true(damage_of(store) > 0);
+        repaired r = repair(store);
+        assert_true(r.files == 1 && r.left == 0);
+        if (parity) { /* nobody else says what it was for */
+            make_parity(store);
+        } else {
+            check_file(path, data, size);
+        }
+        free(data);
+        assert_int_equal(damage_of(store), 0);
+    }
+    scene_check(store, 0, 4);
+    ckd_store_close(store);
+}
+
+/* Whose files are to go can go, whatever stands there. */
+static void test_other_things_are_removed(void **state) {
+    for (thing what = 0; what < THINGS; what++) {
+        ckd_store *store = open_store(*state, CKD_OPEN_CREATE);
+        ckd_checkpoint c;
+        ckd_delete_options o = CKD_DELETE_OPTIONS_INIT;
+        ckd_collected gone;
+        ckd_error err = {0};
+        char path[512];
+        save(store, 2 * what, true);
+        must(ckd_store_find(&c, store, SCENE_RUN, 2 * what, &err), &err);
+        snprintf(path, sizeof(path), "%s", first_in(*state, "data/c"));
+        put_there(what, path);
+        o.undo_s = 0;
+        must(ckd_store_delete(store, &c.id, 1, &o, &err), &err);
+        must(ckd_store_collect(&gone, store, NULL, &err), &err);
+        assert_int_equal(gone.checkpoints, 1);
+        assert_false(file_name_taken(path));
+        assert_int_equal(damage_of(store), 0);
+        ckd_store_close(store);
+    }
+}
+
+/* ---- manifests that vanished ---- */
+
+/* Verify and repair name this checkpoint alone. */
+static void check_named(ckd_store *store, const char *checkpoint) {
+    ckd_verify_options quick = CKD_VERIFY_OPTIONS_INIT;
+    ckd_verify_result *r;
+    ckd_error err = {0};
+    for (quick.quick = 0; quick.quick < 2; quick.quick++) {
+        must(ckd_store_verify(&r, store, &quick, &err), &err);
+        assert_int_equal(r->damage_count, 1);
+        assert_non_null(strstr(r->damage[0].what, "the manifest is gone"));
+        assert_int_equal(r->damage[0].checkpoint_count, 1);
+        assert_string_equal(r->damage[0].checkpoints[0], checkpoint);
+        ckd_verify_result_free(r);
+    }
+}
+
+static void remove_manifest(const char *dir, unsigned long long step) {
+    char name[64];
+    snprintf(name, sizeof(name), "data/m/%s.%llu.0", SCENE_RUN, step);
+    assert_int_equal(unlink(store_path_of(dir, name)), 0);
+}
+
+/* It is noticed as long as a chunk file of it is there, whatever was written since. */
+static void test_vanished_manifest(void **state) {
+    char named[CKD_RUN_MAX + 32] = SCENE_RUN "@2";
+    ckd_store *store = open_store(*state, CKD_OPEN_CREATE);
+    for (uint64_t step = 0; step < 3; step++) {
+        save(store, step, true);
+    }
+    ckd_store_close(store);
+    remove_manifest(*state, 2);
+    store = open_store(*state, CKD_OPEN_READ);
+    check_named(store, named);
+    ckd_store_close(store);
+    store = open_store(*state, CKD_OPEN_WRITE); /* its catalog drops the checkpoint */
+    check_named(store, named);
+    save(store, 3, true);
+    check_named(store, named);
+    repaired r = repair(store);
+    assert_true(r.files == 1 && r.left == 0);
+    scene_check(store, 0, 4);
+    ckd_store_close(store);
+    assert_int_equal(rmdir(store_path_of(*state, "data/q")), 0); /* nothing is kept any more */
+    store_check_clean(*state);
+}
+
+/* In the middle of a chain, where it begins, all of them. The catalog is to agree with what was before. */
+static void test_vanished_chain(void **state) {
+    for (unsigned lost = 1; lost <= 4; lost++) {
+        unsigned which = 15u & ~(15u >> lost); /* the last ones: an earlier one's files are named by those after it */
+        char dir[600];
+        ckd_checkpoint_list *before, *after;
+        ckd_error err = {0};
+        snprintf(dir, sizeof(dir), "%s/%u", (const char *)*state, which);
+        assert_int_equal(mkdir(dir, 0700), 0);
+        scene_make(dir, 0, 4);
+        ckd_store *store = open_store(dir, CKD_OPEN_READ);
+        must(ckd_store_list(&before, store, NULL, &err), &err);
+        ckd_store_close(store);
+        for (unsigned step = 0; step < 4; step++) {
+            if (which >> step & 1) {
+                remove_manifest(dir, step);
+            }
+        }
+        store = open_store(dir, CKD_OPEN_WRITE);
+        repaired r = repair(store);
+        assert_int_equal(r.files, __builtin_popcount(which));
+        assert_int_equal(r.left, 0);
+        scene_check(store, 0, 4);
+        must(ckd_store_list(&after, store, NULL, &err), &err);
+        for (size_t i = 0; i < after->count; i++) {
+            assert_int_equal(after->items[i].generation, which >> i & 1);
+            after->items[i].generation = 0;
+        }
+        lists_check_equal(before, after);
+        ckd_checkpoint_list_free(before);
+        ckd_checkpoint_list_free(after);
+        ckd_store_close(store);
+        store_check_clean(dir);
+    }
+}
+
+/* What cannot be brought back whole stays gone, and is told. */
+static void test_vanished_for_good(void **state) {
+    ckd_store *store = open_store(*state, CKD_OPEN_CREATE);
+    save(store, 0, true);
+    save(store, 1, true);
+    ckd_store_close(store);
+    remove_manifest(*state, 1);
+    store = open_store(*state, CKD_OPEN_WRITE);
+    save(store, 1, true); /* another one has its place */
+    repaired r = repair(store);
+    assert_true(r.files == 0 && r.left == 1);
+    for (uint64_t step = 0; step < 2; step++) {
+        scene s = scene_of(step);
+        assert_int_equal(scene_load(store, &s, NULL), CKD_OK);
+    }
+    ckd_store_close(store);
+}
+
+/* A payload of it is damaged: every value is rebuilt before it is listed again. */
+static void test_vanished_and_damaged(void **state) {
+    ckd_store *store = open_store(*state, CKD_OPEN_CREATE);
+    save(store, 0, true);
+    ckd_store_close(store);
+    size_t size;
+    const char *path = first_in(*state, "data/c");
+    unsigned char *data = read_whole_file(path, &size);
+    remove_manifest(*state, 0);
+    data[size / 3] ^= 4;
+    write_whole_file(path, data, size);
+    free(data);
+    store = open_store(*state, CKD_OPEN_WRITE);
+    repaired r = repair(store);
+    assert_true(r.files == 0 && r.left == 1);
+    assert_int_equal(damage_of(store), 1);
+    ckd_store_close(store);
+}
+
+/* With no word of it anywhere, the chunk file itself is told. */
+static void test_unnamed_file(void **state) {
+    ckd_store *store = open_store(*state, CKD_OPEN_CREATE);
+    ckd_verify_result *r;
+    ckd_error err = {0};
+    save(store, 0, true);
+    ckd_store_close(store);
+    remove_manifest(*state, 0);
+    assert_int_equal(unlink(store_path_of(*state, "catalog.db")), 0);
+    store = open_store(*state, CKD_OPEN_WRITE);
+    must(ckd_store_verify(&r, store, NULL, &err), &err);
+    assert_int_equal(r->damage_count, 1);
+    assert_non_null(strstr(r->damage[0].what, "no manifest names this chunk file"));
+    assert_non_null(strstr(first_in(*state, "data/c"), r->damage[0].file));
+    ckd_verify_result_free(r);
+    repaired left = repair(store);
+    assert_true(left.files == 0 && left.left == 1);
+    ckd_store_close(store);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        tempdir_test(test_other_things),      tempdir_test(test_other_things_are_removed),
+        tempdir_test(test_vanished_manifest), tempdir_test(test_vanished_chain),
+        tempdir_test(test_vanished_for_good), tempdir_test(test_vanished_and_damaged),
+        tempdir_test(test_unnamed_file),
+    };
+    scratch_begin();
+    int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    scratch_end();
+    return failed;
+}

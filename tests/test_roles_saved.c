@@ -1,0 +1,274 @@
+/* Roles in saves and sessions of the C API: what a name alone tells, what all of them tell together, and what is said of the rest. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "engine/session.h"
+#include "tests/support/checkpoints.h"
+#include "tests/support/scenes.h"
+#include "tests/support/scratch.h"
+#include "tests/support/tempdir.h"
+#include "tests/support/trainers.h"
+
+enum { ROWS = 96, COLUMNS = 64, COUNT = ROWS * COLUMNS, PARTS = 3 };
+
+/* First moment, second moment, weight, after a step of AdamW more. */
+typedef struct adam {
+    float values[PARTS][COUNT];
+    ckd_optimizer optimizer;
+} adam;
+
+static void take_step(adam *a) {
+    a->optimizer.step++;
+    double b1 = 0.9, b2 = 0.95, c1 = 1, c2 = 1;
+    for (uint64_t k = 0; k < a->optimizer.step; k++) {
+        c1 *= b1;
+        c2 *= b2;
+    }
+    for (int i = 0; i < COUNT; i++) {
+        double g = (double)((i * 7919 + (int)a->optimizer.step * 104729) % 2003) / 2003 - 0.5;
+        double m = b1 * (double)a->values[0][i] + (1 - b1) * g,
+               v = b2 * (double)a->values[1][i] + (1 - b2) * g * g;
+        a->values[0][i] = (float)m;
+        a->values[1][i] = (float)v;
+        a->values[2][i] -= (float)(1e-3 * (m / (1 - c1)) / (__builtin_sqrt(v / (1 - c2)) + 1e-8));
+    }
+}
+
+static void begin_training(adam *a) {
+    memset(a, 0, sizeof(*a));
+    for (int i = 0; i < COUNT; i++) {
+        a->values[2][i] = (float)(i * 31 % 1009) / 1009 - 0.5f;
+    }
+    ckd_optimizer adamw = CKD_OPTIMIZER_INIT;
+    adamw.kind = CKD_ADAMW;
+    adamw.lr = 1e-3;
+    adamw.beta1 = 0.9;
+    adamw.beta2 = 0.95;
+    adamw.eps = 1e-8;
+    a->optimizer = adamw;
+}
+
+static ckd_tensor tensor_of(const char *name) {
+    static const uint64_t shape[] = {ROWS, COLUMNS};
+    ckd_tensor t = CKD_TENSOR_INIT;
+    t.name = name;
+    t.dtype = CKD_F32;
+    t.ndim = 2;
+    t.shape = shape;
+    return t;
+}
+
+typedef struct told {
+    int count;
+    char last[512];
+} told;
+
+static void hear(void *context, const char *message) {
+    told *t = context;
+    if (strstr(message, "optimizer's")) {
+        t->count++;
+        snprintf(t->last, sizeof(t->last), "%s", message);
+    }
+}
+
+static ckd_store *open_store(const char *dir, told *t) {
+    ckd_store_options o = CKD_STORE_OPTIONS_INIT;
+    ckd_store *store;
+    ckd_error err;
+    o.on_message = hear;
+    o.message_context = t;
+    must(ckd_store_open(&store, store_path_of(dir, ""), CKD_OPEN_CREATE, &o, &err), &err);
+    return store;
+}
+
+static ckd_save *begin(ckd_store *store, uint64_t step, ckd_fidelity fidelity) {
+    ckd_save_options o = CKD_SAVE_OPTIONS_INIT;
+    ckd_save *save;
+    ckd_error err;
+    o.run = "r";
+    o.step = step;
+    o.fidelity = fidelity;
+    must(ckd_save_begin(&save, store, &o, &err), &err);
+    return save;
+}
+
+/* The tensor as the checkpoint has it; its coding in room for 32 bytes. */
+static ckd_role stored_as(char *coding, ckd_store *store, const ckd_checkpoint *c, const char *name) {
+    ckd_tensor_list *list;
+    ckd_role role = CKD_ROLE_AUTO;
+    assert_int_equal(ckd_store_tensors(&list, store, &c->id, NULL), CKD_OK);
+    for (size_t i = 0; i < list->count; i++) {
+        if (strcmp(list->items[i].name, name) == 0) {
+            role = list->items[i].role;
+            snprintf(coding, 32, "%s", list->items[i].coding);
+        }
+    }
+    ckd_tensor_list_free(list);
+    return role;
+}
+
+static bool loads_exactly(ckd_store *store, const ckd_checkpoint *c, const char *name, const float *values) {
+    static float got[COUNT];
+    ckd_load *load;
+    ckd_error err;
+    must(ckd_load_begin(&load, store, &c->id, &err), &err);
+    ckd_load_request r = CKD_LOAD_REQUEST_INIT;
+    r.name = name;
+    r.data = got;
+    r.size = sizeof(got);
+    must(ckd_load_tensor(load, &r, &err), &err);
+    ckd_load_end(load);
+    return memcmp(got, values, sizeof(got)) == 0;
+}
+
+static void save_part(ckd_save *save, const adam *a, int which, ckd_tensor t) {
+    ckd_error err;
+    t.data = a->values[which];
+    must(ckd_save_tensor(save, &t, &err), &err);
+}
+
+/* One tensor at a time: a number tells nothing, a role that is given is taken, and each save says once that something is in doubt. */
+static void test_a_save_is_told_of_doubts(void **state) {
+    static adam a;
+    told t = {0};
+    ckd_store *store = open_store(*state, &t);
+    ckd_error err;
+    ckd_checkpoint c;
+    char coding[32];
+    begin_training(&a);
+    for (int i = 0; i < 20; i++) {
+        take_step(&a);
+    }
+    ckd_save *save = begin(store, 1, CKD_NEAR);
+    ckd_tensor given = tensor_of("optimizer.state.1.exp_avg");
+    given.role = CKD_ROLE_EXP_AVG;
+    save_part(save, &a, 0, given);
+    save_part(save, &a, 0, tensor_of("optimizer.state.w.exp_avg"));
+    assert_int_equal(ckd_save_in_doubt(save), 0);
+    assert_int_equal(t.count, 0);
+    save_part(save, &a, 1, tensor_of("optimizer.state.0.exp_avg_sq"));
+    save_part(save, &a, 0, tensor_of("optimizer.state.0.exp_avg"));
+    save_part(save, &a, 2, tensor_of("w"));
+    assert_int_equal(ckd_save_in_doubt(save), 2);
+    assert_int_equal(t.count, 1);
+    assert_non_null(strstr(t.last, "optimizer.state.0.exp_avg_sq"));
+    must(ckd_save_commit(&c, save, &err), &err);
+    assert_int_equal(stored_as(coding, store, &c, "optimizer.state.0.exp_avg_sq"), CKD_ROLE_OTHER);
+    assert_true(loads_exactly(store, &c, "optimizer.state.0.exp_avg_sq", a.values[1]));
+    assert_true(loads_exactly(store, &c, "optimizer.state.0.exp_avg", a.values[0]));
+    assert_int_equal(stored_as(coding, store, &c, "optimizer.state.1.exp_avg"), CKD_ROLE_EXP_AVG);
+    assert_int_equal(stored_as(coding, store, &c, "optimizer.state.w.exp_avg"), CKD_ROLE_EXP_AVG);
+    assert_false(loads_exactly(store, &c, "optimizer.state.1.exp_avg", a.values[0]));
+    assert_false(loads_exactly(store, &c, "optimizer.state.w.exp_avg", a.values[0]));
+    assert_false(loads_exactly(store, &c, "w", a.values[2]));
+    save = begin(store, 2, CKD_EXACT); /* nothing is at stake */
+    save_part(save, &a, 1, tensor_of("optimizer.state.0.exp_avg_sq"));
+    assert_int_equal(ckd_save_in_doubt(save), 0);
+    assert_int_equal(t.count, 1);
+    ckd_save_abort(save);
+    ckd_store_close(store);
+}
+
+/* What the weight is called can be said: the step is found under any names. */
+static void test_a_weight_is_named(void **state) {
+    static const char *const names[] = {"first", "second", "w"};
+    static const ckd_role roles[] = {CKD_ROLE_EXP_AVG, CKD_ROLE_EXP_AVG_SQ, CKD_ROLE_WEIGHT};
+    static adam a;
+    told t = {0};
+    ckd_store *store = open_store(*state, &t);
+    ckd_error err;
+    char coding[32];
+    for (int named = 0; named < 2; named++) {
+        begin_training(&a);
+        ckd_checkpoint c;
+        for (uint64_t step = 1; step <= 2; step++) {
+            take_step(&a);
+            ckd_save *save = begin(store, step + 10 * (uint64_t)named, CKD_EXACT);
+            for (int which = 0; which < PARTS; which++) {
+                ckd_tensor tensor = tensor_of(names[which]);
+                tensor.role = roles[which];
+                tensor.optimizer = &a.optimizer;
+                tensor.weight = named && which < 2 ? "w" : NULL;
+                save_part(save, &a, which, tensor);
+            }
+            must(ckd_save_commit(&c, save, &err), &err);
+        }
+        stored_as(coding, store, &c, "w");
+        assert_int_equal(strcmp(coding, "step") == 0, named);
+        assert_true(loads_exactly(store, &c, "w", a.values[2]));
+    }
+    char longest[CKD_NAME_MAX + 2];
+    memset(longest, 'w', sizeof(longest));
+    longest[CKD_NAME_MAX + 1] = '\0';
+    ckd_save *save = begin(store, 99, CKD_EXACT);
+    ckd_tensor tensor = tensor_of("first");
+    tensor.weight = longest;
+    tensor.data = a.values[0];
+    assert_int_equal(ckd_save_tensor(save, &tensor, &err), CKD_E_INVALID);
+    ckd_save_abort(save);
+    ckd_store_close(store);
+}
+
+/* A session knows all names, and so finds weights that are wrapped. */
+static void test_a_session_knows_all_names(void **state) {
+    static const char *const names[] = {"optimizer.state.w.exp_avg", "optimizer.state.w.exp_avg_sq",
+                                        "model._orig_mod.w", "optimizer.state.5.exp_avg_sq"};
+    static adam a;
+    told t = {0};
+    begin_training(&a);
+    ckd_session_options o = session_options();
+    ckd_save_options save = *o.save;
+    ckd_store_options store_options = *o.store;
+    save.role_fidelity[CKD_ROLE_MASTER] = CKD_NEAR; /* all that is there stays exact */
+    store_options.on_message = hear;
+    store_options.message_context = &t;
+    o.save = &save;
+    o.store = &store_options;
+    ckd_session *s;
+    ckd_error err;
+    must(ckd_session_open(&s, store_path_of(*state, ""), &o, &err), &err);
+    for (int i = 0; i < 4; i++) {
+        ckd_tensor tensor = tensor_of(names[i]);
+        char weight[] = "model._orig_mod.w";
+        tensor.optimizer = &a.optimizer;
+        tensor.weight = i == 0 ? weight : NULL;
+        must(ckd_session_add(s, &tensor, a.values[i % PARTS == 0 && i ? 1 : i], 0, &err), &err);
+        memset(weight, '?', sizeof(weight) - 1); /* it is copied */
+    }
+    for (uint64_t step = 1; step <= 2; step++) {
+        take_step(&a);
+        must(ckd_session_step(s, step, &err), &err);
+        must(ckd_session_wait(s, CKD_DURABLE, &err), &err);
+    }
+    must(ckd_session_close(s, &err), &err);
+    assert_int_equal(t.count, 1);
+    assert_non_null(strstr(t.last, "'optimizer.state.5.exp_avg_sq'"));
+    ckd_checkpoint c = checkpoint_of(*state, TRAINER_RUN, 2);
+    ckd_store *store = store_reopen(*state, CKD_OPEN_READ);
+    char coding[32];
+    assert_int_equal(stored_as(coding, store, &c, names[3]), CKD_ROLE_OTHER);
+    assert_int_equal(stored_as(coding, store, &c, names[0]), CKD_ROLE_EXP_AVG);
+    assert_int_equal(stored_as(coding, store, &c, names[1]), CKD_ROLE_EXP_AVG_SQ);
+    assert_int_equal(stored_as(coding, store, &c, names[2]), CKD_ROLE_WEIGHT);
+    assert_string_equal(coding, "step");
+    ckd_store_close(store);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        tempdir_test(test_a_save_is_told_of_doubts),
+        tempdir_test(test_a_weight_is_named),
+        tempdir_test(test_a_session_knows_all_names),
+    };
+    scratch_begin();
+    int failed = cmocka_run_group_tests_name("roles_saved", tests, NULL, NULL);
+    scratch_end();
+    return failed;
+}

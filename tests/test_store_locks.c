@@ -1,0 +1,153 @@
+/*
+ * A process may be stopped while it holds a lock of a store: whoever waits for it is told which process that is, and gives
+ * up after the store's time.
+ */
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "base/file.h"
+#include "tests/support/checkpoints.h"
+#include "tests/support/scenes.h"
+#include "tests/support/scratch.h"
+#include "tests/support/tempdir.h"
+
+#define PATIENCE_MS 1200 /* just above the second after which a message comes */
+
+static char said[4096];
+
+static void hear(void *unused, const char *message) {
+    (void)unused;
+    size_t used = strlen(said);
+    snprintf(said + used, sizeof(said) - used, "%s\n", message);
+}
+
+static ckd_status open_store(ckd_store **out, const char *dir, ckd_open_mode mode, ckd_error *err) {
+    ckd_store_options o = CKD_STORE_OPTIONS_INIT;
+    o.lock_timeout_ms = PATIENCE_MS;
+    o.on_message = hear;
+    said[0] = '\0';
+    return ckd_store_open(out, store_path_of(dir, ""), mode, &o, err);
+}
+
+static void make_store(const char *dir, uint64_t steps) {
+    ckd_store *store = store_create(dir);
+    for (uint64_t step = 1; step <= steps; step++) {
+        scene s = scene_of(step);
+        s.base = true;
+        assert_int_equal(scene_save(NULL, store, &s, NULL), CKD_OK);
+    }
+    ckd_store_close(store);
+}
+
+/* A process that takes a lock of the store and is stopped then. */
+static pid_t stopped_holder(const char *dir, const char *name, lock_kind kind) {
+    const char *path = store_path_of(dir, name);
+    pid_t child = fork();
+    if (child == 0) {
+        file_lock *lock;
+        ckd_status status = lock_acquire(&lock, path, kind, true, 0, NULL);
+        raise(SIGSTOP);
+        lock_release(lock);
+        _exit(status == CKD_OK ? 0 : 1);
+    }
+    int how;
+    assert_int_equal(waitpid(child, &how, WUNTRACED), child);
+    assert_true(WIFSTOPPED(how));
+    return child;
+}
+
+static void let_go(pid_t child) {
+    int how;
+    assert_int_equal(kill(child, SIGCONT), 0);
+    assert_int_equal(waitpid(child, &how, 0), child);
+    assert_true(WIFEXITED(how) && WEXITSTATUS(how) == 0);
+}
+
+static void assert_names(const char *text, pid_t child) {
+    char stopped[96];
+    snprintf(stopped, sizeof(stopped), "which is stopped (kill -CONT %d lets it go on)", (int)child);
+    if (!strstr(text, stopped)) {
+        fail_msg("'%s' is not in '%s'", stopped, text);
+    }
+}
+
+static void test_the_publish_lock(void **state) {
+    ckd_store *store;
+    ckd_error err = {0};
+    make_store(*state, 1);
+    pid_t child = stopped_holder(*state, "data/lock", LOCK_EXCLUSIVE);
+    assert_int_equal(open_store(&store, *state, CKD_OPEN_WRITE, &err), CKD_E_BUSY);
+    assert_non_null(strstr(said, "for the lock data/lock, held by process"));
+    assert_names(said, child);
+    assert_names(err.message, child);
+    assert_non_null(strstr(err.message, "then try again"));
+    assert_non_null(strstr(err.file, "data/lock"));
+    let_go(child);
+    assert_int_equal(open_store(&store, *state, CKD_OPEN_WRITE, &err), CKD_OK);
+    assert_string_equal(said, "");
+    ckd_store_close(store);
+}
+
+/* Whoever unlinks holds the reader lock exclusively: loads, saves and verifications wait for it. */
+static void test_a_stopped_unlinker(void **state) {
+    ckd_store *store;
+    ckd_error err = {0};
+    ckd_verify_result *result = NULL;
+    scene first = scene_of(1);
+    make_store(*state, 1);
+    assert_int_equal(open_store(&store, *state, CKD_OPEN_READ, &err), CKD_OK);
+    pid_t child = stopped_holder(*state, "data/readers", LOCK_EXCLUSIVE);
+    assert_int_equal(scene_load(store, &first, &err), CKD_E_BUSY);
+    assert_names(said, child);
+    assert_names(err.message, child);
+    said[0] = '\0';
+    assert_int_equal(ckd_store_verify(&result, store, NULL, &err), CKD_E_BUSY);
+    assert_names(said, child);
+    assert_names(err.message, child);
+    let_go(child);
+    assert_int_equal(scene_load(store, &first, &err), CKD_OK);
+    ckd_store_close(store);
+}
+
+/* A stopped load keeps what it reads from being removed. */
+static void test_a_stopped_reader(void **state) {
+    ckd_store *store;
+    ckd_error err = {0};
+    ckd_checkpoint_list *list;
+    ckd_collected result;
+    ckd_collect_options all = CKD_COLLECT_OPTIONS_INIT;
+    all.all = 1;
+    make_store(*state, 2);
+    assert_int_equal(open_store(&store, *state, CKD_OPEN_WRITE, &err), CKD_OK);
+    pid_t child = stopped_holder(*state, "data/readers", LOCK_SHARED);
+    assert_int_equal(ckd_store_list(&list, store, NULL, &err), CKD_OK);
+    assert_int_equal(ckd_store_delete(store, &list->items[0].id, 1, NULL, &err), CKD_OK);
+    ckd_checkpoint_list_free(list);
+    assert_int_equal(ckd_store_collect(&result, store, &all, &err), CKD_E_BUSY);
+    assert_non_null(strstr(said, "waiting until nobody can read what is to be removed"));
+    assert_names(said, child);
+    let_go(child);
+    assert_int_equal(ckd_store_collect(&result, store, &all, &err), CKD_OK);
+    assert_int_equal(result.checkpoints, 1);
+    ckd_store_close(store);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {tempdir_test(test_the_publish_lock),
+                                       tempdir_test(test_a_stopped_unlinker),
+                                       tempdir_test(test_a_stopped_reader)};
+    scratch_begin();
+    int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    scratch_end();
+    return failed;
+}
