@@ -219,6 +219,7 @@ static ckd_status complete_manifest(ckd_save *save, manifest *m, ckd_error *err)
     if (status != CKD_OK) {
         return status;
     }
+    save->views.values_only = true; /* from here on, views only lead to older records */
     status = closure_name_files(m, &save->views, v, err);
     if (status == CKD_OK) {
         status = view_attach_measures(v, CKD_E_MISMATCH, err);

@@ -61,6 +61,8 @@ typedef struct known_rows {
     size_t count, capacity;
 } known_rows;
 
+#define PAIR_ROOMS 2 /* one pair may begin while the last one is being coded */
+
 /* What lossy tensors need, all of a save. */
 typedef struct save_tiles {
     held_tile held[2];
@@ -75,10 +77,11 @@ typedef struct save_tiles {
     bytes *rooms; /* as many */
     tile_rooms statistics;
     lattice_scratch scratch;
-    known_rows known_rows;       /* of the tile that is pushed */
-    kept_second *spare;          /* that belong to nothing: their memory is used again */
-    uint64_t pairs_held;         /* bytes of moments' values in memory */
-    bytes pair_room;             /* of moments' values that nobody needs any more, for the next ones */
+    known_rows known_rows; /* of the tile that is pushed */
+    kept_second *spare;    /* that belong to nothing: their memory is used again */
+    uint64_t pairs_held;   /* bytes of moments' values in memory */
+    bytes
+        pair_rooms[PAIR_ROOMS]; /* where moments' values were that nobody needs any more, for the next ones */
     struct lossy_device *device; /* room for what a tile on a device takes; NULL: none was there yet */
 } save_tiles;
 

@@ -17,14 +17,31 @@ static uint64_t values_size(const kept_second *k) {
     return 2 * k->count * sizeof(uint16_t);
 }
 
+static bytes *smallest_room(save_tiles *all) {
+    bytes *smallest = all->pair_rooms;
+    for (size_t i = 1; i < PAIR_ROOMS; i++) {
+        smallest = all->pair_rooms[i].capacity < smallest->capacity ? &all->pair_rooms[i] : smallest;
+    }
+    return smallest;
+}
+
+static bytes *largest_room(save_tiles *all) {
+    bytes *largest = all->pair_rooms;
+    for (size_t i = 1; i < PAIR_ROOMS; i++) {
+        largest = all->pair_rooms[i].capacity > largest->capacity ? &all->pair_rooms[i] : largest;
+    }
+    return largest;
+}
+
 /* In memory: in the room of another one that is through, if there is such. */
 static ckd_status values_begin(ckd_save *save, kept_second *k, ckd_error *err) {
     save_tiles *all = save->tiles;
     if (all->pairs_held + values_size(k) > save->staging / PAIR_SHARE) {
         return file_scratch_open(&k->file, save->scratch.text, err);
     }
-    k->values = all->pair_room;
-    all->pair_room = (bytes){0};
+    bytes *room = largest_room(all);
+    k->values = *room;
+    *room = (bytes){0};
     if (!bytes_scratch(&k->values, values_size(k), "moments", err)) {
         return CKD_E_NOMEM;
     }
@@ -33,11 +50,11 @@ static ckd_status values_begin(ckd_save *save, kept_second *k, ckd_error *err) {
 }
 
 void pair_end(save_tiles *all, kept_second *k) {
-    bytes *room = &all->pair_room;
+    bytes *room = smallest_room(all);
     if (k->held != LOSSY_NONE && !k->file) {
         all->pairs_held -= values_size(k);
     }
-    if (k->values.capacity > room->capacity) { /* the larger one stays, for the next ones */
+    if (k->values.capacity > room->capacity) { /* the larger one stays */
         bytes was = *room;
         *room = k->values;
         k->values = was;

@@ -46,7 +46,9 @@ void save_tiles_free(save_tiles *all) {
     held_tile_free(&all->held[0]);
     held_tile_free(&all->held[1]);
     kept_seconds_free(all->spare);
-    bytes_free(&all->pair_room);
+    for (size_t i = 0; i < PAIR_ROOMS; i++) {
+        bytes_free(&all->pair_rooms[i]);
+    }
     for (uint32_t i = 0; i < all->loader_count; i++) {
         decoder_free(&all->loaders[i]);
         bytes_free(&all->rooms[i]);
@@ -68,8 +70,10 @@ void save_tiles_give_back(save_tiles *all, uint64_t most) {
     if (r->left.capacity + r->right.capacity + r->small.capacity + r->scratch.capacity > most) {
         low_rank_room_free(r);
     }
-    if (all->pair_room.capacity > most) {
-        bytes_free(&all->pair_room);
+    for (size_t i = 0; i < PAIR_ROOMS; i++) {
+        if (all->pair_rooms[i].capacity > most) {
+            bytes_free(&all->pair_rooms[i]);
+        }
     }
     for (uint32_t i = 0; i < 2; i++) {
         low_rank *f = &all->held[i].tile.factors;

@@ -253,9 +253,9 @@ static bool has_checkpoint(const older_file *f, const ckd_id *id) {
 static ckd_status open_within(view **out, view_cache *cache, const view *root, const ckd_id *id,
                               ckd_error *err) {
     size_t total = root->manifest.file_count, count = 0;
-    chunk **chunks = calloc(total + 1, sizeof(*chunks));
-    uint32_t *files = calloc(total + 1, sizeof(*files));
-    ckd_status status = chunks && files ? CKD_OK : err_nomem(err, total * sizeof(*chunks), "chunk handles");
+    chunk **chunks = calloc(total + 1, sizeof(*chunks) + sizeof(uint32_t));
+    uint32_t *files = chunks ? (uint32_t *)(void *)(chunks + total + 1) : NULL;
+    ckd_status status = chunks ? CKD_OK : err_nomem(err, total * sizeof(*chunks), "chunk handles");
     for (size_t i = 0; i < total && status == CKD_OK; i++) {
         const older_file *f;
         status = open_older(&f, cache, root, i, err);
@@ -275,7 +275,6 @@ static ckd_status open_within(view **out, view_cache *cache, const view *root, c
         status = view_open_within(out, root, id, chunks, files, count, err);
     }
     free(chunks);
-    free(files);
     return status;
 }
 
