@@ -1,13 +1,16 @@
 """Breaks the code in one place at a time, and sees whether the tests of its area notice.
 
-    mutants.py [--seed N] [--count N] [--area NAME]... [--campaign SECONDS] [--jobs N] [--check] [--out FILE]
+    mutants.py [--seed N] [--count N] [--area NAME]... [--campaign SECONDS] [--jobs N] [--out FILE]
 
 Mutants are drawn by the seed, kind after kind: a sync that is gone, two steps in the other order, a check or a call that is dropped, a bound that is one
-off, a condition that is turned round. Each is built in a copy of the tracked files, and the tests that areas.json names for its file run until one fails; then,
-if asked for, the campaign. What does not compile is drawn anew. The last line reads `N mutants, N caught, N survived`; survivors are listed before it.
+off, a condition that is turned round. Each is built in a copy of the tracked files. The tests that areas.json names for its file run, the fastest first,
+until one fails; then the campaign, if asked for. A mutant that does not compile is replaced by another one. Several are tried side by side, each in a
+copy of its own. Results are written to FILE one by one, and a run with the same FILE goes on from there. The last line reads
+`N mutants, N caught, N survived`; survivors are listed before it.
 """
 
 import argparse
+import concurrent.futures
 import glob
 import json
 import os
@@ -17,6 +20,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 
@@ -116,40 +120,54 @@ def all_mutants(areas, wanted):
 
 
 class Workshop:
-    def __init__(self, args, areas):
+    """A copy of the sources, in which one mutant at a time is built and tried."""
+
+    def __init__(self, args, areas, like=None):
         self.args, self.areas = args, areas
         self.root = Path(tempfile.mkdtemp(prefix="mutants-"))
+        self.usual = like.usual if like else {}  # seconds that a test takes on unbroken code
+        if like:
+            shutil.copytree(like.root, self.root, dirs_exist_ok=True, symlinks=True)
+            self.build = like.build
+            return
         files = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True).stdout.decode().split("\0")
         for name in filter(None, files):
             if (ROOT / name).is_file():
                 (self.root / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(ROOT / name, self.root / name)
         self.build = self.command(["make", "-s", "print-build-dir"]).stdout.split("\n")[0]
-        self.usual = {}  # seconds that a test takes on unbroken code
 
     def command(self, command, timeout=None):
         env = {k: v for k, v in os.environ.items() if k not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS", "GNUMAKEFLAGS")}
         env.update(CKPTDELTA_BUILD=str(self.root / getattr(self, "build", "")), CKD_POWER_SITES="0", CKD_POWER_STATES="40")
+        env.update(CKPTDELTA=f"{env['CKPTDELTA_BUILD']}/ckptdelta", PYTHONDONTWRITEBYTECODE="1")
+        env.setdefault("TMPDIR", "/dev/shm" if os.access("/dev/shm", os.W_OK) else "/tmp")
         process = subprocess.Popen(command, cwd=self.root, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                                    stderr=subprocess.STDOUT, text=True, errors="replace", start_new_session=True)
         try:
-            process.communicate_out = process.communicate(timeout=timeout)[0]
-            return subprocess.CompletedProcess(command, process.returncode, process.communicate_out)
+            text = process.communicate(timeout=timeout)[0]
+            return subprocess.CompletedProcess(command, process.returncode, text)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, 9)
             process.communicate()
             return subprocess.CompletedProcess(command, -9, "takes too long")
 
-    def make(self, *targets):
-        return self.command(["make", f"-j{self.args.jobs}", "LINT=", *targets])
+    def make(self, *targets, jobs=1):
+        return self.command(["make", f"-j{jobs}", "LINT=", *targets])
 
     def run_test(self, name):
-        made = self.make(f"{self.build}/tests/{name}")
+        program = not name.endswith(".py")
+        made = self.make(f"{self.build}/tests/{name}" if program else "programs")
         if made.returncode != 0:
             return made
-        return self.command([f"{self.build}/tests/{name}"], timeout=max(60, 8 * self.usual.get(name, 75)))
+        command = [f"{self.build}/tests/{name}"] if program else \
+            [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-o", "markers=slow", f"tests/{name}"]
+        return self.command(command, timeout=max(60, 8 * self.usual.get(name, 75)))
 
     def prepare(self, names):
+        """Runs the tests on unbroken code, which also says how long they take."""
+        self.make("programs", *(f"{self.build}/tests/{n}" for n in names if not n.endswith(".py")),
+                  f"{self.build}/tests/libcampaign_faults.so", jobs=self.args.jobs)
         for name in names:
             begun = time.monotonic()
             result = self.run_test(name)
@@ -170,7 +188,7 @@ class Workshop:
         try:
             if self.make(f"{self.build}/obj/internal.a").returncode != 0:
                 return None
-            for name in self.areas[mutant.area]["tests"]:
+            for name in sorted(self.areas[mutant.area]["tests"], key=self.usual.get):
                 if self.run_test(name).returncode not in (0, 77):
                     return name
             if self.args.campaign and self.campaign(seed).returncode != 0:
@@ -194,15 +212,51 @@ def draw(mutants, seed):
                 yield kinds[kind].pop()
 
 
+class Results:
+    """What is known, on the disk after each mutant."""
+
+    def __init__(self, args):
+        self.args, self.lock, self.known = args, threading.Lock(), {}
+        if args.out and Path(args.out).exists():
+            saved = json.loads(Path(args.out).read_text())
+            if saved["seed"] == args.seed:
+                self.known = {r["mutant"]: r for r in saved["results"]}
+
+    def add(self, mutant, caught):
+        what = mutant.describe((ROOT / mutant.path).read_text())
+        with self.lock:
+            self.known[what] = {"mutant": what, "kind": mutant.kind, "area": mutant.area, "caught": caught}
+            if caught is not None:
+                print(f"{'caught by ' + caught if caught else 'SURVIVED'}: {what}", flush=True)
+            if self.args.out:
+                Path(self.args.out).write_text(json.dumps({"seed": self.args.seed, "results": list(self.known.values())}, indent=1))
+
+    def count(self):
+        return sum(r["caught"] is not None for r in self.known.values())
+
+
+def try_all(workshop, drawn, results, until):
+    """A worker: the next mutant, until there are enough. `drawn` is shared, and so is its lock."""
+    while time.monotonic() < until:
+        with results.lock:
+            mutant = next(drawn, None)
+            if mutant is None or results.count() + results.busy >= workshop.args.count:
+                return
+            results.busy += 1
+        caught = workshop.try_mutant(mutant, workshop.args.seed)
+        with results.lock:
+            results.busy -= 1
+        results.add(mutant, caught)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--count", type=int, default=20)
     parser.add_argument("--area", action="append", default=[])
     parser.add_argument("--campaign", type=int, default=0, help="seconds of it for what the tests do not catch")
-    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="mutants at a time")
     parser.add_argument("--seconds", type=float, default=0, help="begin no other mutant after so long")
-    parser.add_argument("--check", action="store_true", help="run the tests on unbroken code first, which also says how long they may take")
     parser.add_argument("--list", action="store_true", help="only say what would be tried")
     parser.add_argument("--out", help="a file for the results, as JSON")
     args = parser.parse_args()
@@ -214,29 +268,26 @@ def main():
         for _, m in zip(range(args.count), drawn):
             print(m.describe((ROOT / m.path).read_text()))
         return
-    workshop = Workshop(args, areas)
-    results, begun = [], time.monotonic()
+    results = Results(args)
+    results.busy = 0
+    left = (m for m in drawn if m.describe((ROOT / m.path).read_text()) not in results.known)
+    first = Workshop(args, areas)
+    workshops = [first]
     try:
-        chosen = args.area or list(areas)
-        if args.check:
-            workshop.prepare(sorted({t for a in chosen for t in areas[a]["tests"]}))
-        begun = time.monotonic()
-        for m in drawn:
-            if len(results) == args.count or (args.seconds and time.monotonic() - begun > args.seconds):
-                break
-            caught = workshop.try_mutant(m, args.seed)
-            if caught is not None:
-                what = m.describe((ROOT / m.path).read_text())
-                results.append({"mutant": what, "kind": m.kind, "area": m.area, "caught": caught})
-                print(f"{'caught by ' + caught if caught else 'SURVIVED'}: {what}", flush=True)
+        first.prepare(sorted({t for a in args.area or areas for t in areas[a]["tests"]}))
+        workshops += [Workshop(args, areas, first) for _ in range(1, args.jobs)]
+        until = time.monotonic() + args.seconds if args.seconds else float("inf")
+        with concurrent.futures.ThreadPoolExecutor(len(workshops)) as pool:
+            for done in [pool.submit(try_all, w, left, results, until) for w in workshops]:
+                done.result()
     finally:
-        shutil.rmtree(workshop.root, ignore_errors=True)
-    survived = [r for r in results if not r["caught"]]
+        for w in workshops:
+            shutil.rmtree(w.root, ignore_errors=True)
+    tried = [r for r in results.known.values() if r["caught"] is not None]
+    survived = [r for r in tried if not r["caught"]]
     for r in survived:
         print(f"survived: {r['mutant']}")
-    if args.out:
-        Path(args.out).write_text(json.dumps({"seed": args.seed, "results": results}, indent=1))
-    print(f"{len(results)} mutants, {len(results) - len(survived)} caught, {len(survived)} survived")
+    print(f"{len(tried)} mutants, {len(tried) - len(survived)} caught, {len(survived)} survived")
 
 
 if __name__ == "__main__":
