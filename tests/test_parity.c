@@ -713,7 +713,9 @@ static void *save_on(void *context) {
     s->status = scene_open(&store, s->dir, CKD_OPEN_WRITE, NULL);
     for (uint64_t step = 4; step < 24 && s->status == CKD_OK; step++) {
         scene x = scene_of(step); /* some of them deltas */
-        s->status = scene_save(NULL, store, &x, NULL);
+        do { /* a file that a delta builds on may be gone at the commit, until it is repaired */
+            s->status = scene_save(NULL, store, &x, NULL);
+        } while (s->status == CKD_E_NOT_FOUND);
     }
     ckd_store_close(store);
     return NULL;

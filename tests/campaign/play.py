@@ -51,10 +51,12 @@ class Player(Looker):
             missing = [a for a in op.get("args", []) if "@" in a and not model.find(a)]
             self.expect(result, *([3] if missing and fine else [0] if fine and not missing else [0, 1, 3]), fault=op.get("fault"))
         saved = None
-        if result.code == 0:
+        if result.code == 0 and (result.out or not op.get("fault")):  # that output fails undoes no save
             c = result.json()["checkpoints"][0]
             saved = (c["run"], c["step"], c["id"])
         self.look_saved(op, saved, there)
+        if result.code == 0 and not saved and "branch" not in op.get("args", []) and not model.find(f"{op['run']}@{op['step']}"):
+            raise Failure("lost", f"a save of {op['run']}@{op['step']} ended with 0, and {store} does not list it")
 
     def look_saved(self, op, saved, there=None):
         """Is what was saved there, and does it load? `saved` has run, step and id; None if the save failed."""
@@ -137,8 +139,9 @@ class Player(Looker):
         result = self.run_op(op)
         allowed, stay, maybe = self.policy_effect(model, op.get("run"), keep, undo)
         if not model.hurt:
-            self.expect(result, *([0] if not op.get("run") or op["run"] in model.runs() else [0, 3]), fault=op.get("fault"))
-        if result.code == 0:
+            rules = keep or None in model.policies or (op["run"] in model.policies if op.get("run") else model.policies)
+            self.expect(result, *([2] if not rules else [0] if not op.get("run") or op["run"] in model.runs() else [0, 3]), fault=op.get("fault"))
+        if result.code == 0 and (result.out or not op.get("fault")):
             self.check_decisions(model, result.json(), stay, maybe, allowed)
         self.look(store, {i: p if result.code == 0 else p | {LISTED} for i, p in allowed.items()})
         self.verify(store)
