@@ -316,7 +316,7 @@ class Player(Looker):
             return
         self.load(op["store"], entry, show=False)
         whole = st.read(self.folder / "out.safetensors")[0] if (self.folder / "out.safetensors").exists() else {}
-        chosen = [n for n, (dtype, shape, _) in whole.items() if shape and dtype in NUMPY and shape[0] > 0]
+        chosen = [n for n, (dtype, shape, _) in whole.items() if shape and dtype in NUMPY and all(n > 0 for n in shape[:len(op["cut"])])]
         if not chosen:
             return
         name = chosen[op["which"] % len(chosen)]
