@@ -8,7 +8,6 @@
 #define DEFAULT_DEPTH     16
 #define DEFAULT_LOAD_COST 4.0
 #define DEFAULT_PACK      (UINT64_C(256) << 10)
-#define VIEWS_AT_MOST     256 /* open at a time */
 #define NAP_NS            UINT64_C(100000000)
 #define OLD_BYTES         (UINT64_C(16) << 20)
 #define ROOM_FOR_OLD      (8 * OLD_BYTES)
@@ -178,7 +177,7 @@ static ckd_status count_readers(compacting *x, ckd_error *err) {
         if (!compact_is_unwanted(&x->c, &x->order[i]->m.checkpoint.id)) {
             status = compact_count_readers(&x->c, &x->order[i]->m, err);
         }
-        if (x->c.views.count > VIEWS_AT_MOST) {
+        if (x->c.views.count > COMPACT_VIEWS_MAX) {
             compact_forget_views(&x->c);
         }
     }
@@ -247,8 +246,7 @@ static ckd_status add_item(ckd_compacted **item, compacting *x, const ckd_checkp
     return CKD_OK;
 }
 
-/* Damage, or others were quicker: that is this checkpoint's matter, and the rest can go on. */
-static bool concerns_one(ckd_status status, const ckd_error *why) {
+bool compact_concerns_one(ckd_status status, const ckd_error *why) {
     return status == CKD_E_NOT_FOUND || status == CKD_E_EXISTS || status == CKD_E_UNSUPPORTED ||
            is_damage(status, why);
 }
@@ -256,7 +254,7 @@ static bool concerns_one(ckd_status status, const ckd_error *why) {
 static ckd_status finish_item(compacting *x, const ckd_checkpoint *k, const rewrite_plan *p, uint64_t stored,
                               ckd_status status, const ckd_error *why, ckd_error *err) {
     ckd_compacted *item = NULL;
-    if (status != CKD_OK && !concerns_one(status, why)) {
+    if (status != CKD_OK && !compact_concerns_one(status, why)) {
         return err_from(err, status, why);
     }
     if (status == CKD_OK && !p->why) {
@@ -334,7 +332,7 @@ static ckd_status compact_one(compacting *x, const need *n, ckd_error *err) {
     status = finish_item(x, k, &p, stored, status, &why, err);
     rewrite_plan_free(&p);
     lock_release(readers);
-    if ((writes && !c->options.dry_run) || c->views.count > VIEWS_AT_MOST) {
+    if ((writes && !c->options.dry_run) || c->views.count > COMPACT_VIEWS_MAX) {
         compact_forget_views(c);
     }
     c->done = done + k->stored_bytes;
@@ -452,6 +450,9 @@ static ckd_status begin(compacting *x, ckd_error *err) {
         status = compact_worker_init(&c->workers[c->worker_count], &c->columns, err);
     }
     c->all = &x->all;
+    if (status == CKD_OK && !c->options.dry_run && !c->options.estimate) {
+        status = compact_bring_over(c, err);
+    }
     if (status == CKD_OK) {
         status = needs_read(&x->all, c->store, err);
     }

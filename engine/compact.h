@@ -2,6 +2,7 @@
  * Compaction: rewriting checkpoints so that they build on others, or are stored otherwise, and load to the same bits. Internal to engine/.
  *
  *   compact.c          the call: what is wanted, in which order, what goes afterwards
+ *   compact_early.c    manifests of early versions, before anything else
  *   compact_order.c    in which order, for those that build on each other
  *   compact_examine.c  one checkpoint: what becomes of each of its blocks
  *   compact_keep.c     what deleted checkpoints have left: is it smaller than coding anew what builds on it?
@@ -55,6 +56,8 @@ typedef struct hash_set {
     size_t count, capacity;
 } hash_set;
 
+#define COMPACT_VIEWS_MAX 256 /* open at a time; about */
+
 typedef struct compaction {
     ckd_store *store;
     ckd_compact_options options;
@@ -85,8 +88,17 @@ ckd_status compact_note(compaction *c, const ckd_id *checkpoint, block_load *blo
                         ckd_error *err);
 /* So many bytes were read or written: waits if that was too fast, tells the caller. CANCELLED. */
 ckd_status compact_pace(compaction *c, uint64_t size, uint64_t done, ckd_error *err);
+/* Damage of a checkpoint, or others were quicker: that is its own matter, and the rest can go on. */
+bool compact_concerns_one(ckd_status status, const ckd_error *why);
 /* Views that were opened before something was published may be old. */
 void compact_forget_views(compaction *c);
+
+/* ---- compact_early.c ---- */
+/*
+ * Gives every checkpoint, those in the trash included, a manifest that names all files that a load reads: manifests of early versions leave that to those of their
+ * dependencies, which are going to be rewritten. Takes the publish lock. Errors: as needs_read and need_name_files.
+ */
+ckd_status compact_bring_over(compaction *c, ckd_error *err);
 
 /* ---- compact_order.c ---- */
 /*

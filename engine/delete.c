@@ -176,11 +176,9 @@ static ckd_status check_name(const needs *n, const need *x, ckd_error *err) {
 }
 
 static ckd_status check_return(const ckd_store *store, const needs *n, const need *x, ckd_error *err) {
-    for (size_t k = 0; k < x->m.dependency_count && x->was_own_only; k++) {
-        if (!needs_find(n, &x->m.dependencies[k])) {
-            return err_set(err, CKD_E_NOT_FOUND, "what %s@%llu is a delta on has been removed",
-                           x->m.checkpoint.run, (unsigned long long)x->m.checkpoint.step);
-        }
+    if (x->was_own_only && !needs_has_dependencies(n, x)) {
+        return err_set(err, CKD_E_NOT_FOUND, "what %s@%llu is a delta on has been removed",
+                       x->m.checkpoint.run, (unsigned long long)x->m.checkpoint.step);
     }
     ckd_status status = check_name(n, x, err);
     return status == CKD_OK ? check_files(store, &x->m, err) : status;
@@ -192,6 +190,11 @@ static ckd_status undelete_chosen(ckd_store *store, needs *n, uint64_t unused, c
     for (size_t i = 0; i < n->count && status == CKD_OK; i++) {
         const need *x = &n->items[i];
         status = x->chosen && !x->superseded ? check_return(store, n, x, err) : CKD_OK;
+    }
+    for (size_t i = 0; i < n->count && status == CKD_OK; i++) { /* what it depends on may stay in the trash */
+        need *x = &n->items[i];
+        bool own_only = x->chosen && !x->superseded && x->was_own_only;
+        status = own_only ? need_name_files(x, store, err) : CKD_OK;
     }
     for (size_t i = 0; i < n->count && status == CKD_OK; i++) {
         const tombstone *t = &n->items[i].dead;

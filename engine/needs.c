@@ -1,6 +1,5 @@
 #include "engine/needs.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 
 static int by_id(const void *a, const void *b) {
@@ -39,8 +38,6 @@ static ckd_status read_need(needs *to, const ckd_store *store, const manifest_na
     return err_except(err, status, CKD_E_NOT_FOUND, &why);
 }
 
-static ckd_status complete(needs *n, ckd_error *err);
-
 ckd_status needs_read(needs *out, const ckd_store *store, ckd_error *err) {
     manifest_list names = {0}, tombstones = {0};
     *out = (needs){0};
@@ -67,7 +64,7 @@ ckd_status needs_read(needs *out, const ckd_store *store, ckd_error *err) {
         n->superseded =
             id_equal(&n->m.checkpoint.id, &before->m.checkpoint.id) && n->is_dead == before->is_dead;
     }
-    status = complete(out, err);
+    status = needs_complete(out, err);
     if (status != CKD_OK) {
         needs_free(out);
     }
@@ -116,99 +113,6 @@ ckd_status needs_choose(needs *n, const ckd_id *ids, size_t count, bool dead, ck
         }
     }
     return CKD_OK;
-}
-
-/* ---- manifests of early versions ---- */
-
-/* Adds the files of what x depends on, and of what that depends on. */
-static ckd_status add_older(needs *n, need *x, const need **todo, ckd_error *err) {
-    size_t count = 0, done = 0;
-    ckd_status status = CKD_OK;
-    const need *at = x;
-    do {
-        for (size_t i = 0; i < at->m.dependency_count && at->was_own_only && status == CKD_OK; i++) {
-            const need *d = needs_find(n, &at->m.dependencies[i]);
-            bool known = !d || d == x;
-            for (size_t k = 0; k < count && !known; k++) {
-                known = todo[k] == d;
-            }
-            if (!known) {
-                todo[count++] = d;
-                status = manifest_add_files(&x->m, d->m.files,
-                                            d->was_own_only ? d->m.own_count : d->m.file_count, err);
-            }
-        }
-        at = done < count ? todo[done++] : NULL;
-    } while (at && status == CKD_OK);
-    x->m.own_only = false;
-    return status;
-}
-
-static ckd_status complete(needs *n, ckd_error *err) {
-    const need **todo = calloc(n->count + 1, sizeof(*todo));
-    ckd_status status = todo ? CKD_OK : err_nomem(err, n->count * sizeof(*todo), "manifests");
-    for (size_t i = 0; i < n->count; i++) {
-        n->items[i].was_own_only = n->items[i].m.own_only;
-    }
-    for (size_t i = 0; i < n->count && status == CKD_OK; i++) {
-        if (n->items[i].was_own_only) {
-            status = add_older(n, &n->items[i], todo, err);
-        }
-    }
-    free(todo);
-    return status;
-}
-
-static ckd_status publish_next(need *x, const ckd_store *store, ckd_error *err) {
-    ckd_checkpoint *c = &x->m.checkpoint;
-    if (c->generation == UINT32_MAX) {
-        return err_set(err, CKD_E_UNSUPPORTED, "%s@%llu has the last generation that there is", c->run,
-                       (unsigned long long)c->step);
-    }
-    c->generation++;
-    c->stored_bytes -= x->m.file_bytes; /* store_read_manifest has added them */
-    char hex[CKD_ID_TEXT], temp[64];
-    ckd_id_text(hex, &c->id);
-    snprintf(temp, sizeof(temp), ".tmp-%s", hex);
-    pathname temporary = path_of(store->path, DIR_MANIFESTS, temp);
-    bytes data = {0};
-    manifest_encode(&data, &store->id, &x->m);
-    ckd_status status = data.failed ? err_nomem(err, data.size, "a manifest") : CKD_OK;
-    if (status == CKD_OK) {
-        status = file_publish_bytes(path_manifest(store->path, c->run, c->step, c->generation).text,
-                                    temporary.text, data.data, data.size, err);
-        if (status != CKD_OK) {
-            file_remove(temporary.text, true, NULL);
-        }
-    }
-    c->stored_bytes += data.size;
-    x->m.file_bytes = data.size;
-    bytes_free(&data);
-    return status;
-}
-
-static bool reaches_chosen(const needs *n, const need *x) {
-    for (const need *g = n->items; g < end_of(n); g++) {
-        for (size_t i = 0; g->chosen && i < g->m.own_count; i++) {
-            for (size_t k = x->m.own_count; k < x->m.file_count; k++) {
-                if (id_equal(&x->m.files[k].id, &g->m.files[i].id)) {
-                    return true;
-                }
-            }
-        }
-    }
-    return false;
-}
-
-ckd_status needs_name_older(needs *n, const ckd_store *store, ckd_error *err) {
-    ckd_status status = CKD_OK;
-    for (need *x = n->items; x < end_of(n) && status == CKD_OK; x++) {
-        if (x->was_own_only && !x->chosen && !x->is_dead && !x->superseded && reaches_chosen(n, x)) {
-            status = publish_next(x, store, err);
-            x->was_own_only = status != CKD_OK;
-        }
-    }
-    return status;
 }
 
 /* ---- writers ---- */

@@ -40,10 +40,20 @@ ckd_status needs_choose(needs *n, const ckd_id *ids, size_t count, bool dead, ck
  * publish lock, so that no writer begins meanwhile. Errors: IO, CORRUPT and UNSUPPORTED (an intent that cannot be read: what it names is not known), NOMEM.
  */
 ckd_status needs_mark_in_use(needs *n, const ckd_store *store, ckd_error *err);
+
+/* ---- needs_early.c: manifests of early versions, which name own files only ---- */
+/* For needs_read: gives them the files that the newest manifests of their dependencies name. Errors: NOMEM. */
+ckd_status needs_complete(needs *n, ckd_error *err);
+/* Has each dependency of x a manifest, be it in the trash? */
+bool needs_has_dependencies(const needs *n, const need *x);
 /*
- * Manifests of early versions find their older files by the manifests of their dependencies: before chosen ones go, those that build on them are published as a
- * next generation that names these files. Under the publish lock. Errors: IO, NOSPACE, NOMEM.
+ * Publishes a manifest that names all files of x: a next generation, or in the trash one in place of the old one. Under the publish lock; the catalog is the
+ * caller's. Errors: UNSUPPORTED (the last generation), IO, NOSPACE, NOMEM.
  */
+ckd_status need_name_files(need *x, const ckd_store *store, ckd_error *err);
+/* Does that for all that have one of an early version, so that what they depend on can be rewritten. Errors: as need_name_files. */
+ckd_status needs_name_all(needs *n, const ckd_store *store, ckd_error *err);
+/* Does that for those that depend on chosen ones, so that these can go. Errors: as need_name_files. */
 ckd_status needs_name_older(needs *n, const ckd_store *store, ckd_error *err);
 
 #endif

@@ -57,29 +57,13 @@ static ckd_status uses_of(file_uses *out, const needs *n, ckd_error *err) {
 
 /* ---- which may go ---- */
 
-/*
- * Chooses what is dead and of which the time is over, but for what a writer at work may read. Of manifests of early versions that stay, the dependencies stay, too: only
- * their manifests tell which files those need.
- */
+/* Chooses what is dead and of which the time is over, but for what a writer at work may read. */
 static ckd_status choose_expired(needs *n, const ckd_store *store, bool all, ckd_error *err) {
     uint64_t now = clock_wall_ns();
     ckd_status status = needs_mark_in_use(n, store, err);
     for (size_t i = 0; i < n->count; i++) {
         need *x = &n->items[i];
         x->chosen = x->is_dead && !x->in_use && (all || x->dead.until_ns <= now);
-    }
-    for (bool changed = true; changed;) {
-        changed = false;
-        for (size_t i = 0; i < n->count; i++) {
-            const need *x = &n->items[i];
-            for (size_t k = 0; k < x->m.dependency_count && !x->chosen && x->was_own_only; k++) {
-                need *d = needs_find(n, &x->m.dependencies[k]);
-                changed = changed || (d && d->chosen);
-                if (d) {
-                    d->chosen = false;
-                }
-            }
-        }
     }
     return status;
 }
@@ -201,8 +185,11 @@ static ckd_status collect(ckd_collected *out, const ckd_store *store, bool all, 
     if (status == CKD_OK) {
         count_up(out, &n, &files);
     }
-    if (status == CKD_OK && !dry) {
-        status = out->checkpoints ? remove_files(store, &files, give_up, err) : CKD_OK;
+    if (status == CKD_OK && !dry) { /* manifests that stay must not need those that go */
+        status = out->checkpoints ? needs_name_older(&n, store, err) : CKD_OK;
+        if (status == CKD_OK && out->checkpoints) {
+            status = remove_files(store, &files, give_up, err);
+        }
         if (status == CKD_OK && out->checkpoints) {
             status = remove_manifests(store, &n, err);
         }
