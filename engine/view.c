@@ -84,11 +84,12 @@ static size_t count_kind(const view *v, record_kind kind) {
     return count;
 }
 
-/* What is the same to readers stands in the order of the files. */
+/* What is the same to readers stands in the order of the files, and of the records in each. */
 static int by_content(const void *a, const void *b) {
     const view_block *x = a, *y = b;
     int order = (x->record->kind > y->record->kind) - (x->record->kind < y->record->kind);
     order = order ? order : memcmp(&x->record->content, &y->record->content, sizeof(hash128));
+    order = order ? order : (x->file > y->file) - (x->file < y->file);
     return order ? order : (x->record > y->record) - (x->record < y->record);
 }
 
