@@ -212,8 +212,9 @@ static bool is_cold(const compacting *x, const ckd_checkpoint *k) {
 }
 
 /* By its manifest alone: may there be something to do? */
-static bool may_need_work(const compacting *x, const manifest *m) {
+static bool may_need_work(const compacting *x, const need *n) {
     const compaction *c = &x->c;
+    const manifest *m = &n->m;
     const ckd_checkpoint *k = &m->checkpoint;
     bool folds = false;
     for (size_t i = 0; i < m->dependency_count && !folds; i++) {
@@ -224,7 +225,7 @@ static bool may_need_work(const compacting *x, const manifest *m) {
         folds = !hash_set_has(&x->current, hash) || hash_set_has(&c->replaced, hash);
     }
     bool asked = !c->options.run || strcmp(c->options.run, k->run) == 0;
-    return !compact_is_unwanted(c, &k->id) &&
+    return !n->held && !compact_is_unwanted(c, &k->id) &&
            (folds || (asked && (k->depth > c->options.max_depth || is_cold(x, k))));
 }
 
@@ -364,7 +365,7 @@ static ckd_status gather(compacting *x, ckd_error *err) {
     }
     for (size_t i = 0; i < now.count && status == CKD_OK; i++) {
         need *n = &now.items[i];
-        if (!n->is_dead && !n->superseded && !compact_is_unwanted(&x->c, &n->m.checkpoint.id)) {
+        if (!n->is_dead && !n->superseded && !n->held && !compact_is_unwanted(&x->c, &n->m.checkpoint.id)) {
             order[count++] = n;
         }
     }
@@ -381,11 +382,11 @@ static ckd_status gather(compacting *x, ckd_error *err) {
 static ckd_status compact_each(compacting *x, bool first, ckd_error *err) {
     ckd_status status = CKD_OK;
     for (size_t i = 0; i < x->count; i++) {
-        x->c.to_be_done += may_need_work(x, &x->order[i]->m) ? x->order[i]->m.checkpoint.stored_bytes : 0;
+        x->c.to_be_done += may_need_work(x, x->order[i]) ? x->order[i]->m.checkpoint.stored_bytes : 0;
     }
     for (size_t i = x->count; i-- > 0 && status == CKD_OK;) {
         x->out->checkpoints += first;
-        if (may_need_work(x, &x->order[i]->m)) {
+        if (may_need_work(x, x->order[i])) {
             status = compact_one(x, x->order[i], err);
         }
     }

@@ -57,7 +57,7 @@ ckd_status compact_bring_over(compaction *c, ckd_error *err) {
     ckd_status status = needs_read(&n, c->store, err);
     for (size_t i = 0; i < n.count && status == CKD_OK; i++) {
         const need *x = &n.items[i];
-        if (x->was_own_only && !x->superseded) {
+        if (x->was_own_only && !x->superseded && !x->lacks) {
             any = true;
             status = x->is_dead ? CKD_OK : name_proven(c, &x->m.checkpoint.id, err);
         }

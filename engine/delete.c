@@ -176,7 +176,7 @@ static ckd_status check_name(const needs *n, const need *x, ckd_error *err) {
 }
 
 static ckd_status check_return(const ckd_store *store, const needs *n, const need *x, ckd_error *err) {
-    if (x->was_own_only && !needs_has_dependencies(n, x)) {
+    if (x->lacks) {
         return err_set(err, CKD_E_NOT_FOUND, "what %s@%llu is a delta on has been removed",
                        x->m.checkpoint.run, (unsigned long long)x->m.checkpoint.step);
     }

@@ -14,6 +14,8 @@ typedef struct need {
     bool superseded;   /* a newer generation of the same checkpoint counts */
     bool in_use;       /* a writer at work may read its files (needs_mark_in_use) */
     bool was_own_only; /* an early version wrote it, and its older files were found by its dependencies */
+    bool lacks;        /* and one of these has no manifest, so that some of its files are not known */
+    bool held;         /* one that lacks a manifest depends on it: it is neither removed nor rewritten */
     size_t place;      /* scratch of compact_order */
 } need;
 
@@ -42,16 +44,14 @@ ckd_status needs_choose(needs *n, const ckd_id *ids, size_t count, bool dead, ck
 ckd_status needs_mark_in_use(needs *n, const ckd_store *store, ckd_error *err);
 
 /* ---- needs_early.c: manifests of early versions, which name own files only ---- */
-/* For needs_read: gives them the files that the newest manifests of their dependencies name. Errors: NOMEM. */
+/* For needs_read: gives them the files that the newest manifests of their dependencies name, and sets was_own_only, lacks and held. Errors: NOMEM. */
 ckd_status needs_complete(needs *n, ckd_error *err);
-/* Has each dependency of x a manifest, be it in the trash? */
-bool needs_has_dependencies(const needs *n, const need *x);
 /*
- * Publishes a manifest that names all files of x: a next generation, or in the trash one in place of the old one. Under the publish lock; the catalog is the
+ * Publishes a manifest that names all files of x, which must not lack any: a next generation, or in the trash one in place of the old one. Under the publish lock; the catalog is the
  * caller's. Errors: UNSUPPORTED (the last generation), IO, NOSPACE, NOMEM.
  */
 ckd_status need_name_files(need *x, const ckd_store *store, ckd_error *err);
-/* Does that for all that have one of an early version, so that what they depend on can be rewritten. Errors: as need_name_files. */
+/* Does that for all that have one of an early version and lack none, so that what they depend on can be rewritten. Errors: as need_name_files. */
 ckd_status needs_name_all(needs *n, const ckd_store *store, ckd_error *err);
 /* Does that for those that depend on chosen ones, so that these can go. Errors: as need_name_files. */
 ckd_status needs_name_older(needs *n, const ckd_store *store, ckd_error *err);

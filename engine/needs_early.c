@@ -1,6 +1,7 @@
 /*
  * Manifests of early versions. They name own files only: the older ones are those that the newest manifests of the dependencies name. That holds until a dependency is rewritten or removed.
- * Before that, they get manifests that name all files.
+ * Before that, they get manifests that name all files. Where a dependency has lost its manifest, not all are known: the others stay as they are until a repair has found it, or the
+ * dependent goes.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,51 +14,69 @@ static const need *end_of(const needs *n) {
 
 /* ---- reading ---- */
 
-/* Adds the files of what x depends on, and of what that depends on. */
-static ckd_status add_older(const needs *n, need *x, const need **todo, ckd_error *err) {
-    size_t count = 0, done = 0;
-    ckd_status status = CKD_OK;
+/* What one depends on, and what that depends on as far as manifests of early versions leave it to others; each once. */
+typedef struct older_list {
+    need **items;
+    size_t count;
+    bool complete; /* each of them has a manifest */
+} older_list;
+
+static void find_older(older_list *out, const needs *n, const need *x) {
+    size_t done = 0;
     const need *at = x;
+    out->count = 0;
+    out->complete = true;
     do {
-        for (size_t i = 0; i < at->m.dependency_count && at->was_own_only && status == CKD_OK; i++) {
-            const need *d = needs_find(n, &at->m.dependencies[i]);
+        for (size_t i = 0; i < at->m.dependency_count && at->was_own_only; i++) {
+            need *d = needs_find(n, &at->m.dependencies[i]);
             bool known = !d || d == x;
-            for (size_t k = 0; k < count && !known; k++) {
-                known = todo[k] == d;
+            out->complete = out->complete && d;
+            for (size_t k = 0; k < out->count && !known; k++) {
+                known = out->items[k] == d;
             }
             if (!known) {
-                todo[count++] = d;
-                status = manifest_add_files(&x->m, d->m.files,
-                                            d->was_own_only ? d->m.own_count : d->m.file_count, err);
+                out->items[out->count++] = d;
             }
         }
-        at = done < count ? todo[done++] : NULL;
-    } while (at && status == CKD_OK);
+        at = done < out->count ? out->items[done++] : NULL;
+    } while (at);
+}
+
+static void hold(const needs *n, need *newest) {
+    for (need *g = newest; g < end_of(n) && id_equal(&g->m.checkpoint.id, &newest->m.checkpoint.id); g++) {
+        g->held = true;
+    }
+}
+
+static ckd_status add_older(const needs *n, need *x, older_list *older, ckd_error *err) {
+    ckd_status status = CKD_OK;
+    find_older(older, n, x);
+    x->lacks = !older->complete;
     x->m.own_only = false;
+    for (size_t i = 0; i < older->count && status == CKD_OK; i++) {
+        need *d = older->items[i];
+        status =
+            manifest_add_files(&x->m, d->m.files, d->was_own_only ? d->m.own_count : d->m.file_count, err);
+        if (x->lacks && !x->superseded) {
+            hold(n, d);
+        }
+    }
     return status;
 }
 
 ckd_status needs_complete(needs *n, ckd_error *err) {
-    const need **todo = calloc(n->count + 1, sizeof(*todo));
-    ckd_status status = todo ? CKD_OK : err_nomem(err, n->count * sizeof(*todo), "manifests");
+    older_list older = {.items = calloc(n->count + 1, sizeof(*older.items))};
+    ckd_status status = older.items ? CKD_OK : err_nomem(err, n->count * sizeof(*older.items), "manifests");
     for (size_t i = 0; i < n->count; i++) {
         n->items[i].was_own_only = n->items[i].m.own_only;
     }
     for (size_t i = 0; i < n->count && status == CKD_OK; i++) {
         if (n->items[i].was_own_only) {
-            status = add_older(n, &n->items[i], todo, err);
+            status = add_older(n, &n->items[i], &older, err);
         }
     }
-    free(todo);
+    free(older.items);
     return status;
-}
-
-bool needs_has_dependencies(const needs *n, const need *x) {
-    bool all = true;
-    for (size_t i = 0; i < x->m.dependency_count && all; i++) {
-        all = needs_find(n, &x->m.dependencies[i]) != NULL;
-    }
-    return all;
 }
 
 /* ---- writing ---- */
@@ -118,15 +137,14 @@ ckd_status need_name_files(need *x, const ckd_store *store, ckd_error *err) {
     return status;
 }
 
-/* One in the trash of which a dependency is gone cannot come back, and stays as it is, so that this shows. */
-static bool can_name_files(const needs *n, const need *x) {
-    return x->was_own_only && !x->superseded && (!x->is_dead || needs_has_dependencies(n, x));
+static bool can_name_files(const need *x) {
+    return x->was_own_only && !x->superseded && !x->lacks;
 }
 
 ckd_status needs_name_all(needs *n, const ckd_store *store, ckd_error *err) {
     ckd_status status = CKD_OK;
     for (need *x = n->items; x < end_of(n) && status == CKD_OK; x++) {
-        status = can_name_files(n, x) ? need_name_files(x, store, err) : CKD_OK;
+        status = can_name_files(x) ? need_name_files(x, store, err) : CKD_OK;
     }
     return status;
 }
@@ -170,7 +188,7 @@ ckd_status needs_name_older(needs *n, const ckd_store *store, ckd_error *err) {
     size_t count;
     ckd_status status = files_of_chosen(&files, &count, n, err);
     for (need *x = n->items; x < end_of(n) && status == CKD_OK; x++) {
-        if (!x->chosen && can_name_files(n, x) && has_older_of(x, files, count)) {
+        if (!x->chosen && can_name_files(x) && has_older_of(x, files, count)) {
             status = need_name_files(x, store, err);
         }
     }

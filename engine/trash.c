@@ -57,13 +57,13 @@ static ckd_status uses_of(file_uses *out, const needs *n, ckd_error *err) {
 
 /* ---- which may go ---- */
 
-/* Chooses what is dead and of which the time is over, but for what a writer at work may read. */
+/* Chooses what is dead and of which the time is over, but for what a writer at work may read, and what is held. */
 static ckd_status choose_expired(needs *n, const ckd_store *store, bool all, ckd_error *err) {
     uint64_t now = clock_wall_ns();
     ckd_status status = needs_mark_in_use(n, store, err);
     for (size_t i = 0; i < n->count; i++) {
         need *x = &n->items[i];
-        x->chosen = x->is_dead && !x->in_use && (all || x->dead.until_ns <= now);
+        x->chosen = x->is_dead && !x->in_use && !x->held && (all || x->dead.until_ns <= now);
     }
     return status;
 }

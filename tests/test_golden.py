@@ -6,7 +6,7 @@ which does not use the library; `library` was written by the library's first ver
 predicts optimizer steps, through make_steps(), `library-runs` by the first one that writes run streams, through
 make_runs(), `library-lossy` by the first one that writes lossy blocks, through tests/golden/make_lossy.py, `bundles` and `lossy` by the
 first ones that write bundles and measures, through tests/golden/make_bundles.py, `cells` by the first one that cuts lossy matrices into
-cells, through tests/golden/make_cells.py.
+cells, through tests/golden/make_cells.py, `links` by the last one that writes links and manifests of own files only, through tests/golden/make_links.py.
 What they contain is in the .json files beside them.
 """
 
@@ -438,7 +438,7 @@ def test_command_names_what_it_does_not_know(store, key, tensor, number):
 
 
 @pytest.mark.parametrize("store", ["handmade", "codings", "frames", "steps", "example", "library", "library-2",
-                                   "library-steps", "library-lossy", "bundles", "lossy"], indirect=True)
+                                   "library-steps", "library-lossy", "bundles", "lossy", "links"], indirect=True)
 def test_command_verifies(store):
     run = ckptdelta("verify", store, "--json")
     assert run.returncode == 0, run.stdout + run.stderr
