@@ -9,10 +9,13 @@
 #include "cli/progress.h"
 #include "cli/text.h"
 
-enum { OPT_DRY = 0x200, OPT_PURGE, OPT_RATE };
+enum { OPT_DRY = 0x200, OPT_PURGE, OPT_RATE, OPT_MANIFEST };
 
 static const struct argp_option options_table[] = {
     {"dry-run", OPT_DRY, 0, 0, "Change nothing; say what could be repaired, and what could not", 1},
+    {"manifest", OPT_MANIFEST, "RUN@STEP", 0,
+     "Also bring back this checkpoint, whose manifest is lost unless it was deleted: a message of verify names it",
+     1},
     {"purge", OPT_PURGE, 0, 0, "Also remove the damaged files that repairs have put aside (data/q)", 1},
     {"rate", OPT_RATE, "SIZE", 0, "Read at most so much a second, such as 20M (no limit)", 1},
     {0},
@@ -29,6 +32,7 @@ static const char doc[] =
 typedef struct arguments {
     cli_options common;
     ckd_repair_options repair;
+    cli_place manifest;
 } arguments;
 
 static error_t parse(int key, char *arg, struct argp_state *state) {
@@ -39,6 +43,13 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
         return 0;
     case OPT_DRY:
         a->repair.dry_run = 1;
+        return 0;
+    case OPT_MANIFEST:
+        if (!cli_parse_place(&a->manifest, arg) || !a->manifest.run[0] || a->manifest.step == CKD_LATEST) {
+            argp_error(state, "--manifest is RUN@STEP, for example gpt@100, not '%s'", arg);
+        }
+        a->repair.manifest_run = a->manifest.run;
+        a->repair.manifest_step = a->manifest.step;
         return 0;
     case OPT_PURGE:
         a->repair.purge = 1;

@@ -25,7 +25,8 @@ typedef enum note_kind {
     NOTE_TAG = 8,
     NOTE_POLICY = 9,
     NOTE_PARITY = 10,
-    NOTE_PARITY_GROUP = 11 /* the head of a parity file (codec/parity.h) */
+    NOTE_PARITY_GROUP = 11, /* the head of a parity file (codec/parity.h) */
+    NOTE_DELETIONS = 12
 } note_kind;
 
 /* A chunk file as manifests, intents and parts name it. Its name in data/c is hex(id).ckd. */
@@ -112,6 +113,11 @@ typedef struct tombstone {
 void tombstone_encode(bytes *to, const ckd_id *store, const tombstone *t);
 ckd_status tombstone_decode(tombstone *out, const ckd_id *store, const void *data, size_t size,
                             const char *path, ckd_error *err);
+
+/* The store's deletion mark: every deletion gives the store another one. */
+void deletions_encode(bytes *to, const ckd_id *store, const ckd_id *mark);
+ckd_status deletions_decode(ckd_id *out, const ckd_id *store, const void *data, size_t size, const char *path,
+                            ckd_error *err);
 
 /* A checkpoint that stays whatever a policy says, and is not deleted before it is unpinned. */
 typedef struct pin_note {

@@ -192,6 +192,27 @@ ckd_status tombstone_decode(tombstone *out, const ckd_id *store, const void *dat
     return status;
 }
 
+void deletions_encode(bytes *to, const ckd_id *store, const ckd_id *mark) {
+    size_t start = note_begin(to, NOTE_DELETIONS, store, 0, 0);
+    wire_put_id(to, mark);
+    note_end(to, start);
+}
+
+ckd_status deletions_decode(ckd_id *out, const ckd_id *store, const void *data, size_t size, const char *path,
+                            ckd_error *err) {
+    note_in n;
+    *out = (ckd_id){0};
+    ckd_status status = note_open(&n, NOTE_DELETIONS, store, data, size, path, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    note_check_no_generation(&n);
+    ckd_id mark = note_take_id(&n);
+    status = note_close(&n);
+    *out = status == CKD_OK ? mark : *out;
+    return status;
+}
+
 void store_identity_encode(bytes *to, const store_identity *s) {
     size_t start = note_begin(to, NOTE_STORE, &s->id, 0, 0);
     bytes_put_u64(to, s->created_ns);

@@ -57,9 +57,9 @@ void note_put_files(bytes *to, const note_file *files, size_t count) {
 /* ---- reading: the envelope ---- */
 
 static const char *kind_name(unsigned kind) {
-    static const char *const names[] = {"nothing", "store",  "manifest", "tombstone",
-                                        "intent",  "part",   "run",      "pin",
-                                        "tag",     "policy", "parity",   "parity group"};
+    static const char *const names[] = {"nothing", "store",        "manifest",     "tombstone", "intent",
+                                        "part",    "run",          "pin",          "tag",       "policy",
+                                        "parity",  "parity group", "deletion mark"};
     return kind < sizeof(names) / sizeof(names[0]) ? names[kind] : "unknown";
 }
 

@@ -78,6 +78,9 @@ typedef struct ckd_repair_options {
     uint64_t bytes_per_s;        /* to read at most; 0: no limit */
     ckd_progress_fn on_progress; /* told of bytes read; what was repaired stays if it cancels */
     void *progress_context;
+    const char *
+        manifest_run; /* with manifest_step: a checkpoint to bring back that may be lost or deleted; NULL: none */
+    uint64_t manifest_step;
 } ckd_repair_options;
 #define CKD_REPAIR_OPTIONS_INIT \
     { .struct_size = sizeof(ckd_repair_options) }
@@ -97,7 +100,8 @@ typedef struct ckd_repair_result {
 } ckd_repair_result;
 /*
  * Reads the whole store through, as a quick verification does, and rebuilds what is lost or damaged: chunk files and parity files from their groups. A file is rebuilt beside the damaged one, checked against its manifest down to each record, made durable, and only then
- * takes its name; the damaged one stays as data/q/NAME.TIME until it is purged. Errors: READ_ONLY, BUSY (another call makes or uses parity), CANCELLED, NOSPACE, IO,
+ * takes its name; the damaged one stays as data/q/NAME.TIME until it is purged. A manifest that is gone is written again. If the only catalog that knows its checkpoint is older than some deletion, the checkpoint may have been
+ * deleted: a message tells so, and it comes back only if manifest_run and manifest_step name it. Errors: NOT_FOUND (no catalog knows that one, or its manifest is there), READ_ONLY, BUSY (another call makes or uses parity), CANCELLED, NOSPACE, IO,
  * NOMEM. That something cannot be repaired is a result, not an error.
  */
 CKD_API ckd_status ckd_store_repair(ckd_repair_result **out, ckd_store *store,

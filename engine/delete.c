@@ -5,9 +5,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "engine/deletions.h"
 #include "engine/notes.h"
 #include "engine/ready.h"
 #include "engine/trash.h"
+#include "engine/vanished.h"
 
 static ckd_status publish_tombstone(const ckd_store *store, const tombstone *t, ckd_error *err) {
     pathname p = path_tombstone(store->path, t->run, t->step, t->generation);
@@ -42,6 +44,9 @@ static ckd_status delete_chosen(ckd_store *store, needs *n, uint64_t undo_s, ckd
     if (status == CKD_OK) {
         status = needs_name_older(n, store, err);
     }
+    if (status == CKD_OK) { /* first: no catalog that still has the row may seem to be current */
+        status = deletions_begin(store, err);
+    }
     uint64_t now = clock_wall_ns();
     uint64_t longest = (UINT64_MAX - now) / UINT64_C(1000000000);
     uint64_t until = now + (undo_s < longest ? undo_s : longest) * UINT64_C(1000000000);
@@ -57,6 +62,9 @@ static ckd_status delete_chosen(ckd_store *store, needs *n, uint64_t undo_s, ckd
                        .until_ns = until};
         memcpy(t.run, c->run, sizeof(t.run));
         status = publish_tombstone(store, &t, err);
+        if (status == CKD_OK) {
+            vanished_forget(store, &c->id);
+        }
     }
     return status;
 }

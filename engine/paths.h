@@ -25,6 +25,7 @@ typedef struct pathname {
 #define DIR_DAMAGED       "data/q"
 #define FILE_PARITY_LOCK  "data/p/lock"
 #define FILE_IDENTITY     "data/store"
+#define FILE_DELETIONS    "data/deletions"
 #define FILE_PUBLISH_LOCK "data/lock"
 #define FILE_READER_LOCK  "data/readers"
 #define FILE_CATALOG      "catalog.db"

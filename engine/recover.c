@@ -1,6 +1,7 @@
 /* Cleaning up after writers that died: their intents say what they were writing. */
 #include <stdlib.h>
 
+#include "engine/deletions.h"
 #include "engine/ranks.h"
 #include "engine/transfer.h"
 #include "engine/trash.h"
@@ -131,6 +132,16 @@ static ckd_status remove_temporaries(const ckd_store *store, const char *dir, ck
     return status;
 }
 
+/* A store of an early version has no deletion mark. Without one, no catalog is known to be current, which is no reason not to go on. */
+static void make_deletion_mark(const ckd_store *store) {
+    char mark[CATALOG_NOTE];
+    ckd_error why = {0};
+    deletions_mark(mark, store);
+    if (!mark[0] && deletions_begin(store, &why) != CKD_OK) {
+        store_message(store, "the deletion mark cannot be written: %s", why.message);
+    }
+}
+
 ckd_status store_recover(ckd_store *store, ckd_error *err) {
     static const char *const dirs[] = {"data", DIR_MANIFESTS, DIR_INTENTS, DIR_TOMBSTONES, DIR_NOTES};
     ckd_status status = store_make_directories(store->path, err);
@@ -140,6 +151,7 @@ ckd_status store_recover(ckd_store *store, ckd_error *err) {
     if (status != CKD_OK) {
         return status;
     }
+    make_deletion_mark(store);
     dir_list list;
     status = dir_list_read(&list, path_in(store->path, DIR_INTENTS).text, err);
     if (status != CKD_OK) {

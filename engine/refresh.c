@@ -3,6 +3,7 @@
 #include <stdlib.h>
 
 #include "base/bytes.h"
+#include "engine/deletions.h"
 #include "engine/vanished.h"
 #include "engine/view.h"
 
@@ -161,9 +162,13 @@ static bool is_deleted(const manifest_list *tombstones, const ckd_checkpoint *c)
     return manifests_killer(tombstones, &name) != NULL;
 }
 
-/* Of checkpoints without a manifest, which the catalog is about to drop. */
+/* Rows that the catalog is about to drop, as their checkpoints have neither a manifest nor a tombstone. Readers keep nothing. */
 static ckd_status keep_vanished(const ckd_store *store, const manifest_list *manifests,
                                 const ckd_checkpoint_list *known, ckd_error *err) {
+    char noted[CATALOG_NOTE];
+    if (store->mode == CKD_OPEN_READ) {
+        return CKD_OK;
+    }
     const ckd_checkpoint **gone = calloc(known->count + 1, sizeof(*gone));
     manifest_list tombstones = {0};
     pairing p;
@@ -171,12 +176,17 @@ static ckd_status keep_vanished(const ckd_store *store, const manifest_list *man
     size_t count = 0;
     ckd_status status = gone ? manifests_tombstones(&tombstones, store, err)
                              : err_nomem(err, known->count * sizeof(*gone), "checkpoints");
+    if (status == CKD_OK) {
+        status = catalog_note(noted, store->catalog, DELETIONS_NOTE, err);
+    }
     while (status == CKD_OK && next_pairing(&p, &c)) {
         if (p.count == 0 && !is_deleted(&tombstones, p.known)) {
             gone[count++] = p.known;
         }
     }
-    status = status == CKD_OK ? vanished_keep(store, gone, count, err) : status;
+    if (status == CKD_OK && count) {
+        status = vanished_keep(store, gone, count, deletions_none_since(noted, store), err);
+    }
     manifests_free(&tombstones);
     free(gone);
     return status;
@@ -242,17 +252,18 @@ static ckd_status trust_mark(ckd_store *store, const char *mark, ckd_error *err)
     return status;
 }
 
-static ckd_status mark_in_transaction(ckd_store *store, const char *mark, ckd_error *err) {
+/* Of a catalog that is in step. */
+static ckd_status note_in_transaction(ckd_store *store, const char *key, const char *text, ckd_error *err) {
     char noted[CATALOG_NOTE];
-    ckd_status status = catalog_note(noted, store->catalog, MARK, err);
-    if (status != CKD_OK || !mark[0] || strcmp(noted, mark) == 0) {
+    ckd_status status = catalog_note(noted, store->catalog, key, err);
+    if (status != CKD_OK || !text[0] || strcmp(noted, text) == 0) {
         return status;
     }
     status = catalog_begin(store->catalog, err);
     if (status != CKD_OK) {
         return status;
     }
-    status = catalog_set_note(store->catalog, MARK, mark, err);
+    status = catalog_set_note(store->catalog, key, text, err);
     if (status != CKD_OK) {
         catalog_rollback(store->catalog);
         return status;
@@ -261,6 +272,11 @@ static ckd_status mark_in_transaction(ckd_store *store, const char *mark, ckd_er
 }
 
 /* ---- merging ---- */
+
+/* What the folders say before the names of manifests are read. */
+typedef struct folder_marks {
+    char folders[CATALOG_NOTE], deletions[CATALOG_NOTE];
+} folder_marks;
 
 /* Both in the same order. */
 typedef struct names_check {
@@ -286,8 +302,9 @@ static ckd_status names_agree(bool *out, const ckd_store *store, const manifest_
     return status;
 }
 
-static ckd_status apply_in_transaction(ckd_store *store, const char *mark, const manifest_list *manifests,
-                                       const ckd_checkpoint_list *known, ckd_error *err) {
+static ckd_status apply_in_transaction(ckd_store *store, const folder_marks *marks,
+                                       const manifest_list *manifests, const ckd_checkpoint_list *known,
+                                       ckd_error *err) {
     ckd_status status = catalog_begin(store->catalog, err);
     if (status != CKD_OK) {
         return status;
@@ -297,7 +314,10 @@ static ckd_status apply_in_transaction(ckd_store *store, const char *mark, const
         status = verified_write(store, err);
     }
     if (status == CKD_OK && !store->catalog_in_memory) {
-        status = catalog_set_note(store->catalog, MARK, mark, err);
+        status = catalog_set_note(store->catalog, MARK, marks->folders, err);
+    }
+    if (status == CKD_OK) {
+        status = catalog_set_note(store->catalog, DELETIONS_NOTE, marks->deletions, err);
     }
     if (status != CKD_OK) {
         catalog_rollback(store->catalog);
@@ -321,7 +341,7 @@ static ckd_status all_agree(bool *out, const ckd_store *store, const manifest_li
 }
 
 /* The manifests are listed; what a writer's catalog says is durable, also where the writer of a manifest died before. */
-static ckd_status merge_lists(merge_result *result, ckd_store *store, const char *mark,
+static ckd_status merge_lists(merge_result *result, ckd_store *store, const folder_marks *marks,
                               const manifest_list *manifests, ckd_error *err) {
     ckd_checkpoint_list known = {0};
     ckd_status status = catalog_list(&known, store->catalog, NULL, err);
@@ -337,28 +357,32 @@ static ckd_status merge_lists(merge_result *result, ckd_store *store, const char
             status = dir_sync(path_in(store->path, DIR_MANIFESTS).text, err);
         }
         if (status == CKD_OK && !result->behind) {
-            status = apply_in_transaction(store, mark, manifests, &known, err);
+            status = apply_in_transaction(store, marks, manifests, &known, err);
             result->catalog_failed = status != CKD_OK;
         }
     } else if (status == CKD_OK && manifests->count >= WORTH_A_MARK && store->mode != CKD_OPEN_READ &&
                !store->catalog_in_memory) {
-        status = mark_in_transaction(store, mark, err);
+        status = note_in_transaction(store, MARK, marks->folders, err);
         result->catalog_failed = status != CKD_OK;
     }
     catalog_list_free(&known);
     return status;
 }
 
-static ckd_status merge(merge_result *result, ckd_store *store, const char *mark,
+static ckd_status merge(merge_result *result, ckd_store *store, const folder_marks *marks,
                         const manifest_list *manifests, ckd_error *err) {
     bool agree = false;
-    ckd_status status = trust_mark(store, mark, err);
+    ckd_status status = trust_mark(store, marks->folders, err);
     if (status == CKD_OK && store->catalog_compared) {
         status = names_agree(&agree, store, manifests, err);
     }
     result->catalog_failed = status != CKD_OK;
     if (status == CKD_OK && !agree) {
-        status = merge_lists(result, store, mark, manifests, err);
+        status = merge_lists(result, store, marks, manifests, err);
+    }
+    if (status == CKD_OK && !result->behind && (store->mode != CKD_OPEN_READ || store->catalog_in_memory)) {
+        status = note_in_transaction(store, DELETIONS_NOTE, marks->deletions, err);
+        result->catalog_failed = status != CKD_OK;
     }
     store->catalog_compared = store->catalog_compared || (status == CKD_OK && !result->behind);
     return status;
@@ -366,12 +390,13 @@ static ckd_status merge(merge_result *result, ckd_store *store, const char *mark
 
 ckd_status store_merge(merge_result *result, ckd_store *store, ckd_error *err) {
     *result = (merge_result){0};
-    char mark[CATALOG_NOTE];
+    folder_marks marks;
     manifest_list manifests;
-    mark_of(mark, store);
+    deletions_mark(marks.deletions, store);
+    mark_of(marks.folders, store);
     ckd_status status = manifests_read(&manifests, store, err);
     if (status == CKD_OK) {
-        status = merge(result, store, mark, &manifests, err);
+        status = merge(result, store, &marks, &manifests, err);
         manifests_free(&manifests);
     }
     return status;

@@ -354,9 +354,30 @@ static ckd_status repair_each(bool *done, repairing *r, const vanished *gone, ck
     return status;
 }
 
+/* The one that was asked for. */
+static ckd_status believe(const repairing *r, vanished *gone, ckd_error *err) {
+    const char *run = r->options->manifest_run;
+    uint64_t step = r->options->manifest_step;
+    ckd_error why = {0};
+    bool found = !run || vanished_believe(gone, run, step, &why);
+    for (size_t i = 0; i < gone->count && !found; i++) {
+        found = gone->items[i].step == step && strcmp(gone->items[i].run, run) == 0;
+    }
+    if (found || why.status != CKD_OK) {
+        return err_from(err, why.status, &why);
+    }
+    return err_set(err, CKD_E_NOT_FOUND,
+                   "no catalog knows a checkpoint %.128s@%llu whose manifest is gone, or no chunk file has "
+                   "records of it",
+                   run, (unsigned long long)step);
+}
+
 static ckd_status repair_manifests(repairing *r, ckd_error *err) {
     vanished gone = {0};
     ckd_status status = vanished_find(&gone, r->store, err);
+    if (status == CKD_OK) {
+        status = believe(r, &gone, err);
+    }
     bool *done = status == CKD_OK ? calloc(gone.count + 1, sizeof(*done)) : NULL;
     if (status == CKD_OK && !done) {
         status = err_nomem(err, gone.count, "manifests that are gone");

@@ -205,7 +205,7 @@ static ckd_status publish_locked(rewriting *w, ckd_error *err) {
     }
     bytes_free(&data);
     if (status == CKD_OK) {
-        vanished_forget(w->store, w->known);
+        vanished_forget(w->store, &w->known->id);
         pthread_mutex_lock(&w->store->mutex);
         status = store_refresh(w->store, err);
         pthread_mutex_unlock(&w->store->mutex);

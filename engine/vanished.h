@@ -1,15 +1,18 @@
 /*
  * Checkpoints whose manifests vanished, though nobody deleted them. Internal to engine/.
  *
- * A chunk file gets its name when an intent names it, and loses it before the last manifest that names it goes. So one that neither names is what is left of a
- * checkpoint. Its records say which; of what a manifest adds, run and step above all, the catalog knows most.
+ * Two things show such a loss. A chunk file gets its name when an intent names it, and loses it before the last manifest that names it goes, so one that neither
+ * names is left of a checkpoint. And the catalog has a row that has neither a manifest nor a tombstone, while no deletion has begun since the catalog was last in
+ * step (deletions.h). The records say what the checkpoint holds; the row adds run, step and lineage.
  */
 #ifndef ENGINE_VANISHED_H
 #define ENGINE_VANISHED_H
 
 #include "engine/damage.h"
 
-#define VANISHED_END ".lost" /* what is kept of a vanished checkpoint: data/q/RUN.STEP.GENERATION.lost */
+/* Ends of names in data/q. Such a file, RUN.STEP.GENERATION.lost, is a manifest without files. */
+#define VANISHED_END ".lost"
+#define DOUBTFUL_END ".doubtful"
 
 /* A chunk file that no manifest and no intent names. */
 typedef struct stray_file {
@@ -22,26 +25,31 @@ typedef struct stray_file {
 typedef struct vanished {
     stray_file *strays; /* by id */
     size_t stray_count;
-    ckd_checkpoint *items; /* that strays have records of, no manifest has, and a catalog knew */
+    ckd_checkpoint *items; /* that no manifest has, and a catalog knew */
     size_t count, capacity;
+    ckd_checkpoint *doubtful; /* the same, but that catalog is older than some deletion: lost, or deleted */
+    size_t doubtful_count, doubtful_capacity;
 } vanished;
 
 /*
- * Looks for them; nothing is found where a manifest or an intent cannot be read, as that may name the files. Writers may be at work. Release with vanished_free, also after failures. Errors: IO, NOMEM.
+ * Looks for them. Where a manifest or an intent cannot be read, which may name any file, no file is a stray. Writers may be at work. Release with vanished_free,
+ * also after failures. Errors: IO, NOMEM.
  */
 ckd_status vanished_find(vanished *out, const ckd_store *store, ckd_error *err);
 void vanished_free(vanished *v);
-/* Adds them to the damage: manifests of checkpoints that are known, other files by their own names. Errors: NOMEM. */
+/* Counts a doubtful checkpoint among the items. false: there is none at this run and step, or no memory (err). */
+bool vanished_believe(vanished *v, const char *run, uint64_t step, ckd_error *err);
+/* Adds them to the damage: manifests of checkpoints that are known, other files by their own names. Doubtful ones are only a message. Errors: NOMEM. */
 ckd_status vanished_note(const vanished *v, const ckd_store *store, damage_list *damage, ckd_error *err);
 
 /*
- * Under the publish lock, before the catalog drops checkpoints that have no manifest: what it knows of those that vanished is kept in data/q, for vanished_find. Not to keep it
- * is told, and no failure. Errors: NOMEM.
+ * Under the publish lock, before the catalog drops rows that have neither a manifest nor a tombstone: those that vanished are kept in data/q, for vanished_find. current: no deletion has begun
+ * since the catalog was last in step. A row that cannot be kept is a message, and no failure. Errors: NOMEM.
  */
 ckd_status vanished_keep(const ckd_store *store, const ckd_checkpoint *const *known, size_t count,
-                         ckd_error *err);
+                         bool current, ckd_error *err);
 
-/* It is listed again. */
-void vanished_forget(const ckd_store *store, const ckd_checkpoint *known);
+/* The checkpoint is listed again, or deleted: nothing of it is kept any more. */
+void vanished_forget(const ckd_store *store, const ckd_id *checkpoint);
 
 #endif

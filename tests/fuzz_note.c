@@ -49,6 +49,12 @@ static void try_small(const uint8_t *data, size_t size, const ckd_id *store, byt
         tombstone_encode(again, store, &t);
         check_same(again, data, size);
     }
+    ckd_id mark;
+    if (deletions_decode(&mark, NULL, data, size, "fuzz", &err) == CKD_OK) {
+        bytes_clear(again);
+        deletions_encode(again, store, &mark);
+        check_same(again, data, size);
+    }
     if (store_identity_decode(&s, data, size, "fuzz", &err) == CKD_OK) {
         bytes_clear(again);
         store_identity_encode(again, &s);

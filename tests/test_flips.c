@@ -420,54 +420,20 @@ static bool is_harmed(const victim *v) {
     return !same;
 }
 
-/* Does the lost manifest name a file that no other names? Only that file tells that it is gone: checkpoints whose files others read may have been deleted. */
-static bool has_own_file(const campaign *c, const victim *v) {
-    manifest lost;
-    dir_list list;
-    char folder[600];
-    assert_int_equal(manifest_decode(&lost, NULL, v->before, v->size, "lost", NULL), CKD_OK);
-    snprintf(folder, sizeof(folder), "%s", store_path_of(c->dir, "data/m"));
-    assert_int_equal(dir_list_read(&list, folder, NULL), CKD_OK);
-    size_t named = 0;
-    for (size_t f = 0; f < lost.own_count; f++) {
-        bool found = false;
-        for (size_t i = 0; i < list.count; i++) {
-            char path[700];
-            manifest m;
-            size_t size;
-            snprintf(path, sizeof(path), "%s/%s", folder, list.names[i]);
-            unsigned char *data = strcmp(path, v->path) == 0 ? NULL : read_whole_file(path, &size);
-            if (data && manifest_decode(&m, NULL, data, size, path, NULL) == CKD_OK) {
-                for (size_t k = 0; k < m.file_count; k++) {
-                    found = found || memcmp(&m.files[k].id, &lost.files[f].id, sizeof(ckd_id)) == 0;
-                }
-                manifest_free(&m);
-            }
-            free(data);
-        }
-        named += found;
-    }
-    bool own = named < lost.own_count;
-    dir_list_free(&list);
-    manifest_free(&lost);
-    return own;
-}
-
 /*
  * What a whole store shows: not which pins, tags, policies and deletions there were, nor a parity file that was alone in its group. The catalog is only a
  * cache.
  */
-static bool must_be_told(const campaign *c, const victim *v) {
+static bool must_be_told(const victim *v) {
     bool counts = v->folder != CATALOG && v->folder != IDENTITY;
-    return counts &&
-           (v->how != LOST || v->folder == CHUNKS || (v->folder == MANIFESTS && has_own_file(c, v)));
+    return counts && (v->how != LOST || v->folder == CHUNKS || v->folder == MANIFESTS);
 }
 
 /* Parity covers chunk files, one lost of each group; manifests are written again if they are gone, but for what the catalog has dropped: the deleted run@3. */
-static bool must_come_back(const campaign *c, const victim *v) {
+static bool must_come_back(const victim *v) {
     bool one = v->how != SWAPPED;
     return v->folder == CATALOG || (one && v->folder == CHUNKS) || v->folder == PARITY ||
-           (v->folder == MANIFESTS && v->how == LOST && !strstr(v->path, "/run.3.") && has_own_file(c, v));
+           (v->folder == MANIFESTS && v->how == LOST && !strstr(v->path, "/run.3."));
 }
 
 static size_t damage_count(ckd_store *store) {
@@ -492,18 +458,18 @@ static void check_repair(campaign *c, const victim *v) {
     ckd_repair_result *r;
     ckd_error err = {0};
     if (scene_open(&store, c->dir, CKD_OPEN_WRITE, &err) != CKD_OK) {
-        assert_false(must_come_back(c, v));
+        assert_false(must_come_back(v));
         return;
     }
     must(ckd_store_repair(&r, store, NULL, &err), &err);
     size_t left = r->left->damage_count;
     ckd_repair_result_free(r);
     size_t damage = damage_count(store);
-    if ((left == 0 && damage) || (left && must_come_back(c, v))) {
+    if ((left == 0 && damage) || (left && must_come_back(v))) {
         fail_msg("repair leaves %zu and says %zu: %s", damage, left, v->where);
     }
-    load_each(c, store, v, must_come_back(c, v));
-    if (must_come_back(c, v) && v->folder == CHUNKS) {
+    load_each(c, store, v, must_come_back(v));
+    if (must_come_back(v) && v->folder == CHUNKS) {
         size_t size;
         unsigned char *now = read_whole_file(v->path, &size);
         assert_int_equal(size, v->size);
@@ -518,7 +484,7 @@ static void check_harmed(campaign *c, const victim *v) {
     ckd_error err = {0};
     c->flips++;
     if (scene_open(&store, c->dir, CKD_OPEN_READ, &err) == CKD_OK) {
-        if (damage_count(store) == 0 && must_be_told(c, v)) {
+        if (damage_count(store) == 0 && must_be_told(v)) {
             fail_msg("verify does not find it: %s", v->where);
         }
         load_each(c, store, v, false);

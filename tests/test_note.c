@@ -92,6 +92,7 @@ static const policy_note sample_policy = {.run = "gpt",
                                                      .keep_new_s = 86400,
                                                      .automatic = 7,
                                                      .undo_s = 3600}};
+static const ckd_id sample_mark = {{0x91}};
 static const store_identity sample_identity = {{{0xaa, 0xbb}}, 1234567890123456789};
 
 static bytes encode(note_kind kind) {
@@ -121,6 +122,9 @@ static bytes encode(note_kind kind) {
     case NOTE_POLICY:
         policy_encode(&b, &store_id, &sample_policy);
         break;
+    case NOTE_DELETIONS:
+        deletions_encode(&b, &store_id, &sample_mark);
+        break;
     default:
         store_identity_encode(&b, &sample_identity);
     }
@@ -139,6 +143,7 @@ static ckd_status decode(note_kind kind, const bytes *b, ckd_error *err) {
         pin_note pin;
         tag_note tag;
         policy_note policy;
+        ckd_id mark;
         store_identity identity;
         char bytes[sizeof(manifest) + sizeof(intent)];
     } out = {.bytes = {0}}, zero = {.bytes = {0}};
@@ -166,6 +171,9 @@ static ckd_status decode(note_kind kind, const bytes *b, ckd_error *err) {
     case NOTE_POLICY:
         status = policy_decode(&out.policy, &store_id, data, b->size, "a/note", err);
         break;
+    case NOTE_DELETIONS:
+        status = deletions_decode(&out.mark, &store_id, data, b->size, "a/note", err);
+        break;
     default:
         status = store_identity_decode(&out.identity, data, b->size, "a/note", err);
     }
@@ -182,8 +190,8 @@ static ckd_status decode(note_kind kind, const bytes *b, ckd_error *err) {
     return status;
 }
 
-static const note_kind kinds[] = {NOTE_STORE, NOTE_MANIFEST, NOTE_TOMBSTONE, NOTE_INTENT,
-                                  NOTE_PART,  NOTE_PIN,      NOTE_TAG,       NOTE_POLICY};
+static const note_kind kinds[] = {NOTE_STORE, NOTE_MANIFEST, NOTE_TOMBSTONE, NOTE_INTENT,   NOTE_PART,
+                                  NOTE_PIN,   NOTE_TAG,      NOTE_POLICY,    NOTE_DELETIONS};
 #define KIND_COUNT (sizeof(kinds) / sizeof(kinds[0]))
 
 static void reseal(bytes *b) {
@@ -288,6 +296,13 @@ static void test_part_tombstone_identity(void **state) {
     assert_int_equal(dead.until_ns, 88);
     assert_string_equal(dead.run, "dead.run");
     assert_true(dead.step == 12 && dead.generation == 9);
+    bytes_free(&b);
+
+    ckd_id mark;
+    b = encode(NOTE_DELETIONS);
+    assert_int_equal(b.size, 64);
+    assert_int_equal(deletions_decode(&mark, &store_id, b.data, b.size, "p", NULL), CKD_OK);
+    assert_memory_equal(&mark, &sample_mark, sizeof(mark));
     bytes_free(&b);
 
     store_identity identity;

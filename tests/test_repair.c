@@ -226,8 +226,7 @@ static void test_vanished_manifest(void **state) {
 
 /* In the middle of a chain, where it begins, all of them. The catalog is to agree with what was before. */
 static void test_vanished_chain(void **state) {
-    for (unsigned lost = 1; lost <= 4; lost++) {
-        unsigned which = 15u & ~(15u >> lost); /* the last ones: an earlier one's files are named by those after it */
+    for (unsigned which = 1; which < 16; which++) { /* a bit for each step */
         char dir[600];
         ckd_checkpoint_list *before, *after;
         ckd_error err = {0};
@@ -317,12 +316,180 @@ static void test_unnamed_file(void **state) {
     ckd_store_close(store);
 }
 
+/* ---- whether a row without a manifest is lost or deleted ---- */
+
+static char told[4096];
+
+static void remember(void *context, const char *message) {
+    (void)context;
+    size_t used = strlen(told);
+    snprintf(told + used, sizeof(told) - used, "%s\n", message);
+}
+
+static ckd_store *open_told(const char *dir, ckd_open_mode mode) {
+    ckd_store_options o = CKD_STORE_OPTIONS_INIT;
+    ckd_store *store;
+    ckd_error err = {0};
+    o.threads = 1;
+    o.on_message = remember;
+    told[0] = '\0';
+    must(ckd_store_open(&store, store_path_of(dir, ""), mode, &o, &err), &err);
+    return store;
+}
+
+/* Deletes a step for good. Files that others read stay. */
+static void delete_step(const char *dir, uint64_t step) {
+    ckd_store *store = open_store(dir, CKD_OPEN_WRITE);
+    ckd_checkpoint c;
+    ckd_delete_options o = CKD_DELETE_OPTIONS_INIT;
+    ckd_error err = {0};
+    o.undo_s = 0;
+    must(ckd_store_find(&c, store, SCENE_RUN, step, &err), &err);
+    must(ckd_store_delete(store, &c.id, 1, &o, &err), &err);
+    must(ckd_store_collect(NULL, store, NULL, &err), &err);
+    ckd_store_close(store);
+}
+
+static bool has_step(ckd_store *store, uint64_t step) {
+    return ckd_store_find(&(ckd_checkpoint){.step = 0}, store, SCENE_RUN, step, NULL) == CKD_OK;
+}
+
+static ckd_status repair_named(repaired *out, ckd_store *store, uint64_t step, int purge) {
+    ckd_repair_options o = CKD_REPAIR_OPTIONS_INIT;
+    ckd_repair_result *r;
+    o.manifest_run = purge ? NULL : SCENE_RUN;
+    o.manifest_step = step;
+    o.purge = purge;
+    ckd_status status = ckd_store_repair(&r, store, &o, NULL);
+    if (status == CKD_OK) {
+        *out = (repaired){.files = r->repaired_count, .left = r->left->damage_count};
+        ckd_repair_result_free(r);
+    }
+    return status;
+}
+
+/* A catalog from before a deletion is put back. The deleted checkpoint's files are there, as the next one reads them. */
+static void make_older_catalog(const char *dir) {
+    char path[600];
+    size_t size;
+    scene_make(dir, 0, 3);
+    snprintf(path, sizeof(path), "%s", store_path_of(dir, "catalog.db"));
+    unsigned char *old = read_whole_file(path, &size);
+    delete_step(dir, 1);
+    assert_int_equal(unlink(store_path_of(dir, "data/t/" SCENE_RUN ".1.0")), -1); /* no tombstone is left */
+    write_whole_file(path, old, size);
+    free(old);
+}
+
+static void test_older_catalog(void **state) {
+    repaired r;
+    make_older_catalog(*state);
+    ckd_store *store = open_told(*state, CKD_OPEN_READ);
+    assert_int_equal(damage_of(store), 0);
+    assert_non_null(strstr(told, SCENE_RUN "@1, which has no manifest"));
+    ckd_store_close(store);
+    store = open_told(*state, CKD_OPEN_WRITE); /* it drops the row */
+    assert_non_null(strstr(told, "--manifest " SCENE_RUN "@1"));
+    r = repair(store);
+    assert_true(r.files == 0 && r.left == 0);
+    assert_false(has_step(store, 1));
+    assert_int_equal(repair_named(&r, store, 0, 0), CKD_E_NOT_FOUND);
+    assert_int_equal(repair_named(&r, store, 0, 1), CKD_OK);
+    assert_int_equal(repair_named(&r, store, 1, 0), CKD_E_NOT_FOUND); /* it was forgotten */
+    ckd_store_close(store);
+    store = open_told(*state, CKD_OPEN_READ);
+    assert_int_equal(damage_of(store), 0);
+    assert_string_equal(told, "");
+    ckd_store_close(store);
+}
+
+static void test_older_catalog_and_asked(void **state) {
+    repaired r;
+    make_older_catalog(*state);
+    ckd_store *store = open_store(*state, CKD_OPEN_WRITE);
+    assert_int_equal(repair_named(&r, store, 1, 0), CKD_OK);
+    assert_true(r.files == 1 && r.left == 0);
+    scene_check(store, 0, 3);
+    ckd_store_close(store);
+    assert_int_equal(rmdir(store_path_of(*state, "data/q")), 0);
+}
+
+/* A mark that is gone or damaged makes the catalog doubtful, until the next writer. */
+static void test_deletion_mark_is_lost(void **state) {
+    scene_make(*state, 0, 3);
+    for (int damaged = 0; damaged < 2; damaged++) {
+        const char *mark = store_path_of(*state, "data/deletions");
+        if (damaged) {
+            write_whole_file(mark, "x", 1);
+        } else {
+            assert_int_equal(unlink(mark), 0);
+        }
+        ckd_store *store = open_store(*state, CKD_OPEN_WRITE);
+        ckd_store_close(store);
+        unsigned step = (unsigned)damaged;
+        remove_manifest(*state, step);
+        store = open_store(*state, CKD_OPEN_WRITE);
+        assert_int_equal(damage_of(store), 1);
+        repaired r = repair(store);
+        assert_true(r.files == 1 && r.left == 0);
+        scene_check(store, 0, 3);
+        ckd_store_close(store);
+    }
+}
+
+/* Its files are gone as well: nothing is left of it but the row, which tells all the same. */
+static void test_vanished_with_its_files(void **state) {
+    ckd_store *store = open_store(*state, CKD_OPEN_CREATE);
+    save(store, 0, true);
+    ckd_store_close(store);
+    assert_int_equal(unlink(first_in(*state, "data/c")), 0);
+    remove_manifest(*state, 0);
+    store = open_store(*state, CKD_OPEN_READ);
+    check_named(store, SCENE_RUN "@0");
+    ckd_store_close(store);
+    store = open_store(*state, CKD_OPEN_WRITE);
+    check_named(store, SCENE_RUN "@0");
+    repaired r = repair(store);
+    assert_true(r.files == 0 && r.left == 1);
+    ckd_store_close(store);
+}
+
+/* A manifest that somebody puts back himself, and a checkpoint that is deleted afterwards: nothing is lost. */
+static void test_back_and_deleted(void **state) {
+    char path[600];
+    size_t size;
+    scene_make(*state, 0, 3);
+    snprintf(path, sizeof(path), "%s", store_path_of(*state, "data/m/" SCENE_RUN ".1.0"));
+    unsigned char *manifest = read_whole_file(path, &size);
+    remove_manifest(*state, 1);
+    ckd_store *store = open_store(*state, CKD_OPEN_WRITE);
+    check_named(store, SCENE_RUN "@1");
+    ckd_store_close(store);
+    write_whole_file(path, manifest, size);
+    free(manifest);
+    delete_step(*state, 1);
+    store = open_store(*state, CKD_OPEN_WRITE);
+    assert_int_equal(damage_of(store), 0);
+    repaired r = repair(store);
+    assert_true(r.files == 0 && r.left == 0);
+    assert_false(has_step(store, 1));
+    ckd_store_close(store);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
-        tempdir_test(test_other_things),      tempdir_test(test_other_things_are_removed),
-        tempdir_test(test_vanished_manifest), tempdir_test(test_vanished_chain),
-        tempdir_test(test_vanished_for_good), tempdir_test(test_vanished_and_damaged),
+        tempdir_test(test_other_things),
+        tempdir_test(test_other_things_are_removed),
+        tempdir_test(test_vanished_manifest),
+        tempdir_test(test_vanished_chain),
+        tempdir_test(test_vanished_for_good),
+        tempdir_test(test_vanished_and_damaged),
         tempdir_test(test_unnamed_file),
+        tempdir_test(test_older_catalog),
+        tempdir_test(test_older_catalog_and_asked),
+        tempdir_test(test_deletion_mark_is_lost),
+        tempdir_test(test_vanished_with_its_files),
+        tempdir_test(test_back_and_deleted),
     };
     scratch_begin();
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
