@@ -10,9 +10,9 @@
  */
 ckd_status totals_set(manifest *m, const view *v, ckd_error *err);
 /*
- * Does the manifest of a view tell of as many tensors and bytes as its files hold? One of another id than its records' names none of them. A
- * manifest that is only being made says nothing yet. Errors: `inconsistent`.
+ * Does the manifest of a view tell of as many tensors and bytes as its files hold? One of another id than its records' names none of them. Not for
+ * a manifest whose sums are still to be made. Errors: CORRUPT.
  */
-ckd_status totals_check(const view *v, const ckd_store *store, ckd_status inconsistent, ckd_error *err);
+ckd_status totals_check(const view *v, const ckd_store *store, ckd_error *err);
 
 #endif

@@ -151,8 +151,8 @@ ckd_status view_open(view **out, const ckd_store *store, manifest *m, const view
     if (status == CKD_OK) {
         status = view_arrange(v, like, inconsistent, err);
     }
-    if (status == CKD_OK) {
-        status = totals_check(v, store, inconsistent, err);
+    if (status == CKD_OK && inconsistent == CKD_E_CORRUPT) { /* else its sums are still to be made */
+        status = totals_check(v, store, err);
     }
     if (status != CKD_OK) {
         view_close(v);

@@ -420,17 +420,22 @@ static void test_manifests_of_other_files(void **state) {
     assert_int_equal(store_read_manifest(&m, store, "run", 1, 0, NULL), CKD_OK);
     ckd_store_close(store);
     const ckd_checkpoint right = m.checkpoint;
-    for (int kind = 0; kind < 4; kind++) {
+    const size_t roles = m.role_count;
+    for (int kind = 0; kind < 5; kind++) {
         m.checkpoint = right;
+        m.role_count = roles;
         m.checkpoint.id.bytes[3] ^= kind == 0;
         m.checkpoint.tensors += kind == 1;
         m.checkpoint.raw_bytes -= kind == 2;
+        if (kind == 4) { /* it says nothing at all */
+            m.checkpoint.tensors = m.checkpoint.raw_bytes = m.role_count = 0;
+        }
         forge_manifest(*state, &m);
         store = store_reopen(*state, CKD_OPEN_READ);
         ckd_load *load;
         ckd_error err = {0};
         ckd_status status = ckd_load_begin(&load, store, &m.checkpoint.id, &err);
-        bool damaged = kind < 2; /* sums of bytes only inform */
+        bool damaged = kind < 2 || kind == 4; /* sums of bytes only inform */
         assert_int_equal(status, damaged ? CKD_E_CORRUPT : CKD_OK);
         if (damaged) {
             assert_non_null(strstr(err.message, "its chunk files hold"));
