@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "engine/checkpoint_check.h"
 #include "engine/notes_damage.h"
 #include "engine/paced_check.h"
 
@@ -408,6 +409,17 @@ static ckd_status repair_cache(repairing *r, ckd_error *err) {
     return status == CKD_OK ? tell_repaired(r, p.text, old.text, size, err) : status;
 }
 
+/* ---- checkpoints ---- */
+
+/* Whether each would load now, as far as indexes tell. What could be repaired is no damage of a dry run. */
+static ckd_status look_at_checkpoints(repairing *r, ckd_error *err) {
+    ckd_status status = checkpoints_check_all(r->store, &r->damage, err);
+    for (size_t i = 0; i < r->result->repaired_count && r->options->dry_run; i++) {
+        damage_drop_file(&r->damage, r->result->repaired[i].file);
+    }
+    return status;
+}
+
 /* ---- all ---- */
 
 static ckd_status repair(repairing *r, ckd_error *err) {
@@ -439,6 +451,9 @@ static ckd_status repair(repairing *r, ckd_error *err) {
     }
     if (status == CKD_OK) {
         status = repair_cache(r, err);
+    }
+    if (status == CKD_OK) {
+        status = look_at_checkpoints(r, err);
     }
     r->result->left->checkpoints = r->files.lineage_count;
     if (status == CKD_OK && r->options->purge && !r->options->dry_run) {

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 
 #include "base/float_mode.h"
+#include "engine/checkpoint_check.h"
 #include "engine/file_check.h"
 #include "engine/listed_files.h"
 #include "engine/notes_damage.h"
@@ -126,16 +127,7 @@ static ckd_status check_values(verification *v, const view *w, const char *check
     return status;
 }
 
-/* Since the manifests were listed: that is no damage. The reader lock keeps its files, so it is in the trash. */
-static ckd_status was_deleted(bool *out, const verification *v, const manifest_name *name, ckd_error *err) {
-    manifest_list tombstones = {0};
-    ckd_status status = manifests_tombstones(&tombstones, v->store, err);
-    *out = status == CKD_OK && manifests_killer(&tombstones, name);
-    manifests_free(&tombstones);
-    return status;
-}
-
-/* Quick: damage of a payload is found in check_files; which checkpoints may need it, from what they depend on. */
+/* Quick: damage of a payload is found in check_files; which checkpoints may need it, from what they depend on. What a load would miss, indexes tell. */
 static ckd_status check_checkpoint(verification *v, const manifest_name *name, ckd_error *err) {
     char checkpoint[CHECKPOINT_TEXT];
     checkpoint_text(checkpoint, name->run, name->step, false);
@@ -148,29 +140,20 @@ static ckd_status check_checkpoint(verification *v, const manifest_name *name, c
                     path_manifest(v->store->path, name->run, name->step, name->generation).text);
         return note(v, status, &why, CKD_NO_OFFSET, checkpoint, err);
     }
-    ckd_id id = m.checkpoint.id;
+    const view *w = NULL;
     status = check_files(v, &m, checkpoint, err);
+    if (status == CKD_OK) {
+        status = checkpoint_open(&w, &v->views, &m.checkpoint, &v->damage, err);
+    }
     manifest_free(&m);
-    if (status != CKD_OK) {
+    if (status != CKD_OK || !w) {
         return status;
     }
-    const view *w;
-    status = views_get(&w, &v->views, &id, &why);
-    if (status == CKD_E_NOT_FOUND) {
-        bool gone;
-        status = was_deleted(&gone, v, name, err);
-        if (status != CKD_OK || gone) {
-            return status;
-        }
-        status = err_corrupt(
-            &why, path_manifest(v->store->path, name->run, name->step, name->generation).text, CKD_NO_OFFSET,
-            "it cannot be listed: it contradicts itself, or another one has its id");
-    }
-    if (status != CKD_OK) {
-        return note(v, status, &why, CKD_NO_OFFSET, checkpoint, err);
-    }
     v->result->all_blocks += w->block_count + w->blob_count;
-    return v->options->quick ? CKD_OK : check_values(v, w, checkpoint, err);
+    if (by_lineage(v)) {
+        status = checkpoint_check_closure(&v->views, w, &v->damage, err);
+    }
+    return status != CKD_OK || v->options->quick ? status : check_values(v, w, checkpoint, err);
 }
 
 /* ---- which checkpoints ---- */
@@ -218,12 +201,7 @@ static ckd_status check_all(verification *v, ckd_error *err) {
         bool newest = i == 0 || !same_checkpoint_name(&list.items[i - 1], &list.items[i]);
         if (newest && wanted(v, &list.items[i])) {
             status = check_checkpoint(v, &list.items[i], err);
-            /* Views hold files open: those of finished checkpoints go when there are many. */
-            if (v->views.count > 64) {
-                views_free(&v->views);
-                views_init(&v->views, v->store);
-                v->views.use_ready = false;
-            }
+            checkpoint_views_limit(&v->views);
         }
     }
     manifests_free(&list);
@@ -356,8 +334,7 @@ ckd_status ckd_store_verify(ckd_verify_result **out, ckd_store *store, const ckd
         return err_nomem(err, sizeof(*v.result), "a verification");
     }
     v.damage = (damage_list){.result = v.result, .store_path = store->path};
-    views_init(&v.views, store);
-    v.views.use_ready = false; /* the blocks themselves are what counts */
+    checkpoint_views_begin(&v.views, store);
     v.callers_mode = float_mode_enter();
     status = run_verification(&v, err);
     float_mode_leave(v.callers_mode);

@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "base/file.h"
+#include "engine/store.h"
 #include "tests/support/scenes.h"
 #include "tests/support/scratch.h"
 #include "tests/support/tempdir.h"
@@ -460,19 +461,92 @@ static void test_back_and_deleted(void **state) {
     size_t size;
     scene_make(*state, 0, 3);
     snprintf(path, sizeof(path), "%s", store_path_of(*state, "data/m/" SCENE_RUN ".1.0"));
-    unsigned char *manifest = read_whole_file(path, &size);
+    unsigned char *data = read_whole_file(path, &size);
     remove_manifest(*state, 1);
     ckd_store *store = open_store(*state, CKD_OPEN_WRITE);
     check_named(store, SCENE_RUN "@1");
     ckd_store_close(store);
-    write_whole_file(path, manifest, size);
-    free(manifest);
+    write_whole_file(path, data, size);
+    free(data);
     delete_step(*state, 1);
     store = open_store(*state, CKD_OPEN_WRITE);
     assert_int_equal(damage_of(store), 0);
     repaired r = repair(store);
     assert_true(r.files == 0 && r.left == 0);
     assert_false(has_step(store, 1));
+    ckd_store_close(store);
+}
+
+/* ---- checkpoints that lack something, though all that is there is right ---- */
+
+/* The manifest of the newest of a chain names one file less than its blocks build on. */
+static void forge_incomplete(const char *dir) {
+    manifest m;
+    bytes data = {0};
+    scene_make(dir, 0, 4);
+    ckd_store *store = open_store(dir, CKD_OPEN_WRITE);
+    assert_int_equal(store_read_manifest(&m, store, SCENE_RUN, 3, 0, NULL), CKD_OK);
+    assert_true(m.file_count >= m.own_count + 2);
+    m.checkpoint.stored_bytes -= m.file_bytes;
+    m.file_count--;
+    manifest_encode(&data, &store->id, &m);
+    assert_false(data.failed);
+    write_whole_file(path_manifest(store->path, SCENE_RUN, 3, 0).text, data.data, data.size);
+    bytes_free(&data);
+    manifest_free(&m);
+    ckd_store_close(store);
+}
+
+static void check_incomplete(const ckd_verify_result *r) {
+    assert_int_equal(r->damage_count, 1);
+    assert_int_equal(r->damage[0].checkpoint_count, 1);
+    assert_string_equal(r->damage[0].checkpoints[0], SCENE_RUN "@3");
+}
+
+static void test_incomplete_checkpoint(void **state) {
+    ckd_verify_options quick = CKD_VERIFY_OPTIONS_INIT;
+    ckd_verify_result *found;
+    ckd_repair_options o = CKD_REPAIR_OPTIONS_INIT;
+    ckd_repair_result *r;
+    ckd_error err = {0};
+    scene newest = scene_of(3);
+    forge_incomplete(*state);
+    ckd_store *store = open_store(*state, CKD_OPEN_WRITE);
+    assert_int_equal(scene_load(store, &newest, NULL), CKD_E_CORRUPT);
+    quick.quick = 1;
+    must(ckd_store_verify(&found, store, &quick, &err), &err);
+    check_incomplete(found);
+    ckd_verify_result_free(found);
+    quick.quick = 0;
+    quick.sample = 1e-9;
+    must(ckd_store_verify(&found, store, &quick, &err), &err);
+    check_incomplete(found);
+    ckd_verify_result_free(found);
+    for (o.dry_run = 0; o.dry_run < 2; o.dry_run++) {
+        must(ckd_store_repair(&r, store, &o, &err), &err);
+        assert_int_equal(r->repaired_count, 0);
+        check_incomplete(r->left);
+        ckd_repair_result_free(r);
+    }
+    ckd_store_close(store);
+}
+
+/* A file that a dry run could repair is no damage that is left, whoever builds on it. */
+static void test_dry_run_of_a_chain(void **state) {
+    ckd_repair_options o = CKD_REPAIR_OPTIONS_INIT;
+    ckd_repair_result *r;
+    ckd_error err = {0};
+    scene_make(*state, 0, 4);
+    ckd_store *store = open_store(*state, CKD_OPEN_WRITE);
+    make_parity(store);
+    assert_int_equal(unlink(first_in(*state, "data/c")), 0);
+    o.dry_run = 1;
+    must(ckd_store_repair(&r, store, &o, &err), &err);
+    assert_int_equal(r->repaired_count, 1);
+    assert_int_equal(r->left->damage_count, 0);
+    ckd_repair_result_free(r);
+    repaired done = repair(store);
+    assert_true(done.files == 1 && done.left == 0);
     ckd_store_close(store);
 }
 
@@ -490,6 +564,8 @@ int main(void) {
         tempdir_test(test_deletion_mark_is_lost),
         tempdir_test(test_vanished_with_its_files),
         tempdir_test(test_back_and_deleted),
+        tempdir_test(test_incomplete_checkpoint),
+        tempdir_test(test_dry_run_of_a_chain),
     };
     scratch_begin();
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
