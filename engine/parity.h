@@ -140,7 +140,7 @@ ckd_status parity_cover_anew(size_t *covered, const ckd_store *store, const pari
 /* ---- parity_forget.c ---- */
 /*
  * Files that are about to be removed on purpose: groups that cannot repair anything without them go first. Members that stay are read; they get new groups before, as far as their
- * runs are to have parity, and there is a message if they cannot have them now. Under the publish lock. Unreadable parity files stay. Errors: STATE (one that is to stay is
+ * runs are to have parity, and there is a message if they cannot have them. Under the publish lock. Unreadable parity files stay. Errors: BUSY (members that stay need new groups, and somebody else makes parity or repairs: nothing was changed), STATE (one that is to stay is
  * missing or damaged, and only with a group that would go can it be rebuilt: nothing was changed; with give_up it is told and given up), IO, NOMEM.
  */
 ckd_status parity_forget(const ckd_store *store, const parity_files *gone, const parity_files *stay,

@@ -193,7 +193,7 @@ static ckd_status find_bare(parity_files *out, ckd_id **ids, const forgetting *f
     return CKD_OK;
 }
 
-/* Whether or not what stays could be covered anew: else a full disk could not be relieved. */
+/* Who makes parity or repairs will be done some time: then what stays can be covered anew. Other failures do not stop a collection: a full disk must be relievable. */
 static ckd_status cover_bare(const forgetting *f, ckd_error *err) {
     parity_files bare;
     ckd_id *ids;
@@ -202,7 +202,7 @@ static ckd_status cover_bare(const forgetting *f, ckd_error *err) {
     ckd_status status = find_bare(&bare, &ids, f, err);
     if (status == CKD_OK && bare.count) {
         ckd_status made = parity_cover_anew(&covered, f->store, &bare, &why);
-        status = made == CKD_E_NOMEM ? err_from(err, made, &why) : CKD_OK;
+        status = made == CKD_E_NOMEM || made == CKD_E_BUSY ? err_from(err, made, &why) : CKD_OK;
     }
     if (status == CKD_OK && covered < bare.count) {
         store_message(

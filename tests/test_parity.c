@@ -566,6 +566,33 @@ static void test_given_up(void **state) {
     store_check_clean(*state);
 }
 
+/* While somebody makes parity, members that would stay without any keep their group, and nothing is removed. */
+static void test_deletion_waits_for_parity(void **state) {
+    kept_file files[4];
+    ckd_store_options o = CKD_STORE_OPTIONS_INIT;
+    ckd_store *store = open_store(*state, CKD_OPEN_CREATE), *impatient;
+    file_lock *lock;
+    ckd_error err = {0};
+    save_bases(store, 0, 4, 10);
+    make_parity(store, 4, 1);
+    delete_step(store, 1, 0);
+    assert_int_equal(lock_acquire(&lock, store_path_of(*state, "data/p/lock"), LOCK_EXCLUSIVE, true, 0, NULL),
+                     CKD_OK);
+    o.lock_timeout_ms = 1;
+    must(ckd_store_open(&impatient, store_path_of(*state, ""), CKD_OPEN_WRITE, &o, &err), &err);
+    assert_int_equal(ckd_store_collect(NULL, impatient, NULL, &err), CKD_E_BUSY);
+    ckd_store_close(impatient);
+    assert_int_equal(keep_files(files, 4, *state, "data/c", ".ckd"), 4);
+    free_files(files, 4);
+    assert_int_equal(status_of(store).groups, 1);
+    lock_release(lock);
+    collect(store);
+    ckd_parity_status s = status_of(store);
+    assert_true(s.files == 3 && s.covered_files == 3);
+    ckd_store_close(store);
+    store_check_clean(*state);
+}
+
 static void test_deletion_waits_for_repair(void **state) {
     lose_and_delete(*state, 1, LOST, CKD_E_STATE);
 }
@@ -667,7 +694,9 @@ static int delete_member(void *context, uint64_t done, uint64_t total) {
     dir_list_free(&list);
     if (writing && !m->done) {
         m->done = true;
-        delete_step(m->other, 1, 0);
+        for (uint64_t step = 0; step < 4; step++) { /* all of the group: none is left without parity */
+            delete_step(m->other, step, 0);
+        }
         collect(m->other);
     }
     return 0;
@@ -758,6 +787,7 @@ int main(void) {
         tempdir_test(test_groups_grow),
         tempdir_test(test_deletion),
         tempdir_test(test_weak_group),
+        tempdir_test(test_deletion_waits_for_parity),
         tempdir_test(test_deletion_waits_for_repair),
         tempdir_test(test_deletion_meets_rot),
         tempdir_test(test_deletion_of_what_repairs_nothing),
