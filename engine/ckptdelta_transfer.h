@@ -28,14 +28,15 @@ typedef struct ckd_copy_options {
 
 typedef enum ckd_copy_state {
     CKD_COPY_MOVED = 1,    /* copied */
-    CKD_COPY_PRESENT = 2,  /* it was there already */
+    CKD_COPY_PRESENT = 2,  /* it was there already; files of it that were damaged there were replaced */
     CKD_COPY_RESTORED = 3, /* it was in the destination's trash, and was brought back */
-    CKD_COPY_LEFT = 4      /* not copied: it is damaged */
+    CKD_COPY_LEFT = 4      /* not copied: it is damaged; or it is there, and damaged there */
 } ckd_copy_state;
 typedef struct ckd_copied {
     ckd_checkpoint checkpoint; /* as it is in the destination, or would be */
     ckd_copy_state state;
-    uint64_t bytes; /* of its manifest and those of its chunk files that the destination lacked */
+    uint64_t
+        bytes; /* of its manifest and those of its chunk files that the destination lacked; PRESENT: of files that were replaced */
     ckd_error left; /* CKD_COPY_LEFT: why; else status CKD_OK */
 } ckd_copied;
 typedef struct ckd_copy_result {
@@ -62,10 +63,11 @@ typedef struct ckd_copy_result {
  *
  * A checkpoint that is damaged in `from` is left, and everything else is copied. Then the call fails, with the first reason, although it came to its end, and
  * sets *out all the same: each that was left says why. A chunk file with several checkpoints of which some are damaged is brought as it is, for the others. One that is
- * damaged in `to` is replaced.
+ * damaged in `to` is replaced, also one of a checkpoint that was there: its files are looked at by header, index and footer, or read through if it comes back from the trash.
+ * What was there stays as data/q/NAME.TIME. If `from` has no whole one, the checkpoint is left.
  *
  * Errors: INVALID (both are the same store; an id twice; as_run), NOT_FOUND (a checkpoint of `from`), EXISTS (the destination has another checkpoint at that run and step, or this
- * one elsewhere and as_run is given, or the tag on another one: nothing was copied), CORRUPT and UNSUPPORTED (damage in `from`: err->file names it; *out is set), STATE (what was there was deleted meanwhile), BUSY (another copy between the two is under way), READ_ONLY, NOSPACE, IO, NOMEM,
+ * one elsewhere and as_run is given, or the tag on another one: nothing was copied), CORRUPT and UNSUPPORTED (damage in `from`, or in `to` that `from` cannot replace: err->file names it; *out is set), STATE (what was there was deleted meanwhile), BUSY (another copy between the two is under way), READ_ONLY, NOSPACE, IO, NOMEM,
  * CANCELLED.
  */
 CKD_API ckd_status ckd_copy(ckd_copy_result **out, ckd_store *to, ckd_store *from, const ckd_id *checkpoints,

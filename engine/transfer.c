@@ -321,7 +321,13 @@ static ckd_status plan_for_writing(transfer *t, ckd_error *err) {
 
 /* What was deleted comes back instead of being moved; then the plan is made anew. *restored: those, malloc'ed. */
 static ckd_status restore_dead(ckd_id **restored, size_t *count, transfer *t, ckd_error *err) {
-    ckd_status status = ckd_store_undelete(t->to, t->dead, t->dead_count, err);
+    ckd_status status = transfer_mend(t, CKD_COPY_RESTORED, err);
+    if (status == CKD_OK) {
+        status = transfer_refuse_left(t, err);
+    }
+    if (status == CKD_OK && t->dead_count) {
+        status = ckd_store_undelete(t->to, t->dead, t->dead_count, err);
+    }
     if (status != CKD_OK) {
         return status;
     }
@@ -358,7 +364,15 @@ static ckd_status enter(transfer *t, ckd_error *err) {
         status = restore_dead(&restored, &count, t, err);
     }
     free(restored);
-    return status;
+    return status == CKD_OK ? transfer_mend(t, CKD_COPY_PRESENT, err) : status;
+}
+
+static ckd_status plan_only(transfer *t, ckd_error *err) {
+    ckd_status status = transfer_plan(t, err);
+    if (status == CKD_OK) {
+        status = transfer_mend(t, CKD_COPY_RESTORED, err);
+    }
+    return status == CKD_OK ? transfer_mend(t, CKD_COPY_PRESENT, err) : status;
 }
 
 static ckd_status set_tags(const transfer *t, ckd_error *err) {
@@ -433,7 +447,7 @@ static ckd_status run(transfer *t, ckd_error *err) {
         status = store_list(&t->source, t->from, NULL, err);
     }
     if (status == CKD_OK) {
-        status = t->options->dry_run ? transfer_plan(t, err) : enter(t, err);
+        status = t->options->dry_run ? plan_only(t, err) : enter(t, err);
     }
     return status == CKD_OK && !t->options->dry_run ? move_items(t, err) : status;
 }
@@ -484,6 +498,7 @@ ckd_status ckd_copy(ckd_copy_result **out, ckd_store *to, ckd_store *from, const
     }
     status = status == CKD_OK ? transfer_left(&t, err) : status;
     transfer_plan_free(&t);
+    transfer_refused_free(&t);
     catalog_list_free(&t.source);
     free(t.verified.ids);
     bytes_free(&t.payload);

@@ -65,7 +65,9 @@ typedef struct transfer {
     file_lock *incoming, *from_reader, *to_reader, *intent_lock;
     ckd_id writer;
     bool any_left;
-    bool has_intent, undecided; /* undecided: only recovery can tell whether a manifest counts */
+    transfer_hurt *refused;              /* that stay in the destination's trash, as they are damaged there */
+    uint64_t mended_files, mended_bytes; /* of checkpoints that were there */
+    bool has_intent, undecided;          /* undecided: only recovery can tell whether a manifest counts */
 } transfer;
 
 /*
@@ -84,6 +86,24 @@ static inline bool transfer_moves(const transfer_item *item) {
 pathname transfer_path(const transfer *t, const ckd_id *file); /* in data/x */
 /* The file is complete, durable and verified in data/x of the destination then, or in data/c. CORRUPT: what it has of the item is damaged, or all of it. */
 ckd_status transfer_bring(transfer *t, transfer_file *f, const transfer_item *item, ckd_error *err);
+/* The same for a file that is damaged or gone in data/c: all of it, whole, in data/x. */
+ckd_status transfer_fetch(transfer *t, transfer_file *f, const transfer_item *item, ckd_error *err);
+/* Is the one in data/c of the destination what its manifest names? all: down to each record; else by header, index and footer. */
+ckd_status transfer_check_there(transfer *t, const transfer_file *f, bool all, ckd_error *err);
+/* Has the source that file, by header, index and footer? CORRUPT. */
+ckd_status transfer_look_at_source(const transfer *t, const transfer_file *f, const transfer_item *item,
+                                   ckd_error *err);
+
+/* ---- transfer_mend.c ---- */
+/*
+ * Looks at the files of items in this state, PRESENT or RESTORED, in the destination, and brings those that are damaged or gone there. Items whose files the source cannot
+ * replace become LEFT. With the destination's reader lock, not the publish lock. With dry_run it only counts.
+ */
+ckd_status transfer_mend(transfer *t, ckd_copy_state state, ckd_error *err);
+/* Takes from t->dead those that are LEFT; the next plan leaves them, too. */
+ckd_status transfer_refuse_left(transfer *t, ckd_error *err);
+const ckd_error *transfer_refused(const transfer *t, const ckd_id *checkpoint); /* why; NULL: it was not */
+void transfer_refused_free(transfer *t);
 /* ---- transfer_result.c ---- */
 ckd_status transfer_result(ckd_copy_result **out, const transfer *t, ckd_error *err);
 /* CKD_OK, or why the first of those that were left was. */

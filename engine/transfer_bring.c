@@ -430,3 +430,40 @@ ckd_status transfer_bring(transfer *t, transfer_file *f, const transfer_item *it
     }
     return err_from(err, status, &why);
 }
+
+ckd_status transfer_fetch(transfer *t, transfer_file *f, const transfer_item *item, ckd_error *err) {
+    ckd_status status = bring(t, f, item, err);
+    const transfer_hurt *hurt = hurt_of(f, NULL);
+    if (status == CKD_OK && hurt) { /* as damaged as the one that is there */
+        ckd_error why = hurt->why;
+        status = blame_source(t, item, why.status, &why);
+        err_from(err, status, &why);
+        file_remove(transfer_path(t, &f->file.id).text, true, NULL);
+    }
+    while (f->hurt) {
+        transfer_hurt *h = f->hurt;
+        f->hurt = h->next;
+        free(h);
+    }
+    return status;
+}
+
+ckd_status transfer_check_there(transfer *t, const transfer_file *f, bool all, ckd_error *err) {
+    pathname p = path_chunk(t->to->path, &f->file.id, "");
+    chunk *c = NULL;
+    if (all) {
+        return check_arrived(t, p.text, f, NULL, err);
+    }
+    ckd_status status = open_named(&c, t->to, p.text, &f->file, err);
+    chunk_close(c);
+    return status;
+}
+
+ckd_status transfer_look_at_source(const transfer *t, const transfer_file *f, const transfer_item *item,
+                                   ckd_error *err) {
+    chunk *c = NULL;
+    pathname p = path_chunk(t->from->path, &f->file.id, "");
+    ckd_status status = open_named(&c, t->from, p.text, &f->file, err);
+    chunk_close(c);
+    return status == CKD_OK ? status : blame_source(t, item, status, err);
+}

@@ -224,9 +224,14 @@ static ckd_status add_present(planning *p, size_t at, const ckd_checkpoint *ther
     return status;
 }
 
-static void leave_out(planning *p, const ckd_error *why) {
-    p->t->items[p->t->count - 1].left = *why;
-    p->t->any_left = true;
+static ckd_status add_left(planning *p, size_t at, const ckd_error *why, ckd_error *err) {
+    manifest m = {.checkpoint = p->from.list.items[at]};
+    ckd_status status = add_item(p, at, &m, CKD_COPY_LEFT, err);
+    if (status == CKD_OK) {
+        p->t->items[p->t->count - 1].left = *why;
+        p->t->any_left = true;
+    }
+    return status;
 }
 
 /* ---- with all files that it names ---- */
@@ -248,8 +253,12 @@ static ckd_status plan_one(planning *p, size_t at, ckd_error *err) {
     if (there) {
         return add_present(p, at, there, err);
     }
+    const ckd_error *refused = transfer_refused(p->t, &c->id);
     ckd_error why = {.offset = CKD_NO_OFFSET};
     manifest m;
+    if (refused) {
+        return add_left(p, at, refused, err);
+    }
     ckd_status status = read_source(&m, p, c, &why);
     if (status == CKD_OK) {
         status = manifest_name_older(&m, p->t->from, &why);
@@ -265,12 +274,7 @@ static ckd_status plan_one(planning *p, size_t at, ckd_error *err) {
     snprintf(text, sizeof(text), "%s@%llu in '%.100s' is damaged, and was not copied: %.200s", c->run,
              (unsigned long long)c->step, p->t->from->path, why.message);
     memcpy(why.message, text, sizeof(text));
-    m = (manifest){.checkpoint = *c};
-    status = add_item(p, at, &m, CKD_COPY_LEFT, err);
-    if (status == CKD_OK) {
-        leave_out(p, &why);
-    }
-    return status;
+    return add_left(p, at, &why, err);
 }
 
 const transfer_item *transfer_find_item(const transfer *t, const ckd_id *id) {

@@ -17,10 +17,10 @@ ckd_status transfer_result(ckd_copy_result **out, const transfer *t, ckd_error *
         const transfer_item *item = &t->items[i];
         ckd_copied *c = &r->items[r->count++];
         *c = (ckd_copied){.checkpoint = item->m.checkpoint, .state = item->state, .left = item->left};
+        c->bytes = item->bytes; /* also of files that were replaced */
         r->left += item->state == CKD_COPY_LEFT;
         if (transfer_moves(item)) {
             c->checkpoint.stored_bytes += item->manifest_bytes;
-            c->bytes = item->bytes;
             r->checkpoints++;
             r->bytes += item->bytes;
         }
@@ -28,6 +28,8 @@ ckd_status transfer_result(ckd_copy_result **out, const transfer *t, ckd_error *
     for (size_t i = 0; i < t->file_count; i++) {
         r->files += t->files[i].to_move && (t->options->dry_run || t->files[i].there);
     }
+    r->files += t->mended_files;
+    r->bytes += t->mended_bytes;
     r->tags = t->tags ? t->tags->count : 0;
     *out = r;
     return CKD_OK;
