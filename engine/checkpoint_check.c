@@ -26,13 +26,31 @@ static ckd_status was_deleted(bool *out, const ckd_store *store, const ckd_check
     return status;
 }
 
+/* A writer's catalog learns what others save when it is brought in step. Readers ask the manifests by themselves. */
+static ckd_status get_view(const view **out, view_cache *views, const ckd_id *id, ckd_error *err) {
+    ckd_store *store = views->store;
+    file_lock *lock;
+    ckd_status status = views_get(out, views, id, err);
+    if (status != CKD_E_NOT_FOUND || store->mode == CKD_OPEN_READ) {
+        return status;
+    }
+    status = store_lock_publish(&lock, store, err);
+    if (status == CKD_OK) {
+        pthread_mutex_lock(&store->mutex);
+        status = store_refresh(store, err);
+        pthread_mutex_unlock(&store->mutex);
+        lock_release(lock);
+    }
+    return status == CKD_OK ? views_get(out, views, id, err) : status;
+}
+
 ckd_status checkpoint_open(const view **out, view_cache *views, const ckd_checkpoint *c, damage_list *damage,
                            ckd_error *err) {
     const ckd_store *store = views->store;
     char checkpoint[CHECKPOINT_TEXT];
     ckd_error why = {.offset = CKD_NO_OFFSET};
     *out = NULL;
-    ckd_status status = views_get(out, views, &c->id, &why);
+    ckd_status status = get_view(out, views, &c->id, &why);
     if (status == CKD_OK) {
         return CKD_OK;
     }

@@ -6,7 +6,7 @@
 
 /*
  * The view of a checkpoint that its manifest lists (c, as read from it). NULL: it was deleted meanwhile, or it is damaged, which is noted. The caller holds the
- * reader lock. Errors: IO, NOMEM.
+ * reader lock, and not the publish lock. Errors: BUSY, IO, NOMEM.
  */
 ckd_status checkpoint_open(const view **out, view_cache *views, const ckd_checkpoint *c, damage_list *damage,
                            ckd_error *err);

@@ -531,6 +531,25 @@ static void test_incomplete_checkpoint(void **state) {
     ckd_store_close(store);
 }
 
+/* What others have saved since the store was opened is no damage. */
+static void test_saved_by_others(void **state) {
+    ckd_verify_options quick = CKD_VERIFY_OPTIONS_INIT;
+    ckd_verify_result *found;
+    ckd_error err = {0};
+    scene_make(*state, 0, 2);
+    ckd_store *store = open_store(*state, CKD_OPEN_WRITE);
+    scene_make(*state, 2, 1);
+    repaired r = repair(store);
+    assert_true(r.files == 0 && r.left == 0);
+    scene_make(*state, 3, 1);
+    quick.quick = 1;
+    must(ckd_store_verify(&found, store, &quick, &err), &err);
+    assert_int_equal(found->damage_count, 0);
+    assert_int_equal(found->checkpoints, 4);
+    ckd_verify_result_free(found);
+    ckd_store_close(store);
+}
+
 /* A file that a dry run could repair is no damage that is left, whoever builds on it. */
 static void test_dry_run_of_a_chain(void **state) {
     ckd_repair_options o = CKD_REPAIR_OPTIONS_INIT;
@@ -566,6 +585,7 @@ int main(void) {
         tempdir_test(test_back_and_deleted),
         tempdir_test(test_incomplete_checkpoint),
         tempdir_test(test_dry_run_of_a_chain),
+        tempdir_test(test_saved_by_others),
     };
     scratch_begin();
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
