@@ -181,8 +181,9 @@ CKD_API ckd_status ckd_store_plan_prune(ckd_prune **out, ckd_store *store, const
                                         ckd_error *err);
 /*
  * Deletes what the policy does not keep (to the trash: ckd_store_delete), after the two newest checkpoints that stay of every run that
- * loses any were verified, all they depend on included: stored bytes against their checksums. out (may be NULL): what was done; release
- * with ckd_prune_free. options may be NULL: the default, or with stored policies the longest of their times. Errors: CORRUPT (one of those is damaged, nothing was deleted), those of ckd_store_plan_prune and
+ * loses any were verified, all they depend on included: stored bytes against their checksums. What goes is decided under the lock that saves and deletions take, by what is
+ * listed then; if others are the two newest by then, these are verified first. out (may be NULL): what was done; release
+ * with ckd_prune_free. options may be NULL: the default, or with stored policies the longest of their times. Errors: CORRUPT (one of those is damaged, nothing was deleted), BUSY (also if others kept saving faster than the newest can be verified), those of ckd_store_plan_prune and
  * ckd_store_delete.
  */
 CKD_API ckd_status ckd_store_prune(ckd_prune **out, ckd_store *store, const ckd_policy *policy,

@@ -74,55 +74,18 @@ typedef struct selection {
     const ckd_id *ids;
     size_t count;
     bool dead; /* where they are now */
-    bool by_policy;
     uint32_t patience_ms;
     uint64_t undo_s;
 } selection;
 
-#define SAFE 2 /* checkpoints of a run that stay whatever a policy says */
-
-/* Of n, in which ids were chosen for a policy: what others have deleted since the plan was made must not leave a run with less than it keeps. */
-static void spare_newest(needs *n) {
-    for (size_t i = 0; i < n->count; i++) {
-        need *x = &n->items[i];
-        size_t newer = 0;
-        for (size_t k = 0; k < n->count && x->chosen && newer < SAFE; k++) {
-            const need *o = &n->items[k];
-            newer += !o->is_dead && !o->superseded && o->m.checkpoint.step > x->m.checkpoint.step &&
-                     strcmp(o->m.checkpoint.run, x->m.checkpoint.run) == 0;
-        }
-        x->chosen = x->chosen && newer >= SAFE;
-    }
-}
-
-/* What is still listed of what a plan found. */
-static ckd_status choose_listed(needs *n, const ckd_id *ids, size_t count, ckd_error *err) {
-    ckd_status status = CKD_OK;
-    for (size_t i = 0; i < count && status == CKD_OK; i++) {
-        const need *first = needs_find(n, &ids[i]);
-        status = first && !first->is_dead ? needs_choose(n, &ids[i], 1, false, err) : CKD_OK;
-    }
-    spare_newest(n);
-    return status;
-}
-
 /* Under the publish lock and the mutex, with the catalog in step before and after. */
 typedef ckd_status (*change_fn)(ckd_store *store, needs *n, uint64_t undo_s, ckd_error *err);
-static ckd_status change(ckd_store *store, const selection *s, change_fn make, ckd_error *err) {
-    file_lock *lock;
+static ckd_status change_locked(ckd_store *store, const selection *s, change_fn make, ckd_error *err) {
     needs n = {0};
-    ckd_status status = store_check_writable(store, err);
-    if (status == CKD_OK) {
-        status = store_lock_publish_within(&lock, store, s->patience_ms, err);
-    }
-    if (status != CKD_OK) {
-        return status;
-    }
     pthread_mutex_lock(&store->mutex);
-    status = needs_read(&n, store, err);
+    ckd_status status = needs_read(&n, store, err);
     if (status == CKD_OK) {
-        status = s->by_policy ? choose_listed(&n, s->ids, s->count, err)
-                              : needs_choose(&n, s->ids, s->count, s->dead, err);
+        status = needs_choose(&n, s->ids, s->count, s->dead, err);
     }
     if (status == CKD_OK) {
         status = make(store, &n, s->undo_s, err);
@@ -130,15 +93,49 @@ static ckd_status change(ckd_store *store, const selection *s, change_fn make, c
     }
     needs_free(&n);
     pthread_mutex_unlock(&store->mutex);
-    lock_release(lock);
     return status;
 }
 
-ckd_status trash_put(ckd_store *store, const ckd_id *checkpoints, size_t count, uint64_t undo_s,
-                     uint32_t patience_ms, ckd_error *err) {
-    selection s = {
-        .ids = checkpoints, .count = count, .by_policy = true, .patience_ms = patience_ms, .undo_s = undo_s};
-    return change(store, &s, delete_chosen, err);
+static ckd_status change(ckd_store *store, const selection *s, change_fn make, ckd_error *err) {
+    file_lock *lock;
+    ckd_status status = store_check_writable(store, err);
+    if (status == CKD_OK) {
+        status = store_lock_publish_within(&lock, store, s->patience_ms, err);
+    }
+    if (status == CKD_OK) {
+        status = change_locked(store, s, make, err);
+        lock_release(lock);
+    }
+    return status;
+}
+
+/* The catalog, by which policies choose, may be behind what other processes published. */
+static ckd_status refresh(ckd_store *store, ckd_error *err) {
+    pthread_mutex_lock(&store->mutex);
+    ckd_status status = store_refresh(store, err);
+    pthread_mutex_unlock(&store->mutex);
+    return status;
+}
+
+ckd_status trash_put(ckd_store *store, trash_choose_fn choose, void *context, uint32_t patience_ms,
+                     ckd_error *err) {
+    file_lock *lock;
+    trash_choice c = {.ids = NULL};
+    ckd_status status = store_lock_publish_within(&lock, store, patience_ms, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    status = refresh(store, err);
+    if (status == CKD_OK) {
+        status = choose(context, &c, err);
+    }
+    if (status == CKD_OK && c.count) {
+        selection s = {.ids = c.ids, .count = c.count, .undo_s = c.undo_s};
+        status = change_locked(store, &s, delete_chosen, err);
+    }
+    free(c.ids);
+    lock_release(lock);
+    return status;
 }
 
 ckd_status ckd_store_delete(ckd_store *store, const ckd_id *checkpoints, size_t count,

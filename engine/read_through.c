@@ -45,23 +45,56 @@ static ckd_status chunk_read_through(bool *all_whole, const chunk *c, const ckd_
 
 /* ---- before others are deleted ---- */
 
-/* The newest of every run that loses any. */
-static void choose_safe(needs *n, const ckd_prune *plan) {
-    for (size_t begin = 0, end; begin < plan->count; begin = end) {
-        const char *run = plan->items[begin].checkpoint.run;
+/* The next of the plan that must be good before others go, from `at` on: of the newest of every run that loses any. NULL: there is none. */
+static const ckd_checkpoint *next_safe(const ckd_prune *plan, size_t *at) {
+    for (; *at < plan->count; (*at)++) {
+        const ckd_retained *r = &plan->items[*at];
         bool loses = false;
-        for (end = begin; end < plan->count && strcmp(plan->items[end].checkpoint.run, run) == 0; end++) {
-            loses = loses || !plan->items[end].kept;
+        for (size_t i = 0; i < plan->count && (r->kept & CKD_KEPT_SAFETY) && !loses; i++) {
+            const ckd_retained *other = &plan->items[i];
+            loses = !other->kept && strcmp(other->checkpoint.run, r->checkpoint.run) == 0;
         }
-        for (size_t i = begin; i < end && loses; i++) {
-            if (plan->items[i].kept & CKD_KEPT_SAFETY) {
-                need *x = needs_find(n, &plan->items[i].checkpoint.id);
-                if (x) {
-                    x->chosen = true;
-                }
-            }
+        if (loses) {
+            return &plan->items[(*at)++].checkpoint;
         }
     }
+    return NULL;
+}
+
+static bool is_read(const safe_reading *done, const ckd_id *id) {
+    bool found = false;
+    for (size_t i = 0; i < done->count && !found; i++) {
+        found = id_equal(&done->checkpoints[i], id);
+    }
+    return found;
+}
+
+bool safe_all_read(const safe_reading *done, const ckd_prune *plan) {
+    bool all = true;
+    size_t at = 0;
+    for (const ckd_checkpoint *c; all && (c = next_safe(plan, &at)) != NULL;) {
+        all = is_read(done, &c->id);
+    }
+    return all;
+}
+
+static ckd_status note_read(safe_reading *done, const ckd_id *id, ckd_error *err) {
+    if (done->count == done->capacity) {
+        size_t capacity = 2 * done->capacity + 16;
+        ckd_id *grown = realloc(done->checkpoints, capacity * sizeof(*grown));
+        if (!grown) {
+            return err_nomem(err, capacity * sizeof(*grown), "the checkpoints that were read through");
+        }
+        done->checkpoints = grown;
+        done->capacity = capacity;
+    }
+    done->checkpoints[done->count++] = *id;
+    return CKD_OK;
+}
+
+void safe_reading_free(safe_reading *r) {
+    free(r->checkpoints);
+    free(r->files.ids);
 }
 
 /* What need not be read again. */
@@ -84,8 +117,13 @@ static int by_file_name(const void *name, const void *state) {
 }
 
 /* The file was read through lately. A clock that was set back makes nothing fresh. */
-static bool is_fresh(const memory *m, const note_file *of) {
+static bool is_fresh(const memory *m, const verified_files *done, const note_file *of) {
     char name[64];
+    for (size_t i = 0; i < done->count; i++) {
+        if (id_equal(&done->ids[i], &of->id)) {
+            return true;
+        }
+    }
     verified_name(name, &of->id);
     const catalog_file_state *f =
         m->count ? bsearch(name, m->files, m->count, sizeof(*m->files), by_file_name) : NULL;
@@ -115,7 +153,7 @@ static ckd_status read_files(verified_files *done, ckd_store *store, const manif
         manifest one = {.files = &of->files[i], .file_count = 1};
         bool whole = true;
         chunk *c = NULL;
-        if (is_fresh(m, &of->files[i])) {
+        if (is_fresh(m, done, &of->files[i])) {
             continue;
         }
         status = view_open_chunk(&c, store, &of->files[i], &of->checkpoint, &why);
@@ -130,39 +168,36 @@ static ckd_status read_files(verified_files *done, ckd_store *store, const manif
     return tell_damage(&of->checkpoint, status, &why, err);
 }
 
-static ckd_status read_chosen(verified_files *done, ckd_store *store, const needs *n, const memory *m,
-                              ckd_error *err) {
+/* One that is gone by now is not read: the plan is an old one then, and is not carried out. */
+static ckd_status read_each(safe_reading *done, ckd_store *store, const ckd_prune *plan, const needs *n,
+                            const memory *m, ckd_error *err) {
     ckd_status status = CKD_OK;
-    done->at_ns = m->now_ns;
-    for (size_t i = 0; i < n->count && status == CKD_OK; i++) {
-        if (n->items[i].chosen && !n->items[i].superseded) {
-            status = read_files(done, store, &n->items[i].m, m, err);
+    size_t at = 0;
+    for (const ckd_checkpoint *c; status == CKD_OK && (c = next_safe(plan, &at)) != NULL;) {
+        const need *x = is_read(done, &c->id) ? NULL : needs_find(n, &c->id);
+        if (x) {
+            status = read_files(&done->files, store, &x->m, m, err);
+            status = status == CKD_OK ? note_read(done, &c->id, err) : status;
         }
     }
     return status;
 }
 
-ckd_status read_safe_through(ckd_store *store, const ckd_prune *plan, uint64_t trusted_s,
+ckd_status read_safe_through(safe_reading *done, ckd_store *store, const ckd_prune *plan, uint64_t trusted_s,
                              uint32_t patience_ms, ckd_error *err) {
     needs n = {0};
-    memory m = {0};
-    verified_files done = {0};
     file_lock *lock = NULL;
     ckd_status status = store_lock_reader_within(&lock, store, patience_ms, err);
     if (status == CKD_OK) {
         status = needs_read(&n, store, err);
     }
     if (status == CKD_OK) {
-        choose_safe(&n, plan);
-        m = recall(store, trusted_s);
-        status = read_chosen(&done, store, &n, &m, err);
-    }
-    if (status == CKD_OK) {
-        verified_hand_over(store, &done);
+        memory m = recall(store, trusted_s);
+        done->files.at_ns = m.now_ns;
+        status = read_each(done, store, plan, &n, &m, err);
+        free(m.files);
     }
     lock_release(lock);
-    free(done.ids);
-    free(m.files);
     needs_free(&n);
     return status;
 }

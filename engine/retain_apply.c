@@ -18,53 +18,91 @@ typedef struct haste {
     uint64_t trusted_s;
 } haste;
 
-static ckd_status delete_the_others(ckd_store *store, const ckd_prune *plan, uint64_t undo_s, const haste *h,
-                                    ckd_error *err) {
-    ckd_id *ids = calloc(plan->count + 1, sizeof(*ids));
-    size_t count = 0;
-    if (!ids) {
-        return err_nomem(err, plan->count * sizeof(*ids), "checkpoints to delete");
-    }
-    for (size_t i = 0; i < plan->count; i++) {
-        if (!plan->items[i].kept) {
-            ids[count++] = plan->items[i].checkpoint.id;
-        }
-    }
-    ckd_status status = trash_put(store, ids, count, undo_s, h->patience_ms, err);
-    free(ids);
-    return status;
+/* Other processes save and delete while the safe ones are read: so often the newest may have changed. Each time only those that are new are read. */
+#define ROUNDS 5
+
+typedef struct application {
+    ckd_store *store;
+    const prune_request *request;
+    const uint64_t *undo_s; /* NULL: the policy's */
+    haste haste;
+    ckd_prune *plan; /* the last one that was made; in the end that which was carried out */
+    uint64_t plan_undo_s;
+    safe_reading read; /* what must be good before anything goes */
+    bool is_old;       /* the plan that was read through: others must be good by now */
+} application;
+
+static ckd_status plan_again(application *a, ckd_error *err) {
+    ckd_prune_free(a->plan);
+    return retain_plan(&a->plan, &a->plan_undo_s, a->store, a->request, err);
 }
 
-static ckd_status apply_plan(ckd_store *store, const ckd_prune *plan, uint64_t undo_s, const haste *h,
-                             ckd_error *err) {
-    ckd_status status = read_safe_through(store, plan, h->trusted_s, h->patience_ms, err);
-    return status == CKD_OK ? delete_the_others(store, plan, undo_s, h, err) : status;
+static bool deletes(const application *a) {
+    return a->plan->deleted && a->plan->deleted >= a->request->at_least;
+}
+
+/* Under the publish lock: what goes by what there is now, if all that must be good was read. */
+static ckd_status choose(void *context, trash_choice *out, ckd_error *err) {
+    application *a = context;
+    ckd_status status = plan_again(a, err);
+    a->is_old = status == CKD_OK && deletes(a) && !safe_all_read(&a->read, a->plan);
+    if (status != CKD_OK || !deletes(a) || a->is_old) {
+        return status;
+    }
+    out->undo_s = a->undo_s ? *a->undo_s : a->plan_undo_s;
+    out->ids = calloc(a->plan->count + 1, sizeof(*out->ids));
+    if (!out->ids) {
+        return err_nomem(err, a->plan->count * sizeof(*out->ids), "checkpoints to delete");
+    }
+    for (size_t i = 0; i < a->plan->count; i++) {
+        if (!a->plan->items[i].kept) {
+            out->ids[out->count++] = a->plan->items[i].checkpoint.id;
+        }
+    }
+    verified_hand_over(a->store, &a->read.files);
+    return CKD_OK;
+}
+
+/* a->plan: what was done; the caller frees it, also after a failure. */
+static ckd_status apply(application *a, ckd_error *err) {
+    ckd_status status = plan_again(a, err);
+    a->is_old = status == CKD_OK && deletes(a);
+    for (int i = 0; i < ROUNDS && a->is_old && status == CKD_OK; i++) {
+        status =
+            read_safe_through(&a->read, a->store, a->plan, a->haste.trusted_s, a->haste.patience_ms, err);
+        if (status == CKD_OK) {
+            status = trash_put(a->store, choose, a, a->haste.patience_ms, err);
+        }
+    }
+    safe_reading_free(&a->read);
+    return status == CKD_OK && a->is_old
+               ? err_set(err, CKD_E_BUSY,
+                         "others save and delete faster than what stays can be read through; nothing was "
+                         "deleted: try again")
+               : status;
 }
 
 ckd_status ckd_store_prune(ckd_prune **out, ckd_store *store, const ckd_policy *policy,
                            const ckd_delete_options *options, ckd_error *err) {
-    ckd_prune *plan = NULL;
-    uint64_t undo_s = 0;
     prune_request r = prune_request_of(policy);
-    haste h = {.patience_ms = store->options.lock_timeout_ms};
+    ckd_delete_options o = CKD_DELETE_OPTIONS_INIT;
+    application a = {.store = store,
+                     .request = &r,
+                     .undo_s = options || policy ? &o.undo_s : NULL,
+                     .haste = {.patience_ms = store->options.lock_timeout_ms}};
     if (out) {
         *out = NULL;
     }
-    ckd_delete_options o = CKD_DELETE_OPTIONS_INIT;
     ckd_status status = COPY_OPTIONS(&o, options, "ckd_delete_options", err);
     status = status == CKD_OK ? store_check_writable(store, err) : status;
     if (status == CKD_OK) {
-        status = retain_plan(&plan, &undo_s, store, &r, err);
-    }
-    if (status == CKD_OK && plan->deleted) {
-        undo_s = options || policy ? o.undo_s : undo_s;
-        status = apply_plan(store, plan, undo_s, &h, err);
+        status = apply(&a, err);
     }
     if (status == CKD_OK && out) {
-        *out = plan;
+        *out = a.plan;
         return CKD_OK;
     }
-    ckd_prune_free(plan);
+    ckd_prune_free(a.plan);
     return status;
 }
 
@@ -101,22 +139,18 @@ static void collect_if_free(ckd_store *store) {
 static ckd_status apply_stored(ckd_store *store, const char *run, ckd_error *err) {
     prune_request r;
     bool applies;
-    ckd_prune *plan = NULL;
-    uint64_t undo_s;
-    haste h = {.trusted_s = TRUSTED_S};
+    application a = {.store = store, .request = &r, .haste = {.trusted_s = TRUSTED_S}};
     ckd_status status = stored_request(&r, &applies, store, run, err);
-    if (status == CKD_OK && applies) {
-        status = retain_plan(&plan, &undo_s, store, &r, err);
+    if (status != CKD_OK || !applies) {
+        return status;
     }
-    if (status == CKD_OK && plan && plan->deleted >= r.at_least) {
-        status = apply_plan(store, plan, undo_s, &h, err);
-        if (status == CKD_OK) {
-            store_message(store, "deleted %llu checkpoint%s of %s, by its policy",
-                          (unsigned long long)plan->deleted, plan->deleted == 1 ? "" : "s", run);
-            collect_if_free(store);
-        }
+    status = apply(&a, err);
+    if (status == CKD_OK && deletes(&a)) {
+        store_message(store, "deleted %llu checkpoint%s of %s, by its policy",
+                      (unsigned long long)a.plan->deleted, a.plan->deleted == 1 ? "" : "s", run);
+        collect_if_free(store);
     }
-    ckd_prune_free(plan);
+    ckd_prune_free(a.plan);
     return status;
 }
 

@@ -5,12 +5,19 @@
 #include "engine/needs.h"
 #include "engine/store.h"
 
+/* Checkpoints to delete, and for how long that can be taken back. */
+typedef struct trash_choice {
+    ckd_id *ids; /* freed by trash_put, also after a failure */
+    size_t count;
+    uint64_t undo_s;
+} trash_choice;
+typedef ckd_status (*trash_choose_fn)(void *context, trash_choice *out, ckd_error *err);
 /*
- * Deletes what a policy lets go, as ckd_store_delete does, but for what is gone meanwhile and for the newest two of each run as they are now; waits for the publish lock as long as
- * patience_ms.
+ * Deletes what `choose` says, as ckd_store_delete does. `choose` is called under the publish lock, without the mutex, the catalog in step: nobody saves or deletes between the choice and the
+ * deletion. Waits for the lock as long as patience_ms. Errors: those of `choose` and ckd_store_delete.
  */
-ckd_status trash_put(ckd_store *store, const ckd_id *checkpoints, size_t count, uint64_t undo_s,
-                     uint32_t patience_ms, ckd_error *err);
+ckd_status trash_put(ckd_store *store, trash_choose_fn choose, void *context, uint32_t patience_ms,
+                     ckd_error *err);
 
 /*
  * Removes what can no longer be taken back, if nobody reads the store now. Under the publish lock. Only a lack of memory is an error; anything

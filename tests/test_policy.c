@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "base/file.h"
+#include "engine/store.h"
 #include "tests/support/scenes.h"
 #include "tests/support/scratch.h"
 #include "tests/support/tempdir.h"
@@ -502,6 +503,96 @@ static void test_it_does_not_wait(void **state) {
     ckd_store_close(store);
 }
 
+/* ---- others delete meanwhile ---- */
+
+static struct {
+    ckd_store *store; /* another handle; NULL: it has deleted */
+    uint64_t first, end;
+} other;
+
+/* Deletes steps of a when the first chunk file is read through. */
+static int other_hook(void *context, file_step step, const char *path) {
+    (void)context;
+    if (step == STEP_READ && strstr(path, "data/c/") && other.store) {
+        ckd_store *store = other.store;
+        ckd_error err = {0};
+        file_set_fault_hook(NULL, NULL);
+        other.store = NULL;
+        for (uint64_t at = other.first; at < other.end; at++) {
+            ckd_checkpoint c;
+            assert_int_equal(ckd_store_find(&c, store, "a", at, NULL), CKD_OK);
+            must(ckd_store_delete(store, &c.id, 1, NULL, &err), &err);
+        }
+    }
+    return 0;
+}
+
+static ckd_status prune_beside(ckd_prune **plan, ckd_store *store, ckd_store *rival_store, uint64_t first,
+                               uint64_t end, const ckd_policy *p, ckd_error *err) {
+    other.store = rival_store;
+    other.first = first;
+    other.end = end;
+    file_set_fault_hook(other_hook, NULL);
+    ckd_status status = ckd_store_prune(plan, store, p, NULL, err);
+    file_set_fault_hook(NULL, NULL);
+    assert_null(other.store);
+    return status;
+}
+
+/* What goes is decided by what is listed when it goes. */
+static void test_the_plan_that_is_carried_out(void **state) {
+    ckd_store *store = open_store(*state, CKD_OPEN_CREATE);
+    ckd_store *beside = open_store(*state, CKD_OPEN_WRITE);
+    ckd_error err = {0};
+    ckd_prune *plan;
+    save_bases(store, "a", 0, 9);
+    ckd_policy p = policy_of(NULL, 5, 0);
+    must(prune_beside(&plan, store, beside, 6, 9, &p, &err), &err);
+    assert_int_equal(steps_of(store, "a"), 62); /* the newest five of 0 to 5 */
+    assert_int_equal(plan->deleted, 1);
+    assert_int_equal(plan->count, 6);
+    assert_int_equal(plan->items[0].kept, 0);
+    assert_true(plan->items[1].kept & CKD_KEPT_LAST);
+    assert_true(plan->items[5].kept & CKD_KEPT_SAFETY);
+    ckd_prune_free(plan);
+    p.keep_last = 2; /* and now all that could go is gone */
+    must(prune_beside(&plan, store, beside, 1, 5, &p, &err), &err);
+    assert_int_equal(steps_of(store, "a"), 32);
+    assert_int_equal(plan->deleted, 0);
+    ckd_prune_free(plan);
+    ckd_store_close(beside);
+    ckd_store_close(store);
+    store_check_clean(*state);
+}
+
+static void flip_file_of(ckd_store *store, const char *dir, uint64_t step) {
+    ckd_checkpoint c;
+    manifest m;
+    char hex[CKD_ID_TEXT], below[128];
+    assert_int_equal(ckd_store_find(&c, store, "a", step, NULL), CKD_OK);
+    assert_int_equal(store_read_manifest(&m, store, "a", step, c.generation, NULL), CKD_OK);
+    ckd_id_text(hex, &m.files[0].id);
+    snprintf(below, sizeof(below), "data/c/%s.ckd", hex);
+    flip_middle(store_path_of(dir, below));
+    manifest_free(&m);
+}
+
+/* Those that are the newest then are read through, too. */
+static void test_the_newest_are_others_by_then(void **state) {
+    ckd_store *store = open_store(*state, CKD_OPEN_CREATE);
+    ckd_store *beside = open_store(*state, CKD_OPEN_WRITE);
+    ckd_error err = {0};
+    ckd_prune *plan;
+    save_bases(store, "a", 0, 6);
+    flip_file_of(store, *state, 3);
+    ckd_policy p = policy_of(NULL, 1, 0);
+    assert_int_equal(prune_beside(&plan, store, beside, 4, 6, &p, &err), CKD_E_CORRUPT);
+    assert_non_null(strstr(err.message, "a@3, which the newest that are left need, is damaged"));
+    assert_int_equal(steps_of(store, "a"), 15);
+    ckd_store_close(beside);
+    ckd_store_close(store);
+}
+
 /* ---- damage, and the loss of the catalog ---- */
 
 static void test_damage_keeps_everything(void **state) {
@@ -571,6 +662,8 @@ int main(void) {
         tempdir_test(test_it_reads_once),
         tempdir_test(test_a_save_reads_little),
         tempdir_test(test_it_does_not_wait),
+        tempdir_test(test_the_plan_that_is_carried_out),
+        tempdir_test(test_the_newest_are_others_by_then),
         tempdir_test(test_damage_keeps_everything),
         tempdir_test(test_without_the_catalog),
     };
