@@ -80,8 +80,9 @@ static ckd_status print_json(const ckd_prune *p, bool dry_run, ckd_error *err) {
     for (size_t i = 0; i < p->count; i++) {
         cli_json_append(&items, json_item(&p->items[i]));
     }
-    return cli_json_print(json_pack("{s:i, s:b, s:I, s:I, s:o}", "schema", 1, "dry_run", dry_run, "deleted",
-                                    (json_int_t)p->deleted, "bytes", (json_int_t)p->bytes, "checkpoints",
+    return cli_json_print(json_pack("{s:i, s:b, s:I, s:I, s:I, s:o}", "schema", 1, "dry_run", dry_run,
+                                    "deleted", (json_int_t)p->deleted, "bytes", (json_int_t)p->bytes,
+                                    "compaction_bytes", (json_int_t)p->compaction_bytes, "checkpoints",
                                     items),
                           err);
 }
@@ -96,6 +97,25 @@ static void print_reasons(cli_table *t, unsigned kept) {
         }
     }
     cli_table_cell(t, "%s", text);
+}
+
+/* What that frees, and when; and what it leaves for a compaction. */
+static void print_freed(const arguments *a, const ckd_prune *p) {
+    uint64_t undo_s = a->deletion.undo_s;
+    printf("%s %" PRIu64 " of %zu checkpoints", a->dry_run ? "would delete" : "deleted", p->deleted,
+           p->count);
+    if (p->deleted) {
+        printf(", which frees %s ", cli_text_size(p->bytes).text);
+        printf(undo_s ? "when their time in the trash is over, %s\n" : "now\n",
+               cli_text_duration((double)undo_s).text);
+    } else {
+        putchar('\n');
+    }
+    if (p->compaction_bytes) {
+        printf("%s: at most %s more, in files of which only a part is still read\n",
+               p->deleted && undo_s ? "then ckptdelta compact can free" : "ckptdelta compact can free",
+               cli_text_size(p->compaction_bytes).text);
+    }
 }
 
 static ckd_status print_text(const arguments *a, const ckd_prune *p, ckd_error *err) {
@@ -113,8 +133,7 @@ static ckd_status print_text(const arguments *a, const ckd_prune *p, ckd_error *
     if (status != CKD_OK) {
         return status;
     }
-    printf("%s %" PRIu64 " of %zu checkpoints, %s\n", a->dry_run ? "would delete" : "deleted", p->deleted,
-           p->count, cli_text_size(p->bytes).text);
+    print_freed(a, p);
     if (p->deleted && !a->dry_run && a->deletion.undo_s) {
         printf("to take that back within %s: ckptdelta trash %s --restore\n",
                cli_text_duration((double)a->deletion.undo_s).text, a->common.store);

@@ -168,8 +168,9 @@ typedef struct ckd_prune {
     size_t count;
     ckd_retained *items; /* the checkpoints of the runs asked for, by run name, then step */
     uint64_t deleted;    /* of them */
-    uint64_t
-        bytes; /* that removing those frees at once; what others read stays, and a compaction may free more of it */
+    uint64_t bytes;      /* that removing those frees at once */
+    /* Of files that stay because what is left reads some of them, the bytes that are not its own: a compaction frees so many at most, those of earlier deletions included. */
+    uint64_t compaction_bytes;
 } ckd_prune;
 
 /*

@@ -7,6 +7,7 @@
 
 #include "engine/closure.h"
 #include "engine/compact_gather.h"
+#include "engine/waste.h"
 
 #define MOST_TIMES   4u  /* of pack_below, in a common file */
 #define MOST_FILES   64u /* who opens one reads the index of all */
@@ -22,16 +23,6 @@ static int by_file(const void *a, const void *b) {
 static source *find_source(const gathering *g, const note_file *file) {
     source key = {.file = *file};
     return g->source_count ? bsearch(&key, g->sources, g->source_count, sizeof(key), by_file) : NULL;
-}
-
-/* A checkpoint's part of its own file: all of it, unless others have parts of it, too, as its stored bytes tell then. */
-static uint64_t part_of(const manifest *m, size_t file) {
-    uint64_t all = 0;
-    for (size_t i = 0; i < m->own_count; i++) {
-        all += m->files[i].size;
-    }
-    double own = all ? (double)m->checkpoint.stored_bytes / (double)all : 0;
-    return (uint64_t)((own < 1 ? own : 1) * (double)m->files[file].size);
 }
 
 static bool is_newest(const gathering *g, size_t i) {
@@ -54,7 +45,7 @@ static ckd_status find_sources(gathering *g, ckd_error *err) {
             bool own = k < m->own_count;
             g->sources[g->source_count++] = (source){.file = m->files[k],
                                                      .first = g->order[i],
-                                                     .live = own ? part_of(m, k) : 0,
+                                                     .live = own ? waste_own_part(m, k) : 0,
                                                      .is_new = own && is_newest(g, i)};
         }
     }

@@ -5,6 +5,7 @@
 #include "engine/notes.h"
 #include "engine/retain.h"
 #include "engine/trash.h"
+#include "engine/waste.h"
 
 #define SAFE 2 /* checkpoints of a run that always stay */
 
@@ -64,22 +65,28 @@ static void apply_to_runs(ckd_prune *plan, const ckd_policy *given, const notes 
     }
 }
 
-static ckd_status add_up(ckd_prune *plan, ckd_store *store, ckd_error *err) {
+/* run: NULL, then all. */
+static ckd_status add_up(ckd_prune *plan, ckd_store *store, const char *run, ckd_error *err) {
     needs all = {0};
+    chunk_waste left = {0};
     ckd_collected freed = {0};
     for (size_t i = 0; i < plan->count; i++) {
         plan->deleted += !plan->items[i].kept;
     }
-    ckd_status status = plan->deleted ? needs_read(&all, store, err) : CKD_OK;
-    for (size_t i = 0; i < plan->count && plan->deleted && status == CKD_OK; i++) {
+    ckd_status status = needs_read(&all, store, err);
+    for (size_t i = 0; i < plan->count && status == CKD_OK; i++) {
         const ckd_id *id = &plan->items[i].checkpoint.id;
         const need *n = plan->items[i].kept ? NULL : needs_find(&all, id);
         status = n && !n->is_dead ? needs_choose(&all, id, 1, false, err) : CKD_OK;
     }
-    if (plan->deleted && status == CKD_OK) {
+    if (status == CKD_OK) {
         status = trash_would_free(&freed, &all, err);
     }
+    if (status == CKD_OK) {
+        status = waste_of(&left, &all, run, err);
+    }
     plan->bytes = freed.bytes;
+    plan->compaction_bytes = left.dead;
     needs_free(&all);
     return status;
 }
@@ -154,7 +161,7 @@ static ckd_status make_plan(ckd_prune *plan, ckd_store *store, const prune_reque
     for (size_t i = 0; i < plan->count; i++) {
         gone += !plan->items[i].kept;
     }
-    return gone < r->at_least ? CKD_OK : add_up(plan, store, err);
+    return gone < r->at_least ? CKD_OK : add_up(plan, store, given ? given->run : NULL, err);
 }
 
 ckd_status retain_plan(ckd_prune **out, uint64_t *undo_s, ckd_store *store, const prune_request *request,

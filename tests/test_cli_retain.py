@@ -56,6 +56,39 @@ def test_prune_deletes_what_it_said_and_frees_it(bases):
     assert bases.json("verify")["ok"]
 
 
+def chunk_bytes(store):
+    return sum(p.stat().st_size for p in store.files().values() if "data/c" in str(p))
+
+
+def test_what_a_compaction_can_free(store):
+    for step in range(1, 7):
+        store.save(step, state(1, step))
+    own = sum(c["stored_bytes"] for c in store.checkpoints() if c["step"] > 4)
+    assert store.json("prune", "--dry-run", "--keep-last", 6)["compaction_bytes"] == 0  # nothing is deleted
+    said = store.json("prune", "--dry-run", "--keep-last", 2)
+    assert said["deleted"] == 4 and said["compaction_bytes"] > 0
+    store.call("prune", "--keep-last", 2, "--undo", "1h", "-q")
+    assert store.json("prune", "--dry-run", "--keep-last", 2)["compaction_bytes"] == 0  # the trash needs these files
+    store.call("trash", "--empty", "--all", "-q")
+    left = store.json("prune", "--dry-run", "--keep-last", 2)
+    assert left["deleted"] == 0 and left["bytes"] == 0 and left["compaction_bytes"] == said["compaction_bytes"]
+    before = chunk_bytes(store)
+    assert before - left["compaction_bytes"] == pytest.approx(own, rel=0.05)  # what stays whole
+    assert "ckptdelta compact can free: at most" in store.call("prune", "--dry-run", "--keep-last", 2).out
+    store.call("compact", "-q")
+    assert before - left["compaction_bytes"] <= chunk_bytes(store) < before
+    assert store.json("prune", "--dry-run", "--keep-last", 2)["compaction_bytes"] < left["compaction_bytes"]
+
+
+def test_it_says_when_room_is_free(store):
+    for step in range(1, 7):
+        store.save(step, state(1, step))
+    out = store.call("prune", "--keep-last", 4, "--undo", "2h").out
+    assert "deleted 2 of 6 checkpoints, which frees" in out and "when their time in the trash is over, 2 h 0 min" in out
+    out = store.call("prune", "--keep-last", 2, "--undo", "0s").out
+    assert "deleted 2 of 4 checkpoints, which frees" in out and " now\n" in out
+
+
 def test_each_run_by_itself(bases):
     for step in (1, 2, 3):
         bases.save(step, state(2, step), "--base", run_name="b")
