@@ -1,6 +1,7 @@
 /* ckptdelta policy: what to keep, stored with the store. */
 #include <inttypes.h>
 #include <stdio.h>
+#include <string.h>
 
 #include "cli/commands.h"
 #include "cli/json_out.h"
@@ -8,11 +9,14 @@
 #include "cli/table.h"
 #include "cli/text.h"
 
-enum { OPT_AUTO = 0x200, OPT_UNDO, OPT_CLEAR };
+enum { OPT_AUTO = 0x200, OPT_COMPACT, OPT_UNDO, OPT_CLEAR };
 
 static const struct argp_option options_table[] = {
     {"auto", OPT_AUTO, "N", OPTION_ARG_OPTIONAL,
      "Apply it by itself after each save to one of its runs, as soon as N checkpoints can go (1)", 3},
+    {"compact", OPT_COMPACT, "PERCENT", OPTION_ARG_OPTIONAL,
+     "With --auto: compact a run once more than PERCENT of its chunk files are what deleted checkpoints left (25); off: never",
+     3},
     {"undo", OPT_UNDO, "TIME", 0, "For how long what it deletes can be taken back (24h); 0s: not at all", 3},
     {"clear", OPT_CLEAR, 0, 0, "Take away the policy of the RUN, or the one for every run", 4},
     {0},
@@ -20,7 +24,7 @@ static const struct argp_option options_table[] = {
 
 static const char doc[] =
     "Store what to keep with the store, for one run or for every run that has no policy of its own; without a --keep option: show the policies. A policy deletes nothing by itself: "
-    "ckptdelta prune without --keep options applies it; with --auto so does each save, which never fails nor waits because of it. What stays whatever a policy says, "
+    "ckptdelta prune without --keep options applies it; with --auto so does each save, which never fails nor waits because of it, and then compacts its run if too much of what was deleted is left in files that others need. What stays whatever a policy says, "
     "and what is verified before anything goes: ckptdelta help prune."
     "\vExamples:\n"
     "  ckptdelta policy ckpts --keep-last 5 --keep-every 10000 --auto\n"
@@ -31,7 +35,8 @@ static const char doc[] =
 typedef struct arguments {
     cli_options common;
     ckd_policy policy;
-    bool sets, clears, has_more; /* has_more: an option that only a policy that is set can have */
+    bool sets, clears, compact_given,
+        has_more; /* has_more: an option that only a policy that is set can have */
 } arguments;
 
 static void parse_auto(arguments *a, const char *arg, struct argp_state *state) {
@@ -41,6 +46,16 @@ static void parse_auto(arguments *a, const char *arg, struct argp_state *state) 
     }
     a->policy.automatic = (uint32_t)least;
     a->has_more = true;
+}
+
+static void parse_compact(arguments *a, const char *arg, struct argp_state *state) {
+    uint64_t percent = 0;
+    bool off = arg && strcmp(arg, "off") == 0;
+    if (arg && !off && (!cli_parse_u64(&percent, arg) || percent < 1 || percent > 99)) {
+        argp_error(state, "--compact=PERCENT is a number from 1 to 99, or off, not '%s'", arg);
+    }
+    a->policy.compact_share = off ? CKD_NO_COMPACTION : (uint32_t)percent;
+    a->compact_given = a->has_more = true;
 }
 
 static error_t parse(int key, char *arg, struct argp_state *state) {
@@ -53,6 +68,9 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
     case OPT_AUTO:
         parse_auto(a, arg, state);
         return 0;
+    case OPT_COMPACT:
+        parse_compact(a, arg, state);
+        return 0;
     case OPT_UNDO:
         a->policy.undo_s = cli_seconds(state, "--undo", arg);
         a->has_more = true;
@@ -64,6 +82,9 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
         a->sets = cli_policy_given(&a->policy, state);
         if (a->clears && (a->sets || a->has_more)) {
             argp_error(state, "--clear takes a policy away; leave out what to keep");
+        }
+        if (a->compact_given && !a->policy.automatic) {
+            argp_error(state, "--compact goes with --auto; ckptdelta compact does it on request");
         }
         if (a->has_more && !a->sets) {
             argp_error(
@@ -78,16 +99,23 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
 
 /* ------------------------------------------------------------------------------------------------------- showing */
 
+/* Percent of dead bytes; 0: it does not compact. */
+static uint32_t compacts_beyond(const ckd_policy *p) {
+    uint32_t share = p->compact_share ? p->compact_share : CKD_COMPACT_SHARE;
+    return p->automatic && share != CKD_NO_COMPACTION ? share : 0;
+}
+
 static json_t *json_policy(const ckd_stored_policy *s) {
     const ckd_policy *p = &s->policy;
     bool readable = s->status == CKD_OK;
-    return json_pack("{s:o, s:b, s:o, s:I, s:I, s:b, s:I, s:b, s:I, s:I, s:I}", "run",
+    return json_pack("{s:o, s:b, s:o, s:I, s:I, s:b, s:I, s:b, s:I, s:I, s:I, s:I}", "run",
                      s->run[0] ? json_string(s->run) : json_null(), "readable", readable, "since",
                      readable ? json_string(cli_text_time(s->set_ns).text) : json_null(), "keep_last",
                      (json_int_t)p->keep_last, "keep_every", (json_int_t)p->keep_every, "keep_first",
                      p->keep_first, "keep_best", (json_int_t)p->keep_best, "highest_is_best",
                      p->highest_is_best, "keep_newer_s", (json_int_t)p->keep_new_s, "automatic",
-                     (json_int_t)p->automatic, "undo_s", (json_int_t)p->undo_s);
+                     (json_int_t)p->automatic, "compact_percent", (json_int_t)compacts_beyond(p), "undo_s",
+                     (json_int_t)p->undo_s);
 }
 
 static void print_row(cli_table *t, const ckd_stored_policy *s) {
@@ -95,9 +123,9 @@ static void print_row(cli_table *t, const ckd_stored_policy *s) {
     cli_table_cell(t, "%s", s->run[0] ? s->run : "(every other)");
     if (s->status != CKD_OK) {
         cli_table_cell(t, "unreadable");
-        cli_table_cell(t, "-");
-        cli_table_cell(t, "-");
-        cli_table_cell(t, "-");
+        for (int i = 0; i < 4; i++) {
+            cli_table_cell(t, "-");
+        }
         return;
     }
     cli_table_cell(t, "%s", cli_policy_words(p).text);
@@ -106,12 +134,17 @@ static void print_row(cli_table *t, const ckd_stored_policy *s) {
     } else {
         cli_table_cell(t, "no");
     }
+    if (compacts_beyond(p)) {
+        cli_table_cell(t, "beyond %" PRIu32 " %%", compacts_beyond(p));
+    } else {
+        cli_table_cell(t, "no");
+    }
     cli_table_cell(t, "%s", cli_text_duration((double)p->undo_s).text);
     cli_table_cell(t, "%s", cli_text_time(s->set_ns).text);
 }
 
 static ckd_status print_text(const ckd_policy_list *list, ckd_error *err) {
-    cli_table *t = cli_table_new("RUN|KEEPS|AUTOMATIC|UNDO|SINCE");
+    cli_table *t = cli_table_new("RUN|KEEPS|AUTOMATIC|COMPACTS|UNDO|SINCE");
     for (size_t i = 0; i < list->count; i++) {
         print_row(t, &list->items[i]);
     }

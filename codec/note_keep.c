@@ -60,7 +60,7 @@ enum { POLICY_FIRST = 1, POLICY_HIGHEST = 2, POLICY_FLAGS = 3 };
 
 void policy_encode(bytes *to, const ckd_id *store, const policy_note *p) {
     const ckd_policy *k = &p->policy;
-    size_t start = note_begin(to, NOTE_POLICY, store, p->generation, 0);
+    size_t start = note_begin(to, NOTE_POLICY, store, p->generation, k->compact_share ? NOTE_COMPACTION : 0);
     bytes_put_string(to, p->run);
     bytes_put_u64(to, p->set_ns);
     bytes_put_u32(to, (k->keep_first ? POLICY_FIRST : 0) | (k->highest_is_best ? POLICY_HIGHEST : 0));
@@ -70,6 +70,9 @@ void policy_encode(bytes *to, const ckd_id *store, const policy_note *p) {
     bytes_put_u64(to, k->keep_new_s);
     bytes_put_u32(to, k->automatic);
     bytes_put_u64(to, k->undo_s);
+    if (k->compact_share) {
+        bytes_put_u32(to, k->compact_share);
+    }
     note_end(to, start);
 }
 
@@ -87,6 +90,11 @@ static void take_policy(note_in *n, ckd_policy *k) {
     k->keep_new_s = reader_u64(&n->in);
     k->automatic = reader_u32(&n->in);
     k->undo_s = reader_u64(&n->in);
+    k->compact_share = n->features & NOTE_COMPACTION ? reader_u32(&n->in) : 0;
+    bool possible = k->compact_share < 100 || k->compact_share == CKD_NO_COMPACTION;
+    if (n->features & NOTE_COMPACTION && !n->in.failed && (!possible || !k->compact_share)) {
+        note_fail(n, CKD_E_CORRUPT, "the policy has an impossible share of dead bytes");
+    }
     bool keeps = k->keep_first || k->keep_last || k->keep_best || k->keep_every || k->keep_new_s;
     if (!n->in.failed && !keeps) {
         note_fail(n, CKD_E_CORRUPT, "the policy keeps nothing");

@@ -145,7 +145,14 @@ typedef struct ckd_policy {
     uint32_t
         automatic; /* applied to a run after each commit to it, once so many of its checkpoints can go; 0: not by itself */
     uint64_t undo_s; /* for how long what it deletes can be taken back */
+    /*
+     * Of an automatic one: when it has deleted something, the run is compacted if more than so many percent of its chunk files are what deleted checkpoints left (ckd_prune.compaction_bytes). 1 to 99;
+     * 0: 25; CKD_NO_COMPACTION: never.
+     */
+    uint32_t compact_share;
 } ckd_policy;
+#define CKD_COMPACT_SHARE 25
+#define CKD_NO_COMPACTION UINT32_MAX
 #define CKD_POLICY_INIT \
     { .struct_size = sizeof(ckd_policy), .undo_s = 24 * 3600 }
 
@@ -207,7 +214,8 @@ typedef struct ckd_policy_list {
 /*
  * Stores a policy for policy->run, which need not exist yet; NULL: for every run that has none of its own. It takes the place of the one before, also of a damaged
  * one. Deletes nothing by itself: ckd_store_prune applies it, and with `automatic` each commit to one of its runs, on rank 0. That never makes a save fail, nor wait for
- * others: what fails is told through on_message, and tried again at the next commit. Durable when it returns CKD_OK; a failure may leave it stored. Errors: INVALID (it keeps
+ * others: what fails is told through on_message, and tried again at the next commit. A compaction that follows (compact_share) folds what was deleted into what builds on it, and begins with no further checkpoint
+ * once it has read and written as many bytes as a state has; the next commit goes on. Durable when it returns CKD_OK; a failure may leave it stored. Errors: INVALID (it keeps
  * nothing; the run), READ_ONLY, BUSY, UNSUPPORTED (a newer version's is there), NOSPACE, IO, NOMEM.
  */
 CKD_API ckd_status ckd_store_set_policy(ckd_store *store, const ckd_policy *policy, ckd_error *err);

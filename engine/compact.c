@@ -92,6 +92,14 @@ static ckd_status tell(compaction *c, ckd_error *err) {
                 : CKD_OK;
 }
 
+bool compact_is_over(const compaction *c) {
+    return c->limits.move_max && c->spent >= c->limits.move_max;
+}
+
+bool compact_is_asked(const compaction *c, const char *run) {
+    return !c->limits.waste_of || strcmp(c->limits.waste_of, run) == 0;
+}
+
 ckd_status compact_pace(compaction *c, uint64_t size, uint64_t done, ckd_error *err) {
     c->moved += size;
     c->done += done;
@@ -216,7 +224,10 @@ static bool may_need_work(const compacting *x, const need *n) {
     const compaction *c = &x->c;
     const manifest *m = &n->m;
     const ckd_checkpoint *k = &m->checkpoint;
-    bool folds = false;
+    bool folds = false, asked = !c->options.run || strcmp(c->options.run, k->run) == 0;
+    if (!compact_is_asked(c, k->run)) {
+        return false;
+    }
     for (size_t i = 0; i < m->dependency_count && !folds; i++) {
         folds = compact_is_unwanted(c, &m->dependencies[i]);
     }
@@ -224,7 +235,6 @@ static bool may_need_work(const compacting *x, const need *n) {
         uint64_t hash = hash64(&m->files[i].id, sizeof(ckd_id));
         folds = !hash_set_has(&x->current, hash) || hash_set_has(&c->replaced, hash);
     }
-    bool asked = !c->options.run || strcmp(c->options.run, k->run) == 0;
     return !n->held && !compact_is_unwanted(c, &k->id) &&
            (folds || (asked && (k->depth > c->options.max_depth || is_cold(x, k))));
 }
@@ -301,12 +311,13 @@ static ckd_status remove_some_old(compacting *x, uint64_t more, ckd_error *err) 
         return CKD_OK;
     }
     x->old_bytes = 0;
-    return compact_remove_old(&x->out->old_files, x->c.store, 0, err);
+    return compact_remove_old(&x->out->old_files, &x->c, 0, err);
 }
 
-/* Coded anew, or only a manifest that names newer files. */
+/* Coded anew, or only a manifest that names newer files, which costs little and lets the old ones go. */
 static ckd_status carry_out(uint64_t *stored, compaction *c, rewrite_plan *p, ckd_error *err) {
     *stored = p->about;
+    p->why = compact_is_over(c) ? 0 : p->why;
     if (c->options.estimate) {
         return p->why ? note_estimate(c, p, err) : CKD_OK;
     }
@@ -320,8 +331,8 @@ static ckd_status compact_one(compacting *x, const need *n, ckd_error *err) {
     rewrite_plan p = {.view = NULL};
     ckd_error why = {.offset = CKD_NO_OFFSET};
     file_lock *readers;
-    uint64_t stored = 0, done = c->done;
-    ckd_status status = store_lock_reader(&readers, c->store, err);
+    uint64_t stored = 0, done = c->done, moved = c->moved;
+    ckd_status status = store_lock_reader_within(&readers, c->store, c->limits.patience_ms, err);
     if (status != CKD_OK) {
         return status;
     }
@@ -329,6 +340,7 @@ static ckd_status compact_one(compacting *x, const need *n, ckd_error *err) {
     bool writes = status == CKD_OK && (p.why || compact_is_stale(&p)) && !c->options.estimate;
     if (status == CKD_OK) {
         status = carry_out(&stored, c, &p, &why);
+        c->spent += p.why ? c->moved - moved : 0;
     }
     status = finish_item(x, k, &p, stored, status, &why, err);
     rewrite_plan_free(&p);
@@ -478,9 +490,9 @@ static ckd_status compact(compacting *x, ckd_error *err) {
         status = prune(x, err);
     }
     bool wrote = !x->c.options.dry_run && !x->c.options.estimate;
-    return status == CKD_OK && wrote
-               ? compact_remove_old(&x->out->old_files, x->c.store, LAST_PATIENCE_MS, err)
-               : status;
+    uint32_t patience =
+        x->c.limits.patience_ms < LAST_PATIENCE_MS ? x->c.limits.patience_ms : LAST_PATIENCE_MS;
+    return status == CKD_OK && wrote ? compact_remove_old(&x->out->old_files, &x->c, patience, err) : status;
 }
 
 static void end(compacting *x) {
@@ -503,8 +515,8 @@ static void end(compacting *x) {
     columns_cache_free(&c->columns, false);
 }
 
-ckd_status ckd_compact(ckd_compaction **out, ckd_store *store, const ckd_compact_options *options,
-                       ckd_error *err) {
+ckd_status compact_within(ckd_compaction **out, bool *over, ckd_store *store,
+                          const ckd_compact_options *options, const compact_limits *limits, ckd_error *err) {
     ckd_compact_options o = CKD_COMPACT_OPTIONS_INIT;
     if (out) {
         *out = NULL;
@@ -520,7 +532,8 @@ ckd_status ckd_compact(ckd_compaction **out, ckd_store *store, const ckd_compact
     if (status != CKD_OK) {
         return status;
     }
-    compacting x = {.c = {.store = store, .options = o}, .out = calloc(1, sizeof(ckd_compaction))};
+    compacting x = {.c = {.store = store, .options = o, .limits = *limits},
+                    .out = calloc(1, sizeof(ckd_compaction))};
     if (!x.out) {
         return err_nomem(err, sizeof(*x.out), "a compaction");
     }
@@ -530,6 +543,7 @@ ckd_status ckd_compact(ckd_compaction **out, ckd_store *store, const ckd_compact
     x.c.callers_mode = float_mode_enter();
     status = compact(&x, err);
     float_mode_leave(x.c.callers_mode);
+    *over = compact_is_over(&x.c);
     end(&x);
     if (status != CKD_OK || !out) {
         ckd_compaction_free(x.out);
@@ -537,6 +551,14 @@ ckd_status ckd_compact(ckd_compaction **out, ckd_store *store, const ckd_compact
     }
     *out = x.out;
     return CKD_OK;
+}
+
+ckd_status ckd_compact(ckd_compaction **out, ckd_store *store, const ckd_compact_options *options,
+                       ckd_error *err) {
+    bool over;
+    compact_limits limits = {.dead_percent = CKD_COMPACT_SHARE,
+                             .patience_ms = store->options.lock_timeout_ms};
+    return compact_within(out, &over, store, options, &limits, err);
 }
 
 void ckd_compaction_free(ckd_compaction *c) {

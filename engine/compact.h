@@ -16,6 +16,7 @@
  *   compact_gather.c   which files are small or mostly waste, and go together
  *   compact_merge.c    records that are still read, out of such files into one
  *   compact_old.c      generations that were replaced
+ *   compact_share.c    after a policy has deleted: are there so many dead bytes that it is worth it?
  *
  * Invariants:
  *  1. A manifest that is published names every file that a load reads: that was proven on what is on disk, to the last record, and no other manifest has a
@@ -58,9 +59,20 @@ typedef struct hash_set {
 
 #define COMPACT_VIEWS_MAX 256 /* open at a time; about */
 
+/* What a compaction may do, besides its options. */
+typedef struct compact_limits {
+    const char *
+        waste_of; /* only what deleted checkpoints left in files of this run goes; NULL: all that the options say */
+    uint32_t
+        dead_percent; /* in files that are rewritten, at least: it is below that of all of them afterwards */
+    uint32_t patience_ms; /* for locks */
+    uint64_t move_max; /* nothing more is rewritten once so many bytes were read and written; 0: no limit */
+} compact_limits;
+
 typedef struct compaction {
     ckd_store *store;
     ckd_compact_options options;
+    compact_limits limits;
     view_cache views; /* of what is being looked at, and what it builds on */
     columns_cache columns;
     content_index nothing; /* blocks are not looked for in their own checkpoint */
@@ -72,13 +84,21 @@ typedef struct compaction {
     hash_set replaced;  /* files of generations that this compaction has replaced */
     load_table *tables; /* by id */
     size_t table_count, table_capacity;
-    needs *all;                /* what there was at the beginning */
-    uint64_t begun_ns, moved;  /* bytes read and written, for the limit */
+    needs *all;               /* what there was at the beginning */
+    uint64_t begun_ns, moved; /* bytes read and written, for the limit of the rate */
+    uint64_t
+        spent; /* of these, for what was rewritten in the end: one that gets no smaller keeps nothing else waiting */
     uint64_t done, to_be_done; /* stored bytes, for the callback */
     float_mode callers_mode;
 } compaction;
 
 /* ---- compact.c ---- */
+/* ckd_compact, within limits. *over: work is left to a next one (move_max). */
+ckd_status compact_within(ckd_compaction **out, bool *over, ckd_store *store,
+                          const ckd_compact_options *options, const compact_limits *limits, ckd_error *err);
+bool compact_is_over(const compaction *c);
+/* Is the run one that the limits are about? */
+bool compact_is_asked(const compaction *c, const char *run);
 bool compact_is_unwanted(const compaction *c, const ckd_id *checkpoint);
 bool hash_set_has(const hash_set *s, uint64_t hash);
 ckd_status hash_set_add(hash_set *s, uint64_t hash, ckd_error *err);
@@ -274,7 +294,7 @@ ckd_status compact_rewrite(uint64_t *stored, compaction *c, rewrite_plan *plan, 
 typedef ckd_status (*gathered_fn)(void *context, const ckd_checkpoint *was, uint64_t stored, ckd_status left,
                                   const ckd_error *why, ckd_error *err);
 /*
- * Copies what is still read out of chunk files that are small, or of which less than half is read, into common files, and publishes manifests that name these. Of `order`, `count`
+ * Copies what is still read out of chunk files that are small, or of which more is dead than the limits say, into common files, and publishes manifests that name these. Of `order`, `count`
  * newest generations that are listed. With dry_run and estimate only `gathered` is called. Errors: IO, NOSPACE, NOMEM, CANCELLED, those of `gathered`.
  */
 ckd_status compact_gather(compaction *c, need *const *order, size_t count, gathered_fn gathered,
@@ -282,6 +302,13 @@ ckd_status compact_gather(compaction *c, need *const *order, size_t count, gathe
 
 /* ---- compact_old.c ---- */
 /* Removes generations that newer ones have replaced, if nobody reads. *left: files that stay. Waits so long for readers to end. */
-ckd_status compact_remove_old(uint64_t *left, ckd_store *store, uint32_t patience_ms, ckd_error *err);
+ckd_status compact_remove_old(uint64_t *left, const compaction *c, uint32_t patience_ms, ckd_error *err);
+
+/* ---- compact_share.c ---- */
+/*
+ * Compacts the policy's run if its share of dead bytes is above what the policy says: in the shadow of a save, so without waiting for locks, and about as much as a save writes. Without locks held. Errors: BUSY, and
+ * those of ckd_compact.
+ */
+ckd_status compact_by_share(ckd_store *store, const ckd_policy *policy, ckd_error *err);
 
 #endif

@@ -1,5 +1,5 @@
 /*
- * Small chunk files of old checkpoints become one: a store of small deltas is mostly files. And of files that are mostly waste, because what was in them was deleted or coded anew, only
+ * Small chunk files of old checkpoints become one: a store of small deltas is mostly files. And of files with too much waste, because what was in them was deleted or coded anew, only
  * the records that something still reads go into a new one. Records are copied as they are, whoever they once belonged to; then each manifest that names one of the old files gets a
  * next generation that names the new one.
  */
@@ -9,10 +9,11 @@
 #include "engine/compact_gather.h"
 #include "engine/waste.h"
 
-#define MOST_TIMES   4u  /* of pack_below, in a common file */
-#define MOST_FILES   64u /* who opens one reads the index of all */
-#define LEAST_FILES  4u  /* fewer are not worth it: common files would be written again too often */
-#define NEWEST_APART 4u  /* of each run: the next save builds on them, and policies may soon let them go */
+#define MOST_TIMES   4u    /* of pack_below, in a common file */
+#define MOST_FILES   64u   /* who opens one reads the index of all */
+#define LEAST_FILES  4u    /* fewer are not worth it: common files would be written again too often */
+#define LEAST_DEAD   4096u /* bytes */
+#define NEWEST_APART 4u    /* of each run: the next save builds on them, and policies may soon let them go */
 
 /* ---- what there is ---- */
 
@@ -46,7 +47,8 @@ static ckd_status find_sources(gathering *g, ckd_error *err) {
             g->sources[g->source_count++] = (source){.file = m->files[k],
                                                      .first = g->order[i],
                                                      .live = own ? waste_own_part(m, k) : 0,
-                                                     .is_new = own && is_newest(g, i)};
+                                                     .is_new = own && is_newest(g, i),
+                                                     .is_asked = compact_is_asked(g->c, m->checkpoint.run)};
         }
     }
     if (g->source_count) {
@@ -57,6 +59,7 @@ static ckd_status find_sources(gathering *g, ckd_error *err) {
         if (last && by_file(last, s) == 0) {
             last->live += s->live;
             last->is_new = last->is_new || s->is_new;
+            last->is_asked = last->is_asked || s->is_asked;
         } else {
             g->sources[kept++] = *s;
         }
@@ -85,12 +88,19 @@ static ckd_status count_record(void *context, const view *in, const view_block *
     return hash_set_add(k->met, hash, err);
 }
 
-/* Of files that are no half own ones: what others read of them counts, too. */
+/* If no file has a larger share of dead bytes than the limit, all together have none. What a file system has no smaller piece for is not worth it. */
+static bool is_wasteful(const gathering *g, const source *s) {
+    uint64_t dead = s->live < s->file.size ? s->file.size - s->live : 0;
+    return s->is_asked && dead >= LEAST_DEAD &&
+           (double)dead > (double)s->file.size * g->c->limits.dead_percent / 100;
+}
+
+/* Of files that have too much beside own ones: what others read of them counts, too. */
 static ckd_status find_wasteful(gathering *g, ckd_error *err) {
     hash_set met = {.slots = NULL};
     ckd_status status = CKD_OK;
     for (size_t i = 0; i < g->source_count; i++) {
-        g->sources[i].is_wasteful = g->sources[i].live < g->sources[i].file.size / 2;
+        g->sources[i].is_wasteful = is_wasteful(g, &g->sources[i]);
     }
     for (size_t i = 0; i < g->count && status == CKD_OK; i++) {
         const manifest *m = &g->order[i]->m;
@@ -110,7 +120,7 @@ static ckd_status find_wasteful(gathering *g, ckd_error *err) {
         status = opened == CKD_E_NOMEM ? err_from(err, opened, &why) : CKD_OK; /* damage: verify tells */
     }
     for (size_t i = 0; i < g->source_count; i++) {
-        g->sources[i].is_wasteful = g->sources[i].live < g->sources[i].file.size / 2;
+        g->sources[i].is_wasteful = is_wasteful(g, &g->sources[i]);
     }
     free(met.slots);
     return status;
@@ -176,7 +186,7 @@ static ckd_status fill_group(merge_set *x, source **wanted, size_t count, ckd_er
 
 static ckd_status run_groups(gathering *g, source **wanted, size_t count, ckd_error *err) {
     ckd_status status = CKD_OK;
-    for (size_t at = 0; at < count && status == CKD_OK;) {
+    for (size_t at = 0; at < count && status == CKD_OK && !compact_is_over(g->c);) {
         merge_set x = {.g = g, .sources = wanted + at};
         bool wasteful = false;
         status = fill_group(&x, wanted + at, count - at, err);
@@ -221,7 +231,8 @@ ckd_status compact_gather(compaction *c, need *const *order, size_t count, gathe
     }
     for (size_t i = 0; i < g.source_count && status == CKD_OK; i++) {
         source *s = &g.sources[i];
-        if (!s->is_new && (s->is_wasteful || s->file.size < c->options.pack_below)) {
+        bool packs = !s->is_new && !c->limits.waste_of && s->file.size < c->options.pack_below;
+        if (s->is_wasteful || packs) {
             wanted[used++] = s;
         }
     }

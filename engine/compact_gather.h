@@ -10,6 +10,7 @@ typedef struct source {
     const need *first; /* the first that names it, by run and step */
     uint64_t live;     /* bytes that are read, about */
     bool is_new;       /* an own file of one of the newest */
+    bool is_asked;     /* a run names it that the limits are about */
     bool is_wasteful;
 } source;
 

@@ -94,7 +94,7 @@ ckd_status compact_intent_begin_for(compact_intent *i, const compaction *c, cons
     for (size_t k = 0; k < count; k++) {
         add_id(&needed, &ids[k]);
     }
-    ckd_status status = store_lock_publish(&lock, c->store, err);
+    ckd_status status = store_lock_publish_within(&lock, c->store, c->limits.patience_ms, err);
     if (status == CKD_OK) {
         status = check_there(c->store, &needed, err);
         status = status == CKD_OK ? write_intent(i, c, about, &needed, err) : status;

@@ -386,6 +386,7 @@ static ckd_status tell_only(const merge_set *x, ckd_error *err) {
 ckd_status compact_merge(merge_set *x, ckd_error *err) {
     compaction *c = x->g->c;
     file_lock *readers;
+    uint64_t moved = c->moved;
     x->excluded = calloc(x->g->count + 1, sizeof(*x->excluded));
     ckd_status status = x->excluded ? CKD_OK : err_nomem(err, x->g->count, "checkpoints");
     for (size_t i = 0; i < x->count && status == CKD_OK; i++) {
@@ -395,7 +396,7 @@ ckd_status compact_merge(merge_set *x, ckd_error *err) {
         status = tell_only(x, err);
     } else if (status == CKD_OK) {
         ckd_error why = {.offset = CKD_NO_OFFSET};
-        status = store_lock_reader(&readers, c->store, err);
+        status = store_lock_reader_within(&readers, c->store, c->limits.patience_ms, err);
         if (status == CKD_OK) {
             ckd_status done = gather_group(x, &why);
             while (done == CKD_E_CORRUPT && x->damaged.count > x->damaged_before) {
@@ -413,6 +414,7 @@ ckd_status compact_merge(merge_set *x, ckd_error *err) {
             lock_release(readers);
         }
     }
+    c->spent += c->moved - moved;
     free(x->live.slots);
     free(x->files.slots);
     free(x->damaged.slots);

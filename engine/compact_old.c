@@ -8,6 +8,7 @@
 
 typedef struct attempt {
     const ckd_store *store;
+    uint32_t patience_ms; /* for the publish lock */
     ckd_collected result;
     unlinker_wait wait;
 } attempt;
@@ -15,7 +16,7 @@ typedef struct attempt {
 static ckd_status try_removing(void *context, ckd_error *err) {
     attempt *a = context;
     file_lock *publish, *readers;
-    ckd_status status = store_lock_publish(&publish, a->store, err);
+    ckd_status status = store_lock_publish_within(&publish, a->store, a->patience_ms, err);
     if (status != CKD_OK) {
         return status;
     }
@@ -28,10 +29,11 @@ static ckd_status try_removing(void *context, ckd_error *err) {
     return status;
 }
 
-static ckd_status count_left(uint64_t *left, const ckd_store *store, ckd_error *err) {
+static ckd_status count_left(uint64_t *left, const compaction *c, ckd_error *err) {
+    const ckd_store *store = c->store;
     file_lock *publish;
     ckd_collected result = {0};
-    ckd_status status = store_lock_publish(&publish, store, err);
+    ckd_status status = store_lock_publish_within(&publish, store, c->limits.patience_ms, err);
     if (status == CKD_OK) {
         status = trash_remove_replaced(&result, store, true, false, err);
         lock_release(publish);
@@ -40,8 +42,9 @@ static ckd_status count_left(uint64_t *left, const ckd_store *store, ckd_error *
     return status;
 }
 
-ckd_status compact_remove_old(uint64_t *left, ckd_store *store, uint32_t patience_ms, ckd_error *err) {
-    attempt a = {.store = store};
+ckd_status compact_remove_old(uint64_t *left, const compaction *c, uint32_t patience_ms, ckd_error *err) {
+    ckd_store *store = c->store;
+    attempt a = {.store = store, .patience_ms = c->limits.patience_ms};
     *left = 0;
     if (!trash_any_replaced(store)) {
         return CKD_OK;
@@ -52,5 +55,5 @@ ckd_status compact_remove_old(uint64_t *left, ckd_store *store, uint32_t patienc
         store_message(store, "files that were replaced stay for now: %s (%s)", why.message, why.file);
         status = CKD_E_BUSY;
     }
-    return status == CKD_E_BUSY ? count_left(left, store, err) : err_from(err, status, &why);
+    return status == CKD_E_BUSY ? count_left(left, c, err) : err_from(err, status, &why);
 }

@@ -128,7 +128,7 @@ ckd_status compact_publish_manifest(uint64_t *stored, bool *undecided, compactio
     ckd_status status = encoded.failed ? err_nomem(err, encoded.size, "a manifest") : CKD_OK;
     *stored = m->checkpoint.stored_bytes + encoded.size;
     if (status == CKD_OK && !c->options.dry_run) {
-        status = store_lock_publish(&lock, c->store, err);
+        status = store_lock_publish_within(&lock, c->store, c->limits.patience_ms, err);
         if (status == CKD_OK) {
             status = publish_locked(undecided, c->store, m, &encoded, err);
             lock_release(lock);

@@ -74,6 +74,11 @@ static ckd_status change(ckd_store *store, const ckd_policy *policy, const char 
 ckd_status ckd_store_set_policy(ckd_store *store, const ckd_policy *policy, ckd_error *err) {
     ckd_policy p = policy_copy(policy);
     ckd_status status = policy_check(&p, err);
+    if (status == CKD_OK && p.compact_share >= 100 && p.compact_share != CKD_NO_COMPACTION) {
+        status = err_set(err, CKD_E_INVALID,
+                         "a policy compacts beyond 1 to 99 %% of dead bytes, or never, not beyond %u %%",
+                         (unsigned)p.compact_share);
+    }
     return status == CKD_OK ? change(store, &p, p.run, err) : status;
 }
 

@@ -1,9 +1,10 @@
 /*
  * Applying policies: what is left is read through, then the rest is deleted. On request, and after commits for those that are to be applied
- * by themselves.
+ * by themselves; these may compact then.
  */
 #include <stdlib.h>
 
+#include "engine/compact.h"
 #include "engine/notes.h"
 #include "engine/read_through.h"
 #include "engine/retain.h"
@@ -149,6 +150,7 @@ static ckd_status apply_stored(ckd_store *store, const char *run, ckd_error *err
         store_message(store, "deleted %llu checkpoint%s of %s, by its policy",
                       (unsigned long long)a.plan->deleted, a.plan->deleted == 1 ? "" : "s", run);
         collect_if_free(store);
+        status = compact_by_share(store, &r.policy, err);
     }
     ckd_prune_free(a.plan);
     return status;

@@ -67,6 +67,9 @@ struct ckd_store {
     struct save_kit *kit;      /* that no save has; with the mutex */
     ckd_write_choice writing;  /* what is known of ways to write; with the mutex */
     bool writing_is_new;       /* the catalog is to be told with its next change */
+    char waste_run[CKD_RUN_MAX + 1];
+    uint64_t
+        waste_left; /* dead bytes of that run which a compaction left (compact_share.c); with the mutex */
 };
 
 /* printf to the on_message callback, if any. */

@@ -27,7 +27,7 @@ def test_set_show_clear(bases):
     [one] = shown["policies"]
     assert one.pop("since") and one == {
         "run": None, "readable": True, "keep_last": 3, "keep_every": 1000, "keep_first": False, "keep_best": 0,
-        "highest_is_best": False, "keep_newer_s": 7200, "automatic": 1, "undo_s": 3600}
+        "highest_is_best": False, "keep_newer_s": 7200, "automatic": 1, "compact_percent": 25, "undo_s": 3600}
     out = bases.call("policy", "--run", "b", "--keep-best", 2, "--highest-is-best", "--keep-first", "--auto=7").out
     assert "the first, the best 2 (highest)" in out and "from 7 on" in out
     assert [p["run"] for p in bases.json("policy")["policies"]] == [None, "b"]
@@ -35,6 +35,41 @@ def test_set_show_clear(bases):
     assert "no policy for run b" in bases.call("policy", "--clear", "--run", "b", expect=NOT_FOUND).err
     bases.call("policy", "--clear")
     assert bases.json("policy")["policies"] == [] and steps(bases) == [1, 2, 3, 4, 5]
+
+
+def test_when_it_compacts(bases):
+    def percent(*args):
+        return bases.json("policy", "--keep-last", 3, *args)["policies"][0]["compact_percent"]
+
+    assert percent() == 0 and percent("--auto") == 25 and percent("--auto", "--compact") == 25
+    assert percent("--auto", "--compact=40") == 40
+    assert "beyond 40 %" in bases.call("policy").out
+    assert percent("--auto", "--compact=off") == 0
+    assert "--compact goes with --auto" in bases.call("policy", "--keep-last", 3, "--compact=40", expect=USAGE).err
+    for wrong in ("0", "100", "x"):
+        assert "from 1 to 99, or off" in bases.call("policy", "--keep-last", 3, "--auto", f"--compact={wrong}", expect=USAGE).err
+
+
+def chunk_bytes(store):
+    return sum(p.stat().st_size for p in store.files().values() if "data/c" in str(p))
+
+
+def test_it_compacts_after_a_save(store):
+    """What stays takes little more than in a store of its own, and loads as before."""
+    for step in range(1, 9):
+        store.save(step, state(1, step))
+    store.call("policy", "--keep-last", 2, "--auto", "--undo", "0s", "--compact=off", "-q")
+    store.save(9, state(1, 9), expect_message="deleted 7 checkpoints of a, by its policy")
+    wasted = chunk_bytes(store)
+    assert store.json("prune", "--dry-run")["compaction_bytes"] > 0.25 * wasted
+    store.call("policy", "--keep-last", 2, "--auto", "--undo", "0s", "-q")
+    store.save(10, state(1, 10), expect_message="compacted a, by its policy: its chunk files are")
+    assert steps(store) == [9, 10] and chunk_bytes(store) < 0.75 * wasted
+    assert store.json("prune", "--dry-run")["compaction_bytes"] <= 0.25 * chunk_bytes(store)
+    assert store.json("verify")["ok"]
+    for step in (9, 10):
+        loaded, _ = store.load("--step", step, "--run", "a")
+        assert loaded["layers.0.weight"][2] == state(1, step)["layers.0.weight"].tobytes()
 
 
 def test_prune_applies_it(bases):

@@ -371,11 +371,29 @@ static void test_policy(void **state) {
     assert_true(k->keep_first == 1 && k->keep_best == 3 && k->highest_is_best == 1);
     assert_true(k->keep_new_s == 86400 && k->automatic == 7 && k->undo_s == 3600 && !k->run);
     assert_int_equal(k->struct_size, sizeof(*k));
+    assert_int_equal(k->compact_share, 0);
+    assert_int_equal(load_le32(b.data + 12), 0);
     size_t flags = NOTE_ENVELOPE_FRONT + 2 + 3 + 8;
     assert_int_equal(load_le32(b.data + flags), 3);
     store_le32(b.data + flags, 7); /* a rule of a later version */
     reseal(&b);
     assert_int_equal(decode(NOTE_POLICY, &b, NULL), CKD_E_UNSUPPORTED);
+    static const struct {
+        uint32_t share;
+        ckd_status status;
+    } shares[] = {{1, CKD_OK}, {99, CKD_OK}, {CKD_NO_COMPACTION, CKD_OK}, {100, CKD_E_CORRUPT}};
+    for (size_t i = 0; i < sizeof(shares) / sizeof(shares[0]); i++) {
+        p.policy.compact_share = shares[i].share;
+        bytes_clear(&b);
+        policy_encode(&b, &store_id, &p);
+        assert_int_equal(load_le32(b.data + 12), 1); /* readers without it must not take it for 25 */
+        assert_int_equal(policy_decode(&got, &store_id, b.data, b.size, "p", NULL), shares[i].status);
+        assert_int_equal(got.policy.compact_share, shares[i].status == CKD_OK ? shares[i].share : 0);
+    }
+    store_le32(b.data + b.size - 12, 0);
+    reseal(&b);
+    assert_int_equal(decode(NOTE_POLICY, &b, NULL), CKD_E_CORRUPT);
+    p.policy.compact_share = 0;
     p.run[0] = '\0'; /* for all runs */
     bytes_clear(&b);
     policy_encode(&b, &store_id, &p);
@@ -455,8 +473,9 @@ static void test_envelope(void **state) {
         assert_int_equal(err.offset, 8);
         store_le16(b.data + 8, 1);
         for (unsigned bit = 0; bit < 32; bit++) { /* required features */
-            /* But its fidelity is exact, or it ends without older files, times or options. */
-            bool known = (bit == 0 && (kinds[k] == NOTE_MANIFEST || kinds[k] == NOTE_PART)) ||
+            /* But its fidelity is exact, or it ends without older files, times, options or a share. */
+            bool known = (bit == 0 &&
+                          (kinds[k] == NOTE_MANIFEST || kinds[k] == NOTE_PART || kinds[k] == NOTE_POLICY)) ||
                          (bit == 1 && (kinds[k] == NOTE_MANIFEST || kinds[k] == NOTE_PART));
             store_le32(b.data + 12, 1u << bit);
             reseal(&b);

@@ -14,7 +14,8 @@
 #include <unistd.h>
 
 #include "base/file.h"
-#include "engine/store.h"
+#include "engine/compact.h"
+#include "engine/waste.h"
 #include "tests/support/scenes.h"
 #include "tests/support/scratch.h"
 #include "tests/support/tempdir.h"
@@ -503,6 +504,152 @@ static void test_it_does_not_wait(void **state) {
     ckd_store_close(store);
 }
 
+/* ---- compacting ---- */
+
+static void save_delta(ckd_store *store, uint64_t step) {
+    scene s = scene_of(step);
+    ckd_error err = {0};
+    must(scene_save(NULL, store, &s, &err), &err);
+}
+
+static void set_compacting(ckd_store *store, uint32_t automatic, uint32_t share) {
+    ckd_policy p = policy_of(NULL, 2, automatic);
+    ckd_error err = {0};
+    p.undo_s = 0;
+    p.compact_share = share;
+    must(ckd_store_set_policy(store, &p, &err), &err);
+}
+
+static void check_bits(ckd_store *store, uint64_t step) {
+    scene s = scene_of(step);
+    ckd_error err = {0};
+    must(scene_load(store, &s, &err), &err);
+}
+
+/* Percent of chunk files that are what deleted checkpoints left. */
+static uint64_t dead_percent(ckd_store *store, const char *run) {
+    needs n = {0};
+    chunk_waste w;
+    assert_int_equal(needs_read(&n, store, NULL), CKD_OK);
+    assert_int_equal(waste_of(&w, &n, run, NULL), CKD_OK);
+    needs_free(&n);
+    return w.bytes ? 100 * w.dead / w.bytes : 0;
+}
+
+static void test_it_compacts(void **state) {
+    ckd_store *store = open_store(*state, CKD_OPEN_CREATE);
+    ckd_error err = {0};
+    ckd_policy p = policy_of(NULL, 2, 1);
+    p.compact_share = 100;
+    assert_int_equal(ckd_store_set_policy(store, &p, &err), CKD_E_INVALID);
+    save_delta(store, 0);
+    save_delta(store, 1);
+    set_compacting(store, 1, CKD_NO_COMPACTION);
+    save_delta(store, 2);
+    save_delta(store, 3);
+    assert_true(dead_percent(store, SCENE_RUN) > CKD_COMPACT_SHARE);
+    assert_int_equal(dead_percent(store, "b"), 0);
+    assert_null(strstr(told, "compacted"));
+    set_compacting(store, 1, 99);
+    save_delta(store, 4);
+    assert_null(strstr(told, "compacted"));
+    set_compacting(store, 1, 0);
+    save_base(store, "b", 0); /* whose policy deletes nothing */
+    assert_null(strstr(told, "compacted"));
+    save_delta(store, 5);
+    assert_non_null(strstr(told, "compacted " SCENE_RUN ", by its policy"));
+    assert_int_equal(steps_of(store, SCENE_RUN), 48);
+    assert_true(dead_percent(store, SCENE_RUN) <= CKD_COMPACT_SHARE);
+    check_bits(store, 4);
+    check_bits(store, 5);
+    ckd_store_close(store);
+    store_check_clean(*state);
+}
+
+/* A limit stops what is coded anew, one checkpoint later; manifests still let go of old files, and the next call goes on. */
+static void test_compacting_in_parts(void **state) {
+    ckd_store *store = open_store(*state, CKD_OPEN_CREATE);
+    ckd_checkpoint_list *list;
+    ckd_compact_options o = CKD_COMPACT_OPTIONS_INIT;
+    compact_limits limits = {.waste_of = SCENE_RUN, .dead_percent = 25, .patience_ms = 20000, .move_max = 1};
+    ckd_delete_options at_once = {.struct_size = sizeof(at_once)};
+    ckd_error err = {0};
+    bool over = false;
+    o.max_depth = 128;
+    for (uint64_t step = 0; step < 9; step++) {
+        save_delta(store, step);
+    }
+    must(ckd_store_list(&list, store, SCENE_RUN, &err), &err);
+    for (size_t i = 0; i < 8; i += 1 + (i == 3)) { /* 4 and 8 stay */
+        must(ckd_store_delete(store, &list->items[i].id, 1, &at_once, &err), &err);
+    }
+    ckd_checkpoint_list_free(list);
+    must(ckd_store_collect(NULL, store, NULL, &err), &err);
+    uint64_t before = dead_percent(store, SCENE_RUN), calls = 0;
+    for (over = true; over && calls < 10; calls++) {
+        ckd_compaction *done;
+        must(compact_within(&done, &over, store, &o, &limits, &err), &err);
+        assert_int_equal(done->count, over); /* the one that was too much */
+        ckd_compaction_free(done);
+    }
+    assert_true(calls > 1 && !over && dead_percent(store, SCENE_RUN) < before);
+    check_bits(store, 4);
+    check_bits(store, 8);
+    ckd_store_close(store);
+    store_check_clean(*state);
+}
+
+static struct {
+    char lock[1100];
+    bool is_near; /* what was deleted has been removed: a compaction is next */
+    file_lock *held;
+} saver;
+
+/* Somebody who saves has the publish lock when the compaction has begun. */
+static int saver_hook(void *context, file_step step, const char *path) {
+    (void)context;
+    saver.is_near = saver.is_near || (step == STEP_REMOVE && strstr(path, "data/t/"));
+    if (saver.is_near && step == STEP_LOCK && strstr(path, "data/readers")) {
+        file_set_fault_hook(NULL, NULL);
+        assert_int_equal(lock_acquire(&saver.held, saver.lock, LOCK_EXCLUSIVE, true, 5000, NULL), CKD_OK);
+    }
+    return 0;
+}
+
+/* Readers keep old files from being removed, but nothing waits for them, nor for somebody who saves; and nothing fails. */
+static void test_compacting_waits_for_nobody(void **state) {
+    ckd_store *store = open_store(*state, CKD_OPEN_CREATE);
+    ckd_load *load;
+    ckd_checkpoint c;
+    ckd_error err = {0};
+    for (uint64_t step = 0; step < 4; step++) {
+        save_delta(store, step);
+    }
+    set_compacting(store, 1, 0);
+    assert_int_equal(ckd_store_find(&c, store, SCENE_RUN, 3, NULL), CKD_OK);
+    must(ckd_load_begin(&load, store, &c.id, &err), &err);
+    save_delta(store, 4);
+    assert_null(strstr(told, "waiting"));
+    assert_int_equal(steps_of(store, SCENE_RUN), 24);
+    ckd_load_end(load);
+    snprintf(saver.lock, sizeof(saver.lock), "%s", store_path_of(*state, "data/lock"));
+    told[0] = '\0';
+    file_set_fault_hook(saver_hook, NULL);
+    save_delta(store, 5);
+    file_set_fault_hook(NULL, NULL);
+    assert_non_null(saver.held);
+    lock_release(saver.held);
+    assert_null(strstr(told, "waiting"));
+    assert_null(strstr(told, "not applied"));
+    assert_true(dead_percent(store, SCENE_RUN) > CKD_COMPACT_SHARE);
+    save_delta(store, 6);
+    assert_true(dead_percent(store, SCENE_RUN) <= CKD_COMPACT_SHARE);
+    check_bits(store, 5);
+    check_bits(store, 6);
+    ckd_store_close(store);
+    store_check_clean(*state);
+}
+
 /* ---- others delete meanwhile ---- */
 
 static struct {
@@ -662,6 +809,9 @@ int main(void) {
         tempdir_test(test_it_reads_once),
         tempdir_test(test_a_save_reads_little),
         tempdir_test(test_it_does_not_wait),
+        tempdir_test(test_it_compacts),
+        tempdir_test(test_compacting_in_parts),
+        tempdir_test(test_compacting_waits_for_nobody),
         tempdir_test(test_the_plan_that_is_carried_out),
         tempdir_test(test_the_newest_are_others_by_then),
         tempdir_test(test_damage_keeps_everything),

@@ -1,0 +1,34 @@
+"""A run that saves under an automatic policy keeps what the policy says, in little more room than that takes alone."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).resolve().parent / "retention.py"
+COMMAND = os.environ.get("CKPTDELTA") or str(SCRIPT.parents[2] / "build/current/ckptdelta")
+
+
+def retention(folder, fidelity, policy, *args):
+    done = subprocess.run([sys.executable, SCRIPT, COMMAND, "60", fidelity, policy, "--json", "--folder", folder, *args],
+                          stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=600)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return json.loads(done.stdout)
+
+
+# Lossy checkpoints that are far apart cannot be coded as small as a store of their own codes them: that one saves coarser states.
+@pytest.mark.parametrize("fidelity, policy, most", [
+    ("exact", "--keep-last 5", 1.35), ("exact", "--keep-last 3 --keep-every 20", 1.35), ("exact", "--keep-every 10 --keep-first", 1.35),
+    ("near", "--keep-last 5", 1.35), ("compact", "--keep-last 5", 1.6),
+    ("near", "--keep-every 10 --keep-first", 2.0), ("compact", "--keep-every 10 --keep-first", 2.2)])
+def test_retention(tmp_path, fidelity, policy, most):
+    found = retention(tmp_path, fidelity, policy)
+    assert found["as_policy_says"] and found["factor"] <= most, found
+
+
+def test_without_compaction_it_is_more(tmp_path):
+    found = retention(tmp_path, "exact", "--keep-every 10 --keep-first", "--compact", "off")
+    assert found["as_policy_says"] and found["factor"] > 1.35, found
