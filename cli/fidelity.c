@@ -167,14 +167,16 @@ typedef struct place {
     bool no_master; /* the parameter has none */
 } place;
 
-static place place_of(const cli_input *input, size_t index) {
+/* exact_first: the first moment's role is exact, and the second one's is not. */
+static place place_of(const cli_input *input, size_t index, bool exact_first) {
     static const int parts[] = {[CKD_ROLE_EXP_AVG_SQ] = 0,
                                 [CKD_ROLE_EXP_AVG] = 2,
                                 [CKD_ROLE_MASTER] = 3,
                                 [CKD_ROLE_WEIGHT] = 4,
                                 [CKD_ROLE_OTHER] = 4};
     const char *parameter = input->weight ? input->weight : input->tensor->name;
-    int part = input->largest ? 1 : parts[input->role];
+    bool before = exact_first && input->role == CKD_ROLE_EXP_AVG;
+    int part = input->largest ? 1 : before ? -1 : parts[input->role];
     return (place){*input, parameter, index, index, part, true};
 }
 
@@ -195,13 +197,15 @@ static int by_place(const void *left, const void *right) {
     return a->part != b->part ? a->part - b->part : a->index < b->index ? -1 : a->index > b->index;
 }
 
-ckd_status cli_fidelity_order(cli_inputs *inputs, ckd_error *err) {
+ckd_status cli_fidelity_order(cli_inputs *inputs, const ckd_save_options *o, ckd_error *err) {
+    bool exact_first = !cli_fidelity_of_role_is_lossy(o, CKD_ROLE_EXP_AVG) &&
+                       cli_fidelity_of_role_is_lossy(o, CKD_ROLE_EXP_AVG_SQ);
     place *places = calloc(inputs->count ? inputs->count : 1, sizeof(*places));
     if (!places) {
         return cli_error_nomem(err);
     }
     for (size_t i = 0; i < inputs->count; i++) {
-        places[i] = place_of(&inputs->tensors[i], i);
+        places[i] = place_of(&inputs->tensors[i], i, exact_first);
     }
     qsort(places, inputs->count, sizeof(*places), by_parameter);
     for (size_t i = 0, end; i < inputs->count; i = end) {

@@ -15,9 +15,10 @@ bool cli_fidelity_of_role_is_lossy(const ckd_save_options *o, ckd_role role);
 
 /*
  * Orders the tensors parameter by parameter, each as exp_avg_sq.X, exp_avg.X, master.X, X: weights' steps follow their second moment, and a
- * rounded copy costs nothing once its master is there. Parameters that have a master come first.
+ * rounded copy costs nothing once its master is there. Parameters that have a master come first. An exact first moment comes before a lossy second
+ * one: the one that comes last is coded by the other.
  */
-ckd_status cli_fidelity_order(cli_inputs *inputs, ckd_error *err);
+ckd_status cli_fidelity_order(cli_inputs *inputs, const ckd_save_options *o, ckd_error *err);
 
 /*
  * What a lossy checkpoint cost and lost, in one line on stdout: "compact: 0.51 bits per parameter; relative error (L2) up to 0.0012 in

@@ -473,8 +473,9 @@ static void tell_doubts(const cli_saving *a, const cli_inputs *inputs) {
 
 static ckd_status order_inputs(cli_saving *a, cli_inputs *inputs, ckd_error *err) {
     bool lossy = cli_fidelity_is_lossy(&a->save);
-    ckd_status status = lossy ? cli_fidelity_order(inputs, err) : CKD_OK;
-    if (status == CKD_OK && !cli_fidelity_of_role_is_lossy(&a->save, CKD_ROLE_EXP_AVG_SQ)) {
+    ckd_status status = lossy ? cli_fidelity_order(inputs, &a->save, err) : CKD_OK;
+    if (status == CKD_OK && !cli_fidelity_of_role_is_lossy(&a->save, CKD_ROLE_EXP_AVG) &&
+        !cli_fidelity_of_role_is_lossy(&a->save, CKD_ROLE_EXP_AVG_SQ)) {
         status = cli_optimizers_apply(&a->optimizers, inputs, err);
     } else if (a->optimizers.count) {
         for (size_t i = 0; i < a->optimizers.count; i++) {

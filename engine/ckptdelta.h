@@ -430,8 +430,9 @@ typedef struct ckd_tensor {
 
 /*
  * Codes and writes one tensor, or one region of it; the last blocks of it while the next calls go on with theirs, so that an error of this tensor's,
- * which it names, may be theirs to tell. The caller's memory is free again when it returns. Order matters in one way: a tensor that is a copy or a rounded
- * copy of another one costs nothing if the other one was saved before it (masters before their bf16 weights).
+ * which it names, may be theirs to tell. The caller's memory is free again when it returns. Order matters in two ways. A tensor that is a copy or a rounded
+ * copy of another one costs nothing if the other one was saved before it (masters before their bf16 weights). In a lossy save the moment that comes last
+ * is coded so that updates stay small (docs/decisions.md, "Lossy moments"): where one of the two moments is exact, save that one first.
  * Memory used beyond the caller's: ckd_save_options.staging_bytes. After an error the save can only be aborted: a commit fails with STATE.
  * Errors: INVALID, MISMATCH (another shape, dtype or role under the same name; a region that overlaps one saved before, of which the last
  * 1,024 are looked at, and all by the commit), NOSPACE, IO, NOMEM, CORRUPT (the parent), CANCELLED, STATE (an earlier call failed).

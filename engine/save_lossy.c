@@ -167,7 +167,6 @@ static void add_exact(lossy_region *r, const lossy_tile *t) {
     }
 }
 
-#define USUAL_EPS 1e-8 /* of Adam, where it is not told */
 static ckd_status save_exactly(lossy_region *r, const lossy_tile *t, ckd_error *err) {
     ckd_status status = CKD_OK;
     for (size_t i = 0; i < r->count && status == CKD_OK; i++) {
@@ -431,27 +430,6 @@ void save_lossy_free(ckd_save *save) {
     save->tiles = NULL;
 }
 
-/* At the first lossy tensor. */
-static ckd_status begin_tiles(ckd_save *save, ckd_error *err) {
-    ckd_status status = save_flush(save, err);
-    if (status == CKD_OK && !save->kit->tiles) {
-        status = save_tiles_new(save->kit, save->job_count, err);
-    }
-    if (status == CKD_OK) {
-        save->tiles = save->kit->tiles;
-        save->tiles->seen = save->budget;
-        save->tiles->seen_region = save->tiles->regions = 0;
-    }
-    return status;
-}
-
-/* The same for all tensors of a save, so that tiles of a weight and of its moments match. */
-static uint64_t tile_elements(const ckd_save *save) {
-    uint64_t most = save->staging / LOSSY_TILE_BYTES;
-    most = most < LOSSY_TILE_FEWEST ? LOSSY_TILE_FEWEST : most;
-    return most < LOSSY_TILE_ELEMENTS ? most : LOSSY_TILE_ELEMENTS;
-}
-
 static size_t held_bytes(const held_tile *h) {
     const lossy_buffers *b = &h->buffers;
     return b->original.capacity + b->now.capacity + b->stored.capacity + b->before.capacity;
@@ -463,7 +441,7 @@ static size_t held_bytes(const held_tile *h) {
  */
 static ckd_status hold_tile(held_tile **out, ckd_save *save, uint64_t count, ckd_error *err) {
     held_tile *a = &save->tiles->held[0], *b = &save->tiles->held[1];
-    uint64_t half = tile_elements(save) / 2;
+    uint64_t half = save_tile_elements(save) / 2;
     bool large = count > half || (a->in_use && a->tile.count > half) || (b->in_use && b->tile.count > half);
     ckd_status status = CKD_OK;
     if (large) {
@@ -544,7 +522,7 @@ static ckd_status begin_region(lossy_region **out, ckd_save *save, const ckd_ten
                         .tensor = tensor,
                         .context = *context,
                         .recipe = save_recipe_of(save, context->tensor),
-                        .eps = tensor->optimizer ? tensor->optimizer->eps : USUAL_EPS,
+                        .eps = save_eps_of(tensor),
                         .share = save->leaves_budget,
                         .number = ++save->tiles->regions,
                         .users = 1};
@@ -568,17 +546,11 @@ static ckd_status begin_region(lossy_region **out, ckd_save *save, const ckd_ten
 ckd_status save_lossy_region(ckd_save *save, const ckd_tensor *tensor, const tensor_context *context,
                              uint64_t elements, ckd_error *err) {
     lossy_region *r = NULL;
-    ckd_status status = save->tiles ? CKD_OK : begin_tiles(save, err);
+    ckd_status status = save_begin_tiles(save, err);
     status = status == CKD_OK ? begin_region(&r, save, tensor, context, elements, err) : status;
     for (uint64_t first = 0; first < elements && status == CKD_OK;) {
-        lossy_tile t = {.part = save_lossy_part(save, context->tensor),
-                        .dtype = context->tensor->dtype,
-                        .recipe = &r->recipe,
-                        .pool = save->store->pool,
-                        .rooms = &save->tiles->statistics,
-                        .stop = &save->stop,
-                        .expected_movement = NAN};
-        lossy_tile_cut(&t, &context->shape, context->region, elements, first, tile_elements(save));
+        lossy_tile t = save_cut_tile(save, context, elements, first);
+        t.recipe = &r->recipe;
         status = save_next_tile(r, &t, err);
         first += t.count;
     }

@@ -97,6 +97,9 @@ void save_tile_leave_device(ckd_save *save, lossy_tile *t);
 /* The tile as it was given, for its blocks' hashes alone. false in *begun: it is not on a device, or not such as may stay there. Errors: as save_load_tile's. */
 ckd_status save_begin_given(bool *begun, ckd_save *save, lossy_tile *t, const ckd_tensor *tensor,
                             uint64_t widest, ckd_error *err);
+/* Fetches a tile's values as they are given, and as floats. Errors: NOMEM, and those of the read function. */
+ckd_status save_fetch_tile(ckd_save *save, lossy_buffers *b, lossy_tile *t, const ckd_tensor *tensor,
+                           ckd_error *err);
 /* Of a lossy block, in order: its errors are added up. */
 ckd_status lossy_note_decided(ckd_save *save, tile_part *of, const block_job *job, ckd_error *err);
 
@@ -129,6 +132,12 @@ void pair_end(save_tiles *all, kept_second *k);
 ckd_status pair_note_block(const held_tile *held, const lossy_tile *t, const block_job *job, ckd_error *err);
 /* Of moments that stay as they are, all of the tile: the others are held against them, or *update is what a decoder gets with the others (NaN: there are none). */
 ckd_status pair_exact(double *update, ckd_save *save, held_tile *held, double eps, ckd_error *err);
+/*
+ * Before a tensor is coded exactly. A moment whose role is exact, while the other one's is lossy, never becomes a tile; its values count for the other
+ * one all the same, if it comes first. If it comes last, the largest update is only measured. Does nothing for other tensors, nor for values on a device.
+ */
+ckd_status pair_exact_tensor(ckd_save *save, const ckd_tensor *tensor, const tensor_context *context,
+                             uint64_t elements, ckd_error *err);
 /* Of both moments, when the last of the two is coded. */
 void pair_add_update(region_figures *f, const lossy_pair *pair, double decoded);
 /* Those that belong to what is now saved; NULL if there are none. */
@@ -160,7 +169,15 @@ ckd_status cells_side(hash128 *content, ckd_save *save, save_append *to, const l
 /* Ends what of lossy tensors is under way; nobody is at work on the save. Its tiles stay with the kit. */
 void save_lossy_free(ckd_save *save);
 
-/* ---- save_tiles.c: their memory ---- */
+/* ---- save_tiles.c: how they are cut, and their memory ---- */
+/* The optimizer's eps, or the usual one. */
+double save_eps_of(const ckd_tensor *tensor);
+/* At most, of one tile: the same for all tensors of a save, so that tiles of a weight and of its moments match. */
+uint64_t save_tile_elements(const ckd_save *save);
+/* The tile of a region of `elements` that begins at element `first`; it has no recipe yet. The save has tiles. */
+lossy_tile save_cut_tile(ckd_save *save, const tensor_context *context, uint64_t elements, uint64_t first);
+/* Gives the save its tiles, unless it has them. Errors: NOMEM, and those of save_flush. */
+ckd_status save_begin_tiles(ckd_save *save, ckd_error *err);
 /* The kit's. threads: of the pool. Errors: NOMEM; then it has some of them. */
 ckd_status save_tiles_new(save_kit *kit, uint32_t threads, ckd_error *err);
 /* Of a tile that is through. */

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 
 #include "base/file.h"
+#include "engine/device.h"
 #include "engine/lossy_pair.h"
 #include "engine/lossy_sums.h"
 #include "engine/save_lossy.h"
@@ -196,6 +197,65 @@ ckd_status pair_exact(double *update, ckd_save *save, held_tile *held, double ep
     }
     *update = job.update;
     lossy_job_free(&job);
+    return status;
+}
+
+/* ---- moments whose role is exact ---- */
+
+static bool is_beside_lossy(const ckd_save *save, const ckd_tensor *tensor, const record_tensor *described) {
+    ckd_role role = described->role,
+             other = role == CKD_ROLE_EXP_AVG ? CKD_ROLE_EXP_AVG_SQ : CKD_ROLE_EXP_AVG;
+    return (role == CKD_ROLE_EXP_AVG || role == CKD_ROLE_EXP_AVG_SQ) && tensor->read != device_read &&
+           save_fidelity(save, role) == CKD_EXACT && save_fidelity(save, other) != CKD_EXACT &&
+           lossy_part_of(role, described->dtype) != LOSSY_NONE;
+}
+
+static ckd_status pair_exact_tile(region_figures *f, ckd_save *save, held_tile *held,
+                                  const ckd_tensor *tensor, const tensor_context *context, ckd_error *err) {
+    lossy_tile *t = &held->tile;
+    double update = NAN;
+    held->second = NULL;
+    t->part = lossy_part_of(context->tensor->role, t->dtype);
+    ckd_status status = save_fetch_tile(save, &held->buffers, t, tensor, err);
+    status = status == CKD_OK ? keep_moment(&held->second, save, t, context, err) : status;
+    kept_second *k = held->second;
+    status = status == CKD_OK ? pair_exact(&update, save, held, save_eps_of(tensor), err) : status;
+    if (status == CKD_OK && k) {
+        if (t->part == LOSSY_SECOND) {
+            direction_note(&k->sample, 0, t->count, t->now, t->now);
+        } else if (k->sample.count) {
+            direction_add(&f->direction, &k->sample, 0, t->count, t->now, t->now, save_eps_of(tensor));
+        }
+        pair_add_update(f, &t->pair, update);
+        second_was_used(save, k, context);
+    }
+    return status;
+}
+
+ckd_status pair_exact_tensor(ckd_save *save, const ckd_tensor *tensor, const tensor_context *context,
+                             uint64_t elements, ckd_error *err) {
+    region_figures f = {.paired = false};
+    if (!is_beside_lossy(save, tensor, context->tensor)) {
+        return CKD_OK;
+    }
+    ckd_status status = save_begin_tiles(save, err);
+    held_tile *held = status == CKD_OK ? calloc(1, sizeof(*held)) : NULL;
+    if (status == CKD_OK && !held) {
+        status = err_nomem(err, sizeof(*held), "a tile of a tensor");
+    }
+    for (uint64_t first = 0; first < elements && status == CKD_OK; first += held->tile.count) {
+        held->tile = save_cut_tile(save, context, elements, first);
+        status = pair_exact_tile(&f, save, held, tensor, context, err);
+    }
+    if (status == CKD_OK && f.paired) {
+        f.measures.direction_change = direction_change(&f.direction);
+        status = measures_add(&save->measures, context->tensor->name, context->region, context->shape.ndim,
+                              &f.measures, err);
+    }
+    if (held) {
+        held_tile_free(held);
+    }
+    free(held);
     return status;
 }
 

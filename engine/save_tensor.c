@@ -272,6 +272,10 @@ static ckd_status save_whole(ckd_save *save, const ckd_tensor *tensor, tensor_co
     if (elements > 0 && save_lossy_part(save, t->tensor) != LOSSY_NONE) {
         return save_lossy_region(save, tensor, t, elements, err);
     }
+    status = pair_exact_tensor(save, tensor, t, elements, err);
+    if (status != CKD_OK) {
+        return status;
+    }
     return tensor->optimizer ? save_on_step(save, tensor, t, elements, err)
                              : save_exact_span(save, tensor, t, 0, elements, NULL, err);
 }

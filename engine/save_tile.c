@@ -242,10 +242,17 @@ ckd_status save_begin_given(bool *begun, ckd_save *save, lossy_tile *t, const ck
     return *begun ? begin_on_device(save, t, &values, err) : CKD_OK;
 }
 
+ckd_status save_fetch_tile(ckd_save *save, lossy_buffers *b, lossy_tile *t, const ckd_tensor *tensor,
+                           ckd_error *err) {
+    const kernels *k = save->tiles->loaders[0].kernels;
+    ckd_status status = save_fetch(&t->values, save, &b->original, tensor, t->first, t->count, err);
+    t->now = status == CKD_OK ? as_floats(&b->now, t->values, t->dtype, t->count, k, err) : NULL;
+    return status == CKD_OK && !t->now ? CKD_E_NOMEM : status;
+}
+
 ckd_status save_load_tile(tile_parent *from, ckd_save *save, lossy_buffers *b, lossy_tile *t,
                           const load_budget *budget, const ckd_tensor *tensor, const tensor_context *context,
                           uint64_t widest, ckd_error *err) {
-    const kernels *k = save->tiles->loaders[0].kernels;
     lossy_device_values values = {.store = save->store, .widest = widest, .master = block_is_master(context)};
     const float *before = NULL;
     bool there = false, looked = false;
@@ -262,10 +269,8 @@ ckd_status save_load_tile(tile_parent *from, ckd_save *save, lossy_buffers *b, l
         status = save_parent_load(&before, from, save, b, t, context, err);
     }
     if (status == CKD_OK && !there) {
-        status = save_fetch(&t->values, save, &b->original, tensor, t->first, t->count, err);
-        t->now = status == CKD_OK ? as_floats(&b->now, t->values, t->dtype, t->count, k, err) : NULL;
+        status = save_fetch_tile(save, b, t, tensor, err);
         t->before = before;
-        status = status == CKD_OK && !t->now ? CKD_E_NOMEM : status;
     }
     if (status == CKD_OK && t->before) {
         recall(t, from, context->parent, save);

@@ -1,8 +1,48 @@
-/* Memory of lossy tiles, which stays with the kit. */
+/* How a save cuts lossy tiles; and their memory, which stays with the kit. */
+#include <math.h>
 #include <stdlib.h>
 
 #include "engine/lossy_device.h"
 #include "engine/save_lossy.h"
+
+#define USUAL_EPS 1e-8 /* Adam's */
+
+double save_eps_of(const ckd_tensor *tensor) {
+    return tensor->optimizer ? tensor->optimizer->eps : USUAL_EPS;
+}
+
+uint64_t save_tile_elements(const ckd_save *save) {
+    uint64_t most = save->staging / LOSSY_TILE_BYTES;
+    most = most < LOSSY_TILE_FEWEST ? LOSSY_TILE_FEWEST : most;
+    return most < LOSSY_TILE_ELEMENTS ? most : LOSSY_TILE_ELEMENTS;
+}
+
+lossy_tile save_cut_tile(ckd_save *save, const tensor_context *context, uint64_t elements, uint64_t first) {
+    lossy_tile t = {.part = save_lossy_part(save, context->tensor),
+                    .dtype = context->tensor->dtype,
+                    .pool = save->store->pool,
+                    .rooms = &save->tiles->statistics,
+                    .stop = &save->stop,
+                    .expected_movement = NAN};
+    lossy_tile_cut(&t, &context->shape, context->region, elements, first, save_tile_elements(save));
+    return t;
+}
+
+ckd_status save_begin_tiles(ckd_save *save, ckd_error *err) {
+    ckd_status status = save->tiles ? CKD_OK : save_flush(save, err);
+    if (save->tiles || status != CKD_OK) {
+        return status;
+    }
+    if (!save->kit->tiles) {
+        status = save_tiles_new(save->kit, save->job_count, err);
+    }
+    if (status == CKD_OK) {
+        save->tiles = save->kit->tiles;
+        save->tiles->seen = save->budget;
+        save->tiles->seen_region = save->tiles->regions = 0;
+    }
+    return status;
+}
 
 ckd_status save_tiles_new(save_kit *kit, uint32_t threads, ckd_error *err) {
     save_tiles *all = kit->tiles = calloc(1, sizeof(*all));

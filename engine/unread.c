@@ -54,9 +54,12 @@ void unread_updates(ckd_tensor_list *list, ckd_store *store, const ckd_id *id) {
     ckd_tensor_info info;
     bool lossy = false;
     for (size_t i = 0; i < list->count; i++) {
+        lossy = lossy || list->items[i].rel_l2 != 0;
+    }
+    for (size_t i = 0; i < list->count; i++) {
         ckd_tensor_info *t = &list->items[i];
-        t->largest_update = t->largest_update_given = t->rel_l2 == 0 ? 0 : (double)NAN;
-        lossy = lossy || t->rel_l2 != 0;
+        bool moment = t->role == CKD_ROLE_EXP_AVG || t->role == CKD_ROLE_EXP_AVG_SQ; /* one may be exact */
+        t->largest_update = t->largest_update_given = t->rel_l2 != 0 || (lossy && moment) ? (double)NAN : 0;
     }
     if (!lossy || store_lock_reader(&lock, store, NULL) != CKD_OK) {
         return;
@@ -64,7 +67,7 @@ void unread_updates(ckd_tensor_list *list, ckd_store *store, const ckd_id *id) {
     bool there = unread_open(&cache, &v, store, id, NULL) == CKD_OK;
     for (size_t i = 0; i < list->count && there; i++) {
         ckd_tensor_info *t = &list->items[i];
-        const view_tensor *in = t->rel_l2 == 0 ? NULL : view_find(v, t->name);
+        const view_tensor *in = isnan(t->largest_update) ? view_find(v, t->name) : NULL;
         if (in) {
             view_tensor_info(&info, in);
             t->largest_update = info.largest_update;

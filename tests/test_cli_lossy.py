@@ -230,6 +230,13 @@ def test_the_order(store):
     shown = store.json("show")["tensors"]
     assert [t["name"] for t in shown] == ["exp_avg_sq.a.weight", "max_exp_avg_sq.a.weight", "exp_avg.a.weight", "master.a.weight",
                                           "a.weight", "exp_avg_sq.z.weight", "exp_avg.z.weight", "z.weight", "alone"]
+    store.save(1, tensors, "--fidelity", "near,exp_avg=exact", run_name="first-exact")
+    shown = [t["name"] for t in store.json("show", "--run", "first-exact")["tensors"]]
+    assert shown[:2] == ["exp_avg.a.weight", "exp_avg_sq.a.weight"], "the lossy one is coded by the exact one"
+    store.save(1, tensors, "--fidelity", "near,exp_avg_sq=exact", "--adamw", "lr=1e-3,step=1", run_name="second-exact",
+               expect_message="are not used")
+    shown = [t["name"] for t in store.json("show", "--run", "second-exact")["tensors"]]
+    assert shown.index("exp_avg_sq.a.weight") < shown.index("exp_avg.a.weight")
     store.save(1, tensors, run_name="exact")
     assert [t["name"] for t in store.json("show", "--run", "exact")["tensors"]] == ["master.a.weight"] + [
         n for n in names if n != "master.a.weight"], "exact saves keep the files' order, but for masters"

@@ -89,11 +89,15 @@ typedef struct saving {
     bool bf16;         /* the first moment is */
     bool cells;        /* the tensors are cut into them */
     bool file;         /* what is kept of the first one does not fit the memory */
+    ckd_role exact;    /* this moment's role is; CKD_ROLE_AUTO: none */
 } saving;
 
 static void save_moments(ckd_store *store, const char *run, uint64_t step, const embedding *e, saving how) {
     static const uint64_t shape[2] = {ROWS, COLUMNS};
     ckd_save_options o = lossy_options(run, step, how.fidelity);
+    if (how.exact != CKD_ROLE_AUTO) {
+        o.role_fidelity[how.exact] = CKD_EXACT;
+    }
     ckd_save *save = begin_with(store, &o);
     if (how.cells) {
         save->cells =
@@ -168,9 +172,42 @@ static void test_rare_rows(void **state) {
         {"cells", {.fidelity = CKD_NEAR, .cells = true}},
         {"cells-second-first", {.fidelity = CKD_NEAR, .second_first = true, .cells = true, .file = true}},
         {"file", {.fidelity = CKD_NEAR, .file = true}},
+        {"first-exact", {.fidelity = CKD_NEAR, .exact = CKD_ROLE_EXP_AVG}},
+        {"first-exact-bf16", {.fidelity = CKD_COMPACT, .exact = CKD_ROLE_EXP_AVG, .bf16 = true}},
+        {"second-exact", {.fidelity = CKD_NEAR, .exact = CKD_ROLE_EXP_AVG_SQ, .second_first = true}},
+        {"second-exact-cells",
+         {.fidelity = CKD_COMPACT,
+          .exact = CKD_ROLE_EXP_AVG_SQ,
+          .second_first = true,
+          .cells = true,
+          .file = true}},
     };
     for (size_t i = 0; i < sizeof(runs) / sizeof(runs[0]); i++) {
         run_saves(store, runs[i].run, runs[i].how);
+    }
+    ckd_store_close(store);
+}
+
+/* Of an exact moment that comes last nothing can be changed. The update that it makes with the other one is told. */
+static void test_exact_moments_that_come_last(void **state) {
+    ckd_store *store = store_create(*state);
+    for (unsigned step = 0; step < 2; step++) {
+        embedding *e = embedding_new();
+        saving how = {.fidelity = CKD_NEAR,
+                      .second_first = step,
+                      .exact = step ? CKD_ROLE_EXP_AVG : CKD_ROLE_EXP_AVG_SQ};
+        save_moments(store, "last", step, e, how);
+        float *first = load_floats(store, "last", step, names[0], CKD_F32, ELEMENTS),
+              *second = load_floats(store, "last", step, names[1], CKD_F32, ELEMENTS);
+        double was = largest_update(e->moment[0], e->moment[1]), is = largest_update(first, second);
+        ckd_tensor_info told = tensor_info(store, "last", step, names[!step]);
+        assert_memory_equal(step ? first : second, e->moment[!step], sizeof(e->moment[0]));
+        assert_true(told.largest_update_given > 0.98 * was && told.largest_update_given < 1.01 * was);
+        assert_true(told.largest_update >= is && told.largest_update <= 1.02 * is);
+        assert_true(told.rel_l2 == 0 && told.max_error == 0);
+        free(first);
+        free(second);
+        embedding_free(e);
     }
     ckd_store_close(store);
 }
@@ -203,6 +240,7 @@ static void test_odd_seconds(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         tempdir_test(test_rare_rows),
+        tempdir_test(test_exact_moments_that_come_last),
         tempdir_test(test_odd_seconds),
     };
     return cmocka_run_group_tests_name("lossy_updates", tests, NULL, NULL);
