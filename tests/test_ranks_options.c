@@ -169,6 +169,47 @@ static void test_each_option(void **state) {
     store_check_clean(*state);
 }
 
+/* Roles are compared by the plan, which ckd_ranks_save and sessions make: a tensor that one rank gives another role is not written by any. */
+static void give_other_role(ckd_tensor *t, uint32_t rank) {
+    t->role = rank == ODD ? CKD_ROLE_EXP_AVG : CKD_ROLE_AUTO;
+}
+
+static ckd_status act_saves_as_another_role(ckd_checkpoint *info, ckd_ranks *ranks, ckd_store *store,
+                                            const world *w, uint32_t rank, ckd_error *err) {
+    (void)store;
+    (void)w;
+    float values[LENGTH];
+    ckd_save_options o = CKD_SAVE_OPTIONS_INIT;
+    ckd_tensor t = share_of(rank, values);
+    o.run = SCENE_RUN;
+    give_other_role(&t, rank);
+    return ckd_ranks_save(info, ranks, &o, &t, 1, err);
+}
+
+static ckd_status act_session_of_another_role(ckd_checkpoint *info, ckd_ranks *ranks, ckd_store *store,
+                                              const world *w, uint32_t rank, ckd_error *err);
+
+static void test_roles(void **state) {
+    ckd_store_close(store_create(*state));
+    char *chunks = tree_describe(store_path_of(*state, "data/c"));
+    for (int session = 0; session < 2; session++) {
+        outcome out[WORLD_MOST];
+        run_world(out, &(world){.dir = *state,
+                                .size = RANKS,
+                                .act = session ? act_session_of_another_role : act_saves_as_another_role});
+        for (uint32_t r = 0; r < RANKS; r++) {
+            assert_int_equal(out[r].status, CKD_E_MISMATCH);
+            assert_non_null(strstr(out[r].message, "to rank 0 the tensor is weight f32"));
+            assert_non_null(strstr(out[r].message, "to rank 1 it is exp_avg f32"));
+        }
+        char *now = tree_describe(store_path_of(*state, "data/c"));
+        assert_string_equal(now, chunks);
+        free(now);
+    }
+    free(chunks);
+    store_check_clean(*state);
+}
+
 /* A metric is rank 0's; memory and progress are each rank's own. */
 static ckd_status act_saves_alike(ckd_checkpoint *info, ckd_ranks *ranks, ckd_store *store, const world *w,
                                   uint32_t rank, ckd_error *err) {
@@ -200,17 +241,11 @@ static void test_what_may_differ(void **state) {
 
 /* ---- sessions ---- */
 
-static ckd_status act_session(ckd_checkpoint *info, ckd_ranks *ranks, ckd_store *store, const world *w,
-                              uint32_t rank, ckd_error *err) {
-    (void)info;
-    (void)ranks;
-    (void)store;
-    float values[LENGTH];
+static ckd_status save_in_session(const ckd_tensor *t, ckd_save_options save, const world *w, uint32_t rank,
+                                  float *values, ckd_error *err) {
     ckd_session *session;
-    ckd_save_options save = options_for(rank);
     ckd_ranks_options together = CKD_RANKS_OPTIONS_INIT;
     ckd_session_options o = CKD_SESSION_OPTIONS_INIT;
-    ckd_tensor t = share_of(rank, values);
     together.rank = rank;
     together.world = w->size;
     together.group = "sessions";
@@ -220,10 +255,33 @@ static ckd_status act_session(ckd_checkpoint *info, ckd_ranks *ranks, ckd_store 
     if (status != CKD_OK) {
         return status;
     }
-    status = ckd_session_add(session, &t, values, 0, err);
+    status = ckd_session_add(session, t, values, 0, err);
     status = status == CKD_OK ? ckd_session_save(session, 1, err) : status;
     ckd_status closed = ckd_session_close(session, status == CKD_OK ? err : NULL);
     return status == CKD_OK ? closed : status;
+}
+
+static ckd_status act_session(ckd_checkpoint *info, ckd_ranks *ranks, ckd_store *store, const world *w,
+                              uint32_t rank, ckd_error *err) {
+    (void)info;
+    (void)ranks;
+    (void)store;
+    float values[LENGTH];
+    ckd_tensor t = share_of(rank, values);
+    return save_in_session(&t, options_for(rank), w, rank, values, err);
+}
+
+static ckd_status act_session_of_another_role(ckd_checkpoint *info, ckd_ranks *ranks, ckd_store *store,
+                                              const world *w, uint32_t rank, ckd_error *err) {
+    (void)info;
+    (void)ranks;
+    (void)store;
+    float values[LENGTH];
+    ckd_save_options o = CKD_SAVE_OPTIONS_INIT;
+    ckd_tensor t = share_of(rank, values);
+    o.run = SCENE_RUN;
+    give_other_role(&t, rank);
+    return save_in_session(&t, o, w, rank, values, err);
 }
 
 static void test_sessions(void **state) {
@@ -358,6 +416,7 @@ static void test_parts_of_any_options(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         tempdir_test(test_each_option),
+        tempdir_test(test_roles),
         tempdir_test(test_what_may_differ),
         tempdir_test(test_sessions),
         tempdir_test(test_parts_of_other_options),
