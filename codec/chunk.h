@@ -31,6 +31,11 @@ ckd_status chunk_writer_create_way(chunk_writer **out, const char *path, const c
  */
 void chunk_writer_gather(chunk_writer *w);
 /*
+ * The same for records with payloads of up to 512 bytes, and only from the 65th of them on. A file that has few of them stays without bundles, and a damaged
+ * bundle costs no large record.
+ */
+void chunk_writer_gather_many(chunk_writer *w);
+/*
  * Appends a record and its payload of r->stored_size bytes. Fills r->checksum and, unless it is gathered, r->offset,
  * r->header_size and r->payload_offset. What r points to may be freed afterwards. After a failure every further call but abort fails with the same status.
  * Errors: INVALID (record_problem, above the format's limits, a bundle), NOSPACE, IO, NOMEM.

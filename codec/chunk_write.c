@@ -8,6 +8,8 @@
 #define WRITE_BUFFER       (1u << 20)
 #define INDEX_LEVEL        3
 #define INDEX_ZSTD_MINIMUM 64u /* bytes below which compressing is not tried */
+#define TINY               512u /* bytes of payload: a record's header and index entry are about half of that */
+#define MANY               64u /* tiny records in a file */
 
 struct chunk_room {
     file_room file;
@@ -26,6 +28,8 @@ struct chunk_writer {
     uint64_t count;
     uint64_t given;    /* records outside of bundles */
     bool gathers;      /* small ones are held back */
+    bool gathers_many; /* tiny ones are, once there are many */
+    uint64_t tiny;     /* of these, so many were given */
     uint64_t features; /* required: of what was written */
     ckd_status failed; /* the first failure: what follows would have no place */
 };
@@ -125,6 +129,16 @@ ckd_status chunk_writer_create_way(chunk_writer **out, const char *path, const c
 
 void chunk_writer_gather(chunk_writer *w) {
     w->gathers = true;
+}
+
+void chunk_writer_gather_many(chunk_writer *w) {
+    w->gathers_many = true;
+}
+
+static bool holds_back(chunk_writer *w, const record *r) {
+    bool tiny = w->gathers_many && r->stored_size <= TINY;
+    w->tiny += tiny;
+    return (w->gathers || (tiny && w->tiny > MANY)) && gather_takes(r, w->room->header.size);
 }
 
 static ckd_status too_large(const chunk_writer *w, ckd_error *err) {
@@ -247,7 +261,7 @@ ckd_status chunk_writer_append(chunk_writer *w, record *r, const void *payload, 
     ckd_status status = r->kind == RECORD_BUNDLE
                             ? err_set(err, CKD_E_INVALID, "a bundle is made of records by the writer itself")
                             : encode_record(w, r, err);
-    if (status == CKD_OK && w->gathers && gather_takes(r, w->room->header.size)) {
+    if (status == CKD_OK && holds_back(w, r)) {
         status = hold_back(w, r, payload, err);
     } else if (status == CKD_OK) {
         r->offset = file_written(w->file);
