@@ -21,12 +21,12 @@ static const struct argp_option options_table[] = {
     {"as", OPT_AS, "RUN", 0, "Give the run another name in the destination", 2},
     {"tags", OPT_TAGS, 0, 0, "Copy the tags of these checkpoints, too", 2},
     {"rate", OPT_RATE, "SIZE", 0, "Move at most so much a second, such as 20M (no limit)", 2},
-    {"dry-run", OPT_DRY, 0, 0, "Copy nothing; say what would be, with exact sizes", 2},
+    {"dry-run", OPT_DRY, 0, 0, "Copy nothing; say what would be, and how large", 2},
     {0},
 };
 
 #define DOC_COMMON                                                                                                                                                      \
-    " with all that they are deltas on: all of them, or those of a run, some steps, some tags. What is there is not moved again, and every "                            \
+    " each with all that a load of it reads: all of them, or those of a run, some steps, some tags. What is there is not moved again, and every "                       \
     "record is verified on its way and once more when it has arrived. It can be ended at any time; the next call goes on where it was. A store that does not exist is " \
     "created. Nothing is overwritten: if the destination has another checkpoint at the same run and step, nothing is copied."
 

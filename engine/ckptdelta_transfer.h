@@ -1,8 +1,8 @@
 /*
  * ckptdelta, copying checkpoints from one store to another. Part of ckptdelta.h, which includes it; the same conventions hold.
  *
- * A copy is the same checkpoint: it has the same id, and its chunk files the same ids, sizes and root hashes. So what a store has already is known, and never
- * moved again, however it came there.
+ * A copy is the same checkpoint: it has the same id, and loads to the same bits. So one that a store has already is known, and never moved again, however it came
+ * there.
  */
 #ifndef CKPTDELTA_TRANSFER_H
 #define CKPTDELTA_TRANSFER_H
@@ -36,20 +36,21 @@ typedef struct ckd_copied {
     ckd_checkpoint checkpoint; /* as it is in the destination, or would be */
     ckd_copy_state state;
     uint64_t
-        bytes; /* of its manifest and those of its chunk files that the destination lacked; PRESENT: of files that were replaced */
+        bytes; /* of its manifest and those of its chunk files that the destination lacked; PRESENT: of files that were replaced; with dry_run about, where only some records of a file come */
     ckd_error left; /* CKD_COPY_LEFT: why; else status CKD_OK */
 } ckd_copied;
 typedef struct ckd_copy_result {
     size_t count;
     ckd_copied *items;                  /* what was asked for */
-    uint64_t checkpoints, files, bytes; /* moved; with dry_run: what would be, exactly */
+    uint64_t checkpoints, files, bytes; /* moved; with dry_run: what would be */
     uint64_t tags;                      /* set */
     uint64_t left;                      /* of the items */
 } ckd_copy_result;
 
 /*
- * Copies checkpoints of the store `from` to the store `to`, which is open for writing, with all chunk files that a load of them reads, and that are not there. What they are
- * deltas on is not copied as a checkpoint unless it is asked for. NULL for `checkpoints`: all of
+ * Copies checkpoints of the store `from` to the store `to`, which is open for writing, each with all records that a load of it reads, and that are not there. Those that they
+ * build on are not copied as checkpoints unless they are asked for. Of a chunk file that these checkpoints read less than about nine tenths of, only the records that they read come, in a new file with an id of its own; others come as they
+ * are, with the same ids and root hashes. NULL for `checkpoints`: all of
  * them; those whose manifests cannot be read are not listed, and left out. Records are checked against their checksums when they are read, and the file again when it has
  * arrived; then the checkpoint is committed, by itself. Parents, branch origins and resumes stay what they are, also where the
  * destination has no such checkpoint; of pins, policies and timings nothing is copied.
@@ -62,7 +63,7 @@ typedef struct ckd_copy_result {
  * that does not exist yet. out may be NULL; release with ckd_copy_result_free.
  *
  * A checkpoint that is damaged in `from` is left, and everything else is copied. Then the call fails, with the first reason, although it came to its end, and
- * sets *out all the same: each that was left says why. A chunk file with several checkpoints of which some are damaged is brought as it is, for the others. One that is
+ * sets *out all the same: each that was left says why. A chunk file with several checkpoints of which some are damaged is brought for the others. One that is
  * damaged in `to` is replaced, also one of a checkpoint that was there: its files are looked at by header, index and footer, or read through if it comes back from the trash.
  * What was there stays as data/q/NAME.TIME. If `from` has no whole one, the checkpoint is left.
  *

@@ -29,6 +29,7 @@
 
 #include "engine/block_coder.h"
 #include "base/float_mode.h"
+#include "engine/hash_set.h"
 #include "engine/needs.h"
 
 /* What loading a block takes, deltas below it included. */
@@ -50,12 +51,6 @@ typedef struct compact_worker {
     bytes values, before, now_floats, before_floats, q, at, bits, alone, delta, check;
     lattice_work lattice;
 } compact_worker;
-
-/* A set of 64-bit hashes: open addressing, 0 is a free slot. */
-typedef struct hash_set {
-    uint64_t *slots;
-    size_t count, capacity;
-} hash_set;
 
 #define COMPACT_VIEWS_MAX 256 /* open at a time; about */
 
@@ -100,8 +95,6 @@ bool compact_is_over(const compaction *c);
 /* Is the run one that the limits are about? */
 bool compact_is_asked(const compaction *c, const char *run);
 bool compact_is_unwanted(const compaction *c, const ckd_id *checkpoint);
-bool hash_set_has(const hash_set *s, uint64_t hash);
-ckd_status hash_set_add(hash_set *s, uint64_t hash, ckd_error *err);
 const load_table *compact_table(const compaction *c, const ckd_id *checkpoint);
 /* Takes over `blocks`, also on failure. */
 ckd_status compact_note(compaction *c, const ckd_id *checkpoint, block_load *blocks, size_t count,

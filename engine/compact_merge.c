@@ -8,6 +8,7 @@
 #include "engine/compact_gather.h"
 #include "engine/damage.h"
 #include "engine/read_through.h"
+#include "engine/record_copy.h"
 #include "engine/totals.h"
 
 static uint64_t file_hash(const note_file *f) {
@@ -103,59 +104,33 @@ static ckd_status note_damage(merge_set *x, const chunk *c, uint64_t offset, ckd
     return status;
 }
 
-static ckd_status copy_record(merge_set *x, chunk_writer *w, const chunk *c, const record *r, bytes *payload,
-                              ckd_error *err) {
-    record to = *r;
-    void *room = bytes_scratch(payload, r->stored_size + 1, "a payload", err);
-    ckd_status status = room ? chunk_read_payload(c, r, room, err) : CKD_E_NOMEM;
-    status = note_damage(x, c, r->offset, status, err);
-    to.bundle = NULL;
-    return status == CKD_OK ? chunk_writer_append(w, &to, payload->data, err) : status;
-}
+/* What is written of a source. */
+typedef struct copying {
+    merge_set *x;
+    chunk_writer *to;
+    record_copier copier;
+} copying;
 
-/* What the file has of one checkpoint. Bundles are compared with their hashes first: what is in them has no checksum that damage before now would show in. */
-static ckd_status copy_part(merge_set *x, chunk *c, const chunk_part *held, chunk_writer *w, bytes *payload,
-                            ckd_error *err) {
-    const record *checked = NULL;
-    ckd_status status = CKD_OK;
-    for (size_t i = 0; status == CKD_OK && i < held->count; i++) {
-        const record *r = &held->records[i];
-        if (!hash_set_has(&x->live, compact_record_hash(c, r))) {
-            continue;
-        }
-        if (r->bundle && r->bundle != checked) {
-            status = record_read_through(payload, c, r->bundle, err);
-            status = note_damage(x, c, r->offset, status, err);
-            checked = r->bundle;
-        }
-        status = status == CKD_OK ? copy_record(x, w, c, r, payload, err) : status;
+static ckd_status copy_live(void *context, const chunk *c, const record *r, ckd_error *err) {
+    copying *k = context;
+    if (!hash_set_has(&k->x->live, compact_record_hash(c, r))) {
+        return CKD_OK;
     }
-    return status;
+    ckd_error why = {.offset = CKD_NO_OFFSET};
+    ckd_status status = record_copy(&k->copier, k->to, c, r, &why);
+    err_from(err, status, &why);
+    return note_damage(k->x, c, r->offset, status, err);
 }
 
-static ckd_status copy_source(merge_set *x, const source *s, chunk_writer *w, bytes *payload,
-                              ckd_error *err) {
+static ckd_status copy_source(merge_set *x, const source *s, chunk_writer *w, ckd_error *err) {
     chunk *c;
+    copying k = {.x = x, .to = w};
     ckd_status status = view_open_chunk(&c, x->g->c->store, &s->file, &s->first->m.checkpoint, err);
     if (status != CKD_OK) {
         return status;
     }
-    for (size_t i = 0; i < c->outer_count && status == CKD_OK; i++) {
-        const ckd_id *id = &c->outer[i].tensor->checkpoint;
-        const chunk_part *held = NULL;
-        bool seen = false;
-        for (size_t k = 0; k < i && !seen; k++) {
-            seen = id_equal(&c->outer[k].tensor->checkpoint, id);
-        }
-        /* Of what cannot be unpacked nothing is live: whoever reads it could not be opened. */
-        ckd_error why = {.offset = CKD_NO_OFFSET};
-        ckd_status unpacked = seen ? CKD_E_CORRUPT : chunk_part_of(&held, c, id, &why);
-        if (unpacked == CKD_OK) {
-            status = copy_part(x, c, held, w, payload, err);
-        } else if (unpacked != CKD_E_CORRUPT && unpacked != CKD_E_UNSUPPORTED) {
-            status = err_from(err, unpacked, &why);
-        }
-    }
+    status = chunk_each_record(c, copy_live, &k, err);
+    bytes_free(&k.copier.payload);
     chunk_close(c);
     return status == CKD_OK ? compact_pace(x->g->c, 2 * s->file.size, 0, err) : status;
 }
@@ -165,17 +140,14 @@ static ckd_status write_file(merge_set *x, note_file *to, const compact_intent *
     chunk_identity identity = {store->id, to->id, i->writer};
     pathname temp = path_chunk(store->path, &to->id, ".tmp");
     chunk_writer *w;
-    bytes payload = {0};
     ckd_status status = chunk_writer_create(&w, temp.text, &identity, err);
     if (status != CKD_OK) {
         return status;
     }
     chunk_writer_gather(w);
     for (size_t k = 0; k < x->count && status == CKD_OK; k++) {
-        status =
-            x->sources[k]->file.rank == to->rank ? copy_source(x, x->sources[k], w, &payload, err) : CKD_OK;
+        status = x->sources[k]->file.rank == to->rank ? copy_source(x, x->sources[k], w, err) : CKD_OK;
     }
-    bytes_free(&payload);
     if (status != CKD_OK) {
         chunk_writer_abort(w);
         return status;

@@ -2,7 +2,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "engine/closure.h"
 #include "engine/damage.h"
+#include "engine/totals.h"
 #include "engine/transfer.h"
 
 /* ---- the intent ---- */
@@ -130,6 +132,39 @@ static void take_back(transfer *t, const transfer_item *item) {
     }
 }
 
+/*
+ * Files that are parts have their sizes and roots now. All that a load reads must be in the files that the manifest names, and it must be as much as in the source; older files that
+ * nothing is read of are not named.
+ */
+static ckd_status prove(transfer *t, transfer_item *item, ckd_error *err) {
+    manifest *m = &item->m, draft = {.files = NULL};
+    const ckd_checkpoint was = m->checkpoint;
+    const view *v;
+    view_cache views;
+    for (size_t i = 0; i < m->file_count; i++) {
+        m->files[i] = transfer_find_file(t, &m->files[i].id)->file;
+    }
+    views_init(&views, t->to);
+    ckd_status status = manifest_add_files(&draft, m->files, m->file_count, err);
+    draft.checkpoint = m->checkpoint;
+    draft.own_count = m->own_count;
+    if (status == CKD_OK) {
+        status = views_add(&v, &views, &draft, err);
+    }
+    if (status == CKD_OK) {
+        status = closure_name_files(m, &views, v, err);
+    }
+    if (status == CKD_OK) {
+        status = totals_set(m, v, err);
+    }
+    if (status == CKD_OK &&
+        (m->checkpoint.tensors != was.tensors || m->checkpoint.raw_bytes != was.raw_bytes)) {
+        status = err_set(err, CKD_E_CORRUPT, "blocks were lost on the way");
+    }
+    views_free(&views);
+    return status;
+}
+
 /* The commit point. Named but perhaps not durable is not committed. */
 static ckd_status publish_manifest(transfer *t, const batch *b, transfer_item *item, ckd_error *err) {
     const char *root = t->to->path;
@@ -160,7 +195,13 @@ static ckd_status publish_manifest(transfer *t, const batch *b, transfer_item *i
 }
 
 static ckd_status publish_item(transfer *t, const batch *b, transfer_item *item, ckd_error *err) {
-    ckd_status status = publish_manifest(t, b, item, err);
+    ckd_error why = {.offset = CKD_NO_OFFSET};
+    ckd_status status = item->has_parts ? prove(t, item, &why) : CKD_OK;
+    if (is_damage(status, &why)) {
+        transfer_leave_out(t, item, status, &why);
+        return CKD_OK;
+    }
+    status = status == CKD_OK ? publish_manifest(t, b, item, err) : err_from(err, status, &why);
     if (status != CKD_OK) {
         return status;
     }
@@ -183,15 +224,18 @@ static ckd_status publish_batch(transfer *t, const batch *b, ckd_error *err) {
     for (size_t i = b->first; i < b->end && status == CKD_OK; i++) {
         status = transfer_moves(&t->items[i]) ? publish_item(t, b, &t->items[i], err) : CKD_OK;
     }
-    if (status == CKD_OK || t->undecided) {
-        return status;
-    }
-    for (size_t i = b->first; i < b->end; i++) {
-        if (!t->items[i].committed && transfer_moves(&t->items[i])) {
-            take_back(t, &t->items[i]);
+    bool any = false;
+    for (size_t i = b->first; i < b->end && !t->undecided; i++) {
+        const transfer_item *item = &t->items[i];
+        bool fails = item->state == CKD_COPY_LEFT || (status != CKD_OK && transfer_moves(item));
+        if (fails && !item->committed) {
+            take_back(t, item);
+            any = true;
         }
     }
-    t->undecided = dir_sync(path_in(t->to->path, DIR_CHUNKS).text, NULL) != CKD_OK || t->undecided;
+    if (any) {
+        t->undecided = dir_sync(path_in(t->to->path, DIR_CHUNKS).text, NULL) != CKD_OK || t->undecided;
+    }
     return status;
 }
 
@@ -231,6 +275,13 @@ static ckd_status bring_item(transfer *t, transfer_item *item, ckd_error *err) {
     return status;
 }
 
+void transfer_leave_out(transfer *t, transfer_item *item, ckd_status status, const ckd_error *why) {
+    item->left = *why;
+    item->left.status = status;
+    item->state = CKD_COPY_LEFT;
+    t->any_left = true;
+}
+
 /* Damage is this checkpoint's matter; the rest can go on. */
 static ckd_status bring_or_leave(transfer *t, transfer_item *item, ckd_error *err) {
     ckd_error why = {.offset = CKD_NO_OFFSET};
@@ -238,10 +289,7 @@ static ckd_status bring_or_leave(transfer *t, transfer_item *item, ckd_error *er
     if (!is_damage(status, &why) && status != CKD_E_UNSUPPORTED && status != CKD_E_STATE) {
         return err_from(err, status, &why);
     }
-    item->left = why;
-    item->left.status = status;
-    item->state = CKD_COPY_LEFT;
-    t->any_left = true;
+    transfer_leave_out(t, item, status, &why);
     return CKD_OK;
 }
 
@@ -291,28 +339,16 @@ static ckd_status check_room(const transfer *t, ckd_error *err) {
                                     (unsigned long long)needed, t->to->path, (unsigned long long)room);
 }
 
-/* Plans, and has the intent say so, before anybody else can change anything in the destination. */
-static ckd_status plan_locked(transfer *t, ckd_error *err) {
-    ckd_status status = store_refresh(t->to, err);
-    if (status == CKD_OK) {
-        status = transfer_plan(t, err);
-    }
-    if (status == CKD_OK && !t->dead_count && t->file_count) {
-        status = check_room(t, err);
-    }
-    bool any = false;
-    for (size_t i = 0; i < t->count; i++) {
-        any = any || transfer_moves(&t->items[i]);
-    }
-    return status == CKD_OK && !t->dead_count && any ? hold_intent(t, err) : status;
-}
+typedef ckd_status (*locked_fn)(transfer *t, ckd_error *err);
 
-static ckd_status plan_for_writing(transfer *t, ckd_error *err) {
+/* With the destination's catalog in step. */
+static ckd_status locked(transfer *t, locked_fn call, ckd_error *err) {
     file_lock *lock;
     ckd_status status = store_lock_publish(&lock, t->to, err);
     if (status == CKD_OK) {
         pthread_mutex_lock(&t->to->mutex);
-        status = plan_locked(t, err);
+        status = store_refresh(t->to, err);
+        status = status == CKD_OK ? call(t, err) : status;
         pthread_mutex_unlock(&t->to->mutex);
         lock_release(lock);
     }
@@ -335,7 +371,7 @@ static ckd_status restore_dead(ckd_id **restored, size_t *count, transfer *t, ck
     *count = t->dead_count;
     t->dead = NULL;
     t->dead_count = t->dead_capacity = 0;
-    status = plan_for_writing(t, err);
+    status = locked(t, transfer_plan, err);
     if (status == CKD_OK && t->dead_count) {
         status = err_set(err, CKD_E_STATE, "'%s' was changed meanwhile: checkpoints were deleted; copy again",
                          t->to->path);
@@ -358,20 +394,25 @@ static ckd_status enter(transfer *t, ckd_error *err) {
         status = store_lock_reader(&t->to_reader, t->to, err);
     }
     if (status == CKD_OK) {
-        status = plan_for_writing(t, err);
+        status = locked(t, transfer_plan, err);
     }
     if (status == CKD_OK && t->dead_count) {
         status = restore_dead(&restored, &count, t, err);
     }
-    free(restored);
-    return status == CKD_OK ? transfer_mend(t, CKD_COPY_PRESENT, err) : status;
-}
-
-static ckd_status plan_only(transfer *t, ckd_error *err) {
-    ckd_status status = transfer_plan(t, err);
     if (status == CKD_OK) {
-        status = transfer_mend(t, CKD_COPY_RESTORED, err);
+        status = transfer_plan_files(t, err);
     }
+    if (status == CKD_OK && t->file_count) {
+        status = check_room(t, err);
+    }
+    bool any = false;
+    for (size_t i = 0; i < t->count; i++) {
+        any = any || transfer_moves(&t->items[i]);
+    }
+    if (status == CKD_OK && any) {
+        status = locked(t, hold_intent, err);
+    }
+    free(restored);
     return status == CKD_OK ? transfer_mend(t, CKD_COPY_PRESENT, err) : status;
 }
 
@@ -439,6 +480,17 @@ static void leave(transfer *t, ckd_status status) {
         transfer_leave(t);
     }
     lock_release(t->from_reader);
+}
+
+static ckd_status plan_only(transfer *t, ckd_error *err) {
+    ckd_status status = transfer_plan(t, err);
+    if (status == CKD_OK) {
+        status = transfer_plan_files(t, err);
+    }
+    if (status == CKD_OK) {
+        status = transfer_mend(t, CKD_COPY_RESTORED, err);
+    }
+    return status == CKD_OK ? transfer_mend(t, CKD_COPY_PRESENT, err) : status;
 }
 
 static ckd_status run(transfer *t, ckd_error *err) {

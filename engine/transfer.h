@@ -2,15 +2,20 @@
  * Copying checkpoints between stores. Internal to engine/.
  *
  *   transfer_plan    (transfer_plan.c)  what is asked for, what the destination has of it, what must be moved
+ *   parts            (transfer_parts.c) which chunk files come as they are, and of which only some records come
+ *                    (transfer_found.c) parts that the destination has
  *   transfer_bring   (transfer_bring.c) chunk files, one by one, into data/x of the destination, where they stay until
  *   commit           (transfer.c)       they get their names, and the manifests are published, of a few checkpoints at a time
  *
- * A checkpoint is copied with all chunk files that its manifest names, and needs no other. While files are on their way only the intent and the reader locks of both
- * stores are held. It names all files to come.
+ * A checkpoint is copied with all records that a load of it reads, and needs no other. While files are on their way only the intent and the reader locks of both
+ * stores are held. The intent names all files to come.
+ *
+ * A manifest that names parts is proven in the destination before it is published: all that a load reads is in the files that it names.
  */
 #ifndef ENGINE_TRANSFER_H
 #define ENGINE_TRANSFER_H
 
+#include "engine/hash_set.h"
 #include "engine/needs.h"
 #include "engine/store.h"
 
@@ -19,6 +24,7 @@ typedef struct transfer_item {
     char source[160]; /* RUN@STEP there */
     ckd_copy_state state;
     bool committed;
+    bool has_parts; /* its manifest names parts of files that the source's names */
     uint64_t manifest_bytes, bytes;
     ckd_error left; /* CKD_COPY_LEFT: why */
 } transfer_item;
@@ -30,14 +36,33 @@ typedef struct transfer_hurt {
     struct transfer_hurt *next;
 } transfer_hurt;
 
+/* A checkpoint that a file has records of. */
+typedef struct transfer_owner {
+    ckd_id checkpoint;
+    uint64_t records;
+    bool has_all; /* that the source's file has of it: only such a part can be its own file */
+} transfer_owner;
+
+/* A file in the destination that has some records of one in the source. */
+typedef struct transfer_part {
+    note_file file;   /* the size is about right, and the root unknown, until it is written */
+    note_file source; /* where its records come from */
+    hash_set records; /* by record_hash */
+    transfer_owner *owners;
+    size_t owner_count;
+    bool is_there;    /* in data/c: another copy brought it; it was read through */
+    bool is_complete; /* in data/x: a copy that was interrupted has left it there */
+} transfer_part;
+
 typedef struct transfer_file {
     note_file file;
-    bool there;    /* in the destination's data/c */
-    bool arrived;  /* in data/x, complete and verified, but for what is hurt */
-    bool replaces; /* that in data/x the one in data/c, which is damaged */
-    bool to_move;  /* the plan says so */
-    bool counted;  /* for an item */
-    bool checked;  /* the one in data/c was read through */
+    const transfer_part *part; /* NULL: it comes as it is */
+    bool there;                /* in the destination's data/c */
+    bool arrived;              /* in data/x, complete and verified, but for what is hurt */
+    bool replaces;             /* that in data/x the one in data/c, which is damaged */
+    bool to_move;              /* the plan says so */
+    bool counted;              /* for an item */
+    bool checked;              /* the one in data/c was read through */
     transfer_hurt *hurt;
 } transfer_file;
 
@@ -54,6 +79,8 @@ typedef struct transfer {
     size_t count, capacity;
     transfer_file *files; /* of those to be moved, each once, by id */
     size_t file_count;
+    transfer_part *parts; /* of those, and such as are there */
+    size_t part_count, part_capacity;
     ckd_id *dead; /* in the destination's trash, and wanted */
     size_t dead_count, dead_capacity;
     ckd_tag_list *tags; /* of the source; or NULL */
@@ -71,10 +98,14 @@ typedef struct transfer {
 } transfer;
 
 /*
- * Fills items, files, dead and total, from the source's list. Of a destination that is written to under its publish lock, with its catalog in step and its mutex held; the source under its
+ * Fills items and dead, from the source's list. Of a destination that is written to under its publish lock, with its catalog in step and its mutex held; the source under its
  * reader lock.
  */
 ckd_status transfer_plan(transfer *t, ckd_error *err);
+/* Fills files, parts and total, from the items. Under the reader locks of both, so that what is there stays. */
+ckd_status transfer_plan_files(transfer *t, ckd_error *err);
+/* Sets the bytes that each item adds, and total: as planned, or as they were. Errors: NOMEM. */
+ckd_status transfer_count_bytes(transfer *t, ckd_error *err);
 void transfer_plan_free(transfer *t); /* all that it filled */
 transfer_file *transfer_find_file(const transfer *t, const ckd_id *id);
 const transfer_item *transfer_find_item(const transfer *t, const ckd_id *id);
@@ -82,7 +113,21 @@ static inline bool transfer_moves(const transfer_item *item) {
     return item->state == CKD_COPY_MOVED;
 }
 
+/* The item cannot be copied; others can. */
+void transfer_leave_out(transfer *t, transfer_item *item, ckd_status status, const ckd_error *why);
+
+/* ---- transfer_parts.c ---- */
+/*
+ * Reads which records of the files that the destination lacks are read by the items, and lets their manifests name parts where that is less than most of a file. Items of which something is damaged are
+ * left out. Errors: IO, NOMEM.
+ */
+ckd_status transfer_choose_parts(transfer *t, ckd_error *err);
+const transfer_part *transfer_find_part(const transfer *t, const ckd_id *id); /* NULL: there is none */
+void transfer_parts_free(transfer *t);
+
 /* ---- transfer_bring.c ---- */
+/* Names the item and the source in the message of damage. */
+ckd_status transfer_blame(const transfer *t, const transfer_item *item, ckd_status status, ckd_error *err);
 pathname transfer_path(const transfer *t, const ckd_id *file); /* in data/x */
 /* The file is complete, durable and verified in data/x of the destination then, or in data/c. CORRUPT: what it has of the item is damaged, or all of it. */
 ckd_status transfer_bring(transfer *t, transfer_file *f, const transfer_item *item, ckd_error *err);
@@ -105,7 +150,7 @@ ckd_status transfer_refuse_left(transfer *t, ckd_error *err);
 const ckd_error *transfer_refused(const transfer *t, const ckd_id *checkpoint); /* why; NULL: it was not */
 void transfer_refused_free(transfer *t);
 /* ---- transfer_result.c ---- */
-ckd_status transfer_result(ckd_copy_result **out, const transfer *t, ckd_error *err);
+ckd_status transfer_result(ckd_copy_result **out, transfer *t, ckd_error *err);
 /* CKD_OK, or why the first of those that were left was. */
 ckd_status transfer_left(const transfer *t, ckd_error *err);
 

@@ -7,6 +7,7 @@
 
 #include "engine/damage.h"
 #include "engine/read_through.h"
+#include "engine/record_copy.h"
 #include "engine/transfer.h"
 
 #define WRITE_BUFFER ((size_t)1 << 20)
@@ -143,8 +144,7 @@ static ckd_status pace(transfer *t, uint64_t bytes_moved, ckd_error *err) {
 /* ---- reading ---- */
 
 /* What cannot be read in the source: of which checkpoint, and that it is the source's. */
-static ckd_status blame_source(const transfer *t, const transfer_item *item, ckd_status status,
-                               ckd_error *err) {
+ckd_status transfer_blame(const transfer *t, const transfer_item *item, ckd_status status, ckd_error *err) {
     if (!err || !(status == CKD_E_CORRUPT || status == CKD_E_UNSUPPORTED || status == CKD_E_NOT_FOUND)) {
         return status;
     }
@@ -270,7 +270,7 @@ static ckd_status copy_end(transfer *t, file_writer *to, const chunk *c, const t
     }
     ckd_status status = file_read_at(c->file, c->index_offset, data, size, err);
     if (status != CKD_OK) {
-        return blame_source(t, item, status, err);
+        return transfer_blame(t, item, status, err);
     }
     status = file_append(to, data, size, err);
     return status == CKD_OK ? pace(t, size, err) : status;
@@ -327,7 +327,7 @@ static ckd_status fill(bool *resumed, transfer *t, transfer_file *f, const char 
     file_writer *to;
     ckd_status status = chunk_header_in_store(header, c, &t->to->id, err);
     if (status != CKD_OK) {
-        return blame_source(t, item, status, err);
+        return transfer_blame(t, item, status, err);
     }
     uint64_t keep = arrived_before(path, c, header);
     *resumed = keep > 0;
@@ -375,7 +375,7 @@ static ckd_status bring_once(bool *resumed, transfer *t, transfer_file *f, const
     ckd_status status =
         open_named(&c, t->from, path_chunk(t->from->path, &f->file.id, "").text, &f->file, err);
     if (status != CKD_OK) {
-        return blame_source(t, item, status, err);
+        return transfer_blame(t, item, status, err);
     }
     status = fill(resumed, t, f, path.text, c, item, err);
     chunk_close(c);
@@ -388,7 +388,75 @@ static ckd_status bring_once(bool *resumed, transfer *t, transfer_file *f, const
     return status;
 }
 
-static ckd_status bring(transfer *t, transfer_file *f, const transfer_item *item, ckd_error *err) {
+/* ---- only some of its records ---- */
+
+typedef struct part_copy {
+    transfer *t;
+    transfer_file *f;
+    chunk_writer *to;
+    record_copier copier;
+} part_copy;
+
+/* What is damaged is left out. */
+static ckd_status copy_wanted(void *context, const chunk *c, const record *r, ckd_error *err) {
+    part_copy *k = context;
+    const view_block b = {.record = r, .chunk = c};
+    ckd_error why = {.offset = CKD_NO_OFFSET};
+    if (!hash_set_has(&k->f->part->records, record_hash(r))) {
+        return CKD_OK;
+    }
+    ckd_status status = record_copy(&k->copier, k->to, c, r, &why);
+    if (is_damage(status, &why)) {
+        return note_hurt(k->f, &r->tensor->checkpoint, &why, err);
+    }
+    return status == CKD_OK ? pace(k->t, view_stored_bytes(&b), err) : err_from(err, status, &why);
+}
+
+static ckd_status write_part(transfer *t, transfer_file *f, const char *path, chunk *from, ckd_error *err) {
+    part_copy k = {.t = t, .f = f};
+    chunk_identity identity = {t->to->id, f->file.id, t->writer};
+    ckd_status status = file_remove(path, true, err);
+    if (status == CKD_OK) {
+        status = chunk_writer_create(&k.to, path, &identity, err);
+    }
+    if (status != CKD_OK) {
+        return status;
+    }
+    chunk_writer_gather(k.to);
+    status = chunk_each_record(from, copy_wanted, &k, err);
+    bytes_free(&k.copier.payload);
+    if (status != CKD_OK) {
+        chunk_writer_abort(k.to);
+        return status;
+    }
+    return chunk_writer_finish(k.to, &f->file.root, &f->file.size, err);
+}
+
+/* One that has arrived before was read through when it was found. */
+static ckd_status bring_part(transfer *t, transfer_file *f, const transfer_item *item, ckd_error *err) {
+    chunk *c = NULL;
+    pathname path = transfer_path(t, &f->file.id);
+    const note_file *source = &f->part->source;
+    uint64_t end = t->done + f->part->file.size;
+    ckd_status status = CKD_OK;
+    if (!f->part->is_complete) {
+        status = open_named(&c, t->from, path_chunk(t->from->path, &source->id, "").text, source, err);
+        if (status != CKD_OK) {
+            return transfer_blame(t, item, status, err);
+        }
+        status = write_part(t, f, path.text, c, err);
+        chunk_close(c);
+        if (status == CKD_OK) {
+            status = check_arrived(t, path.text, f, NULL, err);
+        }
+    }
+    t->done = status == CKD_OK ? end : t->done;
+    return status == CKD_OK ? pace(t, 0, err) : status;
+}
+
+/* ---- a file ---- */
+
+static ckd_status bring_whole(transfer *t, transfer_file *f, const transfer_item *item, ckd_error *err) {
     uint64_t done = t->done;
     bool resumed;
     ckd_error why = {.offset = CKD_NO_OFFSET};
@@ -397,9 +465,14 @@ static ckd_status bring(transfer *t, transfer_file *f, const transfer_item *item
         t->done = done;
         status = bring_once(&resumed, t, f, item, &why);
     }
+    return err_from(err, status, &why);
+}
+
+static ckd_status bring(transfer *t, transfer_file *f, const transfer_item *item, ckd_error *err) {
+    ckd_status status = f->part ? bring_part(t, f, item, err) : bring_whole(t, f, item, err);
     f->arrived = status == CKD_OK;
     f->replaces = f->arrived && f->there;
-    return err_from(err, status, &why);
+    return status;
 }
 
 /* Of an older file it may read anything: NULL. Of an own one only what is the checkpoint's. */
@@ -426,7 +499,7 @@ ckd_status transfer_bring(transfer *t, transfer_file *f, const transfer_item *it
     const transfer_hurt *hurt = hurt_of(f, id);
     if (status == CKD_OK && hurt) {
         why = hurt->why;
-        status = blame_source(t, item, why.status, &why);
+        status = transfer_blame(t, item, why.status, &why);
     }
     return err_from(err, status, &why);
 }
@@ -436,7 +509,7 @@ ckd_status transfer_fetch(transfer *t, transfer_file *f, const transfer_item *it
     const transfer_hurt *hurt = hurt_of(f, NULL);
     if (status == CKD_OK && hurt) { /* as damaged as the one that is there */
         ckd_error why = hurt->why;
-        status = blame_source(t, item, why.status, &why);
+        status = transfer_blame(t, item, why.status, &why);
         err_from(err, status, &why);
         file_remove(transfer_path(t, &f->file.id).text, true, NULL);
     }
@@ -465,5 +538,5 @@ ckd_status transfer_look_at_source(const transfer *t, const transfer_file *f, co
     pathname p = path_chunk(t->from->path, &f->file.id, "");
     ckd_status status = open_named(&c, t->from, p.text, &f->file, err);
     chunk_close(c);
-    return status == CKD_OK ? status : blame_source(t, item, status, err);
+    return status == CKD_OK ? status : transfer_blame(t, item, status, err);
 }

@@ -42,13 +42,6 @@ static ckd_status add_uses(uses *u, const manifest *m, size_t item, ckd_error *e
     return CKD_OK;
 }
 
-static void leave_out(transfer *t, transfer_item *item, ckd_status status, const ckd_error *why) {
-    item->left = *why;
-    item->left.status = status;
-    item->state = CKD_COPY_LEFT;
-    t->any_left = true;
-}
-
 /* What the destination's own manifest names, which compaction there may have written. One that was deleted meanwhile names nothing. */
 static ckd_status add_item(uses *u, transfer *t, size_t at, ckd_error *err) {
     transfer_item *item = &t->items[at];
@@ -73,7 +66,7 @@ static ckd_status add_item(uses *u, transfer *t, size_t at, ckd_error *err) {
     snprintf(text, sizeof(text), "the manifest of %s in '%.100s' is damaged: %.200s", item->source,
              t->to->path, why.message);
     memcpy(why.message, text, sizeof(text));
-    leave_out(t, item, status, &why);
+    transfer_leave_out(t, item, status, &why);
     return CKD_OK;
 }
 
@@ -125,7 +118,7 @@ static void leave_users(transfer *t, const use *first, size_t count, const ckd_e
                  "replace it: %.120s",
                  c->run, (unsigned long long)c->step, t->to->path, why->message, source->message);
         if (item->state != CKD_COPY_LEFT) {
-            leave_out(t, item, CKD_E_CORRUPT, &left);
+            transfer_leave_out(t, item, CKD_E_CORRUPT, &left);
         }
     }
 }

@@ -360,18 +360,23 @@ static ckd_status gather_files(transfer *t, ckd_error *err) {
             t->files[t->file_count++] = t->files[i];
         }
     }
-    return CKD_OK;
-}
-
-/* Which of them the destination has, and what each checkpoint adds. */
-static ckd_status count_bytes(transfer *t, ckd_error *err) {
     for (size_t i = 0; i < t->file_count; i++) {
         transfer_file *f = &t->files[i];
         pathname p = path_chunk(t->to ? t->to->path : "", &f->file.id, "");
         f->there = t->to && file_exists(p.text);
         f->to_move = !f->there;
+        f->part = transfer_find_part(t, &f->file.id);
+        f->checked = f->part && f->part->is_there;
     }
+    return CKD_OK;
+}
+
+ckd_status transfer_count_bytes(transfer *t, ckd_error *err) {
     bytes encoded = {0};
+    t->total = 0;
+    for (size_t i = 0; i < t->file_count; i++) {
+        t->files[i].counted = false;
+    }
     for (size_t i = 0; i < t->count && !encoded.failed; i++) {
         transfer_item *item = &t->items[i];
         if (!transfer_moves(item)) {
@@ -382,7 +387,7 @@ static ckd_status count_bytes(transfer *t, ckd_error *err) {
         item->bytes = item->manifest_bytes = encoded.size;
         for (size_t k = 0; k < item->m.file_count; k++) {
             transfer_file *f = transfer_find_file(t, &item->m.files[k].id);
-            uint64_t more = f->there || f->counted ? 0 : f->file.size;
+            uint64_t more = !f->to_move || f->counted ? 0 : f->file.size;
             f->counted = true;
             item->bytes += more;
             t->total += more;
@@ -452,12 +457,6 @@ static ckd_status plan(planning *p, ckd_error *err) {
     if (status == CKD_OK) {
         status = check_places(p, err);
     }
-    if (status == CKD_OK) {
-        status = gather_files(p->t, err);
-    }
-    if (status == CKD_OK) {
-        status = count_bytes(p->t, err);
-    }
     return status == CKD_OK && p->t->options->tags ? plan_tags(p, err) : status;
 }
 
@@ -473,7 +472,16 @@ ckd_status transfer_plan(transfer *t, ckd_error *err) {
     return status;
 }
 
+ckd_status transfer_plan_files(transfer *t, ckd_error *err) {
+    ckd_status status = transfer_choose_parts(t, err);
+    if (status == CKD_OK) {
+        status = gather_files(t, err);
+    }
+    return status == CKD_OK ? transfer_count_bytes(t, err) : status;
+}
+
 void transfer_plan_free(transfer *t) {
+    transfer_parts_free(t);
     catalog_list_free(&t->present);
     for (size_t i = 0; i < t->count; i++) {
         manifest_free(&t->items[i].m);

@@ -4,7 +4,11 @@
 
 #include "engine/transfer.h"
 
-ckd_status transfer_result(ckd_copy_result **out, const transfer *t, ckd_error *err) {
+ckd_status transfer_result(ckd_copy_result **out, transfer *t, ckd_error *err) {
+    ckd_status status = t->options->dry_run ? CKD_OK : transfer_count_bytes(t, err);
+    if (status != CKD_OK) {
+        return status;
+    }
     ckd_copy_result *r = calloc(1, sizeof(*r));
     if (r) {
         r->items = calloc(t->count + 1, sizeof(*r->items));
