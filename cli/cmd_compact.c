@@ -46,8 +46,8 @@ static const struct argp_option options_table[] = {
 };
 
 static const char doc[] =
-    "Rewrite checkpoints whose chains are too long, put small chunk files together, and fold those that are no longer wanted into the ones that stay: with --keep options, or --fold for the stored policies, as ckptdelta prune, "
-    "but for what is kept only because others are deltas on it, which goes as well. What stays loads to the same bits as before. Each "
+    "Rewrite checkpoints whose chains are too long, put small chunk files together, and delete those that are no longer wanted: with --keep options, or --fold for the stored policies, as ckptdelta prune. "
+    "What builds on them is rewritten where that takes less room than their records. What stays loads to the same bits as before. Each "
     "checkpoint is rewritten by itself, read back and verified before its old files go, so this can be ended at any time, goes on where it ended, and can run beside a training that saves. "
     "What is damaged is left as it is, and told: exit status 4."
     "\vExamples:\n"

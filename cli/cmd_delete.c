@@ -17,7 +17,7 @@ static const struct argp_option options_table[] = {
 };
 
 static const char doc[] =
-    "Delete checkpoints. One that others are deltas on cannot go alone: name those as well. One that is pinned or tagged cannot go before "
+    "Delete checkpoints. Others that are deltas on them load as before. One that is pinned or tagged cannot go before "
     "that is taken away: ckptdelta help pin, ckptdelta help tag. What is deleted lies in the trash until its time is over: "
     "ckptdelta help trash. To delete by rules: ckptdelta help prune."
     "\vExamples:\n"

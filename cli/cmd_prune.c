@@ -18,8 +18,8 @@ static const struct argp_option options_table[] = {
 };
 
 static const char doc[] =
-    "Delete the checkpoints that nothing below says to keep; without a --keep option: those that the stored policies do not keep (ckptdelta help policy). What one that stays is a delta on stays as well, and so do "
-    "what a save in progress builds on, what is pinned or tagged, and the two newest of each run, which are verified first. What is deleted lies in the trash, "
+    "Delete the checkpoints that nothing below says to keep; without a --keep option: those that the stored policies do not keep (ckptdelta help policy). What is pinned or tagged stays as well, and so do "
+    "the two newest of each run, which are verified first. Deltas on what goes load as before. What is deleted lies in the trash, "
     "and can be taken back, until its time is over: ckptdelta help trash."
     "\vExamples:\n"
     "  ckptdelta prune ckpts --keep-last 5 --keep-every 10000 --dry-run\n"

@@ -26,8 +26,8 @@ static const struct argp_option options_table[] = {
 };
 
 static const char doc[] =
-    "List what is in the trash of a store: checkpoints that were deleted, and until when they can be taken back. What one is a delta on has "
-    "to come back with it. When its time is over, whoever opens the store for writing removes its files."
+    "List what is in the trash of a store: checkpoints that were deleted, and until when they can be taken back. Each comes back "
+    "by itself. When its time is over, whoever opens the store for writing removes its files."
     "\vExamples:\n"
     "  ckptdelta trash ckpts\n"
     "  ckptdelta trash ckpts --restore gpt@200 gpt@300\n"

@@ -25,11 +25,9 @@ typedef struct ckd_delete_options {
     { .struct_size = sizeof(ckd_delete_options), .undo_s = 24 * 3600 }
 
 /*
- * Moves checkpoints to the trash: all of them, or none if one may not go. Those go first that others are deltas on last, so that whenever this
- * is interrupted, what is listed can be loaded; then it can be repeated with those that are left. options may be NULL. Errors:
- * NOT_FOUND (an id that is not listed), INVALID (an id twice), STATE (a checkpoint that stays is a delta on one of them: the message names
- * both), BUSY (a save in progress builds on one of them), CORRUPT and UNSUPPORTED (a manifest that cannot be read: what it needs is not
- * known, so nothing is deleted), READ_ONLY, NOSPACE, IO, NOMEM.
+ * Moves checkpoints to the trash: all of them, or none if one may not go. Those that are deltas on them load as before. Whenever this is interrupted, it can be repeated with
+ * those that are left. options may be NULL. Errors: NOT_FOUND (an id that is not listed), INVALID (an id twice), STATE (one is pinned or tagged), BUSY (another process
+ * has the store's lock), CORRUPT and UNSUPPORTED (a manifest, pin or tag that cannot be read: it is not known what it needs, so nothing is deleted), READ_ONLY, NOSPACE, IO, NOMEM.
  */
 CKD_API ckd_status ckd_store_delete(ckd_store *store, const ckd_id *checkpoints, size_t count,
                                     const ckd_delete_options *options, ckd_error *err);
@@ -49,8 +47,7 @@ CKD_API void ckd_trash_free(ckd_trash *trash);
 
 /*
  * Lists deleted checkpoints again: all of them, or none if one cannot come back. Errors: NOT_FOUND (an id that is not in the trash, or
- * whose files are being removed), STATE (it is a delta on one that stays in the trash), EXISTS (its run and step were saved anew), and
- * those of ckd_store_delete.
+ * of which files are gone), EXISTS (its run and step were saved anew), and those of ckd_store_delete.
  */
 CKD_API ckd_status ckd_store_undelete(ckd_store *store, const ckd_id *checkpoints, size_t count,
                                       ckd_error *err);

@@ -115,8 +115,8 @@ ckd_status compact_bring_over(compaction *c, ckd_error *err);
 
 /* ---- compact_order.c ---- */
 /*
- * Sorts `count` of n, dependents first, as needs_order left them: those that a checkpoint came from are done before it, too, so that it can build on what they took
- * over. Uses dependents_left, with which needs_order is done. Errors: NOMEM.
+ * Sorts `count` of n, those first that build on others: a checkpoint comes before its parent and its dependencies. If they came from each other in a circle, the order stays. Uses `place`.
+ * Errors: NOMEM.
  */
 ckd_status compact_order(need **order, size_t count, needs *n, ckd_error *err);
 
