@@ -135,13 +135,20 @@ static bool goes(const ckd_prune *plan, const ckd_id *id) {
     return found;
 }
 
+/* The stored policies say what goes of the run that is compacted, and of no other. */
+static prune_request request_of(const compaction *c) {
+    prune_request request = prune_request_of(c->options.policy);
+    request.policy.run = request.stored ? c->options.run : request.policy.run;
+    return request;
+}
+
 /* All that is listed but for what the policy lets go. */
 static ckd_status find_staying(compacting *x, ckd_error *err) {
     compaction *c = &x->c;
     ckd_prune *plan = NULL;
     uint64_t undo_s;
     if (c->options.policy || c->options.stored_policies) {
-        prune_request request = prune_request_of(c->options.policy);
+        prune_request request = request_of(c);
         ckd_status status = retain_plan(&plan, &undo_s, c->store, &request, err);
         if (status != CKD_OK) {
             return status;
@@ -447,7 +454,8 @@ static ckd_status prune(compacting *x, ckd_error *err) {
     }
     ckd_prune_free(x->out->pruned);
     x->out->pruned = NULL;
-    return ckd_store_prune(&x->out->pruned, x->c.store, o->policy, o->deletion, err);
+    prune_request request = request_of(&x->c);
+    return retain_prune(&x->out->pruned, x->c.store, &request, o->deletion, err);
 }
 
 static ckd_status begin(compacting *x, ckd_error *err) {

@@ -94,10 +94,10 @@ static ckd_status add_up(ckd_prune *plan, ckd_store *store, const char *run, ckd
 /* ---- planning ---- */
 
 /* The checkpoints that the policies are about. */
-static ckd_status list_items(ckd_prune *plan, ckd_store *store, const ckd_policy *given, const notes *n,
+static ckd_status list_items(ckd_prune *plan, ckd_store *store, const prune_request *r, const notes *n,
                              ckd_error *err) {
     ckd_checkpoint_list *list;
-    const char *run = given ? given->run : NULL;
+    const char *run = r->policy.run;
     ckd_status status = ckd_store_list(&list, store, run, err);
     if (status == CKD_OK && run && list->count == 0) {
         status = err_set(err, CKD_E_NOT_FOUND, "there is no run %s in this store", run);
@@ -107,7 +107,7 @@ static ckd_status list_items(ckd_prune *plan, ckd_store *store, const ckd_policy
         status = plan->items ? CKD_OK : err_nomem(err, list->count * sizeof(*plan->items), "a plan");
     }
     for (size_t i = 0; status == CKD_OK && i < list->count; i++) {
-        if (given || notes_policy(n, list->items[i].run)) {
+        if (!r->stored || notes_policy(n, list->items[i].run)) {
             plan->items[plan->count++].checkpoint = list->items[i];
         }
     }
@@ -148,7 +148,7 @@ static ckd_status make_plan(ckd_prune *plan, ckd_store *store, const prune_reque
         status = read_notes(n, store, given, err);
     }
     if (status == CKD_OK) {
-        status = list_items(plan, store, given, n, err);
+        status = list_items(plan, store, r, n, err);
     }
     if (status != CKD_OK) {
         return status;
@@ -161,7 +161,7 @@ static ckd_status make_plan(ckd_prune *plan, ckd_store *store, const prune_reque
     for (size_t i = 0; i < plan->count; i++) {
         gone += !plan->items[i].kept;
     }
-    return gone < r->at_least ? CKD_OK : add_up(plan, store, given ? given->run : NULL, err);
+    return gone < r->at_least ? CKD_OK : add_up(plan, store, r->policy.run, err);
 }
 
 ckd_status retain_plan(ckd_prune **out, uint64_t *undo_s, ckd_store *store, const prune_request *request,

@@ -10,7 +10,7 @@ ckd_status policy_check(const ckd_policy *p, ckd_error *err);
 /* What is asked of a plan. */
 typedef struct prune_request {
     ckd_policy policy;
-    bool stored;       /* the stored ones instead, all of them */
+    bool stored;       /* the stored ones instead; of `policy` only the run counts, NULL: all runs */
     uint32_t at_least; /* if by the rules fewer can go, nothing is looked at further, and nothing goes */
 } prune_request;
 /* NULL: the stored ones. */
@@ -18,6 +18,9 @@ prune_request prune_request_of(const ckd_policy *policy);
 /* undo_s: what the policy says, or with several the longest. */
 ckd_status retain_plan(ckd_prune **out, uint64_t *undo_s, ckd_store *store, const prune_request *request,
                        ckd_error *err);
+/* ckd_store_prune by a request. */
+ckd_status retain_prune(ckd_prune **out, ckd_store *store, const prune_request *request,
+                        const ckd_delete_options *options, ckd_error *err);
 
 /*
  * Applies the stored policy of a run that was just saved to, if it says so. Whatever fails is only told, and what would have to wait for others is left for the

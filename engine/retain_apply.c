@@ -83,13 +83,12 @@ static ckd_status apply(application *a, ckd_error *err) {
                : status;
 }
 
-ckd_status ckd_store_prune(ckd_prune **out, ckd_store *store, const ckd_policy *policy,
-                           const ckd_delete_options *options, ckd_error *err) {
-    prune_request r = prune_request_of(policy);
+ckd_status retain_prune(ckd_prune **out, ckd_store *store, const prune_request *r,
+                        const ckd_delete_options *options, ckd_error *err) {
     ckd_delete_options o = CKD_DELETE_OPTIONS_INIT;
     application a = {.store = store,
-                     .request = &r,
-                     .undo_s = options || policy ? &o.undo_s : NULL,
+                     .request = r,
+                     .undo_s = options || !r->stored ? &o.undo_s : NULL,
                      .haste = {.patience_ms = store->options.lock_timeout_ms}};
     if (out) {
         *out = NULL;
@@ -105,6 +104,12 @@ ckd_status ckd_store_prune(ckd_prune **out, ckd_store *store, const ckd_policy *
     }
     ckd_prune_free(a.plan);
     return status;
+}
+
+ckd_status ckd_store_prune(ckd_prune **out, ckd_store *store, const ckd_policy *policy,
+                           const ckd_delete_options *options, ckd_error *err) {
+    prune_request r = prune_request_of(policy);
+    return retain_prune(out, store, &r, options, err);
 }
 
 /* ---- after a commit ---- */

@@ -71,6 +71,16 @@ def test_stored_policies_and_undo(chain):
     run("trash", chain.path, "--restore")
     assert values(chain) == before
 
+def test_stored_policies_of_one_run(chain):
+    for step in range(1, 8):
+        chain.save(step, state(2, step), run_name="b")
+    run("policy", chain.path, "--keep-last", 2)
+    done = chain.json("compact", "b", "--fold")
+    assert {c.split("@")[0] for c in done["deleted"]} == {"b"} and len(done["deleted"]) == 5
+    assert sum(c["run"] == "a" for c in chain.checkpoints()) == 13
+    run("compact", chain.path, "c", "--fold", expect=NOT_FOUND)
+    assert len(chain.checkpoints()) == 15
+
 def test_one_run(chain):
     for step in range(1, 8):
         chain.save(step, state(2, step), "--max-load-cost", 1000, "--newest-load-cost", 1000, run_name="b")
