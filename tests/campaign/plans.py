@@ -17,7 +17,7 @@ MODES = {
     "policies": {"save": 60, "policy": 8, "compact": 8, "prune": 8, "delete": 3, "restore": 4, "pin": 4, "tag": 4, "wait": 6, "empty": 3},
     "catalogs": {"save": 50, "catalog": 14, "rebuild": 6, "compact": 8, "delete": 6, "restore": 4, "prune": 4, "copy": 6, "pin": 2,
                  "tag": 2, "tell": 6, "load": 4},
-    "damage": {"save": 45, "damage": 9, "repair": 5, "parity": 5, "compact": 8, "prune": 5, "delete": 5, "restore": 5, "empty": 3,
+    "damage": {"save": 45, "damage": 9, "manifest": 5, "repair": 5, "parity": 5, "compact": 8, "prune": 5, "delete": 5, "restore": 5, "empty": 3,
                "copy": 3, "load": 4, "wait": 2, "tell": 2, "policy": 1},
     "ranks": {"save": 20, "ranks": 35, "compact": 10, "prune": 3, "delete": 5, "restore": 4, "copy": 6, "load": 8, "empty": 2, "parity": 2,
               "wait": 2, "pin": 1},
@@ -248,6 +248,10 @@ class Plan:
         rng, store = self.rng, self.store(world)
         files = [[rng.random(), rng.choice(["flip", "flip", "flip", "zero", "cut", "lose", "lose", "folder"]), rng.random()] for _ in range(rng.choice([1, 2, 2]))]
         return {"op": "damage", "store": store, "group": rng.choice(["4+1", "2+1", "8+1", "3+2", "6+2"]), "files": files}
+
+    def draw_manifest(self, world):
+        rng = self.rng
+        return {"op": "manifest", "store": self.store(world), "which": rng.random(), "how": rng.choice(["lose", "lose", "flip", "cut"]), "at": rng.random()}
 
     def draw_repair(self, world):
         return {"op": "repair", "store": self.store(world), "args": ["--purge"] if self.rng.random() < 0.3 else []}

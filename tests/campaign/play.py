@@ -170,7 +170,7 @@ class Player(Looker):
                 raise Failure("policy", f"prune deletes {d['checkpoint']}, which must stay")
             if d["deleted"]:
                 continue
-            if entry.id not in stay | maybe and not set(d["kept_as"]) <= {"needed", "in use"}:
+            if entry.id not in stay | maybe:
                 raise Failure("policy", f"prune keeps {d['checkpoint']} as {d['kept_as']}")
             allowed[entry.id] = {LISTED}
 
@@ -362,6 +362,25 @@ class Player(Looker):
         self.look(store)
         if noticed and self.run("verify", store, "-q", show=False).code != 4:
             raise Failure("not noticed", f"verify of {store} says that nothing is damaged")
+
+    def do_manifest(self, op):
+        """A manifest is lost, or damaged and then removed. The catalog is as it was, so the checkpoint comes back."""
+        store, model = op["store"], self.world.stores[op["store"]]
+        listed = model.listed() if model.exists and not model.hurt else []
+        if not listed:
+            return
+        entry = listed[int(op["which"] * len(listed))]
+        found = [p for p in (self.folder / store / "data/m").iterdir() if p.name.rpartition(".")[0] == f"{entry.run}.{entry.step}"]
+        if len(found) != 1:  # another generation counts then, or one that was deleted stands beside it
+            return
+        self.script.append(f"# {found[0].relative_to(self.folder)}: {op['how']}")
+        damage(found[0], op["how"], op["at"])
+        self.expect(self.run("verify", store, "-q", show=False), 4)
+        if op["how"] != "lose":
+            found[0].unlink()
+            self.expect(self.run("verify", store, "-q", show=False), 4)
+        self.do_repair({"op": "repair", "store": store})
+        self.load(store, entry, show=False)
 
     def do_repair(self, op):
         store, model = op["store"], self.world.stores[op["store"]]
