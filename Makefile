@@ -51,8 +51,8 @@ config:
 	    VERSION='$(VERSION)' SAN='$(SAN)' CFLAGS_SHOWN='$(strip $(CKD_CFLAGS))' \
 	    CUDA_ARCHS_SHOWN='$(filter-out -gencode,$(CUDA_ARCHS))' sh scripts/show-config.sh
 
-PUBLIC_HEADERS := $(wildcard engine/ckptdelta*.h)
-INSTALLED := $(BINDIR)/ckptdelta $(patsubst engine/%,$(INCLUDEDIR)/%,$(PUBLIC_HEADERS)) \
+PUBLIC_HEADERS := $(wildcard include/ckptdelta*.h)
+INSTALLED := $(BINDIR)/ckptdelta $(patsubst include/%,$(INCLUDEDIR)/%,$(PUBLIC_HEADERS)) \
     $(LIBDIR)/pkgconfig/ckptdelta.pc $(LIBDIR)/libckptdelta.a $(LIBDIR)/libckptdelta.so $(LIBDIR)/libckptdelta.so.$(SOVERSION) $(LIBDIR)/libckptdelta.so.$(VERSION) \
     $(LIBDIR)/libckptdelta_cuda.so $(LIBDIR)/libckptdelta_mpi.so $(INCLUDEDIR)/ckptdelta_mpi.h
 

@@ -6,7 +6,7 @@
 #ifndef BASE_ERROR_H
 #define BASE_ERROR_H
 
-#include "engine/ckptdelta.h"
+#include "include/ckptdelta.h"
 
 #define ERR_PRINTF(fmt, args) __attribute__((format(printf, fmt, args)))
 

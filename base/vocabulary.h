@@ -5,7 +5,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "engine/ckptdelta.h"
+#include "include/ckptdelta.h"
 
 /* 1 to CKD_RUN_MAX of A-Z a-z 0-9 . _ - ~, not starting with a dot or a dash. NULL is not valid. */
 bool run_name_valid(const char *run);

@@ -6,11 +6,11 @@
  *
  * Integers of one byte, independent, of three shapes and several entropies:
  *
- *   symbols    codec/symbols.h in CLASS, headers and tables counted
- *   plane      codec/adaptive.h's planes, as 512 columns: slower, and made for integers that are not independent
+ *   symbols    codec/entropy/symbols.h in CLASS, headers and tables counted
+ *   plane      codec/entropy/adaptive.h's planes, as 512 columns: slower, and made for integers that are not independent
  *   zstd, lz4  zstd -1 and LZ4
  *
- * and factors, Gaussian integers of a known scale in 24 columns of 128, by codec/adaptive.h's contexts of a scale.
+ * and factors, Gaussian integers of a known scale in 24 columns of 128, by codec/entropy/adaptive.h's contexts of a scale.
  *
  * `over` is what a coder takes beyond the entropy of order 0 (for factors, of the distribution). Speeds are GB/s of the fp32 values that the integers stand for, four
  * bytes each, by processor time, medians of runs that take turns; the last columns are decoding times relative to copying these
@@ -25,8 +25,8 @@
 
 #include "bench/support.h"
 #include "bench/support_rates.h"
-#include "codec/adaptive.h"
-#include "codec/symbols.h"
+#include "codec/entropy/adaptive.h"
+#include "codec/entropy/symbols.h"
 
 static adaptive_room models;
 

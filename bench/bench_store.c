@@ -27,8 +27,8 @@
 #include <unistd.h>
 
 #include "bench/support.h"
-#include "codec/chunk.h"
-#include "engine/store.h"
+#include "codec/chunk/chunk.h"
+#include "engine/store/store.h"
 
 enum { ELEMENTS = 8, REPEATS_MAX = 64, TENSORS_MAX = 4096 };
 

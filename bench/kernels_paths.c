@@ -8,7 +8,7 @@
 #include "base/float_mode.h"
 #include "bench/kernels_bench.h"
 #include "bench/support.h"
-#include "engine/lossy.h"
+#include "engine/lossy/lossy.h"
 
 enum { PARTS = 3, DELTAS = 4, RANK = 16 };
 

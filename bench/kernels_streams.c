@@ -3,7 +3,7 @@
 #include <string.h>
 
 #include "bench/kernels_bench.h"
-#include "engine/device_dense.h"
+#include "engine/device/device_dense.h"
 
 struct bench_streams {
     const device_backend *backend;

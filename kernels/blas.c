@@ -5,7 +5,7 @@
 #include <pthread.h>
 #include <stdlib.h>
 
-#define FEWEST_WIDE 256 /* columns or depth: a whole piece of a matrix (engine/low_rank_products.h) */
+#define FEWEST_WIDE 256 /* columns or depth: a whole piece of a matrix (engine/lossy/low_rank_products.h) */
 
 /* CBLAS's numbers. */
 enum { ROW_MAJOR = 101, AS_IT_IS = 111 };

@@ -11,7 +11,7 @@
 
 #include <stdbool.h>
 
-#include "engine/ckptdelta.h"
+#include "include/ckptdelta.h"
 
 #define KERNELS_VERSION 6
 

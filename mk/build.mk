@@ -118,7 +118,7 @@ $(B)/obj/%.cu.o: %.cu $(B)/.flags
 	$(call say,NVCC,$<)
 	@mkdir -p $(@D)
 	@echo 'compiler: $(NVCC_VERSION)' >$(@:.o=.ptxas)
-	@$(NVCC) $(NVCC_FLAGS) -Xptxas -v -I. -Iengine -MMD -MP -MF $(@:.o=.d) -c -o $@ $< 2>>$(@:.o=.ptxas) || \
+	@$(NVCC) $(NVCC_FLAGS) -Xptxas -v -I. -Iinclude -MMD -MP -MF $(@:.o=.d) -c -o $@ $< 2>>$(@:.o=.ptxas) || \
 	    { grep -v -e 'ptxas info' -e 'bytes stack frame' $(@:.o=.ptxas); rm -f $(@:.o=.ptxas); exit 1; }
 
 .PHONY: cuda-resources

@@ -50,8 +50,8 @@ BUILD ?= build/$(KEY)
 B := $(BUILD)
 
 # --- sources
-LIB_SRC := $(wildcard base/*.c codec/*.c catalog/*.c kernels/*.c engine/*.c)
-CLI_SRC := $(wildcard cli/*.c)
+LIB_SRC := $(wildcard base/*.c codec/*/*.c catalog/*.c kernels/*.c engine/*/*.c)
+CLI_SRC := $(wildcard cli/*/*.c)
 EXAMPLE_SRC := $(wildcard examples/gpt_*.c examples/train_gpt.c)
 GPT_SRC := $(wildcard examples/gpt_*.c)
 BENCH_SRC := $(wildcard bench/bench_*.c)
@@ -68,7 +68,7 @@ FUZZ_SUPPORT_SRC := tests/support/fuzz_main.c tests/support/unchecked.c
 TEST_SUPPORT_SRC := $(filter-out $(FUZZ_SUPPORT_SRC) $(POWER_SRC),$(wildcard tests/support/*.c))
 CUDA_SRC := $(wildcard kernels/cuda/*.cu)
 
-version_of = $(shell sed -n 's/^.define CKD_VERSION_$(1)  *\([0-9][0-9]*\).*/\1/p' engine/ckptdelta.h)
+version_of = $(shell sed -n 's/^.define CKD_VERSION_$(1)  *\([0-9][0-9]*\).*/\1/p' include/ckptdelta.h)
 SOVERSION := $(call version_of,MAJOR)
 VERSION := $(SOVERSION).$(call version_of,MINOR).$(call version_of,PATCH)
 
@@ -113,7 +113,7 @@ endif
 # -fno-math-errno: a square root is an instruction, and loops with one are vectorised; the bits are the same.
 CKD_CFLAGS = -std=gnu11 $(OPT) -g -fPIC -fvisibility=hidden -ffp-contract=off -fno-math-errno -pthread $(WARNINGS) $(SANFLAGS) $(CFLAGS)
 # _GNU_SOURCE is empty, as sources that define it themselves have it.
-CKD_CPPFLAGS = -I. -Iengine -I$(B)/gen -D_FILE_OFFSET_BITS=64 -D_GNU_SOURCE= $(DEPS_CPPFLAGS) $(CPPFLAGS)
+CKD_CPPFLAGS = -I. -Iinclude -I$(B)/gen -D_FILE_OFFSET_BITS=64 -D_GNU_SOURCE= $(DEPS_CPPFLAGS) $(CPPFLAGS)
 # The run path lets dlopen find the CUDA backend next to the program (build folder) or in ../lib (installed).
 CKD_LDFLAGS = -pthread $(SANFLAGS) -Wl,--as-needed -Wl,-rpath,'$$ORIGIN:$$ORIGIN/../lib' $(DEPS_LDFLAGS) $(LDFLAGS)
 CKD_LIBS = $(DEPS_LIBS) $(SYS_LIBS)

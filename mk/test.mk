@@ -46,7 +46,7 @@ $(B)/tests/test_power_cut: EXTRA_OBJ = $(POWER_OBJ)
 $(B)/tests/test_power_cut: $(POWER_OBJ)
 
 # Tests of the command's parts link with all of it but its main().
-CLI_PART_OBJ := $(filter-out $(B)/obj/cli/main.o,$(CLI_OBJ))
+CLI_PART_OBJ := $(filter-out $(B)/obj/cli/commands/main.o,$(CLI_OBJ))
 CLI_TESTS := $(filter $(B)/tests/test_cli% $(B)/tests/test_safetensors% $(B)/tests/fuzz_safetensors% \
     $(B)/fuzz/fuzz_safetensors% $(B)/tests/fuzz_layout% $(B)/fuzz/fuzz_layout% \
     $(B)/tests/fuzz_prices% $(B)/fuzz/fuzz_prices%,$(TESTS) $(REPLAYS) $(FUZZERS))
@@ -71,7 +71,7 @@ CAMPAIGN_RANKS := $(B)/tests/campaign_ranks
 $(CAMPAIGN_RANKS): tests/campaign/ranks.c $(SHARED_LIB)
 	$(call say,LINK,$@)
 	@mkdir -p $(@D)
-	@$(CC) $(CKD_CPPFLAGS) $(CKD_CFLAGS) -Iengine $(CKD_LDFLAGS) -Wl,-rpath,'$$ORIGIN/..' -o $@ $< -L$(B) -lckptdelta
+	@$(CC) $(CKD_CPPFLAGS) $(CKD_CFLAGS) -Iinclude $(CKD_LDFLAGS) -Wl,-rpath,'$$ORIGIN/..' -o $@ $< -L$(B) -lckptdelta
 
 $(CAMPAIGN_SHIM): tests/campaign/faults.c
 	$(call say,LINK,$@)
@@ -147,7 +147,7 @@ mutants:
 check-layers:
 	@$(or $(wildcard /usr/bin/python3),python3) scripts/check_layers.py .
 
-C_FILES := $(wildcard $(foreach d,base codec catalog kernels kernels/cuda engine mpi cli examples bench tests tests/support,\
+C_FILES := $(wildcard $(foreach d,include base codec/* catalog kernels kernels/cuda engine/* mpi cli/* examples bench tests tests/support,\
              $(d)/*.c $(d)/*.h $(d)/*.cu $(d)/*.cuh))
 format:
 	@clang-format -i $(C_FILES)

@@ -15,22 +15,23 @@ import re
 import sys
 from pathlib import Path
 
-LIBRARY = {"base", "codec", "catalog", "kernels", "engine"}
+LIBRARY = {"include", "base", "codec", "catalog", "kernels", "engine"}
 USERS = {"cli", "python", "mpi", "examples", "bench"}
 FREE = {"tests"}
 
 # The folders of ours from which each folder may include. The public header's types are everybody's.
 MAY_INCLUDE = {
+    "include": {"include"},
     "base": {"base"},
     "codec": {"codec", "base"},
     "catalog": {"catalog", "base"},
     "kernels": {"kernels", "base"},
-    "engine": {"engine", "kernels", "codec", "catalog", "base"},
+    "engine": {"engine", "include", "kernels", "codec", "catalog", "base"},
     **{user: {user} for user in USERS},
     # Benchmarks also time the library's inner operations, which the public header does not show.
-    "bench": {"bench", "engine", "kernels", "codec", "base"},
+    "bench": {"bench", "include", "engine", "kernels", "codec", "base"},
 }
-PUBLIC_HEADER = {"ckptdelta.h", "engine/ckptdelta.h"}
+PUBLIC_HEADER = {"ckptdelta.h", "include/ckptdelta.h"}
 GENERATED = {"catalog_schema.h": "catalog"}
 
 # Foreign headers, and the only folders that may include them. Benchmarks compare with other coders.
@@ -132,8 +133,8 @@ def owner_of(source, root, kind, name):
     first = name.split("/")[0]
     if "/" in name and first in LIBRARY | USERS | FREE:
         return first
-    # A bare name finds engine/'s headers, because the folder is on the include path.
-    return "engine" if (root / "engine" / name).is_file() else None
+    # A bare name finds the public headers, because their folder is on the include path.
+    return "include" if (root / "include" / name).is_file() else None
 
 
 def check_foreign(source, number, name):

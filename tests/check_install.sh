@@ -43,7 +43,7 @@ int main(int argc, char **argv) {
 C
 export PKG_CONFIG_PATH="$root/prefix/lib/pkgconfig"
 [ "$(pkg-config --modversion ckptdelta)" = "$(sed -n 's/^.define CKD_VERSION_M[AI][JN]OR *//p; s/^.define CKD_VERSION_PATCH *//p' \
-    engine/ckptdelta.h | paste -sd.)" ] || die "ckptdelta.pc has another version than the header"
+    include/ckptdelta.h | paste -sd.)" ] || die "ckptdelta.pc has another version than the header"
 compile() { # compile NAME COMMAND...
     name=$1
     shift

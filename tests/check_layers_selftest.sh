@@ -10,9 +10,10 @@ failed=0
 # A small tree without violations, with what could be mistaken for one.
 clean_tree() {
     rm -rf "${tree:?}"/*
-    for folder in base codec catalog kernels/cuda engine cli examples bench tests; do mkdir -p "$tree/$folder"; done
-    echo '#include "engine/ckptdelta.h"' >"$tree/base/file.h"
-    : >"$tree/engine/ckptdelta.h"
+    for folder in include base codec catalog kernels/cuda engine cli examples bench tests; do mkdir -p "$tree/$folder"; done
+    echo '#include "include/ckptdelta.h"' >"$tree/base/file.h"
+    : >"$tree/include/ckptdelta.h"
+    : >"$tree/include/ckptdelta_more.h"
     : >"$tree/engine/store.h"
     : >"$tree/codec/codec.h"
     : >"$tree/cli/cli.h"
@@ -55,7 +56,7 @@ clean_tree
 
 finds base/new.c 1 '#include "codec/codec.h"'
 finds base/new.c 2 '\n#include "engine/store.h"'
-finds base/new.c 1 '#include "store.h"'
+finds base/new.c 1 '#include "ckptdelta_more.h"'
 finds codec/new.c 1 '#include "../engine/store.h"' # by a relative path
 finds codec/new.c 1 '#include "kernels/kernels.h"'
 finds codec/new.c 1 '#include "catalog/catalog.h"'
@@ -66,9 +67,9 @@ finds kernels/cuda/new.cu 1 '#include "engine/store.h"'
 finds engine/new.c 1 '#include "cli/cli.h"'
 finds engine/new.c 1 '#include "tests/support/x.h"'
 finds cli/new.c 1 '#include "base/file.h"'
-finds cli/new.c 1 '#include "engine/ckptdelta.h"'
+finds cli/new.c 1 '#include "include/ckptdelta.h"'
 finds cli/new.c 1 '#include "engine/store.h"'
-finds cli/new.c 1 '#  include "store.h"'
+finds cli/new.c 1 '#  include "ckptdelta_more.h"'
 finds examples/new.c 1 '#include "base/file.h"'
 finds bench/new.c 1 '#include "catalog/catalog.h"'
 finds engine/new.c 1 '#include <sqlite3.h>'

@@ -52,7 +52,7 @@ defines_only_ckd "libckptdelta.so" "$dynamic"
     fail "the archive and the shared library define different functions"
 
 # Each function that the headers declare exists.
-for name in $(sed -n 's/^CKD_API .*[ *]\(ckd_[a-z0-9_]*\)(.*/\1/p' engine/ckptdelta*.h); do
+for name in $(sed -n 's/^CKD_API .*[ *]\(ckd_[a-z0-9_]*\)(.*/\1/p' include/ckptdelta*.h); do
     printf '%s\n' "$dynamic" | grep -qx "$name" || fail "ckptdelta.h declares $name, but nothing defines it"
 done
 

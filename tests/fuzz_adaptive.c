@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "codec/adaptive.h"
+#include "codec/entropy/adaptive.h"
 #include "support/fuzz.h"
 
 static adaptive_room models;

@@ -4,10 +4,10 @@
  */
 #include <stdlib.h>
 
-#include "codec/chunk_bundle.h"
-#include "codec/chunk_wire.h"
-#include "codec/measures.h"
-#include "codec/record_wire.h"
+#include "codec/chunk/chunk_bundle.h"
+#include "codec/chunk/chunk_wire.h"
+#include "codec/chunk/measures.h"
+#include "codec/chunk/record_wire.h"
 #include "support/fuzz.h"
 #include "tests/support/fuzz_file.h"
 

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "codec/group.h"
+#include "codec/metadata/group.h"
 #include "kernels/cpu.h"
 #include "support/fuzz.h"
 

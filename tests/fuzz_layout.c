@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "cli/layout.h"
+#include "cli/layout/layout.h"
 #include "support/fuzz.h"
 
 #define RANKS_TRIED 64

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine/together.h"
+#include "engine/ranks/together.h"
 #include "support/fuzz.h"
 
 enum { WORLD_MOST = 3 };

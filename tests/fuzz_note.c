@@ -4,8 +4,8 @@
  */
 #include <stdlib.h>
 
-#include "codec/note_wire.h"
-#include "codec/parity.h"
+#include "codec/metadata/note_wire.h"
+#include "codec/parity/parity.h"
 #include "support/fuzz.h"
 
 static void check_same(const bytes *again, const uint8_t *data, size_t size) {

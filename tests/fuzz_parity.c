@@ -4,7 +4,7 @@
  */
 #include <stdlib.h>
 
-#include "codec/parity.h"
+#include "codec/parity/parity.h"
 #include "support/fuzz.h"
 #include "tests/support/fuzz_file.h"
 

@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine/ckptdelta.h"
+#include "include/ckptdelta.h"
 #include "support/fuzz.h"
 #include "tests/support/scratch.h"
 #include "tests/support/tempdir.h"

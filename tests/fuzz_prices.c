@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "cli/prices.h"
+#include "cli/report/prices.h"
 #include "support/fuzz.h"
 #include "tests/support/fuzz_file.h"
 

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine/ranks.h"
+#include "engine/ranks/ranks.h"
 #include "support/fuzz.h"
 
 enum { ASKED = 64 }; /* regions of a rank, and ranks, of which a plan is asked */

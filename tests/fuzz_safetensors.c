@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "cli/safetensors.h"
+#include "cli/files/safetensors.h"
 #include "support/fuzz.h"
 
 static void check(int good) {

@@ -13,7 +13,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "engine/ckptdelta.h"
+#include "include/ckptdelta.h"
 #include "support/fuzz.h"
 
 enum { FILES_MAX = 64, NAME_ROOM = 80, OPERATIONS = 8, BYTES_MAX = 1 << 24, CHECKPOINTS_MAX = 16 };

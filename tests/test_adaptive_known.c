@@ -17,7 +17,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "codec/adaptive.h"
+#include "codec/entropy/adaptive.h"
 
 static adaptive_room models;
 

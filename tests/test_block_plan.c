@@ -1,4 +1,4 @@
-/* engine/block_plan.h: rows and columns of regions; blocks planned on their own and as deltas, and what their streams decode to. */
+/* engine/encode/block_plan.h: rows and columns of regions; blocks planned on their own and as deltas, and what their streams decode to. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine/block_plan.h"
+#include "engine/encode/block_plan.h"
 
 static symbols_workspace *work, *reading;
 static block_plan plan; /* one for all blocks, as a worker has it */

@@ -13,9 +13,9 @@
 #include <cmocka.h>
 #include <zstd.h>
 
-#include "codec/chunk_bundle.h"
-#include "codec/chunk_wire.h"
-#include "codec/record_wire.h"
+#include "codec/chunk/chunk_bundle.h"
+#include "codec/chunk/chunk_wire.h"
+#include "codec/chunk/record_wire.h"
 #include "support/samples.h"
 #include "support/tempdir.h"
 

@@ -16,8 +16,8 @@
 #include <cmocka.h>
 
 #include "base/error.h"
-#include "codec/chunk.h"
-#include "engine/paths.h"
+#include "codec/chunk/chunk.h"
+#include "engine/store/paths.h"
 #include "tests/support/bundled.h"
 #include "tests/support/checkpoints.h"
 #include "tests/support/scenes.h"

@@ -13,7 +13,7 @@
 #include "base/bytes.h"
 #include "base/file.h"
 #include "base/hash.h"
-#include "codec/chunk.h"
+#include "codec/chunk/chunk.h"
 #include "tests/support/cells.h"
 #include "tests/support/checkpoints.h"
 #include "tests/support/drift.h"

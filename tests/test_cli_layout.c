@@ -9,8 +9,8 @@
 #include <string.h>
 #include <cmocka.h>
 
-#include "cli/layout.h"
-#include "cli/mean.h"
+#include "cli/layout/layout.h"
+#include "cli/files/mean.h"
 #include "support/xorshift.h"
 
 static layout *parse(const char *text) {

@@ -8,7 +8,7 @@
 #include <string.h>
 #include <cmocka.h>
 
-#include "cli/layout.h"
+#include "cli/layout/layout.h"
 #include "support/xorshift.h"
 
 static layout *parse(const char *text) {

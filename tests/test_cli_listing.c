@@ -9,7 +9,7 @@
 
 #include <cmocka.h>
 
-#include "cli/lossy_errors.h"
+#include "cli/output/lossy_errors.h"
 #include "tests/support/checkpoints.h"
 #include "tests/support/tempdir.h"
 

@@ -12,14 +12,14 @@
 #include <unistd.h>
 #include <cmocka.h>
 
-#include "cli/damage.h"
-#include "cli/interrupt.h"
-#include "cli/options.h"
-#include "cli/output_file.h"
-#include "cli/progress.h"
-#include "cli/regions.h"
-#include "cli/roles.h"
-#include "cli/text.h"
+#include "cli/commands/damage.h"
+#include "cli/output/interrupt.h"
+#include "cli/output/options.h"
+#include "cli/files/output_file.h"
+#include "cli/output/progress.h"
+#include "cli/files/regions.h"
+#include "cli/files/roles.h"
+#include "cli/output/text.h"
 
 #define SECOND UINT64_C(1000000000)
 

@@ -53,7 +53,7 @@ def test_docs_and_help_name_the_same_options(command):
 
 
 def test_version():
-    header = (DOC.parent.parent / "engine/ckptdelta.h").read_text()
+    header = (DOC.parent.parent / "include/ckptdelta.h").read_text()
     version = ".".join(re.search(rf"CKD_VERSION_{part} (\d+)", header)[1] for part in ("MAJOR", "MINOR", "PATCH"))
     assert run("--version").out == run("-V").out == run("list", "--version").out == f"ckptdelta {version}\n"
 

@@ -10,8 +10,8 @@
 #include <string.h>
 #include <zstd.h>
 
-#include "codec/codings.h"
-#include "codec/planes.h"
+#include "codec/entropy/codings.h"
+#include "codec/common/planes.h"
 
 #define GUARD 32
 

@@ -18,7 +18,7 @@
 #include <signal.h>
 #include <unistd.h>
 
-#include "engine/store.h"
+#include "engine/store/store.h"
 #include "tests/support/checkpoints.h"
 #include "tests/support/rivals.h"
 #include "tests/support/scenes.h"

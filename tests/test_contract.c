@@ -14,7 +14,7 @@
 
 #include <cmocka.h>
 
-#include "engine/ckptdelta.h"
+#include "include/ckptdelta.h"
 #include "tests/support/checkpoints.h"
 #include "tests/support/tempdir.h"
 

@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <time.h>
 
-#include "engine/copiers.h"
+#include "engine/session/copiers.h"
 
 #define BYTES (1 << 20)
 

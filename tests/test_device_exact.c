@@ -13,8 +13,8 @@
 
 #include <cmocka.h>
 
-#include "engine/device_reference.h"
-#include "engine/save_device.h"
+#include "engine/device/device_reference.h"
+#include "engine/save/save_device.h"
 #include "tests/support/device_exact.h"
 #include "tests/support/tempdir.h"
 

@@ -15,7 +15,7 @@
 #include <cmocka.h>
 #include <sys/stat.h>
 
-#include "engine/load.h"
+#include "engine/load/load.h"
 #include "kernels/device_open.h"
 #include "tests/support/checkpoints.h"
 #include "tests/support/drift.h"

@@ -14,8 +14,8 @@
 #include <cmocka.h>
 #include <sys/stat.h>
 
-#include "engine/device_reference.h"
-#include "engine/save.h"
+#include "engine/device/device_reference.h"
+#include "engine/save/save.h"
 #include "kernels/device_open.h"
 #include "tests/support/checkpoints.h"
 #include "tests/support/device_tensors.h"

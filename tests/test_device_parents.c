@@ -13,9 +13,9 @@
 #include <cmocka.h>
 #include <sys/stat.h>
 
-#include "engine/device_fill.h"
-#include "engine/load.h"
-#include "engine/save.h"
+#include "engine/device/device_fill.h"
+#include "engine/load/load.h"
+#include "engine/save/save.h"
 #include "kernels/device_open.h"
 #include "tests/support/checkpoints.h"
 #include "tests/support/device_tensors.h"

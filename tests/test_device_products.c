@@ -12,7 +12,7 @@
 
 #include <cmocka.h>
 
-#include "engine/load.h"
+#include "engine/load/load.h"
 #include "kernels/device_open.h"
 #include "tests/support/checkpoints.h"
 #include "tests/support/device_tensors.h"

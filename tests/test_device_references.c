@@ -12,8 +12,8 @@
 
 #include <cmocka.h>
 
-#include "engine/device_reference.h"
-#include "engine/session.h"
+#include "engine/device/device_reference.h"
+#include "engine/session/session.h"
 #include "kernels/device_open.h"
 #include "tests/support/checkpoints.h"
 #include "tests/support/device_tensors.h"

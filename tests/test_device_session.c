@@ -15,7 +15,7 @@
 #include <cmocka.h>
 #include <sys/stat.h>
 
-#include "engine/session.h"
+#include "engine/session/session.h"
 #include "kernels/device_open.h"
 #include "tests/support/checkpoints.h"
 #include "tests/support/emulated_device.h"

@@ -15,8 +15,8 @@
 #include <cmocka.h>
 #include <sys/stat.h>
 
-#include "engine/device_snapshot.h"
-#include "engine/session.h"
+#include "engine/session/device_snapshot.h"
+#include "engine/session/session.h"
 #include "kernels/device_open.h"
 #include "tests/support/checkpoints.h"
 #include "tests/support/emulated_device.h"

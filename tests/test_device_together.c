@@ -11,7 +11,7 @@
 
 #include <cmocka.h>
 
-#include "engine/together_load.h"
+#include "engine/ranks/together_load.h"
 #include "kernels/device_open.h"
 #include "tests/support/checkpoints.h"
 #include "tests/support/device_tensors.h"

@@ -10,8 +10,8 @@
 #include <cmocka.h>
 
 #include "base/file.h"
-#include "engine/save_device.h"
-#include "engine/store.h"
+#include "engine/save/save_device.h"
+#include "engine/store/store.h"
 #include "kernels/device_open.h"
 #include "tests/support/checkpoints.h"
 #include "tests/support/device_tensors.h"

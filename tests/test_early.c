@@ -9,7 +9,7 @@
 
 #include <cmocka.h>
 
-#include "engine/needs.h"
+#include "engine/store/needs.h"
 #include "tests/support/checkpoints.h"
 #include "tests/support/compactions.h"
 #include "tests/support/early.h"

@@ -10,7 +10,7 @@
 #include <cmocka.h>
 #include <unistd.h>
 
-#include "engine/store.h"
+#include "engine/store/store.h"
 #include "tests/support/checkpoints.h"
 #include "tests/support/scenes.h"
 #include "tests/support/tempdir.h"

@@ -17,8 +17,8 @@
 
 #include "base/file.h"
 #include "base/hash.h"
-#include "codec/chunk.h"
-#include "codec/note.h"
+#include "codec/chunk/chunk.h"
+#include "codec/metadata/note.h"
 #include "tests/support/scenes.h"
 #include "tests/support/scratch.h"
 #include "tests/support/tempdir.h"

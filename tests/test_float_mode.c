@@ -13,7 +13,7 @@
 #include <cmocka.h>
 
 #include "base/float_mode.h"
-#include "engine/ckptdelta.h"
+#include "include/ckptdelta.h"
 #include "tests/support/checkpoints.h"
 #include "tests/support/tempdir.h"
 

@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "codec/symbols_work.h"
+#include "codec/entropy/symbols_work.h"
 
 static symbols_workspace *work;
 

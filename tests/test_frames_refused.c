@@ -14,9 +14,9 @@
 #include <string.h>
 
 #include "base/bytes.h"
-#include "codec/cpu.h"
-#include "codec/symbols_work.h"
-#include "codec/wire.h"
+#include "codec/common/cpu.h"
+#include "codec/entropy/symbols_work.h"
+#include "codec/common/wire.h"
 
 /* ---- the portable loops: the same sources, under other names, for a processor without AVX2 ---- */
 
@@ -40,8 +40,8 @@ void symbols_choose_levels(symbols_frame *f, symbols_level_sums *s, const symbol
 bool symbols_set_grid(uint32_t *columns, uint32_t *phase, uint32_t *rows, const symbols_grid *grid, size_t n,
                       size_t of);
 bool symbols_choose_counted_levels(symbols_frame *f, symbols_level_sums *s, uint64_t squares, size_t n);
-#include "codec/symbols_frame.c"
-#include "codec/symbols_levels.c"
+#include "codec/entropy/symbols_frame.c"
+#include "codec/entropy/symbols_levels.c"
 #undef symbols_shared_bits
 #undef symbols_add_shared
 #undef symbols_frame_write

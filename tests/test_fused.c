@@ -11,7 +11,7 @@
 #include <cmocka.h>
 
 #include "base/hash.h"
-#include "engine/region.h"
+#include "engine/common/region.h"
 #include "tests/support/checkpoints.h"
 #include "tests/support/tempdir.h"
 #include "tests/support/xorshift.h"

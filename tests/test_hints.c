@@ -11,8 +11,8 @@
 #include <cmocka.h>
 
 #include "base/file.h"
-#include "codec/chunk.h"
-#include "engine/paths.h"
+#include "codec/chunk/chunk.h"
+#include "engine/store/paths.h"
 #include "tests/support/checkpoints.h"
 #include "tests/support/tempdir.h"
 

@@ -7,7 +7,7 @@
 #include <cmocka.h>
 #include <math.h>
 
-#include "engine/interval.h"
+#include "engine/session/interval.h"
 #include "tests/support/xorshift.h"
 
 /* A training whose saves cost what is said here. */

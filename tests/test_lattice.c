@@ -10,8 +10,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "codec/adaptive.h"
-#include "codec/wire.h"
+#include "codec/entropy/adaptive.h"
+#include "codec/common/wire.h"
 #include "tests/support/lattices.h"
 #include "tests/support/xorshift.h"
 

@@ -12,9 +12,9 @@
 
 #include <cmocka.h>
 
-#include "codec/chunk.h"
-#include "engine/region.h"
-#include "engine/together_load.h"
+#include "codec/chunk/chunk.h"
+#include "engine/common/region.h"
+#include "engine/ranks/together_load.h"
 #include "tests/support/checkpoints.h"
 #include "tests/support/drift.h"
 #include "tests/support/scenes.h"

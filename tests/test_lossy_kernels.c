@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "codec/lattice_masks.h"
+#include "codec/lattice/lattice_masks.h"
 #include "kernels/cpu.h"
 #include "kernels/scalar_lattice.h"
 

@@ -11,7 +11,7 @@
 #include <cmocka.h>
 
 #include "base/float_mode.h"
-#include "engine/lossy_sums.h"
+#include "engine/lossy/lossy_sums.h"
 #include "tests/support/drift.h"
 
 /* Panels of several groups of rows, of which the first and the last one lack elements. */

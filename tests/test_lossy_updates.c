@@ -11,7 +11,7 @@
 
 #include <cmocka.h>
 
-#include "engine/save.h"
+#include "engine/save/save.h"
 #include "kernels/cpu.h"
 #include "tests/support/checkpoints.h"
 #include "tests/support/drift.h"

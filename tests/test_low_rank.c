@@ -10,8 +10,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine/eigen.h"
-#include "engine/low_rank.h"
+#include "engine/lossy/eigen.h"
+#include "engine/lossy/low_rank.h"
 
 static low_rank_room room;
 

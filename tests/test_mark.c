@@ -17,7 +17,7 @@
 #include <unistd.h>
 
 #include "base/file.h"
-#include "engine/paths.h"
+#include "engine/store/paths.h"
 #include "tests/support/scenes.h"
 #include "tests/support/tempdir.h"
 

@@ -14,10 +14,10 @@
 #include <cmocka.h>
 
 #include "base/file.h"
-#include "codec/measures.h"
-#include "codec/wire.h"
-#include "engine/save_measures.h"
-#include "engine/view.h"
+#include "codec/chunk/measures.h"
+#include "codec/common/wire.h"
+#include "engine/save/save_measures.h"
+#include "engine/store/view.h"
 #include "tests/support/bundled.h"
 #include "tests/support/checkpoints.h"
 #include "tests/support/samples.h"

@@ -24,7 +24,7 @@
 #include <zstd.h>
 
 #include "base/file.h"
-#include "engine/save_measures.h"
+#include "engine/save/save_measures.h"
 #include "tests/support/actions.h"
 #include "tests/support/bundled.h"
 #include "tests/support/marks.h"

@@ -7,7 +7,7 @@
 
 #include <cmocka.h>
 
-#include "codec/note_wire.h"
+#include "codec/metadata/note_wire.h"
 #include "support/samples.h"
 
 static const ckd_id store_id = {{0xaa, 0xbb}};

@@ -15,7 +15,7 @@
 #include <unistd.h>
 
 #include "base/file.h"
-#include "codec/parity.h"
+#include "codec/parity/parity.h"
 #include "tests/support/actions.h"
 #include "tests/support/scenes.h"
 #include "tests/support/scratch.h"

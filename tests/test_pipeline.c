@@ -15,9 +15,9 @@
 #include <unistd.h>
 
 #include "base/file.h"
-#include "codec/chunk.h"
-#include "engine/paths.h"
-#include "engine/save.h"
+#include "codec/chunk/chunk.h"
+#include "engine/store/paths.h"
+#include "engine/save/save.h"
 #include "tests/support/checkpoints.h"
 #include "tests/support/records.h"
 #include "tests/support/tempdir.h"

@@ -14,8 +14,8 @@
 #include <unistd.h>
 
 #include "base/file.h"
-#include "engine/compact.h"
-#include "engine/waste.h"
+#include "engine/compact/compact.h"
+#include "engine/store/waste.h"
 #include "tests/support/scenes.h"
 #include "tests/support/scratch.h"
 #include "tests/support/tempdir.h"

@@ -9,8 +9,8 @@
 
 #include <cmocka.h>
 
-#include "engine/save.h"
-#include "engine/store.h"
+#include "engine/save/save.h"
+#include "engine/store/store.h"
 #include "tests/support/checkpoints.h"
 #include "tests/support/scenes.h"
 #include "tests/support/tempdir.h"

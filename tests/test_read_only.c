@@ -19,7 +19,7 @@
 #include <cmocka.h>
 
 #include "base/file.h"
-#include "engine/ckptdelta.h"
+#include "include/ckptdelta.h"
 #include "tests/support/checkpoints.h"
 #include "tests/support/scenes.h"
 #include "tests/support/scratch.h"

@@ -6,7 +6,7 @@
 
 #include <cmocka.h>
 
-#include "codec/record_wire.h"
+#include "codec/chunk/record_wire.h"
 #include "support/samples.h"
 
 /* Where the fields of sample_block's header are. */

@@ -10,8 +10,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine/ckptdelta.h"
-#include "engine/role_names.h"
+#include "include/ckptdelta.h"
+#include "engine/common/role_names.h"
 
 #define W  CKD_ROLE_WEIGHT
 #define M  CKD_ROLE_EXP_AVG

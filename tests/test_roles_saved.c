@@ -9,7 +9,7 @@
 
 #include <cmocka.h>
 
-#include "engine/session.h"
+#include "engine/session/session.h"
 #include "tests/support/checkpoints.h"
 #include "tests/support/scenes.h"
 #include "tests/support/scratch.h"

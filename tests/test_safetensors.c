@@ -14,7 +14,7 @@
 #include <unistd.h>
 #include <cmocka.h>
 
-#include "cli/safetensors.h"
+#include "cli/files/safetensors.h"
 
 #define ENTRY(dtype, shape, begin, end) \
     "{\"dtype\":\"" dtype "\",\"shape\":[" shape "],\"data_offsets\":[" #begin "," #end "]}"

@@ -10,7 +10,7 @@
 
 #include <cmocka.h>
 
-#include "codec/chunk.h"
+#include "codec/chunk/chunk.h"
 #include "tests/support/checkpoints.h"
 #include "tests/support/compactions.h"
 #include "tests/support/drift.h"

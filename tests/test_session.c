@@ -13,7 +13,7 @@
 #include <unistd.h>
 
 #include "base/file.h"
-#include "engine/session.h"
+#include "engine/session/session.h"
 #include "tests/support/checkpoints.h"
 #include "tests/support/scenes.h"
 #include "tests/support/scratch.h"

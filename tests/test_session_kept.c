@@ -15,8 +15,8 @@
 #include <sys/stat.h>
 
 #include "base/file.h"
-#include "engine/paths.h"
-#include "engine/session.h"
+#include "engine/store/paths.h"
+#include "engine/session/session.h"
 #include "tests/support/checkpoints.h"
 #include "tests/support/records.h"
 #include "tests/support/scenes.h"

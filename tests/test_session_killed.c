@@ -18,8 +18,8 @@
 #include <unistd.h>
 
 #include "base/file.h"
-#include "engine/paths.h"
-#include "engine/session.h"
+#include "engine/store/paths.h"
+#include "engine/session/session.h"
 #include "tests/support/checkpoints.h"
 #include "tests/support/scenes.h"
 #include "tests/support/scratch.h"

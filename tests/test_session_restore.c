@@ -12,7 +12,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "engine/session.h"
+#include "engine/session/session.h"
 #include "tests/support/checkpoints.h"
 #include "tests/support/scratch.h"
 #include "tests/support/tempdir.h"

@@ -14,7 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "codec/symbols_work.h"
+#include "codec/entropy/symbols_work.h"
 
 static symbols_workspace *work;
 static int8_t values[SYMBOLS_MAX_COUNT];

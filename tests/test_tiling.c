@@ -11,10 +11,10 @@
 #include <cmocka.h>
 
 #include "base/file.h"
-#include "codec/chunk.h"
-#include "codec/note.h"
-#include "engine/paths.h"
-#include "engine/tiling.h"
+#include "codec/chunk/chunk.h"
+#include "codec/metadata/note.h"
+#include "engine/store/paths.h"
+#include "engine/common/tiling.h"
 #include "tests/support/checkpoints.h"
 #include "tests/support/tempdir.h"
 

@@ -9,8 +9,8 @@
 
 #include <cmocka.h>
 
-#include "engine/payloads.h"
-#include "engine/together.h"
+#include "engine/decode/payloads.h"
+#include "engine/ranks/together.h"
 #include "tests/support/xorshift.h"
 
 enum { WORLD = 9, PAYLOADS = 700 };

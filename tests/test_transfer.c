@@ -14,7 +14,7 @@
 #include <unistd.h>
 
 #include "base/file.h"
-#include "engine/paths.h"
+#include "engine/store/paths.h"
 #include "tests/support/checkpoints.h"
 #include "tests/support/drift.h"
 #include "tests/support/pairs.h"

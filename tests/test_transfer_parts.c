@@ -12,9 +12,9 @@
 
 #include <cmocka.h>
 
-#include "codec/chunk.h"
-#include "engine/paths.h"
-#include "engine/store.h"
+#include "codec/chunk/chunk.h"
+#include "engine/store/paths.h"
+#include "engine/store/store.h"
 #include "tests/support/checkpoints.h"
 #include "tests/support/compactions.h"
 #include "tests/support/drift.h"

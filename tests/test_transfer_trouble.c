@@ -20,8 +20,8 @@
 #include <unistd.h>
 
 #include "base/file.h"
-#include "codec/chunk.h"
-#include "engine/store.h"
+#include "codec/chunk/chunk.h"
+#include "engine/store/store.h"
 #include "tests/support/actions.h"
 #include "tests/support/checkpoints.h"
 #include "tests/support/drift.h"

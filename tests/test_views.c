@@ -6,7 +6,7 @@
 
 #include <cmocka.h>
 
-#include "engine/view.h"
+#include "engine/store/view.h"
 #include "tests/support/checkpoints.h"
 #include "tests/support/scenes.h"
 #include "tests/support/tempdir.h"

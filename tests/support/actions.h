@@ -4,7 +4,7 @@
 
 #include <stdbool.h>
 
-#include "engine/ckptdelta.h"
+#include "include/ckptdelta.h"
 
 /* What fails. */
 typedef struct trouble {

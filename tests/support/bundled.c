@@ -9,10 +9,10 @@
 #include <cmocka.h>
 
 #include "base/file.h"
-#include "codec/chunk.h"
-#include "codec/note.h"
-#include "engine/paths.h"
-#include "engine/save_measures.h"
+#include "codec/chunk/chunk.h"
+#include "codec/metadata/note.h"
+#include "engine/store/paths.h"
+#include "engine/save/save_measures.h"
 
 typedef enum rewriting { BUNDLED, MEASURED, MISMEASURED } rewriting;
 

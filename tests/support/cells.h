@@ -4,7 +4,7 @@
 #ifndef TESTS_SUPPORT_CELLS_H
 #define TESTS_SUPPORT_CELLS_H
 
-#include "engine/save.h"
+#include "engine/save/save.h"
 #include "tests/support/drift.h"
 
 enum { CELLS_ROWS = 192, CELLS_COLUMNS = 160, CELLS_COUNT = CELLS_ROWS * CELLS_COLUMNS };

@@ -2,7 +2,7 @@
 #ifndef TESTS_SUPPORT_CHECKPOINTS_H
 #define TESTS_SUPPORT_CHECKPOINTS_H
 
-#include "engine/ckptdelta.h"
+#include "include/ckptdelta.h"
 
 /* DIR/store, created. */
 ckd_store *store_create(const char *dir);

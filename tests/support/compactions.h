@@ -5,7 +5,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "engine/ckptdelta.h"
+#include "include/ckptdelta.h"
 
 #define PACK_BELOW (UINT64_C(512) << 10)
 

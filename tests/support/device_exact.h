@@ -11,7 +11,7 @@
 
 #include <cmocka.h>
 
-#include "engine/save.h"
+#include "engine/save/save.h"
 #include "kernels/device_open.h"
 #include "tests/support/checkpoints.h"
 #include "tests/support/emulated_device.h"

@@ -2,8 +2,8 @@
 #ifndef TESTS_SUPPORT_DEVICE_LINES_H
 #define TESTS_SUPPORT_DEVICE_LINES_H
 
-#include "codec/symbols_work.h"
-#include "engine/device_dense.h"
+#include "codec/entropy/symbols_work.h"
+#include "engine/device/device_dense.h"
 #include "tests/support/device_arrays.h"
 
 static symbols_workspace *work;

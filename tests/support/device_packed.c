@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine/device_pack.h"
+#include "engine/device/device_pack.h"
 #include "kernels/scalar_lattice.h"
 #include "tests/support/device_arrays.h"
 

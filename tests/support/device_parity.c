@@ -1011,7 +1011,7 @@ static void test_errors(void **state) {
 
 /* ---- factors ---- */
 
-/* Whole numbers over powers of two, as engine/low_rank.c makes them; some are larger than may be. */
+/* Whole numbers over powers of two, as engine/lossy/low_rank.c makes them; some are larger than may be. */
 static void compare_rounded(size_t n) {
     enum { SIDES = 5 };
     const double most = 1 << 20, add = 0.45;

@@ -9,7 +9,7 @@
 
 #include <cmocka.h>
 
-#include "engine/ckptdelta.h"
+#include "include/ckptdelta.h"
 #include "tests/support/emulated_device.h"
 
 #define UNUSED __attribute__((unused))

@@ -2,7 +2,7 @@
 #ifndef TESTS_SUPPORT_DRIFT_H
 #define TESTS_SUPPORT_DRIFT_H
 
-#include "engine/ckptdelta.h"
+#include "include/ckptdelta.h"
 
 /*
  * A weight with its moments. Every step moves the weight by a low-rank part and noise, always by as much; first moments are drawn anew but

@@ -10,8 +10,8 @@
 #include <cmocka.h>
 
 #include "base/file.h"
-#include "codec/note.h"
-#include "engine/store.h"
+#include "codec/metadata/note.h"
+#include "engine/store/store.h"
 #include "tests/support/scenes.h"
 
 static void make_early(const char *path, const ckd_id *store) {

@@ -5,7 +5,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "engine/ckptdelta.h"
+#include "include/ckptdelta.h"
 
 typedef struct fingerprint {
     ckd_id checkpoint;

@@ -2,7 +2,7 @@
 #ifndef TESTS_SUPPORT_HOLDINGS_H
 #define TESTS_SUPPORT_HOLDINGS_H
 
-#include "engine/ckptdelta.h"
+#include "include/ckptdelta.h"
 
 enum { RANKS_MOST = 12, REGIONS_MOST = 64, TENSORS_MOST = 6 };
 

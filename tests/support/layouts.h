@@ -5,7 +5,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-#include "engine/ckptdelta.h"
+#include "include/ckptdelta.h"
 
 typedef struct layout {
     size_t count, capacity;

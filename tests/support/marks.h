@@ -2,7 +2,7 @@
 #ifndef TESTS_SUPPORT_MARKS_H
 #define TESTS_SUPPORT_MARKS_H
 
-#include "engine/ckptdelta.h"
+#include "include/ckptdelta.h"
 
 /* So many changes. The store has the steps 1 and 2 of SCENE_RUN. */
 enum { MARK_CHANGES = 9 };

@@ -9,7 +9,7 @@
 #include <cmocka.h>
 
 #include "base/file.h"
-#include "engine/paths.h"
+#include "engine/store/paths.h"
 #include "tests/support/scenes.h"
 #include "tests/support/tempdir.h"
 

@@ -4,7 +4,7 @@
 
 #include <stdbool.h>
 
-#include "engine/ckptdelta.h"
+#include "include/ckptdelta.h"
 
 typedef struct pair {
     char *a, *b; /* folders: the stores are in A/store and B/store, as scene_open has them */

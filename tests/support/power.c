@@ -190,7 +190,7 @@ static void read_sources(void) {
     if (site_count) {
         return;
     }
-    const char *const folders[] = {"base/*.c", "codec/*.c", "catalog/*.c", "engine/*.c", "engine/*/*.c"};
+    const char *const folders[] = {"base/*.c", "codec/*/*.c", "catalog/*.c", "engine/*/*.c"};
     for (size_t i = 0; i < sizeof(folders) / sizeof(folders[0]); i++) {
         glob(folders[i], i ? GLOB_APPEND : 0, NULL, &found);
     }
@@ -213,7 +213,7 @@ static void read_sources(void) {
     assert_true(site_count > 20);
 }
 
-/* "/some/where/engine/trash.c:117 (discriminator 3)" */
+/* "/some/where/engine/retain/trash.c:117 (discriminator 3)" */
 static size_t site_of_line(const char *where) {
     const char *colon = strrchr(where, ':');
     unsigned line = colon ? (unsigned)strtoul(colon + 1, NULL, 10) : 0;

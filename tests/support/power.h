@@ -5,7 +5,7 @@
 #ifndef TESTS_SUPPORT_POWER_H
 #define TESTS_SUPPORT_POWER_H
 
-#include "engine/ckptdelta.h"
+#include "include/ckptdelta.h"
 #include "tests/support/recorder.h"
 
 /* What must be true of a disk. Masks are the scenario's: bits of steps, or of fingerprints. */

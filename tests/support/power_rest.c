@@ -14,7 +14,7 @@
 #include <unistd.h>
 
 #include "base/file.h"
-#include "engine/store.h"
+#include "engine/store/store.h"
 #include "tests/support/compactions.h"
 #include "tests/support/fingerprints.h"
 #include "tests/support/power_disk.h"

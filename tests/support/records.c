@@ -9,8 +9,8 @@
 #include <cmocka.h>
 
 #include "base/file.h"
-#include "codec/chunk.h"
-#include "engine/paths.h"
+#include "codec/chunk/chunk.h"
+#include "engine/store/paths.h"
 
 /* Steps from 1 on, by the ids of their checkpoints. */
 typedef struct history {

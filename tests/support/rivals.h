@@ -8,7 +8,7 @@
 #include <stdbool.h>
 #include <sys/types.h>
 
-#include "engine/ckptdelta.h"
+#include "include/ckptdelta.h"
 
 /* Fault points by what is done and in which folder, as all processes together came upon them, and died at them. */
 enum { RIVAL_STEPS = 16, RIVAL_PLACES = 8 };

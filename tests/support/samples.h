@@ -2,7 +2,7 @@
 #ifndef TESTS_SUPPORT_SAMPLES_H
 #define TESTS_SUPPORT_SAMPLES_H
 
-#include "codec/chunk.h"
+#include "codec/chunk/chunk.h"
 
 /* Sixteen bytes with the value `fill`. */
 ckd_id sample_id(uint8_t fill);

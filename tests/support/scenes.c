@@ -17,8 +17,8 @@
 #include "base/bytes.h"
 #include "base/file.h"
 #include "base/hash.h"
-#include "codec/note.h"
-#include "engine/store.h"
+#include "codec/metadata/note.h"
+#include "engine/store/store.h"
 
 /* ---- the state ---- */
 

@@ -7,7 +7,7 @@
 
 #include <stdbool.h>
 
-#include "engine/ckptdelta.h"
+#include "include/ckptdelta.h"
 
 #define SCENE_RUN "run"
 

@@ -2,7 +2,7 @@
 #ifndef TESTS_SUPPORT_STORED_H
 #define TESTS_SUPPORT_STORED_H
 
-#include "engine/ckptdelta.h"
+#include "include/ckptdelta.h"
 
 typedef struct stored {
     char *dir;

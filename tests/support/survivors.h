@@ -4,7 +4,7 @@
 
 #include <stdint.h>
 
-#include "engine/ckptdelta.h"
+#include "include/ckptdelta.h"
 
 /* Bits of the steps that are listed, each of which must load to the right values. */
 uint64_t survivors_listed(ckd_store *store);

@@ -5,7 +5,7 @@
 #include <pthread.h>
 #include <stdbool.h>
 
-#include "engine/ckptdelta.h"
+#include "include/ckptdelta.h"
 
 #define THREAD_RANKS_MOST 16
 

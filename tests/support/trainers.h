@@ -4,7 +4,7 @@
 
 #include <stdbool.h>
 
-#include "engine/ckptdelta.h"
+#include "include/ckptdelta.h"
 
 #define TRAINER_TENSORS 5
 #define TRAINER_RUN     "run"

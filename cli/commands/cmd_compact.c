@@ -1,0 +1,336 @@
+/* ckptdelta compact: what was saved, in a better form. */
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "cli/commands/commands.h"
+#include "cli/commands/damage.h"
+#include "cli/output/interrupt.h"
+#include "cli/output/json_out.h"
+#include "cli/report/policies.h"
+#include "cli/output/progress.h"
+#include "cli/output/table.h"
+#include "cli/output/text.h"
+
+enum {
+    OPT_DEPTH = 0x200,
+    OPT_LOAD_COST,
+    OPT_FOLD,
+    OPT_UNDO,
+    OPT_COLD,
+    OPT_COLD_BUT,
+    OPT_PACK,
+    OPT_RATE,
+    OPT_DRY,
+    OPT_PLAN
+};
+
+static const struct argp_option options_table[] = {
+    {"max-depth", OPT_DEPTH, "N", 0, "Deltas to apply to any block at most (16)", 1},
+    {"max-load-cost", OPT_LOAD_COST, "X", 0,
+     "What is coded anew costs at most so many times a load of it on its own (4)", 1},
+    {"fold", OPT_FOLD, 0, 0, "Fold out what the stored policies let go, then delete it", 1},
+    {"undo", OPT_UNDO, "TIME", 0,
+     "For how long that can be taken back (24h, or as the stored policy says); 0s: not at all", 1},
+    {"recode-older", OPT_COLD, "TIME", 0,
+     "Code what was saved longer ago than this as small as can be, such as 7d", 1},
+    {"recode-but", OPT_COLD_BUT, "N", 0, "The same of all but the N newest of each run", 1},
+    {"pack-below", OPT_PACK, "SIZE", 0,
+     "Put chunk files smaller than this together, but for those of each run's newest four checkpoints (256K); 0: none",
+     1},
+    {"rate", OPT_RATE, "SIZE", 0, "Read and write at most so much a second, such as 50M (no limit)", 2},
+    {"dry-run", OPT_DRY, 0, 0, "Do all of it and throw it away: figures are exact, and nothing is changed",
+     2},
+    {"plan", OPT_PLAN, 0, 0, "Only say what would be done and why; quick, and figures are about", 2},
+    {0},
+};
+
+static const char doc[] =
+    "Rewrite checkpoints whose chains are too long, put small chunk files together, and delete those that are no longer wanted: with --keep options, or --fold for the stored policies, as ckptdelta prune. "
+    "What builds on them is rewritten where that takes less room than their records. What stays loads to the same bits as before. Each "
+    "checkpoint is rewritten by itself, read back and verified before its old files go, so this can be ended at any time, goes on where it ended, and can run beside a training that saves. "
+    "What is damaged is left as it is, and told: exit status 4."
+    "\vExamples:\n"
+    "  ckptdelta compact ckpts --plan\n"
+    "  ckptdelta compact ckpts gpt --max-depth 8 --rate 100M\n"
+    "  ckptdelta compact ckpts --keep-every 1000 --keep-last 5 --undo 0s\n"
+    "  ckptdelta compact ckpts --fold --recode-older 7d\n";
+
+typedef struct arguments {
+    cli_options common;
+    ckd_policy policy;
+    ckd_delete_options deletion;
+    ckd_compact_options compact;
+    bool undo_given;
+} arguments;
+
+static error_t bad(struct argp_state *state, const char *what, const char *arg) {
+    argp_error(state, "%s, not '%s'", what, arg);
+    return EINVAL;
+}
+
+static error_t parse_number(int key, char *arg, struct argp_state *state, ckd_compact_options *o) {
+    uint64_t n = 0;
+    switch (key) {
+    case OPT_DEPTH:
+        if (!cli_parse_u64(&n, arg) || n < 1 || n > UINT32_MAX) {
+            return bad(state, "--max-depth is a number from 1 on", arg);
+        }
+        o->max_depth = (uint32_t)n;
+        return 0;
+    case OPT_LOAD_COST:
+        return cli_parse_double(&o->max_load_cost, arg) && o->max_load_cost >= 1
+                   ? 0
+                   : bad(state, "--max-load-cost is a number from 1 on", arg);
+    case OPT_COLD_BUT:
+        if (!cli_parse_u64(&n, arg) || n < 1 || n > UINT32_MAX) {
+            return bad(state, "--recode-but is a number from 1 on", arg);
+        }
+        o->cold_but_newest = (uint32_t)n;
+        return 0;
+    case OPT_PACK:
+        if (!cli_parse_size(&o->pack_below, arg)) {
+            return bad(state, "--pack-below is a size such as 100K or 4M, or 0", arg);
+        }
+        o->pack_below = o->pack_below ? o->pack_below : CKD_NO_PACKS;
+        return 0;
+    default:
+        return ARGP_ERR_UNKNOWN;
+    }
+}
+
+/* The run may stand behind the store; --run says the same. */
+static error_t take_run(arguments *a, char *arg, struct argp_state *state) {
+    if (!a->common.store) {
+        return ARGP_ERR_UNKNOWN; /* STORE, which cli_common_argp takes */
+    }
+    if (a->policy.run) {
+        argp_error(state, "one run, or all");
+    }
+    a->policy.run = arg;
+    return 0;
+}
+
+static void check_together(arguments *a, struct argp_state *state) {
+    bool kept = cli_policy_given(&a->policy, state);
+    a->compact.run = a->policy.run;
+    a->compact.policy = kept ? &a->policy : NULL;
+    a->compact.deletion = a->undo_given ? &a->deletion : NULL;
+    if (kept && a->compact.stored_policies) {
+        argp_error(state, "either --fold or --keep options");
+    }
+    if (a->undo_given && !kept && !a->compact.stored_policies) {
+        argp_error(state, "--undo is for what --fold or --keep options let go");
+    }
+    if (a->compact.dry_run && a->compact.estimate) {
+        argp_error(state, "either --dry-run or --plan");
+    }
+}
+
+static error_t parse(int key, char *arg, struct argp_state *state) {
+    arguments *a = state->input;
+    switch (key) {
+    case ARGP_KEY_INIT:
+        state->child_inputs[0] = state->child_inputs[1] = &a->common;
+        state->child_inputs[2] = &a->policy;
+        return 0;
+    case ARGP_KEY_ARG:
+        return take_run(a, arg, state);
+    case OPT_FOLD:
+        a->compact.stored_policies = 1;
+        return 0;
+    case OPT_UNDO:
+        a->deletion.undo_s = cli_seconds(state, "--undo", arg);
+        a->undo_given = true;
+        return 0;
+    case OPT_COLD:
+        a->compact.cold_after_s = cli_seconds(state, "--recode-older", arg);
+        return 0;
+    case OPT_RATE:
+        a->compact.bytes_per_s = cli_rate(state, arg);
+        return 0;
+    case OPT_DRY:
+        a->compact.dry_run = 1;
+        return 0;
+    case OPT_PLAN:
+        a->compact.estimate = 1;
+        return 0;
+    case OPT_DEPTH:
+    case OPT_LOAD_COST:
+    case OPT_COLD_BUT:
+    case OPT_PACK:
+        return parse_number(key, arg, state, &a->compact);
+    case ARGP_KEY_END:
+        check_together(a, state);
+        return 0;
+    default:
+        return ARGP_ERR_UNKNOWN;
+    }
+}
+
+/* ---- what was done ---- */
+
+static const struct {
+    unsigned bit;
+    const char *word, *sentence;
+} reasons[] = {
+    {CKD_COMPACT_FOLD, "fold", "builds on what goes"},
+    {CKD_COMPACT_DEPTH, "depth", "chains are too long"},
+    {CKD_COMPACT_STALE, "stale", "chains have become shorter"},
+    {CKD_COMPACT_COLD, "cold", "is old"},
+    {CKD_COMPACT_PACK, "pack", "goes into one file with others"},
+};
+enum { REASONS = sizeof(reasons) / sizeof(reasons[0]) };
+
+static json_t *json_item(const ckd_compacted *x) {
+    json_t *why = json_array();
+    for (int i = 0; i < REASONS; i++) {
+        if (x->why & reasons[i].bit) {
+            cli_json_append(&why, json_string(reasons[i].word));
+        }
+    }
+    bool left = x->left.status != CKD_OK;
+    return json_pack("{s:s, s:o, s:b, s:o, s:I, s:I, s:I, s:I, s:I, s:I}", "checkpoint",
+                     cli_place_of(&x->checkpoint).text, "why", why, "done", !left, "error",
+                     left ? json_string(x->left.message) : json_null(), "blocks", (json_int_t)x->blocks,
+                     "recoded", (json_int_t)x->recoded, "bytes_before",
+                     (json_int_t)x->checkpoint.stored_bytes, "bytes_after", (json_int_t)x->bytes,
+                     "depth_before", (json_int_t)x->checkpoint.depth, "depth_after", (json_int_t)x->depth);
+}
+
+static ckd_status print_json(const arguments *a, const ckd_compaction *done, ckd_error *err) {
+    json_t *items = json_array(), *goes = json_array();
+    for (size_t i = 0; i < done->count; i++) {
+        cli_json_append(&items, json_item(&done->items[i]));
+    }
+    for (size_t i = 0; done->pruned && i < done->pruned->count; i++) {
+        if (!done->pruned->items[i].kept) {
+            cli_json_append(&goes, json_string(cli_place_of(&done->pruned->items[i].checkpoint).text));
+        }
+    }
+    return cli_json_print(
+        json_pack("{s:i, s:b, s:b, s:I, s:I, s:I, s:I, s:I, s:o, s:I, s:o}", "schema", 1, "dry_run",
+                  a->compact.dry_run || a->compact.estimate, "estimated", a->compact.estimate, "looked_at",
+                  (json_int_t)done->checkpoints, "left", (json_int_t)done->left, "bytes_before",
+                  (json_int_t)done->before, "bytes_after", (json_int_t)done->after, "old_files_left",
+                  (json_int_t)done->old_files, "deleted", goes, "deleted_bytes",
+                  (json_int_t)(done->pruned ? done->pruned->bytes : 0), "checkpoints", items),
+        err);
+}
+
+static void print_why(cli_table *t, const ckd_compacted *x) {
+    char text[1024] = "";
+    size_t used = 0;
+    for (int i = 0; i < REASONS; i++) {
+        if (x->why & reasons[i].bit) {
+            used += (size_t)snprintf(text + used, sizeof(text) - used, "%s%s", used ? ", " : "",
+                                     reasons[i].sentence);
+        }
+    }
+    if (x->left.status != CKD_OK) {
+        snprintf(text + used, sizeof(text) - used, "%sleft as it is: %.400s", used ? "; " : "",
+                 x->left.message);
+    }
+    cli_table_cell(t, "%s", text);
+}
+
+static ckd_status print_table(const arguments *a, const ckd_compaction *done, ckd_error *err) {
+    const char *about = a->compact.estimate ? "about " : "";
+    cli_table *t = cli_table_new("RUN|>STEP|>BLOCKS|>RECODED|>DEPTH|>TO|>STORED|>TO|WHY");
+    for (size_t i = 0; i < done->count; i++) {
+        const ckd_compacted *x = &done->items[i];
+        cli_table_cell(t, "%s", x->checkpoint.run);
+        cli_table_cell(t, "%" PRIu64, x->checkpoint.step);
+        cli_table_cell(t, "%" PRIu64, x->blocks);
+        cli_table_cell(t, "%" PRIu64, x->recoded);
+        cli_table_cell(t, "%u", (unsigned)x->checkpoint.depth);
+        cli_table_cell(t, "%u", (unsigned)x->depth);
+        cli_table_cell(t, "%s", cli_text_size(x->checkpoint.stored_bytes).text);
+        cli_table_cell(t, "%s%s", about, cli_text_size(x->bytes).text);
+        print_why(t, x);
+    }
+    return cli_table_print(t, err);
+}
+
+static ckd_status print_text(const arguments *a, const ckd_compaction *done, ckd_error *err) {
+    bool would = a->compact.dry_run || a->compact.estimate;
+    ckd_status status = done->count ? print_table(a, done, err) : CKD_OK;
+    if (status != CKD_OK) {
+        return status;
+    }
+    printf("%s %zu of %" PRIu64 " checkpoints: %s instead of %s\n", would ? "would rewrite" : "rewrote",
+           done->count - (size_t)done->left, done->checkpoints, cli_text_size(done->after).text,
+           cli_text_size(done->before).text);
+    if (done->pruned) {
+        printf("%s %" PRIu64 " checkpoints, %s\n", would ? "would delete" : "deleted", done->pruned->deleted,
+               cli_text_size(done->pruned->bytes).text);
+    }
+    if (done->left) {
+        printf("left %" PRIu64 " as they are: see above, and ckptdelta verify %s\n", done->left,
+               a->common.store);
+    }
+    if (done->old_files) {
+        printf("%" PRIu64
+               " old files are still being read; the next open for writing or compaction removes them\n",
+               done->old_files);
+    }
+    return CKD_OK;
+}
+
+static ckd_status compact(ckd_compaction **out, arguments *a, ckd_store *store, ckd_error *err) {
+    cli_progress progress;
+    cli_interrupt_catch();
+    cli_progress_begin(&progress, a->compact.dry_run ? "trying" : "compacting", a->common.quiet);
+    a->compact.on_progress = cli_progress_update;
+    a->compact.progress_context = &progress;
+    ckd_status status = ckd_compact(out, store, &a->compact, err);
+    cli_progress_end(&progress);
+    return status;
+}
+
+static ckd_status damage_status(const ckd_compaction *done, ckd_error *err) {
+    ckd_status status = CKD_OK;
+    for (size_t i = 0; i < done->count && status == CKD_OK; i++) {
+        status = cli_left_as_damage(&done->items[i].left, err);
+    }
+    return status;
+}
+
+static ckd_status run(arguments *a, ckd_error *err) {
+    ckd_store *store = NULL;
+    ckd_compaction *done = NULL;
+    ckd_status status = cli_open_store(&store, &a->common, CKD_OPEN_WRITE, err);
+    if (status == CKD_OK) {
+        status = compact(&done, a, store, err);
+    }
+    if (status == CKD_OK && !a->compact.dry_run && !a->compact.estimate) {
+        cli_committed("the store is compacted");
+        if (done->pruned && a->undo_given) {
+            cli_deleted(store, a->deletion.undo_s == 0);
+        }
+    }
+    if (status == CKD_OK && a->common.json) {
+        status = print_json(a, done, err);
+    } else if (status == CKD_OK && cli_talks(&a->common)) {
+        status = print_text(a, done, err);
+    }
+    if (status == CKD_OK) {
+        status = damage_status(done, err);
+    }
+    ckd_compaction_free(done);
+    ckd_store_close(store);
+    return status;
+}
+
+int cmd_compact(int argc, char **argv) {
+    static const struct argp_child children[] = {
+        {&cli_common_argp, 0, 0, 0}, {&cli_threads_argp, 0, 0, 0}, {&cli_policy_argp, 0, 0, 0}, {0}};
+    static const struct argp argp = {options_table, parse, "STORE [RUN]", doc, children, 0, 0};
+    arguments a = {.common.command = "compact",
+                   .policy = CKD_POLICY_INIT,
+                   .deletion = CKD_DELETE_OPTIONS_INIT,
+                   .compact = CKD_COMPACT_OPTIONS_INIT};
+    argp_parse(&argp, argc, argv, 0, NULL, &a);
+    ckd_error err;
+    return run(&a, &err) == CKD_OK ? CLI_DONE : cli_fail_reading(&err, &a.common);
+}

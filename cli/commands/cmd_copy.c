@@ -1,0 +1,383 @@
+/* ckptdelta copy, push and pull: checkpoints from one store to another. */
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cli/commands/commands.h"
+#include "cli/output/interrupt.h"
+#include "cli/output/json_out.h"
+#include "cli/output/options.h"
+#include "cli/output/progress.h"
+#include "cli/output/table.h"
+#include "cli/output/text.h"
+
+enum { OPT_RUN = 0x200, OPT_STEP, OPT_TAG, OPT_AS, OPT_TAGS, OPT_RATE, OPT_DRY };
+
+static const struct argp_option options_table[] = {
+    {"run", OPT_RUN, "RUN", 0, "Only this run", 1},
+    {"step", OPT_STEP, "N|latest|A:B", 0,
+     "Only this checkpoint of the run, or those from step A to step B; may be repeated", 1},
+    {"tag", OPT_TAG, "TAG", 0, "The checkpoint that has this tag; may be repeated", 1},
+    {"as", OPT_AS, "RUN", 0, "Give the run another name in the destination", 2},
+    {"tags", OPT_TAGS, 0, 0, "Copy the tags of these checkpoints, too", 2},
+    {"rate", OPT_RATE, "SIZE", 0, "Move at most so much a second, such as 20M (no limit)", 2},
+    {"dry-run", OPT_DRY, 0, 0, "Copy nothing; say what would be, and how large", 2},
+    {0},
+};
+
+#define DOC_COMMON                                                                                                                                                      \
+    " each with all that a load of it reads: all of them, or those of a run, some steps, some tags. What is there is not moved again, and every "                       \
+    "record is verified on its way and once more when it has arrived. It can be ended at any time; the next call goes on where it was. A store that does not exist is " \
+    "created. Nothing is overwritten: if the destination has another checkpoint at the same run and step, nothing is copied."
+
+static const char copy_doc[] =
+    "Copy checkpoints from the store SOURCE to the store DESTINATION," DOC_COMMON "\vExamples:\n"
+    "  ckptdelta copy ckpts /mnt/archive/ckpts\n"
+    "  ckptdelta copy ckpts /mnt/archive/ckpts --run gpt --step 1000:2000 --dry-run\n"
+    "  ckptdelta copy /mnt/archive/ckpts mine --tag best --as tuned --rate 50M\n";
+static const char push_doc[] =
+    "Copy checkpoints of STORE to the store DESTINATION, like ckptdelta copy STORE DESTINATION," DOC_COMMON
+    "\vExamples:\n"
+    "  ckptdelta push ckpts /mnt/archive/ckpts --tags\n";
+static const char pull_doc[] =
+    "Copy checkpoints of the store SOURCE to STORE, like ckptdelta copy SOURCE STORE," DOC_COMMON
+    "\vExamples:\n"
+    "  ckptdelta pull ckpts /mnt/archive/ckpts --run gpt --step latest\n";
+
+/* --step or --tag. */
+typedef struct choice {
+    const char *tag;      /* NULL: steps */
+    uint64_t first, last; /* CKD_LATEST for both: the newest */
+} choice;
+
+typedef struct arguments {
+    cli_options common; /* STORE */
+    const char *other;
+    bool pull; /* STORE is the destination */
+    const char *run;
+    choice *choices;
+    size_t choice_count;
+    ckd_copy_options copy;
+} arguments;
+
+/* ---- arguments ---- */
+
+/* N, latest, A:B, A: and :B */
+static bool parse_steps(choice *out, const char *text) {
+    char first[32] = "";
+    const char *colon = strchr(text, ':');
+    *out = (choice){.last = INT64_MAX};
+    if (!colon) {
+        bool good = cli_parse_step(&out->first, text);
+        out->last = out->first;
+        return good;
+    }
+    size_t length = (size_t)(colon - text);
+    if (length >= sizeof(first) || (!length && !colon[1])) {
+        return false;
+    }
+    memcpy(first, text, length);
+    return (!length || cli_parse_u64(&out->first, first)) &&
+           (!colon[1] || cli_parse_u64(&out->last, colon + 1)) && out->first <= out->last &&
+           out->last <= INT64_MAX;
+}
+
+static error_t add_choice(arguments *a, const choice *c, struct argp_state *state) {
+    choice *grown = realloc(a->choices, (a->choice_count + 1) * sizeof(*grown));
+    if (!grown) {
+        argp_failure(state, CLI_FAILED, 0, "out of memory");
+        return ENOMEM;
+    }
+    a->choices = grown;
+    grown[a->choice_count++] = *c;
+    return 0;
+}
+
+static error_t parse_choice(int key, char *arg, arguments *a, struct argp_state *state) {
+    choice c = {.tag = arg};
+    if (key == OPT_STEP && !parse_steps(&c, arg)) {
+        argp_error(state, "--step is a number, latest, or a range such as 100:200, not '%s'", arg);
+    }
+    return add_choice(a, &c, state);
+}
+
+static error_t parse(int key, char *arg, struct argp_state *state) {
+    arguments *a = state->input;
+    switch (key) {
+    case ARGP_KEY_INIT:
+        state->child_inputs[0] = &a->common;
+        return 0;
+    case OPT_RUN:
+        a->run = arg;
+        return 0;
+    case OPT_STEP:
+    case OPT_TAG:
+        return parse_choice(key, arg, a, state);
+    case OPT_AS:
+        a->copy.as_run = arg;
+        return 0;
+    case OPT_TAGS:
+        a->copy.tags = 1;
+        return 0;
+    case OPT_RATE:
+        a->copy.bytes_per_s = cli_rate(state, arg);
+        return 0;
+    case OPT_DRY:
+        a->copy.dry_run = 1;
+        return 0;
+    case ARGP_KEY_ARG:
+        if (!a->common.store || a->other) {
+            return ARGP_ERR_UNKNOWN;
+        }
+        a->other = arg;
+        return 0;
+    case ARGP_KEY_END:
+        if (!a->other) {
+            argp_error(state, "name two stores, directories");
+        }
+        return 0;
+    default:
+        return ARGP_ERR_UNKNOWN;
+    }
+}
+
+/* ---- what to copy ---- */
+
+typedef struct chosen {
+    ckd_checkpoint_list *all;
+    bool *marks; /* of each */
+    ckd_id *ids;
+    size_t count;
+} chosen;
+
+static void mark(chosen *c, const ckd_id *id) {
+    for (size_t i = 0; i < c->all->count; i++) {
+        c->marks[i] = c->marks[i] || memcmp(&c->all->items[i].id, id, sizeof(*id)) == 0;
+    }
+}
+
+/* Those of one choice. A range of steps is one of the run, or of the only one. */
+static ckd_status mark_choice(chosen *c, const arguments *a, const choice *what, ckd_store *from,
+                              ckd_error *err) {
+    ckd_checkpoint found;
+    bool range = !what->tag && what->first != what->last;
+    ckd_status status = what->tag ? ckd_store_find_tag(&found, from, what->tag, err)
+                                  : cli_find(&found, from, a->run, range ? CKD_LATEST : what->first, err);
+    if (status != CKD_OK || !range) {
+        if (status == CKD_OK) {
+            mark(c, &found.id);
+        }
+        return status;
+    }
+    size_t count = 0;
+    for (size_t i = 0; i < c->all->count; i++) {
+        const ckd_checkpoint *x = &c->all->items[i];
+        bool in = strcmp(x->run, found.run) == 0 && x->step >= what->first && x->step <= what->last;
+        c->marks[i] = c->marks[i] || in;
+        count += in;
+    }
+    return count
+               ? CKD_OK
+               : cli_error(err, CKD_E_NOT_FOUND, "run %s has no checkpoint from step %" PRIu64 " to %" PRIu64,
+                           found.run, what->first, what->last);
+}
+
+static ckd_status choose(chosen *c, const arguments *a, ckd_store *from, ckd_error *err) {
+    ckd_status status = ckd_store_list(&c->all, from, NULL, err);
+    size_t count = status == CKD_OK ? c->all->count : 0;
+    c->marks = calloc(count + 1, sizeof(*c->marks));
+    c->ids = calloc(count + 1, sizeof(*c->ids));
+    if (status == CKD_OK && (!c->marks || !c->ids)) {
+        status = cli_error_nomem(err);
+    }
+    for (size_t i = 0; i < a->choice_count && status == CKD_OK; i++) {
+        status = mark_choice(c, a, &a->choices[i], from, err);
+    }
+    for (size_t i = 0; i < count && status == CKD_OK; i++) {
+        const ckd_checkpoint *x = &c->all->items[i];
+        bool run = !a->choice_count && (!a->run || strcmp(x->run, a->run) == 0);
+        if (c->marks[i] || run) {
+            c->ids[c->count++] = x->id;
+        }
+    }
+    if (status == CKD_OK && !c->count) {
+        status = a->run ? cli_error(err, CKD_E_NOT_FOUND, "there is no run %.128s in the source", a->run)
+                        : cli_error(err, CKD_E_NOT_FOUND, "the source has no checkpoints yet");
+    }
+    return status;
+}
+
+static void chosen_free(chosen *c) {
+    ckd_checkpoint_list_free(c->all);
+    free(c->marks);
+    free(c->ids);
+}
+
+/* ---- telling ---- */
+
+static const char *state_word(ckd_copy_state state) {
+    switch (state) {
+    case CKD_COPY_MOVED:
+        return "copied";
+    case CKD_COPY_RESTORED:
+        return "restored";
+    case CKD_COPY_LEFT:
+        return "left";
+    default:
+        return "present";
+    }
+}
+
+static ckd_status print_json(const arguments *a, const ckd_copy_result *r, ckd_error *err) {
+    json_t *items = json_array();
+    for (size_t i = 0; i < r->count; i++) {
+        const ckd_copied *c = &r->items[i];
+        cli_json_append(&items, json_pack("{s:s, s:s, s:s, s:I, s:s?}", "checkpoint",
+                                          cli_place_of(&c->checkpoint).text, "kind",
+                                          ckd_kind_name(c->checkpoint.kind), "state", state_word(c->state),
+                                          "bytes", (json_int_t)c->bytes, "why",
+                                          c->left.status == CKD_OK ? NULL : c->left.message));
+    }
+    return cli_json_print(json_pack("{s:i, s:b, s:I, s:I, s:I, s:I, s:I, s:o}", "schema", 1, "dry_run",
+                                    a->copy.dry_run, "copied", (json_int_t)r->checkpoints, "files",
+                                    (json_int_t)r->files, "bytes", (json_int_t)r->bytes, "tags",
+                                    (json_int_t)r->tags, "left", (json_int_t)r->left, "checkpoints", items),
+                          err);
+}
+
+static ckd_status print_text(const arguments *a, const ckd_copy_result *r, ckd_error *err) {
+    bool dry = a->copy.dry_run;
+    size_t present = 0;
+    cli_table *t = cli_table_new("RUN|>STEP|KIND|>BYTES|");
+    for (size_t i = 0; i < r->count; i++) {
+        const ckd_copied *c = &r->items[i];
+        bool there = c->state == CKD_COPY_PRESENT;
+        present += there;
+        if (c->state == CKD_COPY_LEFT || (there && !a->common.verbose)) {
+            continue;
+        }
+        cli_table_cell(t, "%s", c->checkpoint.run);
+        cli_table_cell(t, "%" PRIu64, c->checkpoint.step);
+        cli_table_cell(t, "%s", ckd_kind_name(c->checkpoint.kind));
+        cli_table_cell(t, "%s", cli_text_size(c->bytes).text);
+        cli_table_cell(t, "%s",
+                       there ? "is there already"
+                       : c->state == CKD_COPY_RESTORED
+                           ? (dry ? "would come back from the trash" : "came back from the trash")
+                       : dry ? "would be copied"
+                             : "copied");
+    }
+    ckd_status status = cli_table_print(t, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    printf("%s %" PRIu64 " checkpoint%s in %" PRIu64 " file%s, %s", dry ? "would copy" : "copied",
+           r->checkpoints, r->checkpoints == 1 ? "" : "s", r->files, r->files == 1 ? "" : "s",
+           cli_text_size(r->bytes).text);
+    if (present) {
+        printf("; %zu %s there already", present, present == 1 ? "is" : "are");
+    }
+    if (r->tags) {
+        printf("; %s %" PRIu64 " tag%s", dry ? "would set" : "set", r->tags, r->tags == 1 ? "" : "s");
+    }
+    printf("\n");
+    return CKD_OK;
+}
+
+/* One by one, whatever else is printed. If it is only one, the error says it. */
+static void print_left(const ckd_copy_result *r) {
+    for (size_t i = 0; i < r->count && r->left > 1; i++) {
+        if (r->items[i].state == CKD_COPY_LEFT) {
+            cli_note("%s", r->items[i].left.message);
+        }
+    }
+}
+
+/* ---- copying ---- */
+
+/* A store that does not exist yet is NULL for a dry run. */
+static ckd_status open_destination(ckd_store **out, const arguments *a, const cli_options *o,
+                                   ckd_error *err) {
+    ckd_status status = cli_open_store(out, o, a->copy.dry_run ? CKD_OPEN_READ : CKD_OPEN_CREATE, err);
+    return status == CKD_E_NOT_FOUND && a->copy.dry_run ? CKD_OK : status;
+}
+
+static ckd_status copy(ckd_copy_result **out, const arguments *a, ckd_store *to, ckd_store *from,
+                       const chosen *c, ckd_error *err) {
+    ckd_copy_options options = a->copy;
+    cli_progress progress;
+    cli_interrupt_catch();
+    cli_progress_begin(&progress, "copying", a->common.quiet);
+    options.on_progress = cli_progress_update;
+    options.progress_context = &progress;
+    ckd_status status = ckd_copy(out, to, from, c->ids, c->count, &options, err);
+    cli_progress_end(&progress);
+    if (status == CKD_OK && !options.dry_run) {
+        cli_committed("the checkpoints are copied");
+    }
+    return status;
+}
+
+static ckd_status run(const arguments *a, const cli_options *source, const cli_options *destination,
+                      ckd_error *err) {
+    ckd_store *from = NULL, *to = NULL;
+    ckd_copy_result *result = NULL;
+    chosen c = {0};
+    ckd_status status = cli_open_store(&from, source, CKD_OPEN_READ, err);
+    if (status == CKD_OK) {
+        status = choose(&c, a, from, err);
+    }
+    if (status == CKD_OK) {
+        status = open_destination(&to, a, destination, err);
+    }
+    if (status == CKD_OK) {
+        status = copy(&result, a, to, from, &c, err);
+    }
+    ckd_error unprinted;
+    ckd_status printed = !result                 ? CKD_OK
+                         : a->common.json        ? print_json(a, result, &unprinted)
+                         : cli_talks(&a->common) ? print_text(a, result, &unprinted)
+                                                 : CKD_OK;
+    if (result) {
+        print_left(result);
+    }
+    if (printed != CKD_OK && status == CKD_OK) {
+        *err = unprinted;
+        status = printed;
+    }
+    ckd_copy_result_free(result);
+    chosen_free(&c);
+    ckd_store_close(to);
+    ckd_store_close(from);
+    return status;
+}
+
+static int command(int argc, char **argv, const char *name, const char *stores, const char *doc) {
+    static const struct argp_child children[] = {{&cli_common_argp, 0, 0, 0}, {0}};
+    const struct argp argp = {options_table, parse, stores, doc, children, 0, 0};
+    arguments a = {.common.command = name, .copy = CKD_COPY_OPTIONS_INIT, .pull = strcmp(name, "pull") == 0};
+    argp_parse(&argp, argc, argv, 0, NULL, &a);
+    cli_options other = a.common;
+    other.store = a.other;
+    const cli_options *source = a.pull ? &other : &a.common, *destination = a.pull ? &a.common : &other;
+    ckd_error err;
+    bool done = run(&a, source, destination, &err) == CKD_OK;
+    int code = done ? CLI_DONE : cli_fail_reading(&err, source);
+    if (!done && err.status == CKD_E_EXISTS && !a.copy.as_run) {
+        cli_note("--as RUN copies a run under another name");
+    }
+    free(a.choices);
+    return code;
+}
+
+int cmd_copy(int argc, char **argv) {
+    return command(argc, argv, "copy", "SOURCE DESTINATION", copy_doc);
+}
+
+int cmd_push(int argc, char **argv) {
+    return command(argc, argv, "push", "STORE DESTINATION", push_doc);
+}
+
+int cmd_pull(int argc, char **argv) {
+    return command(argc, argv, "pull", "STORE SOURCE", pull_doc);
+}

@@ -1,0 +1,113 @@
+/* ckptdelta delete: the checkpoints that are named. */
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "cli/commands/commands.h"
+#include "cli/output/json_out.h"
+#include "cli/output/options.h"
+#include "cli/output/text.h"
+
+enum { OPT_UNDO = 0x200 };
+
+static const struct argp_option options_table[] = {
+    {"undo", OPT_UNDO, "TIME", 0, "For how long that can be taken back: 90m, 36h, 7d (24h); 0s: not at all",
+     1},
+    {0},
+};
+
+static const char doc[] =
+    "Delete checkpoints. Others that are deltas on them load as before. One that is pinned or tagged cannot go before "
+    "that is taken away: ckptdelta help pin, ckptdelta help tag. What is deleted lies in the trash until its time is over: "
+    "ckptdelta help trash. To delete by rules: ckptdelta help prune."
+    "\vExamples:\n"
+    "  ckptdelta delete ckpts gpt@300\n"
+    "  ckptdelta delete ckpts gpt@200 gpt@300 --undo 7d\n";
+
+typedef struct arguments {
+    cli_options common;
+    cli_places places;
+    ckd_delete_options deletion;
+} arguments;
+
+static error_t parse(int key, char *arg, struct argp_state *state) {
+    arguments *a = state->input;
+    switch (key) {
+    case ARGP_KEY_INIT:
+        state->child_inputs[0] = &a->common;
+        return 0;
+    case OPT_UNDO:
+        a->deletion.undo_s = cli_seconds(state, "--undo", arg);
+        return 0;
+    case ARGP_KEY_ARG:
+        return a->common.store ? cli_places_add(&a->places, arg, state) : ARGP_ERR_UNKNOWN;
+    case ARGP_KEY_END:
+        if (!a->places.count) {
+            argp_error(state, "name the checkpoints to delete after the STORE, as in gpt@100");
+        }
+        return 0;
+    default:
+        return ARGP_ERR_UNKNOWN;
+    }
+}
+
+static ckd_status delete_named(const arguments *a, ckd_store *store, uint64_t *bytes, ckd_error *err) {
+    ckd_id *ids = calloc(a->places.count, sizeof(*ids));
+    ckd_status status = ids ? CKD_OK : cli_error_nomem(err);
+    for (size_t i = 0; i < a->places.count && status == CKD_OK; i++) {
+        ckd_checkpoint found;
+        status = cli_find(&found, store, a->places.items[i].run, a->places.items[i].step, err);
+        if (status == CKD_OK) {
+            ids[i] = found.id;
+            *bytes += found.stored_bytes;
+        }
+    }
+    if (status == CKD_OK) {
+        status = ckd_store_delete(store, ids, a->places.count, &a->deletion, err);
+    }
+    free(ids);
+    return status;
+}
+
+static ckd_status tell(const arguments *a, uint64_t bytes, ckd_error *err) {
+    if (a->common.json) {
+        return cli_json_print(json_pack("{s:i, s:I, s:I}", "schema", 1, "deleted",
+                                        (json_int_t)a->places.count, "bytes", (json_int_t)bytes),
+                              err);
+    }
+    if (cli_talks(&a->common)) {
+        printf("deleted %zu checkpoint%s, %s\n", a->places.count, a->places.count == 1 ? "" : "s",
+               cli_text_size(bytes).text);
+        if (a->deletion.undo_s) {
+            printf("to take that back within %s: ckptdelta trash %s --restore\n",
+                   cli_text_duration((double)a->deletion.undo_s).text, a->common.store);
+        }
+    }
+    return CKD_OK;
+}
+
+static ckd_status run(const arguments *a, ckd_error *err) {
+    ckd_store *store = NULL;
+    uint64_t bytes = 0;
+    ckd_status status = cli_open_store(&store, &a->common, CKD_OPEN_WRITE, err);
+    if (status == CKD_OK) {
+        status = delete_named(a, store, &bytes, err);
+    }
+    if (status == CKD_OK) {
+        cli_deleted(store, a->deletion.undo_s == 0);
+        status = tell(a, bytes, err);
+    }
+    ckd_store_close(store);
+    return status;
+}
+
+int cmd_delete(int argc, char **argv) {
+    static const struct argp_child children[] = {{&cli_common_argp, 0, 0, 0}, {0}};
+    static const struct argp argp = {options_table, parse, "STORE RUN@STEP...", doc, children, 0, 0};
+    arguments a = {.common.command = "delete", .deletion = CKD_DELETE_OPTIONS_INIT};
+    argp_parse(&argp, argc, argv, 0, NULL, &a);
+    ckd_error err;
+    int code = run(&a, &err) == CKD_OK ? CLI_DONE : cli_fail(&err);
+    free(a.places.items);
+    return code;
+}

@@ -1,0 +1,146 @@
+/* ckptdelta list: the checkpoints of a store. */
+#include <inttypes.h>
+#include <stdio.h>
+
+#include "cli/commands/commands.h"
+#include "cli/output/json_out.h"
+#include "cli/output/lossy_errors.h"
+#include "cli/output/marks.h"
+#include "cli/output/options.h"
+#include "cli/output/table.h"
+#include "cli/output/text.h"
+
+enum { OPT_RUN = 0x200 };
+
+static const struct argp_option options_table[] = {
+    {"run", OPT_RUN, "RUN", 0, "Only this run", 1},
+    {0},
+};
+
+static const char doc[] = "List the checkpoints of a store, by run and step."
+                          "\vExamples:\n"
+                          "  ckptdelta list ckpts\n"
+                          "  ckptdelta list ckpts --run gpt -v\n"
+                          "  ckptdelta list ckpts --json\n";
+
+typedef struct arguments {
+    cli_options common;
+    const char *run;
+} arguments;
+
+static error_t parse(int key, char *arg, struct argp_state *state) {
+    arguments *a = state->input;
+    switch (key) {
+    case ARGP_KEY_INIT:
+        state->child_inputs[0] = &a->common;
+        return 0;
+    case OPT_RUN:
+        a->run = arg;
+        return 0;
+    default:
+        return ARGP_ERR_UNKNOWN;
+    }
+}
+
+/* What is listed. */
+typedef struct listing {
+    ckd_checkpoint_list *all, *list; /* list: those asked for */
+    bool one_run;
+    cli_marks marks;
+} listing;
+
+static ckd_status print_json(ckd_store *store, const listing *l, ckd_error *err) {
+    const ckd_checkpoint_list *of = l->one_run ? l->list : NULL;
+    json_t *errors;
+    ckd_status status = cli_lossy_errors(&errors, store, l->list, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    return cli_json_print_list(json_pack("{s:i, s:n, s:o, s:o, s:o}", "schema", 1, "checkpoints", "errors",
+                                         errors, "pins", cli_json_pins(&l->marks, of, l->all), "tags",
+                                         cli_json_tags(&l->marks, of, l->all)),
+                               "checkpoints", l->list, l->all, err);
+}
+
+static void print_verbose_cells(cli_table *t, const ckd_checkpoint *c, const cli_ids *ids) {
+    const ckd_checkpoint *parent = cli_ids_find(ids, &c->parent), *from = cli_ids_find(ids, &c->resumed_from);
+    char id[CKD_ID_TEXT];
+    ckd_id_text(id, &c->id);
+    cli_table_cell(t, "%s", parent ? cli_place_of(parent).text : "-");
+    cli_table_cell(t, "%s", from ? cli_place_of(from).text : "-");
+    cli_table_cell(t, "%s", cli_text_number(c->load_cost).text);
+    cli_table_cell(t, "%" PRIu64, c->tensors);
+    cli_table_cell(t, c->metric_name[0] ? "%s=%g" : "-", c->metric_name, c->metric);
+    cli_table_cell(t, "%s", id);
+}
+
+static ckd_status print_text(const listing *l, bool verbose, ckd_error *err) {
+    bool marked = cli_marks_any(&l->marks);
+    char columns[200];
+    snprintf(columns, sizeof(columns), "RUN|>STEP|KIND|FIDELITY|>RAW|>STORED|>RATIO|>DEPTH|CREATED%s%s",
+             marked ? "|MARKS" : "", verbose ? "|PARENT|RESUMED FROM|>LOAD COST|>TENSORS|METRIC|ID" : "");
+    cli_ids ids = {0};
+    ckd_status status = cli_ids_make(&ids, l->all, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    cli_table *t = cli_table_new(columns);
+    for (size_t i = 0; i < l->list->count; i++) {
+        const ckd_checkpoint *c = &l->list->items[i];
+        cli_table_cell(t, "%s", c->run);
+        cli_table_cell(t, "%" PRIu64, c->step);
+        cli_table_cell(t, "%s", ckd_kind_name(c->kind));
+        cli_table_cell(t, "%s", ckd_fidelity_name(c->fidelity));
+        cli_table_cell(t, "%s", cli_text_size(c->raw_bytes).text);
+        cli_table_cell(t, "%s", cli_text_size(c->stored_bytes).text);
+        cli_table_cell(t, "%s", cli_text_ratio(c->raw_bytes, c->stored_bytes).text);
+        cli_table_cell(t, "%" PRIu32, c->depth);
+        cli_table_cell(t, "%s", cli_text_time(c->created_ns).text);
+        if (marked) {
+            cli_marks_cell(t, &l->marks, &c->id);
+        }
+        if (verbose) {
+            print_verbose_cells(t, c, &ids);
+        }
+    }
+    cli_ids_free(&ids);
+    return cli_table_print(t, err);
+}
+
+static ckd_status run(const arguments *a, ckd_error *err) {
+    ckd_store *store = NULL;
+    listing l = {.one_run = a->run != NULL};
+    ckd_status status = cli_open_store(&store, &a->common, CKD_OPEN_READ, err);
+    if (status == CKD_OK) {
+        status = ckd_store_list(&l.all, store, NULL, err);
+    }
+    if (status == CKD_OK) {
+        status = ckd_store_list(&l.list, store, a->run, err);
+    }
+    if (status == CKD_OK && a->run && l.list->count == 0) {
+        status = cli_error(err, CKD_E_NOT_FOUND,
+                           "the store has no run '%.128s'; ckptdelta list shows what there is", a->run);
+    }
+    if (status == CKD_OK) {
+        status = cli_marks_read(&l.marks, store, err);
+    }
+    if (status == CKD_OK && a->common.json) {
+        status = print_json(store, &l, err);
+    } else if (status == CKD_OK && cli_talks(&a->common)) {
+        status = print_text(&l, a->common.verbose > 0, err);
+    }
+    cli_marks_free(&l.marks);
+    ckd_checkpoint_list_free(l.list);
+    ckd_checkpoint_list_free(l.all);
+    ckd_store_close(store);
+    return status;
+}
+
+int cmd_list(int argc, char **argv) {
+    static const struct argp_child children[] = {{&cli_common_argp, 0, 0, 0}, {0}};
+    static const struct argp argp = {options_table, parse, "STORE", doc, children, 0, 0};
+    arguments a = {.common.command = "list"};
+    argp_parse(&argp, argc, argv, 0, NULL, &a);
+    ckd_error err;
+    return run(&a, &err) == CKD_OK ? CLI_DONE : cli_fail(&err);
+}

@@ -1,0 +1,253 @@
+/* ckptdelta parity: files from which chunk files that are lost or damaged are rebuilt; making them, and what they cover. */
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "cli/commands/commands.h"
+#include "cli/commands/damage.h"
+#include "cli/output/interrupt.h"
+#include "cli/output/options.h"
+#include "cli/output/progress.h"
+#include "cli/output/text.h"
+
+enum { OPT_GROUP = 0x200, OPT_RUN, OPT_STATUS, OPT_OFF, OPT_DRY, OPT_RATE };
+
+static const struct argp_option options_table[] = {
+    {"group", OPT_GROUP, "K+M", 0,
+     "M files of parity for each K chunk files, of which any M together may be lost, such as 8+1; stored with the store, and what later calls "
+     "without it keep up",
+     1},
+    {"run", OPT_RUN, "RUN", 0,
+     "Only files of this run; with --group or --off a setting of its own (all runs)", 1},
+    {"off", OPT_OFF, 0, 0, "No parity from now on; remove what there is", 2},
+    {"status", OPT_STATUS, 0, 0, "Make nothing; say what is covered", 2},
+    {"rate", OPT_RATE, "SIZE", 0, "Read at most so much a second, such as 20M (no limit)", 3},
+    {"dry-run", OPT_DRY, 0, 0, "Make nothing; say what would be", 3},
+    {0},
+};
+
+static const char doc[] =
+    "Make parity: files from which ckptdelta repair rebuilds chunk files that are lost or damaged, bit for bit. What is not covered yet is read through and covered, group after group; it can be ended at any time and "
+    "goes on there the next time, beside a training run that saves, and is meant to run every night: what was saved since is covered then, and what was deleted is left out before it is removed. "
+    "--status also says how strong what there is still is; ckptdelta verify looks into it. Exit status 4 if damage is met, which no parity is made of."
+    "\vExamples:\n"
+    "  ckptdelta parity ckpts --group 8+1\n"
+    "  ckptdelta parity ckpts --rate 50M\n"
+    "  ckptdelta parity ckpts --group 4+2 --run tuned\n"
+    "  ckptdelta parity ckpts --status\n";
+
+typedef struct arguments {
+    cli_options common;
+    ckd_parity_options parity;
+    bool status;
+} arguments;
+
+static void parse_group(arguments *a, const char *arg, struct argp_state *state) {
+    char data[8] = "";
+    uint64_t k = 0, m = 0;
+    const char *plus = strchr(arg, '+');
+    if (plus && (size_t)(plus - arg) < sizeof(data)) {
+        memcpy(data, arg, (size_t)(plus - arg));
+    }
+    if (!cli_parse_u64(&k, data) || !cli_parse_u64(&m, plus + 1) || k < 1 || k > CKD_PARITY_DATA_MAX ||
+        m < 1 || m > CKD_PARITY_MAX) {
+        argp_error(state, "--group is K+M, 1 to %d files and 1 to %d of parity, such as 8+1, not '%s'",
+                   CKD_PARITY_DATA_MAX, CKD_PARITY_MAX, arg);
+    }
+    a->parity.data = (uint32_t)k;
+    a->parity.parity = (uint32_t)m;
+}
+
+static error_t parse(int key, char *arg, struct argp_state *state) {
+    arguments *a = state->input;
+    switch (key) {
+    case ARGP_KEY_INIT:
+        state->child_inputs[0] = &a->common;
+        return 0;
+    case OPT_GROUP:
+        parse_group(a, arg, state);
+        return 0;
+    case OPT_RUN:
+        a->parity.run = arg;
+        return 0;
+    case OPT_STATUS:
+        a->status = true;
+        return 0;
+    case OPT_OFF:
+        a->parity.off = 1;
+        return 0;
+    case OPT_DRY:
+        a->parity.dry_run = 1;
+        return 0;
+    case OPT_RATE:
+        a->parity.bytes_per_s = cli_rate(state, arg);
+        return 0;
+    case ARGP_KEY_END:
+        if ((a->parity.off != 0) + (a->parity.data != 0) + a->status > 1) {
+            argp_error(state, "choose one of --group, --off and --status");
+        }
+        if (a->status && (a->parity.dry_run || a->parity.run)) {
+            argp_error(state, "--status is about all of the store, and makes nothing");
+        }
+        return 0;
+    default:
+        return ARGP_ERR_UNKNOWN;
+    }
+}
+
+/* ------------------------------------------------------------------------------------------------------ status */
+
+static json_t *json_settings(const ckd_parity_status *s) {
+    json_t *out = json_array();
+    for (size_t i = 0; i < s->setting_count; i++) {
+        const ckd_parity_setting *x = &s->settings[i];
+        cli_json_append(&out, json_pack("{s:o, s:b, s:I, s:I}", "run",
+                                        x->run[0] ? json_string(x->run) : json_null(), "readable",
+                                        x->status == CKD_OK, "data", (json_int_t)x->data, "parity",
+                                        (json_int_t)x->parity));
+    }
+    return out;
+}
+
+static ckd_status print_status_json(const ckd_parity_status *s, ckd_error *err) {
+    return cli_json_print(json_pack("{s:i, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:o}", "schema",
+                                    1, "groups", (json_int_t)s->groups, "parity_files",
+                                    (json_int_t)s->parity_files, "parity_bytes", (json_int_t)s->parity_bytes,
+                                    "weak_groups", (json_int_t)s->weak_groups, "spent_groups",
+                                    (json_int_t)s->spent_groups, "unreadable", (json_int_t)s->unreadable,
+                                    "files", (json_int_t)s->files, "file_bytes", (json_int_t)s->file_bytes,
+                                    "covered_files", (json_int_t)s->covered_files, "covered_bytes",
+                                    (json_int_t)s->covered_bytes, "settings", json_settings(s)),
+                          err);
+}
+
+static void print_setting(const ckd_parity_setting *s) {
+    printf("%s%s: ", s->run[0] ? "run " : "every run", s->run[0] ? s->run : "");
+    if (s->status != CKD_OK) {
+        puts("the setting cannot be read; --group stores it anew");
+    } else if (!s->data) {
+        puts("no parity");
+    } else {
+        printf("groups of %" PRIu32 "+%" PRIu32 "\n", s->data, s->parity);
+    }
+}
+
+static void print_status(const ckd_parity_status *s) {
+    for (size_t i = 0; i < s->setting_count; i++) {
+        print_setting(&s->settings[i]);
+    }
+    if (!s->setting_count) {
+        puts("the store does not say what parity it should have: --group does");
+    }
+    printf("%" PRIu64 " of %" PRIu64 " chunk files are covered, %s of %s, by %s of parity in %" PRIu64
+           " groups\n",
+           s->covered_files, s->files, cli_text_size(s->covered_bytes).text,
+           cli_text_size(s->file_bytes).text, cli_text_size(s->parity_bytes).text, s->groups);
+    if (s->weak_groups) {
+        printf("%" PRIu64 " groups have lost something, %" PRIu64
+               " of them can take no further loss: ckptdelta repair "
+               "rebuilds what is missing, ckptdelta parity makes new groups of what was deleted from\n",
+               s->weak_groups, s->spent_groups);
+    }
+    if (s->unreadable) {
+        printf("%" PRIu64 " files of parity cannot be read: ckptdelta repair cares for them\n",
+               s->unreadable);
+    }
+}
+
+static ckd_status show_status(const arguments *a, ckd_error *err) {
+    ckd_store *store = NULL;
+    ckd_parity_status *s = NULL;
+    ckd_status status = cli_open_store(&store, &a->common, CKD_OPEN_READ, err);
+    if (status == CKD_OK) {
+        status = ckd_store_parity_status(&s, store, err);
+    }
+    if (status == CKD_OK && a->common.json) {
+        status = print_status_json(s, err);
+    } else if (status == CKD_OK && cli_talks(&a->common)) {
+        print_status(s);
+    }
+    ckd_parity_status_free(s);
+    ckd_store_close(store);
+    return status;
+}
+
+/* ------------------------------------------------------------------------------------------------------ making */
+
+static ckd_status print_json(const ckd_parity_result *r, const cli_survivors *left, const arguments *a,
+                             ckd_error *err) {
+    return cli_json_print(json_pack("{s:i, s:b, s:b, s:I, s:I, s:I, s:I, s:I, s:I, s:o, s:o}", "schema", 1,
+                                    "ok", r->found->damage_count == 0, "dry_run", a->parity.dry_run, "groups",
+                                    (json_int_t)r->groups, "files", (json_int_t)r->files, "file_bytes",
+                                    (json_int_t)r->file_bytes, "parity_bytes", (json_int_t)r->parity_bytes,
+                                    "removed_groups", (json_int_t)r->removed_groups, "removed_bytes",
+                                    (json_int_t)r->removed_bytes, "damage", cli_json_damage(r->found),
+                                    "newest_intact", cli_json_newest(left)),
+                          err);
+}
+
+static void print_text(const ckd_parity_result *r, const cli_survivors *left, const arguments *a) {
+    cli_print_damage(r->found, left, a->common.store);
+    if (r->groups) {
+        printf("%s %" PRIu64 " groups of %" PRIu64 " chunk files, %s: parity takes %s, %.1f %%\n",
+               a->parity.dry_run ? "would make" : "made", r->groups, r->files,
+               cli_text_size(r->file_bytes).text, cli_text_size(r->parity_bytes).text,
+               100 * (double)r->parity_bytes / (double)r->file_bytes);
+    } else {
+        puts(a->parity.off ? "no parity is made from now on" : "everything is covered");
+    }
+    if (r->removed_groups) {
+        printf("removed %" PRIu64 " groups that were of no use any more, %s\n", r->removed_groups,
+               cli_text_size(r->removed_bytes).text);
+    }
+}
+
+static ckd_status make(ckd_parity_result **out, const arguments *a, ckd_store *store, ckd_error *err) {
+    ckd_parity_options options = a->parity;
+    cli_progress progress;
+    cli_interrupt_catch();
+    cli_progress_begin(&progress, "covering", a->common.quiet);
+    options.on_progress = cli_progress_update;
+    options.progress_context = &progress;
+    ckd_status status = ckd_store_parity(out, store, &options, err);
+    cli_progress_end(&progress);
+    if (status == CKD_OK && !options.dry_run) {
+        cli_committed("parity is made");
+    }
+    return status;
+}
+
+static ckd_status run(const arguments *a, ckd_error *err) {
+    ckd_store *store = NULL;
+    ckd_parity_result *result = NULL;
+    cli_survivors left = {0};
+    ckd_status status = cli_open_store(&store, &a->common, CKD_OPEN_WRITE, err);
+    if (status == CKD_OK) {
+        status = make(&result, a, store, err);
+    }
+    if (status == CKD_OK) {
+        status = cli_find_survivors(&left, result->found, store, err);
+    }
+    if (status == CKD_OK && a->common.json) {
+        status = print_json(result, &left, a, err);
+    } else if (status == CKD_OK && cli_talks(&a->common)) {
+        print_text(result, &left, a);
+    }
+    if (status == CKD_OK) {
+        status = cli_damage_status(result->found, &left, err);
+    }
+    cli_survivors_free(&left);
+    ckd_parity_result_free(result);
+    ckd_store_close(store);
+    return status;
+}
+
+int cmd_parity(int argc, char **argv) {
+    static const struct argp_child children[] = {{&cli_common_argp, 0, 0, 0}, {0}};
+    static const struct argp argp = {options_table, parse, "STORE", doc, children, 0, 0};
+    arguments a = {.common.command = "parity", .parity = CKD_PARITY_OPTIONS_INIT};
+    argp_parse(&argp, argc, argv, 0, NULL, &a);
+    ckd_error err;
+    ckd_status status = a.status ? show_status(&a, &err) : run(&a, &err);
+    return status == CKD_OK ? CLI_DONE : cli_fail(&err);
+}

@@ -1,0 +1,62 @@
+/* ckptdelta rebuild: the catalog, from manifests and chunk files. */
+#include <inttypes.h>
+#include <stdio.h>
+
+#include "cli/commands/commands.h"
+#include "cli/output/json_out.h"
+#include "cli/output/options.h"
+
+static const char doc[] =
+    "Make the catalog anew from manifests and chunk files, when it is lost or in doubt. The old one is kept as "
+    "catalog.db.old. Exit status 4 if a damaged manifest had to be left out: its checkpoint is not in the new catalog."
+    "\vExample:\n"
+    "  ckptdelta rebuild ckpts\n";
+
+static error_t parse(int key, char *arg, struct argp_state *state) {
+    (void)arg;
+    if (key != ARGP_KEY_INIT) {
+        return ARGP_ERR_UNKNOWN;
+    }
+    state->child_inputs[0] = state->input;
+    return 0;
+}
+
+static ckd_status tell(const cli_options *options, const ckd_rebuild_result *result, ckd_error *err) {
+    if (options->json) {
+        return cli_json_print(json_pack("{s:i, s:I, s:I}", "schema", 1, "checkpoints",
+                                        (json_int_t)result->checkpoints, "skipped",
+                                        (json_int_t)result->skipped),
+                              err);
+    }
+    if (cli_talks(options)) {
+        bool one = result->checkpoints == 1;
+        printf("rebuilt the catalog: %" PRIu64 " checkpoint%s; how long %s took (timeline) is not in it\n",
+               result->checkpoints, one ? "" : "s", one ? "its save" : "their saves");
+    }
+    return CKD_OK;
+}
+
+int cmd_rebuild(int argc, char **argv) {
+    static const struct argp_child children[] = {{&cli_common_argp, 0, 0, 0}, {0}};
+    static const struct argp argp = {NULL, parse, "STORE", doc, children, 0, 0};
+    cli_options options = {.command = "rebuild"};
+    argp_parse(&argp, argc, argv, 0, NULL, &options);
+    ckd_store_options store_options = CKD_STORE_OPTIONS_INIT;
+    store_options.on_message = cli_on_message;
+    store_options.message_context = &options;
+    ckd_rebuild_result result;
+    ckd_error err;
+    ckd_status status = ckd_store_rebuild(&result, options.store, &store_options, &err);
+    if (status == CKD_OK) {
+        cli_committed("the catalog is rebuilt");
+        status = tell(&options, &result, &err);
+    }
+    if (status == CKD_OK && result.skipped > 0) {
+        status =
+            cli_error(&err, CKD_E_CORRUPT,
+                      "%" PRIu64 " damaged manifest%s left out of the new catalog; what %s cannot be loaded",
+                      result.skipped, result.skipped == 1 ? " was" : "s were",
+                      result.skipped == 1 ? "it names" : "they name");
+    }
+    return status == CKD_OK ? CLI_DONE : cli_fail(&err);
+}

@@ -1,0 +1,291 @@
+/* ckptdelta timeline: how long saves took, and what of it. */
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "cli/commands/commands.h"
+#include "cli/output/json_out.h"
+#include "cli/output/options.h"
+#include "cli/files/output_file.h"
+#include "cli/output/table.h"
+#include "cli/output/text.h"
+#include "cli/report/timeline_svg.h"
+
+enum { OPT_RUN = 0x200, OPT_LAST, OPT_RANKS, OPT_SVG, OPT_FORCE };
+
+static const struct argp_option options_table[] = {
+    {"run", OPT_RUN, "RUN", 0, "Only this run", 1},
+    {"last", OPT_LAST, "N", 0, "Only the N saves that ended last", 1},
+    {"ranks", OPT_RANKS, 0, 0, "A row for each rank, as where there are several", 1},
+    {"svg", OPT_SVG, "FILE", 0, "Draw them, too: when training waited, and what each rank did, over time", 2},
+    {"force", OPT_FORCE, 0, 0, "Replace FILE if it exists", 2},
+    {0},
+};
+
+static const char doc[] =
+    "Say how long saves took, in the order in which they ended: what training waited for (sessions only), reading and deciding, encoding, writing, and making durable; of ranks that save together, of each, "
+    "also how long it waited for the others, and the commit. "
+    "Only the catalog knows: after a rebuild these times are gone."
+    "\vExamples:\n"
+    "  ckptdelta timeline ckpts --last 20\n"
+    "  ckptdelta timeline ckpts --run gpt --svg saves.svg\n";
+
+typedef struct arguments {
+    cli_options common;
+    const char *run, *svg;
+    uint64_t last;
+    bool force, ranks;
+} arguments;
+
+static error_t parse(int key, char *arg, struct argp_state *state) {
+    arguments *a = state->input;
+    switch (key) {
+    case ARGP_KEY_INIT:
+        state->child_inputs[0] = &a->common;
+        return 0;
+    case OPT_RUN:
+        a->run = arg;
+        return 0;
+    case OPT_LAST:
+        if (!cli_parse_u64(&a->last, arg) || a->last == 0) {
+            argp_error(state, "--last takes a number of saves, not '%s'", arg);
+        }
+        return 0;
+    case OPT_RANKS:
+        a->ranks = true;
+        return 0;
+    case OPT_SVG:
+        a->svg = arg;
+        return 0;
+    case OPT_FORCE:
+        a->force = true;
+        return 0;
+    case ARGP_KEY_END:
+        if (a->force && !a->svg) {
+            argp_error(state, "--force goes with --svg");
+        }
+        return 0;
+    default:
+        return ARGP_ERR_UNKNOWN;
+    }
+}
+
+static int by_time(const void *a, const void *b) {
+    const timeline_save *x = a, *y = b;
+    uint64_t left = x->times->created_ns, right = y->times->created_ns;
+    return (left > right) - (left < right);
+}
+
+/* Each with the stages of its ranks. malloc'ed; NULL: out of memory. */
+static timeline_save *saves_of(const ckd_timeline *t) {
+    timeline_save *saves = calloc(t->count + 1, sizeof(*saves));
+    for (size_t i = 0, at = 0; saves && i < t->count; i++) {
+        size_t first = at;
+        while (at < t->stage_count && t->stages[at].save == i) {
+            at++;
+        }
+        saves[i] = (timeline_save){&t->items[i], t->stages + first, at - first};
+    }
+    return saves;
+}
+
+/* How many stages from `at` on are one rank's. */
+static size_t stages_of_rank(const timeline_save *s, size_t at) {
+    size_t end = at;
+    while (end < s->stage_count && s->stages[end].rank == s->stages[at].rank) {
+        end++;
+    }
+    return end - at;
+}
+
+/* ---- JSON ---- */
+
+static json_t *seconds_of(uint64_t ns) {
+    return json_real((double)ns / 1e9);
+}
+
+static json_t *ranks_json(const timeline_save *s) {
+    json_t *ranks = json_array();
+    for (size_t at = 0; at < s->stage_count;) {
+        json_t *stages = json_array();
+        size_t end = at + stages_of_rank(s, at);
+        uint32_t rank = s->stages[at].rank;
+        for (; at < end; at++) {
+            const ckd_stage_times *t = &s->stages[at];
+            cli_json_append(&stages,
+                            json_pack("{s:s, s:o, s:o, s:o, s:I}", "stage", ckd_stage_name(t->stage),
+                                      "begin_s", seconds_of(t->begin_ns), "end_s", seconds_of(t->end_ns),
+                                      "work_s", seconds_of(t->work_ns), "bytes", (json_int_t)t->bytes));
+        }
+        cli_json_append(&ranks, json_pack("{s:I, s:o}", "rank", (json_int_t)rank, "stages", stages));
+    }
+    return ranks;
+}
+
+static ckd_status print_json(const timeline_save *items, size_t count, ckd_error *err) {
+    json_t *saves = json_array();
+    for (size_t i = 0; i < count; i++) {
+        const ckd_save_times *s = items[i].times;
+        cli_json_append(
+            &saves, json_pack("{s:s, s:I, s:s, s:I, s:I, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "run", s->run,
+                              "step", (json_int_t)s->step, "durable", cli_text_time(s->created_ns).text,
+                              "raw_bytes", (json_int_t)s->raw_bytes, "stored_bytes",
+                              (json_int_t)s->stored_bytes, "stall_s", seconds_of(s->stall_ns), "analyse_s",
+                              seconds_of(s->analyse_ns), "encode_s", seconds_of(s->encode_ns), "write_s",
+                              seconds_of(s->write_ns), "sync_s", seconds_of(s->sync_ns), "total_s",
+                              seconds_of(s->total_ns), "ranks", ranks_json(&items[i])));
+    }
+    return cli_json_print(json_pack("{s:i, s:o}", "schema", 1, "saves", saves), err);
+}
+
+/* ---- tables ---- */
+
+static void time_cell(cli_table *t, uint64_t ns) {
+    if (ns) {
+        cli_table_cell(t,
+                       ns < 9950000      ? "%.2f ms"
+                       : ns < 9950000000 ? "%.0f ms"
+                                         : "%.3g s",
+                       (double)ns / (ns < 9950000000 ? 1e6 : 1e9));
+    } else {
+        cli_table_cell(t, "-");
+    }
+}
+
+static void time_cells(cli_table *t, const uint64_t *times, size_t count) {
+    for (size_t k = 0; k < count; k++) {
+        time_cell(t, times[k]);
+    }
+}
+
+static void save_row(cli_table *t, const ckd_save_times *s, bool ranks) {
+    const uint64_t times[] = {s->stall_ns, s->analyse_ns, s->encode_ns, s->write_ns, s->sync_ns};
+    cli_table_cell(t, "%s", s->run);
+    cli_table_cell(t, "%" PRIu64, s->step);
+    if (ranks) {
+        cli_table_cell(t, "-");
+    }
+    cli_table_cell(t, "%s", cli_text_size(s->raw_bytes).text);
+    cli_table_cell(t, "%s", cli_text_size(s->stored_bytes).text);
+    time_cells(t, times, sizeof(times) / sizeof(times[0]));
+    if (ranks) {
+        time_cells(t, (const uint64_t[]){0, 0}, 2);
+    }
+    time_cell(t, s->total_ns);
+    cli_table_cell(t, "%s", cli_text_time(s->created_ns).text);
+}
+
+/* Of so many stages of one rank. */
+static void rank_row(cli_table *t, const ckd_save_times *s, const ckd_stage_times *stages, size_t count) {
+    uint64_t times[CKD_STAGE_LAST + 1] = {0}, raw = 0, stored = 0, begin = UINT64_MAX, end = 0;
+    for (size_t i = 0; i < count; i++) {
+        const ckd_stage_times *of = &stages[i];
+        bool lasts = of->stage >= CKD_STAGE_WAIT; /* there is no work of threads in it */
+        times[of->stage] = lasts ? of->end_ns - of->begin_ns : of->work_ns;
+        raw = of->stage == CKD_STAGE_ENCODE ? of->bytes : raw;
+        stored = of->stage == CKD_STAGE_SYNC ? of->bytes : stored;
+        begin = of->begin_ns < begin ? of->begin_ns : begin;
+        end = of->end_ns > end ? of->end_ns : end;
+    }
+    cli_table_cell(t, "%s", s->run);
+    cli_table_cell(t, "%" PRIu64, s->step);
+    cli_table_cell(t, "%u", (unsigned)stages[0].rank);
+    cli_table_cell(t, "%s", cli_text_size(raw).text);
+    cli_table_cell(t, "%s", cli_text_size(stored).text);
+    time_cells(t, times + CKD_STAGE_SNAPSHOT, CKD_STAGE_LAST);
+    time_cell(t, end - begin);
+    cli_table_cell(t, "%s", cli_text_time(s->created_ns).text);
+}
+
+static void save_rows(cli_table *t, const timeline_save *s, bool ranks) {
+    if (!ranks || s->stage_count == 0) {
+        save_row(t, s->times, ranks);
+        return;
+    }
+    for (size_t at = 0; at < s->stage_count;) {
+        size_t count = stages_of_rank(s, at);
+        rank_row(t, s->times, s->stages + at, count);
+        at += count;
+    }
+}
+
+static ckd_status print_text(const timeline_save *saves, size_t count, bool ranks, ckd_error *err) {
+    for (size_t i = 0; i < count; i++) {
+        const timeline_save *s = &saves[i];
+        ranks = ranks || (s->stage_count && s->stages[s->stage_count - 1].rank > 0);
+    }
+    cli_table *t = cli_table_new(
+        ranks
+            ? "RUN|>STEP|>RANK|>RAW|>STORED|>WAITED|>ANALYSE|>ENCODE|>WRITE|>SYNC|>OTHERS|>COMMIT|>TOTAL|DURABLE"
+            : "RUN|>STEP|>RAW|>STORED|>WAITED|>ANALYSE|>ENCODE|>WRITE|>SYNC|>TOTAL|DURABLE");
+    for (size_t i = 0; i < count; i++) {
+        save_rows(t, &saves[i], ranks);
+    }
+    ckd_status status = cli_table_print(t, err);
+    if (status == CKD_OK && count == 0) {
+        puts("no save in this catalog has timings");
+    }
+    return status;
+}
+
+/* ---- all of it ---- */
+
+static ckd_status draw(const arguments *a, const timeline_save *saves, size_t count, ckd_error *err) {
+    size_t size;
+    char *text = cli_timeline_svg(saves, count, &size);
+    if (!text) {
+        return cli_error_nomem(err);
+    }
+    ckd_status status = cli_output_bytes(a->svg, a->force, text, size, err);
+    free(text);
+    return status;
+}
+
+static ckd_status show(const arguments *a, const ckd_timeline *timeline, ckd_error *err) {
+    timeline_save *saves = saves_of(timeline);
+    if (!saves) {
+        return cli_error_nomem(err);
+    }
+    qsort(saves, timeline->count, sizeof(*saves), by_time);
+    size_t count = a->last && a->last < timeline->count ? (size_t)a->last : timeline->count;
+    const timeline_save *items = saves + (timeline->count - count);
+    ckd_status status = a->svg ? draw(a, items, count, err) : CKD_OK;
+    if (status == CKD_OK && a->common.json) {
+        status = print_json(items, count, err);
+    } else if (status == CKD_OK && cli_talks(&a->common)) {
+        status = print_text(items, count, a->ranks, err);
+    }
+    free(saves);
+    return status;
+}
+
+static ckd_status run(const arguments *a, ckd_error *err) {
+    ckd_store *store = NULL;
+    ckd_timeline *timeline = NULL;
+    ckd_status status = a->svg ? cli_output_check(a->svg, a->force, err) : CKD_OK;
+    if (status == CKD_OK) {
+        status = cli_open_store(&store, &a->common, CKD_OPEN_READ, err);
+    }
+    if (status == CKD_OK && a->run) { /* says what there is, if it is not there */
+        ckd_checkpoint newest;
+        status = cli_find(&newest, store, a->run, CKD_LATEST, err);
+    }
+    if (status == CKD_OK) {
+        status = ckd_store_timeline(&timeline, store, a->run, err);
+    }
+    if (status == CKD_OK) {
+        status = show(a, timeline, err);
+    }
+    ckd_timeline_free(timeline);
+    ckd_store_close(store);
+    return status;
+}
+
+int cmd_timeline(int argc, char **argv) {
+    static const struct argp_child children[] = {{&cli_common_argp, 0, 0, 0}, {0}};
+    static const struct argp argp = {options_table, parse, "STORE", doc, children, 0, 0};
+    arguments a = {.common.command = "timeline"};
+    argp_parse(&argp, argc, argv, 0, NULL, &a);
+    ckd_error err;
+    return run(&a, &err) == CKD_OK ? CLI_DONE : cli_fail_reading(&err, &a.common);
+}

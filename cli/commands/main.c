@@ -1,0 +1,153 @@
+/* ckptdelta: the command. Finds the subcommand; help and version. */
+#include <argp.h>
+#include <fcntl.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "cli/commands/commands.h"
+#include "cli/output/errors.h"
+
+static const struct command {
+    const char *name, *prefixed, *summary;
+    int (*run)(int argc, char **argv);
+} commands[] = {
+    {"save", "ckptdelta save", "save safetensors files as the checkpoint of a step", cmd_save},
+    {"import", "ckptdelta import", "save the files of many ranks as the checkpoint of a step", cmd_import},
+    {"load", "ckptdelta load", "write a checkpoint, or some of its tensors, to a safetensors file", cmd_load},
+    {"export", "ckptdelta export", "write a checkpoint as a folder that other programs read as a model",
+     cmd_export},
+    {"list", "ckptdelta list", "list the checkpoints of a store", cmd_list},
+    {"show", "ckptdelta show", "show a checkpoint: its tensors, how they are stored, its chain", cmd_show},
+    {"diff", "ckptdelta diff", "compare two checkpoints tensor by tensor", cmd_diff},
+    {"report", "ckptdelta report", "tell how much a store holds and takes, by run and by role", cmd_report},
+    {"timeline", "ckptdelta timeline", "tell how long saves took, and what training waited for",
+     cmd_timeline},
+    {"verify", "ckptdelta verify", "check every hash, down to the reconstructed values", cmd_verify},
+    {"scrub", "ckptdelta scrub", "verify what is stored little by little", cmd_scrub},
+    {"parity", "ckptdelta parity", "make files from which lost ones can be rebuilt", cmd_parity},
+    {"repair", "ckptdelta repair", "rebuild what is lost or damaged, from parity", cmd_repair},
+    {"pin", "ckptdelta pin", "pin checkpoints, so that nothing deletes them", cmd_pin},
+    {"tag", "ckptdelta tag", "give checkpoints names, which also keep them", cmd_tag},
+    {"delete", "ckptdelta delete", "delete checkpoints; that can be taken back", cmd_delete},
+    {"prune", "ckptdelta prune", "delete all checkpoints that a policy does not keep", cmd_prune},
+    {"compact", "ckptdelta compact", "shorten chains, and fold out what is no longer wanted", cmd_compact},
+    {"policy", "ckptdelta policy", "store what to keep with the store", cmd_policy},
+    {"trash", "ckptdelta trash", "list what was deleted; take it back, or remove it for good", cmd_trash},
+    {"copy", "ckptdelta copy", "copy checkpoints to another store, moving only what it lacks", cmd_copy},
+    {"push", "ckptdelta push", "the same, from this store to another one", cmd_push},
+    {"pull", "ckptdelta pull", "the same, from another store to this one", cmd_pull},
+    {"rebuild", "ckptdelta rebuild", "make the catalog anew from the data files", cmd_rebuild},
+};
+#define COMMAND_COUNT (sizeof(commands) / sizeof(commands[0]))
+
+static void print_help(FILE *to) {
+    fputs("Usage: ckptdelta COMMAND STORE [OPTION...]\n"
+          "\n"
+          "Keeps the checkpoints of training runs in a store, a directory. Each is stored\n"
+          "as what changed since an earlier one, and any of them comes back bit for bit.\n"
+          "\n"
+          "Commands:\n",
+          to);
+    for (size_t i = 0; i < COMMAND_COUNT; i++) {
+        fprintf(to, "  %-8s %s\n", commands[i].name, commands[i].summary);
+    }
+    fputs("  help     explain a command: ckptdelta help COMMAND\n"
+          "\n"
+          "A first try, with checkpoints that a trainer wrote as safetensors files:\n"
+          "  ckptdelta save ckpts --run gpt --step 100 step100.safetensors\n"
+          "  ckptdelta save ckpts --run gpt --step 200 step200.safetensors\n"
+          "  ckptdelta list ckpts\n"
+          "  ckptdelta load ckpts --step 100 --out restored.safetensors\n"
+          "  ckptdelta report ckpts\n"
+          "The first creates the store ./ckpts, the second adds what has changed since.\n"
+          "\n"
+          "Exit status: 0 done, 1 failed, 2 wrong usage, 3 not found, 4 corrupt or\n"
+          "unverifiable data.\n",
+          to);
+}
+
+static const struct command *find_command(const char *name) {
+    for (size_t i = 0; i < COMMAND_COUNT; i++) {
+        if (strcmp(commands[i].name, name) == 0) {
+            return &commands[i];
+        }
+    }
+    return NULL;
+}
+
+static int unknown_command(const char *name) {
+    cli_note("there is no command '%s'; ckptdelta --help lists them", name);
+    return CLI_USAGE;
+}
+
+static void print_version(FILE *to, struct argp_state *state) {
+    (void)state;
+    fprintf(to, "ckptdelta %s\n", ckd_version());
+}
+
+static int run(int argc, char **argv) {
+    if (argc < 2) {
+        print_help(stderr);
+        return CLI_USAGE;
+    }
+    const char *name = argv[1];
+    bool help = strcmp(name, "help") == 0;
+    if (strcmp(name, "--help") == 0 || strcmp(name, "-h") == 0 || strcmp(name, "-?") == 0 ||
+        (help && argc == 2)) {
+        print_help(stdout);
+        return CLI_DONE;
+    }
+    if (strcmp(name, "--version") == 0 || strcmp(name, "-V") == 0) {
+        print_version(stdout, NULL);
+        return CLI_DONE;
+    }
+    const struct command *command = find_command(help ? argv[2] : name);
+    if (!command) {
+        return unknown_command(help ? argv[2] : name);
+    }
+    char *prefixed = (char *)command->prefixed, option[] = "--help";
+    if (help) {
+        return command->run(2, (char *[]){prefixed, option, NULL});
+    }
+    argv[1] = prefixed;
+    return command->run(argc - 1, argv + 1);
+}
+
+/* A full disk behind `> file` must not look like success, not even for --help, after which argp exits. */
+static void check_output(int code, void *context) {
+    (void)context;
+    int checked = cli_flush_output(code);
+    if (checked != code) {
+        fflush(stderr);
+        _exit(checked);
+    }
+}
+
+/* Or a file of the store would get the number of a standard stream that is closed, and messages would go into it. */
+static bool reserve_standard_streams(void) {
+    for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++) {
+        /* The other way round, so that what is written to it fails as it did. */
+        int mode = fd == STDIN_FILENO ? O_WRONLY : O_RDONLY;
+        if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", mode) != fd) {
+            return false;
+        }
+    }
+    return true;
+}
+
+int main(int argc, char **argv) {
+    if (!reserve_standard_streams()) {
+        return CLI_FAILED;
+    }
+    argp_program_version_hook = print_version;
+    argp_err_exit_status = CLI_USAGE;
+    cli_clean_stderr();
+    if (on_exit(check_output, NULL) != 0) {
+        cli_note("out of memory");
+        return CLI_FAILED;
+    }
+    return run(argc, argv);
+}

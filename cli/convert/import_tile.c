@@ -1,0 +1,199 @@
+/* Where the elements of a tensor lie in the files, and that none is missing. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "cli/convert/import_plan.h"
+
+/* ---- pieces ---- */
+
+void import_pieces_free(import_pieces *p) {
+    free(p->items);
+    *p = (import_pieces){0};
+}
+
+/* What of a box of the rank's tensor lies in a stretch of it, which begins at `at`. False if nothing. */
+static bool meet(import_piece *p, const layout_share *s, const layout_stretch *stretch, uint64_t at,
+                 const ckd_region *box) {
+    uint64_t low = box->offsets[s->dim], high = low + box->lengths[s->dim];
+    uint64_t begin = at > low ? at : low, end = at + stretch->length < high ? at + stretch->length : high;
+    if (begin >= end) {
+        return false;
+    }
+    for (uint32_t d = 0; d < s->ndim; d++) {
+        p->offsets[d] = s->offsets[d] + box->offsets[d];
+        p->lengths[d] = box->lengths[d];
+        p->local[d] = box->offsets[d];
+    }
+    p->offsets[s->dim] = stretch->offset + (begin - at);
+    p->lengths[s->dim] = end - begin;
+    p->local[s->dim] = begin;
+    return true;
+}
+
+/* What of the entry's part lies in a box of the rank's tensor. first: the number of its set's first copy. */
+static ckd_status add_pieces(import_pieces *out, const import_entry *e, const layout_share *s, size_t first,
+                             const ckd_region *box, ckd_error *err) {
+    import_piece *grown = realloc(out->items, (out->count + s->count + 1) * sizeof(*grown));
+    if (!grown) {
+        return cli_error_nomem(err);
+    }
+    out->items = grown;
+    uint64_t at = 0;
+    size_t part = e->part == LAYOUT_NONE ? 0 : e->part;
+    for (size_t i = 0; i < s->count; i++) {
+        const layout_stretch *stretch = &s->stretches[i];
+        import_piece *p = &out->items[out->count];
+        *p = (import_piece){.entry = e, .copy = first + stretch->copy};
+        out->count += stretch->part == part && meet(p, s, stretch, at, box);
+        at += stretch->length;
+    }
+    return CKD_OK;
+}
+
+static void count_copies(import_pieces *out, const import_entry *e, const layout_share *s, size_t first) {
+    size_t part = e->part == LAYOUT_NONE ? 0 : e->part;
+    for (size_t i = 0; i < s->count; i++) {
+        if (s->stretches[i].part == part && out->copies < first + s->stretches[i].copies) {
+            out->copies = first + s->stretches[i].copies;
+        }
+    }
+}
+
+/* All that the rank's file has of it. */
+static ckd_status add_entry(import_pieces *out, const import_entry *e, const layout_share *s, size_t first,
+                            ckd_error *err) {
+    const safetensors_tensor *t = e->tensor;
+    ckd_status status = CKD_OK;
+    count_copies(out, e, s, first);
+    for (uint64_t done = 0, more; done < e->range.count && status == CKD_OK; done += more) {
+        ckd_region box;
+        more = layout_next_box(&box, t->ndim, t->shape, e->range.first + done, e->range.count - done);
+        status = add_pieces(out, e, s, first, &box, err);
+    }
+    return status;
+}
+
+ckd_status import_pieces_make(import_pieces *out, const import_plan *plan, const import_tensor *t,
+                              ckd_error *err) {
+    *out = (import_pieces){0};
+    uint64_t *totals = NULL;
+    size_t first = 0;
+    ckd_status status = CKD_OK;
+    for (size_t i = 0; i < t->count && status == CKD_OK; i++) {
+        const import_entry *e = &t->entries[i];
+        bool new_rule = i == 0 || e->rule != e[-1].rule;
+        if (new_rule || e->set != e[-1].set) {
+            first = out->copies++;
+        }
+        if (new_rule) {
+            free(totals);
+            status = import_totals(&totals, t, e->rule, e->part, err);
+        }
+        layout_share share = {0};
+        if (status == CKD_OK) {
+            status = import_share(&share, plan, t, e->rule, e->rank, totals, err);
+        }
+        if (status == CKD_OK) {
+            status = add_entry(out, e, &share, first, err);
+        }
+        layout_share_free(&share);
+    }
+    free(totals);
+    if (status != CKD_OK) {
+        import_pieces_free(out);
+    }
+    return status;
+}
+
+/* ---- tiling ---- */
+
+/* The regions of one rank, as a plan of many ranks' saves wants them. */
+typedef struct rank_regions {
+    ckd_tensor *tensors;
+    size_t count;
+} rank_regions;
+
+static ckd_status add_region(rank_regions *to, const import_tensor *t, const import_piece *p,
+                             ckd_error *err) {
+    if (to->count % 64 == 0) {
+        ckd_tensor *grown = realloc(to->tensors, (to->count + 64) * sizeof(*grown));
+        if (!grown) {
+            return cli_error_nomem(err);
+        }
+        to->tensors = grown;
+    }
+    ckd_tensor *one = &to->tensors[to->count++];
+    *one = (ckd_tensor)CKD_TENSOR_INIT;
+    one->name = t->tensor.name;
+    one->role = CKD_ROLE_OTHER;
+    one->dtype = t->tensor.dtype;
+    one->ndim = t->tensor.ndim;
+    one->shape = t->tensor.shape;
+    one->region.kind = t->tensor.ndim ? CKD_REGION_BOX : CKD_REGION_WHOLE;
+    memcpy(one->region.offsets, p->offsets, sizeof(p->offsets));
+    memcpy(one->region.lengths, p->lengths, sizeof(p->lengths));
+    return CKD_OK;
+}
+
+static ckd_status gather_regions(rank_regions *of_rank, import_plan *plan, ckd_error *err) {
+    ckd_status status = CKD_OK;
+    for (size_t i = 0; i < plan->count && status == CKD_OK; i++) {
+        import_pieces pieces;
+        status = import_pieces_make(&pieces, plan, &plan->tensors[i], err);
+        plan->tensors[i].copies = pieces.copies;
+        for (size_t k = 0; status == CKD_OK && k < pieces.count; k++) {
+            const import_piece *p = &pieces.items[k];
+            if (p->copy == 0) {
+                status = add_region(&of_rank[p->entry->rank], &plan->tensors[i], p, err);
+            }
+        }
+        import_pieces_free(&pieces);
+    }
+    return status;
+}
+
+static ckd_status check_regions(const rank_regions *of_rank, uint32_t world, ckd_error *err) {
+    ckd_bytes *descriptions = calloc(world, sizeof(*descriptions));
+    ckd_plan *plan = NULL;
+    ckd_status status = descriptions ? CKD_OK : cli_error_nomem(err);
+    for (uint32_t r = 0; r < world && status == CKD_OK; r++) {
+        status = ckd_plan_describe(&descriptions[r], r, world, of_rank[r].tensors, of_rank[r].count, err);
+    }
+    if (status == CKD_OK) {
+        status = ckd_plan_make(&plan, descriptions, world, err);
+    }
+    for (uint32_t r = 0; descriptions && r < world; r++) {
+        ckd_bytes_free(&descriptions[r]);
+    }
+    free(descriptions);
+    ckd_plan_free(plan);
+    return status;
+}
+
+/* An error of the plan says which elements and ranks; this adds by which rule. */
+static ckd_status name_line(const import_plan *plan, ckd_error *err) {
+    ckd_error said = *err;
+    for (size_t i = 0; i < plan->count; i++) {
+        if (strcmp(plan->tensors[i].tensor.name, said.tensor) == 0) {
+            layout_error(plan->layout, plan->tensors[i].entries->rule->line, err, said.status, "%s",
+                         said.message);
+            return cli_error_tensor(err, said.tensor);
+        }
+    }
+    return said.status;
+}
+
+ckd_status import_check_tiling(import_plan *plan, ckd_error *err) {
+    uint32_t world = plan->layout->world;
+    rank_regions *of_rank = calloc(world, sizeof(*of_rank));
+    ckd_status status = of_rank ? gather_regions(of_rank, plan, err) : cli_error_nomem(err);
+    if (status == CKD_OK) {
+        status = check_regions(of_rank, world, err);
+        status = status == CKD_OK ? status : name_line(plan, err);
+    }
+    for (uint32_t r = 0; of_rank && r < world; r++) {
+        free(of_rank[r].tensors);
+    }
+    free(of_rank);
+    return status;
+}

@@ -1,0 +1,233 @@
+#include "cli/files/regions.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cli/output/options.h"
+
+/* ---- options ---- */
+
+/* A number of `length` digits. */
+static bool parse_number(uint64_t *out, const char *text, size_t length) {
+    char digits[24];
+    if (length >= sizeof(digits)) {
+        return false;
+    }
+    memcpy(digits, text, length);
+    digits[length] = '\0';
+    return cli_parse_u64(out, digits);
+}
+
+ckd_status cli_regions_set_shard(cli_regions *r, const char *text, ckd_error *err) {
+    const char *slash = strchr(text, '/');
+    uint64_t shard, shards;
+    if (!slash || !parse_number(&shard, text, (size_t)(slash - text)) || !cli_parse_u64(&shards, slash + 1) ||
+        shard >= shards) {
+        return cli_error(err, CKD_E_INVALID,
+                         "--shard is I/N with I from 0 to N - 1, such as 0/4 ... 3/4, not '%s'", text);
+    }
+    r->shard = shard;
+    r->shards = shards;
+    return CKD_OK;
+}
+
+bool cli_parse_dim(int32_t *out, const char *text) {
+    bool back = text[0] == '-';
+    uint64_t number;
+    if (!cli_parse_u64(&number, text + back) || number - back >= CKD_MAX_DIMS) {
+        return false;
+    }
+    *out = back ? -(int32_t)number : (int32_t)number;
+    return true;
+}
+
+uint32_t cli_dim_of(int32_t dim, uint32_t ndim) {
+    int64_t from_first = dim < 0 ? (int64_t)ndim + dim : dim;
+    return from_first >= 0 && from_first < ndim ? (uint32_t)from_first : CKD_MAX_DIMS;
+}
+
+ckd_status cli_regions_set_dim(cli_regions *r, const char *text, ckd_error *err) {
+    if (!cli_parse_dim(&r->dim, text)) {
+        return cli_error(err, CKD_E_INVALID,
+                         "--dim is a number from 0 to %d, or, from the last one back, -1 to -%d, not '%s'",
+                         CKD_MAX_DIMS - 1, CKD_MAX_DIMS, text);
+    }
+    r->dim_given = true;
+    return CKD_OK;
+}
+
+/* "a:b", ":b", "a:" or ":" up to `end`. */
+static bool parse_interval(uint64_t *first, uint64_t *last, const char *text, const char *end) {
+    const char *colon = memchr(text, ':', (size_t)(end - text));
+    *first = 0;
+    *last = UINT64_MAX;
+    return colon && (colon == text || parse_number(first, text, (size_t)(colon - text))) &&
+           (colon + 1 == end || parse_number(last, colon + 1, (size_t)(end - colon - 1))) && *first <= *last;
+}
+
+/* "[a:b,c:d]" and nothing else. */
+static bool parse_box(cli_region *out, const char *text) {
+    size_t length = strlen(text);
+    if (length < 2 || text[0] != '[' || text[length - 1] != ']') {
+        return false;
+    }
+    const char *at = text + 1, *close = text + length - 1;
+    while (at < close || out->ndim > 0) {
+        const char *comma = memchr(at, ',', (size_t)(close - at));
+        const char *end = comma ? comma : close;
+        if (out->ndim == CKD_MAX_DIMS ||
+            !parse_interval(&out->first[out->ndim], &out->end[out->ndim], at, end)) {
+            return false;
+        }
+        out->ndim++;
+        if (!comma) {
+            break;
+        }
+        at = comma + 1;
+    }
+    return true;
+}
+
+/* The last "=[": names may have these characters, too. NULL if there is none, or no name before it. */
+static const char *find_box(const char *text) {
+    const char *found = NULL;
+    for (const char *at = text; (at = strstr(at, "=[")); at++) {
+        found = at;
+    }
+    return found && found > text ? found + 1 : NULL;
+}
+
+ckd_status cli_regions_add(cli_regions *r, const char *text, ckd_error *err) {
+    cli_region region = {0};
+    const char *box = find_box(text);
+    if (!box || !parse_box(&region, box)) {
+        return cli_error(
+            err, CKD_E_INVALID,
+            "--region is NAME=[a:b,c:d], elements a to b - 1 of the first dimension and so on, a or b may "
+            "be left out, not '%s'",
+            text);
+    }
+    cli_region *items = realloc(r->items, (r->count + 1) * sizeof(*items));
+    if (!items) {
+        return cli_error_nomem(err);
+    }
+    r->items = items;
+    region.tensor = strndup(text, (size_t)(box - 1 - text));
+    if (!region.tensor) {
+        return cli_error_nomem(err);
+    }
+    for (size_t i = 0; i < r->count; i++) {
+        if (strcmp(items[i].tensor, region.tensor) == 0) {
+            cli_error(err, CKD_E_INVALID,
+                      "a file holds one region of a tensor; load the others of '%s' into files of their own",
+                      region.tensor);
+            free(region.tensor);
+            return CKD_E_INVALID;
+        }
+    }
+    items[r->count++] = region;
+    return CKD_OK;
+}
+
+void cli_regions_free(cli_regions *r) {
+    for (size_t i = 0; i < r->count; i++) {
+        free(r->items[i].tensor);
+    }
+    free(r->items);
+    *r = (cli_regions){0};
+}
+
+/* ---- finding ---- */
+
+static cli_region *find_own(const cli_regions *r, const char *tensor) {
+    for (size_t i = 0; i < r->count; i++) {
+        if (strcmp(r->items[i].tensor, tensor) == 0) {
+            return &r->items[i];
+        }
+    }
+    return NULL;
+}
+
+bool cli_regions_names(cli_regions *r, const char *tensor) {
+    cli_region *own = find_own(r, tensor);
+    if (own) {
+        own->used = true;
+    }
+    return own != NULL;
+}
+
+static ckd_status not_inside(const ckd_tensor_info *info, ckd_error *err) {
+    char shape[200] = "a scalar";
+    for (uint32_t d = 0, at = 0; d < info->ndim && at < sizeof(shape) - 24; d++) {
+        at +=
+            (uint32_t)snprintf(shape + at, sizeof(shape) - at, "%s%" PRIu64, d ? " x " : "", info->shape[d]);
+    }
+    cli_error(err, CKD_E_INVALID, "what --region says does not lie inside the tensor, which is %s", shape);
+    return cli_error_tensor(err, info->name);
+}
+
+static ckd_status cut_own(ckd_region *out, const cli_region *own, const ckd_tensor_info *info,
+                          ckd_error *err) {
+    if (own->ndim > info->ndim) {
+        return not_inside(info, err);
+    }
+    for (uint32_t d = 0; d < own->ndim; d++) {
+        uint64_t end = own->end[d] == UINT64_MAX ? info->shape[d] : own->end[d];
+        if (own->first[d] > end || end > info->shape[d]) {
+            return not_inside(info, err);
+        }
+        out->offsets[d] = own->first[d];
+        out->lengths[d] = end - own->first[d];
+    }
+    return CKD_OK;
+}
+
+/* torch.chunk: ceil(L / N) each, as far as it goes. */
+static void cut_shard(ckd_region *out, const cli_regions *r, const ckd_tensor_info *info, uint32_t dim) {
+    uint64_t all = info->shape[dim], each = all / r->shards + (all % r->shards != 0);
+    uint64_t first = each && r->shard < (all + each - 1) / each ? r->shard * each : all;
+    out->offsets[dim] = first;
+    out->lengths[dim] = all - first < each ? all - first : each;
+}
+
+ckd_status cli_regions_find(ckd_region *out, uint64_t lengths[CKD_MAX_DIMS], const cli_regions *r,
+                            const ckd_tensor_info *info, ckd_error *err) {
+    *out = (ckd_region){.kind = CKD_REGION_BOX};
+    memcpy(out->lengths, info->shape, info->ndim * sizeof(uint64_t));
+    const cli_region *own = find_own(r, info->name);
+    ckd_status status = own ? cut_own(out, own, info, err) : CKD_OK;
+    uint32_t dim = cli_dim_of(r->dim, info->ndim);
+    if (!own && r->shards && dim < info->ndim) {
+        cut_shard(out, r, info, dim);
+    }
+    memcpy(lengths, out->lengths, sizeof(out->lengths));
+    return status;
+}
+
+/* ---- pieces ---- */
+
+ckd_status cli_cut_box(const ckd_region *box, uint32_t ndim, uint64_t most, cli_piece_fn each, void *context,
+                       ckd_error *err) {
+    uint64_t elements = 1;
+    for (uint32_t d = 0; d < ndim; d++) {
+        elements *= box->lengths[d];
+    }
+    if (elements <= most || elements == 1) {
+        return elements ? each(context, box, elements, err) : CKD_OK;
+    }
+    uint32_t dim = 0;
+    while (box->lengths[dim] == 1) {
+        dim++;
+    }
+    uint64_t rows = most / (elements / box->lengths[dim]);
+    ckd_region piece = *box;
+    ckd_status status = CKD_OK;
+    for (uint64_t at = 0; at < box->lengths[dim] && status == CKD_OK; at += piece.lengths[dim]) {
+        uint64_t left = box->lengths[dim] - at;
+        piece.offsets[dim] = box->offsets[dim] + at;
+        piece.lengths[dim] = rows == 0 ? 1 : left < rows ? left : rows;
+        status = cli_cut_box(&piece, ndim, most, each, context, err);
+    }
+    return status;
+}

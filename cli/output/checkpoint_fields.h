@@ -1,0 +1,34 @@
+/* What JSON says of a checkpoint (docs/cli.md), field by field. */
+#ifndef CLI_CHECKPOINT_FIELDS_H
+#define CLI_CHECKPOINT_FIELDS_H
+
+#include "cli/output/by_id.h"
+#include "cli/output/json_out.h"
+#include "cli/output/text.h"
+
+typedef enum json_kind { JSON_IS_NULL, JSON_IS_TEXT, JSON_IS_NUMBER, JSON_IS_REAL } json_kind;
+
+typedef struct json_field {
+    const char *name;
+    json_kind kind;
+    union {
+        const char *text;
+        uint64_t number;
+        double real; /* finite */
+    };
+} json_field;
+
+enum { CHECKPOINT_FIELDS = 21 };
+
+/* Texts point into it: it must not be moved. */
+typedef struct checkpoint_fields {
+    json_field items[CHECKPOINT_FIELDS];
+    char id[CKD_ID_TEXT], parent_id[CKD_ID_TEXT], resumed_from_id[CKD_ID_TEXT];
+    cli_place_text parent, resumed_from;
+    cli_text created;
+} checkpoint_fields;
+
+/* `ids` names its relatives. c must stay. */
+void checkpoint_fields_make(checkpoint_fields *out, const ckd_checkpoint *c, const cli_ids *ids);
+
+#endif

@@ -1,0 +1,202 @@
+#include "cli/output/errors.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "cli/output/interrupt.h"
+#include "cli/output/options.h"
+#include "cli/output/text.h"
+
+/* Cuts on the left: the end of a path says most. */
+static void copy_path(char *to, size_t room, const char *path) {
+    size_t length = strlen(path);
+    snprintf(to, room, "%s", length < room ? path : path + (length - room + 1));
+}
+
+static CLI_PRINTF(5, 0) void set(ckd_error *err, ckd_status status, const char *file, uint64_t offset,
+                                 const char *format, va_list args) {
+    memset(err, 0, sizeof(*err));
+    err->status = status;
+    err->offset = offset;
+    if (file) {
+        copy_path(err->file, sizeof(err->file), file);
+    }
+    vsnprintf(err->message, sizeof(err->message), format, args);
+}
+
+ckd_status cli_error(ckd_error *err, ckd_status status, const char *format, ...) {
+    va_list args;
+    va_start(args, format);
+    set(err, status, NULL, CKD_NO_OFFSET, format, args);
+    va_end(args);
+    return status;
+}
+
+ckd_status cli_error_at(ckd_error *err, ckd_status status, const char *file, uint64_t offset,
+                        const char *format, ...) {
+    va_list args;
+    va_start(args, format);
+    set(err, status, file, offset, format, args);
+    va_end(args);
+    return status;
+}
+
+static ckd_status status_of_errno(int errnum) {
+    switch (errnum) {
+    case ENOENT:
+        return CKD_E_NOT_FOUND;
+    case EEXIST:
+        return CKD_E_EXISTS;
+    case ENOMEM:
+        return CKD_E_NOMEM;
+    case ENOSPC:
+    case EDQUOT:
+        return CKD_E_NOSPACE;
+    default:
+        return CKD_E_IO;
+    }
+}
+
+ckd_status cli_error_sys(ckd_error *err, int errnum, const char *file, const char *format, ...) {
+    va_list args;
+    va_start(args, format);
+    set(err, status_of_errno(errnum), file, CKD_NO_OFFSET, format, args);
+    va_end(args);
+    err->sys_errno = errnum;
+    size_t used = strlen(err->message);
+    snprintf(err->message + used, sizeof(err->message) - used, ": %s", strerror(errnum));
+    return err->status;
+}
+
+ckd_status cli_error_nomem(ckd_error *err) {
+    return cli_error(err, CKD_E_NOMEM, "out of memory");
+}
+
+ckd_status cli_error_tensor(ckd_error *err, const char *tensor) {
+    snprintf(err->tensor, sizeof(err->tensor), "%s", tensor);
+    if (strlen(tensor) >= sizeof(err->tensor)) {
+        size_t length = sizeof(err->tensor) - 1;
+        while (length > 0 && ((unsigned char)tensor[length] & 0xc0) == 0x80) {
+            length--; /* not within a character */
+        }
+        err->tensor[length] = '\0';
+    }
+    return err->status;
+}
+
+int cli_exit_code(const ckd_error *err) {
+    switch (err->status) {
+    case CKD_OK:
+        return CLI_DONE;
+    case CKD_E_INVALID:
+        return CLI_USAGE;
+    case CKD_E_NOT_FOUND:
+        return CLI_NOT_FOUND;
+    case CKD_E_CORRUPT:
+        return CLI_CORRUPT;
+    case CKD_E_UNSUPPORTED: /* a file of a newer version; or a library, a device that lacks something */
+        return err->file[0] ? CLI_CORRUPT : CLI_FAILED;
+    default:
+        return CLI_FAILED;
+    }
+}
+
+/* Where it happened, unless the message says so itself. */
+static void print_where(const ckd_error *err) {
+    const char *separator = " (";
+    if (err->tensor[0] && !strstr(err->message, err->tensor)) {
+        fprintf(stderr, "%stensor ", separator);
+        cli_print_clean(stderr, err->tensor);
+        separator = ", ";
+    }
+    if (err->file[0] && !strstr(err->message, err->file)) {
+        fprintf(stderr, "%sfile ", separator);
+        cli_print_clean(stderr, err->file);
+        separator = ", ";
+    }
+    if (err->offset != CKD_NO_OFFSET && err->file[0]) {
+        fprintf(stderr, "%soffset %llu", separator, (unsigned long long)err->offset);
+        separator = ", ";
+    }
+    if (separator[0] == ',') {
+        fputc(')', stderr);
+    }
+}
+
+static ssize_t write_clean(void *unused, const char *data, size_t size) {
+    (void)unused;
+    char *text = strndup(data, size), *clean = text ? cli_clean_but(text, "\n\t") : NULL;
+    dprintf(STDERR_FILENO, "%s", clean ? clean : "(out of memory)\n");
+    free(clean);
+    free(text);
+    return (ssize_t)size;
+}
+
+void cli_clean_stderr(void) {
+    FILE *clean = fopencookie(NULL, "w", (cookie_io_functions_t){.write = write_clean});
+    if (clean && setvbuf(clean, NULL, _IOLBF, 1 << 14) == 0) {
+        stderr = clean;
+    }
+}
+
+/* Of the one command that this process runs; "" before cli_committed. */
+static char committed[CKD_RUN_MAX + 64];
+
+void cli_committed(const char *format, ...) {
+    va_list args;
+    va_start(args, format);
+    vsnprintf(committed, sizeof(committed), format, args);
+    va_end(args);
+    (void)signal(SIGPIPE, SIG_IGN);
+}
+
+int cli_flush_output(int code) {
+    bool failed = ferror(stdout) != 0;
+    int errnum = fflush(stdout) != 0 ? errno : 0;
+    if ((!failed && !errnum) || code != CLI_DONE) {
+        return code;
+    }
+    cli_note("cannot write to standard output%s%s%s%s", errnum ? ": " : "", errnum ? strerror(errnum) : "",
+             committed[0] ? "; nevertheless " : "", committed);
+    return committed[0] ? CLI_DONE : CLI_FAILED;
+}
+
+int cli_fail(const ckd_error *err) {
+    int code = cli_exit_code(err);
+    fputs("ckptdelta: ", stderr);
+    cli_print_clean(stderr, err->message[0] ? err->message : ckd_status_name(err->status));
+    print_where(err);
+    fputc('\n', stderr);
+    if (committed[0] && code != CLI_CORRUPT) {
+        cli_note("nevertheless %s", committed);
+        return CLI_DONE;
+    }
+    int signal_number = cli_interrupted();
+    if (err->status == CKD_E_CANCELLED && signal_number) {
+        return 128 + signal_number;
+    }
+    return code;
+}
+
+void cli_note(const char *format, ...) {
+    char message[1024];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(message, sizeof(message), format, args);
+    va_end(args);
+    fputs("ckptdelta: ", stderr);
+    cli_print_clean(stderr, message);
+    fputc('\n', stderr);
+}
+
+void cli_on_message(void *context, const char *message) {
+    const cli_options *options = context;
+    if (!options->quiet) {
+        cli_note("%s", message);
+    }
+}

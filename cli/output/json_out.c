@@ -1,0 +1,92 @@
+#include "cli/output/json_out.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cli/output/checkpoint_fields.h"
+#include "cli/output/text.h"
+
+json_t *cli_json_text(const char *text) {
+    if (!text) {
+        return json_null();
+    }
+    json_t *value = json_string(text);
+    char *copy = value ? NULL : strdup(text);
+    if (copy) {
+        for (char *c = copy; *c; c++) {
+            *c = (*c & 0x80) ? '?' : *c;
+        }
+        value = json_string(copy);
+        free(copy);
+    }
+    return value;
+}
+
+json_t *cli_json_double(double value) {
+    return isfinite(value) ? json_real(value) : json_null();
+}
+
+json_t *cli_json_ratio(uint64_t raw, uint64_t stored) {
+    return raw && stored ? json_real((double)raw / (double)stored) : json_null();
+}
+
+void cli_json_append(json_t **array, json_t *item) {
+    if (!*array) {
+        json_decref(item);
+    } else if (json_array_append_new(*array, item) != 0) {
+        json_decref(*array);
+        *array = NULL;
+    }
+}
+
+cli_place_text cli_place_of(const ckd_checkpoint *c) {
+    cli_place_text out;
+    snprintf(out.text, sizeof(out.text), "%s@%" PRIu64, c->run, c->step);
+    return out;
+}
+
+json_t *cli_json_checkpoint(const ckd_checkpoint *c, const ckd_checkpoint_list *all) {
+    checkpoint_fields fields = {0};
+    cli_ids ids = {.all = all};
+    checkpoint_fields_make(&fields, c, &ids);
+    json_t *object = json_object();
+    for (size_t i = 0; i < CHECKPOINT_FIELDS && object; i++) {
+        const json_field *f = &fields.items[i];
+        json_t *value = f->kind == JSON_IS_TEXT     ? cli_json_text(f->text)
+                        : f->kind == JSON_IS_NUMBER ? json_integer((json_int_t)f->number)
+                        : f->kind == JSON_IS_REAL   ? json_real(f->real)
+                                                    : json_null();
+        if (json_object_set_new(object, f->name, value) != 0) {
+            json_decref(object);
+            object = NULL;
+        }
+    }
+    return object;
+}
+
+json_t *cli_json_one_checkpoint(const ckd_checkpoint *c, const ckd_checkpoint_list *all) {
+    return json_pack("{s:i, s:[o]}", "schema", 1, "checkpoints", cli_json_checkpoint(c, all));
+}
+
+static void print_part(void *unused, const char *text, size_t size) {
+    (void)unused;
+    (void)fwrite(text, 1, size, stdout);
+}
+
+static int print(const char *text, size_t size, void *context) {
+    cli_put_json(print_part, context, text, size);
+    return ferror(stdout) ? -1 : 0;
+}
+
+ckd_status cli_json_print(json_t *root, ckd_error *err) {
+    if (!root) {
+        return cli_error_nomem(err);
+    }
+    bool printed = json_dump_callback(root, print, NULL, JSON_INDENT(2) | JSON_REAL_PRECISION(17)) == 0;
+    (void)putchar('\n');
+    json_decref(root);
+    return printed || ferror(stdout) ? CKD_OK : cli_error_nomem(err);
+}

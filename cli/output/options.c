@@ -1,0 +1,333 @@
+#include "cli/output/options.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { OPT_JSON = 0x100, OPT_RUN, OPT_STEP, OPT_THREADS, OPT_STAGING, OPT_TAG };
+
+/* ----------------------------------------------------------------------------------------------------- values */
+
+bool cli_parse_u64(uint64_t *out, const char *text) {
+    uint64_t value = 0;
+    if (!*text) {
+        return false;
+    }
+    for (; *text; text++) {
+        if (*text < '0' || *text > '9' || __builtin_mul_overflow(value, 10u, &value) ||
+            __builtin_add_overflow(value, (uint64_t)(*text - '0'), &value)) {
+            return false;
+        }
+    }
+    *out = value;
+    return true;
+}
+
+bool cli_parse_double(double *out, const char *text) {
+    char *end;
+    errno = 0;
+    *out = strtod(text, &end);
+    return *text && !*end && errno == 0 && isfinite(*out);
+}
+
+bool cli_parse_size(uint64_t *out, const char *text) {
+    static const char units[] = "KMGT";
+    char digits[32];
+    size_t length = strspn(text, "0123456789");
+    const char *unit = text[length] ? strchr(units, text[length]) : NULL;
+    if (length >= sizeof(digits) || (text[length] && (!unit || text[length + 1]))) {
+        return false;
+    }
+    memcpy(digits, text, length);
+    digits[length] = '\0';
+    uint64_t factor = unit ? UINT64_C(1) << (10 * (unit - units + 1)) : 1;
+    return cli_parse_u64(out, digits) && !__builtin_mul_overflow(*out, factor, out);
+}
+
+bool cli_parse_step(uint64_t *out, const char *text) {
+    if (strcmp(text, "latest") == 0) {
+        *out = CKD_LATEST;
+        return true;
+    }
+    return cli_parse_u64(out, text) && *out <= INT64_MAX;
+}
+
+bool cli_parse_place(cli_place *out, const char *text) {
+    const char *at = strrchr(text, '@');
+    size_t length = at ? (size_t)(at - text) : 0;
+    memset(out, 0, sizeof(*out));
+    if (at == text) {
+        size_t tag = strlen(text + 1);
+        memcpy(out->tag, text + 1, tag <= CKD_RUN_MAX ? tag : 0);
+        return out->tag[0] != '\0';
+    }
+    if (length > CKD_RUN_MAX) {
+        return false;
+    }
+    memcpy(out->run, text, length);
+    out->run[length] = '\0';
+    return cli_parse_step(&out->step, at ? at + 1 : text);
+}
+
+static error_t add_place(cli_places *places, const cli_place *place, struct argp_state *state) {
+    cli_place *grown = realloc(places->items, (places->count + 1) * sizeof(*grown));
+    if (!grown) {
+        argp_failure(state, CLI_FAILED, 0, "out of memory");
+        return ENOMEM;
+    }
+    places->items = grown;
+    grown[places->count++] = *place;
+    return 0;
+}
+
+error_t cli_places_add(cli_places *places, const char *text, struct argp_state *state) {
+    cli_place place;
+    if (!cli_parse_place(&place, text) || !place.run[0] || place.step == CKD_LATEST) {
+        argp_error(state, "name checkpoints as RUN@STEP, as in gpt@100, not '%s'", text);
+    }
+    return add_place(places, &place, state);
+}
+
+error_t cli_places_add_any(cli_places *places, const char *text, struct argp_state *state) {
+    cli_place place;
+    if (!cli_parse_place(&place, text) || !(place.run[0] || place.tag[0])) {
+        argp_error(state, "name checkpoints as RUN@STEP, as in gpt@100, or as @TAG, not '%s'", text);
+    }
+    return add_place(places, &place, state);
+}
+
+uint64_t cli_seconds(struct argp_state *state, const char *name, const char *text) {
+    static const struct {
+        char letter;
+        uint64_t seconds;
+    } units[] = {{'s', 1}, {'m', 60}, {'h', 3600}, {'d', 24 * 3600}};
+    char digits[32];
+    size_t length = strlen(text);
+    uint64_t value;
+    snprintf(digits, sizeof(digits), "%.*s", length ? (int)(length < 31 ? length - 1 : 31) : 0, text);
+    for (size_t i = 0; length && i < sizeof(units) / sizeof(units[0]); i++) {
+        if (text[length - 1] == units[i].letter && cli_parse_u64(&value, digits) &&
+            !__builtin_mul_overflow(value, units[i].seconds, &value)) {
+            return value;
+        }
+    }
+    argp_error(state, "%s is a time such as 30s, 90m, 36h or 7d, not '%s'", name, text);
+    return 0;
+}
+
+uint64_t cli_rate(struct argp_state *state, const char *text) {
+    uint64_t bytes_per_s = 0;
+    if (!cli_parse_size(&bytes_per_s, text) || !bytes_per_s) {
+        argp_error(state, "--rate is a size such as 20M or 1G, not '%s'", text);
+    }
+    return bytes_per_s;
+}
+
+/* ----------------------------------------------------------------------------------------------------- parsers */
+
+static const struct argp_option common_options[] = {
+    {"json", OPT_JSON, 0, 0, "Print one JSON object instead of text", -2},
+    {"quiet", 'q', 0, 0, "Print nothing but errors (and what --json asks for)", -2},
+    {"verbose", 'v', 0, 0, "Print more", -2},
+    {0},
+};
+
+static error_t parse_common(int key, char *arg, struct argp_state *state) {
+    cli_options *options = state->input;
+    switch (key) {
+    case OPT_JSON:
+        options->json = true;
+        return 0;
+    case 'q':
+        options->quiet = true;
+        return 0;
+    case 'v':
+        options->verbose++;
+        return 0;
+    case ARGP_KEY_ARG:
+        if (options->store) {
+            return ARGP_ERR_UNKNOWN;
+        }
+        options->store = arg;
+        return 0;
+    case ARGP_KEY_END:
+        if (!options->store) {
+            argp_error(state, "name the STORE, a directory");
+        }
+        return 0;
+    default:
+        return ARGP_ERR_UNKNOWN;
+    }
+}
+
+const struct argp cli_common_argp = {.options = common_options, .parser = parse_common};
+
+static const struct argp_option threads_options[] = {
+    {"threads", OPT_THREADS, "N", 0, "Work with N threads (one per core)", -2},
+    {0},
+};
+
+static error_t parse_threads(int key, char *arg, struct argp_state *state) {
+    if (key != OPT_THREADS) {
+        return ARGP_ERR_UNKNOWN;
+    }
+    uint64_t threads = 0;
+    if (!cli_parse_u64(&threads, arg) || threads < 1 || threads > 1024) {
+        argp_error(state, "--threads is a number from 1 to 1024, not '%s'", arg);
+    }
+    ((cli_options *)state->input)->threads = (uint32_t)threads;
+    return 0;
+}
+
+const struct argp cli_threads_argp = {.options = threads_options, .parser = parse_threads};
+
+static const struct argp_option staging_options[] = {
+    {"staging", OPT_STAGING, "SIZE", 0,
+     "Memory to use besides a little for each thread, such as 64M or 1G (256M)", -2},
+    {0},
+};
+
+static error_t parse_staging(int key, char *arg, struct argp_state *state) {
+    if (key != OPT_STAGING) {
+        return ARGP_ERR_UNKNOWN;
+    }
+    uint64_t *staging = &((cli_options *)state->input)->staging;
+    if (!cli_parse_size(staging, arg) || *staging == 0) {
+        argp_error(state, "--staging is a size such as 64M or 1G, not '%s'", arg);
+    }
+    return 0;
+}
+
+const struct argp cli_staging_argp = {.options = staging_options, .parser = parse_staging};
+
+static const struct argp_option pick_options[] = {
+    {"run", OPT_RUN, "RUN", 0, "The run (the only one of the store)", 1},
+    {"step", OPT_STEP, "N|latest", 0, "The step of the checkpoint; latest is the newest committed", 1},
+    {"tag", OPT_TAG, "TAG", 0, "Instead of these: the checkpoint that has this tag", 1},
+    {0},
+};
+
+static error_t parse_pick(int key, char *arg, struct argp_state *state) {
+    cli_pick *pick = state->input;
+    switch (key) {
+    case ARGP_KEY_INIT:
+        pick->step = CKD_LATEST;
+        return 0;
+    case OPT_RUN:
+        pick->run = arg;
+        return 0;
+    case OPT_STEP:
+        if (!cli_parse_step(&pick->step, arg)) {
+            argp_error(state, "--step is a number or latest, not '%s'", arg);
+        }
+        pick->step_given = true;
+        return 0;
+    case OPT_TAG:
+        pick->tag = arg;
+        return 0;
+    case ARGP_KEY_END:
+        if (pick->tag && (pick->run || pick->step_given)) {
+            argp_error(state, "--tag names a checkpoint by itself, without --run and --step");
+        }
+        return 0;
+    default:
+        return ARGP_ERR_UNKNOWN;
+    }
+}
+
+const struct argp cli_pick_argp = {.options = pick_options, .parser = parse_pick};
+
+/* ------------------------------------------------------------------------------------------------------- store */
+
+bool cli_talks(const cli_options *options) {
+    return !options->json && !options->quiet;
+}
+
+int cli_fail_reading(const ckd_error *err, const cli_options *options) {
+    int code = cli_fail(err);
+    if (err->status == CKD_E_CORRUPT) {
+        cli_note("'ckptdelta verify %s' names all that is damaged, and the newest checkpoint that is intact",
+                 options->store);
+    }
+    return code;
+}
+
+ckd_status cli_open_store(ckd_store **out, const cli_options *options, ckd_open_mode mode, ckd_error *err) {
+    ckd_store_options store_options = CKD_STORE_OPTIONS_INIT;
+    store_options.threads = options->threads;
+    store_options.on_message = cli_on_message;
+    store_options.message_context = (void *)options;
+    return ckd_store_open(out, options->store, mode, &store_options, err);
+}
+
+void cli_deleted(ckd_store *store, bool now) {
+    ckd_error why;
+    cli_committed("the checkpoints are deleted");
+    if (now && ckd_store_collect(NULL, store, NULL, &why) != CKD_OK) {
+        cli_note("the checkpoints are deleted, their files stay for now: %s", why.message);
+    }
+}
+
+/* "a (12 checkpoints, newest step 300), b (1 checkpoint, newest step 5)": as many as fit. */
+static void describe_runs(char *to, size_t room, const ckd_checkpoint_list *list) {
+    size_t used = 0;
+    for (size_t i = 0, next; i < list->count; i = next) {
+        for (next = i + 1; next < list->count && strcmp(list->items[next].run, list->items[i].run) == 0;) {
+            next++;
+        }
+        char one[CKD_RUN_MAX + 80];
+        int length = snprintf(one, sizeof(one), "%s%s (%zu checkpoint%s, newest step %llu)", i ? ", " : "",
+                              list->items[i].run, next - i, next - i == 1 ? "" : "s",
+                              (unsigned long long)list->items[next - 1].step);
+        if (used + (size_t)length + 6 > room) {
+            snprintf(to + used, room - used, ", ...");
+            return;
+        }
+        memcpy(to + used, one, (size_t)length + 1);
+        used += (size_t)length;
+    }
+}
+
+/* The name of the only run, or an error that lists them. */
+static ckd_status only_run(char run[CKD_RUN_MAX + 1], ckd_store *store, ckd_error *err) {
+    ckd_checkpoint_list *list;
+    ckd_status status = ckd_store_list(&list, store, NULL, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    if (list->count == 0) {
+        status = cli_error(err, CKD_E_NOT_FOUND, "the store has no checkpoints yet");
+    } else if (strcmp(list->items[0].run, list->items[list->count - 1].run) != 0) {
+        char runs[400];
+        describe_runs(runs, sizeof(runs), list);
+        status = cli_error(err, CKD_E_INVALID, "the store has several runs, choose one with --run: %s", runs);
+    } else {
+        memcpy(run, list->items[0].run, CKD_RUN_MAX + 1);
+    }
+    ckd_checkpoint_list_free(list);
+    return status;
+}
+
+ckd_status cli_find(ckd_checkpoint *out, ckd_store *store, const char *run, uint64_t step, ckd_error *err) {
+    char only[CKD_RUN_MAX + 1];
+    if (!run || !*run) {
+        ckd_status status = only_run(only, store, err);
+        if (status != CKD_OK) {
+            return status;
+        }
+        run = only;
+    }
+    return ckd_store_find(out, store, run, step, err);
+}
+
+ckd_status cli_find_pick(ckd_checkpoint *out, ckd_store *store, const cli_pick *pick, ckd_error *err) {
+    return pick->tag ? ckd_store_find_tag(out, store, pick->tag, err)
+                     : cli_find(out, store, pick->run, pick->step, err);
+}
+
+ckd_status cli_find_place(ckd_checkpoint *out, ckd_store *store, const cli_place *place, const char *run,
+                          ckd_error *err) {
+    return place->tag[0] ? ckd_store_find_tag(out, store, place->tag, err)
+                         : cli_find(out, store, place->run[0] ? place->run : run, place->step, err);
+}

@@ -1,0 +1,100 @@
+#include "cli/report/policies.h"
+
+#include <inttypes.h>
+#include <stdarg.h>
+#include <stdio.h>
+
+#include "cli/output/text.h"
+
+enum { OPT_RUN = 0x300, OPT_LAST, OPT_EVERY, OPT_FIRST, OPT_BEST, OPT_HIGHEST, OPT_NEW };
+
+static const struct argp_option options_table[] = {
+    {"run", OPT_RUN, "RUN", 0, "Only this run (every run, each by itself)", 1},
+    {"keep-last", OPT_LAST, "N", 0, "Keep the N newest steps", 2},
+    {"keep-every", OPT_EVERY, "K", 0, "Keep steps that are multiples of K", 2},
+    {"keep-first", OPT_FIRST, 0, 0, "Keep the first step", 2},
+    {"keep-best", OPT_BEST, "N", 0, "Keep the N with the lowest metric, as given with their saves", 2},
+    {"highest-is-best", OPT_HIGHEST, 0, 0, "With --keep-best: the highest instead", 2},
+    {"keep-newer", OPT_NEW, "TIME", 0, "Keep what was saved this long ago or less: 90m, 36h, 7d", 2},
+    {0},
+};
+
+static uint64_t number(struct argp_state *state, const char *name, const char *text, uint64_t most) {
+    uint64_t value;
+    if (!cli_parse_u64(&value, text) || value < 1 || value > most) {
+        argp_error(state, "%s is a number from 1, not '%s'", name, text);
+    }
+    return value;
+}
+
+static error_t parse(int key, char *arg, struct argp_state *state) {
+    ckd_policy *p = state->input;
+    switch (key) {
+    case OPT_RUN:
+        p->run = arg;
+        return 0;
+    case OPT_LAST:
+        p->keep_last = (uint32_t)number(state, "--keep-last", arg, UINT32_MAX);
+        return 0;
+    case OPT_EVERY:
+        p->keep_every = number(state, "--keep-every", arg, INT64_MAX);
+        return 0;
+    case OPT_FIRST:
+        p->keep_first = 1;
+        return 0;
+    case OPT_BEST:
+        p->keep_best = (uint32_t)number(state, "--keep-best", arg, UINT32_MAX);
+        return 0;
+    case OPT_HIGHEST:
+        p->highest_is_best = 1;
+        return 0;
+    case OPT_NEW:
+        p->keep_new_s = cli_seconds(state, "--keep-newer", arg);
+        return 0;
+    default:
+        return ARGP_ERR_UNKNOWN;
+    }
+}
+
+const struct argp cli_policy_argp = {.options = options_table, .parser = parse};
+
+bool cli_policy_given(const ckd_policy *p, struct argp_state *state) {
+    bool given = p->keep_last || p->keep_every || p->keep_first || p->keep_best || p->keep_new_s;
+    if (p->highest_is_best && !p->keep_best) {
+        argp_error(state, "--highest-is-best goes with --keep-best");
+    }
+    return given;
+}
+
+static void add(cli_policy_text *out, size_t *used, const char *format, ...) CLI_PRINTF(3, 4);
+static void add(cli_policy_text *out, size_t *used, const char *format, ...) {
+    size_t room = sizeof(out->text) - *used;
+    va_list args;
+    int n = *used ? snprintf(out->text + *used, room, ", ") : 0;
+    va_start(args, format);
+    n += vsnprintf(out->text + *used + n, room - (size_t)n, format, args);
+    va_end(args);
+    *used += (size_t)n;
+}
+
+cli_policy_text cli_policy_words(const ckd_policy *p) {
+    cli_policy_text out = {""};
+    size_t used = 0;
+    if (p->keep_last) {
+        add(&out, &used, "the last %" PRIu32, p->keep_last);
+    }
+    if (p->keep_every) {
+        add(&out, &used, "multiples of %" PRIu64, p->keep_every);
+    }
+    if (p->keep_first) {
+        add(&out, &used, "the first");
+    }
+    if (p->keep_best) {
+        add(&out, &used, "the best %" PRIu32 " (%s)", p->keep_best,
+            p->highest_is_best ? "highest" : "lowest");
+    }
+    if (p->keep_new_s) {
+        add(&out, &used, "newer than %s", cli_text_duration((double)p->keep_new_s).text);
+    }
+    return out;
+}

@@ -1,0 +1,17 @@
+/* What to keep, as options: of prune, which applies it, and of policy, which stores it. */
+#ifndef CLI_POLICIES_H
+#define CLI_POLICIES_H
+
+#include "cli/output/options.h"
+
+/* --run, --keep-...; input: a ckd_policy, begun with CKD_POLICY_INIT. */
+extern const struct argp cli_policy_argp;
+/* Does it keep anything? Ends the process if it says how to keep what it does not. */
+bool cli_policy_given(const ckd_policy *policy, struct argp_state *state);
+/* "the last 5, multiples of 10000" */
+typedef struct cli_policy_text {
+    char text[240];
+} cli_policy_text;
+cli_policy_text cli_policy_words(const ckd_policy *policy);
+
+#endif

@@ -1,0 +1,174 @@
+#include "codec/common/erasure.h"
+
+#include <dlfcn.h>
+#include <limits.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- GF(2^8), for matrices: a few hundred products; bytes of files are ISA-L's ---- */
+
+static uint8_t product(uint8_t a, uint8_t b) {
+    unsigned sum = 0, x = a;
+    for (; b; b = (uint8_t)(b >> 1)) {
+        sum ^= b & 1 ? x : 0;
+        x = x << 1 ^ (x & 0x80 ? 0x11du : 0);
+    }
+    return (uint8_t)sum;
+}
+
+/* a^254: the group has 255 elements. */
+static uint8_t inverse(uint8_t a) {
+    uint8_t power = a;
+    for (int i = 0; i < 6; i++) {
+        power = product(product(power, power), a);
+    }
+    return product(power, power);
+}
+
+/* A Cauchy matrix whose columns are scaled so that row 0 is all ones. */
+uint8_t erasure_coefficient(unsigned row, unsigned column) {
+    uint8_t x = (uint8_t)(ERASURE_PARITY_MAX + column);
+    return product(inverse((uint8_t)(row ^ x)), x);
+}
+
+/* ---- ISA-L ---- */
+
+typedef void (*tables_function)(int columns, int rows, unsigned char *matrix, unsigned char *tables);
+typedef void (*sums_function)(int size, int columns, int rows, unsigned char *tables, unsigned char **in,
+                              unsigned char **out);
+
+/* Set once, by the first call; it stays open. */
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+static tables_function make_tables;
+static sums_function make_sums;
+
+static void find_isal(void) {
+    const char *path = secure_getenv("CKD_ISAL");
+    void *library = dlopen(path && path[0] ? path : "libisal.so.2", RTLD_NOW | RTLD_LOCAL);
+    if (!library) {
+        return;
+    }
+    /* The way of POSIX from an object's address to a function's. */
+    *(void **)&make_tables = dlsym(library, "ec_init_tables");
+    *(void **)&make_sums = make_tables ? dlsym(library, "ec_encode_data") : NULL;
+}
+
+ckd_status erasure_ready(ckd_error *err) {
+    (void)pthread_once(&once, find_isal);
+    return make_sums
+               ? CKD_OK
+               : err_set(
+                     err, CKD_E_UNSUPPORTED,
+                     "more than one file of parity takes ISA-L, and there is no libisal.so.2 here: install it "
+                     "(Debian: libisal2), or name it in CKD_ISAL");
+}
+
+/* ---- sums ---- */
+
+static void add_to(uint8_t *to, const uint8_t *piece, size_t size) {
+    size_t i = 0;
+    for (; i + sizeof(uint64_t) <= size; i += sizeof(uint64_t)) {
+        uint64_t a, b;
+        memcpy(&a, to + i, sizeof(a));
+        memcpy(&b, piece + i, sizeof(b));
+        a ^= b;
+        memcpy(to + i, &a, sizeof(a));
+    }
+    for (; i < size; i++) {
+        to[i] ^= piece[i];
+    }
+}
+
+static bool is_plain(const uint8_t *matrix, size_t count) {
+    for (size_t i = 0; i < count; i++) {
+        if (matrix[i] > 1) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static void plain_sum(uint8_t *out, const uint8_t *row, const uint8_t *const *in, size_t columns,
+                      size_t size) {
+    memset(out, 0, size);
+    for (size_t c = 0; c < columns; c++) {
+        if (row[c]) {
+            add_to(out, in[c], size);
+        }
+    }
+}
+
+static ckd_status isal_sums(uint8_t *const *out, size_t rows, const uint8_t *matrix, const uint8_t *const *in,
+                            size_t columns, size_t size, ckd_error *err) {
+    ckd_status status = erasure_ready(err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    uint8_t *tables = malloc(32 * rows * columns);
+    if (!tables) {
+        return err_nomem(err, 32 * rows * columns, "tables of erasure coding");
+    }
+    make_tables((int)columns, (int)rows, (unsigned char *)matrix, tables);
+    make_sums((int)size, (int)columns, (int)rows, tables, (unsigned char **)in, (unsigned char **)out);
+    free(tables);
+    return CKD_OK;
+}
+
+ckd_status erasure_sums(uint8_t *const *out, size_t rows, const uint8_t *matrix, const uint8_t *const *in,
+                        size_t columns, size_t size, ckd_error *err) {
+    for (size_t r = 0; r < rows && columns; r++) {
+        const uint8_t *row = matrix + r * columns;
+        if (!is_plain(row, columns)) {
+            return isal_sums(out + r, rows - r, row, in, columns, size, err);
+        }
+        plain_sum(out[r], row, in, columns, size);
+    }
+    return CKD_OK;
+}
+
+/* ---- what is lost ---- */
+
+/* Gauss-Jordan; `a` is count x count, and becomes the unit matrix, `to` its inverse. No pivot is 0: any square part can be inverted. */
+static void invert(uint8_t *to, uint8_t *a, size_t count) {
+    memset(to, 0, count * count);
+    for (size_t i = 0; i < count; i++) {
+        to[i * count + i] = 1;
+    }
+    for (size_t i = 0; i < count; i++) {
+        uint8_t scale = inverse(a[i * count + i]);
+        for (size_t c = 0; c < count; c++) {
+            a[i * count + c] = product(a[i * count + c], scale);
+            to[i * count + c] = product(to[i * count + c], scale);
+        }
+        for (size_t r = 0; r < count; r++) {
+            uint8_t factor = r == i ? 0 : a[r * count + i];
+            for (size_t c = 0; c < count && factor; c++) {
+                a[r * count + c] ^= product(factor, a[i * count + c]);
+                to[r * count + c] ^= product(factor, to[i * count + c]);
+            }
+        }
+    }
+}
+
+void erasure_matrix(uint8_t *matrix, const unsigned *lost, const unsigned *rows, size_t count,
+                    const unsigned *known, size_t known_count) {
+    uint8_t part[ERASURE_PARITY_MAX * ERASURE_PARITY_MAX], back[ERASURE_PARITY_MAX * ERASURE_PARITY_MAX];
+    for (size_t r = 0; r < count; r++) {
+        for (size_t c = 0; c < count; c++) {
+            part[r * count + c] = erasure_coefficient(rows[r], lost[c]);
+        }
+    }
+    invert(back, part, count);
+    for (size_t l = 0; l < count; l++) {
+        uint8_t *out = matrix + l * (count + known_count);
+        memcpy(out, back + l * count, count);
+        for (size_t c = 0; c < known_count; c++) {
+            uint8_t sum = 0;
+            for (size_t r = 0; r < count; r++) {
+                sum ^= product(back[l * count + r], erasure_coefficient(rows[r], known[c]));
+            }
+            out[count + c] = sum;
+        }
+    }
+}

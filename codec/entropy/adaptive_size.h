@@ -1,0 +1,100 @@
+/*
+ * Sizes: the magnitudes of integers that are not zero, minus one. A few lowest bits plain; above them in unary with a model for each
+ * step, and beyond those by an exponential Golomb code whose prefix and first two bits are modelled. Internal to codec/.
+ */
+#ifndef CODEC_ADAPTIVE_SIZE_H
+#define CODEC_ADAPTIVE_SIZE_H
+
+#include "codec/entropy/adaptive_coder.h"
+
+#define ADAPTIVE_UNARY  14
+#define ADAPTIVE_PREFIX 32
+
+typedef struct adaptive_size_models {
+    adaptive_bit more[ADAPTIVE_UNARY]; /* than j */
+    adaptive_bit longer[ADAPTIVE_PREFIX];
+    adaptive_bit
+        top[ADAPTIVE_PREFIX]
+           [4]; /* by the length; [1] is the first bit's, [2] and [3] the second's after a zero or one */
+} adaptive_size_models;
+
+static inline void adaptive_size_begin(adaptive_size_models *m, unsigned probability, unsigned seen) {
+    for (unsigned i = 0; i < ADAPTIVE_UNARY; i++) {
+        m->more[i] = adaptive_bit_of(probability, seen);
+    }
+    for (unsigned i = 0; i < ADAPTIVE_PREFIX; i++) {
+        m->longer[i] = adaptive_bit_of(probability, seen);
+        for (unsigned j = 0; j < 4; j++) {
+            m->top[i][j] = adaptive_bit_of(128, seen);
+        }
+    }
+}
+
+/* rest + 1 has `length` bits below its leading one. Decoding yields at most 2^32 - 1, 2^33 where the length is none. */
+CPU_INLINE uint64_t adaptive_code_rest(adaptive_coder *c, bool decoding, adaptive_size_models *m,
+                                       adaptive_pace pace, uint64_t rest) {
+    unsigned length = 0, most = decoding ? 0 : 63u - (unsigned)__builtin_clzll(rest + 1);
+    while (adaptive_code_bit(c, decoding, &m->longer[length], pace, length < most)) {
+        if (++length == ADAPTIVE_PREFIX) {
+            return UINT64_C(1) << 33;
+        }
+    }
+    uint64_t number = 1;
+    unsigned left = length;
+    for (unsigned modelled = 1; left > 0 && modelled < 4; left--) {
+        unsigned bit = (unsigned)((rest + 1) >> (left - 1) & 1);
+        bit = adaptive_code_bit(c, decoding, &m->top[length][modelled], pace, bit);
+        number = number << 1 | bit;
+        modelled = modelled << 1 | bit;
+    }
+    uint32_t low = adaptive_code_plain(c, decoding, left, (uint32_t)(rest + 1));
+    return (number << left | low) - 1;
+}
+
+/* Decoding may yield a size that is too large for an integer. plain <= 16. */
+CPU_INLINE uint64_t adaptive_code_size(adaptive_coder *c, bool decoding, adaptive_size_models *m,
+                                       adaptive_pace pace, unsigned plain, uint64_t size) {
+    uint64_t high = size >> plain, j = 0;
+    while (j < ADAPTIVE_UNARY && adaptive_code_bit(c, decoding, &m->more[j], pace, high > j)) {
+        j++;
+    }
+    if (j == ADAPTIVE_UNARY) {
+        j += adaptive_code_rest(c, decoding, m, pace, decoding ? 0 : high - ADAPTIVE_UNARY);
+    }
+    return j << plain | adaptive_code_plain(c, decoding, plain, (uint32_t)size);
+}
+
+/* The integer of a size that is not too large, else 0. */
+static inline int32_t adaptive_value(uint64_t size, unsigned negative) {
+    if (size >= (uint64_t)INT32_MAX + negative) {
+        return 0;
+    }
+    return negative ? (int32_t)(-(int64_t)size - 1) : (int32_t)(size + 1);
+}
+
+/* ---- the beginning of a stream: two bits for its kind ---- */
+
+#define ADAPTIVE_PLANE 2u /* the kinds below are those of adaptive_start */
+
+/* The kind must be one of least ... most. kind may be NULL. */
+static inline ckd_status adaptive_check_kind(adaptive_coder *c, unsigned least, unsigned most, ckd_error *err,
+                                             unsigned *kind) {
+    if (c->size == 0) {
+        return err_corrupt(err, NULL, CKD_NO_OFFSET, "an adaptive stream is empty");
+    }
+    unsigned found = adaptive_code_plain(c, true, 2, 0);
+    if (kind) {
+        *kind = found;
+    }
+    return found >= least && found <= most
+               ? CKD_OK
+               : err_unsupported(err, NULL, CKD_NO_OFFSET, "an adaptive stream of kind %u", found);
+}
+
+static inline ckd_status adaptive_check_empty(size_t size, ckd_error *err) {
+    return size == 0
+               ? CKD_OK
+               : err_corrupt(err, NULL, CKD_NO_OFFSET, "an adaptive stream of nothing has %zu bytes", size);
+}
+
+#endif

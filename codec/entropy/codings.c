@@ -1,0 +1,272 @@
+#include "codec/entropy/codings.h"
+
+#include <lz4.h>
+#include <lz4hc.h>
+#include <stdlib.h>
+#include <string.h>
+#include <zstd.h>
+#include <zstd_errors.h>
+
+#include "codec/common/planes.h"
+
+struct coder {
+    symbols_workspace *symbols;
+    ZSTD_CCtx *zstd_out;
+    ZSTD_DCtx *zstd_in;
+    void *lz4;    /* LZ4_stream_t */
+    void *lz4_hc; /* LZ4_streamHC_t, NULL until needed */
+    uint8_t *planes;
+    size_t planes_size;
+};
+
+static const char *const names[CODING_COUNT] = {
+    [CODING_RAW] = "raw",
+    [CODING_ZSTD] = "zstd",
+    [CODING_LZ4] = "lz4",
+    [CODING_ZSTD_PLANES] = "zstd on byte planes",
+    [CODING_LZ4_PLANES] = "lz4 on byte planes",
+    [CODING_SYMBOLS] = "symbols",
+};
+
+const char *coding_name(coding c) {
+    return coding_known((uint32_t)c) ? names[c] : "?";
+}
+
+bool coding_known(uint32_t c) {
+    return c < CODING_COUNT;
+}
+
+/* ---- scratch ---- */
+
+ckd_status coder_create(coder **out, ckd_error *err) {
+    *out = NULL;
+    coder *c = calloc(1, sizeof(*c));
+    if (!c) {
+        return err_nomem(err, sizeof(*c), "a coder");
+    }
+    ckd_status status = symbols_workspace_create(&c->symbols, err);
+    if (status == CKD_OK) {
+        c->zstd_out = ZSTD_createCCtx();
+        c->zstd_in = ZSTD_createDCtx();
+        c->lz4 = malloc((size_t)LZ4_sizeofState());
+        if (!c->zstd_out || !c->zstd_in || !c->lz4) {
+            status = err_nomem(err, (size_t)LZ4_sizeofState(), "compression contexts");
+        }
+    }
+    if (status != CKD_OK) {
+        coder_free(c);
+        return status;
+    }
+    *out = c;
+    return CKD_OK;
+}
+
+void coder_free(coder *c) {
+    if (!c) {
+        return;
+    }
+    symbols_workspace_free(c->symbols);
+    ZSTD_freeCCtx(c->zstd_out);
+    ZSTD_freeDCtx(c->zstd_in);
+    free(c->lz4);
+    free(c->lz4_hc);
+    free(c->planes);
+    free(c);
+}
+
+symbols_workspace *coder_symbols(coder *c) {
+    return c->symbols;
+}
+
+static ckd_status planes_room(coder *c, size_t size, ckd_error *err) {
+    if (size <= c->planes_size) {
+        return CKD_OK;
+    }
+    uint8_t *grown = realloc(c->planes, size);
+    if (!grown) {
+        return err_nomem(err, size, "byte planes");
+    }
+    c->planes = grown;
+    c->planes_size = size;
+    return CKD_OK;
+}
+
+static bool on_planes(coding how) {
+    return how == CODING_ZSTD_PLANES || how == CODING_LZ4_PLANES;
+}
+
+/* ---- encoding ---- */
+
+size_t coding_bound(size_t size) {
+    size_t zstd = ZSTD_compressBound(size);
+    size_t lz4 = size + size / 255 + 16; /* LZ4_COMPRESSBOUND without its limit */
+    return zstd > lz4 ? zstd : lz4;
+}
+
+static ckd_status encode_raw(const void *from, size_t size, void *to, size_t limit, size_t *stored) {
+    if (size < limit) {
+        if (size) {
+            memcpy(to, from, size);
+        }
+        *stored = size;
+    }
+    return CKD_OK;
+}
+
+static ckd_status encode_zstd(coder *c, int level, const void *from, size_t size, void *to, size_t limit,
+                              size_t *stored, ckd_error *err) {
+    if (level > ZSTD_maxCLevel() || level < ZSTD_minCLevel()) {
+        return err_set(err, CKD_E_INVALID, "zstd has no level %d: choose %d to %d", level, ZSTD_minCLevel(),
+                       ZSTD_maxCLevel());
+    }
+    size_t room = limit < coding_bound(size) ? limit : coding_bound(size); /* the caller need not have more */
+    size_t result = ZSTD_compressCCtx(c->zstd_out, to, room, from, size, level ? level : ZSTD_CLEVEL_DEFAULT);
+    if (!ZSTD_isError(result)) {
+        *stored = result < limit ? result : 0;
+        return CKD_OK;
+    }
+    if (ZSTD_getErrorCode(result) == ZSTD_error_dstSize_tooSmall) {
+        return CKD_OK;
+    }
+    return err_set(err, CKD_E_NOMEM, "zstd: %s", ZSTD_getErrorName(result));
+}
+
+static ckd_status encode_lz4(coder *c, int level, const void *from, size_t size, void *to, size_t limit,
+                             size_t *stored, ckd_error *err) {
+    if (level < 0 || level > LZ4HC_CLEVEL_MAX) {
+        return err_set(err, CKD_E_INVALID, "LZ4 has no level %d: choose 0 to %d", level, LZ4HC_CLEVEL_MAX);
+    }
+    if (size > LZ4_MAX_INPUT_SIZE) {
+        return CKD_OK; /* more than one LZ4 block can hold: no result below the limit */
+    }
+    size_t room = limit < coding_bound(size) ? limit : coding_bound(size);
+    int capacity = room > LZ4_MAX_INPUT_SIZE ? LZ4_MAX_INPUT_SIZE : (int)room;
+    int result;
+    if (level == 0) {
+        result = LZ4_compress_fast_extState(c->lz4, from, to, (int)size, capacity, 1);
+    } else {
+        if (!c->lz4_hc && !(c->lz4_hc = malloc((size_t)LZ4_sizeofStateHC()))) {
+            return err_nomem(err, (size_t)LZ4_sizeofStateHC(), "LZ4 HC");
+        }
+        result = LZ4_compress_HC_extStateHC(c->lz4_hc, from, to, (int)size, capacity, level);
+    }
+    *stored = result > 0 && (size_t)result < limit ? (size_t)result : 0;
+    return CKD_OK;
+}
+
+ckd_status coder_encode(coder *c, coding how, int level, unsigned width, const void *from, size_t size,
+                        void *to, size_t limit, size_t *stored, ckd_error *err) {
+    *stored = 0;
+    if (on_planes(how)) {
+        if (!planes_valid(width, size)) {
+            return err_set(err, CKD_E_INVALID, "%zu bytes are no integers of %u bytes", size, width);
+        }
+        ckd_status status = planes_room(c, size, err);
+        if (status != CKD_OK) {
+            return status;
+        }
+        planes_split(c->planes, width, from, size / width);
+        from = c->planes;
+    }
+    switch (how) {
+    case CODING_RAW:
+        return encode_raw(from, size, to, limit, stored);
+    case CODING_ZSTD:
+    case CODING_ZSTD_PLANES:
+        return encode_zstd(c, level, from, size, to, limit, stored, err);
+    case CODING_LZ4:
+    case CODING_LZ4_PLANES:
+        return encode_lz4(c, level, from, size, to, limit, stored, err);
+    case CODING_SYMBOLS:
+    case CODING_COUNT:
+        break;
+    }
+    return err_set(err, CKD_E_INVALID, "coding %d (%s) is not encoded this way", (int)how, coding_name(how));
+}
+
+/* ---- decoding ---- */
+
+static ckd_status decode_raw(void *to, size_t raw, const void *from, size_t stored, ckd_error *err) {
+    if (raw != stored) {
+        return err_corrupt(err, NULL, CKD_NO_OFFSET, "%zu raw bytes where %zu are due", stored, raw);
+    }
+    if (raw) {
+        memcpy(to, from, raw);
+    }
+    return CKD_OK;
+}
+
+/* Exactly one frame that says it holds `raw` bytes. */
+static ckd_status decode_zstd(coder *c, void *to, size_t raw, const void *from, size_t stored,
+                              ckd_error *err) {
+    unsigned long long said = ZSTD_getFrameContentSize(from, stored);
+    size_t frame = ZSTD_findFrameCompressedSize(from, stored);
+    if (ZSTD_isError(frame)) {
+        return err_corrupt(err, NULL, CKD_NO_OFFSET, "zstd: %s", ZSTD_getErrorName(frame));
+    }
+    if (frame != stored || said != raw) {
+        return err_corrupt(err, NULL, CKD_NO_OFFSET, "a zstd frame of another size than %zu bytes", raw);
+    }
+    size_t result = ZSTD_decompressDCtx(c->zstd_in, to, raw, from, stored);
+    if (ZSTD_isError(result)) {
+        return err_corrupt(err, NULL, CKD_NO_OFFSET, "zstd: %s", ZSTD_getErrorName(result));
+    }
+    if (result != raw) {
+        return err_corrupt(err, NULL, CKD_NO_OFFSET, "zstd gives %zu bytes where %zu are due", result, raw);
+    }
+    return CKD_OK;
+}
+
+static ckd_status decode_lz4(void *to, size_t raw, const void *from, size_t stored, ckd_error *err) {
+    if (raw > LZ4_MAX_INPUT_SIZE || stored > INT32_MAX) {
+        return err_corrupt(err, NULL, CKD_NO_OFFSET, "%zu bytes are more than an LZ4 block holds", raw);
+    }
+    int result = LZ4_decompress_safe(from, to, (int)stored, (int)raw);
+    if (result < 0) {
+        return err_corrupt(err, NULL, CKD_NO_OFFSET, "LZ4: error %d in a block of %zu bytes", result, stored);
+    }
+    if ((size_t)result != raw) {
+        return err_corrupt(err, NULL, CKD_NO_OFFSET, "LZ4 gives %d bytes where %zu are due", result, raw);
+    }
+    return CKD_OK;
+}
+
+ckd_status coder_decode(coder *c, coding how, unsigned width, void *to, size_t raw, const uint8_t *context,
+                        const void *from, size_t stored, ckd_error *err) {
+    void *target = to;
+    if (on_planes(how) || how == CODING_SYMBOLS) {
+        if (!planes_valid(width, raw)) {
+            return err_corrupt(err, NULL, CKD_NO_OFFSET, "%zu bytes are no integers of %u bytes", raw, width);
+        }
+    }
+    if (on_planes(how)) {
+        ckd_status status = planes_room(c, raw, err);
+        if (status != CKD_OK) {
+            return status;
+        }
+        target = c->planes;
+    }
+    ckd_status status = CKD_OK;
+    switch (how) {
+    case CODING_RAW:
+        return decode_raw(to, raw, from, stored, err);
+    case CODING_ZSTD:
+    case CODING_ZSTD_PLANES:
+        status = decode_zstd(c, target, raw, from, stored, err);
+        break;
+    case CODING_LZ4:
+    case CODING_LZ4_PLANES:
+        status = decode_lz4(target, raw, from, stored, err);
+        break;
+    case CODING_SYMBOLS:
+        return symbols_decode(c->symbols, to, width, raw / width, context, from, stored, err);
+    case CODING_COUNT:
+    default:
+        return err_unsupported(err, NULL, CKD_NO_OFFSET, "coding %d is not known: use a newer version",
+                               (int)how);
+    }
+    if (status == CKD_OK && on_planes(how)) {
+        planes_join(to, width, c->planes, raw / width);
+    }
+    return status;
+}

@@ -1,0 +1,307 @@
+/* Symbol streams: chooses between dense, sparse and run streams. */
+#include "codec/entropy/symbols.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "codec/entropy/symbols_work.h"
+
+/* One integer in so many may differ from zero in a run stream: with more of them its decoder takes longer than a dense one's. */
+#define RUNS_WORTH 40
+/* Such an integer takes as long as so many symbols of a dense one. */
+#define RUN_SYMBOLS 20
+
+ckd_status symbols_workspace_create(symbols_workspace **out, ckd_error *err) {
+    symbols_workspace *w = calloc(1, sizeof(*w));
+    *out = w;
+    if (!w) {
+        return err_nomem(err, sizeof(*w), "the symbol coder");
+    }
+    for (unsigned i = 1; i <= SYMBOLS_MAX_STATES; i++) {
+        w->log2_of[i] = log2f((float)i);
+    }
+    return CKD_OK;
+}
+
+void symbols_workspace_free(symbols_workspace *w) {
+    if (w) {
+        bytes_free(&w->plan[0].runs);
+        bytes_free(&w->plan[1].runs);
+    }
+    free(w);
+}
+
+/* The size as a sparse stream; SIZE_MAX if there are too many changes for one. */
+static size_t plan_sparse(symbols_workspace *w, symbols_plan_slot *p, const symbols_groups *groups,
+                          const void *values, const uint8_t *context) {
+    const symbols_slot *dense = &p->dense;
+    p->sparse.context = w->planned_context[p - w->plan];
+    p->sparse.integers = w->planned_integers[p - w->plan];
+    if (dense->header.mode != SYMBOLS_CLASS || dense->header.table[0].centre ||
+        dense->count < SYMBOLS_SPARSE_LEAST ||
+        dense->zeros < dense->count - dense->count / SYMBOLS_SPARSE_WORTH ||
+        !symbols_gather(&p->sparse, groups, dense->symbols, dense->width, values, context, dense->count)) {
+        return SIZE_MAX;
+    }
+    uint8_t header[SYMBOLS_SPARSE_HEADER];
+    size_t size = symbols_sparse_write(&p->sparse, header);
+    if (p->sparse.pairs) {
+        symbols_groups unused;
+        size += symbols_dense_plan(w, &p->inner, &unused, SYMBOLS_CLASS, dense->width, p->sparse.integers,
+                                   p->sparse.context, 2 * p->sparse.pairs);
+    }
+    return size;
+}
+
+CPU_PLAIN static size_t nonzero_bytes(const uint8_t *values, size_t n) {
+    size_t count = 0;
+    for (size_t i = 0; i < n; i++) {
+        count += values[i] != 0;
+    }
+    return count;
+}
+
+/* A run stream of integers of one byte, if few are not zero (sparse streams have no room for long gaps then). */
+static bool plan_runs(symbols_plan_slot *p, unsigned width, const void *values, size_t n, size_t limit,
+                      size_t *planned) {
+    if (width != 1 || n < SYMBOLS_SPARSE_LEAST) {
+        return false;
+    }
+    p->nonzero = nonzero_bytes(values, n);
+    if (p->nonzero == 0 || p->nonzero > n / RUNS_WORTH ||
+        !symbols_runs_encode(&p->runs, width, values, n, p->nonzero, limit)) {
+        return false;
+    }
+    p->is_runs = true;
+    p->dense.count = n;
+    *planned = p->runs.size;
+    return true;
+}
+
+size_t symbols_plan_frame(symbols_workspace *w, symbols_plan_slot *p) {
+    if (!p->is_framed) {
+        return 0;
+    }
+    symbols_groups unused;
+    size_t levels = 0;
+    if (p->frame.columns) {
+        levels = symbols_dense_plan(w, &p->inner, &unused, SYMBOLS_SPLIT, 1, p->frame.level, NULL,
+                                    p->frame.rows + p->frame.columns);
+    }
+    uint8_t header[SYMBOLS_FRAMED_HEADER];
+    return levels + symbols_frame_write(&p->frame, levels, header);
+}
+
+static size_t plan_framed(symbols_workspace *w, symbols_plan_slot *p, const symbols_grid *grid,
+                          unsigned width, const void *values, size_t n) {
+    size_t size = symbols_framed_plan(w, &p->dense, &p->frame, &p->is_framed, grid, width, values, n);
+    return size + symbols_plan_frame(w, p);
+}
+
+void symbols_plan(symbols_workspace *w, int slot, symbols_mode mode, unsigned width, const void *values,
+                  const uint8_t *context, const symbols_grid *grid, size_t n, size_t *planned) {
+    symbols_plan_slot *p = &w->plan[slot];
+    p->dense.count = 0;
+    p->is_sparse = p->is_framed = p->is_runs = false;
+    *planned = 0;
+    if (n == 0 || n > SYMBOLS_MAX_COUNT || (!context && plan_runs(p, width, values, n, n / 8, planned))) {
+        return;
+    }
+    bool by_context = false;
+    if (mode == SYMBOLS_SPLIT && !context) {
+        *planned = plan_framed(w, p, grid, width, values, n);
+    } else {
+        symbols_groups groups;
+        *planned = symbols_dense_plan(w, &p->dense, &groups, mode, width, values, context, n);
+        by_context = groups.count > 1;
+        size_t sparse = plan_sparse(w, p, &groups, values, context);
+        /* Sparse streams are several times as fast: they may be a little larger. */
+        if (sparse != SIZE_MAX && sparse <= *planned + *planned / 64) {
+            p->is_sparse = true;
+            *planned = sparse;
+        }
+    }
+    if (context && !by_context) {
+        plan_runs(p, width, values, n, *planned + *planned / 64, planned);
+    }
+    *planned += *planned / 1024;
+}
+
+size_t symbols_coded(const symbols_workspace *w, int slot) {
+    const symbols_plan_slot *p = &w->plan[slot];
+    if (p->is_runs) {
+        return p->nonzero * RUN_SYMBOLS;
+    }
+    return p->is_sparse ? 2 * p->sparse.pairs : p->dense.count;
+}
+
+size_t symbols_bound(const symbols_workspace *w, int slot) {
+    const symbols_plan_slot *p = &w->plan[slot];
+    if (p->is_runs) {
+        return p->runs.size;
+    }
+    if (p->is_sparse) {
+        return SYMBOLS_SPARSE_HEADER + (p->sparse.pairs ? p->inner.bound : 0);
+    }
+    if (p->is_framed) {
+        return SYMBOLS_FRAMED_HEADER + (p->frame.columns ? p->inner.bound : 0) + p->dense.bound;
+    }
+    return p->dense.count ? p->dense.bound : 0;
+}
+
+static size_t encode_sparse(symbols_workspace *w, const symbols_plan_slot *p, uint8_t *to, size_t capacity) {
+    uint8_t header[SYMBOLS_SPARSE_HEADER];
+    size_t used = symbols_sparse_write(&p->sparse, header);
+    if (used > capacity) {
+        return 0;
+    }
+    memcpy(to, header, used);
+    if (p->sparse.pairs == 0) {
+        return used;
+    }
+    size_t size =
+        symbols_dense_encode(w, &p->inner, p->sparse.integers, p->sparse.context, to + used, capacity - used);
+    return size ? used + size : 0;
+}
+
+/* The frame, and the levels' stream if there are levels; 0 if there is no room. Leaves the elements' contexts. */
+static size_t encode_frame(symbols_workspace *w, const symbols_plan_slot *p, size_t n, uint8_t *to,
+                           size_t capacity) {
+    uint8_t header[SYMBOLS_FRAMED_HEADER];
+    size_t used = symbols_frame_write(&p->frame, 0, header), size = 0;
+    if (used > capacity) {
+        return 0;
+    }
+    if (p->frame.columns) { /* the stream's size, which comes before it, may be longer than that of 0 */
+        uint8_t *levels = to + used;
+        size = symbols_dense_encode(w, &p->inner, p->frame.level, NULL, levels, capacity - used);
+        used = symbols_frame_write(&p->frame, size, header);
+        if (size == 0 || used + size > capacity) {
+            return 0;
+        }
+        memmove(to + used, levels, size);
+        symbols_fill_levels(w->level_context, &p->frame, n);
+    }
+    memcpy(to, header, used);
+    return used + size;
+}
+
+static size_t encode_framed(symbols_workspace *w, const symbols_plan_slot *p, const void *values, size_t n,
+                            uint8_t *to, size_t capacity) {
+    size_t used = encode_frame(w, p, n, to, capacity);
+    if (used == 0) {
+        return 0;
+    }
+    const uint8_t *context = p->frame.columns ? w->level_context : NULL;
+    size_t size = symbols_dense_encode(w, &p->dense, values, context, to + used, capacity - used);
+    return size ? used + size : 0;
+}
+
+size_t symbols_parts_frame_bound(const symbols_workspace *w, int slot) {
+    const symbols_plan_slot *p = &w->plan[slot];
+    return p->is_framed ? symbols_bound(w, slot) - p->dense.bound : 0;
+}
+
+size_t symbols_parts_frame(symbols_workspace *w, int slot, uint8_t *to) {
+    const symbols_plan_slot *p = &w->plan[slot];
+    return p->is_framed ? encode_frame(w, p, 0, to, symbols_parts_frame_bound(w, slot)) : 0;
+}
+
+static size_t encode_runs(const symbols_plan_slot *p, void *to, size_t capacity) {
+    if (p->runs.size > capacity) {
+        return 0;
+    }
+    memcpy(to, p->runs.data, p->runs.size);
+    return p->runs.size;
+}
+
+size_t symbols_encode(symbols_workspace *w, int slot, const void *values, const uint8_t *context, size_t n,
+                      void *to, size_t capacity) {
+    const symbols_plan_slot *p = &w->plan[slot];
+    if (n == 0 || n != p->dense.count) {
+        return 0;
+    }
+    if (p->is_runs) {
+        return encode_runs(p, to, capacity);
+    }
+    if (p->is_sparse) {
+        return encode_sparse(w, p, to, capacity);
+    }
+    return p->is_framed ? encode_framed(w, p, values, n, to, capacity)
+                        : symbols_dense_encode(w, &p->dense, values, context, to, capacity);
+}
+
+static ckd_status decode_sparse(symbols_workspace *w, void *values, unsigned width, size_t n,
+                                const uint8_t *context, const uint8_t *from, size_t size, ckd_error *err) {
+    symbols_sparse *s = &w->decoding_sparse;
+    size_t used;
+    s->context = w->decoding_context;
+    s->integers = w->decoding_integers;
+    if (!symbols_sparse_read(s, from, size, n, &used)) {
+        return err_corrupt(err, NULL, CKD_NO_OFFSET, "a sparse symbol stream's header makes no sense");
+    }
+    if (s->ranges > 1 && !context) {
+        return err_corrupt(err, NULL, CKD_NO_OFFSET, "a symbol stream wants contexts where there are none");
+    }
+    if (s->pairs) {
+        ckd_status status = symbols_dense_decode(w, s->integers, width, 2 * s->pairs, s->context, from + used,
+                                                 size - used, err);
+        if (status != CKD_OK) {
+            return status;
+        }
+    } else if (used != size) {
+        return err_corrupt(err, NULL, CKD_NO_OFFSET, "a sparse symbol stream does not end where it should");
+    }
+    if (!symbols_scatter(s, width, values, context, n)) {
+        return err_corrupt(err, NULL, CKD_NO_OFFSET, "a gap in a sparse symbol stream leads beyond its end");
+    }
+    return CKD_OK;
+}
+
+static ckd_status decode_framed(symbols_workspace *w, void *values, unsigned width, size_t n,
+                                const uint8_t *from, size_t size, ckd_error *err) {
+    symbols_frame *f = &w->decoding_frame;
+    size_t used, stream_size;
+    if (!symbols_frame_read(f, &stream_size, width, from, size, n, &used)) {
+        return err_corrupt(err, NULL, CKD_NO_OFFSET, "a framed symbol stream's header makes no sense");
+    }
+    ckd_status status = CKD_OK;
+    if (f->columns) {
+        status =
+            symbols_dense_decode(w, f->level, 1, f->rows + f->columns, NULL, from + used, stream_size, err);
+        used += stream_size;
+        symbols_fill_levels(w->level_context, f, n);
+    }
+    if (status == CKD_OK) {
+        status = symbols_dense_decode(w, values, width, n, f->columns ? w->level_context : NULL, from + used,
+                                      size - used, err);
+    }
+    if (status == CKD_OK) {
+        symbols_add_shared(f, width, values, n);
+    }
+    return status;
+}
+
+ckd_status symbols_decode(symbols_workspace *w, void *values, unsigned width, size_t n,
+                          const uint8_t *context, const void *from, size_t size, ckd_error *err) {
+    if (n > SYMBOLS_MAX_COUNT || (width != 1 && width != 2 && width != 4 && width != 8)) {
+        return err_set(err, CKD_E_INVALID, "a symbol stream of %zu integers of %u bytes", n, width);
+    }
+    if (n == 0) {
+        return size == 0
+                   ? CKD_OK
+                   : err_corrupt(err, NULL, CKD_NO_OFFSET, "a symbol stream of nothing has %zu bytes", size);
+    }
+    unsigned first = size ? *(const uint8_t *)from : 0;
+    if (first == SYMBOLS_SPARSE) {
+        return decode_sparse(w, values, width, n, context, from, size, err);
+    }
+    if (first == SYMBOLS_RUNS) {
+        return symbols_runs_decode(width, values, n, from, size)
+                   ? CKD_OK
+                   : err_corrupt(err, NULL, CKD_NO_OFFSET, "a run stream does not end where it should");
+    }
+    return first == SYMBOLS_FRAMED ? decode_framed(w, values, width, n, from, size, err)
+                                   : symbols_dense_decode(w, values, width, n, context, from, size, err);
+}

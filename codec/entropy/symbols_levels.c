@@ -1,0 +1,194 @@
+/*
+ * Rows and columns of a matrix differ in scale, and so do their elements: a level for each row and each column, added up,
+ * says what symbol an element is likely to have. Second moments are nearly such a product (Adafactor: Shazeer and Stern,
+ * arXiv:1804.04235, section 3), first moments and weights less so.
+ */
+#include <math.h>
+#include <string.h>
+
+#include "codec/common/cpu.h"
+#include "codec/entropy/symbols_work.h"
+
+/* ---- from levels to contexts ---- */
+
+CPU_INLINE void add_levels(uint8_t *context, const uint8_t *columns, uint8_t row, size_t n) {
+    for (size_t i = 0; i < n; i++) {
+        unsigned sum = (unsigned)columns[i] + row;
+        context[i] = (uint8_t)(sum < SYMBOLS_CONTEXTS ? sum : SYMBOLS_CONTEXTS - 1);
+    }
+}
+
+/* Elements of one row at most, from element i on. */
+CPU_INLINE size_t stretch(const symbols_frame *f, size_t i, size_t n, size_t *row, size_t *column) {
+    *row = (f->phase + i) / f->columns;
+    *column = (f->phase + i) % f->columns;
+    size_t rest = f->columns - *column;
+    return rest < n - i ? rest : n - i;
+}
+
+CPU_INLINE void fill(uint8_t *context, const symbols_frame *f, size_t n) {
+    for (size_t i = 0, count, row, column; i < n; i += count) {
+        count = stretch(f, i, n, &row, &column);
+        add_levels(context + i, f->level + f->rows + column, f->level[row], count);
+    }
+}
+
+CPU_AVX2 static void fill_avx2(uint8_t *context, const symbols_frame *f, size_t n) {
+    fill(context, f, n);
+}
+CPU_PLAIN static void fill_plain(uint8_t *context, const symbols_frame *f, size_t n) {
+    fill(context, f, n);
+}
+
+void symbols_fill_levels(uint8_t *context, const symbols_frame *f, size_t n) {
+    (cpu_has_avx2() ? fill_avx2 : fill_plain)(context, f, n);
+}
+
+/* ---- choosing levels ---- */
+
+/* Fewer elements for each level are not worth them. */
+#define MIN_ELEMENTS 4096
+#define MIN_SHARE    16
+#define SAMPLE_SHARE 3
+/* Bits an element must lose, by the variance that rows and columns explain. */
+#define MIN_GAIN 0.04f
+/* Levels are that much finer than the deviation that they leave. */
+#define FINENESS 3.0f
+
+/* n elements of `of`: levels must be worth it to these, and a sample must have some elements for each of its own. */
+bool symbols_set_grid(uint32_t *columns, uint32_t *phase, uint32_t *rows, const symbols_grid *grid, size_t n,
+                      size_t of) {
+    *columns = 0;
+    if (!grid || n < MIN_ELEMENTS || grid->columns == 0 || grid->columns > n ||
+        grid->phase >= grid->columns) {
+        return false;
+    }
+    *columns = (uint32_t)grid->columns;
+    *phase = (uint32_t)grid->phase;
+    *rows = (uint32_t)((*phase + n + *columns - 1) / *columns);
+    size_t all_rows = (*phase + of + *columns - 1) / *columns;
+    return *rows > 1 && all_rows + *columns <= of / MIN_SHARE &&
+           *rows + *columns <= n / (n < of ? SAMPLE_SHARE : MIN_SHARE) &&
+           *rows + *columns <=
+               SYMBOLS_MAX_COUNT /
+                   SYMBOLS_FRAMED_MOST; /* which only a sample of more than a block may exceed */
+}
+
+/*
+ * Sums over rows and columns of the symbols above the lowest, and how many these are: zeros, which have the lowest,
+ * would drown what the others say. Returns the sum of the squares.
+ */
+CPU_INLINE uint64_t add_row(uint32_t *sums, uint32_t *counts, uint32_t *sum, uint32_t *count,
+                            const uint8_t *symbols, size_t n) {
+    uint32_t all = 0, above = 0, squares = 0; /* a row has less than 2^15 elements, see symbols_set_grid */
+    for (size_t i = 0; i < n; i++) {
+        uint32_t s = symbols[i], is_above = s != 0;
+        all += s;
+        above += is_above;
+        squares += s * s;
+        sums[i] += s;
+        counts[i] += is_above;
+    }
+    *sum += all;
+    *count += above;
+    return squares;
+}
+
+CPU_INLINE uint64_t add_up(symbols_level_sums *s, const symbols_frame *f, const uint8_t *symbols, size_t n) {
+    uint64_t squares = 0;
+    memset(s->sum, 0, (f->rows + f->columns) * sizeof(s->sum[0]));
+    memset(s->count, 0, (f->rows + f->columns) * sizeof(s->count[0]));
+    for (size_t i = 0, count, row, column; i < n; i += count) {
+        count = stretch(f, i, n, &row, &column);
+        squares += add_row(s->sum + f->rows + column, s->count + f->rows + column, &s->sum[row],
+                           &s->count[row], symbols + i, count);
+    }
+    return squares;
+}
+
+CPU_AVX2 static uint64_t add_up_avx2(symbols_level_sums *s, const symbols_frame *f, const uint8_t *symbols,
+                                     size_t n) {
+    return add_up(s, f, symbols, n);
+}
+CPU_PLAIN static uint64_t add_up_plain(symbols_level_sums *s, const symbols_frame *f, const uint8_t *symbols,
+                                       size_t n) {
+    return add_up(s, f, symbols, n);
+}
+
+typedef struct spread {
+    float mean, variance;
+    float total; /* elements */
+} spread;
+
+/* Of all symbols above the lowest. */
+static spread of_all(const symbols_level_sums *s, size_t rows, uint64_t squares) {
+    double n = 0, sum = 0;
+    for (size_t i = 0; i < rows; i++) {
+        n += s->count[i];
+        sum += s->sum[i];
+    }
+    double mean = n > 0 ? sum / n : 0;
+    return (spread){(float)mean, n > 0 ? (float)((double)squares / n - mean * mean) : 0, (float)n};
+}
+
+/* The lines' means (a line without elements: the lowest of them), and the variance that they explain. */
+static float explain(float *means, float *lowest, float *highest, const uint32_t *sums,
+                     const uint32_t *counts, size_t lines, const spread *all) {
+    float variance = 0;
+    *lowest = *highest = all->mean;
+    for (size_t i = 0; i < lines; i++) {
+        means[i] = counts[i] ? (float)sums[i] / (float)counts[i] : 0;
+        if (counts[i]) {
+            float off = means[i] - all->mean;
+            variance += (float)counts[i] * off * off;
+            *lowest = means[i] < *lowest ? means[i] : *lowest;
+            *highest = means[i] > *highest ? means[i] : *highest;
+        }
+    }
+    /* Means of few elements differ by chance alone. */
+    float chance = (float)lines * all->variance;
+    return all->total > 0 && variance > chance ? (variance - chance) / all->total : 0;
+}
+
+static void quantise(uint8_t *levels, const float *means, size_t lines, float lowest, float step) {
+    for (size_t i = 0; i < lines; i++) {
+        float level = (means[i] - lowest) / step + 0.5f;
+        levels[i] = (uint8_t)(level > 0 ? (level < 255 ? level : 255) : 0);
+    }
+}
+
+/* Returns false if there is nothing worth saying. */
+static bool choose(symbols_frame *f, symbols_level_sums *s, uint64_t squares, size_t n) {
+    spread all = of_all(s, f->rows, squares);
+    if (!(all.variance > 0)) {
+        return false;
+    }
+    float row_low, row_high, column_low, column_high;
+    float *rows = s->mean, *columns = s->mean + f->rows;
+    float explained =
+        explain(rows, &row_low, &row_high, s->sum, s->count, f->rows, &all) +
+        explain(columns, &column_low, &column_high, s->sum + f->rows, s->count + f->rows, f->columns, &all);
+    float least = all.variance / 64;
+    float left = all.variance - explained > least ? all.variance - explained : least;
+    if (!(0.5f * log2f(all.variance / left) * all.total >= MIN_GAIN * (float)n)) {
+        return false;
+    }
+    float range = row_high - row_low + column_high - column_low;
+    float step = sqrtf(left) / FINENESS;
+    step = step > range / 250 ? step : range / 250;
+    quantise(f->level, rows, f->rows, row_low, step);
+    quantise(f->level + f->rows, columns, f->columns, column_low, step);
+    return true;
+}
+
+void symbols_choose_levels(symbols_frame *f, symbols_level_sums *s, const symbols_grid *grid,
+                           const uint8_t *symbols, size_t n, size_t of) {
+    if (!symbols_set_grid(&f->columns, &f->phase, &f->rows, grid, n, of) ||
+        !choose(f, s, (cpu_has_avx2() ? add_up_avx2 : add_up_plain)(s, f, symbols, n), n)) {
+        f->columns = f->rows = 0;
+    }
+}
+
+bool symbols_choose_counted_levels(symbols_frame *f, symbols_level_sums *s, uint64_t squares, size_t n) {
+    return choose(f, s, squares, n);
+}

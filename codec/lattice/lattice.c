@@ -1,0 +1,440 @@
+#include "codec/lattice/lattice.h"
+
+#include "codec/common/cpu.h"
+#include "codec/lattice/lattice_masks.h"
+#include "codec/lattice/lattice_wire.h"
+#include "codec/common/wire.h"
+
+/* Bits of the first byte. */
+enum {
+    FORM_LEVELS = 1,
+    FORM_ROWS = 2,
+    FORM_GRID = 4, /* columns and phase are given */
+    FORM_FACTOR = 8,
+    FORM_EXCEPTIONS = 16,
+    FORM_SHARED = 32,
+    FORM_SYMBOLS = 64,      /* of the rows' factor */
+    FORM_SHARED_ROWS = 128, /* rows and the rows' factor are in a side record */
+};
+/* How q is stored: not at all, symbols of so many bytes, adaptively. */
+#define MASKS_WORTH 4         /* masks are tried if at most one integer of so many is not zero */
+#define MASKS_SURE  (1 << 15) /* and in larger blocks nothing else is */
+enum { Q_NONE = 0, Q_PLANE = 8, Q_MASKS = 16 };
+
+void lattice_scratch_free(lattice_scratch *s) {
+    bytes *const all[] = {&s->row, &s->step, &s->shift, &s->factor,   &s->own_factor, &s->q,    &s->narrow,
+                          &s->at,  &s->bits, &s->few,   &s->contexts, &s->stream,     &s->tried};
+    adaptive_room_free(&s->adaptive);
+    for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++) {
+        bytes_free(all[i]);
+    }
+}
+
+uint64_t lattice_rows(const lattice_block *b) {
+    return b->columns ? (b->phase + b->count + b->columns - 1) / b->columns : 1;
+}
+
+/* ---- small parts ---- */
+
+static void put_signed(bytes *to, int32_t v) {
+    wire_put_varint(to, (uint64_t)(uint32_t)((uint32_t)v << 1 ^ (uint32_t)(v >> 31)));
+}
+static int32_t get_signed(reader *from) {
+    uint32_t v = (uint32_t)wire_varint_max(from, UINT32_MAX);
+    return (int32_t)(v >> 1 ^ (0u - (v & 1)));
+}
+
+/* ---- q ---- */
+
+CPU_PLAIN unsigned lattice_width(const int32_t *q, size_t n, bool levels) {
+    int32_t least = 0, most = 0;
+    for (size_t i = 0; i < n; i++) {
+        /* What stands for a zero value takes the lowest integer of any width. */
+        int32_t v = levels && q[i] == INT32_MIN ? 0 : q[i];
+        least = v < least ? v : least;
+        most = v > most ? v : most;
+    }
+    return least > INT8_MIN && most <= INT8_MAX ? 1 : (least > INT16_MIN && most <= INT16_MAX ? 2 : 4);
+}
+
+#define LOWEST_OF(q, lowest) ((q) == INT32_MIN ? (lowest) : (q))
+CPU_PLAIN void lattice_narrow(void *to, const int32_t *q, size_t n, unsigned width) {
+    if (width == 1) {
+        int8_t *narrow = to;
+        for (size_t i = 0; i < n; i++) {
+            narrow[i] = (int8_t)LOWEST_OF(q[i], INT8_MIN);
+        }
+    } else if (width == 2) {
+        int16_t *narrow = to;
+        for (size_t i = 0; i < n; i++) {
+            narrow[i] = (int16_t)LOWEST_OF(q[i], INT16_MIN);
+        }
+    } else {
+        memcpy(to, q, n * sizeof(*q));
+    }
+}
+
+CPU_PLAIN void lattice_widen(int32_t *q, const void *from, size_t n, unsigned width, bool levels) {
+    if (width == 4) {
+        memcpy(q, from, n * sizeof(*q));
+        return;
+    }
+    const int8_t *narrow = from;
+    const int16_t *wider = from;
+    const int32_t lowest = width == 1 ? INT8_MIN : INT16_MIN, meant = levels ? INT32_MIN : lowest;
+    for (size_t i = 0; i < n; i++) {
+        int32_t v = width == 1 ? narrow[i] : wider[i];
+        q[i] = v == lowest ? meant : v;
+    }
+}
+
+static void put_stream(bytes *to, symbols_mode mode, unsigned width, const void *values, size_t n,
+                       symbols_workspace *work) {
+    size_t planned;
+    symbols_plan(work, 0, mode, width, values, NULL, NULL, n, &planned);
+    size_t room = symbols_bound(work, 0);
+    uint8_t *at = bytes_extend(to, room + 1);
+    if (at) {
+        to->size -= room + 1 - symbols_encode(work, 0, values, NULL, n, at, room);
+    }
+}
+
+/* Masks take an eighth of the symbols, hence of the time, and hold what neighbours have in common. */
+static ckd_status put_masks(bytes *to, const int8_t *q, size_t n, lattice_scratch *scratch,
+                            symbols_workspace *work, ckd_error *err) {
+    size_t groups = (n + MASK_OF - 1) / MASK_OF;
+    uint8_t *masks = bytes_scratch(&scratch->at, groups + n + MASK_OF, "coding scratch", err);
+    if (!masks) {
+        return CKD_E_NOMEM;
+    }
+    int8_t *others = (int8_t *)masks + groups;
+    size_t count = lattice_to_masks(masks, others, q, n);
+    bytes *stream = bytes_anew(&scratch->stream);
+    put_stream(stream, SYMBOLS_SPLIT, 1, masks, groups, work);
+    bytes_put_u8(to, Q_MASKS);
+    wire_put_varint(to, stream->size);
+    bytes_put(to, stream->data, stream->size);
+    to->failed |= stream->failed;
+    put_stream(to, SYMBOLS_CLASS, 1, others, count, work);
+    return CKD_OK;
+}
+
+/* Integers of so many bytes; `linear`: in an order in which masks are allowed. */
+static ckd_status put_symbols(bytes *to, const void *q, unsigned width, size_t n, bool linear,
+                              lattice_scratch *scratch, symbols_workspace *work, ckd_error *err) {
+    size_t start = to->size;
+    bool few = linear && width == 1 && lattice_nonzeros(q, n) <= n / MASKS_WORTH;
+    ckd_status status = few ? put_masks(to, q, n, scratch, work, err) : CKD_OK;
+    if (status != CKD_OK || (few && n >= MASKS_SURE)) {
+        return status;
+    }
+    bytes *plain = bytes_anew(&scratch->tried);
+    bytes_put_u8(plain, (uint8_t)width);
+    put_stream(plain, SYMBOLS_CLASS, width, q, n, work);
+    if (!few || plain->size < to->size - start) {
+        to->size = start;
+        bytes_put(to, plain->data, plain->size);
+    }
+    to->failed |= plain->failed;
+    return CKD_OK;
+}
+
+CPU_PLAIN static bool all_zero(const int32_t *q, size_t n) {
+    int32_t any = 0;
+    for (size_t i = 0; q && i < n; i++) {
+        any |= q[i];
+    }
+    return any == 0;
+}
+
+static ckd_status put_q(bytes *to, const lattice_block *b, lattice_effort effort, lattice_scratch *scratch,
+                        symbols_workspace *work, ckd_error *err) {
+    bool linear = b->map == LATTICE_LINEAR;
+    if (b->few ? lattice_nonzeros(b->few, b->count) == 0 : all_zero(b->q, b->count)) {
+        bytes_put_u8(to, Q_NONE);
+        return CKD_OK;
+    }
+    if (b->few) {
+        return put_symbols(to, b->few, 1, b->count, linear, scratch, work, err);
+    }
+    size_t start = to->size;
+    unsigned width = lattice_width(b->q, b->count, !linear);
+    void *narrow = bytes_scratch(&scratch->narrow, b->count * width + 1, "coding scratch", err);
+    if (!narrow) {
+        return CKD_E_NOMEM;
+    }
+    lattice_narrow(narrow, b->q, b->count, width);
+    ckd_status status = put_symbols(to, narrow, width, b->count, linear, scratch, work, err);
+    if (status != CKD_OK || effort == LATTICE_FAST) {
+        return status;
+    }
+    bytes *plane = bytes_anew(&scratch->tried);
+    adaptive_plane shape = {b->count, b->columns, b->phase, NULL};
+    adaptive_plane_encode(plane, &shape, b->q, &scratch->adaptive);
+    if (!plane->failed && plane->size < to->size - start - 1) {
+        to->size = start;
+        bytes_put_u8(to, Q_PLANE);
+        bytes_put(to, plane->data, plane->size);
+    }
+    to->failed |= plane->failed;
+    return CKD_OK;
+}
+
+static ckd_status get_masks(lattice_block *b, const void *from, size_t size, lattice_scratch *scratch,
+                            symbols_workspace *work, ckd_error *err) {
+    size_t n = b->count, groups = (n + MASK_OF - 1) / MASK_OF, count = 0;
+    reader r = reader_of(from, size);
+    uint64_t taken = wire_varint_max(&r, reader_left(&r));
+    const void *stream = reader_take(&r, (size_t)taken);
+    int8_t *few = bytes_scratch(&scratch->few, n + 1, "decoding scratch", err);
+    uint8_t *masks =
+        few ? bytes_scratch(&scratch->narrow, groups + n + MASK_OF, "decoding scratch", err) : NULL;
+    if (!masks) {
+        return CKD_E_NOMEM;
+    }
+    ckd_status status = r.failed ? err_set(err, CKD_E_CORRUPT, "a lossy block's masks go beyond its end")
+                                 : symbols_decode(work, masks, 1, groups, NULL, stream, (size_t)taken, err);
+    if (status == CKD_OK) {
+        count = lattice_masks_bits(masks, groups);
+    }
+    int8_t *others = (int8_t *)masks + groups;
+    size_t left = reader_left(&r);
+    if (status == CKD_OK && count <= n) {
+        status = symbols_decode(work, others, 1, count, NULL, reader_take(&r, left), left, err);
+    }
+    if (status == CKD_OK && (count > n || !lattice_from_masks(few, masks, others, count, n))) {
+        status = err_set(err, CKD_E_CORRUPT, "a lossy block's masks are not those of its integers");
+    }
+    b->few = few;
+    return status;
+}
+
+static ckd_status get_q(lattice_block *b, reader *from, lattice_scratch *scratch, symbols_workspace *work,
+                        ckd_error *err) {
+    uint8_t how = reader_u8(from);
+    size_t size = reader_left(from), n = b->count;
+    const void *stream = reader_take(from, size);
+    if (how == Q_NONE) {
+        return size ? err_set(err, CKD_E_CORRUPT, "a lossy block ends in the wrong place") : CKD_OK;
+    }
+    if (how == Q_MASKS && b->map == LATTICE_LINEAR) {
+        return get_masks(b, stream, size, scratch, work, err);
+    }
+    int32_t *q = bytes_scratch(&scratch->q, n * sizeof(int32_t) + 1, "decoding scratch", err);
+    if (!q) {
+        return CKD_E_NOMEM;
+    }
+    b->q = q;
+    if (how == Q_PLANE) {
+        adaptive_plane shape = {n, b->columns, b->phase, NULL};
+        return adaptive_plane_decode(q, &shape, stream, size, &scratch->adaptive, err);
+    }
+    if (how == 4) {
+        return symbols_decode(work, q, 4, n, NULL, stream, size, err);
+    }
+    if (how != 1 && how != 2) {
+        return err_set(err, CKD_E_CORRUPT, "a lossy block's integers have a form that there is not");
+    }
+    bytes *room = how == 1 ? &scratch->few : &scratch->narrow;
+    void *narrow = bytes_scratch(room, n * how + 1, "decoding scratch", err);
+    if (how == 1 && b->map == LATTICE_LINEAR) {
+        b->q = NULL;
+        b->few = narrow;
+        return narrow ? symbols_decode(work, narrow, how, n, NULL, stream, size, err) : CKD_E_NOMEM;
+    }
+    ckd_status status = narrow ? symbols_decode(work, narrow, how, n, NULL, stream, size, err) : CKD_E_NOMEM;
+    if (status == CKD_OK) {
+        lattice_widen(q, narrow, n, how, b->map == LATTICE_LEVELS);
+    }
+    return status;
+}
+
+/* ---- values kept as they are ---- */
+
+static void put_exceptions(bytes *to, const lattice_block *b) {
+    wire_put_varint(to, b->exceptions);
+    uint32_t next = 0;
+    for (uint32_t i = 0; i < b->exceptions; i++) {
+        wire_put_varint(to, b->exception_at[i] - next);
+        bytes_put_u32(to, b->exception_bits[i]);
+        next = b->exception_at[i] + 1;
+    }
+}
+
+static ckd_status get_exceptions(lattice_block *b, reader *from, lattice_scratch *scratch, ckd_error *err) {
+    b->exceptions =
+        (uint32_t)wire_varint_max(from, b->count < reader_left(from) ? b->count : reader_left(from));
+    uint32_t *at = bytes_scratch(&scratch->at, b->exceptions * sizeof(*at) + 1, "decoding scratch", err);
+    uint32_t *bits =
+        at ? bytes_scratch(&scratch->bits, b->exceptions * sizeof(*bits) + 1, "decoding scratch", err) : NULL;
+    if (!bits) {
+        return CKD_E_NOMEM;
+    }
+    uint64_t next = 0;
+    if (b->exceptions == 0) {
+        return err_set(err, CKD_E_CORRUPT, "a lossy block keeps no values, and says that it does");
+    }
+    for (uint32_t i = 0; i < b->exceptions; i++) {
+        uint64_t place = next + wire_varint_max(from, b->count);
+        bits[i] = reader_u32(from);
+        if (place >= b->count) {
+            return err_set(err, CKD_E_CORRUPT, "a lossy block keeps a value that it does not have");
+        }
+        at[i] = (uint32_t)place;
+        next = place + 1;
+    }
+    b->exception_at = at;
+    b->exception_bits = bits;
+    return CKD_OK;
+}
+
+/* ---- the payload ---- */
+
+static bool has_grid(const lattice_block *b) {
+    return b->row || b->factor || b->shared || b->own.step || b->own.rank;
+}
+
+ckd_status lattice_encode(bytes *to, const lattice_block *b, lattice_effort effort, lattice_scratch *scratch,
+                          symbols_workspace *work, ckd_error *err) {
+    bool grid = has_grid(b) || effort == LATTICE_SMALL, symbols = false;
+    size_t start = to->size;
+    bytes_put_u8(to, (uint8_t)((b->map == LATTICE_LEVELS ? FORM_LEVELS : 0) | (b->row ? FORM_ROWS : 0) |
+                               (grid ? FORM_GRID : 0) | (b->factor ? FORM_FACTOR : 0) |
+                               (b->exceptions ? FORM_EXCEPTIONS : 0) | (b->shared ? FORM_SHARED : 0) |
+                               (b->shared_rows ? FORM_SHARED_ROWS : 0)));
+    put_signed(to, b->step);
+    if (b->map == LATTICE_LINEAR) {
+        put_signed(to, b->exponent);
+        bytes_put(to, b->offset, sizeof(b->offset));
+    } else {
+        put_signed(to, b->birth);
+    }
+    ckd_status status = CKD_OK;
+    if (grid) {
+        wire_put_varint(to, b->columns);
+        wire_put_varint(to, b->phase);
+        if (!b->shared) {
+            status = lattice_put_columns(to, &b->own, scratch, work, err);
+        }
+    }
+    if (b->row && !b->shared_rows) {
+        lattice_put_integers(to, b->row, lattice_rows(b), NULL, scratch);
+    }
+    if (b->factor) {
+        put_signed(to, b->low_rank_exponent);
+    }
+    if (status == CKD_OK && b->factor && !b->shared_rows) {
+        status =
+            lattice_put_factor(&symbols, to, b->factor, lattice_rows(b), b->own.rank, scratch, work, err);
+        if (symbols && !to->failed) {
+            to->data[start] |= FORM_SYMBOLS;
+        }
+    }
+    if (b->exceptions) {
+        put_exceptions(to, b);
+    }
+    if (status == CKD_OK) {
+        status = put_q(to, b, effort, scratch, work, err);
+    }
+    return status == CKD_OK && to->failed ? err_nomem(err, to->size, "a lossy block") : status;
+}
+
+static ckd_status get_grid(lattice_block *b, reader *from, uint8_t form, const lattice_columns *shared,
+                           lattice_scratch *scratch, symbols_workspace *work, ckd_error *err) {
+    b->columns = wire_varint_max(from, UINT64_C(1) << 40);
+    b->phase = wire_varint_max(from, UINT64_C(1) << 40);
+    if (b->columns == 0 || b->phase >= b->columns || (form & FORM_SHARED && !shared) ||
+        (form & FORM_SHARED && shared->columns != b->columns)) {
+        return err_set(err, CKD_E_CORRUPT, "a lossy block's rows and columns do not fit together");
+    }
+    if (form & FORM_SHARED) {
+        b->shared = true;
+        b->own = *shared;
+        return CKD_OK;
+    }
+    b->own.columns = b->columns;
+    return lattice_get_columns(&b->own, from, b->columns, scratch, work, err);
+}
+
+/* Rows that lie in a side record, of which there may be more than the block needs. */
+static ckd_status take_rows(lattice_block *b, uint8_t form, const lattice_columns *rows, ckd_error *err) {
+    bool steps = form & FORM_ROWS, factor = form & FORM_FACTOR;
+    if (!rows || rows->columns != lattice_rows(b) || !b->shared || form & FORM_SYMBOLS ||
+        !(steps || factor) || (steps && !rows->step) || (factor && rows->rank != b->own.rank)) {
+        return err_set(err, CKD_E_CORRUPT, "a lossy block and the rows that it shares do not fit together");
+    }
+    b->shared_rows = true;
+    b->row = steps ? rows->step : NULL;
+    b->factor = factor ? rows->factor : NULL;
+    return CKD_OK;
+}
+
+static ckd_status get_factor(lattice_block *b, reader *from, uint8_t form, lattice_scratch *scratch,
+                             symbols_workspace *work, ckd_error *err) {
+    b->low_rank_exponent = get_signed(from);
+    if (!b->own.rank || b->low_rank_exponent < -64 || b->low_rank_exponent > 64) {
+        return err_set(err, CKD_E_CORRUPT, "a lossy block has one factor of two");
+    }
+    return form & FORM_SHARED_ROWS
+               ? CKD_OK
+               : lattice_get_factor(&b->factor, from, lattice_rows(b), b->own.rank, form & FORM_SYMBOLS,
+                                    &scratch->own_factor, scratch, work, err);
+}
+
+static ckd_status get_parts(lattice_block *b, reader *from, uint8_t form, const lattice_columns *shared,
+                            const lattice_columns *rows, lattice_scratch *scratch, symbols_workspace *work,
+                            ckd_error *err) {
+    ckd_status status = CKD_OK;
+    if (form & FORM_GRID) {
+        status = get_grid(b, from, form, shared, scratch, work, err);
+    } else if (form & (FORM_ROWS | FORM_FACTOR | FORM_SHARED | FORM_SHARED_ROWS)) {
+        status = err_set(err, CKD_E_CORRUPT, "a lossy block has rows but no columns");
+    }
+    if (status == CKD_OK && (form & FORM_SHARED_ROWS || rows)) {
+        status = form & FORM_SHARED_ROWS
+                     ? take_rows(b, form, rows, err)
+                     : err_set(err, CKD_E_CORRUPT, "a lossy block shares rows, and does not say so");
+    } else if (status == CKD_OK && form & FORM_ROWS) {
+        status = lattice_get_steps(&b->row, from, lattice_rows(b), &scratch->row, scratch, err);
+    }
+    if (status == CKD_OK && !(form & FORM_FACTOR) && b->own.rank && !b->shared) {
+        status = err_set(err, CKD_E_CORRUPT, "a lossy block has one factor of two");
+    }
+    if (status == CKD_OK && form & FORM_FACTOR) {
+        status = get_factor(b, from, form, scratch, work, err);
+    }
+    return status == CKD_OK && form & FORM_EXCEPTIONS ? get_exceptions(b, from, scratch, err) : status;
+}
+
+ckd_status lattice_decode(lattice_block *out, uint64_t count, const lattice_columns *shared,
+                          const lattice_columns *rows, const void *from, size_t size,
+                          lattice_scratch *scratch, symbols_workspace *work, ckd_error *err) {
+    reader r = reader_of(from, size);
+    uint8_t form = reader_u8(&r);
+    *out = (lattice_block){.map = form & FORM_LEVELS ? LATTICE_LEVELS : LATTICE_LINEAR,
+                           .count = count,
+                           .columns = count ? count : 1,
+                           .step = get_signed(&r)};
+    if (out->map == LATTICE_LINEAR) {
+        out->exponent = get_signed(&r);
+        const void *offset = reader_take(&r, sizeof(out->offset));
+        if (offset) {
+            memcpy(out->offset, offset, sizeof(out->offset));
+        }
+    } else {
+        out->birth = get_signed(&r);
+    }
+    bool fits = out->map == LATTICE_LINEAR
+                    ? out->step >= -400 && out->step <= 400 && out->exponent >= -120 && out->exponent <= 120
+                    : out->step >= 1 && out->step <= 4096 && out->birth >= 1 && out->birth <= 2039 &&
+                          !(form & FORM_FACTOR);
+    if (r.failed || (form & FORM_SYMBOLS && !(form & FORM_FACTOR)) || !fits) {
+        return err_set(err, CKD_E_CORRUPT, "a lossy block begins with what there is not");
+    }
+    ckd_status status = get_parts(out, &r, form, shared, rows, scratch, work, err);
+    if (status == CKD_OK) {
+        status = r.failed ? err_set(err, CKD_E_CORRUPT, "a lossy block ends too early")
+                          : get_q(out, &r, scratch, work, err);
+    }
+    return status;
+}

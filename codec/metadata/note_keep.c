@@ -1,0 +1,156 @@
+/* What a store is told to keep: pins, tags and policies. codec/FORMAT.md, "Pin", "Tag", "Policy", "Parity setting". */
+#include "codec/common/erasure.h"
+#include "codec/metadata/note_wire.h"
+
+void pin_encode(bytes *to, const ckd_id *store, const pin_note *p) {
+    size_t start = note_begin(to, NOTE_PIN, store, p->generation, 0);
+    wire_put_id(to, &p->checkpoint);
+    bytes_put_u64(to, p->pinned_ns);
+    bytes_put_string(to, p->reason);
+    note_end(to, start);
+}
+
+ckd_status pin_decode(pin_note *out, const ckd_id *store, const void *data, size_t size, const char *path,
+                      ckd_error *err) {
+    note_in n;
+    *out = (pin_note){0};
+    ckd_status status = note_open(&n, NOTE_PIN, store, data, size, path, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    out->generation = n.generation;
+    out->checkpoint = note_take_id(&n);
+    out->pinned_ns = reader_u64(&n.in);
+    reader_string(&n.in, out->reason, sizeof(out->reason));
+    status = note_close(&n);
+    if (status != CKD_OK) {
+        *out = (pin_note){0};
+    }
+    return status;
+}
+
+void tag_encode(bytes *to, const ckd_id *store, const tag_note *t) {
+    size_t start = note_begin(to, NOTE_TAG, store, t->generation, 0);
+    bytes_put_string(to, t->tag);
+    wire_put_id(to, &t->checkpoint);
+    bytes_put_u64(to, t->tagged_ns);
+    note_end(to, start);
+}
+
+ckd_status tag_decode(tag_note *out, const ckd_id *store, const void *data, size_t size, const char *path,
+                      ckd_error *err) {
+    note_in n;
+    *out = (tag_note){0};
+    ckd_status status = note_open(&n, NOTE_TAG, store, data, size, path, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    out->generation = n.generation;
+    note_take_tag(&n, out->tag);
+    out->checkpoint = note_take_id(&n);
+    out->tagged_ns = reader_u64(&n.in);
+    status = note_close(&n);
+    if (status != CKD_OK) {
+        *out = (tag_note){0};
+    }
+    return status;
+}
+
+enum { POLICY_FIRST = 1, POLICY_HIGHEST = 2, POLICY_FLAGS = 3 };
+
+void policy_encode(bytes *to, const ckd_id *store, const policy_note *p) {
+    const ckd_policy *k = &p->policy;
+    size_t start = note_begin(to, NOTE_POLICY, store, p->generation, k->compact_share ? NOTE_COMPACTION : 0);
+    bytes_put_string(to, p->run);
+    bytes_put_u64(to, p->set_ns);
+    bytes_put_u32(to, (k->keep_first ? POLICY_FIRST : 0) | (k->highest_is_best ? POLICY_HIGHEST : 0));
+    bytes_put_u32(to, k->keep_last);
+    bytes_put_u32(to, k->keep_best);
+    bytes_put_u64(to, k->keep_every);
+    bytes_put_u64(to, k->keep_new_s);
+    bytes_put_u32(to, k->automatic);
+    bytes_put_u64(to, k->undo_s);
+    if (k->compact_share) {
+        bytes_put_u32(to, k->compact_share);
+    }
+    note_end(to, start);
+}
+
+static void take_policy(note_in *n, ckd_policy *k) {
+    uint32_t flags = reader_u32(&n->in);
+    if (flags & ~(uint32_t)POLICY_FLAGS) {
+        note_fail(n, CKD_E_UNSUPPORTED, "the policy has rules that this version does not know");
+    }
+    *k = (ckd_policy){.struct_size = sizeof(*k),
+                      .keep_first = (flags & POLICY_FIRST) != 0,
+                      .highest_is_best = (flags & POLICY_HIGHEST) != 0};
+    k->keep_last = reader_u32(&n->in);
+    k->keep_best = reader_u32(&n->in);
+    k->keep_every = reader_u64(&n->in);
+    k->keep_new_s = reader_u64(&n->in);
+    k->automatic = reader_u32(&n->in);
+    k->undo_s = reader_u64(&n->in);
+    k->compact_share = n->features & NOTE_COMPACTION ? reader_u32(&n->in) : 0;
+    bool possible = k->compact_share < 100 || k->compact_share == CKD_NO_COMPACTION;
+    if (n->features & NOTE_COMPACTION && !n->in.failed && (!possible || !k->compact_share)) {
+        note_fail(n, CKD_E_CORRUPT, "the policy has an impossible share of dead bytes");
+    }
+    bool keeps = k->keep_first || k->keep_last || k->keep_best || k->keep_every || k->keep_new_s;
+    if (!n->in.failed && !keeps) {
+        note_fail(n, CKD_E_CORRUPT, "the policy keeps nothing");
+    }
+}
+
+ckd_status policy_decode(policy_note *out, const ckd_id *store, const void *data, size_t size,
+                         const char *path, ckd_error *err) {
+    note_in n;
+    *out = (policy_note){.generation = 0};
+    ckd_status status = note_open(&n, NOTE_POLICY, store, data, size, path, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    out->generation = n.generation;
+    note_take_any_run(&n, out->run);
+    out->set_ns = reader_u64(&n.in);
+    take_policy(&n, &out->policy);
+    status = note_close(&n);
+    if (status != CKD_OK) {
+        *out = (policy_note){.generation = 0};
+    }
+    return status;
+}
+
+void parity_encode(bytes *to, const ckd_id *store, const parity_note *p) {
+    size_t start = note_begin(to, NOTE_PARITY, store, p->generation, 0);
+    bytes_put_string(to, p->run);
+    bytes_put_u64(to, p->set_ns);
+    bytes_put_u32(to, p->data);
+    bytes_put_u32(to, p->parity);
+    note_end(to, start);
+}
+
+ckd_status parity_decode(parity_note *out, const ckd_id *store, const void *data, size_t size,
+                         const char *path, ckd_error *err) {
+    note_in n;
+    *out = (parity_note){.generation = 0};
+    ckd_status status = note_open(&n, NOTE_PARITY, store, data, size, path, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    out->generation = n.generation;
+    note_take_any_run(&n, out->run);
+    out->set_ns = reader_u64(&n.in);
+    out->data = reader_u32(&n.in);
+    out->parity = reader_u32(&n.in);
+    bool none = out->data == 0 && out->parity == 0;
+    bool some =
+        out->data && out->parity && out->data <= ERASURE_DATA_MAX && out->parity <= ERASURE_PARITY_MAX;
+    if (!n.in.failed && !none && !some) {
+        note_fail(&n, CKD_E_CORRUPT, "a parity setting has impossible numbers of files");
+    }
+    status = note_close(&n);
+    if (status != CKD_OK) {
+        *out = (parity_note){.generation = 0};
+    }
+    return status;
+}

@@ -1,0 +1,236 @@
+#include "codec/metadata/note_wire.h"
+
+#include <stdlib.h>
+
+/* ---- writing ---- */
+
+size_t note_begin(bytes *to, note_kind kind, const ckd_id *store, uint32_t generation, uint32_t features) {
+    size_t start = to->size;
+    bytes_put(to, NOTE_MAGIC, 8);
+    bytes_put_u16(to, NOTE_VERSION);
+    bytes_put_u16(to, (uint16_t)kind);
+    bytes_put_u32(to, features);
+    wire_put_id(to, store);
+    bytes_put_u32(to, generation);
+    bytes_put_u32(to, 0); /* the payload's size, known at the end */
+    return start;
+}
+
+void note_end(bytes *to, size_t start) {
+    if (to->failed || to->size - start > NOTE_MAX - 8) {
+        to->failed = true;
+        return;
+    }
+    store_le32(to->data + start + NOTE_ENVELOPE_FRONT - 4,
+               (uint32_t)(to->size - start - NOTE_ENVELOPE_FRONT));
+    bytes_put_u64(to, hash64(to->data + start, to->size - start));
+}
+
+static void put_count(bytes *to, size_t count) {
+    if (count > NOTE_MAX) {
+        to->failed = true;
+    }
+    bytes_put_u32(to, (uint32_t)count);
+}
+
+void note_put_ids(bytes *to, const ckd_id *ids, size_t count) {
+    put_count(to, count);
+    for (size_t i = 0; i < count && !to->failed; i++) {
+        wire_put_id(to, &ids[i]);
+    }
+}
+
+void note_put_file(bytes *to, const note_file *f) {
+    wire_put_id(to, &f->id);
+    bytes_put_u32(to, f->rank);
+    bytes_put_u64(to, f->size);
+    wire_put_hash(to, &f->root);
+}
+
+void note_put_files(bytes *to, const note_file *files, size_t count) {
+    put_count(to, count);
+    for (size_t i = 0; i < count && !to->failed; i++) {
+        note_put_file(to, &files[i]);
+    }
+}
+
+/* ---- reading: the envelope ---- */
+
+static const char *kind_name(unsigned kind) {
+    static const char *const names[] = {"nothing", "store",        "manifest",     "tombstone", "intent",
+                                        "part",    "run",          "pin",          "tag",       "policy",
+                                        "parity",  "parity group", "deletion mark"};
+    return kind < sizeof(names) / sizeof(names[0]) ? names[kind] : "unknown";
+}
+
+static ckd_status check_envelope(note_in *n, note_kind kind, const ckd_id *store, const uint8_t *data,
+                                 size_t size) {
+    if (size < NOTE_ENVELOPE_MIN || memcmp(data, NOTE_MAGIC, 8) != 0) {
+        return err_corrupt(n->err, n->path, 0, "this is not a note of a store, or it is cut off");
+    }
+    if (!wire_hash_matches(load_le64(data + size - 8), hash64(data, size - 8))) {
+        return err_corrupt(n->err, n->path, size - 8, "the note's checksum does not match");
+    }
+    unsigned version = load_le16(data + 8), found = load_le16(data + 10);
+    uint32_t known = kind == NOTE_MANIFEST ? NOTE_LOSSY | NOTE_OLDER
+                     : kind == NOTE_PART   ? NOTE_TIMES | NOTE_OPTIONS
+                     : kind == NOTE_POLICY ? NOTE_COMPACTION
+                                           : 0;
+    uint32_t unknown = load_le32(data + 12) & ~known;
+    if (version != NOTE_VERSION) {
+        return err_unsupported(n->err, n->path, 8,
+                               "a note of version %u, this build reads %u: use a newer one", version,
+                               NOTE_VERSION);
+    }
+    if (found != (unsigned)kind) {
+        return err_unsupported(n->err, n->path, 10,
+                               "a note of kind %u (%s) where one of kind %u (%s) should be", found,
+                               kind_name(found), (unsigned)kind, kind_name((unsigned)kind));
+    }
+    if (unknown) {
+        return err_unsupported(n->err, n->path, 12,
+                               "the note needs features 0x%x, which this build lacks: use a newer one",
+                               unknown);
+    }
+    n->features = load_le32(data + 12);
+    memcpy(n->store.bytes, data + 16, sizeof(n->store.bytes));
+    if (store && memcmp(store, &n->store, sizeof(n->store)) != 0) {
+        return err_corrupt(n->err, n->path, 16, "the note belongs to another store");
+    }
+    n->generation = load_le32(data + 32);
+    if (load_le32(data + NOTE_ENVELOPE_FRONT - 4) != size - NOTE_ENVELOPE_MIN) {
+        return err_corrupt(n->err, n->path, NOTE_ENVELOPE_FRONT - 4,
+                           "the note's size is not that of its payload and envelope");
+    }
+    n->in = reader_of(data + NOTE_ENVELOPE_FRONT, size - NOTE_ENVELOPE_MIN);
+    return CKD_OK;
+}
+
+ckd_status note_open(note_in *n, note_kind kind, const ckd_id *store, const void *data, size_t size,
+                     const char *path, ckd_error *err) {
+    *n = (note_in){.path = path, .err = err};
+    n->status = check_envelope(n, kind, store, data, size);
+    return n->status;
+}
+
+void note_fail(note_in *n, ckd_status status, const char *problem) {
+    if (n->status == CKD_OK) {
+        uint64_t at = NOTE_ENVELOPE_FRONT + n->in.at;
+        n->status = status == CKD_E_UNSUPPORTED
+                        ? err_unsupported(n->err, n->path, at, "%s: use a newer version", problem)
+                        : err_corrupt(n->err, n->path, at, "%s", problem);
+        n->in.failed = true;
+    }
+}
+
+ckd_status note_close(note_in *n) {
+    if (n->status == CKD_OK && n->in.failed) {
+        note_fail(n, CKD_E_CORRUPT, "the note's payload ends early, or a text in it is not valid");
+    } else if (reader_left(&n->in) != 0) {
+        note_fail(n, CKD_E_CORRUPT, "the note's payload has bytes that mean nothing");
+    }
+    return n->status;
+}
+
+/* ---- reading: fields ---- */
+
+ckd_id note_take_id(note_in *n) {
+    ckd_id id = wire_id(&n->in);
+    if (!n->in.failed && wire_id_zero(&id)) {
+        note_fail(n, CKD_E_CORRUPT, "an identity is zero");
+    }
+    return id;
+}
+
+static bool run_char(char c) {
+    return (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || c == '.' ||
+           c == '_' || c == '-' || c == '~';
+}
+
+static void take_name(note_in *n, char name[CKD_RUN_MAX + 1], bool may_be_empty, const char *problem) {
+    reader_string(&n->in, name, CKD_RUN_MAX + 1);
+    bool valid = (name[0] || may_be_empty) && name[0] != '.' && name[0] != '-';
+    for (const char *c = name; *c && valid; c++) {
+        valid = run_char(*c);
+    }
+    if (!n->in.failed && !valid) {
+        note_fail(n, CKD_E_CORRUPT, problem);
+    }
+}
+
+void note_take_run(note_in *n, char run[CKD_RUN_MAX + 1]) {
+    take_name(n, run, false, "a run's name has characters that it must not have");
+}
+
+void note_take_any_run(note_in *n, char run[CKD_RUN_MAX + 1]) {
+    take_name(n, run, true, "a run's name has characters that it must not have");
+}
+
+void note_take_tag(note_in *n, char tag[CKD_RUN_MAX + 1]) {
+    take_name(n, tag, false, "a tag has characters that it must not have");
+}
+
+uint64_t note_take_step(note_in *n) {
+    uint64_t step = reader_u64(&n->in);
+    if (step > INT64_MAX) {
+        note_fail(n, CKD_E_CORRUPT, "a step is out of range");
+        return 0;
+    }
+    return step;
+}
+
+note_file note_take_file(note_in *n) {
+    note_file f;
+    f.id = note_take_id(n);
+    f.rank = reader_u32(&n->in);
+    f.size = reader_u64(&n->in);
+    f.root = wire_hash(&n->in);
+    return f;
+}
+
+void *note_take_array(note_in *n, size_t *count, size_t each, size_t size) {
+    uint32_t declared = reader_u32(&n->in);
+    *count = 0;
+    if (declared > reader_left(&n->in) / each) {
+        note_fail(n, CKD_E_CORRUPT, "the note is too short for the number of entries it declares");
+    }
+    if (n->in.failed || declared == 0) {
+        return NULL;
+    }
+    void *array = calloc(declared, size);
+    if (!array) {
+        n->in.failed = true;
+        n->status = err_nomem(n->err, (size_t)declared * size, "a note's entries");
+        return NULL;
+    }
+    *count = declared;
+    return array;
+}
+
+ckd_id *note_take_ids(note_in *n, size_t *count) {
+    ckd_id *ids = note_take_array(n, count, NOTE_ID_SIZE, sizeof(*ids));
+    for (size_t i = 0; i < *count; i++) {
+        ids[i] = note_take_id(n);
+    }
+    return ids;
+}
+
+note_file *note_take_files(note_in *n, size_t *count) {
+    note_file *files = note_take_array(n, count, NOTE_FILE_SIZE, sizeof(*files));
+    for (size_t i = 0; i < *count; i++) {
+        files[i] = note_take_file(n);
+    }
+    return files;
+}
+
+void note_check_no_generation(note_in *n) {
+    if (n->generation != 0) {
+        note_fail(n, CKD_E_CORRUPT, "a note of this kind has no generation");
+    }
+}
+
+void note_check_rank(note_in *n, uint32_t rank, uint32_t world) {
+    if (!n->in.failed && rank >= world) {
+        note_fail(n, CKD_E_CORRUPT, "a rank is not below the number of ranks");
+    }
+}

@@ -1,0 +1,130 @@
+/* Names of the public vocabulary, and identities. */
+#include <string.h>
+
+#include "base/file.h"
+#include "base/vocabulary.h"
+#include "include/ckptdelta.h"
+
+#define STRINGIFY_(x) #x
+#define STRINGIFY(x)  STRINGIFY_(x)
+
+const char *ckd_version(void) {
+    return STRINGIFY(CKD_VERSION_MAJOR) "." STRINGIFY(CKD_VERSION_MINOR) "." STRINGIFY(CKD_VERSION_PATCH);
+}
+
+const char *ckd_status_name(ckd_status status) {
+    switch (status) {
+    case CKD_OK:
+        return "OK";
+    case CKD_E_INVALID:
+        return "INVALID";
+    case CKD_E_NOMEM:
+        return "NOMEM";
+    case CKD_E_IO:
+        return "IO";
+    case CKD_E_NOSPACE:
+        return "NOSPACE";
+    case CKD_E_NOT_FOUND:
+        return "NOT_FOUND";
+    case CKD_E_EXISTS:
+        return "EXISTS";
+    case CKD_E_CORRUPT:
+        return "CORRUPT";
+    case CKD_E_UNSUPPORTED:
+        return "UNSUPPORTED";
+    case CKD_E_BUSY:
+        return "BUSY";
+    case CKD_E_READ_ONLY:
+        return "READ_ONLY";
+    case CKD_E_STATE:
+        return "STATE";
+    case CKD_E_MISMATCH:
+        return "MISMATCH";
+    case CKD_E_CANCELLED:
+        return "CANCELLED";
+    case CKD_E_DEVICE:
+        return "DEVICE";
+    }
+    return "UNKNOWN";
+}
+
+static const struct {
+    const char *name;
+    size_t size;
+} dtypes[] = {
+    [CKD_DTYPE_NONE] = {"none", 0}, [CKD_F64] = {"f64", 8},   [CKD_F32] = {"f32", 4},
+    [CKD_F16] = {"f16", 2},         [CKD_BF16] = {"bf16", 2}, [CKD_F8_E4M3] = {"f8e4m3", 1},
+    [CKD_F8_E5M2] = {"f8e5m2", 1},  [CKD_I64] = {"i64", 8},   [CKD_I32] = {"i32", 4},
+    [CKD_I16] = {"i16", 2},         [CKD_I8] = {"i8", 1},     [CKD_U64] = {"u64", 8},
+    [CKD_U32] = {"u32", 4},         [CKD_U16] = {"u16", 2},   [CKD_U8] = {"u8", 1},
+    [CKD_BOOL] = {"bool", 1},
+};
+#define DTYPE_COUNT (sizeof(dtypes) / sizeof(dtypes[0]))
+
+size_t ckd_dtype_size(ckd_dtype dtype) {
+    return (size_t)dtype < DTYPE_COUNT ? dtypes[dtype].size : 0;
+}
+
+const char *ckd_dtype_name(ckd_dtype dtype) {
+    return (size_t)dtype < DTYPE_COUNT ? dtypes[dtype].name : "?";
+}
+
+const char *ckd_stage_name(ckd_stage stage) {
+    return stage_name((uint32_t)stage);
+}
+
+const char *ckd_role_name(ckd_role role) {
+    switch (role) {
+    case CKD_ROLE_AUTO:
+        return "auto";
+    case CKD_ROLE_WEIGHT:
+        return "weight";
+    case CKD_ROLE_EXP_AVG:
+        return "exp_avg";
+    case CKD_ROLE_EXP_AVG_SQ:
+        return "exp_avg_sq";
+    case CKD_ROLE_MASTER:
+        return "master";
+    case CKD_ROLE_OTHER:
+        return "other";
+    }
+    return "?";
+}
+
+const char *ckd_fidelity_name(ckd_fidelity fidelity) {
+    switch (fidelity) {
+    case CKD_FIDELITY_DEFAULT:
+    case CKD_EXACT:
+        return "exact";
+    case CKD_NEAR:
+        return "near";
+    case CKD_COMPACT:
+        return "compact";
+    }
+    return "?";
+}
+
+const char *ckd_kind_name(ckd_kind kind) {
+    switch (kind) {
+    case CKD_BASE:
+        return "base";
+    case CKD_DELTA:
+        return "delta";
+    case CKD_KEYFRAME:
+        return "keyframe";
+    }
+    return "?";
+}
+
+void ckd_id_text(char text[CKD_ID_TEXT], const ckd_id *id) {
+    static const char digits[] = "0123456789abcdef";
+    for (size_t i = 0; i < sizeof(id->bytes); i++) {
+        text[2 * i] = digits[id->bytes[i] >> 4];
+        text[2 * i + 1] = digits[id->bytes[i] & 15];
+    }
+    text[2 * sizeof(id->bytes)] = '\0';
+}
+
+ckd_status ckd_id_new(ckd_id *out, ckd_error *err) {
+    return random_bytes(out->bytes, sizeof(out->bytes), err);
+}

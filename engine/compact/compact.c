@@ -1,0 +1,578 @@
+#include "engine/compact/compact.h"
+
+#include <stdlib.h>
+
+#include "engine/store/damage.h"
+#include "engine/retain/retain.h"
+
+#define DEFAULT_DEPTH     16
+#define DEFAULT_LOAD_COST 4.0
+#define DEFAULT_PACK      (UINT64_C(256) << 10)
+#define NAP_NS            UINT64_C(100000000)
+#define OLD_BYTES         (UINT64_C(16) << 20)
+#define ROOM_FOR_OLD      (8 * OLD_BYTES)
+#define LAST_PATIENCE_MS  1000 /* for readers of what was replaced */
+
+/* The call: a compaction, and what is told of it. */
+typedef struct compacting {
+    compaction c;
+    ckd_compaction *out;
+    size_t capacity;
+    needs all;
+    need **order; /* dependents first */
+    size_t count;
+    hash_set current;   /* own files of what was listed at the beginning */
+    uint64_t old_bytes; /* of generations that were replaced, and may still be there */
+} compacting;
+
+/* ---- what the parts ask for ---- */
+
+static int by_id(const void *a, const void *b) {
+    return memcmp(a, b, sizeof(ckd_id));
+}
+
+bool compact_is_unwanted(const compaction *c, const ckd_id *checkpoint) {
+    return !c->staying_count ||
+           bsearch(checkpoint, c->staying, c->staying_count, sizeof(ckd_id), by_id) == NULL;
+}
+
+/* The place of the table, or where it belongs. */
+static size_t table_place(const compaction *c, const ckd_id *checkpoint) {
+    size_t low = 0, high = c->table_count;
+    while (low < high) {
+        size_t middle = low + (high - low) / 2;
+        if (by_id(&c->tables[middle].checkpoint, checkpoint) < 0) {
+            low = middle + 1;
+        } else {
+            high = middle;
+        }
+    }
+    return low;
+}
+
+const load_table *compact_table(const compaction *c, const ckd_id *checkpoint) {
+    size_t at = table_place(c, checkpoint);
+    return at < c->table_count && id_equal(&c->tables[at].checkpoint, checkpoint) ? &c->tables[at] : NULL;
+}
+
+ckd_status compact_note(compaction *c, const ckd_id *checkpoint, block_load *blocks, size_t count,
+                        ckd_error *err) {
+    if (c->table_count == c->table_capacity) {
+        size_t capacity = 2 * c->table_capacity + 16;
+        load_table *grown = realloc(c->tables, capacity * sizeof(*grown));
+        if (!grown) {
+            free(blocks);
+            return err_nomem(err, capacity * sizeof(*grown), "checkpoints");
+        }
+        c->tables = grown;
+        c->table_capacity = capacity;
+    }
+    size_t at = table_place(c, checkpoint);
+    memmove(c->tables + at + 1, c->tables + at, (c->table_count - at) * sizeof(*c->tables));
+    c->tables[at] = (load_table){*checkpoint, count, blocks};
+    c->table_count++;
+    return CKD_OK;
+}
+
+void compact_forget_views(compaction *c) {
+    views_free(&c->views);
+    views_init(&c->views, c->store);
+    c->views.use_ready = false; /* damage is to be found, not to be hidden */
+}
+
+static ckd_status tell(compaction *c, ckd_error *err) {
+    if (!c->options.on_progress) {
+        return CKD_OK;
+    }
+    float_mode_leave(c->callers_mode);
+    int stop = c->options.on_progress(c->options.progress_context,
+                                      c->done < c->to_be_done ? c->done : c->to_be_done, c->to_be_done);
+    c->callers_mode = float_mode_enter();
+    return stop ? err_set(err, CKD_E_CANCELLED, "the compaction was cancelled; what was done stays done")
+                : CKD_OK;
+}
+
+bool compact_is_over(const compaction *c) {
+    return c->limits.move_max && c->spent >= c->limits.move_max;
+}
+
+bool compact_is_asked(const compaction *c, const char *run) {
+    return !c->limits.waste_of || strcmp(c->limits.waste_of, run) == 0;
+}
+
+ckd_status compact_pace(compaction *c, uint64_t size, uint64_t done, ckd_error *err) {
+    c->moved += size;
+    c->done += done;
+    ckd_status status = tell(c, err);
+    double rate = (double)c->options.bytes_per_s;
+    uint64_t until = rate > 0 ? c->begun_ns + (uint64_t)((double)c->moved / rate * 1e9) : 0;
+    for (uint64_t now = clock_monotonic_ns(); now < until && status == CKD_OK; now = clock_monotonic_ns()) {
+        clock_sleep_ns(until - now < NAP_NS ? until - now : NAP_NS);
+        status = tell(c, err);
+    }
+    return status;
+}
+
+/* ---- what is wanted ---- */
+
+static ckd_status check_options(const ckd_compact_options *o, ckd_error *err) {
+    if (o->max_depth > MAX_SAVE_DEPTH) {
+        return err_set(err, CKD_E_INVALID, "a depth of %u is above what can be loaded, %u",
+                       (unsigned)o->max_depth, MAX_SAVE_DEPTH);
+    }
+    if (!(o->max_load_cost >= 0) || (o->max_load_cost > 0 && o->max_load_cost < 1)) {
+        return err_set(err, CKD_E_INVALID, "load costs are in base loads: 1 or more, or 0 for the default");
+    }
+    return o->policy && o->stored_policies ? err_set(err, CKD_E_INVALID, "either a policy or the stored ones")
+                                           : CKD_OK;
+}
+
+static bool goes(const ckd_prune *plan, const ckd_id *id) {
+    bool found = false;
+    for (size_t i = 0; plan && i < plan->count && !found; i++) {
+        found = !plan->items[i].kept && id_equal(&plan->items[i].checkpoint.id, id);
+    }
+    return found;
+}
+
+/* The stored policies say what goes of the run that is compacted, and of no other. */
+static prune_request request_of(const compaction *c) {
+    prune_request request = prune_request_of(c->options.policy);
+    request.policy.run = request.stored ? c->options.run : request.policy.run;
+    return request;
+}
+
+/* All that is listed but for what the policy lets go. */
+static ckd_status find_staying(compacting *x, ckd_error *err) {
+    compaction *c = &x->c;
+    ckd_prune *plan = NULL;
+    uint64_t undo_s;
+    if (c->options.policy || c->options.stored_policies) {
+        prune_request request = request_of(c);
+        ckd_status status = retain_plan(&plan, &undo_s, c->store, &request, err);
+        if (status != CKD_OK) {
+            return status;
+        }
+        x->out->pruned = plan;
+    }
+    c->staying = calloc(x->all.count + 1, sizeof(*c->staying));
+    if (!c->staying) {
+        return err_nomem(err, x->all.count * sizeof(*c->staying), "checkpoints");
+    }
+    for (size_t i = 0; i < x->all.count; i++) {
+        const need *n = &x->all.items[i];
+        if (!n->is_dead && !n->superseded && !goes(plan, &n->m.checkpoint.id)) {
+            c->staying[c->staying_count++] = n->m.checkpoint.id;
+        }
+    }
+    if (c->staying_count) {
+        qsort(c->staying, c->staying_count, sizeof(*c->staying), by_id);
+    }
+    return CKD_OK;
+}
+
+/* All that is listed, what others build on last. */
+static ckd_status find_order(compacting *x, ckd_error *err) {
+    x->order = calloc(x->all.count + 1, sizeof(*x->order));
+    if (!x->order) {
+        return err_nomem(err, x->all.count * sizeof(*x->order), "an order of checkpoints");
+    }
+    for (size_t i = 0; i < x->all.count; i++) {
+        if (!x->all.items[i].is_dead && !x->all.items[i].superseded) {
+            x->order[x->count++] = &x->all.items[i];
+        }
+    }
+    return compact_order(x->order, x->count, &x->all, err);
+}
+
+/* What is unwanted may be read by several that stay. */
+static ckd_status count_readers(compacting *x, ckd_error *err) {
+    ckd_status status = CKD_OK;
+    for (size_t i = 0; i < x->count && status == CKD_OK; i++) {
+        if (!compact_is_unwanted(&x->c, &x->order[i]->m.checkpoint.id)) {
+            status = compact_count_readers(&x->c, &x->order[i]->m, err);
+        }
+        if (x->c.views.count > COMPACT_VIEWS_MAX) {
+            compact_forget_views(&x->c);
+        }
+    }
+    return status;
+}
+
+/* Own files of what is listed. */
+static ckd_status find_current(compacting *x, ckd_error *err) {
+    ckd_status status = CKD_OK;
+    for (size_t i = 0; i < x->count; i++) {
+        const manifest *m = &x->order[i]->m;
+        for (size_t k = 0; k < m->own_count && status == CKD_OK; k++) {
+            status = hash_set_add(&x->current, hash64(&m->files[k].id, sizeof(ckd_id)), err);
+        }
+    }
+    return status;
+}
+
+/* Is it older than so long, or not of the newest of its run? */
+static bool is_cold(const compacting *x, const ckd_checkpoint *k) {
+    const ckd_compact_options *o = &x->c.options;
+    uint64_t now = clock_wall_ns(), newer = 0;
+    if (o->cold_after_s && (now - k->created_ns) / UINT64_C(1000000000) >= o->cold_after_s &&
+        k->created_ns < now) {
+        return true;
+    }
+    for (size_t i = 0; i < x->count && o->cold_but_newest; i++) {
+        const ckd_checkpoint *other = &x->order[i]->m.checkpoint;
+        newer += other->step > k->step && strcmp(other->run, k->run) == 0;
+    }
+    return o->cold_but_newest && newer >= o->cold_but_newest;
+}
+
+/* By its manifest alone: may there be something to do? */
+static bool may_need_work(const compacting *x, const need *n) {
+    const compaction *c = &x->c;
+    const manifest *m = &n->m;
+    const ckd_checkpoint *k = &m->checkpoint;
+    bool folds = false, asked = !c->options.run || strcmp(c->options.run, k->run) == 0;
+    if (!compact_is_asked(c, k->run)) {
+        return false;
+    }
+    for (size_t i = 0; i < m->dependency_count && !folds; i++) {
+        folds = compact_is_unwanted(c, &m->dependencies[i]);
+    }
+    for (size_t i = m->own_count; i < m->file_count && !folds; i++) { /* old ones, or nobody's */
+        uint64_t hash = hash64(&m->files[i].id, sizeof(ckd_id));
+        folds = !hash_set_has(&x->current, hash) || hash_set_has(&c->replaced, hash);
+    }
+    return !n->held && !compact_is_unwanted(c, &k->id) &&
+           (folds || (asked && (k->depth > c->options.max_depth || is_cold(x, k))));
+}
+
+/* ---- one checkpoint ---- */
+
+static ckd_status add_item(ckd_compacted **item, compacting *x, const ckd_checkpoint *k, ckd_error *err) {
+    ckd_compaction *out = x->out;
+    if (out->count == x->capacity) {
+        size_t capacity = 2 * x->capacity + 16;
+        ckd_compacted *grown = realloc(out->items, capacity * sizeof(*grown));
+        if (!grown) {
+            return err_nomem(err, capacity * sizeof(*grown), "a list of checkpoints");
+        }
+        out->items = grown;
+        x->capacity = capacity;
+    }
+    *item = &out->items[out->count++];
+    **item = (ckd_compacted){.checkpoint = *k, .bytes = k->stored_bytes, .depth = k->depth};
+    return CKD_OK;
+}
+
+bool compact_concerns_one(ckd_status status, const ckd_error *why) {
+    return status == CKD_E_NOT_FOUND || status == CKD_E_EXISTS || status == CKD_E_UNSUPPORTED ||
+           is_damage(status, why);
+}
+
+static ckd_status finish_item(compacting *x, const ckd_checkpoint *k, const rewrite_plan *p, uint64_t stored,
+                              ckd_status status, const ckd_error *why, ckd_error *err) {
+    ckd_compacted *item = NULL;
+    if (status != CKD_OK && !compact_concerns_one(status, why)) {
+        return err_from(err, status, why);
+    }
+    if (status == CKD_OK && !p->why) {
+        return CKD_OK;
+    }
+    ckd_status added = add_item(&item, x, k, err);
+    if (added != CKD_OK) {
+        return added;
+    }
+    item->why = p->why;
+    item->blocks = p->view ? p->view->block_count : 0;
+    item->recoded = p->recoded;
+    if (status != CKD_OK) {
+        item->left = *why;
+        item->left.status = status;
+        x->out->left++;
+        return CKD_OK;
+    }
+    item->bytes = stored;
+    item->depth = p->depth;
+    x->out->before += k->stored_bytes;
+    x->out->after += stored;
+    return CKD_OK;
+}
+
+static ckd_status note_estimate(compaction *c, const rewrite_plan *p, ckd_error *err) {
+    size_t count = p->view->block_count;
+    block_load *blocks = calloc(count + 1, sizeof(*blocks));
+    if (!blocks) {
+        return err_nomem(err, count * sizeof(*blocks), "the blocks of a checkpoint");
+    }
+    for (size_t i = 0; i < count; i++) {
+        blocks[i] = p->fates[i].load;
+    }
+    return compact_note(c, &p->view->manifest.checkpoint.id, blocks, count, err);
+}
+
+/* To look for them reads all manifests, which takes longer than rewriting a small checkpoint: they wait for each other, unless there is little room. */
+static ckd_status remove_some_old(compacting *x, uint64_t more, ckd_error *err) {
+    x->old_bytes += more;
+    uint64_t room = dir_room(path_in(x->c.store->path, DIR_CHUNKS).text);
+    if (x->old_bytes < OLD_BYTES && room >= ROOM_FOR_OLD) {
+        return CKD_OK;
+    }
+    x->old_bytes = 0;
+    return compact_remove_old(&x->out->old_files, &x->c, 0, err);
+}
+
+/* Coded anew, or only a manifest that names newer files, which costs little and lets the old ones go. */
+static ckd_status carry_out(uint64_t *stored, compaction *c, rewrite_plan *p, ckd_error *err) {
+    *stored = p->about;
+    p->why = compact_is_over(c) ? 0 : p->why;
+    if (c->options.estimate) {
+        return p->why ? note_estimate(c, p, err) : CKD_OK;
+    }
+    ckd_status status = p->why ? compact_rewrite(stored, c, p, err) : CKD_OK;
+    return status == CKD_OK && !p->why && compact_is_stale(p) ? compact_refresh(stored, c, p, err) : status;
+}
+
+static ckd_status compact_one(compacting *x, const need *n, ckd_error *err) {
+    compaction *c = &x->c;
+    const ckd_checkpoint *k = &n->m.checkpoint;
+    rewrite_plan p = {.view = NULL};
+    ckd_error why = {.offset = CKD_NO_OFFSET};
+    file_lock *readers;
+    uint64_t stored = 0, done = c->done, moved = c->moved;
+    ckd_status status = store_lock_reader_within(&readers, c->store, c->limits.patience_ms, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    status = compact_examine(&p, c, &k->id, is_cold(x, k), &why);
+    bool writes = status == CKD_OK && (p.why || compact_is_stale(&p)) && !c->options.estimate;
+    if (status == CKD_OK) {
+        status = carry_out(&stored, c, &p, &why);
+        c->spent += p.why ? c->moved - moved : 0;
+    }
+    status = finish_item(x, k, &p, stored, status, &why, err);
+    rewrite_plan_free(&p);
+    lock_release(readers);
+    if ((writes && !c->options.dry_run) || c->views.count > COMPACT_VIEWS_MAX) {
+        compact_forget_views(c);
+    }
+    c->done = done + k->stored_bytes;
+    if (status == CKD_OK && writes && !c->options.dry_run) {
+        status = remove_some_old(x, k->stored_bytes, err);
+    }
+    return status == CKD_OK ? tell(c, err) : status;
+}
+
+/* ---- into common files ---- */
+
+static ckd_status note_gathered(void *context, const ckd_checkpoint *was, uint64_t stored, ckd_status left,
+                                const ckd_error *why, ckd_error *err) {
+    rewrite_plan p = {.why = CKD_COMPACT_PACK, .depth = was->depth};
+    return finish_item(context, was, &p, stored, left, why, err);
+}
+
+/* Manifests are others by now. */
+static ckd_status gather(compacting *x, ckd_error *err) {
+    needs now = {0};
+    size_t count = 0;
+    if (x->c.options.pack_below == CKD_NO_PACKS) {
+        return CKD_OK;
+    }
+    ckd_status status = needs_read(&now, x->c.store, err);
+    need **order = status == CKD_OK ? calloc(now.count + 1, sizeof(*order)) : NULL;
+    if (status == CKD_OK && !order) {
+        status = err_nomem(err, now.count * sizeof(*order), "an order of checkpoints");
+    }
+    for (size_t i = 0; i < now.count && status == CKD_OK; i++) {
+        need *n = &now.items[i];
+        if (!n->is_dead && !n->superseded && !n->held && !compact_is_unwanted(&x->c, &n->m.checkpoint.id)) {
+            order[count++] = n;
+        }
+    }
+    if (status == CKD_OK) {
+        status = compact_gather(&x->c, order, count, note_gathered, x, err);
+    }
+    free(order);
+    needs_free(&now);
+    return status;
+}
+
+/* ---- all of them ---- */
+
+static ckd_status compact_each(compacting *x, bool first, ckd_error *err) {
+    ckd_status status = CKD_OK;
+    for (size_t i = 0; i < x->count; i++) {
+        x->c.to_be_done += may_need_work(x, x->order[i]) ? x->order[i]->m.checkpoint.stored_bytes : 0;
+    }
+    for (size_t i = x->count; i-- > 0 && status == CKD_OK;) {
+        x->out->checkpoints += first;
+        if (may_need_work(x, x->order[i])) {
+            status = compact_one(x, x->order[i], err);
+        }
+    }
+    return status;
+}
+
+/* With the manifests as they are now. */
+static ckd_status look_again(compacting *x, ckd_error *err) {
+    free(x->order);
+    free(x->current.slots);
+    free(x->c.readers.slots);
+    x->order = NULL;
+    x->count = 0;
+    x->current = x->c.readers = (hash_set){.slots = NULL};
+    needs_free(&x->all);
+    compact_forget_views(&x->c);
+    ckd_status status = needs_read(&x->all, x->c.store, err);
+    if (status == CKD_OK) {
+        status = find_order(x, err);
+    }
+    if (status == CKD_OK) {
+        status = find_current(x, err);
+    }
+    return status == CKD_OK ? count_readers(x, err) : status;
+}
+
+#define PASSES 3 /* what one no longer reads may stay for another alone, and is not worth it then */
+
+static ckd_status compact_all(compacting *x, ckd_error *err) {
+    bool writes = !x->c.options.dry_run && !x->c.options.estimate, more = true;
+    ckd_status status = CKD_OK;
+    for (int pass = 0; pass < PASSES && more && status == CKD_OK; pass++) {
+        size_t before = x->out->count;
+        status = pass ? look_again(x, err) : CKD_OK;
+        status = status == CKD_OK ? compact_each(x, pass == 0, err) : status;
+        more = writes && x->out->count > before + x->out->left;
+    }
+    return status == CKD_OK ? gather(x, err) : status;
+}
+
+/* The rest goes, as the policy says. */
+static ckd_status prune(compacting *x, ckd_error *err) {
+    const ckd_compact_options *o = &x->c.options;
+    if ((!o->policy && !o->stored_policies) || o->dry_run || o->estimate) {
+        return CKD_OK;
+    }
+    ckd_prune_free(x->out->pruned);
+    x->out->pruned = NULL;
+    prune_request request = request_of(&x->c);
+    return retain_prune(&x->out->pruned, x->c.store, &request, o->deletion, err);
+}
+
+static ckd_status begin(compacting *x, ckd_error *err) {
+    compaction *c = &x->c;
+    uint32_t workers = pool_threads(c->store->pool);
+    c->begun_ns = clock_monotonic_ns();
+    c->workers = calloc(workers, sizeof(*c->workers));
+    if (!c->workers) {
+        return err_nomem(err, workers * sizeof(*c->workers), "workers");
+    }
+    ckd_status status = CKD_OK;
+    for (; c->worker_count < workers && status == CKD_OK; c->worker_count++) {
+        status = compact_worker_init(&c->workers[c->worker_count], &c->columns, err);
+    }
+    c->all = &x->all;
+    if (status == CKD_OK && !c->options.dry_run && !c->options.estimate) {
+        status = compact_bring_over(c, err);
+    }
+    if (status == CKD_OK) {
+        status = needs_read(&x->all, c->store, err);
+    }
+    if (status == CKD_OK) {
+        status = find_staying(x, err);
+    }
+    if (status == CKD_OK) {
+        status = find_order(x, err);
+    }
+    if (status == CKD_OK) {
+        status = find_current(x, err);
+    }
+    return status == CKD_OK ? count_readers(x, err) : status;
+}
+
+static ckd_status compact(compacting *x, ckd_error *err) {
+    ckd_status status = begin(x, err);
+    if (status == CKD_OK) {
+        status = compact_all(x, err);
+    }
+    if (status == CKD_OK) {
+        status = prune(x, err);
+    }
+    bool wrote = !x->c.options.dry_run && !x->c.options.estimate;
+    uint32_t patience =
+        x->c.limits.patience_ms < LAST_PATIENCE_MS ? x->c.limits.patience_ms : LAST_PATIENCE_MS;
+    return status == CKD_OK && wrote ? compact_remove_old(&x->out->old_files, &x->c, patience, err) : status;
+}
+
+static void end(compacting *x) {
+    compaction *c = &x->c;
+    for (uint32_t i = 0; i < c->worker_count; i++) {
+        compact_worker_free(&c->workers[i]);
+    }
+    for (size_t i = 0; i < c->table_count; i++) {
+        free(c->tables[i].blocks);
+    }
+    free(c->workers);
+    free(c->tables);
+    free(c->staying);
+    free(c->readers.slots);
+    free(c->replaced.slots);
+    free(x->current.slots);
+    free(x->order);
+    needs_free(&x->all);
+    views_free(&c->views);
+    columns_cache_free(&c->columns, false);
+}
+
+ckd_status compact_within(ckd_compaction **out, bool *over, ckd_store *store,
+                          const ckd_compact_options *options, const compact_limits *limits, ckd_error *err) {
+    ckd_compact_options o = CKD_COMPACT_OPTIONS_INIT;
+    if (out) {
+        *out = NULL;
+    }
+    ckd_status status = COPY_OPTIONS(&o, options, "ckd_compact_options", err);
+    o.max_depth = o.max_depth ? o.max_depth : DEFAULT_DEPTH;
+    o.pack_below = o.pack_below ? o.pack_below : DEFAULT_PACK;
+    o.max_load_cost = o.max_load_cost > 0 ? o.max_load_cost : DEFAULT_LOAD_COST;
+    status = status == CKD_OK ? check_options(&o, err) : status;
+    if (status == CKD_OK) {
+        status = store_check_writable(store, err);
+    }
+    if (status != CKD_OK) {
+        return status;
+    }
+    compacting x = {.c = {.store = store, .options = o, .limits = *limits},
+                    .out = calloc(1, sizeof(ckd_compaction))};
+    if (!x.out) {
+        return err_nomem(err, sizeof(*x.out), "a compaction");
+    }
+    views_init(&x.c.views, store);
+    x.c.views.use_ready = false;
+    columns_cache_init(&x.c.columns);
+    x.c.callers_mode = float_mode_enter();
+    status = compact(&x, err);
+    float_mode_leave(x.c.callers_mode);
+    *over = compact_is_over(&x.c);
+    end(&x);
+    if (status != CKD_OK || !out) {
+        ckd_compaction_free(x.out);
+        return status;
+    }
+    *out = x.out;
+    return CKD_OK;
+}
+
+ckd_status ckd_compact(ckd_compaction **out, ckd_store *store, const ckd_compact_options *options,
+                       ckd_error *err) {
+    bool over;
+    compact_limits limits = {.dead_percent = CKD_COMPACT_SHARE,
+                             .patience_ms = store->options.lock_timeout_ms};
+    return compact_within(out, &over, store, options, &limits, err);
+}
+
+void ckd_compaction_free(ckd_compaction *c) {
+    if (c) {
+        ckd_prune_free(c->pruned);
+        free(c->items);
+        free(c);
+    }
+}

@@ -1,0 +1,91 @@
+#include <stdio.h>
+
+#include "engine/compact/compact.h"
+#include "engine/store/waste.h"
+
+/* One save's compaction reads and writes no more than so many states, as long as one checkpoint does not take more: about what rewriting a base takes, and reading it back, twice. */
+#define STATES 4
+
+/* What a run has in its chunk files, and the raw bytes of its newest state. */
+static ckd_status measure(chunk_waste *out, uint64_t *state, ckd_store *store, const char *run,
+                          ckd_error *err) {
+    needs n = {0};
+    uint64_t newest = 0;
+    *state = 0;
+    ckd_status status = needs_read(&n, store, err);
+    if (status == CKD_OK) {
+        status = waste_of(out, &n, run, err);
+    }
+    for (size_t i = 0; i < n.count && status == CKD_OK; i++) {
+        const ckd_checkpoint *c = &n.items[i].m.checkpoint;
+        if (!n.items[i].is_dead && c->step >= newest && strcmp(c->run, run) == 0) {
+            newest = c->step;
+            *state = c->raw_bytes;
+        }
+    }
+    needs_free(&n);
+    return status;
+}
+
+/* What the last compaction of this handle could not free does not count: coded anew it would be larger, or it is damaged. */
+static uint64_t left_before(ckd_store *store, const char *run, uint64_t dead) {
+    pthread_mutex_lock(&store->mutex);
+    store->waste_left = strcmp(store->waste_run, run) != 0 ? 0
+                        : dead < store->waste_left         ? dead
+                                                           : store->waste_left;
+    uint64_t left = store->waste_left;
+    pthread_mutex_unlock(&store->mutex);
+    return left;
+}
+
+static void note_left(ckd_store *store, const char *run, uint64_t dead) {
+    pthread_mutex_lock(&store->mutex);
+    snprintf(store->waste_run, sizeof(store->waste_run), "%s", run);
+    store->waste_left = dead;
+    pthread_mutex_unlock(&store->mutex);
+}
+
+static void tell(ckd_store *store, const ckd_compaction *c, const char *run, uint64_t freed) {
+    for (size_t i = 0; i < c->count && c->left; i++) {
+        const ckd_compacted *k = &c->items[i];
+        if (k->left.status != CKD_OK) {
+            store_message(store, "%s@%llu is not compacted: %s%s%s%s", k->checkpoint.run,
+                          (unsigned long long)k->checkpoint.step, k->left.message,
+                          k->left.file[0] ? " (" : "", k->left.file, k->left.file[0] ? ")" : "");
+        }
+    }
+    if (freed) {
+        store_message(store, "compacted %s, by its policy: its chunk files are %llu bytes smaller", run,
+                      (unsigned long long)freed);
+    }
+}
+
+ckd_status compact_by_share(ckd_store *store, const ckd_policy *p, ckd_error *err) {
+    chunk_waste before, after;
+    ckd_compaction *done = NULL;
+    bool over;
+    compact_limits limits = {.waste_of = p->run,
+                             .dead_percent = p->compact_share ? p->compact_share : CKD_COMPACT_SHARE};
+    ckd_compact_options o = CKD_COMPACT_OPTIONS_INIT;
+    o.max_depth = MAX_SAVE_DEPTH; /* a chain that a save made is no waste */
+    if (p->compact_share == CKD_NO_COMPACTION) {
+        return CKD_OK;
+    }
+    ckd_status status = measure(&before, &limits.move_max, store, p->run, err);
+    limits.move_max *= STATES;
+    if (status != CKD_OK || (double)(before.dead - left_before(store, p->run, before.dead)) <=
+                                (double)before.bytes * limits.dead_percent / 100) {
+        return status;
+    }
+    status = compact_within(&done, &over, store, &o, &limits, err);
+    if (status == CKD_OK) {
+        uint64_t unused;
+        status = measure(&after, &unused, store, p->run, err);
+    }
+    if (status == CKD_OK) {
+        note_left(store, p->run, over ? 0 : after.dead);
+        tell(store, done, p->run, after.bytes < before.bytes ? before.bytes - after.bytes : 0);
+    }
+    ckd_compaction_free(done);
+    return status;
+}

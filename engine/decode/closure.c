@@ -1,0 +1,186 @@
+/* The records that a load of a checkpoint reads, and thereby the files that its manifest has to name. */
+#include "engine/decode/closure.h"
+
+#include <stdlib.h>
+
+#include "engine/decode/values.h"
+
+typedef struct item {
+    const view *in;
+    const view_block *block;
+} item;
+
+/* Records that were met: open addressing by address; those not yet looked at are on the list. */
+typedef struct walk {
+    view_cache *cache;
+    closure_fn visit;
+    void *context;
+    const record **slots;
+    size_t count, capacity;
+    item *todo;
+    size_t todo_count, todo_capacity;
+} walk;
+
+static const record **slot_of(const record **slots, size_t capacity, const record *r) {
+    uintptr_t address = (uintptr_t)r;
+    for (size_t at = hash64(&address, sizeof(address));; at++) {
+        const record **slot = &slots[at & (capacity - 1)];
+        if (!*slot || *slot == r) {
+            return slot;
+        }
+    }
+}
+
+static ckd_status grow_slots(walk *w, ckd_error *err) {
+    size_t capacity = w->capacity ? 2 * w->capacity : 64;
+    const record **slots = calloc(capacity, sizeof(*slots));
+    if (!slots) {
+        return err_nomem(err, capacity * sizeof(*slots), "the records of a load");
+    }
+    for (size_t i = 0; i < w->capacity; i++) {
+        if (w->slots[i]) {
+            *slot_of(slots, capacity, w->slots[i]) = w->slots[i];
+        }
+    }
+    free(w->slots);
+    w->slots = slots;
+    w->capacity = capacity;
+    return CKD_OK;
+}
+
+static ckd_status push(walk *w, const view *in, const view_block *b, ckd_error *err) {
+    ckd_status status = 2 * (w->count + 1) > w->capacity ? grow_slots(w, err) : CKD_OK;
+    if (status != CKD_OK) {
+        return status;
+    }
+    const record **slot = slot_of(w->slots, w->capacity, b->record);
+    if (*slot) {
+        return CKD_OK;
+    }
+    if (w->todo_count == w->todo_capacity) {
+        size_t capacity = 2 * w->todo_capacity + 16;
+        item *grown = realloc(w->todo, capacity * sizeof(*grown));
+        if (!grown) {
+            return err_nomem(err, capacity * sizeof(*grown), "the records of a load");
+        }
+        w->todo = grown;
+        w->todo_capacity = capacity;
+    }
+    *slot = b->record;
+    w->count++;
+    w->todo[w->todo_count++] = (item){in, b};
+    return w->visit ? w->visit(w->context, in, b, err) : CKD_OK;
+}
+
+/* The blocks that hold the values of a dependency; all of them must be there. */
+static ckd_status follow_values(walk *w, const item *x, uint32_t index, ckd_error *err) {
+    values_source s;
+    ckd_status status = values_source_of(&s, w->cache, x->in, x->block, index, CKD_DTYPE_NONE, err);
+    uint64_t found = 0;
+    size_t k, last;
+    if (status != CKD_OK) {
+        return status;
+    }
+    for (view_shards_for(&k, &last, s.tensor, &s.want); k < last; k++) {
+        const view_shard *shard = &s.tensor->shards[k];
+        size_t first, end;
+        view_shard_range(&first, &end, shard, &s.tensor->shape, &s.want);
+        for (; first < end && status == CKD_OK; first++) {
+            const view_block *b = &shard->blocks[first];
+            span have = {b->record->region, b->record->first, b->record->count};
+            uint64_t common = span_common(&s.tensor->shape, &s.want, &have);
+            bool all = span_equal(&have, &s.want, s.tensor->shape.ndim);
+            found += common;
+            if (all && !hash128_equal(&b->record->content, s.content)) {
+                return values_corrupt(x->block, err, "the values that the block builds on are others now");
+            }
+            status = common ? push(w, s.view, b, err) : CKD_OK;
+        }
+    }
+    return status == CKD_OK && found != s.want.count
+               ? values_corrupt(x->block, err, "values that the block builds on are missing")
+               : status;
+}
+
+static ckd_status follow(walk *w, const item *x, uint32_t index, ckd_error *err) {
+    const record *r = x->block->record;
+    const dependency *on = &r->dependencies[index];
+    const view *in = x->in;
+    const view_block *b = NULL;
+    if (on->kind == DEPENDS_VALUES) {
+        return follow_values(w, x, index, err);
+    }
+    if (on->kind == DEPENDS_LINK) {
+        ckd_status status = values_parent_block(&b, &in, w->cache, x->in, x->block, err);
+        return status == CKD_OK ? push(w, in, b, err) : status;
+    }
+    if (on->kind == DEPENDS_SIDE || on->kind == DEPENDS_GROUP) {
+        b = view_find_shared(in, on->kind == DEPENDS_SIDE ? RECORD_SIDE : RECORD_GROUP, &on->content);
+        return b ? push(w, in, b, err)
+                 : values_corrupt(x->block, err, "a record that the block shares with others is missing");
+    }
+    return CKD_OK; /* of a kind that only newer versions know */
+}
+
+static ckd_status walk_from(walk *w, const view *in, const view_block *b, ckd_error *err) {
+    ckd_status status = push(w, in, b, err);
+    while (w->todo_count && status == CKD_OK) {
+        item x = w->todo[--w->todo_count];
+        for (uint32_t k = 0; k < x.block->record->dependency_count && status == CKD_OK; k++) {
+            status = follow(w, &x, k, err);
+        }
+    }
+    return status;
+}
+
+ckd_status closure_visit(view_cache *cache, const view *root, closure_fn visit, void *context,
+                         ckd_error *err) {
+    walk w = {.cache = cache, .visit = visit, .context = context};
+    ckd_status status = CKD_OK;
+    for (size_t i = 0; i < root->block_count && status == CKD_OK; i++) {
+        status = walk_from(&w, root, &root->blocks[i], err);
+    }
+    free(w.slots);
+    free(w.todo);
+    return status;
+}
+
+ckd_status closure_visit_block(view_cache *cache, const view *in, const view_block *b, closure_fn visit,
+                               void *context, ckd_error *err) {
+    walk w = {.cache = cache, .visit = visit, .context = context};
+    ckd_status status = walk_from(&w, in, b, err);
+    free(w.slots);
+    free(w.todo);
+    return status;
+}
+
+/* ---- files ---- */
+
+static ckd_status mark_file(void *context, const view *in, const view_block *b, ckd_error *err) {
+    (void)in;
+    (void)err;
+    ((bool *)context)[b->file] = true;
+    return CKD_OK;
+}
+
+ckd_status closure_name_files(manifest *m, view_cache *cache, const view *root, ckd_error *err) {
+    const manifest *all = &root->manifest;
+    bool *used = calloc(all->file_count + 1, sizeof(*used));
+    if (!used) {
+        return err_nomem(err, all->file_count, "a manifest's files");
+    }
+    ckd_status status = closure_visit(cache, root, mark_file, used, err);
+    size_t kept = m->own_count;
+    for (size_t i = m->own_count; i < m->file_count && status == CKD_OK; i++) {
+        bool wanted = false;
+        for (size_t k = all->own_count; k < all->file_count && !wanted; k++) {
+            wanted = used[k] && id_equal(&all->files[k].id, &m->files[i].id);
+        }
+        if (wanted) {
+            m->files[kept++] = m->files[i];
+        }
+    }
+    m->file_count = status == CKD_OK ? kept : m->file_count;
+    free(used);
+    return status;
+}

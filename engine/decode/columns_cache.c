@@ -1,0 +1,97 @@
+#include "engine/decode/columns_cache.h"
+
+#include <string.h>
+
+void columns_cache_init(columns_cache *c) {
+    memset(c, 0, sizeof(*c));
+    pthread_mutex_init(&c->mutex, NULL);
+    pthread_cond_init(&c->changed, NULL);
+}
+
+static void drop(kept_columns *k) {
+    bytes_free(&k->step);
+    bytes_free(&k->shift);
+    bytes_free(&k->factor);
+    *k = (kept_columns){0};
+}
+
+void columns_cache_free(columns_cache *c, bool in_child) {
+    for (size_t i = 0; i < c->count; i++) {
+        drop(&c->all[i]);
+    }
+    if (!in_child) {
+        pthread_cond_destroy(&c->changed);
+        pthread_mutex_destroy(&c->mutex);
+    }
+}
+
+static kept_columns *find(columns_cache *c, const hash128 *content) {
+    for (size_t i = 0; i < c->count; i++) {
+        if (c->all[i].used && hash128_equal(&c->all[i].content, content)) {
+            return &c->all[i];
+        }
+    }
+    return NULL;
+}
+
+/* An empty place, for which those that were used longest ago go, if need be. NULL: none can go. */
+static kept_columns *find_place(columns_cache *c) {
+    for (;;) {
+        kept_columns *empty = NULL, *oldest = NULL;
+        uint64_t held = 0;
+        for (size_t i = 0; i < c->count; i++) {
+            kept_columns *k = &c->all[i];
+            if (!k->used) {
+                empty = k;
+                continue;
+            }
+            held += k->filling ? 0 : 4 * k->columns.columns * (k->columns.rank + UINT64_C(1));
+            oldest = k->pins == 0 && (!oldest || k->used < oldest->used) ? k : oldest;
+        }
+        bool room = empty || c->count < KEPT_COLUMNS;
+        if (!oldest || (room && held <= KEPT_COLUMN_BYTES)) {
+            return empty || !room ? empty : &c->all[c->count++];
+        }
+        drop(oldest);
+    }
+}
+
+kept_columns *columns_claim(columns_cache *c, bool *mine, const hash128 *content) {
+    *mine = false;
+    pthread_mutex_lock(&c->mutex);
+    kept_columns *k;
+    for (;;) {
+        k = find(c, content);
+        if (k && !k->filling) {
+            break;
+        }
+        *mine = !k && (k = find_place(c)) != NULL;
+        if (*mine) {
+            k->content = *content;
+            k->filling = true;
+            break;
+        }
+        pthread_cond_wait(&c->changed, &c->mutex);
+    }
+    k->used = ++c->clock;
+    k->pins++;
+    pthread_mutex_unlock(&c->mutex);
+    return k;
+}
+
+void columns_filled(columns_cache *c, kept_columns *k, bool good) {
+    pthread_mutex_lock(&c->mutex);
+    k->filling = false;
+    if (!good) {
+        drop(k);
+    }
+    pthread_cond_broadcast(&c->changed);
+    pthread_mutex_unlock(&c->mutex);
+}
+
+void columns_release(columns_cache *c, kept_columns *k) {
+    pthread_mutex_lock(&c->mutex);
+    k->pins--;
+    pthread_cond_broadcast(&c->changed);
+    pthread_mutex_unlock(&c->mutex);
+}

@@ -1,0 +1,164 @@
+#include "engine/decode/cost.h"
+
+#include <math.h>
+
+/*
+ * Nanoseconds a byte of raw values, one core, measured by bench_exact (decode columns). Ratios between them matter, not
+ * the machine's speed.
+ */
+#define WORK_VERIFY 0.08 /* checksum, content hash, copy */
+#define WORK_APPLY  0.06 /* context and ordered difference of a delta */
+#define WORK_STEP   0.45 /* an optimizer step: its arithmetic, its group, and that its ancestors are opened */
+#define WORK_LZ4    0.35
+#define WORK_ZSTD   0.9
+#define WORK_PLANES 0.15
+#define WORK_SYMBOL 2.4 /* a symbol, not a byte */
+#define WORK_TABLES \
+    0.7 /* a symbol of a delta more: its tables, one for each range of contexts, crowd the cache */
+#define WORK_SCATTER 0.6 /* an element of a sparse stream */
+
+/*
+ * Fitted to loads of lossy chains of matrices 128 and 256 wide, near and compact, with AVX2 and AVX-512, the opening of their ancestors
+ * included (bench_chain). What a block takes besides its elements is what keeps chains of small models short.
+ */
+#define WORK_LATTICE       0.30    /* an element of a lossy block ... */
+#define WORK_LATTICE_BLOCK 25000.0 /* ... and the block itself ... */
+#define WORK_LATTICE_SMALL 1.6     /* ... but at most this for an element */
+#define WORK_LOW_RANK      0.03    /* an element, if it has a low-rank part ... */
+#define WORK_PRODUCT       0.028   /* ... and for each component of it */
+#define WORK_INTEGERS      13.0    /* a byte of its payload ... */
+#define WORK_INTEGER       1.8     /* ... and an element of it at most */
+
+/* Estimates of size and time are not exact, and the bounds are promises: plan a little inside them. */
+#define MARGIN              0.80
+#define NEWEST_MARGIN       0.75 /* opening the ancestors counts as well, and most where the state is small */
+#define NEWEST_SHARE        0.25 /* of what loading the newest may cost beyond a base load: a block's own part */
+#define MIN_SAVING          0.03
+#define MIN_SAVING_PER_LOAD 0.015
+
+double low_rank_work(uint64_t elements, uint64_t rank) {
+    return rank ? (double)elements * (WORK_LOW_RANK + WORK_PRODUCT * (double)rank) : 0;
+}
+
+double decode_work(predictor p, coding c, size_t element_size, uint64_t raw_size, uint64_t stored_size,
+                   uint64_t symbols) {
+    double raw = (double)raw_size, work = WORK_VERIFY * raw, elements = raw / (double)element_size;
+    if (p == PREDICT_COPY || p == PREDICT_CAST) {
+        return work;
+    }
+    bool residual = p == PREDICT_PARENT || p == PREDICT_STEP;
+    if (residual) {
+        work += WORK_APPLY * raw + (p == PREDICT_STEP ? WORK_STEP * raw : 0);
+    }
+    switch ((int)c) {
+    case CODING_LATTICE:
+        work = residual ? 0 : work; /* inside a chain nothing is hashed */
+        work += WORK_LATTICE * elements + fmin(WORK_LATTICE_BLOCK, WORK_LATTICE_SMALL * elements);
+        work += low_rank_work((uint64_t)elements, symbols);
+        return work + fmin(WORK_INTEGERS * (double)stored_size, WORK_INTEGER * elements);
+    case CODING_SYMBOLS:
+        work += (WORK_SYMBOL + (residual ? WORK_TABLES : 0)) * (double)symbols;
+        return work + ((double)symbols < elements ? WORK_SCATTER * elements : 0);
+    case CODING_ZSTD_PLANES:
+        work += WORK_PLANES * raw; /* fall through */
+    case CODING_ZSTD:
+        return work + WORK_ZSTD * (0.2 * raw + 0.8 * (double)stored_size);
+    case CODING_LZ4_PLANES:
+        work += WORK_PLANES * raw; /* fall through */
+    case CODING_LZ4:
+        return work + WORK_LZ4 * raw;
+    default:
+        return work;
+    }
+}
+
+load_cost base_cost(size_t element_size, uint64_t raw_size, uint64_t base_stored) {
+    coding c = base_stored < raw_size ? CODING_SYMBOLS : CODING_RAW;
+    return (load_cost){(double)base_stored, decode_work(PREDICT_NONE, c, element_size, raw_size, base_stored,
+                                                        raw_size / element_size)};
+}
+
+load_cost record_base(const record *r) {
+    return r->depth == 0 && r->coding != CODING_LATTICE
+               ? record_chain(r)
+               : base_cost(ckd_dtype_size(r->tensor->dtype), r->raw_size, r->base_stored);
+}
+
+static bool within(const load_cost *chain, const load_cost *base, double limit) {
+    return chain->stored <= limit * base->stored && chain->work <= limit * base->work;
+}
+
+static load_cost sum(const load_cost *a, const load_cost *b, const load_cost *c) {
+    return (load_cost){a->stored + b->stored + c->stored, a->work + b->work + c->work};
+}
+
+bool budget_allows_chain(const load_budget *b, const load_cost *chain, const load_cost *base, double part) {
+    return chain->stored <= MARGIN * b->limit * base->stored &&
+           chain->work <= MARGIN * part * b->limit * base->work;
+}
+
+/* The whole checkpoint, with this chain and what is expected of the rest. */
+static bool whole_within(const load_budget *b, const load_cost *chain, const load_cost *base) {
+    load_cost all_chain = sum(&b->chain, chain, &b->rest_chain);
+    load_cost all_base = sum(&b->base, base, &b->rest_base);
+    return within(&all_chain, &all_base, MARGIN * b->limit);
+}
+
+bool budget_has_room(const load_budget *b, const load_cost *chain, const load_cost *base, double part) {
+    return budget_allows_chain(b, chain, base, part) && whole_within(b, chain, base);
+}
+
+bool delta_may_pay(uint64_t delta_size, uint64_t standalone_size) {
+    return (double)standalone_size - (double)delta_size >= MIN_SAVING * (double)standalone_size;
+}
+
+static bool pays(const load_cost *chain, uint64_t delta_size, uint64_t standalone_size) {
+    double saving = (double)standalone_size - (double)delta_size;
+    double added = chain->stored - (double)standalone_size;
+    return delta_may_pay(delta_size, standalone_size) && saving >= MIN_SAVING_PER_LOAD * added;
+}
+
+bool budget_allows_delta(const load_budget *b, const load_cost *chain, const load_cost *base, double part,
+                         uint64_t delta_size, uint64_t standalone_size) {
+    return pays(chain, delta_size, standalone_size) && budget_has_room(b, chain, base, part);
+}
+
+bool budget_allows_step(const load_budget *b, const load_cost *alone, const load_cost *alone_base,
+                        const load_cost *chain, const load_cost *base, uint64_t delta_size,
+                        uint64_t standalone_size) {
+    return pays(chain, delta_size, standalone_size) &&
+           budget_allows_chain(b, alone, alone_base, PART_EXACT) && whole_within(b, chain, base);
+}
+
+/*
+ * Not only as many blocks as the bound asks for: as long as any block needs its ancestors, all of these must be opened, which is
+ * what costs most where the state is small. So every block is kept whose chain is noticeably dearer than a base load.
+ */
+bool budget_wants_ready(const load_budget *b, const load_cost *chain, const load_cost *base) {
+    if (b->newest_limit >= b->limit) {
+        return false;
+    }
+    /* Whatever is still to come can be kept ready as well: it costs a base load at least. */
+    load_cost all_ready = sum(&b->ready, chain, &b->rest_base);
+    load_cost all_base = sum(&b->base, base, &b->rest_base);
+    return !within(chain, base, 1 + NEWEST_SHARE * (b->newest_limit - 1)) ||
+           !within(&all_ready, &all_base, NEWEST_MARGIN * b->newest_limit);
+}
+
+static void add(load_cost *to, const load_cost *cost) {
+    to->stored += cost->stored;
+    to->work += cost->work;
+}
+
+void budget_add(load_budget *b, const load_cost *chain, const load_cost *ready, const load_cost *base) {
+    add(&b->chain, chain);
+    add(&b->ready, ready);
+    add(&b->base, base);
+}
+
+double budget_load_cost(const load_budget *b) {
+    double stored = b->base.stored > 0 ? b->chain.stored / b->base.stored : 1;
+    double time = b->base.work > 0 ? b->chain.work / b->base.work : 1;
+    double cost = stored > time ? stored : time;
+    return cost > 1 ? cost : 1;
+}

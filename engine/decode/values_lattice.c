@@ -1,0 +1,92 @@
+/* Lossy blocks: their integers, with what they share with others, and the values that these stand for. */
+#include "engine/decode/values.h"
+
+static ckd_status read_columns(kept_columns *to, decoder *d, const view_block *side, ckd_error *err) {
+    uint64_t size = side->record->raw_size;
+    bytes raw = {0};
+    void *at = bytes_scratch(&raw, size + 1, "a matrix's columns", err);
+    ckd_status status = at ? shared_bytes(d, side, at, err) : CKD_E_NOMEM;
+    if (status == CKD_OK) {
+        lattice_scratch *s = &d->lattice.scratch;
+        status = lattice_columns_decode(&to->columns, at, size, s, coder_symbols(d->coder), err);
+        to->step = s->step; /* what they lie in; all else of the scratch stays the worker's */
+        to->shift = s->shift;
+        to->factor = s->factor;
+        s->step = s->shift = s->factor = (bytes){0};
+    }
+    bytes_free(&raw);
+    return status;
+}
+
+/* What the block shares with others, by dependency `back` from the last one, to be released; NULL in *out if that is nothing. Kept for the blocks that follow. */
+static ckd_status shared_side(kept_columns **out, decoder *d, const view *v, const view_block *b,
+                              uint32_t back, ckd_error *err) {
+    const record *r = b->record;
+    const dependency *on =
+        r->dependency_count > back ? &r->dependencies[r->dependency_count - 1 - back] : NULL;
+    *out = NULL;
+    if (!on || on->kind != DEPENDS_SIDE) {
+        return CKD_OK;
+    }
+    bool mine, own = v && id_equal(&on->checkpoint, &v->manifest.checkpoint.id);
+    kept_columns *kept = columns_claim(d->columns, &mine, &on->content);
+    if (mine) {
+        const view_block *side = own ? view_find_shared(v, RECORD_SIDE, &on->content) : NULL;
+        ckd_status status =
+            side
+                ? read_columns(kept, d, side, err)
+                : values_corrupt(b, err, "the rows or columns that the block shares with others are missing");
+        columns_filled(d->columns, kept, status == CKD_OK);
+        if (status != CKD_OK) {
+            return status;
+        }
+    }
+    *out = kept;
+    return CKD_OK;
+}
+
+ckd_status values_lattice_read(lattice_parts *out, decoder *d, const view *v, const view_block *b,
+                               ckd_error *err) {
+    const record *r = b->record;
+    const void *payload;
+    out->columns = out->rows = NULL;
+    if (!lattice_dtype(r->tensor->dtype)) {
+        return values_corrupt(b, err, "a lossy block of a dtype that is always exact");
+    }
+    ckd_status status = shared_side(&out->columns, d, v, b, 0, err);
+    if (status == CKD_OK && out->columns) {
+        status = shared_side(&out->rows, d, v, b, 1, err);
+    }
+    status = status == CKD_OK ? values_payload(d, b, &payload, err) : status;
+    if (status == CKD_OK) {
+        status = lattice_decode(&out->block, r->count, out->columns ? &out->columns->columns : NULL,
+                                out->rows ? &out->rows->columns : NULL, payload, r->stored_size,
+                                &d->lattice.scratch, coder_symbols(d->coder), err);
+    }
+    if (status != CKD_OK) {
+        values_lattice_release(d, out);
+    }
+    return status;
+}
+
+void values_lattice_release(decoder *d, lattice_parts *p) {
+    if (p->rows) {
+        columns_release(d->columns, p->rows);
+    }
+    if (p->columns) {
+        columns_release(d->columns, p->columns);
+    }
+    p->columns = p->rows = NULL;
+}
+
+ckd_status values_decode_lattice(decoder *d, const view *v, const view_block *b, bool has_parent, void *to,
+                                 ckd_error *err) {
+    lattice_parts parts;
+    ckd_status status = values_lattice_read(&parts, d, v, b, err);
+    if (status == CKD_OK) {
+        status = lattice_rebuild_values(to, b->record->tensor->dtype, &parts.block, has_parent, &d->lattice,
+                                        d->kernels, err);
+        values_lattice_release(d, &parts);
+    }
+    return status;
+}

@@ -1,0 +1,217 @@
+/*
+ * Values that are one optimizer step from those of another checkpoint: what they depend on, and the prediction.
+ *
+ * A chain of such blocks leads to every ancestor's moments, and each of them to its own ancestors: decoded naively, the same blocks
+ * again and again. So while one is decoded, the inputs decoded last are kept (decoder.kept). As what was one update before is
+ * decoded first, ancestors are done from the oldest on, each of them once, and a few blocks are enough.
+ */
+#include <stdlib.h>
+
+#include "codec/metadata/group.h"
+#include "engine/decode/values.h"
+
+#define MAX_NESTED 16u /* inputs of inputs: each level may hold two arrays of values */
+
+/* ---- blocks kept ---- */
+
+static kept_block *find_kept(decoder *d, const record *r) {
+    for (size_t i = 0; i < KEPT_BLOCKS && d->sharing; i++) {
+        if (d->kept[i].record == r) {
+            d->kept[i].used = ++d->kept_clock;
+            return &d->kept[i];
+        }
+    }
+    return NULL;
+}
+
+/* The one not used for longest; NULL if all are in use. */
+static kept_block *free_slot(decoder *d) {
+    kept_block *oldest = NULL;
+    for (size_t i = 0; i < KEPT_BLOCKS; i++) {
+        kept_block *k = &d->kept[i];
+        if (k->pins == 0 && (!oldest || k->used < oldest->used)) {
+            oldest = k;
+        }
+    }
+    return oldest;
+}
+
+bool values_kept(decoder *d, const view_block *b, void *to) {
+    const kept_block *k = find_kept(d, b->record);
+    if (k) {
+        memcpy(to, k->values.data, b->record->raw_size);
+    }
+    return k != NULL;
+}
+
+void values_share_begin(decoder *d) {
+    d->sharing++;
+}
+
+void values_share_end(decoder *d) {
+    if (--d->sharing == 0) {
+        for (size_t i = 0; i < KEPT_BLOCKS; i++) { /* their views may be closed before the next one */
+            d->kept[i].record = NULL;
+            d->kept[i].used = 0;
+        }
+    }
+}
+
+/* ---- the step ---- */
+
+static ckd_status read_group(decoder *d, const view *v, const view_block *b, group *out, ckd_error *err) {
+    const record *r = b->record;
+    const char *file = file_path(b->chunk->file);
+    const dependency *on = &r->dependencies[r->dependency_count - 1];
+    memset(out, 0, sizeof(*out));
+    if (on->kind != DEPENDS_GROUP || !id_equal(&on->checkpoint, &v->manifest.checkpoint.id)) {
+        return err_corrupt(err, file, r->offset, "the block names no optimizer of its checkpoint");
+    }
+    const view_block *g = view_find_shared(v, RECORD_GROUP, &on->content);
+    if (!g) {
+        return err_corrupt(err, file, r->offset, "the optimizer that the block names is missing");
+    }
+    void *raw = malloc(g->record->raw_size + 1);
+    if (!raw) {
+        return err_nomem(err, g->record->raw_size, "a group record");
+    }
+    ckd_status status = shared_bytes(d, g, raw, err);
+    if (status == CKD_OK) {
+        status =
+            group_decode(out, raw, g->record->raw_size, file_path(g->chunk->file), g->record->offset, err);
+    }
+    free(raw);
+    return status;
+}
+
+/* The values of one dependency: in a block that is kept, or in memory of their own. */
+typedef struct input {
+    const void *values;
+    kept_block *kept;
+    void *own;
+} input;
+
+static void release_input(input *in) {
+    if (in->kept) {
+        in->kept->pins--;
+    }
+    free(in->own);
+    *in = (input){NULL, NULL, NULL};
+}
+
+static void use_kept(input *in, kept_block *k) {
+    k->pins++;
+    *in = (input){.values = k->values.data, .kept = k};
+}
+
+/* Decoded straight into a slot. */
+static ckd_status keep_block(input *in, decoder *d, view_cache *cache, const view *v, const view_block *b,
+                             kept_block *slot, ckd_error *err) {
+    slot->record = NULL;
+    void *to = bytes_scratch(&slot->values, b->record->raw_size + 1, "decoding scratch", err);
+    if (!to) {
+        return CKD_E_NOMEM;
+    }
+    slot->pins++;
+    ckd_status status = values_of_input(d, cache, v, b, to, err);
+    slot->pins--;
+    if (status == CKD_OK) {
+        slot->record = b->record;
+        slot->used = ++d->kept_clock;
+        use_kept(in, slot);
+    }
+    return status;
+}
+
+static ckd_status read_input(input *in, decoder *d, view_cache *cache, const view *v, const view_block *b,
+                             uint32_t index, ckd_error *err) {
+    values_source s;
+    ckd_status status = values_source_of(&s, cache, v, b, index, CKD_F32, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    const view_block *exact = values_source_block(&s);
+    kept_block *k = exact ? find_kept(d, exact->record) : NULL;
+    if (k) {
+        use_kept(in, k);
+        return CKD_OK;
+    }
+    k = exact ? free_slot(d) : NULL;
+    if (k) {
+        return keep_block(in, d, cache, s.view, exact, k, err);
+    }
+    in->values = in->own = malloc(b->record->raw_size + 1);
+    return in->own ? span_values(d, cache, s.view, s.tensor, &s.want, in->own, s.content, err)
+                   : err_nomem(err, b->record->raw_size, "values to predict from");
+}
+
+/* x0: kept, or decoded into `to`. It comes first, so that ancestors are decoded from the oldest on. */
+static ckd_status read_before(input *in, decoder *d, view_cache *cache, const view *v, const view_block *b,
+                              void *to, ckd_error *err) {
+    values_source s;
+    ckd_status status = values_source_of(&s, cache, v, b, 0, CKD_F32, err);
+    const view_block *exact = status == CKD_OK ? values_source_block(&s) : NULL;
+    kept_block *k = exact ? find_kept(d, exact->record) : NULL;
+    if (k) {
+        use_kept(in, k);
+        return CKD_OK;
+    }
+    in->values = to;
+    return status == CKD_OK ? span_values(d, cache, s.view, s.tensor, &s.want, to, s.content, err) : status;
+}
+
+static ckd_status read_inputs(decoder *d, view_cache *cache, const view *v, const view_block *b,
+                              input inputs[3], uint32_t count, void *to, ckd_error *err) {
+    ckd_status status = read_before(&inputs[0], d, cache, v, b, to, err);
+    if (status == CKD_OK && d->nested >= MAX_NESTED) {
+        return err_corrupt(err, file_path(b->chunk->file), b->record->offset,
+                           "optimizer steps are predicted from each other too often");
+    }
+    d->nested++;
+    for (uint32_t i = 1; i <= count && status == CKD_OK; i++) {
+        status = read_input(&inputs[i], d, cache, v, b, i, err);
+    }
+    d->nested--;
+    return status;
+}
+
+static ckd_status predict(decoder *d, view_cache *cache, const view *v, const view_block *b, const group *g,
+                          void *to, ckd_error *err) {
+    input inputs[3] = {{NULL, NULL, NULL}};
+    uint32_t count = group_input_count(group_rule_inputs(g->rule));
+    ckd_status status = read_inputs(d, cache, v, b, inputs, count, to, err);
+    step_rule rule = {.rule = g->rule};
+    memcpy(rule.coefficients, g->coefficients, sizeof(rule.coefficients));
+    if (status == CKD_OK && !d->kernels->optimizer_step(&rule, to, inputs[0].values, inputs[1].values,
+                                                        inputs[2].values, b->record->count)) {
+        status = err_unsupported(err, file_path(b->chunk->file), b->record->offset,
+                                 "this build cannot compute rule %u", (unsigned)g->rule);
+    }
+    for (size_t i = 0; i < 3; i++) {
+        release_input(&inputs[i]);
+    }
+    return status;
+}
+
+ckd_status values_predict(decoder *d, view_cache *cache, const view *v, const view_block *b, void *to,
+                          ckd_error *err) {
+    const record *r = b->record;
+    const char *file = file_path(b->chunk->file);
+    if (r->tensor->dtype != CKD_F32 || r->dependency_count < 2) {
+        return err_corrupt(err, file, r->offset,
+                           "the block cannot be an optimizer step: its dtype or what it builds on");
+    }
+    group g;
+    ckd_status status = read_group(d, v, b, &g, err);
+    if (status == CKD_OK && r->dependency_count != group_input_count(group_rule_inputs(g.rule)) + 2) {
+        status =
+            err_corrupt(err, file, r->offset, "the optimizer step needs other values than the block names");
+    }
+    if (status != CKD_OK) {
+        return status;
+    }
+    values_share_begin(d);
+    status = predict(d, cache, v, b, &g, to, err);
+    values_share_end(d);
+    return status;
+}

@@ -1,0 +1,561 @@
+#include <stdlib.h>
+
+#include "engine/encode/block_lossy.h"
+#include "engine/encode/block_step.h"
+
+#define PROBE_BYTES 16384u /* of a block, to see whether zstd or LZ4 can win */
+#define PROBE_WHOLE 65536u /* smaller blocks are tried whole */
+#define PROBE_SHARE 16u /* the same of panels of large matrices, whose blocks are smaller: a share of them, */
+#define PROBE_PANEL 8192u /* and whole below */
+#define STEP_HEADER 320u  /* what naming the values of an optimizer step takes more than others do */
+
+ckd_status block_job_init(block_job *job, columns_cache *columns, ckd_error *err) {
+    memset(job, 0, sizeof(*job));
+    ckd_status status = decoder_init(&job->decoder, columns, err);
+    job->decoder.step_limit = MAX_SAVE_STEPS;
+    if (status == CKD_OK) {
+        block_plan_init(&job->plan, job->decoder.kernels, coder_symbols(job->decoder.coder));
+    }
+    return status;
+}
+
+void block_job_free(block_job *job) {
+    decoder_free(&job->decoder);
+    block_plan_free(&job->plan);
+    lossy_job_free(&job->lossy_work);
+    bytes *const buffers[] = {&job->own,           &job->previous,   &job->standalone.payload,
+                              &job->delta.payload, &job->step_first, &job->step_before};
+    for (size_t i = 0; i < sizeof(buffers) / sizeof(buffers[0]); i++) {
+        bytes_free(buffers[i]);
+    }
+    memset(job, 0, sizeof(*job));
+}
+
+static unsigned width_of(const tensor_context *tensor) {
+    return (unsigned)ckd_dtype_size(tensor->tensor->dtype);
+}
+
+/* ---- on its own ---- */
+
+static void keep_smaller(candidate *best, coding c, uint64_t size) {
+    if (!best->available || size < best->size) {
+        best->available = true;
+        best->encoded = false;
+        best->coding = c;
+        best->size = size;
+    }
+}
+
+/* Encodes with a byte codec and keeps the result if it beats what the candidate has. */
+static ckd_status try_codec(block_job *job, candidate *best, coding c, int level, unsigned width,
+                            const void *from, uint64_t size, ckd_error *err) {
+    uint64_t limit = best->available ? best->size : size;
+    bytes payload = {0};
+    size_t stored = 0;
+    void *to = bytes_scratch(&payload, limit + 64, "coding scratch", err);
+    ckd_status status =
+        to ? coder_encode(job->decoder.coder, c, level, width, from, size, to, limit, &stored, err)
+           : CKD_E_NOMEM;
+    if (status == CKD_OK && stored && stored < limit) {
+        bytes old = best->payload;
+        payload.size = stored;
+        best->payload = payload;
+        payload = old;
+        keep_smaller(best, c, stored);
+        best->encoded = true;
+    }
+    bytes_free(&payload);
+    return status;
+}
+
+block_probe block_probe_of(bool in_panel, unsigned width, uint64_t size) {
+    uint64_t some = in_panel ? size / PROBE_SHARE / width * width : PROBE_BYTES;
+    if (size <= (in_panel ? PROBE_PANEL : PROBE_WHOLE)) {
+        return (block_probe){0, size};
+    }
+    some = some < PROBE_BYTES ? some : PROBE_BYTES;
+    return (block_probe){(size - some) / 2 / width * width, some};
+}
+
+/* Can a codec come below `limit` of `size` bytes? Asked of a sample of them. */
+static ckd_status ask_sample(bool *promising, coder *by, coding c, int level, unsigned width,
+                             const void *sample, uint64_t some, uint64_t limit, uint64_t size,
+                             ckd_error *err) {
+    uint8_t to[PROBE_BYTES];
+    size_t stored = 0;
+    ckd_status status = coder_encode(by, c, level, width, sample, some, to, some, &stored, err);
+    *promising = stored && (double)stored / (double)some < (double)limit / (double)size;
+    return status;
+}
+
+static ckd_status probe(block_job *job, bool *promising, coding c, int level, unsigned width,
+                        const void *from, uint64_t size, uint64_t limit, ckd_error *err) {
+    block_probe of = block_probe_of(job->in_panel, width, size);
+    *promising = true;
+    return of.size == size ? CKD_OK
+                           : ask_sample(promising, job->decoder.coder, c, level, width,
+                                        (const uint8_t *)from + of.at, of.size, limit, size, err);
+}
+
+static ckd_status try_if_promising(block_job *job, candidate *best, coding c, int level, unsigned width,
+                                   const void *from, uint64_t size, ckd_error *err) {
+    bool promising;
+    ckd_status status =
+        probe(job, &promising, c, level, width, from, size, best->available ? best->size : size, err);
+    return status == CKD_OK && promising ? try_codec(job, best, c, level, width, from, size, err) : status;
+}
+
+ckd_status block_codecs_promise(bool *promise, coder *by, const coding_context *save, unsigned width,
+                                const void *sample, uint64_t some, uint64_t limit, uint64_t size,
+                                ckd_error *err) {
+    bool lz4 = save->codec == CKD_CODEC_LZ4;
+    *promise = true;
+    if (some == size) {
+        return CKD_OK;
+    }
+    ckd_status status = ask_sample(promise, by, lz4 ? CODING_LZ4 : CODING_ZSTD, save->level, width, sample,
+                                   some, limit, size, err);
+    if (status == CKD_OK && !*promise && width > 1) {
+        status = ask_sample(promise, by, lz4 ? CODING_LZ4_PLANES : CODING_ZSTD_PLANES, save->level, width,
+                            sample, some, limit, size, err);
+    }
+    return status;
+}
+
+/* zstd or LZ4, plain and on byte planes. */
+static ckd_status try_byte_codecs(block_job *job, candidate *best, const coding_context *save, unsigned width,
+                                  const void *from, uint64_t size, ckd_error *err) {
+    bool lz4 = save->codec == CKD_CODEC_LZ4;
+    ckd_status status =
+        try_if_promising(job, best, lz4 ? CODING_LZ4 : CODING_ZSTD, save->level, width, from, size, err);
+    if (status == CKD_OK && width > 1) {
+        status = try_if_promising(job, best, lz4 ? CODING_LZ4_PLANES : CODING_ZSTD_PLANES, save->level, width,
+                                  from, size, err);
+    }
+    return status;
+}
+
+/*
+ * What the parent's values over this span take on their own, which is about what these take; 0 if that is not known. Of values
+ * that were all the same, or noise, it says nothing.
+ */
+uint64_t block_expected_alone(const record *parent_block, uint64_t raw) {
+    const record *r = parent_block;
+    bool known =
+        r && (r->predictor == PREDICT_NONE || r->predictor == PREDICT_PARENT || r->predictor == PREDICT_STEP);
+    if (!known) {
+        return 0;
+    }
+    return r->base_stored > raw / 8 && r->base_stored < raw - raw / 32 ? r->base_stored : 0;
+}
+
+/* may_estimate: a delta is going to be tried, and its size says whether this one's must be known exactly. */
+ckd_status block_plan_standalone(block_job *job, const coding_context *save, const tensor_context *tensor,
+                                 bool may_estimate, ckd_error *err) {
+    candidate *own = &job->standalone;
+    uint64_t raw = block_raw_size(job, tensor);
+    own->available = own->encoded = false;
+    keep_smaller(own, CODING_RAW, raw);
+    if (save->codec == CKD_CODEC_AUTO) {
+        symbols_grid grid = block_grid(&tensor->shape, tensor->region, job->first);
+        ckd_status status =
+            block_plan_begin(&job->plan, tensor->tensor->dtype, job->values, job->count, &grid, may_estimate,
+                             block_expected_alone(job->parent_block, raw), err);
+        if (status != CKD_OK) {
+            return status;
+        }
+        keep_smaller(own, CODING_SYMBOLS, job->plan.alone);
+    }
+    if (save->codec != CKD_CODEC_RAW) {
+        return try_byte_codecs(job, own, save, width_of(tensor), job->values, raw, err);
+    }
+    return CKD_OK;
+}
+
+static bool values_missing(const block_job *job) {
+    return job->ahead.coded && !job->values;
+}
+
+/* Of a block that is coded ahead, without its values: whoever did that has seen that byte codecs do not promise more. */
+static void expect_standalone(block_job *job, uint64_t raw, uint64_t size) {
+    candidate *own = &job->standalone;
+    own->available = own->encoded = false;
+    job->plan.alone = (size_t)size;
+    keep_smaller(own, CODING_RAW, raw);
+    keep_smaller(own, CODING_SYMBOLS, size);
+}
+
+/* ---- as a delta on the parent ---- */
+
+/* Depth and chain cost of the parent's values over this span; of partly used blocks, all counts. */
+void block_measure_parent(block_job *job, const tensor_context *tensor) {
+    job->parent_depth = 0;
+    job->parent_chain = (load_cost){0, 0};
+    if (job->parent_block) {
+        job->parent_depth = job->parent_block->depth;
+        job->parent_chain = record_chain(job->parent_block);
+        return;
+    }
+    span mine = {tensor->region, job->first, job->count};
+    size_t s, last;
+    for (view_shards_for(&s, &last, tensor->parent, &mine); s < last; s++) {
+        size_t first, end;
+        view_shard_range(&first, &end, &tensor->parent->shards[s], &tensor->shape, &mine);
+        for (size_t i = first; i < end; i++) {
+            const record *r = tensor->parent->shards[s].blocks[i].record;
+            load_cost chain = record_chain(r);
+            job->parent_chain.stored += chain.stored;
+            job->parent_chain.work += chain.work;
+            job->parent_depth = r->depth > job->parent_depth ? r->depth : job->parent_depth;
+        }
+    }
+}
+
+/* As symbols. What the block takes on its own is known better, too, afterwards. */
+static ckd_status plan_delta_symbols(block_job *job, const coding_context *save, unsigned width, uint64_t raw,
+                                     ckd_error *err) {
+    ckd_status status = block_plan_delta(&job->plan, job->previous.data, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    candidate *own = &job->standalone;
+    if (own->coding == CODING_SYMBOLS) { /* of which less may have been expected than the values are */
+        own->available = own->encoded = false;
+        keep_smaller(own, CODING_RAW, raw);
+    }
+    keep_smaller(own, CODING_SYMBOLS, job->plan.alone);
+    job->delta_lost = !job->plan.delta_planned;
+    if (job->delta_lost) {
+        return CKD_OK;
+    }
+    keep_smaller(&job->delta, CODING_SYMBOLS, job->plan.delta);
+    /* Few and clustered changes (rows of an embedding) are what the byte codecs see and symbols do not. */
+    return 4 * job->plan.delta < raw
+               ? try_byte_codecs(job, &job->delta, save, width, job->plan.residual.data, raw, err)
+               : CKD_OK;
+}
+
+/*
+ * The parent's values without reading them, if the caller still has them: the hash that the store has of them says whether these are they. Where the
+ * parent is cut otherwise there is no hash to compare with.
+ */
+static bool values_in_memory(const block_job *job, const tensor_context *tensor, const span *mine, void *to) {
+    if (!tensor->before || !job->parent_block) {
+        return false;
+    }
+    uint64_t copied = span_copy(&tensor->shape, ckd_dtype_size(tensor->tensor->dtype), to, mine,
+                                tensor->before, &tensor->held);
+    hash128 content = content_hash(to, block_raw_size(job, tensor));
+    return copied == job->count && hash128_equal(&content, &job->parent_block->content);
+}
+
+static void delta_ahead(block_job *job, const coding_context *save) {
+    job->delta_lost = job->ahead.lost;
+    if (job->ahead.delta) {
+        block_depend_on(job, PREDICT_PARENT, &save->parent->manifest.checkpoint.id, "",
+                        &job->parent_block->content);
+        keep_smaller(&job->delta, CODING_SYMBOLS, job->ahead.planned);
+        job->plan.delta_symbols = job->count;
+    }
+}
+
+/* plain: the difference to the parent's values may be taken, too. */
+static ckd_status plan_delta(block_job *job, const coding_context *save, const tensor_context *tensor,
+                             bool plain, ckd_error *err) {
+    uint64_t raw = block_raw_size(job, tensor);
+    unsigned width = width_of(tensor);
+    if (job->ahead.coded) {
+        delta_ahead(job, save);
+        return CKD_OK;
+    }
+    void *previous = bytes_scratch(&job->previous, raw, "coding scratch", err);
+    if (!previous) {
+        return CKD_E_NOMEM;
+    }
+    span mine = {tensor->region, job->first, job->count};
+    ckd_status status = values_in_memory(job, tensor, &mine, previous)
+                            ? CKD_OK
+                            : span_values(&job->decoder, save->views, save->parent, tensor->parent, &mine,
+                                          previous, NULL, err);
+    if (status == CKD_E_CORRUPT || status == CKD_E_UNSUPPORTED || status == CKD_E_IO) {
+        job->parent_damaged = true; /* old damage must not cost the new state */
+        return CKD_OK;
+    }
+    if (status != CKD_OK) {
+        return status;
+    }
+    hash128 parent_content = job->parent_block ? job->parent_block->content : content_hash(previous, raw);
+    block_depend_on(job, PREDICT_PARENT, &save->parent->manifest.checkpoint.id, "", &parent_content);
+    status = job->step.available ? block_step_predict(job, save, tensor, err) : CKD_OK;
+    if (status != CKD_OK || (!job->step.chosen && !plain)) {
+        return status;
+    }
+    if (save->codec == CKD_CODEC_AUTO) {
+        return plan_delta_symbols(job, save, width, raw, err);
+    }
+    void *residual = bytes_scratch(&job->plan.residual, raw, "coding scratch", err);
+    if (!residual) {
+        return CKD_E_NOMEM;
+    }
+    job->decoder.kernels->ordered_residual(tensor->tensor->dtype, residual, job->values, previous,
+                                           job->count);
+    return try_byte_codecs(job, &job->delta, save, width, residual, raw, err);
+}
+
+bool block_is_master(const tensor_context *tensor) {
+    return tensor->tensor->role == CKD_ROLE_MASTER && tensor->tensor->dtype == CKD_F32;
+}
+
+ckd_status block_hash_rounded(block_job *job, ckd_error *err) {
+    void *rounded = bytes_scratch(&job->previous, 2 * job->count, "coding scratch", err);
+    if (!rounded) {
+        return CKD_E_NOMEM;
+    }
+    const kernels *k = job->decoder.kernels;
+    k->cast(CKD_BF16, rounded, CKD_F32, job->values, job->count);
+    job->rounded_bf16 = content_hash(rounded, 2 * job->count);
+    k->cast(CKD_F16, rounded, CKD_F32, job->values, job->count);
+    job->rounded_f16 = content_hash(rounded, 2 * job->count);
+    return CKD_OK;
+}
+
+/* What a part that is a step may be measured by: a base load of its inputs, of itself, and of the third of the three. */
+static load_cost block_step_base(const block_job *job) {
+    double times = job->step.two_inputs ? 1 : 2;
+    return (load_cost){job->step.base.stored + times * job->base.stored,
+                       job->step.base.work + times * job->base.work};
+}
+
+void block_begin(block_job *job, const tensor_context *tensor) {
+    job->known = false;
+    job->in_panel = tensor->rows != NULL;
+    job->chosen = NULL;
+    job->predictor = PREDICT_NONE;
+    job->depth = 0;
+    job->alone_dependencies = 0;
+    job->decoder.steps = 0;
+    job->parent_damaged = job->delta_lost = job->awaits = job->wants_values = false;
+    job->step.available = job->step.chosen = false;
+    job->standalone.available = job->delta.available = job->delta.encoded = false;
+    job->lossy = false;
+    job->rounded_bf16 = job->result_bf16 = job->ahead.rounded ? job->ahead.bf16 : (hash128){0};
+    job->rounded_f16 = job->result_f16 = job->ahead.rounded ? job->ahead.f16 : (hash128){0};
+    job->error = job->error_bf16 = job->error_f16 = (lossy_error){0};
+    job->parent_block = tensor->parent ? block_matching(job, tensor, tensor->parent) : NULL;
+}
+
+/* A copy of what has a long chain may want a ready copy. */
+static ckd_status plan_known(block_job *job, const coding_context *save, const tensor_context *tensor,
+                             ckd_error *err) {
+    uint64_t raw = block_raw_size(job, tensor);
+    if (job->depth > 0 && values_missing(job)) { /* if it does, it gets its values then */
+        expect_standalone(job, raw, job->ahead.alone ? job->ahead.planned_alone : raw);
+        return CKD_OK;
+    }
+    return job->depth > 0 ? block_plan_standalone(job, save, tensor, false, err) : CKD_OK;
+}
+
+ckd_status block_analyse(block_job *job, const coding_context *save, const tensor_context *tensor,
+                         const load_budget *budget, ckd_error *err) {
+    uint64_t raw = block_raw_size(job, tensor);
+    if (job->stays) {
+        return CKD_OK;
+    }
+    block_begin(job, tensor);
+    job->content = job->ahead.coded ? job->ahead.content : content_hash(job->values, raw);
+    bool rounds = block_is_master(tensor) && !job->ahead.rounded;
+    ckd_status status = rounds ? block_hash_rounded(job, err) : CKD_OK;
+    if (status != CKD_OK) {
+        return status;
+    }
+    job->original = job->content;
+    job->result_bf16 = job->rounded_bf16;
+    job->result_f16 = job->rounded_f16;
+    if (block_may_be_named(job, save, tensor) &&
+        (block_find_in_parent(job, save, tensor) || block_find_in_save(job, save, tensor, -1))) {
+        return plan_known(job, save, tensor, err);
+    }
+    job->awaits = block_is_coming(job, save, tensor, -1);
+    if (job->awaits) {
+        return CKD_OK;
+    }
+    bool delta = tensor->parent && job->try_delta && block_may_be_named(job, save, tensor);
+    if (delta) {
+        block_measure_parent(job, tensor);
+        delta = job->parent_depth < MAX_SAVE_DEPTH;
+        block_step_measure(job, tensor);
+    }
+    if (values_missing(job)) {
+        uint64_t expected = block_expected_alone(job->parent_block, raw);
+        expect_standalone(job, raw, job->ahead.delta ? expected : job->ahead.planned_alone);
+    } else {
+        status = block_plan_standalone(job, save, tensor, delta, err);
+    }
+    if (status != CKD_OK) {
+        return status;
+    }
+    job->base = base_cost(width_of(tensor), raw, job->standalone.size);
+    bool plain = delta && budget_allows_chain(budget, &job->parent_chain, &job->base, PART_EXACT);
+    load_cost step_base = job->step.available ? block_step_base(job) : job->base;
+    job->step.available =
+        job->step.available && budget_allows_chain(budget, &job->step.chain, &step_base, PART_EXACT);
+    if (plain || job->step.available) {
+        status = plan_delta(job, save, tensor, plain, err);
+    }
+    job->base_stored = job->standalone.size;
+    job->wants_values = values_missing(job) && !job->delta.available && !job->ahead.alone;
+    return status;
+}
+
+static load_cost chain_with(const load_cost *parent, predictor p, const candidate *c,
+                            const tensor_context *tensor, uint64_t raw, uint64_t symbols) {
+    return (load_cost){parent->stored + (double)c->size,
+                       parent->work + decode_work(p, c->coding, width_of(tensor), raw, c->size, symbols)};
+}
+
+static uint64_t lossy_rank(const block_job *job) {
+    return job->tile->plan.factor ? job->tile->plan.own.rank : 0;
+}
+
+/* A block that stays as it was is planned on its own only if its chain is long enough to want a ready copy. */
+static load_cost standalone_cost(const block_job *job, const tensor_context *tensor) {
+    const load_cost nothing = {0, 0};
+    uint64_t symbols = job->lossy ? (job->tile->before ? 0 : lossy_rank(job)) : job->count;
+    return chain_with(&nothing, PREDICT_NONE, &job->standalone, tensor, block_raw_size(job, tensor), symbols);
+}
+
+/* Loaded with its checkpoint, only its share counts; loaded alone, it may cost what its inputs may. */
+static void choose_step(block_job *job, const tensor_context *tensor, const load_budget *budget) {
+    job->delta.chain = chain_with(&job->step.chain, PREDICT_STEP, &job->delta, tensor,
+                                  block_raw_size(job, tensor), job->plan.delta_symbols);
+    load_cost share = {job->delta.chain.stored - job->step.shared.stored,
+                       job->delta.chain.work - job->step.shared.work};
+    load_cost part_base = block_step_base(job);
+    bool pays = job->delta.size + STEP_HEADER < job->standalone.size;
+    if (pays && budget_allows_step(budget, &job->delta.chain, &part_base, &share, &job->base, job->delta.size,
+                                   job->standalone.size)) {
+        job->chosen = &job->delta;
+        job->predictor = PREDICT_STEP;
+        job->depth = job->step.depth + 1;
+        job->share = share;
+    }
+}
+
+static void choose(block_job *job, const tensor_context *tensor, const load_budget *budget) {
+    job->standalone.chain = standalone_cost(job, tensor);
+    job->chosen = &job->standalone;
+    job->base = job->lossy ? job->base : job->standalone.chain;
+    job->predictor = PREDICT_NONE;
+    job->depth = 0;
+    job->share = job->standalone.chain;
+    if (job->delta.available && job->step.chosen) {
+        choose_step(job, tensor, budget);
+    } else if (job->delta.available) {
+        job->delta.chain =
+            chain_with(&job->parent_chain, PREDICT_PARENT, &job->delta, tensor, block_raw_size(job, tensor),
+                       job->lossy ? lossy_rank(job) : job->plan.delta_symbols);
+        if (budget_allows_delta(budget, &job->delta.chain, &job->base, job->lossy ? PART_LOSSY : PART_EXACT,
+                                job->delta.size, job->standalone.size)) {
+            job->chosen = &job->delta;
+            job->predictor = PREDICT_PARENT;
+            job->depth = job->parent_depth + 1;
+            job->share = job->delta.chain;
+        }
+    }
+    job->chain = job->chosen->chain;
+}
+
+void block_decide(block_job *job, const coding_context *save, const tensor_context *tensor,
+                  load_budget *budget) {
+    block_note_holder(job, save);
+    if (!job->known) {
+        choose(job, tensor, budget);
+    }
+    job->keep_ready =
+        job->depth > 0 && job->standalone.available && budget_wants_ready(budget, &job->chain, &job->base);
+    load_cost share = job->known ? job->chain : job->share;
+    load_cost ready = job->keep_ready ? standalone_cost(job, tensor) : share;
+    budget_add(budget, &share, &ready, &job->base);
+}
+
+bool block_wants_values(block_job *job, const coding_context *save, const tensor_context *tensor,
+                        const load_budget *budget) {
+    load_budget trial = *budget;
+    if (!values_missing(job) || job->wants_values) {
+        return job->wants_values;
+    }
+    block_decide(job, save, tensor, &trial);
+    bool alone = job->keep_ready || (!job->known && job->chosen != &job->delta);
+    return alone && !job->ahead.alone;
+}
+
+/*
+ * The payload of a planned candidate. A plan is an estimate: what turns out no smaller than the values themselves is
+ * stored raw if it is the values, and given up (available = false) if it is a delta.
+ */
+static ckd_status encode_candidate(block_job *job, candidate *c, uint64_t raw, ckd_error *err) {
+    if (c->encoded || c->coding == CODING_RAW) {
+        return CKD_OK; /* raw is written from the values themselves */
+    }
+    bool is_delta = c == &job->delta;
+    if (is_delta ? job->ahead.delta : job->ahead.alone && values_missing(job)) {
+        c->size = c->payload.size;
+        c->encoded = true;
+        return CKD_OK;
+    }
+    if (c->coding == CODING_LATTICE) {
+        ckd_status made = block_lossy_alone(job, c, err);
+        if (made == CKD_OK && (c->size == 0 || c->size >= raw)) {
+            c->coding = CODING_RAW;
+            c->size = raw;
+        }
+        return made;
+    }
+    void *to = bytes_scratch(&c->payload, raw + 64, "coding scratch", err);
+    if (!to) {
+        return CKD_E_NOMEM;
+    }
+    ckd_status status = is_delta ? CKD_OK : block_plan_alone(&job->plan, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    size_t size = block_plan_encode(&job->plan, is_delta, to, raw + 64);
+    if (size == 0 || size >= raw) {
+        c->available = !is_delta;
+        c->coding = CODING_RAW;
+        c->size = raw;
+        return CKD_OK;
+    }
+    c->size = c->payload.size = size;
+    c->encoded = true;
+    return CKD_OK;
+}
+
+/* Later saves count on what the block takes on its own: now that it is written, this is no longer an estimate. */
+static void settle_standalone(block_job *job, const tensor_context *tensor) {
+    bool chosen = job->chosen == &job->standalone;
+    if (chosen) {
+        job->chain = standalone_cost(job, tensor);
+    }
+    if (!job->lossy && (chosen || (job->chosen && job->standalone.coding != CODING_RAW))) {
+        job->base_stored = job->standalone.size;
+    }
+}
+
+ckd_status block_encode(block_job *job, const tensor_context *tensor, ckd_error *err) {
+    uint64_t raw = block_raw_size(job, tensor);
+    ckd_status status = job->chosen ? encode_candidate(job, job->chosen, raw, err) : CKD_OK;
+    if (status == CKD_OK && job->chosen == &job->delta && !job->delta.available) {
+        job->chosen = &job->standalone;
+        job->predictor = PREDICT_NONE;
+        job->depth = 0;
+        job->chain = job->standalone.chain;
+        job->keep_ready = false;
+        job->step.chosen = false;
+    }
+    if (status == CKD_OK && (job->keep_ready || job->chosen == &job->standalone)) {
+        status = encode_candidate(job, &job->standalone, raw, err);
+        settle_standalone(job, tensor);
+    }
+    return status == CKD_OK ? CKD_OK : err_in_tensor(err, status, tensor->tensor->name);
+}

@@ -1,0 +1,249 @@
+#include "engine/encode/block_lossy.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "engine/lossy/lossy_device.h"
+#include "engine/lossy/lossy_pair.h"
+
+#define EXACT_SHARE 0.85 /* of raw bytes: what an exact base of weights or moments takes, bench_exact says */
+#define MOST_KEPT   16   /* one in so many values may be kept as it is: with more, the block is exact */
+
+load_cost lossy_base_cost(ckd_dtype dtype, uint64_t raw) {
+    return base_cost(ckd_dtype_size(dtype), raw, (uint64_t)(EXACT_SHARE * (double)raw));
+}
+
+static void offer(candidate *c, uint64_t size, bool encoded) {
+    c->available = true;
+    c->encoded = encoded;
+    c->coding = CODING_LATTICE;
+    c->size = size;
+}
+
+#define SOME 512 /* elements at a time */
+
+/* How far a master's values, rounded, will be from those that were given, rounded. */
+static lossy_error error_of_rounded(const block_job *job, const void *original, ckd_dtype dtype) {
+    const kernels *k = job->decoder.kernels;
+    uint16_t given[SOME], decoded[SOME];
+    float from[SOME], to[SOME];
+    lossy_error e = {0};
+    for (uint64_t at = 0; at < job->count; at += SOME) {
+        uint64_t n = job->count - at < SOME ? job->count - at : SOME;
+        k->cast(dtype, given, CKD_F32, (const uint8_t *)original + 4 * at, n);
+        k->cast(dtype, decoded, CKD_F32, (const uint8_t *)job->values + 4 * at, n);
+        k->widen(from, dtype, given, n);
+        k->widen(to, dtype, decoded, n);
+        lossy_error_add(&e, from, to, n, k);
+        for (uint64_t i = 0; i < n; i++) { /* infinities and NaNs are kept: what has them not is no copy */
+            e.largest = !isfinite(from[i]) && given[i] != decoded[i] ? INFINITY : e.largest;
+        }
+    }
+    return e;
+}
+
+/* The hashes by which a copy in a narrower dtype will be found. */
+static ckd_status hash_rounded(block_job *job, const lossy_tile *tile, const tensor_context *tensor,
+                               ckd_error *err) {
+    ckd_status status = CKD_OK;
+    if (block_is_master(tensor) && tile->device) {
+        const lossy_device_block *b = lossy_device_block_of(tile, job->first - tile->first);
+        job->rounded_bf16 = b->bf16.original;
+        job->rounded_f16 = b->f16.original;
+    } else if (block_is_master(tensor)) {
+        status = block_hash_rounded(job, err);
+    }
+    job->result_bf16 = job->rounded_bf16; /* of a copy of exact values; of others nothing is known */
+    job->result_f16 = job->rounded_f16;
+    return status;
+}
+
+/* What such a copy's values will be. */
+static ckd_status hash_rounded_result(block_job *job, const lossy_tile *tile, const tensor_context *tensor,
+                                      const void *original, ckd_error *err) {
+    if (!block_is_master(tensor)) {
+        return CKD_OK;
+    }
+    if (tile->device) {
+        const lossy_device_block *b = lossy_device_block_of(tile, job->first - tile->first);
+        job->result_bf16 = b->bf16.content;
+        job->result_f16 = b->f16.content;
+        job->error_bf16 = b->bf16.error;
+        job->error_f16 = b->f16.error;
+        return CKD_OK;
+    }
+    hash128 bf16 = job->rounded_bf16, f16 = job->rounded_f16;
+    ckd_status status = block_hash_rounded(job, err);
+    job->result_bf16 = job->rounded_bf16;
+    job->result_f16 = job->rounded_f16;
+    job->rounded_bf16 = bf16;
+    job->rounded_f16 = f16;
+    job->error_bf16 = error_of_rounded(job, original, CKD_BF16);
+    job->error_f16 = error_of_rounded(job, original, CKD_F16);
+    return status;
+}
+
+static dependency on_side(const coding_context *save, const span *of, const hash128 *content) {
+    return (dependency){.kind = DEPENDS_SIDE,
+                        .checkpoint = save->checkpoint,
+                        .tensor = "",
+                        .region = *of->region,
+                        .first = of->first,
+                        .count = of->count,
+                        .content = *content};
+}
+
+/* The rows' part, if the block shares it, and behind it the columns' part. */
+static void depend_on_shared(block_job *job, uint32_t *count, const lossy_tile *tile,
+                             const coding_context *save, const tensor_context *tensor) {
+    span columns = {tensor->region, tile->first, tile->count};
+    if (tile->plan.shared_rows) {
+        job->dependencies[(*count)++] = on_side(save, &job->rows.span, &job->rows.content);
+    }
+    if (tile->plan.shared) {
+        job->dependencies[(*count)++] = on_side(save, &columns, &tile->shared_content);
+    }
+}
+
+/* Of the parent's values, which the tile only has as floats. */
+static ckd_status parent_content(hash128 *out, block_job *job, const lossy_tile *tile,
+                                 const coding_context *save, const tensor_context *tensor, ckd_error *err) {
+    uint64_t raw = block_raw_size(job, tensor);
+    if (job->parent_block) {
+        *out = job->parent_block->content;
+        return CKD_OK;
+    }
+    if (tile->dtype == CKD_F32) {
+        uint64_t at = job->first - tile->first;
+        *out = tile->device ? lossy_device_block_of(tile, at)->before : content_hash(tile->before + at, raw);
+        return CKD_OK;
+    }
+    void *values = bytes_scratch(&job->previous, raw, "coding scratch", err);
+    span mine = {tensor->region, job->first, job->count};
+    ckd_status status = values ? span_values(&job->decoder, save->views, save->parent, tensor->parent, &mine,
+                                             values, NULL, err)
+                               : CKD_E_NOMEM;
+    *out = status == CKD_OK ? content_hash(values, raw) : (hash128){0};
+    return status;
+}
+
+/* Of a tile on a device, whose values are not here; of others they are. */
+static ckd_status fetch_decoded(block_job *job, const lossy_tile *tile, uint64_t raw, ckd_error *err) {
+    bytes *room = &job->lossy_work.values;
+    if (!tile->device || job->values) {
+        return CKD_OK;
+    }
+    void *values = bytes_scratch(room, raw, "coding scratch", err);
+    ckd_status status =
+        values ? lossy_device_fetch(values, tile, job->first - tile->first, job->count, true, err)
+               : CKD_E_NOMEM;
+    job->values = status == CKD_OK ? values : NULL;
+    return status;
+}
+
+static ckd_status fetch_given(block_job *job, const lossy_tile *tile, uint64_t raw, ckd_error *err) {
+    if (!tile->device) {
+        return CKD_OK;
+    }
+    void *values = bytes_scratch(&job->own, raw, "a tensor's elements", err);
+    job->values = values;
+    return values ? lossy_device_fetch(values, tile, job->first - tile->first, job->count, false, err)
+                  : CKD_E_NOMEM;
+}
+
+/* Integers, payload, and values or what is known of them. */
+static ckd_status code_block(block_job *job, bytes *payload, const lossy_tile *tile, uint64_t at,
+                             ckd_error *err) {
+    symbols_workspace *work = coder_symbols(job->decoder.coder);
+    return tile->device
+               ? lossy_device_block_encode(&job->lossy_work, payload, tile, at, job->count, work, err)
+               : lossy_block(&job->lossy_work, payload, tile, at, job->count, job->values,
+                             job->decoder.kernels, work, err);
+}
+
+static ckd_status offer_delta(block_job *job, const lossy_tile *tile, const coding_context *save,
+                              const tensor_context *tensor, const load_budget *budget, ckd_error *err) {
+    hash128 parent;
+    ckd_status status = parent_content(&parent, job, tile, save, tensor, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    block_measure_parent(job, tensor);
+    block_depend_on(job, PREDICT_PARENT, &save->parent->manifest.checkpoint.id, "", &parent);
+    depend_on_shared(job, &job->dependency_count, tile, save, tensor);
+    offer(&job->delta, job->delta.payload.size, true);
+    job->delta.available = job->parent_depth < MAX_SAVE_DEPTH &&
+                           budget_allows_chain(budget, &job->parent_chain, &job->base, PART_LOSSY);
+    if (!tile->on_lattice) {
+        status = fetch_decoded(job, tile, block_raw_size(job, tensor), err);
+        return status == CKD_OK ? block_plan_standalone(job, save, tensor, false, err) : status;
+    }
+    offer(&job->standalone, lossy_alone_size(tile, job->count), false);
+    return CKD_OK;
+}
+
+double lossy_copy_bound(const lossy_tile *tile) {
+    return tile->part == LOSSY_WEIGHT ? tile->bound : -1;
+}
+
+/* The updates of a block of moments that stays as it is. */
+static ckd_status measure_given(block_job *job, const lossy_tile *tile, uint64_t at, ckd_error *err) {
+    return pair_known(&tile->pair) ? pair_measure(&job->lossy_work, tile, at, tile->now + at, job->count, err)
+                                   : CKD_OK;
+}
+
+ckd_status block_lossy_analyse(block_job *job, const lossy_tile *tile, const coding_context *save,
+                               const tensor_context *tensor, const load_budget *budget, ckd_error *err) {
+    uint64_t raw = block_raw_size(job, tensor), at = job->first - tile->first;
+    const void *original = job->values;
+    block_begin(job, tensor);
+    job->original = tile->device ? lossy_device_block_of(tile, at)->original : content_hash(original, raw);
+    ckd_status status = hash_rounded(job, tile, tensor, err);
+    job->content = job->original;
+    job->lossy_work.update = NAN;
+    if (status != CKD_OK || block_find_in_save(job, save, tensor, lossy_copy_bound(tile))) {
+        return status == CKD_OK ? measure_given(job, tile, at, err) : status;
+    }
+    bytes *payload = tile->before ? &job->delta.payload : &job->standalone.payload;
+    status = code_block(job, payload, tile, at, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    const lossy_job *made = &job->lossy_work;
+    if (!made->within || made->block.exceptions > job->count / MOST_KEPT || payload->size >= raw) {
+        status = fetch_given(job, tile, raw, err);
+        status = status == CKD_OK ? measure_given(job, tile, at, err) : status;
+        status = status == CKD_OK ? block_analyse(job, save, tensor, budget, err) : status;
+        job->error = (lossy_error){.energy = made->error.energy, .kept = made->error.kept}; /* is exact */
+        return status;
+    }
+    job->lossy = true;
+    job->tile = tile;
+    job->values = tile->device ? NULL : made->values.data;
+    job->content = tile->device ? lossy_device_block_of(tile, at)->content : content_hash(job->values, raw);
+    job->error = made->error;
+    status = hash_rounded_result(job, tile, tensor, original, err);
+    if (status != CKD_OK || block_find_in_parent(job, save, tensor)) {
+        return status;
+    }
+    job->base = lossy_base_cost(tensor->tensor->dtype, raw);
+    job->base_stored = (uint64_t)job->base.stored;
+    if (tile->before) {
+        return offer_delta(job, tile, save, tensor, budget, err);
+    }
+    offer(&job->standalone, payload->size, true);
+    depend_on_shared(job, &job->alone_dependencies, tile, save, tensor);
+    return CKD_OK;
+}
+
+ckd_status block_lossy_alone(block_job *job, candidate *c, ckd_error *err) {
+    ckd_status status = fetch_decoded(job, job->tile, job->count * ckd_dtype_size(job->tile->dtype), err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    status = lossy_block_alone(&job->lossy_work, &c->payload, job->tile, job->decoder.kernels,
+                               coder_symbols(job->decoder.coder), err);
+    c->size = c->payload.size;
+    c->encoded = status == CKD_OK;
+    return status;
+}

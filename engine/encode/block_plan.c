@@ -1,0 +1,224 @@
+#include "engine/encode/block_plan.h"
+
+#include <string.h>
+
+#include "base/vocabulary.h"
+
+/* ---- scratch ---- */
+
+void block_plan_init(block_plan *p, const kernels *k, symbols_workspace *work) {
+    *p = (block_plan){.kernels = k, .work = work};
+}
+
+void block_plan_free(block_plan *p) {
+    bytes_free(&p->integers);
+    bytes_free(&p->residual);
+    bytes_free(&p->context);
+}
+
+#define ANY_NEGATIVE(type)                         \
+    for (size_t i = 0; i < n; i++) {               \
+        type v;                                    \
+        memcpy(&v, at + i * sizeof(v), sizeof(v)); \
+        negative |= v < 0;                         \
+    }
+
+/* Signed integers of both signs are far apart as unsigned ones; those of a byte have symbols for each of them anyway. */
+static symbols_mode mode_alone(ckd_dtype dtype, const void *values, size_t n) {
+    const uint8_t *at = values;
+    bool negative = false;
+    if (dtype == CKD_I64) {
+        ANY_NEGATIVE(int64_t)
+    } else if (dtype == CKD_I32) {
+        ANY_NEGATIVE(int32_t)
+    } else if (dtype == CKD_I16) {
+        ANY_NEGATIVE(int16_t)
+    }
+    return negative ? SYMBOLS_CLASS : SYMBOLS_SPLIT;
+}
+
+/* ---- rows and columns ---- */
+
+#define FEWEST_COLUMNS 32 /* fewer are joined with the next dimension: kernels of a convolution */
+
+symbols_grid block_grid(const geometry *g, const ckd_region *region, uint64_t first) {
+    bool box = region->kind == CKD_REGION_BOX;
+    symbols_grid grid = {1, 0};
+    for (uint32_t d = g->ndim; d-- > 0 && grid.columns < FEWEST_COLUMNS;) {
+        grid.columns *= box ? region->lengths[d] : g->shape[d];
+    }
+    if (grid.columns) {
+        grid.phase = ((region->kind == CKD_REGION_FLAT ? region->start : 0) + first) % grid.columns;
+    }
+    return grid;
+}
+
+/* ---- samples ---- */
+
+#define SAMPLE_LEAST  4096  /* elements */
+#define SAMPLE_SHARE  16    /* of a block */
+#define SAMPLE_PIECES 16    /* from all over it */
+#define SAMPLED_FROM  16384 /* smaller blocks are planned whole */
+
+/* A sample: `pieces` times `length` elements, whole rows where rows are short enough. */
+typedef struct sampling {
+    size_t pieces, length, step, first;
+} sampling;
+
+static sampling choose_sample(const block_plan *p) {
+    size_t wanted = p->count / SAMPLE_SHARE;
+    wanted = wanted < SAMPLE_LEAST ? SAMPLE_LEAST : wanted;
+    sampling s = {.length = wanted / SAMPLE_PIECES, .pieces = SAMPLE_PIECES};
+    size_t columns = (size_t)p->grid.columns;
+    if (columns && columns <= wanted) {
+        s.length = columns > s.length ? columns : s.length / columns * columns;
+        s.pieces = wanted / s.length;
+        s.first = (columns - (size_t)p->grid.phase) % columns;
+        s.step = (p->count - s.first) / s.pieces / columns * columns;
+    } else {
+        s.step = p->count / s.pieces;
+    }
+    return s;
+}
+
+/* Both ways of coding see the same elements. */
+static void take_sample(uint8_t *to, const sampling *s, const uint8_t *from, unsigned width) {
+    for (size_t i = 0; i < s->pieces; i++) {
+        memcpy(to + i * s->length * width, from + (s->first + i * s->step) * width, s->length * width);
+    }
+}
+
+/* Room in `residual` for the sample of the values, of what precedes them, and of integers. */
+static ckd_status sampled(block_plan *p, uint8_t **values, uint8_t **previous, uint8_t **integers,
+                          const sampling *s, ckd_error *err) {
+    size_t size = s->pieces * s->length * p->width;
+    *values = bytes_scratch(&p->residual, 3 * size, "coding scratch", err);
+    if (!*values) {
+        return CKD_E_NOMEM;
+    }
+    *previous = *values + size;
+    *integers = *previous + size;
+    take_sample(*values, s, p->values, p->width);
+    return CKD_OK;
+}
+
+static ckd_status estimate_alone(block_plan *p, ckd_error *err) {
+    sampling s = choose_sample(p);
+    size_t n = s.pieces * s.length;
+    uint8_t *values, *previous, *integers;
+    ckd_status status = sampled(p, &values, &previous, &integers, &s, err);
+    if (status == CKD_OK) {
+        bool rows = p->grid.columns && s.length % p->grid.columns == 0;
+        symbols_grid grid = {rows ? p->grid.columns : 0, 0};
+        if (dtype_is_float(p->dtype)) {
+            p->kernels->rotate_sign(p->dtype, integers, values, n);
+        }
+        p->alone = symbols_estimate(p->work, p->mode, p->width, dtype_is_float(p->dtype) ? integers : values,
+                                    NULL, &grid, n, p->count);
+    }
+    return status;
+}
+
+static ckd_status estimate_delta(block_plan *p, ckd_error *err) {
+    sampling s = choose_sample(p);
+    size_t n = s.pieces * s.length;
+    uint8_t *values, *previous, *integers;
+    uint8_t *context = bytes_scratch(&p->context, n, "coding scratch", err);
+    ckd_status status = context ? sampled(p, &values, &previous, &integers, &s, err) : CKD_E_NOMEM;
+    if (status == CKD_OK) {
+        take_sample(previous, &s, p->previous, p->width);
+        p->kernels->ordered_residual(p->dtype, integers, values, previous, n);
+        p->kernels->magnitude_context(p->dtype, context, previous, n);
+        p->delta = symbols_estimate(p->work, SYMBOLS_CLASS, p->width, integers, context, NULL, n, p->count);
+    }
+    return status;
+}
+
+/* ---- plans ---- */
+
+ckd_status block_plan_alone(block_plan *p, ckd_error *err) {
+    if (p->alone_planned) {
+        return CKD_OK;
+    }
+    const void *integers = p->values;
+    if (dtype_is_float(p->dtype)) {
+        void *rotated = bytes_scratch(&p->integers, p->count * p->width, "coding scratch", err);
+        if (!rotated) {
+            return CKD_E_NOMEM;
+        }
+        p->kernels->rotate_sign(p->dtype, rotated, p->values, p->count);
+        integers = rotated;
+    }
+    symbols_plan(p->work, 0, p->mode, p->width, integers, NULL, &p->grid, p->count, &p->alone);
+    p->alone_planned = true;
+    return CKD_OK;
+}
+
+static ckd_status plan_delta(block_plan *p, ckd_error *err) {
+    void *residual = bytes_scratch(&p->residual, p->count * p->width, "coding scratch", err);
+    uint8_t *context = residual ? bytes_scratch(&p->context, p->count, "coding scratch", err) : NULL;
+    if (!context) {
+        return CKD_E_NOMEM;
+    }
+    p->kernels->ordered_residual(p->dtype, residual, p->values, p->previous, p->count);
+    p->kernels->magnitude_context(p->dtype, context, p->previous, p->count);
+    symbols_plan(p->work, 1, SYMBOLS_CLASS, p->width, residual, context, NULL, p->count, &p->delta);
+    p->delta_symbols = symbols_coded(p->work, 1);
+    p->delta_planned = true;
+    return CKD_OK;
+}
+
+ckd_status block_plan_begin(block_plan *p, ckd_dtype dtype, const void *values, size_t count,
+                            const symbols_grid *grid, bool try_delta, uint64_t expected, ckd_error *err) {
+    p->dtype = dtype;
+    p->width = (unsigned)ckd_dtype_size(dtype);
+    p->values = values;
+    p->previous = NULL;
+    p->count = count;
+    p->grid = *grid;
+    p->mode = mode_alone(dtype, values, count);
+    p->alone = p->delta = 0;
+    p->alone_planned = p->delta_planned = p->alone_sampled = false;
+    if (!try_delta || count < SAMPLED_FROM) {
+        return block_plan_alone(p, err);
+    }
+    p->alone = (size_t)expected;
+    p->alone_sampled = !expected;
+    return expected ? CKD_OK : estimate_alone(p, err);
+}
+
+/*
+ * Samples are a percent or two off, and several where they have to tell what levels of rows and columns gain. A delta must
+ * save some percent to be taken at all, so it is given up a little before it could win; and where it wins by far, what the
+ * block would take on its own need not be known exactly.
+ */
+#define DELTA_LOST        0.985
+#define DELTA_WON_SAMPLED 0.90
+
+ckd_status block_plan_delta(block_plan *p, const void *previous, ckd_error *err) {
+    p->previous = previous;
+    double won = (double)p->alone * (p->alone_sampled ? DELTA_WON_SAMPLED : BLOCK_DELTA_WON);
+    if (p->count >= SAMPLED_FROM) {
+        ckd_status status = estimate_delta(p, err);
+        if (status != CKD_OK) {
+            return status;
+        }
+        if ((double)p->delta > DELTA_LOST * (double)p->alone) {
+            status = block_plan_alone(p, err);
+            /* What was expected may be far too little: of a block that was all the same, and no longer is. */
+            if (status != CKD_OK || (double)p->delta > DELTA_LOST * (double)p->alone) {
+                return status;
+            }
+        }
+    }
+    ckd_status status = plan_delta(p, err);
+    return status == CKD_OK && (double)p->delta > won ? block_plan_alone(p, err) : status;
+}
+
+size_t block_plan_encode(block_plan *p, bool delta, void *to, size_t capacity) {
+    if (delta) {
+        return symbols_encode(p->work, 1, p->residual.data, p->context.data, p->count, to, capacity);
+    }
+    const void *integers = dtype_is_float(p->dtype) ? p->integers.data : p->values;
+    return symbols_encode(p->work, 0, integers, NULL, p->count, to, capacity);
+}

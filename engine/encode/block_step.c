@@ -1,0 +1,201 @@
+#include "engine/encode/block_step.h"
+
+#define SAMPLE_PIECES 16u
+#define SAMPLE_PIECE  256u
+#define CLEARLY \
+    2.0 /* bits an element by which a step must beat the parent's values: it needs more to be loaded */
+#define OTHER_RULE \
+    4096.0 /* bits by which another rule must beat the usual one: it needs a record of its own */
+
+/* ---- cost ---- */
+
+static void add(load_cost *to, const load_cost *cost) {
+    to->stored += cost->stored;
+    to->work += cost->work;
+}
+
+/*
+ * If the parent's block is a step itself, loading it takes the parent's moments as well, and of this checkpoint's only their own
+ * payloads come on top.
+ */
+void block_step_measure(block_job *job, const tensor_context *tensor) {
+    const step_source *s = tensor->step;
+    block_step *out = &job->step;
+    *out = (block_step){.available = false};
+    if (!s || !s->available || !job->parent_block) {
+        return;
+    }
+    bool weight = s->inputs == INPUTS_MOMENT_SQUARE;
+    const held_block *first = &s->first->blocks[job->first / CKD_BLOCK_ELEMENTS];
+    const held_block *square = weight ? &s->square->blocks[job->first / CKD_BLOCK_ELEMENTS] : NULL;
+    const record *before = s->before ? block_matching(job, tensor, s->before) : NULL;
+    if (s->before && !before) {
+        return;
+    }
+    const load_cost nothing = {0, 0};
+    load_cost chain_before = before && !first->on_parent ? record_chain(before) : nothing;
+    out->chain = job->parent_chain;
+    out->shared = weight ? square->chain : first->chain;
+    out->base = first->base;
+    out->depth = first->depth > job->parent_depth ? first->depth : job->parent_depth;
+    if (job->parent_block->predictor == PREDICT_STEP) {
+        add(&out->chain, &first->own);
+        add(&out->chain, weight ? &square->own : &nothing);
+    } else {
+        add(&out->chain, weight ? &square->chain : &first->chain);
+        add(&out->chain, weight && !square->on_step ? &first->chain : &chain_before);
+    }
+    out->two_inputs = weight;
+    if (weight) {
+        add(&out->base, &square->base);
+        out->depth = square->depth > out->depth ? square->depth : out->depth;
+    }
+    if (before) {
+        out->depth = before->depth > out->depth ? before->depth : out->depth;
+    }
+    out->available = out->depth < MAX_SAVE_DEPTH;
+}
+
+/* ---- which rule ---- */
+
+typedef struct inputs {
+    const float *now, *before, *first, *second;
+} inputs;
+
+/* Bits of the differences, by their length. */
+static double difference_bits(const float *a, const float *b, size_t n) {
+    double total = 0;
+    for (size_t i = 0; i < n; i++) {
+        uint32_t x, y;
+        memcpy(&x, a + i, sizeof(x));
+        memcpy(&y, b + i, sizeof(y));
+        int32_t d = (int32_t)(x - y);
+        uint32_t magnitude = d < 0 ? 0u - (uint32_t)d : (uint32_t)d;
+        total += magnitude ? 33 - __builtin_clz(magnitude) : 0;
+    }
+    return total;
+}
+
+static double sampled_bits(const block_job *job, const inputs *in, const step_rule *rule) {
+    size_t pieces = job->count > SAMPLE_PIECES * SAMPLE_PIECE ? SAMPLE_PIECES : 1;
+    size_t length = pieces > 1 ? SAMPLE_PIECE : (size_t)job->count;
+    size_t step = (size_t)job->count / pieces;
+    double total = 0;
+    float guess[SAMPLE_PIECES * SAMPLE_PIECE], now[SAMPLE_PIECES * SAMPLE_PIECE];
+    for (size_t i = 0; i < pieces; i++) {
+        size_t at = i * step;
+        memcpy(guess, in->before + at, length * sizeof(float));
+        memcpy(now, (const uint8_t *)in->now + at * sizeof(float), length * sizeof(float));
+        if (rule) {
+            job->decoder.kernels->optimizer_step(rule, guess, guess, in->first + at,
+                                                 in->second ? in->second + at : NULL, length);
+        }
+        total += difference_bits(now, guess, length);
+    }
+    return total / (double)(pieces * length) * (double)job->count;
+}
+
+static double best_rule(step_rule *rule, const block_job *job, const step_source *s, const inputs *in) {
+    memcpy(rule->coefficients, s->group.coefficients, sizeof(rule->coefficients));
+    uint32_t best = s->usual ? s->usual : s->first_rule;
+    rule->rule = best;
+    double least = sampled_bits(job, in, rule);
+    double margin = s->usual ? OTHER_RULE : 0;
+    for (rule->rule = s->first_rule; rule->rule <= s->last_rule; rule->rule++) {
+        double bits = sampled_bits(job, in, rule);
+        if (bits < least - margin) {
+            least = bits;
+            margin = 0;
+            best = rule->rule;
+        }
+    }
+    rule->rule = best;
+    return least;
+}
+
+/* ---- the prediction ---- */
+
+static void name_inputs(block_job *job, const coding_context *save, const tensor_context *tensor,
+                        uint32_t rule) {
+    const step_source *s = tensor->step;
+    const ckd_id *parent = &save->parent->manifest.checkpoint.id;
+    const dependency values = {.kind = DEPENDS_VALUES, .same_span = true};
+    dependency *on = job->dependencies;
+    on[0] = on[1] = on[2] = values;
+    on[0].checkpoint = *parent;
+    on[0].tensor = "";
+    on[0].content = job->parent_block->content;
+    on[1].checkpoint = save->checkpoint;
+    on[1].tensor = s->first->name;
+    on[1].content = s->first->blocks[job->first / CKD_BLOCK_ELEMENTS].content;
+    uint32_t count = 2;
+    if (s->inputs == INPUTS_MOMENT_SQUARE) {
+        on[2].checkpoint = save->checkpoint;
+        on[2].tensor = s->square->name;
+        on[2].content = s->square->blocks[job->first / CKD_BLOCK_ELEMENTS].content;
+        count++;
+    } else if (s->before) {
+        on[2].checkpoint = *parent;
+        on[2].tensor = s->first->name;
+        on[2].content = block_matching(job, tensor, s->before)->content;
+        count++;
+    }
+    group g = s->group;
+    g.rule = rule;
+    group_encode(job->step.group, &g);
+    job->step.rule = rule;
+    job->step.content = content_hash(job->step.group, GROUP_BYTES);
+    on[count++] = (dependency){.kind = DEPENDS_GROUP,
+                               .checkpoint = save->checkpoint,
+                               .tensor = GROUP_NAME,
+                               .same_span = true,
+                               .content = job->step.content};
+    job->dependency_count = count;
+    job->predictor = PREDICT_STEP;
+}
+
+/* What the parent's values were updated with. */
+static ckd_status read_before(block_job *job, const coding_context *save, const tensor_context *tensor,
+                              const float **before, ckd_error *err) {
+    void *to = bytes_scratch(&job->step_before, job->count * sizeof(float), "coding scratch", err);
+    *before = to;
+    if (!to) {
+        return CKD_E_NOMEM;
+    }
+    span mine = {tensor->region, job->first, job->count};
+    return span_values(&job->decoder, save->views, save->parent, tensor->step->before, &mine, to, NULL, err);
+}
+
+ckd_status block_step_predict(block_job *job, const coding_context *save, const tensor_context *tensor,
+                              ckd_error *err) {
+    const step_source *s = tensor->step;
+    float *previous = (float *)(void *)job->previous.data;
+    inputs in = {.now = job->values,
+                 .before = previous,
+                 .first = step_held(s->first, &job->step_first, job->first, job->count)};
+    if (s->inputs == INPUTS_MOMENT_SQUARE) {
+        in.second = step_held(s->square, &job->step_before, job->first, job->count);
+    }
+    if (!in.first || (s->inputs == INPUTS_MOMENT_SQUARE && !in.second)) {
+        return CKD_OK; /* no prediction, but a delta */
+    }
+    if (s->inputs != INPUTS_MOMENT_SQUARE && s->before) {
+        ckd_status status = read_before(job, save, tensor, &in.second, err);
+        if (status == CKD_E_CORRUPT || status == CKD_E_UNSUPPORTED || status == CKD_E_IO) {
+            job->parent_damaged = true; /* no prediction, but a delta */
+            return CKD_OK;
+        }
+        if (status != CKD_OK) {
+            return status;
+        }
+    }
+    step_rule rule;
+    double bits = best_rule(&rule, job, s, &in), plain = sampled_bits(job, &in, NULL);
+    if (bits + CLEARLY * (double)job->count >= plain) {
+        return CKD_OK;
+    }
+    job->step.chosen =
+        job->decoder.kernels->optimizer_step(&rule, previous, previous, in.first, in.second, job->count);
+    name_inputs(job, save, tensor, rule.rule);
+    return CKD_OK;
+}

@@ -1,0 +1,331 @@
+#include "engine/encode/step.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "engine/encode/block_coder.h"
+
+/* ---- what the caller says ---- */
+
+static bool fraction(double x) {
+    return x >= 0 && x < 1;
+}
+
+static bool amount(double x) {
+    return x >= 0 && isfinite(x);
+}
+
+ckd_status step_check_optimizer(const ckd_optimizer *o, ckd_error *err) {
+    if (o->kind < CKD_ADAMW || o->kind > CKD_SGD) {
+        return err_set(err, CKD_E_INVALID, "optimizer kind %d is not known", (int)o->kind);
+    }
+    if (o->step == 0) {
+        return err_set(err, CKD_E_INVALID,
+                       "an optimizer's step counts its updates, this one included: at least 1");
+    }
+    if (!fraction(o->beta1) || !fraction(o->beta2) || !amount(o->lr) || !amount(o->eps) ||
+        !amount(o->weight_decay) || !amount(o->momentum) || !(o->dampening < 1) || !isfinite(o->dampening)) {
+        return err_set(
+            err, CKD_E_INVALID,
+            "an optimizer's betas are at least 0 and below 1, its dampening is below 1, and all its numbers "
+            "are finite and not negative");
+    }
+    return CKD_OK;
+}
+
+/* In double precision, as frameworks compute them. */
+static group group_of(const ckd_optimizer *o) {
+    double decay =
+        o->kind == CKD_ADAMW ? o->weight_decay : 0; /* else it is in the gradient, hence in the moments */
+    double bias1 = 1 - pow(o->beta1, (double)o->step), bias2 = 1 - pow(o->beta2, (double)o->step);
+    group g = {.kind = (uint32_t)o->kind,
+               .nesterov = o->nesterov != 0,
+               .step = o->step,
+               .lr = o->lr,
+               .beta1 = o->beta1,
+               .beta2 = o->beta2,
+               .eps = o->eps,
+               .weight_decay = o->weight_decay,
+               .momentum = o->momentum,
+               .dampening = o->dampening};
+    const double c[GROUP_COEFFICIENTS] = {[C_BETA1] = o->beta1,
+                                          [C_REST1] = 1 - o->beta1,
+                                          [C_BETA2] = o->beta2,
+                                          [C_REST2] = 1 - o->beta2,
+                                          [C_KEEP] = 1 - o->lr * decay,
+                                          [C_DECAY] = o->lr * decay,
+                                          [C_RATE] = o->lr / bias1,
+                                          [C_ROOT] = sqrt(bias2),
+                                          [C_EPS] = o->eps,
+                                          [C_BIAS1] = bias1,
+                                          [C_BIAS2] = bias2,
+                                          [C_LR] = o->lr,
+                                          [C_WEIGHT_DECAY] = decay,
+                                          [C_MOMENTUM] = o->momentum,
+                                          [C_UNDAMPED] = 1 - o->dampening};
+    memcpy(g.coefficients, c, sizeof(c));
+    return g;
+}
+
+/* ---- parameters ---- */
+
+static void release(step_states *s, held_tensor *h) {
+    s->held -= h->bytes;
+    free(h->values);
+    file_scratch_close(h->file);
+    free(h->blocks);
+    *h = (held_tensor){.name = h->name};
+}
+
+static void remove_parameter(step_states *s, step_parameter *p) {
+    step_parameter **at = &s->parameters;
+    while (*at != p) {
+        at = &(*at)->next;
+    }
+    *at = p->next;
+    release(s, &p->first);
+    release(s, &p->square);
+    free(p);
+}
+
+void step_states_free(step_states *s) {
+    while (s->parameters) {
+        remove_parameter(s, s->parameters);
+    }
+    free(s->groups);
+    *s = (step_states){0};
+}
+
+static step_parameter *find_parameter(step_states *s, const char *name, const ckd_region *region,
+                                      uint32_t ndim, uint64_t elements) {
+    step_parameter **at = &s->parameters;
+    for (; *at; at = &(*at)->next) {
+        if (strcmp((*at)->name, name) == 0 && (*at)->elements == elements &&
+            region_equal((*at)->region, region, ndim)) {
+            return *at;
+        }
+    }
+    *at = calloc(1, sizeof(**at));
+    if (*at) {
+        **at = (step_parameter){.name = name, .region = region, .elements = elements};
+    }
+    return *at;
+}
+
+#define MOST_OF_DISK 4 /* of what is left there, one in so many bytes is taken at most */
+
+/* In memory as long as the budget lasts, then in a file. */
+static void find_room(held_tensor *h, step_states *s, uint64_t size) {
+    if (size <= s->limit && s->held <= s->limit - size) {
+        h->values = malloc((size_t)size + 1);
+        h->bytes = h->values ? size : 0;
+        s->held += h->bytes;
+    } else if (s->scratch && dir_room(s->scratch) / MOST_OF_DISK >= size) {
+        file_scratch_open(&h->file, s->scratch, NULL);
+    }
+}
+
+static void hold(step_tensor *t, held_tensor *h, const record_tensor *tensor, uint64_t elements) {
+    size_t blocks = (size_t)((elements + CKD_BLOCK_ELEMENTS - 1) / CKD_BLOCK_ELEMENTS);
+    release(t->states, h);
+    if (elements < SIZE_MAX / sizeof(float)) {
+        find_room(h, t->states, elements * sizeof(float));
+    }
+    h->blocks = calloc(blocks + 1, sizeof(*h->blocks));
+    h->name = tensor->name;
+    if (step_is_held(h) && h->blocks) {
+        t->hold = h;
+    } else {
+        release(t->states, h);
+    }
+}
+
+const float *step_held(const held_tensor *h, bytes *room, uint64_t first, uint64_t count) {
+    if (h->values) {
+        return h->values + first;
+    }
+    float *to = bytes_scratch(room, count * sizeof(float) + 1, "coding scratch", NULL);
+    bool read =
+        to && file_scratch_read(h->file, first * sizeof(float), to, count * sizeof(float), NULL) == CKD_OK;
+    return read ? to : NULL;
+}
+
+void step_hold(step_tensor *t, uint64_t first, uint64_t count, const void *values, const held_block *block) {
+    held_tensor *h = t->hold;
+    if (!h) {
+        return;
+    }
+    if (h->values) {
+        memcpy(h->values + first, values, count * sizeof(float));
+    } else if (file_scratch_write(h->file, first * sizeof(float), values, count * sizeof(float), NULL) !=
+               CKD_OK) {
+        release(t->states, h);
+        t->hold = NULL;
+        return;
+    }
+    h->blocks[h->block_count++] = *block;
+}
+
+/* ---- a tensor ---- */
+
+static bool same_shape(const view_tensor *a, const view_tensor *b) {
+    return a->tensor->dtype == b->tensor->dtype && a->shape.ndim == b->shape.ndim &&
+           memcmp(a->shape.shape, b->shape.shape, a->shape.ndim * sizeof(uint64_t)) == 0;
+}
+
+static void choose_rules(step_source *s, const step_states *states, const ckd_optimizer *o, bool square) {
+    if (square) {
+        s->inputs = INPUTS_MOMENTS_BEFORE;
+        s->first_rule = RULE_SQUARE_FIRST;
+        s->last_rule = RULE_SQUARE_LAST;
+        s->usual = states->rules[0];
+    } else if (o->kind != CKD_SGD) {
+        s->inputs = INPUTS_MOMENT_SQUARE;
+        s->first_rule = RULE_ADAM_FIRST;
+        s->last_rule = RULE_ADAM_LAST;
+        s->usual = states->rules[1];
+    } else {
+        s->inputs = o->nesterov ? INPUTS_MOMENTUM_NESTEROV : INPUTS_MOMENTUM;
+        s->first_rule = o->nesterov ? RULE_NESTEROV_FIRST : RULE_SGD_FIRST;
+        s->last_rule = o->nesterov ? RULE_NESTEROV_LAST : RULE_SGD_LAST;
+        s->usual = states->rules[2];
+    }
+}
+
+/* Is all there that the rules need? */
+static void find_source(step_tensor *t, const step_states *states, const ckd_optimizer *o,
+                        const view_tensor *parent, const view *in) {
+    step_source *s = &t->source;
+    const step_parameter *p = t->parameter;
+    bool square = t->role == CKD_ROLE_EXP_AVG_SQ;
+    choose_rules(s, states, o, square);
+    s->first = &p->first;
+    s->square = &p->square;
+    bool needs_before = s->inputs == INPUTS_MOMENTS_BEFORE || s->inputs == INPUTS_MOMENTUM_NESTEROV;
+    if (needs_before && p->first.name) {
+        s->before = view_find(in, p->first.name);
+    }
+    s->available =
+        step_is_held(&p->first) && (!needs_before || (s->before && same_shape(s->before, parent))) &&
+        (s->inputs != INPUTS_MOMENT_SQUARE || step_is_held(&p->square)) && !(square && o->kind == CKD_SGD);
+    s->group = group_of(o);
+}
+
+void step_begin(step_tensor *out, step_states *s, const ckd_optimizer *o, const tensor_context *t,
+                uint64_t elements, const view *in) {
+    memset(out, 0, sizeof(*out));
+    const record_tensor *tensor = t->tensor;
+    const char *name = t->largest ? NULL : t->weight;
+    out->role = tensor->role;
+    out->states = s;
+    if (!o || !in || !name || elements == 0) {
+        return;
+    }
+    bool weight = tensor->role == CKD_ROLE_WEIGHT || tensor->role == CKD_ROLE_MASTER;
+    if (tensor->dtype != CKD_F32 && weight) { /* rounded from its master, which will come */
+        char master[CKD_NAME_MAX + 8];
+        snprintf(master, sizeof(master), "master.%s", name);
+        if (view_find(in, master)) {
+            return;
+        }
+    }
+    step_parameter *p = find_parameter(s, name, t->region, tensor->ndim, elements);
+    out->parameter = p;
+    out->sgd = o->kind == CKD_SGD;
+    if (!p || tensor->dtype != CKD_F32) {
+        return;
+    }
+    if (tensor->role == CKD_ROLE_EXP_AVG) {
+        hold(out, &p->first, tensor, elements);
+    } else if (t->parent) {
+        find_source(out, s, o, t->parent, in);
+    }
+    if (tensor->role == CKD_ROLE_EXP_AVG_SQ && !p->weight_came) {
+        hold(out, &p->square, tensor, elements);
+    }
+}
+
+void step_end(step_tensor *t, step_states *s) {
+    step_parameter *p = t->parameter;
+    if (!p) {
+        return;
+    }
+    if (t->used) {
+        s->rules[t->role == CKD_ROLE_EXP_AVG_SQ             ? 0
+                 : t->source.inputs == INPUTS_MOMENT_SQUARE ? 1
+                                                            : 2] = t->used;
+    }
+    p->first_came = p->first_came || t->role == CKD_ROLE_EXP_AVG;
+    p->square_came = p->square_came || t->role == CKD_ROLE_EXP_AVG_SQ;
+    p->weight_came = p->weight_came || t->role == CKD_ROLE_WEIGHT || t->role == CKD_ROLE_MASTER;
+    if (p->weight_came && (p->square_came || t->sgd)) {
+        remove_parameter(s, p);
+    } else if (p->weight_came) {
+        release(s, &p->square);
+    }
+}
+
+/* ---- groups ---- */
+
+ckd_status step_note_group(bool *written, step_states *s, const hash128 *content, ckd_error *err) {
+    *written = false;
+    for (size_t i = 0; i < s->group_count && !*written; i++) {
+        *written = hash128_equal(&s->groups[i], content);
+    }
+    if (*written) {
+        return CKD_OK;
+    }
+    if (s->group_count == s->group_capacity) {
+        size_t capacity = s->group_capacity ? 2 * s->group_capacity : 8;
+        hash128 *grown = realloc(s->groups, capacity * sizeof(*grown));
+        if (!grown) {
+            return err_nomem(err, capacity * sizeof(*grown), "the groups written");
+        }
+        s->groups = grown;
+        s->group_capacity = capacity;
+    }
+    s->groups[s->group_count++] = *content;
+    return CKD_OK;
+}
+
+/* ---- cost ---- */
+
+static const view_block *same_span_in(const view *v, const char *name, const record *of) {
+    const view_tensor *t = view_find(v, name);
+    for (size_t s = 0; t && s < t->shard_count; s++) {
+        const view_shard *shard = &t->shards[s];
+        if (t->shape.ndim != of->tensor->ndim || !region_equal(shard->region, of->region, t->shape.ndim)) {
+            continue;
+        }
+        size_t first, end;
+        span wanted = {of->region, of->first, of->count};
+        view_shard_range(&first, &end, shard, &t->shape, &wanted);
+        const view_block *b = first < end ? &shard->blocks[first] : NULL;
+        return b && b->record->first == of->first && b->record->count == of->count ? b : NULL;
+    }
+    return NULL;
+}
+
+const view_block *step_input(const view *v, const view_block *b, uint32_t index) {
+    const record *r = b->record;
+    if (r->predictor != PREDICT_STEP || index >= r->dependency_count) {
+        return NULL;
+    }
+    const dependency *on = &r->dependencies[index];
+    bool inside = on->kind == DEPENDS_VALUES && on->same_span && on->tensor && *on->tensor &&
+                  id_equal(&on->checkpoint, &r->tensor->checkpoint);
+    return inside ? same_span_in(v, on->tensor, r) : NULL;
+}
+
+load_cost step_share(const view *v, const view_block *b) {
+    load_cost chain = record_chain(b->record), most = {0, 0};
+    for (uint32_t i = 1; b->record->predictor == PREDICT_STEP && i < b->record->dependency_count; i++) {
+        const view_block *input = step_input(v, b, i);
+        load_cost c = input ? record_chain(input->record) : most;
+        most = c.stored > most.stored ? c : most;
+    }
+    chain.stored -= most.stored < chain.stored ? most.stored : chain.stored;
+    chain.work -= most.work < chain.work ? most.work : chain.work;
+    return chain;
+}

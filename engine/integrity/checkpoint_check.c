@@ -1,0 +1,115 @@
+#include "engine/integrity/checkpoint_check.h"
+
+#include "engine/decode/closure.h"
+
+void checkpoint_views_begin(view_cache *views, ckd_store *store) {
+    views_init(views, store);
+    views->use_ready = false;
+}
+
+void checkpoint_views_limit(view_cache *views) {
+    if (views->count > CHECKPOINT_VIEWS_MAX) {
+        ckd_store *store = views->store;
+        views_free(views);
+        checkpoint_views_begin(views, store);
+    }
+}
+
+/* Since the manifests were listed: that is no damage. The reader lock keeps its files, so it is in the trash. */
+static ckd_status was_deleted(bool *out, const ckd_store *store, const ckd_checkpoint *c, ckd_error *err) {
+    manifest_list tombstones = {0};
+    manifest_name name = {.step = c->step, .generation = c->generation};
+    memcpy(name.run, c->run, sizeof(name.run));
+    ckd_status status = manifests_tombstones(&tombstones, store, err);
+    *out = status == CKD_OK && manifests_killer(&tombstones, &name);
+    manifests_free(&tombstones);
+    return status;
+}
+
+/* A writer's catalog learns what others save when it is brought in step. Readers ask the manifests by themselves. */
+static ckd_status get_view(const view **out, view_cache *views, const ckd_id *id, ckd_error *err) {
+    ckd_store *store = views->store;
+    file_lock *lock;
+    ckd_status status = views_get(out, views, id, err);
+    if (status != CKD_E_NOT_FOUND || store->mode == CKD_OPEN_READ) {
+        return status;
+    }
+    status = store_lock_publish(&lock, store, err);
+    if (status == CKD_OK) {
+        pthread_mutex_lock(&store->mutex);
+        status = store_refresh(store, err);
+        pthread_mutex_unlock(&store->mutex);
+        lock_release(lock);
+    }
+    return status == CKD_OK ? views_get(out, views, id, err) : status;
+}
+
+ckd_status checkpoint_open(const view **out, view_cache *views, const ckd_checkpoint *c, damage_list *damage,
+                           ckd_error *err) {
+    const ckd_store *store = views->store;
+    char checkpoint[CHECKPOINT_TEXT];
+    ckd_error why = {.offset = CKD_NO_OFFSET};
+    *out = NULL;
+    ckd_status status = get_view(out, views, &c->id, &why);
+    if (status == CKD_OK) {
+        return CKD_OK;
+    }
+    *out = NULL;
+    if (status == CKD_E_NOT_FOUND) {
+        bool gone;
+        status = was_deleted(&gone, store, c, err);
+        if (status != CKD_OK || gone) {
+            return status;
+        }
+        status =
+            err_corrupt(&why, path_manifest(store->path, c->run, c->step, c->generation).text, CKD_NO_OFFSET,
+                        "it cannot be listed: it contradicts itself, or another one has its id");
+    }
+    checkpoint_text(checkpoint, c->run, c->step, false);
+    return damage_note(damage, status, &why, CKD_NO_OFFSET, checkpoint, err);
+}
+
+ckd_status checkpoint_check_closure(view_cache *views, const view *v, damage_list *damage, ckd_error *err) {
+    const ckd_checkpoint *c = &v->manifest.checkpoint;
+    char checkpoint[CHECKPOINT_TEXT];
+    ckd_error why = {.offset = CKD_NO_OFFSET};
+    ckd_status status = closure_visit(views, v, NULL, NULL, &why);
+    checkpoint_text(checkpoint, c->run, c->step, false);
+    return damage_note(damage, status, &why, CKD_NO_OFFSET, checkpoint, err);
+}
+
+static ckd_status check_one(view_cache *views, const manifest_name *name, damage_list *damage,
+                            ckd_error *err) {
+    manifest m;
+    const view *v = NULL;
+    ckd_error why = {0};
+    ckd_status status = store_read_manifest(&m, views->store, name->run, name->step, name->generation, &why);
+    if (status != CKD_OK) {
+        return status == CKD_E_NOMEM ? err_from(err, status, &why) : CKD_OK;
+    }
+    status = checkpoint_open(&v, views, &m.checkpoint, damage, err);
+    manifest_free(&m);
+    return status == CKD_OK && v ? checkpoint_check_closure(views, v, damage, err) : status;
+}
+
+ckd_status checkpoints_check_all(ckd_store *store, damage_list *damage, ckd_error *err) {
+    manifest_list list = {0};
+    view_cache views;
+    file_lock *lock;
+    ckd_status status = store_lock_reader(&lock, store, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    checkpoint_views_begin(&views, store);
+    status = manifests_read(&list, store, err);
+    for (size_t i = 0; i < list.count && status == CKD_OK; i++) {
+        if (i == 0 || !same_checkpoint_name(&list.items[i - 1], &list.items[i])) {
+            checkpoint_views_limit(&views);
+            status = check_one(&views, &list.items[i], damage, err);
+        }
+    }
+    manifests_free(&list);
+    views_free(&views);
+    lock_release(lock);
+    return status;
+}

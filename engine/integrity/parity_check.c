@@ -1,0 +1,107 @@
+/* Looking for damage in parity files. It costs no checkpoint anything, but what the next damage would. */
+#include <stdlib.h>
+
+#include "engine/integrity/parity.h"
+
+typedef struct row_check {
+    const parity_set *s;
+    uint32_t row;
+    const char *path;
+    damage_list *damage;
+    parity_file *file;
+    uint8_t *stripes; /* a batch */
+} row_check;
+
+static ckd_status note_stripe(const row_check *c, uint64_t stripe, ckd_error *err) {
+    ckd_error why = {.offset = CKD_NO_OFFSET};
+    uint64_t offset = c->file->note_size + parity_stripe_offset(&c->s->group, stripe);
+    ckd_status status = err_corrupt(&why, c->path, offset, "a piece of parity is damaged");
+    return damage_note(c->damage, status, &why, stripe, "", err);
+}
+
+static ckd_status check_ends(const row_check *c, ckd_error *err) {
+    ckd_error why = {.offset = CKD_NO_OFFSET};
+    ckd_status status = CKD_OK;
+    if (c->file->front_damaged) {
+        status = err_corrupt(&why, c->path, 0, "the head of a parity file is damaged");
+    } else if (c->file->back_damaged) {
+        status = err_corrupt(&why, c->path, parity_file_size(&c->s->group) - PARITY_TRAILER,
+                             "the end of a parity file is damaged, or cut off");
+    }
+    return damage_note(c->damage, status, &why, CKD_NO_OFFSET, "", err);
+}
+
+static ckd_status check_batch(const row_check *c, uint64_t first, uint64_t count, ckd_error *err) {
+    const parity_group *g = &c->s->group;
+    ckd_error why = {.offset = CKD_NO_OFFSET};
+    ckd_status status = parity_read(c->file, first, count, c->stripes, &why);
+    if (status != CKD_OK) {
+        err_in_file(&why, status, c->path);
+        return damage_note(c->damage, status, &why, CKD_NO_OFFSET, "", err);
+    }
+    const uint8_t *at = c->stripes;
+    for (uint64_t s = first; s < first + count && status == CKD_OK; s++) {
+        status = parity_stripe_valid(at, g, c->row, s) ? CKD_OK : note_stripe(c, s, err);
+        at += parity_stripe_size(g, s);
+    }
+    return status;
+}
+
+static ckd_status check_stripes(row_check *c, pace *p, ckd_error *err) {
+    const parity_group *g = &c->s->group;
+    uint64_t stripes = parity_stripes(g), batch = parity_batch(g);
+    size_t size = batch * (g->piece + 8 * g->member_count + PARITY_BEHIND);
+    c->stripes = malloc(size);
+    ckd_status status = c->stripes ? CKD_OK : err_nomem(err, size, "a parity file");
+    /* A file that was cut off has its end noted; sizes in its head may be any, and must not cost time or memory. */
+    uint64_t end = file_size(c->file->file);
+    for (uint64_t first = 0; first < stripes && status == CKD_OK; first += batch) {
+        if (c->file->note_size + parity_stripe_offset(g, first) >= end) {
+            break;
+        }
+        uint64_t count = stripes - first < batch ? stripes - first : batch;
+        status = check_batch(c, first, count, err);
+        if (status == CKD_OK && p) {
+            status =
+                pace_add(p, parity_stripe_offset(g, first + count) - parity_stripe_offset(g, first), err);
+        }
+    }
+    free(c->stripes);
+    return status;
+}
+
+ckd_status parity_check_row(const parity_set *s, uint32_t row, const ckd_store *store, damage_list *damage,
+                            pace *p, ckd_error *err) {
+    ckd_error why = {.offset = CKD_NO_OFFSET};
+    pathname path = path_parity(store->path, &s->group.id, row, "");
+    row_check c = {.s = s, .row = row, .path = path.text, .damage = damage};
+    ckd_status status = parity_set_open(&c.file, s, row, store, &why);
+    if (status == CKD_E_NOT_FOUND) { /* it was removed meanwhile: others see to it that it is no loss */
+        return CKD_OK;
+    }
+    if (status != CKD_OK) {
+        err_in_file(&why, status, path.text);
+        return damage_note(damage, status, &why, CKD_NO_OFFSET, "", err);
+    }
+    status = check_ends(&c, err);
+    if (status == CKD_OK) {
+        status = check_stripes(&c, p, err);
+    }
+    parity_close(c.file);
+    return status;
+}
+
+ckd_status parity_note_missing(const parity_set *s, uint32_t row, const ckd_store *store, damage_list *damage,
+                               ckd_error *err) {
+    ckd_error why = {.offset = CKD_NO_OFFSET};
+    pathname p = path_parity(store->path, &s->group.id, row, "");
+    bool others = false; /* still there: else the group was removed meanwhile */
+    for (uint32_t i = 0; i < s->group.rows && !others; i++) {
+        others = (s->present >> i & 1) && file_exists(path_parity(store->path, &s->group.id, i, "").text);
+    }
+    if (file_exists(p.text) || !others) {
+        return CKD_OK; /* or it is there and cannot be read, which was noted */
+    }
+    err_corrupt(&why, p.text, CKD_NO_OFFSET, "a file of a parity group is missing");
+    return damage_note(damage, CKD_E_CORRUPT, &why, CKD_NO_OFFSET, "", err);
+}

@@ -1,0 +1,211 @@
+/*
+ * Which files are to be covered together. Parity is as long as the longest member, so only files of about one size (half octaves) go together; among these by age, as
+ * what was saved together tends to be deleted together.
+ */
+#include <stdlib.h>
+
+#include "engine/integrity/parity.h"
+
+#define SMALL_FILE (UINT64_C(1) << 16) /* below, sizes do not matter */
+
+typedef struct wanted {
+    uint32_t data, parity; /* 0: none */
+} wanted;
+
+/* ---- settings ---- */
+
+static ckd_status wanted_for(wanted *out, const ckd_store *store, const notes *settings, const char *run,
+                             ckd_error *err) {
+    const kept_note *n = notes_parity(settings, run);
+    *out = (wanted){0};
+    ckd_status status = n ? notes_why(n, store, err) : CKD_OK;
+    if (status == CKD_OK && n) {
+        *out = (wanted){n->parity.data, n->parity.parity};
+    }
+    return status;
+}
+
+/* ---- what there is ---- */
+
+static parity_use use_of(const parity_set *s, const wanted *w, const ckd_store *store,
+                         const listed_files *files) {
+    const parity_group *g = &s->group;
+    bool all_listed = true;
+    if (!w->data) {
+        return PARITY_NONE;
+    }
+    for (size_t i = 0; i < g->member_count; i++) {
+        const listed_file *f = listed_files_find(files, &g->members[i].file);
+        bool same =
+            f && f->file.size == g->members[i].size && hash128_equal(&f->file.root, &g->members[i].root);
+        if (same && !listed_file_there(store, &f->file.id, f->file.size)) {
+            return PARITY_BROKEN;
+        }
+        all_listed = all_listed && same;
+    }
+    bool whole =
+        s->present == (UINT32_C(1) << g->rows) - 1 && g->rows == w->parity && g->member_count <= w->data;
+    if (!whole || !all_listed) {
+        return PARITY_PART;
+    }
+    return g->member_count == w->data ? PARITY_FULL : PARITY_SMALL;
+}
+
+/* The group that serves a file best; of equals the one made last. */
+static const parity_set *best_of(parity_use *use, const listed_file *f, const wanted *w,
+                                 const ckd_store *store, const listed_files *files, const parity_sets *sets) {
+    size_t count;
+    const parity_cover *c = parity_sets_of(sets, &f->file.id, &count);
+    const parity_set *best = NULL;
+    *use = PARITY_NONE;
+    for (size_t i = 0; i < count; i++) {
+        parity_use found = use_of(c[i].set, w, store, files);
+        bool better = found > *use || (best && found == *use && found != PARITY_NONE &&
+                                       c[i].set->group.created_ns > best->group.created_ns);
+        if (better) {
+            best = c[i].set;
+            *use = found;
+        }
+    }
+    return best;
+}
+
+/* ---- what there should be ---- */
+
+typedef struct candidate {
+    const listed_file *f;
+    const parity_set *now; /* a small group; NULL: in none that could stay */
+    wanted w;
+    unsigned size_class;
+} candidate;
+
+static unsigned size_class(uint64_t size) {
+    unsigned bits = 64 - (unsigned)__builtin_clzll(size);
+    return size < SMALL_FILE ? 0 : 2 * bits + (unsigned)(size >> (bits - 2) & 1);
+}
+
+static int by_class_and_age(const void *a, const void *b) {
+    const candidate *x = a, *y = b;
+    uint64_t p[5] = {x->w.data, x->w.parity, x->f->in_trash, x->size_class, x->f->created_ns};
+    uint64_t q[5] = {y->w.data, y->w.parity, y->f->in_trash, y->size_class, y->f->created_ns};
+    for (size_t i = 0; i < 5; i++) {
+        if (p[i] != q[i]) {
+            return p[i] < q[i] ? -1 : 1;
+        }
+    }
+    return memcmp(&x->f->file.id, &y->f->file.id, sizeof(ckd_id));
+}
+
+static ckd_status find_candidates(candidate *out, size_t *count, const ckd_store *store,
+                                  const listed_files *files, const parity_sets *sets, const notes *settings,
+                                  const char *run, ckd_error *err) {
+    *count = 0;
+    for (size_t i = 0; i < files->count; i++) {
+        const listed_file *f = &files->items[i];
+        candidate c = {.f = f};
+        parity_use use;
+        if (run && strcmp(run, f->name.run) != 0) {
+            continue;
+        }
+        ckd_status status = wanted_for(&c.w, store, settings, f->name.run, err);
+        if (status != CKD_OK) {
+            return status;
+        }
+        const parity_set *best = best_of(&use, f, &c.w, store, files, sets);
+        bool possible = c.w.data && f->file.size && f->file.size <= PARITY_FILE_MAX;
+        if (possible && use != PARITY_BROKEN && use != PARITY_FULL) {
+            c.now = use == PARITY_SMALL ? best : NULL;
+            c.size_class = size_class(f->file.size);
+            out[(*count)++] = c;
+        }
+    }
+    return CKD_OK;
+}
+
+/* Candidates `first` to `end` - 1 are what a group has already. */
+static bool stays(const candidate *first, const candidate *end) {
+    const parity_set *now = first->now;
+    bool same = now && now->group.member_count == (size_t)(end - first);
+    for (const candidate *c = first; c < end && same; c++) {
+        same = c->now == now;
+    }
+    return same;
+}
+
+static ckd_status add_group(parity_plan *p, const candidate *first, size_t count, ckd_error *err) {
+    parity_group g = {.rows = first->w.parity, .piece = PARITY_PIECE, .member_count = count};
+    g.members = calloc(count, sizeof(*g.members));
+    if (!g.members) {
+        return err_nomem(err, count * sizeof(*g.members), "a parity group");
+    }
+    for (size_t i = 0; i < count; i++) {
+        const note_file *f = &first[i].f->file;
+        g.members[i] = (parity_member){(uint32_t)i, f->id, f->size, f->root};
+        p->files++;
+        p->file_bytes += f->size;
+    }
+    p->items[p->count++] = g;
+    return CKD_OK;
+}
+
+static bool together(const candidate *a, const candidate *b) {
+    return a->w.data == b->w.data && a->w.parity == b->w.parity && a->size_class == b->size_class &&
+           a->f->in_trash == b->f->in_trash; /* the trash goes soon */
+}
+
+static ckd_status cut(parity_plan *p, const candidate *c, size_t count, ckd_error *err) {
+    ckd_status status = CKD_OK;
+    for (size_t i = 0; i < count && status == CKD_OK;) {
+        size_t n = 1;
+        while (i + n < count && n < c[i].w.data && together(&c[i], &c[i + n])) {
+            n++;
+        }
+        if (!stays(&c[i], &c[i + n])) {
+            status = add_group(p, &c[i], n, err);
+        }
+        i += n;
+    }
+    return status;
+}
+
+ckd_status parity_plan_make(parity_plan *out, const ckd_store *store, const listed_files *files,
+                            const parity_sets *sets, const notes *settings, const char *run, ckd_error *err) {
+    *out = (parity_plan){0};
+    size_t count = 0;
+    candidate *c = calloc(files->count + 1, sizeof(*c));
+    out->items = calloc(files->count + 1, sizeof(*out->items));
+    ckd_status status = c && out->items ? find_candidates(c, &count, store, files, sets, settings, run, err)
+                                        : err_nomem(err, files->count * sizeof(*c), "a plan of parity");
+    if (status == CKD_OK && count) {
+        qsort(c, count, sizeof(*c), by_class_and_age);
+        status = cut(out, c, count, err);
+    }
+    free(c);
+    return status;
+}
+
+void parity_plan_free(parity_plan *p) {
+    for (size_t i = 0; i < p->count; i++) {
+        parity_group_free(&p->items[i]);
+    }
+    free(p->items);
+    *p = (parity_plan){0};
+}
+
+ckd_status parity_plan_needed(bool *needed, const ckd_store *store, const listed_files *files,
+                              const parity_sets *sets, const notes *settings, ckd_error *err) {
+    for (size_t i = 0; i < files->count; i++) {
+        const listed_file *f = &files->items[i];
+        wanted w;
+        parity_use use;
+        ckd_status status = wanted_for(&w, store, settings, f->name.run, err);
+        if (status != CKD_OK) {
+            return status;
+        }
+        const parity_set *best = best_of(&use, f, &w, store, files, sets);
+        if (best) {
+            needed[best->place] = true;
+        }
+    }
+    return CKD_OK;
+}

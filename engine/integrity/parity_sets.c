@@ -1,0 +1,256 @@
+#include "engine/integrity/repair.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+/* ---- reading ---- */
+
+/* Names are in order: if there is one, it is the last. */
+static parity_set *same_as_last(const parity_sets *s, const ckd_id *id) {
+    parity_set *last = s->count ? s->items[s->count - 1] : NULL;
+    return last && id_equal(&last->group.id, id) ? last : NULL;
+}
+
+/* Takes over what g points to. */
+static ckd_status add_set(parity_sets *s, parity_group *g, ckd_error *err) {
+    if (s->count == s->capacity) {
+        size_t capacity = s->capacity ? 2 * s->capacity : 64;
+        parity_set **grown = realloc(s->items, capacity * sizeof(*grown));
+        if (!grown) {
+            return err_nomem(err, capacity * sizeof(*grown), "parity groups");
+        }
+        s->items = grown;
+        s->capacity = capacity;
+    }
+    parity_set *set = calloc(1, sizeof(*set));
+    if (!set) {
+        return err_nomem(err, sizeof(*set), "a parity group");
+    }
+    set->group = *g;
+    set->place = s->count;
+    g->members = NULL;
+    s->items[s->count++] = set;
+    return CKD_OK;
+}
+
+static ckd_status add_row(parity_sets *s, parity_file *f, const ckd_id *id, uint32_t row, ckd_error *why) {
+    const char *path = file_path(f->file);
+    if (!id_equal(&f->group.id, id) || f->group.row != row) {
+        return err_corrupt(why, path, CKD_NO_OFFSET,
+                           "the parity file of another group stands under this name");
+    }
+    parity_set *set = same_as_last(s, id);
+    if (set && !parity_group_same(&set->group, &f->group)) {
+        return err_corrupt(why, path, CKD_NO_OFFSET, "the parity file contradicts the others of its group");
+    }
+    ckd_status status = set ? CKD_OK : add_set(s, &f->group, why);
+    if (status == CKD_OK) {
+        set = s->items[s->count - 1];
+        set->present |= UINT32_C(1) << row;
+        set->bytes += file_size(f->file);
+    }
+    return status;
+}
+
+static ckd_status add_lost(parity_sets *s, const ckd_id *group, uint32_t row, ckd_error *err) {
+    parity_lost *grown = realloc(s->lost, (s->lost_count + 1) * sizeof(*grown));
+    if (!grown) {
+        return err_nomem(err, (s->lost_count + 1) * sizeof(*grown), "damaged parity files");
+    }
+    s->lost = grown;
+    s->lost[s->lost_count++] = (parity_lost){*group, row};
+    return CKD_OK;
+}
+
+static ckd_status read_row(parity_sets *s, const ckd_store *store, const char *name, damage_list *damage,
+                           ckd_error *err) {
+    ckd_id id;
+    uint32_t row;
+    parity_file *f;
+    ckd_error why = {.offset = CKD_NO_OFFSET};
+    if (!parity_name_parse(&id, &row, name)) {
+        return CKD_OK;
+    }
+    pathname p = path_of(store->path, DIR_PARITY, name);
+    ckd_status status = parity_open(&f, &store->id, p.text, &why);
+    if (status == CKD_E_NOT_FOUND) { /* it was removed meanwhile */
+        return CKD_OK;
+    }
+    s->files++;
+    if (status == CKD_OK) {
+        s->bytes += file_size(f->file);
+        status = add_row(s, f, &id, row, &why);
+        parity_close(f);
+    }
+    if (status != CKD_OK) {
+        s->unreadable++;
+        err_in_file(&why, status, p.text);
+    }
+    if (status == CKD_E_CORRUPT && add_lost(s, &id, row, err) != CKD_OK) {
+        return CKD_E_NOMEM;
+    }
+    return damage_note(damage, status, &why, CKD_NO_OFFSET, "", err);
+}
+
+static int by_file(const void *a, const void *b) {
+    return memcmp(&((const parity_cover *)a)->file, &((const parity_cover *)b)->file, sizeof(ckd_id));
+}
+
+static ckd_status index_members(parity_sets *s, ckd_error *err) {
+    size_t total = 0;
+    for (size_t i = 0; i < s->count; i++) {
+        total += s->items[i]->group.member_count;
+    }
+    s->covers = calloc(total + 1, sizeof(*s->covers));
+    if (!s->covers) {
+        return err_nomem(err, total * sizeof(*s->covers), "members of parity groups");
+    }
+    for (size_t i = 0; i < s->count; i++) {
+        const parity_set *set = s->items[i];
+        for (size_t k = 0; k < set->group.member_count; k++) {
+            s->covers[s->cover_count++] = (parity_cover){set->group.members[k].file, set, k};
+        }
+    }
+    if (s->cover_count) {
+        qsort(s->covers, s->cover_count, sizeof(*s->covers), by_file);
+    }
+    return CKD_OK;
+}
+
+const parity_cover *parity_sets_of(const parity_sets *s, const ckd_id *file, size_t *count) {
+    size_t low = 0, high = s->cover_count;
+    while (low < high) {
+        size_t middle = low + (high - low) / 2;
+        if (memcmp(&s->covers[middle].file, file, sizeof(*file)) < 0) {
+            low = middle + 1;
+        } else {
+            high = middle;
+        }
+    }
+    for (high = low; high < s->cover_count && id_equal(&s->covers[high].file, file); high++) {
+    }
+    *count = high - low;
+    return *count ? &s->covers[low] : NULL;
+}
+
+ckd_status parity_sets_read(parity_sets *out, const ckd_store *store, damage_list *damage, ckd_error *err) {
+    dir_list list;
+    *out = (parity_sets){0};
+    ckd_error why = {0};
+    ckd_status status = dir_list_read(&list, path_in(store->path, DIR_PARITY).text, &why);
+    if (status != CKD_OK) {
+        return err_except(err, status, CKD_E_NOT_FOUND, &why);
+    }
+    for (size_t i = 0; i < list.count && status == CKD_OK; i++) {
+        status = read_row(out, store, list.names[i], damage, err);
+    }
+    dir_list_free(&list);
+    return status == CKD_OK ? index_members(out, err) : status;
+}
+
+void parity_sets_free(parity_sets *s) {
+    for (size_t i = 0; i < s->count; i++) {
+        parity_group_free(&s->items[i]->group);
+        free(s->items[i]);
+    }
+    free(s->items);
+    free(s->covers);
+    free(s->lost);
+    *s = (parity_sets){0};
+}
+
+/* ---- one of them ---- */
+
+const parity_set *parity_sets_find(const parity_sets *s, const ckd_id *group) {
+    size_t low = 0, high = s->count;
+    while (low < high) {
+        size_t middle = low + (high - low) / 2;
+        if (memcmp(&s->items[middle]->group.id, group, sizeof(*group)) < 0) {
+            low = middle + 1;
+        } else {
+            high = middle;
+        }
+    }
+    return low < s->count && id_equal(&s->items[low]->group.id, group) ? s->items[low] : NULL;
+}
+
+bool parity_members_there(const parity_group *g, const ckd_store *store) {
+    bool there = true;
+    for (size_t i = 0; i < g->member_count && there; i++) {
+        there = listed_file_there(store, &g->members[i].file, g->members[i].size);
+    }
+    return there;
+}
+
+int parity_set_strength(const parity_set *s, const ckd_store *store) {
+    int strength = __builtin_popcount(s->present);
+    for (size_t i = 0; i < s->group.member_count; i++) {
+        const parity_member *m = &s->group.members[i];
+        strength -= !listed_file_there(store, &m->file, m->size);
+    }
+    return strength;
+}
+
+ckd_status parity_set_open(parity_file **out, const parity_set *s, uint32_t row, const ckd_store *store,
+                           ckd_error *err) {
+    pathname p = path_parity(store->path, &s->group.id, row, "");
+    ckd_status status = parity_open(out, &store->id, p.text, err);
+    if (status == CKD_OK && (!parity_group_same(&(*out)->group, &s->group) || (*out)->group.row != row)) {
+        parity_close(*out);
+        *out = NULL;
+        status = err_corrupt(err, p.text, CKD_NO_OFFSET,
+                             "the parity file of another group stands under this name");
+    }
+    return status;
+}
+
+ckd_status parity_set_remove(const parity_set *s, const ckd_store *store, ckd_error *err) {
+    ckd_status status = CKD_OK;
+    for (uint32_t row = 0; row < s->group.rows && status == CKD_OK; row++) {
+        pathname p = path_parity(store->path, &s->group.id, row, "");
+        status = repair_remove(store, DIR_PARITY, strrchr(p.text, '/') + 1, err);
+    }
+    return status;
+}
+
+/* ---- the lock ---- */
+
+static ckd_status remove_leftovers(const ckd_store *store, ckd_error *err) {
+    dir_list list;
+    ckd_status status = dir_list_read(&list, path_in(store->path, DIR_PARITY).text, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    for (size_t i = 0; i < list.count && status == CKD_OK; i++) {
+        size_t length = strlen(list.names[i]);
+        if (length > 4 && strcmp(list.names[i] + length - 4, ".tmp") == 0) {
+            status = file_remove(path_of(store->path, DIR_PARITY, list.names[i]).text, true, err);
+        }
+    }
+    dir_list_free(&list);
+    return status;
+}
+
+ckd_status parity_lock(file_lock **out, const ckd_store *store, ckd_error *err) {
+    *out = NULL;
+    pathname folder = path_in(store->path, DIR_PARITY);
+    ckd_status status = CKD_OK;
+    if (!file_exists(folder.text)) {
+        status = dir_create(folder.text, true, err);
+        status = status == CKD_OK ? dir_sync(path_in(store->path, "data").text, err) : status;
+    }
+    if (status == CKD_OK) {
+        status = lock_acquire(out, path_in(store->path, FILE_PARITY_LOCK).text, LOCK_EXCLUSIVE, true, 0, err);
+    }
+    if (status == CKD_E_BUSY) {
+        return err_set(err, status, "somebody else makes parity or repairs this store; try again later");
+    }
+    if (status == CKD_OK) {
+        status = remove_leftovers(store, err);
+        if (status != CKD_OK) {
+            lock_release(*out);
+            *out = NULL;
+        }
+    }
+    return status;
+}

@@ -1,0 +1,97 @@
+/* What parity covers, by names and sizes alone. */
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "engine/integrity/parity.h"
+
+static ckd_status list_settings(ckd_parity_status *out, const ckd_store *store, ckd_error *err) {
+    notes n = {0};
+    ckd_status status = notes_read_kind(&n, store, NOTE_PARITY, err);
+    if (status == CKD_OK) {
+        out->settings = calloc(n.count + 1, sizeof(*out->settings));
+        status = out->settings ? CKD_OK : err_nomem(err, n.count * sizeof(*out->settings), "parity settings");
+    }
+    for (size_t i = 0; i < n.count && status == CKD_OK; i++) {
+        const kept_note *k = &n.items[i];
+        if (k->name.kind != NOTE_PARITY) {
+            continue;
+        }
+        ckd_parity_setting *s = &out->settings[out->setting_count++];
+        bool for_all = strcmp(k->name.name, POLICY_OF_ALL) == 0;
+        *s = (ckd_parity_setting){.data = k->parity.data, .parity = k->parity.parity, .status = k->status};
+        snprintf(s->run, sizeof(s->run), "%s", for_all ? "" : k->name.name);
+    }
+    notes_free(&n);
+    return status;
+}
+
+static bool covered(const parity_sets *sets, const listed_file *f, const ckd_store *store) {
+    size_t count;
+    const parity_cover *c = parity_sets_of(sets, &f->file.id, &count);
+    bool found = false;
+    for (size_t i = 0; i < count && !found; i++) {
+        int strength = c[i].set->strength;
+        strength += !listed_file_there(store, &f->file.id, f->file.size); /* it is lost already */
+        found = strength > 0;
+    }
+    return found;
+}
+
+static ckd_status count_all(ckd_parity_status *out, const ckd_store *store, damage_list *ignored,
+                            ckd_error *err) {
+    listed_files files = {0};
+    parity_sets sets = {0};
+    ckd_status status = listed_files_read(&files, store, ignored, err);
+    if (status == CKD_OK) {
+        status = parity_sets_read(&sets, store, ignored, err);
+    }
+    out->groups = sets.count;
+    out->parity_files = sets.files;
+    out->parity_bytes = sets.bytes;
+    out->unreadable = sets.unreadable;
+    for (size_t i = 0; i < sets.count && status == CKD_OK; i++) {
+        parity_set *s = sets.items[i];
+        s->strength = parity_set_strength(s, store);
+        out->weak_groups += s->strength < (int)s->group.rows;
+        out->spent_groups += s->strength <= 0;
+    }
+    for (size_t i = 0; i < files.count && status == CKD_OK; i++) {
+        const listed_file *f = &files.items[i];
+        bool safe = covered(&sets, f, store);
+        out->files++;
+        out->file_bytes += f->file.size;
+        out->covered_files += safe;
+        out->covered_bytes += safe ? f->file.size : 0;
+    }
+    parity_sets_free(&sets);
+    listed_files_free(&files);
+    return status;
+}
+
+ckd_status ckd_store_parity_status(ckd_parity_status **out, ckd_store *store, ckd_error *err) {
+    *out = NULL;
+    ckd_parity_status *result = calloc(1, sizeof(*result));
+    damage_list ignored = {.result = calloc(1, sizeof(ckd_verify_result)), .store_path = store->path};
+    ckd_status status =
+        result && ignored.result ? CKD_OK : err_nomem(err, sizeof(*result), "the status of parity");
+    if (status == CKD_OK) {
+        status = list_settings(result, store, err);
+    }
+    if (status == CKD_OK) {
+        status = count_all(result, store, &ignored, err);
+    }
+    ckd_verify_result_free(ignored.result);
+    if (status != CKD_OK) {
+        ckd_parity_status_free(result);
+        return status;
+    }
+    *out = result;
+    return CKD_OK;
+}
+
+void ckd_parity_status_free(ckd_parity_status *status) {
+    if (status) {
+        free(status->settings);
+        free(status);
+    }
+}

@@ -1,0 +1,524 @@
+/* Repairing: everything is looked at first; then chunk files are rebuilt from parity, as long as that goes on, then parity from chunk files. */
+#include "engine/integrity/repair.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "engine/integrity/checkpoint_check.h"
+#include "engine/store/notes_damage.h"
+#include "engine/integrity/paced_check.h"
+
+typedef struct bad_file {
+    const listed_file *f;
+    bool repaired;
+} bad_file;
+
+typedef struct bad_row {
+    const parity_set *s;
+    uint32_t rows; /* bits */
+} bad_row;
+
+typedef struct repairing {
+    ckd_store *store;
+    const ckd_repair_options *options;
+    ckd_repair_result *result;
+    size_t repaired_capacity;
+    damage_list damage;
+    listed_files files;
+    parity_sets sets;
+    paced_check check;
+    pace pace;
+    bad_file *bad;
+    size_t bad_count;
+    bad_row *rows;
+    size_t row_count;
+} repairing;
+
+/* ---- what is told ---- */
+
+/* The first thing that is known to be wrong with a file. */
+static const char *problem_of(const repairing *r, const char *file) {
+    const ckd_verify_result *found = r->result->left;
+    for (size_t i = 0; i < found->damage_count; i++) {
+        if (strcmp(found->damage[i].file, file) == 0) {
+            return found->damage[i].what;
+        }
+    }
+    return "";
+}
+
+static const char *inside(const repairing *r, const char *path) {
+    return path[0] ? path + strlen(r->store->path) + 1 : path;
+}
+
+static ckd_status tell_repaired(repairing *r, const char *path, const char *aside, uint64_t size,
+                                ckd_error *err) {
+    ckd_repair_result *out = r->result;
+    if (out->repaired_count == r->repaired_capacity) {
+        size_t capacity = r->repaired_capacity ? 2 * r->repaired_capacity : 16;
+        ckd_repaired *grown = realloc(out->repaired, capacity * sizeof(*grown));
+        if (!grown) {
+            return err_nomem(err, capacity * sizeof(*grown), "what was repaired");
+        }
+        out->repaired = grown;
+        r->repaired_capacity = capacity;
+    }
+    ckd_repaired *x = &out->repaired[out->repaired_count++];
+    *x = (ckd_repaired){.file = strdup(inside(r, path)),
+                        .what = strdup(problem_of(r, inside(r, path))),
+                        .aside = strdup(inside(r, aside)),
+                        .bytes = size};
+    if (!x->file || !x->what || !x->aside) {
+        return err_nomem(err, strlen(path), "what was repaired");
+    }
+    damage_drop_file(&r->damage, x->file);
+    return CKD_OK;
+}
+
+/* ---- looking ---- */
+
+static ckd_status look_at_files(repairing *r, ckd_error *err) {
+    ckd_status status = CKD_OK;
+    r->bad = calloc(r->files.count + 1, sizeof(*r->bad));
+    if (!r->bad) {
+        return err_nomem(err, r->files.count * sizeof(*r->bad), "damaged files");
+    }
+    for (size_t i = 0; i < r->files.count && status == CKD_OK; i++) {
+        bool right, listed;
+        status = paced_check_file(&right, &listed, &r->check, &r->files.items[i], err);
+        if (status == CKD_OK && listed && !right) {
+            r->bad[r->bad_count++].f = &r->files.items[i];
+        }
+    }
+    return status;
+}
+
+static ckd_status look_at_rows(repairing *r, ckd_error *err) {
+    ckd_status status = CKD_OK;
+    r->rows = calloc(r->sets.count + 1, sizeof(*r->rows));
+    if (!r->rows) {
+        return err_nomem(err, r->sets.count * sizeof(*r->rows), "damaged parity");
+    }
+    for (size_t i = 0; i < r->sets.count && status == CKD_OK; i++) {
+        const parity_set *s = r->sets.items[i];
+        uint32_t bad = 0;
+        for (uint32_t row = 0; row < s->group.rows && status == CKD_OK; row++) {
+            size_t before = r->result->left->damage_count;
+            bool there = s->present >> row & 1;
+            status = there ? parity_check_row(s, row, r->store, &r->damage, &r->pace, err)
+                           : parity_note_missing(s, row, r->store, &r->damage, err);
+            bad |= !there || r->result->left->damage_count > before ? UINT32_C(1) << row : 0;
+        }
+        if (bad) {
+            r->rows[r->row_count++] = (bad_row){s, bad};
+        }
+    }
+    return status;
+}
+
+/* ---- chunk files ---- */
+
+/* Is it still what a manifest names? Under the publish lock. */
+static ckd_status publish_chunk(bool *done, pathname *aside, const repairing *r, const listed_file *f,
+                                ckd_error *err) {
+    char hex[CKD_ID_TEXT], name[64];
+    file_lock *lock;
+    pathname from = path_rebuilt(r->store->path, &f->file.id);
+    ckd_id_text(hex, &f->file.id);
+    snprintf(name, sizeof(name), "%s.ckd", hex);
+    *done = false;
+    ckd_status status = store_lock_publish(&lock, r->store, err);
+    if (status == CKD_OK) {
+        pathname said = path_manifest(r->store->path, f->name.run, f->name.step, f->name.generation);
+        if (file_exists(said.text)) {
+            status = repair_publish(aside, r->store, from.text, DIR_CHUNKS, name, err);
+            *done = status == CKD_OK;
+        }
+        lock_release(lock);
+    }
+    if (!*done) {
+        file_remove(from.text, true, NULL);
+    }
+    return status;
+}
+
+static ckd_status repair_from(bool *repaired, repairing *r, bad_file *b, const parity_cover *c,
+                              ckd_error *err) {
+    ckd_error why = {.offset = CKD_NO_OFFSET}, local = {.offset = CKD_NO_OFFSET};
+    pathname path = path_chunk(r->store->path, &b->f->file.id, ""), aside = {.text = ""};
+    bool write = !r->options->dry_run, possible;
+    ckd_status status =
+        repair_rebuild(&possible, r->store, c->set, c->member, &b->f->file, write, &r->pace, &why, &local);
+    if (status == CKD_E_UNSUPPORTED) { /* there is no ISA-L */
+        possible = false;
+        why = local;
+        status = CKD_OK;
+    }
+    if (status != CKD_OK) {
+        return err_from(err, status, &local);
+    }
+    *repaired = possible;
+    if (possible && write) {
+        status = publish_chunk(repaired, &aside, r, b->f, err);
+    } else if (!possible) {
+        damage_explain(&r->damage, inside(r, path.text), why.message);
+    }
+    b->repaired = *repaired;
+    return status == CKD_OK && *repaired ? tell_repaired(r, path.text, aside.text, b->f->file.size, err)
+                                         : status;
+}
+
+static ckd_status repair_one(bool *repaired, repairing *r, bad_file *b, ckd_error *err) {
+    size_t count;
+    const parity_cover *c = parity_sets_of(&r->sets, &b->f->file.id, &count);
+    ckd_status status = CKD_OK;
+    *repaired = false;
+    for (size_t i = 0; i < count && !*repaired && status == CKD_OK; i++) {
+        status = repair_from(repaired, r, b, &c[i], err);
+    }
+    if (!count) {
+        damage_explain(&r->damage, inside(r, path_chunk(r->store->path, &b->f->file.id, "").text),
+                       "no parity covers it");
+    }
+    return status;
+}
+
+/* What comes back may be what another one lacks. */
+static ckd_status repair_files(repairing *r, ckd_error *err) {
+    ckd_status status = CKD_OK;
+    for (bool again = true; again && status == CKD_OK;) {
+        again = false;
+        for (size_t i = 0; i < r->bad_count && status == CKD_OK; i++) {
+            bool repaired = false;
+            if (!r->bad[i].repaired) {
+                status = repair_one(&repaired, r, &r->bad[i], err);
+            }
+            again = again || (repaired && !r->options->dry_run);
+        }
+    }
+    return status;
+}
+
+/* ---- parity ---- */
+
+static bool is_bad(const repairing *r, const ckd_id *file) {
+    bool bad = false;
+    for (size_t i = 0; i < r->bad_count && !bad; i++) {
+        bad = !r->bad[i].repaired && id_equal(&r->bad[i].f->file.id, file);
+    }
+    return bad;
+}
+
+/* All members are there, and were found right. */
+static bool members_right(const repairing *r, const parity_group *g) {
+    bool right = true;
+    for (size_t i = 0; i < g->member_count && right; i++) {
+        const parity_member *m = &g->members[i];
+        const listed_file *f = listed_files_find(&r->files, &m->file);
+        right =
+            f && hash128_equal(&f->file.root, &m->root) && f->file.size == m->size && !is_bad(r, &m->file);
+    }
+    return right;
+}
+
+/* No file replaces a directory. */
+static ckd_status make_room(const repairing *r, const char *path, ckd_error *err) {
+    pathname aside;
+    return dir_exists(path) ? repair_put_aside(&aside, r->store, DIR_PARITY, strrchr(path, '/') + 1, err)
+                            : CKD_OK;
+}
+
+/* Under the publish lock no member is removed; where one was meanwhile, the group was removed or is about to be. */
+static ckd_status publish_rows(bool *done, repairing *r, const bad_row *b, ckd_error *err) {
+    const parity_group *g = &b->s->group;
+    file_lock *lock;
+    ckd_status status = store_lock_publish(&lock, r->store, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    if (parity_members_there(g, r->store)) {
+        for (uint32_t row = 0; row < g->rows && status == CKD_OK; row++) {
+            pathname from = path_parity(r->store->path, &g->id, row, ".tmp");
+            pathname to = path_parity(r->store->path, &g->id, row, "");
+            if (b->rows >> row & 1) {
+                status = make_room(r, to.text, err);
+                status = status == CKD_OK ? file_replace(from.text, to.text, err) : status;
+            }
+        }
+        status = status == CKD_OK ? dir_sync(path_in(r->store->path, DIR_PARITY).text, err) : status;
+        *done = status == CKD_OK;
+    }
+    lock_release(lock);
+    return status;
+}
+
+/* Not done, and no error: a member was collected meanwhile. */
+static ckd_status write_rows(bool *done, repairing *r, const bad_row *b, ckd_error *err) {
+    const parity_group *g = &b->s->group;
+    *done = false;
+    ckd_status status = parity_write(r->store, g, b->rows, &r->pace, err);
+    if (status == CKD_E_NOT_FOUND) {
+        return CKD_OK;
+    }
+    if (status == CKD_OK) {
+        status = publish_rows(done, r, b, err);
+        if (!*done) {
+            parity_write_undo(r->store, g, b->rows);
+        }
+    }
+    return status;
+}
+
+static ckd_status repair_rows(repairing *r, const bad_row *b, ckd_error *err) {
+    const parity_group *g = &b->s->group;
+    ckd_error why = {.offset = CKD_NO_OFFSET};
+    ckd_status status = CKD_OK;
+    const char *reason = members_right(r, g) ? "" : "the files that it covers are not all there and right";
+    if (!reason[0] && !r->options->dry_run) {
+        bool done;
+        status = write_rows(&done, r, b, &why);
+        reason = status == CKD_E_UNSUPPORTED ? why.message
+                 : done                      ? ""
+                                             : "files that it covers were removed meanwhile";
+    }
+    if (status != CKD_OK && status != CKD_E_UNSUPPORTED) {
+        return err_from(err, status, &why);
+    }
+    status = CKD_OK;
+    for (uint32_t row = 0; row < g->rows && status == CKD_OK; row++) {
+        pathname p = path_parity(r->store->path, &g->id, row, "");
+        if (!(b->rows >> row & 1)) {
+            continue;
+        }
+        if (reason[0]) {
+            damage_explain(&r->damage, inside(r, p.text), reason);
+        } else {
+            status = tell_repaired(r, p.text, "", parity_file_size(g), err);
+        }
+    }
+    return status;
+}
+
+/* Nothing can be made of them, and nothing has to: what they were for gets new parity. */
+static ckd_status put_lost_aside(repairing *r, ckd_error *err) {
+    file_lock *lock;
+    ckd_status status = CKD_OK;
+    for (size_t i = 0; i < r->sets.lost_count && status == CKD_OK; i++) {
+        const parity_lost *l = &r->sets.lost[i];
+        pathname p = path_parity(r->store->path, &l->group, l->row, ""), aside = {.text = ""};
+        uint64_t size = file_bytes(p.text);
+        if (parity_sets_find(&r->sets, &l->group)) {
+            continue; /* was written anew, or cannot be */
+        }
+        if (!r->options->dry_run) {
+            status = store_lock_publish(&lock, r->store, err);
+            if (status == CKD_OK) {
+                status = repair_put_aside(&aside, r->store, DIR_PARITY, strrchr(p.text, '/') + 1, err);
+                lock_release(lock);
+            }
+        }
+        if (status == CKD_OK) {
+            damage_explain(&r->damage, inside(r, p.text), "it was of no use any more: make parity anew");
+            status = tell_repaired(r, p.text, aside.text, size, err);
+        }
+    }
+    return status;
+}
+
+/* ---- manifests ---- */
+
+static ckd_status repair_vanished(bool *done, repairing *r, const vanished *gone, const ckd_checkpoint *c,
+                                  ckd_error *err) {
+    ckd_error why = {.offset = CKD_NO_OFFSET};
+    pathname p = path_manifest(r->store->path, c->run, c->step, c->generation);
+    ckd_status status = repair_manifest(done, r->store, c, gone, &r->files, !r->options->dry_run, &why, err);
+    if (status == CKD_OK && *done) {
+        status = tell_repaired(r, p.text, "", 0, err);
+    } else if (status == CKD_OK) {
+        damage_explain(&r->damage, inside(r, p.text), why.message);
+    }
+    return status;
+}
+
+/* What comes back may be what another one is a delta on. */
+static ckd_status repair_each(bool *done, repairing *r, const vanished *gone, ckd_error *err) {
+    ckd_status status = CKD_OK;
+    for (bool again = true; again && status == CKD_OK;) {
+        again = false;
+        for (size_t i = 0; i < gone->count && status == CKD_OK; i++) {
+            if (!done[i]) {
+                status = repair_vanished(&done[i], r, gone, &gone->items[i], err);
+                again = again || (done[i] && !r->options->dry_run);
+            }
+        }
+    }
+    return status;
+}
+
+/* The one that was asked for. */
+static ckd_status believe(const repairing *r, vanished *gone, ckd_error *err) {
+    const char *run = r->options->manifest_run;
+    uint64_t step = r->options->manifest_step;
+    ckd_error why = {0};
+    bool found = !run || vanished_believe(gone, run, step, &why);
+    for (size_t i = 0; i < gone->count && !found; i++) {
+        found = gone->items[i].step == step && strcmp(gone->items[i].run, run) == 0;
+    }
+    if (found || why.status != CKD_OK) {
+        return err_from(err, why.status, &why);
+    }
+    return err_set(err, CKD_E_NOT_FOUND,
+                   "no catalog knows a checkpoint %.128s@%llu whose manifest is gone, or no chunk file has "
+                   "records of it",
+                   run, (unsigned long long)step);
+}
+
+static ckd_status repair_manifests(repairing *r, ckd_error *err) {
+    vanished gone = {0};
+    ckd_status status = vanished_find(&gone, r->store, err);
+    if (status == CKD_OK) {
+        status = believe(r, &gone, err);
+    }
+    bool *done = status == CKD_OK ? calloc(gone.count + 1, sizeof(*done)) : NULL;
+    if (status == CKD_OK && !done) {
+        status = err_nomem(err, gone.count, "manifests that are gone");
+    }
+    if (status == CKD_OK) {
+        status = vanished_note(&gone, r->store, &r->damage, err);
+    }
+    if (status == CKD_OK) {
+        status = repair_each(done, r, &gone, err);
+    }
+    free(done);
+    vanished_free(&gone);
+    return status;
+}
+
+/* ---- the catalog ---- */
+
+static ckd_status repair_cache(repairing *r, ckd_error *err) {
+    ckd_error why = {.offset = CKD_NO_OFFSET};
+    ckd_status found = catalog_condition(r->store, &why);
+    ckd_status status = damage_note(&r->damage, found, &why, CKD_NO_OFFSET, "", err);
+    if (found == CKD_OK || status != CKD_OK) {
+        return status;
+    }
+    pathname p = path_in(r->store->path, FILE_CATALOG), old = path_in(r->store->path, FILE_CATALOG ".old");
+    uint64_t size = file_bytes(p.text);
+    status = r->options->dry_run ? CKD_OK : repair_catalog(r->store, err);
+    return status == CKD_OK ? tell_repaired(r, p.text, old.text, size, err) : status;
+}
+
+/* ---- checkpoints ---- */
+
+/* Whether each would load now, as far as indexes tell. What could be repaired is no damage of a dry run. */
+static ckd_status look_at_checkpoints(repairing *r, ckd_error *err) {
+    ckd_status status = checkpoints_check_all(r->store, &r->damage, err);
+    for (size_t i = 0; i < r->result->repaired_count && r->options->dry_run; i++) {
+        damage_drop_file(&r->damage, r->result->repaired[i].file);
+    }
+    return status;
+}
+
+/* ---- all ---- */
+
+static ckd_status repair(repairing *r, ckd_error *err) {
+    ckd_status status = listed_files_read(&r->files, r->store, &r->damage, err);
+    if (status == CKD_OK) {
+        status = parity_sets_read(&r->sets, r->store, &r->damage, err);
+    }
+    if (status == CKD_OK) { /* nothing brings them back */
+        status = notes_damage(&r->damage, r->store, err);
+    }
+    r->pace.total = r->files.bytes + r->sets.bytes;
+    if (status == CKD_OK) {
+        status = look_at_files(r, err);
+    }
+    if (status == CKD_OK) {
+        status = look_at_rows(r, err);
+    }
+    if (status == CKD_OK) {
+        status = repair_files(r, err);
+    }
+    for (size_t i = 0; i < r->row_count && status == CKD_OK; i++) {
+        status = repair_rows(r, &r->rows[i], err);
+    }
+    if (status == CKD_OK) {
+        status = put_lost_aside(r, err);
+    }
+    if (status == CKD_OK) {
+        status = repair_manifests(r, err);
+    }
+    if (status == CKD_OK) {
+        status = repair_cache(r, err);
+    }
+    if (status == CKD_OK) {
+        status = look_at_checkpoints(r, err);
+    }
+    r->result->left->checkpoints = r->files.lineage_count;
+    if (status == CKD_OK && r->options->purge && !r->options->dry_run) {
+        status = repair_purge(&r->result->purged_files, &r->result->purged_bytes, r->store, err);
+    }
+    return status == CKD_OK ? damage_spread(&r->damage, r->files.lineages, r->files.lineage_count, err)
+                            : status;
+}
+
+static ckd_status run(repairing *r, ckd_error *err) {
+    file_lock *lock = NULL;
+    bool alone = !r->options->dry_run;
+    ckd_status status = alone ? parity_lock(&lock, r->store, err) : CKD_OK;
+    if (status == CKD_OK) {
+        status = repair(r, err);
+    }
+    lock_release(lock);
+    bytes_free(&r->check.payload);
+    parity_sets_free(&r->sets);
+    listed_files_free(&r->files);
+    free(r->bad);
+    free(r->rows);
+    return status;
+}
+
+ckd_status ckd_store_repair(ckd_repair_result **out, ckd_store *store, const ckd_repair_options *options,
+                            ckd_error *err) {
+    ckd_repair_options o = CKD_REPAIR_OPTIONS_INIT;
+    *out = NULL;
+    ckd_status status = COPY_OPTIONS(&o, options, "ckd_repair_options", err);
+    status = status != CKD_OK || o.dry_run ? status : store_check_writable(store, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    repairing r = {.store = store, .options = &o, .result = calloc(1, sizeof(*r.result))};
+    if (!r.result || !(r.result->left = calloc(1, sizeof(*r.result->left)))) {
+        free(r.result);
+        return err_nomem(err, sizeof(*r.result), "a repair");
+    }
+    r.damage = (damage_list){.result = r.result->left, .store_path = store->path};
+    r.check = (paced_check){store, &r.damage, &r.files, &r.pace, {0}, NULL};
+    r.pace = (pace){.bytes_per_s = o.bytes_per_s,
+                    .on_progress = o.on_progress,
+                    .context = o.progress_context,
+                    .what = "the repair",
+                    .begun_ns = clock_monotonic_ns()};
+    status = run(&r, err);
+    if (status != CKD_OK) {
+        ckd_repair_result_free(r.result);
+        return status;
+    }
+    *out = r.result;
+    return CKD_OK;
+}
+
+void ckd_repair_result_free(ckd_repair_result *result) {
+    if (!result) {
+        return;
+    }
+    for (size_t i = 0; i < result->repaired_count; i++) {
+        free((char *)result->repaired[i].file);
+        free((char *)result->repaired[i].what);
+        free((char *)result->repaired[i].aside);
+    }
+    free(result->repaired);
+    ckd_verify_result_free(result->left);
+    free(result);
+}

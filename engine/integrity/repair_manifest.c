@@ -1,0 +1,265 @@
+/*
+ * Writing a vanished manifest again: from the records of its chunk files, which have all but run, step and lineage, and from what a catalog knew of these. It is published only
+ * when every value of the checkpoint was rebuilt.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "base/float_mode.h"
+#include "codec/chunk/chunk.h"
+#include "engine/decode/closure.h"
+#include "engine/integrity/repair.h"
+#include "engine/decode/totals.h"
+#include "engine/decode/values.h"
+
+typedef struct rewriting {
+    ckd_store *store;
+    const ckd_checkpoint *known;
+    manifest m;
+    view_cache views;
+    bytes values;
+} rewriting;
+
+/* ---- its files ---- */
+
+static int by_file(const void *a, const void *b) {
+    return memcmp(&((const note_file *)a)->id, &((const note_file *)b)->id, sizeof(ckd_id));
+}
+
+/* Adds the file if it has records of the checkpoint; with older, if it has none, as what it may build on. */
+static ckd_status add_file(rewriting *w, const ckd_id *id, bool older, ckd_error *err) {
+    chunk *c;
+    bool own = false;
+    if (chunk_open_outer(&c, path_chunk(w->store->path, id, "").text, NULL) != CKD_OK) {
+        return CKD_OK; /* what it held will be missing */
+    }
+    for (size_t i = 0; i < c->outer_count && !own; i++) {
+        own = id_equal(&c->outer[i].tensor->checkpoint, &w->known->id);
+    }
+    note_file file = {.id = *id, .size = c->size, .root = c->root};
+    chunk_close(c);
+    if (own == older) {
+        return CKD_OK;
+    }
+    ckd_status status = manifest_add_files(&w->m, &file, 1, err);
+    if (own) {
+        w->m.own_count = w->m.file_count;
+    }
+    return status;
+}
+
+/*
+ * Own files are those with its records that nobody names. Compaction may have put some of its records into files
+ * that others name: with any, those count, too. What it builds on may stand in any file, also in one that nobody
+ * names, as other manifests may have vanished with it. Proving it leaves those that are read.
+ */
+static ckd_status find_files(rewriting *w, const vanished *v, const listed_files *listed, bool any,
+                             ckd_error *err) {
+    ckd_status status = CKD_OK;
+    for (size_t i = 0; i < v->stray_count && status == CKD_OK; i++) {
+        status = add_file(w, &v->strays[i].id, false, err);
+    }
+    for (size_t i = 0; any && i < listed->count && status == CKD_OK; i++) {
+        status = add_file(w, &listed->items[i].file.id, false, err);
+    }
+    if (w->m.own_count) {
+        qsort(w->m.files, w->m.own_count, sizeof(*w->m.files), by_file);
+    }
+    for (size_t i = 0; i < w->m.own_count; i++) {
+        w->m.files[i].rank = (uint32_t)i;
+    }
+    for (size_t i = 0; i < listed->count && status == CKD_OK; i++) {
+        status = manifest_add_files(&w->m, &listed->items[i].file, 1, err);
+    }
+    for (size_t i = 0; i < v->stray_count && status == CKD_OK; i++) {
+        status = add_file(w, &v->strays[i].id, true, err);
+    }
+    return status;
+}
+
+/* ---- what it builds on ---- */
+
+static ckd_status depend(rewriting *w, const record *r, ckd_error *err) {
+    for (uint32_t i = 0; i < r->dependency_count; i++) {
+        const ckd_id *on = &r->dependencies[i].checkpoint;
+        bool known = id_equal(on, &w->known->id) || id_is_zero(on);
+        for (size_t k = 0; k < w->m.dependency_count && !known; k++) {
+            known = id_equal(&w->m.dependencies[k], on);
+        }
+        if (known) {
+            continue;
+        }
+        ckd_id *grown = realloc(w->m.dependencies, (w->m.dependency_count + 1) * sizeof(*grown));
+        if (!grown) {
+            return err_nomem(err, (w->m.dependency_count + 1) * sizeof(*grown), "a manifest's dependencies");
+        }
+        w->m.dependencies = grown;
+        w->m.dependencies[w->m.dependency_count++] = *on;
+    }
+    return CKD_OK;
+}
+
+static ckd_status find_dependencies(rewriting *w, const view *v, ckd_error *err) {
+    ckd_status status = CKD_OK;
+    for (size_t i = 0; i < v->block_count && status == CKD_OK; i++) {
+        status = depend(w, v->blocks[i].record, err);
+    }
+    for (size_t i = 0; i < v->shared_count && status == CKD_OK; i++) {
+        status = depend(w, v->shared[i].record, err);
+    }
+    return status;
+}
+
+/* ---- is all of it there? ---- */
+
+static ckd_status copy_manifest(manifest *out, const manifest *m, ckd_error *err) {
+    *out = (manifest){.checkpoint = m->checkpoint, .own_count = m->own_count};
+    return manifest_add_files(out, m->files, m->file_count, err);
+}
+
+/* Sums must be those that the catalog knew. */
+static ckd_status describe(rewriting *w, const view *v, ckd_error *err) {
+    const ckd_checkpoint *c = &w->m.checkpoint, *known = w->known;
+    ckd_status status = find_dependencies(w, v, err);
+    if (status == CKD_OK) {
+        status = totals_set(&w->m, v, err);
+    }
+    if (status == CKD_OK && (c->tensors != known->tensors || c->raw_bytes != known->raw_bytes)) {
+        status = err_set(err, CKD_E_CORRUPT,
+                         "its chunk files hold %llu tensors, %llu bytes of values; it had %llu, %llu",
+                         (unsigned long long)c->tensors, (unsigned long long)c->raw_bytes,
+                         (unsigned long long)known->tensors, (unsigned long long)known->raw_bytes);
+    }
+    return status;
+}
+
+static ckd_status load_block(rewriting *w, decoder *d, const view *v, const view_block *b, bool blob,
+                             ckd_error *err) {
+    bytes_clear(&w->values);
+    void *to = bytes_extend(&w->values, b->record->raw_size + 1);
+    if (!to) {
+        return err_nomem(err, b->record->raw_size, "a block's values");
+    }
+    return blob ? blob_bytes(d, b, to, err) : block_values(d, &w->views, v, b, to, err);
+}
+
+static ckd_status load_all(rewriting *w, const view *v, ckd_error *err) {
+    decoder d;
+    ckd_status status = decoder_init(&d, NULL, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    float_mode callers = float_mode_enter();
+    for (size_t i = 0; i < v->block_count && status == CKD_OK; i++) {
+        status = load_block(w, &d, v, &v->blocks[i], false, err);
+    }
+    for (size_t i = 0; i < v->blob_count && status == CKD_OK; i++) {
+        status = load_block(w, &d, v, &v->blobs[i], true, err);
+    }
+    float_mode_leave(callers);
+    decoder_free(&d);
+    return status;
+}
+
+static ckd_status prove(rewriting *w, ckd_error *err) {
+    manifest draft;
+    view *v;
+    ckd_status status = copy_manifest(&draft, &w->m, err);
+    if (status == CKD_OK) {
+        status = view_open(&v, w->store, &draft, NULL, CKD_E_CORRUPT, err);
+    }
+    if (status != CKD_OK) {
+        return status;
+    }
+    status = view_attach_measures(v, CKD_E_CORRUPT, err);
+    if (status == CKD_OK) {
+        status = describe(w, v, err);
+    }
+    if (status == CKD_OK) {
+        status = closure_name_files(&w->m, &w->views, v, err);
+    }
+    if (status == CKD_OK) {
+        status = load_all(w, v, err);
+    }
+    view_close(v);
+    return status;
+}
+
+/* ---- publishing ---- */
+
+static ckd_status publish_locked(rewriting *w, ckd_error *err) {
+    const char *root = w->store->path;
+    ckd_checkpoint *c = &w->m.checkpoint;
+    uint32_t next;
+    bytes data = {0};
+    ckd_status status = manifests_new_generation(&next, w->store, c->run, c->step, err);
+    if (status == CKD_OK) { /* a new one: the old one may come back from somewhere */
+        c->generation = next > c->generation ? next : c->generation + 1;
+        manifest_encode(&data, &w->store->id, &w->m);
+        status = data.failed ? err_nomem(err, data.size, "a manifest") : CKD_OK;
+    }
+    if (status == CKD_OK) {
+        pathname temp = path_of(root, DIR_MANIFESTS, ".tmp-repair");
+        status = file_publish_bytes(path_manifest(root, c->run, c->step, c->generation).text, temp.text,
+                                    data.data, data.size, err);
+    }
+    bytes_free(&data);
+    if (status == CKD_OK) {
+        vanished_forget(w->store, &w->known->id);
+        pthread_mutex_lock(&w->store->mutex);
+        status = store_refresh(w->store, err);
+        pthread_mutex_unlock(&w->store->mutex);
+    }
+    return status;
+}
+
+static ckd_status publish(rewriting *w, ckd_error *err) {
+    file_lock *lock;
+    ckd_status status = store_lock_publish(&lock, w->store, err);
+    if (status == CKD_OK) {
+        status = publish_locked(w, err);
+        lock_release(lock);
+    }
+    return status;
+}
+
+static void fill(rewriting *w) {
+    ckd_checkpoint *c = &w->m.checkpoint;
+    *c = *w->known;
+    c->stored_bytes = 0;
+}
+
+static ckd_status rewrite(rewriting *w, const vanished *v, const listed_files *listed, bool write,
+                          ckd_error *err) {
+    ckd_status status = CKD_E_CORRUPT;
+    for (int any = 0; any < 2 && status == CKD_E_CORRUPT; any++) {
+        manifest_free(&w->m);
+        status = find_files(w, v, listed, any, err);
+        if (status == CKD_OK) {
+            fill(w);
+            status = prove(w, err);
+        }
+    }
+    return status == CKD_OK && write ? publish(w, err) : status;
+}
+
+ckd_status repair_manifest(bool *possible, ckd_store *store, const ckd_checkpoint *known, const vanished *v,
+                           const listed_files *listed, bool write, ckd_error *why, ckd_error *err) {
+    rewriting w = {.store = store, .known = known};
+    file_lock *lock;
+    *possible = false;
+    ckd_status status = store_lock_reader(&lock, store, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    views_init(&w.views, store);
+    w.views.use_ready = false;
+    status = rewrite(&w, v, listed, write, why);
+    views_free(&w.views);
+    manifest_free(&w.m);
+    bytes_free(&w.values);
+    lock_release(lock);
+    *possible = status == CKD_OK;
+    bool refused = status == CKD_E_EXISTS || is_damage(status, why);
+    return *possible || refused ? CKD_OK : err_from(err, status, why);
+}

@@ -1,0 +1,99 @@
+/* Giving rebuilt files their names. What was damaged stays until somebody says that it is of no use: two copies of half the truth may be all there is. */
+#include <inttypes.h>
+#include <stdio.h>
+
+#include "engine/integrity/repair.h"
+
+pathname path_rebuilt(const char *store, const ckd_id *file) {
+    char hex[CKD_ID_TEXT], name[64];
+    ckd_id_text(hex, file);
+    snprintf(name, sizeof(name), "%s.ckd.tmp", hex);
+    return path_of(store, DIR_PARITY, name);
+}
+
+static pathname aside_of(const ckd_store *store, const char *name) {
+    char file[CKD_RUN_MAX + 96];
+    snprintf(file, sizeof(file), "%s.%" PRIu64, name, clock_wall_ns());
+    return path_of(store->path, DIR_DAMAGED, file);
+}
+
+static ckd_status make_folder(const ckd_store *store, ckd_error *err) {
+    pathname folder = path_in(store->path, DIR_DAMAGED);
+    if (file_exists(folder.text)) {
+        return CKD_OK;
+    }
+    ckd_status status = dir_create(folder.text, true, err);
+    return status == CKD_OK ? dir_sync(path_in(store->path, "data").text, err) : status;
+}
+
+/* As a second name, where there is such a thing, so that at no time there is none. */
+static ckd_status keep_old(const ckd_store *store, const char *path, const pathname *aside, ckd_error *err) {
+    ckd_status status = make_folder(store, err);
+    if (status == CKD_OK) {
+        status = file_link(path, aside->text, err);
+    }
+    if (status == CKD_E_IO || status == CKD_E_READ_ONLY) {
+        status = file_publish(path, aside->text, err);
+    }
+    return status == CKD_OK ? dir_sync(path_in(store->path, DIR_DAMAGED).text, err) : status;
+}
+
+ckd_status repair_publish(pathname *aside, const ckd_store *store, const char *from, const char *dir,
+                          const char *name, ckd_error *err) {
+    pathname path = path_of(store->path, dir, name);
+    ckd_status status = CKD_OK;
+    aside->text[0] = '\0';
+    if (file_name_taken(path.text)) {
+        *aside = aside_of(store, name);
+        status = keep_old(store, path.text, aside, err);
+    }
+    if (status == CKD_OK) { /* a directory has only one name, which it has lost by now */
+        status = file_name_taken(path.text) ? file_replace(from, path.text, err)
+                                            : file_publish(from, path.text, err);
+    }
+    return status == CKD_OK ? dir_sync(path_in(store->path, dir).text, err) : status;
+}
+
+ckd_status repair_put_aside(pathname *aside, const ckd_store *store, const char *dir, const char *name,
+                            ckd_error *err) {
+    pathname path = path_of(store->path, dir, name);
+    *aside = aside_of(store, name);
+    ckd_status status = make_folder(store, err);
+    if (status == CKD_OK) {
+        status = file_publish(path.text, aside->text, err);
+    }
+    if (status == CKD_OK) {
+        status = dir_sync(path_in(store->path, DIR_DAMAGED).text, err);
+    }
+    return status == CKD_OK ? dir_sync(path_in(store->path, dir).text, err) : status;
+}
+
+ckd_status repair_remove(const ckd_store *store, const char *dir, const char *name, ckd_error *err) {
+    pathname path = path_of(store->path, dir, name), aside;
+    return dir_exists(path.text) ? repair_put_aside(&aside, store, dir, name, err)
+                                 : file_remove(path.text, true, err);
+}
+
+ckd_status repair_purge(uint64_t *files, uint64_t *file_bytes_sum, const ckd_store *store, ckd_error *err) {
+    dir_list list;
+    pathname folder = path_in(store->path, DIR_DAMAGED);
+    *files = *file_bytes_sum = 0;
+    ckd_error why = {0};
+    ckd_status status = dir_list_read(&list, folder.text, &why);
+    if (status != CKD_OK) {
+        return err_except(err, status, CKD_E_NOT_FOUND, &why);
+    }
+    for (size_t i = 0; i < list.count && status == CKD_OK; i++) {
+        pathname p = path_of(store->path, DIR_DAMAGED, list.names[i]);
+        size_t length = strlen(list.names[i]), end = strlen(VANISHED_END);
+        if (length > end && strcmp(list.names[i] + length - end, VANISHED_END) == 0) {
+            continue; /* a checkpoint may still come back by it */
+        }
+        uint64_t size = file_bytes(p.text);
+        status = dir_exists(p.text) ? dir_remove(p.text, err) : file_remove(p.text, true, err);
+        *files += status == CKD_OK;
+        *file_bytes_sum += status == CKD_OK ? size : 0;
+    }
+    dir_list_free(&list);
+    return status == CKD_OK ? dir_sync(folder.text, err) : status;
+}

@@ -1,0 +1,294 @@
+/*
+ * Rebuilding a member of a parity group, stripe by stripe. What each stripe says of the members' pieces tells which of them are right, so that several damaged files help each other
+ * out where their damage is in different places.
+ */
+#include <stdlib.h>
+
+#include "engine/store/file_check.h"
+#include "engine/integrity/repair.h"
+
+typedef struct rebuilder {
+    const ckd_store *store;
+    const parity_group *g;
+    size_t target;
+    pace *pace;
+    ckd_error *why;                    /* why not */
+    file_reader *in[ERASURE_DATA_MAX]; /* NULL: it is not there */
+    parity_file *rows[ERASURE_PARITY_MAX];
+    file_writer *out; /* NULL: only to find out */
+    uint8_t *data[ERASURE_DATA_MAX];
+    uint8_t *stripes[ERASURE_PARITY_MAX];
+    uint8_t *piece; /* rebuilt */
+    uint8_t *memory;
+} rebuilder;
+
+/* ---- what there is ---- */
+
+static void open_all(rebuilder *r, const parity_set *s) {
+    for (size_t i = 0; i < r->g->member_count; i++) {
+        pathname p = path_chunk(r->store->path, &r->g->members[i].file, "");
+        if (file_open_read(&r->in[i], p.text, NULL) != CKD_OK) {
+            r->in[i] = NULL;
+        }
+    }
+    for (uint32_t row = 0; row < r->g->rows; row++) {
+        if (parity_set_open(&r->rows[row], s, row, r->store, NULL) != CKD_OK) {
+            r->rows[row] = NULL;
+        }
+    }
+}
+
+static ckd_status take_memory(rebuilder *r, ckd_error *err) {
+    const parity_group *g = r->g;
+    uint64_t batch = parity_batch(g);
+    size_t data = batch * g->piece, row = batch * (g->piece + 8 * g->member_count + PARITY_BEHIND);
+    size_t all = g->member_count * data + g->rows * row + g->piece;
+    r->memory = malloc(all);
+    if (!r->memory) {
+        return err_nomem(err, all, "rebuilding a file");
+    }
+    for (size_t i = 0; i < g->member_count; i++) {
+        r->data[i] = r->memory + i * data;
+    }
+    for (size_t k = 0; k < g->rows; k++) {
+        r->stripes[k] = r->memory + g->member_count * data + k * row;
+    }
+    r->piece = r->memory + all - g->piece;
+    return CKD_OK;
+}
+
+/* What cannot be read is zeros, which their hash will tell, unless they are. */
+static void read_piecewise(file_reader *in, uint64_t begin, uint8_t *to, uint64_t size, uint32_t piece) {
+    for (uint64_t at = 0; at < size; at += piece) {
+        uint64_t n = size - at < piece ? size - at : piece;
+        if (file_read_at(in, begin + at, to + at, n, NULL) != CKD_OK) {
+            memset(to + at, 0, n);
+        }
+    }
+}
+
+static uint64_t read_member(const rebuilder *r, size_t i, uint64_t first, uint64_t count) {
+    uint64_t begin = first * r->g->piece, size = count * r->g->piece;
+    uint64_t there = r->in[i] ? file_size(r->in[i]) : 0;
+    there = there < r->g->members[i].size ? there : r->g->members[i].size;
+    there = there > begin ? there - begin : 0;
+    there = there < size ? there : size;
+    memset(r->data[i] + there, 0, size - there);
+    if (there && file_read_at(r->in[i], begin, r->data[i], there, NULL) != CKD_OK) {
+        read_piecewise(r->in[i], begin, r->data[i], there, r->g->piece);
+    }
+    return there;
+}
+
+static uint64_t read_row(const rebuilder *r, uint32_t row, uint64_t first, uint64_t count) {
+    const parity_group *g = r->g;
+    uint64_t size = parity_stripe_offset(g, first + count) - parity_stripe_offset(g, first);
+    if (!r->rows[row]) {
+        return 0;
+    }
+    if (parity_read(r->rows[row], first, count, r->stripes[row], NULL) != CKD_OK) {
+        for (uint64_t s = first; s < first + count; s++) {
+            uint8_t *to = r->stripes[row] + parity_stripe_offset(g, s) - parity_stripe_offset(g, first);
+            if (parity_read(r->rows[row], s, 1, to, NULL) != CKD_OK) {
+                memset(to, 0, parity_stripe_size(g, s));
+            }
+        }
+    }
+    return size;
+}
+
+/* ---- a stripe ---- */
+
+typedef struct stripe_view {
+    uint64_t number, at, offset; /* of the members' pieces, and of the stripe, in the batch */
+    unsigned rows[ERASURE_PARITY_MAX];
+    size_t row_count;                                         /* that are right */
+    unsigned lost[ERASURE_DATA_MAX], known[ERASURE_DATA_MAX]; /* places of members */
+    size_t lost_count, known_count;
+    const uint8_t *says; /* a right stripe; NULL: there is none */
+    bool target_lost;
+    size_t target_place; /* among the lost ones */
+} stripe_view;
+
+static void look_at(stripe_view *v, const rebuilder *r, uint64_t first, uint64_t stripe) {
+    const parity_group *g = r->g;
+    *v = (stripe_view){.number = stripe,
+                       .at = (stripe - first) * g->piece,
+                       .offset = parity_stripe_offset(g, stripe) - parity_stripe_offset(g, first)};
+    for (uint32_t row = 0; row < g->rows; row++) {
+        if (r->rows[row] && parity_stripe_valid(r->stripes[row] + v->offset, g, row, stripe)) {
+            v->says = v->says ? v->says : r->stripes[row] + v->offset;
+            v->rows[v->row_count++] = row;
+        }
+    }
+    for (size_t i = 0; i < g->member_count; i++) {
+        if (parity_member_size(g, i, stripe) == 0) {
+            continue;
+        }
+        bool right = r->in[i] && (!v->says || parity_member_valid(v->says, g, i, stripe, r->data[i] + v->at));
+        if (i == r->target && !right) {
+            v->target_lost = true;
+            v->target_place = v->lost_count;
+        }
+        if (right) {
+            v->known[v->known_count++] = (unsigned)i;
+        } else {
+            v->lost[v->lost_count++] = (unsigned)i;
+        }
+    }
+}
+
+static void tell_why(const rebuilder *r, const stripe_view *v) {
+    char hex[CKD_ID_TEXT];
+    const parity_group *g = r->g;
+    ckd_id_text(hex, &g->id);
+    err_set(
+        r->why, CKD_E_CORRUPT,
+        "%zu files of parity group %s are lost or damaged in the same place (bytes %llu and on), and %zu of %u parity files are "
+        "right there",
+        v->lost_count, hex, (unsigned long long)(v->number * g->piece), v->row_count, (unsigned)g->rows);
+}
+
+/* The matrix's inputs are parity, then known pieces; only the target's row of it is used. */
+static ckd_status solve(const rebuilder *r, const stripe_view *v, ckd_error *err) {
+    const parity_group *g = r->g;
+    uint8_t matrix[ERASURE_PARITY_MAX * (ERASURE_PARITY_MAX + ERASURE_DATA_MAX)];
+    unsigned lost[ERASURE_PARITY_MAX], known[ERASURE_DATA_MAX];
+    const uint8_t *in[ERASURE_PARITY_MAX + ERASURE_DATA_MAX];
+    size_t columns = v->lost_count + v->known_count;
+    for (size_t i = 0; i < v->lost_count; i++) {
+        lost[i] = g->members[v->lost[i]].column;
+        in[i] = r->stripes[v->rows[i]] + v->offset;
+    }
+    for (size_t i = 0; i < v->known_count; i++) {
+        known[i] = g->members[v->known[i]].column;
+        in[v->lost_count + i] = r->data[v->known[i]] + v->at;
+    }
+    erasure_matrix(matrix, lost, v->rows, v->lost_count, known, v->known_count);
+    return erasure_sums((uint8_t *const[]){r->piece}, 1, matrix + v->target_place * columns, in, columns,
+                        parity_piece_size(g, v->number), err);
+}
+
+static ckd_status rebuild_stripe(bool *possible, rebuilder *r, uint64_t first, uint64_t stripe,
+                                 ckd_error *err) {
+    const parity_group *g = r->g;
+    uint32_t size = parity_member_size(g, r->target, stripe);
+    stripe_view v;
+    look_at(&v, r, first, stripe);
+    const uint8_t *piece = r->data[r->target] + v.at;
+    if (v.target_lost) {
+        if (v.lost_count > v.row_count) {
+            tell_why(r, &v);
+            *possible = false;
+            return CKD_OK;
+        }
+        ckd_status status = solve(r, &v, err);
+        if (status != CKD_OK) {
+            return status;
+        }
+        piece = r->piece;
+        *possible = parity_member_valid(v.says, g, r->target, stripe, piece);
+        if (!*possible) {
+            err_set(r->why, CKD_E_CORRUPT, "parity contradicts itself: what it gives is not what was there");
+            return CKD_OK;
+        }
+    }
+    return r->out && size ? file_append(r->out, piece, size, err) : CKD_OK;
+}
+
+/* ---- all ---- */
+
+static ckd_status rebuild_stripes(bool *possible, rebuilder *r, ckd_error *err) {
+    const parity_group *g = r->g;
+    uint64_t batch = parity_batch(g);
+    uint64_t stripes = (g->members[r->target].size + g->piece - 1) / g->piece;
+    ckd_status status = CKD_OK;
+    for (uint64_t first = 0; first < stripes && *possible && status == CKD_OK; first += batch) {
+        uint64_t count = stripes - first < batch ? stripes - first : batch, read = 0;
+        for (size_t i = 0; i < g->member_count; i++) {
+            read += read_member(r, i, first, count);
+        }
+        for (uint32_t row = 0; row < g->rows; row++) {
+            read += read_row(r, row, first, count);
+        }
+        for (uint64_t s = first; s < first + count && *possible && status == CKD_OK; s++) {
+            status = rebuild_stripe(possible, r, first, s, err);
+        }
+        status = status == CKD_OK ? pace_add(r->pace, read, err) : status;
+    }
+    return status;
+}
+
+/* Down to each record. */
+static ckd_status check_rebuilt(bool *right, const rebuilder *r, const note_file *expected, ckd_error *err) {
+    pathname p = path_rebuilt(r->store->path, &expected->id);
+    bytes payload = {0};
+    damage_list found = {.result = calloc(1, sizeof(ckd_verify_result)), .store_path = r->store->path};
+    file_check f = {.store = r->store, .damage = &found, .payload = &payload, .path = p.text};
+    ckd_status status = found.result ? check_named_file(&f, expected, "", err)
+                                     : err_nomem(err, sizeof(ckd_verify_result), "a check");
+    *right = status == CKD_OK && found.result->damage_count == 0;
+    if (status == CKD_OK && !*right) {
+        err_set(r->why, CKD_E_CORRUPT, "what parity gives is not what the manifest names: %s",
+                found.result->damage[0].what);
+    }
+    ckd_verify_result_free(found.result);
+    bytes_free(&payload);
+    return status;
+}
+
+static ckd_status rebuild(bool *possible, rebuilder *r, const parity_set *s, const note_file *expected,
+                          bool write, ckd_error *err) {
+    pathname p = path_rebuilt(r->store->path, &expected->id);
+    ckd_status status = take_memory(r, err);
+    if (status == CKD_OK && write) {
+        status = file_create(&r->out, p.text, r->g->piece, err);
+    }
+    if (status != CKD_OK) {
+        return status;
+    }
+    open_all(r, s);
+    *possible = true;
+    status = rebuild_stripes(possible, r, err);
+    if (status != CKD_OK || !*possible || !write) {
+        return status;
+    }
+    status = file_sync(r->out, err);
+    if (status == CKD_OK) {
+        file_writer *out = r->out;
+        r->out = NULL;
+        status = file_close(out, err);
+        status = status == CKD_OK ? check_rebuilt(possible, r, expected, err) : status;
+        if (status != CKD_OK || !*possible) {
+            file_remove(p.text, true, NULL);
+        }
+    }
+    return status;
+}
+
+ckd_status repair_rebuild(bool *possible, const ckd_store *store, const parity_set *s, size_t member,
+                          const note_file *expected, bool write, pace *p, ckd_error *why, ckd_error *err) {
+    const parity_member *m = &s->group.members[member];
+    *possible = false;
+    if (m->size != expected->size || !hash128_equal(&m->root, &expected->root)) {
+        err_set(why, CKD_E_CORRUPT, "its parity is that of another file of this name");
+        return CKD_OK;
+    }
+    rebuilder *r = calloc(1, sizeof(*r));
+    if (!r) {
+        return err_nomem(err, sizeof(*r), "rebuilding a file");
+    }
+    *r = (rebuilder){.store = store, .g = &s->group, .target = member, .pace = p, .why = why};
+    ckd_status status = rebuild(possible, r, s, expected, write, err);
+    file_discard(r->out);
+    for (size_t i = 0; i < s->group.member_count; i++) {
+        file_close_read(r->in[i]);
+    }
+    for (uint32_t row = 0; row < s->group.rows; row++) {
+        parity_close(r->rows[row]);
+    }
+    free(r->memory);
+    free(r);
+    *possible = *possible && status == CKD_OK;
+    return status;
+}

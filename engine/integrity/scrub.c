@@ -1,0 +1,328 @@
+/*
+ * Verifying little by little: chunk files are read through, the one first that was not for the longest; the catalog remembers. A file is opened under the reader lock and read
+ * without it: it may be unlinked meanwhile, but nobody has to wait for a read that takes its time.
+ */
+#include <stdlib.h>
+
+#include "engine/store/file_check.h"
+#include "engine/store/listed_files.h"
+#include "engine/store/notes_damage.h"
+#include "engine/integrity/parity.h"
+
+/* What was verified is written to the catalog so often: so much is read again after a crash. */
+#define REMEMBER_NS (60 * UINT64_C(1000000000))
+#define NAP_NS      (UINT64_C(100000000)) /* at most, between two looks at what the caller wants */
+
+typedef struct due_file {
+    const listed_file *listed;
+    uint64_t verified_ns;
+    bool waits; /* it was verified lately enough */
+} due_file;
+
+typedef struct scrubbing {
+    ckd_store *store;
+    const ckd_scrub_options *options;
+    ckd_scrub_result *result;
+    damage_list damage;
+    bytes payload;
+    listed_files listed;
+    due_file *files; /* the same; the first `due` in the order in which they are read */
+    size_t file_count, due;
+    verified_files done; /* not written yet */
+    uint64_t begun_ns, written_ns, total, read;
+    file_lock *reader; /* until the file is open */
+} scrubbing;
+
+/* ---- what there is ---- */
+
+static ckd_status read_manifests(scrubbing *s, ckd_error *err) {
+    ckd_status status = listed_files_read(&s->listed, s->store, &s->damage, err);
+    if (status == CKD_OK) {
+        s->files = calloc(s->listed.count + 1, sizeof(*s->files));
+        status =
+            s->files ? CKD_OK : err_nomem(err, s->listed.count * sizeof(*s->files), "the files of a store");
+    }
+    for (size_t i = 0; i < s->listed.count && status == CKD_OK; i++) {
+        s->files[s->file_count++].listed = &s->listed.items[i];
+    }
+    return status;
+}
+
+/* ---- which are due ---- */
+
+/* Nobody remembers when those in the trash were read: they come when all others that are due are done. */
+static int by_age(const void *a, const void *b) {
+    const due_file *x = a, *y = b;
+    int order = (int)x->waits - (int)y->waits;
+    order = order ? order : (int)x->listed->in_trash - (int)y->listed->in_trash;
+    order = order ? order : (x->verified_ns > y->verified_ns) - (x->verified_ns < y->verified_ns);
+    return order ? order : (x->listed > y->listed) - (x->listed < y->listed);
+}
+
+static int by_name(const void *name, const void *state) {
+    return strcmp(name, ((const catalog_file_state *)state)->name);
+}
+
+/* A time to come is none: the clock was set back. */
+static void look_up(scrubbing *s, uint64_t now) {
+    size_t known_count;
+    catalog_file_state *known = verified_recall(&known_count, s->store);
+    for (size_t i = 0; i < s->file_count; i++) {
+        char name[64];
+        due_file *f = &s->files[i];
+        verified_name(name, &f->listed->file.id);
+        const catalog_file_state *k =
+            known_count ? bsearch(name, known, known_count, sizeof(*known), by_name) : NULL;
+        bool right = k && k->size == f->listed->file.size && k->verified_ns <= now;
+        f->verified_ns = right ? k->verified_ns : 0;
+    }
+    free(known);
+}
+
+static void choose_due(scrubbing *s) {
+    uint64_t now = clock_wall_ns(), longest = now / UINT64_C(1000000000);
+    uint64_t older_s = s->options->older_than_s < longest ? s->options->older_than_s : longest;
+    uint64_t before = now - older_s * UINT64_C(1000000000);
+    look_up(s, now);
+    for (size_t i = 0; i < s->file_count; i++) {
+        s->files[i].waits = s->files[i].verified_ns > before;
+    }
+    if (s->file_count) {
+        qsort(s->files, s->file_count, sizeof(*s->files), by_age);
+    }
+    while (s->due < s->file_count && !s->files[s->due].waits) {
+        s->total += s->files[s->due++].listed->file.size;
+    }
+}
+
+/* ---- reading them ---- */
+
+static ckd_status tell(scrubbing *s, ckd_error *err) {
+    const ckd_scrub_options *o = s->options;
+    int stop = o->on_progress
+                   ? o->on_progress(o->progress_context, s->read < s->total ? s->read : s->total, s->total)
+                   : 0;
+    return stop ? err_set(err, CKD_E_CANCELLED, "the scrub was cancelled; what it verified is remembered")
+                : CKD_OK;
+}
+
+/* After each record: as slow as was asked for. */
+static ckd_status after_record(void *context, uint64_t stored_bytes, ckd_error *err) {
+    scrubbing *s = context;
+    lock_release(s->reader);
+    s->reader = NULL;
+    s->read += stored_bytes;
+    ckd_status status = tell(s, err);
+    double rate = (double)s->options->bytes_per_s;
+    uint64_t until = rate > 0 ? s->begun_ns + (uint64_t)((double)s->read / rate * 1e9) : 0;
+    for (uint64_t now = clock_monotonic_ns(); now < until && status == CKD_OK; now = clock_monotonic_ns()) {
+        clock_sleep_ns(until - now < NAP_NS ? until - now : NAP_NS);
+        status = tell(s, err);
+    }
+    return status;
+}
+
+static ckd_status write_verified(ckd_store *store, ckd_error *err) {
+    ckd_status status =
+        store_refresh(store, err); /* which takes it along if there is anything else to write */
+    if (status != CKD_OK || !store->verified.count) {
+        return status;
+    }
+    status = catalog_begin(store->catalog, err);
+    if (status == CKD_OK) {
+        status = verified_write(store, err);
+    }
+    if (status != CKD_OK) {
+        catalog_rollback(store->catalog);
+        return status;
+    }
+    store->verified.count = 0;
+    return catalog_commit(store->catalog, err);
+}
+
+/* What was verified, into the catalog. Who is told of damage must be told also if that fails. */
+static void remember(scrubbing *s, uint32_t patience_ms) {
+    file_lock *lock;
+    ckd_error why = {0};
+    if (!s->done.count) {
+        return;
+    }
+    ckd_status status = store_lock_publish_within(&lock, s->store, patience_ms, &why);
+    if (status == CKD_OK) {
+        verified_hand_over(s->store, &s->done);
+        pthread_mutex_lock(&s->store->mutex);
+        status = write_verified(s->store, &why);
+        pthread_mutex_unlock(&s->store->mutex);
+        lock_release(lock);
+        s->written_ns = clock_monotonic_ns();
+    }
+    if (status != CKD_OK && patience_ms) {
+        store_message(s->store, "what was verified is not remembered: %s", why.message);
+    }
+}
+
+/* Under the reader lock: is it still the store's? What was deleted meanwhile is gone together with its manifest. */
+static bool is_listed(const scrubbing *s, const listed_file *f) {
+    return file_exists(path_manifest(s->store->path, f->name.run, f->name.step, f->name.generation).text);
+}
+
+static ckd_status check_one(scrubbing *s, const listed_file *f, ckd_error *err) {
+    char checkpoint[CHECKPOINT_TEXT];
+    file_check check = {.store = s->store,
+                        .damage = &s->damage,
+                        .lineages = s->listed.lineages,
+                        .lineage_count = s->listed.lineage_count,
+                        .payload = &s->payload,
+                        .pace = after_record,
+                        .pace_context = s};
+    listed_file_checkpoint(checkpoint, f);
+    return check_named_file(&check, &f->file, checkpoint, err);
+}
+
+static ckd_status scrub_file(scrubbing *s, due_file *f, ckd_error *err) {
+    ckd_verify_result *found = s->result->found;
+    size_t damage = found->damage_count;
+    uint64_t begun = clock_wall_ns(), before = s->read;
+    ckd_status status = store_lock_reader(&s->reader, s->store, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    bool listed = is_listed(s, f->listed);
+    status = listed ? check_one(s, f->listed, err) : CKD_OK;
+    lock_release(s->reader);
+    s->reader = NULL;
+    s->read = before + f->listed->file.size;
+    if (status != CKD_OK || !listed) {
+        return status;
+    }
+    found->files++;
+    found->bytes += f->listed->file.size;
+    if (found->damage_count > damage) {
+        return CKD_OK; /* it comes first again */
+    }
+    if (!s->done.count) {
+        s->done.at_ns = begun; /* of the first of them: none was verified before */
+    }
+    f->verified_ns = begun;
+    note_file file = f->listed->file;
+    manifest one = {.files = &file, .file_count = 1};
+    return verified_add(&s->done, &one, err);
+}
+
+static bool out_of_time(const scrubbing *s) {
+    uint64_t seconds = s->options->max_time_s;
+    return seconds && (clock_monotonic_ns() - s->begun_ns) / UINT64_C(1000000000) >= seconds;
+}
+
+static ckd_status scrub_files(scrubbing *s, size_t *at, ckd_error *err) {
+    ckd_status status = tell(s, err);
+    for (*at = 0; *at < s->due && status == CKD_OK; ++*at) {
+        if (out_of_time(s) && *at > 0) {
+            break;
+        }
+        status = scrub_file(s, &s->files[*at], err);
+        if (clock_monotonic_ns() - s->written_ns > REMEMBER_NS) {
+            remember(s, 0);
+        }
+    }
+    return status;
+}
+
+/*
+ * All parity files, as nobody remembers when one was read: from a group on that is drawn by lot, so that those behind it get their turn where there is never time for all. They are
+ * read without the reader lock: what is removed meanwhile is no damage.
+ */
+static ckd_status scrub_parity(scrubbing *s, ckd_error *err) {
+    parity_sets sets = {0};
+    const ckd_scrub_options *o = s->options;
+    pace p = {.bytes_per_s = o->bytes_per_s,
+              .on_progress = o->on_progress,
+              .context = o->progress_context,
+              .what = "the scrub",
+              .begun_ns = clock_monotonic_ns()};
+    uint64_t lot = 0;
+    ckd_status status = parity_sets_read(&sets, s->store, &s->damage, err);
+    if (status == CKD_OK) {
+        status = random_bytes(&lot, sizeof(lot), err);
+    }
+    for (size_t i = 0; i < sets.count && status == CKD_OK && !out_of_time(s); i++) {
+        const parity_set *set = sets.items[(lot % sets.count + i) % sets.count];
+        for (uint32_t row = 0; row < set->group.rows && status == CKD_OK; row++) {
+            status = set->present >> row & 1 ? parity_check_row(set, row, s->store, &s->damage, &p, err)
+                                             : parity_note_missing(set, row, s->store, &s->damage, err);
+        }
+    }
+    parity_sets_free(&sets);
+    return status;
+}
+
+static void sum_up(scrubbing *s, size_t at) {
+    ckd_scrub_result *r = s->result;
+    for (size_t i = at; i < s->due; i++) {
+        r->files_left++;
+        r->bytes_left += s->files[i].listed->file.size;
+    }
+    uint64_t oldest = UINT64_MAX;
+    for (size_t i = 0; i < s->file_count; i++) {
+        const due_file *f = &s->files[i];
+        oldest = f->verified_ns < oldest && !f->listed->in_trash ? f->verified_ns : oldest;
+    }
+    r->oldest_ns = oldest == UINT64_MAX ? 0 : oldest;
+    r->found->checkpoints = s->listed.lineage_count;
+}
+
+static ckd_status scrub(scrubbing *s, ckd_error *err) {
+    size_t at = 0;
+    ckd_status status = read_manifests(s, err);
+    if (status == CKD_OK) {
+        status = notes_damage(&s->damage, s->store, err);
+    }
+    if (status != CKD_OK) {
+        return status;
+    }
+    choose_due(s);
+    status = scrub_files(s, &at, err);
+    remember(s, s->store->options.lock_timeout_ms); /* also of a scrub that was cancelled */
+    sum_up(s, at);
+    if (status == CKD_OK && at == s->due) {
+        status = scrub_parity(s, err);
+    }
+    return status == CKD_OK ? damage_spread(&s->damage, s->listed.lineages, s->listed.lineage_count, err)
+                            : status;
+}
+
+ckd_status ckd_store_scrub(ckd_scrub_result **out, ckd_store *store, const ckd_scrub_options *options,
+                           ckd_error *err) {
+    ckd_scrub_options o = CKD_SCRUB_OPTIONS_INIT;
+    *out = NULL;
+    ckd_status status = COPY_OPTIONS(&o, options, "ckd_scrub_options", err);
+    status = status == CKD_OK ? store_check_writable(store, err) : status;
+    if (status != CKD_OK) {
+        return status;
+    }
+    scrubbing s = {.store = store, .options = &o, .result = calloc(1, sizeof(*s.result))};
+    s.begun_ns = s.written_ns = clock_monotonic_ns();
+    if (!s.result || !(s.result->found = calloc(1, sizeof(*s.result->found)))) {
+        ckd_scrub_result_free(s.result);
+        return err_nomem(err, sizeof(*s.result), "a scrub");
+    }
+    s.damage = (damage_list){.result = s.result->found, .store_path = store->path};
+    status = scrub(&s, err);
+    bytes_free(&s.payload);
+    listed_files_free(&s.listed);
+    free(s.files);
+    free(s.done.ids);
+    if (status != CKD_OK) {
+        ckd_scrub_result_free(s.result);
+        return status;
+    }
+    *out = s.result;
+    return CKD_OK;
+}
+
+void ckd_scrub_result_free(ckd_scrub_result *result) {
+    if (result) {
+        ckd_verify_result_free(result->found);
+        free(result);
+    }
+}

@@ -1,0 +1,351 @@
+/*
+ * Verification: every manifest and note, every byte of the chunk files they name, every block's rebuilt values. It looks at the
+ * files, not at the catalog, and goes on behind damage, so that all of it is named.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "base/float_mode.h"
+#include "engine/integrity/checkpoint_check.h"
+#include "engine/store/file_check.h"
+#include "engine/store/listed_files.h"
+#include "engine/store/notes_damage.h"
+#include "engine/integrity/repair.h"
+#include "engine/decode/values.h"
+#include "engine/store/vanished.h"
+
+typedef struct verification {
+    ckd_store *store;
+    const ckd_verify_options *options;
+    ckd_verify_result *result;
+    damage_list damage;
+    view_cache views;
+    decoder decoder;
+    bytes values;
+    listed_files files;
+    bool *seen;     /* of each file: it was looked at */
+    uint64_t total; /* raw bytes to look at */
+    float_mode callers_mode;
+} verification;
+
+/* Damage is noted, anything else ends the verification. */
+static ckd_status note(verification *v, ckd_status status, const ckd_error *why, uint64_t block,
+                       const char *checkpoint, ckd_error *err) {
+    return damage_note(&v->damage, status, why, block, checkpoint, err);
+}
+
+static ckd_status progress(verification *v, uint64_t done, ckd_error *err) {
+    v->result->bytes += done;
+    const ckd_verify_options *o = v->options;
+    uint64_t total = v->total > v->result->bytes ? v->total : v->result->bytes;
+    if (!o->on_progress) {
+        return CKD_OK;
+    }
+    float_mode_leave(v->callers_mode);
+    int stop = o->on_progress(o->progress_context, v->result->bytes, total);
+    v->callers_mode = float_mode_enter();
+    return stop ? err_set(err, CKD_E_CANCELLED, "the verification was cancelled") : CKD_OK;
+}
+
+/* ---- chunk files: every record's header and payload ---- */
+
+/* If all is decoded, that shows who needs what. */
+static bool by_lineage(const verification *v) {
+    return v->options->quick || v->options->sample > 0;
+}
+
+static ckd_status check_file_once(verification *v, const note_file *file, const char *checkpoint,
+                                  ckd_error *err) {
+    const listed_file *known = listed_files_find(&v->files, &file->id);
+    if (known && v->seen[known - v->files.items]) {
+        return CKD_OK;
+    }
+    if (known) {
+        v->seen[known - v->files.items] = true;
+    }
+    file_check f = {.store = v->store,
+                    .damage = &v->damage,
+                    .lineages = v->files.lineages,
+                    .lineage_count = by_lineage(v) ? v->files.lineage_count : 0,
+                    .payload = &v->values};
+    v->result->files++;
+    return check_named_file(&f, file, checkpoint, err);
+}
+
+static ckd_status check_files(verification *v, const manifest *m, const char *checkpoint, ckd_error *err) {
+    ckd_status status = CKD_OK;
+    for (size_t i = 0; i < m->file_count && status == CKD_OK; i++) {
+        status = check_file_once(v, &m->files[i], checkpoint, err);
+    }
+    return status;
+}
+
+/* ---- values ---- */
+
+static ckd_status check_block(verification *v, const view *w, const view_block *b, bool blob,
+                              const char *checkpoint, ckd_error *err) {
+    bytes_clear(&v->values);
+    void *to = bytes_extend(&v->values, b->record->raw_size + 1);
+    if (!to) {
+        v->values.failed = false;
+        return err_nomem(err, b->record->raw_size, "a block's values");
+    }
+    ckd_error why = {.offset = CKD_NO_OFFSET};
+    ckd_status status =
+        blob ? blob_bytes(&v->decoder, b, to, &why) : block_values(&v->decoder, &v->views, w, b, to, &why);
+    bool own = why.offset == b->record->offset && strstr(why.file, file_path(b->chunk->file));
+    status = note(v, status, &why, own ? chunk_record_number(b->chunk, b->record) : CKD_NO_OFFSET, checkpoint,
+                  err);
+    v->result->blocks++;
+    return status == CKD_OK ? progress(v, b->record->raw_size, err) : status;
+}
+
+/* Is the block in the sample? That follows from the seed and from what it is, wherever it stands and whatever else there is. */
+static bool in_sample(const verification *v, const view *w, size_t number) {
+    uint8_t what[sizeof(ckd_id) + 16];
+    if (v->options->sample == 0) {
+        return true;
+    }
+    memcpy(what, &w->manifest.checkpoint.id, sizeof(ckd_id));
+    store_le64(what + sizeof(ckd_id), number);
+    store_le64(what + sizeof(ckd_id) + 8, v->options->seed);
+    return (double)(hash64(what, sizeof(what)) >> 11) < v->options->sample * 0x1p53;
+}
+
+static ckd_status check_values(verification *v, const view *w, const char *checkpoint, ckd_error *err) {
+    ckd_status status = CKD_OK;
+    for (size_t i = 0; i < w->block_count && status == CKD_OK; i++) {
+        if (in_sample(v, w, i)) {
+            status = check_block(v, w, &w->blocks[i], false, checkpoint, err);
+        }
+    }
+    for (size_t i = 0; i < w->blob_count && status == CKD_OK; i++) {
+        if (in_sample(v, w, w->block_count + i)) {
+            status = check_block(v, w, &w->blobs[i], true, checkpoint, err);
+        }
+    }
+    return status;
+}
+
+/* Quick: damage of a payload is found in check_files; which checkpoints may need it, from what they depend on. What a load would miss, indexes tell. */
+static ckd_status check_checkpoint(verification *v, const manifest_name *name, ckd_error *err) {
+    char checkpoint[CHECKPOINT_TEXT];
+    checkpoint_text(checkpoint, name->run, name->step, false);
+    ckd_error why = {.offset = CKD_NO_OFFSET};
+    manifest m;
+    ckd_status status = store_read_manifest(&m, v->store, name->run, name->step, name->generation, &why);
+    v->result->checkpoints++;
+    if (status != CKD_OK) {
+        err_in_file(&why, status,
+                    path_manifest(v->store->path, name->run, name->step, name->generation).text);
+        return note(v, status, &why, CKD_NO_OFFSET, checkpoint, err);
+    }
+    const view *w = NULL;
+    status = check_files(v, &m, checkpoint, err);
+    if (status == CKD_OK) {
+        status = checkpoint_open(&w, &v->views, &m.checkpoint, &v->damage, err);
+    }
+    manifest_free(&m);
+    if (status != CKD_OK || !w) {
+        return status;
+    }
+    v->result->all_blocks += w->block_count + w->blob_count;
+    if (by_lineage(v)) {
+        status = checkpoint_check_closure(&v->views, w, &v->damage, err);
+    }
+    return status != CKD_OK || v->options->quick ? status : check_values(v, w, checkpoint, err);
+}
+
+/* ---- which checkpoints ---- */
+
+static bool wanted(const verification *v, const manifest_name *name) {
+    const ckd_verify_options *o = v->options;
+    return (!o->run || strcmp(o->run, name->run) == 0) && (!o->one_step || o->step == name->step);
+}
+
+/* Of a run, manifests that cannot be read are named where they are looked at. */
+static ckd_status read_files(verification *v, ckd_error *err) {
+    damage_list others = {.result = calloc(1, sizeof(ckd_verify_result)), .store_path = v->store->path};
+    ckd_status status =
+        others.result ? listed_files_read(&v->files, v->store, v->options->run ? &others : &v->damage, err)
+                      : err_nomem(err, sizeof(ckd_verify_result), "a verification");
+    ckd_verify_result_free(others.result);
+    if (status == CKD_OK) {
+        v->seen = calloc(v->files.count + 1, sizeof(*v->seen));
+        status = v->seen ? CKD_OK : err_nomem(err, v->files.count, "the files looked at");
+    }
+    return status;
+}
+
+/* What can be taken back is to come back whole. Its values are not decoded. */
+static ckd_status check_trash(verification *v, ckd_error *err) {
+    ckd_status status = CKD_OK;
+    for (size_t i = 0; i < v->files.count && !v->options->run && status == CKD_OK; i++) {
+        const listed_file *f = &v->files.items[i];
+        char checkpoint[CHECKPOINT_TEXT];
+        listed_file_checkpoint(checkpoint, f);
+        if (f->in_trash) {
+            status = check_file_once(v, &f->file, checkpoint, err);
+        }
+    }
+    return status;
+}
+
+static ckd_status check_all(verification *v, ckd_error *err) {
+    manifest_list list = {0};
+    ckd_status status = read_files(v, err);
+    if (status == CKD_OK) {
+        status = manifests_read(&list, v->store, err);
+    }
+    for (size_t i = 0; i < list.count && status == CKD_OK; i++) {
+        bool newest = i == 0 || !same_checkpoint_name(&list.items[i - 1], &list.items[i]);
+        if (newest && wanted(v, &list.items[i])) {
+            status = check_checkpoint(v, &list.items[i], err);
+            checkpoint_views_limit(&v->views);
+        }
+    }
+    manifests_free(&list);
+    if (status == CKD_OK) {
+        status = check_trash(v, err);
+    }
+    if (status != CKD_OK) {
+        return status;
+    }
+    const lineage *all = v->files.lineages;
+    size_t count = v->options->run ? 0 : v->files.lineage_count;
+    return by_lineage(v) ? damage_spread(&v->damage, all, v->files.lineage_count, err)
+                         : damage_name_trash(&v->damage, all, count, err);
+}
+
+static ckd_status check_catalog(verification *v, ckd_error *err) {
+    ckd_error why = {.offset = CKD_NO_OFFSET};
+    ckd_status status = catalog_condition(v->store, &why);
+    return note(v, status, &why, CKD_NO_OFFSET, "", err);
+}
+
+/* Parity files, of the whole store. No checkpoint suffers; the next damage might not be repaired. */
+static ckd_status check_parity(verification *v, ckd_error *err) {
+    parity_sets sets = {0};
+    ckd_status status = v->options->run ? CKD_OK : parity_sets_read(&sets, v->store, &v->damage, err);
+    for (size_t i = 0; i < sets.count && status == CKD_OK; i++) {
+        const parity_set *s = sets.items[i];
+        v->result->weak_groups += parity_set_strength(s, v->store) < (int)s->group.rows;
+        for (uint32_t row = 0; row < s->group.rows && status == CKD_OK; row++) {
+            bool there = s->present >> row & 1;
+            status = there ? parity_check_row(s, row, v->store, &v->damage, NULL, err)
+                           : parity_note_missing(s, row, v->store, &v->damage, err);
+            status = status == CKD_OK ? progress(v, 0, err) : status;
+        }
+    }
+    parity_sets_free(&sets);
+    return status;
+}
+
+/* Of the whole store: whose manifests are gone, though nobody deleted them. */
+static ckd_status check_vanished(verification *v, ckd_error *err) {
+    vanished gone = {0};
+    ckd_status status = v->options->run ? CKD_OK : vanished_find(&gone, v->store, err);
+    if (status == CKD_OK) {
+        status = vanished_note(&gone, v->store, &v->damage, err);
+    }
+    vanished_free(&gone);
+    return status;
+}
+
+static ckd_status expect_total(verification *v, ckd_error *err) {
+    ckd_checkpoint_list list = {0};
+    ckd_status status = store_list(&list, v->store, v->options->run, err);
+    for (size_t i = 0; i < list.count; i++) {
+        if (!v->options->one_step || list.items[i].step == v->options->step) {
+            v->total += list.items[i].raw_bytes;
+        }
+    }
+    catalog_list_free(&list);
+    v->total = v->options->sample > 0 ? (uint64_t)((double)v->total * v->options->sample) : v->total;
+    return status;
+}
+
+static ckd_status check_sample(const ckd_verify_options *o, ckd_error *err) {
+    bool valid = o->sample >= 0 && o->sample < 1 && !(o->sample > 0 && o->quick);
+    return valid ? CKD_OK
+                 : err_set(err, CKD_E_INVALID,
+                           "a sample is a share of the blocks, above 0 and below 1, and not quick");
+}
+
+static ckd_status resolve_step(ckd_verify_options *o, char run[CKD_RUN_MAX + 1], ckd_store *store,
+                               ckd_error *err) {
+    if (!o->run && !o->one_step) {
+        return CKD_OK;
+    }
+    ckd_checkpoint found;
+    ckd_status status = store_find(&found, store, o->run, o->one_step ? o->step : CKD_LATEST, err);
+    if (status == CKD_OK) {
+        snprintf(run, CKD_RUN_MAX + 1, "%s", found.run);
+        o->run = run;
+        o->step = found.step;
+    }
+    return status;
+}
+
+static ckd_status run_verification(verification *v, ckd_error *err) {
+    file_lock *lock = NULL;
+    ckd_status status = store_lock_reader(&lock, v->store, err);
+    if (status == CKD_OK) {
+        status = decoder_init(&v->decoder, NULL, err);
+    }
+    if (status == CKD_OK) {
+        status = expect_total(v, err);
+    }
+    if (status == CKD_OK) {
+        status = check_catalog(v, err);
+    }
+    if (status == CKD_OK) {
+        status = v->options->run ? CKD_OK : notes_damage(&v->damage, v->store, err);
+    }
+    if (status == CKD_OK) {
+        status = check_vanished(v, err);
+    }
+    if (status == CKD_OK) {
+        status = check_all(v, err);
+    }
+    if (status == CKD_OK) {
+        status = check_parity(v, err);
+    }
+    decoder_free(&v->decoder);
+    lock_release(lock);
+    return status;
+}
+
+ckd_status ckd_store_verify(ckd_verify_result **out, ckd_store *store, const ckd_verify_options *options,
+                            ckd_error *err) {
+    *out = NULL;
+    ckd_verify_options o = {0};
+    ckd_status status = COPY_OPTIONS(&o, options, "ckd_verify_options", err);
+    char run[CKD_RUN_MAX + 1];
+    status = status == CKD_OK ? check_sample(&o, err) : status;
+    if (status == CKD_OK) {
+        status = resolve_step(&o, run, store, err);
+    }
+    if (status != CKD_OK) {
+        return status;
+    }
+    verification v = {.store = store, .options = &o, .result = calloc(1, sizeof(*v.result))};
+    if (!v.result) {
+        return err_nomem(err, sizeof(*v.result), "a verification");
+    }
+    v.damage = (damage_list){.result = v.result, .store_path = store->path};
+    checkpoint_views_begin(&v.views, store);
+    v.callers_mode = float_mode_enter();
+    status = run_verification(&v, err);
+    float_mode_leave(v.callers_mode);
+    views_free(&v.views);
+    bytes_free(&v.values);
+    free(v.seen);
+    listed_files_free(&v.files);
+    if (status != CKD_OK) {
+        ckd_verify_result_free(v.result);
+        return status;
+    }
+    *out = v.result;
+    return CKD_OK;
+}

@@ -1,0 +1,409 @@
+/* Loading: find the blocks that intersect, rebuild them in parallel, place them. */
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "base/float_mode.h"
+#include "engine/load/load.h"
+
+#define STAGING_BYTES (UINT64_C(256) << 20)
+
+static ckd_status make_decoders(ckd_load *load, ckd_error *err) {
+    uint32_t count = pool_threads(load->store->pool);
+    load->decoders = calloc(count, sizeof(*load->decoders));
+    if (!load->decoders) {
+        return err_nomem(err, count * sizeof(*load->decoders), "decoders");
+    }
+    ckd_status status = CKD_OK;
+    for (; load->decoder_count < count && status == CKD_OK; load->decoder_count++) {
+        decoder *d = &load->decoders[load->decoder_count];
+        status = decoder_init(d, &load->columns, err);
+        d->store = &load->kept;
+        d->top = load->view;
+        d->again = load->again;
+    }
+    return status;
+}
+
+/* Tensors that others of the checkpoint are copies or rounded copies of. */
+static ckd_status find_sources(ckd_load *load, ckd_error *err) {
+    const view *v = load->view;
+    load->again = calloc(v->tensor_count + 1, sizeof(*load->again));
+    if (!load->again) {
+        return err_nomem(err, v->tensor_count, "a list of tensors");
+    }
+    const char *last = "";
+    for (size_t i = 0; i < v->block_count; i++) {
+        const record *r = v->blocks[i].record;
+        const dependency *on = r->dependency_count ? &r->dependencies[0] : NULL;
+        bool derived = r->predictor == PREDICT_COPY || r->predictor == PREDICT_CAST;
+        if (!derived || !on || !id_equal(&on->checkpoint, &v->manifest.checkpoint.id)) {
+            continue;
+        }
+        const char *name = on->tensor && *on->tensor ? on->tensor : r->tensor->name;
+        const view_tensor *source = strcmp(name, last) == 0 ? NULL : view_find(v, name);
+        if (source) {
+            load->again[source - v->tensors] = true;
+        }
+        last = name;
+    }
+    return CKD_OK;
+}
+
+static ckd_status list_tensors(ckd_load *load, ckd_error *err) {
+    load->tensors.count = load->view->tensor_count;
+    load->tensors.items = calloc(load->tensors.count + 1, sizeof(*load->tensors.items));
+    if (!load->tensors.items) {
+        return err_nomem(err, load->tensors.count * sizeof(*load->tensors.items), "a list of tensors");
+    }
+    for (size_t i = 0; i < load->view->tensor_count; i++) {
+        view_tensor_info(&load->tensors.items[load->view->tensors[i].order], &load->view->tensors[i]);
+    }
+    return CKD_OK;
+}
+
+/* Both stores of values get half of what there is, if both are needed. */
+static ckd_status make_stores(ckd_load *load, ckd_error *err) {
+    ckd_status status = load_shared_init(&load->shared, load->view, load->staging / 2, err);
+    values_store_set_limit(&load->kept, load->shared.view ? load->staging / 2 : load->staging);
+    return status;
+}
+
+ckd_status ckd_load_begin(ckd_load **out, ckd_store *store, const ckd_id *checkpoint, ckd_error *err) {
+    return ckd_load_begin_with(out, store, checkpoint, NULL, err);
+}
+
+ckd_status ckd_load_begin_with(ckd_load **out, ckd_store *store, const ckd_id *checkpoint,
+                               const ckd_load_options *options, ckd_error *err) {
+    *out = NULL;
+    ckd_load_options o = {0};
+    ckd_status status = store && checkpoint
+                            ? COPY_OPTIONS(&o, options, "ckd_load_options", err)
+                            : err_set(err, CKD_E_INVALID, "a load needs a store and a checkpoint's id");
+    if (status != CKD_OK) {
+        return status;
+    }
+    ckd_load *load = calloc(1, sizeof(*load));
+    if (!load) {
+        return err_nomem(err, sizeof(*load), "a load");
+    }
+    load->store = store;
+    load->staging = o.staging_bytes ? o.staging_bytes : STAGING_BYTES;
+    views_init(&load->views, store);
+    values_store_init(&load->kept, 0);
+    columns_cache_init(&load->columns);
+    status = store_lock_reader(&load->reader_lock, store, err);
+    if (status == CKD_OK) {
+        status = views_get(&load->view, &load->views, checkpoint, err);
+        load->views.values_only = true; /* from here on */
+        load->views.deleted_too = true; /* a compaction may give the checkpoint other ancestors meanwhile */
+    }
+    if (status == CKD_OK) {
+        status = list_tensors(load, err);
+    }
+    if (status == CKD_OK) {
+        status = find_sources(load, err);
+    }
+    if (status == CKD_OK) {
+        status = make_decoders(load, err);
+    }
+    if (status == CKD_OK) {
+        status = make_stores(load, err);
+    }
+    if (status != CKD_OK) {
+        ckd_load_end(load);
+        return status;
+    }
+    *out = load;
+    return CKD_OK;
+}
+
+const ckd_tensor_list *ckd_load_tensors(const ckd_load *load) {
+    return &load->tensors;
+}
+
+const ckd_checkpoint *ckd_load_checkpoint(const ckd_load *load) {
+    return &load->view->manifest.checkpoint;
+}
+
+ckd_load_request load_request(const ckd_load_request *request) {
+    ckd_load_request q = {0};
+    memcpy(&q, request, request->struct_size < sizeof(q) ? request->struct_size : sizeof(q));
+    return q;
+}
+
+ckd_status load_check_requests(const ckd_load *load, const ckd_load_request *requests, size_t count,
+                               ckd_error *err) {
+    if (!load || (!requests && count > 0)) {
+        return err_set(err, CKD_E_INVALID, "there is no load, or there are no requests");
+    }
+    for (size_t i = 0; i < count; i++) {
+        ckd_status status =
+            struct_check(&requests[i], SIZE_UP_TO(ckd_load_request, size), "ckd_load_request", err);
+        if (status == CKD_OK && !requests[i].name) {
+            status = err_set(err, CKD_E_INVALID, "a load's request needs the name of a tensor");
+        }
+        if (status != CKD_OK) {
+            return status;
+        }
+    }
+    return CKD_OK;
+}
+
+ckd_difference load_difference(const ckd_load_request *q, const view_tensor *t) {
+    if (!t) {
+        return CKD_DIFFERS_MISSING;
+    }
+    if (q->dtype != CKD_DTYPE_NONE && q->dtype != t->tensor->dtype) {
+        return CKD_DIFFERS_DTYPE;
+    }
+    bool same = !q->shape || (q->ndim == t->shape.ndim &&
+                              memcmp(q->shape, t->shape.shape, q->ndim * sizeof(uint64_t)) == 0);
+    return same ? (ckd_difference)0 : CKD_DIFFERS_SHAPE;
+}
+
+/* "4 x 5"; cut if it is too long. */
+static const char *shape_text(char *text, size_t size, uint32_t ndim, const uint64_t *shape) {
+    snprintf(text, size, "a scalar");
+    size_t used = 0;
+    for (uint32_t d = 0; d < ndim && used < size; d++) {
+        used += (size_t)snprintf(text + used, size - used, "%s%llu", d ? " x " : "",
+                                 (unsigned long long)shape[d]);
+    }
+    return text;
+}
+
+void load_describe_difference(char *text, size_t size, ckd_difference kind, const ckd_load_request *q,
+                              const view_tensor *t) {
+    char stored[80], wanted[80];
+    if (kind == CKD_DIFFERS_DTYPE) {
+        snprintf(text, size, "the tensor is stored as %s, %s was asked for", ckd_dtype_name(t->tensor->dtype),
+                 ckd_dtype_name(q->dtype));
+    } else if (kind == CKD_DIFFERS_SHAPE) {
+        snprintf(text, size, "the tensor is stored with another global shape, %s, than was asked for, %s",
+                 shape_text(stored, sizeof(stored), t->shape.ndim, t->shape.shape),
+                 shape_text(wanted, sizeof(wanted), q->ndim, q->shape));
+    } else {
+        snprintf(text, size, "%s",
+                 kind == CKD_DIFFERS_MISSING ? "the checkpoint has no such tensor" : "nobody asks for it");
+    }
+}
+
+ckd_status load_span(span *want, ckd_region *region, const ckd_load_request *q, const view_tensor *t,
+                     bool sized, ckd_error *err) {
+    *want = (span){.region = region};
+    if (!region_count(&want->count, &t->shape, &q->region)) {
+        return err_set(err, CKD_E_INVALID, "the region asked for does not lie inside the tensor's shape");
+    }
+    *region = region_canonical(&t->shape, &q->region);
+    uint64_t size = want->count * ckd_dtype_size(t->tensor->dtype);
+    if (sized && (q->size != size || (size && !q->data))) {
+        return err_set(err, CKD_E_INVALID, "the region has %llu bytes, room for %zu was given",
+                       (unsigned long long)size, q->size);
+    }
+    return CKD_OK;
+}
+
+typedef struct placement {
+    ckd_load *load;
+    const view_tensor *tensor;
+    const span *want;
+    void *to;
+    const view_block *const *blocks;
+    uint64_t *copied; /* by block */
+} placement;
+
+ckd_status load_place_one(ckd_load *load, uint32_t worker, const view_tensor *t, const view_block *b,
+                          const span *want, void *to, uint64_t *copied, ckd_error *err) {
+    decoder *d = &load->decoders[worker];
+    return load->shared.view ? load_shared_place(&load->shared, d, &load->views, t, b, want, to, copied, err)
+                             : block_into_span(d, &load->views, load->view, t, b, want, to, copied, err);
+}
+
+static ckd_status place_one(void *context, size_t index, uint32_t worker, ckd_error *err) {
+    placement *p = context;
+    return load_place_one(p->load, worker, p->tensor, p->blocks[index], p->want, p->to, &p->copied[index],
+                          err);
+}
+
+ckd_status load_each_block(const view_tensor *t, const span *want, load_block_fn each, void *context,
+                           ckd_error *err) {
+    ckd_status status = CKD_OK;
+    size_t s, last;
+    for (view_shards_for(&s, &last, t, want); s < last && status == CKD_OK; s++) {
+        size_t first, end;
+        view_shard_range(&first, &end, &t->shards[s], &t->shape, want);
+        for (; first < end && status == CKD_OK; first++) {
+            status = each(context, &t->shards[s].blocks[first], err);
+        }
+    }
+    return status;
+}
+
+static ckd_status add_block(void *context, const view_block *b, ckd_error *err) {
+    load_blocks *list = context;
+    if (list->count == list->capacity) {
+        size_t capacity = 2 * list->capacity + 16;
+        const view_block **grown = realloc(list->items, capacity * sizeof(*grown));
+        if (!grown) {
+            return err_nomem(err, capacity * sizeof(*grown), "a load's plan");
+        }
+        list->items = grown;
+        list->capacity = capacity;
+    }
+    list->items[list->count++] = b;
+    return CKD_OK;
+}
+
+ckd_status load_list(load_blocks *out, const view_tensor *t, const span *want, ckd_error *err) {
+    *out = (load_blocks){NULL, 0, 0};
+    return load_each_block(t, want, add_block, out, err);
+}
+
+ckd_status load_place(ckd_load *load, const view_tensor *t, const span *want, void *to,
+                      const view_block *const *blocks, size_t count, uint64_t *copied, ckd_error *err) {
+    placement p = {.load = load, .tensor = t, .want = want, .to = to, .blocks = blocks};
+    p.copied = calloc(count + 1, sizeof(*p.copied));
+    if (!p.copied) {
+        return err_nomem(err, count * sizeof(*p.copied), "a load's plan");
+    }
+    float_mode mode = float_mode_enter();
+    ckd_status status = pool_run(load->store->pool, count, place_one, &p, err);
+    float_mode_leave(mode);
+    for (size_t i = 0; status == CKD_OK && i < count; i++) {
+        *copied += p.copied[i];
+    }
+    free(p.copied);
+    return status;
+}
+
+ckd_status load_check_complete(uint64_t copied, const span *want, ckd_error *err) {
+    return copied == want->count
+               ? CKD_OK
+               : err_set(err, CKD_E_CORRUPT, "the checkpoint holds %llu of the %llu elements asked for",
+                         (unsigned long long)copied, (unsigned long long)want->count);
+}
+
+ckd_status load_place_all(ckd_load *load, const view_tensor *t, const span *want, void *to, ckd_error *err) {
+    load_blocks list;
+    uint64_t copied = 0;
+    ckd_status status = load_list(&list, t, want, err);
+    if (status == CKD_OK) {
+        status = load_place(load, t, want, to, list.items, list.count, &copied, err);
+    }
+    free(list.items);
+    return status == CKD_OK ? load_check_complete(copied, want, err) : status;
+}
+
+ckd_status ckd_load_tensor(ckd_load *load, const ckd_load_request *request, ckd_error *err) {
+    ckd_status status = load_check_requests(load, request, 1, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    ckd_load_request q = load_request(request);
+    const view_tensor *t = view_find(load->view, q.name);
+    if (!t) {
+        return err_in_tensor(err,
+                             err_set(err, CKD_E_NOT_FOUND, "%s@%llu has no such tensor",
+                                     load->view->manifest.checkpoint.run,
+                                     (unsigned long long)load->view->manifest.checkpoint.step),
+                             q.name);
+    }
+    span want = {0};
+    ckd_region region;
+    ckd_difference differs = load_difference(&q, t);
+    if (differs) {
+        char what[256];
+        load_describe_difference(what, sizeof(what), differs, &q, t);
+        status = err_set(err, CKD_E_MISMATCH, "%s", what);
+    } else {
+        status = load_span(&want, &region, &q, t, true, err);
+    }
+    if (status == CKD_OK && want.count) {
+        status = q.device ? load_place_on_device(load, t, &want, &q, err)
+                          : load_place_all(load, t, &want, q.data, err);
+    }
+    return status == CKD_OK ? CKD_OK : err_in_tensor(err, status, q.name);
+}
+
+uint64_t ckd_load_bytes_read(const ckd_load *load) {
+    uint64_t all = 0;
+    for (uint32_t i = 0; i < load->decoder_count; i++) {
+        all += load->decoders[i].bytes_read;
+    }
+    return all;
+}
+
+ckd_status ckd_load_blob(void **data, size_t *size, ckd_load *load, const char *name, ckd_error *err) {
+    *data = NULL;
+    *size = 0;
+    ckd_status status = load_check_requests(load, NULL, 0, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    const view_block *b = name ? view_find_blob(load->view, name) : NULL;
+    if (!b) {
+        return err_set(err, CKD_E_NOT_FOUND, "%s@%llu has no blob '%s'", load->view->manifest.checkpoint.run,
+                       (unsigned long long)load->view->manifest.checkpoint.step, name ? name : "");
+    }
+    if (b->record->raw_size > CKD_BLOB_MAX) {
+        return err_corrupt(err, file_path(b->chunk->file), b->record->offset, "a blob of more than 1 GiB");
+    }
+    void *to = malloc(b->record->raw_size + 1);
+    if (!to) {
+        return err_nomem(err, b->record->raw_size, "a blob");
+    }
+    status = blob_bytes(&load->decoders[0], b, to, err);
+    if (status != CKD_OK) {
+        free(to);
+        return status;
+    }
+    *data = to;
+    *size = b->record->raw_size;
+    return CKD_OK;
+}
+
+ckd_status ckd_load_blobs(ckd_blob_list **out, const ckd_load *load, ckd_error *err) {
+    *out = NULL;
+    ckd_status status = load_check_requests(load, NULL, 0, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    const view *v = load->view;
+    ckd_blob_list *list = malloc(sizeof(*list) + v->blob_count * sizeof(ckd_blob_info));
+    if (!list) {
+        return err_nomem(err, v->blob_count * sizeof(ckd_blob_info), "a list of blobs");
+    }
+    *list = (ckd_blob_list){v->blob_count, (ckd_blob_info *)(list + 1)};
+    for (size_t i = 0; i < v->blob_count; i++) {
+        const record *r = v->blobs[i].record;
+        list->items[i] = (ckd_blob_info){r->tensor->name, r->raw_size};
+    }
+    *out = list;
+    return CKD_OK;
+}
+
+void ckd_blob_list_free(ckd_blob_list *list) {
+    free(list);
+}
+
+void ckd_blob_free(void *data) {
+    free(data);
+}
+
+void ckd_load_end(ckd_load *load) {
+    if (!load) {
+        return;
+    }
+    for (uint32_t i = 0; i < load->decoder_count; i++) {
+        decoder_free(&load->decoders[i]);
+    }
+    free(load->decoders);
+    free(load->tensors.items);
+    free(load->again);
+    load_shared_free(&load->shared);
+    values_store_free(&load->kept);
+    columns_cache_free(&load->columns, false);
+    views_free(&load->views);
+    lock_release(load->reader_lock);
+    free(load);
+}

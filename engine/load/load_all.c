@@ -1,0 +1,151 @@
+/* Several tensors at once: what differs is found before anything is written. */
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "engine/load/load.h"
+
+/* ---- differences ---- */
+
+void load_differences_free(load_differences *d) {
+    for (size_t i = 0; i < d->count; i++) {
+        free((char *)d->items[i].tensor);
+        free((char *)d->items[i].what);
+    }
+    free(d->items);
+    *d = (load_differences){NULL, 0, 0};
+}
+
+static ckd_status add_difference(load_differences *d, ckd_difference kind, const char *tensor,
+                                 const ckd_load_request *q, const view_tensor *t, ckd_error *err) {
+    if (d->count == d->capacity) {
+        size_t capacity = 2 * d->capacity + 8;
+        ckd_load_difference *grown = realloc(d->items, capacity * sizeof(*grown));
+        if (!grown) {
+            return err_nomem(err, capacity * sizeof(*grown), "a list of differences");
+        }
+        d->items = grown;
+        d->capacity = capacity;
+    }
+    char what[256];
+    load_describe_difference(what, sizeof(what), kind, q, t);
+    ckd_load_difference *to = &d->items[d->count++];
+    *to = (ckd_load_difference){kind, strdup(tensor), strdup(what)};
+    return to->tensor && to->what ? CKD_OK : err_nomem(err, sizeof(what), "a difference");
+}
+
+ckd_status load_find_unexpected(load_differences *out, const ckd_load *load, const bool *asked,
+                                ckd_error *err) {
+    const view *v = load->view;
+    ckd_status status = CKD_OK;
+    for (size_t i = 0; i < v->tensor_count && status == CKD_OK; i++) {
+        if (!asked[i]) {
+            status = add_difference(out, CKD_DIFFERS_UNEXPECTED, v->tensors[i].tensor->name, NULL, NULL, err);
+        }
+    }
+    return status;
+}
+
+ckd_status load_find_differences(load_differences *out, const ckd_load *load,
+                                 const ckd_load_request *requests, size_t count, ckd_error *err) {
+    const view *v = load->view;
+    bool *asked = calloc(v->tensor_count + 1, sizeof(*asked));
+    ckd_status status = asked ? CKD_OK : err_nomem(err, v->tensor_count, "a list of tensors");
+    for (size_t i = 0; i < count && status == CKD_OK; i++) {
+        ckd_load_request q = load_request(&requests[i]);
+        const view_tensor *t = q.name ? view_find(v, q.name) : NULL;
+        ckd_difference kind = load_difference(&q, t);
+        if (t) {
+            asked[t - v->tensors] = true;
+        }
+        if (kind) {
+            status = add_difference(out, kind, q.name ? q.name : "", &q, t, err);
+        }
+    }
+    if (status == CKD_OK) {
+        status = load_find_unexpected(out, load, asked, err);
+    }
+    free(asked);
+    return status;
+}
+
+/* ---- all or nothing ---- */
+
+ckd_status load_refuse(const load_differences *d, unsigned allowed, ckd_error *err) {
+    const ckd_load_difference *first = NULL;
+    size_t count = 0;
+    for (size_t i = 0; i < d->count; i++) {
+        if (!(d->items[i].kind & allowed)) {
+            first = first ? first : &d->items[i];
+            count++;
+        }
+    }
+    if (!first) {
+        return CKD_OK;
+    }
+    char more[64] = "";
+    if (count > 1) {
+        snprintf(more, sizeof(more), "; %zu more tensor%s differ%s", count - 1, count == 2 ? "" : "s",
+                 count == 2 ? "s" : "");
+    }
+    return err_in_tensor(err, err_set(err, CKD_E_MISMATCH, "%s%s", first->what, more), first->tensor);
+}
+
+static ckd_status check_sizes(const ckd_load *load, const ckd_load_request *requests, size_t count,
+                              ckd_error *err) {
+    for (size_t i = 0; i < count; i++) {
+        ckd_load_request q = load_request(&requests[i]);
+        const view_tensor *t = q.name ? view_find(load->view, q.name) : NULL;
+        span want;
+        ckd_region region;
+        ckd_status status = load_difference(&q, t) ? CKD_OK : load_span(&want, &region, &q, t, true, err);
+        if (status != CKD_OK) {
+            return err_in_tensor(err, status, q.name);
+        }
+    }
+    return CKD_OK;
+}
+
+ckd_status load_check(const ckd_load *load, const ckd_load_request *requests, size_t count, unsigned allowed,
+                      ckd_error *err) {
+    load_differences differences = {NULL, 0, 0};
+    ckd_status status = load_check_requests(load, requests, count, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    status = load_find_differences(&differences, load, requests, count, err);
+    if (status == CKD_OK) {
+        status = load_refuse(&differences, allowed, err);
+    }
+    load_differences_free(&differences);
+    return status == CKD_OK ? check_sizes(load, requests, count, err) : status;
+}
+
+void load_set_plan(ckd_load *load, const load_plan *plan, const payloads *at_hand) {
+    for (uint32_t i = 0; i < load->decoder_count; i++) {
+        load->decoders[i].plan = plan;
+        load->decoders[i].payloads = at_hand;
+    }
+}
+
+/* What is used several times is kept in between, and nothing else. */
+static ckd_status load_planned(ckd_load *load, const ckd_load_request *requests, size_t count,
+                               ckd_error *err) {
+    load_plan *plan;
+    ckd_status status = load_plan_make(&plan, load, requests, count, err);
+    load_set_plan(load, plan, NULL);
+    for (size_t i = 0; i < count && status == CKD_OK; i++) {
+        ckd_load_request q = load_request(&requests[i]);
+        if (!load_difference(&q, q.name ? view_find(load->view, q.name) : NULL)) {
+            status = ckd_load_tensor(load, &requests[i], err);
+        }
+    }
+    load_set_plan(load, NULL, NULL);
+    load_plan_free(plan);
+    return status;
+}
+
+ckd_status ckd_load_all(ckd_load *load, const ckd_load_request *requests, size_t count, unsigned allowed,
+                        ckd_error *err) {
+    ckd_status status = load_check(load, requests, count, allowed, err);
+    return status == CKD_OK ? load_planned(load, requests, count, err) : status;
+}

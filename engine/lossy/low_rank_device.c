@@ -1,0 +1,155 @@
+/* The search for factors where a tile is on a device: vectors stay there, and what crosses the bus are where it begins, matrices of products of vectors with each other, and factors. */
+#include <stdlib.h>
+
+#include "engine/lossy/lossy_device.h"
+
+/* Of one side, or the spare one: whichever is longer, as they change places. */
+static uint64_t side_size(uint64_t rows, uint64_t columns, uint64_t count) {
+    return lossy_device_aligned(count * (rows > columns ? rows : columns) * sizeof(float));
+}
+
+uint64_t lossy_device_search_size(uint64_t rows, uint64_t columns, uint64_t count) {
+    return 3 * side_size(rows, columns, count) + lossy_device_aligned(count * count * sizeof(float)) +
+           lossy_device_aligned(count * sizeof(double)) + lossy_device_aligned(count * sizeof(uint32_t));
+}
+
+static struct lossy_device *device_of(const void *tile) {
+    return ((const lossy_tile *)tile)->device;
+}
+
+static ckd_status begin(const void *tile, vectors *left, vectors *right, ckd_error *err) {
+    struct lossy_device *d = device_of(tile);
+    uint64_t used = 0, count = left->count, size = side_size(left->n, right->n, count);
+    left->there = lossy_device_take(d, &used, size);
+    right->there = lossy_device_take(d, &used, size);
+    d->search.spare = lossy_device_take(d, &used, size);
+    d->search.mix = lossy_device_take(d, &used, count * count * sizeof(float));
+    d->search.scale = lossy_device_take(d, &used, count * sizeof(double));
+    d->search.largest = lossy_device_take(d, &used, count * sizeof(uint32_t));
+    return lossy_device_reaches(d, used, err);
+}
+
+/* Vectors one after the other, as they are there, from (or, out, to) the host's parts. */
+static void turn_vectors(float *flat, const vectors *v, bool out) {
+    for (size_t p = 0; p < vectors_parts(v); p++) {
+        size_t n = vectors_width(v, p);
+        for (size_t i = 0; i < v->count; i++) {
+            float *cut = vectors_part(v, p) + i * n, *whole = flat + i * v->n + p * PIECE_SIDE;
+            memcpy(out ? cut : whole, out ? whole : cut, n * sizeof(float));
+        }
+    }
+}
+
+static ckd_status exchange(const void *tile, const vectors *v, bool out, ckd_error *err) {
+    const struct lossy_device *d = device_of(tile);
+    uint64_t size = v->count * v->n * sizeof(float);
+    float *flat = malloc(size);
+    if (!flat) {
+        return err_nomem(err, size, "factors of a matrix");
+    }
+    if (!out) {
+        turn_vectors(flat, v, false);
+    }
+    ckd_status status =
+        out ? device_get(d->line, flat, v->there, size, err) : device_put(d->line, v->there, flat, size, err);
+    if (out && status == CKD_OK) {
+        turn_vectors(flat, v, true);
+    }
+    free(flat);
+    return status;
+}
+
+static ckd_status put(const void *tile, const vectors *v, ckd_error *err) {
+    return exchange(tile, v, false, err);
+}
+
+static ckd_status take(const void *tile, const vectors *v, ckd_error *err) {
+    return exchange(tile, v, true, err);
+}
+
+static ckd_status multiply(const struct lossy_device *d, const device_product *p, ckd_error *err) {
+    device_failure why = {DEVICE_DONE, "", ""};
+    d->line->backend->product(&d->line->queue, p, &why);
+    return lossy_device_status(d, &why, err);
+}
+
+static ckd_status times(const void *tile, vectors *to, const vectors *from, bool turned, ckd_error *err) {
+    const struct lossy_device *d = device_of(tile);
+    device_product p = {.sums = to->there,
+                        .left = from->there,
+                        .right = d->matrix,
+                        .rows = from->count,
+                        .columns = to->n,
+                        .rank = from->n,
+                        .right_turned = turned};
+    to->count = from->count;
+    return multiply(d, &p, err);
+}
+
+static ckd_status pairs(const void *tile, float *mix, const vectors *v, ckd_error *err) {
+    const struct lossy_device *d = device_of(tile);
+    device_product p = {.sums = d->search.mix,
+                        .left = v->there,
+                        .right = v->there,
+                        .rows = v->count,
+                        .columns = v->count,
+                        .rank = v->n,
+                        .right_turned = true};
+    ckd_status status = multiply(d, &p, err);
+    return status == CKD_OK
+               ? device_get(d->line, mix, d->search.mix, v->count * v->count * sizeof(float), err)
+               : status;
+}
+
+static ckd_status mix_vectors(const void *tile, vectors *v, const float *mix, size_t count, ckd_error *err) {
+    struct lossy_device *d = device_of(tile);
+    device_product p = {.sums = d->search.spare,
+                        .left = d->search.mix,
+                        .right = v->there,
+                        .rows = count,
+                        .columns = v->n,
+                        .rank = v->count};
+    ckd_status status = device_put(d->line, d->search.mix, mix, count * v->count * sizeof(float), err);
+    status = status == CKD_OK ? multiply(d, &p, err) : status;
+    d->search.spare = v->there;
+    v->there = p.sums;
+    v->count = count;
+    return status;
+}
+
+static ckd_status round_vectors(const void *tile, const vectors *v, const vectors_rounding *how,
+                                ckd_error *err) {
+    const struct lossy_device *d = device_of(tile);
+    device_failure why = {DEVICE_DONE, "", ""};
+    uint64_t size = v->count * sizeof(uint32_t);
+    device_rounding r = {.at = v->there,
+                         .scale = d->search.scale,
+                         .largest = d->search.largest,
+                         .n = v->n,
+                         .count = (uint32_t)v->count,
+                         .add = how->add,
+                         .most = how->most};
+    uint32_t *largest = malloc(size + 1);
+    if (!largest) {
+        return err_nomem(err, size, "factors of a matrix");
+    }
+    ckd_status status = device_put(d->line, d->search.scale, how->scale, v->count * sizeof(double), err);
+    if (status == CKD_OK && d->line->backend->zero(&d->line->queue, r.largest, size, &why) == DEVICE_DONE) {
+        d->line->backend->round(&d->line->queue, &r, &why);
+    }
+    status = status == CKD_OK ? lossy_device_status(d, &why, err) : status;
+    status = status == CKD_OK ? device_get(d->line, largest, r.largest, size, err) : status;
+    for (size_t i = 0; i < v->count && status == CKD_OK; i++) {
+        how->largest[i] = largest[i];
+    }
+    free(largest);
+    return status;
+}
+
+const vectors_elsewhere lossy_device_vectors = {.begin = begin,
+                                                .put = put,
+                                                .take = take,
+                                                .times = times,
+                                                .pairs = pairs,
+                                                .mix = mix_vectors,
+                                                .round = round_vectors};

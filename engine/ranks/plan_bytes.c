@@ -1,0 +1,213 @@
+/*
+ * Plans as bytes: "ckdp", u32 version, u32 world, u32 0, the key, tensors, regions, written, replicas, empty and raw bytes
+ * (u64 each); of each rank the hash of its description, u64 regions, u64 bytes and one bit a region; u64 hash of all before.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "codec/common/wire.h"
+#include "engine/ranks/plan.h"
+
+#define MAGIC   "ckdp"
+#define VERSION 1
+
+ckd_status plan_new(ckd_plan **out, uint32_t world, const uint64_t *regions, ckd_error *err) {
+    *out = NULL;
+    uint64_t bits = 0;
+    for (uint32_t r = 0; r < world; r++) {
+        if (regions[r] > UINT64_C(1) << 40 || !size_add(&bits, bits, (regions[r] + 7) / 8)) {
+            return err_set(err, CKD_E_CORRUPT, "a plan has too many regions");
+        }
+    }
+    ckd_plan *plan = calloc(1, sizeof(*plan));
+    plan_rank *ranks = calloc(world, sizeof(*ranks));
+    uint8_t *writes = calloc((size_t)bits + 1, 1);
+    if (!plan || !ranks || !writes) {
+        free(plan);
+        free(ranks);
+        free(writes);
+        return err_nomem(err, (size_t)bits + world * sizeof(*ranks), "a plan");
+    }
+    *plan = (ckd_plan){.ranks = ranks, .bits = writes, .summary.world = world};
+    for (uint32_t r = 0; r < world; r++) {
+        ranks[r].regions = regions[r];
+        ranks[r].writes = writes;
+        writes += (regions[r] + 7) / 8;
+    }
+    *out = plan;
+    return CKD_OK;
+}
+
+void ckd_plan_free(ckd_plan *plan) {
+    if (plan) {
+        free(plan->ranks);
+        free(plan->bits);
+        free(plan);
+    }
+}
+
+/* ---- keys ---- */
+
+hash128 plan_key_of_hashes(const hash128 *hashes, uint32_t world) {
+    return hash128_of(hashes, world * sizeof(*hashes)); /* each has its rank and world in it */
+}
+
+static ckd_plan_key key_of(const hash128 *h) {
+    ckd_plan_key key;
+    memcpy(key.bytes, h->bytes, sizeof(key.bytes));
+    return key;
+}
+
+ckd_plan_key ckd_plan_key_of(const ckd_plan *plan) {
+    return key_of(&plan->key);
+}
+
+ckd_plan_key ckd_plan_description_hash(const ckd_bytes *d) {
+    hash128 h = hash128_of(d->data, d->size);
+    return key_of(&h);
+}
+
+ckd_plan_key ckd_plan_key_from(const ckd_plan_key *hashes, uint32_t world) {
+    hash128 h = hash128_of(hashes, world * sizeof(*hashes)); /* laid out like hash128 */
+    return key_of(&h);
+}
+
+/* ---- questions ---- */
+
+int ckd_plan_writes(const ckd_plan *plan, uint32_t rank, size_t index) {
+    if (rank >= plan->summary.world || index >= plan->ranks[rank].regions) {
+        return 0;
+    }
+    return plan->ranks[rank].writes[index / 8] >> index % 8 & 1;
+}
+
+ckd_status ckd_plan_check(const ckd_plan *plan, uint32_t rank, const ckd_tensor *tensors, size_t count,
+                          ckd_error *err) {
+    ckd_bytes now;
+    ckd_status status = ckd_plan_describe(&now, rank, plan->summary.world, tensors, count, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    hash128 h = hash128_of(now.data, now.size);
+    ckd_bytes_free(&now);
+    if (!hash128_equal(&h, &plan->ranks[rank].description)) {
+        return err_set(
+            err, CKD_E_INVALID,
+            "the plan is not for what rank %u holds now: names, dtypes, shapes, regions or their order "
+            "changed; make a new plan",
+            (unsigned)rank);
+    }
+    return CKD_OK;
+}
+
+void plan_find_extremes(ckd_plan *plan) {
+    ckd_plan_summary *s = &plan->summary;
+    s->least_bytes = s->most_bytes = plan->ranks[0].bytes;
+    for (uint32_t r = 1; r < s->world; r++) {
+        uint64_t load = plan->ranks[r].bytes;
+        s->least_bytes = load < s->least_bytes ? load : s->least_bytes;
+        s->most_bytes = load > s->most_bytes ? load : s->most_bytes;
+    }
+}
+
+ckd_plan_summary ckd_plan_summarise(const ckd_plan *plan) {
+    return plan->summary;
+}
+
+/* ---- as bytes ---- */
+
+ckd_status ckd_plan_bytes(ckd_bytes *out, const ckd_plan *plan, ckd_error *err) {
+    const ckd_plan_summary *s = &plan->summary;
+    const uint64_t counts[] = {s->tensors, s->regions, s->written, s->replicas, s->empty, s->raw_bytes};
+    bytes to = {0};
+    bytes_put(&to, MAGIC, 4);
+    bytes_put_u32(&to, VERSION);
+    bytes_put_u32(&to, s->world);
+    bytes_put_u32(&to, 0);
+    wire_put_hash(&to, &plan->key);
+    for (size_t i = 0; i < sizeof(counts) / sizeof(counts[0]); i++) {
+        bytes_put_u64(&to, counts[i]);
+    }
+    for (uint32_t r = 0; r < s->world; r++) {
+        const plan_rank *rank = &plan->ranks[r];
+        wire_put_hash(&to, &rank->description);
+        bytes_put_u64(&to, rank->regions);
+        bytes_put_u64(&to, rank->bytes);
+        bytes_put(&to, rank->writes, (size_t)(rank->regions + 7) / 8);
+    }
+    bytes_put_u64(&to, to.failed ? 0 : hash64(to.data, to.size));
+    *out = (ckd_bytes){NULL, 0};
+    if (to.failed) {
+        ckd_status status = err_nomem(err, to.size, "a plan");
+        bytes_free(&to);
+        return status;
+    }
+    *out = (ckd_bytes){to.data, to.size};
+    return CKD_OK;
+}
+
+/* Twice over: first for how many regions each rank has, then for the rest. */
+static bool read_ranks(ckd_plan *plan, uint64_t *regions, uint32_t world, reader at) {
+    for (uint32_t r = 0; r < world; r++) {
+        hash128 described_by = wire_hash(&at);
+        uint64_t count = reader_u64(&at), written = reader_u64(&at);
+        if (at.failed || count > 8 * (uint64_t)reader_left(&at)) {
+            return false;
+        }
+        const uint8_t *bits = reader_take(&at, (size_t)(count + 7) / 8);
+        if (!bits) {
+            return false;
+        }
+        regions[r] = count;
+        if (plan) {
+            plan->ranks[r].description = described_by;
+            plan->ranks[r].bytes = written;
+            memcpy(plan->ranks[r].writes, bits, (size_t)(count + 7) / 8);
+        }
+    }
+    return reader_left(&at) == 0;
+}
+
+static ckd_status read_plan(ckd_plan **out, reader *at, uint32_t world, ckd_error *err) {
+    hash128 key = wire_hash(at);
+    ckd_plan_summary s = {.world = world};
+    uint64_t *const counts[] = {&s.tensors, &s.regions, &s.written, &s.replicas, &s.empty, &s.raw_bytes};
+    for (size_t i = 0; i < sizeof(counts) / sizeof(counts[0]); i++) {
+        *counts[i] = reader_u64(at);
+    }
+    uint64_t *regions = calloc(world, sizeof(*regions));
+    if (!regions) {
+        return err_nomem(err, world * sizeof(*regions), "a plan");
+    }
+    ckd_status status = read_ranks(NULL, regions, world, *at)
+                            ? plan_new(out, world, regions, err)
+                            : err_set(err, CKD_E_CORRUPT, "the bytes of a plan make no sense");
+    if (status == CKD_OK) {
+        read_ranks(*out, regions, world, *at);
+        (*out)->key = key;
+        (*out)->summary = s;
+        plan_find_extremes(*out);
+    }
+    free(regions);
+    return status;
+}
+
+ckd_status ckd_plan_read(ckd_plan **out, const void *data, size_t size, ckd_error *err) {
+    *out = NULL;
+    const uint8_t *text = data;
+    if (size < 24 || memcmp(text, MAGIC, 4) != 0) {
+        return err_set(err, CKD_E_CORRUPT, "not a plan");
+    }
+    if (load_le32(text + 4) != VERSION) {
+        return err_set(err, CKD_E_UNSUPPORTED,
+                       "a plan is of version %u, this library knows %d: all ranks must use the same",
+                       (unsigned)load_le32(text + 4), VERSION);
+    }
+    uint32_t world = load_le32(text + 8);
+    reader at = reader_of(text + 16, size - 24);
+    if (!wire_hash_matches(load_le64(text + size - 8), hash64(text, size - 8)) || world == 0 ||
+        world > CKD_WORLD_MAX) {
+        return err_set(err, CKD_E_CORRUPT, "a plan was damaged on its way");
+    }
+    return read_plan(out, &at, world, err);
+}

@@ -1,0 +1,59 @@
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/ranks/plan.h"
+
+#define PLANS_USUALLY 4
+
+struct ckd_plan_cache {
+    uint32_t capacity, count;
+    ckd_plan *plans[]; /* asked for last: first */
+};
+
+ckd_status ckd_plan_cache_new(ckd_plan_cache **out, uint32_t plans, ckd_error *err) {
+    plans = plans ? plans : PLANS_USUALLY;
+    size_t size = sizeof(**out) + plans * sizeof((*out)->plans[0]);
+    *out = calloc(1, size);
+    if (!*out) {
+        return err_nomem(err, size, "a cache of plans");
+    }
+    (*out)->capacity = plans;
+    return CKD_OK;
+}
+
+void ckd_plan_cache_free(ckd_plan_cache *cache) {
+    for (uint32_t i = 0; cache && i < cache->count; i++) {
+        ckd_plan_free(cache->plans[i]);
+    }
+    free(cache);
+}
+
+static void to_front(ckd_plan_cache *cache, uint32_t index) {
+    ckd_plan *plan = cache->plans[index];
+    memmove(cache->plans + 1, cache->plans, index * sizeof(cache->plans[0]));
+    cache->plans[0] = plan;
+}
+
+const ckd_plan *ckd_plan_cache_find(ckd_plan_cache *cache, const ckd_plan_key *key) {
+    for (uint32_t i = 0; i < cache->count; i++) {
+        if (memcmp(cache->plans[i]->key.bytes, key->bytes, sizeof(key->bytes)) == 0) {
+            to_front(cache, i);
+            return cache->plans[0];
+        }
+    }
+    return NULL;
+}
+
+void ckd_plan_cache_add(ckd_plan_cache *cache, ckd_plan *plan) {
+    ckd_plan_key key = ckd_plan_key_of(plan);
+    if (ckd_plan_cache_find(cache, &key)) {
+        ckd_plan_free(cache->plans[0]);
+        cache->plans[0] = plan;
+        return;
+    }
+    if (cache->count == cache->capacity) {
+        ckd_plan_free(cache->plans[--cache->count]);
+    }
+    cache->plans[cache->count] = plan;
+    to_front(cache, cache->count++);
+}

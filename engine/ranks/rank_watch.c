@@ -1,0 +1,149 @@
+/*
+ * What ranks find out by themselves, through the store's directory: that one has died, whether they wait or are busy, and which of two
+ * comes first, rank 0 that commits or a rank that gives it up.
+ *
+ * To look at a rank is to try its lock. Each looks at a few at a time, beginning behind itself, so that all together look at each as often however
+ * many they are; and who finds one missing says so in a file that all look for.
+ */
+#include <stdio.h>
+
+#include "engine/ranks/ranks.h"
+
+#define LOOKED_AT 8u /* ranks at a time */
+
+ckd_status rank_died(uint32_t rank, uint32_t world, const char *when, ckd_error *err) {
+    return err_set(err, CKD_E_STATE, "rank %u of %u has died or left %s: nothing was committed",
+                   (unsigned)rank, (unsigned)world, when);
+}
+
+/* Of rank 0's files, so that they go when it is gone: without it there is no group. */
+static pathname path_of_group(const rank_files *f, uint32_t rank, const char *what) {
+    char hex[CKD_ID_TEXT], name[2 * CKD_ID_TEXT + 16];
+    ckd_id_text(hex, &f->members[rank].id);
+    snprintf(name, sizeof(name), "%s.%s", hex, what);
+    return path_of(f->store->path, DIR_RANKS, name);
+}
+
+/* ---- the end of a group ---- */
+
+ckd_status rank_over(const rank_files *f, ckd_error *err) {
+    ckd_bytes told;
+    pathname p = path_of_group(f, 0, "over");
+    if (rank_file_read(&told, &p, NULL) != CKD_OK) { /* also if it cannot be read now: there is a next time */
+        return CKD_OK;
+    }
+    ckd_status status = rank_message_read(&told, err).status;
+    ckd_bytes_free(&told);
+    return status;
+}
+
+void rank_end_group(const rank_files *f, ckd_status status, const ckd_error *why) {
+    ckd_bytes message = rank_message_write(status, why, true, NULL, 0);
+    if (message.data) {
+        pathname temp = path_of_group(f, f->rank, "over.tmp"), p = path_of_group(f, 0, "over");
+        rank_file_publish(&p, &temp, &message, NULL); /* if it cannot be told, they find out by themselves */
+    }
+    ckd_bytes_free(&message);
+}
+
+bool rank_is_missing(const rank_files *f, uint32_t rank, uint64_t number) {
+    const member *m = &f->members[rank];
+    pathname message = path_message(f->store, &m->id, number, "");
+    return !file_exists(message.text) && !member_lives(f, m) && !file_exists(message.text);
+}
+
+ckd_status rank_find_missing(rank_files *f, uint64_t number, ckd_error *err) {
+    for (uint32_t i = 0; i < LOOKED_AT && i < f->world; i++) {
+        uint32_t rank = f->turn++ % f->world;
+        if (rank != f->rank && rank != 0 && rank_is_missing(f, rank, number)) {
+            return rank_died(rank, f->world, "before its part was there", err);
+        }
+    }
+    return CKD_OK;
+}
+
+/* What is looked at here comes before our own part is there: nothing can have been committed. */
+ckd_status rank_look(void *files, ckd_error *err) {
+    rank_files *f = files;
+    ckd_error why = {0};
+    ckd_status status = rank_over(f, &why);
+    if (status != CKD_OK) {
+        return err_from(err, status, &why);
+    }
+    if (f->rank != 0 && !member_lives(f, &f->members[0])) {
+        status = rank_died(0, f->world, "before it said how it went", &why);
+    } else {
+        status = rank_find_missing(f, f->number, &why);
+    }
+    if (status != CKD_OK) {
+        rank_end_group(f, status, &why);
+    }
+    return err_from(err, status, &why);
+}
+
+/* ---- who decides ---- */
+
+enum { CLAIMED = 1, GIVEN_UP = 2 };
+
+/* u32 what, u32 rank. Returns what is decided, by us or whoever came first; 0: cannot be told. */
+static uint32_t decide(uint32_t *by, const rank_files *f, const ckd_id *checkpoint, uint32_t what,
+                       ckd_error *err) {
+    char hex[CKD_ID_TEXT], temporary[CKD_ID_TEXT + 8];
+    uint8_t data[8];
+    ckd_id_text(hex, checkpoint);
+    snprintf(temporary, sizeof(temporary), "%s.tmp", hex);
+    store_le32(data, what);
+    store_le32(data + 4, f->rank);
+    pathname temp = path_of_group(f, f->rank, temporary), p = path_of_group(f, 0, hex);
+    ckd_bytes mine = {data, sizeof(data)}, there;
+    ckd_status status = rank_file_publish(&p, &temp, &mine, err);
+    /* What stands there decides, whatever became of our file: on a network a step that is said to have failed may not have. */
+    if (rank_file_read(&there, &p, status == CKD_OK || status == CKD_E_EXISTS ? err : NULL) != CKD_OK) {
+        return 0;
+    }
+    bool sound = there.size == sizeof(data);
+    uint32_t decided = sound ? load_le32(there.data) : 0;
+    *by = sound ? load_le32((const uint8_t *)there.data + 4) : 0;
+    ckd_bytes_free(&there);
+    if (decided != CLAIMED && decided != GIVEN_UP) {
+        err_set(err, CKD_E_CORRUPT,
+                "a message between ranks cannot be read: all ranks must use the same version");
+        return 0;
+    }
+    return decided;
+}
+
+ckd_status rank_claim_commit(void *files, const ckd_id *checkpoint, ckd_error *err) {
+    rank_files *f = files;
+    ckd_error why = {0};
+    uint32_t by = 0, decided = decide(&by, f, checkpoint, CLAIMED, &why);
+    f->claimed = true;
+    f->checkpoint = *checkpoint;
+    if (decided == GIVEN_UP) {
+        return err_set(
+            err, CKD_E_STATE,
+            "rank %u of %u has given the save up, as it was not told how it went: nothing was committed",
+            (unsigned)by, (unsigned)f->world);
+    }
+    return decided == CLAIMED ? CKD_OK : err_from(err, why.status ? why.status : CKD_E_IO, &why);
+}
+
+rank_commit rank_give_up_commit(const rank_files *f, const ckd_id *checkpoint) {
+    uint32_t by = 0;
+    switch (decide(&by, f, checkpoint, GIVEN_UP, NULL)) {
+    case GIVEN_UP:
+        return COMMIT_GIVEN_UP;
+    case CLAIMED:
+        return COMMIT_CLAIMED;
+    default:
+        return COMMIT_UNKNOWN;
+    }
+}
+
+void rank_forget_claim(rank_files *f) {
+    if (f->claimed) {
+        char hex[CKD_ID_TEXT];
+        ckd_id_text(hex, &f->checkpoint);
+        f->claimed = file_remove(path_of_group(f, 0, hex).text, true, NULL) != CKD_OK;
+    }
+}

@@ -1,0 +1,548 @@
+/*
+ * Saving together, over any transport. All is made of one thing: an exchange, in which each rank hands in bytes or the error that it has, rank 0
+ * makes an answer of all bytes, and everybody gets the answer, or the error of the first rank that had one.
+ */
+#include <stdlib.h>
+
+#include "base/hash.h"
+#include "engine/ranks/ranks.h"
+#include "engine/retain/retain.h"
+#include "engine/save/save.h"
+
+#define LOOK_EVERY_NS UINT64_C(100000000) /* of those that are busy */
+
+struct ckd_ranks {
+    ckd_store *store;
+    ckd_transport transport;
+    rank_files *files; /* through the store's directory; NULL: another transport */
+    uint32_t rank, world;
+    ckd_plan_cache *plans;
+    bool broken; /* an exchange did not come to its end: ranks do not know of each other where they are */
+};
+
+ckd_status rank_transport(ckd_transport *out, const ckd_transport *transport, ckd_error *err) {
+    *out = (ckd_transport){0};
+    return struct_copy(out, sizeof(*out), transport, SIZE_UP_TO(ckd_transport, leave), "ckd_transport", err);
+}
+
+ckd_status ckd_ranks_join(ckd_ranks **out, ckd_store *store, const ckd_ranks_options *options,
+                          ckd_error *err) {
+    *out = NULL;
+    ckd_ranks_options o = CKD_RANKS_OPTIONS_INIT;
+    ckd_status status = COPY_OPTIONS(&o, options, "ckd_ranks_options", err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    o.world = o.world ? o.world : 1;
+    if (o.rank >= o.world || o.world > CKD_WORLD_MAX) {
+        return err_set(err, CKD_E_INVALID, "rank %u of %u: ranks are 0 ... world - 1, at most %d",
+                       (unsigned)o.rank, (unsigned)o.world, CKD_WORLD_MAX);
+    }
+    if (o.transport && (o.transport->rank != o.rank || o.transport->world != o.world)) {
+        return err_set(err, CKD_E_INVALID, "the transport is for another rank or world");
+    }
+    ckd_transport transport = {0};
+    if (o.transport) {
+        status = rank_transport(&transport, o.transport, err);
+        if (status != CKD_OK) {
+            return status;
+        }
+        if (!transport.gather || !transport.broadcast) {
+            return err_set(err, CKD_E_INVALID, "to save, a transport must have gather and broadcast");
+        }
+    }
+    status = store_check_writable(store, err);
+    ckd_ranks *g = status == CKD_OK ? calloc(1, sizeof(*g)) : NULL;
+    if (status == CKD_OK) {
+        status = g ? ckd_plan_cache_new(&g->plans, 0, err) : err_nomem(err, sizeof(*g), "a group of ranks");
+    }
+    if (status == CKD_OK && o.transport) {
+        g->transport = transport;
+    } else if (status == CKD_OK) {
+        status = rank_files_join(&g->transport, store, &o, err);
+        g->files = status == CKD_OK ? g->transport.context : NULL;
+    }
+    if (status != CKD_OK) {
+        ckd_ranks_leave(g);
+        return status;
+    }
+    g->store = store;
+    g->rank = o.rank;
+    g->world = o.world;
+    *out = g;
+    return CKD_OK;
+}
+
+void ckd_ranks_leave(ckd_ranks *g) {
+    if (g) {
+        if (g->transport.leave) {
+            g->transport.leave(g->transport.context);
+        }
+        ckd_plan_cache_free(g->plans);
+        free(g);
+    }
+}
+
+/* ---- exchanges ---- */
+
+/* What an exchange is about. `combine` runs on rank 0, when no rank had an error, and makes the answer of what they sent. */
+typedef ckd_status (*combine_fn)(void *context, const ckd_bytes *sent, bytes *answer, ckd_error *err);
+typedef struct exchange {
+    ckd_ranks *g;
+    combine_fn combine;
+    void *context;
+    ckd_bytes message; /* the answer is inside; release it */
+    ckd_bytes answer;
+    bool agreed; /* all ranks know the same */
+    bool over;   /* some rank is not where the others are: for all the group ends with this exchange */
+} exchange;
+
+/* The first rank's that had an error, saying whose it is. */
+static ckd_status open_all(ckd_bytes *sent, const ckd_bytes *all, uint32_t world, ckd_error *err) {
+    for (uint32_t r = 0; r < world; r++) {
+        ckd_error why = {0};
+        rank_message m = rank_message_read(&all[r], &why);
+        ckd_status status = m.status;
+        sent[r] = m.inside;
+        if (status != CKD_OK) {
+            return rank_error(err, r, status, &why);
+        }
+    }
+    return CKD_OK;
+}
+
+/* What all sent -> the answer, and to everybody. */
+static ckd_status answer_all(exchange *x, const ckd_bytes *all, ckd_status gathered, const ckd_error *lost,
+                             ckd_error *err) {
+    ckd_ranks *g = x->g;
+    ckd_error why = *lost;
+    bytes answer = {0};
+    ckd_bytes *sent = calloc(g->world, sizeof(*sent));
+    ckd_status status = sent ? gathered : err_nomem(&why, g->world * sizeof(*sent), "what ranks sent");
+    if (status == CKD_OK) {
+        status = open_all(sent, all, g->world, &why);
+    }
+    if (status == CKD_OK) {
+        status = x->combine(x->context, sent, &answer, &why);
+    }
+    if (status == CKD_OK && answer.failed) {
+        status = err_nomem(&why, answer.size, "an answer");
+    }
+    x->over = gathered != CKD_OK;
+    x->message = rank_message_write(status, &why, x->over, answer.data, answer.size);
+    ckd_status told =
+        x->message.data ? g->transport.broadcast(g->transport.context, &x->message, NULL) : CKD_E_NOMEM;
+    x->agreed = told == CKD_OK;
+    if (status == CKD_OK && x->message.data) {
+        x->answer = rank_message_read(&x->message, NULL).inside;
+    }
+    bytes_free(&answer);
+    free(sent);
+    return err_from(err, status, &why);
+}
+
+static ckd_status coordinate(exchange *x, const ckd_bytes *mine, ckd_error *err) {
+    ckd_ranks *g = x->g;
+    ckd_error why = {0};
+    ckd_bytes *all = calloc(g->world, sizeof(*all));
+    ckd_status status = all ? g->transport.gather(g->transport.context, mine, all, &why)
+                            : err_nomem(&why, g->world * sizeof(*all), "what ranks sent");
+    status = answer_all(x, all, status, &why, err);
+    for (uint32_t r = 0; all && r < g->world; r++) {
+        ckd_bytes_free(&all[r]);
+    }
+    free(all);
+    return status;
+}
+
+static ckd_status take_part(exchange *x, const ckd_bytes *mine, ckd_error *err) {
+    ckd_ranks *g = x->g;
+    ckd_status status = g->transport.gather(g->transport.context, mine, NULL, err);
+    if (status == CKD_OK) {
+        status = g->transport.broadcast(g->transport.context, &x->message, err);
+    }
+    if (status == CKD_OK) {
+        rank_message m = rank_message_read(&x->message, err);
+        x->agreed = m.readable;
+        x->over = m.over;
+        x->answer = m.inside;
+        status = m.status;
+    }
+    return status;
+}
+
+/* mine: what this rank sends, or `why`. */
+static ckd_status run_exchange(exchange *x, ckd_status mine, const ckd_error *why, const ckd_bytes *data,
+                               ckd_error *err) {
+    if (x->g->broken) {
+        return err_set(
+            err, CKD_E_STATE,
+            "an earlier exchange with the other ranks did not come to its end: leave, and join again");
+    }
+    ckd_bytes message = rank_message_write(mine, why, false, data->data, data->size);
+    ckd_status status = !message.data     ? err_nomem(err, data->size, "a message")
+                        : x->g->rank == 0 ? coordinate(x, &message, err)
+                                          : take_part(x, &message, err);
+    x->g->broken = !x->agreed || x->over;
+    ckd_bytes_free(&message);
+    return status;
+}
+
+static void end_exchange(exchange *x) {
+    ckd_bytes_free(&x->message);
+    x->answer = (ckd_bytes){NULL, 0};
+}
+
+/* ---- planning ---- */
+
+/* Does the hashes' plan exist? The key, and one byte. */
+static ckd_status find_plan(void *context, const ckd_bytes *sent, bytes *answer, ckd_error *err) {
+    ckd_ranks *g = context;
+    ckd_plan_key *hashes = calloc(g->world, sizeof(*hashes));
+    if (!hashes) {
+        return err_nomem(err, g->world * sizeof(*hashes), "hashes of descriptions");
+    }
+    for (uint32_t r = 0; r < g->world; r++) {
+        memcpy(hashes[r].bytes, sent[r].data,
+               sent[r].size < sizeof(hashes[r].bytes) ? sent[r].size : sizeof(hashes[r].bytes));
+    }
+    ckd_plan_key key = ckd_plan_key_from(hashes, g->world);
+    bytes_put(answer, key.bytes, sizeof(key.bytes));
+    bytes_put_u8(answer, ckd_plan_cache_find(g->plans, &key) != NULL);
+    free(hashes);
+    return CKD_OK;
+}
+
+static ckd_status make_plan(void *context, const ckd_bytes *sent, bytes *answer, ckd_error *err) {
+    const ckd_ranks *g = context;
+    ckd_plan *plan;
+    ckd_bytes text = {NULL, 0};
+    ckd_status status = ckd_plan_make(&plan, sent, g->world, err);
+    if (status == CKD_OK) {
+        status = ckd_plan_bytes(&text, plan, err);
+    }
+    bytes_put(answer, text.data, text.size);
+    ckd_bytes_free(&text);
+    ckd_plan_free(plan);
+    return status;
+}
+
+static ckd_status exchange_descriptions(const ckd_plan **out, ckd_ranks *g, const ckd_bytes *mine,
+                                        ckd_error *err) {
+    exchange x = {.g = g, .combine = make_plan, .context = g};
+    ckd_plan *plan = NULL;
+    ckd_status status = run_exchange(&x, CKD_OK, NULL, mine, err);
+    if (status == CKD_OK) {
+        status = ckd_plan_read(&plan, x.answer.data, x.answer.size, err);
+        g->broken = g->broken || status != CKD_OK; /* the others have a plan, and go on */
+    }
+    if (status == CKD_OK) {
+        ckd_plan_cache_add(g->plans, plan);
+        *out = plan;
+    }
+    end_exchange(&x);
+    return status;
+}
+
+ckd_status ckd_ranks_plan(const ckd_plan **out, ckd_ranks *g, const ckd_tensor *tensors, size_t count,
+                          ckd_error *err) {
+    *out = NULL;
+    ckd_bytes mine;
+    ckd_error why = {0};
+    ckd_status described = ckd_plan_describe(&mine, g->rank, g->world, tensors, count, &why);
+    ckd_plan_key hash = ckd_plan_description_hash(&mine), key;
+    ckd_bytes sent = {hash.bytes, sizeof(hash.bytes)};
+    exchange x = {.g = g, .combine = find_plan, .context = g};
+    ckd_status status = run_exchange(&x, described, &why, &sent, err);
+    bool known = false;
+    if (status == CKD_OK && x.answer.size == sizeof(key.bytes) + 1) {
+        memcpy(key.bytes, x.answer.data, sizeof(key.bytes));
+        known = ((const uint8_t *)x.answer.data)[sizeof(key.bytes)] != 0;
+        *out = known ? ckd_plan_cache_find(g->plans, &key) : NULL;
+    }
+    end_exchange(&x);
+    if (status == CKD_OK && known && !*out) {
+        g->broken = true;
+        status = err_set(err, CKD_E_STATE, "rank 0 has a plan that rank %u does not have", (unsigned)g->rank);
+    } else if (status == CKD_OK && !known) {
+        status = exchange_descriptions(out, g, &mine, err);
+    }
+    ckd_bytes_free(&mine);
+    return status;
+}
+
+/* ---- beginning ---- */
+
+typedef struct beginning {
+    const ckd_ranks *g;
+    ckd_save_options options;
+    ckd_save *save;
+} beginning;
+
+/* Rank 0 goes first, so that only one rank fails where all would. */
+static ckd_status begin_first(void *context, const ckd_bytes *sent, bytes *answer, ckd_error *err) {
+    beginning *b = context;
+    for (uint32_t r = 1; r < b->g->world; r++) {
+        ckd_status same = save_terms_compare(&sent[0], 0, &sent[r], r, err);
+        if (same != CKD_OK) {
+            return same;
+        }
+    }
+    ckd_status status = ckd_id_new(&b->options.checkpoint_id, err);
+    if (status == CKD_OK) {
+        status = ckd_save_begin(&b->save, b->g->store, &b->options, err);
+    }
+    bytes_put(answer, b->options.checkpoint_id.bytes, sizeof(ckd_id));
+    return status;
+}
+
+static ckd_status all_well(void *context, const ckd_bytes *sent, bytes *answer, ckd_error *err) {
+    (void)context;
+    (void)sent;
+    (void)err;
+    bytes_put_u8(answer, 1);
+    return CKD_OK;
+}
+
+/* Do all ranks have begun? */
+static ckd_status agree(ckd_ranks *g, ckd_status mine, const ckd_error *why, ckd_error *err) {
+    exchange x = {.g = g, .combine = all_well};
+    ckd_bytes nothing = {NULL, 0};
+    ckd_status status = run_exchange(&x, mine, why, &nothing, err);
+    end_exchange(&x);
+    return status;
+}
+
+/* From now on the save ends as soon as another rank is found dead, and is committed only if no rank has given it up. */
+static void watch_others(ckd_save *save, const ckd_ranks *g) {
+    if (g->files && g->world > 1) {
+        save->stop = (stop_check){.look = rank_look, .context = g->files, .every_ns = LOOK_EVERY_NS};
+        save->claim = rank_claim_commit;
+        save->claim_context = g->files;
+    }
+}
+
+ckd_status ckd_ranks_begin(ckd_save **out, ckd_ranks *g, const ckd_save_options *options, ckd_error *err) {
+    *out = NULL;
+    beginning b = {.g = g, .options = CKD_SAVE_OPTIONS_INIT};
+    ckd_error why = {0};
+    ckd_status status = COPY_OPTIONS(&b.options, options, "ckd_save_options", &why);
+    b.options.rank = g->rank;
+    b.options.world = g->world;
+    bytes place = {0};
+    save_terms_put(&place, &b.options);
+    status = status == CKD_OK && place.failed ? err_nomem(&why, place.size, "a message") : status;
+    ckd_bytes sent = {place.data, place.size};
+    exchange x = {.g = g, .combine = begin_first, .context = &b};
+    status = run_exchange(&x, status, &why, &sent, err);
+    bytes_free(&place);
+    if (status == CKD_OK && g->rank != 0) {
+        ckd_status begun = CKD_E_CORRUPT;
+        if (x.answer.size == sizeof(ckd_id)) {
+            memcpy(b.options.checkpoint_id.bytes, x.answer.data, sizeof(ckd_id));
+            begun = ckd_save_begin(&b.save, g->store, &b.options, &why);
+        }
+        status = agree(g, begun, &why, err);
+    } else if (status == CKD_OK) {
+        status = agree(g, CKD_OK, &why, err);
+    }
+    end_exchange(&x);
+    if (status != CKD_OK) {
+        ckd_save_abort(b.save);
+        return status;
+    }
+    watch_others(b.save, g);
+    *out = b.save;
+    return CKD_OK;
+}
+
+/* ---- the commit ---- */
+
+typedef struct commitment {
+    ckd_ranks *g;
+    ckd_save *save; /* NULL once published */
+    ckd_checkpoint info;
+} commitment;
+
+/* The answer: where the manifest is. */
+#define ANSWER_MOST (2 + CKD_RUN_MAX + 8 + 4)
+static ckd_status publish_parts(void *context, const ckd_bytes *sent, bytes *answer, ckd_error *err) {
+    commitment *c = context;
+    uint32_t world = c->g->world;
+    ckd_part *parts = calloc(world, sizeof(*parts));
+    if (!parts) {
+        return err_nomem(err, world * sizeof(*parts), "parts");
+    }
+    for (uint32_t r = 0; r < world; r++) {
+        parts[r] = (ckd_part){sent[r].data, sent[r].size};
+    }
+    if (!bytes_extend(answer, ANSWER_MOST)) { /* behind the commit point nothing may fail any more */
+        free(parts);
+        return err_nomem(err, ANSWER_MOST, "an answer");
+    }
+    bytes_clear(answer);
+    ckd_status status = save_publish(&c->info, c->save, parts, world, err);
+    c->save = NULL;
+    free(parts);
+    bytes_put_string(answer, c->info.run);
+    bytes_put_u64(answer, c->info.step);
+    bytes_put_u32(answer, c->info.generation);
+    return status;
+}
+
+static ckd_status read_info(ckd_checkpoint *info, const ckd_store *store, const manifest_name *name,
+                            ckd_error *err) {
+    manifest m;
+    ckd_status status = store_read_manifest(&m, store, name->run, name->step, name->generation, err);
+    if (status == CKD_OK) {
+        *info = m.checkpoint;
+        manifest_free(&m);
+    }
+    return status;
+}
+
+/* A manifest of this step with this id: then it is committed. */
+static bool was_committed(ckd_checkpoint *info, const ckd_store *store, const ckd_id *id, uint64_t step) {
+    manifest_list list;
+    bool found = false;
+    if (manifests_read(&list, store, NULL) != CKD_OK) {
+        return false;
+    }
+    for (size_t i = 0; i < list.count && !found; i++) {
+        found = list.items[i].step == step && read_info(info, store, &list.items[i], NULL) == CKD_OK &&
+                id_equal(&info->id, id);
+    }
+    manifests_free(&list);
+    return found;
+}
+
+/* Is it certain that rank 0 will not commit any more? It holds the publish lock from its claim to its end. */
+static bool is_settled(const ckd_store *store, rank_commit said) {
+    file_lock *lock;
+    if (said == COMMIT_CLAIMED && store_lock_publish(&lock, store, NULL) == CKD_OK) {
+        lock_release(lock);
+        return true;
+    }
+    return said == COMMIT_GIVEN_UP;
+}
+
+/*
+ * Nobody said how it went. So it is given up, and if rank 0 was there first, a manifest decides once that is through. Our part is taken back, too,
+ * and is gone unless a manifest names it: rank 0 cannot commit without it. If nothing of that could be done, nothing may be said.
+ */
+static ckd_status find_out(commitment *c, ckd_status status, ckd_error *err) {
+    ckd_store *store = c->g->store;
+    ckd_id id = c->save->checkpoint, file = c->save->file_id;
+    uint64_t step = c->save->target.step;
+    char run[CKD_RUN_MAX + 1];
+    memcpy(run, c->save->target.run, sizeof(run));
+    rank_commit said = c->g->files ? rank_give_up_commit(c->g->files, &id) : COMMIT_UNKNOWN;
+    ckd_save_abort(c->save);
+    c->save = NULL;
+    bool settled = !file_exists(path_chunk(store->path, &file, "").text) || is_settled(store, said);
+    if (was_committed(&c->info, store, &id, step)) {
+        return CKD_OK;
+    }
+    if (!settled) {
+        return err_set(
+            err, status,
+            "rank %u was not told whether %s@%llu was committed, and could not take its part back, so that "
+            "it still may be: look for the checkpoint before saving it again",
+            (unsigned)c->g->rank, run, (unsigned long long)step);
+    }
+    return status;
+}
+
+static ckd_status learn(commitment *c, const exchange *x, ckd_status status, ckd_error *err) {
+    ckd_store *store = c->g->store;
+    if (status == CKD_OK) {
+        reader at = reader_of(x->answer.data, x->answer.size);
+        manifest_name name = {.step = 0};
+        reader_string(&at, name.run, sizeof(name.run));
+        name.step = reader_u64(&at);
+        name.generation = reader_u32(&at);
+        ckd_id id = c->save->checkpoint;
+        ckd_save_end(c->save);
+        c->save = NULL;
+        if (read_info(&c->info, store, &name, NULL) != CKD_OK) { /* it is committed all the same */
+            c->info = (ckd_checkpoint){.id = id, .step = name.step, .generation = name.generation};
+            memcpy(c->info.run, name.run, sizeof(c->info.run));
+        }
+        return CKD_OK;
+    }
+    if (c->save && !x->agreed) {
+        return find_out(c, status, err);
+    }
+    ckd_save_abort(c->save);
+    c->save = NULL;
+    return status;
+}
+
+static ckd_status finish(ckd_checkpoint *info, ckd_ranks *g, ckd_save *save, const ckd_error *failed,
+                         ckd_error *err) {
+    commitment c = {.g = g, .save = save};
+    exchange x = {.g = g, .combine = publish_parts, .context = &c};
+    ckd_part mine = {NULL, 0};
+    ckd_error why = {0};
+    ckd_status status = failed ? err_from(&why, failed->status ? failed->status : CKD_E_STATE, failed)
+                        : save->stop.look ? save->stop.look(save->stop.context, &why)
+                                          : CKD_OK;
+    status = status == CKD_OK ? ckd_save_seal(&mine, save, &why) : status;
+    if (status != CKD_OK) { /* first of all: on a full disk there is room for the message then */
+        ckd_save_abort(save);
+        c.save = NULL;
+    }
+    ckd_bytes sent = {mine.data, mine.size};
+    status = run_exchange(&x, status, &why, &sent, err);
+    if (g->rank != 0) {
+        status = learn(&c, &x, status, err);
+    }
+    ckd_save_abort(c.save);
+    end_exchange(&x);
+    ckd_part_free(&mine);
+    if (status == CKD_OK && g->rank == 0) { /* the others know by now, and go on */
+        retain_after_commit(g->store, c.info.run);
+    }
+    if (info) {
+        *info = status == CKD_OK ? c.info : (ckd_checkpoint){.step = 0};
+    }
+    return status;
+}
+
+ckd_status ckd_ranks_commit(ckd_checkpoint *info, ckd_ranks *g, ckd_save *save, ckd_error *err) {
+    if (save->target.compare) { /* of one rank: there is nothing to publish */
+        return ckd_save_commit(info, save, err);
+    }
+    return finish(info, g, save, NULL, err);
+}
+
+ckd_status ckd_ranks_abort(ckd_ranks *g, ckd_save *save, const ckd_error *why) {
+    finish(NULL, g, save, why, NULL);
+    return why->status ? why->status : CKD_E_STATE;
+}
+
+ckd_status ckd_ranks_save(ckd_checkpoint *info, ckd_ranks *g, const ckd_save_options *options,
+                          const ckd_tensor *tensors, size_t count, ckd_error *err) {
+    if (info) {
+        *info = (ckd_checkpoint){.step = 0};
+    }
+    const ckd_plan *plan;
+    ckd_save *save;
+    ckd_error why = {0};
+    ckd_status status = ckd_ranks_plan(&plan, g, tensors, count, err);
+    if (status == CKD_OK) {
+        status = ckd_ranks_begin(&save, g, options, err);
+    }
+    if (status != CKD_OK) {
+        return status;
+    }
+    for (size_t i = 0; i < count && status == CKD_OK; i++) {
+        if (ckd_plan_writes(plan, g->rank, i)) {
+            status = ckd_save_tensor(save, &tensors[i], &why);
+        }
+    }
+    if (status != CKD_OK) {
+        return err_from(err, ckd_ranks_abort(g, save, &why), &why);
+    }
+    return ckd_ranks_commit(info, g, save, err);
+}

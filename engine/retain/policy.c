@@ -1,0 +1,153 @@
+/* Policies that the store keeps: setting, taking away, asking for them. Applying them is retain.c's. */
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "base/vocabulary.h"
+#include "engine/store/notes.h"
+#include "engine/retain/retain.h"
+
+static ckd_policy policy_copy(const ckd_policy *p) {
+    ckd_policy all = CKD_POLICY_INIT;
+    (void)COPY_OPTIONS(&all, p, "ckd_policy",
+                       NULL); /* one of no size keeps nothing, which policy_check refuses */
+    return all;
+}
+
+prune_request prune_request_of(const ckd_policy *policy) {
+    return policy ? (prune_request){.policy = policy_copy(policy)} : (prune_request){.stored = true};
+}
+
+ckd_status policy_check(const ckd_policy *p, ckd_error *err) {
+    bool keeps = p->keep_last || p->keep_every || p->keep_first || p->keep_best || p->keep_new_s;
+    return keeps
+               ? CKD_OK
+               : err_set(
+                     err, CKD_E_INVALID,
+                     "the policy keeps nothing; say what to keep: the last, every, the first, the best, new ones");
+}
+
+/* The note's name for a run. */
+static ckd_status name_of(const char **out, const char *run, ckd_error *err) {
+    *out = run ? run : POLICY_OF_ALL;
+    return !run || run_name_valid(run)
+               ? CKD_OK
+               : err_set(err, CKD_E_INVALID, "'%.128s' is no name of a run, which a policy could be for",
+                         run);
+}
+
+static ckd_status publish(ckd_store *store, const ckd_policy *p, const char *name, ckd_error *err) {
+    note_name next;
+    kept_note before;
+    bytes encoded = {0};
+    ckd_status status = notes_next(&next, &before, store, NOTE_POLICY, name, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    policy_note note = {.generation = next.generation, .set_ns = clock_wall_ns(), .policy = *p};
+    snprintf(note.run, sizeof(note.run), "%s", p->run ? p->run : "");
+    note.policy.run = NULL;
+    policy_encode(&encoded, &store->id, &note);
+    status = notes_publish(store, &next, &encoded, err);
+    bytes_free(&encoded);
+    return status;
+}
+
+/* Sets it, or with NULL takes that of the run away. */
+static ckd_status change(ckd_store *store, const ckd_policy *policy, const char *run, ckd_error *err) {
+    file_lock *lock;
+    const char *name;
+    ckd_status status = store_check_writable(store, err);
+    if (status == CKD_OK) {
+        status = name_of(&name, run, err);
+    }
+    if (status == CKD_OK) {
+        status = store_lock_publish(&lock, store, err);
+    }
+    if (status != CKD_OK) {
+        return status;
+    }
+    status = policy ? publish(store, policy, name, err) : notes_remove(store, NOTE_POLICY, name, err);
+    lock_release(lock);
+    return status;
+}
+
+ckd_status ckd_store_set_policy(ckd_store *store, const ckd_policy *policy, ckd_error *err) {
+    ckd_policy p = policy_copy(policy);
+    ckd_status status = policy_check(&p, err);
+    if (status == CKD_OK && p.compact_share >= 100 && p.compact_share != CKD_NO_COMPACTION) {
+        status = err_set(err, CKD_E_INVALID,
+                         "a policy compacts beyond 1 to 99 %% of dead bytes, or never, not beyond %u %%",
+                         (unsigned)p.compact_share);
+    }
+    return status == CKD_OK ? change(store, &p, p.run, err) : status;
+}
+
+static ckd_status no_policy(const char *run, ckd_error *err) {
+    return run ? err_set(err, CKD_E_NOT_FOUND, "the store has no policy for run %s", run)
+               : err_set(err, CKD_E_NOT_FOUND, "the store has no policy for all runs");
+}
+
+ckd_status ckd_store_clear_policy(ckd_store *store, const char *run, ckd_error *err) {
+    ckd_status status = change(store, NULL, run, err);
+    return status == CKD_E_NOT_FOUND ? no_policy(run, err) : status;
+}
+
+/* ---- asking ---- */
+
+static ckd_stored_policy stored(const kept_note *n) {
+    ckd_stored_policy out = {.status = n->status, .set_ns = n->policy.set_ns, .policy = n->policy.policy};
+    bool for_all = strcmp(n->name.name, POLICY_OF_ALL) == 0;
+    memcpy(out.run, for_all ? "" : n->name.name, for_all ? 1 : sizeof(out.run));
+    return out;
+}
+
+ckd_status ckd_store_policy(ckd_stored_policy *out, ckd_store *store, const char *run, ckd_error *err) {
+    notes n = {0};
+    const char *name;
+    *out = (ckd_stored_policy){.set_ns = 0};
+    ckd_status status = name_of(&name, run, err);
+    if (status == CKD_OK) {
+        status = notes_read_kind(&n, store, NOTE_POLICY, err);
+    }
+    if (status == CKD_OK) {
+        const kept_note *found = notes_policy(&n, name);
+        status = found ? notes_why(found, store, err) : no_policy(run, err);
+        if (status == CKD_OK) {
+            *out = stored(found);
+        }
+    }
+    notes_free(&n);
+    return status;
+}
+
+ckd_status ckd_store_policies(ckd_policy_list **out, ckd_store *store, ckd_error *err) {
+    notes n = {0};
+    *out = NULL;
+    ckd_policy_list *list = calloc(1, sizeof(*list));
+    ckd_status status = list ? notes_read_kind(&n, store, NOTE_POLICY, err)
+                             : err_nomem(err, sizeof(*list), "a list of policies");
+    if (status == CKD_OK) {
+        list->items = calloc(n.count + 1, sizeof(*list->items));
+        status = list->items ? CKD_OK : err_nomem(err, n.count * sizeof(*list->items), "a list of policies");
+    }
+    for (size_t i = 0; i < n.count && status == CKD_OK; i++) {
+        if (n.items[i].name.kind ==
+            NOTE_POLICY) { /* sorted: a dash stands before all that a run's name begins with */
+            list->items[list->count++] = stored(&n.items[i]);
+        }
+    }
+    notes_free(&n);
+    if (status != CKD_OK) {
+        ckd_policy_list_free(list);
+        return status;
+    }
+    *out = list;
+    return CKD_OK;
+}
+
+void ckd_policy_list_free(ckd_policy_list *list) {
+    if (list) {
+        free(list->items);
+        free(list);
+    }
+}

@@ -1,0 +1,198 @@
+/* Policies: which checkpoints stay, and why. Deleting the others is retain_apply.c's. */
+#include <math.h>
+#include <stdlib.h>
+
+#include "engine/store/notes.h"
+#include "engine/retain/retain.h"
+#include "engine/retain/trash.h"
+#include "engine/store/waste.h"
+
+#define SAFE 2 /* checkpoints of a run that always stay */
+
+/* Checkpoints of one run, by step. */
+typedef struct stretch {
+    ckd_retained *items;
+    size_t count;
+} stretch;
+
+static bool better(const ckd_policy *p, const ckd_checkpoint *a, const ckd_checkpoint *b) {
+    return p->highest_is_best ? a->metric > b->metric : a->metric < b->metric;
+}
+
+/* One after the other: few are kept. Of equal ones the newest. */
+static void keep_best(const stretch *run, const ckd_policy *p) {
+    for (uint32_t k = 0; k < p->keep_best; k++) {
+        ckd_retained *best = NULL;
+        for (size_t i = run->count; i-- > 0;) {
+            ckd_retained *r = &run->items[i];
+            bool candidate = !isnan(r->checkpoint.metric) && !(r->kept & CKD_KEPT_BEST);
+            if (candidate && (!best || better(p, &r->checkpoint, &best->checkpoint))) {
+                best = r;
+            }
+        }
+        if (!best) {
+            return;
+        }
+        best->kept |= CKD_KEPT_BEST;
+    }
+}
+
+static void apply(const stretch *run, const ckd_policy *p, uint64_t now) {
+    uint64_t longest = now / UINT64_C(1000000000);
+    uint64_t since = now - (p->keep_new_s < longest ? p->keep_new_s : longest) * UINT64_C(1000000000);
+    for (size_t i = 0; i < run->count; i++) {
+        ckd_retained *r = &run->items[i];
+        size_t age = run->count - 1 - i;
+        r->kept |= age < p->keep_last ? CKD_KEPT_LAST : 0;
+        r->kept |= p->keep_every && r->checkpoint.step % p->keep_every == 0 ? CKD_KEPT_EVERY : 0;
+        r->kept |= p->keep_first && i == 0 ? CKD_KEPT_FIRST : 0;
+        r->kept |= p->keep_new_s && r->checkpoint.created_ns >= since ? CKD_KEPT_NEW : 0;
+        r->kept |= age < SAFE ? CKD_KEPT_SAFETY : 0;
+    }
+    keep_best(run, p);
+}
+
+/* given: NULL, then each run's stored one. */
+static void apply_to_runs(ckd_prune *plan, const ckd_policy *given, const notes *n) {
+    uint64_t now = clock_wall_ns();
+    for (size_t begin = 0, end; begin < plan->count; begin = end) {
+        const char *run = plan->items[begin].checkpoint.run;
+        for (end = begin + 1; end < plan->count && strcmp(plan->items[end].checkpoint.run, run) == 0;) {
+            end++;
+        }
+        stretch s = {plan->items + begin, end - begin};
+        apply(&s, given ? given : &notes_policy(n, run)->policy.policy, now);
+    }
+}
+
+/* run: NULL, then all. */
+static ckd_status add_up(ckd_prune *plan, ckd_store *store, const char *run, ckd_error *err) {
+    needs all = {0};
+    chunk_waste left = {0};
+    ckd_collected freed = {0};
+    for (size_t i = 0; i < plan->count; i++) {
+        plan->deleted += !plan->items[i].kept;
+    }
+    ckd_status status = needs_read(&all, store, err);
+    for (size_t i = 0; i < plan->count && status == CKD_OK; i++) {
+        const ckd_id *id = &plan->items[i].checkpoint.id;
+        const need *n = plan->items[i].kept ? NULL : needs_find(&all, id);
+        status = n && !n->is_dead ? needs_choose(&all, id, 1, false, err) : CKD_OK;
+    }
+    if (status == CKD_OK) {
+        status = trash_would_free(&freed, &all, err);
+    }
+    if (status == CKD_OK) {
+        status = waste_of(&left, &all, run, err);
+    }
+    plan->bytes = freed.bytes;
+    plan->compaction_bytes = left.dead;
+    needs_free(&all);
+    return status;
+}
+
+/* ---- planning ---- */
+
+/* The checkpoints that the policies are about. */
+static ckd_status list_items(ckd_prune *plan, ckd_store *store, const prune_request *r, const notes *n,
+                             ckd_error *err) {
+    ckd_checkpoint_list *list;
+    const char *run = r->policy.run;
+    ckd_status status = ckd_store_list(&list, store, run, err);
+    if (status == CKD_OK && run && list->count == 0) {
+        status = err_set(err, CKD_E_NOT_FOUND, "there is no run %s in this store", run);
+    }
+    if (status == CKD_OK) {
+        plan->items = calloc(list->count + 1, sizeof(*plan->items));
+        status = plan->items ? CKD_OK : err_nomem(err, list->count * sizeof(*plan->items), "a plan");
+    }
+    for (size_t i = 0; status == CKD_OK && i < list->count; i++) {
+        if (!r->stored || notes_policy(n, list->items[i].run)) {
+            plan->items[plan->count++].checkpoint = list->items[i];
+        }
+    }
+    ckd_checkpoint_list_free(list);
+    return status;
+}
+
+static ckd_status read_notes(notes *n, const ckd_store *store, const ckd_policy *given, ckd_error *err) {
+    ckd_status status = notes_read(n, store, err);
+    if (status == CKD_OK) {
+        status = notes_check(n, store, err);
+    }
+    for (size_t i = 0; i < n->count && status == CKD_OK && !given; i++) {
+        if (n->items[i].name.kind == NOTE_POLICY) {
+            return CKD_OK;
+        }
+    }
+    return status != CKD_OK || given
+               ? status
+               : err_set(err, CKD_E_NOT_FOUND, "the store has no policy: set one, or say what to keep");
+}
+
+/* For how long the deletion can be taken back: the longest of the policies that are applied. */
+static uint64_t longest_undo(const ckd_prune *plan, const notes *n) {
+    uint64_t longest = 0;
+    for (size_t i = 0; i < plan->count; i++) {
+        const kept_note *p = notes_policy(n, plan->items[i].checkpoint.run);
+        longest = p->policy.policy.undo_s > longest ? p->policy.policy.undo_s : longest;
+    }
+    return longest;
+}
+
+static ckd_status make_plan(ckd_prune *plan, ckd_store *store, const prune_request *r, notes *n,
+                            ckd_error *err) {
+    const ckd_policy *given = r->stored ? NULL : &r->policy;
+    ckd_status status = given ? policy_check(given, err) : CKD_OK;
+    if (status == CKD_OK) {
+        status = read_notes(n, store, given, err);
+    }
+    if (status == CKD_OK) {
+        status = list_items(plan, store, r, n, err);
+    }
+    if (status != CKD_OK) {
+        return status;
+    }
+    apply_to_runs(plan, given, n);
+    for (size_t i = 0; i < plan->count; i++) {
+        plan->items[i].kept |= notes_keep(n, &plan->items[i].checkpoint.id);
+    }
+    size_t gone = 0;
+    for (size_t i = 0; i < plan->count; i++) {
+        gone += !plan->items[i].kept;
+    }
+    return gone < r->at_least ? CKD_OK : add_up(plan, store, r->policy.run, err);
+}
+
+ckd_status retain_plan(ckd_prune **out, uint64_t *undo_s, ckd_store *store, const prune_request *request,
+                       ckd_error *err) {
+    *out = NULL;
+    *undo_s = request->policy.undo_s;
+    notes n = {0};
+    ckd_prune *plan = calloc(1, sizeof(*plan));
+    ckd_status status =
+        plan ? make_plan(plan, store, request, &n, err) : err_nomem(err, sizeof(*plan), "a plan");
+    if (status == CKD_OK && request->stored) {
+        *undo_s = longest_undo(plan, &n);
+    }
+    notes_free(&n);
+    if (status != CKD_OK) {
+        ckd_prune_free(plan);
+        return status;
+    }
+    *out = plan;
+    return CKD_OK;
+}
+
+ckd_status ckd_store_plan_prune(ckd_prune **out, ckd_store *store, const ckd_policy *policy, ckd_error *err) {
+    uint64_t undo_s;
+    prune_request r = prune_request_of(policy);
+    return retain_plan(out, &undo_s, store, &r, err);
+}
+
+void ckd_prune_free(ckd_prune *prune) {
+    if (prune) {
+        free(prune->items);
+        free(prune);
+    }
+}

@@ -1,0 +1,463 @@
+/*
+ * What is in the trash, and emptying it. Files go in an order that an interruption at any point leaves in order: chunk files, then manifests,
+ * then tombstones, each directory synced before the next. Until its tombstone goes, no checkpoint comes back by itself.
+ */
+#include "engine/retain/trash.h"
+
+#include <stdlib.h>
+
+#include "engine/store/notes.h"
+#include "engine/integrity/parity.h"
+#include "engine/ranks/ranks.h"
+#include "engine/integrity/repair.h"
+
+/* ---- chunk files ---- */
+
+typedef struct file_use {
+    ckd_id id;
+    uint64_t size;
+    bool stays; /* somebody who stays needs it */
+} file_use;
+
+typedef struct file_uses {
+    file_use *items; /* one for each file, by id */
+    size_t count;
+} file_uses;
+
+static int by_file(const void *a, const void *b) {
+    const file_use *x = a, *y = b;
+    int order = memcmp(&x->id, &y->id, sizeof(ckd_id));
+    return order ? order : (int)y->stays - (int)x->stays;
+}
+
+/* Of all manifests; those of the chosen ones go. */
+static ckd_status uses_of(file_uses *out, const needs *n, ckd_error *err) {
+    size_t total = 0, used = 0;
+    for (size_t i = 0; i < n->count; i++) {
+        total += n->items[i].m.file_count;
+    }
+    *out = (file_uses){.items = calloc(total + 1, sizeof(file_use))};
+    if (!out->items) {
+        return err_nomem(err, total * sizeof(file_use), "chunk file names");
+    }
+    for (size_t i = 0; i < n->count; i++) {
+        const need *x = &n->items[i];
+        for (size_t k = 0; k < x->m.file_count; k++) {
+            out->items[used++] = (file_use){x->m.files[k].id, x->m.files[k].size, !x->chosen};
+        }
+    }
+    qsort(out->items, used, sizeof(file_use), by_file);
+    for (size_t i = 0; i < used; i++) { /* whether it stays: the first of equal ones knows */
+        if (out->count == 0 || !id_equal(&out->items[out->count - 1].id, &out->items[i].id)) {
+            out->items[out->count++] = out->items[i];
+        }
+    }
+    return CKD_OK;
+}
+
+/* ---- which may go ---- */
+
+/* Chooses what is dead and of which the time is over, but for what a writer at work may read, and what is held. */
+static ckd_status choose_expired(needs *n, const ckd_store *store, bool all, ckd_error *err) {
+    uint64_t now = clock_wall_ns();
+    ckd_status status = needs_mark_in_use(n, store, err);
+    for (size_t i = 0; i < n->count; i++) {
+        need *x = &n->items[i];
+        x->chosen = x->is_dead && !x->in_use && !x->held && (all || x->dead.until_ns <= now);
+    }
+    return status;
+}
+
+/* ---- removing ---- */
+
+/* A group of parity must not say that it can rebuild what is meant to be gone, or rebuild others from it. */
+static ckd_status forget_parity(const ckd_store *store, const file_uses *files, bool give_up,
+                                ckd_error *err) {
+    ckd_id *ids = calloc(files->count + 1, sizeof(*ids));
+    parity_files gone = {.items = ids}, stay = {0};
+    if (!ids) {
+        return err_nomem(err, files->count * sizeof(*ids), "chunk file names");
+    }
+    for (size_t i = 0; i < files->count;
+         i++) { /* those that go, and behind them those that stay, each by id */
+        if (!files->items[i].stays) {
+            ids[gone.count++] = files->items[i].id;
+        }
+    }
+    stay.items = ids + gone.count;
+    for (size_t i = 0; i < files->count; i++) {
+        if (files->items[i].stays) {
+            ids[gone.count + stay.count++] = files->items[i].id;
+        }
+    }
+    ckd_status status = parity_forget(store, &gone, &stay, give_up, err);
+    free(ids);
+    return status;
+}
+
+static ckd_status remove_files(const ckd_store *store, const file_uses *files, bool give_up, ckd_error *err) {
+    ckd_status status = forget_parity(store, files, give_up, err);
+    for (size_t i = 0; i < files->count && status == CKD_OK; i++) {
+        if (!files->items[i].stays) {
+            pathname p = path_chunk(store->path, &files->items[i].id, "");
+            status = repair_remove(store, DIR_CHUNKS, strrchr(p.text, '/') + 1, err);
+        }
+    }
+    return status == CKD_OK ? dir_sync(path_in(store->path, DIR_CHUNKS).text, err) : status;
+}
+
+static ckd_status remove_manifests(const ckd_store *store, const needs *n, ckd_error *err) {
+    ckd_status status = CKD_OK;
+    for (size_t i = 0; i < n->count && status == CKD_OK; i++) {
+        const ckd_checkpoint *c = &n->items[i].m.checkpoint;
+        if (n->items[i].chosen) {
+            status = file_remove(path_manifest(store->path, c->run, c->step, c->generation).text, true, err);
+        }
+    }
+    return status == CKD_OK ? dir_sync(path_in(store->path, DIR_MANIFESTS).text, err) : status;
+}
+
+/* Tombstones that no manifest needs any more, also those whose manifests an earlier collection has removed. */
+static ckd_status remove_tombstones(const ckd_store *store, ckd_error *err) {
+    manifest_list names = {0}, tombstones = {0};
+    ckd_status status = manifests_read_all(&names, store, err);
+    if (status == CKD_OK) {
+        status = manifests_tombstones(&tombstones, store, err);
+    }
+    bool *needed = calloc(tombstones.count + 1, sizeof(*needed));
+    if (status == CKD_OK && !needed) {
+        status = err_nomem(err, tombstones.count, "tombstones");
+    }
+    for (size_t k = 0; k < names.count && status == CKD_OK; k++) {
+        const manifest_name *killer = manifests_killer(&tombstones, &names.items[k]);
+        if (killer) {
+            needed[killer - tombstones.items] = true;
+        }
+    }
+    for (size_t i = 0; i < tombstones.count && status == CKD_OK; i++) {
+        const manifest_name *t = &tombstones.items[i];
+        if (!needed[i]) {
+            status = file_remove(path_tombstone(store->path, t->run, t->step, t->generation).text, true, err);
+        }
+    }
+    if (status == CKD_OK && tombstones.count) {
+        status = dir_sync(path_in(store->path, DIR_TOMBSTONES).text, err);
+    }
+    free(needed);
+    manifests_free(&names);
+    manifests_free(&tombstones);
+    return status;
+}
+
+static void count_up(ckd_collected *out, const needs *n, const file_uses *files) {
+    for (size_t i = 0; i < n->count; i++) {
+        const need *x = &n->items[i];
+        out->checkpoints += x->chosen && !x->superseded;
+        out->waiting += x->is_dead && !x->chosen && !x->superseded;
+        out->bytes += x->chosen ? x->m.file_bytes : 0;
+    }
+    for (size_t i = 0; i < files->count; i++) {
+        out->files += !files->items[i].stays;
+        out->bytes += files->items[i].stays ? 0 : files->items[i].size;
+    }
+}
+
+/* Under the publish lock, and unless `dry` under the exclusive reader lock. */
+static ckd_status collect(ckd_collected *out, const ckd_store *store, bool all, bool dry, bool give_up,
+                          ckd_error *err) {
+    needs n = {0};
+    notes kept = {0};
+    file_uses files = {0};
+    ckd_status status = notes_read(&kept, store, err);
+    if (status == CKD_OK) { /* one that cannot be read may be about what is in the trash */
+        status = notes_check(&kept, store, err);
+    }
+    notes_free(&kept);
+    if (status == CKD_OK) {
+        status = needs_read(&n, store, err);
+    }
+    if (status == CKD_OK) {
+        status = choose_expired(&n, store, all, err);
+    }
+    if (status == CKD_OK) {
+        status = uses_of(&files, &n, err);
+    }
+    if (status == CKD_OK) {
+        count_up(out, &n, &files);
+    }
+    if (status == CKD_OK && !dry) { /* manifests that stay must not need those that go */
+        status = out->checkpoints ? needs_name_older(&n, store, err) : CKD_OK;
+        if (status == CKD_OK && out->checkpoints) {
+            status = remove_files(store, &files, give_up, err);
+        }
+        if (status == CKD_OK && out->checkpoints) {
+            status = remove_manifests(store, &n, err);
+        }
+        status = status == CKD_OK ? remove_tombstones(store, err) : status;
+    }
+    free(files.items);
+    needs_free(&n);
+    return status;
+}
+
+/* ---- generations that were replaced ---- */
+
+static bool all_files_there(const ckd_store *store, const manifest *m) {
+    for (size_t i = 0; i < m->file_count; i++) {
+        if (file_bytes(path_chunk(store->path, &m->files[i].id, "").text) != m->files[i].size) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* The newer one must be whole: until its files are looked at, the older one may be what is left. */
+static size_t choose_replaced(needs *n, const ckd_store *store) {
+    size_t count = 0;
+    const need *newest = NULL;
+    bool whole = false;
+    for (size_t i = 0; i < n->count; i++) {
+        need *x = &n->items[i];
+        if (x->superseded && !x->is_dead && newest) {
+            x->chosen = whole && !x->in_use;
+            count += x->chosen;
+        } else if (!x->superseded) {
+            newest = x;
+            whole = i + 1 < n->count && n->items[i + 1].superseded && all_files_there(store, &x->m);
+        }
+    }
+    return count;
+}
+
+ckd_status trash_remove_replaced(ckd_collected *out, const ckd_store *store, bool dry, bool give_up,
+                                 ckd_error *err) {
+    needs n = {0};
+    file_uses files = {0};
+    ckd_status status = needs_read(&n, store, err);
+    if (status == CKD_OK) {
+        status = needs_mark_in_use(&n, store, err);
+    }
+    size_t count = status == CKD_OK ? choose_replaced(&n, store) : 0;
+    if (status == CKD_OK && count) {
+        status = uses_of(&files, &n, err);
+    }
+    if (status == CKD_OK && count) {
+        count_up(out, &n, &files);
+    }
+    if (status == CKD_OK && count && !dry) {
+        status = remove_files(store, &files, give_up, err);
+        if (status == CKD_OK) {
+            status = remove_manifests(store, &n, err);
+        }
+    }
+    free(files.items);
+    needs_free(&n);
+    return status;
+}
+
+ckd_status trash_would_free(ckd_collected *out, const needs *chosen, ckd_error *err) {
+    file_uses files = {0};
+    ckd_status status = uses_of(&files, chosen, err);
+    if (status == CKD_OK) {
+        count_up(out, chosen, &files);
+    }
+    free(files.items);
+    return status;
+}
+
+/* By names alone: is there a generation that counts, and another below it? */
+bool trash_any_replaced(const ckd_store *store) {
+    manifest_list list = {0};
+    bool any = false;
+    if (manifests_read(&list, store, NULL) != CKD_OK) {
+        return false;
+    }
+    for (size_t i = 1; i < list.count && !any; i++) {
+        any = same_checkpoint_name(&list.items[i - 1], &list.items[i]);
+    }
+    manifests_free(&list);
+    return any;
+}
+
+/* ---- locks ---- */
+
+typedef struct attempt {
+    const ckd_store *store;
+    bool all, give_up;
+    ckd_collected *out;
+    unlinker_wait wait;
+} attempt;
+
+/*
+ * Savers hold the reader lock and wait for the publish lock: whoever has that one must not wait for the other, but let go of both
+ * and come again.
+ */
+static ckd_status try_collect(void *context, ckd_error *err) {
+    attempt *a = context;
+    file_lock *publish, *readers;
+    ckd_status status = store_lock_publish(&publish, a->store, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    status = store_lock_unlinker(&readers, &a->wait, a->store, err);
+    if (status == CKD_OK) {
+        ckd_collected replaced = {0};
+        status = trash_any_replaced(a->store)
+                     ? trash_remove_replaced(&replaced, a->store, false, a->give_up, err)
+                     : CKD_OK;
+        if (status == CKD_OK) {
+            status = collect(a->out, a->store, a->all, false, a->give_up, err);
+            a->out->files += replaced.files;
+            a->out->bytes += replaced.bytes;
+        }
+        lock_release(readers);
+    }
+    lock_release(publish);
+    return status;
+}
+
+static ckd_status count_only(ckd_collected *out, const ckd_store *store, bool all, ckd_error *err) {
+    file_lock *publish;
+    ckd_status status = store_lock_publish(&publish, store, err);
+    if (status == CKD_OK) {
+        status = collect(out, store, all, true, false, err);
+        lock_release(publish);
+    }
+    return status;
+}
+
+ckd_status ckd_store_collect(ckd_collected *out, ckd_store *store, const ckd_collect_options *options,
+                             ckd_error *err) {
+    ckd_collect_options o = CKD_COLLECT_OPTIONS_INIT;
+    ckd_collected result = {0};
+    ckd_status status = COPY_OPTIONS(&o, options, "ckd_collect_options", err);
+    if (out) {
+        *out = result;
+    }
+    status = status == CKD_OK ? store_check_writable(store, err) : status;
+    if (status == CKD_OK) {
+        attempt a = {store, o.all != 0, o.give_up != 0, &result, {0}};
+        uint32_t timeout = store->options.lock_timeout_ms;
+        status =
+            o.dry_run ? count_only(&result, store, a.all, err) : keep_trying(try_collect, &a, timeout, err);
+    }
+    if (out && status == CKD_OK) {
+        *out = result;
+    }
+    return status;
+}
+
+/* Is there a tombstone whose time is over? To know that, no manifest has to be read. */
+static bool any_expired(const ckd_store *store) {
+    manifest_list tombstones = {0};
+    bool any = false;
+    if (manifests_tombstones(&tombstones, store, NULL) != CKD_OK) {
+        return false;
+    }
+    for (size_t i = 0; i < tombstones.count && !any; i++) {
+        tombstone t;
+        any =
+            tombstone_read(&t, store, &tombstones.items[i], NULL) == CKD_OK && t.until_ns <= clock_wall_ns();
+    }
+    manifests_free(&tombstones);
+    return any;
+}
+
+ckd_status trash_collect_now(ckd_store *store, ckd_error *err) {
+    file_lock *readers;
+    ckd_collected result = {0};
+    bool expired = any_expired(store), replaced = trash_any_replaced(store);
+    if ((!expired && !replaced) || lock_acquire(&readers, path_in(store->path, FILE_READER_LOCK).text,
+                                                LOCK_EXCLUSIVE, true, 0, NULL) != CKD_OK) {
+        return CKD_OK; /* somebody reads; another time */
+    }
+    ckd_error why = {0};
+    ckd_status status =
+        replaced ? trash_remove_replaced(&(ckd_collected){0}, store, false, false, &why) : CKD_OK;
+    if (status == CKD_OK && expired) {
+        status = collect(&result, store, false, false, false, &why);
+    }
+    lock_release(readers);
+    if (status == CKD_E_NOMEM) {
+        return err_from(err, status, &why);
+    }
+    if (status != CKD_OK) {
+        store_message(store, "the trash is not emptied: %s%s%s", why.message, why.file[0] ? ": " : "",
+                      why.file);
+    } else if (result.checkpoints) {
+        store_message(store, "removed %llu deleted checkpoints, whose time was over",
+                      (unsigned long long)result.checkpoints);
+    }
+    return CKD_OK;
+}
+
+/* ---- listing ---- */
+
+static int by_run_and_step(const void *a, const void *b) {
+    const ckd_trashed *x = a, *y = b;
+    int order = strcmp(x->checkpoint.run, y->checkpoint.run);
+    if (order) {
+        return order;
+    }
+    if (x->checkpoint.step != y->checkpoint.step) {
+        return x->checkpoint.step < y->checkpoint.step ? -1 : 1;
+    }
+    return x->deleted_ns < y->deleted_ns ? -1 : x->deleted_ns > y->deleted_ns;
+}
+
+static ckd_status list_trash(ckd_trash *out, const ckd_store *store, needs *n, ckd_error *err) {
+    ckd_collected all = {0};
+    file_uses files = {0};
+    ckd_status status = choose_expired(n, store, true, err);
+    if (status == CKD_OK) {
+        status = uses_of(&files, n, err);
+    }
+    if (status == CKD_OK) {
+        count_up(&all, n, &files);
+        out->items = calloc(all.checkpoints + 1, sizeof(*out->items));
+        status = out->items ? CKD_OK : err_nomem(err, n->count * sizeof(*out->items), "a list of the trash");
+    }
+    free(files.items);
+    for (size_t i = 0; i < n->count && status == CKD_OK; i++) {
+        const need *x = &n->items[i];
+        if (x->chosen && !x->superseded) {
+            out->items[out->count++] = (ckd_trashed){x->m.checkpoint, x->dead.deleted_ns, x->dead.until_ns};
+        }
+    }
+    if (out->count) {
+        qsort(out->items, out->count, sizeof(*out->items), by_run_and_step);
+    }
+    out->file_bytes = all.bytes;
+    return status;
+}
+
+ckd_status ckd_store_trash(ckd_trash **out, ckd_store *store, ckd_error *err) {
+    needs n = {0};
+    *out = NULL;
+    ckd_trash *trash = calloc(1, sizeof(*trash));
+    manifest_list tombstones = {0};
+    ckd_status status = trash ? manifests_tombstones(&tombstones, store, err)
+                              : err_nomem(err, sizeof(*trash), "a list of the trash");
+    bool any = tombstones.count > 0;
+    manifests_free(&tombstones);
+    if (status == CKD_OK && any) { /* else no manifest need be read */
+        status = needs_read(&n, store, err);
+    }
+    if (status == CKD_OK) {
+        status = list_trash(trash, store, &n, err);
+    }
+    needs_free(&n);
+    if (status != CKD_OK) {
+        ckd_trash_free(trash);
+        return status;
+    }
+    *out = trash;
+    return CKD_OK;
+}
+
+void ckd_trash_free(ckd_trash *trash) {
+    if (trash) {
+        free(trash->items);
+        free(trash);
+    }
+}

@@ -1,0 +1,247 @@
+/* Opening and closing. */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+#include "engine/session/session.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "base/threads.h"
+#include "engine/save/save.h"
+
+#define COPY_THREADS_MAX 4 /* by default: memory is busy by then */
+
+ckd_status session_check(const ckd_session *s, ckd_error *err) {
+    if (!s) {
+        return err_set(err, CKD_E_INVALID, "there is no session: it is NULL");
+    }
+    return s->process == getpid()
+               ? CKD_OK
+               : err_set(err, CKD_E_STATE,
+                         "a session belongs to the process that opened it; a forked child opens its own");
+}
+
+/* --------------------------------------------------------------------------------------------------------- open */
+
+static ckd_status check_times(const ckd_session_options *o, ckd_error *err) {
+    const struct {
+        const char *name;
+        double value, most;
+    } times[] = {{"every_s", o->every_s, 1e9}, {"overhead", o->overhead, 1}, {"mtbf_s", o->mtbf_s, 1e12}};
+    for (size_t i = 0; i < sizeof(times) / sizeof(times[0]); i++) {
+        if (!(times[i].value >= 0 && times[i].value <= times[i].most)) {
+            return err_set(err, CKD_E_INVALID, "%s is %g, outside 0 ... %g", times[i].name, times[i].value,
+                           times[i].most);
+        }
+    }
+    return CKD_OK;
+}
+
+static ckd_status check_options(const ckd_session_options *o, ckd_error *err) {
+    if (!o->save) {
+        return err_set(err, CKD_E_INVALID, "a session needs options.save");
+    }
+    if (o->snapshot < CKD_SNAPSHOT_COPY || o->snapshot > CKD_SNAPSHOT_LAZY) {
+        return err_set(err, CKD_E_INVALID, "snapshot %d is not known", (int)o->snapshot);
+    }
+    if (o->when_busy < CKD_BUSY_BLOCK || o->when_busy > CKD_BUSY_COALESCE) {
+        return err_set(err, CKD_E_INVALID, "when_busy %d is not known", (int)o->when_busy);
+    }
+    if (o->saves_under_way > 2) {
+        return err_set(err, CKD_E_INVALID, "saves_under_way is %u, at most 2", (unsigned)o->saves_under_way);
+    }
+    if (o->nice > 19 || o->copy_threads > 1024) {
+        return err_set(err, CKD_E_INVALID, "nice is at most 19, copy_threads at most 1024");
+    }
+    if (o->ranks && (o->every_s > 0 || o->overhead > 0 || o->mtbf_s > 0 || o->when_busy != CKD_BUSY_BLOCK)) {
+        return err_set(
+            err, CKD_E_INVALID,
+            "each rank would measure something else and save at other steps: with ranks, use every_steps "
+            "or ckd_session_save, and CKD_BUSY_BLOCK");
+    }
+    if (o->ranks && o->restore_older) {
+        return err_set(
+            err, CKD_E_INVALID,
+            "ranks might not agree on which checkpoint is damaged: with ranks, leave out restore_older");
+    }
+    return check_times(o, err);
+}
+
+/* A copy of a string of the caller's, or NULL. */
+static const char *keep(char *room, size_t size, const char *text) {
+    if (text) {
+        snprintf(room, size, "%s", text);
+    }
+    return text ? room : NULL;
+}
+
+static ckd_status copy_save_options(ckd_session *s, const ckd_save_options *given, ckd_error *err) {
+    s->save = (ckd_save_options)CKD_SAVE_OPTIONS_INIT;
+    ckd_status status = COPY_OPTIONS(&s->save, given, "ckd_save_options", err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    s->save.rank = s->save.world = 0;
+    s->save.step = 0;
+    s->save.checkpoint_id = (ckd_id){{0}};
+    status = save_check_options(&s->save, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    snprintf(s->opened_run, sizeof(s->opened_run), "%s", s->save.run);
+    s->save.run = keep(s->run, sizeof(s->run), s->save.run);
+    s->save.parent_run = keep(s->parent_run, sizeof(s->parent_run), s->save.parent_run);
+    s->save.resumed_from_run = keep(s->resumed_run, sizeof(s->resumed_run), s->save.resumed_from_run);
+    s->save.metric_name = keep(s->metric_name, sizeof(s->metric_name), s->save.metric_name);
+    s->metric = s->save.metric_name ? s->save.metric : NAN;
+    s->on_duplicate = s->save.on_duplicate;
+    return CKD_OK;
+}
+
+static ckd_status copy_options(ckd_session *s, const char *path, const ckd_session_options *given,
+                               ckd_error *err) {
+    ckd_status status = COPY_OPTIONS(&s->options, given, "ckd_session_options", err);
+    status = status == CKD_OK ? check_options(&s->options, err) : status;
+    if (status != CKD_OK) {
+        return status;
+    }
+    status = copy_save_options(s, s->options.save, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    s->store_options = (ckd_store_options)CKD_STORE_OPTIONS_INIT;
+    status = COPY_OPTIONS(&s->store_options, s->options.store, "ckd_store_options", err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    s->save.rank = s->options.ranks ? s->options.ranks->rank : 0;
+    interval_init(&s->interval, s->options.every_steps, s->options.every_s, s->options.overhead,
+                  s->options.mtbf_s);
+    if (s->options.ranks) {
+        s->interval.overhead = 0; /* nor by default */
+    }
+    s->path = path ? strdup(path) : NULL;
+    return s->path ? CKD_OK
+           : path  ? err_nomem(err, strlen(path), "the store's path")
+                   : err_set(err, CKD_E_INVALID, "a session needs the path of a store");
+}
+
+static uint32_t copier_count(const ckd_session_options *o) {
+    long cores = sysconf(_SC_NPROCESSORS_ONLN);
+    uint32_t most = cores < 1 ? 1 : cores > COPY_THREADS_MAX ? COPY_THREADS_MAX : (uint32_t)cores;
+    uint32_t threads = o->copy_threads ? o->copy_threads : most;
+    return threads > 1 ? threads - 1
+                       : o->snapshot == CKD_SNAPSHOT_LAZY; /* lazily, one must copy beside the trainer */
+}
+
+/* Waits until the saver's thread has opened the store. */
+static ckd_status start_saver(ckd_session *s, ckd_error *err) {
+    ckd_status status = thread_start(&s->saver, session_saver_main, s, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    s->saver_started = true;
+    pthread_mutex_lock(&s->mutex);
+    while (!s->opened) {
+        pthread_cond_wait(&s->changed, &s->mutex);
+    }
+    pthread_mutex_unlock(&s->mutex);
+    s->options.ranks = s->ranks ? s->options.ranks : NULL;
+    return err_from(err, s->open_status, &s->open_error);
+}
+
+/* A snapshot is begun. */
+static void tell_saver(void *context) {
+    ckd_session *s = context;
+    pthread_mutex_lock(&s->mutex); /* who has begun it has it counted by then */
+    pthread_cond_broadcast(&s->changed);
+    pthread_mutex_unlock(&s->mutex);
+}
+
+static ckd_status start(ckd_session *s, ckd_error *err) {
+    ckd_status status = copiers_start(&s->copiers, copier_count(&s->options), tell_saver, s, err);
+    return status == CKD_OK ? start_saver(s, err) : status;
+}
+
+ckd_status ckd_session_open(ckd_session **out, const char *path, const ckd_session_options *options,
+                            ckd_error *err) {
+    *out = NULL;
+    ckd_session *s = calloc(1, sizeof(*s));
+    if (!s) {
+        return err_nomem(err, sizeof(*s), "a session");
+    }
+    s->process = getpid();
+    s->state.staged_step = s->state.durable_step = CKD_LATEST;
+    pthread_mutex_init(&s->mutex, NULL);
+    pthread_mutex_init(&s->store_turn, NULL);
+    pthread_condattr_t monotonic; /* pauses are not to depend on a clock that is set */
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    pthread_cond_init(&s->changed, &monotonic);
+    pthread_condattr_destroy(&monotonic);
+    ckd_status status = copy_options(s, path, options, err);
+    if (status == CKD_OK) {
+        status = start(s, err);
+    }
+    if (status != CKD_OK) {
+        ckd_session_close(s, NULL);
+        return status;
+    }
+    *out = s;
+    return CKD_OK;
+}
+
+/* -------------------------------------------------------------------------------------------------------- close */
+
+static void end_saver(ckd_session *s) {
+    pthread_mutex_lock(&s->mutex);
+    s->ending = true;
+    pthread_cond_broadcast(&s->changed);
+    pthread_mutex_unlock(&s->mutex);
+    pthread_join(s->saver, NULL);
+}
+
+static void free_memory(ckd_session *s, bool in_child) {
+    for (uint32_t i = 0; i < SESSION_SLOTS; i++) {
+        snapshot_free(s->slots[i].snapshot, in_child);
+        device_snapshot_free(s->slots[i].devices, in_child);
+        free(s->slots[i].optimizers);
+    }
+    for (size_t i = 0; i < s->item_count; i++) {
+        free((void *)(uintptr_t)s->items[i].tensor.name);
+        free(s->items[i].weight);
+    }
+    session_kept_free(s, in_child);
+    free(s->sources);
+    free(s->device_sources);
+    free(s->items);
+    free(s->names);
+    free(s->path);
+    free(s);
+}
+
+ckd_status ckd_session_close(ckd_session *s, ckd_error *err) {
+    if (!s) {
+        return CKD_OK;
+    }
+    ckd_status status = session_check(s, err);
+    if (status != CKD_OK) { /* the threads and the store are the parent's */
+        copiers_end(s->copiers, true);
+        free_memory(s, true);
+        return status;
+    }
+    session_fence(s, SNAPSHOT_ALL);
+    if (s->saver_started) {
+        end_saver(s);
+    }
+    copiers_end(s->copiers, false);
+    status = session_tell(s, err);
+    pthread_cond_destroy(&s->changed);
+    pthread_mutex_destroy(&s->store_turn);
+    pthread_mutex_destroy(&s->mutex);
+    free_memory(s, false);
+    return status;
+}

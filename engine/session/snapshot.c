@@ -1,0 +1,172 @@
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+#include "engine/session/snapshot.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#define PIECE_BYTES \
+    (UINT64_C(4) << 20) /* a millisecond or less: what a fence of another group may have to wait for */
+#define PLACE_ALIGN 64
+#define HUGE_PAGE   (UINT64_C(2) << 20)
+
+static uint64_t place_after(uint64_t place, uint64_t length) {
+    return (place + length + PLACE_ALIGN - 1) & ~(uint64_t)(PLACE_ALIGN - 1);
+}
+
+uint64_t snapshot_size(const snapshot_source *sources, size_t count) {
+    uint64_t size = 0;
+    for (size_t i = 0; i < count; i++) {
+        size = place_after(size, sources[i].bytes);
+    }
+    return size;
+}
+
+static size_t pieces_of(const snapshot_source *source) {
+    return (size_t)((source->bytes + PIECE_BYTES - 1) / PIECE_BYTES);
+}
+
+static void cut_into_pieces(snapshot *s) {
+    snapshot_piece *p = s->pieces;
+    uint64_t place = 0;
+    for (size_t i = 0; i < s->count; i++) {
+        s->places[i] = place;
+        place = place_after(place, s->sources[i].bytes);
+        for (uint64_t offset = 0; offset < s->sources[i].bytes; offset += PIECE_BYTES) {
+            uint64_t rest = s->sources[i].bytes - offset;
+            *p++ = (snapshot_piece){
+                .source = (uint32_t)i, .offset = offset, .bytes = rest < PIECE_BYTES ? rest : PIECE_BYTES};
+            atomic_init(&p[-1].taken, true);
+        }
+    }
+}
+
+uint8_t *snapshot_memory(size_t *size, uint64_t need) {
+    uint64_t rounded = (need + HUGE_PAGE - 1) & ~(HUGE_PAGE - 1);
+    uint8_t *memory = rounded < need || rounded > SIZE_MAX ? NULL : aligned_alloc(HUGE_PAGE, (size_t)rounded);
+    if (memory) {
+        *size = (size_t)rounded;
+        (void)madvise(memory, *size, MADV_HUGEPAGE);
+        (void)madvise(memory, *size, MADV_DONTFORK);
+        memset(memory, 0, *size);
+    }
+    return memory;
+}
+
+void snapshot_memory_free(uint8_t *memory, size_t size) {
+    if (memory) {
+        (void)madvise(memory, size, MADV_DOFORK);
+        free(memory);
+    }
+}
+
+ckd_status snapshot_new(snapshot **out, const snapshot_source *sources, size_t count, ckd_error *err) {
+    *out = NULL;
+    snapshot *s = calloc(1, sizeof(*s));
+    if (!s) {
+        return err_nomem(err, sizeof(*s), "a snapshot");
+    }
+    s->sources = sources;
+    s->count = count;
+    for (size_t i = 0; i < count; i++) {
+        s->piece_count += pieces_of(&sources[i]);
+    }
+    uint64_t size = snapshot_size(sources, count);
+    s->pieces = calloc(s->piece_count + 1, sizeof(*s->pieces));
+    s->places = calloc(count + 1, sizeof(*s->places));
+    s->left = calloc(count + 1, sizeof(*s->left));
+    bool rest = s->pieces && s->places && s->left;
+    s->memory = rest ? snapshot_memory(&s->size, size ? size : 1) : NULL;
+    if (!s->memory) {
+        snapshot_free(s, false);
+        return err_nomem(err, size, "a snapshot of the registered state");
+    }
+    pthread_mutex_init(&s->mutex, NULL);
+    pthread_cond_init(&s->copied, NULL);
+    cut_into_pieces(s);
+    *out = s;
+    return CKD_OK;
+}
+
+void snapshot_free(snapshot *s, bool in_child) {
+    if (!s) {
+        return;
+    }
+    if (s->memory && !in_child) { /* the locks are made last; a child only has the memory's address */
+        pthread_mutex_destroy(&s->mutex);
+        pthread_cond_destroy(&s->copied);
+        snapshot_memory_free(s->memory, s->size);
+    }
+    free(s->left);
+    free(s->places);
+    free(s->pieces);
+    free(s);
+}
+
+void snapshot_start(snapshot *s) {
+    for (size_t i = 0; i < s->count; i++) {
+        atomic_store(&s->left[i], (unsigned)pieces_of(&s->sources[i]));
+    }
+    atomic_store(&s->next, 0);
+    for (size_t i = 0; i < s->piece_count; i++) {
+        atomic_store_explicit(&s->pieces[i].taken, false, memory_order_release);
+    }
+}
+
+static bool take(snapshot_piece *p) {
+    return !atomic_load_explicit(&p->taken, memory_order_relaxed) && !atomic_exchange(&p->taken, true);
+}
+
+static void copy_piece(snapshot *s, const snapshot_piece *p) {
+    memcpy(s->memory + s->places[p->source] + p->offset,
+           (const uint8_t *)s->sources[p->source].data + p->offset, (size_t)p->bytes);
+    bool source_copied = atomic_fetch_sub(&s->left[p->source], 1) == 1;
+    if (source_copied) {
+        pthread_mutex_lock(&s->mutex);
+        pthread_cond_broadcast(&s->copied);
+        pthread_mutex_unlock(&s->mutex);
+    }
+}
+
+bool snapshot_help(snapshot *s) {
+    for (size_t i = atomic_load(&s->next); i < s->piece_count; i++) {
+        if (take(&s->pieces[i])) {
+            atomic_store(&s->next, i + 1); /* only a hint: it may go back, never past a piece that is free */
+            copy_piece(s, &s->pieces[i]);
+            return true;
+        }
+    }
+    return false;
+}
+
+static void wait_for(snapshot *s, size_t i) {
+    if (atomic_load(&s->left[i]) == 0) {
+        return;
+    }
+    pthread_mutex_lock(&s->mutex);
+    while (atomic_load(&s->left[i]) > 0) {
+        pthread_cond_wait(&s->copied, &s->mutex);
+    }
+    pthread_mutex_unlock(&s->mutex);
+}
+
+void snapshot_finish(snapshot *s, uint32_t group) {
+    for (size_t i = 0; i < s->piece_count; i++) {
+        snapshot_piece *p = &s->pieces[i];
+        if ((group == SNAPSHOT_ALL || s->sources[p->source].group == group) && take(p)) {
+            copy_piece(s, p);
+        }
+    }
+    for (size_t i = 0; i < s->count; i++) {
+        if (group == SNAPSHOT_ALL || s->sources[i].group == group) {
+            wait_for(s, i);
+        }
+    }
+}
+
+const void *snapshot_read(snapshot *s, size_t i) {
+    wait_for(s, i);
+    return s->memory + s->places[i];
+}

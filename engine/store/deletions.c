@@ -1,0 +1,71 @@
+#include "engine/store/deletions.h"
+
+#include <stdio.h>
+
+#define MARK_MAX 4096 /* bytes read of the file at most */
+
+void deletions_mark(char out[CATALOG_NOTE], const ckd_store *store) {
+    ckd_id mark;
+    bytes data = {0};
+    pathname p = path_in(store->path, FILE_DELETIONS);
+    out[0] = '\0';
+    if (file_read_all(&data, p.text, MARK_MAX, NULL) == CKD_OK &&
+        deletions_decode(&mark, &store->id, data.data, data.size, p.text, NULL) == CKD_OK) {
+        char hex[CKD_ID_TEXT];
+        ckd_id_text(hex, &mark);
+        snprintf(out, CATALOG_NOTE, "%s", hex);
+    }
+    bytes_free(&data);
+}
+
+static ckd_status write_durably(const char *path, const bytes *data, ckd_error *err) {
+    file_writer *f;
+    ckd_status status = file_create(&f, path, 0, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    status = file_append(f, data->data, data->size, err);
+    if (status == CKD_OK) {
+        status = file_sync(f, err);
+    }
+    if (status != CKD_OK) {
+        file_discard(f);
+        return status;
+    }
+    return file_close(f, err);
+}
+
+ckd_status deletions_begin(const ckd_store *store, ckd_error *err) {
+    ckd_id mark;
+    bytes data = {0};
+    pathname temp = path_in(store->path, "data/.tmp-deletions");
+    ckd_status status = ckd_id_new(&mark, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    deletions_encode(&data, &store->id, &mark);
+    status = data.failed ? err_nomem(err, data.size, "the deletion mark") : CKD_OK;
+    if (status == CKD_OK) { /* a writer that died may have left it */
+        status = file_remove(temp.text, true, err);
+    }
+    if (status == CKD_OK) {
+        status = write_durably(temp.text, &data, err);
+    }
+    if (status == CKD_OK) {
+        status = file_replace(temp.text, path_in(store->path, FILE_DELETIONS).text, err);
+    }
+    if (status == CKD_OK) {
+        status = dir_sync(path_in(store->path, "data").text, err);
+    }
+    if (status != CKD_OK) {
+        file_remove(temp.text, true, NULL);
+    }
+    bytes_free(&data);
+    return status;
+}
+
+bool deletions_none_since(const char noted[CATALOG_NOTE], const ckd_store *store) {
+    char now[CATALOG_NOTE];
+    deletions_mark(now, store);
+    return now[0] && strcmp(now, noted) == 0;
+}

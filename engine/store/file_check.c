@@ -1,0 +1,158 @@
+#include "engine/store/file_check.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "engine/store/read_through.h"
+
+/*
+ * Says which tensors a damaged bundle holds: which of them suffered shows only when their values are rebuilt. If its heads are damaged, nobody knows which
+ * these are.
+ */
+static void name_members(chunk *c, const record *bundle, ckd_error *why) {
+    const chunk_part *own;
+    size_t used = strlen(why->message), count = 0;
+    if (chunk_part_of(&own, c, &bundle->tensor->checkpoint, NULL) != CKD_OK) {
+        return;
+    }
+    for (size_t i = 0; i < own->count; i++) {
+        const record *r = &own->records[i];
+        if (r->bundle != bundle) {
+            continue;
+        }
+        const char *before = count++ ? ", " : "; it holds ";
+        size_t more = strlen(before) + strlen(r->tensor->name);
+        if (used + more + sizeof(", ...") > sizeof(why->message)) {
+            snprintf(why->message + used, sizeof(why->message) - used, ", ...");
+            return;
+        }
+        used += (size_t)snprintf(why->message + used, sizeof(why->message) - used, "%s%s", before,
+                                 r->tensor->name);
+    }
+}
+
+/* The checkpoint that a record belongs to; NULL: it is not there any more. */
+static const lineage *owner_of(const file_check *f, const record *r) {
+    for (size_t i = 0; i < f->lineage_count; i++) {
+        if (id_equal(&f->lineages[i].id, &r->tensor->checkpoint)) {
+            return &f->lineages[i];
+        }
+    }
+    return NULL;
+}
+
+static bool names_file(const lineage *l, const ckd_id *file) {
+    bool found = false;
+    for (size_t i = 0; i < l->file_count && !found; i++) {
+        found = id_equal(&l->files[i].id, file);
+    }
+    return found;
+}
+
+/* Of what stands in a file, or of the file as a whole, whoever names it may need it. */
+static ckd_status note_for_all(const file_check *f, const ckd_id *file, ckd_status found,
+                               const ckd_error *why, uint64_t number, ckd_error *err) {
+    ckd_status status = damage_note(f->damage, found, why, number, "", err);
+    for (size_t i = 0; i < f->lineage_count && found != CKD_OK && status == CKD_OK; i++) {
+        if (names_file(&f->lineages[i], file)) {
+            status = damage_note(f->damage, found, why, number, f->lineages[i].name, err);
+        }
+    }
+    return status;
+}
+
+/* Its checkpoint needs it; if that is gone, others may. */
+static ckd_status note_of_record(const file_check *f, const chunk *c, const record *r, ckd_status found,
+                                 const ckd_error *why, uint64_t number, ckd_error *err) {
+    const lineage *owner = owner_of(f, r);
+    return owner ? damage_note(f->damage, found, why, number, owner->name, err)
+                 : note_for_all(f, &c->identity.file, found, why, number, err);
+}
+
+/* Values are checked where they are rebuilt; measures belong to none. Damaged, they make nothing unloadable. */
+static ckd_status check_measures(const file_check *f, const chunk *c, const chunk_part *own, ckd_error *err) {
+    ckd_status status = CKD_OK;
+    for (size_t i = 0; i < own->count && status == CKD_OK; i++) {
+        const record *r = &own->records[i];
+        measures_entry *entries = NULL;
+        size_t count;
+        ckd_error why = {.offset = CKD_NO_OFFSET};
+        if (r->kind == RECORD_MEASURES) {
+            ckd_status found = measures_read(&entries, &count, c, r, &why);
+            why.offset = is_damage(found, &why) ? r->offset : why.offset;
+            status = damage_note(f->damage, found, &why, chunk_record_number(c, r), "", err);
+        }
+        free(entries);
+    }
+    return status;
+}
+
+/* Of all checkpoints in the file. Where a bundle of one does not unpack, there was damage to tell already. */
+static ckd_status check_contents(const file_check *f, chunk *c, ckd_error *err) {
+    ckd_status status = CKD_OK;
+    for (size_t i = 0; i < c->outer_count && status == CKD_OK; i++) {
+        const record *r = &c->outer[i];
+        const chunk_part *own;
+        ckd_error why = {.offset = CKD_NO_OFFSET};
+        if (i && id_equal(&r->tensor->checkpoint, &r[-1].tensor->checkpoint)) {
+            continue;
+        }
+        ckd_status found = chunk_part_of(&own, c, &r->tensor->checkpoint, &why);
+        status = found == CKD_OK ? check_measures(f, c, own, err)
+                                 : note_of_record(f, c, r, found, &why, CKD_NO_OFFSET, err);
+    }
+    return status;
+}
+
+static ckd_status check_record(const file_check *f, chunk *c, size_t number, ckd_error *err) {
+    const record *r = &c->outer[number];
+    ckd_error why = {.offset = CKD_NO_OFFSET};
+    ckd_status found = record_read_through(f->payload, c, r, &why);
+    if (is_damage(found, &why)) {
+        why.offset = r->offset; /* one entry a record, however it shows */
+        if (r->kind == RECORD_BUNDLE) {
+            name_members(c, r, &why);
+        } else {
+            err_in_tensor(&why, found, r->tensor->name);
+        }
+    }
+    ckd_status status = note_of_record(f, c, r, found, &why, number, err);
+    return status == CKD_OK && f->pace ? f->pace(f->pace_context, r->stored_size, err) : status;
+}
+
+static ckd_status open_file(chunk **out, const file_check *f, const note_file *expected, ckd_error *why) {
+    pathname p = path_chunk(f->store->path, &expected->id, "");
+    const char *path = f->path ? f->path : p.text;
+    ckd_status status = chunk_open_outer(out, path, why);
+    if (status != CKD_OK) {
+        return err_in_file(why, status, path);
+    }
+    const chunk *c = *out;
+    bool same = hash128_equal(&c->root, &expected->root) && c->size == expected->size &&
+                id_equal(&c->identity.file, &expected->id) && id_equal(&c->identity.store, &f->store->id);
+    if (!same) {
+        chunk_close(*out);
+        *out = NULL;
+        return err_corrupt(why, path, CKD_NO_OFFSET, "this is not the chunk file that its manifest names");
+    }
+    return CKD_OK;
+}
+
+ckd_status check_named_file(const file_check *f, const note_file *file, const char *checkpoint,
+                            ckd_error *err) {
+    chunk *c;
+    ckd_error why = {.offset = CKD_NO_OFFSET};
+    ckd_status status = open_file(&c, f, file, &why);
+    if (status != CKD_OK) {
+        ckd_status noted = damage_note(f->damage, status, &why, CKD_NO_OFFSET, checkpoint, err);
+        return noted == CKD_OK ? note_for_all(f, &file->id, status, &why, CKD_NO_OFFSET, err) : noted;
+    }
+    for (size_t i = 0; i < c->outer_count && status == CKD_OK; i++) {
+        status = check_record(f, c, i, err);
+    }
+    if (status == CKD_OK) {
+        status = check_contents(f, c, err);
+    }
+    chunk_close(c);
+    return status;
+}

@@ -1,0 +1,41 @@
+/* What whoever made a store may have put there for those who open it. */
+#include <sys/stat.h>
+
+#include "engine/store/store.h"
+
+/*
+ * A folder that is a link leads into somebody else's files: recovery would remove there what no manifest of this store names. The
+ * store itself may be reached through one.
+ */
+ckd_status store_check_folders(const ckd_store *store, ckd_error *err) {
+    static const char *const folders[] = {"data",         DIR_CHUNKS, DIR_MANIFESTS, DIR_INTENTS,
+                                          DIR_TOMBSTONES, DIR_READY,  DIR_RANKS,     DIR_NOTES,
+                                          DIR_INCOMING,   DIR_PARITY, DIR_DAMAGED};
+    for (size_t i = 0; i < sizeof(folders) / sizeof(folders[0]); i++) {
+        pathname p = path_in(store->path, folders[i]);
+        struct stat st;
+        if (lstat(p.text, &st) == 0 && S_ISLNK(st.st_mode)) {
+            return err_corrupt(
+                err, p.text, CKD_NO_OFFSET,
+                "a folder of the store is a symbolic link, which is not followed: put the folder "
+                "itself there, or mount it there");
+        }
+    }
+    return CKD_OK;
+}
+
+void store_tell_open_to_all(const ckd_store *store) {
+    static const char *const folders[] = {"data", DIR_CHUNKS, DIR_MANIFESTS};
+    for (size_t i = 0; i < sizeof(folders) / sizeof(folders[0]); i++) {
+        pathname p = path_in(store->path, folders[i]);
+        struct stat st;
+        if (stat(p.text, &st) == 0 && (st.st_mode & S_IWOTH) && !(st.st_mode & S_ISVTX)) {
+            store_message(
+                store,
+                "every user of this machine can remove and replace the checkpoints of this store, as %s is "
+                "writable by all; chmod -R o-w takes that away",
+                p.text);
+            return;
+        }
+    }
+}

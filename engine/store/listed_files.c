@@ -1,0 +1,158 @@
+#include "engine/store/listed_files.h"
+
+#include <stdlib.h>
+
+#include "engine/store/needs.h"
+
+static ckd_status add_files(listed_files *f, const manifest *m, const manifest_name *name, bool in_trash,
+                            ckd_error *err) {
+    if (f->count + m->file_count > f->capacity) {
+        size_t capacity = 2 * (f->count + m->file_count);
+        listed_file *grown = realloc(f->items, capacity * sizeof(*grown));
+        if (!grown) {
+            return err_nomem(err, capacity * sizeof(*grown), "the files of a store");
+        }
+        f->items = grown;
+        f->capacity = capacity;
+    }
+    for (size_t i = 0; i < m->file_count; i++) {
+        f->items[f->count++] = (listed_file){m->files[i], *name, m->checkpoint.created_ns, in_trash};
+    }
+    return CKD_OK;
+}
+
+static ckd_status add_manifest(listed_files *f, const ckd_store *store, const manifest_name *name,
+                               bool in_trash, damage_list *damage, ckd_error *err) {
+    manifest m;
+    ckd_error why = {.offset = CKD_NO_OFFSET};
+    ckd_status status = store_read_manifest(&m, store, name->run, name->step, name->generation, &why);
+    if (status == CKD_E_NOT_FOUND) { /* it was collected meanwhile */
+        return CKD_OK;
+    }
+    if (status != CKD_OK) {
+        char checkpoint[CHECKPOINT_TEXT];
+        checkpoint_text(checkpoint, name->run, name->step, in_trash);
+        f->incomplete = true;
+        err_in_file(&why, status, path_manifest(store->path, name->run, name->step, name->generation).text);
+        return damage_note(damage, status, &why, CKD_NO_OFFSET, checkpoint, err);
+    }
+    status = add_files(f, &m, name, in_trash, err);
+    if (status == CKD_OK) {
+        f->lineages[f->lineage_count++] = lineage_of(&m, in_trash);
+    }
+    manifest_free(&m);
+    return status;
+}
+
+static bool files_there(const ckd_store *store, const manifest_name *name) {
+    manifest m;
+    if (store_read_manifest(&m, store, name->run, name->step, name->generation, NULL) != CKD_OK) {
+        return false;
+    }
+    bool there = true;
+    for (size_t i = 0; i < m.file_count && there; i++) {
+        there = listed_file_there(store, &m.files[i].id, m.files[i].size);
+    }
+    manifest_free(&m);
+    return there;
+}
+
+/* One whose time is over counts no more, and may have lost files already. So may one that cannot be read: its name alone deletes. */
+static ckd_status can_come_back(bool *out, const ckd_store *store, const manifest_name *name,
+                                const manifest_name *killer, damage_list *damage, ckd_error *err) {
+    tombstone t;
+    ckd_error why = {.offset = CKD_NO_OFFSET};
+    ckd_status status = tombstone_read(&t, store, killer, &why);
+    *out = status == CKD_OK ? t.until_ns > clock_wall_ns()
+                            : status != CKD_E_NOT_FOUND && files_there(store, name);
+    if (status == CKD_OK || !*out) {
+        return status == CKD_E_NOMEM ? err_from(err, status, &why) : CKD_OK;
+    }
+    err_in_file(&why, status,
+                path_tombstone(store->path, killer->run, killer->step, killer->generation).text);
+    return damage_note(damage, status, &why, CKD_NO_OFFSET, "", err);
+}
+
+/* Those that listed checkpoints need first. */
+static int by_id_and_age(const void *a, const void *b) {
+    const listed_file *x = a, *y = b;
+    int order = memcmp(&x->file.id, &y->file.id, sizeof(ckd_id));
+    order = order ? order : (int)x->in_trash - (int)y->in_trash;
+    return order ? order : (x->created_ns > y->created_ns) - (x->created_ns < y->created_ns);
+}
+
+static void keep_one_of_each(listed_files *f) {
+    size_t kept = 0;
+    if (f->count) {
+        qsort(f->items, f->count, sizeof(*f->items), by_id_and_age);
+    }
+    for (size_t i = 0; i < f->count; i++) {
+        if (kept == 0 || !id_equal(&f->items[kept - 1].file.id, &f->items[i].file.id)) {
+            f->bytes += f->items[i].file.size;
+            f->items[kept++] = f->items[i];
+        }
+    }
+    f->count = kept;
+}
+
+/* Of generations of one checkpoint that were deleted together, and of those that were not, the newest counts; they stand together. */
+static ckd_status add_all(listed_files *f, const ckd_store *store, const manifest_list *names,
+                          const manifest_list *tombstones, damage_list *damage, ckd_error *err) {
+    const manifest_name *before = NULL;
+    ckd_status status = CKD_OK;
+    for (size_t i = 0; i < names->count && status == CKD_OK; i++) {
+        const manifest_name *name = &names->items[i], *killer = manifests_killer(tombstones, name);
+        bool newest = i == 0 || killer != before || !same_checkpoint_name(name - 1, name), counts = newest;
+        before = killer;
+        if (newest && killer) {
+            status = can_come_back(&counts, store, name, killer, damage, err);
+        }
+        if (status == CKD_OK && counts) {
+            status = add_manifest(f, store, name, killer != NULL, damage, err);
+        }
+    }
+    return status;
+}
+
+ckd_status listed_files_read(listed_files *out, const ckd_store *store, damage_list *damage, ckd_error *err) {
+    manifest_list names = {0}, tombstones = {0};
+    *out = (listed_files){0};
+    ckd_status status = manifests_read_all(&names, store, err);
+    if (status == CKD_OK) { /* after the manifests: one that is dead by now must not seem to be listed */
+        status = manifests_tombstones(&tombstones, store, err);
+    }
+    if (status == CKD_OK) {
+        out->lineages = calloc(names.count + 1, sizeof(*out->lineages));
+        status = out->lineages ? CKD_OK : err_nomem(err, names.count * sizeof(*out->lineages), "manifests");
+    }
+    if (status == CKD_OK) {
+        status = add_all(out, store, &names, &tombstones, damage, err);
+    }
+    manifests_free(&names);
+    manifests_free(&tombstones);
+    keep_one_of_each(out);
+    return status;
+}
+
+void listed_files_free(listed_files *f) {
+    lineages_free(f->lineages, f->lineage_count);
+    free(f->items);
+    *f = (listed_files){0};
+}
+
+static int by_id(const void *id, const void *file) {
+    return memcmp(id, &((const listed_file *)file)->file.id, sizeof(ckd_id));
+}
+
+const listed_file *listed_files_find(const listed_files *f, const ckd_id *id) {
+    return f->count ? bsearch(id, f->items, f->count, sizeof(*f->items), by_id) : NULL;
+}
+
+void listed_file_checkpoint(char out[CHECKPOINT_TEXT], const listed_file *f) {
+    checkpoint_text(out, f->name.run, f->name.step, f->in_trash);
+}
+
+bool listed_file_there(const ckd_store *store, const ckd_id *id, uint64_t size) {
+    pathname p = path_chunk(store->path, id, "");
+    return file_bytes(p.text) == size;
+}

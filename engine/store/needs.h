@@ -1,0 +1,59 @@
+/*
+ * All manifests of a store, those of deleted checkpoints included, and what writers at work name. Internal to engine/.
+ */
+#ifndef ENGINE_NEEDS_H
+#define ENGINE_NEEDS_H
+
+#include "engine/store/store.h"
+
+typedef struct need {
+    manifest m;
+    tombstone dead;    /* if is_dead */
+    bool is_dead;      /* in the trash */
+    bool chosen;       /* by the caller, of whom this is */
+    bool superseded;   /* a newer generation of the same checkpoint counts */
+    bool in_use;       /* a writer at work may read its files (needs_mark_in_use) */
+    bool was_own_only; /* an early version wrote it, and its older files were found by its dependencies */
+    bool lacks;        /* and one of these has no manifest, so that some of its files are not known */
+    bool held;         /* one that lacks a manifest depends on it: it is neither removed nor rewritten */
+    size_t place;      /* scratch of compact_order */
+} need;
+
+typedef struct needs {
+    need *items; /* by checkpoint id; several generations of one stand together, the highest first */
+    size_t count;
+} needs;
+
+/*
+ * Reads all manifests and tombstones; manifests of early versions are given the files of what they depend on. Under the publish lock. Errors: CORRUPT and UNSUPPORTED (of one that cannot be read: nothing is
+ * known about what it needs), IO, NOMEM.
+ */
+ckd_status needs_read(needs *out, const ckd_store *store, ckd_error *err);
+void needs_free(needs *n);
+
+ckd_status tombstone_read(tombstone *out, const ckd_store *store, const manifest_name *name, ckd_error *err);
+
+/* The first of the checkpoint's generations; NULL: there is none. */
+need *needs_find(const needs *n, const ckd_id *id);
+/* Chooses the checkpoints, all generations of them. NOT_FOUND unless each is there and dead or not, as asked for; INVALID if one is there twice. */
+ckd_status needs_choose(needs *n, const ckd_id *ids, size_t count, bool dead, ckd_error *err);
+/*
+ * Sets in_use of every generation of the checkpoints that the intents of living writers name: their files stay, whatever becomes of the checkpoints. Under the
+ * publish lock, so that no writer begins meanwhile. Errors: IO, CORRUPT and UNSUPPORTED (an intent that cannot be read: what it names is not known), NOMEM.
+ */
+ckd_status needs_mark_in_use(needs *n, const ckd_store *store, ckd_error *err);
+
+/* ---- needs_early.c: manifests of early versions, which name own files only ---- */
+/* For needs_read: gives them the files that the newest manifests of their dependencies name, and sets was_own_only, lacks and held. Errors: NOMEM. */
+ckd_status needs_complete(needs *n, ckd_error *err);
+/*
+ * Publishes a manifest that names all files of x, which must not lack any: a next generation, or in the trash one in place of the old one. Under the publish lock; the catalog is the
+ * caller's. Errors: UNSUPPORTED (the last generation), IO, NOSPACE, NOMEM.
+ */
+ckd_status need_name_files(need *x, const ckd_store *store, ckd_error *err);
+/* Does that for all that have one of an early version and lack none, so that what they depend on can be rewritten. Errors: as need_name_files. */
+ckd_status needs_name_all(needs *n, const ckd_store *store, ckd_error *err);
+/* Does that for those that depend on chosen ones, so that these can go. Errors: as need_name_files. */
+ckd_status needs_name_older(needs *n, const ckd_store *store, ckd_error *err);
+
+#endif

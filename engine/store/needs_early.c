@@ -1,0 +1,197 @@
+/*
+ * Manifests of early versions. They name own files only: the older ones are those that the newest manifests of the dependencies name. That holds until a dependency is rewritten or removed.
+ * Before that, they get manifests that name all files. Where a dependency has lost its manifest, not all are known: the others stay as they are until a repair has found it, or the
+ * dependent goes.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "engine/store/needs.h"
+
+static const need *end_of(const needs *n) {
+    return n->items + n->count;
+}
+
+/* ---- reading ---- */
+
+/* What one depends on, and what that depends on as far as manifests of early versions leave it to others; each once. */
+typedef struct older_list {
+    need **items;
+    size_t count;
+    bool complete; /* each of them has a manifest */
+} older_list;
+
+static void find_older(older_list *out, const needs *n, const need *x) {
+    size_t done = 0;
+    const need *at = x;
+    out->count = 0;
+    out->complete = true;
+    do {
+        for (size_t i = 0; i < at->m.dependency_count && at->was_own_only; i++) {
+            need *d = needs_find(n, &at->m.dependencies[i]);
+            bool known = !d || d == x;
+            out->complete = out->complete && d;
+            for (size_t k = 0; k < out->count && !known; k++) {
+                known = out->items[k] == d;
+            }
+            if (!known) {
+                out->items[out->count++] = d;
+            }
+        }
+        at = done < out->count ? out->items[done++] : NULL;
+    } while (at);
+}
+
+static void hold(const needs *n, need *newest) {
+    for (need *g = newest; g < end_of(n) && id_equal(&g->m.checkpoint.id, &newest->m.checkpoint.id); g++) {
+        g->held = true;
+    }
+}
+
+static ckd_status add_older(const needs *n, need *x, older_list *older, ckd_error *err) {
+    ckd_status status = CKD_OK;
+    find_older(older, n, x);
+    x->lacks = !older->complete;
+    x->m.own_only = false;
+    for (size_t i = 0; i < older->count && status == CKD_OK; i++) {
+        need *d = older->items[i];
+        status =
+            manifest_add_files(&x->m, d->m.files, d->was_own_only ? d->m.own_count : d->m.file_count, err);
+        if (x->lacks && !x->superseded) {
+            hold(n, d);
+        }
+    }
+    return status;
+}
+
+ckd_status needs_complete(needs *n, ckd_error *err) {
+    older_list older = {.items = calloc(n->count + 1, sizeof(*older.items))};
+    ckd_status status = older.items ? CKD_OK : err_nomem(err, n->count * sizeof(*older.items), "manifests");
+    for (size_t i = 0; i < n->count; i++) {
+        n->items[i].was_own_only = n->items[i].m.own_only;
+    }
+    for (size_t i = 0; i < n->count && status == CKD_OK; i++) {
+        if (n->items[i].was_own_only) {
+            status = add_older(n, &n->items[i], &older, err);
+        }
+    }
+    free(older.items);
+    return status;
+}
+
+/* ---- writing ---- */
+
+static pathname temporary_path(const ckd_store *store, const need *x, const char *suffix) {
+    char hex[CKD_ID_TEXT], name[64];
+    ckd_id_text(hex, &x->m.checkpoint.id);
+    snprintf(name, sizeof(name), ".tmp-%s%s", hex, suffix);
+    return path_of(store->path, DIR_MANIFESTS, name);
+}
+
+static ckd_status publish_next(const need *x, const pathname *path, const bytes *data, const ckd_store *store,
+                               ckd_error *err) {
+    pathname temporary = temporary_path(store, x, "");
+    ckd_status status = file_publish_bytes(path->text, temporary.text, data->data, data->size, err);
+    if (status != CKD_OK) {
+        file_remove(temporary.text, true, NULL);
+    }
+    return status;
+}
+
+/*
+ * A next generation would come back to life, as the tombstone does not reach it, and its name may be another checkpoint's by now. So this one is replaced: nobody but the
+ * holder of the publish lock relies on what a dead manifest says.
+ */
+static ckd_status replace_dead(const need *x, const pathname *path, const bytes *data, const ckd_store *store,
+                               ckd_error *err) {
+    pathname complete = temporary_path(store, x, "-all");
+    ckd_status status = publish_next(x, &complete, data, store, err);
+    if (status == CKD_OK) {
+        status = file_replace(complete.text, path->text, err);
+    }
+    if (status != CKD_OK) {
+        file_remove(complete.text, true, NULL);
+        return status;
+    }
+    return dir_sync(path_in(store->path, DIR_MANIFESTS).text, err);
+}
+
+ckd_status need_name_files(need *x, const ckd_store *store, ckd_error *err) {
+    ckd_checkpoint *c = &x->m.checkpoint;
+    if (!x->is_dead && c->generation == UINT32_MAX) {
+        return err_set(err, CKD_E_UNSUPPORTED, "%s@%llu has the last generation that there is", c->run,
+                       (unsigned long long)c->step);
+    }
+    c->generation += !x->is_dead;
+    c->stored_bytes -= x->m.file_bytes; /* store_read_manifest has added them */
+    bytes data = {0};
+    manifest_encode(&data, &store->id, &x->m);
+    pathname path = path_manifest(store->path, c->run, c->step, c->generation);
+    ckd_status status = data.failed  ? err_nomem(err, data.size, "a manifest")
+                        : x->is_dead ? replace_dead(x, &path, &data, store, err)
+                                     : publish_next(x, &path, &data, store, err);
+    c->stored_bytes += data.size;
+    x->m.file_bytes = data.size;
+    x->was_own_only = status != CKD_OK;
+    bytes_free(&data);
+    return status;
+}
+
+static bool can_name_files(const need *x) {
+    return x->was_own_only && !x->superseded && !x->lacks;
+}
+
+ckd_status needs_name_all(needs *n, const ckd_store *store, ckd_error *err) {
+    ckd_status status = CKD_OK;
+    for (need *x = n->items; x < end_of(n) && status == CKD_OK; x++) {
+        status = can_name_files(x) ? need_name_files(x, store, err) : CKD_OK;
+    }
+    return status;
+}
+
+/* ---- before some go ---- */
+
+static int by_id(const void *a, const void *b) {
+    return memcmp(a, b, sizeof(ckd_id));
+}
+
+/* Own files of the chosen ones, by id. */
+static ckd_status files_of_chosen(ckd_id **out, size_t *count, const needs *n, ckd_error *err) {
+    size_t total = 0;
+    for (const need *g = n->items; g < end_of(n); g++) {
+        total += g->chosen ? g->m.own_count : 0;
+    }
+    *count = 0;
+    *out = malloc((total + 1) * sizeof(**out));
+    if (!*out) {
+        return err_nomem(err, total * sizeof(**out), "chunk file names");
+    }
+    for (const need *g = n->items; g < end_of(n); g++) {
+        for (size_t i = 0; g->chosen && i < g->m.own_count; i++) {
+            (*out)[(*count)++] = g->m.files[i].id;
+        }
+    }
+    qsort(*out, *count, sizeof(**out), by_id);
+    return CKD_OK;
+}
+
+static bool has_older_of(const need *x, const ckd_id *files, size_t count) {
+    bool any = false;
+    for (size_t i = x->m.own_count; i < x->m.file_count && !any; i++) {
+        any = bsearch(&x->m.files[i].id, files, count, sizeof(*files), by_id) != NULL;
+    }
+    return any;
+}
+
+ckd_status needs_name_older(needs *n, const ckd_store *store, ckd_error *err) {
+    ckd_id *files;
+    size_t count;
+    ckd_status status = files_of_chosen(&files, &count, n, err);
+    for (need *x = n->items; x < end_of(n) && status == CKD_OK; x++) {
+        if (!x->chosen && can_name_files(x) && has_older_of(x, files, count)) {
+            status = need_name_files(x, store, err);
+        }
+    }
+    free(files);
+    return status;
+}

@@ -1,0 +1,74 @@
+/* Where things stand in a store's directory. codec/FORMAT.md, "Store directory", is normative. */
+#ifndef ENGINE_PATHS_H
+#define ENGINE_PATHS_H
+
+#include <stdbool.h>
+
+#include "base/error.h"
+#include "codec/metadata/note.h"
+
+#define PATH_ROOM 4096 /* bytes for any path in a store; store paths are cut to fit at open */
+
+typedef struct pathname {
+    char text[PATH_ROOM];
+} pathname;
+
+#define DIR_CHUNKS        "data/c"
+#define DIR_MANIFESTS     "data/m"
+#define DIR_INTENTS       "data/i"
+#define DIR_TOMBSTONES    "data/t"
+#define DIR_READY         "data/k"
+#define DIR_RANKS         "data/r"
+#define DIR_NOTES         "data/n"
+#define DIR_INCOMING      "data/x"
+#define DIR_PARITY        "data/p"
+#define DIR_DAMAGED       "data/q"
+#define FILE_PARITY_LOCK  "data/p/lock"
+#define FILE_IDENTITY     "data/store"
+#define FILE_DELETIONS    "data/deletions"
+#define FILE_PUBLISH_LOCK "data/lock"
+#define FILE_READER_LOCK  "data/readers"
+#define FILE_CATALOG      "catalog.db"
+#define FILE_NEW_CATALOG  "rebuild.db" /* until it is complete; no longer than the other, for SQLite */
+
+/* STORE/RELATIVE */
+pathname path_in(const char *store, const char *relative);
+/* STORE/DIR/NAME */
+pathname path_of(const char *store, const char *dir, const char *name);
+/* STORE/data/c/HEX.ckd, with `suffix` ("" or ".tmp") appended */
+pathname path_chunk(const char *store, const ckd_id *file, const char *suffix);
+/* STORE/data/i/HEX */
+pathname path_intent(const char *store, const ckd_id *save);
+/* STORE/data/m/RUN.STEP.GENERATION */
+pathname path_manifest(const char *store, const char *run, uint64_t step, uint32_t generation);
+/* STORE/data/t/RUN.STEP.GENERATION */
+pathname path_tombstone(const char *store, const char *run, uint64_t step, uint32_t generation);
+
+/* A manifest's or tombstone's file name taken apart, from the right. false: not such a name. */
+typedef struct manifest_name {
+    char run[CKD_RUN_MAX + 1];
+    uint64_t step;
+    uint32_t generation;
+} manifest_name;
+bool manifest_name_parse(manifest_name *out, const char *name);
+
+/* The name of a note in data/n taken apart: KIND.NAME.GENERATION. NAME is a checkpoint's id (pin), a tag, or a run (policy, parity). */
+#define POLICY_OF_ALL "-" /* instead of a run */
+typedef struct note_name {
+    note_kind kind;
+    char name[CKD_RUN_MAX + 1];
+    uint32_t generation;
+} note_name;
+bool note_name_parse(note_name *out, const char *name);
+const char *note_word(note_kind kind); /* KIND: "pin", "tag", "policy", "parity"; "" of others */
+/* STORE/data/n/KIND.NAME.GENERATION */
+pathname path_note(const char *store, const note_name *name);
+
+/* STORE/data/p/GROUP.ROW.ckp, with `suffix` ("" or ".tmp") appended; and such a name taken apart. */
+pathname path_parity(const char *store, const ckd_id *group, uint32_t row, const char *suffix);
+bool parity_name_parse(ckd_id *group, uint32_t *row, const char *name);
+
+/* 32 hexadecimal digits at the start of text. */
+bool id_parse(ckd_id *out, const char *text);
+
+#endif

@@ -1,0 +1,347 @@
+/* Opening, creating and closing a store. */
+#include "engine/device/device_reference.h"
+#include "engine/store/ready.h"
+#include "engine/store/store.h"
+#include "engine/save/save_kit.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define DEFAULT_LOCK_TIMEOUT_MS 30000
+#define IDENTITY_MAX            4096
+#define CATALOG_PATH_MAX        504 /* bytes: SQLite allows 512, its journal's name included */
+
+void store_message(const ckd_store *store, const char *format, ...) {
+    if (!store->options.on_message) {
+        return;
+    }
+    char text[1024];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof(text), format, args);
+    va_end(args);
+    store->options.on_message(store->options.message_context, text);
+}
+
+ckd_status store_check_writable(const ckd_store *store, ckd_error *err) {
+    if (!store) {
+        return err_set(err, CKD_E_INVALID, "there is no store: it is NULL");
+    }
+    if (store->mode == CKD_OPEN_READ) {
+        return err_set(err, CKD_E_READ_ONLY, "store '%s' was opened for reading; open it with CKD_OPEN_WRITE",
+                       store->path);
+    }
+    return CKD_OK;
+}
+
+static ckd_status read_identity(ckd_store *store, ckd_error *err) {
+    pathname p = path_in(store->path, FILE_IDENTITY);
+    bytes data = {0};
+    ckd_status status = file_read_all(&data, p.text, IDENTITY_MAX, err);
+    if (status == CKD_E_NOT_FOUND) {
+        status = err_set(err, CKD_E_NOT_FOUND, "no ckptdelta store at '%s' (there is no %s in it)",
+                         store->path, FILE_IDENTITY);
+    }
+    store_identity identity;
+    if (status == CKD_OK) {
+        status = store_identity_decode(&identity, data.data, data.size, p.text, err);
+    }
+    if (status == CKD_OK) {
+        store->id = identity.id;
+    }
+    bytes_free(&data);
+    return status;
+}
+
+/* A store may be created where there is nothing, or where an earlier creation was cut off. */
+static ckd_status check_creatable(const char *root, ckd_error *err) {
+    dir_list list;
+    ckd_status status = dir_list_read(&list, root, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    for (size_t i = 0; i < list.count && status == CKD_OK; i++) {
+        if (strcmp(list.names[i], "data") != 0) {
+            status = err_set(
+                err, CKD_E_INVALID,
+                "'%s' is not a ckptdelta store and not empty (it has '%s'); name a new or empty directory",
+                root, list.names[i]);
+        }
+    }
+    dir_list_free(&list);
+    return status;
+}
+
+ckd_status store_make_directories(const char *root, ckd_error *err) {
+    static const char *const dirs[] = {"data",         DIR_CHUNKS, DIR_MANIFESTS, DIR_INTENTS,
+                                       DIR_TOMBSTONES, DIR_READY,  DIR_NOTES};
+    ckd_status status = CKD_OK;
+    for (size_t i = 0; i < sizeof(dirs) / sizeof(dirs[0]) && status == CKD_OK; i++) {
+        status = dir_create(path_in(root, dirs[i]).text, true, err);
+    }
+    return status;
+}
+
+/* Under the publish lock, like everything that is published: recovery may remove temporary names then. */
+static ckd_status publish_identity(const ckd_store *store, ckd_error *err) {
+    store_identity identity = {.created_ns = clock_wall_ns()};
+    ckd_status status = ckd_id_new(&identity.id, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    bytes data = {0};
+    store_identity_encode(&data, &identity);
+    if (data.failed) {
+        status = err_nomem(err, IDENTITY_MAX, "the store's identity");
+    } else {
+        char hex[CKD_ID_TEXT];
+        ckd_id_text(hex, &identity.id);
+        char temp[64];
+        snprintf(temp, sizeof(temp), "data/.tmp-%s", hex);
+        ckd_error why = {0};
+        status = file_publish_bytes(path_in(store->path, FILE_IDENTITY).text, path_in(store->path, temp).text,
+                                    data.data, data.size, &why);
+        status =
+            err_except(err, status, CKD_E_EXISTS, &why); /* another process created it at the same time */
+    }
+    bytes_free(&data);
+    return status;
+}
+
+/* The directory that holds the store, for syncing the store's own name. */
+static pathname parent_directory(const char *root) {
+    pathname p;
+    snprintf(p.text, sizeof(p.text), "%s", root);
+    size_t length = strlen(p.text);
+    while (length > 1 && p.text[length - 1] == '/') {
+        p.text[--length] = '\0';
+    }
+    char *slash = strrchr(p.text, '/');
+    if (!slash) {
+        strcpy(p.text, ".");
+    } else {
+        slash[slash == p.text ? 1 : 0] = '\0';
+    }
+    return p;
+}
+
+static ckd_status create_store(ckd_store *store, ckd_error *err) {
+    if (file_exists(path_in(store->path, FILE_IDENTITY).text)) {
+        return CKD_OK;
+    }
+    ckd_status status = dir_create(store->path, true, err);
+    if (status == CKD_OK) {
+        ckd_error why = {0};
+        status = check_creatable(store->path, &why);
+        if (status == CKD_E_INVALID && file_exists(path_in(store->path, FILE_IDENTITY).text)) {
+            return CKD_OK; /* another process has created it in between */
+        }
+        err_from(err, status, &why);
+    }
+    if (status == CKD_OK) {
+        status = store_make_directories(store->path, err);
+    }
+    file_lock *lock = NULL;
+    if (status == CKD_OK) {
+        ckd_error why = {0};
+        status =
+            lock_acquire(&lock, path_in(store->path, FILE_READER_LOCK).text, LOCK_EXCLUSIVE, true, 0, &why);
+        status = err_except(err, status, CKD_E_BUSY, &why); /* it exists, which is all that is wanted */
+        lock_release(lock);
+    }
+    if (status == CKD_OK) {
+        status = dir_sync(path_in(store->path, "data").text, err);
+    }
+    if (status == CKD_OK) {
+        status = store_lock_publish(&lock, store, err);
+    }
+    if (status == CKD_OK) {
+        status = publish_identity(store, err);
+        lock_release(lock);
+    }
+    return status;
+}
+
+/*
+ * The store's own names, durable before anything in it is promised: whoever created it may have died before that. Above
+ * the store there may be a directory that we may not open.
+ */
+static ckd_status sync_own_names(const ckd_store *store, ckd_error *err) {
+    ckd_status status = dir_sync(store->path, err);
+    if (status == CKD_OK) {
+        ckd_error why = {0};
+        status = dir_sync(parent_directory(store->path).text, &why);
+        status = err_except(err, status, CKD_E_READ_ONLY, &why);
+    }
+    return status;
+}
+
+static ckd_status open_for_writing(ckd_store *store, ckd_error *err) {
+    file_lock *lock;
+    ckd_status status = store_lock_publish(&lock, store, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    status = sync_own_names(store, err);
+    if (status == CKD_OK) {
+        status = store_recover(store, err);
+    }
+    if (status == CKD_OK) {
+        status = store_open_catalog(store, err);
+    }
+    if (status == CKD_OK) {
+        ready_evict(store);
+    }
+    lock_release(lock);
+    return status;
+}
+
+static ckd_status store_new(ckd_store **out, const char *root, ckd_open_mode mode,
+                            const ckd_store_options *options, ckd_error *err) {
+    *out = NULL;
+    if (!root || !*root || strlen(root) > PATH_ROOM - 256) {
+        return err_set(err, CKD_E_INVALID, "a store's path must have 1 to %d bytes", PATH_ROOM - 256);
+    }
+    if (mode < CKD_OPEN_READ || mode > CKD_OPEN_CREATE) {
+        return err_set(err, CKD_E_INVALID, "unknown open mode %d", (int)mode);
+    }
+    ckd_store_options o = CKD_STORE_OPTIONS_INIT;
+    ckd_status status = COPY_OPTIONS(&o, options, "ckd_store_options", err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    ckd_store *store = calloc(1, sizeof(*store));
+    if (!store) {
+        return err_nomem(err, sizeof(*store), "the store handle");
+    }
+    store->mode = mode;
+    pthread_mutex_init(&store->mutex, NULL);
+    store->options = o;
+    if (!ckd_write_path_name((ckd_write_path)store->options.write_path)) {
+        uint32_t path = store->options.write_path;
+        ckd_store_close(store);
+        return err_set(err, CKD_E_INVALID, "write_path %u is not known", (unsigned)path);
+    }
+    if (store->options.lock_timeout_ms == 0) {
+        store->options.lock_timeout_ms = DEFAULT_LOCK_TIMEOUT_MS;
+    }
+    store->path = strdup(root);
+    if (!store->path) {
+        ckd_store_close(store);
+        return err_nomem(err, strlen(root), "the store's path");
+    }
+    *out = store;
+    return CKD_OK;
+}
+
+/* What SQLite will make of the path: absolute, without links. malloc'ed; NULL if the path leads nowhere. */
+static char *resolve(const char *root) {
+    char *real = realpath(root, NULL);
+    if (real) {
+        return real;
+    }
+    char *parent = realpath(parent_directory(root).text, NULL); /* the store is yet to be created */
+    if (!parent) {
+        return NULL;
+    }
+    size_t end = strlen(root);
+    while (end > 0 && root[end - 1] == '/') {
+        end--;
+    }
+    size_t name = end;
+    while (name > 0 && root[name - 1] != '/') {
+        name--;
+    }
+    size_t size = strlen(parent) + 1 + (end - name) + 1;
+    real = malloc(size);
+    if (real) {
+        snprintf(real, size, "%s/%.*s", parent, (int)(end - name), root + name);
+    }
+    free(parent);
+    return real;
+}
+
+/* Readers can do without the catalog; a writer would make it anew at every save. */
+static ckd_status check_length(const char *root, ckd_error *err) {
+    char *real = resolve(root);
+    size_t length = strlen(real ? real : root), limit = CATALOG_PATH_MAX - strlen("/" FILE_CATALOG);
+    free(real);
+    if (length <= limit) {
+        return CKD_OK;
+    }
+    err_set(
+        err, CKD_E_INVALID,
+        "the store's path has %zu bytes, links resolved; a store can only be written where it has at most %zu: "
+        "choose a shorter one, or move the store",
+        length, limit);
+    return err_in_file(err, CKD_E_INVALID, root);
+}
+
+/* All of opening but the catalog. */
+static ckd_status open_store(ckd_store **out, const char *root, ckd_open_mode mode,
+                             const ckd_store_options *options, ckd_error *err) {
+    ckd_status status = store_new(out, root, mode, options, err);
+    if (status == CKD_OK && file_bars_directory(root)) {
+        status = err_set(
+            err, CKD_E_INVALID,
+            "'%s' is no ckptdelta store: it, or a part of its path, is a file where a directory should be",
+            root);
+    }
+    if (status == CKD_OK && mode != CKD_OPEN_READ) {
+        status = check_length(root, err);
+    }
+    if (status == CKD_OK) {
+        status = store_check_folders(*out, err);
+    }
+    if (status == CKD_OK && mode == CKD_OPEN_CREATE) {
+        status = create_store(*out, err);
+    }
+    if (status == CKD_OK) {
+        status = read_identity(*out, err);
+    }
+    if (status == CKD_OK) {
+        status = pool_create(&(*out)->pool, (*out)->options.threads, err);
+    }
+    if (status != CKD_OK) {
+        ckd_store_close(*out);
+        *out = NULL;
+        return status;
+    }
+    store_tell_open_to_all(*out);
+    return CKD_OK;
+}
+
+ckd_status store_open_without_catalog(ckd_store **out, const char *root, const ckd_store_options *options,
+                                      ckd_error *err) {
+    return open_store(out, root, CKD_OPEN_WRITE, options, err);
+}
+
+ckd_status ckd_store_open(ckd_store **out, const char *root, ckd_open_mode mode,
+                          const ckd_store_options *options, ckd_error *err) {
+    ckd_status status = open_store(out, root, mode, options, err);
+    if (status == CKD_OK) {
+        status = mode == CKD_OPEN_READ ? store_open_catalog(*out, err) : open_for_writing(*out, err);
+    }
+    if (status != CKD_OK) {
+        ckd_store_close(*out);
+        *out = NULL;
+    }
+    return status;
+}
+
+void ckd_store_close(ckd_store *store) {
+    if (!store) {
+        return;
+    }
+    catalog_close(store->catalog);
+    free(store->verified.ids);
+    pool_destroy(store->pool);
+    pthread_mutex_destroy(&store->mutex);
+    free(store->path);
+    device_references_close(store);
+    device_lines_close(store);
+    save_kit_free(store->kit, false);
+    free(store);
+}

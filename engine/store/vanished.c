@@ -1,0 +1,515 @@
+#include "engine/store/vanished.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "codec/chunk/chunk.h"
+#include "engine/store/deletions.h"
+
+static int by_id(const void *a, const void *b) {
+    return memcmp(a, b, sizeof(ckd_id));
+}
+
+static bool has_id(const bytes *ids, const ckd_id *id) {
+    return ids->size && bsearch(id, ids->data, ids->size / sizeof(*id), sizeof(*id), by_id);
+}
+
+static void sort_ids(bytes *ids) {
+    if (ids->size) {
+        qsort(ids->data, ids->size / sizeof(ckd_id), sizeof(ckd_id), by_id);
+    }
+}
+
+/* ---- files that nobody names ---- */
+
+static ckd_status list_chunks(bytes *ids, const ckd_store *store, ckd_error *err) {
+    dir_list list;
+    ckd_status status = dir_list_read(&list, path_in(store->path, DIR_CHUNKS).text, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    for (size_t i = 0; i < list.count; i++) {
+        char hex[CKD_ID_TEXT];
+        ckd_id id;
+        snprintf(hex, sizeof(hex), "%.*s", (int)sizeof(hex) - 1, list.names[i]);
+        if (strcmp(list.names[i] + strlen(hex), ".ckd") == 0 && id_parse(&id, hex)) {
+            bytes_put(ids, &id, sizeof(id));
+        }
+    }
+    dir_list_free(&list);
+    return ids->failed ? err_nomem(err, ids->size, "chunk file names") : CKD_OK;
+}
+
+static void add_files(bytes *named, const note_file *files, size_t count) {
+    for (size_t i = 0; i < count; i++) {
+        bytes_put(named, &files[i].id, sizeof(ckd_id));
+    }
+}
+
+/* *known: all intents could be read. */
+static ckd_status add_intents(bytes *named, bool *known, const ckd_store *store, ckd_error *err) {
+    dir_list list;
+    ckd_status status = dir_list_read(&list, path_in(store->path, DIR_INTENTS).text, err);
+    if (status != CKD_OK) {
+        return status == CKD_E_NOT_FOUND ? CKD_OK : status;
+    }
+    for (size_t i = 0; i < list.count && status == CKD_OK; i++) {
+        ckd_id id;
+        bytes data = {0};
+        intent in = {0};
+        ckd_error why = {0};
+        pathname p = path_of(store->path, DIR_INTENTS, list.names[i]);
+        if (strlen(list.names[i]) != CKD_ID_TEXT - 1 || !id_parse(&id, list.names[i])) {
+            continue;
+        }
+        status = file_read_all(&data, p.text, NOTE_MAX, &why);
+        if (status == CKD_OK) {
+            status = intent_decode(&in, &store->id, data.data, data.size, p.text, &why);
+        }
+        if (status == CKD_OK) {
+            add_files(named, in.files, in.file_count);
+            intent_free(&in);
+        }
+        *known = *known && (status == CKD_OK || status == CKD_E_NOT_FOUND); /* gone: it ended meanwhile */
+        status = status == CKD_E_NOMEM ? err_from(err, status, &why) : CKD_OK;
+        bytes_free(&data);
+    }
+    dir_list_free(&list);
+    return status;
+}
+
+/* Of all generations, those of deleted checkpoints included. `checkpoints`: whose they are. */
+static ckd_status add_manifests(bytes *named, bytes *checkpoints, bool *known, const ckd_store *store,
+                                ckd_error *err) {
+    manifest_list list = {0};
+    ckd_status status = manifests_read_all(&list, store, err);
+    for (size_t i = 0; i < list.count && status == CKD_OK; i++) {
+        const manifest_name *n = &list.items[i];
+        manifest m;
+        ckd_error why = {0};
+        status = store_read_manifest(&m, store, n->run, n->step, n->generation, &why);
+        if (status == CKD_OK) {
+            add_files(named, m.files, m.file_count);
+            bytes_put(checkpoints, &m.checkpoint.id, sizeof(ckd_id));
+            manifest_free(&m);
+        }
+        *known = *known && (status == CKD_OK || status == CKD_E_NOT_FOUND);
+        status = status == CKD_E_NOMEM ? err_from(err, status, &why) : CKD_OK;
+    }
+    manifests_free(&list);
+    return status == CKD_OK && (named->failed || checkpoints->failed)
+               ? err_nomem(err, named->size, "chunk file names")
+               : status;
+}
+
+/* The checkpoints that a chunk file has records of; none if it cannot be read. */
+static void add_recorded(bytes *ids, const ckd_store *store, const ckd_id *file) {
+    chunk *c;
+    if (chunk_open_outer(&c, path_chunk(store->path, file, "").text, NULL) != CKD_OK) {
+        return;
+    }
+    for (size_t i = 0; i < c->outer_count; i++) {
+        const ckd_id *of = &c->outer[i].tensor->checkpoint;
+        if (i == 0 || !id_equal(of, &c->outer[i - 1].tensor->checkpoint)) {
+            bytes_put(ids, of, sizeof(*of));
+        }
+    }
+    chunk_close(c);
+}
+
+static ckd_status add_stray(vanished *v, const ckd_store *store, const ckd_id *id, ckd_error *err) {
+    bytes ids = {0};
+    add_recorded(&ids, store, id);
+    if (ids.failed) {
+        bytes_free(&ids);
+        return err_nomem(err, sizeof(*id), "a chunk file's checkpoints");
+    }
+    sort_ids(&ids);
+    v->strays[v->stray_count++] = (stray_file){
+        .id = *id, .checkpoints = (ckd_id *)(void *)ids.data, .checkpoint_count = ids.size / sizeof(*id)};
+    return CKD_OK;
+}
+
+/* First the files are listed: what comes later is no stray; then who may name them, each before it may hand a file on to the next. */
+static ckd_status find_strays(vanished *v, bytes *checkpoints, const ckd_store *store, ckd_error *err) {
+    bytes files = {0}, named = {0};
+    bool known = true;
+    ckd_status status = list_chunks(&files, store, err);
+    if (status == CKD_OK) {
+        status = add_intents(&named, &known, store, err);
+    }
+    if (status == CKD_OK) {
+        status = add_manifests(&named, checkpoints, &known, store, err);
+    }
+    size_t count = files.size / sizeof(ckd_id);
+    if (status == CKD_OK) {
+        sort_ids(&named);
+        sort_ids(checkpoints);
+        v->strays = calloc(count + 1, sizeof(*v->strays));
+        status = v->strays ? CKD_OK : err_nomem(err, count * sizeof(*v->strays), "chunk files");
+    }
+    for (size_t i = 0; i < count && known && status == CKD_OK; i++) {
+        ckd_id id;
+        memcpy(&id, files.data + i * sizeof(id), sizeof(id));
+        if (!has_id(&named, &id) && file_name_taken(path_chunk(store->path, &id, "").text)) {
+            status = add_stray(v, store, &id, err);
+        }
+    }
+    bytes_free(&files);
+    bytes_free(&named);
+    return status;
+}
+
+/* ---- what is known of them ---- */
+
+/* What decides about a checkpoint that a catalog knew. */
+typedef struct evidence {
+    bytes checkpoints; /* ids in manifests, sorted */
+    manifest_list names, tombstones;
+} evidence;
+
+static void evidence_free(evidence *e) {
+    bytes_free(&e->checkpoints);
+    manifests_free(&e->names);
+    manifests_free(&e->tombstones);
+}
+
+/* Names are read after manifests: while these are read, a generation may be replaced. */
+static ckd_status find_evidence(vanished *v, evidence *e, const ckd_store *store, ckd_error *err) {
+    ckd_status status = find_strays(v, &e->checkpoints, store, err);
+    if (status == CKD_OK) {
+        status = manifests_read_all(&e->names, store, err);
+    }
+    return status == CKD_OK ? manifests_tombstones(&e->tombstones, store, err) : status;
+}
+
+/* Both lists tell by run and step, so damage of what stands there does not count. */
+static bool is_named(const evidence *e, const ckd_checkpoint *c) {
+    manifest_name name = {.step = c->step, .generation = c->generation};
+    snprintf(name.run, sizeof(name.run), "%s", c->run);
+    bool found = manifests_killer(&e->tombstones, &name);
+    name.generation = 0; /* any generation of a manifest will do */
+    return found || manifests_killer(&e->names, &name);
+}
+
+static ckd_status add(ckd_checkpoint **items, size_t *count, size_t *capacity, const ckd_checkpoint *c,
+                      ckd_error *err) {
+    if (*count == *capacity) {
+        size_t more = 2 * *capacity + 8;
+        ckd_checkpoint *grown = realloc(*items, more * sizeof(*grown));
+        if (!grown) {
+            return err_nomem(err, more * sizeof(*grown), "checkpoints");
+        }
+        *items = grown;
+        *capacity = more;
+    }
+    (*items)[(*count)++] = *c;
+    return CKD_OK;
+}
+
+static bool in_strays(vanished *v, const ckd_id *checkpoint) {
+    bool found = false;
+    for (size_t i = 0; i < v->stray_count; i++) {
+        stray_file *s = &v->strays[i];
+        if (s->checkpoint_count &&
+            bsearch(checkpoint, s->checkpoints, s->checkpoint_count, sizeof(*checkpoint), by_id)) {
+            found = s->explained = true;
+        }
+    }
+    return found;
+}
+
+static bool has_checkpoint(const ckd_checkpoint *items, size_t count, const ckd_id *id) {
+    bool found = false;
+    for (size_t i = 0; i < count && !found; i++) {
+        found = id_equal(&items[i].id, id);
+    }
+    return found;
+}
+
+/* How much it says that a checkpoint was known, where no file is left over that has its records. */
+typedef enum witness {
+    SAYS_NOTHING,
+    DOUBTFUL,
+    PROVES, /* nobody deleted it */
+} witness;
+
+static ckd_status consider(vanished *v, const evidence *e, const ckd_checkpoint *c, witness w,
+                           ckd_error *err) {
+    if (has_id(&e->checkpoints, &c->id) || has_checkpoint(v->items, v->count, &c->id)) {
+        return CKD_OK;
+    }
+    if (in_strays(v, &c->id) || w == PROVES) {
+        return add(&v->items, &v->count, &v->capacity, c, err);
+    }
+    return w == DOUBTFUL && !has_checkpoint(v->doubtful, v->doubtful_count, &c->id)
+               ? add(&v->doubtful, &v->doubtful_count, &v->doubtful_capacity, c, err)
+               : CKD_OK;
+}
+
+/* A checkpoint without a record in any chunk file cannot come back, so nothing is lost by a doubt about it. */
+static ckd_status drop_without_records(vanished *v, const ckd_store *store, ckd_error *err) {
+    bytes files = {0}, recorded = {0};
+    ckd_status status = v->doubtful_count ? list_chunks(&files, store, err) : CKD_OK;
+    for (size_t i = 0; i < files.size / sizeof(ckd_id) && status == CKD_OK; i++) {
+        ckd_id id;
+        memcpy(&id, files.data + i * sizeof(id), sizeof(id));
+        add_recorded(&recorded, store, &id);
+    }
+    if (status == CKD_OK && recorded.failed) {
+        status = err_nomem(err, recorded.size, "the checkpoints of chunk files");
+    }
+    size_t count = v->doubtful_count;
+    if (status == CKD_OK) {
+        sort_ids(&recorded);
+        v->doubtful_count = 0;
+    }
+    for (size_t i = 0; i < count && status == CKD_OK; i++) {
+        if (has_id(&recorded, &v->doubtful[i].id)) {
+            v->doubtful[v->doubtful_count++] = v->doubtful[i];
+        }
+    }
+    bytes_free(&files);
+    bytes_free(&recorded);
+    return status;
+}
+
+/* ---- who knew them ---- */
+
+typedef struct rows {
+    ckd_checkpoint_list list;
+    char noted[CATALOG_NOTE]; /* the deletion mark, read before the rows */
+} rows;
+
+/* A catalog that cannot be read has no rows. */
+static ckd_status read_rows(rows *out, const ckd_store *store, const char *name, ckd_error *err) {
+    catalog *c = NULL;
+    ckd_error why = {0};
+    pathname p = path_in(store->path, name);
+    *out = (rows){.noted = ""};
+    ckd_status status = file_exists(p.text) ? catalog_open(&c, p.text, CATALOG_READ, &store->id, 1000, &why)
+                                            : CKD_E_NOT_FOUND;
+    status = status == CKD_OK ? catalog_note(out->noted, c, DELETIONS_NOTE, &why) : status;
+    status = status == CKD_OK ? catalog_list(&out->list, c, NULL, &why) : status;
+    catalog_close(c);
+    return status == CKD_E_NOMEM ? err_from(err, status, &why) : CKD_OK;
+}
+
+/* Rows of an older catalog that prove nothing are its own affair. */
+static ckd_status consider_rows(vanished *v, const evidence *e, const rows *r, const ckd_store *store,
+                                witness otherwise, ckd_error *err) {
+    ckd_status status = CKD_OK;
+    witness w = deletions_none_since(r->noted, store) ? PROVES : otherwise;
+    for (size_t i = 0; i < r->list.count && status == CKD_OK; i++) {
+        const ckd_checkpoint *c = &r->list.items[i];
+        status = consider(v, e, c, is_named(e, c) ? SAYS_NOTHING : w, err);
+    }
+    return status;
+}
+
+/* Whether this file of data/q was kept of a checkpoint, under a name that ends so. */
+static bool read_kept(manifest *out, const ckd_store *store, const char *name, const char *end) {
+    bytes data = {0};
+    pathname p = path_of(store->path, DIR_DAMAGED, name);
+    size_t length = strlen(name);
+    bool kept = length > strlen(end) && strcmp(name + length - strlen(end), end) == 0 &&
+                file_read_all(&data, p.text, NOTE_MAX, NULL) == CKD_OK &&
+                manifest_decode(out, &store->id, data.data, data.size, p.text, NULL) == CKD_OK;
+    bytes_free(&data);
+    return kept;
+}
+
+static ckd_status consider_kept(vanished *v, const evidence *e, const ckd_store *store, ckd_error *err) {
+    dir_list list;
+    if (dir_list_read(&list, path_in(store->path, DIR_DAMAGED).text, NULL) != CKD_OK) {
+        return CKD_OK;
+    }
+    ckd_status status = CKD_OK;
+    for (size_t i = 0; i < list.count && status == CKD_OK; i++) {
+        manifest m;
+        if (read_kept(&m, store, list.names[i], VANISHED_END)) {
+            status = consider(v, e, &m.checkpoint, PROVES, err);
+            manifest_free(&m);
+        } else if (read_kept(&m, store, list.names[i], DOUBTFUL_END)) {
+            status = consider(v, e, &m.checkpoint, is_named(e, &m.checkpoint) ? SAYS_NOTHING : DOUBTFUL, err);
+            manifest_free(&m);
+        }
+    }
+    dir_list_free(&list);
+    return status;
+}
+
+/* Rows come first: one that is new by then has a manifest that is found. */
+ckd_status vanished_find(vanished *out, const ckd_store *store, ckd_error *err) {
+    evidence e = {0};
+    rows now = {0}, old = {0}; /* which a rebuild leaves */
+    *out = (vanished){0};
+    ckd_status status = read_rows(&now, store, FILE_CATALOG, err);
+    if (status == CKD_OK) {
+        status = read_rows(&old, store, FILE_CATALOG ".old", err);
+    }
+    if (status == CKD_OK) {
+        status = find_evidence(out, &e, store, err);
+    }
+    if (status == CKD_OK) {
+        status = consider_rows(out, &e, &now, store, DOUBTFUL, err);
+    }
+    if (status == CKD_OK) {
+        status = consider_kept(out, &e, store, err);
+    }
+    if (status == CKD_OK) {
+        status = consider_rows(out, &e, &old, store, SAYS_NOTHING, err);
+    }
+    if (status == CKD_OK) {
+        status = drop_without_records(out, store, err);
+    }
+    catalog_list_free(&now.list);
+    catalog_list_free(&old.list);
+    evidence_free(&e);
+    return status;
+}
+
+bool vanished_believe(vanished *v, const char *run, uint64_t step, ckd_error *err) {
+    size_t at = 0;
+    while (at < v->doubtful_count &&
+           (v->doubtful[at].step != step || strcmp(v->doubtful[at].run, run) != 0)) {
+        at++;
+    }
+    if (at == v->doubtful_count || add(&v->items, &v->count, &v->capacity, &v->doubtful[at], err) != CKD_OK) {
+        return false;
+    }
+    v->doubtful[at] = v->doubtful[--v->doubtful_count];
+    return true;
+}
+
+void vanished_free(vanished *v) {
+    for (size_t i = 0; i < v->stray_count; i++) {
+        free(v->strays[i].checkpoints);
+    }
+    free(v->strays);
+    free(v->items);
+    free(v->doubtful);
+    *v = (vanished){0};
+}
+
+/* ---- telling, and keeping ---- */
+
+static void tell_doubt(const ckd_store *store, const ckd_checkpoint *c) {
+    store_message(
+        store,
+        "a catalog lists %s@%llu, which has no manifest: either it was deleted and the catalog is an "
+        "older copy, or its manifest is lost; ckptdelta repair --manifest %s@%llu brings it back, "
+        "repair --purge forgets it",
+        c->run, (unsigned long long)c->step, c->run, (unsigned long long)c->step);
+}
+
+ckd_status vanished_note(const vanished *v, const ckd_store *store, damage_list *damage, ckd_error *err) {
+    ckd_status status = CKD_OK;
+    for (size_t i = 0; i < v->count && status == CKD_OK; i++) {
+        const ckd_checkpoint *c = &v->items[i];
+        char checkpoint[CHECKPOINT_TEXT];
+        ckd_error why = {.offset = CKD_NO_OFFSET};
+        pathname p = path_manifest(store->path, c->run, c->step, c->generation);
+        checkpoint_text(checkpoint, c->run, c->step, false);
+        ckd_status found = err_corrupt(&why, p.text, CKD_NO_OFFSET,
+                                       "the manifest is gone, and nobody deleted the checkpoint");
+        status = damage_note(damage, found, &why, CKD_NO_OFFSET, checkpoint, err);
+    }
+    for (size_t i = 0; i < v->stray_count && status == CKD_OK; i++) {
+        ckd_error why = {.offset = CKD_NO_OFFSET};
+        ckd_status found = err_corrupt(
+            &why, path_chunk(store->path, &v->strays[i].id, "").text, CKD_NO_OFFSET,
+            "no manifest names this chunk file: that of its checkpoint is gone, and so is its run and step; "
+            "pull the checkpoint from a copy, or remove the file if nobody misses it");
+        status = v->strays[i].explained ? CKD_OK : damage_note(damage, found, &why, CKD_NO_OFFSET, "", err);
+    }
+    for (size_t i = 0; i < v->doubtful_count && status == CKD_OK; i++) {
+        tell_doubt(store, &v->doubtful[i]);
+    }
+    return status;
+}
+
+static pathname kept_path(const ckd_store *store, const ckd_checkpoint *c, const char *end) {
+    char name[CKD_RUN_MAX + 64];
+    snprintf(name, sizeof(name), "%s.%llu.%u%s", c->run, (unsigned long long)c->step, (unsigned)c->generation,
+             end);
+    return path_of(store->path, DIR_DAMAGED, name);
+}
+
+static ckd_status write_kept(const ckd_store *store, const ckd_checkpoint *known, const char *end,
+                             ckd_error *err) {
+    bytes data = {0};
+    manifest m = {.checkpoint = *known};
+    manifest_encode(&data, &store->id, &m);
+    ckd_status status = data.failed ? err_nomem(err, data.size, "a manifest") : CKD_OK;
+    if (status == CKD_OK) {
+        status = dir_create(path_in(store->path, DIR_DAMAGED).text, true, err);
+    }
+    if (status == CKD_OK) {
+        status = file_publish_bytes(kept_path(store, known, end).text,
+                                    path_of(store->path, DIR_DAMAGED, ".tmp-lost").text, data.data, data.size,
+                                    err);
+    }
+    bytes_free(&data);
+    return status == CKD_E_EXISTS ? CKD_OK : status;
+}
+
+static ckd_status keep(const ckd_store *store, const ckd_checkpoint *c, const char *end, ckd_error *err) {
+    ckd_error why = {0};
+    ckd_status status = write_kept(store, c, end, &why);
+    if (status == CKD_E_NOMEM) {
+        return err_from(err, status, &why);
+    }
+    if (status != CKD_OK) {
+        store_message(store, "what the catalog knew of %s@%llu cannot be kept: %s", c->run,
+                      (unsigned long long)c->step, why.message);
+    }
+    return CKD_OK;
+}
+
+void vanished_forget(const ckd_store *store, const ckd_id *checkpoint) {
+    dir_list list;
+    if (dir_list_read(&list, path_in(store->path, DIR_DAMAGED).text, NULL) != CKD_OK) {
+        return;
+    }
+    for (size_t i = 0; i < list.count; i++) {
+        manifest m;
+        if (read_kept(&m, store, list.names[i], VANISHED_END) ||
+            read_kept(&m, store, list.names[i], DOUBTFUL_END)) {
+            if (id_equal(&m.checkpoint.id, checkpoint)) {
+                (void)file_remove(path_of(store->path, DIR_DAMAGED, list.names[i]).text, true, NULL);
+            }
+            manifest_free(&m);
+        }
+    }
+    dir_list_free(&list);
+}
+
+ckd_status vanished_keep(const ckd_store *store, const ckd_checkpoint *const *known, size_t count,
+                         bool current, ckd_error *err) {
+    vanished v = {0};
+    evidence e = {0};
+    ckd_error why = {0};
+    ckd_status status = find_evidence(&v, &e, store, &why);
+    for (size_t i = 0; i < count && status == CKD_OK; i++) {
+        status = consider(&v, &e, known[i], current ? PROVES : DOUBTFUL, &why);
+    }
+    if (status == CKD_OK) {
+        status = drop_without_records(&v, store, &why);
+    }
+    for (size_t i = 0; i < v.count && status == CKD_OK; i++) {
+        const ckd_checkpoint *c = &v.items[i];
+        store_message(store,
+                      "the manifest of %s@%llu is gone, and nobody deleted the checkpoint: ckptdelta repair "
+                      "may bring it back",
+                      c->run, (unsigned long long)c->step);
+        status = keep(store, c, VANISHED_END, &why);
+    }
+    for (size_t i = 0; i < v.doubtful_count && status == CKD_OK; i++) {
+        tell_doubt(store, &v.doubtful[i]);
+        status = keep(store, &v.doubtful[i], DOUBTFUL_END, &why);
+    }
+    vanished_free(&v);
+    evidence_free(&e);
+    return status == CKD_E_NOMEM ? err_from(err, status, &why) : CKD_OK;
+}

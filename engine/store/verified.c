@@ -1,0 +1,57 @@
+/* When chunk files were last read through and found right: a cache in the catalog. */
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "engine/store/store.h"
+
+void verified_name(char name[64], const ckd_id *file) {
+    char hex[CKD_ID_TEXT];
+    ckd_id_text(hex, file);
+    snprintf(name, 64, "%s.ckd", hex);
+}
+
+catalog_file_state *verified_recall(size_t *count, ckd_store *store) {
+    catalog_file_state *files = NULL;
+    *count = 0;
+    pthread_mutex_lock(&store->mutex);
+    if (store->catalog) {
+        catalog_file_states(&files, count, store->catalog, NULL);
+    }
+    pthread_mutex_unlock(&store->mutex);
+    return files;
+}
+
+ckd_status verified_add(verified_files *f, const manifest *m, ckd_error *err) {
+    if (f->count + m->file_count > f->capacity) {
+        size_t capacity = 2 * (f->count + m->file_count);
+        ckd_id *grown = realloc(f->ids, capacity * sizeof(*grown));
+        if (!grown) {
+            return err_nomem(err, capacity * sizeof(*grown), "the files that were verified");
+        }
+        f->ids = grown;
+        f->capacity = capacity;
+    }
+    for (size_t i = 0; i < m->file_count; i++) {
+        f->ids[f->count++] = m->files[i].id;
+    }
+    return CKD_OK;
+}
+
+void verified_hand_over(ckd_store *store, verified_files *f) {
+    pthread_mutex_lock(&store->mutex);
+    free(store->verified.ids); /* what was left of an earlier time, whose deletion failed */
+    store->verified = *f;
+    pthread_mutex_unlock(&store->mutex);
+    *f = (verified_files){0};
+}
+
+ckd_status verified_write(ckd_store *store, ckd_error *err) {
+    verified_files *f = &store->verified;
+    ckd_status status = CKD_OK;
+    for (size_t i = 0; i < f->count && status == CKD_OK; i++) {
+        char name[64];
+        verified_name(name, &f->ids[i]);
+        status = catalog_set_verified(store->catalog, name, f->at_ns, err);
+    }
+    return status;
+}

@@ -1,0 +1,369 @@
+/* Views of several checkpoints, by their ids: roots, and what is seen within them. */
+#include <stdlib.h>
+
+#include "engine/store/ready.h"
+#include "engine/store/view.h"
+
+void views_init(view_cache *cache, ckd_store *store) {
+    memset(cache, 0, sizeof(*cache));
+    cache->store = store;
+    cache->use_ready = true;
+    pthread_mutex_init(&cache->mutex, NULL);
+}
+
+/* Among all manifests, those of deleted checkpoints included. */
+static ckd_status find_any_manifest(manifest *out, const ckd_store *store, const ckd_id *id, ckd_error *err) {
+    manifest_list all;
+    ckd_status status = manifests_read_all(&all, store, err);
+    bool found = false;
+    if (status != CKD_OK) {
+        return status;
+    }
+    for (size_t i = 0; i < all.count && !found && status != CKD_E_NOMEM;
+         i++) { /* the highest generation first */
+        const manifest_name *n = &all.items[i];
+        status = store_read_manifest(out, store, n->run, n->step, n->generation, NULL);
+        found = status == CKD_OK && id_equal(&out->checkpoint.id, id);
+        if (status == CKD_OK && !found) {
+            manifest_free(out);
+        }
+    }
+    manifests_free(&all);
+    if (found) {
+        return CKD_OK;
+    }
+    return status == CKD_E_NOMEM ? err_nomem(err, NOTE_MAX, "a manifest")
+                                 : err_set(err, CKD_E_NOT_FOUND, "there is no such checkpoint");
+}
+
+/* One in the same file, where compaction has put several checkpoints into one; else any. */
+static const view *one_like(const view_cache *cache, const manifest *m) {
+    const view *any = NULL;
+    for (size_t i = cache->count; i-- > 0;) {
+        const manifest *other = &cache->views[i]->manifest;
+        any = cache->views[i]->root ? any : cache->views[i];
+        if (other->own_count && m->own_count && id_equal(&other->files[0].id, &m->files[0].id)) {
+            return cache->views[i];
+        }
+    }
+    return any;
+}
+
+static ckd_status find_manifest(manifest *out, ckd_store *store, const ckd_id *id, bool deleted_too,
+                                ckd_error *err) {
+    ckd_checkpoint found;
+    ckd_error why = {0};
+    ckd_status status = store_find_id(&found, store, id, &why);
+    if (status == CKD_OK) {
+        status = store_read_manifest(out, store, found.run, found.step, found.generation, &why);
+    } else if (status == CKD_E_NOT_FOUND && deleted_too) {
+        status = find_any_manifest(out, store, id, &why);
+        found = status == CKD_OK ? out->checkpoint : found;
+    }
+    err_from(err, status, &why);
+    if (status == CKD_OK && !id_equal(&out->checkpoint.id, id)) {
+        manifest_free(out);
+        return err_set(err, CKD_E_CORRUPT, "%s@%llu is now another checkpoint than the one looked for",
+                       found.run, (unsigned long long)found.step);
+    }
+    return status;
+}
+
+/* Adds ids that the list does not have. */
+static ckd_status add_ids(bytes *list, const ckd_id *ids, size_t count, ckd_error *err) {
+    for (size_t i = 0; i < count; i++) {
+        bool known = false;
+        for (size_t at = 0; at < list->size && !known; at += sizeof(ckd_id)) {
+            known = memcmp(list->data + at, &ids[i], sizeof(ckd_id)) == 0;
+        }
+        if (!known) {
+            bytes_put(list, &ids[i], sizeof(ckd_id));
+        }
+    }
+    return list->failed ? err_nomem(err, list->size, "what a checkpoint builds on") : CKD_OK;
+}
+
+ckd_status manifest_name_older(manifest *m, ckd_store *store, ckd_error *err) {
+    bytes ids = {0};
+    if (!m->own_only) {
+        return CKD_OK;
+    }
+    ckd_status status = add_ids(&ids, m->dependencies, m->dependency_count, err);
+    for (size_t at = 0; at < ids.size && status == CKD_OK; at += sizeof(ckd_id)) {
+        ckd_id id;
+        manifest on;
+        ckd_error why = {.offset = CKD_NO_OFFSET};
+        memcpy(&id, ids.data + at, sizeof(id));
+        ckd_status found = find_manifest(&on, store, &id, true, &why);
+        if (found == CKD_E_NOMEM) {
+            status = err_from(err, found, &why);
+        } else if (found ==
+                   CKD_OK) { /* of others, the block that builds on them says that they are missing */
+            status = manifest_add_files(m, on.files, on.file_count, err);
+            if (status == CKD_OK && on.own_only) {
+                status = add_ids(&ids, on.dependencies, on.dependency_count, err);
+            }
+            manifest_free(&on);
+        }
+    }
+    bytes_free(&ids);
+    m->own_only = status != CKD_OK;
+    return status;
+}
+
+ckd_status manifest_add_files_of(manifest *m, ckd_store *store, const ckd_id *id, ckd_error *err) {
+    manifest on;
+    ckd_error why = {.offset = CKD_NO_OFFSET};
+    ckd_status status = find_manifest(&on, store, id, true, &why);
+    if (status != CKD_OK) {
+        return status == CKD_E_NOMEM ? err_from(err, status, &why) : CKD_OK;
+    }
+    status = manifest_name_older(&on, store, err);
+    if (status == CKD_OK) {
+        status = manifest_add_files(m, on.files, on.file_count, err);
+    }
+    manifest_free(&on);
+    return status;
+}
+
+static ckd_status open_by_id(view **out, view_cache *cache, const ckd_id *id, ckd_error *err) {
+    ckd_store *store = cache->store;
+    manifest m;
+    ckd_status status = find_manifest(&m, store, id, cache->deleted_too, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    status = manifest_name_older(&m, store, err);
+    if (status != CKD_OK) {
+        manifest_free(&m);
+        return status;
+    }
+    status = view_open(out, store, &m, one_like(cache, &m), CKD_E_CORRUPT, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    if (!cache->values_only) {
+        status = view_attach_measures(*out, CKD_E_CORRUPT, err);
+    }
+    if (status == CKD_OK && cache->use_ready) {
+        status = ready_attach(*out, store->path, err);
+    }
+    if (status != CKD_OK) {
+        view_close(*out);
+    }
+    return status;
+}
+
+static ckd_status views_append(view_cache *cache, view *v, ckd_error *err) {
+    if (cache->count == cache->capacity) {
+        size_t capacity = cache->capacity ? 2 * cache->capacity : 8;
+        view **grown = realloc(cache->views, capacity * sizeof(*grown));
+        if (!grown) {
+            return err_nomem(err, capacity * sizeof(*grown), "views");
+        }
+        cache->views = grown;
+        cache->capacity = capacity;
+    }
+    cache->views[cache->count++] = v;
+    return CKD_OK;
+}
+
+/* serial: of the root that it is seen within; 0: it is a root itself. */
+static view *find_view(const view_cache *cache, uint64_t serial, const ckd_id *checkpoint) {
+    for (size_t i = 0; i < cache->count; i++) {
+        view *v = cache->views[i];
+        if (id_equal(&v->manifest.checkpoint.id, checkpoint) && (v->root ? v->serial : 0) == serial &&
+            !v->is_draft) {
+            return v;
+        }
+    }
+    return NULL;
+}
+
+/* ---- within a root ---- */
+
+static const older_file *find_older(const view_cache *cache, const ckd_id *file) {
+    for (size_t i = cache->older_count; i-- > 0;) {
+        if (id_equal(&cache->older[i].id, file)) {
+            return &cache->older[i];
+        }
+    }
+    return NULL;
+}
+
+static ckd_status list_checkpoints(older_file *f, ckd_error *err) {
+    bytes ids = {0};
+    ckd_status status = CKD_OK;
+    for (size_t i = 0; i < f->chunk->outer_count && status == CKD_OK; i++) {
+        const ckd_id *id = &f->chunk->outer[i].tensor->checkpoint;
+        if (i == 0 || !id_equal(id, &f->chunk->outer[i - 1].tensor->checkpoint)) {
+            status = add_ids(&ids, id, 1, err);
+        }
+    }
+    f->checkpoints = (ckd_id *)(void *)ids.data;
+    f->count = ids.size / sizeof(ckd_id);
+    return status;
+}
+
+static ckd_status open_older(const older_file **out, view_cache *cache, const view *root, size_t file,
+                             ckd_error *err) {
+    *out = find_older(cache, &root->manifest.files[file].id);
+    if (*out) {
+        return CKD_OK;
+    }
+    if (cache->older_count == cache->older_capacity) {
+        size_t capacity = 2 * cache->older_capacity + 8;
+        older_file *grown = realloc(cache->older, capacity * sizeof(*grown));
+        if (!grown) {
+            return err_nomem(err, capacity * sizeof(*grown), "chunk handles");
+        }
+        cache->older = grown;
+        cache->older_capacity = capacity;
+    }
+    older_file *f = &cache->older[cache->older_count];
+    *f = (older_file){.id = root->manifest.files[file].id};
+    ckd_status status = CKD_OK;
+    if (file < root->chunk_count) {
+        f->chunk = chunk_hold(root->chunks[file]);
+    } else {
+        status = view_open_chunk(&f->chunk, cache->store, &root->manifest.files[file],
+                                 &root->manifest.checkpoint, err);
+    }
+    if (status == CKD_OK) {
+        status = list_checkpoints(f, err);
+    }
+    if (status != CKD_OK) {
+        chunk_close(f->chunk);
+        free(f->checkpoints);
+        return status;
+    }
+    cache->older_count++;
+    *out = f;
+    return CKD_OK;
+}
+
+static bool has_checkpoint(const older_file *f, const ckd_id *id) {
+    bool has = false;
+    for (size_t i = 0; i < f->count && !has; i++) {
+        has = id_equal(&f->checkpoints[i], id);
+    }
+    return has;
+}
+
+static ckd_status open_within(view **out, view_cache *cache, const view *root, const ckd_id *id,
+                              ckd_error *err) {
+    size_t total = root->manifest.file_count, count = 0;
+    chunk **chunks = calloc(total + 1, sizeof(*chunks) + sizeof(uint32_t));
+    uint32_t *files = chunks ? (uint32_t *)(void *)(chunks + total + 1) : NULL;
+    ckd_status status = chunks ? CKD_OK : err_nomem(err, total * sizeof(*chunks), "chunk handles");
+    for (size_t i = 0; i < total && status == CKD_OK; i++) {
+        const older_file *f;
+        status = open_older(&f, cache, root, i, err);
+        if (status == CKD_OK && has_checkpoint(f, id)) {
+            chunks[count] = f->chunk;
+            files[count++] = (uint32_t)i;
+        }
+    }
+    if (status == CKD_OK && count == 0) {
+        char hex[CKD_ID_TEXT];
+        ckd_id_text(hex, id);
+        status =
+            err_set(err, CKD_E_NOT_FOUND, "no file of %s@%llu holds anything of checkpoint %s",
+                    root->manifest.checkpoint.run, (unsigned long long)root->manifest.checkpoint.step, hex);
+    }
+    if (status == CKD_OK) {
+        status = view_open_within(out, root, id, chunks, files, count, err);
+    }
+    free(chunks);
+    return status;
+}
+
+ckd_status views_within(const view **out, view_cache *cache, const view *own, const ckd_id *checkpoint,
+                        ckd_error *err) {
+    const view *root = own->root ? own->root : own;
+    *out = root;
+    if (id_equal(&root->manifest.checkpoint.id, checkpoint)) {
+        return CKD_OK;
+    }
+    pthread_mutex_lock(&cache->mutex);
+    ckd_status status = CKD_OK;
+    view *found = find_view(cache, root->serial, checkpoint);
+    if (!found) {
+        status = open_within(&found, cache, root, checkpoint, err);
+        if (status == CKD_OK && !cache->values_only &&
+            view_attach_measures(found, CKD_E_CORRUPT, err) == CKD_E_NOMEM) {
+            view_close(found);
+            status = CKD_E_NOMEM;
+        }
+        if (status == CKD_OK) {
+            status = views_append(cache, found, err);
+            if (status != CKD_OK) {
+                view_close(found);
+            }
+        }
+    }
+    pthread_mutex_unlock(&cache->mutex);
+    *out = status == CKD_OK ? found : NULL;
+    return status;
+}
+
+/* ---- roots ---- */
+
+ckd_status views_get(const view **out, view_cache *cache, const ckd_id *checkpoint, ckd_error *err) {
+    *out = NULL;
+    pthread_mutex_lock(&cache->mutex);
+    ckd_status status = CKD_OK;
+    view *found = find_view(cache, 0, checkpoint);
+    if (!found) {
+        status = open_by_id(&found, cache, checkpoint, err);
+        if (status == CKD_OK) {
+            status = views_append(cache, found, err);
+            if (status != CKD_OK) {
+                view_close(found);
+            }
+        }
+    }
+    pthread_mutex_unlock(&cache->mutex);
+    *out = status == CKD_OK ? found : NULL;
+    return status;
+}
+
+ckd_status views_add(const view **out, view_cache *cache, manifest *m, ckd_error *err) {
+    view *v;
+    *out = NULL;
+    pthread_mutex_lock(&cache->mutex);
+    ckd_status status = view_open(&v, cache->store, m, one_like(cache, m), CKD_E_CORRUPT, err);
+    if (status == CKD_OK) {
+        v->is_draft = true;
+        status = view_attach_measures(v, CKD_E_CORRUPT, err);
+        status = status == CKD_OK ? views_append(cache, v, err) : status;
+        if (status == CKD_OK) {
+            *out = v;
+        } else {
+            view_close(v);
+        }
+    }
+    pthread_mutex_unlock(&cache->mutex);
+    return status;
+}
+
+void views_drop_ready(view_cache *cache) {
+    cache->use_ready = false;
+    for (size_t i = 0; i < cache->count; i++) {
+        view_drop_ready(cache->views[i]);
+    }
+}
+
+void views_free(view_cache *cache) {
+    for (size_t i = 0; i < cache->count; i++) {
+        view_close(cache->views[i]);
+    }
+    for (size_t i = 0; i < cache->older_count; i++) {
+        chunk_close(cache->older[i].chunk);
+        free(cache->older[i].checkpoints);
+    }
+    free(cache->older);
+    free(cache->views);
+    pthread_mutex_destroy(&cache->mutex);
+    memset(cache, 0, sizeof(*cache));
+}

@@ -1,0 +1,110 @@
+/* Where in a view's tensor a span lies: shards, and blocks of them, that may hold a part of it. */
+#include "engine/store/view.h"
+
+/* Of a range, or a slab of the first dimension; false: it is neither, or empty. */
+static bool stretch_of(uint64_t *begin, uint64_t *end, const geometry *g, const view_shard *s) {
+    const ckd_region *r = s->region;
+    bool slab = r->kind == CKD_REGION_BOX && g->ndim > 0;
+    for (uint32_t d = 1; d < g->ndim && slab; d++) {
+        slab = r->lengths[d] == g->shape[d];
+    }
+    *begin = r->kind == CKD_REGION_FLAT ? r->start : slab ? r->offsets[0] * g->strides[0] : 0;
+    *end = *begin + s->elements;
+    return s->elements > 0 && (r->kind != CKD_REGION_BOX || slab);
+}
+
+bool view_in_sequence(const view_tensor *t) {
+    uint64_t begin, end, last = 0;
+    for (size_t i = 0; i < t->shard_count; i++) {
+        if (!stretch_of(&begin, &end, &t->shape, &t->shards[i]) || begin != last) {
+            return false;
+        }
+        last = end;
+    }
+    return true;
+}
+
+/* The first block that ends behind element `at` of the shard. */
+static size_t block_at(const view_shard *s, uint64_t at) {
+    size_t low = 0, high = s->block_count;
+    while (low < high) {
+        size_t middle = low + (high - low) / 2;
+        const record *r = s->blocks[middle].record;
+        if (r->first + r->count <= at) {
+            low = middle + 1;
+        } else {
+            high = middle;
+        }
+    }
+    return low;
+}
+
+/* The last shard that begins at or before the element; t->in_sequence. */
+static size_t shard_at(const view_tensor *t, uint64_t global) {
+    size_t low = 0, high = t->shard_count;
+    while (high - low > 1) {
+        size_t middle = low + (high - low) / 2;
+        uint64_t begin, end;
+        stretch_of(&begin, &end, &t->shape, &t->shards[middle]);
+        *(begin <= global ? &low : &high) = middle;
+    }
+    return low;
+}
+
+/* The shard of just this region, or shard_count. */
+static size_t shard_of_region(const view_tensor *t, const ckd_region *region) {
+    size_t low = 0, high = t->shard_count;
+    while (low < high) {
+        size_t middle = low + (high - low) / 2;
+        int order = region_compare(t->shards[middle].region, region, &t->shape);
+        if (order == 0) {
+            return middle;
+        }
+        *(order < 0 ? &low : &high) = order < 0 ? middle + 1 : middle;
+    }
+    return t->shard_count;
+}
+
+void view_shards_for(size_t *first, size_t *end, const view_tensor *t, const span *want) {
+    *first = 0;
+    *end = want->count ? t->shard_count : 0;
+    if (*end <= 1) {
+        return;
+    }
+    if (t->in_sequence) {
+        *first = shard_at(t, region_global(&t->shape, want->region, want->first));
+        *end = shard_at(t, region_global(&t->shape, want->region, want->first + want->count - 1)) + 1;
+        return;
+    }
+    size_t same = shard_of_region(t, want->region);
+    if (same < t->shard_count) { /* as shards do not overlap, it is all there is */
+        *first = same;
+        *end = same + 1;
+    }
+}
+
+/* Quick: can boxes have nothing in common? */
+static bool boxes_apart(const geometry *g, const ckd_region *a, const ckd_region *b) {
+    bool apart = false;
+    for (uint32_t d = 0; d < g->ndim && a->kind == CKD_REGION_BOX && b->kind == CKD_REGION_BOX; d++) {
+        apart = apart || a->offsets[d] >= b->offsets[d] + b->lengths[d] ||
+                b->offsets[d] >= a->offsets[d] + a->lengths[d];
+    }
+    return apart;
+}
+
+void view_shard_range(size_t *first, size_t *end, const view_shard *shard, const geometry *shape,
+                      const span *want) {
+    *first = *end = 0;
+    if (want->count == 0 || shard->elements == 0 || boxes_apart(shape, shard->region, want->region)) {
+        return;
+    }
+    uint64_t global_first = region_global(shape, want->region, want->first);
+    uint64_t global_last = region_global(shape, want->region, want->first + want->count - 1);
+    uint64_t low = region_lower_bound(shape, shard->region, global_first);
+    uint64_t high = region_lower_bound(shape, shard->region, global_last + 1);
+    if (low < high) {
+        *first = block_at(shard, low);
+        *end = block_at(shard, high - 1) + 1;
+    }
+}

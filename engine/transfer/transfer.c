@@ -1,0 +1,559 @@
+/* Copying checkpoints to another store: each is committed by itself, several small ones under one publish lock. */
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "engine/decode/closure.h"
+#include "engine/store/damage.h"
+#include "engine/decode/totals.h"
+#include "engine/transfer/transfer.h"
+
+/* ---- the intent ---- */
+
+/* All files to come, and the checkpoints. */
+static ckd_status describe_intent(intent *out, const transfer *t, ckd_error *err) {
+    const ckd_checkpoint *first = &t->items[0].m.checkpoint;
+    *out = (intent){.id = t->writer, .step = first->step, .world = 1};
+    memcpy(out->run, first->run, sizeof(out->run));
+    out->files = calloc(t->file_count + 1, sizeof(*out->files));
+    out->dependencies = calloc(t->count + 1, sizeof(*out->dependencies));
+    if (!out->files || !out->dependencies) {
+        return err_nomem(err, t->count * sizeof(ckd_id), "an intent");
+    }
+    for (size_t i = 0; i < t->file_count; i++) {
+        if (!t->files[i].there) {
+            out->files[out->file_count++] = t->files[i].file;
+        }
+    }
+    for (size_t i = 0; i < t->count; i++) {
+        out->dependencies[out->dependency_count++] = t->items[i].m.checkpoint.id;
+    }
+    return CKD_OK;
+}
+
+/* Durable and locked before any of its files has its name. Under the publish lock. */
+static ckd_status hold_intent(transfer *t, ckd_error *err) {
+    intent note;
+    bytes data = {0};
+    ckd_status status = ckd_id_new(&t->writer, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    status = describe_intent(&note, t, err);
+    if (status == CKD_OK) {
+        intent_encode(&data, &t->to->id, &note);
+        status = data.failed ? err_nomem(err, NOTE_MAX, "an intent; copy fewer checkpoints at once") : CKD_OK;
+    }
+    intent_free(&note);
+    char hex[CKD_ID_TEXT], temp[64];
+    ckd_id_text(hex, &t->writer);
+    snprintf(temp, sizeof(temp), ".tmp-%s", hex);
+    pathname p = path_intent(t->to->path, &t->writer);
+    if (status == CKD_OK) {
+        status = file_publish_bytes(p.text, path_of(t->to->path, DIR_INTENTS, temp).text, data.data,
+                                    data.size, err);
+        t->has_intent = true;
+    }
+    if (status == CKD_OK) {
+        status = lock_acquire(&t->intent_lock, p.text, LOCK_SHARED, false, 0, err);
+    }
+    bytes_free(&data);
+    return status;
+}
+
+/* ---- committing ---- */
+
+/* Items first ... end - 1, of which the files of all that are to be moved have arrived. */
+typedef struct batch {
+    size_t first, end;
+    manifest_list manifests, tombstones; /* of the destination */
+} batch;
+
+/* So many, or so many bytes, are committed at once: what is done once for all of them takes longer the more the destination holds. */
+enum { BATCH_ITEMS = 64, BATCH_BYTES = 64 << 20 };
+
+/* Another copy, from another store, may have brought it meanwhile: what has arrived of it is not wanted then. */
+static ckd_status skip_present(transfer *t, const batch *b, ckd_error *err) {
+    ckd_status status = CKD_OK;
+    for (size_t i = b->first; i < b->end && status == CKD_OK; i++) {
+        transfer_item *item = &t->items[i];
+        ckd_checkpoint found;
+        status = transfer_moves(item) ? catalog_find_id(&found, t->to->catalog, &item->m.checkpoint.id, err)
+                                      : CKD_E_NOT_FOUND;
+        for (size_t k = 0; k < item->m.file_count && status == CKD_OK; k++) {
+            transfer_file *f = transfer_find_file(t, &item->m.files[k].id);
+            f->there = file_exists(path_chunk(t->to->path, &f->file.id, "").text);
+            if (f->there && f->arrived) {
+                f->arrived = f->to_move = f->replaces = false;
+                status = file_remove(transfer_path(t, &f->file.id).text, true, err);
+            }
+        }
+        item->state = status == CKD_OK ? CKD_COPY_PRESENT : item->state;
+        status = status == CKD_E_NOT_FOUND ? CKD_OK : status;
+    }
+    return status;
+}
+
+/* Its files get their names. */
+static ckd_status name_files(transfer *t, const transfer_item *item, ckd_error *err) {
+    ckd_status status = CKD_OK;
+    for (size_t i = 0; i < item->m.file_count && status == CKD_OK; i++) {
+        transfer_file *f = transfer_find_file(t, &item->m.files[i].id);
+        pathname p = path_chunk(t->to->path, &f->file.id, ""), arrived = transfer_path(t, &f->file.id);
+        if (f->replaces) {
+            status = file_replace(arrived.text, p.text, err);
+            f->arrived = f->replaces = false;
+        } else if (!f->there &&
+                   file_bytes(p.text) == f->file.size) { /* with another checkpoint, from elsewhere */
+            f->arrived = false;
+            f->there = true;
+            status = file_remove(arrived.text, true, err);
+        } else if (!f->there) {
+            status = file_publish(arrived.text, p.text, err);
+            f->there = status == CKD_OK;
+        } else if (!file_exists(p.text)) { /* what recovery may have taken, it took under this lock */
+            status = err_set(err, CKD_E_STATE, "a chunk file of %s was removed meanwhile; copy again",
+                             item->source);
+            err_in_file(err, status, p.text);
+        }
+    }
+    return status;
+}
+
+/* Back to where they wait for another try. What cannot go back is left to recovery: the intent names it. */
+static void take_back(transfer *t, const transfer_item *item) {
+    for (size_t i = 0; i < item->m.file_count; i++) {
+        transfer_file *f = transfer_find_file(t, &item->m.files[i].id);
+        if (f->there && f->arrived) {
+            pathname p = path_chunk(t->to->path, &f->file.id, "");
+            bool back = file_publish(p.text, transfer_path(t, &f->file.id).text, NULL) == CKD_OK;
+            t->undecided = t->undecided || !back;
+            f->there = !back;
+        }
+    }
+}
+
+/*
+ * Files that are parts have their sizes and roots now. All that a load reads must be in the files that the manifest names, and it must be as much as in the source; older files that
+ * nothing is read of are not named.
+ */
+static ckd_status prove(transfer *t, transfer_item *item, ckd_error *err) {
+    manifest *m = &item->m, draft = {.files = NULL};
+    const ckd_checkpoint was = m->checkpoint;
+    const view *v;
+    view_cache views;
+    for (size_t i = 0; i < m->file_count; i++) {
+        m->files[i] = transfer_find_file(t, &m->files[i].id)->file;
+    }
+    views_init(&views, t->to);
+    ckd_status status = manifest_add_files(&draft, m->files, m->file_count, err);
+    draft.checkpoint = m->checkpoint;
+    draft.own_count = m->own_count;
+    if (status == CKD_OK) {
+        status = views_add(&v, &views, &draft, err);
+    }
+    if (status == CKD_OK) {
+        status = closure_name_files(m, &views, v, err);
+    }
+    if (status == CKD_OK) {
+        status = totals_set(m, v, err);
+    }
+    if (status == CKD_OK &&
+        (m->checkpoint.tensors != was.tensors || m->checkpoint.raw_bytes != was.raw_bytes)) {
+        status = err_set(err, CKD_E_CORRUPT, "blocks were lost on the way");
+    }
+    views_free(&views);
+    return status;
+}
+
+/* The commit point. Named but perhaps not durable is not committed. */
+static ckd_status publish_manifest(transfer *t, const batch *b, transfer_item *item, ckd_error *err) {
+    const char *root = t->to->path;
+    ckd_checkpoint *c = &item->m.checkpoint;
+    ckd_status status =
+        manifests_free_generation(&c->generation, &b->manifests, &b->tombstones, c->run, c->step, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    char hex[CKD_ID_TEXT], temp[64];
+    ckd_id_text(hex, &t->writer);
+    snprintf(temp, sizeof(temp), ".tmp-%s", hex);
+    pathname p = path_manifest(root, c->run, c->step, c->generation);
+    bytes data = {0};
+    manifest_encode(&data, &t->to->id, &item->m);
+    status = data.failed ? err_nomem(err, data.size, "a manifest") : CKD_OK;
+    if (status == CKD_OK) {
+        status =
+            file_publish_bytes(p.text, path_of(root, DIR_MANIFESTS, temp).text, data.data, data.size, err);
+        if (status != CKD_OK && status != CKD_E_EXISTS) {
+            bool gone = file_remove(p.text, true, NULL) == CKD_OK &&
+                        dir_sync(path_in(root, DIR_MANIFESTS).text, NULL) == CKD_OK;
+            t->undecided = t->undecided || !gone;
+        }
+    }
+    bytes_free(&data);
+    return status;
+}
+
+static ckd_status publish_item(transfer *t, const batch *b, transfer_item *item, ckd_error *err) {
+    ckd_error why = {.offset = CKD_NO_OFFSET};
+    ckd_status status = item->has_parts ? prove(t, item, &why) : CKD_OK;
+    if (is_damage(status, &why)) {
+        transfer_leave_out(t, item, status, &why);
+        return CKD_OK;
+    }
+    status = status == CKD_OK ? publish_manifest(t, b, item, err) : err_from(err, status, &why);
+    if (status != CKD_OK) {
+        return status;
+    }
+    item->committed = true;
+    for (size_t i = 0; i < item->m.file_count; i++) {
+        transfer_find_file(t, &item->m.files[i].id)->arrived = false; /* it is no longer in data/x */
+    }
+    return verified_add(&t->verified, &item->m, err);
+}
+
+/* Files of all, durable names, then one manifest after the other. */
+static ckd_status publish_batch(transfer *t, const batch *b, ckd_error *err) {
+    ckd_status status = skip_present(t, b, err);
+    for (size_t i = b->first; i < b->end && status == CKD_OK; i++) {
+        status = transfer_moves(&t->items[i]) ? name_files(t, &t->items[i], err) : CKD_OK;
+    }
+    if (status == CKD_OK) {
+        status = dir_sync(path_in(t->to->path, DIR_CHUNKS).text, err);
+    }
+    for (size_t i = b->first; i < b->end && status == CKD_OK; i++) {
+        status = transfer_moves(&t->items[i]) ? publish_item(t, b, &t->items[i], err) : CKD_OK;
+    }
+    bool any = false;
+    for (size_t i = b->first; i < b->end && !t->undecided; i++) {
+        const transfer_item *item = &t->items[i];
+        bool fails = item->state == CKD_COPY_LEFT || (status != CKD_OK && transfer_moves(item));
+        if (fails && !item->committed) {
+            take_back(t, item);
+            any = true;
+        }
+    }
+    if (any) {
+        t->undecided = dir_sync(path_in(t->to->path, DIR_CHUNKS).text, NULL) != CKD_OK || t->undecided;
+    }
+    return status;
+}
+
+static ckd_status commit_locked(transfer *t, batch *b, ckd_error *err) {
+    ckd_status status = store_refresh(t->to, err);
+    if (status == CKD_OK) {
+        status = manifests_read(&b->manifests, t->to, err);
+    }
+    if (status == CKD_OK) {
+        status = manifests_tombstones(&b->tombstones, t->to, err);
+    }
+    if (status == CKD_OK) {
+        status = publish_batch(t, b, err);
+    }
+    manifests_free(&b->manifests);
+    manifests_free(&b->tombstones);
+    return status;
+}
+
+static ckd_status commit(transfer *t, batch *b, ckd_error *err) {
+    file_lock *lock;
+    ckd_status status = store_lock_publish(&lock, t->to, err);
+    if (status == CKD_OK) {
+        pthread_mutex_lock(&t->to->mutex);
+        status = commit_locked(t, b, err);
+        pthread_mutex_unlock(&t->to->mutex);
+        lock_release(lock);
+    }
+    return status;
+}
+
+static ckd_status bring_item(transfer *t, transfer_item *item, ckd_error *err) {
+    ckd_status status = CKD_OK;
+    for (size_t i = 0; i < item->m.file_count && status == CKD_OK; i++) {
+        status = transfer_bring(t, transfer_find_file(t, &item->m.files[i].id), item, err);
+    }
+    return status;
+}
+
+void transfer_leave_out(transfer *t, transfer_item *item, ckd_status status, const ckd_error *why) {
+    item->left = *why;
+    item->left.status = status;
+    item->state = CKD_COPY_LEFT;
+    t->any_left = true;
+}
+
+/* Damage is this checkpoint's matter; the rest can go on. */
+static ckd_status bring_or_leave(transfer *t, transfer_item *item, ckd_error *err) {
+    ckd_error why = {.offset = CKD_NO_OFFSET};
+    ckd_status status = bring_item(t, item, &why);
+    if (!is_damage(status, &why) && status != CKD_E_UNSUPPORTED && status != CKD_E_STATE) {
+        return err_from(err, status, &why);
+    }
+    transfer_leave_out(t, item, status, &why);
+    return CKD_OK;
+}
+
+/* What has arrived whole is committed also when the next one cannot come. */
+static ckd_status move_items(transfer *t, ckd_error *err) {
+    ckd_status status = CKD_OK;
+    batch b = {0};
+    size_t items = 0;
+    uint64_t size = 0;
+    for (size_t i = 0; i < t->count && status == CKD_OK; i++) {
+        transfer_item *item = &t->items[i];
+        ckd_error why = {.offset = CKD_NO_OFFSET};
+        bool moves = transfer_moves(item);
+        status = moves ? bring_or_leave(t, item, &why) : CKD_OK;
+        moves = transfer_moves(item);
+        items += moves && status == CKD_OK;
+        size += moves ? item->bytes : 0;
+        b.end = status == CKD_OK ? i + 1 : i;
+        bool full = items >= BATCH_ITEMS || size >= BATCH_BYTES || i + 1 == t->count || status != CKD_OK;
+        if (full && items) {
+            ckd_status committed = commit(t, &b, status == CKD_OK ? &why : NULL);
+            status = status == CKD_OK ? committed : status;
+            b = (batch){.first = b.end};
+            items = 0;
+            size = 0;
+        }
+        err_from(err, status, &why);
+    }
+    return status;
+}
+
+/* ---- from the plan on ---- */
+
+static ckd_status check_room(const transfer *t, ckd_error *err) {
+    uint64_t needed = t->total, room = dir_room(path_in(t->to->path, "data").text);
+    for (size_t i = 0; i < t->count; i++) {
+        needed += t->items[i].manifest_bytes;
+    }
+    for (size_t i = 0; i < t->file_count; i++) { /* what an earlier copy brought */
+        uint64_t there = t->files[i].there ? 0 : file_bytes(transfer_path(t, &t->files[i].file.id).text);
+        needed -= there < needed ? there : needed;
+    }
+    return needed <= room ? CKD_OK
+                          : err_set(err, CKD_E_NOSPACE,
+                                    "the copy takes %llu bytes in '%s', and %llu are left there; nothing was "
+                                    "copied",
+                                    (unsigned long long)needed, t->to->path, (unsigned long long)room);
+}
+
+typedef ckd_status (*locked_fn)(transfer *t, ckd_error *err);
+
+/* With the destination's catalog in step. */
+static ckd_status locked(transfer *t, locked_fn call, ckd_error *err) {
+    file_lock *lock;
+    ckd_status status = store_lock_publish(&lock, t->to, err);
+    if (status == CKD_OK) {
+        pthread_mutex_lock(&t->to->mutex);
+        status = store_refresh(t->to, err);
+        status = status == CKD_OK ? call(t, err) : status;
+        pthread_mutex_unlock(&t->to->mutex);
+        lock_release(lock);
+    }
+    return status;
+}
+
+/* What was deleted comes back instead of being moved; then the plan is made anew. *restored: those, malloc'ed. */
+static ckd_status restore_dead(ckd_id **restored, size_t *count, transfer *t, ckd_error *err) {
+    ckd_status status = transfer_mend(t, CKD_COPY_RESTORED, err);
+    if (status == CKD_OK) {
+        status = transfer_refuse_left(t, err);
+    }
+    if (status == CKD_OK && t->dead_count) {
+        status = ckd_store_undelete(t->to, t->dead, t->dead_count, err);
+    }
+    if (status != CKD_OK) {
+        return status;
+    }
+    *restored = t->dead;
+    *count = t->dead_count;
+    t->dead = NULL;
+    t->dead_count = t->dead_capacity = 0;
+    status = locked(t, transfer_plan, err);
+    if (status == CKD_OK && t->dead_count) {
+        status = err_set(err, CKD_E_STATE, "'%s' was changed meanwhile: checkpoints were deleted; copy again",
+                         t->to->path);
+    }
+    for (size_t i = 0; i < t->count && status == CKD_OK; i++) {
+        for (size_t k = 0; k < *count; k++) {
+            bool back = t->items[i].state == CKD_COPY_PRESENT &&
+                        id_equal(&t->items[i].m.checkpoint.id, &(*restored)[k]);
+            t->items[i].state = back ? CKD_COPY_RESTORED : t->items[i].state;
+        }
+    }
+    return status;
+}
+
+static ckd_status enter(transfer *t, ckd_error *err) {
+    ckd_id *restored = NULL;
+    size_t count = 0;
+    ckd_status status = transfer_enter(t, err);
+    if (status == CKD_OK) {
+        status = store_lock_reader(&t->to_reader, t->to, err);
+    }
+    if (status == CKD_OK) {
+        status = locked(t, transfer_plan, err);
+    }
+    if (status == CKD_OK && t->dead_count) {
+        status = restore_dead(&restored, &count, t, err);
+    }
+    if (status == CKD_OK) {
+        status = transfer_plan_files(t, err);
+    }
+    if (status == CKD_OK && t->file_count) {
+        status = check_room(t, err);
+    }
+    bool any = false;
+    for (size_t i = 0; i < t->count; i++) {
+        any = any || transfer_moves(&t->items[i]);
+    }
+    if (status == CKD_OK && any) {
+        status = locked(t, hold_intent, err);
+    }
+    free(restored);
+    return status == CKD_OK ? transfer_mend(t, CKD_COPY_PRESENT, err) : status;
+}
+
+static ckd_status set_tags(const transfer *t, ckd_error *err) {
+    ckd_status status = CKD_OK;
+    for (size_t i = 0; t->tags && i < t->tags->count && status == CKD_OK; i++) {
+        const ckd_tag *tag = &t->tags->items[i];
+        const transfer_item *item = transfer_find_item(t, &tag->checkpoint);
+        if (item && item->state == CKD_COPY_LEFT) {
+            continue;
+        }
+        status = ckd_store_set_tag(t->to, tag->tag, &tag->checkpoint, 0, err);
+    }
+    return status;
+}
+
+/* The catalog learns of the last one. That it cannot is told, and no failure of the copy: this handle does without the file then. */
+static void finish_catalog(transfer *t) {
+    ckd_store *store = t->to;
+    file_lock *lock = NULL;
+    ckd_error why = {0};
+    if (!t->verified.count) {
+        return;
+    }
+    ckd_status status = store_lock_publish(&lock, store, &why);
+    verified_hand_over(store, &t->verified);
+    pthread_mutex_lock(&store->mutex);
+    if (status == CKD_OK) {
+        status = store_refresh(store, &why);
+    }
+    if (status != CKD_OK) {
+        store_use_memory(store, NULL);
+        store_message(
+            store,
+            "what was copied is committed, but the catalog could not be updated (%s); the next save or "
+            "open for writing will",
+            why.message);
+    }
+    pthread_mutex_unlock(&store->mutex);
+    lock_release(lock);
+}
+
+/* What has arrived of a checkpoint that does not fit, or cannot be completed, gives its room back. */
+static void drop_arrived(const transfer *t, ckd_status status) {
+    bool hopeless = status == CKD_E_NOSPACE || status == CKD_E_CORRUPT || status == CKD_E_UNSUPPORTED ||
+                    status == CKD_E_EXISTS;
+    for (size_t i = 0; i < t->file_count && (hopeless || t->any_left); i++) {
+        if (!t->files[i].there || t->files[i].arrived) {
+            file_remove(transfer_path(t, &t->files[i].file.id).text, true, NULL);
+        }
+    }
+}
+
+static void leave(transfer *t, ckd_status status) {
+    if (t->incoming) {
+        drop_arrived(t, status);
+    }
+    finish_catalog(t);
+    if (t->has_intent && !t->undecided) {
+        file_remove(path_intent(t->to->path, &t->writer).text, true, NULL);
+    }
+    lock_release(t->intent_lock);
+    lock_release(t->to_reader);
+    if (t->to && !t->options->dry_run) {
+        transfer_leave(t);
+    }
+    lock_release(t->from_reader);
+}
+
+static ckd_status plan_only(transfer *t, ckd_error *err) {
+    ckd_status status = transfer_plan(t, err);
+    if (status == CKD_OK) {
+        status = transfer_plan_files(t, err);
+    }
+    if (status == CKD_OK) {
+        status = transfer_mend(t, CKD_COPY_RESTORED, err);
+    }
+    return status == CKD_OK ? transfer_mend(t, CKD_COPY_PRESENT, err) : status;
+}
+
+static ckd_status run(transfer *t, ckd_error *err) {
+    ckd_status status = store_lock_reader(&t->from_reader, t->from, err);
+    if (status == CKD_OK) {
+        status = store_list(&t->source, t->from, NULL, err);
+    }
+    if (status == CKD_OK) {
+        status = t->options->dry_run ? plan_only(t, err) : enter(t, err);
+    }
+    return status == CKD_OK && !t->options->dry_run ? move_items(t, err) : status;
+}
+
+/* ---- the call ---- */
+
+static ckd_status check(const ckd_store *to, const ckd_store *from, const ckd_copy_options *o,
+                        ckd_error *err) {
+    if (!to) {
+        return o->dry_run ? CKD_OK
+                          : err_set(err, CKD_E_INVALID,
+                                    "a copy needs a store to copy to; only with dry_run it "
+                                    "need not exist yet");
+    }
+    if (file_same(path_in(to->path, FILE_IDENTITY).text, path_in(from->path, FILE_IDENTITY).text)) {
+        return err_set(err, CKD_E_INVALID, "'%s' and '%s' are the same store", from->path, to->path);
+    }
+    return o->dry_run ? CKD_OK : store_check_writable(to, err);
+}
+
+ckd_status ckd_copy(ckd_copy_result **out, ckd_store *to, ckd_store *from, const ckd_id *checkpoints,
+                    size_t count, const ckd_copy_options *options, ckd_error *err) {
+    ckd_copy_options o = CKD_COPY_OPTIONS_INIT;
+    ckd_copy_result *result = NULL;
+    if (out) {
+        *out = NULL;
+    }
+    ckd_status status = COPY_OPTIONS(&o, options, "ckd_copy_options", err);
+    status = status == CKD_OK ? check(to, from, &o, err) : status;
+    if (status != CKD_OK) {
+        return status;
+    }
+    transfer t = {.to = to,
+                  .from = from,
+                  .options = &o,
+                  .asked = checkpoints,
+                  .asked_count = count,
+                  .begun_ns = clock_monotonic_ns(),
+                  .verified.at_ns = clock_wall_ns()};
+    status = run(&t, err);
+    leave(&t, status);
+    if (status == CKD_OK && !o.dry_run) {
+        status = set_tags(&t, err);
+    }
+    if (status == CKD_OK && out) {
+        status = transfer_result(&result, &t, err);
+        *out = result;
+    }
+    status = status == CKD_OK ? transfer_left(&t, err) : status;
+    transfer_plan_free(&t);
+    transfer_refused_free(&t);
+    catalog_list_free(&t.source);
+    free(t.verified.ids);
+    bytes_free(&t.payload);
+    bytes_free(&t.header);
+    return status;
+}
