@@ -71,6 +71,7 @@ def test_damage_is_put_aside_until_it_is_purged(bases):
 
 
 def test_what_cannot_be_repaired(bases):
+    assert "no catalog knows" in bases.call("repair", "--manifest", "nobody@7", expect=NOT_FOUND).err
     bases.call("parity", "--group", "16+1", "-q")
     lost = chunks(bases)[:2]
     for path in lost:
@@ -128,4 +129,5 @@ def test_wrong_arguments(store):
     run("parity", store.path, "--status", "--run", "a", expect=USAGE)
     run("repair", store.path, "--dry-run", "--purge", expect=USAGE)
     run("repair", store.path, "--rate", "fast", expect=USAGE)
+    run("repair", store.path, "--manifest", "latest", expect=USAGE)
     run("repair", Path("/nonexistent/store"), expect=NOT_FOUND)
