@@ -8,6 +8,9 @@
 #include <sys/random.h>
 #include <time.h>
 
+#define PAUSE_FIRST   UINT64_C(300000) /* ns */
+#define PAUSE_LONGEST UINT64_C(20000000)
+
 static uint64_t clock_ns(clockid_t clock) {
     struct timespec t = {0};
     (void)clock_gettime(clock, &t); /* cannot fail for the two clocks that every Linux has */
@@ -38,4 +41,17 @@ ckd_status random_bytes(void *out, size_t size, ckd_error *err) {
         done += got > 0 ? (size_t)got : 0;
     }
     return CKD_OK;
+}
+
+ckd_status keep_trying(attempt_fn attempt, void *context, uint64_t timeout_ms, ckd_error *err) {
+    uint64_t begun = clock_monotonic_ns(), pause = PAUSE_FIRST;
+    for (;;) {
+        ckd_error why = {0}; /* the caller's is for what fails in the end */
+        ckd_status status = attempt(context, &why);
+        if (status != CKD_E_BUSY || (clock_monotonic_ns() - begun) / 1000000 >= timeout_ms) {
+            return err_from(err, status, &why);
+        }
+        clock_sleep_ns(pause);
+        pause = 2 * pause < PAUSE_LONGEST ? 2 * pause : PAUSE_LONGEST;
+    }
 }

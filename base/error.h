@@ -33,4 +33,17 @@ ckd_status err_unsupported(ckd_error *err, const char *path, uint64_t offset, co
 ckd_status err_in_tensor(ckd_error *err, ckd_status status, const char *tensor);
 ckd_status err_in_file(ckd_error *err, ckd_status status, const char *path);
 
+/* Hands on an error that happened below, and its status. */
+static inline ckd_status err_from(ckd_error *err, ckd_status status, const ckd_error *why) {
+    if (err && status != CKD_OK) {
+        *err = *why;
+    }
+    return status;
+}
+/* The same, except that one kind of failure is forgiven: then CKD_OK, and *err stays as it was. */
+static inline ckd_status err_except(ckd_error *err, ckd_status status, ckd_status forgiven,
+                                    const ckd_error *why) {
+    return status == forgiven ? CKD_OK : err_from(err, status, why);
+}
+
 #endif

@@ -220,6 +220,9 @@ bool lock_find_holder(lock_holder *out, const char *path);
 uint64_t clock_wall_ns(void);
 uint64_t clock_monotonic_ns(void);
 void clock_sleep_ns(uint64_t ns); /* or until a signal comes */
+/* Calls `attempt` again, after pauses that grow to 20 ms, until it returns something else than BUSY or the time is over. */
+typedef ckd_status (*attempt_fn)(void *context, ckd_error *err);
+ckd_status keep_trying(attempt_fn attempt, void *context, uint64_t timeout_ms, ckd_error *err);
 ckd_status random_bytes(void *out, size_t size, ckd_error *err);
 
 /* ---- fault injection, for tests only ---- */

@@ -15,6 +15,12 @@
 #include "kernels/device_symbols.h"
 #include "kernels/kernels.h"
 
+/*
+ * A tensor of at most so many bytes is read, all of it, and is the host's from then on: a launch and a wait take longer than the bus does. It is no more than what is looked at as a whole
+ * to see how it is best coded (block_probe_of).
+ */
+#define DEVICE_SMALL (UINT64_C(64) << 10)
+
 #ifdef __cplusplus
 extern "C" {
 #endif

@@ -143,11 +143,14 @@ mutants:
 	@$(PYTHON) tests/mutants/mutants.py --count '$(or $(COUNT),20)' --seed '$(or $(SEED),1)' --campaign '$(or $(SECONDS),0)' \
 	    $(foreach a,$(AREA),--area $(a))
 
-.PHONY: check-layers format check-format lint
+.PHONY: check-layers check-layers-run format check-format lint
 check-layers:
-	@$(or $(wildcard /usr/bin/python3),python3) scripts/check_layers.py .
+	@+$(SUBMAKE) check-layers-run
 
-C_FILES := $(wildcard $(foreach d,include base codec/* catalog kernels kernels/cuda engine/* mpi cli/* examples bench tests tests/support,\
+check-layers-run: $(LIB_OBJ) $(CLI_OBJ)
+	@$(or $(wildcard /usr/bin/python3),python3) scripts/check_layers.py . --objects '$(B)/obj' --graph
+
+C_FILES := $(wildcard $(foreach d,include base codec/* catalog kernels kernels/cuda engine engine/* mpi cli/* examples bench tests tests/support,\
              $(d)/*.c $(d)/*.h $(d)/*.cu $(d)/*.cuh))
 format:
 	@clang-format -i $(C_FILES)

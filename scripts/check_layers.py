@@ -1,6 +1,9 @@
-"""Checks who includes and calls whom, and how long files and functions are: check_layers.py [ROOT]
+"""Checks who includes and calls whom, and how long files and functions are: check_layers.py [ROOT] [--objects FOLDER] [--graph]
 
     cli, python, mpi, examples, bench -> engine -> kernels, codec, catalog -> base
+
+Folders of engine/, codec/ and cli/ are rooms. ROOMS says which rooms a room may use; the order has no circle. With the folder of the objects, calls are
+checked by their symbols as well: a header that is included from above, or a declaration that stands elsewhere, hides nothing. --graph prints the rooms.
 
 Benchmarks may also include what the public header does not show, except the catalog's.
 
@@ -11,7 +14,9 @@ Prints `file:line: what is wrong` for each finding and exits 1 if there is any. 
 that each rule finds what it is for. Needs the standard library only.
 """
 
+import argparse
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -32,6 +37,41 @@ MAY_INCLUDE = {
     "bench": {"bench", "include", "engine", "kernels", "codec", "base"},
 }
 PUBLIC_HEADER = {"ckptdelta.h", "include/ckptdelta.h"}
+# Which rooms of its own folder a room may use. Files of engine/ itself wire rooms together and may use all of them.
+ROOMS = {
+    "engine": {
+        "common": set(),
+        "store": {"common"},
+        "decode": {"store", "common"},
+        "device": {"decode", "store", "common"},
+        "lossy": {"device", "decode", "store", "common"},
+        "encode": {"lossy", "device", "decode", "store", "common"},
+        "save": {"encode", "lossy", "device", "decode", "store", "common"},
+        "load": {"device", "decode", "store", "common"},
+        "ranks": {"save", "load", "device", "decode", "store", "common"},
+        "integrity": {"decode", "store", "common"},
+        "retain": {"integrity", "store", "common"},
+        "compact": {"retain", "encode", "decode", "store", "common"},
+        "transfer": {"retain", "integrity", "decode", "store", "common"},
+        "session": {"ranks", "save", "load", "device", "store", "common"},
+    },
+    "codec": {
+        "common": set(),
+        "entropy": {"common"},
+        "lattice": {"entropy", "common"},
+        "chunk": {"common"},
+        "metadata": {"common"},
+        "parity": {"metadata", "common"},
+    },
+    "cli": {
+        "output": set(),
+        "files": {"output"},
+        "layout": {"files", "output"},
+        "convert": {"layout", "files", "output"},
+        "report": {"files", "output"},
+        "commands": {"convert", "report", "layout", "files", "output"},
+    },
+}
 GENERATED = {"catalog_schema.h": "catalog"}
 
 # Foreign headers, and the only folders that may include them. Benchmarks compare with other coders.
@@ -121,6 +161,86 @@ def check_includes(source, root):
         check_foreign(source, number, name)
 
 
+def room_of(path):
+    """(folder, room) of a file in a room, else None."""
+    parts = Path(path).parts
+    return parts[:2] if len(parts) == 3 and parts[0] in ROOMS else None
+
+
+def may_use(user, used):
+    """May a room use another one of its folder? What belongs to no room, or to another folder, is no matter of rooms."""
+    if not user or not used or user[0] != used[0] or user == used:
+        return True
+    return used[1] in ROOMS[user[0]].get(user[1], ())
+
+
+def check_rooms(source):
+    own = room_of(source.path)
+    if source.folder in ROOMS and len(source.path.parts) == 3 and own[1] not in ROOMS[source.folder]:
+        source.find(1, f"{source.folder}/{own[1]} is no room: scripts/check_layers.py has the list")
+    for number, line in enumerate(source.lines, 1):
+        match = INCLUDE.match(line)
+        if match and not may_use(own, room_of(match.group(2))):
+            source.find(number, f"{own[0]}/{own[1]} must not use {'/'.join(room_of(match.group(2)))}: {match.group(2)}")
+
+
+def check_circles():
+    """The order of the rooms is one: each may only use what comes before it in some order."""
+    findings = []
+    for folder, rooms in ROOMS.items():
+        done = set()
+        while True:
+            ready = {r for r in rooms if r not in done and rooms[r] <= done}
+            if not ready:
+                break
+            done |= ready
+        if done != set(rooms):
+            findings.append(f"scripts/check_layers.py:1: rooms of {folder}/ use each other in a circle: {' '.join(sorted(set(rooms) - done))}")
+    return findings
+
+
+def symbols(objects, sources):
+    """({symbol: object}, {object: [symbols that it wants]}), objects by their source's path without suffix. Objects of sources that are gone are left out."""
+    defined, wanted = {}, {}
+    for path in sorted(objects.rglob("*.o")):
+        name = path.relative_to(objects).with_suffix("")
+        if name.parts[0] not in ROOMS or f"{name}.c" not in sources:
+            continue
+        wanted[name] = []
+        for line in subprocess.run(["nm", str(path)], check=True, capture_output=True, text=True).stdout.splitlines():
+            fields = line.split()
+            if len(fields) == 3 and fields[1] in "TDBRV":
+                defined[fields[2]] = name
+            elif len(fields) == 2 and fields[0] == "U":
+                wanted[name].append(fields[1])
+    return defined, wanted
+
+
+def check_symbols(objects, sources):
+    """(findings, how many calls go from room to room)."""
+    defined, wanted = symbols(objects, sources)
+    findings, edges = [], {}
+    for user, names in wanted.items():
+        for name in names:
+            owner = defined.get(name)
+            own, other = room_of(f"{user}.c"), room_of(f"{owner}.c") if owner else None
+            if not own or not other or own == other:
+                continue
+            edges[own, other] = edges.get((own, other), 0) + 1
+            if not may_use(own, other):
+                findings.append(f"{user}.c:1: {own[0]}/{own[1]} must not call {name}, which is part of {other[0]}/{other[1]} ({owner.name}.c)")
+    return findings, edges
+
+
+def print_graph(paths, root, edges):
+    for folder, rooms in ROOMS.items():
+        for room in rooms:
+            files = [p for p in paths if p.relative_to(root).parts[:2] == (folder, room)]
+            lines = sum(len(p.read_text(errors="replace").splitlines()) for p in files)
+            used = sorted((other[1], n) for (own, other), n in edges.items() if own == (folder, room) and other[0] == folder)
+            print(f"{folder + '/' + room:20} {len(files):4} files {lines:6} lines  -> {', '.join(f'{r} {n}' for r, n in used)}")
+
+
 def owner_of(source, root, kind, name):
     """The folder of ours that a header belongs to; None for the public header and foreign ones."""
     if name in PUBLIC_HEADER:
@@ -180,19 +300,30 @@ def check_lengths(source):
 
 
 def main(argv):
-    root = Path(argv[1] if len(argv) > 1 else ".")
+    parser = argparse.ArgumentParser()
+    parser.add_argument("root", nargs="?", type=Path, default=Path("."))
+    parser.add_argument("--objects", type=Path, help="where the objects of these sources are")
+    parser.add_argument("--graph", action="store_true", help="print rooms, their size, and the calls between them")
+    args = parser.parse_args(argv[1:])
+    root = args.root
     folders = sorted(LIBRARY | USERS)
     paths = [p for f in folders for p in sorted((root / f).rglob("*")) if p.suffix in SUFFIXES and p.is_file()]
     if not any(p.relative_to(root).parts[0] in LIBRARY for p in paths):
         print(f"check_layers: no library sources under {root}")
         return 1
-    findings = []
+    findings, edges = check_circles(), {}
     for path in paths:
         source = Source(root, path)
         check_includes(source, root)
         check_calls(source)
         check_lengths(source)
+        check_rooms(source)
         findings += source.findings
+    if args.objects:
+        called, edges = check_symbols(args.objects, {p.relative_to(root).as_posix() for p in paths})
+        findings += called
+    if args.graph:
+        print_graph(paths, root, edges)
     print("\n".join(findings) if findings else f"check_layers: {len(paths)} files, no findings")
     return 1 if findings else 0
 

@@ -39,6 +39,7 @@ fail() {
 # finds FILE LINE TEXT: with TEXT appended to FILE, exactly one finding, in that file, at that line.
 finds() {
     clean_tree
+    mkdir -p "$tree/$(dirname "$1")"
     printf '%b\n' "$3" >>"$tree/$1"
     if output=$("$python" "$check" "$tree"); then fail "$1: nothing found in: $3"; return; fi
     case $output in
@@ -72,6 +73,23 @@ finds cli/new.c 1 '#include "engine/store.h"'
 finds cli/new.c 1 '#  include "ckptdelta_more.h"'
 finds examples/new.c 1 '#include "base/file.h"'
 finds bench/new.c 1 '#include "catalog/catalog.h"'
+# Rooms: one that uses a room above it, a folder that is no room, and a call that no include shows.
+finds engine/store/new.c 1 '#include "engine/decode/values.h"'
+finds codec/common/new.c 1 '#include "codec/chunk/chunk.h"'
+finds cli/files/new.c 1 '#include "cli/commands/commands.h"'
+finds engine/parlour/new.c 1 'int x;'
+clean_tree
+mkdir -p "$tree/engine/store" "$tree/engine/save" "$tree/objects/engine/store" "$tree/objects/engine/save"
+printf 'int above(void);\nint below(void);\nint below(void) {\n    return above();\n}\n' >"$tree/engine/store/below.c"
+printf 'int above(void);\nint above(void) {\n    return 1;\n}\n' >"$tree/engine/save/above.c"
+for source in store/below save/above; do ${CC:-gcc} -c -o "$tree/objects/engine/$source.o" "$tree/engine/$source.c"; done
+"$python" "$check" "$tree" >/dev/null || fail "a call without an include is found without objects"
+output=$("$python" "$check" "$tree" --objects "$tree/objects") && fail "a call to a room above is not found"
+case $output in
+    "engine/store/below.c:1: engine/store must not call above"*) ;;
+    *) fail "a call to a room above: $output" ;;
+esac
+
 finds engine/new.c 1 '#include <sqlite3.h>'
 finds engine/new.c 1 '#include <zstd.h>'
 finds kernels/new.c 1 '#include <lz4hc.h>'

@@ -86,4 +86,9 @@ ckd_status lattice_decode(lattice_block *out, uint64_t count, const lattice_colu
 ckd_status lattice_columns_decode(lattice_columns *out, const void *from, size_t size,
                                   lattice_scratch *scratch, symbols_workspace *work, ckd_error *err);
 
+/* Can blocks of this dtype be lossy? f32, f16 and bf16 can. */
+static inline bool lattice_dtype(ckd_dtype dtype) {
+    return dtype == CKD_F32 || dtype == CKD_F16 || dtype == CKD_BF16;
+}
+
 #endif

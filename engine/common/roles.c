@@ -7,7 +7,7 @@
 
 #include "base/error.h"
 #include "base/hash.h"
-#include "engine/lossy/lossy.h"
+#include "codec/lattice/lattice.h"
 #include "engine/common/role_names.h"
 
 enum { AS_IT_IS, UNWRAPPED, WITHOUT_MODEL, WAYS };
@@ -250,7 +250,7 @@ static bool could_be_lossy(const ckd_tensor_name *t) {
     for (uint32_t d = 0; d < t->ndim; d++) {
         elements *= t->shape[d];
     }
-    return elements >= ROLE_FEWEST && lossy_part_of(CKD_ROLE_WEIGHT, t->dtype) != LOSSY_NONE;
+    return elements >= ROLE_FEWEST && lattice_dtype(t->dtype);
 }
 
 static void doubt(roles *r, size_t i) {

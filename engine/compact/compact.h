@@ -299,9 +299,9 @@ ckd_status compact_remove_old(uint64_t *left, const compaction *c, uint32_t pati
 
 /* ---- compact_share.c ---- */
 /*
- * Compacts the policy's run if its share of dead bytes is above what the policy says: in the shadow of a save, so without waiting for locks, and about as much as a save writes. Without locks held. Errors: BUSY, and
- * those of ckd_compact.
+ * Compacts the run of a policy that has deleted something, if the run's share of dead bytes is above what the policy says. It happens in the shadow of a save: without waiting for locks, and with about as many bytes
+ * as a save writes. Failures only reach on_message. Without locks held.
  */
-ckd_status compact_by_share(ckd_store *store, const ckd_policy *policy, ckd_error *err);
+void compact_after_deletion(ckd_store *store, const ckd_policy *applied);
 
 #endif

@@ -3,7 +3,6 @@
  * one, and a file that nobody names would stay for ever.
  */
 #include "engine/compact/compact.h"
-#include "engine/ranks/ranks.h"
 #include "engine/retain/trash.h"
 
 typedef struct attempt {

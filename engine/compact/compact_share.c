@@ -1,6 +1,7 @@
 #include <stdio.h>
 
 #include "engine/compact/compact.h"
+#include "engine/retain/retain.h"
 #include "engine/store/waste.h"
 
 /* One save's compaction reads and writes no more than so many states, as long as one checkpoint does not take more: about what rewriting a base takes, and reading it back, twice. */
@@ -60,7 +61,7 @@ static void tell(ckd_store *store, const ckd_compaction *c, const char *run, uin
     }
 }
 
-ckd_status compact_by_share(ckd_store *store, const ckd_policy *p, ckd_error *err) {
+static ckd_status compact_by_share(ckd_store *store, const ckd_policy *p, ckd_error *err) {
     chunk_waste before, after;
     ckd_compaction *done = NULL;
     bool over;
@@ -88,4 +89,10 @@ ckd_status compact_by_share(ckd_store *store, const ckd_policy *p, ckd_error *er
     }
     ckd_compaction_free(done);
     return status;
+}
+
+void compact_after_deletion(ckd_store *store, const ckd_policy *applied) {
+    ckd_error why = {0};
+    ckd_status status = compact_by_share(store, applied, &why);
+    retain_report_failure(store, applied->run, status, &why);
 }

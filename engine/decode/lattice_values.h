@@ -15,11 +15,6 @@ typedef struct lattice_work {
 } lattice_work;
 void lattice_work_free(lattice_work *w);
 
-/* Can blocks of this dtype be lossy? f32, f16 and bf16 can. */
-static inline bool lattice_dtype(ckd_dtype dtype) {
-    return dtype == CKD_F32 || dtype == CKD_F16 || dtype == CKD_BF16;
-}
-
 /* Are all sums of products exact in single precision? left, right: the largest magnitude of each component, the right one's with its shift. */
 bool lattice_sums_exact(const float *left, const float *right, uint32_t rank);
 

@@ -45,6 +45,8 @@ typedef struct load_plan {
     uint32_t depth; /* of the recursion */
 } load_plan;
 
+/* Where the record is in the table, or would be. */
+size_t load_plan_slot(const load_plan *plan, const record *r);
 /* The record's node, or LOAD_NONE. Any number of threads may ask; also the next. */
 size_t load_plan_find(const load_plan *plan, const record *r);
 /* How often the plan's requests, and blocks that are decoded for them, use the block. */

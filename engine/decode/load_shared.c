@@ -2,7 +2,7 @@
 
 #include <stdlib.h>
 
-#include "engine/encode/step.h"
+#include "engine/decode/step_links.h"
 
 static size_t number_of(const load_shared *s, const view_block *b) {
     return (size_t)(b - s->view->blocks);

@@ -3,7 +3,7 @@
 #include <stdlib.h>
 
 #include "engine/decode/cost.h"
-#include "engine/encode/step.h"
+#include "engine/decode/step_links.h"
 
 static uint64_t bytes_of(const record *r) {
     return r->header_size + r->stored_size;
@@ -62,25 +62,4 @@ ckd_status totals_set(manifest *m, const view *v, ckd_error *err) {
         }
     }
     return CKD_OK;
-}
-
-ckd_status totals_check(const view *v, const ckd_store *store, ckd_error *err) {
-    const ckd_checkpoint *c = &v->manifest.checkpoint;
-    uint64_t raw = 0;
-    for (size_t i = 0; i < v->block_count; i++) {
-        raw += v->blocks[i].record->raw_size;
-    }
-    for (size_t i = 0; i < v->blob_count; i++) {
-        raw += v->blobs[i].record->raw_size;
-    }
-    bool none = v->block_count + v->blob_count == 0 && c->raw_bytes > 0; /* else bytes only inform */
-    if (c->tensors == v->tensor_count && !none) {
-        return CKD_OK;
-    }
-    err_set(err, CKD_E_CORRUPT,
-            "the manifest tells of %llu tensors and %llu bytes, its chunk files hold %zu and %llu of this "
-            "checkpoint",
-            (unsigned long long)c->tensors, (unsigned long long)c->raw_bytes, v->tensor_count,
-            (unsigned long long)raw);
-    return err_in_file(err, CKD_E_CORRUPT, path_manifest(store->path, c->run, c->step, c->generation).text);
 }

@@ -9,10 +9,5 @@
  * them. v is opened from the same files. Of a file that holds records of others as well, the checkpoint takes its records' share. Errors: NOMEM.
  */
 ckd_status totals_set(manifest *m, const view *v, ckd_error *err);
-/*
- * Does the manifest of a view tell of as many tensors and bytes as its files hold? One of another id than its records' names none of them. Not for
- * a manifest whose sums are still to be made. Errors: CORRUPT.
- */
-ckd_status totals_check(const view *v, const ckd_store *store, ckd_error *err);
 
 #endif

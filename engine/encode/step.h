@@ -96,12 +96,4 @@ const float *step_held(const held_tensor *h, bytes *room, uint64_t first, uint64
 /* Has this group been written? Else it is noted as written. Errors: NOMEM. */
 ckd_status step_note_group(bool *written, step_states *s, const hash128 *content, ckd_error *err);
 
-/* A step's dependency number `index`, if it is one block of the same checkpoint over the same span; else NULL. */
-const view_block *step_input(const view *v, const view_block *b, uint32_t index);
-/*
- * What loading the block adds to loading the rest of its checkpoint: of a step, not the moments that it is predicted from, which are
- * loaded with it. (load_shared.h)
- */
-load_cost step_share(const view *v, const view_block *b);
-
 #endif

@@ -8,27 +8,7 @@
 
 #define NONE LOAD_NONE
 
-void load_plan_free(load_plan *x) {
-    if (!x) {
-        return;
-    }
-    free(x->nodes);
-    free(x->edges);
-    free(x->order);
-    free(x->table);
-    free(x->views);
-    free(x);
-}
-
 /* ---- nodes and edges ---- */
-
-static size_t slot_of(const load_plan *x, const record *r) {
-    size_t at = (size_t)(((uintptr_t)r >> 3) * UINT64_C(0x9e3779b97f4a7c15) >> 17) & (x->table_size - 1);
-    while (x->table[at] != NONE && x->nodes[x->table[at]].record != r) {
-        at = (at + 1) & (x->table_size - 1);
-    }
-    return at;
-}
 
 static ckd_status grow(load_plan *x, ckd_error *err) {
     size_t room = x->node_room ? 2 * x->node_room : 256, size = 2 * room;
@@ -48,7 +28,7 @@ static ckd_status grow(load_plan *x, ckd_error *err) {
         table[i] = NONE;
     }
     for (size_t i = 0; i < x->node_count; i++) {
-        table[slot_of(x, nodes[i].record)] = i;
+        table[load_plan_slot(x, nodes[i].record)] = i;
     }
     return CKD_OK;
 }
@@ -71,7 +51,7 @@ static ckd_status add_node(size_t *out, bool *found, load_plan *x, const view *v
             return status;
         }
     }
-    size_t slot = slot_of(x, r);
+    size_t slot = load_plan_slot(x, r);
     *found = x->table[slot] != NONE;
     if (!*found) {
         x->table[slot] = x->node_count;
@@ -276,15 +256,6 @@ ckd_status load_plan_make(load_plan **out, ckd_load *load, const ckd_load_reques
     hand_on_shares(x);
     *out = x;
     return CKD_OK;
-}
-
-size_t load_plan_find(const load_plan *plan, const record *r) {
-    return plan->table[slot_of(plan, r)];
-}
-
-uint32_t load_plan_uses(const load_plan *plan, const record *r) {
-    size_t at = load_plan_find(plan, r);
-    return at == NONE ? 0 : plan->nodes[at].uses;
 }
 
 static ckd_status explain(ckd_load_explanation *out, ckd_load *load, const ckd_load_request *requests,

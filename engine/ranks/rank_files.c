@@ -4,7 +4,6 @@
  * (rank_watch.c).
  */
 #include <stdlib.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "base/hash.h"
@@ -12,24 +11,8 @@
 #include "engine/ranks/ranks.h"
 
 #define TIMEOUT_MS    600000
-#define PAUSE_FIRST   UINT64_C(300000) /* ns */
-#define PAUSE_LONGEST UINT64_C(20000000)
 #define MESSAGE_MAX   ((size_t)1 << 30)
 #define LOOKED_AT     64u /* ranks whose life rank 0 looks at between two pauses */
-
-ckd_status keep_trying(attempt_fn attempt, void *context, uint64_t timeout_ms, ckd_error *err) {
-    uint64_t begun = clock_monotonic_ns(), pause = PAUSE_FIRST;
-    for (;;) {
-        ckd_error why = {0}; /* the caller's is for what fails in the end */
-        ckd_status status = attempt(context, &why);
-        if (status != CKD_E_BUSY || (clock_monotonic_ns() - begun) / 1000000 >= timeout_ms) {
-            return err_from(err, status, &why);
-        }
-        struct timespec t = {.tv_nsec = (long)pause};
-        (void)nanosleep(&t, NULL);
-        pause = 2 * pause < PAUSE_LONGEST ? 2 * pause : PAUSE_LONGEST;
-    }
-}
 
 /* ---- messages ---- */
 

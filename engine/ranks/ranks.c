@@ -6,7 +6,6 @@
 
 #include "base/hash.h"
 #include "engine/ranks/ranks.h"
-#include "engine/retain/retain.h"
 #include "engine/save/save.h"
 
 #define LOOK_EVERY_NS UINT64_C(100000000) /* of those that are busy */
@@ -501,7 +500,7 @@ static ckd_status finish(ckd_checkpoint *info, ckd_ranks *g, ckd_save *save, con
     end_exchange(&x);
     ckd_part_free(&mine);
     if (status == CKD_OK && g->rank == 0) { /* the others know by now, and go on */
-        retain_after_commit(g->store, c.info.run);
+        g->store->hooks->after_commit(g->store, c.info.run);
     }
     if (info) {
         *info = status == CKD_OK ? c.info : (ckd_checkpoint){.step = 0};

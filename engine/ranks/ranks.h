@@ -112,8 +112,4 @@ ckd_status rank_file_read(ckd_bytes *out, const pathname *path, ckd_error *err);
 ckd_status rank_files_join(ckd_transport *out, ckd_store *store, const ckd_ranks_options *options,
                            ckd_error *err);
 
-/* Asked again and again, ever less often, until it says something else than BUSY, or the time is over. */
-typedef ckd_status (*attempt_fn)(void *context, ckd_error *err);
-ckd_status keep_trying(attempt_fn attempt, void *context, uint64_t timeout_ms, ckd_error *err);
-
 #endif

@@ -23,9 +23,11 @@ ckd_status retain_prune(ckd_prune **out, ckd_store *store, const prune_request *
                         const ckd_delete_options *options, ckd_error *err);
 
 /*
- * Applies the stored policy of a run that was just saved to, if it says so. Whatever fails is only told, and what would have to wait for others is left for the
- * next time. Without locks held.
+ * Applies the stored policy of a run that was just saved to, if it says so. Failures only reach on_message, and work that would have to wait for another
+ * process is left for the next time. true: it deleted something, by *applied, whose run is `run`. Without locks held.
  */
-void retain_after_commit(ckd_store *store, const char *run);
+bool retain_after_commit(ckd_policy *applied, ckd_store *store, const char *run);
+/* The message of such a failure. BUSY is none. */
+void retain_report_failure(const ckd_store *store, const char *run, ckd_status status, const ckd_error *why);
 
 #endif

@@ -4,7 +4,6 @@
  */
 #include <stdlib.h>
 
-#include "engine/compact/compact.h"
 #include "engine/store/notes.h"
 #include "engine/store/read_through.h"
 #include "engine/retain/retain.h"
@@ -142,7 +141,8 @@ static void collect_if_free(ckd_store *store) {
     }
 }
 
-static ckd_status apply_stored(ckd_store *store, const char *run, ckd_error *err) {
+static ckd_status apply_stored(bool *deleted, ckd_policy *applied, ckd_store *store, const char *run,
+                               ckd_error *err) {
     prune_request r;
     bool applies;
     application a = {.store = store, .request = &r, .haste = {.trusted_s = TRUSTED_S}};
@@ -155,18 +155,24 @@ static ckd_status apply_stored(ckd_store *store, const char *run, ckd_error *err
         store_message(store, "deleted %llu checkpoint%s of %s, by its policy",
                       (unsigned long long)a.plan->deleted, a.plan->deleted == 1 ? "" : "s", run);
         collect_if_free(store);
-        status = compact_by_share(store, &r.policy, err);
+        *applied = r.policy;
+        *deleted = true;
     }
     ckd_prune_free(a.plan);
     return status;
 }
 
-void retain_after_commit(ckd_store *store, const char *run) {
-    ckd_error why = {0};
-    ckd_status status = apply_stored(store, run, &why);
-    if (status != CKD_OK &&
-        status != CKD_E_BUSY) { /* whom it would have had to wait for saves as well, or deletes */
-        store_message(store, "the policy of %s was not applied: %s%s%s%s", run, why.message,
-                      why.file[0] ? " (" : "", why.file, why.file[0] ? ")" : "");
+void retain_report_failure(const ckd_store *store, const char *run, ckd_status status, const ckd_error *why) {
+    if (status != CKD_OK && status != CKD_E_BUSY) { /* another process that saves or deletes holds the lock */
+        store_message(store, "the policy of %s was not applied: %s%s%s%s", run, why->message,
+                      why->file[0] ? " (" : "", why->file, why->file[0] ? ")" : "");
     }
+}
+
+bool retain_after_commit(ckd_policy *applied, ckd_store *store, const char *run) {
+    ckd_error why = {0};
+    bool deleted = false;
+    ckd_status status = apply_stored(&deleted, applied, store, run, &why);
+    retain_report_failure(store, run, status, &why);
+    return deleted;
 }

@@ -8,7 +8,6 @@
 
 #include "engine/store/notes.h"
 #include "engine/integrity/parity.h"
-#include "engine/ranks/ranks.h"
 #include "engine/integrity/repair.h"
 
 /* ---- chunk files ---- */

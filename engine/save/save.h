@@ -50,10 +50,6 @@ typedef struct save_target {
     ckd_id branch_origin, resumed_from;
     uint32_t lossy_resumes;
 } save_target;
-/* RUN~K without its last number, which is 1 for a run that is no branch by name: false then. */
-bool branch_root(char root[CKD_RUN_MAX + 1], unsigned *number, const char *run);
-/* The other way round; number 1: the root itself. Errors: INVALID (too long). */
-ckd_status branch_name(char out[CKD_RUN_MAX + 1], const char *root, unsigned number, ckd_error *err);
 /* What can be said of them without the store. Errors: INVALID. */
 ckd_status save_check_options(const ckd_save_options *options, ckd_error *err);
 ckd_status save_resolve_target(save_target *out, ckd_store *store, const ckd_save_options *options,
@@ -279,7 +275,7 @@ ckd_status save_exact_panel(ckd_save *save, const ckd_tensor *tensor, const save
 ckd_status save_in_panels(ckd_save *save, const ckd_tensor *tensor, const tensor_context *t, ckd_error *err);
 
 /* ---- save_commit.c ---- */
-/* ckd_save_publish without what comes behind it (retain_after_commit): that must not keep other ranks waiting. */
+/* ckd_save_publish without what comes behind it (store_hooks.after_commit): that must not keep other ranks waiting. */
 ckd_status save_publish(ckd_checkpoint *info, ckd_save *save, const ckd_part *parts, size_t count,
                         ckd_error *err);
 

@@ -6,6 +6,7 @@
 #include "engine/save/save_device.h"
 #include "engine/save/save_lossy.h"
 #include "engine/save/write_path.h"
+#include "engine/decode/step_links.h"
 
 #define DEFAULT_MAX_LOAD_COST    4.0
 #define DEFAULT_NEWEST_LOAD_COST 2.0

@@ -10,7 +10,6 @@
 
 #include "engine/decode/closure.h"
 #include "engine/store/ready.h"
-#include "engine/retain/retain.h"
 #include "engine/save/save.h"
 #include "engine/decode/totals.h"
 #include "engine/save/write_path.h"
@@ -438,7 +437,7 @@ ckd_status ckd_save_publish(ckd_checkpoint *info, ckd_save *save, const ckd_part
         *info = committed;
     }
     if (status == CKD_OK) {
-        retain_after_commit(store, committed.run);
+        store->hooks->after_commit(store, committed.run);
     }
     return status;
 }

@@ -12,6 +12,7 @@
 #include "engine/encode/block_lossy.h"
 #include "engine/save/save_device.h"
 #include "engine/save/save_lossy.h"
+#include "engine/decode/step_links.h"
 
 #define SKIP_AFTER \
     4u /* deltas that lost in a row, after which most blocks of the tensor are not tried as one */

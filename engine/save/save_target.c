@@ -4,6 +4,7 @@
 
 #include "base/vocabulary.h"
 #include "engine/save/save.h"
+#include "engine/common/run_names.h"
 
 static ckd_status check_fidelity(const ckd_save_options *o, ckd_error *err) {
     bool known = o->fidelity >= CKD_FIDELITY_DEFAULT && o->fidelity <= CKD_COMPACT;
@@ -92,28 +93,6 @@ static ckd_status newest_of(ckd_checkpoint *out, bool *found, ckd_store *store, 
     ckd_status status = catalog_newest(out, store->catalog, run, before, &why);
     *found = status == CKD_OK;
     return err_except(err, status, CKD_E_NOT_FOUND, &why);
-}
-
-bool branch_root(char root[CKD_RUN_MAX + 1], unsigned *number, const char *run) {
-    snprintf(root, CKD_RUN_MAX + 1, "%s", run);
-    char *tilde = strrchr(root, '~');
-    char *end = NULL;
-    unsigned long k = tilde && tilde[1] >= '1' && tilde[1] <= '9' ? strtoul(tilde + 1, &end, 10) : 0;
-    if (!tilde || tilde == root || !end || *end || k < 2 || k > 1000000) {
-        *number = 1;
-        return false;
-    }
-    *tilde = '\0';
-    *number = (unsigned)k;
-    return true;
-}
-
-ckd_status branch_name(char out[CKD_RUN_MAX + 1], const char *root, unsigned number, ckd_error *err) {
-    int n = number < 2 ? snprintf(out, CKD_RUN_MAX + 1, "%s", root)
-                       : snprintf(out, CKD_RUN_MAX + 1, "%s~%u", root, number);
-    return n > CKD_RUN_MAX
-               ? err_set(err, CKD_E_INVALID, "the branch's name '%s~%u' is too long", root, number)
-               : CKD_OK;
 }
 
 /* By their names, so that a manifest which cannot be read counts, too: its name is taken. */

@@ -2,7 +2,7 @@
 #include <stdlib.h>
 
 #include "engine/device/device_reference.h"
-#include "engine/session/device_snapshot.h"
+#include "engine/device/device.h"
 #include "engine/common/role_names.h"
 #include "engine/save/save_device.h"
 #include "engine/save/save_lossy.h"

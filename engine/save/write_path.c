@@ -34,11 +34,6 @@ static ckd_write_path choice_of(file_way way) {
     return way == FILE_URING ? CKD_WRITE_URING : way == FILE_DIRECT ? CKD_WRITE_DIRECT : CKD_WRITE_BUFFERED;
 }
 
-const char *ckd_write_path_name(ckd_write_path path) {
-    static const char *const names[] = {"auto", "buffered", "direct", "uring"};
-    return path >= CKD_WRITE_AUTO && path <= CKD_WRITE_URING ? names[path] : NULL;
-}
-
 /* ---- what was found ---- */
 
 static double sum_of(const ckd_write_choice *c, ckd_write_path path) {

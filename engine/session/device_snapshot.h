@@ -17,11 +17,6 @@
 
 #include "include/ckptdelta.h"
 
-/*
- * A tensor of at most so many bytes is read, all of it, and is the host's from then on: a launch and a wait take longer than the bus does. It is no more than what is looked at as a whole
- * to see how it is best coded (block_probe_of).
- */
-#define DEVICE_SMALL (UINT64_C(64) << 10)
 
 typedef struct device_source {
     const void *data; /* the trainer's, on the device; valid as long as the snapshot */

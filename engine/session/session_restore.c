@@ -5,6 +5,7 @@
 #include <stdlib.h>
 
 #include "engine/save/save.h"
+#include "engine/common/run_names.h"
 
 typedef struct stored_bytes {
     void *data;

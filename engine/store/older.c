@@ -1,7 +1,8 @@
 /* What else could be loaded where the newest cannot: nobody takes an older state without having asked for it. */
 #include <stdio.h>
 
-#include "engine/save/save.h"
+#include "engine/common/run_names.h"
+#include "engine/store/store.h"
 
 typedef struct before_question {
     ckd_checkpoint *out;

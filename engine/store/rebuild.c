@@ -22,13 +22,13 @@ static ckd_status renew(ckd_rebuild_result *result, ckd_store *store, ckd_error 
     return status;
 }
 
-ckd_status ckd_store_rebuild(ckd_rebuild_result *result, const char *path, const ckd_store_options *options,
-                             ckd_error *err) {
+ckd_status store_rebuild(ckd_rebuild_result *result, const char *path, const ckd_store_options *options,
+                         const store_hooks *hooks, ckd_error *err) {
     if (result) {
         memset(result, 0, sizeof(*result));
     }
     ckd_store *store;
-    ckd_status status = store_open_without_catalog(&store, path, options, err);
+    ckd_status status = store_open_without_catalog(&store, path, options, hooks, err);
     if (status == CKD_OK) {
         status = renew(result, store, err);
         ckd_store_close(store);

@@ -2,9 +2,7 @@
 #include <stdlib.h>
 
 #include "engine/store/deletions.h"
-#include "engine/ranks/ranks.h"
-#include "engine/transfer/transfer.h"
-#include "engine/retain/trash.h"
+#include "engine/store/store.h"
 
 /* All chunk files that some manifest names, by id, or `unknown` if a manifest cannot be read: then nothing may be removed. */
 typedef struct named_files {
@@ -167,11 +165,5 @@ ckd_status store_recover(ckd_store *store, ckd_error *err) {
     }
     free(named.ids);
     dir_list_free(&list);
-    if (status == CKD_OK) {
-        status = ranks_recover(store, err);
-    }
-    if (status == CKD_OK) {
-        status = transfer_recover(store, err);
-    }
-    return status == CKD_OK ? trash_collect_now(store, err) : status;
+    return status == CKD_OK ? store->hooks->recover(store, err) : status;
 }

@@ -1,8 +1,6 @@
 /* Opening, creating and closing a store. */
-#include "engine/device/device_reference.h"
 #include "engine/store/ready.h"
 #include "engine/store/store.h"
-#include "engine/save/save_kit.h"
 
 #include <stdarg.h>
 #include <stdio.h>
@@ -199,7 +197,7 @@ static ckd_status open_for_writing(ckd_store *store, ckd_error *err) {
 }
 
 static ckd_status store_new(ckd_store **out, const char *root, ckd_open_mode mode,
-                            const ckd_store_options *options, ckd_error *err) {
+                            const ckd_store_options *options, const store_hooks *hooks, ckd_error *err) {
     *out = NULL;
     if (!root || !*root || strlen(root) > PATH_ROOM - 256) {
         return err_set(err, CKD_E_INVALID, "a store's path must have 1 to %d bytes", PATH_ROOM - 256);
@@ -216,6 +214,7 @@ static ckd_status store_new(ckd_store **out, const char *root, ckd_open_mode mod
     if (!store) {
         return err_nomem(err, sizeof(*store), "the store handle");
     }
+    store->hooks = hooks;
     store->mode = mode;
     pthread_mutex_init(&store->mutex, NULL);
     store->options = o;
@@ -281,8 +280,8 @@ static ckd_status check_length(const char *root, ckd_error *err) {
 
 /* All of opening but the catalog. */
 static ckd_status open_store(ckd_store **out, const char *root, ckd_open_mode mode,
-                             const ckd_store_options *options, ckd_error *err) {
-    ckd_status status = store_new(out, root, mode, options, err);
+                             const ckd_store_options *options, const store_hooks *hooks, ckd_error *err) {
+    ckd_status status = store_new(out, root, mode, options, hooks, err);
     if (status == CKD_OK && file_bars_directory(root)) {
         status = err_set(
             err, CKD_E_INVALID,
@@ -314,13 +313,13 @@ static ckd_status open_store(ckd_store **out, const char *root, ckd_open_mode mo
 }
 
 ckd_status store_open_without_catalog(ckd_store **out, const char *root, const ckd_store_options *options,
-                                      ckd_error *err) {
-    return open_store(out, root, CKD_OPEN_WRITE, options, err);
+                                      const store_hooks *hooks, ckd_error *err) {
+    return open_store(out, root, CKD_OPEN_WRITE, options, hooks, err);
 }
 
-ckd_status ckd_store_open(ckd_store **out, const char *root, ckd_open_mode mode,
-                          const ckd_store_options *options, ckd_error *err) {
-    ckd_status status = open_store(out, root, mode, options, err);
+ckd_status store_open(ckd_store **out, const char *root, ckd_open_mode mode, const ckd_store_options *options,
+                      const store_hooks *hooks, ckd_error *err) {
+    ckd_status status = open_store(out, root, mode, options, hooks, err);
     if (status == CKD_OK) {
         status = mode == CKD_OPEN_READ ? store_open_catalog(*out, err) : open_for_writing(*out, err);
     }
@@ -340,8 +339,6 @@ void ckd_store_close(ckd_store *store) {
     pool_destroy(store->pool);
     pthread_mutex_destroy(&store->mutex);
     free(store->path);
-    device_references_close(store);
-    device_lines_close(store);
-    save_kit_free(store->kit, false);
+    store->hooks->close(store);
     free(store);
 }

@@ -39,7 +39,18 @@ typedef struct save_follow {
     ckd_id tried; /* of a save of its own that failed, and may be committed all the same; or zero */
 } save_follow;
 
+/* What rooms above do for a store; engine/open.c fills it in. */
+typedef struct store_hooks {
+    /* Removes what dead processes left there. Under the publish lock. */
+    ckd_status (*recover)(ckd_store *store, ckd_error *err);
+    /* Behind a commit to `run`, without any lock: what fails is told by on_message. */
+    void (*after_commit)(ckd_store *store, const char *run);
+    /* Releases devices, references and kit. */
+    void (*close)(ckd_store *store);
+} store_hooks;
+
 struct ckd_store {
+    const store_hooks *hooks;
     char *path;
     ckd_open_mode mode;
     ckd_store_options options;
@@ -81,9 +92,15 @@ ckd_status store_check_folders(const ckd_store *store, ckd_error *err);
 /* A message if every user of the machine may write to it. */
 void store_tell_open_to_all(const ckd_store *store);
 
+/* As ckd_store_open. */
+ckd_status store_open(ckd_store **out, const char *path, ckd_open_mode mode, const ckd_store_options *options,
+                      const store_hooks *hooks, ckd_error *err);
+/* As ckd_store_rebuild (rebuild.c). */
+ckd_status store_rebuild(ckd_rebuild_result *result, const char *path, const ckd_store_options *options,
+                         const store_hooks *hooks, ckd_error *err);
 /* For rebuilding: an existing store, for writing, its catalog not opened. */
 ckd_status store_open_without_catalog(ckd_store **out, const char *path, const ckd_store_options *options,
-                                      ckd_error *err);
+                                      const store_hooks *hooks, ckd_error *err);
 
 /* READ_ONLY unless opened for writing. */
 ckd_status store_check_writable(const ckd_store *store, ckd_error *err);
@@ -231,18 +248,6 @@ ckd_status store_find_id(ckd_checkpoint *out, ckd_store *store, const ckd_id *id
 /* Like ckd_store_list; release the items with catalog_list_free. */
 ckd_status store_list(ckd_checkpoint_list *out, ckd_store *store, const char *run, ckd_error *err);
 
-/* Hands on what happened below. */
-static inline ckd_status err_from(ckd_error *err, ckd_status status, const ckd_error *why) {
-    if (err && status != CKD_OK) {
-        *err = *why;
-    }
-    return status;
-}
-/* The same, but one kind of failure is none: then the caller's error stays as it was. */
-static inline ckd_status err_except(ckd_error *err, ckd_status status, ckd_status forgiven,
-                                    const ckd_error *why) {
-    return status == forgiven ? CKD_OK : err_from(err, status, why);
-}
 static inline bool id_equal(const ckd_id *a, const ckd_id *b) {
     return memcmp(a, b, sizeof(*a)) == 0;
 }

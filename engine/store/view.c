@@ -1,7 +1,5 @@
 #include "engine/store/view.h"
 
-#include "engine/decode/totals.h"
-
 #include <math.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -129,6 +127,31 @@ static ckd_status collect_records(view *v, const uint32_t *files, ckd_error *err
     return CKD_OK;
 }
 
+/*
+ * Does the manifest tell of as many tensors and bytes as its files hold? One of another id than its records' names none
+ * of them. Not for a manifest whose sums are still to be made. Errors: CORRUPT.
+ */
+static ckd_status check_totals(const view *v, const ckd_store *store, ckd_error *err) {
+    const ckd_checkpoint *c = &v->manifest.checkpoint;
+    uint64_t raw = 0;
+    for (size_t i = 0; i < v->block_count; i++) {
+        raw += v->blocks[i].record->raw_size;
+    }
+    for (size_t i = 0; i < v->blob_count; i++) {
+        raw += v->blobs[i].record->raw_size;
+    }
+    bool none = v->block_count + v->blob_count == 0 && c->raw_bytes > 0; /* else bytes only inform */
+    if (c->tensors == v->tensor_count && !none) {
+        return CKD_OK;
+    }
+    err_set(err, CKD_E_CORRUPT,
+            "the manifest tells of %llu tensors and %llu bytes, its chunk files hold %zu and %llu of this "
+            "checkpoint",
+            (unsigned long long)c->tensors, (unsigned long long)c->raw_bytes, v->tensor_count,
+            (unsigned long long)raw);
+    return err_in_file(err, CKD_E_CORRUPT, path_manifest(store->path, c->run, c->step, c->generation).text);
+}
+
 ckd_status view_open(view **out, const ckd_store *store, manifest *m, const view *like,
                      ckd_status inconsistent, ckd_error *err) {
     *out = NULL;
@@ -152,7 +175,7 @@ ckd_status view_open(view **out, const ckd_store *store, manifest *m, const view
         status = view_arrange(v, like, inconsistent, err);
     }
     if (status == CKD_OK && inconsistent == CKD_E_CORRUPT) { /* else its sums are still to be made */
-        status = totals_check(v, store, err);
+        status = check_totals(v, store, err);
     }
     if (status != CKD_OK) {
         view_close(v);
