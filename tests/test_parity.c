@@ -460,6 +460,31 @@ static void test_weak_group(void **state) {
     ckd_store_close(store);
 }
 
+/* A parity file that rotted before a member goes cannot be made again afterwards: what stays gets a new group. */
+static void test_deletion_meets_rotten_parity(void **state) {
+    kept_file rows[2];
+    ckd_store *store = open_store(*state, CKD_OPEN_CREATE);
+    if (erasure_ready(NULL) != CKD_OK) {
+        ckd_store_close(store);
+        puts("SKIP: ISA-L (libisal2) is not installed");
+        skip();
+    }
+    save_bases(store, 0, 4, 10);
+    make_parity(store, 4, 2);
+    assert_int_equal(keep_files(rows, 2, *state, "data/p", ".ckp"), 2);
+    rows[0].data[rows[0].size / 2] ^= 1;
+    write_whole_file(rows[0].path, rows[0].data, rows[0].size);
+    assert_int_equal(damage_of(store), 1);
+    delete_step(store, 1, 0);
+    collect(store);
+    ckd_parity_status s = status_of(store);
+    assert_true(s.groups == 1 && s.weak_groups == 0 && s.covered_files == 3);
+    assert_int_equal(damage_of(store), 0);
+    assert_int_equal(repair(store, false).left, 0);
+    free_files(rows, 2);
+    ckd_store_close(store);
+}
+
 /* What only the deleted file and the parity can rebuild must come back first. */
 typedef enum loss { LOST, ROTTEN } loss;
 static void lose_and_delete(const char *dir, uint32_t parity, loss how, ckd_status expected) {
@@ -787,6 +812,7 @@ int main(void) {
         tempdir_test(test_groups_grow),
         tempdir_test(test_deletion),
         tempdir_test(test_weak_group),
+        tempdir_test(test_deletion_meets_rotten_parity),
         tempdir_test(test_deletion_waits_for_parity),
         tempdir_test(test_deletion_waits_for_repair),
         tempdir_test(test_deletion_meets_rot),

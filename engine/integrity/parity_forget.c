@@ -21,6 +21,7 @@ typedef struct outlook {
     bool concerned;              /* a member goes */
     size_t left;                 /* members that are there and stay */
     size_t lost_now, lost_then;  /* members that are not there or damaged, before the removal and after it */
+    size_t rows;                 /* parity files that are there, and right as far as they were read */
     const parity_member *wanted; /* one that is to stay, and that the group can bring back now; or NULL */
     uint32_t damaged[CKD_PARITY_DATA_MAX / 32 + 1]; /* bits of members that were read and found so */
 } outlook;
@@ -43,9 +44,9 @@ static bool is_damaged(const outlook *o, size_t member) {
 }
 
 /* One that brings a lost file back is not, however little it can do besides. */
-static bool useless(const parity_set *s, const outlook *o) {
-    bool repairs = o->wanted && o->lost_then <= rows_of(s);
-    return o->concerned && !repairs && (o->left == 0 || rows_of(s) <= o->lost_then);
+static bool useless(const outlook *o) {
+    bool repairs = o->wanted && o->lost_then <= o->rows;
+    return o->concerned && !repairs && (o->left == 0 || o->rows <= o->lost_then);
 }
 
 /* ---- looking ---- */
@@ -76,7 +77,7 @@ static ckd_status can_rebuild(bool *can, const forgetting *f, const parity_set *
 
 /* By names and sizes alone. */
 static outlook look_at(const forgetting *f, const parity_set *s) {
-    outlook o = {0};
+    outlook o = {.rows = rows_of(s)};
     for (size_t i = 0; i < s->group.member_count; i++) {
         const parity_member *m = &s->group.members[i];
         bool goes = among(f->gone, &m->file), there = listed_file_there(f->store, &m->file, m->size);
@@ -112,6 +113,23 @@ static ckd_status read_members(outlook *o, forgetting *f, const parity_set *s, c
     return status;
 }
 
+/* A damaged row cannot be made again once a member is gone: a group that stays weaker must not count on it. */
+static ckd_status read_rows(outlook *o, const forgetting *f, const parity_set *s, ckd_error *err) {
+    ckd_status status = CKD_OK;
+    for (uint32_t row = 0; row < s->group.rows && status == CKD_OK; row++) {
+        damage_list found = {.result = calloc(1, sizeof(ckd_verify_result)), .store_path = f->store->path};
+        if (!found.result) {
+            return err_nomem(err, sizeof(ckd_verify_result), "a check");
+        }
+        if (s->present >> row & 1) {
+            status = parity_check_row(s, row, f->store, &found, NULL, err);
+            o->rows -= status == CKD_OK && found.result->damage_count;
+        }
+        ckd_verify_result_free(found.result);
+    }
+    return status;
+}
+
 static ckd_status look_at_all(forgetting *f, ckd_error *err) {
     ckd_status status = CKD_OK;
     f->outlooks = calloc(f->sets.count + 1, sizeof(*f->outlooks));
@@ -123,6 +141,9 @@ static ckd_status look_at_all(forgetting *f, ckd_error *err) {
         if (f->outlooks[i].concerned) {
             status = read_members(&f->outlooks[i], f, f->sets.items[i], err);
         }
+        if (status == CKD_OK && f->outlooks[i].concerned && f->outlooks[i].left) {
+            status = read_rows(&f->outlooks[i], f, f->sets.items[i], err);
+        }
     }
     return status;
 }
@@ -131,7 +152,7 @@ static ckd_status look_at_all(forgetting *f, ckd_error *err) {
 static ckd_status check_wanted(const forgetting *f, ckd_error *err) {
     for (size_t i = 0; i < f->sets.count; i++) {
         const outlook *o = &f->outlooks[i];
-        bool last = o->wanted && o->concerned && o->lost_then > rows_of(f->sets.items[i]);
+        bool last = o->wanted && o->concerned && o->lost_then > o->rows;
         if (last && f->give_up) {
             store_message(
                 f->store,
@@ -156,7 +177,7 @@ static bool covered_elsewhere(const forgetting *f, const ckd_id *file) {
     const parity_cover *c = parity_sets_of(&f->sets, file, &count);
     bool covered = false;
     for (size_t i = 0; i < count && !covered; i++) {
-        covered = !useless(c[i].set, &f->outlooks[c[i].set->place]);
+        covered = !useless(&f->outlooks[c[i].set->place]);
     }
     return covered;
 }
@@ -174,7 +195,7 @@ static ckd_status find_bare(parity_files *out, ckd_id **ids, const forgetting *f
     for (size_t i = 0; i < f->sets.count; i++) {
         const parity_set *s = f->sets.items[i];
         const outlook *o = &f->outlooks[i];
-        for (size_t k = 0; k < s->group.member_count && useless(s, o); k++) {
+        for (size_t k = 0; k < s->group.member_count && useless(o); k++) {
             const parity_member *m = &s->group.members[k];
             bool stays = among(f->stay, &m->file) && !is_damaged(o, k) &&
                          listed_file_there(f->store, &m->file, m->size);
@@ -219,7 +240,7 @@ static ckd_status forget(const forgetting *f, ckd_error *err) {
     size_t removed = 0;
     ckd_status status = cover_bare(f, err);
     for (size_t i = 0; i < f->sets.count && status == CKD_OK; i++) {
-        if (useless(f->sets.items[i], &f->outlooks[i])) {
+        if (useless(&f->outlooks[i])) {
             status = parity_set_remove(f->sets.items[i], f->store, err);
             removed++;
         }
