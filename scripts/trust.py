@@ -33,7 +33,8 @@ them again, ten times as long; the others stay as they were.
 TAIL = """
 **Kills**: a process is killed at every step that touches a file; the store must open, list and load what was reported committed.
 **Power cuts**: every disk that the recorded writes, names and syncs allow, by the model of ALICE (`tests/support/crash_disk.h`), and then without one
-sync at a time. **Faults**: every step on a file fails once, or for good. **Flips**: bits of metadata and payloads. **Mutants**: the code is broken in one
+sync at a time. **Faults**: every step on a file fails once, or for good. **Flips**: bits of metadata and payloads. **Harmed**: one file of the store at a time (chunk files, manifests, notes, parity, tombstones, the identity, the catalog) is flipped, cut, swapped
+with another, gets a page of zeros or an older content, is lost, or is replaced by a directory; verify finds what counts, and repair brings back what parity and manifests promise. **Mutants**: the code is broken in one
 place, and the tests of its area must notice (`tests/mutants/`). **Coverage**: branches taken by the tests of the area that `tests/mutants/areas.json` names.
 
 ## What is not promised
@@ -113,6 +114,12 @@ def flips(r):
     return "; ".join(f"{what}: {n}, all found, {refused} loads refused, {right} right, 0 wrong" for what, n, refused, right in rows)
 
 
+def harms(r):
+    text = r.program("test_flips", {"CKD_HARMS": str(50 * r.args.length)})
+    rows = re.findall(r"^([a-z ]+): (\d+) times; .*?: (\d+) refused, (\d+) right", text, re.M)
+    return "; ".join(f"{how}: {n}, {refused} loads refused, {right} right, 0 wrong" for how, n, refused, right in rows)
+
+
 def fuzz(r):
     seconds = 60 * r.args.length
     text = r.run(["make", "fuzz", f"FUZZ_SECONDS={seconds}"])
@@ -164,6 +171,7 @@ ROWS = {
     "power": ("Power cuts", power),
     "faults": ("Faults", faults),
     "flips": ("Flips, by kind of file", flips),
+    "harms": ("Files of all kinds harmed", harms),
     "fuzz": ("Fuzzing", fuzz),
     "campaign": ("Campaign", campaign),
     "mutants": ("Mutants", mutants),
