@@ -77,15 +77,20 @@ typedef struct tile_rooms {
 } tile_rooms;
 void tile_rooms_free(tile_rooms *r);
 
+/* Of an optimizer's eps: the largest update that was given, and what none that a decoder gets may exceed. */
+typedef struct pair_bound {
+    double eps, largest, most;
+} pair_bound;
+enum { PAIR_EPS, PAIR_LOW_EPS, PAIR_BOUNDS }; /* the optimizer's, and its effect after few steps */
+
 /* The other moment of the same elements: what was given, and behind it what a decoder gets (lossy_pair.h). */
 typedef struct lossy_pair {
     const uint16_t *values;
     struct file_scratch *file; /* has them, if `values` is NULL; neither: nothing is known */
     uint64_t count;            /* of each */
     uint64_t stride, first,
-        width;        /* of a panel: the tile's columns, the panel's first one, and its own; width 0: none */
-    double largest;   /* update that was given */
-    double most, eps; /* no update that a decoder gets may be larger */
+        width; /* of a panel: the tile's columns, the panel's first one, and its own; width 0: none */
+    pair_bound bounds[PAIR_BOUNDS];
 } lossy_pair;
 
 /* Elements first ... first + count - 1 of a region, as a matrix. */

@@ -67,19 +67,35 @@ static double largest_of(double so_far, const float *first, const float *second,
     return so_far;
 }
 
-double pair_largest(double so_far, lossy_part part, const float *here, const uint16_t *other, uint64_t n,
-                    double eps) {
+/* A fast look first, as few are larger. */
+static double larger_of(double so_far, const float *first, const float *second, uint64_t n, double eps) {
+    bool any = !(so_far > 0) || any_larger(first, second, n, so_far, eps);
+    return any ? largest_of(so_far, first, second, n, eps) : so_far;
+}
+
+/*
+ * Both bounds in one pass: `most` is that of the optimizer's eps, the smaller one. With the low eps it finds all that is too large
+ * by either bound, and little else.
+ */
+static bool any_doubtful(const float *first, const float *second, uint64_t n, double most,
+                         const pair_bound bounds[PAIR_BOUNDS]) {
+    return any_larger(first, second, n, most, bounds[PAIR_LOW_EPS].eps);
+}
+
+void pair_largest(double so_far[PAIR_BOUNDS], lossy_part part, const float *here, const uint16_t *other,
+                  uint64_t n, const pair_bound bounds[PAIR_BOUNDS]) {
     float room[SOME];
     for (uint64_t i = 0; i < n; i += SOME) {
         uint64_t some = n - i < SOME ? n - i : SOME;
         widen(room, other + i, some);
         const float *first = part == LOSSY_SECOND ? room : here + i,
                     *second = part == LOSSY_SECOND ? here + i : room;
-        if (!(so_far > 0) || any_larger(first, second, some, so_far, eps)) {
-            so_far = largest_of(so_far, first, second, some, eps);
+        double most = so_far[PAIR_EPS];
+        bool any = !(most > 0) || any_doubtful(first, second, some, most, bounds);
+        for (size_t b = 0; b < PAIR_BOUNDS && any; b++) {
+            so_far[b] = larger_of(so_far[b], first, second, some, bounds[b].eps);
         }
     }
-    return so_far;
 }
 
 ckd_status pair_read(uint16_t *to, const lossy_pair *p, bool decoded, uint64_t at, uint64_t n,
@@ -111,25 +127,34 @@ static ckd_status other_of(const float **out, lossy_job *j, const lossy_tile *t,
 
 typedef struct block_pair {
     const float *first, *second;
-    double most, eps;
+    const pair_bound *bounds;
 } block_pair;
 
 static block_pair pair_of(const lossy_tile *t, const float *here, const float *other) {
     bool second = t->part == LOSSY_SECOND;
-    return (block_pair){second ? other : here, second ? here : other, t->pair.most, t->pair.eps};
+    return (block_pair){second ? other : here, second ? here : other, t->pair.bounds};
+}
+
+/* Is one of n updates from element i on too large, by either bound? */
+static bool any_too_large(const block_pair *p, uint64_t i, uint64_t n) {
+    const float *first = p->first + i, *second = p->second + i;
+    bool any = false, doubtful = any_doubtful(first, second, n, p->bounds[PAIR_EPS].most, p->bounds);
+    for (size_t b = 0; b < PAIR_BOUNDS && doubtful && !any; b++) {
+        any = any_larger(first, second, n, p->bounds[b].most, p->bounds[b].eps);
+    }
+    return any;
 }
 
 static bool too_large(const block_pair *p, uint64_t i) {
-    return any_larger(p->first + i, p->second + i, 1, p->most, p->eps);
+    return any_too_large(p, i, 1);
 }
 
+/* Of the optimizer's eps. */
 static double largest_in(const block_pair *p, uint64_t n) {
     double largest = 0;
     for (uint64_t i = 0; i < n; i += SOME) {
         uint64_t some = n - i < SOME ? n - i : SOME;
-        if (!(largest > 0) || any_larger(p->first + i, p->second + i, some, largest, p->eps)) {
-            largest = largest_of(largest, p->first + i, p->second + i, some, p->eps);
-        }
+        largest = larger_of(largest, p->first + i, p->second + i, some, p->bounds[PAIR_EPS].eps);
     }
     return largest;
 }
@@ -138,7 +163,7 @@ static uint64_t count_too_large(const block_pair *p, uint64_t n) {
     uint64_t count = 0;
     for (uint64_t i = 0; i < n; i += SOME) {
         uint64_t some = n - i < SOME ? n - i : SOME;
-        bool any = any_larger(p->first + i, p->second + i, some, p->most, p->eps);
+        bool any = any_too_large(p, i, some);
         for (uint64_t e = i; any && e < i + some; e++) {
             count += too_large(p, e);
         }
@@ -190,6 +215,15 @@ static void drop_exceptions(lossy_job *j, const block_pair *p) {
     b->exceptions = left;
 }
 
+/* The least that is enough for both bounds. */
+static double second_needed(const block_pair *p, uint64_t i) {
+    double least = 0;
+    for (size_t b = 0; b < PAIR_BOUNDS; b++) {
+        least = fmax(least, least_second((double)p->first[i], p->bounds[b].most, p->bounds[b].eps));
+    }
+    return least;
+}
+
 static ckd_status raise_seconds(lossy_job *j, const block_pair *p, ckd_error *err) {
     lattice_block *b = &j->block;
     bool fine;
@@ -206,7 +240,7 @@ static ckd_status raise_seconds(lossy_job *j, const block_pair *p, ckd_error *er
         for (uint64_t i = first; i < first + n; i++) {
             if (too_large(p, i)) {
                 int32_t from = run.birth + run.row + (b->own.step ? run.column[column + i - first] : 0);
-                int32_t by = level_above(least_second((double)p->first[i], p->most, p->eps)) - from;
+                int32_t by = level_above(second_needed(p, i)) - from;
                 q[i] = by > 0 ? (by + run.step - 1) / run.step : -(-by / run.step);
             }
         }
@@ -231,7 +265,11 @@ static uint32_t within_bits(const lossy_tile *t, float value, double most, const
 }
 
 static double most_first(const block_pair *p, uint64_t i) {
-    return p->most * (sqrt((double)p->second[i]) + p->eps) * (1 - 0x1p-40);
+    double most = INFINITY, root = sqrt((double)p->second[i]);
+    for (size_t b = 0; b < PAIR_BOUNDS; b++) {
+        most = fmin(most, p->bounds[b].most * (root + p->bounds[b].eps));
+    }
+    return most * (1 - 0x1p-40);
 }
 
 /* The block's exceptions, and with them (chosen) those whose update would be too large. Exceptions that are too large themselves become smaller. */
@@ -297,7 +335,7 @@ ckd_status pair_settle(lossy_job *j, const lossy_tile *t, uint64_t at, const voi
         return status;
     }
     block_pair p = pair_of(t, j->decoded, other);
-    uint64_t large = t->pair.most > 0 ? count_too_large(&p, n) : 0;
+    uint64_t large = t->pair.bounds[PAIR_EPS].most > 0 ? count_too_large(&p, n) : 0;
     if (large && t->part == LOSSY_SECOND) {
         status = raise_seconds(j, &p, err);
         status = status == CKD_OK ? lossy_block_rebuild(j, t, at, k, err) : status;

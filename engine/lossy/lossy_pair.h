@@ -1,7 +1,8 @@
 /*
  * The two moments of a parameter, which are saved one after the other, as an optimizer uses them: |m| / (sqrt(v) + eps), the update of an element. Each moment alone
  * can be near enough and the update of an element far too large: where v is tiny, m need not be off by much. So the one that comes last
- * is held against the other one, and no update becomes more than PAIR_MOST times the largest true one. Internal to engine/.
+ * is held against the other one, and no update becomes more than PAIR_MOST times the largest true one. That holds for the optimizer's eps and for a lower one: Adam corrects
+ * its moments for bias, which after few steps makes eps count for less. Internal to engine/.
  */
 #ifndef ENGINE_LOSSY_PAIR_H
 #define ENGINE_LOSSY_PAIR_H
@@ -17,9 +18,9 @@
  */
 void pair_note(uint16_t *to, lossy_part part, bool decoded, const float *values, uint64_t n);
 
-/* The largest update of n elements, or `so_far`, if that is larger. part: of `here`; other: of the other moment. What is NaN has none. */
-double pair_largest(double so_far, lossy_part part, const float *here, const uint16_t *other, uint64_t n,
-                    double eps);
+/* By the eps of each bound, the largest update of n elements, unless `so_far` is larger. part: of `here`; other: of the other moment. What is NaN has none. */
+void pair_largest(double so_far[PAIR_BOUNDS], lossy_part part, const float *here, const uint16_t *other,
+                  uint64_t n, const pair_bound bounds[PAIR_BOUNDS]);
 
 static inline bool pair_known(const lossy_pair *p) {
     return p->values || p->file;

@@ -26,7 +26,7 @@ typedef struct lossy_region {
     save_panels panels; /* none: it is not cut */
     lossy_piece *pieces;
     size_t count;
-    double eps;
+    double eps[PAIR_BOUNDS];
     double share;    /* of what the tensor was expected to cost, as it leaves the budget */
     uint64_t number; /* of the save's */
     uint32_t users;  /* tiles that are held, and who gives it */
@@ -69,7 +69,7 @@ ckd_status lossy_note_decided(ckd_save *save, tile_part *of, const block_job *jo
     add_error(of->figures, &job->error);
     pair_add_update(of->figures, &of->tile.pair, job->lossy_work.update);
     if (job->lossy && !of->tile.device) {
-        note_direction(of->figures, held->second, &of->tile, job, held->region->eps);
+        note_direction(of->figures, held->second, &of->tile, job, held->region->eps[PAIR_EPS]);
     }
     held->seen = save->budget;
     return pair_note_block(held, &of->tile, job, err);
@@ -187,7 +187,7 @@ static ckd_status finish_on_device(lossy_region *r, lossy_piece *p, const tile_p
     /* Without a second moment, or before it comes, there is nothing to compare directions with. */
     if (status == CKD_OK && second && second->sample.stride && t->part != LOSSY_WEIGHT) {
         direction_sums *sums = t->part == LOSSY_MOMENT ? &p->figures.direction : NULL;
-        status = lossy_device_direction(sums, &second->sample, t, r->eps, err);
+        status = lossy_device_direction(sums, &second->sample, t, r->eps[PAIR_EPS], err);
     }
     return status;
 }
@@ -522,10 +522,10 @@ static ckd_status begin_region(lossy_region **out, ckd_save *save, const ckd_ten
                         .tensor = tensor,
                         .context = *context,
                         .recipe = save_recipe_of(save, context->tensor),
-                        .eps = save_eps_of(tensor),
                         .share = save->leaves_budget,
                         .number = ++save->tiles->regions,
                         .users = 1};
+    save_eps_of(r->eps, tensor);
     ckd_status status = CKD_OK;
     if (save_is_cut_lossy(save, context, elements)) {
         status = save_cut(&r->panels, save, context, &save->cells.down, &save->cells.across, err);

@@ -125,13 +125,14 @@ ckd_status keep_moment(kept_second **out, ckd_save *save, const lossy_tile *t, c
  * A tile of moments that is prepared: if it is the first of the two, what was given is kept; if it is the last one, it gets the other one's values, which are waited for.
  * Errors: NOMEM, and those of save_await.
  */
-ckd_status pair_tile(ckd_save *save, held_tile *held, double eps, ckd_error *err);
+ckd_status pair_tile(ckd_save *save, held_tile *held, const double eps[PAIR_BOUNDS], ckd_error *err);
 /* Nobody needs what is kept of the first one any more. */
 void pair_end(save_tiles *all, kept_second *k);
 /* A block that is decided on: what a decoder gets of the first of the two moments is kept. */
 ckd_status pair_note_block(const held_tile *held, const lossy_tile *t, const block_job *job, ckd_error *err);
 /* Of moments that stay as they are, all of the tile: the others are held against them, or *update is what a decoder gets with the others (NaN: there are none). */
-ckd_status pair_exact(double *update, ckd_save *save, held_tile *held, double eps, ckd_error *err);
+ckd_status pair_exact(double *update, ckd_save *save, held_tile *held, const double eps[PAIR_BOUNDS],
+                      ckd_error *err);
 /*
  * Before a tensor is coded exactly. A moment whose role is exact, while the other one's is lossy, never becomes a tile; its values count for the other
  * one all the same, if it comes first. If it comes last, the largest update is only measured. Does nothing for other tensors, nor for values on a device.
@@ -170,8 +171,11 @@ ckd_status cells_side(hash128 *content, ckd_save *save, save_append *to, const l
 void save_lossy_free(ckd_save *save);
 
 /* ---- save_tiles.c: how they are cut, and their memory ---- */
-/* The optimizer's eps, or the usual one. */
-double save_eps_of(const ckd_tensor *tensor);
+/*
+ * The optimizer's eps, or the usual one; and the low one. Adam corrects its moments for bias: at step t they make the updates of eps * sqrt(1 - beta2^t). If the
+ * step is not known, it counts as the first one.
+ */
+void save_eps_of(double eps[PAIR_BOUNDS], const ckd_tensor *tensor);
 /* At most, of one tile: the same for all tensors of a save, so that tiles of a weight and of its moments match. */
 uint64_t save_tile_elements(const ckd_save *save);
 /* The tile of a region of `elements` that begins at element `first`; it has no recipe yet. The save has tiles. */

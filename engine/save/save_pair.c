@@ -104,7 +104,7 @@ static ckd_status note_piece(void *context, size_t index, uint32_t worker, ckd_e
 
 typedef struct largest_search {
     const lossy_tile *tile;
-    double *of; /* each piece */
+    double (*of)[PAIR_BOUNDS]; /* each piece */
 } largest_search;
 
 static ckd_status search_piece(void *context, size_t index, uint32_t worker, ckd_error *err) {
@@ -118,7 +118,7 @@ static ckd_status search_piece(void *context, size_t index, uint32_t worker, ckd
         uint64_t n = end - at < PAIR_SOME ? end - at : PAIR_SOME;
         status = pair_read(other, &t->pair, false, at, n, err);
         if (status == CKD_OK) {
-            s->of[index] = pair_largest(s->of[index], t->part, t->now + at, other, n, t->pair.eps);
+            pair_largest(s->of[index], t->part, t->now + at, other, n, t->pair.bounds);
         }
     }
     return status;
@@ -126,18 +126,21 @@ static ckd_status search_piece(void *context, size_t index, uint32_t worker, ckd
 
 static ckd_status find_largest(lossy_tile *t, ckd_error *err) {
     uint64_t pieces = pieces_of(t);
-    largest_search s = {t, calloc(pieces + 1, sizeof(double))};
+    largest_search s = {t, calloc(pieces + 1, sizeof(*s.of))};
     ckd_status status = s.of ? tile_run(t, pieces, search_piece, &s, err)
-                             : err_nomem(err, pieces * sizeof(double), "coding scratch");
-    for (uint64_t i = 0; i < pieces && status == CKD_OK; i++) {
-        t->pair.largest = s.of[i] > t->pair.largest ? s.of[i] : t->pair.largest;
+                             : err_nomem(err, pieces * sizeof(*s.of), "coding scratch");
+    for (size_t b = 0; b < PAIR_BOUNDS && status == CKD_OK; b++) {
+        pair_bound *bound = &t->pair.bounds[b];
+        for (uint64_t i = 0; i < pieces; i++) {
+            bound->largest = fmax(bound->largest, s.of[i][b]);
+        }
+        bound->most = PAIR_MOST * bound->largest;
     }
-    t->pair.most = PAIR_MOST * t->pair.largest;
     free(s.of);
     return status;
 }
 
-ckd_status pair_tile(ckd_save *save, held_tile *held, double eps, ckd_error *err) {
+ckd_status pair_tile(ckd_save *save, held_tile *held, const double eps[PAIR_BOUNDS], ckd_error *err) {
     kept_second *k = held->second;
     lossy_tile *t = &held->tile;
     if (!k || t->part == LOSSY_WEIGHT || t->device) {
@@ -152,7 +155,7 @@ ckd_status pair_tile(ckd_save *save, held_tile *held, double eps, ckd_error *err
         t->pair = (lossy_pair){.values = k->file ? NULL : (const uint16_t *)(const void *)k->values.data,
                                .file = k->file,
                                .count = k->count,
-                               .eps = eps};
+                               .bounds = {{.eps = eps[PAIR_EPS]}, {.eps = eps[PAIR_LOW_EPS]}}};
         return status == CKD_OK ? find_largest(t, err) : status;
     }
     ckd_status status = values_begin(save, k, err);
@@ -186,7 +189,8 @@ ckd_status pair_note_block(const held_tile *held, const lossy_tile *t, const blo
                                      : CKD_OK;
 }
 
-ckd_status pair_exact(double *update, ckd_save *save, held_tile *held, double eps, ckd_error *err) {
+ckd_status pair_exact(double *update, ckd_save *save, held_tile *held, const double eps[PAIR_BOUNDS],
+                      ckd_error *err) {
     lossy_tile *t = &held->tile;
     lossy_job job = {.update = NAN};
     ckd_status status = t->now ? pair_tile(save, held, eps, err) : CKD_OK;
@@ -213,18 +217,19 @@ static bool is_beside_lossy(const ckd_save *save, const ckd_tensor *tensor, cons
 static ckd_status pair_exact_tile(region_figures *f, ckd_save *save, held_tile *held,
                                   const ckd_tensor *tensor, const tensor_context *context, ckd_error *err) {
     lossy_tile *t = &held->tile;
-    double update = NAN;
+    double update = NAN, eps[PAIR_BOUNDS];
+    save_eps_of(eps, tensor);
     held->second = NULL;
     t->part = lossy_part_of(context->tensor->role, t->dtype);
     ckd_status status = save_fetch_tile(save, &held->buffers, t, tensor, err);
     status = status == CKD_OK ? keep_moment(&held->second, save, t, context, err) : status;
     kept_second *k = held->second;
-    status = status == CKD_OK ? pair_exact(&update, save, held, save_eps_of(tensor), err) : status;
+    status = status == CKD_OK ? pair_exact(&update, save, held, eps, err) : status;
     if (status == CKD_OK && k) {
         if (t->part == LOSSY_SECOND) {
             direction_note(&k->sample, 0, t->count, t->now, t->now);
         } else if (k->sample.count) {
-            direction_add(&f->direction, &k->sample, 0, t->count, t->now, t->now, save_eps_of(tensor));
+            direction_add(&f->direction, &k->sample, 0, t->count, t->now, t->now, eps[PAIR_EPS]);
         }
         pair_add_update(f, &t->pair, update);
         second_was_used(save, k, context);
@@ -263,7 +268,7 @@ void pair_add_update(region_figures *f, const lossy_pair *pair, double decoded) 
     measures *to = &f->measures;
     if (pair_known(pair)) {
         f->paired = true;
-        to->update_given = pair->largest > to->update_given ? pair->largest : to->update_given;
+        to->update_given = fmax(to->update_given, pair->bounds[PAIR_EPS].largest);
         to->update = decoded > to->update ? decoded : to->update;
     }
 }

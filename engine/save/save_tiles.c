@@ -5,10 +5,12 @@
 #include "engine/lossy/lossy_device.h"
 #include "engine/save/save_lossy.h"
 
-#define USUAL_EPS 1e-8 /* Adam's */
+static const ckd_optimizer usual_adam = {.beta2 = 0.999, .eps = 1e-8, .step = 1};
 
-double save_eps_of(const ckd_tensor *tensor) {
-    return tensor->optimizer ? tensor->optimizer->eps : USUAL_EPS;
+void save_eps_of(double eps[PAIR_BOUNDS], const ckd_tensor *tensor) {
+    const ckd_optimizer *o = tensor->optimizer ? tensor->optimizer : &usual_adam;
+    eps[PAIR_EPS] = o->eps;
+    eps[PAIR_LOW_EPS] = o->eps * sqrt(1 - pow(o->beta2, (double)o->step));
 }
 
 uint64_t save_tile_elements(const ckd_save *save) {

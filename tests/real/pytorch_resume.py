@@ -5,9 +5,9 @@
 
 A model with an embedding of rare tokens is trained with AdamW. Its state is saved in the names that PyTorch, DCP, DeepSpeed's universal format and
 Lightning write, with fidelities near and compact, and with exact first moments. Training goes on for five steps from what a load gives, and beside that
-from the exact state, with the same batches. Fails if a value is not finite, if a second moment is negative, or if |m| / (sqrt(v) + eps) of a tensor is larger
-than twice the exact one's. The largest steps of the training are told only: PyTorch divides m and v by 1 - beta^t, so early in a training
-its eps counts for less (docs/decisions.md, "Lossy moments").
+from the exact state, with the same batches. Fails if a value is not finite, if a second moment is negative, if |m| / (sqrt(v) + eps) of a tensor is larger
+than twice the exact one's, or if one of the five steps is larger than 2.1 times the exact one's: PyTorch divides m and v by 1 - beta^t, so early in
+a training its eps counts for less (docs/decisions.md, "Lossy moments").
 """
 
 import copy
@@ -132,7 +132,7 @@ def main():
             steps = [train(resumed, its_optimizer, STEPS + i) for i in range(MORE)]
             finite = all(torch.isfinite(p).all() for p in resumed.parameters())
             moved = max(a / b for (a, _), (b, _) in zip(steps, exact))
-            failed += not (finite and ratio <= 2)
+            failed += not (finite and ratio <= 2 and moved <= 2.1)
             print(f"{form:10} {fidelity:19} {size:9} {ratio:16.3f} {moved:23.3f} {steps[-1][1]:18.4f} ({exact[-1][1]:.4f})")
     return failed != 0
 
