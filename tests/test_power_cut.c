@@ -297,6 +297,8 @@ int main(void) {
         disk_test(power_notes_of_the_dead),
         disk_test(power_same_step_again),
         disk_test(power_lossy),
+        disk_test(power_early),
+        disk_test(power_early_collected),
         cmocka_unit_test(test_every_sync_is_needed),
     };
     cmocka_set_test_filter(getenv("CKD_POWER_TEST"));

@@ -18,16 +18,14 @@ void deletions_mark(char out[CATALOG_NOTE], const ckd_store *store) {
     bytes_free(&data);
 }
 
-static ckd_status write_durably(const char *path, const bytes *data, ckd_error *err) {
+/* The content need not be durable: a mark that cannot be read matches no catalog. The old mark must not come back. */
+static ckd_status write_mark(const char *path, const bytes *data, ckd_error *err) {
     file_writer *f;
     ckd_status status = file_create(&f, path, 0, err);
     if (status != CKD_OK) {
         return status;
     }
     status = file_append(f, data->data, data->size, err);
-    if (status == CKD_OK) {
-        status = file_sync(f, err);
-    }
     if (status != CKD_OK) {
         file_discard(f);
         return status;
@@ -49,7 +47,7 @@ ckd_status deletions_begin(const ckd_store *store, ckd_error *err) {
         status = file_remove(temp.text, true, err);
     }
     if (status == CKD_OK) {
-        status = write_durably(temp.text, &data, err);
+        status = write_mark(temp.text, &data, err);
     }
     if (status == CKD_OK) {
         status = file_replace(temp.text, path_in(store->path, FILE_DELETIONS).text, err);

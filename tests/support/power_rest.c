@@ -16,6 +16,7 @@
 #include "base/file.h"
 #include "engine/store/store.h"
 #include "tests/support/compactions.h"
+#include "tests/support/early.h"
 #include "tests/support/fingerprints.h"
 #include "tests/support/power_disk.h"
 #include "tests/support/scenes.h"
@@ -381,6 +382,7 @@ void power_same_step_again(void **state) {
 /* Masks are of `known`. */
 typedef struct lossy_disk {
     fingerprints known;
+    size_t count; /* of those that are there at the end */
 } lossy_disk;
 
 static uint64_t listed_of(ckd_store *store, const fingerprints *known) {
@@ -432,5 +434,73 @@ void power_lossy(void **state) {
     disk_must(ckd_compact(NULL, store, &o, &err), &err);
     ckd_store_close(store);
     disk_end("lossy", d, 0);
+    fingerprints_free(&l.known);
+}
+
+/* ---- manifests of early versions ---- */
+
+/* What is listed loads, and so does what is in the trash once it is back. */
+static void check_early(const char *dir, const expectation *e, bool thorough, void *context) {
+    const lossy_disk *l = context;
+    ckd_store *store;
+    ckd_trash *trash;
+    ckd_error err = {0};
+    (void)e;
+    (void)thorough;
+    disk_must(scene_open(&store, dir, CKD_OPEN_WRITE, &err), &err);
+    disk_must(ckd_store_trash(&trash, store, &err), &err);
+    disk_must(ckd_store_undelete(store, &trash->items[trash->count - 1].checkpoint.id, 1, &err), &err);
+    ckd_trash_free(trash);
+    assert_int_equal(fingerprints_check(store, &l->known), l->count);
+    ckd_store_close(store);
+}
+
+/* A step in the trash builds on deltas that only older generations have: compaction names their files for it first. */
+void power_early(void **state) {
+    disk *d = *state;
+    lossy_disk l = {0};
+    ckd_checkpoint last;
+    ckd_error err = {0};
+    ckd_compact_options o = options_for(1);
+    tree_copy("tests/golden/v1/links", store_path_of(d->p.dir, ""));
+    ckd_store *store = disk_open(d, CKD_OPEN_WRITE);
+    l.known = fingerprints_of(store);
+    l.count = l.known.count;
+    disk_must(ckd_store_find(&last, store, "run", CKD_LATEST, &err), &err);
+    disk_must(ckd_store_delete(store, &last.id, 1, NULL, &err), &err);
+    ckd_store_close(store);
+    early_store(d->p.dir);
+    d->p.check = check_early;
+    d->p.context = &l;
+    disk_begin(d, 0, 0);
+    store = disk_open(d, CKD_OPEN_WRITE);
+    disk_must(ckd_compact(NULL, store, &o, &err), &err);
+    ckd_store_close(store);
+    disk_end("early", d, 0);
+    fingerprints_free(&l.known);
+}
+
+/* Of two steps in the trash the time of the first is over. The second builds on it, and names its files before its manifest goes. */
+void power_early_collected(void **state) {
+    disk *d = *state;
+    lossy_disk l = {.count = 3};
+    ckd_checkpoint c;
+    ckd_error err = {0};
+    scene_make(d->p.dir, 0, 4);
+    ckd_store *store = disk_open(d, CKD_OPEN_WRITE);
+    l.known = fingerprints_of(store);
+    for (uint64_t step = 2; step < 4; step++) {
+        ckd_delete_options o = CKD_DELETE_OPTIONS_INIT;
+        o.undo_s = step == 2 ? 0 : o.undo_s;
+        disk_must(ckd_store_find(&c, store, SCENE_RUN, step, &err), &err);
+        disk_must(ckd_store_delete(store, &c.id, 1, &o, &err), &err);
+    }
+    ckd_store_close(store);
+    early_store(d->p.dir);
+    d->p.check = check_early;
+    d->p.context = &l;
+    disk_begin(d, 0, 0);
+    ckd_store_close(disk_open(d, CKD_OPEN_WRITE));
+    disk_end("early, collected", d, 0);
     fingerprints_free(&l.known);
 }

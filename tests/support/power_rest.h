@@ -16,5 +16,7 @@ void power_notes(void **state);
 void power_notes_of_the_dead(void **state);
 void power_same_step_again(void **state);
 void power_lossy(void **state);
+void power_early(void **state);
+void power_early_collected(void **state);
 
 #endif
