@@ -314,6 +314,7 @@ class Player(Looker):
         entry = self.world.stores[op["store"]].find(op["name"])
         if not entry:
             return
+        (self.folder / "out.safetensors").unlink(missing_ok=True)  # of damage there is none, and not that of another checkpoint
         self.load(op["store"], entry, show=False)
         whole = st.read(self.folder / "out.safetensors")[0] if (self.folder / "out.safetensors").exists() else {}
         chosen = [n for n, (dtype, shape, _) in whole.items() if shape and dtype in NUMPY and all(n > 0 for n in shape[:len(op["cut"])])]
