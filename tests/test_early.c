@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -93,6 +94,7 @@ static void test_what_is_held_is_not_packed(void **state) {
     snprintf(lost, sizeof(lost), "%s", store_path_of(*state, "data/m/run.6.0"));
     snprintf(kept, sizeof(kept), "%s/run.6.0", (char *)*state);
     assert_int_equal(rename(lost, kept), 0);
+    assert_int_equal(unlink(store_path_of(*state, "catalog.db")), 0); /* which would know that it is lost */
     ckd_store *store = store_reopen(*state, CKD_OPEN_WRITE);
     needs before = needs_of(store);
     size_t held = 0, packed = 0;

@@ -260,6 +260,44 @@ static void test_vanished_chain(void **state) {
     }
 }
 
+/* Nobody knows which files a lost checkpoint needs but a repair: none is removed or rewritten before it. */
+static void test_vanished_files_stay(void **state) {
+    ckd_error err = {0};
+    ckd_compact_options o = CKD_COMPACT_OPTIONS_INIT;
+    ckd_collect_options all = CKD_COLLECT_OPTIONS_INIT;
+    ckd_checkpoint c;
+    o.max_depth = 1;
+    all.all = 1;
+    scene_make(*state, 0, 4);
+    remove_manifest(*state, 1);
+    ckd_store *store = open_store(*state, CKD_OPEN_WRITE);
+    must(ckd_store_find(&c, store, SCENE_RUN, 0, &err), &err);
+    must(ckd_store_delete(store, &c.id, 1, NULL, &err), &err);
+    assert_int_equal(ckd_compact(NULL, store, &o, &err), CKD_E_STATE);
+    assert_non_null(strstr(err.message, "ckptdelta repair"));
+    assert_int_equal(ckd_store_collect(NULL, store, &all, &err), CKD_E_STATE);
+    repaired r = repair(store);
+    assert_true(r.files == 1 && r.left == 0);
+    must(ckd_compact(NULL, store, &o, &err), &err);
+    must(ckd_store_collect(NULL, store, &all, &err), &err);
+    scene_check(store, 1, 3);
+    ckd_store_close(store);
+}
+
+/* What the catalog knew of a lost checkpoint outlives a catalog that is made from the manifests alone. */
+static void test_vanished_before_a_rebuild(void **state) {
+    scene_make(*state, 0, 4);
+    remove_manifest(*state, 1);
+    for (int i = 0; i < 2; i++) { /* the second replaces catalog.db.old, too */
+        assert_int_equal(ckd_store_rebuild(NULL, store_path_of(*state, ""), NULL, NULL), CKD_OK);
+    }
+    ckd_store *store = open_store(*state, CKD_OPEN_WRITE);
+    repaired r = repair(store);
+    assert_true(r.files == 1 && r.left == 0);
+    scene_check(store, 0, 4);
+    ckd_store_close(store);
+}
+
 /* What cannot be brought back whole stays gone, and is told. */
 static void test_vanished_for_good(void **state) {
     ckd_store *store = open_store(*state, CKD_OPEN_CREATE);
@@ -575,6 +613,8 @@ int main(void) {
         tempdir_test(test_other_things_are_removed),
         tempdir_test(test_vanished_manifest),
         tempdir_test(test_vanished_chain),
+        tempdir_test(test_vanished_files_stay),
+        tempdir_test(test_vanished_before_a_rebuild),
         tempdir_test(test_vanished_for_good),
         tempdir_test(test_vanished_and_damaged),
         tempdir_test(test_unnamed_file),

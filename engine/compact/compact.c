@@ -1,4 +1,5 @@
 #include "engine/compact/compact.h"
+#include "engine/store/vanished.h"
 
 #include <stdlib.h>
 
@@ -471,7 +472,11 @@ static ckd_status begin(compacting *x, ckd_error *err) {
         status = compact_worker_init(&c->workers[c->worker_count], &c->columns, err);
     }
     c->all = &x->all;
-    if (status == CKD_OK && !c->options.dry_run && !c->options.estimate) {
+    bool writes = !c->options.dry_run && !c->options.estimate;
+    if (status == CKD_OK && writes) {
+        status = vanished_check_none(c->store, err);
+    }
+    if (status == CKD_OK && writes) {
         status = compact_bring_over(c, err);
     }
     if (status == CKD_OK) {

@@ -202,6 +202,9 @@ static ckd_status name_new(manifest *to, const merge_set *x, const manifest *m, 
         status = manifest_add_files(to, f, 1, err);
         to->own_count = i < m->own_count ? to->file_count : to->own_count;
     }
+    if (status != CKD_OK) {
+        manifest_free(to);
+    }
     return status;
 }
 
@@ -270,6 +273,8 @@ static ckd_status rename_all(bool *committed, bool *undecided, const merge_set *
         ckd_error why = {.offset = CKD_NO_OFFSET};
         if (!x->excluded[i] && names_any(x, &n->m, 0, n->m.file_count)) {
             ckd_status done = rename_files(&stored, committed, undecided, x, n, &why);
+            *undecided =
+                *undecided || done != CKD_OK; /* a file may be left that only this one would have named */
             status = tell(x, n, stored, done, &why, err);
         }
     }

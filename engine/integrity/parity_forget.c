@@ -141,7 +141,7 @@ static ckd_status look_at_all(forgetting *f, ckd_error *err) {
         if (f->outlooks[i].concerned) {
             status = read_members(&f->outlooks[i], f, f->sets.items[i], err);
         }
-        if (status == CKD_OK && f->outlooks[i].concerned && f->outlooks[i].left) {
+        if (status == CKD_OK && f->outlooks[i].concerned && (f->outlooks[i].left || f->outlooks[i].wanted)) {
             status = read_rows(&f->outlooks[i], f, f->sets.items[i], err);
         }
     }

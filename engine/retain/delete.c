@@ -61,10 +61,8 @@ static ckd_status delete_chosen(ckd_store *store, needs *n, uint64_t undo_s, ckd
                        .deleted_ns = now,
                        .until_ns = until};
         memcpy(t.run, c->run, sizeof(t.run));
+        vanished_forget(store, &c->id); /* first: a crash in between must not leave it to a repair */
         status = publish_tombstone(store, &t, err);
-        if (status == CKD_OK) {
-            vanished_forget(store, &c->id);
-        }
     }
     return status;
 }

@@ -3,6 +3,7 @@
  * then tombstones, each directory synced before the next. Until its tombstone goes, no checkpoint comes back by itself.
  */
 #include "engine/retain/trash.h"
+#include "engine/store/vanished.h"
 
 #include <stdlib.h>
 
@@ -184,6 +185,9 @@ static ckd_status collect(ckd_collected *out, const ckd_store *store, bool all, 
     if (status == CKD_OK) {
         count_up(out, &n, &files);
     }
+    if (status == CKD_OK && !dry && !give_up && out->checkpoints) {
+        status = vanished_check_none(store, err);
+    }
     if (status == CKD_OK && !dry) { /* manifests that stay must not need those that go */
         status = out->checkpoints ? needs_name_older(&n, store, err) : CKD_OK;
         if (status == CKD_OK && out->checkpoints) {
@@ -237,6 +241,9 @@ ckd_status trash_remove_replaced(ckd_collected *out, const ckd_store *store, boo
         status = needs_mark_in_use(&n, store, err);
     }
     size_t count = status == CKD_OK ? choose_replaced(&n, store) : 0;
+    if (count) {
+        status = vanished_check_none(store, err);
+    }
     if (status == CKD_OK && count) {
         status = uses_of(&files, &n, err);
     }

@@ -2,6 +2,7 @@
  * Which catalog a handle works with: the file, or, where that cannot be used, one in memory that is made from the
  * manifests. Nothing depends on the file: a writer goes on without it, and tries it again the next time.
  */
+#include "engine/store/vanished.h"
 #include "engine/store/store.h"
 
 /* Writers of a store wait for each other at the publish lock; who holds SQLite's own locks longer is a stranger. */
@@ -148,8 +149,12 @@ static ckd_status refresh_file(bool *catalog_failed, ckd_store *store, ckd_error
 
 ckd_status store_renew_catalog(ckd_store *store, bool on_request, ckd_error *err) {
     bool ignored;
+    ckd_status status = vanished_keep_found(store, err);
+    if (status != CKD_OK) {
+        return status;
+    }
     store->all_tensors = on_request;
-    ckd_status status = make_file(&ignored, store, err);
+    status = make_file(&ignored, store, err);
     if (status == CKD_E_IO && on_request) {
         store->manifests_skipped = 0;
         store->list_unreadable = true;

@@ -302,7 +302,7 @@ static ckd_status consider_rows(vanished *v, const evidence *e, const rows *r, c
     witness w = deletions_none_since(r->noted, store) ? PROVES : otherwise;
     for (size_t i = 0; i < r->list.count && status == CKD_OK; i++) {
         const ckd_checkpoint *c = &r->list.items[i];
-        status = consider(v, e, c, is_named(e, c) ? SAYS_NOTHING : w, err);
+        status = is_named(e, c) ? CKD_OK : consider(v, e, c, w, err);
     }
     return status;
 }
@@ -331,7 +331,7 @@ static ckd_status consider_kept(vanished *v, const evidence *e, const ckd_store 
             status = consider(v, e, &m.checkpoint, PROVES, err);
             manifest_free(&m);
         } else if (read_kept(&m, store, list.names[i], DOUBTFUL_END)) {
-            status = consider(v, e, &m.checkpoint, is_named(e, &m.checkpoint) ? SAYS_NOTHING : DOUBTFUL, err);
+            status = is_named(e, &m.checkpoint) ? CKD_OK : consider(v, e, &m.checkpoint, DOUBTFUL, err);
             manifest_free(&m);
         }
     }
@@ -509,7 +509,73 @@ ckd_status vanished_keep(const ckd_store *store, const ckd_checkpoint *const *kn
         tell_doubt(store, &v.doubtful[i]);
         status = keep(store, &v.doubtful[i], DOUBTFUL_END, &why);
     }
+    if (status != CKD_OK && status != CKD_E_NOMEM) {
+        store_message(
+            store,
+            "the catalog drops %zu checkpoints without a manifest, and cannot keep what it knew of them: %s",
+            count, why.message);
+    }
     vanished_free(&v);
     evidence_free(&e);
     return status == CKD_E_NOMEM ? err_from(err, status, &why) : CKD_OK;
+}
+
+ckd_status vanished_keep_found(const ckd_store *store, ckd_error *err) {
+    vanished v;
+    ckd_error why = {0};
+    ckd_status status = vanished_find(&v, store, &why);
+    for (size_t i = 0; i < v.count && status == CKD_OK; i++) {
+        status = keep(store, &v.items[i], VANISHED_END, &why);
+    }
+    for (size_t i = 0; i < v.doubtful_count && status == CKD_OK; i++) {
+        status = keep(store, &v.doubtful[i], DOUBTFUL_END, &why);
+    }
+    vanished_free(&v);
+    return status == CKD_E_NOMEM ? err_from(err, status, &why) : CKD_OK;
+}
+
+/* Of any generation: it came back. */
+static bool has_manifest(const ckd_store *store, const ckd_checkpoint *c) {
+    manifest_list all = {0};
+    bool has = false;
+    if (manifests_read_all(&all, store, NULL) != CKD_OK) {
+        return false;
+    }
+    for (size_t i = 0; i < all.count && !has; i++) {
+        manifest m;
+        const manifest_name *n = &all.items[i];
+        if (n->step == c->step && strcmp(n->run, c->run) == 0 &&
+            store_read_manifest(&m, store, n->run, n->step, n->generation, NULL) == CKD_OK) {
+            has = id_equal(&m.checkpoint.id, &c->id);
+            manifest_free(&m);
+        }
+    }
+    manifests_free(&all);
+    return has;
+}
+
+ckd_status vanished_check_none(const ckd_store *store, ckd_error *err) {
+    dir_list list;
+    ckd_status status = CKD_OK;
+    if (dir_list_read(&list, path_in(store->path, DIR_DAMAGED).text, NULL) != CKD_OK) {
+        return CKD_OK;
+    }
+    for (size_t i = 0; i < list.count && status == CKD_OK; i++) {
+        manifest m;
+        if (read_kept(&m, store, list.names[i], VANISHED_END)) {
+            status =
+                has_manifest(store, &m.checkpoint)
+                    ? CKD_OK
+                    : err_set(
+                          err, CKD_E_STATE,
+                          "the manifest of %.128s@%llu is lost, and only a repair knows which files it needs: run ckptdelta repair "
+                          "first; where that cannot bring it back, remove this file to give it up",
+                          m.checkpoint.run, (unsigned long long)m.checkpoint.step);
+            err_in_file(status == CKD_OK ? NULL : err, status,
+                        path_of(store->path, DIR_DAMAGED, list.names[i]).text);
+            manifest_free(&m);
+        }
+    }
+    dir_list_free(&list);
+    return status;
 }

@@ -49,6 +49,15 @@ ckd_status vanished_note(const vanished *v, const ckd_store *store, damage_list 
 ckd_status vanished_keep(const ckd_store *store, const ckd_checkpoint *const *known, size_t count,
                          bool current, ckd_error *err);
 
+/* The same for all that vanished_find finds, before a catalog is made from the manifests alone. Under the publish lock. Errors: NOMEM. */
+ckd_status vanished_keep_found(const ckd_store *store, ckd_error *err);
+
+/*
+ * For those that remove or rewrite chunk files. STATE: a checkpoint is kept in data/q whose manifest is lost. No manifest names the files that it needs, so they must stay until it
+ * is repaired or given up.
+ */
+ckd_status vanished_check_none(const ckd_store *store, ckd_error *err);
+
 /* The checkpoint is listed again, or deleted: nothing of it is kept any more. */
 void vanished_forget(const ckd_store *store, const ckd_id *checkpoint);
 

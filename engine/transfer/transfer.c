@@ -466,12 +466,21 @@ static void drop_arrived(const transfer *t, ckd_status status) {
     }
 }
 
+/* A file that got its name for a checkpoint that was not committed is for recovery, which goes by the intent. */
+static bool left_named(const transfer *t) {
+    bool named = false;
+    for (size_t i = 0; i < t->file_count; i++) {
+        named = named || (t->files[i].there && t->files[i].arrived);
+    }
+    return named;
+}
+
 static void leave(transfer *t, ckd_status status) {
     if (t->incoming) {
         drop_arrived(t, status);
     }
     finish_catalog(t);
-    if (t->has_intent && !t->undecided) {
+    if (t->has_intent && !t->undecided && !(status != CKD_OK && left_named(t))) {
         file_remove(path_intent(t->to->path, &t->writer).text, true, NULL);
     }
     lock_release(t->intent_lock);

@@ -46,7 +46,14 @@ ckd_status transfer_enter(transfer *t, ckd_error *err) {
     return status;
 }
 
-/* Removes the files of one source that are older than that, and the lock if none is left. names[0 ... count - 1] are of one source, whose lock is ours. */
+#define UNFINISHED ".part" /* behind the name of a part that is not durable yet */
+
+static bool is_unfinished(const char *name) {
+    size_t length = strlen(name);
+    return length > strlen(UNFINISHED) && strcmp(name + length - strlen(UNFINISHED), UNFINISHED) == 0;
+}
+
+/* Removes the files of one source that are older than that, unfinished parts, and the lock if none is left. names[0 ... count - 1] are of one source, whose lock is ours. */
 static ckd_status sweep(const ckd_store *store, char *const *names, size_t count, uint64_t before_ns,
                         ckd_error *err) {
     size_t left = 0;
@@ -56,7 +63,7 @@ static ckd_status sweep(const ckd_store *store, char *const *names, size_t count
         if (strlen(names[i]) == HEX) {
             continue;
         }
-        if (file_modified_ns(p.text) < before_ns) {
+        if (file_modified_ns(p.text) < before_ns || is_unfinished(names[i])) {
             status = file_remove(p.text, true, err);
         } else {
             left++;
@@ -444,8 +451,13 @@ static ckd_status bring_part(transfer *t, transfer_file *f, const transfer_item 
         if (status != CKD_OK) {
             return transfer_blame(t, item, status, err);
         }
-        status = write_part(t, f, path.text, c, err);
+        /* It takes its name when it is durable: one that a later copy finds under it needs no sync. */
+        pathname unfinished;
+        snprintf(unfinished.text, sizeof(unfinished.text), "%.*s" UNFINISHED,
+                 (int)sizeof(unfinished.text) - 8, path.text);
+        status = write_part(t, f, unfinished.text, c, err);
         chunk_close(c);
+        status = status == CKD_OK ? file_replace(unfinished.text, path.text, err) : status;
         if (status == CKD_OK) {
             status = check_arrived(t, path.text, f, NULL, err);
         }

@@ -221,15 +221,18 @@ VISIBLE int fallocate64(int fd, int mode, off64_t offset, off64_t size) {
 }
 
 /* Its callers behind fsync or fdatasync itself, whose frame is the one above this one. */
-static __attribute__((noinline)) void note_callers(op *o) {
-    void *frames[OP_FRAMES + 3];
-    int count = backtrace(frames, OP_FRAMES + 3);
-    for (int i = 0; i + 3 < count; i++) {
-        o->frames[i] = frames[i + 3];
+static __attribute__((noinline)) void note_callers(op *o, const void *caller) {
+    void *frames[OP_FRAMES + 8]; /* a sanitizer adds some of its own below */
+    int count = backtrace(frames, OP_FRAMES + 8), first = 0;
+    while (first < count && frames[first] != caller) {
+        first++;
+    }
+    for (int i = 0; i < OP_FRAMES && first + i < count; i++) {
+        o->frames[i] = frames[first + i];
     }
 }
 
-static __attribute__((noinline)) int do_sync(int fd, long call) {
+static __attribute__((noinline)) int do_sync(int fd, long call, const void *caller) {
     int result = (int)syscall(call, fd);
     begin_op();
     unsigned node;
@@ -240,19 +243,19 @@ static __attribute__((noinline)) int do_sync(int fd, long call) {
         }
         op *o = add_op(is_directory ? OP_DIR_SYNC : OP_SYNC);
         o->node = node;
-        note_callers(o);
+        note_callers(o, caller);
     }
     end_op();
     return result;
 }
 
 VISIBLE int fsync(int fd) {
-    int result = do_sync(fd, SYS_fsync);
+    int result = do_sync(fd, SYS_fsync, __builtin_return_address(0));
     __asm__ volatile("" ::: "memory"); /* no tail call: it would have no frame */
     return result;
 }
 VISIBLE int fdatasync(int fd) {
-    int result = do_sync(fd, SYS_fdatasync);
+    int result = do_sync(fd, SYS_fdatasync, __builtin_return_address(0));
     __asm__ volatile("" ::: "memory");
     return result;
 }
