@@ -411,7 +411,8 @@ class Player(Looker):
         if self.world.stores[op["store"]].exists:
             result = self.run_op(op)
             self.expect(result, 0, *([4] if self.world.stores[op["store"]].hurt else []), *([3] if not self.world.stores[op["store"]].listed() else []))
-            result.json()
+            if result.code == 0 or result.out:  # diff of what is damaged prints nothing
+                result.json()
 
     def do_rebuild(self, op):
         model = self.world.stores[op["store"]]
