@@ -360,9 +360,10 @@ class Player(Looker):
                 self.script.append(f"# {path.relative_to(self.folder)}: {how} at {at:.2f} of its size")
                 model.hurt = True
                 noticed |= path.suffix != ".ckp" or how != "lose"  # nothing names a parity file: one that is gone is not missed
-        self.look(store)
+        # Before anything is opened for writing: a collection may replace parity that it finds damaged.
         if noticed and self.run("verify", store, "-q", show=False).code != 4:
             raise Failure("not noticed", f"verify of {store} says that nothing is damaged")
+        self.look(store)
 
     def do_manifest(self, op):
         """A manifest is lost, or damaged and then removed. The catalog is as it was, so the checkpoint comes back."""
