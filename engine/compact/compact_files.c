@@ -334,7 +334,11 @@ static ckd_status name_candidates(rewrite *r, ckd_error *err) {
 /* The copy goes to the view, which frees it. */
 static ckd_status copy_for_view(manifest *out, const manifest *m, ckd_error *err) {
     *out = (manifest){.checkpoint = m->checkpoint, .own_count = m->own_count};
-    return manifest_add_files(out, m->files, m->file_count, err);
+    ckd_status status = manifest_add_files(out, m->files, m->file_count, err);
+    if (status != CKD_OK) {
+        manifest_free(out);
+    }
+    return status;
 }
 
 static ckd_status check_written(rewrite *r, const view *written, ckd_error *err) {

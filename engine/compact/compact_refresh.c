@@ -79,6 +79,9 @@ ckd_status compact_open(const view **draft, const manifest **published, compacti
     }
     if (status == CKD_OK && now->manifest.file_count > now->manifest.own_count) {
         status = newest_files(&m, c, now, &o, err);
+        if (status != CKD_OK) {
+            manifest_free(&m);
+        }
         ckd_error why = {.offset = CKD_NO_OFFSET};
         ckd_status opened = status == CKD_OK ? open_draft(draft, c, &m, &why) : CKD_OK;
         if (opened != CKD_OK) { /* what is published was proven */

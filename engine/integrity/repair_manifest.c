@@ -114,7 +114,11 @@ static ckd_status find_dependencies(rewriting *w, const view *v, ckd_error *err)
 
 static ckd_status copy_manifest(manifest *out, const manifest *m, ckd_error *err) {
     *out = (manifest){.checkpoint = m->checkpoint, .own_count = m->own_count};
-    return manifest_add_files(out, m->files, m->file_count, err);
+    ckd_status status = manifest_add_files(out, m->files, m->file_count, err);
+    if (status != CKD_OK) {
+        manifest_free(out);
+    }
+    return status;
 }
 
 /* Sums must be those that the catalog knew. */

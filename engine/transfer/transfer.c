@@ -150,6 +150,8 @@ static ckd_status prove(transfer *t, transfer_item *item, ckd_error *err) {
     draft.own_count = m->own_count;
     if (status == CKD_OK) {
         status = views_add(&v, &views, &draft, err);
+    } else {
+        manifest_free(&draft);
     }
     if (status == CKD_OK) {
         status = closure_name_files(m, &views, v, err);

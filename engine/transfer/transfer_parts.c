@@ -124,6 +124,9 @@ static ckd_status draft_of(manifest *out, const transfer_item *item, ckd_error *
              item->source);
     ckd_status status = manifest_add_files(out, item->m.files, item->m.file_count, err);
     out->own_count = item->m.own_count;
+    if (status != CKD_OK) {
+        manifest_free(out);
+    }
     return status;
 }
 
