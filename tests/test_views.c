@@ -3,11 +3,14 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdlib.h>
 
 #include <cmocka.h>
 
+#include "engine/store/closure.h"
 #include "engine/store/view.h"
 #include "tests/support/checkpoints.h"
+#include "tests/support/compactions.h"
 #include "tests/support/scenes.h"
 #include "tests/support/tempdir.h"
 
@@ -52,9 +55,138 @@ static void test_first_file_counts(void **state) {
     ckd_store_close(store);
 }
 
+/* ---- a block in two records, of which one builds on what is not there ---- */
+
+/* The chain 0 <- 1 <- 2 <- 3 of a run, in which 2 was rewritten on 0: the file that it had lies beside the new one. */
+typedef struct twice {
+    ckd_store *store;
+    view_cache cache;
+    manifest top;             /* of 3, which names all four files as they were */
+    note_file base, was, now; /* of 0; of 2 */
+} twice;
+
+static void read_manifest(manifest *out, ckd_store *store, uint64_t step) {
+    ckd_checkpoint c;
+    assert_int_equal(ckd_store_find(&c, store, "chain", step, NULL), CKD_OK);
+    assert_int_equal(store_read_manifest(out, store, c.run, c.step, c.generation, NULL), CKD_OK);
+}
+
+static note_file own_file(ckd_store *store, uint64_t step) {
+    manifest m;
+    read_manifest(&m, store, step);
+    assert_int_equal(m.own_count, 1);
+    note_file file = m.files[0];
+    manifest_free(&m);
+    return file;
+}
+
+typedef struct kept_file {
+    pathname path;
+    unsigned char *data;
+    size_t size;
+} kept_file;
+
+static kept_file take_file(const ckd_store *store, const ckd_id *id) {
+    kept_file f = {.path = path_chunk(store->path, id, "")};
+    f.data = read_whole_file(f.path.text, &f.size);
+    return f;
+}
+
+static void put_back(kept_file *f) {
+    write_whole_file(f->path.text, f->data, f->size);
+    free(f->data);
+}
+
+static void make_twice(twice *x, const char *dir) {
+    x->store = store_create(dir);
+    make_chain(x->store, "chain", CKD_EXACT, 0, 4);
+    read_manifest(&x->top, x->store, 3);
+    assert_int_equal(x->top.file_count, 4);
+    x->base = own_file(x->store, 0);
+    x->was = own_file(x->store, 2);
+    kept_file two = take_file(x->store, &x->was.id), three = take_file(x->store, &x->top.files[0].id);
+    ckd_compact_options o = options_for(1);
+    ckd_compaction_free(compact_with(x->store, &o));
+    x->now = own_file(x->store, 2);
+    assert_false(id_equal(&x->was.id, &x->now.id));
+    put_back(&two);
+    put_back(&three);
+    views_init(&x->cache, x->store);
+}
+
+static void free_twice(twice *x) {
+    views_free(&x->cache);
+    manifest_free(&x->top);
+    ckd_store_close(x->store);
+}
+
+/* The status of all that 3 builds on, if its manifest named its own file and these. *named: what it needs of them. */
+static ckd_status closure_of(twice *x, const note_file *const *files, size_t count, manifest *named) {
+    manifest wide = {.checkpoint = x->top.checkpoint}, copy;
+    const view *draft;
+    for (size_t pass = 0; pass < 2; pass++) {
+        manifest *m = pass ? &copy : &wide;
+        *m = (manifest){.checkpoint = x->top.checkpoint, .own_count = 1};
+        assert_int_equal(manifest_add_files(m, x->top.files, 1, NULL), CKD_OK);
+        for (size_t i = 0; i < count; i++) {
+            assert_int_equal(manifest_add_files(m, files[i], 1, NULL), CKD_OK);
+        }
+    }
+    assert_int_equal(views_add(&draft, &x->cache, &wide, NULL), CKD_OK);
+    ckd_status status = closure_name_files(&copy, &x->cache, draft, NULL);
+    *named = copy;
+    return status;
+}
+
+/* Without the file of 1 the first record of a block of 2 leads nowhere, and the other one counts. */
+static void test_first_that_is_complete_counts(void **state) {
+    twice x;
+    make_twice(&x, *state);
+    const note_file *const without[] = {&x.was, &x.base};
+    const note_file *const both[] = {&x.was, &x.now, &x.base};
+    manifest named;
+    assert_int_equal(closure_of(&x, without, 2, &named), CKD_E_CORRUPT);
+    manifest_free(&named);
+    assert_int_equal(closure_of(&x, both, 3, &named), CKD_OK);
+    bool was = false, now = false;
+    for (size_t i = 1; i < named.file_count; i++) {
+        was = was || id_equal(&named.files[i].id, &x.was.id);
+        now = now || id_equal(&named.files[i].id, &x.now.id);
+    }
+    assert_false(was);
+    assert_true(now);
+    manifest_free(&named);
+    free_twice(&x);
+}
+
+/* Where both records are complete, the first file counts. */
+static void test_first_file_counts_of_complete_ones(void **state) {
+    twice x;
+    make_twice(&x, *state);
+    const note_file *files[] = {&x.now, &x.was, NULL, NULL};
+    for (size_t i = 1; i < x.top.file_count; i++) {
+        bool base = id_equal(&x.top.files[i].id, &x.base.id), was = id_equal(&x.top.files[i].id, &x.was.id);
+        files[2] = base ? &x.top.files[i] : files[2];
+        files[3] = !base && !was ? &x.top.files[i] : files[3]; /* of 1 */
+    }
+    assert_non_null(files[3]);
+    manifest named;
+    for (size_t order = 0; order < 2; order++) {
+        files[0] = order ? &x.was : &x.now;
+        files[1] = order ? &x.now : &x.was;
+        assert_int_equal(closure_of(&x, files, 4, &named), CKD_OK);
+        assert_true(named.file_count > 1);
+        assert_true(id_equal(&named.files[1].id, &files[0]->id));
+        manifest_free(&named);
+    }
+    free_twice(&x);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         tempdir_test(test_first_file_counts),
+        tempdir_test(test_first_that_is_complete_counts),
+        tempdir_test(test_first_file_counts_of_complete_ones),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -31,11 +31,11 @@ static size_t number_of(compaction *c, const view *v, const view_block *b) {
     if (views_get(&root, &c->views, &v->manifest.checkpoint.id, NULL) != CKD_OK) {
         return SIZE_MAX;
     }
-    values_source s = {.view = root,
-                       .tensor = view_find(root, r->tensor->name),
-                       .want = {r->region, r->first, r->count},
-                       .content = &r->content};
-    const view_block *same = s.tensor ? values_source_block(&s) : NULL;
+    view_source s = {.view = root,
+                     .tensor = view_find(root, r->tensor->name),
+                     .want = {r->region, r->first, r->count},
+                     .content = &r->content};
+    const view_block *same = s.tensor ? view_source_block(&s) : NULL;
     return same ? (size_t)(same - root->blocks) : SIZE_MAX;
 }
 
@@ -49,7 +49,7 @@ static block_load known_load(compaction *c, const view *v, const view_block *b) 
 
 /* Adds that of the values that a dependency names; of blocks that are wanted in part all counts. x NULL: fates are as they are. */
 static ckd_status add_source(block_load *to, compaction *c, const rewrite_plan *p, examination *x,
-                             const values_source *s, ckd_error *err) {
+                             const view_source *s, ckd_error *err) {
     size_t k, last;
     for (view_shards_for(&k, &last, s->tensor, &s->want); k < last; k++) {
         const view_shard *shard = &s->tensor->shards[k];
@@ -113,14 +113,14 @@ static ckd_status load_of(block_load *out, compaction *c, const rewrite_plan *p,
         return CKD_OK;
     }
     for (uint32_t k = 0; k < r->dependency_count; k++) {
-        values_source s;
+        view_source s;
         const dependency *on = &r->dependencies[k];
         if (on->kind != DEPENDS_VALUES && on->kind != DEPENDS_LINK) {
             continue;
         }
         bool link = on->kind == DEPENDS_LINK;
         ckd_status status = link ? add_link(out, c, p, x, b, on, nested, err)
-                                 : values_source_of(&s, &c->views, p->view, b, k, CKD_DTYPE_NONE, err);
+                                 : view_source_of(&s, &c->views, p->view, b, k, CKD_DTYPE_NONE, err);
         if (status == CKD_OK && !link) {
             status = add_source(out, c, p, x, &s, err);
         }
@@ -140,7 +140,7 @@ ckd_status compact_load_of(block_load *out, compaction *c, const rewrite_plan *p
     return load_of(out, c, p, NULL, &p->view->blocks[i], 0, err);
 }
 
-ckd_status compact_source_load(block_load *to, compaction *c, const values_source *s) {
+ckd_status compact_source_load(block_load *to, compaction *c, const view_source *s) {
     rewrite_plan none = {.view = NULL};
     return add_source(to, c, &none, NULL, s, NULL);
 }
@@ -184,7 +184,7 @@ static ckd_status find_onto(block_fate *f, compaction *c, const rewrite_plan *p,
         }
         block_load load = {0, {0, 0}};
         rewrite_plan none = {.view = NULL};
-        values_source s = {.view = older, .tensor = t, .want = {r->region, r->first, r->count}};
+        view_source s = {.view = older, .tensor = t, .want = {r->region, r->first, r->count}};
         status = add_source(&load, c, &none, NULL, &s, err);
         if (status == CKD_OK && (i == 0 || load.depth == 0) && allows(c, &load, r)) {
             f->onto = older;

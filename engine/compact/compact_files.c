@@ -1,7 +1,7 @@
 /* The new files of a checkpoint: one for each that it has, with its records in their order. What another checkpoint has in the same file stays there. */
 #include <stdlib.h>
 
-#include "engine/decode/closure.h"
+#include "engine/store/closure.h"
 #include "engine/compact/compact.h"
 #include "engine/decode/totals.h"
 

@@ -5,7 +5,7 @@
  */
 #include <stdlib.h>
 
-#include "engine/decode/closure.h"
+#include "engine/store/closure.h"
 #include "engine/compact/compact.h"
 
 #define MOST_READERS 16u /* that are counted */

@@ -4,7 +4,7 @@
  */
 #include <stdlib.h>
 
-#include "engine/decode/closure.h"
+#include "engine/store/closure.h"
 #include "engine/compact/compact_gather.h"
 #include "engine/store/damage.h"
 #include "engine/store/read_through.h"
@@ -209,12 +209,6 @@ static ckd_status name_new(manifest *to, const merge_set *x, const manifest *m, 
 }
 
 /*
- * The common file may hold a version of a block that other checkpoints read, in front of the file with the version that
- * this one reads. What the first builds on need not be there. That is no damage: the checkpoint keeps naming its files.
- */
-#define KEEPS_ITS_FILES CKD_E_MISMATCH
-
-/*
  * Proves that all that a load reads is in the files, and publishes the manifest that names them. *named: with the new one, or it may be so. A manifest that named one of the old files without
  * need names none of them then.
  */
@@ -239,7 +233,6 @@ static ckd_status rename_files(uint64_t *stored, bool *named, bool *undecided, c
     }
     if (status == CKD_OK) {
         status = closure_name_files(&tight, &c->views, draft, err);
-        status = status == CKD_E_CORRUPT ? KEEPS_ITS_FILES : status;
     }
     if (status == CKD_OK && was->manifest.checkpoint.generation == UINT32_MAX) {
         status = err_set(err, CKD_E_UNSUPPORTED, "it has the last generation that there is");
@@ -282,7 +275,7 @@ static ckd_status rename_all(bool *committed, bool *undecided, const merge_set *
             ckd_status done = rename_files(&stored, committed, undecided, x, n, &why);
             *undecided =
                 *undecided || done != CKD_OK; /* a file may be left that only this one would have named */
-            status = done == KEEPS_ITS_FILES ? CKD_OK : tell(x, n, stored, done, &why, err);
+            status = tell(x, n, stored, done, &why, err);
         }
     }
     return status;

@@ -4,7 +4,7 @@
  */
 #include <stdlib.h>
 
-#include "engine/decode/closure.h"
+#include "engine/store/closure.h"
 #include "engine/compact/compact.h"
 
 /* The other checkpoints that a load reads records of. */
@@ -46,7 +46,7 @@ static ckd_status newest_files(manifest *m, compaction *c, const view *now, cons
                             : status;
 }
 
-/* A draft with just the files that are needed; CORRUPT: the new ones do not hold all of it. */
+/* A draft with just the files that are needed. Errors: CORRUPT (a file is missing, or another one), IO, NOMEM. */
 static ckd_status open_draft(const view **out, compaction *c, manifest *m, ckd_error *err) {
     const view *wide;
     manifest tight = {.checkpoint = m->checkpoint, .own_count = m->own_count};
@@ -84,7 +84,7 @@ ckd_status compact_open(const view **draft, const manifest **published, compacti
         }
         ckd_error why = {.offset = CKD_NO_OFFSET};
         ckd_status opened = status == CKD_OK ? open_draft(draft, c, &m, &why) : CKD_OK;
-        if (opened != CKD_OK) { /* what is published was proven */
+        if (opened != CKD_OK) { /* files of the others are damaged; those of the published manifest are not */
             *draft = now;
             status = opened == CKD_E_NOMEM ? err_from(err, opened, &why) : CKD_OK;
         }

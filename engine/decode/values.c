@@ -47,11 +47,6 @@ static ckd_status at_block(const view_block *b, ckd_status status, ckd_error *er
     return status;
 }
 
-ckd_status values_corrupt(const view_block *b, ckd_error *err, const char *what) {
-    err_corrupt(err, file_path(b->chunk->file), b->record->offset, "%s", what);
-    return err_in_tensor(err, CKD_E_CORRUPT, b->record->tensor->name);
-}
-
 /* However damage of a payload shows, it is reported at its record. */
 static ckd_status read_payload_into(decoder *d, const view_block *b, void *to, ckd_error *err) {
     const void *here = payloads_find(d->payloads, b->record);
@@ -105,7 +100,7 @@ static ckd_status decode_standalone(decoder *d, const view *v, const view_block 
     }
     if (r->coding == CODING_RAW) {
         return r->stored_size == r->raw_size ? read_payload_into(d, b, to, err)
-                                             : values_corrupt(b, err, "a raw block of the wrong size");
+                                             : view_block_corrupt(b, err, "a raw block of the wrong size");
     }
     const void *payload;
     ckd_status status = values_payload(d, b, &payload, err);
@@ -143,141 +138,36 @@ static ckd_status apply_delta(decoder *d, const view *v, const view_block *b, vo
     return status;
 }
 
-/* The tensor that a VALUES dependency names, and the view it lies in. */
-static ckd_status find_dependency(const view **v, const view_tensor **t, view_cache *cache, const view *own,
-                                  const view_block *b, const dependency *on, ckd_error *err) {
-    ckd_status status = CKD_OK;
-    *v = own;
-    if (!id_equal(&on->checkpoint, &own->manifest.checkpoint.id)) {
-        status = views_within(v, cache, own, &on->checkpoint, err);
-        if (status == CKD_E_NOT_FOUND) {
-            char hex[CKD_ID_TEXT];
-            ckd_id_text(hex, &on->checkpoint);
-            err_corrupt(
-                err, file_path(b->chunk->file), b->record->offset,
-                "the block builds on checkpoint %s, of which the files that its manifest names hold nothing",
-                hex);
-            return CKD_E_CORRUPT;
-        }
-    }
-    if (status != CKD_OK) {
-        return status;
-    }
-    const char *name = on->tensor && *on->tensor ? on->tensor : b->record->tensor->name;
-    *t = view_find(*v, name);
-    return *t ? CKD_OK : values_corrupt(b, err, "the block builds on a tensor that is not in its checkpoint");
-}
-
-ckd_status values_source_of(values_source *out, view_cache *cache, const view *own, const view_block *b,
-                            uint32_t index, ckd_dtype dtype, ckd_error *err) {
-    const record *r = b->record;
-    *out = (values_source){.view = NULL};
-    if (r->dependency_count <= index || r->dependencies[index].kind != DEPENDS_VALUES) {
-        return values_corrupt(b, err, "the block names nothing to build on");
-    }
-    const dependency *on = &r->dependencies[index];
-    ckd_status status = find_dependency(&out->view, &out->tensor, cache, own, b, on, err);
-    if (status != CKD_OK) {
-        return status;
-    }
-    const view_tensor *t = out->tensor;
-    bool same_shape = t->shape.ndim == r->tensor->ndim &&
-                      memcmp(t->shape.shape, r->tensor->shape, t->shape.ndim * sizeof(uint64_t)) == 0;
-    span want =
-        on->same_span ? (span){r->region, r->first, r->count} : (span){&on->region, on->first, on->count};
-    uint64_t elements;
-    if ((on->same_span && !same_shape) || (dtype != CKD_DTYPE_NONE && t->tensor->dtype != dtype) ||
-        want.count != r->count || !region_count(&elements, &t->shape, want.region) || want.first > elements ||
-        want.count > elements - want.first) {
-        return values_corrupt(b, err, "the block builds on values of another shape or dtype");
-    }
-    out->want = want;
-    out->content = &on->content;
-    return CKD_OK;
-}
-
-const view_block *values_source_block(const values_source *s) {
-    size_t i, last;
-    for (view_shards_for(&i, &last, s->tensor, &s->want); i < last; i++) {
-        size_t first, end;
-        view_shard_range(&first, &end, &s->tensor->shards[i], &s->tensor->shape, &s->want);
-        for (; first < end; first++) {
-            const view_block *b = &s->tensor->shards[i].blocks[first];
-            span have = {b->record->region, b->record->first, b->record->count};
-            if (span_equal(&have, &s->want, s->tensor->shape.ndim)) {
-                return hash128_equal(&b->record->content, s->content) ? b : NULL;
-            }
-        }
-    }
-    return NULL;
-}
-
-/* Values that stand in the checkpoint only for what builds on them. */
-static ckd_status find_link(const view_block **out, const view **in, view_cache *cache, const view *own,
-                            const view_block *b, const dependency *on, ckd_error *err) {
-    const record *r = b->record;
-    bool elsewhere = !id_equal(&on->checkpoint, &own->manifest.checkpoint.id);
-    *in = own;
-    ckd_status status = elsewhere ? views_within(in, cache, own, &on->checkpoint, err) : CKD_OK;
-    if (status != CKD_OK && status != CKD_E_NOT_FOUND) {
-        return status;
-    }
-    *out = status == CKD_OK && on->same_span ? view_find_link(*in, r, &on->content) : NULL;
-    return *out ? CKD_OK : values_corrupt(b, err, "the link that the block builds on is missing");
-}
-
-static bool builds_on_link(const record *r, uint32_t index) {
-    return index < r->dependency_count && r->dependencies[index].kind == DEPENDS_LINK &&
-           r->predictor == PREDICT_PARENT;
-}
-
-ckd_status values_parent_block(const view_block **out, const view **in, view_cache *cache, const view *own,
-                               const view_block *b, ckd_error *err) {
-    const record *r = b->record;
-    values_source s;
-    if (builds_on_link(r, 0)) {
-        return find_link(out, in, cache, own, b, &r->dependencies[0], err);
-    }
-    ckd_dtype dtype = r->predictor == PREDICT_CAST ? CKD_DTYPE_NONE : r->tensor->dtype;
-    ckd_status status = values_source_of(&s, cache, own, b, 0, dtype, err);
-    *out = status == CKD_OK ? values_source_block(&s) : NULL;
-    *in = s.view;
-    return status;
-}
-
 ckd_status values_dependency(decoder *d, view_cache *cache, const view *own, const view_block *b,
                              uint32_t index, ckd_dtype dtype, void *to, ckd_error *err) {
-    const record *r = b->record;
-    if (builds_on_link(r, index)) {
+    if (index == 0 && view_builds_on_link(b->record)) {
         const view_block *link;
         const view *in;
-        ckd_status status = find_link(&link, &in, cache, own, b, &r->dependencies[index], err);
+        ckd_status status = view_parent_block(&link, &in, cache, own, b, err);
         return status == CKD_OK ? values_of_block(d, cache, in, link, to, err) : status;
     }
-    values_source s;
-    ckd_status status = values_source_of(&s, cache, own, b, index, dtype, err);
+    view_source s;
+    ckd_status status = view_source_of(&s, cache, own, b, index, dtype, err);
     return status == CKD_OK ? span_values(d, cache, s.view, s.tensor, &s.want, to, s.content, err) : status;
 }
 
 static ckd_status cast_dependency(decoder *d, view_cache *cache, const view *v, const view_block *b, void *to,
                                   ckd_error *err) {
     const record *r = b->record;
-    const view_tensor *t = NULL;
-    const view *other;
-    ckd_status status = r->dependency_count
-                            ? find_dependency(&other, &t, cache, v, b, &r->dependencies[0], err)
-                            : values_corrupt(b, err, "the block names nothing to build on");
+    view_source s;
+    ckd_status status = view_source_of(&s, cache, v, b, 0, CKD_DTYPE_NONE, err);
     if (status != CKD_OK) {
         return status;
     }
-    size_t size = r->count * ckd_dtype_size(t->tensor->dtype);
+    ckd_dtype from = s.tensor->tensor->dtype;
+    size_t size = r->count * ckd_dtype_size(from);
     void *wide = malloc(size ? size : 1);
     if (!wide) {
         return err_nomem(err, size, "values to be rounded");
     }
     status = values_dependency(d, cache, v, b, 0, CKD_DTYPE_NONE, wide, err);
-    if (status == CKD_OK && !d->kernels->cast(r->tensor->dtype, to, t->tensor->dtype, wide, r->count)) {
-        status = values_corrupt(b, err, "the block rounds a dtype that cannot be rounded to its own");
+    if (status == CKD_OK && !d->kernels->cast(r->tensor->dtype, to, from, wide, r->count)) {
+        status = view_block_corrupt(b, err, "the block rounds a dtype that cannot be rounded to its own");
     }
     free(wide);
     return status;
@@ -310,7 +200,7 @@ ckd_status values_known(const view_block *b, ckd_error *err) {
 static ckd_status decode_block(decoder *d, view_cache *cache, const view *v, const view_block *b, void *to,
                                ckd_error *err) {
     if (++d->steps > d->step_limit || d->depth >= MAX_DEPTH) {
-        return values_corrupt(b, err, "the block's chain is too long or runs in a circle");
+        return view_block_corrupt(b, err, "the block's chain is too long or runs in a circle");
     }
     ckd_dtype dtype = b->record->tensor->dtype;
     ckd_status status = values_known(b, err);
@@ -352,7 +242,7 @@ static ckd_status decode_block(decoder *d, view_cache *cache, const view *v, con
         d->suspicious = false;
         return status;
     }
-    return values_corrupt(b, err, "the rebuilt values do not have the content hash they were saved with");
+    return view_block_corrupt(b, err, "the rebuilt values do not have the content hash they were saved with");
 }
 
 /* From the ready copy, if there is one and it is intact. */
@@ -529,7 +419,7 @@ ckd_status blob_bytes(decoder *d, const view_block *b, void *to, ckd_error *err)
     }
     hash128 content = status == CKD_OK ? content_hash(to, r->raw_size) : (hash128){0};
     if (status == CKD_OK && !wire_content_matches(&r->content, &content)) {
-        status = values_corrupt(b, err, "the bytes do not have the content hash they were saved with");
+        status = view_block_corrupt(b, err, "the bytes do not have the content hash they were saved with");
     }
     return status == CKD_OK ? CKD_OK : at_block(b, status, err);
 }

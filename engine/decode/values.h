@@ -87,8 +87,6 @@ void values_share_end(decoder *d);
 bool values_kept(decoder *d, const view_block *b, void *to);
 
 /* ---- between values.c, values_step.c, values_lattice.c and device_chain.c ---- */
-/* CORRUPT, naming the block. */
-ckd_status values_corrupt(const view_block *b, ckd_error *err, const char *what);
 /* UNSUPPORTED, if this version does not know the block's coding or predictor. */
 ckd_status values_known(const view_block *b, ckd_error *err);
 /* The block's payload, verified: until the decoder reads the next one. */
@@ -104,24 +102,6 @@ void values_lattice_release(decoder *d, lattice_parts *p);
 /* A lossy block; `to` holds the parent's values, if it has one. v NULL: a copy that needs nothing else. */
 ckd_status values_decode_lattice(decoder *d, const view *v, const view_block *b, bool has_parent, void *to,
                                  ckd_error *err);
-/*
- * The block whose values are the parent's of this one, or those that it rounds, and the view it is in; NULL in *out: they stand in several blocks, or in parts of them, so that only
- * values_dependency finds them.
- */
-ckd_status values_parent_block(const view_block **out, const view **in, view_cache *cache, const view *own,
-                               const view_block *b, ckd_error *err);
-/* Where the values of a dependency of kind VALUES stand. */
-typedef struct values_source {
-    const view *view;
-    const view_tensor *tensor;
-    span want;
-    const hash128 *content;
-} values_source;
-/* Of the block's dependency number `index`, which has as many elements as the block; dtype NONE: any. */
-ckd_status values_source_of(values_source *out, view_cache *cache, const view *own, const view_block *b,
-                            uint32_t index, ckd_dtype dtype, ckd_error *err);
-/* The block that holds exactly these values; NULL if there is none. */
-const view_block *values_source_block(const values_source *s);
 /* Decodes one block on the way to another one. */
 ckd_status values_of_block(decoder *d, view_cache *cache, const view *v, const view_block *b, void *to,
                            ckd_error *err);

@@ -33,9 +33,9 @@ static ckd_status shared_side(kept_columns **out, decoder *d, const view *v, con
     if (mine) {
         const view_block *side = own ? view_find_shared(v, RECORD_SIDE, &on->content) : NULL;
         ckd_status status =
-            side
-                ? read_columns(kept, d, side, err)
-                : values_corrupt(b, err, "the rows or columns that the block shares with others are missing");
+            side ? read_columns(kept, d, side, err)
+                 : view_block_corrupt(b, err,
+                                      "the rows or columns that the block shares with others are missing");
         columns_filled(d->columns, kept, status == CKD_OK);
         if (status != CKD_OK) {
             return status;
@@ -51,7 +51,7 @@ ckd_status values_lattice_read(lattice_parts *out, decoder *d, const view *v, co
     const void *payload;
     out->columns = out->rows = NULL;
     if (!lattice_dtype(r->tensor->dtype)) {
-        return values_corrupt(b, err, "a lossy block of a dtype that is always exact");
+        return view_block_corrupt(b, err, "a lossy block of a dtype that is always exact");
     }
     ckd_status status = shared_side(&out->columns, d, v, b, 0, err);
     if (status == CKD_OK && out->columns) {

@@ -125,12 +125,12 @@ static ckd_status keep_block(input *in, decoder *d, view_cache *cache, const vie
 
 static ckd_status read_input(input *in, decoder *d, view_cache *cache, const view *v, const view_block *b,
                              uint32_t index, ckd_error *err) {
-    values_source s;
-    ckd_status status = values_source_of(&s, cache, v, b, index, CKD_F32, err);
+    view_source s;
+    ckd_status status = view_source_of(&s, cache, v, b, index, CKD_F32, err);
     if (status != CKD_OK) {
         return status;
     }
-    const view_block *exact = values_source_block(&s);
+    const view_block *exact = view_source_block(&s);
     kept_block *k = exact ? find_kept(d, exact->record) : NULL;
     if (k) {
         use_kept(in, k);
@@ -148,9 +148,9 @@ static ckd_status read_input(input *in, decoder *d, view_cache *cache, const vie
 /* x0: kept, or decoded into `to`. It comes first, so that ancestors are decoded from the oldest on. */
 static ckd_status read_before(input *in, decoder *d, view_cache *cache, const view *v, const view_block *b,
                               void *to, ckd_error *err) {
-    values_source s;
-    ckd_status status = values_source_of(&s, cache, v, b, 0, CKD_F32, err);
-    const view_block *exact = status == CKD_OK ? values_source_block(&s) : NULL;
+    view_source s;
+    ckd_status status = view_source_of(&s, cache, v, b, 0, CKD_F32, err);
+    const view_block *exact = status == CKD_OK ? view_source_block(&s) : NULL;
     kept_block *k = exact ? find_kept(d, exact->record) : NULL;
     if (k) {
         use_kept(in, k);

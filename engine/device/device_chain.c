@@ -506,7 +506,7 @@ static ckd_status follow_one(bool *more, const view **v, const view_block **b, d
     const view *in = NULL;
     const view_block *parent = NULL;
     bool cast = c->links[c->count - 1].form == CHAIN_CAST;
-    ckd_status status = values_parent_block(&parent, &in, cache, *v, *b, err);
+    ckd_status status = view_parent_block(&parent, &in, cache, *v, *b, err);
     *more = parent && c->count < CHAIN_LINKS && (!cast || rounds(*b, parent));
     if (status == CKD_OK && *more) {
         status = add_block(more, c, sides, d, in, parent, streams, err);

@@ -7,7 +7,7 @@
 
 #include "base/float_mode.h"
 #include "codec/chunk/chunk.h"
-#include "engine/decode/closure.h"
+#include "engine/store/closure.h"
 #include "engine/integrity/repair.h"
 #include "engine/decode/totals.h"
 #include "engine/decode/values.h"

@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#include "engine/decode/closure.h"
+#include "engine/store/closure.h"
 #include "engine/store/ready.h"
 #include "engine/save/save.h"
 #include "engine/decode/totals.h"

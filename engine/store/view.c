@@ -240,6 +240,7 @@ void view_close(view *v) {
     free(v->ready_chunks);
     free(v->blocks);
     free(v->collected);
+    free(v->others);
     free(v->blobs);
     free(v->shared);
     free(v->shards);

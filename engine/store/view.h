@@ -36,6 +36,12 @@ typedef struct view_tensor {
     bool in_sequence; /* each shard begins where the one before it ends */
 } view_tensor;
 
+/* The same values as `block` of a view has, in another record: compaction may have written them again. */
+typedef struct view_other {
+    view_block *block; /* of the view's blocks: the one that is read */
+    view_block other;
+} view_other;
+
 /*
  * A view of an own checkpoint is a root. Another checkpoint that its blocks build on is seen within it: as far as the files that the
  * root's manifest names hold it, which may be a part of it only.
@@ -53,6 +59,9 @@ typedef struct view {
     view_shard *shards;
     view_tensor *tensors; /* by name */
     size_t block_count, shard_count, tensor_count;
+    struct view_other *others; /* within a root: blocks with the values of another one */
+    size_t other_count;
+    bool chosen; /* between a block and its others */
     view_block *blobs,
         *shared; /* shared: groups, sides and links, which blocks name by their content; by kind and content */
     size_t blob_count, shared_count;
@@ -76,8 +85,8 @@ ckd_status view_open_chunk(chunk **out, const ckd_store *store, const note_file 
                            const ckd_checkpoint *of, ckd_error *err);
 void view_close(view *v); /* accepts NULL */
 /*
- * What the chunks hold of checkpoint `id`, seen within `root`: blocks may be missing, and of those that are there twice the one in the first chunk counts. Holds
- * the chunks; files: the number of each in the root's manifest. Errors: CORRUPT (records that contradict each other), UNSUPPORTED, IO, NOMEM.
+ * What the chunks hold of checkpoint `id`, seen within `root`: blocks may be missing. Of blocks that are there twice the one in the first chunk is read, and v->others has
+ * the rest. Holds the chunks; files: the number of each in the root's manifest. Errors: CORRUPT (records that contradict each other), UNSUPPORTED, IO, NOMEM.
  */
 ckd_status view_open_within(view **out, const view *root, const ckd_id *id, chunk *const *chunks,
                             const uint32_t *files, size_t count, ckd_error *err);
@@ -167,5 +176,32 @@ ckd_status views_within(const view **out, view_cache *cache, const view *own, co
 /* Closes the ready copies of all views and does without from now on. Not while another thread uses the cache. */
 void views_drop_ready(view_cache *cache);
 void views_free(view_cache *cache);
+
+/* ---- view_source.c: what a block builds on; no payload is read ---- */
+/* Where the values of a dependency of kind VALUES stand. */
+typedef struct view_source {
+    const view *view;
+    const view_tensor *tensor;
+    span want;
+    const hash128 *content;
+} view_source;
+/*
+ * Finds the values of dependency `index` of the block; they have as many elements as the block. dtype NONE: any. Errors: CORRUPT, which names the block, those of
+ * views_within.
+ */
+ckd_status view_source_of(view_source *out, view_cache *cache, const view *own, const view_block *b,
+                          uint32_t index, ckd_dtype dtype, ckd_error *err);
+/* The block that holds exactly these values; NULL if there is none. */
+const view_block *view_source_block(const view_source *s);
+/* Does the block build on a link, which only early versions wrote? */
+bool view_builds_on_link(const record *r);
+/*
+ * Finds the block that holds the values that this one is a delta of or rounds, and the view it is in. *out is NULL if these values stand in several blocks, or in parts of
+ * them. Errors: as view_source_of.
+ */
+ckd_status view_parent_block(const view_block **out, const view **in, view_cache *cache, const view *own,
+                             const view_block *b, ckd_error *err);
+/* CORRUPT, naming the block. */
+ckd_status view_block_corrupt(const view_block *b, ckd_error *err, const char *what);
 
 #endif

@@ -62,7 +62,8 @@ static int by_place(const void *a, const void *b, void *shape) {
     const record *x = p->record, *y = q->record;
     int order = region_compare(x->region, y->region, shape);
     order = order ? order : (x->first > y->first) - (x->first < y->first);
-    return order ? order : (p->file > q->file) - (p->file < q->file);
+    order = order ? order : (p->file > q->file) - (p->file < q->file);
+    return order ? order : (x > y) - (x < y);
 }
 
 static ckd_status inconsistent_at(const view_block *b, ckd_status status, ckd_error *err, const char *what) {
@@ -78,7 +79,19 @@ static bool same_tensor(const record_tensor *a, const record_tensor *b) {
                       memcmp(a->shape, b->shape, a->ndim * sizeof(uint64_t)) == 0);
 }
 
-/* The same within a root: blocks may be missing, and of those that are there twice the first counts. */
+/* Records of one chunk stand in an array, so that of two in the same file the first one comes first. */
+static ckd_status note_other(view *v, view_block *block, const view_block *other, ckd_error *err) {
+    if (!v->others) {
+        v->others = calloc(v->block_count, sizeof(*v->others));
+    }
+    if (!v->others) {
+        return err_nomem(err, v->block_count * sizeof(*v->others), "block references");
+    }
+    v->others[v->other_count++] = (view_other){block, *other};
+    return CKD_OK;
+}
+
+/* The same within a root: blocks may be missing, and some may be there twice. */
 static ckd_status arrange_partly(view *v, view_tensor *t, view_block *blocks, size_t count, ckd_error *err) {
     t->shards = &v->shards[v->shard_count];
     for (size_t i = 0, kept = 0; i < count; kept = i) {
@@ -95,6 +108,10 @@ static ckd_status arrange_partly(view *v, view_tensor *t, view_block *blocks, si
             const record *r = blocks[i].record;
             const record *last = s->block_count ? s->blocks[s->block_count - 1].record : NULL;
             if (last && last->first == r->first && last->count == r->count) {
+                ckd_status status = note_other(v, &blocks[kept - 1], &blocks[i], err);
+                if (status != CKD_OK) {
+                    return status;
+                }
                 continue;
             }
             if (r->first < next) {

@@ -1,6 +1,7 @@
 /* Views of several checkpoints, by their ids: roots, and what is seen within them. */
 #include <stdlib.h>
 
+#include "engine/store/closure.h"
 #include "engine/store/ready.h"
 #include "engine/store/view.h"
 
@@ -8,7 +9,11 @@ void views_init(view_cache *cache, ckd_store *store) {
     memset(cache, 0, sizeof(*cache));
     cache->store = store;
     cache->use_ready = true;
-    pthread_mutex_init(&cache->mutex, NULL);
+    pthread_mutexattr_t recursive; /* choosing between blocks opens what these build on */
+    pthread_mutexattr_init(&recursive);
+    pthread_mutexattr_settype(&recursive, PTHREAD_MUTEX_RECURSIVE);
+    pthread_mutex_init(&cache->mutex, &recursive);
+    pthread_mutexattr_destroy(&recursive);
 }
 
 /* Among all manifests, those of deleted checkpoints included. */
@@ -278,6 +283,47 @@ static ckd_status open_within(view **out, view_cache *cache, const view *root, c
     return status;
 }
 
+/* Is all that the block builds on in the files? */
+static ckd_status resolves(bool *yes, view_cache *cache, const view *v, const view_block *b, ckd_error *err) {
+    ckd_error why = {.offset = CKD_NO_OFFSET};
+    ckd_status status = closure_visit_block(cache, v, b, NULL, NULL, &why);
+    *yes = status == CKD_OK;
+    return status == CKD_E_NOMEM || status == CKD_E_IO ? err_from(err, status, &why) : CKD_OK;
+}
+
+static ckd_status choose(bool *changed, view_cache *cache, const view *v, view_other *o, ckd_error *err) {
+    bool first, other = false;
+    ckd_status status = resolves(&first, cache, v, o->block, err);
+    if (status == CKD_OK && !first) {
+        status = resolves(&other, cache, v, &o->other, err);
+    }
+    if (other) {
+        view_block unresolved = *o->block;
+        *o->block = o->other;
+        o->other = unresolved;
+        *changed = true;
+    }
+    return status;
+}
+
+/*
+ * Files may hold the values of a block in several records, which build on different ones: compaction wrote them again, and other checkpoints name the file with the
+ * other record for the sake of something else in it. The first record counts of which all is there that it builds on. So a manifest that names more files than another
+ * one holds no less, which compaction relies on when it joins the files of two checkpoints. A choice may let others become possible, never impossible.
+ */
+static ckd_status choose_blocks(view_cache *cache, view *v, ckd_error *err) {
+    ckd_status status = CKD_OK;
+    v->chosen = true; /* blocks that build on each other in a circle come back here */
+    for (bool changed = v->other_count > 0; changed && status == CKD_OK;) {
+        changed = false;
+        for (size_t i = 0; i < v->other_count && status == CKD_OK; i++) {
+            status = choose(&changed, cache, v, &v->others[i], err);
+        }
+    }
+    v->chosen = status == CKD_OK;
+    return status;
+}
+
 ckd_status views_within(const view **out, view_cache *cache, const view *own, const ckd_id *checkpoint,
                         ckd_error *err) {
     const view *root = own->root ? own->root : own;
@@ -301,6 +347,9 @@ ckd_status views_within(const view **out, view_cache *cache, const view *own, co
                 view_close(found);
             }
         }
+    }
+    if (status == CKD_OK && !found->chosen) {
+        status = choose_blocks(cache, found, err);
     }
     pthread_mutex_unlock(&cache->mutex);
     *out = status == CKD_OK ? found : NULL;

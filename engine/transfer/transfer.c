@@ -2,7 +2,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "engine/decode/closure.h"
+#include "engine/store/closure.h"
 #include "engine/store/damage.h"
 #include "engine/decode/totals.h"
 #include "engine/transfer/transfer.h"

@@ -9,7 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "engine/decode/closure.h"
+#include "engine/store/closure.h"
 #include "engine/store/damage.h"
 #include "engine/store/record_copy.h"
 #include "engine/transfer/transfer_parts.h"

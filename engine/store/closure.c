@@ -1,9 +1,7 @@
 /* The records that a load of a checkpoint reads, and thereby the files that its manifest has to name. */
-#include "engine/decode/closure.h"
+#include "engine/store/closure.h"
 
 #include <stdlib.h>
-
-#include "engine/decode/values.h"
 
 typedef struct item {
     const view *in;
@@ -74,8 +72,8 @@ static ckd_status push(walk *w, const view *in, const view_block *b, ckd_error *
 
 /* The blocks that hold the values of a dependency; all of them must be there. */
 static ckd_status follow_values(walk *w, const item *x, uint32_t index, ckd_error *err) {
-    values_source s;
-    ckd_status status = values_source_of(&s, w->cache, x->in, x->block, index, CKD_DTYPE_NONE, err);
+    view_source s;
+    ckd_status status = view_source_of(&s, w->cache, x->in, x->block, index, CKD_DTYPE_NONE, err);
     uint64_t found = 0;
     size_t k, last;
     if (status != CKD_OK) {
@@ -92,13 +90,14 @@ static ckd_status follow_values(walk *w, const item *x, uint32_t index, ckd_erro
             bool all = span_equal(&have, &s.want, s.tensor->shape.ndim);
             found += common;
             if (all && !hash128_equal(&b->record->content, s.content)) {
-                return values_corrupt(x->block, err, "the values that the block builds on are others now");
+                return view_block_corrupt(x->block, err,
+                                          "the values that the block builds on are others now");
             }
             status = common ? push(w, s.view, b, err) : CKD_OK;
         }
     }
     return status == CKD_OK && found != s.want.count
-               ? values_corrupt(x->block, err, "values that the block builds on are missing")
+               ? view_block_corrupt(x->block, err, "values that the block builds on are missing")
                : status;
 }
 
@@ -111,13 +110,13 @@ static ckd_status follow(walk *w, const item *x, uint32_t index, ckd_error *err)
         return follow_values(w, x, index, err);
     }
     if (on->kind == DEPENDS_LINK) {
-        ckd_status status = values_parent_block(&b, &in, w->cache, x->in, x->block, err);
+        ckd_status status = view_parent_block(&b, &in, w->cache, x->in, x->block, err);
         return status == CKD_OK ? push(w, in, b, err) : status;
     }
     if (on->kind == DEPENDS_SIDE || on->kind == DEPENDS_GROUP) {
         b = view_find_shared(in, on->kind == DEPENDS_SIDE ? RECORD_SIDE : RECORD_GROUP, &on->content);
         return b ? push(w, in, b, err)
-                 : values_corrupt(x->block, err, "a record that the block shares with others is missing");
+                 : view_block_corrupt(x->block, err, "a record that the block shares with others is missing");
     }
     return CKD_OK; /* of a kind that only newer versions know */
 }
