@@ -283,6 +283,29 @@ static void test_damage(void **state) {
     free(have);
 }
 
+/* A chunk file comes back, as repair brings it, after a catalog was made without it: the catalog knows the tensors again. */
+static void test_damage_that_is_repaired(void **state) {
+    ckd_store *store;
+    ckd_checkpoint c;
+    manifest m;
+    size_t size;
+    make(*state);
+    char *have = account_of(*state, CKD_OPEN_READ);
+    assert_int_equal(scene_open(&store, *state, CKD_OPEN_READ, NULL), CKD_OK);
+    assert_int_equal(ckd_store_find(&c, store, SCENE_RUN, 3, NULL), CKD_OK);
+    assert_int_equal(store_read_manifest(&m, store, c.run, c.step, c.generation, NULL), CKD_OK);
+    pathname path = path_chunk(store->path, &m.files[0].id, "");
+    manifest_free(&m);
+    ckd_store_close(store);
+    unsigned char *data = read_whole_file(path.text, &size);
+    assert_int_equal(unlink(path.text), 0);
+    rebuild(*state);
+    write_whole_file(path.text, data, size);
+    free(data);
+    expect_account(*state, CKD_OPEN_READ, have);
+    free(have);
+}
+
 /* More rows than are added at once, without lowering how many that are. */
 static void test_very_many(void **state) {
     enum { TENSORS = 2000, STEPS = 10 };
@@ -509,6 +532,7 @@ int main(void) {
                                        unread_test(test_stores_of_all_kinds),
                                        unread_test(test_changes_of_such_a_store),
                                        unread_test(test_damage),
+                                       unread_test(test_damage_that_is_repaired),
                                        unread_test(test_very_many),
                                        unread_test(test_two_at_once),
                                        unread_test(test_reporting_meanwhile),

@@ -128,7 +128,8 @@ ckd_status store_adopt(ckd_store *store, manifest *m, view **last, ckd_error *er
     manifest again;
     status = store_read_manifest(&again, store, checkpoint.run, checkpoint.step, checkpoint.generation, err);
     if (status == CKD_OK) {
-        status = add_rows(store, &again, NULL, false, err);
+        status =
+            add_rows(store, &again, NULL, true, err); /* once repaired, its tensors are read from its files */
         manifest_free(&again);
     }
     return status;
