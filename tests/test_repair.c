@@ -260,6 +260,105 @@ static void test_vanished_chain(void **state) {
     }
 }
 
+typedef struct taken {
+    pathname path;
+    unsigned char *data;
+    size_t size;
+} taken;
+
+static taken take(const char *path) {
+    taken f;
+    snprintf(f.path.text, sizeof(f.path.text), "%s", path);
+    f.data = read_whole_file(path, &f.size);
+    return f;
+}
+
+static void put_back(taken *f) {
+    write_whole_file(f->path.text, f->data, f->size);
+    free(f->data);
+}
+
+/* The only chunk file of a step, as its newest manifest names it. */
+static pathname file_of(ckd_store *store, uint64_t step) {
+    ckd_checkpoint c;
+    manifest m;
+    ckd_error err = {0};
+    must(ckd_store_find(&c, store, SCENE_RUN, step, &err), &err);
+    must(store_read_manifest(&m, store, c.run, c.step, c.generation, &err), &err);
+    assert_int_equal(m.own_count, 1);
+    pathname path = path_chunk(store->path, &m.files[0].id, "");
+    manifest_free(&m);
+    return path;
+}
+
+/* Of all generations. */
+static void remove_manifests(const char *dir, uint64_t step) {
+    char name[64];
+    dir_list list;
+    snprintf(name, sizeof(name), "%s.%llu.", SCENE_RUN, (unsigned long long)step);
+    assert_int_equal(dir_list_read(&list, store_path_of(dir, "data/m"), NULL), CKD_OK);
+    for (size_t i = 0; i < list.count; i++) {
+        if (strncmp(list.names[i], name, strlen(name)) == 0) {
+            char path[600];
+            snprintf(path, sizeof(path), "data/m/%s", list.names[i]);
+            assert_int_equal(unlink(store_path_of(dir, path)), 0);
+        }
+    }
+    dir_list_free(&list);
+}
+
+static void save_on(ckd_store *store, uint64_t step, uint64_t parent) {
+    ckd_save_options o = CKD_SAVE_OPTIONS_INIT;
+    ckd_save *save;
+    ckd_error err = {0};
+    scene s = scene_of(step);
+    o.run = o.parent_run = SCENE_RUN;
+    o.step = step;
+    o.parent_step = parent;
+    o.max_load_cost = 1000;
+    must(ckd_save_begin(&save, store, &o, &err), &err);
+    must(scene_finish(NULL, save, &s, &err), &err);
+}
+
+/*
+ * A compaction rewrote step 2, and was cut off before it rewrote 3, which goes on naming the old file of 2; 4 builds on the new one. When the manifest of 2 is lost, both
+ * files hold all of it, and each of them is named by somebody.
+ */
+static void test_vanished_with_two_generations(void **state) {
+    ckd_compact_options deep = CKD_COMPACT_OPTIONS_INIT;
+    ckd_error err = {0};
+    scene_make(*state, 0, 4);
+    ckd_store *store = open_store(*state, CKD_OPEN_WRITE);
+    taken files[4];
+    for (uint64_t step = 0; step < 4; step++) {
+        files[step] = take(file_of(store, step).text);
+    }
+    taken name = take(store_path_of(*state, "data/m/" SCENE_RUN ".3.0"));
+    deep.max_depth = 1;
+    deep.pack_below = CKD_NO_PACKS;
+    must(ckd_compact(NULL, store, &deep, &err), &err);
+    assert_string_not_equal(file_of(store, 2).text, files[2].path.text);
+    save_on(store, 4, 2);
+    assert_int_equal(unlink(file_of(store, 3).text), 0);
+    remove_manifests(*state, 3);
+    ckd_store_close(store);
+    for (size_t i = 0; i < 4; i++) {
+        put_back(&files[i]);
+    }
+    put_back(&name);
+    must(ckd_store_rebuild(NULL, store_path_of(*state, ""), NULL, &err), &err);
+    store = open_store(*state, CKD_OPEN_WRITE);
+    scene_check(store, 0, 5);
+    ckd_store_close(store);
+    remove_manifests(*state, 2);
+    store = open_store(*state, CKD_OPEN_WRITE);
+    repaired r = repair(store);
+    assert_true(r.files == 1 && r.left == 0);
+    scene_check(store, 0, 5);
+    ckd_store_close(store);
+    store_check_clean(*state);
+}
+
 /* Nobody knows which files a lost checkpoint needs but a repair: none is removed or rewritten before it. */
 static void test_vanished_files_stay(void **state) {
     ckd_error err = {0};
@@ -613,6 +712,7 @@ int main(void) {
         tempdir_test(test_other_things_are_removed),
         tempdir_test(test_vanished_manifest),
         tempdir_test(test_vanished_chain),
+        tempdir_test(test_vanished_with_two_generations),
         tempdir_test(test_vanished_files_stay),
         tempdir_test(test_vanished_before_a_rebuild),
         tempdir_test(test_vanished_for_good),

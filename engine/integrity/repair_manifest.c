@@ -18,7 +18,16 @@ typedef struct rewriting {
     manifest m;
     view_cache views;
     bytes values;
+    bytes writers; /* ids of those that wrote its own files */
 } rewriting;
+
+/* Which of the files with its records are its own ones: all, those of one writer, or those of the others. */
+typedef struct selection {
+    const ckd_id *writer; /* NULL: all */
+    bool others;
+} selection;
+
+#define WRITERS_MAX 16u /* whose files are tried by themselves */
 
 /* ---- its files ---- */
 
@@ -26,8 +35,25 @@ static int by_file(const void *a, const void *b) {
     return memcmp(&((const note_file *)a)->id, &((const note_file *)b)->id, sizeof(ckd_id));
 }
 
-/* Adds the file if it has records of the checkpoint; with older, if it has none, as what it may build on. */
-static ckd_status add_file(rewriting *w, const ckd_id *id, bool older, ckd_error *err) {
+static bool is_selected(const selection *s, const ckd_id *writer) {
+    return !s->writer || id_equal(s->writer, writer) != s->others;
+}
+
+static ckd_status note_writer(rewriting *w, const ckd_id *writer, ckd_error *err) {
+    for (size_t at = 0; at < w->writers.size; at += sizeof(ckd_id)) {
+        if (memcmp(w->writers.data + at, writer, sizeof(ckd_id)) == 0) {
+            return CKD_OK;
+        }
+    }
+    bytes_put(&w->writers, writer, sizeof(ckd_id));
+    return w->writers.failed ? err_nomem(err, w->writers.size, "the writers of chunk files") : CKD_OK;
+}
+
+/*
+ * Adds the file if it has records of the checkpoint, and is selected. older: adds all other files instead, as those that it may
+ * build on.
+ */
+static ckd_status add_file(rewriting *w, const ckd_id *id, const selection *s, bool older, ckd_error *err) {
     chunk *c;
     bool own = false;
     if (chunk_open_outer(&c, path_chunk(w->store->path, id, "").text, NULL) != CKD_OK) {
@@ -36,12 +62,14 @@ static ckd_status add_file(rewriting *w, const ckd_id *id, bool older, ckd_error
     for (size_t i = 0; i < c->outer_count && !own; i++) {
         own = id_equal(&c->outer[i].tensor->checkpoint, &w->known->id);
     }
+    ckd_status status = own && !older ? note_writer(w, &c->identity.writer, err) : CKD_OK;
+    own = own && is_selected(s, &c->identity.writer);
     note_file file = {.id = *id, .size = c->size, .root = c->root};
     chunk_close(c);
-    if (own == older) {
-        return CKD_OK;
+    if (own == older || status != CKD_OK) {
+        return status;
     }
-    ckd_status status = manifest_add_files(&w->m, &file, 1, err);
+    status = manifest_add_files(&w->m, &file, 1, err);
     if (own) {
         w->m.own_count = w->m.file_count;
     }
@@ -54,13 +82,13 @@ static ckd_status add_file(rewriting *w, const ckd_id *id, bool older, ckd_error
  * names, as other manifests may have vanished with it. Proving it leaves those that are read.
  */
 static ckd_status find_files(rewriting *w, const vanished *v, const listed_files *listed, bool any,
-                             ckd_error *err) {
+                             const selection *s, ckd_error *err) {
     ckd_status status = CKD_OK;
     for (size_t i = 0; i < v->stray_count && status == CKD_OK; i++) {
-        status = add_file(w, &v->strays[i].id, false, err);
+        status = add_file(w, &v->strays[i].id, s, false, err);
     }
     for (size_t i = 0; any && i < listed->count && status == CKD_OK; i++) {
-        status = add_file(w, &listed->items[i].file.id, false, err);
+        status = add_file(w, &listed->items[i].file.id, s, false, err);
     }
     if (w->m.own_count) {
         qsort(w->m.files, w->m.own_count, sizeof(*w->m.files), by_file);
@@ -72,7 +100,7 @@ static ckd_status find_files(rewriting *w, const vanished *v, const listed_files
         status = manifest_add_files(&w->m, &listed->items[i].file, 1, err);
     }
     for (size_t i = 0; i < v->stray_count && status == CKD_OK; i++) {
-        status = add_file(w, &v->strays[i].id, true, err);
+        status = add_file(w, &v->strays[i].id, s, true, err);
     }
     return status;
 }
@@ -233,16 +261,43 @@ static void fill(rewriting *w) {
     c->stored_bytes = 0;
 }
 
+static ckd_status try_files(rewriting *w, const vanished *v, const listed_files *listed, bool any,
+                            const selection *s, ckd_error *err) {
+    manifest_free(&w->m);
+    ckd_status status = find_files(w, v, listed, any, s, err);
+    if (status == CKD_OK) {
+        fill(w);
+        status = prove(w, err);
+    }
+    return status;
+}
+
+/*
+ * When a compaction was cut off, the files of two generations may be there, each of which holds all of the checkpoint. A compaction is one writer of all files of its
+ * generation. So the files of each writer are tried by themselves, and those of all others. The error of all files together is told.
+ */
+static ckd_status try_generations(rewriting *w, const vanished *v, const listed_files *listed, bool any,
+                                  ckd_error *err) {
+    const selection all = {.writer = NULL};
+    w->writers.size = 0;
+    ckd_status status = try_files(w, v, listed, any, &all, err);
+    size_t count = w->writers.size / sizeof(ckd_id);
+    for (size_t i = 0; i < 2 * count && count > 1 && count <= WRITERS_MAX && status == CKD_E_CORRUPT; i++) {
+        ckd_error why = {.offset = CKD_NO_OFFSET};
+        ckd_id writer;
+        memcpy(&writer, w->writers.data + i / 2 * sizeof(writer), sizeof(writer));
+        const selection some = {.writer = &writer, .others = i % 2};
+        ckd_status tried = try_files(w, v, listed, any, &some, &why);
+        status = tried == CKD_OK || tried == CKD_E_CORRUPT ? tried : err_from(err, tried, &why);
+    }
+    return status;
+}
+
 static ckd_status rewrite(rewriting *w, const vanished *v, const listed_files *listed, bool write,
                           ckd_error *err) {
     ckd_status status = CKD_E_CORRUPT;
     for (int any = 0; any < 2 && status == CKD_E_CORRUPT; any++) {
-        manifest_free(&w->m);
-        status = find_files(w, v, listed, any, err);
-        if (status == CKD_OK) {
-            fill(w);
-            status = prove(w, err);
-        }
+        status = try_generations(w, v, listed, any, err);
     }
     return status == CKD_OK && write ? publish(w, err) : status;
 }
@@ -262,6 +317,7 @@ ckd_status repair_manifest(bool *possible, ckd_store *store, const ckd_checkpoin
     views_free(&w.views);
     manifest_free(&w.m);
     bytes_free(&w.values);
+    bytes_free(&w.writers);
     lock_release(lock);
     *possible = status == CKD_OK;
     bool refused = status == CKD_E_EXISTS || is_damage(status, why);
