@@ -51,29 +51,11 @@ typedef struct file_writer file_writer;
  * (0: none); one that is larger than the buffer goes straight to the file.
  */
 ckd_status file_create(file_writer **out, const char *path, size_t buffer, ckd_error *err);
-/* Memory of a writer, which the next one can have: its buffer, and pieces of direct ways. One writer's at a time, and there until that is closed. Zero-initialise. */
-typedef struct file_room {
-    bytes buffer;
-    void *pieces;
-    size_t pieces_size;
-} file_room;
-void file_room_free(file_room *room);
-/* How the bytes of a file that grows reach the disk. */
-typedef enum file_way {
-    FILE_BUFFERED = 0, /* through the page cache; writing back begins as it grows */
-    FILE_DIRECT = 1, /* past it, O_DIRECT: full pieces by a thread of its own, while the next one is filled */
-    FILE_URING = 2   /* past it, several pieces at once, by io_uring */
-} file_way;
-enum { FILE_WAYS = 3 };
 /*
- * The same in a given way, if it can be had there; else through the page cache, see file_way_of. What is no full piece, a file's end and
- * what is replaced, goes through the page cache in any case. A failed write is told by a later call, at the latest by file_flush or file_sync. room: NULL, the writer has
- * its own, or what its memory is.
+ * The same with a buffer in `memory`, which grows as needed and can be reused for the next file when this one is closed.
+ * NULL: the writer allocates its own.
  */
-ckd_status file_create_way(file_writer **out, const char *path, size_t buffer, file_way way, file_room *room,
-                           ckd_error *err);
-/* The way that the file began with. */
-file_way file_way_of(const file_writer *f);
+ckd_status file_create_in(file_writer **out, const char *path, size_t buffer, bytes *memory, ckd_error *err);
 /*
  * Goes on with a file that another writer left: keeps its first `keep` bytes and cuts off the rest. Counts as STEP_CREATE. Errors: NOT_FOUND,
  * IO (it has fewer bytes), NOMEM.
@@ -81,11 +63,9 @@ file_way file_way_of(const file_writer *f);
 ckd_status file_continue(file_writer **out, const char *path, uint64_t keep, size_t buffer, ckd_error *err);
 ckd_status file_append(file_writer *f, const void *data, size_t size, ckd_error *err);
 uint64_t file_written(const file_writer *f); /* bytes appended so far, buffered ones included */
-/* Processor time that a thread of the writer's own has taken, once it was flushed. */
-uint64_t file_helper_ns(const file_writer *f);
 /* Flushes the buffer and makes data and size durable (fdatasync), not the name: dir_sync does that. Never retried. */
 ckd_status file_sync(file_writer *f, ckd_error *err);
-/* Flushes the buffer without syncing; what is under way has ended then. */
+/* Flushes the buffer without syncing. */
 ckd_status file_flush(file_writer *f, ckd_error *err);
 /* Replaces bytes already appended (flushes first): for headers that are known last. INVALID beyond what was appended. */
 ckd_status file_write_at(file_writer *f, uint64_t offset, const void *data, size_t size, ckd_error *err);
@@ -96,15 +76,6 @@ ckd_status file_close(file_writer *f, ckd_error *err);
  * that created it. Accepts NULL.
  */
 void file_discard(file_writer *f);
-
-/* What it takes to write so many bytes, rounded up to 128 KiB, in some way, and to make them durable, in a file of this name (EXISTS), which is removed again. */
-typedef struct file_trial {
-    file_way way; /* in which it was */
-    uint64_t bytes;
-    uint64_t wall_ns,
-        work_ns; /* work: processor time of this thread and the writer's own; not the system's elsewhere */
-} file_trial;
-ckd_status file_try_way(file_trial *out, const char *path, file_way way, uint64_t size, ckd_error *err);
 
 /*
  * ---- scratch files: without a name, so that nothing is left of them ----
@@ -172,9 +143,6 @@ ckd_status dir_list_read(dir_list *out, const char *path, ckd_error *err);
 void dir_list_free(dir_list *list);
 /* Bytes that others than the superuser may still write on the file system of a path; UINT64_MAX if it does not say. */
 uint64_t dir_room(const char *path);
-/* What tells its file system from others of this machine; "" if it does not say. */
-enum { DIR_DEVICE = 64 };
-void dir_device(char out[DIR_DEVICE], const char *path);
 /*
  * Apparent sizes of all regular files below path, added up; symbolic links are not followed, files that vanish
  * meanwhile not counted. At most 64 directories deep (IO).
@@ -248,8 +216,6 @@ typedef enum file_step {
  */
 typedef int (*file_fault_fn)(void *context, file_step step, const char *path);
 void file_set_fault_hook(file_fault_fn hook, void *context);
-/* Bytes of a piece of FILE_DIRECT and FILE_URING, a multiple of 4096 (1 MiB), so that small files have some. Not while files are written. */
-void file_set_direct_piece(size_t size);
 /* Reports a step done elsewhere on files of the store (SQLite's VFS), so that sweeps cover it; same result. */
 int file_fault_check(file_step step, const char *path);
 

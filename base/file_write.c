@@ -2,7 +2,6 @@
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
-#include "base/file_direct.h"
 #include "base/file_step.h"
 
 #include <errno.h>
@@ -22,28 +21,17 @@ struct file_writer {
     uint64_t started;  /* bytes that the system was asked to write back */
     size_t used, capacity;
     uint8_t *buffer;
-    file_way way;        /* that it began with */
-    direct_file *direct; /* whose memory the buffer is; NULL: through the page cache from here on */
-    uint8_t *own;        /* the buffer of that */
-    size_t own_capacity;
-    uint64_t helper_ns;
-    file_room *room, own_room; /* room: where the memory is */
-    char *path;                /* one allocation with this */
+    bytes own;  /* the buffer's memory, unless the caller lends it */
+    char *path; /* one allocation with this */
 };
 
-void file_room_free(file_room *room) {
-    bytes_free(&room->buffer);
-    free(room->pieces);
-    *room = (file_room){.pieces = NULL};
-}
-
 static void free_writer(file_writer *f) {
-    file_room_free(&f->own_room);
+    bytes_free(&f->own);
     free(f);
 }
 
 /* Without its descriptor. */
-static ckd_status new_writer(file_writer **out, const char *path, size_t buffer, file_room *room,
+static ckd_status new_writer(file_writer **out, const char *path, size_t buffer, bytes *memory,
                              ckd_error *err) {
     *out = NULL;
     size_t length = strlen(path) + 1;
@@ -51,12 +39,10 @@ static ckd_status new_writer(file_writer **out, const char *path, size_t buffer,
     if (f == NULL) {
         return err_nomem(err, sizeof(*f), "a file writer");
     }
-    *f = (file_writer){
-        .process = getpid(), .capacity = buffer, .own_capacity = buffer, .path = (char *)(f + 1)};
+    *f = (file_writer){.process = getpid(), .capacity = buffer, .path = (char *)(f + 1)};
     memcpy(f->path, path, length);
-    f->room = room ? room : &f->own_room;
-    f->buffer = f->own = bytes_scratch(&f->room->buffer, buffer, "a file writer's buffer", err);
-    if (f->own == NULL) {
+    f->buffer = bytes_scratch(memory ? memory : &f->own, buffer, "a file writer's buffer", err);
+    if (f->buffer == NULL) {
         free(f);
         return CKD_E_NOMEM;
     }
@@ -76,9 +62,8 @@ static int open_writer(file_writer *f, int flags) {
     return errnum;
 }
 
-static ckd_status create(file_writer **out, const char *path, size_t buffer, file_room *room,
-                         ckd_error *err) {
-    ckd_status status = new_writer(out, path, buffer, room, err);
+ckd_status file_create_in(file_writer **out, const char *path, size_t buffer, bytes *memory, ckd_error *err) {
+    ckd_status status = new_writer(out, path, buffer, memory, err);
     if (status != CKD_OK) {
         return status;
     }
@@ -92,23 +77,7 @@ static ckd_status create(file_writer **out, const char *path, size_t buffer, fil
 }
 
 ckd_status file_create(file_writer **out, const char *path, size_t buffer, ckd_error *err) {
-    return create(out, path, buffer, NULL, err);
-}
-
-ckd_status file_create_way(file_writer **out, const char *path, size_t buffer, file_way way, file_room *room,
-                           ckd_error *err) {
-    ckd_status status = create(out, path, buffer, room, err);
-    file_writer *f = *out;
-    if (status == CKD_OK && way != FILE_BUFFERED && (f->direct = direct_open(f->fd, way, f->room)) != NULL) {
-        f->way = way;
-        f->capacity = direct_piece_size(f->direct);
-        f->buffer = direct_room(f->direct);
-    }
-    return status;
-}
-
-file_way file_way_of(const file_writer *f) {
-    return f->way;
+    return file_create_in(out, path, buffer, NULL, err);
 }
 
 ckd_status file_continue(file_writer **out, const char *path, uint64_t keep, size_t buffer, ckd_error *err) {
@@ -167,19 +136,16 @@ static int put_bytes(const file_writer *f, uint64_t offset, const uint8_t *data,
     return 0;
 }
 
-/* Of a fault in the middle of a write, as of a disk that fills up: how much of `size` is written before. */
-static size_t before_fault(int fault, size_t size) {
-    uint64_t room = (uint64_t)(-(int64_t)fault) - 1;
-    return room < size ? (size_t)room : size;
-}
-
 /* One step of at most FILE_IO_MAX bytes; an errno, or 0 when all of it is written. */
 static int write_step(file_writer *f, uint64_t offset, const uint8_t *data, size_t size) {
     int fault = file_fault_check(STEP_WRITE, f->path);
     if (fault > 0) {
         return fault;
     }
-    size = fault < 0 ? before_fault(fault, size) : size;
+    if (fault < 0) { /* as on a disk that fills up: only a part is written */
+        uint64_t part = (uint64_t)(-(int64_t)fault) - 1;
+        size = part < size ? (size_t)part : size;
+    }
     int errnum = put_bytes(f, offset, data, size);
     return errnum == 0 && fault < 0 ? ENOSPC : errnum;
 }
@@ -189,7 +155,7 @@ static int write_step(file_writer *f, uint64_t offset, const uint8_t *data, size
  * error is asked for here, so that fdatasync tells them all.
  */
 static void start_writing_back(file_writer *f, uint64_t end) {
-    if (f->capacity > 0 && !f->direct && end >= f->started + WRITE_BACK_BYTES) {
+    if (f->capacity > 0 && end >= f->started + WRITE_BACK_BYTES) {
         (void)sync_file_range(f->fd, (off_t)f->started, (off_t)(end - f->started), SYNC_FILE_RANGE_WRITE);
         f->started = end;
     }
@@ -209,50 +175,9 @@ static ckd_status write_out(file_writer *f, uint64_t offset, const void *data, s
     return CKD_OK;
 }
 
-/* A full piece is on its way. */
-static ckd_status put_piece(file_writer *f, ckd_error *err) {
-    f->synced = false;
-    int fault = file_fault_check(STEP_WRITE, f->path), errnum = fault > 0 ? fault : 0;
-    if (fault < 0) {
-        errnum = direct_settle(f->direct, f->flushed);
-        errnum = errnum ? errnum : put_bytes(f, f->flushed, f->buffer, before_fault(fault, f->capacity));
-        errnum = errnum ? errnum : ENOSPC;
-    } else if (errnum == 0) {
-        errnum = direct_put(f->direct, f->flushed);
-    }
-    if (errnum != 0) {
-        return fail(f, err, errnum, "write");
-    }
-    f->flushed += f->used;
-    f->used = 0;
-    f->buffer = direct_room(f->direct);
-    return CKD_OK;
-}
-
-/* What is no full piece, and all that comes, goes through the page cache. */
-static ckd_status leave_direct(file_writer *f, ckd_error *err) {
-    int errnum = f->process == getpid() ? direct_settle(f->direct, f->flushed) : EBADF; /* the parent's */
-    if (errnum != 0) {
-        return fail(f, err, errnum, "write");
-    }
-    ckd_status status = f->used ? write_out(f, f->flushed, f->buffer, f->used, err) : CKD_OK;
-    f->flushed += status == CKD_OK ? f->used : 0;
-    f->used = 0;
-    f->buffer = f->own;
-    f->capacity = f->own_capacity;
-    f->started = f->flushed;
-    f->helper_ns = direct_helper_ns(f->direct);
-    direct_free(f->direct, false);
-    f->direct = NULL;
-    return status;
-}
-
 ckd_status file_flush(file_writer *f, ckd_error *err) {
     if (f->failed != CKD_OK) {
         return refuse_failed(f, err);
-    }
-    if (f->direct) {
-        return leave_direct(f, err);
     }
     if (f->used == 0) {
         return CKD_OK;
@@ -262,23 +187,6 @@ ckd_status file_flush(file_writer *f, ckd_error *err) {
         f->flushed += f->used;
         f->used = 0;
     }
-    return status;
-}
-
-/* Into pieces, each of which goes its way when it is full. */
-static ckd_status append_direct(file_writer *f, const uint8_t *data, size_t size, ckd_error *err) {
-    ckd_status status = CKD_OK;
-    while (size > 0 && status == CKD_OK) {
-        size_t room = f->capacity - f->used, part = size < room ? size : room;
-        memcpy(f->buffer + f->used, data, part);
-        f->used += part;
-        data += part;
-        size -= part;
-        if (f->used == f->capacity) {
-            status = put_piece(f, err);
-        }
-    }
-    f->synced = false;
     return status;
 }
 
@@ -292,9 +200,6 @@ ckd_status file_append(file_writer *f, const void *data, size_t size, ckd_error 
     }
     if (!size_add(&end, file_written(f), size) || end > INT64_MAX) {
         return fail(f, err, EFBIG, "append to");
-    }
-    if (f->direct) {
-        return append_direct(f, data, size, err);
     }
     if (size > f->capacity - f->used) {
         ckd_status status = file_flush(f, err);
@@ -311,10 +216,6 @@ ckd_status file_append(file_writer *f, const void *data, size_t size, ckd_error 
     f->used += size;
     f->synced = false;
     return CKD_OK;
-}
-
-uint64_t file_helper_ns(const file_writer *f) {
-    return f->helper_ns;
 }
 
 uint64_t file_written(const file_writer *f) {
@@ -354,7 +255,6 @@ ckd_status file_sync(file_writer *f, ckd_error *err) {
 
 ckd_status file_close(file_writer *f, ckd_error *err) {
     ckd_status status = file_flush(f, err);
-    direct_free(f->direct, f->process != getpid()); /* after a failure */
     int errnum = step_check(STEP_CLOSE, f->path);
     if (close(f->fd) != 0 && errnum == 0 && !(errno == EINTR && f->synced)) {
         errnum = errno; /* the descriptor is gone all the same; NFS reports a full disk here */
@@ -377,7 +277,6 @@ void file_discard(file_writer *f) {
     if (f == NULL) {
         return;
     }
-    direct_free(f->direct, f->process != getpid());
     /* Removed before it is closed: while it is open, no other file can have its inode number. */
     if (f->process == getpid() && still_named(f) && step_check(STEP_REMOVE, f->path) == 0) {
         unlink(f->path);

@@ -14,8 +14,7 @@ PRAGMA application_id = 1667985508; -- 0x636b7064, "ckpd"
 PRAGMA user_version = 6;
 
 -- 'format': of the tables, '1'. 'store': the id of the store that this catalog belongs to, 32 hexadecimal digits. 'mark', if there is one: what the
--- folders of manifests and tombstones were like when the catalog agreed with them. 'deletions': the store's deletion mark at that time. 'write path DEVICE': when all ways of writing were tried on a file system, and what
--- they took: milliseconds a megabyte and of processor time, buffered, O_DIRECT, io_uring; 0: not to be had.
+-- folders of manifests and tombstones were like when the catalog agreed with them. 'deletions': the store's deletion mark at that time.
 CREATE TABLE meta (
     key TEXT NOT NULL PRIMARY KEY,
     value TEXT NOT NULL

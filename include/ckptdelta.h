@@ -194,7 +194,6 @@ typedef struct ckd_store_options {
     uint32_t threads;         /* workers for coding and decoding; 0: one per core, at most 16 */
     ckd_message_fn on_message;
     void *message_context;
-    uint32_t write_path; /* how saves write: a ckd_write_path (ckptdelta_report.h) */
 } ckd_store_options;
 #define CKD_STORE_OPTIONS_INIT \
     { .struct_size = sizeof(ckd_store_options) }

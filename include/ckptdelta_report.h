@@ -76,35 +76,6 @@ CKD_API ckd_status ckd_store_diff(ckd_diff **out, ckd_store *store, const ckd_id
                                   ckd_progress_fn on_progress, void *progress_context, ckd_error *err);
 CKD_API void ckd_diff_free(ckd_diff *diff);
 
-/* ------------------------------------------------------------------------------------------- how saves write */
-
-/* How the chunk files of saves reach the disk. */
-typedef enum ckd_write_path {
-    CKD_WRITE_AUTO = 0,     /* large files: the fastest, see ckd_store_write_path; others buffered */
-    CKD_WRITE_BUFFERED = 1, /* through the page cache; writing back begins as a file grows */
-    CKD_WRITE_DIRECT =
-        2, /* past it (O_DIRECT), by a thread of its own; buffered where the file system has no such thing */
-    CKD_WRITE_URING =
-        3 /* past it, several pieces at once; buffered where io_uring is not to be had or forbidden */
-} ckd_write_path;
-/* "auto", "buffered", "direct", "uring"; static. NULL: not known. */
-CKD_API const char *ckd_write_path_name(ckd_write_path path);
-
-/*
- * How saves of this handle write large files, and why. With CKD_WRITE_AUTO all ways are tried, with a few MiB and for about a tenth of a second, by the first
- * save whose checkpoint before took 16 MiB at least; the catalog remembers the figures for its file system for 30 days. Another way than the buffered one is taken
- * if the sum of its time and processor time is a quarter less.
- */
-typedef struct ckd_write_choice {
-    ckd_write_path path;      /* never AUTO */
-    ckd_write_path asked;     /* the handle's option */
-    uint64_t probed_ns;       /* when all were tried, since 1970; 0: not yet */
-    double wall_ms_per_mb[4]; /* by path, until durable; 0: not tried, or not to be had here */
-    double work_ms_per_mb[4]; /* processor time of it */
-} ckd_write_choice;
-/* Thread-safe. Always CKD_OK: what cannot be read was not tried. */
-CKD_API ckd_status ckd_store_write_path(ckd_write_choice *out, ckd_store *store, ckd_error *err);
-
 #ifdef __cplusplus
 }
 #endif

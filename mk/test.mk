@@ -34,9 +34,6 @@ $(B)/tests/test_session: EXTRA_OBJ = $(foreach f,malloc calloc realloc aligned_a
 $(B)/tests/test_session_kept: EXTRA_OBJ = $(foreach f,malloc calloc realloc aligned_alloc,-Wl$(comma)--wrap=$(f))
 $(B)/tests/test_load_together: EXTRA_OBJ = $(foreach f,malloc calloc realloc,-Wl$(comma)--wrap=$(f))
 
-# What the kernel says of pieces is what the test says.
-$(B)/tests/test_file_ways: EXTRA_OBJ = -Wl,--wrap=uring_write -Wl,--wrap=uring_wait
-
 # The table of kernels is the one that the test says.
 $(B)/tests/test_lossy_store $(B)/tests/test_lossy_updates: EXTRA_OBJ = -Wl,--wrap=kernels_cpu
 

@@ -298,10 +298,3 @@ def test_an_empty_store(store):
     assert r["full_instead"] is None and r["by_tensor"] == r["by_time"] == r["growth"] == r["cost"]["loads"] == []
     assert store.call("report", "-v").out.startswith("0 checkpoints")
     assert set(table(store)) == {"total", "part", "role", "trash"}
-
-
-def test_how_saves_write(store):
-    store.save(1, state(1))
-    assert "saves write large files through the page cache; no other way was tried yet" in run("report", store.path).out
-    assert store.json("report")["writing"] == {"path": "buffered", "probed": None, "buffered_ms_per_mb": None,
-                                               "direct_ms_per_mb": None, "uring_ms_per_mb": None}

@@ -278,20 +278,6 @@ static void test_killed_while_saving_a_delta(void **state) {
     assert_true(kill_everywhere("delta", &w) >= 10);
 }
 
-static void kill_past_the_cache(void **state, uint32_t path) {
-    scene_write(path);
-    scene_make(*state, 0, 2);
-    sweep w = {.template = *state, .act = child_saves_delta, .before = 3, .attempted = 2};
-    unsigned long hits = kill_everywhere("delta past the cache", &w);
-    scene_write(CKD_WRITE_AUTO);
-    assert_true(hits >= 10);
-}
-static void test_killed_while_saving_directly(void **state) {
-    kill_past_the_cache(state, CKD_WRITE_DIRECT);
-}
-static void test_killed_while_saving_by_io_uring(void **state) {
-    kill_past_the_cache(state, CKD_WRITE_URING);
-}
 static void test_killed_while_two_ranks_save(void **state) {
     scene_make(*state, 0, 2);
     sweep w = {.template = *state, .act = child_saves_ranks, .before = 3, .attempted = 2};
@@ -401,8 +387,6 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         tempdir_test(test_killed_while_creating_a_store_and_saving_a_base),
         tempdir_test(test_killed_while_saving_a_delta),
-        tempdir_test(test_killed_while_saving_directly),
-        tempdir_test(test_killed_while_saving_by_io_uring),
         tempdir_test(test_killed_while_two_ranks_save),
         tempdir_test(test_killed_while_aborting),
         tempdir_test(test_killed_while_deleting_and_collecting),

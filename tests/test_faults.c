@@ -254,21 +254,6 @@ static void test_reading_tensors(void **state) {
     assert_true(fail_everywhere("reading tensors", &w) >= 60);
 }
 
-/* Past the page cache: pieces that are on their way when others fail. */
-static void save_past_the_cache(void **state, uint32_t path) {
-    scene_write(path);
-    scene_make(*state, 0, 2);
-    sweep w = {*state, act_saves_delta, .before = 3, .possible = 4, .next = 3};
-    unsigned long hits = fail_everywhere("delta past the cache", &w);
-    scene_write(CKD_WRITE_AUTO);
-    assert_true(hits >= 100);
-}
-static void test_saving_directly(void **state) {
-    save_past_the_cache(state, CKD_WRITE_DIRECT);
-}
-static void test_saving_by_io_uring(void **state) {
-    save_past_the_cache(state, CKD_WRITE_URING);
-}
 static void test_saving_by_two_ranks(void **state) {
     scene_make(*state, 0, 2);
     sweep w = {*state, act_saves_ranks, .before = 3, .possible = 4, .next = 3};
@@ -436,8 +421,6 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         TEST(test_creating_a_store_and_saving_a_base),
         TEST(test_saving_a_delta),
-        TEST(test_saving_directly),
-        TEST(test_saving_by_io_uring),
         TEST(test_saving_with_ready_copies),
         TEST(test_saving_by_two_ranks),
         TEST(test_deleting_and_collecting),

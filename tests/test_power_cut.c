@@ -46,19 +46,6 @@ static void test_new_store_base_delta_and_ranks(void **state) {
     save_thrice(*state);
 }
 
-/* What lies past the page cache is durable no sooner than what is in it. */
-static void test_saves_directly(void **state) {
-    scene_write(CKD_WRITE_DIRECT);
-    save_thrice(*state);
-    scene_write(CKD_WRITE_AUTO);
-}
-
-static void test_saves_by_io_uring(void **state) {
-    scene_write(CKD_WRITE_URING);
-    save_thrice(*state);
-    scene_write(CKD_WRITE_AUTO);
-}
-
 /* Steps 1 and 2 go to the trash, come back, go again and are removed: whatever is listed can be loaded. */
 static void test_deleting(void **state) {
     disk *d = *state;
@@ -250,7 +237,6 @@ static void test_abort_leaves_nothing(void **state) {
 /* Each with its reason. */
 static const char *const spared[] = {
     "base/file_names.c:sync_parent a path without a folder, which a store has not",
-    "base/file_probe.c:write_all measures a disk, and removes what it wrote",
     "catalog/fault_vfs.c:sync_parent the catalog's journal: the catalog can be made anew",
     "engine/integrity/parity_forget.c:forget parity that comes back is of no use, and is removed when parity is made",
     "engine/integrity/parity_make.c:remove_useless the same",
@@ -270,8 +256,6 @@ static void test_every_sync_is_needed(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         disk_test(test_new_store_base_delta_and_ranks),
-        disk_test(test_saves_directly),
-        disk_test(test_saves_by_io_uring),
         disk_test(test_deleting),
         disk_test(test_pinning_and_tagging),
         disk_test(test_pruning),

@@ -281,9 +281,6 @@ ckd_status report_data_make(report_data *d, const report_question *q, ckd_store 
         status = ckd_store_timeline(&d->timeline, store, NULL, err);
     }
     if (status == CKD_OK) {
-        status = ckd_store_write_path(&d->writing, store, err);
-    }
-    if (status == CKD_OK) {
         status = make_room(d, err);
     }
     if (status != CKD_OK) {

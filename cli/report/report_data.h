@@ -50,11 +50,10 @@ typedef struct report_data {
     report_loading *loadings; /* of each run, with prices */
     size_t projection_count, period_count, loading_count;
     ckd_timeline *timeline; /* how long saves took, those that the catalog knows of, by time */
-    ckd_write_choice writing;
-    ckd_prune *prune;   /* NULL: no policy was asked about, and none is stored */
-    bool stored;        /* the stored policies' */
-    ckd_trash *trash;   /* NULL: it cannot be read */
-    cli_prices *prices; /* NULL: no table was given */
+    ckd_prune *prune;       /* NULL: no policy was asked about, and none is stored */
+    bool stored;            /* the stored policies' */
+    ckd_trash *trash;       /* NULL: it cannot be read */
+    cli_prices *prices;     /* NULL: no table was given */
 } report_data;
 
 typedef struct report_question {

@@ -169,25 +169,13 @@ static json_t *json_cost(const report_data *d) {
                      cli_json_double(report_upload_cost(d)), "loads", loads);
 }
 
-static json_t *json_tried(const ckd_write_choice *w, ckd_write_path path) {
-    double wall = w->wall_ms_per_mb[path];
-    return wall > 0 ? json_real(wall + w->work_ms_per_mb[path]) : json_null();
-}
-
-static json_t *json_writing(const ckd_write_choice *w) {
-    return json_pack("{s:s, s:o, s:o, s:o, s:o}", "path", ckd_write_path_name(w->path), "probed",
-                     w->probed_ns ? json_string(cli_text_time(w->probed_ns).text) : json_null(),
-                     "buffered_ms_per_mb", json_tried(w, CKD_WRITE_BUFFERED), "direct_ms_per_mb",
-                     json_tried(w, CKD_WRITE_DIRECT), "uring_ms_per_mb", json_tried(w, CKD_WRITE_URING));
-}
-
 ckd_status report_print_json(const report_data *d, ckd_error *err) {
     const ckd_report *r = d->report;
     ckd_checkpoint_list all = {r->checkpoint_count, r->by_checkpoint};
     return cli_json_print_list(
         json_pack(
             "{s:i, s:I, s:I, s:I, s:o, s:o, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:o, s:o, s:o, s:o, s:o, s:o, "
-            "s:o, s:o, s:o, s:o, s:o, s:o, s:n}",
+            "s:o, s:o, s:o, s:o, s:o, s:n}",
             "schema", 1, "checkpoints", (json_int_t)r->checkpoint_count, "raw_bytes",
             (json_int_t)r->raw_bytes, "stored_bytes", (json_int_t)r->stored_bytes, "ratio",
             cli_json_ratio(r->raw_bytes, r->stored_bytes), "full_instead",
@@ -198,7 +186,6 @@ ckd_status report_print_json(const report_data *d, ckd_error *err) {
             "file_count", (json_int_t)r->file_count, "by_run", json_runs(d), "by_role", json_roles(d),
             "by_fidelity", json_fidelities(r), "by_tensor", json_tensors(d), "by_time", json_periods(d),
             "growth", json_growths(d), "projection", json_projections(d), "pruning", json_prune(d), "trash",
-            json_trash(d), "prices", json_prices(d->prices), "cost", json_cost(d), "writing",
-            json_writing(&d->writing), "by_checkpoint"),
+            json_trash(d), "prices", json_prices(d->prices), "cost", json_cost(d), "by_checkpoint"),
         "by_checkpoint", &all, &all, err);
 }

@@ -11,26 +11,6 @@ static const char *plural(uint64_t count) {
     return count == 1 ? "" : "s";
 }
 
-/* How saves write large files, and why. */
-static void say_writing(FILE *to, const ckd_write_choice *w) {
-    fprintf(to, "saves write large files %s",
-            w->path == CKD_WRITE_BUFFERED ? "through the page cache"
-            : w->path == CKD_WRITE_DIRECT ? "past the page cache (O_DIRECT)"
-                                          : "past the page cache (io_uring)");
-    if (!w->probed_ns) {
-        fputs("; no other way was tried yet\n", to);
-        return;
-    }
-    fprintf(to, "; tried %s, ms a MB with processor time:", cli_text_time(w->probed_ns).text);
-    for (ckd_write_path path = CKD_WRITE_BUFFERED; path <= CKD_WRITE_URING; path++) {
-        if (w->wall_ms_per_mb[path] > 0) {
-            fprintf(to, " %s %.2f", ckd_write_path_name(path),
-                    w->wall_ms_per_mb[path] + w->work_ms_per_mb[path]);
-        }
-    }
-    fputc('\n', to);
-}
-
 void report_say_totals(FILE *to, const report_data *d) {
     const ckd_report *r = d->report;
     fprintf(to, "%zu checkpoint%s: %s logical, %s stored, %s\n", r->checkpoint_count,
@@ -47,7 +27,6 @@ void report_say_totals(FILE *to, const report_data *d) {
             "of that, %s belong to no checkpoint: deleted ones that lie in the trash, and saves in progress\n",
             cli_text_size(r->unlisted_bytes).text);
     }
-    say_writing(to, &d->writing);
     double full = report_full_instead(d);
     if (!isnan(full)) {
         fprintf(to, "full checkpoints would take %s; %.1f of them fit into what is stored\n",

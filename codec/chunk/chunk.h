@@ -22,9 +22,9 @@ void chunk_room_free(chunk_room *room); /* accepts NULL */
 /* Creates `path` (which must not exist) and writes the file header. Errors: EXISTS, NOSPACE, READ_ONLY, IO, NOMEM. */
 ckd_status chunk_writer_create(chunk_writer **out, const char *path, const chunk_identity *identity,
                                ckd_error *err);
-/* The same, written in some way (base/file.h). room: this writer's until it ends; NULL: it has its own. */
-ckd_status chunk_writer_create_way(chunk_writer **out, const char *path, const chunk_identity *identity,
-                                   file_way way, chunk_room *room, ckd_error *err);
+/* The same with the memory of `room`, which is this writer's until it ends. NULL: the writer allocates its own. */
+ckd_status chunk_writer_create_in(chunk_writer **out, const char *path, const chunk_identity *identity,
+                                  chunk_room *room, ckd_error *err);
 /*
  * From now on records with small payloads (up to 4 KiB) are gathered, and written together, as bundles. Up to 1 MiB of
  * payloads waits in memory for the next bundle, or for the file's end; so errors may show later than at the record's own append.

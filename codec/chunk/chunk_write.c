@@ -12,7 +12,7 @@
 #define MANY               64u /* tiny records in a file */
 
 struct chunk_room {
-    file_room file;
+    bytes file;   /* the file writer's buffer */
     bytes header; /* the record header being written */
     bytes index;  /* raw */
     bytes packed; /* the same, or a bundle's payload */
@@ -66,12 +66,12 @@ chunk_room *chunk_room_create(void) {
 
 void chunk_room_free(chunk_room *room) {
     if (room) {
-        bytes *const all[] = {&room->header, &room->index, &room->packed, &room->shards, &room->key};
+        bytes *const all[] = {&room->file,   &room->header, &room->index,
+                              &room->packed, &room->shards, &room->key};
         for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++) {
             bytes_free(all[i]);
         }
         gather_free(&room->gathered);
-        file_room_free(&room->file);
         free(room);
     }
 }
@@ -92,11 +92,11 @@ static void writer_free(chunk_writer *w) {
 
 ckd_status chunk_writer_create(chunk_writer **out, const char *path, const chunk_identity *identity,
                                ckd_error *err) {
-    return chunk_writer_create_way(out, path, identity, FILE_BUFFERED, NULL, err);
+    return chunk_writer_create_in(out, path, identity, NULL, err);
 }
 
-ckd_status chunk_writer_create_way(chunk_writer **out, const char *path, const chunk_identity *identity,
-                                   file_way way, chunk_room *room, ckd_error *err) {
+ckd_status chunk_writer_create_in(chunk_writer **out, const char *path, const chunk_identity *identity,
+                                  chunk_room *room, ckd_error *err) {
     *out = NULL;
     chunk_writer *w = calloc(1, sizeof(*w));
     if (w) {
@@ -115,7 +115,7 @@ ckd_status chunk_writer_create_way(chunk_writer **out, const char *path, const c
         }
         return err_nomem(err, sizeof(*w), "a chunk writer");
     }
-    ckd_status status = file_create_way(&w->file, path, WRITE_BUFFER, way, &w->room->file, err);
+    ckd_status status = file_create_in(&w->file, path, WRITE_BUFFER, &w->room->file, err);
     if (status == CKD_OK) {
         status = file_append(w->file, w->room->header.data, w->room->header.size, err);
     }

@@ -128,8 +128,3 @@ void ckd_id_text(char text[CKD_ID_TEXT], const ckd_id *id) {
 ckd_status ckd_id_new(ckd_id *out, ckd_error *err) {
     return random_bytes(out->bytes, sizeof(out->bytes), err);
 }
-
-const char *ckd_write_path_name(ckd_write_path path) {
-    static const char *const names[] = {"auto", "buffered", "direct", "uring"};
-    return path >= CKD_WRITE_AUTO && path <= CKD_WRITE_URING ? names[path] : NULL;
-}

@@ -69,8 +69,7 @@ static void append_ready(ckd_save *save, const block_job *job, const record *of)
     if (!save->ready) {
         pathname p = path_ready(save->store->path, &save->checkpoint, save->options.rank, &save->writer_id);
         chunk_identity identity = {save->store->id, save->file_id, save->writer_id};
-        status =
-            chunk_writer_create_way(&save->ready, p.text, &identity, FILE_BUFFERED, save->kit->copying, NULL);
+        status = chunk_writer_create_in(&save->ready, p.text, &identity, save->kit->copying, NULL);
     }
     if (status == CKD_OK) {
         status = chunk_writer_append(save->ready, &r, is_raw ? job->values : c->payload.data, NULL);

@@ -5,7 +5,6 @@
 #include "engine/store/ready.h"
 #include "engine/save/save_device.h"
 #include "engine/save/save_lossy.h"
-#include "engine/save/write_path.h"
 #include "engine/decode/step_links.h"
 
 #define DEFAULT_MAX_LOAD_COST    4.0
@@ -224,8 +223,7 @@ static ckd_status enter_store(ckd_save *save, ckd_error *err) {
 static ckd_status create_chunk_file(ckd_save *save, ckd_error *err) {
     pathname p = path_chunk(save->store->path, &save->file_id, ".tmp");
     chunk_identity identity = {save->store->id, save->file_id, save->writer_id};
-    ckd_status status = chunk_writer_create_way(&save->writer, p.text, &identity, write_path_choose(save),
-                                                save->kit->writing, err);
+    ckd_status status = chunk_writer_create_in(&save->writer, p.text, &identity, save->kit->writing, err);
     if (status == CKD_OK && save_coarsest_fidelity(save) > CKD_EXACT) {
         chunk_writer_gather(save->writer); /* small deltas: their headers would be as large as they are */
     } else if (status == CKD_OK) {

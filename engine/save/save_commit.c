@@ -12,7 +12,6 @@
 #include "engine/store/ready.h"
 #include "engine/save/save.h"
 #include "engine/decode/totals.h"
-#include "engine/save/write_path.h"
 
 /* Under its temporary name until the checkpoint is committed. */
 static void close_ready(ckd_save *save) {
@@ -315,15 +314,10 @@ static ckd_status add_to_catalog(ckd_save *save, const manifest *m, ckd_error *e
         status = save_add_times(save, &m->checkpoint, err);
     }
     if (status == CKD_OK) {
-        status = write_path_note(store, err);
-    }
-    if (status == CKD_OK) {
         status = store_set_mark(store, err);
     }
     if (status == CKD_OK) {
-        status = catalog_commit(store->catalog, err);
-        store->writing_is_new = store->writing_is_new && status != CKD_OK;
-        return status;
+        return catalog_commit(store->catalog, err);
     }
     catalog_rollback(store->catalog);
     return status;

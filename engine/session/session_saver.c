@@ -195,19 +195,10 @@ static ckd_status save_together(ckd_checkpoint *saved, ckd_session *s, session_s
     return ckd_ranks_commit(saved, s->ranks, save, err);
 }
 
-static uint64_t registered_bytes(const ckd_session *s) {
-    uint64_t sum = 0;
-    for (size_t i = 0; i < s->item_count; i++) {
-        sum += s->items[i].bytes;
-    }
-    return sum;
-}
-
 static void make_checkpoint(ckd_saved *saved, ckd_session *s, session_slot *slot) {
     pthread_mutex_lock(&s->store_turn);
     choose_lineage(s, slot);
     bool one_step = s->state.durable_step != CKD_LATEST && slot->step == s->state.durable_step + 1;
-    s->store->expected_bytes = registered_bytes(s);
     saved->status = check_run_is_new(s, slot, &saved->error);
     if (saved->status == CKD_OK) {
         saved->status =

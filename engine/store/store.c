@@ -218,11 +218,6 @@ static ckd_status store_new(ckd_store **out, const char *root, ckd_open_mode mod
     store->mode = mode;
     pthread_mutex_init(&store->mutex, NULL);
     store->options = o;
-    if (!ckd_write_path_name((ckd_write_path)store->options.write_path)) {
-        uint32_t path = store->options.write_path;
-        ckd_store_close(store);
-        return err_set(err, CKD_E_INVALID, "write_path %u is not known", (unsigned)path);
-    }
     if (store->options.lock_timeout_ms == 0) {
         store->options.lock_timeout_ms = DEFAULT_LOCK_TIMEOUT_MS;
     }

@@ -74,10 +74,7 @@ struct ckd_store {
     verified_files verified;   /* that the catalog is to be told of with its next change */
     bool keeps_kit;            /* as sessions do, which save again and again */
     const save_follow *follow; /* a session's saves; NULL: they look at nobody */
-    uint64_t expected_bytes;   /* of a save that has none before it: what the state takes; 0: not known */
     struct save_kit *kit;      /* that no save has; with the mutex */
-    ckd_write_choice writing;  /* what is known of ways to write; with the mutex */
-    bool writing_is_new;       /* the catalog is to be told with its next change */
     char waste_run[CKD_RUN_MAX + 1];
     uint64_t
         waste_left; /* dead bytes of that run which a compaction left (compact_share.c); with the mutex */

@@ -115,33 +115,6 @@ static void note_truncate(unsigned node, uint64_t size) {
     }
 }
 
-/* All that io_uring wrote, which passes by here. */
-static void note_unseen(unsigned node, int fd) {
-    char path[64];
-    snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
-    int again = (int)syscall(SYS_openat, AT_FDCWD, path, O_RDONLY | O_CLOEXEC);
-    struct stat st;
-    if (again < 0 || fstat(again, &st) != 0) {
-        return;
-    }
-    op_node *n = &record->nodes[node];
-    size_t size = (size_t)st.st_size, first = 0;
-    unsigned char *data = malloc(size + 1);
-    assert_non_null(data);
-    assert_int_equal(pread(again, data, size, 0), size);
-    close(again);
-    if (size < n->live_size) {
-        note_truncate(node, size);
-    }
-    while (first < n->live_size && data[first] == n->live[first]) {
-        first++;
-    }
-    if (first < size) {
-        note_write(node, first, data + first, size - first);
-    }
-    free(data);
-}
-
 /* What fails in between ends the test: nothing is recorded then. */
 static void begin_op(void) {
     pthread_mutex_lock(&mutex);
@@ -238,9 +211,6 @@ static __attribute__((noinline)) int do_sync(int fd, long call, const void *call
     unsigned node;
     bool is_directory = record && node_of_fd(&node, fd, true);
     if (record && result == 0 && (is_directory || node_of_fd(&node, fd, false))) {
-        if (!is_directory) {
-            note_unseen(node, fd);
-        }
         op *o = add_op(is_directory ? OP_DIR_SYNC : OP_SYNC);
         o->node = node;
         note_callers(o, caller);

@@ -337,17 +337,9 @@ const char *store_path_of(const char *dir, const char *relative) {
     return out;
 }
 
-static uint32_t write_path;
-
-void scene_write(uint32_t path) {
-    write_path = path;
-    file_set_direct_piece(path == CKD_WRITE_AUTO ? (size_t)1 << 20 : 4096);
-}
-
 ckd_status scene_open(ckd_store **out, const char *dir, ckd_open_mode mode, ckd_error *err) {
     ckd_store_options o = CKD_STORE_OPTIONS_INIT;
     o.threads = 1;
-    o.write_path = write_path;
     return ckd_store_open(out, store_path_of(dir, ""), mode, &o, err);
 }
 

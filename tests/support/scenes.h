@@ -41,8 +41,6 @@ ckd_status scene_load(ckd_store *store, const scene *s, ckd_error *err);
 /* The same for a checkpoint by its id, whatever the catalog says of its run and step. */
 ckd_status scene_load_id(ckd_store *store, const ckd_id *id, const scene *s, ckd_error *err);
 
-/* How stores that are opened from here on write, a ckd_write_path; their pieces are small, so that scenes have some. CKD_WRITE_AUTO: as ever. */
-void scene_write(uint32_t path);
 /* Opens DIR/store with one thread, so that its steps come in the same order every time. */
 ckd_status scene_open(ckd_store **out, const char *dir, ckd_open_mode mode, ckd_error *err);
 /* DIR/store with the steps first ... first + count - 1 of SCENE_RUN. Fails the test unless it works. */
