@@ -99,55 +99,6 @@ CKD_API const ckd_plan *ckd_plan_cache_find(ckd_plan_cache *cache, const ckd_pla
 /* Takes the plan over; one of the same key that is there already, or the one not asked for the longest, is freed. */
 CKD_API void ckd_plan_cache_add(ckd_plan_cache *cache, ckd_plan *plan);
 
-/* --------------------------------------------------------- several parameters in one tensor, and padding */
-
-/* Part of a tensor in memory, along one dimension: of a parameter that is stored under its own name, or of nothing. */
-typedef struct ckd_stretch {
-    const char *name; /* of the parameter; NULL: padding, which is not stored, and zeros after loading */
-    uint64_t total;   /* the parameter's length along the dimension, over all ranks */
-    uint64_t offset;  /* where in it the stretch begins */
-    uint64_t length;  /* of the stretch; may be 0 */
-} ckd_stretch;
-
-/*
- * A rank's tensor that holds several parameters side by side: query, key and value in one matrix (also head by head, and with
- * fewer key than query heads), gate and up projections, a vocabulary that was padded. Stored apart, each is loaded by ranks that cut
- * it otherwise, and by programs that do not fuse it.
- */
-typedef struct ckd_fused {
-    size_t struct_size;
-    ckd_role role; /* AUTO: of each parameter by its name */
-    ckd_dtype dtype;
-    uint32_t ndim;
-    uint32_t dim;          /* along which the stretches follow each other */
-    const uint64_t *shape; /* global, ndim of them; that of `dim` is not looked at */
-    const uint64_t *offsets,
-        *lengths; /* what the rank holds in the other dimensions; NULL: all. That of `dim` is not looked at */
-    const ckd_stretch *stretches;
-    size_t count;
-    void *
-        data; /* contiguous, row-major: in `dim`, as long as all stretches together. NULL: only for planning */
-} ckd_fused;
-#define CKD_FUSED_INIT \
-    { .struct_size = sizeof(ckd_fused) }
-
-/* The same as tensors of their own, without a copy. Names and data must live as long as it does. */
-typedef struct ckd_split ckd_split;
-/* Errors: INVALID (a stretch that does not lie in its parameter, totals that differ, too large), NOMEM. */
-CKD_API ckd_status ckd_fused_split(ckd_split **out, const ckd_fused *fused, ckd_error *err);
-CKD_API void ckd_split_free(ckd_split *split);
-/*
- * To plan, and to save: one for each parameter, in the order of their first stretches, with all stretches of it that go on where the one before
- * ended; another one for those that do not. They read `data` when they are saved. Valid as long as the split.
- */
-CKD_API const ckd_tensor *ckd_split_tensors(size_t *count, const ckd_split *split);
-/* Loads all parameters into their places in `data`, and zeros padding. Memory used: at most 64 MiB. Errors: ckd_load_tensor's. */
-CKD_API ckd_status ckd_split_load(ckd_split *split, ckd_load *load, ckd_error *err);
-
-/* Elements first ... first + length - 1 of a parameter that has `total`, and is padded behind them: a stretch of it and one of padding. */
-CKD_API void ckd_stretch_padded(ckd_stretch out[2], const char *name, uint64_t total, uint64_t first,
-                                uint64_t length);
-
 /* ------------------------------------------------------------------------------- saving together, one commit */
 
 /*

@@ -280,11 +280,6 @@ static ckd_status sized_join(open_things *w, ckd_error *err) {
     ckd_ranks *ranks;
     return ckd_ranks_join(&ranks, w->store, &o, err);
 }
-static ckd_status sized_fused(open_things *w, ckd_error *err) {
-    ckd_fused fused = {.struct_size = w->size, .dtype = CKD_F32, .ndim = 2, .shape = shape};
-    ckd_split *split;
-    return ckd_fused_split(&split, &fused, err);
-}
 static ckd_status sized_transport(open_things *w, ckd_error *err) {
     ckd_transport transport = {.struct_size = w->size, .world = 1};
     ckd_ranks_options o = CKD_RANKS_OPTIONS_INIT;
@@ -385,11 +380,11 @@ static ckd_status sized_copy(open_things *w, ckd_error *err) {
 
 typedef ckd_status (*sized_call)(open_things *w, ckd_error *err);
 static const sized_call sized_calls[] = {
-    sized_open,      sized_begin,    sized_tensor,  sized_optimizer,    sized_device,        sized_load,
-    sized_request,   sized_requests, sized_explain, sized_describe,     sized_join,          sized_fused,
-    sized_transport, sized_together, sized_session, sized_session_save, sized_session_store, sized_add,
-    sized_verify,    sized_scrub,    sized_parity,  sized_repair,       sized_compact,       sized_delete,
-    sized_collect,   sized_policy,   sized_prune,   sized_prune_delete, sized_copy,
+    sized_open,     sized_begin,    sized_tensor,       sized_optimizer,     sized_device, sized_load,
+    sized_request,  sized_requests, sized_explain,      sized_describe,      sized_join,   sized_transport,
+    sized_together, sized_session,  sized_session_save, sized_session_store, sized_add,    sized_verify,
+    sized_scrub,    sized_parity,   sized_repair,       sized_compact,       sized_delete, sized_collect,
+    sized_policy,   sized_prune,    sized_prune_delete, sized_copy,
 };
 
 static void open_all(open_things *w, const char *dir) {
