@@ -24,6 +24,7 @@
 #include <unistd.h>
 
 #include "bench/support.h"
+#include "engine/ranks/plan.h"
 
 enum { SIDE = 4096, REPEATS_MAX = 64 };
 
@@ -160,24 +161,24 @@ static double median(double *values, int count) {
 }
 
 static double time_again(ckd_plan *plan, const ckd_bytes *descriptions, const options *o) {
-    ckd_plan_cache *cache;
+    plan_cache *cache;
     ckd_error err = {0};
-    ckd_plan_key *hashes = malloc((size_t)o->ranks * sizeof(*hashes));
-    if (!hashes || ckd_plan_cache_new(&cache, 0, &err)) {
+    hash128 *hashes = malloc((size_t)o->ranks * sizeof(*hashes));
+    if (!hashes || plan_cache_new(&cache, 0, &err)) {
         die("cache", &err);
     }
-    ckd_plan_cache_add(cache, plan);
+    plan_cache_add(cache, plan);
     for (int r = 0; r < o->ranks; r++) {
-        hashes[r] = ckd_plan_description_hash(&descriptions[r]);
+        hashes[r] = plan_description_hash(&descriptions[r]);
     }
     double begun = bench_seconds();
-    ckd_plan_key key = ckd_plan_key_from(hashes, (uint32_t)o->ranks);
-    const ckd_plan *found = ckd_plan_cache_find(cache, &key);
+    hash128 key = plan_key_of_hashes(hashes, (uint32_t)o->ranks);
+    const ckd_plan *found = plan_cache_find(cache, &key);
     double seconds = bench_seconds() - begun;
     if (found != plan) {
         die("the plan is not in the cache", &err);
     }
-    ckd_plan_cache_free(cache);
+    plan_cache_free(cache);
     free(hashes);
     return seconds;
 }
@@ -200,7 +201,7 @@ static void measure(result *r, const options *o, const struct layout *layout) {
     r->plan = median(times, o->repeats);
     r->summary = ckd_plan_summarise(plan);
     ckd_bytes text;
-    if (ckd_plan_bytes(&text, plan, &err)) {
+    if (plan_bytes(&text, plan, &err)) {
         die("plan as bytes", &err);
     }
     r->plan_bytes = (double)text.size;

@@ -1,11 +1,10 @@
 /*
  * ckptdelta, many ranks: who writes what, and who reads it. Part of ckptdelta.h, which includes it; the same conventions hold.
  *
- *   each rank:   its tensors -> ckd_plan_describe -> bytes          (which travel to one rank, by whatever means there is)
- *   that rank:   all descriptions -> ckd_plan_make -> plan -> ckd_plan_bytes -> bytes (which travel to all)
- *   each rank:   ckd_plan_read; of its tensors it saves those that ckd_plan_writes says
+ *   each rank:   ckd_ranks_plan plans together with the others; of its tensors it saves those that ckd_plan_writes says
  *
- * Planning is arithmetic on descriptions: no store, no file, no values.
+ * Planning is arithmetic on descriptions: no store, no file, no values. ckd_plan_describe and ckd_plan_make do it in one
+ * process, for who has what all ranks hold.
  */
 #ifndef CKPTDELTA_RANKS_H
 #define CKPTDELTA_RANKS_H
@@ -50,19 +49,8 @@ CKD_API ckd_status ckd_plan_make(ckd_plan **out, const ckd_bytes *descriptions, 
                                  ckd_error *err);
 CKD_API void ckd_plan_free(ckd_plan *plan);
 
-/* The plan as bytes, and back. Errors of reading: CORRUPT, UNSUPPORTED, NOMEM. */
-CKD_API ckd_status ckd_plan_bytes(ckd_bytes *out, const ckd_plan *plan, ckd_error *err);
-CKD_API ckd_status ckd_plan_read(ckd_plan **out, const void *data, size_t size, ckd_error *err);
-
 /* Does the rank write the tensor that stands at `index` in its description? 0 also for ranks and tensors that the plan does not have. */
 CKD_API int ckd_plan_writes(const ckd_plan *plan, uint32_t rank, size_t index);
-/*
- * Is the plan for a rank that holds these tensors, which must be in the order described? INVALID if it is not: a plan that does
- * not fit must never be saved by, as it would leave something out. Errors: also those of ckd_plan_describe.
- */
-CKD_API ckd_status ckd_plan_check(const ckd_plan *plan, uint32_t rank, const ckd_tensor *tensors,
-                                  size_t count, ckd_error *err);
-
 typedef struct ckd_plan_summary {
     uint32_t world;
     uint64_t tensors;
@@ -74,30 +62,6 @@ typedef struct ckd_plan_summary {
     uint64_t least_bytes, most_bytes; /* of a rank */
 } ckd_plan_summary;
 CKD_API ckd_plan_summary ckd_plan_summarise(const ckd_plan *plan);
-
-/*
- * What a plan depends on, hashed: names, roles, dtypes, shapes, regions, ranks and world; not where values lie, which may change from
- * save to save. Plans of equal keys are equal.
- */
-typedef struct ckd_plan_key {
-    uint8_t bytes[16];
-} ckd_plan_key;
-CKD_API ckd_plan_key ckd_plan_key_of(const ckd_plan *plan);
-/*
- * The key from the hashes of all descriptions, in the order of ranks: ranks exchange 16 bytes each instead of descriptions
- * to learn that an earlier plan holds.
- */
-CKD_API ckd_plan_key ckd_plan_description_hash(const ckd_bytes *description);
-CKD_API ckd_plan_key ckd_plan_key_from(const ckd_plan_key *hashes, uint32_t world);
-
-/* The last few plans, by their keys. One thread at a time. */
-typedef struct ckd_plan_cache ckd_plan_cache;
-CKD_API ckd_status ckd_plan_cache_new(ckd_plan_cache **out, uint32_t plans, ckd_error *err); /* plans 0: 4 */
-CKD_API void ckd_plan_cache_free(ckd_plan_cache *cache); /* and its plans */
-/* NULL if it is not there. The plan is the cache's, and lives until as many others were added. */
-CKD_API const ckd_plan *ckd_plan_cache_find(ckd_plan_cache *cache, const ckd_plan_key *key);
-/* Takes the plan over; one of the same key that is there already, or the one not asked for the longest, is freed. */
-CKD_API void ckd_plan_cache_add(ckd_plan_cache *cache, ckd_plan *plan);
 
 /* ------------------------------------------------------------------------------- saving together, one commit */
 

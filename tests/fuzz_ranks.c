@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "engine/ranks/plan.h"
 #include "engine/ranks/ranks.h"
 #include "support/fuzz.h"
 
@@ -33,11 +34,11 @@ static void ask(const ckd_plan *plan) {
 static void try_plan(const uint8_t *data, size_t size) {
     ckd_plan *plan;
     ckd_bytes again;
-    if (ckd_plan_read(&plan, data, size, NULL) != CKD_OK) {
+    if (plan_read(&plan, data, size, NULL) != CKD_OK) {
         return;
     }
     ask(plan);
-    if (ckd_plan_bytes(&again, plan, NULL) == CKD_OK &&
+    if (plan_bytes(&again, plan, NULL) == CKD_OK &&
         (again.size != size || memcmp((uint8_t *)again.data + 16, data + 16, size - 24) != 0)) {
         abort();
     }
@@ -61,8 +62,8 @@ static void try_descriptions(const uint8_t *data, size_t size) {
         return;
     }
     ask(plan);
-    if (ckd_plan_bytes(&text, plan, NULL) == CKD_OK) {
-        if (ckd_plan_read(&read, text.data, text.size, NULL) == CKD_E_CORRUPT) {
+    if (plan_bytes(&text, plan, NULL) == CKD_OK) {
+        if (plan_read(&read, text.data, text.size, NULL) == CKD_E_CORRUPT) {
             abort();
         }
         ckd_plan_free(read);

@@ -183,27 +183,24 @@ static void test_plans_travel(void **state) {
     ckd_plan *plan = holdings_planned(&h), *back;
     ckd_bytes text;
     ckd_error err;
-    assert_int_equal(ckd_plan_bytes(&text, plan, &err), CKD_OK);
-    assert_int_equal(ckd_plan_read(&back, text.data, text.size, &err), CKD_OK);
+    assert_int_equal(plan_bytes(&text, plan, &err), CKD_OK);
+    assert_int_equal(plan_read(&back, text.data, text.size, &err), CKD_OK);
     ckd_plan_summary a = ckd_plan_summarise(plan), b = ckd_plan_summarise(back);
     assert_memory_equal(&a, &b, sizeof(a));
-    ckd_plan_key x = ckd_plan_key_of(plan), y = ckd_plan_key_of(back);
+    hash128 x = plan->key, y = back->key;
     assert_memory_equal(&x, &y, sizeof(x));
     for (uint32_t r = 0; r < 2; r++) {
         for (size_t i = 0; i < 3; i++) {
             assert_int_equal(ckd_plan_writes(plan, r, i), ckd_plan_writes(back, r, i));
         }
-        assert_int_equal(ckd_plan_check(back, r, h.tensors[r], h.counts[r], &err), CKD_OK);
     }
-    assert_int_equal(ckd_plan_check(back, 0, h.tensors[1], h.counts[1], &err), CKD_E_INVALID);
-    assert_int_equal(ckd_plan_check(back, 0, h.tensors[0], h.counts[0] - 1, &err), CKD_E_INVALID);
     ckd_plan_free(back);
     for (size_t i = 0; i < text.size; i++) { /* any byte, and any end */
         ((uint8_t *)text.data)[i] ^= 0x10;
-        assert_int_not_equal(ckd_plan_read(&back, text.data, text.size, &err), CKD_OK);
+        assert_int_not_equal(plan_read(&back, text.data, text.size, &err), CKD_OK);
         assert_null(back);
         ((uint8_t *)text.data)[i] ^= 0x10;
-        assert_int_not_equal(ckd_plan_read(&back, text.data, i, &err), CKD_OK);
+        assert_int_not_equal(plan_read(&back, text.data, i, &err), CKD_OK);
     }
     ckd_bytes_free(&text);
     ckd_plan_free(plan);
@@ -232,16 +229,16 @@ static void test_damaged_descriptions(void **state) {
     ckd_bytes_free(&d);
 }
 
-static ckd_plan_key key_of(const holdings *h) {
+static hash128 key_of(const holdings *h) {
     ckd_plan *plan = holdings_planned(h);
-    ckd_plan_key key = ckd_plan_key_of(plan), hashes[2];
+    hash128 key = plan->key, hashes[2];
     for (uint32_t r = 0; r < 2; r++) {
         ckd_bytes d;
         assert_int_equal(ckd_plan_describe(&d, r, 2, h->tensors[r], h->counts[r], NULL), CKD_OK);
-        hashes[r] = ckd_plan_description_hash(&d);
+        hashes[r] = plan_description_hash(&d);
         ckd_bytes_free(&d);
     }
-    ckd_plan_key exchanged = ckd_plan_key_from(hashes, 2);
+    hash128 exchanged = plan_key_of_hashes(hashes, 2);
     assert_memory_equal(&key, &exchanged, sizeof(key));
     ckd_plan_free(plan);
     return key;
@@ -253,7 +250,7 @@ static void test_keys_are_of_what_plans_depend_on(void **state) {
     const uint64_t shape[2] = {6, 5}, taller[2] = {12, 5};
     float values[60];
     small_holdings(&h, shape);
-    ckd_plan_key first = key_of(&h), other;
+    hash128 first = key_of(&h), other;
     h.tensors[0][0].data = values; /* where values lie does not matter */
     h.tensors[1][1].data = values + 1;
     other = key_of(&h);
@@ -290,32 +287,32 @@ static void test_keys_are_of_what_plans_depend_on(void **state) {
 static void test_cache(void **state) {
     (void)state;
     static holdings h;
-    ckd_plan_cache *cache;
-    ckd_plan_key keys[4];
+    plan_cache *cache;
+    hash128 keys[4];
     uint64_t shapes[4][2] = {{6, 5}, {6, 6}, {6, 7}, {6, 8}};
-    assert_int_equal(ckd_plan_cache_new(&cache, 3, NULL), CKD_OK);
+    assert_int_equal(plan_cache_new(&cache, 3, NULL), CKD_OK);
     for (size_t i = 0; i < 4; i++) {
         small_holdings(&h, shapes[i]);
         for (uint32_t r = 0; r < 2; r++) {
             h.tensors[r][0].region.lengths[1] = shapes[i][1];
         }
         ckd_plan *plan = holdings_planned(&h);
-        keys[i] = ckd_plan_key_of(plan);
+        keys[i] = plan->key;
         if (i == 3) { /* so that the second one is the oldest */
-            assert_non_null(ckd_plan_cache_find(cache, &keys[0]));
+            assert_non_null(plan_cache_find(cache, &keys[0]));
         }
-        ckd_plan_cache_add(cache, plan);
-        assert_ptr_equal(ckd_plan_cache_find(cache, &keys[i]), plan);
+        plan_cache_add(cache, plan);
+        assert_ptr_equal(plan_cache_find(cache, &keys[i]), plan);
     }
-    assert_null(ckd_plan_cache_find(cache, &keys[1]));
-    assert_non_null(ckd_plan_cache_find(cache, &keys[0]));
-    assert_non_null(ckd_plan_cache_find(cache, &keys[2]));
+    assert_null(plan_cache_find(cache, &keys[1]));
+    assert_non_null(plan_cache_find(cache, &keys[0]));
+    assert_non_null(plan_cache_find(cache, &keys[2]));
     ckd_plan *again = holdings_planned(&h); /* takes the place of its like */
-    ckd_plan_cache_add(cache, again);
-    assert_ptr_equal(ckd_plan_cache_find(cache, &keys[3]), again);
-    assert_non_null(ckd_plan_cache_find(cache, &keys[0]));
-    ckd_plan_cache_free(cache);
-    ckd_plan_cache_free(NULL);
+    plan_cache_add(cache, again);
+    assert_ptr_equal(plan_cache_find(cache, &keys[3]), again);
+    assert_non_null(plan_cache_find(cache, &keys[0]));
+    plan_cache_free(cache);
+    plan_cache_free(NULL);
     ckd_plan_free(NULL);
     ckd_bytes_free(NULL);
 }

@@ -35,9 +35,26 @@ struct ckd_plan {
 };
 /* Room for ranks that describe so many regions each. */
 ckd_status plan_new(ckd_plan **out, uint32_t world, const uint64_t *regions, ckd_error *err);
+/*
+ * What a plan depends on: names, roles, dtypes, shapes, regions, ranks and world, not where values lie. Plans of equal keys
+ * are equal. Ranks exchange the hashes of their descriptions to learn that an earlier plan holds.
+ */
 hash128 plan_key_of_hashes(const hash128 *hashes, uint32_t world);
+hash128 plan_description_hash(const ckd_bytes *description);
+/* The plan as bytes, and back. Errors of reading: CORRUPT, UNSUPPORTED, NOMEM. */
+ckd_status plan_bytes(ckd_bytes *out, const ckd_plan *plan, ckd_error *err);
+ckd_status plan_read(ckd_plan **out, const void *data, size_t size, ckd_error *err);
 /* Sets the summary's least and most bytes of a rank. */
 void plan_find_extremes(ckd_plan *plan);
+
+/* ---- the last few plans, by their keys; one thread at a time ---- */
+typedef struct plan_cache plan_cache;
+ckd_status plan_cache_new(plan_cache **out, uint32_t plans, ckd_error *err); /* plans 0: 4 */
+void plan_cache_free(plan_cache *cache);                                     /* and its plans */
+/* NULL if it is not there. The plan is the cache's, and lives until as many others were added. */
+const ckd_plan *plan_cache_find(plan_cache *cache, const hash128 *key);
+/* Takes the plan over. Frees an equal one, or else the one not asked for the longest if the cache is full. */
+void plan_cache_add(plan_cache *cache, ckd_plan *plan);
 
 /* ---- descriptions ---- */
 typedef struct description {

@@ -52,24 +52,8 @@ hash128 plan_key_of_hashes(const hash128 *hashes, uint32_t world) {
     return hash128_of(hashes, world * sizeof(*hashes)); /* each has its rank and world in it */
 }
 
-static ckd_plan_key key_of(const hash128 *h) {
-    ckd_plan_key key;
-    memcpy(key.bytes, h->bytes, sizeof(key.bytes));
-    return key;
-}
-
-ckd_plan_key ckd_plan_key_of(const ckd_plan *plan) {
-    return key_of(&plan->key);
-}
-
-ckd_plan_key ckd_plan_description_hash(const ckd_bytes *d) {
-    hash128 h = hash128_of(d->data, d->size);
-    return key_of(&h);
-}
-
-ckd_plan_key ckd_plan_key_from(const ckd_plan_key *hashes, uint32_t world) {
-    hash128 h = hash128_of(hashes, world * sizeof(*hashes)); /* laid out like hash128 */
-    return key_of(&h);
+hash128 plan_description_hash(const ckd_bytes *d) {
+    return hash128_of(d->data, d->size);
 }
 
 /* ---- questions ---- */
@@ -79,25 +63,6 @@ int ckd_plan_writes(const ckd_plan *plan, uint32_t rank, size_t index) {
         return 0;
     }
     return plan->ranks[rank].writes[index / 8] >> index % 8 & 1;
-}
-
-ckd_status ckd_plan_check(const ckd_plan *plan, uint32_t rank, const ckd_tensor *tensors, size_t count,
-                          ckd_error *err) {
-    ckd_bytes now;
-    ckd_status status = ckd_plan_describe(&now, rank, plan->summary.world, tensors, count, err);
-    if (status != CKD_OK) {
-        return status;
-    }
-    hash128 h = hash128_of(now.data, now.size);
-    ckd_bytes_free(&now);
-    if (!hash128_equal(&h, &plan->ranks[rank].description)) {
-        return err_set(
-            err, CKD_E_INVALID,
-            "the plan is not for what rank %u holds now: names, dtypes, shapes, regions or their order "
-            "changed; make a new plan",
-            (unsigned)rank);
-    }
-    return CKD_OK;
 }
 
 void plan_find_extremes(ckd_plan *plan) {
@@ -116,7 +81,7 @@ ckd_plan_summary ckd_plan_summarise(const ckd_plan *plan) {
 
 /* ---- as bytes ---- */
 
-ckd_status ckd_plan_bytes(ckd_bytes *out, const ckd_plan *plan, ckd_error *err) {
+ckd_status plan_bytes(ckd_bytes *out, const ckd_plan *plan, ckd_error *err) {
     const ckd_plan_summary *s = &plan->summary;
     const uint64_t counts[] = {s->tensors, s->regions, s->written, s->replicas, s->empty, s->raw_bytes};
     bytes to = {0};
@@ -192,7 +157,7 @@ static ckd_status read_plan(ckd_plan **out, reader *at, uint32_t world, ckd_erro
     return status;
 }
 
-ckd_status ckd_plan_read(ckd_plan **out, const void *data, size_t size, ckd_error *err) {
+ckd_status plan_read(ckd_plan **out, const void *data, size_t size, ckd_error *err) {
     *out = NULL;
     const uint8_t *text = data;
     if (size < 24 || memcmp(text, MAGIC, 4) != 0) {

@@ -5,12 +5,12 @@
 
 #define PLANS_USUALLY 4
 
-struct ckd_plan_cache {
+struct plan_cache {
     uint32_t capacity, count;
     ckd_plan *plans[]; /* asked for last: first */
 };
 
-ckd_status ckd_plan_cache_new(ckd_plan_cache **out, uint32_t plans, ckd_error *err) {
+ckd_status plan_cache_new(plan_cache **out, uint32_t plans, ckd_error *err) {
     plans = plans ? plans : PLANS_USUALLY;
     size_t size = sizeof(**out) + plans * sizeof((*out)->plans[0]);
     *out = calloc(1, size);
@@ -21,22 +21,22 @@ ckd_status ckd_plan_cache_new(ckd_plan_cache **out, uint32_t plans, ckd_error *e
     return CKD_OK;
 }
 
-void ckd_plan_cache_free(ckd_plan_cache *cache) {
+void plan_cache_free(plan_cache *cache) {
     for (uint32_t i = 0; cache && i < cache->count; i++) {
         ckd_plan_free(cache->plans[i]);
     }
     free(cache);
 }
 
-static void to_front(ckd_plan_cache *cache, uint32_t index) {
+static void to_front(plan_cache *cache, uint32_t index) {
     ckd_plan *plan = cache->plans[index];
     memmove(cache->plans + 1, cache->plans, index * sizeof(cache->plans[0]));
     cache->plans[0] = plan;
 }
 
-const ckd_plan *ckd_plan_cache_find(ckd_plan_cache *cache, const ckd_plan_key *key) {
+const ckd_plan *plan_cache_find(plan_cache *cache, const hash128 *key) {
     for (uint32_t i = 0; i < cache->count; i++) {
-        if (memcmp(cache->plans[i]->key.bytes, key->bytes, sizeof(key->bytes)) == 0) {
+        if (hash128_equal(&cache->plans[i]->key, key)) {
             to_front(cache, i);
             return cache->plans[0];
         }
@@ -44,9 +44,8 @@ const ckd_plan *ckd_plan_cache_find(ckd_plan_cache *cache, const ckd_plan_key *k
     return NULL;
 }
 
-void ckd_plan_cache_add(ckd_plan_cache *cache, ckd_plan *plan) {
-    ckd_plan_key key = ckd_plan_key_of(plan);
-    if (ckd_plan_cache_find(cache, &key)) {
+void plan_cache_add(plan_cache *cache, ckd_plan *plan) {
+    if (plan_cache_find(cache, &plan->key)) {
         ckd_plan_free(cache->plans[0]);
         cache->plans[0] = plan;
         return;

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 
 #include "base/hash.h"
+#include "engine/ranks/plan.h"
 #include "engine/ranks/ranks.h"
 #include "engine/save/save.h"
 
@@ -15,7 +16,7 @@ struct ckd_ranks {
     ckd_transport transport;
     rank_files *files; /* through the store's directory; NULL: another transport */
     uint32_t rank, world;
-    ckd_plan_cache *plans;
+    plan_cache *plans;
     bool broken; /* an exchange did not come to its end: ranks do not know of each other where they are */
 };
 
@@ -53,7 +54,7 @@ ckd_status ckd_ranks_join(ckd_ranks **out, ckd_store *store, const ckd_ranks_opt
     status = store_check_writable(store, err);
     ckd_ranks *g = status == CKD_OK ? calloc(1, sizeof(*g)) : NULL;
     if (status == CKD_OK) {
-        status = g ? ckd_plan_cache_new(&g->plans, 0, err) : err_nomem(err, sizeof(*g), "a group of ranks");
+        status = g ? plan_cache_new(&g->plans, 0, err) : err_nomem(err, sizeof(*g), "a group of ranks");
     }
     if (status == CKD_OK && o.transport) {
         g->transport = transport;
@@ -77,7 +78,7 @@ void ckd_ranks_leave(ckd_ranks *g) {
         if (g->transport.leave) {
             g->transport.leave(g->transport.context);
         }
-        ckd_plan_cache_free(g->plans);
+        plan_cache_free(g->plans);
         free(g);
     }
 }
@@ -197,7 +198,7 @@ static void end_exchange(exchange *x) {
 /* Does the hashes' plan exist? The key, and one byte. */
 static ckd_status find_plan(void *context, const ckd_bytes *sent, bytes *answer, ckd_error *err) {
     ckd_ranks *g = context;
-    ckd_plan_key *hashes = calloc(g->world, sizeof(*hashes));
+    hash128 *hashes = calloc(g->world, sizeof(*hashes));
     if (!hashes) {
         return err_nomem(err, g->world * sizeof(*hashes), "hashes of descriptions");
     }
@@ -205,9 +206,9 @@ static ckd_status find_plan(void *context, const ckd_bytes *sent, bytes *answer,
         memcpy(hashes[r].bytes, sent[r].data,
                sent[r].size < sizeof(hashes[r].bytes) ? sent[r].size : sizeof(hashes[r].bytes));
     }
-    ckd_plan_key key = ckd_plan_key_from(hashes, g->world);
+    hash128 key = plan_key_of_hashes(hashes, g->world);
     bytes_put(answer, key.bytes, sizeof(key.bytes));
-    bytes_put_u8(answer, ckd_plan_cache_find(g->plans, &key) != NULL);
+    bytes_put_u8(answer, plan_cache_find(g->plans, &key) != NULL);
     free(hashes);
     return CKD_OK;
 }
@@ -218,7 +219,7 @@ static ckd_status make_plan(void *context, const ckd_bytes *sent, bytes *answer,
     ckd_bytes text = {NULL, 0};
     ckd_status status = ckd_plan_make(&plan, sent, g->world, err);
     if (status == CKD_OK) {
-        status = ckd_plan_bytes(&text, plan, err);
+        status = plan_bytes(&text, plan, err);
     }
     bytes_put(answer, text.data, text.size);
     ckd_bytes_free(&text);
@@ -232,11 +233,11 @@ static ckd_status exchange_descriptions(const ckd_plan **out, ckd_ranks *g, cons
     ckd_plan *plan = NULL;
     ckd_status status = run_exchange(&x, CKD_OK, NULL, mine, err);
     if (status == CKD_OK) {
-        status = ckd_plan_read(&plan, x.answer.data, x.answer.size, err);
+        status = plan_read(&plan, x.answer.data, x.answer.size, err);
         g->broken = g->broken || status != CKD_OK; /* the others have a plan, and go on */
     }
     if (status == CKD_OK) {
-        ckd_plan_cache_add(g->plans, plan);
+        plan_cache_add(g->plans, plan);
         *out = plan;
     }
     end_exchange(&x);
@@ -248,16 +249,16 @@ ckd_status ckd_ranks_plan(const ckd_plan **out, ckd_ranks *g, const ckd_tensor *
     *out = NULL;
     ckd_bytes mine;
     ckd_error why = {0};
-    ckd_status described = ckd_plan_describe(&mine, g->rank, g->world, tensors, count, &why);
-    ckd_plan_key hash = ckd_plan_description_hash(&mine), key;
+    ckd_status own = ckd_plan_describe(&mine, g->rank, g->world, tensors, count, &why);
+    hash128 hash = plan_description_hash(&mine), key;
     ckd_bytes sent = {hash.bytes, sizeof(hash.bytes)};
     exchange x = {.g = g, .combine = find_plan, .context = g};
-    ckd_status status = run_exchange(&x, described, &why, &sent, err);
+    ckd_status status = run_exchange(&x, own, &why, &sent, err);
     bool known = false;
     if (status == CKD_OK && x.answer.size == sizeof(key.bytes) + 1) {
         memcpy(key.bytes, x.answer.data, sizeof(key.bytes));
         known = ((const uint8_t *)x.answer.data)[sizeof(key.bytes)] != 0;
-        *out = known ? ckd_plan_cache_find(g->plans, &key) : NULL;
+        *out = known ? plan_cache_find(g->plans, &key) : NULL;
     }
     end_exchange(&x);
     if (status == CKD_OK && known && !*out) {
