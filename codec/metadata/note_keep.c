@@ -14,19 +14,12 @@ ckd_status pin_decode(pin_note *out, const ckd_id *store, const void *data, size
                       ckd_error *err) {
     note_in n;
     *out = (pin_note){0};
-    ckd_status status = note_open(&n, NOTE_PIN, store, data, size, path, err);
-    if (status != CKD_OK) {
-        return status;
-    }
+    note_open(&n, NOTE_PIN, store, data, size, path, err);
     out->generation = n.generation;
     out->checkpoint = note_take_id(&n);
     out->pinned_ns = reader_u64(&n.in);
     reader_string(&n.in, out->reason, sizeof(out->reason));
-    status = note_close(&n);
-    if (status != CKD_OK) {
-        *out = (pin_note){0};
-    }
-    return status;
+    return note_close(&n, out, sizeof(*out));
 }
 
 void tag_encode(bytes *to, const ckd_id *store, const tag_note *t) {
@@ -41,19 +34,12 @@ ckd_status tag_decode(tag_note *out, const ckd_id *store, const void *data, size
                       ckd_error *err) {
     note_in n;
     *out = (tag_note){0};
-    ckd_status status = note_open(&n, NOTE_TAG, store, data, size, path, err);
-    if (status != CKD_OK) {
-        return status;
-    }
+    note_open(&n, NOTE_TAG, store, data, size, path, err);
     out->generation = n.generation;
     note_take_tag(&n, out->tag);
     out->checkpoint = note_take_id(&n);
     out->tagged_ns = reader_u64(&n.in);
-    status = note_close(&n);
-    if (status != CKD_OK) {
-        *out = (tag_note){0};
-    }
-    return status;
+    return note_close(&n, out, sizeof(*out));
 }
 
 enum { POLICY_FIRST = 1, POLICY_HIGHEST = 2, POLICY_FLAGS = 3 };
@@ -105,19 +91,12 @@ ckd_status policy_decode(policy_note *out, const ckd_id *store, const void *data
                          const char *path, ckd_error *err) {
     note_in n;
     *out = (policy_note){.generation = 0};
-    ckd_status status = note_open(&n, NOTE_POLICY, store, data, size, path, err);
-    if (status != CKD_OK) {
-        return status;
-    }
+    note_open(&n, NOTE_POLICY, store, data, size, path, err);
     out->generation = n.generation;
     note_take_any_run(&n, out->run);
     out->set_ns = reader_u64(&n.in);
     take_policy(&n, &out->policy);
-    status = note_close(&n);
-    if (status != CKD_OK) {
-        *out = (policy_note){.generation = 0};
-    }
-    return status;
+    return note_close(&n, out, sizeof(*out));
 }
 
 void parity_encode(bytes *to, const ckd_id *store, const parity_note *p) {
@@ -133,10 +112,7 @@ ckd_status parity_decode(parity_note *out, const ckd_id *store, const void *data
                          const char *path, ckd_error *err) {
     note_in n;
     *out = (parity_note){.generation = 0};
-    ckd_status status = note_open(&n, NOTE_PARITY, store, data, size, path, err);
-    if (status != CKD_OK) {
-        return status;
-    }
+    note_open(&n, NOTE_PARITY, store, data, size, path, err);
     out->generation = n.generation;
     note_take_any_run(&n, out->run);
     out->set_ns = reader_u64(&n.in);
@@ -148,9 +124,5 @@ ckd_status parity_decode(parity_note *out, const ckd_id *store, const void *data
     if (!n.in.failed && !none && !some) {
         note_fail(&n, CKD_E_CORRUPT, "a parity setting has impossible numbers of files");
     }
-    status = note_close(&n);
-    if (status != CKD_OK) {
-        *out = (parity_note){.generation = 0};
-    }
-    return status;
+    return note_close(&n, out, sizeof(*out));
 }

@@ -156,10 +156,7 @@ ckd_status manifest_decode(manifest *out, const ckd_id *store, const void *data,
                            const char *path, ckd_error *err) {
     note_in n;
     *out = (manifest){0};
-    ckd_status status = note_open(&n, NOTE_MANIFEST, store, data, size, path, err);
-    if (status != CKD_OK) {
-        return status;
-    }
+    note_open(&n, NOTE_MANIFEST, store, data, size, path, err);
     take_checkpoint(&n, out);
     out->dependencies = note_take_ids(&n, &out->dependency_count);
     out->files = note_take_files(&n, &out->file_count);
@@ -169,7 +166,7 @@ ckd_status manifest_decode(manifest *out, const ckd_id *store, const void *data,
         take_older(&n, out);
     }
     out->own_only = out->dependency_count && !(n.features & NOTE_OLDER);
-    status = note_close(&n);
+    ckd_status status = note_close(&n, NULL, 0);
     if (status != CKD_OK) {
         manifest_free(out);
     }

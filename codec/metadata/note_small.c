@@ -19,10 +19,7 @@ ckd_status intent_decode(intent *out, const ckd_id *store, const void *data, siz
                          ckd_error *err) {
     note_in n;
     *out = (intent){0};
-    ckd_status status = note_open(&n, NOTE_INTENT, store, data, size, path, err);
-    if (status != CKD_OK) {
-        return status;
-    }
+    note_open(&n, NOTE_INTENT, store, data, size, path, err);
     note_check_no_generation(&n);
     out->id = note_take_id(&n);
     note_take_run(&n, out->run);
@@ -32,7 +29,7 @@ ckd_status intent_decode(intent *out, const ckd_id *store, const void *data, siz
     note_check_rank(&n, out->rank, out->world);
     out->files = note_take_files(&n, &out->file_count);
     out->dependencies = note_take_ids(&n, &out->dependency_count);
-    status = note_close(&n);
+    ckd_status status = note_close(&n, NULL, 0);
     if (status != CKD_OK) {
         intent_free(out);
     }
@@ -131,10 +128,7 @@ void part_encode(bytes *to, const ckd_id *store, const part *p) {
 ckd_status part_decode(part *out, const ckd_id *store, const void *data, size_t size, ckd_error *err) {
     note_in n;
     *out = (part){0};
-    ckd_status status = note_open(&n, NOTE_PART, store, data, size, NULL, err);
-    if (status != CKD_OK) {
-        return status;
-    }
+    note_open(&n, NOTE_PART, store, data, size, NULL, err);
     note_check_no_generation(&n);
     out->checkpoint = note_take_id(&n);
     out->rank = reader_u32(&n.in);
@@ -148,7 +142,7 @@ ckd_status part_decode(part *out, const ckd_id *store, const void *data, size_t 
     if (n.features & NOTE_OPTIONS) {
         take_options(&n, out);
     }
-    status = note_close(&n);
+    ckd_status status = note_close(&n, NULL, 0);
     if (status != CKD_OK) {
         part_free(out);
     }
@@ -175,21 +169,14 @@ ckd_status tombstone_decode(tombstone *out, const ckd_id *store, const void *dat
                             const char *path, ckd_error *err) {
     note_in n;
     *out = (tombstone){0};
-    ckd_status status = note_open(&n, NOTE_TOMBSTONE, store, data, size, path, err);
-    if (status != CKD_OK) {
-        return status;
-    }
+    note_open(&n, NOTE_TOMBSTONE, store, data, size, path, err);
     out->generation = n.generation;
     out->checkpoint = note_take_id(&n);
     note_take_run(&n, out->run);
     out->step = note_take_step(&n);
     out->deleted_ns = reader_u64(&n.in);
     out->until_ns = reader_u64(&n.in);
-    status = note_close(&n);
-    if (status != CKD_OK) {
-        *out = (tombstone){0};
-    }
-    return status;
+    return note_close(&n, out, sizeof(*out));
 }
 
 void deletions_encode(bytes *to, const ckd_id *store, const ckd_id *mark) {
@@ -202,15 +189,10 @@ ckd_status deletions_decode(ckd_id *out, const ckd_id *store, const void *data, 
                             ckd_error *err) {
     note_in n;
     *out = (ckd_id){0};
-    ckd_status status = note_open(&n, NOTE_DELETIONS, store, data, size, path, err);
-    if (status != CKD_OK) {
-        return status;
-    }
+    note_open(&n, NOTE_DELETIONS, store, data, size, path, err);
     note_check_no_generation(&n);
-    ckd_id mark = note_take_id(&n);
-    status = note_close(&n);
-    *out = status == CKD_OK ? mark : *out;
-    return status;
+    *out = note_take_id(&n);
+    return note_close(&n, out, sizeof(*out));
 }
 
 void store_identity_encode(bytes *to, const store_identity *s) {
@@ -223,19 +205,12 @@ ckd_status store_identity_decode(store_identity *out, const void *data, size_t s
                                  ckd_error *err) {
     note_in n;
     *out = (store_identity){0};
-    ckd_status status = note_open(&n, NOTE_STORE, NULL, data, size, path, err);
-    if (status != CKD_OK) {
-        return status;
-    }
+    note_open(&n, NOTE_STORE, NULL, data, size, path, err);
     note_check_no_generation(&n);
     if (wire_id_zero(&n.store)) {
         note_fail(&n, CKD_E_CORRUPT, "the store's identity is zero");
     }
     out->id = n.store;
     out->created_ns = reader_u64(&n.in);
-    status = note_close(&n);
-    if (status != CKD_OK) {
-        *out = (store_identity){0};
-    }
-    return status;
+    return note_close(&n, out, sizeof(*out));
 }

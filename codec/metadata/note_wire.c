@@ -106,11 +106,11 @@ static ckd_status check_envelope(note_in *n, note_kind kind, const ckd_id *store
     return CKD_OK;
 }
 
-ckd_status note_open(note_in *n, note_kind kind, const ckd_id *store, const void *data, size_t size,
-                     const char *path, ckd_error *err) {
+void note_open(note_in *n, note_kind kind, const ckd_id *store, const void *data, size_t size,
+               const char *path, ckd_error *err) {
     *n = (note_in){.path = path, .err = err};
     n->status = check_envelope(n, kind, store, data, size);
-    return n->status;
+    n->in.failed = n->status != CKD_OK;
 }
 
 void note_fail(note_in *n, ckd_status status, const char *problem) {
@@ -123,11 +123,14 @@ void note_fail(note_in *n, ckd_status status, const char *problem) {
     }
 }
 
-ckd_status note_close(note_in *n) {
+ckd_status note_close(note_in *n, void *out, size_t size) {
     if (n->status == CKD_OK && n->in.failed) {
         note_fail(n, CKD_E_CORRUPT, "the note's payload ends early, or a text in it is not valid");
     } else if (reader_left(&n->in) != 0) {
         note_fail(n, CKD_E_CORRUPT, "the note's payload has bytes that mean nothing");
+    }
+    if (n->status != CKD_OK && size > 0) {
+        memset(out, 0, size);
     }
     return n->status;
 }

@@ -36,11 +36,14 @@ typedef struct note_in {
     ckd_status status; /* the first problem; the reader has failed then, too */
 } note_in;
 
-/* Checks the envelope. `store` NULL: any. The result is also in n->status. */
-ckd_status note_open(note_in *n, note_kind kind, const ckd_id *store, const void *data, size_t size,
-                     const char *path, ckd_error *err);
-/* Ends decoding: CORRUPT if the payload was too short, too long, or one of its fields impossible. */
-ckd_status note_close(note_in *n);
+/* Checks the envelope. `store` NULL: any. After a failure all fields read as zeros, and note_close tells of it. */
+void note_open(note_in *n, note_kind kind, const ckd_id *store, const void *data, size_t size,
+               const char *path, ckd_error *err);
+/*
+ * Ends decoding. CORRUPT if the payload was too short or too long; else the first problem of the envelope or of a field. After a
+ * failure the `size` bytes of `out` are zero.
+ */
+ckd_status note_close(note_in *n, void *out, size_t size);
 /* Notes a problem with the field just read, unless there was one before. */
 void note_fail(note_in *n, ckd_status status, const char *problem);
 

@@ -51,10 +51,7 @@ ckd_status parity_group_decode(parity_group *out, const ckd_id *store, const voi
                                const char *path, ckd_error *err) {
     note_in n;
     memset(out, 0, sizeof(*out));
-    ckd_status status = note_open(&n, NOTE_PARITY_GROUP, store, data, size, path, err);
-    if (status != CKD_OK) {
-        return status;
-    }
+    note_open(&n, NOTE_PARITY_GROUP, store, data, size, path, err);
     note_check_no_generation(&n);
     out->id = note_take_id(&n);
     out->rows = reader_u16(&n.in);
@@ -71,7 +68,7 @@ ckd_status parity_group_decode(parity_group *out, const ckd_id *store, const voi
     for (size_t i = 0; i < out->member_count && !n.in.failed; i++) {
         take_member(&n, out, i);
     }
-    status = note_close(&n);
+    ckd_status status = note_close(&n, NULL, 0);
     if (status != CKD_OK) {
         parity_group_free(out);
     }
