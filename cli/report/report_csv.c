@@ -37,6 +37,8 @@ typedef struct csv_row {
     const uint64_t *step, *elements; /* NULL: an empty cell */
     bool monthly;                    /* `stored` has a cost, if there are prices */
 } csv_row;
+#define BYTES(u) .raw = (u)->raw_bytes, .stored = (u)->stored_bytes
+#define USAGE(u) .checkpoints = (u)->checkpoints, BYTES(u)
 
 static void print_number_cell(const uint64_t *number) {
     putchar(',');
@@ -71,11 +73,7 @@ static void print_row(const report_data *d, const csv_row *row) {
 
 static void print_totals(const report_data *d) {
     const ckd_report *r = d->report;
-    csv_row total = {.group = "total",
-                     .checkpoints = r->checkpoint_count,
-                     .raw = r->raw_bytes,
-                     .stored = r->stored_bytes,
-                     .monthly = true};
+    csv_row total = {.group = "total", .checkpoints = r->checkpoint_count, BYTES(r), .monthly = true};
     print_row(d, &total);
     const struct {
         const char *name;
@@ -94,39 +92,23 @@ static void print_usages(const report_data *d) {
     const ckd_report *r = d->report;
     for (size_t i = 0; i < r->run_count; i++) {
         const ckd_usage *u = &r->by_run[i];
-        print_row(d, &(csv_row){.group = "run",
-                                .run = u->name,
-                                .checkpoints = u->checkpoints,
-                                .raw = u->raw_bytes,
-                                .stored = u->stored_bytes,
-                                .monthly = true});
+        print_row(d, &(csv_row){.group = "run", .run = u->name, USAGE(u), .monthly = true});
     }
     for (size_t i = 0; i < r->role_count; i++) {
         const ckd_usage *u = &r->by_role[i];
         print_row(d, &(csv_row){.group = "role",
                                 .name = u->name,
-                                .checkpoints = u->checkpoints,
+                                USAGE(u),
                                 .elements = &d->role_elements[i],
-                                .raw = u->raw_bytes,
-                                .stored = u->stored_bytes,
                                 .monthly = true});
     }
     for (size_t i = 0; i < r->fidelity_count; i++) {
         const ckd_usage *u = &r->by_fidelity[i];
-        print_row(d, &(csv_row){.group = "fidelity",
-                                .fidelity = u->name,
-                                .checkpoints = u->checkpoints,
-                                .raw = u->raw_bytes,
-                                .stored = u->stored_bytes,
-                                .monthly = true});
+        print_row(d, &(csv_row){.group = "fidelity", .fidelity = u->name, USAGE(u), .monthly = true});
     }
     for (size_t i = 0; i < d->period_count; i++) {
         const report_period *p = &d->periods[i];
-        print_row(d, &(csv_row){.group = "time",
-                                .time = p->label,
-                                .checkpoints = p->checkpoints,
-                                .raw = p->raw_bytes,
-                                .stored = p->stored_bytes});
+        print_row(d, &(csv_row){.group = "time", .time = p->label, USAGE(p)});
     }
     for (size_t i = 0; i < r->tensor_count; i++) {
         const ckd_tensor_usage *t = &r->by_tensor[d->by_size[i]];
@@ -134,10 +116,8 @@ static void print_usages(const report_data *d) {
                                 .run = t->run,
                                 .name = t->name,
                                 .kind = ckd_role_name(t->role),
-                                .checkpoints = t->checkpoints,
-                                .elements = &t->elements,
-                                .raw = t->raw_bytes,
-                                .stored = t->stored_bytes});
+                                USAGE(t),
+                                .elements = &t->elements});
     }
 }
 
@@ -153,8 +133,7 @@ static void print_checkpoints(const report_data *d) {
                        .fidelity = ckd_fidelity_name(c->fidelity),
                        .step = &c->step,
                        .checkpoints = 1,
-                       .raw = c->raw_bytes,
-                       .stored = c->stored_bytes,
+                       BYTES(c),
                        .monthly = true};
         print_row(d, &row);
         for (ckd_role role = CKD_ROLE_WEIGHT; role <= CKD_ROLE_OTHER; role++) {
@@ -167,8 +146,7 @@ static void print_checkpoints(const report_data *d) {
                                         .step = &c->step,
                                         .checkpoints = 1,
                                         .elements = &b->elements,
-                                        .raw = b->raw_bytes,
-                                        .stored = b->stored_bytes});
+                                        BYTES(b)});
             }
         }
     }
@@ -192,8 +170,7 @@ static void print_growths(const report_data *d) {
                                         .name = ckd_role_name(role),
                                         .checkpoints = g->over,
                                         .elements = &b->elements,
-                                        .raw = b->raw_bytes,
-                                        .stored = b->stored_bytes});
+                                        BYTES(b)});
             }
         }
     }
@@ -208,8 +185,7 @@ static void print_outlooks(const report_data *d) {
                                 .time = p->reached_ns ? reached.text : NULL,
                                 .step = &p->until,
                                 .checkpoints = p->growth->run->checkpoints + p->more,
-                                .raw = p->raw_bytes,
-                                .stored = p->stored_bytes,
+                                BYTES(p),
                                 .monthly = true});
     }
     if (d->prune) {
