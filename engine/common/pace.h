@@ -1,14 +1,20 @@
-/* Reading no faster than was asked for, and telling how far it has come. Internal to engine/. */
+/* A limit on bytes read and written a second, with progress and cancellation. Internal to engine/. */
 #ifndef ENGINE_PACE_H
 #define ENGINE_PACE_H
 
 #include "base/error.h"
 
+/* Reports progress. CANCELLED: the caller wants to stop. */
+typedef ckd_status (*pace_tell_fn)(void *context, ckd_error *err);
+/* Calls `tell`, then waits until so many bytes since begun_ns are due, and calls it at least every 0.1 s. bytes_per_s 0: no limit. */
+ckd_status pace_wait(uint64_t bytes_per_s, uint64_t begun_ns, uint64_t moved, pace_tell_fn tell,
+                     void *context, ckd_error *err);
+
 typedef struct pace {
     uint64_t bytes_per_s; /* 0: no limit */
     ckd_progress_fn on_progress;
     void *context;
-    const char *what; /* "the repair": for the error */
+    const char *cancelled; /* the error's message */
     uint64_t begun_ns, done, total;
 } pace;
 /* After so many bytes: waits until they are due. CANCELLED. */

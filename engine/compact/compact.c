@@ -1,5 +1,6 @@
 #include "engine/compact/compact.h"
 #include "engine/store/vanished.h"
+#include "engine/common/pace.h"
 
 #include <stdlib.h>
 
@@ -9,7 +10,6 @@
 #define DEFAULT_DEPTH     16
 #define DEFAULT_LOAD_COST 4.0
 #define DEFAULT_PACK      (UINT64_C(256) << 10)
-#define NAP_NS            UINT64_C(100000000)
 #define OLD_BYTES         (UINT64_C(16) << 20)
 #define ROOM_FOR_OLD      (8 * OLD_BYTES)
 #define LAST_PATIENCE_MS  1000 /* for readers of what was replaced */
@@ -81,7 +81,8 @@ void compact_forget_views(compaction *c) {
     c->views.use_ready = false; /* damage is to be found, not to be hidden */
 }
 
-static ckd_status tell(compaction *c, ckd_error *err) {
+static ckd_status tell(void *context, ckd_error *err) {
+    compaction *c = context;
     if (!c->options.on_progress) {
         return CKD_OK;
     }
@@ -104,14 +105,7 @@ bool compact_is_asked(const compaction *c, const char *run) {
 ckd_status compact_pace(compaction *c, uint64_t size, uint64_t done, ckd_error *err) {
     c->moved += size;
     c->done += done;
-    ckd_status status = tell(c, err);
-    double rate = (double)c->options.bytes_per_s;
-    uint64_t until = rate > 0 ? c->begun_ns + (uint64_t)((double)c->moved / rate * 1e9) : 0;
-    for (uint64_t now = clock_monotonic_ns(); now < until && status == CKD_OK; now = clock_monotonic_ns()) {
-        clock_sleep_ns(until - now < NAP_NS ? until - now : NAP_NS);
-        status = tell(c, err);
-    }
-    return status;
+    return pace_wait(c->options.bytes_per_s, c->begun_ns, c->moved, tell, c, err);
 }
 
 /* ---- what is wanted ---- */

@@ -302,7 +302,7 @@ ckd_status ckd_store_parity(ckd_parity_result **out, ckd_store *store, const ckd
     m.pace = (pace){.bytes_per_s = o.bytes_per_s,
                     .on_progress = o.on_progress,
                     .context = o.progress_context,
-                    .what = "making parity",
+                    .cancelled = "making parity was cancelled",
                     .begun_ns = clock_monotonic_ns()};
     m.check = (paced_check){store, &m.damage, &m.files, &m.pace, {0}, NULL};
     status = o.dry_run ? CKD_OK : parity_lock(&lock, store, err);

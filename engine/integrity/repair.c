@@ -498,7 +498,7 @@ ckd_status ckd_store_repair(ckd_repair_result **out, ckd_store *store, const ckd
     r.pace = (pace){.bytes_per_s = o.bytes_per_s,
                     .on_progress = o.on_progress,
                     .context = o.progress_context,
-                    .what = "the repair",
+                    .cancelled = "the repair was cancelled",
                     .begun_ns = clock_monotonic_ns()};
     status = run(&r, err);
     if (status != CKD_OK) {

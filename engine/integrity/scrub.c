@@ -4,14 +4,12 @@
  */
 #include <stdlib.h>
 
-#include "engine/store/file_check.h"
-#include "engine/store/listed_files.h"
+#include "engine/integrity/paced_check.h"
 #include "engine/store/notes_damage.h"
 #include "engine/integrity/parity.h"
 
 /* What was verified is written to the catalog so often: so much is read again after a crash. */
 #define REMEMBER_NS (60 * UINT64_C(1000000000))
-#define NAP_NS      (UINT64_C(100000000)) /* at most, between two looks at what the caller wants */
 
 typedef struct due_file {
     const listed_file *listed;
@@ -24,13 +22,13 @@ typedef struct scrubbing {
     const ckd_scrub_options *options;
     ckd_scrub_result *result;
     damage_list damage;
-    bytes payload;
+    paced_check check;
+    pace pace;
     listed_files listed;
     due_file *files; /* the same; the first `due` in the order in which they are read */
     size_t file_count, due;
     verified_files done; /* not written yet */
-    uint64_t begun_ns, written_ns, total, read;
-    file_lock *reader; /* until the file is open */
+    uint64_t written_ns;
 } scrubbing;
 
 /* ---- what there is ---- */
@@ -91,36 +89,11 @@ static void choose_due(scrubbing *s) {
         qsort(s->files, s->file_count, sizeof(*s->files), by_age);
     }
     while (s->due < s->file_count && !s->files[s->due].waits) {
-        s->total += s->files[s->due++].listed->file.size;
+        s->pace.total += s->files[s->due++].listed->file.size;
     }
 }
 
 /* ---- reading them ---- */
-
-static ckd_status tell(scrubbing *s, ckd_error *err) {
-    const ckd_scrub_options *o = s->options;
-    int stop = o->on_progress
-                   ? o->on_progress(o->progress_context, s->read < s->total ? s->read : s->total, s->total)
-                   : 0;
-    return stop ? err_set(err, CKD_E_CANCELLED, "the scrub was cancelled; what it verified is remembered")
-                : CKD_OK;
-}
-
-/* After each record: as slow as was asked for. */
-static ckd_status after_record(void *context, uint64_t stored_bytes, ckd_error *err) {
-    scrubbing *s = context;
-    lock_release(s->reader);
-    s->reader = NULL;
-    s->read += stored_bytes;
-    ckd_status status = tell(s, err);
-    double rate = (double)s->options->bytes_per_s;
-    uint64_t until = rate > 0 ? s->begun_ns + (uint64_t)((double)s->read / rate * 1e9) : 0;
-    for (uint64_t now = clock_monotonic_ns(); now < until && status == CKD_OK; now = clock_monotonic_ns()) {
-        clock_sleep_ns(until - now < NAP_NS ? until - now : NAP_NS);
-        status = tell(s, err);
-    }
-    return status;
-}
 
 static ckd_status write_verified(ckd_store *store, ckd_error *err) {
     ckd_status status =
@@ -161,44 +134,13 @@ static void remember(scrubbing *s, uint32_t patience_ms) {
     }
 }
 
-/* Under the reader lock: is it still the store's? What was deleted meanwhile is gone together with its manifest. */
-static bool is_listed(const scrubbing *s, const listed_file *f) {
-    return file_exists(path_manifest(s->store->path, f->name.run, f->name.step, f->name.generation).text);
-}
-
-static ckd_status check_one(scrubbing *s, const listed_file *f, ckd_error *err) {
-    char checkpoint[CHECKPOINT_TEXT];
-    file_check check = {.store = s->store,
-                        .damage = &s->damage,
-                        .lineages = s->listed.lineages,
-                        .lineage_count = s->listed.lineage_count,
-                        .payload = &s->payload,
-                        .pace = after_record,
-                        .pace_context = s};
-    listed_file_checkpoint(checkpoint, f);
-    return check_named_file(&check, &f->file, checkpoint, err);
-}
-
 static ckd_status scrub_file(scrubbing *s, due_file *f, ckd_error *err) {
-    ckd_verify_result *found = s->result->found;
-    size_t damage = found->damage_count;
-    uint64_t begun = clock_wall_ns(), before = s->read;
-    ckd_status status = store_lock_reader(&s->reader, s->store, err);
-    if (status != CKD_OK) {
-        return status;
-    }
-    bool listed = is_listed(s, f->listed);
-    status = listed ? check_one(s, f->listed, err) : CKD_OK;
-    lock_release(s->reader);
-    s->reader = NULL;
-    s->read = before + f->listed->file.size;
-    if (status != CKD_OK || !listed) {
-        return status;
-    }
-    found->files++;
-    found->bytes += f->listed->file.size;
-    if (found->damage_count > damage) {
-        return CKD_OK; /* it comes first again */
+    bool right;
+    uint64_t begun = clock_wall_ns(), end = s->pace.done + f->listed->file.size;
+    ckd_status status = paced_check_file(&right, NULL, &s->check, f->listed, err);
+    s->pace.done = end;
+    if (status != CKD_OK || !right) {
+        return status; /* a damaged file comes first again */
     }
     if (!s->done.count) {
         s->done.at_ns = begun; /* of the first of them: none was verified before */
@@ -211,11 +153,11 @@ static ckd_status scrub_file(scrubbing *s, due_file *f, ckd_error *err) {
 
 static bool out_of_time(const scrubbing *s) {
     uint64_t seconds = s->options->max_time_s;
-    return seconds && (clock_monotonic_ns() - s->begun_ns) / UINT64_C(1000000000) >= seconds;
+    return seconds && (clock_monotonic_ns() - s->pace.begun_ns) / UINT64_C(1000000000) >= seconds;
 }
 
 static ckd_status scrub_files(scrubbing *s, size_t *at, ckd_error *err) {
-    ckd_status status = tell(s, err);
+    ckd_status status = pace_add(&s->pace, 0, err);
     for (*at = 0; *at < s->due && status == CKD_OK; ++*at) {
         if (out_of_time(s) && *at > 0) {
             break;
@@ -234,12 +176,9 @@ static ckd_status scrub_files(scrubbing *s, size_t *at, ckd_error *err) {
  */
 static ckd_status scrub_parity(scrubbing *s, ckd_error *err) {
     parity_sets sets = {0};
-    const ckd_scrub_options *o = s->options;
-    pace p = {.bytes_per_s = o->bytes_per_s,
-              .on_progress = o->on_progress,
-              .context = o->progress_context,
-              .what = "the scrub",
-              .begun_ns = clock_monotonic_ns()};
+    pace p = s->pace;
+    p.begun_ns = clock_monotonic_ns();
+    p.done = p.total = 0;
     uint64_t lot = 0;
     ckd_status status = parity_sets_read(&sets, s->store, &s->damage, err);
     if (status == CKD_OK) {
@@ -301,14 +240,20 @@ ckd_status ckd_store_scrub(ckd_scrub_result **out, ckd_store *store, const ckd_s
         return status;
     }
     scrubbing s = {.store = store, .options = &o, .result = calloc(1, sizeof(*s.result))};
-    s.begun_ns = s.written_ns = clock_monotonic_ns();
+    s.written_ns = clock_monotonic_ns();
+    s.pace = (pace){.bytes_per_s = o.bytes_per_s,
+                    .on_progress = o.on_progress,
+                    .context = o.progress_context,
+                    .cancelled = "the scrub was cancelled; what it verified is remembered",
+                    .begun_ns = s.written_ns};
     if (!s.result || !(s.result->found = calloc(1, sizeof(*s.result->found)))) {
         ckd_scrub_result_free(s.result);
         return err_nomem(err, sizeof(*s.result), "a scrub");
     }
     s.damage = (damage_list){.result = s.result->found, .store_path = store->path};
+    s.check = (paced_check){store, &s.damage, &s.listed, &s.pace, {0}, NULL};
     status = scrub(&s, err);
-    bytes_free(&s.payload);
+    bytes_free(&s.check.payload);
     listed_files_free(&s.listed);
     free(s.files);
     free(s.done.ids);

@@ -5,13 +5,13 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "engine/common/pace.h"
 #include "engine/store/damage.h"
 #include "engine/store/read_through.h"
 #include "engine/store/record_copy.h"
 #include "engine/transfer/transfer.h"
 
 #define WRITE_BUFFER ((size_t)1 << 20)
-#define NAP_NS       UINT64_C(100000000) /* at most, between two looks at what the caller wants */
 #define ABANDONED_NS (UINT64_C(7) * 24 * 3600 * 1000000000)
 
 /* ---- data/x: SOURCE is a lock, SOURCE.FILE a file on its way; both are ids ---- */
@@ -126,7 +126,8 @@ ckd_status transfer_recover(const ckd_store *store, ckd_error *err) {
 
 /* ---- pace ---- */
 
-static ckd_status tell(const transfer *t, ckd_error *err) {
+static ckd_status tell(void *context, ckd_error *err) {
+    const transfer *t = context;
     const ckd_copy_options *o = t->options;
     int stop = o->on_progress ? o->on_progress(o->progress_context, t->done, t->total) : 0;
     return stop ? err_set(err, CKD_E_CANCELLED,
@@ -135,17 +136,10 @@ static ckd_status tell(const transfer *t, ckd_error *err) {
 }
 
 /* After each record: as slow as was asked for. */
-static ckd_status pace(transfer *t, uint64_t bytes_moved, ckd_error *err) {
+static ckd_status keep_pace(transfer *t, uint64_t bytes_moved, ckd_error *err) {
     t->done += bytes_moved;
     t->moved += bytes_moved;
-    ckd_status status = tell(t, err);
-    double rate = (double)t->options->bytes_per_s;
-    uint64_t until = rate > 0 ? t->begun_ns + (uint64_t)((double)t->moved / rate * 1e9) : 0;
-    for (uint64_t now = clock_monotonic_ns(); now < until && status == CKD_OK; now = clock_monotonic_ns()) {
-        clock_sleep_ns(until - now < NAP_NS ? until - now : NAP_NS);
-        status = tell(t, err);
-    }
-    return status;
+    return pace_wait(t->options->bytes_per_s, t->begun_ns, t->moved, tell, t, err);
 }
 
 /* ---- reading ---- */
@@ -262,7 +256,7 @@ static ckd_status copy_record(transfer *t, transfer_file *f, file_writer *to, co
     if (status == CKD_OK) {
         status = file_append(to, t->payload.data, r->stored_size, err);
     }
-    return status == CKD_OK ? pace(t, end_of(r) - begin, err) : status;
+    return status == CKD_OK ? keep_pace(t, end_of(r) - begin, err) : status;
 }
 
 /* Index and footer. */
@@ -280,7 +274,7 @@ static ckd_status copy_end(transfer *t, file_writer *to, const chunk *c, const t
         return transfer_blame(t, item, status, err);
     }
     status = file_append(to, data, size, err);
-    return status == CKD_OK ? pace(t, size, err) : status;
+    return status == CKD_OK ? keep_pace(t, size, err) : status;
 }
 
 /* How much of the file is there already: all of the header, whole records, or all. */
@@ -350,7 +344,7 @@ static ckd_status fill(bool *resumed, transfer *t, transfer_file *f, const char 
     }
     if (!keep) {
         status = file_append(to, header, sizeof(header), err);
-        status = status == CKD_OK ? pace(t, sizeof(header), err) : status;
+        status = status == CKD_OK ? keep_pace(t, sizeof(header), err) : status;
     }
     if (status == CKD_OK) {
         status = copy_rest(t, f, to, c, keep, item, err);
@@ -416,7 +410,7 @@ static ckd_status copy_wanted(void *context, const chunk *c, const record *r, ck
     if (is_damage(status, &why)) {
         return note_hurt(k->f, &r->tensor->checkpoint, &why, err);
     }
-    return status == CKD_OK ? pace(k->t, view_stored_bytes(&b), err) : err_from(err, status, &why);
+    return status == CKD_OK ? keep_pace(k->t, view_stored_bytes(&b), err) : err_from(err, status, &why);
 }
 
 static ckd_status write_part(transfer *t, transfer_file *f, const char *path, chunk *from, ckd_error *err) {
@@ -463,7 +457,7 @@ static ckd_status bring_part(transfer *t, transfer_file *f, const transfer_item 
         }
     }
     t->done = status == CKD_OK ? end : t->done;
-    return status == CKD_OK ? pace(t, 0, err) : status;
+    return status == CKD_OK ? keep_pace(t, 0, err) : status;
 }
 
 /* ---- a file ---- */
