@@ -29,6 +29,27 @@ static void advise(const void *data, size_t size) {
 #endif
 }
 
+ckd_status array_grow(void *array, size_t *capacity, size_t count, size_t size, const char *what,
+                      ckd_error *err) {
+    void *items;
+    uint64_t wanted = *capacity < 8 ? 16 : 2 * (uint64_t)*capacity, total;
+    if (count <= *capacity) {
+        return CKD_OK;
+    }
+    wanted = wanted < count ? count : wanted;
+    if (!size_mul(&total, wanted, size) || total > SIZE_MAX) {
+        return err_nomem(err, SIZE_MAX, what);
+    }
+    memcpy(&items, array, sizeof(items)); /* a pointer of any type */
+    items = realloc(items, (size_t)total);
+    if (items == NULL) {
+        return err_nomem(err, total, what);
+    }
+    memcpy(array, &items, sizeof(items));
+    *capacity = (size_t)wanted;
+    return CKD_OK;
+}
+
 /* By half again: appending stays linear, and a large buffer is not twice what it holds. */
 static bool grow(bytes *b, size_t needed) {
     size_t capacity = b->capacity;

@@ -106,6 +106,15 @@ void bytes_put_u64(bytes *b, uint64_t v);
 /* u16 length, then the bytes, no NUL. Longer than 65535 bytes: failed. */
 void bytes_put_string(bytes *b, const char *s);
 
+/*
+ * Room for at least `count` items in an array that grows by doubling, or NOMEM with the array as it was. `array` and `capacity`
+ * (a size_t) are variables, zero at first; `what` is for the message. Release with free.
+ */
+#define ARRAY_GROW(array, capacity, count, what, err) \
+    array_grow(&(array), &(capacity), count, sizeof(*(array)), what, err)
+ckd_status array_grow(void *array, size_t *capacity, size_t count, size_t size, const char *what,
+                      ckd_error *err);
+
 /* A cursor over bytes in memory. A read past the end sets `failed`, which sticks, and yields zeros. */
 typedef struct reader {
     const uint8_t *data;

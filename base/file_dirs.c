@@ -41,14 +41,8 @@ void dir_list_free(dir_list *list) {
 }
 
 static bool add_name(dir_list *list, size_t *capacity, const char *name) {
-    if (list->count == *capacity) {
-        size_t more = *capacity == 0 ? 64 : *capacity * 2;
-        char **names = more > SIZE_MAX / sizeof(*names) ? NULL : realloc(list->names, more * sizeof(*names));
-        if (names == NULL) {
-            return false;
-        }
-        list->names = names;
-        *capacity = more;
+    if (ARRAY_GROW(list->names, *capacity, list->count + 1, "names", NULL) != CKD_OK) {
+        return false;
     }
     list->names[list->count] = strdup(name);
     return list->names[list->count] != NULL && ++list->count > 0;

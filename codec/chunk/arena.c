@@ -9,14 +9,8 @@
 #define ALIGNMENT 16u
 
 static bool add_piece(record_arena *a, size_t at_least) {
-    if (a->count == a->capacity) {
-        size_t capacity = a->capacity ? 2 * a->capacity : 16;
-        void **pieces = realloc(a->pieces, capacity * sizeof(*pieces));
-        if (!pieces) {
-            return false;
-        }
-        a->pieces = pieces;
-        a->capacity = capacity;
+    if (ARRAY_GROW(a->pieces, a->capacity, a->count + 1, "records", NULL) != CKD_OK) {
+        return false;
     }
     /* Twice the last piece, so that small files stay small and the number of pieces too. */
     size_t room = a->room < PIECE_MIN / 2 ? PIECE_MIN : a->room < PIECE_MAX / 2 ? 2 * a->room : PIECE_MAX;

@@ -21,14 +21,8 @@ bool gather_fits(const chunk_gathered *g, const record *r) {
 
 ckd_status gather_add(chunk_gathered *g, const record *r, const bytes *header, const void *payload,
                       uint64_t before, ckd_error *err) {
-    if (g->count == g->capacity) {
-        size_t capacity = g->capacity ? 2 * g->capacity : 64;
-        uint64_t *grown = realloc(g->before, capacity * sizeof(*grown));
-        if (!grown) {
-            return err_nomem(err, capacity * sizeof(*grown), "gathered records");
-        }
-        g->before = grown;
-        g->capacity = capacity;
+    if (ARRAY_GROW(g->before, g->capacity, g->count + 1, "gathered records", err) != CKD_OK) {
+        return CKD_E_NOMEM;
     }
     bytes_put(&g->headers, header->data, header->size);
     bytes_put(&g->payloads, payload, r->stored_size);

@@ -28,13 +28,8 @@ typedef struct compacting {
 
 /* ---- what the parts ask for ---- */
 
-static int by_id(const void *a, const void *b) {
-    return memcmp(a, b, sizeof(ckd_id));
-}
-
 bool compact_is_unwanted(const compaction *c, const ckd_id *checkpoint) {
-    return !c->staying_count ||
-           bsearch(checkpoint, c->staying, c->staying_count, sizeof(ckd_id), by_id) == NULL;
+    return !id_among(checkpoint, c->staying, c->staying_count);
 }
 
 /* The place of the table, or where it belongs. */
@@ -42,7 +37,7 @@ static size_t table_place(const compaction *c, const ckd_id *checkpoint) {
     size_t low = 0, high = c->table_count;
     while (low < high) {
         size_t middle = low + (high - low) / 2;
-        if (by_id(&c->tables[middle].checkpoint, checkpoint) < 0) {
+        if (id_compare(&c->tables[middle].checkpoint, checkpoint) < 0) {
             low = middle + 1;
         } else {
             high = middle;
@@ -58,15 +53,9 @@ const load_table *compact_table(const compaction *c, const ckd_id *checkpoint) {
 
 ckd_status compact_note(compaction *c, const ckd_id *checkpoint, block_load *blocks, size_t count,
                         ckd_error *err) {
-    if (c->table_count == c->table_capacity) {
-        size_t capacity = 2 * c->table_capacity + 16;
-        load_table *grown = realloc(c->tables, capacity * sizeof(*grown));
-        if (!grown) {
-            free(blocks);
-            return err_nomem(err, capacity * sizeof(*grown), "checkpoints");
-        }
-        c->tables = grown;
-        c->table_capacity = capacity;
+    if (ARRAY_GROW(c->tables, c->table_capacity, c->table_count + 1, "checkpoints", err) != CKD_OK) {
+        free(blocks);
+        return CKD_E_NOMEM;
     }
     size_t at = table_place(c, checkpoint);
     memmove(c->tables + at + 1, c->tables + at, (c->table_count - at) * sizeof(*c->tables));
@@ -161,7 +150,7 @@ static ckd_status find_staying(compacting *x, ckd_error *err) {
         }
     }
     if (c->staying_count) {
-        qsort(c->staying, c->staying_count, sizeof(*c->staying), by_id);
+        qsort(c->staying, c->staying_count, sizeof(*c->staying), id_compare);
     }
     return CKD_OK;
 }
@@ -245,14 +234,8 @@ static bool may_need_work(const compacting *x, const need *n) {
 
 static ckd_status add_item(ckd_compacted **item, compacting *x, const ckd_checkpoint *k, ckd_error *err) {
     ckd_compaction *out = x->out;
-    if (out->count == x->capacity) {
-        size_t capacity = 2 * x->capacity + 16;
-        ckd_compacted *grown = realloc(out->items, capacity * sizeof(*grown));
-        if (!grown) {
-            return err_nomem(err, capacity * sizeof(*grown), "a list of checkpoints");
-        }
-        out->items = grown;
-        x->capacity = capacity;
+    if (ARRAY_GROW(out->items, x->capacity, out->count + 1, "a list of checkpoints", err) != CKD_OK) {
+        return CKD_E_NOMEM;
     }
     *item = &out->items[out->count++];
     **item = (ckd_compacted){.checkpoint = *k, .bytes = k->stored_bytes, .depth = k->depth};

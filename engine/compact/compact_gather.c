@@ -17,13 +17,9 @@
 
 /* ---- what there is ---- */
 
-static int by_file(const void *a, const void *b) {
-    return memcmp(&((const source *)a)->file.id, &((const source *)b)->file.id, sizeof(ckd_id));
-}
-
 static source *find_source(const gathering *g, const note_file *file) {
     source key = {.file = *file};
-    return g->source_count ? bsearch(&key, g->sources, g->source_count, sizeof(key), by_file) : NULL;
+    return g->source_count ? bsearch(&key, g->sources, g->source_count, sizeof(key), id_compare) : NULL;
 }
 
 static bool is_newest(const gathering *g, size_t i) {
@@ -52,11 +48,11 @@ static ckd_status find_sources(gathering *g, ckd_error *err) {
         }
     }
     if (g->source_count) {
-        qsort(g->sources, g->source_count, sizeof(*g->sources), by_file);
+        qsort(g->sources, g->source_count, sizeof(*g->sources), id_compare);
     }
     for (size_t i = 0; i < g->source_count; i++) {
         source *last = kept ? &g->sources[kept - 1] : NULL, *s = &g->sources[i];
-        if (last && by_file(last, s) == 0) {
+        if (last && id_compare(last, s) == 0) {
             last->live += s->live;
             last->is_new = last->is_new || s->is_new;
             last->is_asked = last->is_asked || s->is_asked;
@@ -134,7 +130,7 @@ static int by_place(const void *a, const void *b) {
     int order = strcmp(p->run, q->run);
     order = order ? order : (p->step > q->step) - (p->step < q->step);
     order = order ? order : (x->file.rank > y->file.rank) - (x->file.rank < y->file.rank);
-    return order ? order : by_file(x, y);
+    return order ? order : id_compare(x, y);
 }
 
 /* The checkpoints that a file has records of, together with its rank. */

@@ -276,16 +276,9 @@ ckd_status step_note_group(bool *written, step_states *s, const hash128 *content
     if (*written) {
         return CKD_OK;
     }
-    if (s->group_count == s->group_capacity) {
-        size_t capacity = s->group_capacity ? 2 * s->group_capacity : 8;
-        hash128 *grown = realloc(s->groups, capacity * sizeof(*grown));
-        if (!grown) {
-            return err_nomem(err, capacity * sizeof(*grown), "the groups written");
-        }
-        s->groups = grown;
-        s->group_capacity = capacity;
+    if (ARRAY_GROW(s->groups, s->group_capacity, s->group_count + 1, "the groups written", err) != CKD_OK) {
+        return CKD_E_NOMEM;
     }
     s->groups[s->group_count++] = *content;
     return CKD_OK;
 }
-

@@ -19,15 +19,11 @@ ckd_status parity_publish(bool *done, const ckd_store *store, const parity_group
     return status;
 }
 
-static int by_id(const void *a, const void *b) {
-    return memcmp(a, b, sizeof(ckd_id));
-}
-
 static void keep_only(listed_files *all, const parity_files *wanted) {
     size_t kept = 0;
     for (size_t i = 0; i < all->count; i++) {
         const ckd_id *id = &all->items[i].file.id;
-        if (wanted->count && bsearch(id, wanted->items, wanted->count, sizeof(*id), by_id)) {
+        if (id_among(id, wanted->items, wanted->count)) {
             all->items[kept++] = all->items[i];
         }
     }

@@ -8,12 +8,8 @@
 #include "engine/integrity/parity.h"
 #include "engine/integrity/repair.h"
 
-static int by_id(const void *a, const void *b) {
-    return memcmp(a, b, sizeof(ckd_id));
-}
-
 static bool among(const parity_files *files, const ckd_id *id) {
-    return files->count && bsearch(id, files->items, files->count, sizeof(*id), by_id);
+    return id_among(id, files->items, files->count);
 }
 
 /* What becomes of a group. */
@@ -204,7 +200,7 @@ static ckd_status find_bare(parity_files *out, ckd_id **ids, const forgetting *f
             }
         }
     }
-    qsort(*ids, count, sizeof(**ids), by_id);
+    qsort(*ids, count, sizeof(**ids), id_compare);
     for (size_t i = 0; i < count; i++) {
         if (kept == 0 || !id_equal(&(*ids)[kept - 1], &(*ids)[i])) {
             (*ids)[kept++] = (*ids)[i];

@@ -13,14 +13,8 @@ static parity_set *same_as_last(const parity_sets *s, const ckd_id *id) {
 
 /* Takes over what g points to. */
 static ckd_status add_set(parity_sets *s, parity_group *g, ckd_error *err) {
-    if (s->count == s->capacity) {
-        size_t capacity = s->capacity ? 2 * s->capacity : 64;
-        parity_set **grown = realloc(s->items, capacity * sizeof(*grown));
-        if (!grown) {
-            return err_nomem(err, capacity * sizeof(*grown), "parity groups");
-        }
-        s->items = grown;
-        s->capacity = capacity;
+    if (ARRAY_GROW(s->items, s->capacity, s->count + 1, "parity groups", err) != CKD_OK) {
+        return CKD_E_NOMEM;
     }
     parity_set *set = calloc(1, sizeof(*set));
     if (!set) {
@@ -92,10 +86,6 @@ static ckd_status read_row(parity_sets *s, const ckd_store *store, const char *n
     return damage_note(damage, status, &why, CKD_NO_OFFSET, "", err);
 }
 
-static int by_file(const void *a, const void *b) {
-    return memcmp(&((const parity_cover *)a)->file, &((const parity_cover *)b)->file, sizeof(ckd_id));
-}
-
 static ckd_status index_members(parity_sets *s, ckd_error *err) {
     size_t total = 0;
     for (size_t i = 0; i < s->count; i++) {
@@ -112,7 +102,7 @@ static ckd_status index_members(parity_sets *s, ckd_error *err) {
         }
     }
     if (s->cover_count) {
-        qsort(s->covers, s->cover_count, sizeof(*s->covers), by_file);
+        qsort(s->covers, s->cover_count, sizeof(*s->covers), id_compare);
     }
     return CKD_OK;
 }

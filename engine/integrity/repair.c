@@ -54,14 +54,9 @@ static const char *inside(const repairing *r, const char *path) {
 static ckd_status tell_repaired(repairing *r, const char *path, const char *aside, uint64_t size,
                                 ckd_error *err) {
     ckd_repair_result *out = r->result;
-    if (out->repaired_count == r->repaired_capacity) {
-        size_t capacity = r->repaired_capacity ? 2 * r->repaired_capacity : 16;
-        ckd_repaired *grown = realloc(out->repaired, capacity * sizeof(*grown));
-        if (!grown) {
-            return err_nomem(err, capacity * sizeof(*grown), "what was repaired");
-        }
-        out->repaired = grown;
-        r->repaired_capacity = capacity;
+    if (ARRAY_GROW(out->repaired, r->repaired_capacity, out->repaired_count + 1, "what was repaired", err) !=
+        CKD_OK) {
+        return CKD_E_NOMEM;
     }
     ckd_repaired *x = &out->repaired[out->repaired_count++];
     *x = (ckd_repaired){.file = strdup(inside(r, path)),

@@ -241,14 +241,8 @@ ckd_status load_each_block(const view_tensor *t, const span *want, load_block_fn
 
 static ckd_status add_block(void *context, const view_block *b, ckd_error *err) {
     load_blocks *list = context;
-    if (list->count == list->capacity) {
-        size_t capacity = 2 * list->capacity + 16;
-        const view_block **grown = realloc(list->items, capacity * sizeof(*grown));
-        if (!grown) {
-            return err_nomem(err, capacity * sizeof(*grown), "a load's plan");
-        }
-        list->items = grown;
-        list->capacity = capacity;
+    if (ARRAY_GROW(list->items, list->capacity, list->count + 1, "a load's plan", err) != CKD_OK) {
+        return CKD_E_NOMEM;
     }
     list->items[list->count++] = b;
     return CKD_OK;

@@ -17,14 +17,8 @@ void load_differences_free(load_differences *d) {
 
 static ckd_status add_difference(load_differences *d, ckd_difference kind, const char *tensor,
                                  const ckd_load_request *q, const view_tensor *t, ckd_error *err) {
-    if (d->count == d->capacity) {
-        size_t capacity = 2 * d->capacity + 8;
-        ckd_load_difference *grown = realloc(d->items, capacity * sizeof(*grown));
-        if (!grown) {
-            return err_nomem(err, capacity * sizeof(*grown), "a list of differences");
-        }
-        d->items = grown;
-        d->capacity = capacity;
+    if (ARRAY_GROW(d->items, d->capacity, d->count + 1, "a list of differences", err) != CKD_OK) {
+        return CKD_E_NOMEM;
     }
     char what[256];
     load_describe_difference(what, sizeof(what), kind, q, t);

@@ -62,14 +62,8 @@ static ckd_status add_node(size_t *out, bool *found, load_plan *x, const view *v
 }
 
 static ckd_status add_edge(load_plan *x, size_t from, size_t to, double share, ckd_error *err) {
-    if (x->edge_count == x->edge_room) {
-        size_t room = x->edge_room ? 2 * x->edge_room : 256;
-        load_edge *edges = realloc(x->edges, room * sizeof(*edges));
-        if (!edges) {
-            return err_nomem(err, room * sizeof(*edges), "a load's plan");
-        }
-        x->edges = edges;
-        x->edge_room = room;
+    if (ARRAY_GROW(x->edges, x->edge_room, x->edge_count + 1, "a load's plan", err) != CKD_OK) {
+        return CKD_E_NOMEM;
     }
     x->edges[x->edge_count] = (load_edge){to, share, x->nodes[from].edges};
     x->nodes[from].edges = x->edge_count++;
@@ -82,14 +76,8 @@ static ckd_status note_view(load_plan *x, const view *v, ckd_error *err) {
             return CKD_OK;
         }
     }
-    if (x->view_count == x->view_room) {
-        size_t room = 2 * x->view_room + 8;
-        const view **views = realloc(x->views, room * sizeof(*views));
-        if (!views) {
-            return err_nomem(err, room * sizeof(*views), "a load's plan");
-        }
-        x->views = views;
-        x->view_room = room;
+    if (ARRAY_GROW(x->views, x->view_room, x->view_count + 1, "a load's plan", err) != CKD_OK) {
+        return CKD_E_NOMEM;
     }
     x->views[x->view_count++] = v;
     return CKD_OK;

@@ -10,14 +10,8 @@
 ckd_status lossy_device_add_block(const lossy_tile *t, uint64_t at, uint64_t count, ckd_error *err) {
     struct lossy_device *d = t->device;
     d->block_count = at ? d->block_count : 0;
-    if (d->block_count == d->block_room) {
-        size_t room = 2 * d->block_room + 16;
-        lossy_device_block *grown = realloc(d->blocks, room * sizeof(*grown));
-        if (!grown) {
-            return err_nomem(err, room * sizeof(*grown), "coding scratch");
-        }
-        d->blocks = grown;
-        d->block_room = room;
+    if (ARRAY_GROW(d->blocks, d->block_room, d->block_count + 1, "coding scratch", err) != CKD_OK) {
+        return CKD_E_NOMEM;
     }
     lossy_device_block *b = &d->blocks[d->block_count++];
     *b = (lossy_device_block){.at = at, .count = count};

@@ -20,14 +20,8 @@ static ckd_status add_block(void *context, const view_block *b, ckd_error *err) 
     if (node == LOAD_NONE) {
         return CKD_OK; /* it has nothing of what is asked for after all */
     }
-    if (p->count == p->capacity) {
-        size_t capacity = 2 * p->capacity + 16;
-        turn_block *grown = realloc(p->blocks, capacity * sizeof(*grown));
-        if (!grown) {
-            return err_nomem(err, capacity * sizeof(*grown), "a load's plan");
-        }
-        p->blocks = grown;
-        p->capacity = capacity;
+    if (ARRAY_GROW(p->blocks, p->capacity, p->count + 1, "a load's plan", err) != CKD_OK) {
+        return CKD_E_NOMEM;
     }
     p->blocks[p->count++] = (turn_block){j->plan->nodes[node].when, b};
     return CKD_OK;

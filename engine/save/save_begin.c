@@ -31,14 +31,9 @@ ckd_status save_depend(ckd_save *save, const ckd_id *checkpoint, ckd_error *err)
             return CKD_OK;
         }
     }
-    if (save->dependency_count == save->dependency_capacity) {
-        size_t capacity = save->dependency_capacity ? 2 * save->dependency_capacity : 8;
-        ckd_id *grown = realloc(save->dependencies, capacity * sizeof(*grown));
-        if (!grown) {
-            return err_nomem(err, capacity * sizeof(*grown), "dependencies");
-        }
-        save->dependencies = grown;
-        save->dependency_capacity = capacity;
+    if (ARRAY_GROW(save->dependencies, save->dependency_capacity, save->dependency_count + 1, "dependencies",
+                   err) != CKD_OK) {
+        return CKD_E_NOMEM;
     }
     save->dependencies[save->dependency_count++] = *checkpoint;
     return CKD_OK;

@@ -130,14 +130,8 @@ ckd_status cells_rows(shared_rows *out, known_rows *known, save_append *before, 
             return CKD_OK;
         }
     }
-    if (known->count == known->capacity) {
-        size_t capacity = 2 * known->capacity + 8;
-        shared_rows *grown = realloc(known->items, capacity * sizeof(*grown));
-        if (!grown) {
-            return err_nomem(err, capacity * sizeof(*grown), "coding scratch");
-        }
-        known->items = grown;
-        known->capacity = capacity;
+    if (ARRAY_GROW(known->items, known->capacity, known->count + 1, "coding scratch", err) != CKD_OK) {
+        return CKD_E_NOMEM;
     }
     *out = (shared_rows){
         .row = row,

@@ -16,14 +16,8 @@ typedef struct numbered {
 
 ckd_status measures_add(save_measures *m, const char *tensor, const ckd_region *region, uint32_t ndim,
                         const measures *figures, ckd_error *err) {
-    if (m->count == m->capacity) {
-        size_t capacity = m->capacity ? 2 * m->capacity : 64;
-        told_measures *grown = realloc(m->items, capacity * sizeof(*grown));
-        if (!grown) {
-            return err_nomem(err, capacity * sizeof(*grown), "measures");
-        }
-        m->items = grown;
-        m->capacity = capacity;
+    if (ARRAY_GROW(m->items, m->capacity, m->count + 1, "measures", err) != CKD_OK) {
+        return CKD_E_NOMEM;
     }
     uint64_t key = chunk_shard_key(&m->scratch, tensor, region, ndim);
     if (m->scratch.failed) {

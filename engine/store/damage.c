@@ -46,14 +46,8 @@ static bool name_tensor(ckd_damage *d, const char *tensor) {
 
 static ckd_damage *append(damage_list *list) {
     ckd_verify_result *r = list->result;
-    if (r->damage_count == list->capacity) {
-        size_t capacity = list->capacity ? 2 * list->capacity : 16;
-        ckd_damage *grown = realloc(r->damage, capacity * sizeof(*grown));
-        if (!grown) {
-            return NULL;
-        }
-        r->damage = grown;
-        list->capacity = capacity;
+    if (ARRAY_GROW(r->damage, list->capacity, r->damage_count + 1, "damage", NULL) != CKD_OK) {
+        return NULL;
     }
     ckd_damage *d = &r->damage[r->damage_count];
     memset(d, 0, sizeof(*d));

@@ -6,14 +6,8 @@
 
 static ckd_status add_files(listed_files *f, const manifest *m, const manifest_name *name, bool in_trash,
                             ckd_error *err) {
-    if (f->count + m->file_count > f->capacity) {
-        size_t capacity = 2 * (f->count + m->file_count);
-        listed_file *grown = realloc(f->items, capacity * sizeof(*grown));
-        if (!grown) {
-            return err_nomem(err, capacity * sizeof(*grown), "the files of a store");
-        }
-        f->items = grown;
-        f->capacity = capacity;
+    if (ARRAY_GROW(f->items, f->capacity, f->count + m->file_count, "the files of a store", err) != CKD_OK) {
+        return CKD_E_NOMEM;
     }
     for (size_t i = 0; i < m->file_count; i++) {
         f->items[f->count++] = (listed_file){m->files[i], *name, m->checkpoint.created_ns, in_trash};
@@ -140,12 +134,8 @@ void listed_files_free(listed_files *f) {
     *f = (listed_files){0};
 }
 
-static int by_id(const void *id, const void *file) {
-    return memcmp(id, &((const listed_file *)file)->file.id, sizeof(ckd_id));
-}
-
 const listed_file *listed_files_find(const listed_files *f, const ckd_id *id) {
-    return f->count ? bsearch(id, f->items, f->count, sizeof(*f->items), by_id) : NULL;
+    return f->count ? bsearch(id, f->items, f->count, sizeof(*f->items), id_compare) : NULL;
 }
 
 void listed_file_checkpoint(char out[CHECKPOINT_TEXT], const listed_file *f) {

@@ -151,10 +151,6 @@ ckd_status needs_name_all(needs *n, const ckd_store *store, ckd_error *err) {
 
 /* ---- before some go ---- */
 
-static int by_id(const void *a, const void *b) {
-    return memcmp(a, b, sizeof(ckd_id));
-}
-
 /* Own files of the chosen ones, by id. */
 static ckd_status files_of_chosen(ckd_id **out, size_t *count, const needs *n, ckd_error *err) {
     size_t total = 0;
@@ -171,14 +167,14 @@ static ckd_status files_of_chosen(ckd_id **out, size_t *count, const needs *n, c
             (*out)[(*count)++] = g->m.files[i].id;
         }
     }
-    qsort(*out, *count, sizeof(**out), by_id);
+    qsort(*out, *count, sizeof(**out), id_compare);
     return CKD_OK;
 }
 
 static bool has_older_of(const need *x, const ckd_id *files, size_t count) {
     bool any = false;
     for (size_t i = x->m.own_count; i < x->m.file_count && !any; i++) {
-        any = bsearch(&x->m.files[i].id, files, count, sizeof(*files), by_id) != NULL;
+        any = id_among(&x->m.files[i].id, files, count);
     }
     return any;
 }

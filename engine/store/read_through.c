@@ -79,14 +79,9 @@ bool safe_all_read(const safe_reading *done, const ckd_prune *plan) {
 }
 
 static ckd_status note_read(safe_reading *done, const ckd_id *id, ckd_error *err) {
-    if (done->count == done->capacity) {
-        size_t capacity = 2 * done->capacity + 16;
-        ckd_id *grown = realloc(done->checkpoints, capacity * sizeof(*grown));
-        if (!grown) {
-            return err_nomem(err, capacity * sizeof(*grown), "the checkpoints that were read through");
-        }
-        done->checkpoints = grown;
-        done->capacity = capacity;
+    if (ARRAY_GROW(done->checkpoints, done->capacity, done->count + 1,
+                   "the checkpoints that were read through", err) != CKD_OK) {
+        return CKD_E_NOMEM;
     }
     done->checkpoints[done->count++] = *id;
     return CKD_OK;

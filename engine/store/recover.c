@@ -12,23 +12,14 @@ typedef struct named_files {
 } named_files;
 
 static ckd_status add_named(named_files *named, const manifest *m, ckd_error *err) {
-    if (named->count + m->file_count > named->capacity) {
-        size_t capacity = 2 * (named->count + m->file_count);
-        ckd_id *grown = realloc(named->ids, capacity * sizeof(*grown));
-        if (!grown) {
-            return err_nomem(err, capacity * sizeof(*grown), "chunk file names");
-        }
-        named->ids = grown;
-        named->capacity = capacity;
+    if (ARRAY_GROW(named->ids, named->capacity, named->count + m->file_count, "chunk file names", err) !=
+        CKD_OK) {
+        return CKD_E_NOMEM;
     }
     for (size_t i = 0; i < m->file_count; i++) {
         named->ids[named->count++] = m->files[i].id;
     }
     return CKD_OK;
-}
-
-static int by_id(const void *a, const void *b) {
-    return memcmp(a, b, sizeof(ckd_id));
 }
 
 static ckd_status read_named(named_files *named, const ckd_store *store, ckd_error *err) {
@@ -53,13 +44,13 @@ static ckd_status read_named(named_files *named, const ckd_store *store, ckd_err
     }
     manifests_free(&list);
     if (named->count) {
-        qsort(named->ids, named->count, sizeof(*named->ids), by_id);
+        qsort(named->ids, named->count, sizeof(*named->ids), id_compare);
     }
     return status;
 }
 
 static bool is_named(const named_files *named, const ckd_id *id) {
-    return named->count && bsearch(id, named->ids, named->count, sizeof(*id), by_id);
+    return id_among(id, named->ids, named->count);
 }
 
 /* Removes what a dead writer left unless a manifest names it, then its intent. */

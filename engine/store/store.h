@@ -13,6 +13,7 @@
 
 #include <pthread.h>
 #include <stdatomic.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/file.h"
@@ -247,6 +248,14 @@ ckd_status store_list(ckd_checkpoint_list *out, ckd_store *store, const char *ru
 
 static inline bool id_equal(const ckd_id *a, const ckd_id *b) {
     return memcmp(a, b, sizeof(*a)) == 0;
+}
+/* For qsort and bsearch: ids, and structs that begin with one, in the order of their bytes. */
+static inline int id_compare(const void *a, const void *b) {
+    return memcmp(a, b, sizeof(ckd_id));
+}
+/* ids: sorted with id_compare. */
+static inline bool id_among(const ckd_id *id, const ckd_id *ids, size_t count) {
+    return count > 0 && bsearch(id, ids, count, sizeof(*ids), id_compare) != NULL;
 }
 static inline bool id_is_zero(const ckd_id *id) {
     static const ckd_id zero;

@@ -6,17 +6,13 @@
 #include "codec/chunk/chunk.h"
 #include "engine/store/deletions.h"
 
-static int by_id(const void *a, const void *b) {
-    return memcmp(a, b, sizeof(ckd_id));
-}
-
 static bool has_id(const bytes *ids, const ckd_id *id) {
-    return ids->size && bsearch(id, ids->data, ids->size / sizeof(*id), sizeof(*id), by_id);
+    return id_among(id, (const ckd_id *)(const void *)ids->data, ids->size / sizeof(*id));
 }
 
 static void sort_ids(bytes *ids) {
     if (ids->size) {
-        qsort(ids->data, ids->size / sizeof(ckd_id), sizeof(ckd_id), by_id);
+        qsort(ids->data, ids->size / sizeof(ckd_id), sizeof(ckd_id), id_compare);
     }
 }
 
@@ -194,14 +190,8 @@ static bool is_named(const evidence *e, const ckd_checkpoint *c) {
 
 static ckd_status add(ckd_checkpoint **items, size_t *count, size_t *capacity, const ckd_checkpoint *c,
                       ckd_error *err) {
-    if (*count == *capacity) {
-        size_t more = 2 * *capacity + 8;
-        ckd_checkpoint *grown = realloc(*items, more * sizeof(*grown));
-        if (!grown) {
-            return err_nomem(err, more * sizeof(*grown), "checkpoints");
-        }
-        *items = grown;
-        *capacity = more;
+    if (ARRAY_GROW(*items, *capacity, *count + 1, "checkpoints", err) != CKD_OK) {
+        return CKD_E_NOMEM;
     }
     (*items)[(*count)++] = *c;
     return CKD_OK;
@@ -212,7 +202,7 @@ static bool in_strays(vanished *v, const ckd_id *checkpoint) {
     for (size_t i = 0; i < v->stray_count; i++) {
         stray_file *s = &v->strays[i];
         if (s->checkpoint_count &&
-            bsearch(checkpoint, s->checkpoints, s->checkpoint_count, sizeof(*checkpoint), by_id)) {
+            bsearch(checkpoint, s->checkpoints, s->checkpoint_count, sizeof(*checkpoint), id_compare)) {
             found = s->explained = true;
         }
     }

@@ -22,14 +22,9 @@ catalog_file_state *verified_recall(size_t *count, ckd_store *store) {
 }
 
 ckd_status verified_add(verified_files *f, const manifest *m, ckd_error *err) {
-    if (f->count + m->file_count > f->capacity) {
-        size_t capacity = 2 * (f->count + m->file_count);
-        ckd_id *grown = realloc(f->ids, capacity * sizeof(*grown));
-        if (!grown) {
-            return err_nomem(err, capacity * sizeof(*grown), "the files that were verified");
-        }
-        f->ids = grown;
-        f->capacity = capacity;
+    if (ARRAY_GROW(f->ids, f->capacity, f->count + m->file_count, "the files that were verified", err) !=
+        CKD_OK) {
+        return CKD_E_NOMEM;
     }
     for (size_t i = 0; i < m->file_count; i++) {
         f->ids[f->count++] = m->files[i].id;

@@ -160,14 +160,8 @@ static ckd_status open_by_id(view **out, view_cache *cache, const ckd_id *id, ck
 }
 
 static ckd_status views_append(view_cache *cache, view *v, ckd_error *err) {
-    if (cache->count == cache->capacity) {
-        size_t capacity = cache->capacity ? 2 * cache->capacity : 8;
-        view **grown = realloc(cache->views, capacity * sizeof(*grown));
-        if (!grown) {
-            return err_nomem(err, capacity * sizeof(*grown), "views");
-        }
-        cache->views = grown;
-        cache->capacity = capacity;
+    if (ARRAY_GROW(cache->views, cache->capacity, cache->count + 1, "views", err) != CKD_OK) {
+        return CKD_E_NOMEM;
     }
     cache->views[cache->count++] = v;
     return CKD_OK;
@@ -216,14 +210,9 @@ static ckd_status open_older(const older_file **out, view_cache *cache, const vi
     if (*out) {
         return CKD_OK;
     }
-    if (cache->older_count == cache->older_capacity) {
-        size_t capacity = 2 * cache->older_capacity + 8;
-        older_file *grown = realloc(cache->older, capacity * sizeof(*grown));
-        if (!grown) {
-            return err_nomem(err, capacity * sizeof(*grown), "chunk handles");
-        }
-        cache->older = grown;
-        cache->older_capacity = capacity;
+    if (ARRAY_GROW(cache->older, cache->older_capacity, cache->older_count + 1, "chunk handles", err) !=
+        CKD_OK) {
+        return CKD_E_NOMEM;
     }
     older_file *f = &cache->older[cache->older_count];
     *f = (older_file){.id = root->manifest.files[file].id};

@@ -20,10 +20,6 @@ typedef struct file_part {
     bool in_trash; /* a deleted one does, and can come back */
 } file_part;
 
-static int by_file(const void *a, const void *b) {
-    return memcmp(&((const file_part *)a)->file, &((const file_part *)b)->file, sizeof(ckd_id));
-}
-
 static size_t parts_of(file_part *to, const need *x, const char *run) {
     const manifest *m = &x->m;
     size_t count = 0;
@@ -56,10 +52,10 @@ ckd_status waste_of(chunk_waste *out, const needs *n, const char *run, ckd_error
         count += parts_of(parts + count, &n->items[i], run);
     }
     if (count) {
-        qsort(parts, count, sizeof(*parts), by_file);
+        qsort(parts, count, sizeof(*parts), id_compare);
     }
     for (size_t i = 0, end; i < count; i = end) {
-        for (end = i + 1; end < count && by_file(&parts[i], &parts[end]) == 0; end++) {
+        for (end = i + 1; end < count && id_compare(&parts[i], &parts[end]) == 0; end++) {
             parts[i].own += parts[end].own;
             parts[i].is_asked |= parts[end].is_asked;
             parts[i].in_trash |= parts[end].in_trash;

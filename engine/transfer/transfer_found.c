@@ -53,14 +53,8 @@ static void write_prefixes(prefix_text named, prefix_text arrived, const choosin
 /* ---- parts, and what they have ---- */
 
 ckd_status transfer_add_part(transfer_part **out, transfer *t, const transfer_part *p, ckd_error *err) {
-    if (t->part_count == t->part_capacity) {
-        size_t capacity = 2 * t->part_capacity + 8;
-        transfer_part *grown = realloc(t->parts, capacity * sizeof(*grown));
-        if (!grown) {
-            return err_nomem(err, capacity * sizeof(*grown), "chunk files to copy");
-        }
-        t->parts = grown;
-        t->part_capacity = capacity;
+    if (ARRAY_GROW(t->parts, t->part_capacity, t->part_count + 1, "chunk files to copy", err) != CKD_OK) {
+        return CKD_E_NOMEM;
     }
     *out = &t->parts[t->part_count++];
     **out = *p;

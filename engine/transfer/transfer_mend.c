@@ -22,19 +22,10 @@ typedef struct uses {
     size_t count, capacity;
 } uses;
 
-static int by_file(const void *a, const void *b) {
-    return memcmp(&((const use *)a)->file.id, &((const use *)b)->file.id, sizeof(ckd_id));
-}
-
 static ckd_status add_uses(uses *u, const manifest *m, size_t item, ckd_error *err) {
-    if (u->count + m->file_count > u->capacity) {
-        size_t capacity = 2 * (u->count + m->file_count);
-        use *grown = realloc(u->items, capacity * sizeof(*grown));
-        if (!grown) {
-            return err_nomem(err, capacity * sizeof(*grown), "the files of the destination");
-        }
-        u->items = grown;
-        u->capacity = capacity;
+    if (ARRAY_GROW(u->items, u->capacity, u->count + m->file_count, "the files of the destination", err) !=
+        CKD_OK) {
+        return CKD_E_NOMEM;
     }
     for (size_t i = 0; i < m->file_count; i++) {
         u->items[u->count++] = (use){m->files[i], item};
@@ -151,10 +142,10 @@ ckd_status transfer_mend(transfer *t, ckd_copy_state state, ckd_error *err) {
         status = t->items[i].state == state ? add_item(&u, t, i, err) : CKD_OK;
     }
     if (u.count) {
-        qsort(u.items, u.count, sizeof(*u.items), by_file);
+        qsort(u.items, u.count, sizeof(*u.items), id_compare);
     }
     for (size_t i = 0, end; i < u.count && status == CKD_OK; i = end) {
-        for (end = i + 1; end < u.count && by_file(&u.items[i], &u.items[end]) == 0; end++) {
+        for (end = i + 1; end < u.count && id_compare(&u.items[i], &u.items[end]) == 0; end++) {
         }
         status = look_at(t, &u.items[i], end - i, state == CKD_COPY_RESTORED, err);
     }

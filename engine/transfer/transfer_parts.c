@@ -20,13 +20,9 @@
 
 /* ---- files that are not there ---- */
 
-static int by_file(const void *a, const void *b) {
-    return memcmp(&((const source *)a)->file.id, &((const source *)b)->file.id, sizeof(ckd_id));
-}
-
 static source *find_source(const choosing *c, const ckd_id *id) {
     source key = {.file.id = *id};
-    return c->count ? bsearch(&key, c->sources, c->count, sizeof(key), by_file) : NULL;
+    return c->count ? bsearch(&key, c->sources, c->count, sizeof(key), id_compare) : NULL;
 }
 
 /* The checkpoint's part of its own file, as its stored bytes tell. */
@@ -57,9 +53,9 @@ static ckd_status find_sources(choosing *c, ckd_error *err) {
             }
         }
     }
-    qsort(c->sources, c->count, sizeof(*c->sources), by_file);
+    qsort(c->sources, c->count, sizeof(*c->sources), id_compare);
     for (size_t i = 0; i < c->count; i++) {
-        if (kept && by_file(&c->sources[kept - 1], &c->sources[i]) == 0) {
+        if (kept && id_compare(&c->sources[kept - 1], &c->sources[i]) == 0) {
             c->sources[kept - 1].own += c->sources[i].own;
         } else {
             c->sources[kept++] = c->sources[i];

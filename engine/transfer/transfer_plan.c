@@ -67,10 +67,6 @@ static int by_place(const void *a, const void *b) {
     return order ? order : (x->step > y->step) - (x->step < y->step);
 }
 
-static int by_id(const void *a, const void *b) {
-    return memcmp(a, b, sizeof(ckd_id));
-}
-
 /* Ids of what is in the destination's trash. Of a tombstone that cannot be read it is not known: publishing finds out. */
 static ckd_status read_trash(planning *p, ckd_error *err) {
     manifest_list tombstones = {0};
@@ -91,7 +87,7 @@ static ckd_status read_trash(planning *p, ckd_error *err) {
         status = status == CKD_E_NOMEM ? err_nomem(err, sizeof(dead), "a tombstone") : CKD_OK;
     }
     if (p->trash_count) {
-        qsort(p->trash, p->trash_count, sizeof(*p->trash), by_id);
+        qsort(p->trash, p->trash_count, sizeof(*p->trash), id_compare);
     }
     manifests_free(&tombstones);
     return status;
@@ -169,18 +165,12 @@ static const char *name_there(const planning *p, const ckd_checkpoint *c) {
 }
 
 static bool in_trash(const planning *p, const ckd_id *id) {
-    return p->trash_count && bsearch(id, p->trash, p->trash_count, sizeof(*id), by_id);
+    return id_among(id, p->trash, p->trash_count);
 }
 
 static ckd_status add_dead(transfer *t, const ckd_id *id, ckd_error *err) {
-    if (t->dead_count == t->dead_capacity) {
-        size_t capacity = 2 * t->dead_capacity + 8;
-        ckd_id *grown = realloc(t->dead, capacity * sizeof(*grown));
-        if (!grown) {
-            return err_nomem(err, capacity * sizeof(*grown), "a plan of a copy");
-        }
-        t->dead = grown;
-        t->dead_capacity = capacity;
+    if (ARRAY_GROW(t->dead, t->dead_capacity, t->dead_count + 1, "a plan of a copy", err) != CKD_OK) {
+        return CKD_E_NOMEM;
     }
     t->dead[t->dead_count++] = *id;
     return CKD_OK;
@@ -190,15 +180,9 @@ static ckd_status add_dead(transfer *t, const ckd_id *id, ckd_error *err) {
 static ckd_status add_item(planning *p, size_t at, manifest *m, ckd_copy_state state, ckd_error *err) {
     transfer *t = p->t;
     const ckd_checkpoint *c = &p->from.list.items[at];
-    if (t->count == t->capacity) {
-        size_t capacity = 2 * t->capacity + 8;
-        transfer_item *grown = realloc(t->items, capacity * sizeof(*grown));
-        if (!grown) {
-            manifest_free(m);
-            return err_nomem(err, capacity * sizeof(*grown), "a plan of a copy");
-        }
-        t->items = grown;
-        t->capacity = capacity;
+    if (ARRAY_GROW(t->items, t->capacity, t->count + 1, "a plan of a copy", err) != CKD_OK) {
+        manifest_free(m);
+        return CKD_E_NOMEM;
     }
     transfer_item *item = &t->items[t->count++];
     *item = (transfer_item){.m = *m, .state = state};
@@ -329,14 +313,9 @@ static ckd_status check_places(const planning *p, ckd_error *err) {
 
 /* ---- chunk files ---- */
 
-static int by_file(const void *a, const void *b) {
-    const transfer_file *x = a, *y = b;
-    return memcmp(&x->file.id, &y->file.id, sizeof(ckd_id));
-}
-
 transfer_file *transfer_find_file(const transfer *t, const ckd_id *id) {
     transfer_file wanted = {.file.id = *id};
-    return t->file_count ? bsearch(&wanted, t->files, t->file_count, sizeof(wanted), by_file) : NULL;
+    return t->file_count ? bsearch(&wanted, t->files, t->file_count, sizeof(wanted), id_compare) : NULL;
 }
 
 static ckd_status gather_files(transfer *t, ckd_error *err) {
@@ -354,9 +333,9 @@ static ckd_status gather_files(transfer *t, ckd_error *err) {
             t->files[used++].file = m->files[k];
         }
     }
-    qsort(t->files, used, sizeof(*t->files), by_file);
+    qsort(t->files, used, sizeof(*t->files), id_compare);
     for (size_t i = 0; i < used; i++) {
-        if (t->file_count == 0 || by_file(&t->files[t->file_count - 1], &t->files[i]) != 0) {
+        if (t->file_count == 0 || id_compare(&t->files[t->file_count - 1], &t->files[i]) != 0) {
             t->files[t->file_count++] = t->files[i];
         }
     }
