@@ -74,6 +74,21 @@ void query_end(query *q) {
     }
 }
 
+ckd_status query_rows(catalog *c, statement which, const char *text, row_fn row, void *context,
+                      ckd_error *err) {
+    query q;
+    bool more;
+    ckd_status status = query_begin(&q, c, which, err);
+    if (status == CKD_OK && text) {
+        bind_text(&q, 1, text);
+    }
+    while (status == CKD_OK && (status = query_next(&more, &q, err)) == CKD_OK && more) {
+        status = row(context, &q, err);
+    }
+    query_end(&q);
+    return status;
+}
+
 ckd_status catalog_run(catalog *c, statement which, ckd_error *err) {
     query q;
     bool row;
@@ -136,6 +151,17 @@ void snapshot_end(catalog *c, bool opened) {
     if (opened && !sqlite3_get_autocommit(c->db)) {
         (void)catalog_run(c, S_ROLLBACK, NULL); /* nothing was written */
     }
+}
+
+ckd_status snapshot_rows(catalog *c, statement which, const char *text, row_fn row, void *context,
+                         ckd_error *err) {
+    bool opened;
+    ckd_status status = snapshot_begin(c, &opened, err);
+    if (status == CKD_OK) {
+        status = query_rows(c, which, text, row, context, err);
+        snapshot_end(c, opened);
+    }
+    return status;
 }
 
 ckd_status catalog_snapshot(bool *opened, catalog *c, ckd_error *err) {
@@ -276,20 +302,4 @@ ckd_status checkpoint_key(int64_t *key, catalog *c, const ckd_id *id, ckd_error 
     }
     query_end(&q);
     return status;
-}
-
-void *list_grow(void *array, size_t count, size_t *capacity, size_t size, ckd_error *err) {
-    if (count < *capacity) {
-        return array;
-    }
-    uint64_t wanted = *capacity ? *capacity : 16, total = 0;
-    bool fits = (*capacity == 0 || size_mul(&wanted, wanted, 2)) && size_mul(&total, wanted, size) &&
-                total <= SIZE_MAX;
-    void *grown = fits ? realloc(array, total) : NULL;
-    if (!grown) {
-        err_nomem(err, fits ? total : SIZE_MAX, "a list from the catalog");
-        return NULL;
-    }
-    *capacity = (size_t)wanted;
-    return grown;
 }

@@ -10,6 +10,7 @@
 #include <sqlite3.h>
 #include <stdbool.h>
 
+#include "base/bytes.h"
 #include "base/vocabulary.h"
 #include "catalog/catalog.h"
 #include "catalog/fault_vfs.h"
@@ -146,6 +147,16 @@ ckd_status query_begin(query *q, catalog *c, statement which, ckd_error *err);
 ckd_status query_next(bool *row, query *q, ckd_error *err);
 /* Resets the statement: ends its read lock. What was read from a row is gone. */
 void query_end(query *q);
+/*
+ * Calls `row` for each row of a statement until it fails. text: the statement's parameter; NULL: it has none. `row` ends with
+ * query_row_status or a failure.
+ */
+typedef ckd_status (*row_fn)(void *context, query *q, ckd_error *err);
+ckd_status query_rows(catalog *c, statement which, const char *text, row_fn row, void *context,
+                      ckd_error *err);
+/* The same in a snapshot of its own, unless one is open. */
+ckd_status snapshot_rows(catalog *c, statement which, const char *text, row_fn row, void *context,
+                         ckd_error *err);
 /* All in one for statements without parameters and results. */
 ckd_status catalog_run(catalog *c, statement which, ckd_error *err);
 
@@ -188,11 +199,6 @@ void entry_plan_free(entry_plan *p);
 ckd_status need_transaction(const catalog *c, ckd_error *err);
 /* The row of a checkpoint; 0: there is none. */
 ckd_status checkpoint_key(int64_t *key, catalog *c, const ckd_id *id, ckd_error *err);
-/*
- * Room for one more item in an array that grows by doubling: the array, moved perhaps, or NULL (NOMEM) with the old one
- * as it was.
- */
-void *list_grow(void *array, size_t count, size_t *capacity, size_t size, ckd_error *err);
 
 /*
  * Geometry as text that a person can read, such as '[768, 3072]'; schema.sql has it all. shape_parse returns false for any

@@ -152,49 +152,34 @@ ckd_status catalog_places(catalog *c, catalog_place_fn visit, void *context, ckd
     return status;
 }
 
-static ckd_status list_rows(ckd_checkpoint_list *out, query *q, ckd_error *err) {
-    size_t capacity = 0;
-    bool row;
-    ckd_status status;
-    while ((status = query_next(&row, q, err)) == CKD_OK && row) {
-        ckd_checkpoint *items = list_grow(out->items, out->count, &capacity, sizeof(*items), err);
-        if (!items) {
-            return CKD_E_NOMEM;
-        }
-        out->items = items;
-        ckd_checkpoint *now = &items[out->count];
-        status = checkpoint_read(now, q, err);
-        if (status != CKD_OK) {
-            return status;
-        }
-        if (out->count) {
-            int order = strcmp(now[-1].run, now->run);
-            if (order > 0 || (order == 0 && now[-1].step >= now->step)) {
-                return catalog_damaged(q->c, err, "checkpoints are out of order");
-            }
-        }
-        out->count++;
+/* A list being read, which grows by doubling. */
+typedef struct listing {
+    ckd_checkpoint_list *out;
+    size_t capacity;
+} listing;
+
+static ckd_status list_row(void *context, query *q, ckd_error *err) {
+    listing *l = context;
+    ckd_checkpoint_list *out = l->out;
+    if (ARRAY_GROW(out->items, l->capacity, out->count + 1, "a list from the catalog", err) != CKD_OK) {
+        return CKD_E_NOMEM;
     }
+    ckd_checkpoint *now = &out->items[out->count];
+    ckd_status status = checkpoint_read(now, q, err);
+    if (status == CKD_OK && out->count) {
+        int order = strcmp(now[-1].run, now->run);
+        if (order > 0 || (order == 0 && now[-1].step >= now->step)) {
+            return catalog_damaged(q->c, err, "checkpoints are out of order");
+        }
+    }
+    out->count += status == CKD_OK;
     return status;
 }
 
 ckd_status catalog_list(ckd_checkpoint_list *out, catalog *c, const char *run, ckd_error *err) {
-    query q;
-    bool opened;
+    listing l = {.out = out};
     *out = (ckd_checkpoint_list){0};
-    ckd_status status = snapshot_begin(c, &opened, err);
-    if (status != CKD_OK) {
-        return status;
-    }
-    status = query_begin(&q, c, run ? S_LIST_RUN : S_LIST_ALL, err);
-    if (status == CKD_OK) {
-        if (run) {
-            bind_text(&q, 1, run);
-        }
-        status = list_rows(out, &q, err);
-    }
-    query_end(&q);
-    snapshot_end(c, opened);
+    ckd_status status = snapshot_rows(c, run ? S_LIST_RUN : S_LIST_ALL, run, list_row, &l, err);
     if (status != CKD_OK) {
         catalog_list_free(out);
     }
@@ -210,47 +195,37 @@ void catalog_list_free(ckd_checkpoint_list *list) {
 
 /* ---- runs ---- */
 
-static ckd_status run_rows(catalog_names *out, query *q, ckd_error *err) {
-    size_t capacity = 0;
-    bool row;
-    ckd_status status;
-    while ((status = query_next(&row, q, err)) == CKD_OK && row) {
-        const char *name = column_text(q, 0, 1, CKD_RUN_MAX);
-        status = query_row_status(q, err);
-        if (status != CKD_OK) {
-            return status;
-        }
-        if (!run_name_valid(name) || (out->count && strcmp(out->names[out->count - 1], name) >= 0)) {
-            return catalog_damaged(q->c, err, "the names of its runs are none, or out of order");
-        }
-        char **names = list_grow(out->names, out->count, &capacity, sizeof(*names), err);
-        if (!names) {
-            return CKD_E_NOMEM;
-        }
-        out->names = names;
-        names[out->count] = strdup(name);
-        if (!names[out->count]) {
-            return err_nomem(err, strlen(name) + 1, "a name");
-        }
-        out->count++;
-    }
-    return status;
-}
+typedef struct naming {
+    catalog_names *out;
+    size_t capacity;
+} naming;
 
-ckd_status catalog_runs(catalog_names *out, catalog *c, ckd_error *err) {
-    query q;
-    bool opened;
-    *out = (catalog_names){0};
-    ckd_status status = snapshot_begin(c, &opened, err);
+static ckd_status run_row(void *context, query *q, ckd_error *err) {
+    naming *n = context;
+    catalog_names *out = n->out;
+    const char *name = column_text(q, 0, 1, CKD_RUN_MAX);
+    ckd_status status = query_row_status(q, err);
     if (status != CKD_OK) {
         return status;
     }
-    status = query_begin(&q, c, S_RUNS, err);
-    if (status == CKD_OK) {
-        status = run_rows(out, &q, err);
+    if (!run_name_valid(name) || (out->count && strcmp(out->names[out->count - 1], name) >= 0)) {
+        return catalog_damaged(q->c, err, "the names of its runs are none, or out of order");
     }
-    query_end(&q);
-    snapshot_end(c, opened);
+    if (ARRAY_GROW(out->names, n->capacity, out->count + 1, "a list from the catalog", err) != CKD_OK) {
+        return CKD_E_NOMEM;
+    }
+    out->names[out->count] = strdup(name);
+    if (!out->names[out->count]) {
+        return err_nomem(err, strlen(name) + 1, "a name");
+    }
+    out->count++;
+    return CKD_OK;
+}
+
+ckd_status catalog_runs(catalog_names *out, catalog *c, ckd_error *err) {
+    naming n = {.out = out};
+    *out = (catalog_names){0};
+    ckd_status status = snapshot_rows(c, S_RUNS, NULL, run_row, &n, err);
     if (status != CKD_OK) {
         catalog_names_free(out);
     }

@@ -136,9 +136,9 @@ static ckd_status schema_verify(catalog *c, const identity *have, ckd_error *err
     return CKD_OK;
 }
 
-static void hex16(char out[33], const uint8_t bytes[16]) {
+static void hex16(char out[33], const uint8_t id[16]) {
     for (int i = 0; i < 16; i++) {
-        snprintf(out + 2 * i, 3, "%02x", bytes[i]);
+        snprintf(out + 2 * i, 3, "%02x", id[i]);
     }
 }
 

@@ -59,11 +59,10 @@ typedef struct tensor_slots {
 
 /* Name and coding in one allocation, which `name` begins. */
 static ckd_status tensor_new(tensor_slots *slots, const shard_row *row, ckd_error *err) {
-    tensor_slot *items = list_grow(slots->items, slots->count, &slots->capacity, sizeof(*items), err);
-    if (!items) {
+    if (ARRAY_GROW(slots->items, slots->capacity, slots->count + 1, "a list from the catalog", err) !=
+        CKD_OK) {
         return CKD_E_NOMEM;
     }
-    slots->items = items;
     size_t name = strlen(row->name) + 1, coding = strlen(row->coding) + 1;
     char *text = malloc(name + coding);
     if (!text) {
@@ -71,7 +70,7 @@ static ckd_status tensor_new(tensor_slots *slots, const shard_row *row, ckd_erro
     }
     memcpy(text, row->name, name);
     memcpy(text + name, row->coding, coding);
-    tensor_slot *slot = &items[slots->count++];
+    tensor_slot *slot = &slots->items[slots->count++];
     *slot = (tensor_slot){.info = row->info,
                           .ordinal = row->ordinal,
                           .value_squares = row->value_squares,
@@ -234,55 +233,43 @@ ckd_status catalog_tensors(ckd_tensor_list *out, bool *detailed, catalog *c, con
     return status;
 }
 
-static ckd_status undetailed_rows(size_t **places, size_t *count, const ckd_checkpoint_list *list, query *q,
-                                  ckd_error *err) {
-    size_t capacity = 0, at = 0;
-    bool row;
-    ckd_status status;
-    while ((status = query_next(&row, q, err)) == CKD_OK && row) {
-        ckd_id id;
-        column_id(&id, q, 0, false);
-        status = query_row_status(q, err);
-        if (status != CKD_OK) {
-            return status;
-        }
-        while (at < list->count && memcmp(&list->items[at].id, &id, sizeof(id)) != 0) {
-            at++; /* it has its tensors */
-        }
-        if (at == list->count) {
-            return catalog_damaged(q->c, err, "checkpoints without tensors are out of order");
-        }
-        size_t *grown = list_grow(*places, *count, &capacity, sizeof(*grown), err);
-        if (!grown) {
-            return CKD_E_NOMEM;
-        }
-        *places = grown;
-        grown[(*count)++] = at++;
+typedef struct undetailed {
+    size_t *places;
+    size_t count, capacity, at; /* at: of the list */
+    const ckd_checkpoint_list *list;
+} undetailed;
+
+static ckd_status add_undetailed(void *context, query *q, ckd_error *err) {
+    undetailed *u = context;
+    ckd_id id;
+    column_id(&id, q, 0, false);
+    ckd_status status = query_row_status(q, err);
+    if (status != CKD_OK) {
+        return status;
     }
-    return status;
+    while (u->at < u->list->count && memcmp(&u->list->items[u->at].id, &id, sizeof(id)) != 0) {
+        u->at++; /* it has its tensors */
+    }
+    if (u->at == u->list->count) {
+        return catalog_damaged(q->c, err, "checkpoints without tensors are out of order");
+    }
+    if (ARRAY_GROW(u->places, u->capacity, u->count + 1, "a list from the catalog", err) != CKD_OK) {
+        return CKD_E_NOMEM;
+    }
+    u->places[u->count++] = u->at++;
+    return CKD_OK;
 }
 
 ckd_status catalog_undetailed(size_t **places, size_t *count, const ckd_checkpoint_list *list, catalog *c,
                               ckd_error *err) {
-    query q;
-    bool opened;
-    *places = NULL;
-    *count = 0;
-    ckd_status status = snapshot_begin(c, &opened, err);
+    undetailed u = {.list = list};
+    ckd_status status = snapshot_rows(c, S_UNDETAILED, NULL, add_undetailed, &u, err);
     if (status != CKD_OK) {
-        return status;
+        free(u.places);
+        u = (undetailed){0};
     }
-    status = query_begin(&q, c, S_UNDETAILED, err);
-    if (status == CKD_OK) {
-        status = undetailed_rows(places, count, list, &q, err);
-    }
-    query_end(&q);
-    snapshot_end(c, opened);
-    if (status != CKD_OK) {
-        free(*places);
-        *places = NULL;
-        *count = 0;
-    }
+    *places = u.places;
+    *count = u.count;
     return status;
 }
 

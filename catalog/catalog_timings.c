@@ -43,11 +43,10 @@ static ckd_status save_of(ckd_save_times **out, timeline_rows *rows, const char 
                           ckd_error *err) {
     ckd_save_times *last = rows->count ? &rows->items[rows->count - 1] : NULL;
     if (!last || last->step != step || strcmp(last->run, run) != 0) {
-        ckd_save_times *grown = list_grow(rows->items, rows->count, &rows->capacity, sizeof(*grown), err);
-        if (!grown) {
+        if (ARRAY_GROW(rows->items, rows->capacity, rows->count + 1, "a list from the catalog", err) !=
+            CKD_OK) {
             return CKD_E_NOMEM;
         }
-        rows->items = grown;
         last = &rows->items[rows->count++];
         *last = (ckd_save_times){.step = step};
         memcpy(last->run, run, strlen(run) + 1);
@@ -56,7 +55,8 @@ static ckd_status save_of(ckd_save_times **out, timeline_rows *rows, const char 
     return CKD_OK;
 }
 
-static ckd_status add_row(timeline_rows *rows, query *q, ckd_error *err) {
+static ckd_status add_row(void *context, query *q, ckd_error *err) {
+    timeline_rows *rows = context;
     const char *run = column_text(q, 0, 1, CKD_RUN_MAX);
     uint64_t step = column_u64(q, 1, INT64_MAX), created = column_u64(q, 2, INT64_MAX),
              raw = column_u64(q, 3, INT64_MAX), stored = column_u64(q, 4, INT64_MAX);
@@ -79,23 +79,6 @@ static ckd_status add_row(timeline_rows *rows, query *q, ckd_error *err) {
     return status;
 }
 
-/* All rows of a statement; `run` NULL: it takes none. */
-static ckd_status read_rows(timeline_rows *rows, catalog *c, statement which, const char *run,
-                            ckd_status (*add)(timeline_rows *rows, query *q, ckd_error *err),
-                            ckd_error *err) {
-    query q;
-    bool row;
-    ckd_status status = query_begin(&q, c, which, err);
-    if (status == CKD_OK && run) {
-        bind_text(&q, 1, run);
-    }
-    while (status == CKD_OK && (status = query_next(&row, &q, err)) == CKD_OK && row) {
-        status = add(rows, &q, err);
-    }
-    query_end(&q);
-    return status;
-}
-
 /* Both are by run and step; a save without totals is none. */
 static bool find_save(timeline_rows *rows, const char *run, uint64_t step) {
     for (; rows->at < rows->count; rows->at++) {
@@ -109,7 +92,8 @@ static bool find_save(timeline_rows *rows, const char *run, uint64_t step) {
     return false;
 }
 
-static ckd_status add_stage(timeline_rows *rows, query *q, ckd_error *err) {
+static ckd_status add_stage(void *context, query *q, ckd_error *err) {
+    timeline_rows *rows = context;
     const char *run = column_text(q, 0, 1, CKD_RUN_MAX);
     uint64_t step = column_u64(q, 1, INT64_MAX);
     ckd_stage_times s = {.rank = column_u32(q, 2, 0, UINT32_MAX),
@@ -123,12 +107,10 @@ static ckd_status add_stage(timeline_rows *rows, query *q, ckd_error *err) {
         return status;
     }
     s.save = rows->at;
-    ckd_stage_times *grown =
-        list_grow(rows->stages, rows->stage_count, &rows->stage_capacity, sizeof(*grown), err);
-    if (!grown) {
+    if (ARRAY_GROW(rows->stages, rows->stage_capacity, rows->stage_count + 1, "a list from the catalog",
+                   err) != CKD_OK) {
         return CKD_E_NOMEM;
     }
-    rows->stages = grown;
     rows->stages[rows->stage_count++] = s;
     return CKD_OK;
 }
@@ -148,9 +130,9 @@ ckd_status catalog_timings(ckd_timeline *out, catalog *c, const char *run, ckd_e
     if (status != CKD_OK) {
         return status;
     }
-    status = read_rows(&rows, c, run ? S_TIMINGS_RUN : S_TIMINGS, run, add_row, err);
+    status = query_rows(c, run ? S_TIMINGS_RUN : S_TIMINGS, run, add_row, &rows, err);
     if (status == CKD_OK && !c->lacks_ranks) {
-        status = read_rows(&rows, c, run ? S_RANK_TIMINGS_RUN : S_RANK_TIMINGS, run, add_stage, err);
+        status = query_rows(c, run ? S_RANK_TIMINGS_RUN : S_RANK_TIMINGS, run, add_stage, &rows, err);
     }
     snapshot_end(c, opened);
     if (status != CKD_OK) {

@@ -20,37 +20,27 @@ typedef struct role_usage {
     ckd_usage roles[CKD_ROLE_OTHER + 1];
 } role_usage;
 
-static ckd_status role_names(role_usage *u, catalog *c, ckd_error *err) {
-    query q;
-    bool row;
-    ckd_status status = query_begin(&q, c, S_ROLE_NAMES, err);
-    while (status == CKD_OK && (status = query_next(&row, &q, err)) == CKD_OK && row) {
-        uint32_t role = column_u32(&q, 0, CKD_ROLE_WEIGHT, CKD_ROLE_OTHER);
-        const char *word = column_text(&q, 1, 1, CKD_RUN_MAX);
-        status = query_row_status(&q, err);
-        if (status == CKD_OK) {
-            memcpy(u->roles[role].name, word, strlen(word) + 1);
-        }
+static ckd_status role_name(void *context, query *q, ckd_error *err) {
+    role_usage *u = context;
+    uint32_t role = column_u32(q, 0, CKD_ROLE_WEIGHT, CKD_ROLE_OTHER);
+    const char *word = column_text(q, 1, 1, CKD_RUN_MAX);
+    ckd_status status = query_row_status(q, err);
+    if (status == CKD_OK) {
+        memcpy(u->roles[role].name, word, strlen(word) + 1);
     }
-    query_end(&q);
     return status;
 }
 
-static ckd_status role_totals(role_usage *u, catalog *c, ckd_error *err) {
-    query q;
-    bool row;
-    ckd_status status = query_begin(&q, c, S_TOTALS, err);
-    while (status == CKD_OK && (status = query_next(&row, &q, err)) == CKD_OK && row) {
-        uint32_t role = column_u32(&q, 0, CKD_ROLE_WEIGHT, CKD_ROLE_OTHER);
-        uint64_t raw = column_u64(&q, 1, INT64_MAX), stored = column_u64(&q, 2, INT64_MAX);
-        status = query_row_status(&q, err);
-        if (status == CKD_OK) {
-            u->roles[role].checkpoints++;
-            status = usage_add(&u->roles[role], raw, stored, c, err);
-        }
+static ckd_status role_total(void *context, query *q, ckd_error *err) {
+    role_usage *u = context;
+    uint32_t role = column_u32(q, 0, CKD_ROLE_WEIGHT, CKD_ROLE_OTHER);
+    uint64_t raw = column_u64(q, 1, INT64_MAX), stored = column_u64(q, 2, INT64_MAX);
+    ckd_status status = query_row_status(q, err);
+    if (status != CKD_OK) {
+        return status;
     }
-    query_end(&q);
-    return status;
+    u->roles[role].checkpoints++;
+    return usage_add(&u->roles[role], raw, stored, q->c, err);
 }
 
 ckd_status catalog_usage_by_role(ckd_usage rows[8], size_t *count, catalog *c, ckd_error *err) {
@@ -62,9 +52,9 @@ ckd_status catalog_usage_by_role(ckd_usage rows[8], size_t *count, catalog *c, c
     if (status != CKD_OK) {
         return status;
     }
-    status = role_names(&u, c, err);
+    status = query_rows(c, S_ROLE_NAMES, NULL, role_name, &u, err);
     if (status == CKD_OK) {
-        status = role_totals(&u, c, err);
+        status = query_rows(c, S_TOTALS, NULL, role_total, &u, err);
     }
     snapshot_end(c, opened);
     for (uint32_t role = CKD_ROLE_WEIGHT; status == CKD_OK && role <= CKD_ROLE_OTHER; role++) {
@@ -95,11 +85,9 @@ static ckd_status run_row(ckd_usage **out, run_usage *u, const char *run, const 
         return catalog_damaged(c, err, "the names of its runs are none, or out of order");
     }
     if (order < 0) {
-        ckd_usage *rows = list_grow(u->rows, u->count, &u->capacity, sizeof(*rows), err);
-        if (!rows) {
+        if (ARRAY_GROW(u->rows, u->capacity, u->count + 1, "a list from the catalog", err) != CKD_OK) {
             return CKD_E_NOMEM;
         }
-        u->rows = rows;
         u->rows[u->count] = (ckd_usage){0};
         memcpy(u->rows[u->count].name, run, strlen(run) + 1);
         u->count++;
@@ -108,44 +96,26 @@ static ckd_status run_row(ckd_usage **out, run_usage *u, const char *run, const 
     return CKD_OK;
 }
 
-static ckd_status run_totals(run_usage *u, catalog *c, ckd_error *err) {
-    query q;
-    bool row;
-    ckd_status status = query_begin(&q, c, S_RUN_TOTALS, err);
-    while (status == CKD_OK && (status = query_next(&row, &q, err)) == CKD_OK && row) {
-        ckd_usage *usage = NULL;
-        const char *run = column_text(&q, 0, 1, CKD_RUN_MAX);
-        uint64_t raw = column_u64(&q, 1, INT64_MAX), manifest = column_u64(&q, 2, INT64_MAX);
-        status = query_row_status(&q, err);
-        if (status == CKD_OK) {
-            status = run_row(&usage, u, run, c, err);
-        }
-        if (status == CKD_OK) {
-            usage->checkpoints++;
-            status = usage_add(usage, raw, manifest, c, err);
-        }
+static ckd_status run_total(void *context, query *q, ckd_error *err) {
+    ckd_usage *usage = NULL;
+    const char *run = column_text(q, 0, 1, CKD_RUN_MAX);
+    uint64_t raw = column_u64(q, 1, INT64_MAX), manifest = column_u64(q, 2, INT64_MAX);
+    ckd_status status = query_row_status(q, err);
+    if (status == CKD_OK) {
+        status = run_row(&usage, context, run, q->c, err);
     }
-    query_end(&q);
-    return status;
+    if (status != CKD_OK) {
+        return status;
+    }
+    usage->checkpoints++;
+    return usage_add(usage, raw, manifest, q->c, err);
 }
 
 /* A file that several checkpoints of a run share counts once. */
-static ckd_status run_files(ckd_usage *usage, catalog *c, ckd_error *err) {
-    query q;
-    bool row;
-    ckd_status status = query_begin(&q, c, S_RUN_FILES, err);
-    if (status == CKD_OK) {
-        bind_text(&q, 1, usage->name);
-    }
-    while (status == CKD_OK && (status = query_next(&row, &q, err)) == CKD_OK && row) {
-        uint64_t size = column_u64(&q, 1, INT64_MAX);
-        status = query_row_status(&q, err);
-        if (status == CKD_OK) {
-            status = usage_add(usage, 0, size, c, err);
-        }
-    }
-    query_end(&q);
-    return status;
+static ckd_status run_file(void *context, query *q, ckd_error *err) {
+    uint64_t size = column_u64(q, 1, INT64_MAX);
+    ckd_status status = query_row_status(q, err);
+    return status == CKD_OK ? usage_add(context, 0, size, q->c, err) : status;
 }
 
 ckd_status catalog_usage_by_run(ckd_usage **rows, size_t *count, catalog *c, ckd_error *err) {
@@ -157,9 +127,9 @@ ckd_status catalog_usage_by_run(ckd_usage **rows, size_t *count, catalog *c, ckd
     if (status != CKD_OK) {
         return status;
     }
-    status = run_totals(&u, c, err);
+    status = query_rows(c, S_RUN_TOTALS, NULL, run_total, &u, err);
     for (size_t i = 0; status == CKD_OK && i < u.count; i++) {
-        status = run_files(&u.rows[i], c, err);
+        status = query_rows(c, S_RUN_FILES, u.rows[i].name, run_file, &u.rows[i], err);
     }
     snapshot_end(c, opened);
     if (status != CKD_OK) {
@@ -173,81 +143,64 @@ ckd_status catalog_usage_by_run(ckd_usage **rows, size_t *count, catalog *c, ckd
 
 /* ---- files ---- */
 
-ckd_status catalog_usage_files(catalog_files *out, catalog *c, ckd_error *err) {
-    query q;
-    bool row = false, opened;
-    *out = (catalog_files){0};
-    ckd_status status = snapshot_begin(c, &opened, err);
-    if (status != CKD_OK) {
-        return status;
-    }
-    status = query_begin(&q, c, S_ALL_FILES, err);
+static ckd_status all_files(void *context, query *q, ckd_error *err) {
+    catalog_files f = {.count = column_u64(q, 0, INT64_MAX)};
+    f.chunk_bytes = f.count ? column_u64(q, 1, INT64_MAX) : 0; /* sums of nothing are NULL */
+    f.manifest_bytes = f.count ? column_u64(q, 2, INT64_MAX) : 0;
+    ckd_status status = query_row_status(q, err);
     if (status == CKD_OK) {
-        status = query_next(&row, &q, err);
+        *(catalog_files *)context = f;
     }
-    if (status == CKD_OK && row) {
-        catalog_files f = {.count = column_u64(&q, 0, INT64_MAX)};
-        f.chunk_bytes = f.count ? column_u64(&q, 1, INT64_MAX) : 0; /* sums of nothing are NULL */
-        f.manifest_bytes = f.count ? column_u64(&q, 2, INT64_MAX) : 0;
-        status = query_row_status(&q, err);
-        *out = status == CKD_OK ? f : *out;
-    }
-    query_end(&q);
-    snapshot_end(c, opened);
     return status;
+}
+
+ckd_status catalog_usage_files(catalog_files *out, catalog *c, ckd_error *err) {
+    *out = (catalog_files){0};
+    return snapshot_rows(c, S_ALL_FILES, NULL, all_files, out, err);
 }
 
 /* ---- by checkpoint ---- */
 
-static ckd_status checkpoint_roles(ckd_checkpoint_roles *rows, const ckd_checkpoint_list *list, query *q,
-                                   ckd_error *err) {
-    size_t at = 0;
-    bool row;
-    ckd_status status;
-    while ((status = query_next(&row, q, err)) == CKD_OK && row) {
-        ckd_id id;
-        column_id(&id, q, 0, false);
-        uint32_t role = column_u32(q, 1, CKD_ROLE_WEIGHT, CKD_ROLE_OTHER);
-        ckd_role_bytes sums = {column_u64(q, 2, INT64_MAX), column_u64(q, 3, INT64_MAX),
-                               column_u64(q, 4, INT64_MAX)};
-        status = query_row_status(q, err);
-        if (status != CKD_OK) {
-            return status;
-        }
-        while (at < list->count && memcmp(&list->items[at].id, &id, sizeof(id)) != 0) {
-            at++; /* it has no tensors */
-        }
-        if (at == list->count) {
-            return catalog_damaged(q->c, err, "sums by role are out of order");
-        }
-        rows[at].roles[role] = sums;
+typedef struct role_sums {
+    ckd_checkpoint_roles *rows;
+    const ckd_checkpoint_list *list;
+    size_t at; /* of the list */
+} role_sums;
+
+static ckd_status checkpoint_role(void *context, query *q, ckd_error *err) {
+    role_sums *s = context;
+    ckd_id id;
+    column_id(&id, q, 0, false);
+    uint32_t role = column_u32(q, 1, CKD_ROLE_WEIGHT, CKD_ROLE_OTHER);
+    ckd_role_bytes sums = {column_u64(q, 2, INT64_MAX), column_u64(q, 3, INT64_MAX),
+                           column_u64(q, 4, INT64_MAX)};
+    ckd_status status = query_row_status(q, err);
+    if (status != CKD_OK) {
+        return status;
     }
-    return status;
+    while (s->at < s->list->count && memcmp(&s->list->items[s->at].id, &id, sizeof(id)) != 0) {
+        s->at++; /* it has no tensors */
+    }
+    if (s->at == s->list->count) {
+        return catalog_damaged(q->c, err, "sums by role are out of order");
+    }
+    s->rows[s->at].roles[role] = sums;
+    return CKD_OK;
 }
 
 ckd_status catalog_usage_by_checkpoint(ckd_checkpoint_roles **rows, const ckd_checkpoint_list *list,
                                        catalog *c, ckd_error *err) {
-    query q;
-    bool opened;
-    *rows = NULL;
-    ckd_status status = snapshot_begin(c, &opened, err);
+    role_sums s = {calloc(list->count + 1, sizeof(*s.rows)), list, 0};
+    *rows = s.rows;
+    if (!s.rows) {
+        return err_nomem(err, list->count * sizeof(*s.rows), "sums by role");
+    }
+    ckd_status status = snapshot_rows(c, S_CHECKPOINT_ROLES, NULL, checkpoint_role, &s, err);
     if (status != CKD_OK) {
-        return status;
+        free(s.rows);
+        *rows = NULL;
     }
-    ckd_checkpoint_roles *all = calloc(list->count + 1, sizeof(*all));
-    status = query_begin(&q, c, S_CHECKPOINT_ROLES, err);
-    if (status == CKD_OK) {
-        status = all ? checkpoint_roles(all, list, &q, err)
-                     : err_nomem(err, list->count * sizeof(*all), "sums by role");
-    }
-    query_end(&q);
-    snapshot_end(c, opened);
-    if (status != CKD_OK) {
-        free(all);
-        return status;
-    }
-    *rows = all;
-    return CKD_OK;
+    return status;
 }
 
 /* ---- by tensor ---- */
@@ -264,14 +217,8 @@ typedef struct tensor_usage {
 
 static ckd_status keep_text(size_t *at, tensor_usage *u, const char *text, ckd_error *err) {
     size_t size = strlen(text) + 1;
-    if (u->room - u->used < size) {
-        size_t room = 2 * u->room + size;
-        char *grown = realloc(u->text, room);
-        if (!grown) {
-            return err_nomem(err, room, "names of tensors");
-        }
-        u->text = grown;
-        u->room = room;
+    if (ARRAY_GROW(u->text, u->room, u->used + size, "names of tensors", err) != CKD_OK) {
+        return CKD_E_NOMEM;
     }
     memcpy(u->text + u->used, text, size);
     *at = u->used;
@@ -280,18 +227,18 @@ static ckd_status keep_text(size_t *at, tensor_usage *u, const char *text, ckd_e
 }
 
 static ckd_status make_room(tensor_usage *u, ckd_error *err) {
-    ckd_tensor_usage *rows = list_grow(u->rows, u->count, &u->capacity, sizeof(*rows), err);
-    u->rows = rows ? rows : u->rows;
-    size_t *run_at = rows ? list_grow(u->run_at, u->count, &u->run_capacity, sizeof(*run_at), err) : NULL;
-    u->run_at = run_at ? run_at : u->run_at;
-    size_t *name_at =
-        run_at ? list_grow(u->name_at, u->count, &u->name_capacity, sizeof(*name_at), err) : NULL;
-    u->name_at = name_at ? name_at : u->name_at;
-    return name_at ? CKD_OK : CKD_E_NOMEM;
+    const char *what = "sums by tensor";
+    size_t count = u->count + 1;
+    ckd_status status = ARRAY_GROW(u->rows, u->capacity, count, what, err);
+    if (status == CKD_OK) {
+        status = ARRAY_GROW(u->run_at, u->run_capacity, count, what, err);
+    }
+    return status == CKD_OK ? ARRAY_GROW(u->name_at, u->name_capacity, count, what, err) : status;
 }
 
 /* The run of the row is that of the row before, most often. */
-static ckd_status tensor_row(tensor_usage *u, query *q, ckd_error *err) {
+static ckd_status tensor_row(void *context, query *q, ckd_error *err) {
+    tensor_usage *u = context;
     ckd_status status = make_room(u, err);
     if (status != CKD_OK) {
         return status;
@@ -338,20 +285,8 @@ static ckd_tensor_usage *join_text(const tensor_usage *u) {
 
 ckd_status catalog_usage_by_tensor(ckd_tensor_usage **rows, size_t *count, catalog *c, ckd_error *err) {
     tensor_usage u = {0};
-    query q;
-    bool row, opened;
     *rows = NULL;
-    *count = 0;
-    ckd_status status = snapshot_begin(c, &opened, err);
-    if (status != CKD_OK) {
-        return status;
-    }
-    status = query_begin(&q, c, S_TENSOR_TOTALS, err);
-    while (status == CKD_OK && (status = query_next(&row, &q, err)) == CKD_OK && row) {
-        status = tensor_row(&u, &q, err);
-    }
-    query_end(&q);
-    snapshot_end(c, opened);
+    ckd_status status = snapshot_rows(c, S_TENSOR_TOTALS, NULL, tensor_row, &u, err);
     if (status == CKD_OK) {
         *rows = join_text(&u);
         status = *rows ? CKD_OK : err_nomem(err, u.used, "sums by tensor");

@@ -6,53 +6,38 @@
 
 enum { FILE_NAME_MAX = 63 };
 
-static ckd_status read_states(catalog_file_state **out, size_t *count, query *q, ckd_error *err) {
-    size_t capacity = 0;
-    bool row;
-    ckd_status status = CKD_OK;
-    while ((status = query_next(&row, q, err)) == CKD_OK && row) {
-        catalog_file_state *items = list_grow(*out, *count, &capacity, sizeof(*items), err);
-        if (!items) {
-            return CKD_E_NOMEM;
-        }
-        *out = items;
-        catalog_file_state *now = &items[*count];
-        *now = (catalog_file_state){.size = column_u64(q, 1, INT64_MAX),
-                                    .verified_ns = column_u64(q, 2, INT64_MAX)};
-        const char *name = column_text(q, 0, 1, FILE_NAME_MAX);
-        memcpy(now->name, name, strlen(name) + 1);
-        status = query_row_status(q, err);
-        if (status != CKD_OK) {
-            return status;
-        }
-        if (*count && strcmp(now[-1].name, now->name) >= 0) {
-            return catalog_damaged(q->c, err, "chunk files are out of order");
-        }
-        ++*count;
+typedef struct file_states {
+    catalog_file_state *items;
+    size_t count, capacity;
+} file_states;
+
+static ckd_status add_state(void *context, query *q, ckd_error *err) {
+    file_states *s = context;
+    if (ARRAY_GROW(s->items, s->capacity, s->count + 1, "a list from the catalog", err) != CKD_OK) {
+        return CKD_E_NOMEM;
     }
+    catalog_file_state *now = &s->items[s->count];
+    *now =
+        (catalog_file_state){.size = column_u64(q, 1, INT64_MAX), .verified_ns = column_u64(q, 2, INT64_MAX)};
+    const char *name = column_text(q, 0, 1, FILE_NAME_MAX);
+    memcpy(now->name, name, strlen(name) + 1);
+    ckd_status status = query_row_status(q, err);
+    if (status == CKD_OK && s->count && strcmp(now[-1].name, now->name) >= 0) {
+        return catalog_damaged(q->c, err, "chunk files are out of order");
+    }
+    s->count += status == CKD_OK;
     return status;
 }
 
 ckd_status catalog_file_states(catalog_file_state **out, size_t *count, catalog *c, ckd_error *err) {
-    query q;
-    bool opened;
-    *out = NULL;
-    *count = 0;
-    ckd_status status = snapshot_begin(c, &opened, err);
+    file_states s = {0};
+    ckd_status status = snapshot_rows(c, S_FILE_STATES, NULL, add_state, &s, err);
     if (status != CKD_OK) {
-        return status;
+        free(s.items);
+        s = (file_states){0};
     }
-    status = query_begin(&q, c, S_FILE_STATES, err);
-    if (status == CKD_OK) {
-        status = read_states(out, count, &q, err);
-    }
-    query_end(&q);
-    snapshot_end(c, opened);
-    if (status != CKD_OK) {
-        free(*out);
-        *out = NULL;
-        *count = 0;
-    }
+    *out = s.items;
+    *count = s.count;
     return status;
 }
 
