@@ -19,8 +19,9 @@ CUDA_LIB := $(if $(HAVE_CUDA),$(B)/libckptdelta_cuda.so)
 MPI_LIB := $(if $(HAVE_MPI),$(B)/libckptdelta_mpi.so)
 CLI := $(B)/ckptdelta
 EXAMPLE := $(B)/train_gpt
+SMALL_EXAMPLES := $(patsubst examples/%.c,$(B)/examples/%,$(SMALL_EXAMPLE_SRC))
 BENCHES := $(patsubst bench/%.c,$(B)/bench/%,$(BENCH_SRC))
-PROGRAMS := $(STATIC_LIB) $(SHARED_LIB) $(CUDA_LIB) $(MPI_LIB) $(CLI) $(EXAMPLE)
+PROGRAMS := $(STATIC_LIB) $(SHARED_LIB) $(CUDA_LIB) $(MPI_LIB) $(CLI) $(EXAMPLE) $(SMALL_EXAMPLES)
 
 say = @printf '  %-8s %s\n' $(1) $(2)
 
@@ -76,6 +77,12 @@ $(B)/ckptdelta: $(CLI_OBJ) $(B)/.objects $(STATIC_LIB)
 $(B)/train_gpt: $(EXAMPLE_OBJ) $(B)/.objects $(STATIC_LIB)
 	$(call say,LINK,$@)
 	@$(CC) $(CKD_LDFLAGS) -o $@ $(EXAMPLE_OBJ) $(STATIC_LIB) $(CKD_LIBS)
+
+# Linked as users link them: to the shared library, which lies in the folder above.
+$(SMALL_EXAMPLES): $(B)/examples/%: $(B)/obj/examples/%.o $(SHARED_LIB)
+	$(call say,LINK,$@)
+	@mkdir -p $(@D)
+	@$(CC) $(CKD_LDFLAGS) -Wl,-rpath,'$$ORIGIN/..' -o $@ $< -L$(B) -lckptdelta
 
 # Everything of the library with its internal names still visible: for tests and benchmarks, which look inside.
 $(B)/obj/internal.a: $(LIB_OBJ) $(B)/.objects
@@ -134,5 +141,5 @@ $(B)/libckptdelta_cuda.so: $(CUDA_OBJ) $(B)/.objects mk/libckptdelta.map
 	    $(if $(CUBLAS_DIR),-L$(CUBLAS_DIR) -Xlinker -rpath=$(CUBLAS_DIR)) -o $@ $(CUDA_OBJ) \
 	    -Xlinker $(if $(CUBLAS_LIB),-l:$(notdir $(CUBLAS_LIB)),-lcublas)
 
--include $(patsubst %.o,%.d,$(LIB_OBJ) $(CLI_OBJ) $(EXAMPLE_OBJ) $(BENCH_SUPPORT_OBJ) $(CUDA_OBJ) $(MPI_OBJ) \
+-include $(patsubst %.o,%.d,$(LIB_OBJ) $(CLI_OBJ) $(EXAMPLE_OBJ) $(call obj,$(SMALL_EXAMPLE_SRC)) $(BENCH_SUPPORT_OBJ) $(CUDA_OBJ) $(MPI_OBJ) \
     $(BENCH_QUALITY_OBJ) $(BENCH_KERNELS_OBJ) $(BENCH_RANKS_OBJ) $(BENCH_STALL_OBJ) $(call obj,$(BENCH_SRC) bench/mpi_save.c))

@@ -54,6 +54,8 @@ LIB_SRC := $(wildcard base/*.c codec/*/*.c catalog/*.c kernels/*.c engine/*.c en
 CLI_SRC := $(wildcard cli/*/*.c)
 EXAMPLE_SRC := $(wildcard examples/gpt_*.c examples/train_gpt.c)
 GPT_SRC := $(wildcard examples/gpt_*.c)
+# Programs of one file that show the use of the library; `make install` installs their sources.
+SMALL_EXAMPLE_SRC := examples/save.c examples/session.c
 BENCH_SRC := $(wildcard bench/bench_*.c)
 BENCH_SUPPORT_SRC := $(wildcard bench/support*.c)
 BENCH_QUALITY_SRC := $(wildcard bench/quality_*.c bench/excp.c)
