@@ -26,5 +26,6 @@ int cmd_copy(int argc, char **argv);
 int cmd_push(int argc, char **argv);
 int cmd_pull(int argc, char **argv);
 int cmd_rebuild(int argc, char **argv);
+int cmd_complete(int argc, char **argv);
 
 #endif

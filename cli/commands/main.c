@@ -40,6 +40,8 @@ static const struct command {
     {"push", "ckptdelta push", "the same, from this store to another one", cmd_push},
     {"pull", "ckptdelta pull", "the same, from another store to this one", cmd_pull},
     {"rebuild", "ckptdelta rebuild", "make the catalog anew from the data files", cmd_rebuild},
+    /* Without a summary it is not listed: people have no use for it. */
+    {"complete", "ckptdelta complete", NULL, cmd_complete},
 };
 #define COMMAND_COUNT (sizeof(commands) / sizeof(commands[0]))
 
@@ -52,7 +54,9 @@ static void print_help(FILE *to) {
           "Commands:\n",
           to);
     for (size_t i = 0; i < COMMAND_COUNT; i++) {
-        fprintf(to, "  %-8s %s\n", commands[i].name, commands[i].summary);
+        if (commands[i].summary) {
+            fprintf(to, "  %-8s %s\n", commands[i].name, commands[i].summary);
+        }
     }
     fputs("  help     explain a command: ckptdelta help COMMAND\n"
           "\n"
