@@ -52,32 +52,56 @@ config:
 	    CUDA_ARCHS_SHOWN='$(filter-out -gencode,$(CUDA_ARCHS))' sh scripts/show-config.sh
 
 PUBLIC_HEADERS := $(wildcard include/ckptdelta*.h)
-INSTALLED := $(BINDIR)/ckptdelta $(patsubst include/%,$(INCLUDEDIR)/%,$(PUBLIC_HEADERS)) \
+DOCS := LICENSE NOTICE README.md CHANGELOG.md SECURITY.md $(wildcard docs/*.md docs/*.json)
+BASH_COMPLETIONS := $(DATADIR)/bash-completion/completions
+ZSH_COMPLETIONS := $(DATADIR)/zsh/site-functions
+FISH_COMPLETIONS := $(DATADIR)/fish/vendor_completions.d
+CMAKE_DIR := $(LIBDIR)/cmake/ckptdelta
+# The pages of the build are known when it has run: expanded in recipes only.
+MAN_PAGES = $(wildcard $(B)/man/*.1)
+INSTALL_DIRS := $(BINDIR) $(INCLUDEDIR) $(LIBDIR)/pkgconfig $(CMAKE_DIR) $(MANDIR)/man1 $(DOCDIR)/examples \
+    $(BASH_COMPLETIONS) $(ZSH_COMPLETIONS) $(FISH_COMPLETIONS)
+INSTALLED = $(BINDIR)/ckptdelta $(patsubst include/%,$(INCLUDEDIR)/%,$(PUBLIC_HEADERS)) \
     $(LIBDIR)/pkgconfig/ckptdelta.pc $(LIBDIR)/libckptdelta.a $(LIBDIR)/libckptdelta.so $(LIBDIR)/libckptdelta.so.$(SOVERSION) $(LIBDIR)/libckptdelta.so.$(VERSION) \
-    $(LIBDIR)/libckptdelta_cuda.so $(LIBDIR)/libckptdelta_mpi.so $(INCLUDEDIR)/ckptdelta_mpi.h
+    $(LIBDIR)/libckptdelta_cuda.so $(LIBDIR)/libckptdelta_mpi.so $(INCLUDEDIR)/ckptdelta_mpi.h \
+    $(CMAKE_DIR)/ckptdelta-config.cmake $(CMAKE_DIR)/ckptdelta-config-version.cmake \
+    $(BASH_COMPLETIONS)/ckptdelta $(ZSH_COMPLETIONS)/_ckptdelta $(FISH_COMPLETIONS)/ckptdelta.fish \
+    $(addprefix $(DOCDIR)/,$(notdir $(DOCS)) $(SMALL_EXAMPLE_SRC))
+# Folders that are ours, if nobody put anything else there.
+INSTALLED_DIRS := $(DOCDIR)/examples $(DOCDIR) $(CMAKE_DIR)
+fill_in = sed -e 's|@PREFIX@|$(PREFIX)|' -e 's|@LIBDIR@|$(LIBDIR)|' -e 's|@INCLUDEDIR@|$(INCLUDEDIR)|' \
+    -e 's|@VERSION@|$(VERSION)|' -e 's|@SOVERSION@|$(SOVERSION)|' $(1) >'$(DESTDIR)$(2)'
 
 install: all
 	@+$(SUBMAKE) install-files
 
 # What is in the build folder, as it is.
 install-files:
-	install -d '$(DESTDIR)$(BINDIR)' '$(DESTDIR)$(INCLUDEDIR)' '$(DESTDIR)$(LIBDIR)/pkgconfig'
+	install -d $(foreach d,$(INSTALL_DIRS),'$(DESTDIR)$(d)')
 	install -m 644 $(PUBLIC_HEADERS) '$(DESTDIR)$(INCLUDEDIR)'
 	install -m 644 '$(STATIC_LIB)' '$(DESTDIR)$(LIBDIR)/libckptdelta.a'
 	install -m 755 '$(SHARED_LIB)' '$(DESTDIR)$(LIBDIR)/libckptdelta.so.$(VERSION)'
 	ln -sfn libckptdelta.so.$(VERSION) '$(DESTDIR)$(LIBDIR)/libckptdelta.so.$(SOVERSION)'
 	ln -sfn libckptdelta.so.$(SOVERSION) '$(DESTDIR)$(LIBDIR)/libckptdelta.so'
-	sed -e 's|@PREFIX@|$(PREFIX)|' -e 's|@LIBDIR@|$(LIBDIR)|' -e 's|@INCLUDEDIR@|$(INCLUDEDIR)|' \
-	    -e 's|@VERSION@|$(VERSION)|' ckptdelta.pc.in >'$(DESTDIR)$(LIBDIR)/pkgconfig/ckptdelta.pc'
+	$(call fill_in,ckptdelta.pc.in,$(LIBDIR)/pkgconfig/ckptdelta.pc)
+	$(call fill_in,cmake/ckptdelta-config.cmake.in,$(CMAKE_DIR)/ckptdelta-config.cmake)
+	$(call fill_in,cmake/ckptdelta-config-version.cmake.in,$(CMAKE_DIR)/ckptdelta-config-version.cmake)
 	install -m 755 '$(CLI)' '$(DESTDIR)$(BINDIR)/ckptdelta'
 	if [ -e '$(B)/libckptdelta_cuda.so' ]; then \
 	    install -m 755 '$(B)/libckptdelta_cuda.so' '$(DESTDIR)$(LIBDIR)/libckptdelta_cuda.so'; fi
 	if [ -e '$(B)/libckptdelta_mpi.so' ]; then \
 	    install -m 644 mpi/ckptdelta_mpi.h '$(DESTDIR)$(INCLUDEDIR)/ckptdelta_mpi.h' && \
 	    install -m 755 '$(B)/libckptdelta_mpi.so' '$(DESTDIR)$(LIBDIR)/libckptdelta_mpi.so'; fi
+	install -m 644 $(MAN_PAGES) '$(DESTDIR)$(MANDIR)/man1'
+	install -m 644 '$(B)/completions/ckptdelta.bash' '$(DESTDIR)$(BASH_COMPLETIONS)/ckptdelta'
+	install -m 644 '$(B)/completions/_ckptdelta' '$(DESTDIR)$(ZSH_COMPLETIONS)/_ckptdelta'
+	install -m 644 '$(B)/completions/ckptdelta.fish' '$(DESTDIR)$(FISH_COMPLETIONS)/ckptdelta.fish'
+	install -m 644 $(DOCS) '$(DESTDIR)$(DOCDIR)'
+	install -m 644 $(SMALL_EXAMPLE_SRC) '$(DESTDIR)$(DOCDIR)/examples'
 
 uninstall:
-	rm -f $(foreach f,$(INSTALLED),'$(DESTDIR)$(f)')
+	rm -f $(foreach f,$(INSTALLED),'$(DESTDIR)$(f)') '$(DESTDIR)$(MANDIR)'/man1/ckptdelta.1 '$(DESTDIR)$(MANDIR)'/man1/ckptdelta-*.1
+	rmdir $(foreach d,$(INSTALLED_DIRS),'$(DESTDIR)$(d)') 2>/dev/null || true
 
 clean:
 	rm -rf build $(if $(filter build/%,$(B)),,'$(B)')

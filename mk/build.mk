@@ -21,7 +21,8 @@ CLI := $(B)/ckptdelta
 EXAMPLE := $(B)/train_gpt
 SMALL_EXAMPLES := $(patsubst examples/%.c,$(B)/examples/%,$(SMALL_EXAMPLE_SRC))
 BENCHES := $(patsubst bench/%.c,$(B)/bench/%,$(BENCH_SRC))
-PROGRAMS := $(STATIC_LIB) $(SHARED_LIB) $(CUDA_LIB) $(MPI_LIB) $(CLI) $(EXAMPLE) $(SMALL_EXAMPLES)
+COMPLETIONS := $(addprefix $(B)/completions/,ckptdelta.bash _ckptdelta ckptdelta.fish)
+PROGRAMS := $(STATIC_LIB) $(SHARED_LIB) $(CUDA_LIB) $(MPI_LIB) $(CLI) $(EXAMPLE) $(SMALL_EXAMPLES) $(B)/man/.made $(COMPLETIONS)
 
 say = @printf '  %-8s %s\n' $(1) $(2)
 
@@ -83,6 +84,23 @@ $(SMALL_EXAMPLES): $(B)/examples/%: $(B)/obj/examples/%.o $(SHARED_LIB)
 	$(call say,LINK,$@)
 	@mkdir -p $(@D)
 	@$(CC) $(CKD_LDFLAGS) -Wl,-rpath,'$$ORIGIN/..' -o $@ $< -L$(B) -lckptdelta
+
+# What the command's help says, as records, and what is made of them: manual pages and completions of shells.
+$(B)/gen/help.tsv: $(CLI) scripts/help-records.sh
+	@mkdir -p $(@D)
+	@sh scripts/help-records.sh $< >$@.new && mv $@.new $@
+
+$(B)/man/.made: $(B)/gen/help.tsv scripts/man.awk
+	$(call say,MAN,$(@D))
+	@rm -rf $(@D) && mkdir -p $(@D)
+	@awk -v folder='$(@D)' -f scripts/man.awk $< $< && touch $@
+
+$(B)/completions/ckptdelta.bash: private SHELL_NAME = bash
+$(B)/completions/_ckptdelta: private SHELL_NAME = zsh
+$(B)/completions/ckptdelta.fish: private SHELL_NAME = fish
+$(COMPLETIONS): $(B)/completions/%: completions/% $(B)/gen/help.tsv scripts/completions.awk
+	@mkdir -p $(@D)
+	@awk -v shell=$(SHELL_NAME) -f scripts/completions.awk $(B)/gen/help.tsv $< >$@.new && mv $@.new $@
 
 # Everything of the library with its internal names still visible: for tests and benchmarks, which look inside.
 $(B)/obj/internal.a: $(LIB_OBJ) $(B)/.objects

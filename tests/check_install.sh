@@ -1,7 +1,8 @@
 #!/bin/sh
 # `make install` into an empty folder: the installed command runs from there, a program compiled against the installed
-# ckptdelta.pc works with the shared and with the static library, in C and, where there is one, with a C++ compiler;
-# `make uninstall` leaves nothing behind.
+# ckptdelta.pc works with the shared and with the static library, in C and, where there is one, with a C++ compiler; so do
+# the installed examples, also in a CMake project, where there is a cmake. Manual pages are found by `man`, and completions
+# by bash. `make uninstall` leaves nothing behind, and removes nothing else.
 set -u
 build=${CKPTDELTA_BUILD:?the build folder}
 root=$(mktemp -d)
@@ -66,8 +67,77 @@ compile() { # compile NAME COMMAND...
 "$root/prefix/bin/ckptdelta" --version >"$root/version" || die "the installed command does not run"
 grep -q "$(pkg-config --modversion ckptdelta)" "$root/version" || die "the installed command says: $(cat "$root/version")"
 
+
+# The examples, as a user builds them.
+share=$root/prefix/share
+for example in save session; do
+    # shellcheck disable=SC2046,SC2086
+    ${CC:-gcc} ${CKPTDELTA_CFLAGS-} -Wall -Wextra -Werror -o "$root/$example" "$share/doc/ckptdelta/examples/$example.c" \
+        -Wl,-rpath,"$root/prefix/lib" $(pkg-config --cflags --libs ckptdelta) || die "compiling the example $example"
+done
+"$root/save" "$root/store" >"$root/said" || die "the example save exits with $?"
+grep -qx 'step 2: half of it loaded, bit for bit' "$root/said" || die "the example save says: $(cat "$root/said")"
+# Training in two parts ends as training in one does.
+"$root/session" "$root/two" 12 >/dev/null || die "the example session"
+"$root/session" "$root/two" 20 >"$root/said" || die "the example session, resuming"
+grep -qx 'resumes after step 12' "$root/said" || die "the example session did not resume: $(cat "$root/said")"
+"$root/session" "$root/one" 20 | tail -n 1 >"$root/straight" || die "the example session"
+tail -n 1 "$root/said" | cmp -s - "$root/straight" || die "the example session ends differently after a break"
+
+if command -v cmake >/dev/null 2>&1; then
+    mkdir "$root/project"
+    cat >"$root/project/CMakeLists.txt" <<CMAKE
+cmake_minimum_required(VERSION 3.10)
+project(uses_ckptdelta C)
+find_package(ckptdelta $(pkg-config --modversion ckptdelta) REQUIRED)
+add_executable(shared "$share/doc/ckptdelta/examples/save.c")
+target_link_libraries(shared ckptdelta::ckptdelta)
+add_executable(static "$share/doc/ckptdelta/examples/save.c")
+target_link_libraries(static ckptdelta::static)
+CMAKE
+    configure() {
+        cmake -S "$root/project" -B "$root/project/$1" -DCMAKE_PREFIX_PATH="$root/prefix" -DCMAKE_C_COMPILER="${CC:-gcc}" \
+            -DCMAKE_C_FLAGS="${CKPTDELTA_CFLAGS-}" -DCMAKE_EXE_LINKER_FLAGS="${CKPTDELTA_LIBS-}" >"$root/log" 2>&1
+    }
+    configure build || { cat "$root/log"; die "the CMake project is not configured"; }
+    cmake --build "$root/project/build" >"$root/log" 2>&1 || { cat "$root/log"; die "the CMake project is not built"; }
+    for kind in shared static; do
+        "$root/project/build/$kind" "$root/$kind-store" >/dev/null || die "the $kind program of the CMake project exits with $?"
+    done
+    readelf -dW "$root/project/build/static" | grep -q 'NEEDED.*libckptdelta' && die "ckptdelta::static links the shared library"
+    # Before 1.0 another MINOR is another interface (CHANGELOG.md).
+    for version in 99.0 0.0; do
+        sed -i "s/find_package(ckptdelta [0-9.]*/find_package(ckptdelta $version/" "$root/project/CMakeLists.txt"
+        configure "not-$version" && die "the CMake project finds version $version, which is not there"
+    done
+fi
+
+# Each command has its page. (A minimal system may have a `man` that only says that there are none.)
+for name in ckptdelta ckptdelta-save ckptdelta-rebuild; do
+    [ -s "$share/man/man1/$name.1" ] || die "there is no page $name"
+done
+if man -w -M "$share/man" ckptdelta-save >"$root/said" 2>/dev/null && [ -s "$root/said" ]; then
+    MANWIDTH=80 LC_ALL=C.UTF-8 man --warnings -M "$share/man" ckptdelta-save >"$root/page" 2>"$root/said" || die "man ckptdelta-save"
+    [ -s "$root/said" ] && die "man ckptdelta-save says: $(cat "$root/said")"
+    grep -q 'ckptdelta save --\|ckptdelta save ckpts' "$root/page" || die "the page of save shows no example"
+fi
+
+# Where bash-completion looks for it, a command's completion has the command's name.
+if command -v bash >/dev/null 2>&1; then
+    COMP_LINE="$root/prefix/bin/ckptdelta show $root/store --run " bash --norc -c '
+        source "$1" && complete -p ckptdelta >/dev/null && COMP_POINT=${#COMP_LINE} && _ckptdelta && echo "${COMPREPLY[*]}"
+    ' bash "$share/bash-completion/completions/ckptdelta" >"$root/said" || die "the completion of bash"
+    [ "$(cat "$root/said")" = toy ] || die "bash completes the runs of a store with: $(cat "$root/said")"
+fi
+for file in zsh/site-functions/_ckptdelta fish/vendor_completions.d/ckptdelta.fish doc/ckptdelta/LICENSE doc/ckptdelta/cli.md; do
+    [ -s "$share/$file" ] || die "there is no share/$file"
+done
+
+echo mine >"$share/doc/ckptdelta/mine"
 # shellcheck disable=SC2086
 make $install_options uninstall >"$root/log" 2>&1 || { cat "$root/log"; die "make uninstall"; }
+[ -e "$share/doc/ckptdelta/mine" ] || die "make uninstall removes what is not its own"
+rm "$share/doc/ckptdelta/mine"
 left=$(find "$root/prefix" ! -type d)
 [ -z "$left" ] || die "left behind: $left"
 echo "installed, used and uninstalled"
