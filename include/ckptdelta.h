@@ -1,5 +1,5 @@
 /*
- * ckptdelta: delta-compressed checkpoint storage. The public header, the only one installed.
+ * ckptdelta: delta-compressed checkpoint storage. The header to include; it includes the others of this folder.
  *
  *   save:  tensors -> predict + residual -> entropy code -> chunk file -> manifest (the commit) -> catalog
  *   load:  catalog -> chain -> read the blocks that intersect -> decode, apply deltas -> your memory

@@ -117,6 +117,8 @@ def test_pages_render():
         text = page.read_text()
         for section in ("NAME", "SYNOPSIS", "DESCRIPTION", "EXAMPLES", "EXIT STATUS", "SEE ALSO"):
             assert text.count(f'\n.SH "{section}"\n') == 1, page
+        # A plain - is a hyphen, which cannot be pasted into a command line.
+        assert page.name == "ckptdelta.1" or "\n\\fB\\-?\\fR, \\fB\\-\\-help\\fR\n" in text
         assert max(map(ord, text)) < 128 and text.count(".nf") == text.count(".fi") == 1
         if shutil.which("groff"):
             done = subprocess.run(["groff", "-ww", "-man", "-Tutf8", "-P-cbou", str(page)], stdout=subprocess.PIPE,

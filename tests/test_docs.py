@@ -1,0 +1,56 @@
+"""What the documents say, as far as a program can check it: links, and the commands of README."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+import support_safetensors as st
+from support_cli import run, state
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCUMENTS = sorted(p for p in ROOT.glob("**/*.md") if "build" not in p.relative_to(ROOT).parts)
+
+
+def anchors(document):
+    """Those of headings, as GitHub makes them."""
+    text = re.sub(r"^```.*?^```", "", document.read_text(), flags=re.MULTILINE | re.DOTALL)
+    headings = re.findall(r"^#+ +(.*)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", h.lower()).replace(" ", "-") for h in headings}
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda p: str(p.relative_to(ROOT)))
+def test_links_lead_somewhere(document):
+    text = re.sub(r"^(    [^\n]*|```.*?^```)$", "", document.read_text(), flags=re.MULTILINE | re.DOTALL)
+    for link in re.findall(r"\]\(([^)\s]+)\)", text):
+        if re.match(r"https?:", link):
+            continue
+        path, _, anchor = link.partition("#")
+        target = document.parent / path if path else document
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target), link
+
+
+def test_readme_is_short_and_names_all_documents():
+    text = (ROOT / "README.md").read_text()
+    assert len(text.splitlines()) <= 100, "reference belongs into docs/"
+    for document in [*ROOT.glob("docs/*.md"), *ROOT.glob("*.md")]:
+        name = str(document.relative_to(ROOT))
+        assert name == "README.md" or f"]({name})" in text, name
+
+
+def test_the_commands_of_the_readme_work(tmp_path):
+    """Word by word; the files are ours."""
+    for age, step in enumerate((1000, 1050, 1100)):
+        tensors = state(1, age + 1)
+        st.write(tmp_path / f"step{step}.safetensors", {f"blocks.{i}.{name}": tensors[name] for i, name in enumerate(tensors)})
+    lines = re.findall(r"^    (ckptdelta .*)$", (ROOT / "README.md").read_text(), re.MULTILINE)
+    assert len(lines) >= 8
+    for line in lines:
+        words = shlex.split(line, comments=True)
+        near = "near" in words
+        run(*words[1:], cwd=tmp_path, **({"expect_message": ""} if near else {}))
+    assert (tmp_path / "report.html").stat().st_size > 1000
+    listed = run("list", tmp_path / "ckpts", "--json").json()["checkpoints"]
+    assert [c["fidelity"] for c in listed][-1] == "near"
