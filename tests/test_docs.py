@@ -2,6 +2,7 @@
 
 import re
 import shlex
+import sys
 from pathlib import Path
 
 import pytest
@@ -54,3 +55,24 @@ def test_the_commands_of_the_readme_work(tmp_path):
     assert (tmp_path / "report.html").stat().st_size > 1000
     listed = run("list", tmp_path / "ckpts", "--json").json()["checkpoints"]
     assert [c["fidelity"] for c in listed][-1] == "near"
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda p: str(p.relative_to(ROOT)))
+def test_named_functions_are_there(document):
+    """`file.c: function` in a document: the function stands in that file of its folder, of engine/, or of the root."""
+    text = re.sub(r"\s+", " ", document.read_text())
+    for path, name in re.findall(r"`([\w/]+\.(?:c|h|py|cu)): (\w+)`", text):
+        files = [f for f in (document.parent / path, ROOT / "engine" / path, ROOT / path) if f.is_file()]
+        assert files, path
+        assert any(re.search(rf"\b{name}\b", f.read_text()) for f in files), f"{path}: {name}"
+    for path in re.findall(r"`([a-z_]+/[\w/]+\.(?:c|h|py|sh|cu|mk))`", text):
+        assert any((f / path).is_file() for f in (document.parent, ROOT / "engine", ROOT)) or "NAME" in path, path
+
+
+def test_rooms_are_those_that_are_enforced():
+    sys.path.insert(0, str(ROOT / "scripts"))
+    import check_layers
+    rows = re.findall(r"^\| (\w+) \| [^|]+ \| ([\w, ]*?) ?\|$", (ROOT / "docs/ARCHITECTURE.md").read_text(), re.MULTILINE)
+    assert {room: set(uses.replace(",", " ").split()) for room, uses in rows} == check_layers.ROOMS["engine"]
+    order = [room for room, _ in rows]
+    assert all(order.index(used) > order.index(room) for room, uses in rows for used in uses.replace(",", " ").split())
