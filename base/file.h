@@ -112,6 +112,9 @@ ckd_status dir_sync(const char *path, ckd_error *err);
  */
 ckd_status file_publish_bytes(const char *path, const char *temp, const void *data, size_t size,
                               ckd_error *err);
+/* The same, but replaces the file at `path`. Whatever fails, path is the old file or the new one. */
+ckd_status file_replace_bytes(const char *path, const char *temp, const void *data, size_t size,
+                              ckd_error *err);
 bool file_exists(const char *path);
 /* Does the name stand for anything, be it a symbolic link that leads nowhere? */
 bool file_name_taken(const char *path);

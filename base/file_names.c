@@ -123,8 +123,11 @@ static ckd_status sync_parent(const char *path, ckd_error *err) {
     return status;
 }
 
-ckd_status file_publish_bytes(const char *path, const char *temp, const void *data, size_t size,
-                              ckd_error *err) {
+typedef ckd_status (*give_name_fn)(const char *from, const char *to, ckd_error *err);
+
+/* Writes a whole file under a temporary name, then gives it its own. */
+static ckd_status put_bytes(const char *path, const char *temp, const void *data, size_t size,
+                            give_name_fn give_name, ckd_error *err) {
     file_writer *f;
     ckd_status status = file_create(&f, temp, 0, err);
     if (status != CKD_OK) {
@@ -140,13 +143,23 @@ ckd_status file_publish_bytes(const char *path, const char *temp, const void *da
     }
     status = file_close(f, err);
     if (status == CKD_OK) {
-        status = file_publish(temp, path, err);
+        status = give_name(temp, path, err);
     }
     if (status != CKD_OK) {
         (void)file_remove(temp, true, NULL);
         return status;
     }
     return sync_parent(path, err);
+}
+
+ckd_status file_publish_bytes(const char *path, const char *temp, const void *data, size_t size,
+                              ckd_error *err) {
+    return put_bytes(path, temp, data, size, file_publish, err);
+}
+
+ckd_status file_replace_bytes(const char *path, const char *temp, const void *data, size_t size,
+                              ckd_error *err) {
+    return put_bytes(path, temp, data, size, file_replace, err);
 }
 
 bool file_exists(const char *path) {

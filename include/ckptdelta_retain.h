@@ -54,7 +54,7 @@ CKD_API ckd_status ckd_store_undelete(ckd_store *store, const ckd_id *checkpoint
 
 typedef struct ckd_collect_options {
     size_t struct_size;
-    int all;     /* also what could still be taken back */
+    int all;     /* also what could still be taken back; if that is interrupted, recovery goes on with it */
     int dry_run; /* only count */
     int give_up; /* also what a missing file could only be rebuilt with, for one that cannot be rebuilt or is not wanted any more; else that is STATE */
 } ckd_collect_options;

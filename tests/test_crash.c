@@ -128,6 +128,18 @@ static int child_deletes(const char *dir, int report) {
     ckd_store_close(store);
     return code;
 }
+static int child_empties(const char *dir, int report) {
+    ckd_store *store;
+    ckd_collect_options o = CKD_COLLECT_OPTIONS_INIT;
+    o.all = 1;
+    (void)report;
+    int code = scene_open(&store, dir, CKD_OPEN_WRITE, NULL) == CKD_OK &&
+                       ckd_store_collect(NULL, store, &o, NULL) == CKD_OK
+                   ? 0
+                   : 1;
+    ckd_store_close(store);
+    return code;
+}
 static int child_undeletes(const char *dir, int report) {
     ckd_store *store;
     ckd_trash *trash = NULL;
@@ -296,6 +308,14 @@ static void test_killed_while_deleting_and_collecting(void **state) {
     assert_true(kill_everywhere("delete", &w) >= 10);
 }
 
+/* Before the time of what is in the trash is over: what is half removed must not seem to be something that can come back. */
+static void test_killed_while_emptying_the_trash(void **state) {
+    scene_make(*state, 0, 3);
+    scene_trash(*state, 1, 2);
+    sweep w = {.template = *state, .act = child_empties, .before = 1, .attempted = 3};
+    assert_true(kill_everywhere("empty", &w) >= 10);
+}
+
 static void test_killed_while_bringing_back(void **state) {
     scene_make(*state, 0, 3);
     scene_trash(*state, 1, 2);
@@ -390,6 +410,7 @@ int main(void) {
         tempdir_test(test_killed_while_two_ranks_save),
         tempdir_test(test_killed_while_aborting),
         tempdir_test(test_killed_while_deleting_and_collecting),
+        tempdir_test(test_killed_while_emptying_the_trash),
         tempdir_test(test_killed_while_bringing_back),
         tempdir_test(test_killed_while_pinning_and_tagging),
         tempdir_test(test_killed_while_pruning),

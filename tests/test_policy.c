@@ -608,7 +608,7 @@ static struct {
 /* Somebody who saves has the publish lock when the compaction has begun. */
 static int saver_hook(void *context, file_step step, const char *path) {
     (void)context;
-    saver.is_near = saver.is_near || (step == STEP_REMOVE && strstr(path, "data/t/"));
+    saver.is_near = saver.is_near || (step == STEP_REMOVE && strstr(path, "data/t/" SCENE_RUN));
     if (saver.is_near && step == STEP_LOCK && strstr(path, "data/readers")) {
         file_set_fault_hook(NULL, NULL);
         assert_int_equal(lock_acquire(&saver.held, saver.lock, LOCK_EXCLUSIVE, true, 5000, NULL), CKD_OK);

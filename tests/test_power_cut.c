@@ -70,6 +70,21 @@ static void test_deleting(void **state) {
     disk_end("delete", d, 3);
 }
 
+/* Before their time is over: an entry that has lost a file must not seem to be one that can come back. */
+static void test_emptying_the_trash(void **state) {
+    disk *d = *state;
+    ckd_error err = {0};
+    ckd_collect_options o = CKD_COLLECT_OPTIONS_INIT;
+    o.all = 1;
+    scene_make(d->p.dir, 0, 3);
+    scene_trash(d->p.dir, 1, 2);
+    disk_begin(d, 1, 1);
+    ckd_store *store = disk_open(d, CKD_OPEN_WRITE);
+    disk_must(ckd_store_collect(NULL, store, &o, &err), &err);
+    ckd_store_close(store);
+    disk_end("empty", d, 3);
+}
+
 static void test_pinning_and_tagging(void **state) {
     disk *d = *state;
     ckd_error err = {0};
@@ -257,6 +272,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         disk_test(test_new_store_base_delta_and_ranks),
         disk_test(test_deleting),
+        disk_test(test_emptying_the_trash),
         disk_test(test_pinning_and_tagging),
         disk_test(test_pruning),
         disk_test(test_compacting),

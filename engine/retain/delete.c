@@ -2,7 +2,6 @@
  * Deleting and bringing back: both only make or remove tombstones (codec/FORMAT.md, "Commit, deletion and recovery"). Others may build on what goes: their manifests name
  * the files that they need, and these stay.
  */
-#include <stdio.h>
 #include <stdlib.h>
 
 #include "engine/store/deletions.h"
@@ -10,25 +9,6 @@
 #include "engine/store/ready.h"
 #include "engine/retain/trash.h"
 #include "engine/store/vanished.h"
-
-static ckd_status publish_tombstone(const ckd_store *store, const tombstone *t, ckd_error *err) {
-    pathname p = path_tombstone(store->path, t->run, t->step, t->generation);
-    char hex[CKD_ID_TEXT], temp[64];
-    ckd_id_text(hex, &t->checkpoint);
-    snprintf(temp, sizeof(temp), ".tmp-%s", hex);
-    pathname temporary = path_of(store->path, DIR_TOMBSTONES, temp);
-    bytes data = {0};
-    tombstone_encode(&data, &store->id, t);
-    ckd_status status = data.failed ? err_nomem(err, data.size, "a tombstone") : CKD_OK;
-    if (status == CKD_OK) {
-        status = file_publish_bytes(p.text, temporary.text, data.data, data.size, err);
-        if (status != CKD_OK) {
-            file_remove(temporary.text, true, NULL);
-        }
-    }
-    bytes_free(&data);
-    return status;
-}
 
 /* The catalog and the copies of what was newest follow; that they do not is no failure of what was done. */
 static void follow(ckd_store *store) {
@@ -62,7 +42,7 @@ static ckd_status delete_chosen(ckd_store *store, needs *n, uint64_t undo_s, ckd
                        .until_ns = until};
         memcpy(t.run, c->run, sizeof(t.run));
         vanished_forget(store, &c->id); /* first: a crash in between must not leave it to a repair */
-        status = publish_tombstone(store, &t, err);
+        status = tombstone_write(store, &t, false, err);
     }
     return status;
 }

@@ -1,6 +1,7 @@
 /*
- * What is in the trash, and emptying it. Files go in an order that an interruption at any point leaves in order: chunk files, then manifests,
- * then tombstones, each directory synced before the next. Until its tombstone goes, no checkpoint comes back by itself.
+ * What is in the trash, and emptying it. Whatever interrupts a collection, the store is in order. First the tombstones say that
+ * the time is over: an entry that has lost a file must not seem to be one that can come back. Then chunk files go, then manifests, then
+ * tombstones. Each directory is synced before the next. Until its tombstone goes, no checkpoint comes back by itself.
  */
 #include "engine/retain/trash.h"
 #include "engine/store/vanished.h"
@@ -95,8 +96,26 @@ static ckd_status forget_parity(const ckd_store *store, const file_uses *files, 
     return status;
 }
 
-static ckd_status remove_files(const ckd_store *store, const file_uses *files, bool give_up, ckd_error *err) {
+/* The time of deletion, too, may lie ahead of a clock that was set back. */
+static ckd_status end_time(const ckd_store *store, const needs *n, ckd_error *err) {
+    uint64_t now = clock_wall_ns();
+    ckd_status status = CKD_OK;
+    for (size_t i = 0; i < n->count && status == CKD_OK; i++) {
+        tombstone t = n->items[i].dead;
+        if (n->items[i].chosen && t.until_ns > now) {
+            t.until_ns = t.deleted_ns < now ? t.deleted_ns : now;
+            status = tombstone_write(store, &t, true, err);
+        }
+    }
+    return status;
+}
+
+static ckd_status remove_files(const ckd_store *store, const needs *n, const file_uses *files, bool give_up,
+                               ckd_error *err) {
     ckd_status status = forget_parity(store, files, give_up, err);
+    if (status == CKD_OK) { /* parity may forbid the removal; then the time goes on */
+        status = end_time(store, n, err);
+    }
     for (size_t i = 0; i < files->count && status == CKD_OK; i++) {
         if (!files->items[i].stays) {
             pathname p = path_chunk(store->path, &files->items[i].id, "");
@@ -191,7 +210,7 @@ static ckd_status collect(ckd_collected *out, const ckd_store *store, bool all, 
     if (status == CKD_OK && !dry) { /* manifests that stay must not need those that go */
         status = out->checkpoints ? needs_name_older(&n, store, err) : CKD_OK;
         if (status == CKD_OK && out->checkpoints) {
-            status = remove_files(store, &files, give_up, err);
+            status = remove_files(store, &n, &files, give_up, err);
         }
         if (status == CKD_OK && out->checkpoints) {
             status = remove_manifests(store, &n, err);
@@ -251,7 +270,7 @@ ckd_status trash_remove_replaced(ckd_collected *out, const ckd_store *store, boo
         count_up(out, &n, &files);
     }
     if (status == CKD_OK && count && !dry) {
-        status = remove_files(store, &files, give_up, err);
+        status = remove_files(store, &n, &files, give_up, err);
         if (status == CKD_OK) {
             status = remove_manifests(store, &n, err);
         }

@@ -1,5 +1,6 @@
 #include "engine/store/needs.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 
 static int by_id(const void *a, const void *b) {
@@ -15,6 +16,24 @@ ckd_status tombstone_read(tombstone *out, const ckd_store *store, const manifest
     ckd_status status = file_read_all(&data, p.text, NOTE_MAX, err);
     if (status == CKD_OK) {
         status = tombstone_decode(out, &store->id, data.data, data.size, p.text, err);
+    }
+    bytes_free(&data);
+    return status;
+}
+
+ckd_status tombstone_write(const ckd_store *store, const tombstone *t, bool replaces, ckd_error *err) {
+    pathname p = path_tombstone(store->path, t->run, t->step, t->generation);
+    char hex[CKD_ID_TEXT], temp[64];
+    ckd_id_text(hex, &t->checkpoint);
+    snprintf(temp, sizeof(temp), ".tmp-%s", hex);
+    pathname temporary = path_of(store->path, DIR_TOMBSTONES, temp);
+    bytes data = {0};
+    tombstone_encode(&data, &store->id, t);
+    ckd_status status = data.failed ? err_nomem(err, data.size, "a tombstone")
+                                    : file_remove(temporary.text, true, err); /* of a writer that died */
+    if (status == CKD_OK) {
+        status = replaces ? file_replace_bytes(p.text, temporary.text, data.data, data.size, err)
+                          : file_publish_bytes(p.text, temporary.text, data.data, data.size, err);
     }
     bytes_free(&data);
     return status;

@@ -32,6 +32,11 @@ ckd_status needs_read(needs *out, const ckd_store *store, ckd_error *err);
 void needs_free(needs *n);
 
 ckd_status tombstone_read(tombstone *out, const ckd_store *store, const manifest_name *name, ckd_error *err);
+/*
+ * Makes a tombstone durable. replaces: in place of the one of this run, step and generation; else none may be there. Under the
+ * publish lock. Errors: EXISTS, IO, NOSPACE, NOMEM.
+ */
+ckd_status tombstone_write(const ckd_store *store, const tombstone *t, bool replaces, ckd_error *err);
 
 /* The first of the checkpoint's generations; NULL: there is none. */
 need *needs_find(const needs *n, const ckd_id *id);

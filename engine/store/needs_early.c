@@ -81,39 +81,24 @@ ckd_status needs_complete(needs *n, ckd_error *err) {
 
 /* ---- writing ---- */
 
-static pathname temporary_path(const ckd_store *store, const need *x, const char *suffix) {
+/*
+ * A listed checkpoint gets a next generation. That of a deleted one would count again, as its tombstone does not reach it, and its name may be another
+ * checkpoint's by now. So that manifest is replaced: nobody but the holder of the publish lock relies on it.
+ */
+static ckd_status publish_complete(const need *x, const bytes *data, const ckd_store *store, ckd_error *err) {
+    const ckd_checkpoint *c = &x->m.checkpoint;
     char hex[CKD_ID_TEXT], name[64];
-    ckd_id_text(hex, &x->m.checkpoint.id);
-    snprintf(name, sizeof(name), ".tmp-%s%s", hex, suffix);
-    return path_of(store->path, DIR_MANIFESTS, name);
-}
-
-static ckd_status publish_next(const need *x, const pathname *path, const bytes *data, const ckd_store *store,
-                               ckd_error *err) {
-    pathname temporary = temporary_path(store, x, "");
-    ckd_status status = file_publish_bytes(path->text, temporary.text, data->data, data->size, err);
+    ckd_id_text(hex, &c->id);
+    snprintf(name, sizeof(name), ".tmp-%s", hex);
+    pathname temporary = path_of(store->path, DIR_MANIFESTS, name);
+    pathname path = path_manifest(store->path, c->run, c->step, c->generation);
+    ckd_status status = x->is_dead
+                            ? file_replace_bytes(path.text, temporary.text, data->data, data->size, err)
+                            : file_publish_bytes(path.text, temporary.text, data->data, data->size, err);
     if (status != CKD_OK) {
         file_remove(temporary.text, true, NULL);
     }
     return status;
-}
-
-/*
- * A next generation would come back to life, as the tombstone does not reach it, and its name may be another checkpoint's by now. So this one is replaced: nobody but the
- * holder of the publish lock relies on what a dead manifest says.
- */
-static ckd_status replace_dead(const need *x, const pathname *path, const bytes *data, const ckd_store *store,
-                               ckd_error *err) {
-    pathname complete = temporary_path(store, x, "-all");
-    ckd_status status = publish_next(x, &complete, data, store, err);
-    if (status == CKD_OK) {
-        status = file_replace(complete.text, path->text, err);
-    }
-    if (status != CKD_OK) {
-        file_remove(complete.text, true, NULL);
-        return status;
-    }
-    return dir_sync(path_in(store->path, DIR_MANIFESTS).text, err);
 }
 
 ckd_status need_name_files(need *x, const ckd_store *store, ckd_error *err) {
@@ -126,10 +111,8 @@ ckd_status need_name_files(need *x, const ckd_store *store, ckd_error *err) {
     c->stored_bytes -= x->m.file_bytes; /* store_read_manifest has added them */
     bytes data = {0};
     manifest_encode(&data, &store->id, &x->m);
-    pathname path = path_manifest(store->path, c->run, c->step, c->generation);
-    ckd_status status = data.failed  ? err_nomem(err, data.size, "a manifest")
-                        : x->is_dead ? replace_dead(x, &path, &data, store, err)
-                                     : publish_next(x, &path, &data, store, err);
+    ckd_status status =
+        data.failed ? err_nomem(err, data.size, "a manifest") : publish_complete(x, &data, store, err);
     c->stored_bytes += data.size;
     x->m.file_bytes = data.size;
     x->was_own_only = status != CKD_OK;

@@ -68,8 +68,6 @@ class Plan:
             fault = self.rng.choice(FAULTS)
             at = self.rng.choice([60, 250, 800]) * self.rng.random()
             op["fault"] = f"{fault}:{int(at * (300 if fault == 'size' else 1)) + 1}"
-        if op.get("all"):
-            op.pop("fault", None)  # one that ends half-way leaves entries whose files are partly gone, which verify calls damage
         return op
 
     def store(self, world):

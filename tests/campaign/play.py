@@ -224,7 +224,9 @@ class Player(Looker):
         result = self.run_op(op)
         if not model.hurt:
             self.expect(result, 0, fault=op.get("fault"))
-        self.look(store, {e.id: {TRASH, GONE} for e in model.at(TRASH) if op["all"] or e.may_expire(self.world.clock)})
+        for e in model.at(TRASH):
+            e.until = min(e.until, self.world.clock) if op["all"] else e.until  # one that was interrupted goes on later
+        self.look(store, {e.id: {TRASH, GONE} for e in model.at(TRASH) if e.may_expire(self.world.clock)})
         self.verify(store)
 
     def do_pin(self, op):
