@@ -17,18 +17,9 @@ static pathname aside_of(const ckd_store *store, const char *name) {
     return path_of(store->path, DIR_DAMAGED, file);
 }
 
-static ckd_status make_folder(const ckd_store *store, ckd_error *err) {
-    pathname folder = path_in(store->path, DIR_DAMAGED);
-    if (file_exists(folder.text)) {
-        return CKD_OK;
-    }
-    ckd_status status = dir_create(folder.text, true, err);
-    return status == CKD_OK ? dir_sync(path_in(store->path, "data").text, err) : status;
-}
-
 /* As a second name, where there is such a thing, so that at no time there is none. */
 static ckd_status keep_old(const ckd_store *store, const char *path, const pathname *aside, ckd_error *err) {
-    ckd_status status = make_folder(store, err);
+    ckd_status status = damage_make_folder(store, err);
     if (status == CKD_OK) {
         status = file_link(path, aside->text, err);
     }
@@ -58,7 +49,7 @@ ckd_status repair_put_aside(pathname *aside, const ckd_store *store, const char 
                             ckd_error *err) {
     pathname path = path_of(store->path, dir, name);
     *aside = aside_of(store, name);
-    ckd_status status = make_folder(store, err);
+    ckd_status status = damage_make_folder(store, err);
     if (status == CKD_OK) {
         status = file_publish(path.text, aside->text, err);
     }

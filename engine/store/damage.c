@@ -247,3 +247,9 @@ void lineages_free(lineage *all, size_t count) {
     }
     free(all);
 }
+
+/* Synced also where it is there already: whoever made it may have died before that. */
+ckd_status damage_make_folder(const ckd_store *store, ckd_error *err) {
+    ckd_status status = dir_create(path_in(store->path, DIR_DAMAGED).text, true, err);
+    return status == CKD_OK ? dir_sync(path_in(store->path, "data").text, err) : status;
+}

@@ -32,6 +32,9 @@ void damage_explain(damage_list *list, const char *file, const char *more);
 #define CHECKPOINT_TEXT (CKD_RUN_MAX + 48)
 void checkpoint_text(char out[CHECKPOINT_TEXT], const char *run, uint64_t step, bool in_trash);
 
+/* Makes data/q, the folder for what was put aside, if it is not there; its name is durable. Errors: IO, NOSPACE. */
+ckd_status damage_make_folder(const ckd_store *store, ckd_error *err);
+
 /* A checkpoint, and what its manifest says that a load needs. */
 typedef struct lineage {
     ckd_id id;

@@ -430,15 +430,18 @@ static ckd_status write_kept(const ckd_store *store, const ckd_checkpoint *known
                              ckd_error *err) {
     bytes data = {0};
     manifest m = {.checkpoint = *known};
+    pathname temporary = path_of(store->path, DIR_DAMAGED, ".tmp-lost");
     manifest_encode(&data, &store->id, &m);
     ckd_status status = data.failed ? err_nomem(err, data.size, "a manifest") : CKD_OK;
     if (status == CKD_OK) {
-        status = dir_create(path_in(store->path, DIR_DAMAGED).text, true, err);
+        status = damage_make_folder(store, err);
+    }
+    if (status == CKD_OK) { /* a writer that died may have left it */
+        status = file_remove(temporary.text, true, err);
     }
     if (status == CKD_OK) {
-        status = file_publish_bytes(kept_path(store, known, end).text,
-                                    path_of(store->path, DIR_DAMAGED, ".tmp-lost").text, data.data, data.size,
-                                    err);
+        status =
+            file_publish_bytes(kept_path(store, known, end).text, temporary.text, data.data, data.size, err);
     }
     bytes_free(&data);
     return status == CKD_E_EXISTS ? CKD_OK : status;

@@ -250,6 +250,17 @@ void power_recovery(void **state) {
     disk_end("recovery", d, 2);
 }
 
+/* The catalog drops a checkpoint whose manifest is lost: what it knew of it must be durable before, or no repair can bring it back. */
+void power_manifest_lost(void **state) {
+    disk *d = *state;
+    scene_make(d->p.dir, 0, 3);
+    assert_int_equal(unlink(store_path_of(d->p.dir, "data/m/run.2.0")), 0);
+    d->p.now.flags = DAMAGED;
+    disk_begin(d, 7, 7);
+    ckd_store_close(disk_open(d, CKD_OPEN_WRITE));
+    disk_end("lost manifest", d, 3);
+}
+
 /* ---- what fails ---- */
 
 void power_save_that_fails(void **state) {
