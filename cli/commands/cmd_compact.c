@@ -330,7 +330,7 @@ int cmd_compact(int argc, char **argv) {
                    .policy = CKD_POLICY_INIT,
                    .deletion = CKD_DELETE_OPTIONS_INIT,
                    .compact = CKD_COMPACT_OPTIONS_INIT};
-    argp_parse(&argp, argc, argv, 0, NULL, &a);
+    cli_parse_arguments(&argp, argc, argv, &a);
     ckd_error err;
     return run(&a, &err) == CKD_OK ? CLI_DONE : cli_fail_reading(&err, &a.common);
 }

@@ -356,7 +356,7 @@ static int command(int argc, char **argv, const char *name, const char *stores, 
     static const struct argp_child children[] = {{&cli_common_argp, 0, 0, 0}, {0}};
     const struct argp argp = {options_table, parse, stores, doc, children, 0, 0};
     arguments a = {.common.command = name, .copy = CKD_COPY_OPTIONS_INIT, .pull = strcmp(name, "pull") == 0};
-    argp_parse(&argp, argc, argv, 0, NULL, &a);
+    cli_parse_arguments(&argp, argc, argv, &a);
     cli_options other = a.common;
     other.store = a.other;
     const cli_options *source = a.pull ? &other : &a.common, *destination = a.pull ? &a.common : &other;

@@ -163,7 +163,7 @@ int cmd_diff(int argc, char **argv) {
         {&cli_common_argp, 0, 0, 0}, {&cli_threads_argp, 0, 0, 0}, {0}};
     static const struct argp argp = {options_table, parse, "STORE A B", doc, children, 0, 0};
     arguments a = {.common.command = "diff"};
-    argp_parse(&argp, argc, argv, 0, NULL, &a);
+    cli_parse_arguments(&argp, argc, argv, &a);
     ckd_error err;
     ckd_store *store;
     ckd_status status = cli_open_store(&store, &a.common, CKD_OPEN_READ, &err);

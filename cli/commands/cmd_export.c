@@ -263,7 +263,7 @@ int cmd_export(int argc, char **argv) {
                                                  {0}};
     static const struct argp argp = {options_table, parse, "STORE", doc, children, 0, 0};
     arguments a = {.common.command = "export", .choice.most = UINT64_C(5) << 30};
-    argp_parse(&argp, argc, argv, 0, NULL, &a);
+    cli_parse_arguments(&argp, argc, argv, &a);
     int code = run(&a);
     export_choice_free(&a.choice);
     return code;

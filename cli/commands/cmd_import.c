@@ -169,7 +169,7 @@ int cmd_import(int argc, char **argv) {
         cli_error_nomem(&err);
         return cli_fail(&err);
     }
-    argp_parse(&argp, argc, argv, 0, NULL, &a);
+    cli_parse_arguments(&argp, argc, argv, &a);
     int code = run(&a);
     cli_saving_free(&a.saving);
     free(a.files);

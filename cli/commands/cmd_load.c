@@ -399,7 +399,7 @@ int cmd_load(int argc, char **argv) {
         free(a.choice.globs);
         return cli_fail(&err);
     }
-    argp_parse(&argp, argc, argv, 0, NULL, &a);
+    cli_parse_arguments(&argp, argc, argv, &a);
     int code = run(&a);
     cli_regions_free(&a.choice.regions);
     json_decref(a.skipped);

@@ -246,7 +246,7 @@ int cmd_parity(int argc, char **argv) {
     static const struct argp_child children[] = {{&cli_common_argp, 0, 0, 0}, {0}};
     static const struct argp argp = {options_table, parse, "STORE", doc, children, 0, 0};
     arguments a = {.common.command = "parity", .parity = CKD_PARITY_OPTIONS_INIT};
-    argp_parse(&argp, argc, argv, 0, NULL, &a);
+    cli_parse_arguments(&argp, argc, argv, &a);
     ckd_error err;
     ckd_status status = a.status ? show_status(&a, &err) : run(&a, &err);
     return status == CKD_OK ? CLI_DONE : cli_fail(&err);

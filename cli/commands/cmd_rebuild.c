@@ -40,7 +40,7 @@ int cmd_rebuild(int argc, char **argv) {
     static const struct argp_child children[] = {{&cli_common_argp, 0, 0, 0}, {0}};
     static const struct argp argp = {NULL, parse, "STORE", doc, children, 0, 0};
     cli_options options = {.command = "rebuild"};
-    argp_parse(&argp, argc, argv, 0, NULL, &options);
+    cli_parse_arguments(&argp, argc, argv, &options);
     ckd_store_options store_options = CKD_STORE_OPTIONS_INIT;
     store_options.on_message = cli_on_message;
     store_options.message_context = &options;

@@ -69,7 +69,7 @@ int cmd_save(int argc, char **argv) {
         cli_error_nomem(&err);
         return cli_fail(&err);
     }
-    argp_parse(&argp, argc, argv, 0, NULL, &a);
+    cli_parse_arguments(&argp, argc, argv, &a);
     cli_inputs inputs;
     ckd_status status = cli_inputs_open(&inputs, a.files, a.file_count, &a.saving.roles, &err);
     if (status == CKD_OK) {

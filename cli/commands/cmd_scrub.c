@@ -126,7 +126,7 @@ int cmd_scrub(int argc, char **argv) {
     arguments a = {.common.command = "scrub", .scrub = CKD_SCRUB_OPTIONS_INIT};
     a.scrub.bytes_per_s = 50 << 20;
     a.scrub.older_than_s = 7 * 24 * 3600;
-    argp_parse(&argp, argc, argv, 0, NULL, &a);
+    cli_parse_arguments(&argp, argc, argv, &a);
     ckd_error err;
     return run(&a, &err) == CKD_OK ? CLI_DONE : cli_fail(&err);
 }

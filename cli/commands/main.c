@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "cli/commands/commands.h"
+#include "cli/output/arguments.h"
 #include "cli/output/errors.h"
 
 static const struct command {
@@ -45,6 +46,12 @@ static const struct command {
 };
 #define COMMAND_COUNT (sizeof(commands) / sizeof(commands[0]))
 
+/* Names that users of ls, restic and git type by habit. */
+static const struct alias {
+    const char *name, *command;
+} aliases[] = {{"ls", "list"}, {"rm", "delete"}, {"check", "verify"}, {"gc", "compact"}};
+#define ALIAS_COUNT (sizeof(aliases) / sizeof(aliases[0]))
+
 static void print_help(FILE *to) {
     fputs("Usage: ckptdelta COMMAND STORE [OPTION...]\n"
           "\n"
@@ -60,6 +67,13 @@ static void print_help(FILE *to) {
     }
     fputs("  help     explain a command: ckptdelta help COMMAND\n"
           "\n"
+          "Aliases: ",
+          to);
+    for (size_t i = 0; i < ALIAS_COUNT; i++) {
+        fprintf(to, "%s%s for %s", i ? ", " : "", aliases[i].name, aliases[i].command);
+    }
+    fputs("\n"
+          "\n"
           "A first try, with checkpoints that a trainer wrote as safetensors files:\n"
           "  ckptdelta save ckpts --run gpt --step 100 step100.safetensors\n"
           "  ckptdelta save ckpts --run gpt --step 200 step200.safetensors\n"
@@ -74,6 +88,9 @@ static void print_help(FILE *to) {
 }
 
 static const struct command *find_command(const char *name) {
+    for (size_t i = 0; i < ALIAS_COUNT; i++) {
+        name = strcmp(aliases[i].name, name) == 0 ? aliases[i].command : name;
+    }
     for (size_t i = 0; i < COMMAND_COUNT; i++) {
         if (strcmp(commands[i].name, name) == 0) {
             return &commands[i];
@@ -83,7 +100,16 @@ static const struct command *find_command(const char *name) {
 }
 
 static int unknown_command(const char *name) {
-    cli_note("there is no command '%s'; ckptdelta --help lists them", name);
+    const char *names[COMMAND_COUNT + ALIAS_COUNT];
+    for (size_t i = 0; i < COMMAND_COUNT + ALIAS_COUNT; i++) {
+        names[i] = i < COMMAND_COUNT ? commands[i].name : aliases[i - COMMAND_COUNT].name;
+    }
+    const char *nearest = cli_nearest(name, names, COMMAND_COUNT + ALIAS_COUNT);
+    if (nearest) {
+        cli_note("there is no command '%s'; did you mean '%s'?", name, nearest);
+    } else {
+        cli_note("there is no command '%s'; ckptdelta --help lists them", name);
+    }
     return CLI_USAGE;
 }
 

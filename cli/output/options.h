@@ -7,6 +7,7 @@
 
 #include <argp.h>
 
+#include "cli/output/arguments.h"
 #include "cli/output/errors.h"
 
 /* STORE, --json, -q, -v: every command. */
