@@ -177,7 +177,7 @@ typedef enum ckd_open_mode {
     CKD_OPEN_READ = 0, /* changes nothing, not even a stale catalog */
     CKD_OPEN_WRITE =
         1, /* an existing store; cleans up after writers that died, adopts what the catalog lacks */
-    CKD_OPEN_CREATE = 2 /* like WRITE, and creates the store if the directory is absent or empty */
+    CKD_OPEN_CREATE = 2 /* like WRITE, and creates the store, and directories above it, if it is absent or empty */
 } ckd_open_mode;
 
 /* Told what is done and what there is to do, both in bytes of raw tensor data. Non-zero return cancels the call. */

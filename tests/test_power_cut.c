@@ -16,6 +16,7 @@
 #include <errno.h>
 #include <signal.h>
 #include <sys/wait.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/file.h"
@@ -137,6 +138,45 @@ static void test_compacting(void **state) {
     disk_expect(d, 12, 12);
     ckd_store_close(store);
     disk_end("compact", d, 4);
+}
+
+/* The store of a disk is in DIR/new/above. */
+static power_check_fn check_store;
+static const char *below(const char *dir) {
+    static char path[1024];
+    snprintf(path, sizeof(path), "%s/new/above", dir);
+    return path;
+}
+static void check_below(const char *dir, const expectation *e, bool thorough, void *context) {
+    char new[1024];
+    snprintf(new, sizeof(new), "%s/new", dir);
+    (void)mkdir(new, 0777); /* for the check's own files; one that was lost is empty now */
+    (void)mkdir(below(dir), 0777);
+    check_store(below(dir), e, thorough, context);
+}
+
+static void new_parents(disk *d, const char *lost) {
+    ckd_error err = {0};
+    ckd_store *store;
+    check_store = d->p.check;
+    d->p.check = check_below;
+    power_begin(&d->p, lost);
+    disk_must(scene_open(&store, below(d->p.dir), CKD_OPEN_CREATE, &err), &err);
+    disk_save(d, store, 0, false);
+    ckd_store_close(store);
+    disk_end("new parents", d, 1);
+}
+
+static void test_new_store_below_new_directories(void **state) {
+    new_parents(*state, NULL);
+}
+/* Whoever made them died before they were durable. */
+static void test_new_store_below_directories_that_may_be_lost(void **state) {
+    disk *d = *state;
+    char path[1024];
+    snprintf(path, sizeof(path), "%s/new", d->p.dir);
+    assert_int_equal(mkdir(path, 0777), 0);
+    new_parents(d, "new");
 }
 
 /* Whoever created the store died before its own names were durable. */
@@ -271,6 +311,8 @@ static void test_every_sync_is_needed(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         disk_test(test_new_store_base_delta_and_ranks),
+        disk_test(test_new_store_below_new_directories),
+        disk_test(test_new_store_below_directories_that_may_be_lost),
         disk_test(test_deleting),
         disk_test(test_emptying_the_trash),
         disk_test(test_pinning_and_tagging),

@@ -125,11 +125,35 @@ static pathname parent_directory(const char *root) {
     return p;
 }
 
+/*
+ * Creates the directories above `path` that are missing. All of them are synced, also those that exist: another process may
+ * have created them and died before it synced them. A directory that may not be opened is not one of ours.
+ */
+static ckd_status create_parents(const char *path, ckd_error *err) {
+    pathname parent = parent_directory(path);
+    if (strcmp(parent.text, ".") == 0 || strcmp(parent.text, "/") == 0) {
+        return CKD_OK;
+    }
+    ckd_status status = create_parents(parent.text, err);
+    if (status == CKD_OK) {
+        status = dir_create(parent.text, true, err);
+    }
+    if (status == CKD_OK) {
+        ckd_error why = {0};
+        status = dir_sync(parent_directory(parent.text).text, &why);
+        status = err_except(err, status, CKD_E_READ_ONLY, &why);
+    }
+    return status;
+}
+
 static ckd_status create_store(ckd_store *store, ckd_error *err) {
     if (file_exists(path_in(store->path, FILE_IDENTITY).text)) {
         return CKD_OK;
     }
-    ckd_status status = dir_create(store->path, true, err);
+    ckd_status status = create_parents(store->path, err);
+    if (status == CKD_OK) {
+        status = dir_create(store->path, true, err);
+    }
     if (status == CKD_OK) {
         ckd_error why = {0};
         status = check_creatable(store->path, &why);
@@ -230,38 +254,30 @@ static ckd_status store_new(ckd_store **out, const char *root, ckd_open_mode mod
     return CKD_OK;
 }
 
-/* What SQLite will make of the path: absolute, without links. malloc'ed; NULL if the path leads nowhere. */
-static char *resolve(const char *root) {
-    char *real = realpath(root, NULL);
-    if (real) {
-        return real;
+/* The length of what SQLite will make of the path: absolute, without links. The last directories of it need not exist yet. */
+static size_t resolved_length(const char *root) {
+    pathname p;
+    snprintf(p.text, sizeof(p.text), "%s", root);
+    for (;;) {
+        bool last = strcmp(p.text, ".") == 0 || strcmp(p.text, "/") == 0;
+        char *real = realpath(p.text, NULL);
+        if (real) {
+            bool inside =
+                strncmp(root, p.text, strlen(p.text)) == 0; /* else it is ".", which the path leaves out */
+            size_t length = strlen(real) + strlen(root) - (inside ? strlen(p.text) : 0) + !inside;
+            free(real);
+            return length;
+        }
+        if (last) {
+            return strlen(root);
+        }
+        p = parent_directory(p.text);
     }
-    char *parent = realpath(parent_directory(root).text, NULL); /* the store is yet to be created */
-    if (!parent) {
-        return NULL;
-    }
-    size_t end = strlen(root);
-    while (end > 0 && root[end - 1] == '/') {
-        end--;
-    }
-    size_t name = end;
-    while (name > 0 && root[name - 1] != '/') {
-        name--;
-    }
-    size_t size = strlen(parent) + 1 + (end - name) + 1;
-    real = malloc(size);
-    if (real) {
-        snprintf(real, size, "%s/%.*s", parent, (int)(end - name), root + name);
-    }
-    free(parent);
-    return real;
 }
 
 /* Readers can do without the catalog; a writer would make it anew at every save. */
 static ckd_status check_length(const char *root, ckd_error *err) {
-    char *real = resolve(root);
-    size_t length = strlen(real ? real : root), limit = CATALOG_PATH_MAX - strlen("/" FILE_CATALOG);
-    free(real);
+    size_t length = resolved_length(root), limit = CATALOG_PATH_MAX - strlen("/" FILE_CATALOG);
     if (length <= limit) {
         return CKD_OK;
     }
