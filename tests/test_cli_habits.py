@@ -49,3 +49,100 @@ def test_words_that_are_no_near_misses(tmp_path):
     assert "there is no option" not in run("list", "--", "--frobnicate", expect=NOT_FOUND, cwd=tmp_path).err
     # Beginnings of options still do.
     assert run("list", "--versio").out == run("list", "--version").out
+
+
+# ------------------------------------------------------------------------------------------------------ stores
+
+
+def test_parents_of_a_new_store_are_made(tmp_path):
+    file = st.write(tmp_path / "in.safetensors", state(1))
+    for path in (tmp_path / "some/where/deep/store", "runs/of/gpt/"):
+        run("save", path, "--run", "a", "--step", 1, file, cwd=tmp_path)
+        assert [c["step"] for c in run("list", "--json", path, cwd=tmp_path).json()["checkpoints"]] == [1]
+    refused = run("save", tmp_path / "in.safetensors/below/store", "--run", "a", "--step", 1, file, expect=USAGE)
+    assert "a part of its path, is a file" in refused.err
+    # Only what creates a store makes them.
+    run("list", tmp_path / "no/such/store", expect=NOT_FOUND)
+    run("prune", tmp_path / "no/such/store", "--keep-last", 3, expect=NOT_FOUND)
+    assert not (tmp_path / "no").exists()
+
+
+def test_parents_are_not_made_for_a_path_that_is_too_long(tmp_path):
+    file = st.write(tmp_path / "in.safetensors", state(1))
+    long = tmp_path / "long" / "/".join(["x" * 100] * 6)
+    assert "choose a shorter one" in run("save", long, "--run", "a", "--step", 1, file, expect=USAGE).err
+    relative = "/".join(["x" * 100] * 4) + "/" + "y" * (509 - 4 * 101 - len(str(tmp_path)) - len("/long/"))
+    (tmp_path / "long").mkdir(exist_ok=True)
+    assert "choose a shorter one" in run("save", relative, "--run", "a", "--step", 1, file, cwd=tmp_path / "long", expect=USAGE).err
+    assert not list((tmp_path / "long").iterdir())
+
+
+@pytest.fixture
+def ambient(store, monkeypatch, tmp_path):
+    """A store that the environment names, and a folder to be in. Another one is there, too."""
+    (tmp_path / "cwd").mkdir()
+    monkeypatch.chdir(tmp_path / "cwd")
+    monkeypatch.setenv("CKPTDELTA_STORE", str(store.path))
+    return store
+
+
+def steps_of(*where):
+    return [c["step"] for c in run("list", "--json", *where).json()["checkpoints"]]
+
+
+def test_the_environment_names_the_store(ambient, tmp_path):
+    first, second = ambient.file(state(1)), ambient.file(state(2))
+    run("save", "--run", "a", "--step", 1, first)
+    run("save", first, "--run", "b", "--step", 1)
+    run("save", "--run", "a", "--step", 2, second)
+    assert steps_of() == steps_of(ambient.path) == [1, 2, 1]
+    assert run("diff", "a@1", "a@2").out == run("diff", ambient.path, "a@1", "a@2").out
+    assert run("show", "--run", "b").out == run("show", ambient.path, "--run", "b").out
+    run("tag", "best", "a@1")
+    run("pin", "b@1")
+    run("tag", "best", "--delete")
+    run("compact", "a", "--max-depth", 1)
+    run("delete", "a@1")
+    assert steps_of() == [2, 1]
+    run("trash", "--restore", "a@1")
+    run("load", "--out", "x", "--run", "a", "--step", 1)
+    assert st.same(st.read(tmp_path / "cwd/x")[0], state(1))
+    assert run("verify").out == run("verify", ambient.path).out
+    assert run("prune", "--keep-last", 1, "--dry-run").out == run("prune", ambient.path, "--keep-last", 1, "--dry-run").out
+
+
+def test_a_store_that_is_named_goes_before_the_environment(ambient, tmp_path):
+    file = ambient.file(state(1))
+    other = tmp_path / "cwd" / "other"
+    run("save", "other/", "--run", "a", "--step", 7, file)  # a new store ends with a slash
+    assert not ambient.path.exists() and steps_of("other") == [7]
+    run("save", "other", "--run", "a", "--step", 8, file)
+    assert steps_of(other) == [7, 8]
+    run("delete", "other", "a@7")
+    assert steps_of("other") == [8]
+    run("save", "--run", "a", "--step", 1, file)
+    assert steps_of() == [1]
+
+
+def test_copies_name_one_store_or_two(ambient, tmp_path):
+    run("save", "--run", "a", "--step", 1, ambient.file(state(1)))
+    run("push", "other")
+    assert steps_of("other") == [1]
+    run("push", "other", "third")
+    run("save", "third", "--run", "a", "--step", 2, ambient.file(state(2)))
+    run("pull", "third")
+    assert steps_of() == [1, 2]
+    run("push", "third", "other")
+    assert steps_of("other") == [1, 2]
+    for command in ("copy", "push", "pull"):
+        assert "CKPTDELTA_STORE" in run(command, expect=USAGE).err
+
+
+def test_no_store_at_all(store, monkeypatch):
+    monkeypatch.delenv("CKPTDELTA_STORE", raising=False)
+    for command in (["list"], ["report"], ["push"], ["show", "--step", 1]):
+        assert "CKPTDELTA_STORE" in run(*command, expect=USAGE).err
+    monkeypatch.setenv("CKPTDELTA_STORE", "")  # as if it were not set
+    assert "CKPTDELTA_STORE" in run("list", expect=USAGE).err
+    monkeypatch.setenv("CKPTDELTA_STORE", str(store.folder / "absent"))
+    assert "absent" in run("list", expect=NOT_FOUND).err

@@ -32,7 +32,7 @@ def test_general_help():
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_of_each_command(command):
     text = run(command, "--help").out
-    assert text.startswith(f"Usage: ckptdelta {command} [OPTION...] STORE")
+    assert text.startswith(f"Usage: ckptdelta {command} [OPTION...] [STORE]")
     assert "Example" in text and f"\n  ckptdelta {command} " in text
     assert run("help", command).out == text
     assert max(len(line) for line in text.splitlines()) <= 80 and text.endswith("\n")

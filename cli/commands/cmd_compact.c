@@ -101,8 +101,8 @@ static error_t parse_number(int key, char *arg, struct argp_state *state, ckd_co
 
 /* The run may stand behind the store; --run says the same. */
 static error_t take_run(arguments *a, char *arg, struct argp_state *state) {
-    if (!a->common.store) {
-        return ARGP_ERR_UNKNOWN; /* STORE, which cli_common_argp takes */
+    if (cli_take_store(&a->common, arg)) {
+        return 0;
     }
     if (a->policy.run) {
         argp_error(state, "one run, or all");
@@ -325,7 +325,7 @@ static ckd_status run(arguments *a, ckd_error *err) {
 int cmd_compact(int argc, char **argv) {
     static const struct argp_child children[] = {
         {&cli_common_argp, 0, 0, 0}, {&cli_threads_argp, 0, 0, 0}, {&cli_policy_argp, 0, 0, 0}, {0}};
-    static const struct argp argp = {options_table, parse, "STORE [RUN]", doc, children, 0, 0};
+    static const struct argp argp = {options_table, parse, "[STORE] [RUN]", doc, children, 0, 0};
     arguments a = {.common.command = "compact",
                    .policy = CKD_POLICY_INIT,
                    .deletion = CKD_DELETE_OPTIONS_INIT,

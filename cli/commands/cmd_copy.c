@@ -101,6 +101,16 @@ static error_t parse_choice(int key, char *arg, arguments *a, struct argp_state 
     return add_choice(a, &c, state);
 }
 
+/* One store alone is the other one, if the environment names this one. */
+static error_t take_argument(arguments *a, const char *arg) {
+    if (a->other && a->common.store) {
+        return ARGP_ERR_UNKNOWN;
+    }
+    a->common.store = a->other;
+    a->other = arg;
+    return 0;
+}
+
 static error_t parse(int key, char *arg, struct argp_state *state) {
     arguments *a = state->input;
     switch (key) {
@@ -126,14 +136,10 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
         a->copy.dry_run = 1;
         return 0;
     case ARGP_KEY_ARG:
-        if (!a->common.store || a->other) {
-            return ARGP_ERR_UNKNOWN;
-        }
-        a->other = arg;
-        return 0;
+        return take_argument(a, arg);
     case ARGP_KEY_END:
         if (!a->other) {
-            argp_error(state, "name two stores, directories");
+            argp_error(state, "name two stores, directories; CKPTDELTA_STORE may name the first one");
         }
         return 0;
     default:
@@ -371,13 +377,13 @@ static int command(int argc, char **argv, const char *name, const char *stores, 
 }
 
 int cmd_copy(int argc, char **argv) {
-    return command(argc, argv, "copy", "SOURCE DESTINATION", copy_doc);
+    return command(argc, argv, "copy", "[SOURCE] DESTINATION", copy_doc);
 }
 
 int cmd_push(int argc, char **argv) {
-    return command(argc, argv, "push", "STORE DESTINATION", push_doc);
+    return command(argc, argv, "push", "[STORE] DESTINATION", push_doc);
 }
 
 int cmd_pull(int argc, char **argv) {
-    return command(argc, argv, "pull", "STORE SOURCE", pull_doc);
+    return command(argc, argv, "pull", "[STORE] SOURCE", pull_doc);
 }

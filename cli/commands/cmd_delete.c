@@ -40,10 +40,10 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
         a->deletion.undo_s = cli_seconds(state, "--undo", arg);
         return 0;
     case ARGP_KEY_ARG:
-        return a->common.store ? cli_places_add(&a->places, arg, state) : ARGP_ERR_UNKNOWN;
+        return cli_take_store(&a->common, arg) ? 0 : cli_places_add(&a->places, arg, state);
     case ARGP_KEY_END:
         if (!a->places.count) {
-            argp_error(state, "name the checkpoints to delete after the STORE, as in gpt@100");
+            argp_error(state, "name the checkpoints to delete, as in gpt@100");
         }
         return 0;
     default:
@@ -103,7 +103,7 @@ static ckd_status run(const arguments *a, ckd_error *err) {
 
 int cmd_delete(int argc, char **argv) {
     static const struct argp_child children[] = {{&cli_common_argp, 0, 0, 0}, {0}};
-    static const struct argp argp = {options_table, parse, "STORE RUN@STEP...", doc, children, 0, 0};
+    static const struct argp argp = {options_table, parse, "[STORE] RUN@STEP...", doc, children, 0, 0};
     arguments a = {.common.command = "delete", .deletion = CKD_DELETE_OPTIONS_INIT};
     cli_parse_arguments(&argp, argc, argv, &a);
     ckd_error err;

@@ -43,8 +43,8 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
         a->run = arg;
         return 0;
     case ARGP_KEY_ARG:
-        if (!a->common.store) {
-            return ARGP_ERR_UNKNOWN; /* the common options take it */
+        if (cli_take_store(&a->common, arg)) {
+            return 0;
         }
         if (a->place_count == 2 || !cli_parse_place(&a->places[a->place_count], arg)) {
             argp_error(state, "name two checkpoints, each a step, latest, RUN@STEP or @TAG; '%s' is %s", arg,
@@ -54,7 +54,7 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
         return 0;
     case ARGP_KEY_END:
         if (a->place_count != 2) {
-            argp_error(state, "name two checkpoints to compare, after the STORE");
+            argp_error(state, "name two checkpoints to compare");
         }
         return 0;
     default:
@@ -161,7 +161,7 @@ static ckd_status compare(const arguments *a, ckd_store *store, ckd_error *err) 
 int cmd_diff(int argc, char **argv) {
     static const struct argp_child children[] = {
         {&cli_common_argp, 0, 0, 0}, {&cli_threads_argp, 0, 0, 0}, {0}};
-    static const struct argp argp = {options_table, parse, "STORE A B", doc, children, 0, 0};
+    static const struct argp argp = {options_table, parse, "[STORE] A B", doc, children, 0, 0};
     arguments a = {.common.command = "diff"};
     cli_parse_arguments(&argp, argc, argv, &a);
     ckd_error err;

@@ -62,7 +62,7 @@ static void check_complete(const arguments *a, struct argp_state *state) {
         argp_error(state, "--layout names the FILE that says what the ranks' tensors are");
     }
     if (a->saving.common.store && a->file_count == 0) {
-        argp_error(state, "name the safetensors FILEs of all ranks, after the STORE");
+        argp_error(state, "name the safetensors FILEs of all ranks");
     }
 }
 
@@ -79,8 +79,8 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
         a->dry_run = a->saving.saves_nothing = true;
         return 0;
     case ARGP_KEY_ARG:
-        if (!a->saving.common.store) {
-            return ARGP_ERR_UNKNOWN; /* the common options take it */
+        if (cli_take_store(&a->saving.common, arg)) {
+            return 0;
         }
         a->files[a->file_count++] = arg;
         return 0;
@@ -161,7 +161,8 @@ static int run(arguments *a) {
 
 int cmd_import(int argc, char **argv) {
     static const struct argp_child children[] = {{&cli_saving_argp, 0, 0, 0}, {0}};
-    static const struct argp argp = {options_table, parse, "STORE FILE.safetensors...", doc, children, 0, 0};
+    static const struct argp argp = {
+        options_table, parse, "[STORE] FILE.safetensors...", doc, children, 0, 0};
     arguments a = {.saving = CLI_SAVING_INIT("import")};
     a.files = calloc((size_t)argc, sizeof(*a.files));
     if (!a.files) {

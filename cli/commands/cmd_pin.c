@@ -36,7 +36,7 @@ typedef struct arguments {
 
 static void check(const arguments *a, struct argp_state *state) {
     if ((a->reason || a->delete) && !a->places.count && !a->id_count) {
-        argp_error(state, "name the checkpoints after the STORE, as in gpt@100");
+        argp_error(state, "name the checkpoints, as in gpt@100");
     }
     if (a->id_count && !a->delete) {
         argp_error(state, "an id goes with --delete; name checkpoints to pin as RUN@STEP");
@@ -60,8 +60,8 @@ static bool parse_id(ckd_id *out, const char *text) {
 
 static error_t parse_argument(arguments *a, char *arg, struct argp_state *state) {
     ckd_id id;
-    if (!a->common.store) {
-        return ARGP_ERR_UNKNOWN; /* the common options take it */
+    if (cli_take_store(&a->common, arg)) {
+        return 0;
     }
     if (!parse_id(&id, arg)) {
         return cli_places_add_any(&a->places, arg, state);
@@ -151,7 +151,7 @@ static ckd_status run(const arguments *a, ckd_error *err) {
 
 int cmd_pin(int argc, char **argv) {
     static const struct argp_child children[] = {{&cli_common_argp, 0, 0, 0}, {0}};
-    static const struct argp argp = {options_table, parse, "STORE [RUN@STEP...]", doc, children, 0, 0};
+    static const struct argp argp = {options_table, parse, "[STORE] [RUN@STEP...]", doc, children, 0, 0};
     arguments a = {.common.command = "pin"};
     cli_parse_arguments(&argp, argc, argv, &a);
     ckd_error err;

@@ -38,7 +38,7 @@ static ckd_status tell(const cli_options *options, const ckd_rebuild_result *res
 
 int cmd_rebuild(int argc, char **argv) {
     static const struct argp_child children[] = {{&cli_common_argp, 0, 0, 0}, {0}};
-    static const struct argp argp = {NULL, parse, "STORE", doc, children, 0, 0};
+    static const struct argp argp = {NULL, parse, "[STORE]", doc, children, 0, 0};
     cli_options options = {.command = "rebuild"};
     cli_parse_arguments(&argp, argc, argv, &options);
     ckd_store_options store_options = CKD_STORE_OPTIONS_INIT;

@@ -106,7 +106,7 @@ static ckd_status run(arguments *a, ckd_error *err) {
 int cmd_report(int argc, char **argv) {
     static const struct argp_child children[] = {
         {&cli_common_argp, 0, 0, 0}, {&cli_policy_argp, 0, 0, 0}, {0}};
-    static const struct argp argp = {options_table, parse, "STORE", doc, children, 0, 0};
+    static const struct argp argp = {options_table, parse, "[STORE]", doc, children, 0, 0};
     arguments a = {.common.command = "report", .question.policy = CKD_POLICY_INIT};
     cli_parse_arguments(&argp, argc, argv, &a);
     ckd_error err;

@@ -44,14 +44,14 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
         state->child_inputs[0] = &a->saving;
         return 0;
     case ARGP_KEY_ARG:
-        if (!a->saving.common.store) {
-            return ARGP_ERR_UNKNOWN; /* the common options take it */
+        if (cli_take_store(&a->saving.common, arg)) {
+            return 0;
         }
         a->files[a->file_count++] = arg;
         return 0;
     case ARGP_KEY_END:
-        if (a->saving.common.store && a->file_count == 0) {
-            argp_error(state, "name the safetensors FILEs to save, after the STORE");
+        if (a->file_count == 0) {
+            argp_error(state, "name the safetensors FILEs to save");
         }
         return 0;
     default:
@@ -61,7 +61,7 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
 
 int cmd_save(int argc, char **argv) {
     static const struct argp_child children[] = {{&cli_saving_argp, 0, 0, 0}, {0}};
-    static const struct argp argp = {0, parse, "STORE FILE.safetensors...", doc, children, 0, 0};
+    static const struct argp argp = {0, parse, "[STORE] FILE.safetensors...", doc, children, 0, 0};
     arguments a = {.saving = CLI_SAVING_INIT("save")};
     a.files = calloc((size_t)argc, sizeof(*a.files));
     ckd_error err;

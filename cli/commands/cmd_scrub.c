@@ -122,7 +122,7 @@ static ckd_status run(const arguments *a, ckd_error *err) {
 
 int cmd_scrub(int argc, char **argv) {
     static const struct argp_child children[] = {{&cli_common_argp, 0, 0, 0}, {0}};
-    static const struct argp argp = {options_table, parse, "STORE", doc, children, 0, 0};
+    static const struct argp argp = {options_table, parse, "[STORE]", doc, children, 0, 0};
     arguments a = {.common.command = "scrub", .scrub = CKD_SCRUB_OPTIONS_INIT};
     a.scrub.bytes_per_s = 50 << 20;
     a.scrub.older_than_s = 7 * 24 * 3600;

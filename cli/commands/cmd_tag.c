@@ -35,13 +35,13 @@ static void check(const arguments *a, struct argp_state *state) {
         argp_error(state, "--delete takes the TAG and nothing else");
     }
     if (!a->delete &&(a->tag || a->move) && !a->has_place) {
-        argp_error(state, "name the TAG and the checkpoint after the STORE, as in: best gpt@100");
+        argp_error(state, "name the TAG and the checkpoint, as in: best gpt@100");
     }
 }
 
 static error_t parse_argument(arguments *a, char *arg, struct argp_state *state) {
-    if (!a->common.store) {
-        return ARGP_ERR_UNKNOWN; /* the common options take it */
+    if (cli_take_store(&a->common, arg)) {
+        return 0;
     }
     if (!a->tag) {
         a->tag = arg;
@@ -119,7 +119,7 @@ static ckd_status run(const arguments *a, ckd_error *err) {
 
 int cmd_tag(int argc, char **argv) {
     static const struct argp_child children[] = {{&cli_common_argp, 0, 0, 0}, {0}};
-    static const struct argp argp = {options_table, parse, "STORE [TAG [RUN@STEP]]", doc, children, 0, 0};
+    static const struct argp argp = {options_table, parse, "[STORE] [TAG [RUN@STEP]]", doc, children, 0, 0};
     arguments a = {.common.command = "tag"};
     cli_parse_arguments(&argp, argc, argv, &a);
     ckd_error err;

@@ -73,7 +73,7 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
         a->give_up = true;
         return 0;
     case ARGP_KEY_ARG:
-        return a->common.store ? cli_places_add(&a->places, arg, state) : ARGP_ERR_UNKNOWN;
+        return cli_take_store(&a->common, arg) ? 0 : cli_places_add(&a->places, arg, state);
     case ARGP_KEY_END:
         check(a, state);
         return 0;
@@ -250,7 +250,7 @@ static ckd_status run(const arguments *a, ckd_error *err) {
 
 int cmd_trash(int argc, char **argv) {
     static const struct argp_child children[] = {{&cli_common_argp, 0, 0, 0}, {0}};
-    static const struct argp argp = {options_table, parse, "STORE [RUN@STEP...]", doc, children, 0, 0};
+    static const struct argp argp = {options_table, parse, "[STORE] [RUN@STEP...]", doc, children, 0, 0};
     arguments a = {.common.command = "trash"};
     cli_parse_arguments(&argp, argc, argv, &a);
     ckd_error err;

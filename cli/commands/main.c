@@ -53,7 +53,7 @@ static const struct alias {
 #define ALIAS_COUNT (sizeof(aliases) / sizeof(aliases[0]))
 
 static void print_help(FILE *to) {
-    fputs("Usage: ckptdelta COMMAND STORE [OPTION...]\n"
+    fputs("Usage: ckptdelta COMMAND [STORE] [OPTION...]\n"
           "\n"
           "Keeps the checkpoints of training runs in a store, a directory. Each is stored\n"
           "as what changed since an earlier one, and any of them comes back bit for bit.\n"
@@ -81,6 +81,9 @@ static void print_help(FILE *to) {
           "  ckptdelta load ckpts --step 100 --out restored.safetensors\n"
           "  ckptdelta report ckpts\n"
           "The first creates the store ./ckpts, the second adds what has changed since.\n"
+          "\n"
+          "CKPTDELTA_STORE names the store where STORE is left out:\n"
+          "  export CKPTDELTA_STORE=ckpts\n"
           "\n"
           "Exit status: 0 done, 1 failed, 2 wrong usage, 3 not found, 4 corrupt or\n"
           "unverifiable data.\n",

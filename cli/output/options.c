@@ -4,6 +4,7 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 enum { OPT_JSON = 0x100, OPT_RUN, OPT_STEP, OPT_THREADS, OPT_STAGING, OPT_TAG };
 
@@ -133,6 +134,27 @@ static const struct argp_option common_options[] = {
     {0},
 };
 
+const char *cli_default_store(void) {
+    const char *store = getenv("CKPTDELTA_STORE");
+    return store && *store ? store : NULL;
+}
+
+static bool may_be_directory(const char *path) {
+    struct stat st;
+    size_t length = strlen(path);
+    return (length > 0 && path[length - 1] == '/') || (stat(path, &st) == 0 && S_ISDIR(st.st_mode));
+}
+
+bool cli_take_store(cli_options *options, const char *argument) {
+    if (options->store) {
+        return false;
+    }
+    const char *otherwise = cli_default_store();
+    bool takes = !otherwise || may_be_directory(argument);
+    options->store = takes ? argument : otherwise;
+    return takes;
+}
+
 static error_t parse_common(int key, char *arg, struct argp_state *state) {
     cli_options *options = state->input;
     switch (key) {
@@ -146,14 +168,11 @@ static error_t parse_common(int key, char *arg, struct argp_state *state) {
         options->verbose++;
         return 0;
     case ARGP_KEY_ARG:
-        if (options->store) {
-            return ARGP_ERR_UNKNOWN;
-        }
-        options->store = arg;
-        return 0;
+        return cli_take_store(options, arg) ? 0 : ARGP_ERR_UNKNOWN;
     case ARGP_KEY_END:
+        options->store = options->store ? options->store : cli_default_store();
         if (!options->store) {
-            argp_error(state, "name the STORE, a directory");
+            argp_error(state, "name the STORE, a directory, or set CKPTDELTA_STORE to it");
         }
         return 0;
     default:

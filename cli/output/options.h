@@ -13,13 +13,21 @@
 /* STORE, --json, -q, -v: every command. */
 typedef struct cli_options {
     const char *command; /* "save" */
-    const char *store;   /* the first argument */
+    const char *store;   /* the first argument, or $CKPTDELTA_STORE */
     bool json, quiet;
     int verbose;
     uint32_t threads; /* 0: one per core */
     uint64_t staging; /* bytes; 0: as the library has it */
 } cli_options;
 extern const struct argp cli_common_argp;
+/*
+ * Takes the first argument as the STORE. With CKPTDELTA_STORE set, STORE may be left out: the argument is only taken if it is a
+ * directory, or ends with a slash as a new one may. Commands with further arguments ask this before they take one; for
+ * others cli_common_argp does.
+ */
+bool cli_take_store(cli_options *options, const char *argument);
+/* The store that the environment names; NULL: none. */
+const char *cli_default_store(void);
 /* --threads, for commands that code or decode; input: the cli_options as well. */
 extern const struct argp cli_threads_argp;
 /* --staging, for commands that save or load; the same. */
