@@ -1,6 +1,6 @@
 """What users of restic, git, zstd and rclone type by habit."""
 
-import os
+import re
 
 import numpy as np
 import pytest
@@ -49,6 +49,31 @@ def test_words_that_are_no_near_misses(tmp_path):
     assert "there is no option" not in run("list", "--", "--frobnicate", expect=NOT_FOUND, cwd=tmp_path).err
     # Beginnings of options still do.
     assert run("list", "--versio").out == run("list", "--version").out
+
+
+ALL = ["save", "import", "load", "export", "list", "show", "diff", "report", "timeline", "verify", "scrub", "parity", "repair", "pin", "tag",
+       "delete", "prune", "compact", "policy", "trash", "copy", "push", "pull", "rebuild"]
+
+
+@pytest.mark.parametrize("command", ALL)
+def test_short_options_stand_beside_the_long_ones(command):
+    text = run(command, "--help").out
+    for short, long in (("o", "out"), ("r", "run"), ("n", "dry-run"), ("q", "quiet"), ("v", "verbose")):
+        assert not re.search(rf"^ +(-., )?--{long}\b", text, re.MULTILINE) or f"  -{short}, --{long}" in text, long
+
+
+def test_short_options(store):
+    file, out = store.file(state(1)), store.folder / "x"
+    run("save", store.path, "-r", "a", "--step", 1, file)
+    run("save", store.path, "-r", "b", "--step", 2, file)
+    assert run("list", store.path, "-rb", "-q", "--json").json()["checkpoints"][0]["step"] == 2
+    run("load", store.path, "-r", "b", "-qo", out)
+    assert st.same(st.read(out)[0], state(1))
+    run("export", store.path, "-r", "b", "-no", store.folder / "folder")
+    assert not (store.folder / "folder").exists()
+    run("prune", store.path, "-n", "--keep-last", 1)
+    run("copy", store.path, store.folder / "other", "-n")
+    assert len(store.checkpoints()) == 2 and not (store.folder / "other").exists()
 
 
 # ------------------------------------------------------------------------------------------------------ stores

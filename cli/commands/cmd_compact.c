@@ -21,7 +21,6 @@ enum {
     OPT_COLD_BUT,
     OPT_PACK,
     OPT_RATE,
-    OPT_DRY,
     OPT_PLAN
 };
 
@@ -39,8 +38,7 @@ static const struct argp_option options_table[] = {
      "Put chunk files smaller than this together, but for those of each run's newest four checkpoints (256K); 0: none",
      1},
     {"rate", OPT_RATE, "SIZE", 0, "Read and write at most so much a second, such as 50M (no limit)", 2},
-    {"dry-run", OPT_DRY, 0, 0, "Do all of it and throw it away: figures are exact, and nothing is changed",
-     2},
+    {"dry-run", 'n', 0, 0, "Do all of it and throw it away: figures are exact, and nothing is changed", 2},
     {"plan", OPT_PLAN, 0, 0, "Only say what would be done and why; quick, and figures are about", 2},
     {0},
 };
@@ -149,7 +147,7 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
     case OPT_RATE:
         a->compact.bytes_per_s = cli_rate(state, arg);
         return 0;
-    case OPT_DRY:
+    case 'n':
         a->compact.dry_run = 1;
         return 0;
     case OPT_PLAN:

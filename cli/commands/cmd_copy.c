@@ -11,17 +11,17 @@
 #include "cli/output/table.h"
 #include "cli/output/text.h"
 
-enum { OPT_RUN = 0x200, OPT_STEP, OPT_TAG, OPT_AS, OPT_TAGS, OPT_RATE, OPT_DRY };
+enum { OPT_STEP = 0x200, OPT_TAG, OPT_AS, OPT_TAGS, OPT_RATE };
 
 static const struct argp_option options_table[] = {
-    {"run", OPT_RUN, "RUN", 0, "Only this run", 1},
+    {"run", 'r', "RUN", 0, "Only this run", 1},
     {"step", OPT_STEP, "N|latest|A:B", 0,
      "Only this checkpoint of the run, or those from step A to step B; may be repeated", 1},
     {"tag", OPT_TAG, "TAG", 0, "The checkpoint that has this tag; may be repeated", 1},
     {"as", OPT_AS, "RUN", 0, "Give the run another name in the destination", 2},
     {"tags", OPT_TAGS, 0, 0, "Copy the tags of these checkpoints, too", 2},
     {"rate", OPT_RATE, "SIZE", 0, "Move at most so much a second, such as 20M (no limit)", 2},
-    {"dry-run", OPT_DRY, 0, 0, "Copy nothing; say what would be, and how large", 2},
+    {"dry-run", 'n', 0, 0, "Copy nothing; say what would be, and how large", 2},
     {0},
 };
 
@@ -117,7 +117,7 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
     case ARGP_KEY_INIT:
         state->child_inputs[0] = &a->common;
         return 0;
-    case OPT_RUN:
+    case 'r':
         a->run = arg;
         return 0;
     case OPT_STEP:
@@ -132,7 +132,7 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
     case OPT_RATE:
         a->copy.bytes_per_s = cli_rate(state, arg);
         return 0;
-    case OPT_DRY:
+    case 'n':
         a->copy.dry_run = 1;
         return 0;
     case ARGP_KEY_ARG:

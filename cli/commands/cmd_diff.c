@@ -10,10 +10,8 @@
 #include "cli/output/table.h"
 #include "cli/output/text.h"
 
-enum { OPT_RUN = 0x200 };
-
 static const struct argp_option options_table[] = {
-    {"run", OPT_RUN, "RUN", 0, "The run of steps that are given as numbers (the only one of the store)", 1},
+    {"run", 'r', "RUN", 0, "The run of steps that are given as numbers (the only one of the store)", 1},
     {0},
 };
 
@@ -39,7 +37,7 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
     case ARGP_KEY_INIT:
         state->child_inputs[0] = state->child_inputs[1] = &a->common;
         return 0;
-    case OPT_RUN:
+    case 'r':
         a->run = arg;
         return 0;
     case ARGP_KEY_ARG:

@@ -12,10 +12,10 @@
 #include "cli/output/table.h"
 #include "cli/output/text.h"
 
-enum { OPT_OUT = 0x200, OPT_SHARD_SIZE, OPT_ONLY, OPT_MATCH, OPT_DTYPE, OPT_OVERWRITE, OPT_DRY };
+enum { OPT_SHARD_SIZE = 0x200, OPT_ONLY, OPT_MATCH, OPT_DTYPE, OPT_OVERWRITE };
 
 static const struct argp_option options_table[] = {
-    {"out", OPT_OUT, "DIR", 0, "The folder to write (required); it appears complete or not at all", 2},
+    {"out", 'o', "DIR", 0, "The folder to write (required); it appears complete or not at all", 2},
     {"overwrite", OPT_OVERWRITE, 0, 0,
      "Replace DIR, if there is nothing in it but what an export writes; the old one stays until the new one is complete",
      2},
@@ -29,7 +29,7 @@ static const struct argp_option options_table[] = {
      3},
     {"dtype", OPT_DTYPE, "DTYPE", 0,
      "Round floats with the roles weight and master to bf16, f16 or f32 (as they are, bit for bit)", 3},
-    {"dry-run", OPT_DRY, 0, 0, "Write nothing; say what would be written, to the byte", 4},
+    {"dry-run", 'n', 0, 0, "Write nothing; say what would be written, to the byte", 4},
     {0},
 };
 
@@ -73,7 +73,7 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
         state->child_inputs[2] = &a->pick;
         state->child_inputs[3] = &a->common;
         return 0;
-    case OPT_OUT:
+    case 'o':
         a->out = arg;
         return 0;
     case OPT_SHARD_SIZE:
@@ -90,7 +90,7 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
     case OPT_OVERWRITE:
         a->overwrite = true;
         return 0;
-    case OPT_DRY:
+    case 'n':
         a->dry_run = true;
         return 0;
     case ARGP_KEY_END:

@@ -9,12 +9,12 @@
 #include "cli/convert/import_tell.h"
 #include "cli/commands/saving.h"
 
-enum { OPT_LAYOUT = 0x300, OPT_DRY_RUN };
+enum { OPT_LAYOUT = 0x300 };
 
 static const struct argp_option options_table[] = {
     {"layout", OPT_LAYOUT, "FILE", 0, "What the ranks' tensors are (required); docs/layouts.md describes it",
      1},
-    {"dry-run", OPT_DRY_RUN, 0, 0,
+    {"dry-run", 'n', 0, 0,
      "Save nothing: read the files' headers, check that all fits together, and print what each tensor becomes",
      1},
     {0},
@@ -75,7 +75,7 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
     case OPT_LAYOUT:
         a->layout = arg;
         return 0;
-    case OPT_DRY_RUN:
+    case 'n':
         a->dry_run = a->saving.saves_nothing = true;
         return 0;
     case ARGP_KEY_ARG:

@@ -10,10 +10,8 @@
 #include "cli/output/table.h"
 #include "cli/output/text.h"
 
-enum { OPT_RUN = 0x200 };
-
 static const struct argp_option options_table[] = {
-    {"run", OPT_RUN, "RUN", 0, "Only this run", 1},
+    {"run", 'r', "RUN", 0, "Only this run", 1},
     {0},
 };
 
@@ -34,7 +32,7 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
     case ARGP_KEY_INIT:
         state->child_inputs[0] = &a->common;
         return 0;
-    case OPT_RUN:
+    case 'r':
         a->run = arg;
         return 0;
     default:

@@ -12,23 +12,13 @@
 #include "cli/files/output_file.h"
 #include "cli/output/text.h"
 
-enum {
-    OPT_OUT = 0x200,
-    OPT_TENSOR,
-    OPT_FORCE,
-    OPT_SHARD,
-    OPT_DIM,
-    OPT_REGION,
-    OPT_EXPLAIN,
-    OPT_LAYOUT,
-    OPT_OLDER
-};
+enum { OPT_TENSOR = 0x200, OPT_FORCE, OPT_SHARD, OPT_DIM, OPT_REGION, OPT_EXPLAIN, OPT_LAYOUT, OPT_OLDER };
 
 static const struct argp_option options_table[] = {
     {"explain", OPT_EXPLAIN, 0, 0,
      "Load nothing, write nothing: say how much would be read, from how many checkpoints, and how deep the chain is; -v: for each tensor",
      2},
-    {"out", OPT_OUT, "FILE", 0,
+    {"out", 'o', "FILE", 0,
      "The file to write (required, but for --explain); it appears complete or not at all", 2},
     {"tensor", OPT_TENSOR, "GLOB", 0, "Only tensors whose names match; may be given several times", 2},
     {"force", OPT_FORCE, 0, 0, "Replace FILE if it exists", 2},
@@ -112,7 +102,7 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
         state->child_inputs[2] = &a->pick;
         state->child_inputs[3] = &a->common;
         return 0;
-    case OPT_OUT:
+    case 'o':
         a->out = arg;
         return 0;
     case OPT_TENSOR:

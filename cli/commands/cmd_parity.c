@@ -10,19 +10,19 @@
 #include "cli/output/progress.h"
 #include "cli/output/text.h"
 
-enum { OPT_GROUP = 0x200, OPT_RUN, OPT_STATUS, OPT_OFF, OPT_DRY, OPT_RATE };
+enum { OPT_GROUP = 0x200, OPT_STATUS, OPT_OFF, OPT_RATE };
 
 static const struct argp_option options_table[] = {
     {"group", OPT_GROUP, "K+M", 0,
      "M files of parity for each K chunk files, of which any M together may be lost, such as 8+1; stored with the store, and what later calls "
      "without it keep up",
      1},
-    {"run", OPT_RUN, "RUN", 0,
-     "Only files of this run; with --group or --off a setting of its own (all runs)", 1},
+    {"run", 'r', "RUN", 0, "Only files of this run; with --group or --off a setting of its own (all runs)",
+     1},
     {"off", OPT_OFF, 0, 0, "No parity from now on; remove what there is", 2},
     {"status", OPT_STATUS, 0, 0, "Make nothing; say what is covered", 2},
     {"rate", OPT_RATE, "SIZE", 0, "Read at most so much a second, such as 20M (no limit)", 3},
-    {"dry-run", OPT_DRY, 0, 0, "Make nothing; say what would be", 3},
+    {"dry-run", 'n', 0, 0, "Make nothing; say what would be", 3},
     {0},
 };
 
@@ -67,7 +67,7 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
     case OPT_GROUP:
         parse_group(a, arg, state);
         return 0;
-    case OPT_RUN:
+    case 'r':
         a->parity.run = arg;
         return 0;
     case OPT_STATUS:
@@ -76,7 +76,7 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
     case OPT_OFF:
         a->parity.off = 1;
         return 0;
-    case OPT_DRY:
+    case 'n':
         a->parity.dry_run = 1;
         return 0;
     case OPT_RATE:

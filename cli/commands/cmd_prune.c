@@ -8,12 +8,12 @@
 #include "cli/output/table.h"
 #include "cli/output/text.h"
 
-enum { OPT_UNDO = 0x200, OPT_DRY };
+enum { OPT_UNDO = 0x200 };
 
 static const struct argp_option options_table[] = {
     {"undo", OPT_UNDO, "TIME", 0,
      "For how long the deletion can be taken back (24h, or as the stored policy says); 0s: not at all", 3},
-    {"dry-run", OPT_DRY, 0, 0, "Delete nothing; say what would be", 3},
+    {"dry-run", 'n', 0, 0, "Delete nothing; say what would be", 3},
     {0},
 };
 
@@ -45,7 +45,7 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
         a->deletion.undo_s = cli_seconds(state, "--undo", arg);
         a->undo_given = true;
         return 0;
-    case OPT_DRY:
+    case 'n':
         a->dry_run = true;
         return 0;
     case ARGP_KEY_END:

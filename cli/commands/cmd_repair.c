@@ -9,10 +9,10 @@
 #include "cli/output/progress.h"
 #include "cli/output/text.h"
 
-enum { OPT_DRY = 0x200, OPT_PURGE, OPT_RATE, OPT_MANIFEST };
+enum { OPT_PURGE = 0x200, OPT_RATE, OPT_MANIFEST };
 
 static const struct argp_option options_table[] = {
-    {"dry-run", OPT_DRY, 0, 0, "Change nothing; say what could be repaired, and what could not", 1},
+    {"dry-run", 'n', 0, 0, "Change nothing; say what could be repaired, and what could not", 1},
     {"manifest", OPT_MANIFEST, "RUN@STEP", 0,
      "Also bring back this checkpoint, whose manifest is lost unless it was deleted: a message of verify names it",
      1},
@@ -41,7 +41,7 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
     case ARGP_KEY_INIT:
         state->child_inputs[0] = &a->common;
         return 0;
-    case OPT_DRY:
+    case 'n':
         a->repair.dry_run = 1;
         return 0;
     case OPT_MANIFEST:

@@ -11,10 +11,10 @@
 #include "cli/output/text.h"
 #include "cli/report/timeline_svg.h"
 
-enum { OPT_RUN = 0x200, OPT_LAST, OPT_RANKS, OPT_SVG, OPT_FORCE };
+enum { OPT_LAST = 0x200, OPT_RANKS, OPT_SVG, OPT_FORCE };
 
 static const struct argp_option options_table[] = {
-    {"run", OPT_RUN, "RUN", 0, "Only this run", 1},
+    {"run", 'r', "RUN", 0, "Only this run", 1},
     {"last", OPT_LAST, "N", 0, "Only the N saves that ended last", 1},
     {"ranks", OPT_RANKS, 0, 0, "A row for each rank, as where there are several", 1},
     {"svg", OPT_SVG, "FILE", 0, "Draw them, too: when training waited, and what each rank did, over time", 2},
@@ -43,7 +43,7 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
     case ARGP_KEY_INIT:
         state->child_inputs[0] = &a->common;
         return 0;
-    case OPT_RUN:
+    case 'r':
         a->run = arg;
         return 0;
     case OPT_LAST:

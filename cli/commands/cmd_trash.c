@@ -10,7 +10,7 @@
 #include "cli/output/table.h"
 #include "cli/output/text.h"
 
-enum { OPT_RESTORE = 0x200, OPT_EMPTY, OPT_ALL, OPT_DRY, OPT_GIVE_UP };
+enum { OPT_RESTORE = 0x200, OPT_EMPTY, OPT_ALL, OPT_GIVE_UP };
 
 static const struct argp_option options_table[] = {
     {"restore", OPT_RESTORE, 0, 0,
@@ -18,7 +18,7 @@ static const struct argp_option options_table[] = {
      1},
     {"empty", OPT_EMPTY, 0, 0, "Remove for good what can no longer be taken back", 2},
     {"all", OPT_ALL, 0, 0, "With --empty: also what still could be", 2},
-    {"dry-run", OPT_DRY, 0, 0, "With --empty: remove nothing; say what would be", 2},
+    {"dry-run", 'n', 0, 0, "With --empty: remove nothing; say what would be", 2},
     {"give-up", OPT_GIVE_UP, 0, 0,
      "With --empty: also what a missing chunk file could only be rebuilt with, which repair could not do, or need not",
      2},
@@ -66,7 +66,7 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
     case OPT_ALL:
         a->all = true;
         return 0;
-    case OPT_DRY:
+    case 'n':
         a->dry_run = true;
         return 0;
     case OPT_GIVE_UP:

@@ -15,8 +15,7 @@
 #define DOUBTS_TOLD   3
 
 enum {
-    OPT_RUN = 0x200,
-    OPT_STEP,
+    OPT_STEP = 0x200,
     OPT_BASE,
     OPT_PARENT,
     OPT_RESUMED_FROM,
@@ -34,7 +33,7 @@ enum {
 
 static const struct argp_option options_table[] = {
     {0, 0, 0, 0, "Which checkpoint (both are required):", 1},
-    {"run", OPT_RUN, "RUN", 0, "The run it belongs to: letters, digits and . _ - ~", 1},
+    {"run", 'r', "RUN", 0, "The run it belongs to: letters, digits and . _ - ~", 1},
     {"step", OPT_STEP, "N", 0, "Its step", 1},
     {0, 0, 0, 0, "Where it comes from:", 2},
     {"base", OPT_BASE, 0, 0, "Store it whole, depending on no other checkpoint", 2},
@@ -175,7 +174,7 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
         state->child_inputs[2] = &a->save;
         state->child_inputs[3] = &a->common;
         return 0;
-    case OPT_RUN:
+    case 'r':
         a->save.run = arg;
         a->has_run = true;
         return 0;

@@ -6,7 +6,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
-enum { OPT_JSON = 0x100, OPT_RUN, OPT_STEP, OPT_THREADS, OPT_STAGING, OPT_TAG };
+enum { OPT_JSON = 0x100, OPT_STEP, OPT_THREADS, OPT_STAGING, OPT_TAG };
 
 /* ----------------------------------------------------------------------------------------------------- values */
 
@@ -221,7 +221,7 @@ static error_t parse_staging(int key, char *arg, struct argp_state *state) {
 const struct argp cli_staging_argp = {.options = staging_options, .parser = parse_staging};
 
 static const struct argp_option pick_options[] = {
-    {"run", OPT_RUN, "RUN", 0, "The run (the only one of the store)", 1},
+    {"run", 'r', "RUN", 0, "The run (the only one of the store)", 1},
     {"step", OPT_STEP, "N|latest", 0, "The step of the checkpoint; latest is the newest committed", 1},
     {"tag", OPT_TAG, "TAG", 0, "Instead of these: the checkpoint that has this tag", 1},
     {0},
@@ -233,7 +233,7 @@ static error_t parse_pick(int key, char *arg, struct argp_state *state) {
     case ARGP_KEY_INIT:
         pick->step = CKD_LATEST;
         return 0;
-    case OPT_RUN:
+    case 'r':
         pick->run = arg;
         return 0;
     case OPT_STEP:

@@ -6,10 +6,10 @@
 
 #include "cli/output/text.h"
 
-enum { OPT_RUN = 0x300, OPT_LAST, OPT_EVERY, OPT_FIRST, OPT_BEST, OPT_HIGHEST, OPT_NEW };
+enum { OPT_LAST = 0x300, OPT_EVERY, OPT_FIRST, OPT_BEST, OPT_HIGHEST, OPT_NEW };
 
 static const struct argp_option options_table[] = {
-    {"run", OPT_RUN, "RUN", 0, "Only this run (every run, each by itself)", 1},
+    {"run", 'r', "RUN", 0, "Only this run (every run, each by itself)", 1},
     {"keep-last", OPT_LAST, "N", 0, "Keep the N newest steps", 2},
     {"keep-every", OPT_EVERY, "K", 0, "Keep steps that are multiples of K", 2},
     {"keep-first", OPT_FIRST, 0, 0, "Keep the first step", 2},
@@ -30,7 +30,7 @@ static uint64_t number(struct argp_state *state, const char *name, const char *t
 static error_t parse(int key, char *arg, struct argp_state *state) {
     ckd_policy *p = state->input;
     switch (key) {
-    case OPT_RUN:
+    case 'r':
         p->run = arg;
         return 0;
     case OPT_LAST:
