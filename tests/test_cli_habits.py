@@ -171,3 +171,78 @@ def test_no_store_at_all(store, monkeypatch):
     assert "CKPTDELTA_STORE" in run("list", expect=USAGE).err
     monkeypatch.setenv("CKPTDELTA_STORE", str(store.folder / "absent"))
     assert "absent" in run("list", expect=NOT_FOUND).err
+
+
+# ------------------------------------------------------------------------------------------------- checkpoints
+
+
+@pytest.fixture
+def named(store):
+    """Steps 1 to 3 of a, step 5 of b; a@2 has the tag best."""
+    for step in (1, 2, 3):
+        store.save(step, state(1, step))
+    store.save(5, state(2), run_name="b")
+    store.call("tag", "best", "a@2")
+    return store
+
+
+@pytest.mark.parametrize("place, options", [
+    ("a@2", ["--run", "a", "--step", 2]), ("@best", ["--tag", "best"]), ("a@latest", ["--run", "a", "--step", "latest"]), ("b@5", ["--run", "b"])])
+def test_a_checkpoint_is_named_as_an_argument(named, place, options):
+    out = named.folder / "x"
+    for command in (["show", "--json"], ["verify", "--json"], ["load", "--explain", "--json"], ["export", "-o", out, "-n"]):
+        assert named.call(*command, place).out == named.call(*command, *options).out
+    named.call("load", place, "-qo", out)
+    assert st.same(st.read(out)[0], named.load(*options)[0])
+
+
+def test_a_step_alone_is_one_of_the_run(named):
+    assert named.call("show", 2, "--run", "a").out == named.call("show", "a@2").out
+    assert named.call("show", "latest", "-r", "a").out == named.call("show", "a@3").out
+    assert "several runs" in named.call("show", 2, expect=USAGE).err
+
+
+@pytest.mark.parametrize("command", [["show"], ["verify"], ["load", "--explain"], ["export", "-o", "x"]])
+def test_what_names_no_checkpoint(named, command):
+    for args in (["a"], ["a@x"], ["@"], ["a@-1"], ["a@1", "--step", 1], ["a@1", "--run", "a"], ["@best", "--tag", "best"], ["a@1", "a@2"]):
+        assert named.call(*command, *args, expect=USAGE).err
+    assert "twice" in named.call(*command, "a@1", "--tag", "best", expect=USAGE).err
+    for args in (["a@9"], ["c@1"], ["@worst"]):
+        named.call(*command, *args, expect=NOT_FOUND)
+
+
+def test_save_names_its_checkpoint_as_an_argument(named, monkeypatch):
+    named.call("save", "c@7", named.file(state(1)))
+    assert [c["step"] for c in named.checkpoints() if c["run"] == "c"] == [7]
+    monkeypatch.setenv("CKPTDELTA_STORE", str(named.path))
+    run("save", "c@8", named.file(state(2)))
+    assert [c["step"] for c in named.checkpoints() if c["run"] == "c"] == [7, 8]
+    # A file is a file, whatever its name is.
+    monkeypatch.chdir(named.folder)
+    st.write(named.folder / "c@9", state(3))
+    named.call("save", "c@9", "--run", "d", "--step", 1)
+    assert [c["step"] for c in named.checkpoints() if c["run"] == "d"] == [1]
+    for args in (["c@10", "--step", 10], ["c@10", "--run", "c"], ["c@latest"], ["c@x"], ["@best"]):
+        named.call("save", *args, named.file(state(1)), expect=USAGE)
+    assert "RUN@STEP" in named.call("save", named.file(state(1)), expect=USAGE).err
+
+
+def test_delete_takes_any_name(named):
+    named.call("delete", "a@latest")
+    assert [c["step"] for c in named.checkpoints() if c["run"] == "a"] == [1, 2]
+    assert "tag" in named.call("delete", "@best", expect=FAILED).err
+    named.call("tag", "best", "--delete")
+    named.call("delete", "@best", expect=NOT_FOUND)
+
+
+def test_copies_name_checkpoints(named, monkeypatch):
+    other, third = named.folder / "other", named.folder / "third"
+    named.call("push", other, "a@1", "@best")
+    assert [c["step"] for c in run("list", "--json", other).json()["checkpoints"]] == [1, 2]
+    named.call("push", other, "a@1", "--tag", "best", "b@latest")
+    assert [c["step"] for c in run("list", "--json", other).json()["checkpoints"]] == [1, 2, 5]
+    monkeypatch.setenv("CKPTDELTA_STORE", str(named.path))
+    run("push", third, "a@3")
+    assert [c["step"] for c in run("list", "--json", third).json()["checkpoints"]] == [3]
+    run("push", third, "a@9", expect=NOT_FOUND)
+    run("push", third, "@", expect=USAGE)

@@ -57,6 +57,7 @@ typedef struct arguments {
     const char *run;
     choice *choices;
     size_t choice_count;
+    cli_places places;
     ckd_copy_options copy;
 } arguments;
 
@@ -101,8 +102,11 @@ static error_t parse_choice(int key, char *arg, arguments *a, struct argp_state 
     return add_choice(a, &c, state);
 }
 
-/* One store alone is the other one, if the environment names this one. */
-static error_t take_argument(arguments *a, const char *arg) {
+/* One store alone is the other one, if the environment names this one. Checkpoints have an @ and no slash. */
+static error_t take_argument(arguments *a, const char *arg, struct argp_state *state) {
+    if (strchr(arg, '@') && !strchr(arg, '/')) {
+        return cli_places_add_any(&a->places, arg, state);
+    }
     if (a->other && a->common.store) {
         return ARGP_ERR_UNKNOWN;
     }
@@ -136,7 +140,7 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
         a->copy.dry_run = 1;
         return 0;
     case ARGP_KEY_ARG:
-        return take_argument(a, arg);
+        return take_argument(a, arg, state);
     case ARGP_KEY_END:
         if (!a->other) {
             argp_error(state, "name two stores, directories; CKPTDELTA_STORE may name the first one");
@@ -199,9 +203,16 @@ static ckd_status choose(chosen *c, const arguments *a, ckd_store *from, ckd_err
     for (size_t i = 0; i < a->choice_count && status == CKD_OK; i++) {
         status = mark_choice(c, a, &a->choices[i], from, err);
     }
+    for (size_t i = 0; i < a->places.count && status == CKD_OK; i++) {
+        ckd_checkpoint found;
+        status = cli_find_place(&found, from, &a->places.items[i], NULL, err);
+        if (status == CKD_OK) {
+            mark(c, &found.id);
+        }
+    }
     for (size_t i = 0; i < count && status == CKD_OK; i++) {
         const ckd_checkpoint *x = &c->all->items[i];
-        bool run = !a->choice_count && (!a->run || strcmp(x->run, a->run) == 0);
+        bool run = !a->choice_count && !a->places.count && (!a->run || strcmp(x->run, a->run) == 0);
         if (c->marks[i] || run) {
             c->ids[c->count++] = x->id;
         }
@@ -373,17 +384,18 @@ static int command(int argc, char **argv, const char *name, const char *stores, 
         cli_note("--as RUN copies a run under another name");
     }
     free(a.choices);
+    free(a.places.items);
     return code;
 }
 
 int cmd_copy(int argc, char **argv) {
-    return command(argc, argv, "copy", "[SOURCE] DESTINATION", copy_doc);
+    return command(argc, argv, "copy", "[SOURCE] DESTINATION [RUN@STEP | @TAG]...", copy_doc);
 }
 
 int cmd_push(int argc, char **argv) {
-    return command(argc, argv, "push", "[STORE] DESTINATION", push_doc);
+    return command(argc, argv, "push", "[STORE] DESTINATION [RUN@STEP | @TAG]...", push_doc);
 }
 
 int cmd_pull(int argc, char **argv) {
-    return command(argc, argv, "pull", "[STORE] SOURCE", pull_doc);
+    return command(argc, argv, "pull", "[STORE] SOURCE [RUN@STEP | @TAG]...", pull_doc);
 }

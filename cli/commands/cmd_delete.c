@@ -40,7 +40,7 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
         a->deletion.undo_s = cli_seconds(state, "--undo", arg);
         return 0;
     case ARGP_KEY_ARG:
-        return cli_take_store(&a->common, arg) ? 0 : cli_places_add(&a->places, arg, state);
+        return cli_take_store(&a->common, arg) ? 0 : cli_places_add_any(&a->places, arg, state);
     case ARGP_KEY_END:
         if (!a->places.count) {
             argp_error(state, "name the checkpoints to delete, as in gpt@100");
@@ -56,7 +56,7 @@ static ckd_status delete_named(const arguments *a, ckd_store *store, uint64_t *b
     ckd_status status = ids ? CKD_OK : cli_error_nomem(err);
     for (size_t i = 0; i < a->places.count && status == CKD_OK; i++) {
         ckd_checkpoint found;
-        status = cli_find(&found, store, a->places.items[i].run, a->places.items[i].step, err);
+        status = cli_find_place(&found, store, &a->places.items[i], NULL, err);
         if (status == CKD_OK) {
             ids[i] = found.id;
             *bytes += found.stored_bytes;

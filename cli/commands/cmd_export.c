@@ -261,7 +261,7 @@ int cmd_export(int argc, char **argv) {
                                                  {&cli_pick_argp, 0, 0, 0},
                                                  {&cli_staging_argp, 0, 0, 0},
                                                  {0}};
-    static const struct argp argp = {options_table, parse, "[STORE]", doc, children, 0, 0};
+    static const struct argp argp = {options_table, parse, CLI_PICK_USAGE, doc, children, 0, 0};
     arguments a = {.common.command = "export", .choice.most = UINT64_C(5) << 30};
     cli_parse_arguments(&argp, argc, argv, &a);
     int code = run(&a);

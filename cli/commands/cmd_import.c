@@ -79,7 +79,8 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
         a->dry_run = a->saving.saves_nothing = true;
         return 0;
     case ARGP_KEY_ARG:
-        if (cli_take_store(&a->saving.common, arg)) {
+        if (cli_take_store(&a->saving.common, arg) ||
+            (a->file_count == 0 && cli_saving_take_place(&a->saving, arg))) {
             return 0;
         }
         a->files[a->file_count++] = arg;
@@ -162,7 +163,7 @@ static int run(arguments *a) {
 int cmd_import(int argc, char **argv) {
     static const struct argp_child children[] = {{&cli_saving_argp, 0, 0, 0}, {0}};
     static const struct argp argp = {
-        options_table, parse, "[STORE] FILE.safetensors...", doc, children, 0, 0};
+        options_table, parse, "[STORE] [RUN@STEP] FILE.safetensors...", doc, children, 0, 0};
     arguments a = {.saving = CLI_SAVING_INIT("import")};
     a.files = calloc((size_t)argc, sizeof(*a.files));
     if (!a.files) {

@@ -378,7 +378,7 @@ int cmd_load(int argc, char **argv) {
                                                  {&cli_pick_argp, 0, 0, 0},
                                                  {&cli_staging_argp, 0, 0, 0},
                                                  {0}};
-    static const struct argp argp = {options_table, parse, "[STORE]", doc, children, 0, 0};
+    static const struct argp argp = {options_table, parse, CLI_PICK_USAGE, doc, children, 0, 0};
     arguments a = {.common.command = "load",
                    .skipped = json_array(),
                    .choice.globs = calloc((size_t)argc, sizeof(char *))};

@@ -44,7 +44,8 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
         state->child_inputs[0] = &a->saving;
         return 0;
     case ARGP_KEY_ARG:
-        if (cli_take_store(&a->saving.common, arg)) {
+        if (cli_take_store(&a->saving.common, arg) ||
+            (a->file_count == 0 && cli_saving_take_place(&a->saving, arg))) {
             return 0;
         }
         a->files[a->file_count++] = arg;
@@ -61,7 +62,7 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
 
 int cmd_save(int argc, char **argv) {
     static const struct argp_child children[] = {{&cli_saving_argp, 0, 0, 0}, {0}};
-    static const struct argp argp = {0, parse, "[STORE] FILE.safetensors...", doc, children, 0, 0};
+    static const struct argp argp = {0, parse, "[STORE] [RUN@STEP] FILE.safetensors...", doc, children, 0, 0};
     arguments a = {.saving = CLI_SAVING_INIT("save")};
     a.files = calloc((size_t)argc, sizeof(*a.files));
     ckd_error err;

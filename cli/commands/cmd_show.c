@@ -233,7 +233,7 @@ static ckd_status run(const arguments *a, ckd_error *err) {
 
 int cmd_show(int argc, char **argv) {
     static const struct argp_child children[] = {{&cli_common_argp, 0, 0, 0}, {&cli_pick_argp, 0, 0, 0}, {0}};
-    static const struct argp argp = {NULL, parse, "[STORE]", doc, children, 0, 0};
+    static const struct argp argp = {NULL, parse, CLI_PICK_USAGE, doc, children, 0, 0};
     arguments a = {.common.command = "show"};
     cli_parse_arguments(&argp, argc, argv, &a);
     ckd_error err;

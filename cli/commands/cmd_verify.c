@@ -185,7 +185,7 @@ static ckd_status run(const arguments *a, ckd_error *err) {
 int cmd_verify(int argc, char **argv) {
     static const struct argp_child children[] = {
         {&cli_common_argp, 0, 0, 0}, {&cli_threads_argp, 0, 0, 0}, {&cli_pick_argp, 0, 0, 0}, {0}};
-    static const struct argp argp = {options_table, parse, "[STORE]", doc, children, 0, 0};
+    static const struct argp argp = {options_table, parse, CLI_PICK_USAGE, doc, children, 0, 0};
     arguments a = {.common.command = "verify"};
     cli_parse_arguments(&argp, argc, argv, &a);
     ckd_error err;

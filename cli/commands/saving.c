@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "cli/commands/fidelity.h"
 #include "cli/output/interrupt.h"
@@ -32,7 +33,7 @@ enum {
 };
 
 static const struct argp_option options_table[] = {
-    {0, 0, 0, 0, "Which checkpoint (both are required):", 1},
+    {0, 0, 0, 0, "Which checkpoint (required, unless it is named as RUN@STEP):", 1},
     {"run", 'r', "RUN", 0, "The run it belongs to: letters, digits and . _ - ~", 1},
     {"step", OPT_STEP, "N", 0, "Its step", 1},
     {0, 0, 0, 0, "Where it comes from:", 2},
@@ -155,9 +156,25 @@ static error_t parse_coding(int key, char *arg, struct argp_state *state) {
     }
 }
 
+bool cli_saving_take_place(cli_saving *a, const char *argument) {
+    cli_place place;
+    bool takes = !a->place.run[0] && cli_parse_place(&place, argument) && place.run[0] &&
+                 place.step != CKD_LATEST && !strchr(place.run, '/') && access(argument, F_OK) != 0;
+    a->place = takes ? place : a->place;
+    return takes;
+}
+
 static void check_complete(cli_saving *a, struct argp_state *state) {
+    if (a->place.run[0]) {
+        if (a->has_run || a->has_step) {
+            argp_error(state, "the checkpoint is named twice, by an argument and by options");
+        }
+        a->save.run = a->place.run;
+        a->save.step = a->place.step;
+        a->has_run = a->has_step = true;
+    }
     if (!a->saves_nothing && (!a->has_run || !a->has_step)) {
-        argp_error(state, "--run and --step say which checkpoint this is");
+        argp_error(state, "RUN@STEP, or --run and --step, say which checkpoint this is");
     }
     if (a->save.base && a->has_parent) {
         argp_error(state, "--base and --parent exclude each other");

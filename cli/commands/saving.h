@@ -14,6 +14,7 @@ typedef struct cli_saving {
     ckd_save_options save;
     bool has_run, has_step;
     bool saves_nothing; /* run and step need not be said */
+    cli_place place;    /* of an argument; run "": none was given */
     cli_place parent, resumed_from;
     bool has_parent, has_resumed_from;
     char metric_name[32];
@@ -26,6 +27,8 @@ typedef struct cli_saving {
 
 /* The options, those of all commands and --fidelity and its like among them; input: the cli_saving. */
 extern const struct argp cli_saving_argp;
+/* Takes an argument RUN@STEP, unless a file has this name. The first one behind the STORE may be one. */
+bool cli_saving_take_place(cli_saving *s, const char *argument);
 void cli_saving_free(cli_saving *s);
 
 /* Orders the inputs as their fidelity and optimizers want them, and notes options that match nothing. */

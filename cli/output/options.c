@@ -227,6 +227,21 @@ static const struct argp_option pick_options[] = {
     {0},
 };
 
+/* What the argument says, as if options had said it. */
+static void merge_place(cli_pick *pick, struct argp_state *state) {
+    const cli_place *place = &pick->place;
+    if (pick->tag || pick->step_given || (pick->run && (place->run[0] || place->tag[0]))) {
+        argp_error(state, "the checkpoint is named twice, by an argument and by options");
+    }
+    if (place->tag[0]) {
+        pick->tag = place->tag;
+        return;
+    }
+    pick->run = place->run[0] ? place->run : pick->run;
+    pick->step = place->step;
+    pick->step_given = true;
+}
+
 static error_t parse_pick(int key, char *arg, struct argp_state *state) {
     cli_pick *pick = state->input;
     switch (key) {
@@ -245,7 +260,21 @@ static error_t parse_pick(int key, char *arg, struct argp_state *state) {
     case OPT_TAG:
         pick->tag = arg;
         return 0;
+    case ARGP_KEY_ARG:
+        if (pick->place_given) {
+            return ARGP_ERR_UNKNOWN;
+        }
+        if (!cli_parse_place(&pick->place, arg)) {
+            argp_error(state,
+                       "name the checkpoint as RUN@STEP, as in gpt@100 or gpt@latest, or as @TAG, not '%s'",
+                       arg);
+        }
+        pick->place_given = true;
+        return 0;
     case ARGP_KEY_END:
+        if (pick->place_given) {
+            merge_place(pick, state);
+        }
         if (pick->tag && (pick->run || pick->step_given)) {
             argp_error(state, "--tag names a checkpoint by itself, without --run and --step");
         }

@@ -33,21 +33,24 @@ extern const struct argp cli_threads_argp;
 /* --staging, for commands that save or load; the same. */
 extern const struct argp cli_staging_argp;
 
-/* --run and --step, or --tag, to choose a checkpoint. */
-typedef struct cli_pick {
-    const char *run; /* NULL: the only one */
-    uint64_t step;
-    bool step_given;
-    const char *tag; /* NULL: not given; else neither run nor step is */
-} cli_pick;
-extern const struct argp cli_pick_argp;
-
 /* A run and a step as written: RUN@STEP; or a tag: @TAG. */
 typedef struct cli_place {
     char run[CKD_RUN_MAX + 1]; /* "": not given */
     uint64_t step;             /* CKD_LATEST for `latest` */
     char tag[CKD_RUN_MAX + 1]; /* "": not given; else neither run nor step is */
 } cli_place;
+
+/* A checkpoint: an argument [RUN@]STEP or @TAG; or --run and --step; or --tag. */
+typedef struct cli_pick {
+    const char *run; /* NULL: the only one */
+    uint64_t step;
+    bool step_given;
+    const char *tag; /* NULL: not given; else neither run nor step is */
+    cli_place place; /* of the argument; run and tag may point into it */
+    bool place_given;
+} cli_pick;
+extern const struct argp cli_pick_argp;
+#define CLI_PICK_USAGE "[STORE] [[RUN@]STEP | @TAG]"
 
 /* Checkpoints named one after the other. Release items with free. */
 typedef struct cli_places {
