@@ -147,6 +147,13 @@ typedef struct ckd_policy {
      * 0: 25; CKD_NO_COMPACTION: never.
      */
     uint32_t compact_share;
+    /* Further rules. Days, weeks and months are those of UTC; weeks begin on Monday. Periods without a checkpoint do not count. */
+    uint64_t
+        keep_within_s; /* saved at most so many seconds before the newest step was, or before now if that is earlier */
+    uint32_t keep_daily; /* the newest step of each of so many days, the newest days on which any was saved */
+    uint32_t keep_weekly;  /* the same of weeks */
+    uint32_t keep_monthly; /* the same of months */
+    int keep_tagged;       /* what has a tag, which stays in any case: a policy may have no other rule */
 } ckd_policy;
 #define CKD_COMPACT_SHARE 25
 #define CKD_NO_COMPACTION UINT32_MAX
@@ -160,9 +167,13 @@ typedef enum ckd_kept {
     CKD_KEPT_FIRST = 4,
     CKD_KEPT_BEST = 8,
     CKD_KEPT_NEW = 16,
+    CKD_KEPT_WITHIN = 32,
     CKD_KEPT_SAFETY = 128, /* of the newest two of its run: those stay whatever a policy says */
     CKD_KEPT_PINNED = 256,
-    CKD_KEPT_TAGGED = 512
+    CKD_KEPT_TAGGED = 512,
+    CKD_KEPT_DAILY = 1024,
+    CKD_KEPT_WEEKLY = 2048,
+    CKD_KEPT_MONTHLY = 4096
 } ckd_kept;
 typedef struct ckd_retained {
     ckd_checkpoint checkpoint;

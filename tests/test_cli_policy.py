@@ -27,7 +27,7 @@ def test_set_show_clear(bases):
     [one] = shown["policies"]
     assert one.pop("since") and one == {
         "run": None, "readable": True, "keep_last": 3, "keep_every": 1000, "keep_first": False, "keep_best": 0,
-        "highest_is_best": False, "keep_newer_s": 7200, "automatic": 1, "compact_percent": 25, "undo_s": 3600}
+        "highest_is_best": False, "keep_newer_s": 7200, "keep_within_s": 0, "keep_daily": 0, "keep_weekly": 0, "keep_monthly": 0, "keep_tagged": False, "automatic": 1, "compact_percent": 25, "undo_s": 3600}
     out = bases.call("policy", "--run", "b", "--keep-best", 2, "--highest-is-best", "--keep-first", "--auto=7").out
     assert "the first, the best 2 (highest)" in out and "from 7 on" in out
     assert [p["run"] for p in bases.json("policy")["policies"]] == [None, "b"]

@@ -1,5 +1,9 @@
 """delete, prune, trash: what goes, what stays and why, and that it comes back."""
 
+import json
+import os
+from pathlib import Path
+
 import pytest
 
 from support_cli import CORRUPT, FAILED, NOT_FOUND, USAGE, run, state, store  # noqa: F401
@@ -178,3 +182,90 @@ def test_usage(bases):
     assert "say what to keep" in bases.call("prune", expect=USAGE).err
     assert "RUN@STEP" in bases.call("delete", "6", expect=USAGE).err
     run("delete", bases.path, "a@7", expect=NOT_FOUND)
+
+
+# ------------------------------------------------------------------------------------------ rules about time
+
+DAY = 86400
+SUNDAY = 1718496000  # 2024-06-16 00:00 UTC
+
+
+@pytest.fixture
+def at(store):
+    """Runs a command on the store as if it were another time."""
+    shim = Path(os.environ.get("CKPTDELTA_BUILD") or "build/current").resolve() / "tests/libcampaign_faults.so"
+    if os.environ.get("CKPTDELTA_SAN"):
+        pytest.skip("nothing can be preloaded under a sanitizer")
+    assert shim.exists()
+
+    def call(now, command, *args):
+        env = dict(os.environ, LD_PRELOAD=str(shim), CAMPAIGN_NOW=str(now), CAMPAIGN_CLOCK="0")
+        return store.call(command, *args, env=env)
+    return call
+
+
+@pytest.fixture
+def dated(store, at):
+    """Steps by when they were saved: two on each of some days, over two weeks and three months."""
+    days = {1: -40, 2: -40, 3: -20, 4: -1, 5: -1, 6: 0, 7: 0, 8: 1, 9: 1}
+    for step, day in days.items():
+        at(SUNDAY + day * DAY + 3600 * step, "save", "--run", "a", "--step", step, "--base", "-q", store.file(state(1, step)))
+    return store
+
+
+def kept_at(at, now, *policy):
+    plan = json.loads(at(now, "prune", "-n", "--json", *policy).out)
+    return {int(d["checkpoint"].split("@")[1]): [w for w in d["kept_as"] if w != "safety"] for d in plan["checkpoints"] if d["kept_as"]}
+
+
+def test_days_weeks_and_months(dated, at):
+    now = SUNDAY + 200 * DAY  # which does not matter
+    safe = {8: [], 9: []}
+    assert kept_at(at, now, "--keep-daily", 1) == {**safe, 9: ["daily"]}
+    assert kept_at(at, now, "--keep-daily", 3) == {**safe, 9: ["daily"], 7: ["daily"], 5: ["daily"]}
+    assert kept_at(at, now, "--keep-daily", 4) == {**safe, 9: ["daily"], 7: ["daily"], 5: ["daily"], 3: ["daily"]}
+    assert len(kept_at(at, now, "--keep-daily", 99)) == 6
+    # The Sunday belongs to the week before, as a week begins on Monday.
+    assert kept_at(at, now, "--keep-weekly", 2) == {**safe, 9: ["weekly"], 7: ["weekly"]}
+    assert kept_at(at, now, "--keep-weekly", 3) == {**safe, 9: ["weekly"], 7: ["weekly"], 3: ["weekly"]}
+    # May has steps 1 to 3: the 7th and the 27th.
+    assert kept_at(at, now, "--keep-monthly", 1) == {**safe, 9: ["monthly"]}
+    assert kept_at(at, now, "--keep-monthly", 5) == {**safe, 9: ["monthly"], 3: ["monthly"]}
+    assert kept_at(at, now, "--keep-monthly", 2, "--keep-daily", 1, "--keep-first") == {**safe, 1: ["first"], 3: ["monthly"], 9: ["daily", "monthly"]}
+
+
+def test_within_a_time_of_the_newest(dated, at):
+    for now in (SUNDAY + 2 * DAY, SUNDAY + 200 * DAY):  # not: of now
+        assert kept_at(at, now, "--keep-within", "1h") == {8: ["within"], 9: ["within"]}
+        assert sorted(kept_at(at, now, "--keep-within", "2d")) == [6, 7, 8, 9]
+        assert sorted(kept_at(at, now, "--keep-within", "3d")) == [4, 5, 6, 7, 8, 9]
+        assert len(kept_at(at, now, "--keep-within", "9999d")) == 9
+    # Of now if the newest one is from the future.
+    at(SUNDAY + 900 * DAY, "save", "--run", "a", "--step", 10, "-q", dated.file(state(1, 10)))
+    assert sorted(kept_at(at, SUNDAY + 2 * DAY, "--keep-within", "1d")) == [8, 9, 10]
+
+
+def test_a_policy_of_days_is_applied(dated, at):
+    at(SUNDAY + 2 * DAY, "policy", "--keep-daily", 2, "--keep-monthly", 2, "--keep-within", "1h", "--undo", "0s")
+    policy = dated.json("policy")["policies"][0]
+    assert (policy["keep_daily"], policy["keep_weekly"], policy["keep_monthly"], policy["keep_within_s"], policy["keep_tagged"]) == (2, 0, 2, 3600, False)
+    assert "within 1 h 0 min of the newest, 2 daily, 2 monthly" in dated.call("policy").out
+    assert at(SUNDAY + 2 * DAY, "prune", "-q").out == ""
+    assert steps(dated) == [3, 7, 8, 9]
+
+
+def test_only_what_is_tagged(bases):
+    bases.call("tag", "best", "a@2")
+    bases.call("tag", "other", "a@3")
+    assert kept(bases, "--keep-tag", "best") == {"a@2": ["tagged"], "a@3": ["tagged"], "a@5": ["safety"], "a@6": ["safety"]}
+    bases.call("policy", "--keep-tag", "best")
+    assert bases.json("policy")["policies"][0]["keep_tagged"] is True
+    assert "tagged ones" in bases.call("policy").out
+    bases.call("prune", "-q")
+    assert steps(bases) == [2, 3, 5, 6]
+
+
+@pytest.mark.parametrize("args", [["--keep-daily", "0"], ["--keep-weekly", "x"], ["--keep-monthly", "-1"], ["--keep-within", "3"], ["--keep-tag"]])
+def test_rules_that_make_no_sense(bases, args):
+    bases.call("prune", *args, expect=USAGE)
+    assert len(steps(bases)) == 6

@@ -375,7 +375,7 @@ static void test_policy(void **state) {
     assert_int_equal(load_le32(b.data + 12), 0);
     size_t flags = NOTE_ENVELOPE_FRONT + 2 + 3 + 8;
     assert_int_equal(load_le32(b.data + flags), 3);
-    store_le32(b.data + flags, 7); /* a rule of a later version */
+    store_le32(b.data + flags, 15); /* a rule of a later version */
     reseal(&b);
     assert_int_equal(decode(NOTE_POLICY, &b, NULL), CKD_E_UNSUPPORTED);
     static const struct {
@@ -401,6 +401,29 @@ static void test_policy(void **state) {
     strcpy(p.run, "-");
     bytes_clear(&b);
     policy_encode(&b, &store_id, &p);
+    assert_int_equal(decode(NOTE_POLICY, &b, NULL), CKD_E_CORRUPT);
+    p.run[0] = '\0';
+    p.policy = (ckd_policy){.keep_tagged = 1};
+    bytes_clear(&b);
+    policy_encode(&b, &store_id, &p);
+    assert_int_equal(load_le32(b.data + 12), 0); /* readers without it refuse the flag */
+    assert_int_equal(policy_decode(&got, &store_id, b.data, b.size, "p", NULL), CKD_OK);
+    assert_true(got.policy.keep_tagged && !got.policy.keep_first && !got.policy.keep_daily);
+    static const ckd_policy periods[] = {{.keep_within_s = 1ull << 40},
+                                         {.keep_daily = 7},
+                                         {.keep_weekly = 8, .compact_share = 30},
+                                         {.keep_monthly = 9, .keep_last = 2}};
+    for (size_t i = 0; i < sizeof(periods) / sizeof(periods[0]); i++) {
+        p.policy = periods[i];
+        bytes_clear(&b);
+        policy_encode(&b, &store_id, &p);
+        assert_int_equal(load_le32(b.data + 12), p.policy.compact_share ? 3 : 2);
+        assert_int_equal(policy_decode(&got, &store_id, b.data, b.size, "p", NULL), CKD_OK);
+        got.policy.struct_size = 0;
+        assert_memory_equal(&got.policy, &periods[i], sizeof(ckd_policy));
+    }
+    memset(b.data + b.size - 8 - 20, 0, 20); /* none of the rules that the feature bit says are there */
+    reseal(&b);
     assert_int_equal(decode(NOTE_POLICY, &b, NULL), CKD_E_CORRUPT);
     p = (policy_note){
         .policy = {.highest_is_best = 1, .automatic = 1, .undo_s = 1}}; /* which keeps nothing */

@@ -87,9 +87,7 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
             argp_error(state, "--compact goes with --auto; ckptdelta compact does it on request");
         }
         if (a->has_more && !a->sets) {
-            argp_error(
-                state,
-                "say what to keep: --keep-last, --keep-every, --keep-first, --keep-best, --keep-newer");
+            argp_error(state, "say what to keep: " CLI_KEEP_OPTIONS);
         }
         return 0;
     default:
@@ -108,14 +106,16 @@ static uint32_t compacts_beyond(const ckd_policy *p) {
 static json_t *json_policy(const ckd_stored_policy *s) {
     const ckd_policy *p = &s->policy;
     bool readable = s->status == CKD_OK;
-    return json_pack("{s:o, s:b, s:o, s:I, s:I, s:b, s:I, s:b, s:I, s:I, s:I, s:I}", "run",
-                     s->run[0] ? json_string(s->run) : json_null(), "readable", readable, "since",
+    return json_pack("{s:o, s:b, s:o, s:I, s:I, s:b, s:I, s:b, s:I, s:I, s:I, s:I, s:I, s:b, s:I, s:I, s:I}",
+                     "run", s->run[0] ? json_string(s->run) : json_null(), "readable", readable, "since",
                      readable ? json_string(cli_text_time(s->set_ns).text) : json_null(), "keep_last",
                      (json_int_t)p->keep_last, "keep_every", (json_int_t)p->keep_every, "keep_first",
                      p->keep_first, "keep_best", (json_int_t)p->keep_best, "highest_is_best",
-                     p->highest_is_best, "keep_newer_s", (json_int_t)p->keep_new_s, "automatic",
-                     (json_int_t)p->automatic, "compact_percent", (json_int_t)compacts_beyond(p), "undo_s",
-                     (json_int_t)p->undo_s);
+                     p->highest_is_best, "keep_newer_s", (json_int_t)p->keep_new_s, "keep_within_s",
+                     (json_int_t)p->keep_within_s, "keep_daily", (json_int_t)p->keep_daily, "keep_weekly",
+                     (json_int_t)p->keep_weekly, "keep_monthly", (json_int_t)p->keep_monthly, "keep_tagged",
+                     p->keep_tagged, "automatic", (json_int_t)p->automatic, "compact_percent",
+                     (json_int_t)compacts_beyond(p), "undo_s", (json_int_t)p->undo_s);
 }
 
 static void print_row(cli_table *t, const ckd_stored_policy *s) {

@@ -59,9 +59,10 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
 static const struct {
     unsigned bit;
     const char *word;
-} reasons[] = {{CKD_KEPT_LAST, "last"},     {CKD_KEPT_EVERY, "every"},  {CKD_KEPT_FIRST, "first"},
-               {CKD_KEPT_BEST, "best"},     {CKD_KEPT_NEW, "new"},      {CKD_KEPT_SAFETY, "safety"},
-               {CKD_KEPT_PINNED, "pinned"}, {CKD_KEPT_TAGGED, "tagged"}};
+} reasons[] = {{CKD_KEPT_LAST, "last"},     {CKD_KEPT_EVERY, "every"},   {CKD_KEPT_FIRST, "first"},
+               {CKD_KEPT_BEST, "best"},     {CKD_KEPT_NEW, "new"},       {CKD_KEPT_SAFETY, "safety"},
+               {CKD_KEPT_PINNED, "pinned"}, {CKD_KEPT_TAGGED, "tagged"}, {CKD_KEPT_WITHIN, "within"},
+               {CKD_KEPT_DAILY, "daily"},   {CKD_KEPT_WEEKLY, "weekly"}, {CKD_KEPT_MONTHLY, "monthly"}};
 enum { REASONS = sizeof(reasons) / sizeof(reasons[0]) };
 
 static json_t *json_item(const ckd_retained *r) {
@@ -159,11 +160,10 @@ static ckd_status choose(const ckd_policy **policy, arguments *a, ckd_store *sto
     }
     ckd_policy_list_free(list);
     if (status == CKD_E_NOT_FOUND || (status == CKD_OK && !any)) {
-        return cli_error(
-            err, CKD_E_INVALID,
-            "say what to keep: --keep-last, --keep-every, --keep-first, --keep-best, --keep-newer; or store a "
-            "policy, there is none%s%.128s: ckptdelta help policy",
-            only ? " for run " : "", only ? only : "");
+        return cli_error(err, CKD_E_INVALID,
+                         "say what to keep: " CLI_KEEP_OPTIONS "; or store a "
+                         "policy, there is none%s%.128s: ckptdelta help policy",
+                         only ? " for run " : "", only ? only : "");
     }
     if (status == CKD_OK) {
         a->deletion.undo_s = a->undo_given ? a->deletion.undo_s : undo_s;

@@ -6,7 +6,19 @@
 
 #include "cli/output/text.h"
 
-enum { OPT_LAST = 0x300, OPT_EVERY, OPT_FIRST, OPT_BEST, OPT_HIGHEST, OPT_NEW };
+enum {
+    OPT_LAST = 0x300,
+    OPT_EVERY,
+    OPT_FIRST,
+    OPT_BEST,
+    OPT_HIGHEST,
+    OPT_NEW,
+    OPT_WITHIN,
+    OPT_DAILY,
+    OPT_WEEKLY,
+    OPT_MONTHLY,
+    OPT_TAG
+};
 
 static const struct argp_option options_table[] = {
     {"run", 'r', "RUN", 0, "Only this run (every run, each by itself)", 1},
@@ -16,6 +28,13 @@ static const struct argp_option options_table[] = {
     {"keep-best", OPT_BEST, "N", 0, "Keep the N with the lowest metric, as given with their saves", 2},
     {"highest-is-best", OPT_HIGHEST, 0, 0, "With --keep-best: the highest instead", 2},
     {"keep-newer", OPT_NEW, "TIME", 0, "Keep what was saved this long ago or less: 90m, 36h, 7d", 2},
+    {"keep-within", OPT_WITHIN, "TIME", 0, "Keep what was saved at most this long before the newest step", 2},
+    {"keep-daily", OPT_DAILY, "N", 0, "Keep the newest step of each of the N newest days with a save (UTC)",
+     2},
+    {"keep-weekly", OPT_WEEKLY, "N", 0, "The same of weeks, from Monday on", 2},
+    {"keep-monthly", OPT_MONTHLY, "N", 0, "The same of months", 2},
+    {"keep-tag", OPT_TAG, "TAG", 0,
+     "Keep what has this tag. Whatever has a tag stays in any case: needed where there is no other rule", 2},
     {0},
 };
 
@@ -51,6 +70,21 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
     case OPT_NEW:
         p->keep_new_s = cli_seconds(state, "--keep-newer", arg);
         return 0;
+    case OPT_WITHIN:
+        p->keep_within_s = cli_seconds(state, "--keep-within", arg);
+        return 0;
+    case OPT_DAILY:
+        p->keep_daily = (uint32_t)number(state, "--keep-daily", arg, UINT32_MAX);
+        return 0;
+    case OPT_WEEKLY:
+        p->keep_weekly = (uint32_t)number(state, "--keep-weekly", arg, UINT32_MAX);
+        return 0;
+    case OPT_MONTHLY:
+        p->keep_monthly = (uint32_t)number(state, "--keep-monthly", arg, UINT32_MAX);
+        return 0;
+    case OPT_TAG:
+        p->keep_tagged = 1;
+        return 0;
     default:
         return ARGP_ERR_UNKNOWN;
     }
@@ -59,7 +93,8 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
 const struct argp cli_policy_argp = {.options = options_table, .parser = parse};
 
 bool cli_policy_given(const ckd_policy *p, struct argp_state *state) {
-    bool given = p->keep_last || p->keep_every || p->keep_first || p->keep_best || p->keep_new_s;
+    bool given = p->keep_last || p->keep_every || p->keep_first || p->keep_best || p->keep_new_s ||
+                 p->keep_within_s || p->keep_daily || p->keep_weekly || p->keep_monthly || p->keep_tagged;
     if (p->highest_is_best && !p->keep_best) {
         argp_error(state, "--highest-is-best goes with --keep-best");
     }
@@ -95,6 +130,21 @@ cli_policy_text cli_policy_words(const ckd_policy *p) {
     }
     if (p->keep_new_s) {
         add(&out, &used, "newer than %s", cli_text_duration((double)p->keep_new_s).text);
+    }
+    if (p->keep_within_s) {
+        add(&out, &used, "within %s of the newest", cli_text_duration((double)p->keep_within_s).text);
+    }
+    const struct {
+        uint32_t count;
+        const char *word;
+    } periods[] = {{p->keep_daily, "daily"}, {p->keep_weekly, "weekly"}, {p->keep_monthly, "monthly"}};
+    for (size_t i = 0; i < sizeof(periods) / sizeof(periods[0]); i++) {
+        if (periods[i].count) {
+            add(&out, &used, "%" PRIu32 " %s", periods[i].count, periods[i].word);
+        }
+    }
+    if (p->keep_tagged) {
+        add(&out, &used, "tagged ones");
     }
     return out;
 }

@@ -6,11 +6,14 @@
 
 /* --run, --keep-...; input: a ckd_policy, begun with CKD_POLICY_INIT. */
 extern const struct argp cli_policy_argp;
+#define CLI_KEEP_OPTIONS                                                                                \
+    "--keep-last, --keep-every, --keep-first, --keep-best, --keep-newer, --keep-within, --keep-daily, " \
+    "--keep-weekly, --keep-monthly, --keep-tag"
 /* Does it keep anything? Ends the process if it says how to keep what it does not. */
 bool cli_policy_given(const ckd_policy *policy, struct argp_state *state);
 /* "the last 5, multiples of 10000" */
 typedef struct cli_policy_text {
-    char text[240];
+    char text[400];
 } cli_policy_text;
 cli_policy_text cli_policy_words(const ckd_policy *policy);
 

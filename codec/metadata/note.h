@@ -148,6 +148,8 @@ typedef struct policy_note {
     uint64_t set_ns;
     ckd_policy policy; /* without its run */
 } policy_note;
+/* Does any rule of it keep something? */
+bool policy_keeps(const ckd_policy *p);
 void policy_encode(bytes *to, const ckd_id *store, const policy_note *p);
 ckd_status policy_decode(policy_note *out, const ckd_id *store, const void *data, size_t size,
                          const char *path, ckd_error *err);

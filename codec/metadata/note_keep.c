@@ -42,14 +42,26 @@ ckd_status tag_decode(tag_note *out, const ckd_id *store, const void *data, size
     return note_close(&n, out, sizeof(*out));
 }
 
-enum { POLICY_FIRST = 1, POLICY_HIGHEST = 2, POLICY_FLAGS = 3 };
+enum { POLICY_FIRST = 1, POLICY_HIGHEST = 2, POLICY_TAGGED = 4, POLICY_FLAGS = 7 };
+
+static bool keeps_by_calendar(const ckd_policy *p) {
+    return p->keep_within_s || p->keep_daily || p->keep_weekly || p->keep_monthly;
+}
+
+bool policy_keeps(const ckd_policy *p) {
+    return p->keep_first || p->keep_last || p->keep_best || p->keep_every || p->keep_new_s ||
+           p->keep_tagged || keeps_by_calendar(p);
+}
 
 void policy_encode(bytes *to, const ckd_id *store, const policy_note *p) {
     const ckd_policy *k = &p->policy;
-    size_t start = note_begin(to, NOTE_POLICY, store, p->generation, k->compact_share ? NOTE_COMPACTION : 0);
+    bool by_calendar = keeps_by_calendar(k);
+    uint32_t features = (k->compact_share ? NOTE_COMPACTION : 0) | (by_calendar ? NOTE_CALENDAR : 0);
+    size_t start = note_begin(to, NOTE_POLICY, store, p->generation, features);
     bytes_put_string(to, p->run);
     bytes_put_u64(to, p->set_ns);
-    bytes_put_u32(to, (k->keep_first ? POLICY_FIRST : 0) | (k->highest_is_best ? POLICY_HIGHEST : 0));
+    bytes_put_u32(to, (k->keep_first ? POLICY_FIRST : 0) | (k->highest_is_best ? POLICY_HIGHEST : 0) |
+                          (k->keep_tagged ? POLICY_TAGGED : 0));
     bytes_put_u32(to, k->keep_last);
     bytes_put_u32(to, k->keep_best);
     bytes_put_u64(to, k->keep_every);
@@ -58,6 +70,12 @@ void policy_encode(bytes *to, const ckd_id *store, const policy_note *p) {
     bytes_put_u64(to, k->undo_s);
     if (k->compact_share) {
         bytes_put_u32(to, k->compact_share);
+    }
+    if (by_calendar) {
+        bytes_put_u64(to, k->keep_within_s);
+        bytes_put_u32(to, k->keep_daily);
+        bytes_put_u32(to, k->keep_weekly);
+        bytes_put_u32(to, k->keep_monthly);
     }
     note_end(to, start);
 }
@@ -69,6 +87,7 @@ static void take_policy(note_in *n, ckd_policy *k) {
     }
     *k = (ckd_policy){.struct_size = sizeof(*k),
                       .keep_first = (flags & POLICY_FIRST) != 0,
+                      .keep_tagged = (flags & POLICY_TAGGED) != 0,
                       .highest_is_best = (flags & POLICY_HIGHEST) != 0};
     k->keep_last = reader_u32(&n->in);
     k->keep_best = reader_u32(&n->in);
@@ -81,8 +100,16 @@ static void take_policy(note_in *n, ckd_policy *k) {
     if (n->features & NOTE_COMPACTION && !n->in.failed && (!possible || !k->compact_share)) {
         note_fail(n, CKD_E_CORRUPT, "the policy has an impossible share of dead bytes");
     }
-    bool keeps = k->keep_first || k->keep_last || k->keep_best || k->keep_every || k->keep_new_s;
-    if (!n->in.failed && !keeps) {
+    if (n->features & NOTE_CALENDAR) {
+        k->keep_within_s = reader_u64(&n->in);
+        k->keep_daily = reader_u32(&n->in);
+        k->keep_weekly = reader_u32(&n->in);
+        k->keep_monthly = reader_u32(&n->in);
+        if (!n->in.failed && !keeps_by_calendar(k)) {
+            note_fail(n, CKD_E_CORRUPT, "the policy says that it has rules about periods, and has none");
+        }
+    }
+    if (!n->in.failed && !policy_keeps(k)) {
         note_fail(n, CKD_E_CORRUPT, "the policy keeps nothing");
     }
 }

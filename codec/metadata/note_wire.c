@@ -74,7 +74,7 @@ static ckd_status check_envelope(note_in *n, note_kind kind, const ckd_id *store
     unsigned version = load_le16(data + 8), found = load_le16(data + 10);
     uint32_t known = kind == NOTE_MANIFEST ? NOTE_LOSSY | NOTE_OLDER
                      : kind == NOTE_PART   ? NOTE_TIMES | NOTE_OPTIONS
-                     : kind == NOTE_POLICY ? NOTE_COMPACTION
+                     : kind == NOTE_POLICY ? NOTE_COMPACTION | NOTE_CALENDAR
                                            : 0;
     uint32_t unknown = load_le32(data + 12) & ~known;
     if (version != NOTE_VERSION) {

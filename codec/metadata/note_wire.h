@@ -13,6 +13,7 @@
 #define NOTE_OLDER          UINT32_C(2) /* the same: it ends with the older files that a load reads */
 #define NOTE_TIMES          UINT32_C(1) /* the same of a part: it ends with when the rank did what */
 #define NOTE_OPTIONS        UINT32_C(2) /* the same: it tells the options that the rank was given */
+#define NOTE_CALENDAR       UINT32_C(2) /* of a policy: it has rules about the newest checkpoint and periods */
 #define NOTE_COMPACTION     UINT32_C(1) /* the same of a policy: it ends with when a compaction follows it */
 #define NOTE_ENVELOPE_FRONT 40u         /* bytes in front of the payload */
 #define NOTE_ENVELOPE_MIN   48u         /* with the checksum behind it */

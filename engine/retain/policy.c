@@ -3,6 +3,7 @@
 #include <stdlib.h>
 
 #include "base/vocabulary.h"
+#include "codec/metadata/note.h"
 #include "engine/store/notes.h"
 #include "engine/retain/retain.h"
 
@@ -18,12 +19,11 @@ prune_request prune_request_of(const ckd_policy *policy) {
 }
 
 ckd_status policy_check(const ckd_policy *p, ckd_error *err) {
-    bool keeps = p->keep_last || p->keep_every || p->keep_first || p->keep_best || p->keep_new_s;
-    return keeps
+    return policy_keeps(p)
                ? CKD_OK
-               : err_set(
-                     err, CKD_E_INVALID,
-                     "the policy keeps nothing; say what to keep: the last, every, the first, the best, new ones");
+               : err_set(err, CKD_E_INVALID,
+                         "the policy keeps nothing; say what to keep: the last, every, the first, the best, "
+                         "new ones, one a day, week or month, tagged ones");
 }
 
 /* The note's name for a run. */

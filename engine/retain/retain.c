@@ -3,6 +3,7 @@
 #include <stdlib.h>
 
 #include "engine/store/notes.h"
+#include "engine/retain/calendar.h"
 #include "engine/retain/retain.h"
 #include "engine/retain/trash.h"
 #include "engine/store/waste.h"
@@ -37,9 +38,17 @@ static void keep_best(const stretch *run, const ckd_policy *p) {
     }
 }
 
-static void apply(const stretch *run, const ckd_policy *p, uint64_t now) {
-    uint64_t longest = now / UINT64_C(1000000000);
-    uint64_t since = now - (p->keep_new_s < longest ? p->keep_new_s : longest) * UINT64_C(1000000000);
+/* So many seconds before a time, in nanoseconds; 0 if that is before 1970. */
+static uint64_t seconds_before(uint64_t ns, uint64_t seconds) {
+    uint64_t longest = ns / UINT64_C(1000000000);
+    return ns - (seconds < longest ? seconds : longest) * UINT64_C(1000000000);
+}
+
+static ckd_status apply(const stretch *run, const ckd_policy *p, uint64_t now, ckd_error *err) {
+    /* A newest checkpoint from the future, by a wrong clock, must not make all others old. */
+    uint64_t newest = run->items[run->count - 1].checkpoint.created_ns;
+    uint64_t since = seconds_before(now, p->keep_new_s);
+    uint64_t within = seconds_before(newest < now ? newest : now, p->keep_within_s);
     for (size_t i = 0; i < run->count; i++) {
         ckd_retained *r = &run->items[i];
         size_t age = run->count - 1 - i;
@@ -47,22 +56,26 @@ static void apply(const stretch *run, const ckd_policy *p, uint64_t now) {
         r->kept |= p->keep_every && r->checkpoint.step % p->keep_every == 0 ? CKD_KEPT_EVERY : 0;
         r->kept |= p->keep_first && i == 0 ? CKD_KEPT_FIRST : 0;
         r->kept |= p->keep_new_s && r->checkpoint.created_ns >= since ? CKD_KEPT_NEW : 0;
+        r->kept |= p->keep_within_s && r->checkpoint.created_ns >= within ? CKD_KEPT_WITHIN : 0;
         r->kept |= age < SAFE ? CKD_KEPT_SAFETY : 0;
     }
     keep_best(run, p);
+    return calendar_keep(run->items, run->count, p, err);
 }
 
 /* given: NULL, then each run's stored one. */
-static void apply_to_runs(ckd_prune *plan, const ckd_policy *given, const notes *n) {
+static ckd_status apply_to_runs(ckd_prune *plan, const ckd_policy *given, const notes *n, ckd_error *err) {
     uint64_t now = clock_wall_ns();
-    for (size_t begin = 0, end; begin < plan->count; begin = end) {
+    ckd_status status = CKD_OK;
+    for (size_t begin = 0, end; begin < plan->count && status == CKD_OK; begin = end) {
         const char *run = plan->items[begin].checkpoint.run;
         for (end = begin + 1; end < plan->count && strcmp(plan->items[end].checkpoint.run, run) == 0;) {
             end++;
         }
         stretch s = {plan->items + begin, end - begin};
-        apply(&s, given ? given : &notes_policy(n, run)->policy.policy, now);
+        status = apply(&s, given ? given : &notes_policy(n, run)->policy.policy, now, err);
     }
+    return status;
 }
 
 /* run: NULL, then all. */
@@ -150,10 +163,12 @@ static ckd_status make_plan(ckd_prune *plan, ckd_store *store, const prune_reque
     if (status == CKD_OK) {
         status = list_items(plan, store, r, n, err);
     }
+    if (status == CKD_OK) {
+        status = apply_to_runs(plan, given, n, err);
+    }
     if (status != CKD_OK) {
         return status;
     }
-    apply_to_runs(plan, given, n);
     for (size_t i = 0; i < plan->count; i++) {
         plan->items[i].kept |= notes_keep(n, &plan->items[i].checkpoint.id);
     }

@@ -80,11 +80,12 @@ def finish(process, args, may_die=()):
 
 def keep_args(keep):
     args = []
-    for option in ("last", "every", "best"):
+    for option in ("last", "every", "best", "daily", "weekly", "monthly", "tag"):
         if keep.get(option):
             args += [f"--keep-{option}", str(keep[option])]
-    if keep.get("newer"):
-        args += ["--keep-newer", f"{keep['newer']}s"]
+    for option in ("newer", "within"):
+        if keep.get(option):
+            args += [f"--keep-{option}", f"{keep[option]}s"]
     return args + ["--keep-first"] * bool(keep.get("first")) + ["--highest-is-best"] * bool(keep.get("highest"))
 
 

@@ -5,12 +5,14 @@ whatever it does not concern must be where it was. What a checkpoint holds is kn
 """
 
 import hashlib
+import time
 
 import numpy as np
 
 import states
 
 LISTED, TRASH, GONE = "listed", "trash", "gone"
+PERIODS = {"daily": lambda t: t // 86400, "weekly": lambda t: (t // 86400 + 3) // 7, "monthly": lambda t: time.gmtime(t)[:2]}
 SLACK = 6  # seconds: a command may see its clock go on by five
 
 
@@ -142,6 +144,18 @@ class Store:
         if keep.get("newer"):
             stay |= {e.id for e in mine if e.saved > now - keep["newer"] + SLACK}
             maybe |= {e.id for e in mine if now - keep["newer"] - 2 <= e.saved <= now - keep["newer"] + SLACK}
+        if keep.get("within") and mine:
+            newest = min(mine[-1].saved, now)
+            stay |= {e.id for e in mine if e.saved > newest - keep["within"] + SLACK}
+            maybe |= {e.id for e in mine if newest - keep["within"] - SLACK <= e.saved <= newest - keep["within"] + SLACK}
+        for rule, period in PERIODS.items():
+            if keep.get(rule):
+                # The command may have saved some seconds later, in the next period.
+                if any(period(e.saved) != period(e.saved + SLACK) for e in mine):
+                    maybe |= {e.id for e in mine}
+                else:
+                    highest = {period(e.saved): e.id for e in mine}
+                    stay |= {highest[p] for p in sorted(highest, reverse=True)[:keep[rule]]}
         return stay, maybe - stay
 
 

@@ -90,6 +90,13 @@ class Plan:
             keep["best"], keep["highest"] = rng.choice([1, 2]), rng.random() < 0.5
         if rng.random() < 0.1:
             keep["newer"] = rng.choice([30, 120, 3600])
+        if rng.random() < 0.15:
+            keep["within"] = rng.choice([60, 3600, 86400, 604800])
+        for period in ("daily", "weekly", "monthly"):
+            if rng.random() < 0.15:
+                keep[period] = rng.choice([1, 2, 3, 7])
+        if len(keep) > 1 and rng.random() < 0.1:
+            keep = {"tag": "any"}
         return keep
 
     def draw_save(self, world):
