@@ -280,7 +280,7 @@ class Player(Looker):
         if result.code == 0:
             allowed.update({i: {LISTED} for i in asked if i in target.entries})
         pins, tags = set(target.pins), dict(target.tags)
-        self.look(op["to"], allowed, new, marks=self.copied_tags(source, pins, tags) if "--tags" in op["args"] else None)
+        self.look(op["to"], allowed, new, marks=self.copied_tags(source, asked | set(target.entries), pins, tags) if "--tags" in op["args"] else None)
         for e in source.listed():
             if e.id in target.entries:
                 target.entries[e.id].saved = e.saved
@@ -290,8 +290,9 @@ class Player(Looker):
         self.look(op["from"])
         self.verify(op["to"])
 
-    def copied_tags(self, source, pins, tags):
-        both = {**tags, **{t: i for t, i in source.tags.items() if i in source.entries}}
+    def copied_tags(self, source, copied, pins, tags):
+        """A tag is copied with its checkpoint, or if that is there already."""
+        both = {**tags, **{t: i for t, i in source.tags.items() if i in source.entries and i in copied}}
         return [(pins, tags), (pins, both)]
 
     def asked(self, source, op):
