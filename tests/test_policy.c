@@ -16,6 +16,7 @@
 #include "base/file.h"
 #include "engine/compact/compact.h"
 #include "engine/store/waste.h"
+#include "tests/support/early.h"
 #include "tests/support/scenes.h"
 #include "tests/support/scratch.h"
 #include "tests/support/tempdir.h"
@@ -571,7 +572,7 @@ static void test_compacting_in_parts(void **state) {
     ckd_store *store = open_store(*state, CKD_OPEN_CREATE);
     ckd_checkpoint_list *list;
     ckd_compact_options o = CKD_COMPACT_OPTIONS_INIT;
-    compact_limits limits = {.waste_of = SCENE_RUN, .dead_percent = 25, .patience_ms = 20000, .move_max = 1};
+    compact_limits limits = {.waste_of = SCENE_RUN, .dead_percent = 25, .patience_ms = 20000, .move_max = 0};
     ckd_delete_options at_once = {.struct_size = sizeof(at_once)};
     ckd_error err = {0};
     bool over = false;
@@ -601,19 +602,27 @@ static void test_compacting_in_parts(void **state) {
 
 static struct {
     char lock[1100];
-    bool is_near; /* what was deleted has been removed: a compaction is next */
+    const char *before; /* it is taken when this one is about to be */
+    bool is_near;       /* what was deleted has been removed: a compaction is next */
     file_lock *held;
 } saver;
 
-/* Somebody who saves has the publish lock when the compaction has begun. */
+/* Somebody else has a lock when the compaction has begun. */
 static int saver_hook(void *context, file_step step, const char *path) {
     (void)context;
     saver.is_near = saver.is_near || (step == STEP_REMOVE && strstr(path, "data/t/" SCENE_RUN));
-    if (saver.is_near && step == STEP_LOCK && strstr(path, "data/readers")) {
+    if (saver.is_near && step == STEP_LOCK && strstr(path, saver.before)) {
         file_set_fault_hook(NULL, NULL);
         assert_int_equal(lock_acquire(&saver.held, saver.lock, LOCK_EXCLUSIVE, true, 5000, NULL), CKD_OK);
     }
     return 0;
+}
+
+static void saver_comes(const char *dir, const char *lock, const char *before) {
+    snprintf(saver.lock, sizeof(saver.lock), "%s", store_path_of(dir, lock));
+    saver.before = before;
+    saver.is_near = false;
+    saver.held = NULL;
 }
 
 /* Readers keep old files from being removed, but nothing waits for them, nor for somebody who saves; and nothing fails. */
@@ -632,7 +641,7 @@ static void test_compacting_waits_for_nobody(void **state) {
     assert_null(strstr(told, "waiting"));
     assert_int_equal(steps_of(store, SCENE_RUN), 24);
     ckd_load_end(load);
-    snprintf(saver.lock, sizeof(saver.lock), "%s", store_path_of(*state, "data/lock"));
+    saver_comes(*state, "data/lock", "data/readers");
     told[0] = '\0';
     file_set_fault_hook(saver_hook, NULL);
     save_delta(store, 5);
@@ -648,6 +657,50 @@ static void test_compacting_waits_for_nobody(void **state) {
     check_bits(store, 6);
     ckd_store_close(store);
     store_check_clean(*state);
+}
+
+/* Manifests of early versions come first. One that is listed needs the readers' lock, one in the trash the publish lock. */
+static void waits_for_nobody_early(const char *dir, const char *lock, bool deleted) {
+    ckd_store *store = open_store(dir, CKD_OPEN_CREATE);
+    ckd_policy p = policy_of(SCENE_RUN, 2, 1);
+    ckd_checkpoint c;
+    ckd_error err = {0};
+    p.undo_s = 0;
+    for (uint64_t step = 0; step < 4; step++) {
+        scene s = scene_of(step);
+        save_delta(store, step);
+        s.run = "early";
+        must(scene_save(NULL, store, &s, &err), &err);
+    }
+    must(ckd_store_set_policy(store, &p, &err), &err);
+    ckd_store_close(store);
+    early_store(dir);
+    store = open_store(dir, CKD_OPEN_WRITE);
+    for (uint64_t step = 1; step < 4; step++) {
+        must(ckd_store_find(&c, store, "early", step, &err), &err);
+        must(deleted ? ckd_store_delete(store, &c.id, 1, NULL, &err) : CKD_OK, &err);
+    }
+    saver_comes(dir, lock, lock);
+    told[0] = '\0';
+    file_set_fault_hook(saver_hook, NULL);
+    save_delta(store, 4);
+    file_set_fault_hook(NULL, NULL);
+    assert_non_null(saver.held);
+    lock_release(saver.held);
+    assert_null(strstr(told, "waiting"));
+    assert_null(strstr(told, "not applied"));
+    save_delta(store, 5);
+    assert_non_null(strstr(told, "compacted " SCENE_RUN ", by its policy"));
+    check_bits(store, 5);
+    ckd_store_close(store);
+}
+
+static void test_bringing_over_waits_for_no_reader(void **state) {
+    waits_for_nobody_early(*state, "data/readers", false);
+}
+
+static void test_bringing_over_waits_for_no_saver(void **state) {
+    waits_for_nobody_early(*state, "data/lock", true);
 }
 
 /* ---- others delete meanwhile ---- */
@@ -812,6 +865,8 @@ int main(void) {
         tempdir_test(test_it_compacts),
         tempdir_test(test_compacting_in_parts),
         tempdir_test(test_compacting_waits_for_nobody),
+        tempdir_test(test_bringing_over_waits_for_no_reader),
+        tempdir_test(test_bringing_over_waits_for_no_saver),
         tempdir_test(test_the_plan_that_is_carried_out),
         tempdir_test(test_the_newest_are_others_by_then),
         tempdir_test(test_damage_keeps_everything),

@@ -84,7 +84,7 @@ static ckd_status tell(void *context, ckd_error *err) {
 }
 
 bool compact_is_over(const compaction *c) {
-    return c->limits.move_max && c->spent >= c->limits.move_max;
+    return c->spent > c->limits.move_max;
 }
 
 bool compact_is_asked(const compaction *c, const char *run) {
@@ -547,7 +547,8 @@ ckd_status ckd_compact(ckd_compaction **out, ckd_store *store, const ckd_compact
                        ckd_error *err) {
     bool over;
     compact_limits limits = {.dead_percent = CKD_COMPACT_SHARE,
-                             .patience_ms = store->options.lock_timeout_ms};
+                             .patience_ms = store->options.lock_timeout_ms,
+                             .move_max = UINT64_MAX};
     return compact_within(out, &over, store, options, &limits, err);
 }
 

@@ -61,7 +61,7 @@ typedef struct compact_limits {
     uint32_t
         dead_percent; /* in files that are rewritten, at least: it is below that of all of them afterwards */
     uint32_t patience_ms; /* for locks */
-    uint64_t move_max; /* nothing more is rewritten once so many bytes were read and written; 0: no limit */
+    uint64_t move_max;    /* nothing more is rewritten once more bytes than that were read and written */
 } compact_limits;
 
 typedef struct compaction {

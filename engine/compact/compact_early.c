@@ -10,7 +10,7 @@ static ckd_status name_proven(compaction *c, const ckd_id *id, ckd_error *err) {
     ckd_error why = {.offset = CKD_NO_OFFSET};
     file_lock *readers;
     uint64_t stored;
-    ckd_status status = store_lock_reader(&readers, c->store, err);
+    ckd_status status = store_lock_reader_within(&readers, c->store, c->limits.patience_ms, err);
     if (status != CKD_OK) {
         return status;
     }
@@ -29,10 +29,11 @@ static ckd_status name_proven(compaction *c, const ckd_id *id, ckd_error *err) {
  * The trash, what is damaged, and what others deleted meanwhile: these name all files that their dependencies name now. For damaged ones that is the most that can be said, and a repair
  * may make them whole again.
  */
-static ckd_status name_rest(ckd_store *store, ckd_error *err) {
+static ckd_status name_rest(const compaction *c, ckd_error *err) {
+    ckd_store *store = c->store;
     needs n = {0};
     file_lock *lock;
-    ckd_status status = store_lock_publish(&lock, store, err);
+    ckd_status status = store_lock_publish_within(&lock, store, c->limits.patience_ms, err);
     if (status != CKD_OK) {
         return status;
     }
@@ -64,5 +65,5 @@ ckd_status compact_bring_over(compaction *c, ckd_error *err) {
     }
     needs_free(&n);
     compact_forget_views(c);
-    return status == CKD_OK && any ? name_rest(c->store, err) : status;
+    return status == CKD_OK && any ? name_rest(c, err) : status;
 }
