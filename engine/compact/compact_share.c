@@ -1,3 +1,4 @@
+#include <inttypes.h>
 #include <stdio.h>
 
 #include "engine/compact/compact.h"
@@ -28,22 +29,53 @@ static ckd_status measure(chunk_waste *out, uint64_t *state, ckd_store *store, c
     return status;
 }
 
-/* What the last compaction of this handle could not free does not count: coded anew it would be larger, or it is damaged. */
-static uint64_t left_before(ckd_store *store, const char *run, uint64_t dead) {
-    pthread_mutex_lock(&store->mutex);
-    store->waste_left = strcmp(store->waste_run, run) != 0 ? 0
-                        : dead < store->waste_left         ? dead
-                                                           : store->waste_left;
-    uint64_t left = store->waste_left;
-    pthread_mutex_unlock(&store->mutex);
-    return left;
+/*
+ * Dead bytes that a compaction of the run left: coded anew they would be larger, or they are damaged. The next compaction waits until there
+ * are more. The catalog keeps the number, as each save may be a process of its own. If it is lost, one compaction is for nothing.
+ */
+static void key_of(char out[CATALOG_NOTE], const char *run) {
+    snprintf(out, CATALOG_NOTE, "compaction left, %s", run);
 }
 
-static void note_left(ckd_store *store, const char *run, uint64_t dead) {
+typedef struct left_question {
+    uint64_t out;
+    const char *run;
+} left_question;
+
+static ckd_status ask_left(void *context, catalog *c, ckd_error *err) {
+    left_question *q = context;
+    char key[CATALOG_NOTE], text[CATALOG_NOTE];
+    key_of(key, q->run);
+    ckd_status status = catalog_note(text, c, key, err);
+    q->out = status == CKD_OK && sscanf(text, "%" SCNu64, &q->out) == 1 ? q->out : 0;
+    return status;
+}
+
+/* Without the locks held. A writer that has them is not waited for. */
+static void note_left(ckd_store *store, const char *run, uint64_t left) {
+    char key[CATALOG_NOTE], text[CATALOG_NOTE];
+    file_lock *lock;
+    if (store_lock_publish_within(&lock, store, 0, NULL) != CKD_OK) {
+        return;
+    }
+    key_of(key, run);
+    snprintf(text, sizeof(text), "%" PRIu64, left);
     pthread_mutex_lock(&store->mutex);
-    snprintf(store->waste_run, sizeof(store->waste_run), "%s", run);
-    store->waste_left = dead;
+    if (store_refresh(store, NULL) == CKD_OK) {
+        (void)store_note(store, key, text, NULL);
+    }
     pthread_mutex_unlock(&store->mutex);
+    lock_release(lock);
+}
+
+/* Are there more dead bytes than the policy allows, and so many more than were left that another try may free them? */
+static bool is_worth_it(ckd_store *store, const char *run, uint64_t dead, double allowed) {
+    left_question q = {0, run};
+    if (store_ask(store, ask_left, &q, NULL) == CKD_OK && (double)q.out > (double)dead + allowed / 4) {
+        q.out = dead; /* some went otherwise */
+        note_left(store, run, dead);
+    }
+    return (double)dead > allowed && (double)dead > (double)q.out + allowed / 4;
 }
 
 static void tell(ckd_store *store, const ckd_compaction *c, const char *run, uint64_t freed) {
@@ -74,8 +106,8 @@ static ckd_status compact_by_share(ckd_store *store, const ckd_policy *p, ckd_er
     }
     ckd_status status = measure(&before, &limits.move_max, store, p->run, err);
     limits.move_max *= STATES;
-    if (status != CKD_OK || (double)(before.dead - left_before(store, p->run, before.dead)) <=
-                                (double)before.bytes * limits.dead_percent / 100) {
+    double allowed = (double)before.bytes * limits.dead_percent / 100;
+    if (status != CKD_OK || !is_worth_it(store, p->run, before.dead, allowed)) {
         return status;
     }
     status = compact_within(&done, &over, store, &o, &limits, err);

@@ -252,8 +252,7 @@ static ckd_status trust_mark(ckd_store *store, const char *mark, ckd_error *err)
     return status;
 }
 
-/* Of a catalog that is in step. */
-static ckd_status note_in_transaction(ckd_store *store, const char *key, const char *text, ckd_error *err) {
+ckd_status store_note(ckd_store *store, const char *key, const char *text, ckd_error *err) {
     char noted[CATALOG_NOTE];
     ckd_status status = catalog_note(noted, store->catalog, key, err);
     if (status != CKD_OK || !text[0] || strcmp(noted, text) == 0) {
@@ -362,7 +361,7 @@ static ckd_status merge_lists(merge_result *result, ckd_store *store, const fold
         }
     } else if (status == CKD_OK && manifests->count >= WORTH_A_MARK && store->mode != CKD_OPEN_READ &&
                !store->catalog_in_memory) {
-        status = note_in_transaction(store, MARK, marks->folders, err);
+        status = store_note(store, MARK, marks->folders, err);
         result->catalog_failed = status != CKD_OK;
     }
     catalog_list_free(&known);
@@ -381,7 +380,7 @@ static ckd_status merge(merge_result *result, ckd_store *store, const folder_mar
         status = merge_lists(result, store, marks, manifests, err);
     }
     if (status == CKD_OK && !result->behind && (store->mode != CKD_OPEN_READ || store->catalog_in_memory)) {
-        status = note_in_transaction(store, DELETIONS_NOTE, marks->deletions, err);
+        status = store_note(store, DELETIONS_NOTE, marks->deletions, err);
         result->catalog_failed = status != CKD_OK;
     }
     store->catalog_compared = store->catalog_compared || (status == CKD_OK && !result->behind);

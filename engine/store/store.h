@@ -156,6 +156,11 @@ void store_adopt_at_most(size_t rows);
  * who opens the store need not read all manifests. Under the publish lock, after store_refresh.
  */
 ckd_status store_set_mark(ckd_store *store, ckd_error *err);
+/*
+ * Keeps a text in the catalog, under a key of the caller's; "" keeps what is there. A catalog that is made anew has none. Under the publish lock with the mutex,
+ * after store_refresh.
+ */
+ckd_status store_note(ckd_store *store, const char *key, const char *text, ckd_error *err);
 
 /* ---- store_catalog.c; all but store_ask with the mutex held, or before the handle is shared ---- */
 /* Opens the catalog as the mode asks, in step with the manifests. For writers under the publish lock. */
