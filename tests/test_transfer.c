@@ -14,9 +14,10 @@
 #include <unistd.h>
 
 #include "base/file.h"
-#include "engine/store/paths.h"
+#include "engine/store/store.h"
 #include "tests/support/checkpoints.h"
 #include "tests/support/drift.h"
+#include "tests/support/early.h"
 #include "tests/support/pairs.h"
 #include "tests/support/scenes.h"
 
@@ -404,6 +405,60 @@ static void test_both_ways_at_once(void **state) {
     pair_check_clean(p);
 }
 
+/* Both copies go on together from where each has the first manifest of its source to read. */
+static pthread_barrier_t meeting;
+static _Thread_local const char *source_manifests; /* NULL: this thread has met the other one */
+
+static int meeting_hook(void *context, file_step step, const char *path) {
+    (void)context;
+    if (source_manifests && step == STEP_OPEN && strstr(path, source_manifests)) {
+        source_manifests = NULL;
+        pthread_barrier_wait(&meeting);
+    }
+    return 0;
+}
+
+static void *copy_once(void *context) {
+    way *w = context;
+    char manifests[1100];
+    snprintf(manifests, sizeof(manifests), "%s/" DIR_MANIFESTS "/", w->from->path);
+    source_manifests = manifests;
+    w->status = ckd_copy(NULL, w->to, w->from, NULL, 0, NULL, NULL);
+    assert_null(source_manifests);
+    return NULL;
+}
+
+/* Manifests of early versions are completed by other ones of the source: whoever does that must not hold what the other copy needs. */
+static void test_both_ways_at_once_of_early_stores(void **state) {
+    pair *p = *state;
+    pthread_t thread;
+    pair_make_source(p);
+    ckd_store_close(p->from);
+    assert_int_equal(scene_open(&p->to, p->b, CKD_OPEN_CREATE, NULL), CKD_OK);
+    for (uint64_t step = 0; step < 3; step++) {
+        pair_save(p->to, "other", step, false);
+    }
+    ckd_store_close(p->to);
+    early_store(p->a);
+    early_store(p->b);
+    assert_int_equal(scene_open(&p->from, p->a, CKD_OPEN_WRITE, NULL), CKD_OK);
+    assert_int_equal(scene_open(&p->to, p->b, CKD_OPEN_WRITE, NULL), CKD_OK);
+    way there = {p->to, p->from, CKD_OK}, back = {p->from, p->to, CKD_OK};
+    assert_int_equal(pthread_barrier_init(&meeting, NULL, 2), 0);
+    file_set_fault_hook(meeting_hook, NULL);
+    alarm(300); /* two that wait for each other would never end */
+    assert_int_equal(pthread_create(&thread, NULL, copy_once, &there), 0);
+    copy_once(&back);
+    assert_int_equal(pthread_join(thread, NULL), 0);
+    alarm(0);
+    file_set_fault_hook(NULL, NULL);
+    pthread_barrier_destroy(&meeting);
+    assert_int_equal(there.status, CKD_OK);
+    assert_int_equal(back.status, CKD_OK);
+    pair_check_lists(p);
+    pair_check_clean(p);
+}
+
 #define TEST(name) cmocka_unit_test_setup_teardown(name, pair_setup, pair_teardown)
 
 int main(void) {
@@ -418,6 +473,7 @@ int main(void) {
                                        TEST(test_the_same_store),
                                        TEST(test_dry_runs_are_exact),
                                        TEST(test_the_trash_gives_back),
-                                       TEST(test_both_ways_at_once)};
+                                       TEST(test_both_ways_at_once),
+                                       TEST(test_both_ways_at_once_of_early_stores)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -76,9 +76,6 @@ struct ckd_store {
     bool keeps_kit;            /* as sessions do, which save again and again */
     const save_follow *follow; /* a session's saves; NULL: they look at nobody */
     struct save_kit *kit;      /* that no save has; with the mutex */
-    char waste_run[CKD_RUN_MAX + 1];
-    uint64_t
-        waste_left; /* dead bytes of that run which a compaction left (compact_share.c); with the mutex */
 };
 
 /* printf to the on_message callback, if any. */

@@ -357,6 +357,11 @@ static ckd_status locked(transfer *t, locked_fn call, ckd_error *err) {
     return status;
 }
 
+static ckd_status plan(transfer *t, ckd_error *err) {
+    ckd_status status = locked(t, transfer_look, err);
+    return status == CKD_OK ? transfer_plan(t, err) : status;
+}
+
 /* What was deleted comes back instead of being moved; then the plan is made anew. *restored: those, malloc'ed. */
 static ckd_status restore_dead(ckd_id **restored, size_t *count, transfer *t, ckd_error *err) {
     ckd_status status = transfer_mend(t, CKD_COPY_RESTORED, err);
@@ -373,7 +378,7 @@ static ckd_status restore_dead(ckd_id **restored, size_t *count, transfer *t, ck
     *count = t->dead_count;
     t->dead = NULL;
     t->dead_count = t->dead_capacity = 0;
-    status = locked(t, transfer_plan, err);
+    status = plan(t, err);
     if (status == CKD_OK && t->dead_count) {
         status = err_set(err, CKD_E_STATE, "'%s' was changed meanwhile: checkpoints were deleted; copy again",
                          t->to->path);
@@ -396,7 +401,7 @@ static ckd_status enter(transfer *t, ckd_error *err) {
         status = store_lock_reader(&t->to_reader, t->to, err);
     }
     if (status == CKD_OK) {
-        status = locked(t, transfer_plan, err);
+        status = plan(t, err);
     }
     if (status == CKD_OK && t->dead_count) {
         status = restore_dead(&restored, &count, t, err);
@@ -494,7 +499,10 @@ static void leave(transfer *t, ckd_status status) {
 }
 
 static ckd_status plan_only(transfer *t, ckd_error *err) {
-    ckd_status status = transfer_plan(t, err);
+    ckd_status status = transfer_look(t, err);
+    if (status == CKD_OK) {
+        status = transfer_plan(t, err);
+    }
     if (status == CKD_OK) {
         status = transfer_plan_files(t, err);
     }

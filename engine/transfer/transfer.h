@@ -1,6 +1,7 @@
 /*
  * Copying checkpoints between stores. Internal to engine/.
  *
+ *   transfer_look    (transfer_plan.c)  what the destination has
  *   transfer_plan    (transfer_plan.c)  what is asked for, what the destination has of it, what must be moved
  *   parts            (transfer_parts.c) which chunk files come as they are, and of which only some records come
  *                    (transfer_found.c) parts that the destination has
@@ -75,6 +76,8 @@ typedef struct transfer {
         source; /* what that one lists: read before the destination is locked, as others may copy the other way at the same time */
 
     ckd_checkpoint_list present; /* what the destination lists */
+    ckd_id *trash;               /* ids of what is in its trash; sorted */
+    size_t trash_count;
     transfer_item *items;
     size_t count, capacity;
     transfer_file *files; /* of those to be moved, each once, by id */
@@ -98,8 +101,12 @@ typedef struct transfer {
 } transfer;
 
 /*
- * Fills items and dead, from the source's list. Of a destination that is written to under its publish lock, with its catalog in step and its mutex held; the source under its
- * reader lock.
+ * Reads what the destination has, and forgets an older plan. The destination's publish lock and mutex are held and its catalog is in step, unless it is a dry run.
+ */
+ckd_status transfer_look(transfer *t, ckd_error *err);
+/*
+ * Fills items and dead, from both lists. The source is under its reader lock. Without the destination's mutex: to read the source takes the source's, and somebody
+ * may copy the other way at the same time.
  */
 ckd_status transfer_plan(transfer *t, ckd_error *err);
 /* Fills files, parts and total, from the items. Under the reader locks of both, so that what is there stays. */

@@ -16,8 +16,6 @@ typedef struct listing {
 typedef struct planning {
     transfer *t;
     listing from, to;
-    ckd_id *trash; /* of the destination; sorted */
-    size_t trash_count;
     bool *asked;         /* of the source's list */
     const char *renamed; /* the run that gets another name; NULL: none does */
 } planning;
@@ -68,13 +66,13 @@ static int by_place(const void *a, const void *b) {
 }
 
 /* Ids of what is in the destination's trash. Of a tombstone that cannot be read it is not known: publishing finds out. */
-static ckd_status read_trash(planning *p, ckd_error *err) {
+static ckd_status read_trash(transfer *t, ckd_error *err) {
     manifest_list tombstones = {0};
-    const ckd_store *store = p->t->to;
+    const ckd_store *store = t->to;
     ckd_status status = manifests_tombstones(&tombstones, store, err);
-    p->trash = calloc(tombstones.count + 1, sizeof(*p->trash));
-    if (status == CKD_OK && !p->trash) {
-        status = err_nomem(err, tombstones.count * sizeof(*p->trash), "the trash");
+    t->trash = calloc(tombstones.count + 1, sizeof(*t->trash));
+    if (status == CKD_OK && !t->trash) {
+        status = err_nomem(err, tombstones.count * sizeof(*t->trash), "the trash");
     }
     for (size_t i = 0; i < tombstones.count && status == CKD_OK; i++) {
         const manifest_name *name = &tombstones.items[i];
@@ -82,31 +80,31 @@ static ckd_status read_trash(planning *p, ckd_error *err) {
         status = tombstone_read(&dead, store, name, NULL);
         if (status == CKD_OK &&
             file_exists(path_manifest(store->path, name->run, name->step, name->generation).text)) {
-            p->trash[p->trash_count++] = dead.checkpoint;
+            t->trash[t->trash_count++] = dead.checkpoint;
         }
         status = status == CKD_E_NOMEM ? err_nomem(err, sizeof(dead), "a tombstone") : CKD_OK;
     }
-    if (p->trash_count) {
-        qsort(p->trash, p->trash_count, sizeof(*p->trash), id_compare);
+    if (t->trash_count) {
+        qsort(t->trash, t->trash_count, sizeof(*t->trash), id_compare);
     }
     manifests_free(&tombstones);
     return status;
 }
 
-static ckd_status read_both(planning *p, ckd_error *err) {
-    transfer *t = p->t;
-    ckd_status status = CKD_OK;
-    p->from.list = t->source;
-    if (t->to) {
-        status = t->options->dry_run ? store_list(&p->to.list, t->to, NULL, err)
-                                     : catalog_list(&p->to.list, t->to->catalog, NULL, err);
+ckd_status transfer_look(transfer *t, ckd_error *err) {
+    transfer_plan_free(t);
+    if (!t->to) {
+        return CKD_OK;
     }
-    if (status == CKD_OK && t->to) {
-        status = read_trash(p, err);
-    }
-    if (status == CKD_OK) {
-        status = sort_listing(&p->from, err);
-    }
+    ckd_status status = t->options->dry_run ? store_list(&t->present, t->to, NULL, err)
+                                            : catalog_list(&t->present, t->to->catalog, NULL, err);
+    return status == CKD_OK ? read_trash(t, err) : status;
+}
+
+static ckd_status sort_both(planning *p, ckd_error *err) {
+    p->from.list = p->t->source;
+    p->to.list = p->t->present;
+    ckd_status status = sort_listing(&p->from, err);
     return status == CKD_OK ? sort_listing(&p->to, err) : status;
 }
 
@@ -165,7 +163,7 @@ static const char *name_there(const planning *p, const ckd_checkpoint *c) {
 }
 
 static bool in_trash(const planning *p, const ckd_id *id) {
-    return id_among(id, p->trash, p->trash_count);
+    return id_among(id, p->t->trash, p->t->trash_count);
 }
 
 static ckd_status add_dead(transfer *t, const ckd_id *id, ckd_error *err) {
@@ -423,7 +421,7 @@ static ckd_status plan_tags(planning *p, ckd_error *err) {
 }
 
 static ckd_status plan(planning *p, ckd_error *err) {
-    ckd_status status = read_both(p, err);
+    ckd_status status = sort_both(p, err);
     if (status == CKD_OK) {
         status = mark_asked(p, err);
     }
@@ -441,12 +439,9 @@ static ckd_status plan(planning *p, ckd_error *err) {
 
 ckd_status transfer_plan(transfer *t, ckd_error *err) {
     planning p = {.t = t};
-    transfer_plan_free(t);
     ckd_status status = plan(&p, err);
     free(p.from.by_id);
     free(p.to.by_id);
-    t->present = p.to.list;
-    free(p.trash);
     free(p.asked);
     return status;
 }
@@ -475,8 +470,11 @@ void transfer_plan_free(transfer *t) {
     free(t->items);
     free(t->files);
     free(t->dead);
+    free(t->trash);
     ckd_tag_list_free(t->tags);
     t->items = NULL;
+    t->trash = NULL;
+    t->trash_count = 0;
     t->files = NULL;
     t->dead = NULL;
     t->tags = NULL;
