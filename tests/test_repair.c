@@ -397,6 +397,20 @@ static void test_vanished_before_a_rebuild(void **state) {
     ckd_store_close(store);
 }
 
+/* A writer that died has left a temporary file where what the catalog knew is kept. */
+static void test_vanished_after_a_writer_died(void **state) {
+    scene_make(*state, 0, 3);
+    remove_manifest(*state, 2);
+    assert_int_equal(mkdir(store_path_of(*state, "data/q"), 0777), 0);
+    write_whole_file(store_path_of(*state, "data/q/.tmp-lost"), "half", 4);
+    ckd_store_close(open_store(*state, CKD_OPEN_WRITE)); /* its catalog drops the checkpoint */
+    ckd_store *store = open_store(*state, CKD_OPEN_WRITE);
+    repaired r = repair(store);
+    assert_true(r.files == 1 && r.left == 0);
+    scene_check(store, 0, 3);
+    ckd_store_close(store);
+}
+
 /* What cannot be brought back whole stays gone, and is told. */
 static void test_vanished_for_good(void **state) {
     ckd_store *store = open_store(*state, CKD_OPEN_CREATE);
@@ -715,6 +729,7 @@ int main(void) {
         tempdir_test(test_vanished_with_two_generations),
         tempdir_test(test_vanished_files_stay),
         tempdir_test(test_vanished_before_a_rebuild),
+        tempdir_test(test_vanished_after_a_writer_died),
         tempdir_test(test_vanished_for_good),
         tempdir_test(test_vanished_and_damaged),
         tempdir_test(test_unnamed_file),
