@@ -155,11 +155,7 @@ ckd_status catalog_runs(catalog_names *out, catalog *c, ckd_error *err);
 void catalog_names_free(catalog_names *names);
 
 /*
- * Totals for the report: per role over all shards of all checkpoints, by role; roles without tensors are left out. Room
- * for 8 rows; *count is how many were filled. The cost grows with checkpoints, not with shards.
- */
-ckd_status catalog_usage_by_role(ckd_usage rows[8], size_t *count, catalog *c, ckd_error *err);
-/*
+ * Totals for the report. Their cost grows with checkpoints, not with shards.
  * Per run, by name: chunk files and manifests. A file that several checkpoints of the run share counts once; one that runs
  * share counts for each of them. malloc'ed rows, released with free; NULL if there is no run.
  */

@@ -59,8 +59,6 @@ typedef enum statement {
     S_DETAILED,
     S_RUNS,
     S_TENSORS,
-    S_ROLE_NAMES,
-    S_TOTALS,
     S_RUN_TOTALS,
     S_RUN_FILES,
     S_TIMINGS,

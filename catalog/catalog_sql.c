@@ -136,9 +136,6 @@ const statement_text statement_texts[STATEMENT_COUNT] = {
          "s.nonfinite, s.elements FROM shards s "
          "LEFT JOIN tensor_names n ON n.key = s.tensor WHERE s.checkpoint = ?1 ORDER BY s.tensor, s.shard",
          "list tensors"},
-    [S_ROLE_NAMES] = {"SELECT number, word FROM vocabulary WHERE what = 'role' ORDER BY number",
-                      "list roles"},
-    [S_TOTALS] = {"SELECT role, raw_bytes, stored_bytes FROM role_totals", "add up the roles"},
     [S_RUN_TOTALS] = {"SELECT r.name, c.raw_bytes, c.manifest_bytes FROM runs r CROSS JOIN checkpoints c "
                       "ON c.run = r.key ORDER BY r.name",
                       "add up the runs"},

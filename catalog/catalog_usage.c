@@ -14,63 +14,6 @@ static ckd_status usage_add(ckd_usage *usage, uint64_t raw, uint64_t stored, con
     return CKD_OK;
 }
 
-/* ---- by role ---- */
-
-typedef struct role_usage {
-    ckd_usage roles[CKD_ROLE_OTHER + 1];
-} role_usage;
-
-static ckd_status role_name(void *context, query *q, ckd_error *err) {
-    role_usage *u = context;
-    uint32_t role = column_u32(q, 0, CKD_ROLE_WEIGHT, CKD_ROLE_OTHER);
-    const char *word = column_text(q, 1, 1, CKD_RUN_MAX);
-    ckd_status status = query_row_status(q, err);
-    if (status == CKD_OK) {
-        memcpy(u->roles[role].name, word, strlen(word) + 1);
-    }
-    return status;
-}
-
-static ckd_status role_total(void *context, query *q, ckd_error *err) {
-    role_usage *u = context;
-    uint32_t role = column_u32(q, 0, CKD_ROLE_WEIGHT, CKD_ROLE_OTHER);
-    uint64_t raw = column_u64(q, 1, INT64_MAX), stored = column_u64(q, 2, INT64_MAX);
-    ckd_status status = query_row_status(q, err);
-    if (status != CKD_OK) {
-        return status;
-    }
-    u->roles[role].checkpoints++;
-    return usage_add(&u->roles[role], raw, stored, q->c, err);
-}
-
-ckd_status catalog_usage_by_role(ckd_usage rows[8], size_t *count, catalog *c, ckd_error *err) {
-    role_usage u = {0};
-    bool opened;
-    *count = 0;
-    memset(rows, 0, 8 * sizeof(*rows));
-    ckd_status status = snapshot_begin(c, &opened, err);
-    if (status != CKD_OK) {
-        return status;
-    }
-    status = query_rows(c, S_ROLE_NAMES, NULL, role_name, &u, err);
-    if (status == CKD_OK) {
-        status = query_rows(c, S_TOTALS, NULL, role_total, &u, err);
-    }
-    snapshot_end(c, opened);
-    for (uint32_t role = CKD_ROLE_WEIGHT; status == CKD_OK && role <= CKD_ROLE_OTHER; role++) {
-        if (u.roles[role].checkpoints && !u.roles[role].name[0]) {
-            status = catalog_damaged(c, err, "role %u has no name", role);
-        } else if (u.roles[role].checkpoints) {
-            rows[(*count)++] = u.roles[role];
-        }
-    }
-    if (status != CKD_OK) {
-        *count = 0;
-        memset(rows, 0, 8 * sizeof(*rows));
-    }
-    return status;
-}
-
 /* ---- by run ---- */
 
 typedef struct run_usage {

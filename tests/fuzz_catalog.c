@@ -321,13 +321,12 @@ static void query_lists(catalog *c) {
 }
 
 static void query_sums(catalog *c) {
-    ckd_usage by_role[8], *by_run = NULL;
+    ckd_usage *by_run = NULL;
     ckd_tensor_usage *by_tensor = NULL;
     catalog_files files;
     ckd_timeline timings = {0};
     char note[CATALOG_NOTE];
     size_t count;
-    (void)catalog_usage_by_role(by_role, &count, c, NULL);
     (void)catalog_usage_by_run(&by_run, &count, c, NULL);
     (void)catalog_usage_by_tensor(&by_tensor, &count, c, NULL);
     (void)catalog_usage_files(&files, c, NULL);

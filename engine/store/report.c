@@ -4,8 +4,6 @@
 
 #include "engine/store/unread.h"
 
-#define ROLE_ROWS 8
-
 /* Each file is looked at once: there may be hundreds of thousands. */
 static ckd_status file_sizes(ckd_report *r, const ckd_store *store, ckd_error *err) {
     static const char *const measured[] = {DIR_CHUNKS, DIR_MANIFESTS, DIR_READY, DIR_PARITY};
@@ -135,13 +133,6 @@ static ckd_status fill_rows(filling *f, catalog *c, ckd_error *err) {
     if (status == CKD_OK) {
         status = check_runs(r, err);
     }
-    r->by_role = status == CKD_OK ? calloc(ROLE_ROWS + 1, sizeof(*r->by_role)) : NULL;
-    if (status == CKD_OK && !r->by_role) {
-        status = err_nomem(err, ROLE_ROWS * sizeof(*r->by_role), "a report");
-    }
-    if (status == CKD_OK) {
-        status = catalog_usage_by_role(r->by_role, &r->role_count, c, err);
-    }
     return status == CKD_OK ? fill_details(f, &list, c, err) : status;
 }
 
@@ -161,6 +152,26 @@ static ckd_status ask_rows(void *context, catalog *c, ckd_error *err) {
     return status;
 }
 
+/* Sums over all checkpoints, of the roles that any of them has. One row is left for the overhead. */
+static ckd_status add_roles(ckd_report *r, ckd_error *err) {
+    r->by_role = calloc(CKD_ROLE_OTHER + 1, sizeof(*r->by_role));
+    if (!r->by_role) {
+        return err_nomem(err, CKD_ROLE_OTHER * sizeof(*r->by_role), "a report");
+    }
+    for (ckd_role role = CKD_ROLE_WEIGHT; role <= CKD_ROLE_OTHER; role++) {
+        ckd_usage *u = &r->by_role[r->role_count];
+        for (size_t i = 0; i < r->checkpoint_count; i++) {
+            const ckd_role_bytes *b = &r->roles[i].roles[role];
+            u->checkpoints += b->elements || b->stored_bytes;
+            add_capped(&u->raw_bytes, b->raw_bytes);
+            add_capped(&u->stored_bytes, b->stored_bytes);
+        }
+        snprintf(u->name, sizeof(u->name), "%s", ckd_role_name(role));
+        r->role_count += u->checkpoints > 0;
+    }
+    return CKD_OK;
+}
+
 /* Headers, footers and rounding of index shares: what no tensor's records account for. */
 static void add_overhead(ckd_report *r, const catalog_files *listed) {
     uint64_t accounted = 0, raw = 0;
@@ -169,6 +180,7 @@ static void add_overhead(ckd_report *r, const catalog_files *listed) {
         raw += r->by_role[i].raw_bytes;
     }
     ckd_usage *rest = &r->by_role[r->role_count++];
+    *rest = (ckd_usage){0};
     snprintf(rest->name, sizeof(rest->name), "overhead");
     rest->checkpoints = r->checkpoint_count;
     rest->raw_bytes = r->raw_bytes > raw ? r->raw_bytes - raw : 0;
@@ -189,6 +201,9 @@ ckd_status ckd_store_report(ckd_report **out, ckd_store *store, ckd_error *err) 
         status = unread_report(r, store, f.undetailed, f.undetailed_count, err);
     }
     free(f.undetailed);
+    if (status == CKD_OK) {
+        status = add_roles(r, err);
+    }
     if (status == CKD_OK) {
         status = file_sizes(r, store, err);
     }

@@ -25,8 +25,10 @@ ckd_status unread_tensors(ckd_tensor_list *out, ckd_store *store, const ckd_id *
 /* The largest updates of lossy moments, which no catalog has, so that those of before stay as they are. NaN: not known, or the files cannot be read. */
 void unread_updates(ckd_tensor_list *list, ckd_store *store, const ckd_id *id);
 
+/* Adds, at most INT64_MAX, which is what a catalog can hold. */
+void add_capped(uint64_t *sum, uint64_t value);
 /*
- * Adds to by_role, roles and by_tensor of a report what `count` of its checkpoints take, by their places in by_checkpoint, ascending. by_run must name all runs. Reads their
+ * Adds to roles and by_tensor of a report what `count` of its checkpoints take, by their places in by_checkpoint, ascending. by_run must name all runs. Reads their
  * chunk files with all threads of the store. Takes the mutex.
  */
 ckd_status unread_report(ckd_report *r, ckd_store *store, const size_t *places, size_t count, ckd_error *err);

@@ -5,8 +5,7 @@
 #include "base/bytes.h"
 #include "engine/store/unread.h"
 
-/* Like the catalog's sums. */
-static void add_capped(uint64_t *sum, uint64_t value) {
+void add_capped(uint64_t *sum, uint64_t value) {
     *sum = value > INT64_MAX - *sum ? INT64_MAX : *sum + value;
 }
 
@@ -98,7 +97,6 @@ typedef struct reading {
     unread *items;
     pthread_mutex_t mutex; /* guards the rest, and the report */
     sums sums;
-    ckd_usage roles[CKD_ROLE_OTHER + 1]; /* without names */
 } reading;
 
 static void tensor_usage(ckd_tensor_usage *out, const view_tensor *t) {
@@ -115,22 +113,15 @@ static void tensor_usage(ckd_tensor_usage *out, const view_tensor *t) {
 /* With the mutex held. */
 static ckd_status add_view(reading *r, const unread *u, const view *v, ckd_error *err) {
     ckd_role_bytes *roles = r->report->roles[u->place].roles;
-    bool present[CKD_ROLE_OTHER + 1] = {false};
     ckd_status status = CKD_OK;
     for (size_t i = 0; i < v->tensor_count && status == CKD_OK; i++) {
         ckd_tensor_usage usage;
         tensor_usage(&usage, &v->tensors[i]);
         ckd_role_bytes *role = &roles[usage.role];
-        present[usage.role] = true;
         add_capped(&role->elements, usage.elements);
         add_capped(&role->raw_bytes, usage.raw_bytes);
         add_capped(&role->stored_bytes, usage.stored_bytes);
         status = sums_add(&r->sums, u->run, &usage, err);
-    }
-    for (size_t role = 0; role <= CKD_ROLE_OTHER; role++) {
-        r->roles[role].checkpoints += present[role];
-        add_capped(&r->roles[role].raw_bytes, roles[role].raw_bytes);
-        add_capped(&r->roles[role].stored_bytes, roles[role].stored_bytes);
     }
     return status;
 }
@@ -254,28 +245,6 @@ static ckd_status set_by_tensor(ckd_report *report, const sums *s, ckd_error *er
     return CKD_OK;
 }
 
-/* by_role has room for all of them. */
-static void add_roles(ckd_report *report, const ckd_usage read[CKD_ROLE_OTHER + 1]) {
-    size_t at = 0;
-    for (ckd_role role = CKD_ROLE_WEIGHT; role <= CKD_ROLE_OTHER; role++) {
-        ckd_usage *row = &report->by_role[at];
-        bool known = at < report->role_count && strcmp(row->name, ckd_role_name(role)) == 0;
-        if (!known && read[role].checkpoints) {
-            memmove(row + 1, row, (report->role_count - at) * sizeof(*row));
-            report->role_count++;
-            *row = (ckd_usage){0};
-            snprintf(row->name, sizeof(row->name), "%s", ckd_role_name(role));
-            known = true;
-        }
-        if (known) {
-            row->checkpoints += read[role].checkpoints;
-            add_capped(&row->raw_bytes, read[role].raw_bytes);
-            add_capped(&row->stored_bytes, read[role].stored_bytes);
-            at++;
-        }
-    }
-}
-
 static ckd_status read_and_add(reading *r, const size_t *places, size_t count, ckd_error *err) {
     ckd_status status = find_runs(r, places, count, err);
     if (status == CKD_OK) {
@@ -293,9 +262,6 @@ static ckd_status read_and_add(reading *r, const size_t *places, size_t count, c
     }
     if (status == CKD_OK) {
         status = set_by_tensor(r->report, &r->sums, err);
-    }
-    if (status == CKD_OK) {
-        add_roles(r->report, r->roles);
     }
     return status;
 }

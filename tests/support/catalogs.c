@@ -164,3 +164,25 @@ void catalog_sample_write(const char *path, const unsigned char *data, size_t si
     assert_int_equal(fwrite(data, 1, size, f), size);
     assert_int_equal(fclose(f), 0);
 }
+
+void catalog_sample_roles(ckd_usage rows[8], size_t *count, catalog *c) {
+    ckd_checkpoint_list list;
+    ckd_checkpoint_roles *roles;
+    assert_int_equal(catalog_list(&list, c, NULL, NULL), CKD_OK);
+    assert_int_equal(catalog_usage_by_checkpoint(&roles, &list, c, NULL), CKD_OK);
+    memset(rows, 0, 8 * sizeof(*rows));
+    *count = 0;
+    for (ckd_role role = CKD_ROLE_WEIGHT; role <= CKD_ROLE_OTHER; role++) {
+        ckd_usage *u = &rows[*count];
+        for (size_t i = 0; i < list.count; i++) {
+            const ckd_role_bytes *b = &roles[i].roles[role];
+            u->checkpoints += b->elements || b->stored_bytes;
+            u->raw_bytes += b->raw_bytes;
+            u->stored_bytes += b->stored_bytes;
+        }
+        snprintf(u->name, sizeof(u->name), "%s", ckd_role_name(role));
+        *count += u->checkpoints > 0;
+    }
+    free(roles);
+    catalog_list_free(&list);
+}

@@ -37,4 +37,7 @@ const char *catalog_sample_path(const char *dir, const char *name);
 unsigned char *catalog_sample_read(const char *path, size_t *size);
 void catalog_sample_write(const char *path, const unsigned char *data, size_t size);
 
+/* What all checkpoints take by role, roles that none has left out; rows without names. */
+void catalog_sample_roles(ckd_usage rows[8], size_t *count, catalog *c);
+
 #endif
