@@ -74,6 +74,15 @@ void query_end(query *q) {
     }
 }
 
+ckd_status query_run(query *q, ckd_status begun, ckd_error *err) {
+    bool row;
+    if (begun == CKD_OK) {
+        begun = query_next(&row, q, err);
+    }
+    query_end(q);
+    return begun;
+}
+
 ckd_status query_rows(catalog *c, statement which, const char *text, row_fn row, void *context,
                       ckd_error *err) {
     query q;
@@ -91,13 +100,7 @@ ckd_status query_rows(catalog *c, statement which, const char *text, row_fn row,
 
 ckd_status catalog_run(catalog *c, statement which, ckd_error *err) {
     query q;
-    bool row;
-    ckd_status status = query_begin(&q, c, which, err);
-    if (status == CKD_OK) {
-        status = query_next(&row, &q, err);
-    }
-    query_end(&q);
-    return status;
+    return query_run(&q, query_begin(&q, c, which, err), err);
 }
 
 /* ---- snapshots ---- */

@@ -141,6 +141,8 @@ typedef struct query {
 
 /* query_end must follow, also on failure. */
 ckd_status query_begin(query *q, catalog *c, statement which, ckd_error *err);
+/* Steps once and ends: for statements without results. `begun` is what query_begin returned; binding before is harmless if it failed. */
+ckd_status query_run(query *q, ckd_status begun, ckd_error *err);
 /* Steps to the next row. On the way in it reports failed binds and bad columns of the row before. */
 ckd_status query_next(bool *row, query *q, ckd_error *err);
 /* Resets the statement: ends its read lock. What was read from a row is gone. */

@@ -166,19 +166,14 @@ ckd_status catalog_note(char out[CATALOG_NOTE], catalog *c, const char *key, ckd
 
 ckd_status catalog_set_note(catalog *c, const char *key, const char *text, ckd_error *err) {
     query q;
-    bool row;
     ckd_status status = need_transaction(c, err);
     if (status != CKD_OK) {
         return status;
     }
     status = query_begin(&q, c, S_NOTE_PUT, err);
-    if (status == CKD_OK) {
-        bind_text(&q, 1, key);
-        bind_text(&q, 2, text);
-        status = query_next(&row, &q, err);
-    }
-    query_end(&q);
-    return status;
+    bind_text(&q, 1, key);
+    bind_text(&q, 2, text);
+    return query_run(&q, status, err);
 }
 
 static ckd_status meta_verify(catalog *c, const char *key, const char *want, const char *complaint,
@@ -242,20 +237,15 @@ ckd_status tables_verify(bool *blank, catalog *c, const ckd_id *store, ckd_error
 static ckd_status create_tables(catalog *c, const ckd_id *store, ckd_error *err) {
     char id[33];
     query q;
-    bool row;
     int rc = sqlite3_exec(c->db, catalog_schema_sql, NULL, NULL, NULL);
     if (rc != SQLITE_OK) {
         return catalog_fail(c, rc, "create the catalog", err);
     }
     hex16(id, store->bytes);
     ckd_status status = query_begin(&q, c, S_META_PUT, err);
-    if (status == CKD_OK) {
-        bind_text(&q, 1, "store");
-        bind_text(&q, 2, id);
-        status = query_next(&row, &q, err);
-    }
-    query_end(&q);
-    return status;
+    bind_text(&q, 1, "store");
+    bind_text(&q, 2, id);
+    return query_run(&q, status, err);
 }
 
 ckd_status tables_create(catalog *c, const ckd_id *store, ckd_error *err) {

@@ -43,7 +43,6 @@ ckd_status catalog_file_states(catalog_file_state **out, size_t *count, catalog 
 
 ckd_status catalog_set_verified(catalog *c, const char *name, uint64_t ns, ckd_error *err) {
     query q;
-    bool row;
     ckd_status status = need_transaction(c, err);
     if (status != CKD_OK) {
         return status;
@@ -55,11 +54,7 @@ ckd_status catalog_set_verified(catalog *c, const char *name, uint64_t ns, ckd_e
                        FILE_NAME_MAX);
     }
     status = query_begin(&q, c, S_FILE_VERIFIED, err);
-    if (status == CKD_OK) {
-        bind_text(&q, 1, name);
-        bind_u64(&q, 2, ns);
-        status = query_next(&row, &q, err);
-    }
-    query_end(&q);
-    return status;
+    bind_text(&q, 1, name);
+    bind_u64(&q, 2, ns);
+    return query_run(&q, status, err);
 }

@@ -38,11 +38,8 @@ static ckd_status name_key(int64_t *key, catalog *c, statement look_up, statemen
         return status;
     }
     status = query_begin(&q, c, add, err);
-    if (status == CKD_OK) {
-        bind_text(&q, 1, name);
-        status = query_next(&row, &q, err);
-    }
-    query_end(&q);
+    bind_text(&q, 1, name);
+    status = query_run(&q, status, err);
     *key = sqlite3_last_insert_rowid(c->db);
     return status;
 }
@@ -79,14 +76,9 @@ static ckd_status find_step(old_row *out, catalog *c, const char *run, uint64_t 
 
 static ckd_status run_with_key(catalog *c, statement which, int64_t key, ckd_error *err) {
     query q;
-    bool row;
     ckd_status status = query_begin(&q, c, which, err);
-    if (status == CKD_OK) {
-        bind_key(&q, 1, key);
-        status = query_next(&row, &q, err);
-    }
-    query_end(&q);
-    return status;
+    bind_key(&q, 1, key);
+    return query_run(&q, status, err);
 }
 
 /* Into row *key, or into a new one, whose key it sets, if that is 0. */
@@ -94,35 +86,31 @@ static ckd_status put_checkpoint(int64_t *key, catalog *c, int64_t run, const ca
                                  ckd_error *err) {
     const ckd_checkpoint *p = entry->checkpoint;
     query q;
-    bool row;
     ckd_status status = query_begin(&q, c, *key ? S_CHECKPOINT_REPLACE : S_CHECKPOINT_ADD, err);
-    if (status == CKD_OK) {
-        if (*key) {
-            bind_key(&q, 21, *key);
-        }
-        bind_key(&q, 1, run);
-        bind_u64(&q, 2, p->step);
-        bind_id(&q, 3, &p->id);
-        bind_id(&q, 4, &p->parent);
-        bind_id(&q, 5, &p->resumed_from);
-        bind_u64(&q, 6, p->generation);
-        bind_u64(&q, 7, p->kind);
-        bind_u64(&q, 8, p->fidelity);
-        bind_u64(&q, 9, p->lossy_resumes);
-        bind_u64(&q, 10, p->depth);
-        bind_u64(&q, 11, p->world);
-        bind_u64(&q, 12, p->tensors);
-        bind_u64(&q, 13, p->raw_bytes);
-        bind_u64(&q, 14, p->stored_bytes);
-        bind_u64(&q, 15, entry->manifest_bytes);
-        bind_real(&q, 16, p->load_cost);
-        bind_u64(&q, 17, p->created_ns);
-        bind_real(&q, 18, p->metric);
-        bind_text(&q, 19, p->metric_name);
-        bind_u64(&q, 20, !entry->undetailed);
-        status = query_next(&row, &q, err);
+    if (*key) {
+        bind_key(&q, 21, *key);
     }
-    query_end(&q);
+    bind_key(&q, 1, run);
+    bind_u64(&q, 2, p->step);
+    bind_id(&q, 3, &p->id);
+    bind_id(&q, 4, &p->parent);
+    bind_id(&q, 5, &p->resumed_from);
+    bind_u64(&q, 6, p->generation);
+    bind_u64(&q, 7, p->kind);
+    bind_u64(&q, 8, p->fidelity);
+    bind_u64(&q, 9, p->lossy_resumes);
+    bind_u64(&q, 10, p->depth);
+    bind_u64(&q, 11, p->world);
+    bind_u64(&q, 12, p->tensors);
+    bind_u64(&q, 13, p->raw_bytes);
+    bind_u64(&q, 14, p->stored_bytes);
+    bind_u64(&q, 15, entry->manifest_bytes);
+    bind_real(&q, 16, p->load_cost);
+    bind_u64(&q, 17, p->created_ns);
+    bind_real(&q, 18, p->metric);
+    bind_text(&q, 19, p->metric_name);
+    bind_u64(&q, 20, !entry->undetailed);
+    status = query_run(&q, status, err);
     if (status == CKD_OK && !*key) {
         *key = sqlite3_last_insert_rowid(c->db);
     }
@@ -132,52 +120,42 @@ static ckd_status put_checkpoint(int64_t *key, catalog *c, int64_t run, const ca
 static ckd_status put_file(catalog *c, int64_t checkpoint, size_t ordinal, const catalog_file *f,
                            ckd_error *err) {
     query q;
-    bool row;
     ckd_status status = query_begin(&q, c, S_FILE_ADD, err);
-    if (status == CKD_OK) {
-        bind_key(&q, 1, checkpoint);
-        bind_u64(&q, 2, ordinal);
-        bind_text(&q, 3, f->name);
-        bind_u64(&q, 4, f->rank);
-        bind_u64(&q, 5, f->size);
-        bind_blob16(&q, 6, f->root.bytes);
-        status = query_next(&row, &q, err);
-    }
-    query_end(&q);
-    return status;
+    bind_key(&q, 1, checkpoint);
+    bind_u64(&q, 2, ordinal);
+    bind_text(&q, 3, f->name);
+    bind_u64(&q, 4, f->rank);
+    bind_u64(&q, 5, f->size);
+    bind_blob16(&q, 6, f->root.bytes);
+    return query_run(&q, status, err);
 }
 
 static ckd_status put_shard(catalog *c, int64_t checkpoint, int64_t tensor, const catalog_shard *s,
                             ckd_error *err) {
     char shape[SHAPE_TEXT], region[REGION_TEXT];
     query q;
-    bool row;
     shape_format(shape, s->ndim, s->shape);
     region_format(region, s->ndim, s->region); /* validated before */
     ckd_status status = query_begin(&q, c, S_SHARD_ADD, err);
-    if (status == CKD_OK) {
-        bind_key(&q, 1, checkpoint);
-        bind_key(&q, 2, tensor);
-        bind_u64(&q, 3, s->index);
-        bind_u64(&q, 4, s->ordinal);
-        bind_u64(&q, 5, s->role);
-        bind_u64(&q, 6, s->dtype);
-        bind_text(&q, 7, shape);
-        bind_text(&q, 8, region);
-        bind_u64(&q, 9, s->elements);
-        bind_u64(&q, 10, s->raw_bytes);
-        bind_u64(&q, 11, s->stored_bytes);
-        bind_text(&q, 12, s->coding);
-        bind_u64(&q, 13, s->depth);
-        bind_real(&q, 14, s->rel_l2);
-        bind_real(&q, 15, s->max_error);
-        bind_real(&q, 16, s->value_squares);
-        bind_real(&q, 17, s->direction_change);
-        bind_u64(&q, 18, s->nonfinite);
-        status = query_next(&row, &q, err);
-    }
-    query_end(&q);
-    return status;
+    bind_key(&q, 1, checkpoint);
+    bind_key(&q, 2, tensor);
+    bind_u64(&q, 3, s->index);
+    bind_u64(&q, 4, s->ordinal);
+    bind_u64(&q, 5, s->role);
+    bind_u64(&q, 6, s->dtype);
+    bind_text(&q, 7, shape);
+    bind_text(&q, 8, region);
+    bind_u64(&q, 9, s->elements);
+    bind_u64(&q, 10, s->raw_bytes);
+    bind_u64(&q, 11, s->stored_bytes);
+    bind_text(&q, 12, s->coding);
+    bind_u64(&q, 13, s->depth);
+    bind_real(&q, 14, s->rel_l2);
+    bind_real(&q, 15, s->max_error);
+    bind_real(&q, 16, s->value_squares);
+    bind_real(&q, 17, s->direction_change);
+    bind_u64(&q, 18, s->nonfinite);
+    return query_run(&q, status, err);
 }
 
 static ckd_status put_shards(catalog *c, int64_t checkpoint, const entry_plan *p, size_t count,
@@ -198,22 +176,18 @@ static ckd_status put_shards(catalog *c, int64_t checkpoint, const entry_plan *p
 
 static ckd_status put_totals(catalog *c, int64_t checkpoint, const entry_plan *p, ckd_error *err) {
     query q;
-    bool row;
     ckd_status status = CKD_OK;
     for (uint32_t role = CKD_ROLE_WEIGHT; status == CKD_OK && role <= CKD_ROLE_OTHER; role++) {
         if (!p->present[role]) {
             continue;
         }
         status = query_begin(&q, c, S_TOTAL_ADD, err);
-        if (status == CKD_OK) {
-            bind_key(&q, 1, checkpoint);
-            bind_u64(&q, 2, role);
-            bind_u64(&q, 3, p->raw[role]);
-            bind_u64(&q, 4, p->stored[role]);
-            bind_u64(&q, 5, p->elements[role]);
-            status = query_next(&row, &q, err);
-        }
-        query_end(&q);
+        bind_key(&q, 1, checkpoint);
+        bind_u64(&q, 2, role);
+        bind_u64(&q, 3, p->raw[role]);
+        bind_u64(&q, 4, p->stored[role]);
+        bind_u64(&q, 5, p->elements[role]);
+        status = query_run(&q, status, err);
     }
     return status;
 }
@@ -222,15 +196,10 @@ static ckd_status put_totals(catalog *c, int64_t checkpoint, const entry_plan *p
 static ckd_status change_tensor_totals(catalog *c, statement which, int64_t checkpoint, int64_t run,
                                        ckd_error *err) {
     query q;
-    bool row;
     ckd_status status = query_begin(&q, c, which, err);
-    if (status == CKD_OK) {
-        bind_key(&q, 1, checkpoint);
-        bind_key(&q, 2, run);
-        status = query_next(&row, &q, err);
-    }
-    query_end(&q);
-    return status;
+    bind_key(&q, 1, checkpoint);
+    bind_key(&q, 2, run);
+    return query_run(&q, status, err);
 }
 
 /* Before its shards go. */
@@ -378,7 +347,6 @@ static ckd_status timed_key(int64_t *key, catalog *c, const ckd_id *id, ckd_erro
 ckd_status catalog_add_stage(catalog *c, const ckd_id *id, const ckd_stage_times *stage, ckd_error *err) {
     int64_t key = 0;
     query q;
-    bool row;
     const char *name = stage_name((uint32_t)stage->stage);
     ckd_status status = need_transaction(c, err);
     if (status != CKD_OK) {
@@ -395,25 +363,20 @@ ckd_status catalog_add_stage(catalog *c, const ckd_id *id, const ckd_stage_times
         return status;
     }
     status = query_begin(&q, c, S_RANK_TIMING_PUT, err);
-    if (status == CKD_OK) {
-        bind_key(&q, 1, key);
-        bind_u64(&q, 2, stage->rank);
-        bind_text(&q, 3, name);
-        bind_u64(&q, 4, stage->begin_ns);
-        bind_u64(&q, 5, stage->end_ns);
-        bind_u64(&q, 6, stage->work_ns);
-        bind_u64(&q, 7, stage->bytes);
-        status = query_next(&row, &q, err);
-    }
-    query_end(&q);
-    return status;
+    bind_key(&q, 1, key);
+    bind_u64(&q, 2, stage->rank);
+    bind_text(&q, 3, name);
+    bind_u64(&q, 4, stage->begin_ns);
+    bind_u64(&q, 5, stage->end_ns);
+    bind_u64(&q, 6, stage->work_ns);
+    bind_u64(&q, 7, stage->bytes);
+    return query_run(&q, status, err);
 }
 
 ckd_status catalog_add_timing(catalog *c, const ckd_id *id, const char *stage, uint64_t ns,
                               uint64_t byte_count, ckd_error *err) {
     int64_t key = 0;
     query q;
-    bool row;
     ckd_status status = need_transaction(c, err);
     if (status != CKD_OK) {
         return status;
@@ -427,13 +390,9 @@ ckd_status catalog_add_timing(catalog *c, const ckd_id *id, const char *stage, u
         return status;
     }
     status = query_begin(&q, c, S_TIMING_PUT, err);
-    if (status == CKD_OK) {
-        bind_key(&q, 1, key);
-        bind_text(&q, 2, stage);
-        bind_u64(&q, 3, ns);
-        bind_u64(&q, 4, byte_count);
-        status = query_next(&row, &q, err);
-    }
-    query_end(&q);
-    return status;
+    bind_key(&q, 1, key);
+    bind_text(&q, 2, stage);
+    bind_u64(&q, 3, ns);
+    bind_u64(&q, 4, byte_count);
+    return query_run(&q, status, err);
 }
