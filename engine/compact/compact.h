@@ -154,8 +154,6 @@ void rewrite_plan_free(rewrite_plan *p);
 /* Of block i, which is copied, from what those that it builds on are known to take now. */
 ckd_status compact_load_of(block_load *out, compaction *c, const rewrite_plan *p, size_t i, ckd_error *err);
 
-/* Adds what loading the values takes now, wherever they stand but in what is being rewritten. */
-ckd_status compact_source_load(block_load *to, compaction *c, const view_source *s);
 /* Nanoseconds to decode it alone, as engine/decode/cost.h counts them. What a lossy one takes depends on its factors: about what each of its chain takes. */
 double compact_own_work(const record *r);
 /* Does the block build on what goes? */

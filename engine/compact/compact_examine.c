@@ -140,11 +140,6 @@ ckd_status compact_load_of(block_load *out, compaction *c, const rewrite_plan *p
     return load_of(out, c, p, NULL, &p->view->blocks[i], 0, err);
 }
 
-ckd_status compact_source_load(block_load *to, compaction *c, const view_source *s) {
-    rewrite_plan none = {.view = NULL};
-    return add_source(to, c, &none, NULL, s, NULL);
-}
-
 /* ---- what it may build on instead ---- */
 
 /* The tensor of the checkpoint that can stand for the block's; NULL: none can. */
