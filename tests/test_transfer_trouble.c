@@ -217,6 +217,24 @@ static void test_damage_in_a_pack(void **state) {
     fingerprints_free(&before);
 }
 
+/* Of a pack that is mostly not asked for, records are looked at first; if it is lost, its checkpoint is left out before files are chosen. */
+static void test_a_pack_that_is_lost(void **state) {
+    pair *p = *state;
+    enum { COUNT = 12, HURT = 3 };
+    ckd_id ids[COUNT];
+    make_pack(p, ids, COUNT);
+    pair_open(p);
+    fingerprints before = fingerprints_of(p->from);
+    assert_int_equal(unlink(pack_in(p->a, p->from, &ids[HURT]).text), 0);
+    ckd_id both[] = {ids[HURT], ids[COUNT - 1]};
+    ckd_copy_result *r = pair_leaves(p, both, 2, CKD_E_CORRUPT, 1, "run@3 in ");
+    assert_int_equal(r->checkpoints, 1);
+    ckd_copy_result_free(r);
+    assert_int_equal(fingerprints_check(p->to, &before), 1);
+    pair_check_clean(p);
+    fingerprints_free(&before);
+}
+
 /* ---- going on ---- */
 
 typedef struct stopper {
@@ -368,7 +386,8 @@ static void test_others_at_the_same_time(void **state) {
     pair_close(p);
     pair_open(p);
     pair_check_clean(p);
-    pair_counts(pair_copy(p, NULL, 0, NULL), 3, 4); /* steps 1, 2 and 9: what step 3 does not read of the first two, and a file */
+    pair_counts(pair_copy(p, NULL, 0, NULL), 3,
+                4); /* steps 1, 2 and 9: what step 3 does not read of the first two, and a file */
 }
 
 /* Brings all of it from another store, while the first file is on its way. */
@@ -562,6 +581,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {TEST(test_damage_in_the_source),
                                        TEST(test_the_rest_is_copied),
                                        TEST(test_damage_in_a_pack),
+                                       TEST(test_a_pack_that_is_lost),
                                        TEST(test_going_on),
                                        TEST(test_what_nobody_goes_on_with),
                                        TEST(test_others_at_the_same_time),

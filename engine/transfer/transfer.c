@@ -119,11 +119,14 @@ static ckd_status name_files(transfer *t, const transfer_item *item, ckd_error *
     return status;
 }
 
-/* Back to where they wait for another try. What cannot go back is left to recovery: the intent names it. */
+/*
+ * Moves an item's files back to where they wait for another try. A file that cannot go back is left to recovery, as the intent
+ * names it. An item that was left out before files were chosen has files that are in no list.
+ */
 static void take_back(transfer *t, const transfer_item *item) {
     for (size_t i = 0; i < item->m.file_count; i++) {
         transfer_file *f = transfer_find_file(t, &item->m.files[i].id);
-        if (f->there && f->arrived) {
+        if (f && f->there && f->arrived) {
             pathname p = path_chunk(t->to->path, &f->file.id, "");
             bool back = file_publish(p.text, transfer_path(t, &f->file.id).text, NULL) == CKD_OK;
             t->undecided = t->undecided || !back;
