@@ -114,7 +114,7 @@ def test_damage(bases):
     ["pin", "--reason", "x"], ["pin", "--delete"], ["pin", "1"], ["pin", "a@1", "--delete", "--reason", "x"], ["pin", "a@1", "--reason", "x" * 256],
     ["pin", "0123456789abcdef0123456789abcdef"], ["pin", "@"], ["tag", "a"], ["tag", "a", "1"], ["tag", "a", "a@1", "a@2"], ["tag", "--move"],
     ["tag", "--delete"], ["tag", "--delete", "a", "a@1"], ["tag", "a b", "a@1"], ["tag", ".a", "a@1"], ["tag", "", "a@1"],
-    ["show", "--tag", "a", "--step", "1"], ["show", "--tag", "a", "--run", "a"], ["show", "--tag", "a b"], ["diff", "@", "1"], ["delete", "@a"]])
+    ["show", "--tag", "a", "--step", "1"], ["show", "--tag", "a", "--run", "a"], ["show", "--tag", "a b"], ["diff", "@", "1"], ["delete", "@"]])
 def test_usage(store, args):
     store.save(1, state(1))
     store.call(*args, expect=USAGE)

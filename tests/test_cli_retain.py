@@ -236,7 +236,7 @@ def test_days_weeks_and_months(dated, at):
 
 def test_within_a_time_of_the_newest(dated, at):
     for now in (SUNDAY + 2 * DAY, SUNDAY + 200 * DAY):  # not: of now
-        assert kept_at(at, now, "--keep-within", "1h") == {8: ["within"], 9: ["within"]}
+        assert kept_at(at, now, "--keep-within", "90m") == {8: ["within"], 9: ["within"]}
         assert sorted(kept_at(at, now, "--keep-within", "2d")) == [6, 7, 8, 9]
         assert sorted(kept_at(at, now, "--keep-within", "3d")) == [4, 5, 6, 7, 8, 9]
         assert len(kept_at(at, now, "--keep-within", "9999d")) == 9
@@ -246,10 +246,10 @@ def test_within_a_time_of_the_newest(dated, at):
 
 
 def test_a_policy_of_days_is_applied(dated, at):
-    at(SUNDAY + 2 * DAY, "policy", "--keep-daily", 2, "--keep-monthly", 2, "--keep-within", "1h", "--undo", "0s")
+    at(SUNDAY + 2 * DAY, "policy", "--keep-daily", 2, "--keep-monthly", 2, "--keep-within", "90m", "--undo", "0s")
     policy = dated.json("policy")["policies"][0]
-    assert (policy["keep_daily"], policy["keep_weekly"], policy["keep_monthly"], policy["keep_within_s"], policy["keep_tagged"]) == (2, 0, 2, 3600, False)
-    assert "within 1 h 0 min of the newest, 2 daily, 2 monthly" in dated.call("policy").out
+    assert (policy["keep_daily"], policy["keep_weekly"], policy["keep_monthly"], policy["keep_within_s"], policy["keep_tagged"]) == (2, 0, 2, 5400, False)
+    assert "within 1 h 30 min of the newest, 2 daily, 2 monthly" in dated.call("policy").out
     assert at(SUNDAY + 2 * DAY, "prune", "-q").out == ""
     assert steps(dated) == [3, 7, 8, 9]
 

@@ -110,8 +110,14 @@ static error_t take_argument(arguments *a, const char *arg, struct argp_state *s
     if (a->other && a->common.store) {
         return ARGP_ERR_UNKNOWN;
     }
-    a->common.store = a->other;
-    a->other = arg;
+    if (!a->other && (a->common.store || cli_default_store())) {
+        a->other = arg;
+    } else if (a->other) {
+        a->common.store = a->other;
+        a->other = arg;
+    } else {
+        a->common.store = arg;
+    }
     return 0;
 }
 
