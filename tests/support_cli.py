@@ -35,7 +35,15 @@ def run(*args, expect=DONE, **options):
     assert result.code == expect, f"{args}: exit status {result.code}\n{result.out}{result.err}"
     if expect not in (DONE, CORRUPT):
         assert result.out == "", "messages belong on standard error"
-    if expect != DONE:
+    if "--json" in args:
+        messages = [json.loads(line) for line in result.err.splitlines()]
+        result.messages = messages
+        check_documented(messages, "list of `message`")
+        errors = [m for m in messages if m["level"] == "error"]
+        assert all(m["exit_status"] == result.code for m in errors), result.err
+        assert len(errors) == 1 if expect not in (DONE, CORRUPT) else len(errors) <= 1, result.err
+        result.err = "".join(f"ckptdelta: {m['message']}\n" for m in messages)
+    elif expect != DONE:
         assert result.err.startswith("ckptdelta"), result.err
     if said is None and expect == DONE:
         assert result.err == ""

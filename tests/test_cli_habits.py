@@ -1,12 +1,14 @@
 """What users of restic, git, zstd and rclone type by habit."""
 
+import json
 import re
+import subprocess
 
 import numpy as np
 import pytest
 
 import support_safetensors as st
-from support_cli import CORRUPT, FAILED, NOT_FOUND, USAGE, run, state, store  # noqa: F401
+from support_cli import COMMAND, CORRUPT, FAILED, NOT_FOUND, USAGE, run, state, store  # noqa: F401
 
 
 # ---------------------------------------------------------------------------------------- commands and options
@@ -246,3 +248,38 @@ def test_copies_name_checkpoints(named, monkeypatch):
     assert [c["step"] for c in run("list", "--json", third).json()["checkpoints"]] == [3]
     run("push", third, "a@9", expect=NOT_FOUND)
     run("push", third, "@", expect=USAGE)
+
+
+# ------------------------------------------------------------------------------------------------ JSON messages
+
+
+def test_errors_are_json_where_json_is_asked_for(named):
+    err = named.call("show", "--json", "a@9", expect=NOT_FOUND).messages
+    assert [(m["level"], m["status"], m["exit_status"]) for m in err] == [("error", "NOT_FOUND", 3)] and "9" in err[0]["message"]
+    chunk = max((p for p in named.files().values() if "data/c/" in str(p)), key=lambda p: p.stat().st_size)
+    content = bytearray(chunk.read_bytes())
+    content[len(content) // 2] ^= 1
+    chunk.chmod(0o600)
+    chunk.write_bytes(content)
+    damaged = [c for c in ("a@1", "b@5") if not json.loads(subprocess.run([COMMAND, "verify", named.path, c, "--json"], capture_output=True, timeout=60).stdout)["ok"]]
+    assert damaged
+    err = named.call("load", "--json", damaged[0], "-o", named.folder / "y", expect=CORRUPT).messages
+    assert err[0]["status"] == "CORRUPT" and err[0]["exit_status"] == 4 and err[0]["file"]
+    assert err[1]["level"] == "note" and "verify" in err[1]["message"] and err[1]["status"] is None
+
+
+@pytest.mark.parametrize("args", [["list", "s", "--jsn", "--json"], ["list", "--json"], ["save", "s", "--json", "--step"],
+                                  ["load", "s", "--json"], ["prune", "--json", "s", "--keep-last", "x"], ["show", "s", "x", "--json"]])
+def test_wrong_usage_is_json_too(args):
+    messages = run(*args, expect=USAGE).messages
+    assert len(messages) == 1 and messages[0]["status"] == "INVALID"
+    assert not messages[0]["message"].startswith("ckptdelta") and "Try" not in messages[0]["message"]
+
+
+def test_notes_are_json_and_names_are_escaped(store):
+    file = store.file({"w\x1b[31m\u00e9\"": np.ones(70, np.float32)})
+    store.call("save", "a@1", file, "--role", "x*=other", "--json", expect_message="x*")
+    err = store.call("list", "--json", "-r", "\x1b[2J\u202e\"", expect=NOT_FOUND)
+    assert "\x1b[2J\u202e\"" in err.messages[0]["message"]
+    raw = subprocess.run([COMMAND, "list", store.path, "--json", "-r", "\x1b[2J\u202e"], capture_output=True, timeout=60).stderr
+    assert b"\x1b" not in raw and raw.isascii() and raw.count(b"\n") == 1

@@ -109,6 +109,7 @@ def test_all_documented_objects_are_printed(full):
     flip(newest, newest.stat().st_size // 2)
     older = full.call("load", "--run", "gpt", "--or-older", "--out", full.folder / "older", "--json", expect_message="gpt@9 is damaged")
     assert checked(older.json(), "load", seen)["skipped"]
+    check_documented(older.messages, "list of `message`", seen=seen)
     assert seen == set(documented()), seen ^ set(documented())
 
 

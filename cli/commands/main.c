@@ -153,6 +153,7 @@ static int run(int argc, char **argv) {
 static void check_output(int code, void *context) {
     (void)context;
     int checked = cli_flush_output(code);
+    cli_flush_errors(checked);
     if (checked != code) {
         fflush(stderr);
         _exit(checked);

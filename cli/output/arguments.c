@@ -5,6 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "cli/output/errors.h"
+
 /* ------------------------------------------------------------------------------------------------ near misses */
 
 enum { LONGEST = 40 }; /* no command or option is longer; longer words are no misspellings */
@@ -131,27 +133,34 @@ static void refuse(const struct argp *argp, const known_options *known, const ch
     exit(argp_err_exit_status);
 }
 
-static void check_options(const struct argp *argp, int argc, char **argv) {
-    known_options known = collect(argp);
+/* The first option that does not exist; NULL: all do. Wrong usage is to be told as JSON, too, wherever --json stands. */
+static const char *check_options(const known_options *known, int argc, char **argv) {
+    const char *unknown = NULL;
     for (int i = 1; i < argc && strcmp(argv[i], "--") != 0; i++) {
         if (argv[i][0] != '-' || !argv[i][1]) {
             continue;
         }
         if (argv[i][1] != '-') {
-            i += takes_next(&known, argv[i] + 1);
+            i += takes_next(known, argv[i] + 1);
             continue;
         }
         const char *name = argv[i] + 2;
         size_t length = strcspn(name, "=");
-        const struct argp_option *o = find_long(&known, name, length);
-        if (!o) {
-            refuse(argp, &known, argv[0], name, length);
+        const struct argp_option *o = find_long(known, name, length);
+        unknown = o || unknown ? unknown : name;
+        if (o && o->name && strcmp(o->name, "json") == 0) {
+            cli_errors_as_json();
         }
         i += o && o->arg && !(o->flags & OPTION_ARG_OPTIONAL) && !name[length];
     }
+    return unknown;
 }
 
 void cli_parse_arguments(const struct argp *argp, int argc, char **argv, void *input) {
-    check_options(argp, argc, argv);
+    known_options known = collect(argp);
+    const char *unknown = check_options(&known, argc, argv);
+    if (unknown) {
+        refuse(argp, &known, argv[0], unknown, strcspn(unknown, "="));
+    }
     argp_parse(argp, argc, argv, 0, NULL, input);
 }

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "cli/output/interrupt.h"
+#include "cli/output/json_out.h"
 #include "cli/output/options.h"
 #include "cli/output/text.h"
 
@@ -128,8 +129,52 @@ static void print_where(const ckd_error *err) {
     }
 }
 
+/* ---- messages as JSON ---- */
+
+static bool as_json;
+static char raw[1024]; /* the beginning of what others than this file print */
+
+void cli_errors_as_json(void) {
+    as_json = true;
+}
+
+/* A line of its own, written at once. err: NULL for a note. */
+static void print_json(const char *message, const ckd_error *err, int code) {
+    bool placed = err && err->file[0] && err->offset != CKD_NO_OFFSET;
+    json_t *line = json_pack("{s:i, s:s, s:o, s:o, s:o, s:o, s:o, s:o}", "schema", 1, "level",
+                             err ? "error" : "note", "message", cli_json_text(message), "status",
+                             err ? json_string(ckd_status_name(err->status)) : json_null(), "exit_status",
+                             err ? json_integer(code) : json_null(), "tensor",
+                             err && err->tensor[0] ? cli_json_text(err->tensor) : json_null(), "file",
+                             err && err->file[0] ? cli_json_text(err->file) : json_null(), "offset",
+                             placed ? json_integer((json_int_t)err->offset) : json_null());
+    char *text = line ? json_dumps(line, JSON_COMPACT | JSON_ENSURE_ASCII) : NULL;
+    dprintf(STDERR_FILENO, "%s\n",
+            text ? text : "{\"schema\":1,\"level\":\"error\",\"message\":\"out of memory\"}");
+    free(text);
+    json_decref(line);
+}
+
+/* "ckptdelta list: what is wrong\nTry ..." */
+void cli_flush_errors(int code) {
+    if (!raw[0]) {
+        return;
+    }
+    ckd_error err;
+    raw[strcspn(raw, "\n")] = '\0';
+    const char *colon = strncmp(raw, "ckptdelta", 9) == 0 ? strstr(raw, ": ") : NULL;
+    cli_error(&err, code == CLI_USAGE ? CKD_E_INVALID : CKD_E_NOMEM, "%s", colon ? colon + 2 : raw);
+    print_json(err.message, &err, code);
+    raw[0] = '\0';
+}
+
 static ssize_t write_clean(void *unused, const char *data, size_t size) {
     (void)unused;
+    if (as_json) {
+        size_t used = strlen(raw);
+        snprintf(raw + used, sizeof(raw) - used, "%.*s", (int)size, data);
+        return (ssize_t)size;
+    }
     char *text = strndup(data, size), *clean = text ? cli_clean_but(text, "\n\t") : NULL;
     dprintf(STDERR_FILENO, "%s", clean ? clean : "(out of memory)\n");
     free(clean);
@@ -167,18 +212,24 @@ int cli_flush_output(int code) {
 }
 
 int cli_fail(const ckd_error *err) {
-    int code = cli_exit_code(err);
-    fputs("ckptdelta: ", stderr);
-    cli_print_clean(stderr, err->message[0] ? err->message : ckd_status_name(err->status));
-    print_where(err);
-    fputc('\n', stderr);
-    if (committed[0] && code != CLI_CORRUPT) {
-        cli_note("nevertheless %s", committed);
-        return CLI_DONE;
+    int code = cli_exit_code(err), signal_number = cli_interrupted();
+    bool nevertheless = committed[0] && code != CLI_CORRUPT;
+    if (nevertheless) {
+        code = CLI_DONE;
+    } else if (err->status == CKD_E_CANCELLED && signal_number) {
+        code = 128 + signal_number;
     }
-    int signal_number = cli_interrupted();
-    if (err->status == CKD_E_CANCELLED && signal_number) {
-        return 128 + signal_number;
+    const char *message = err->message[0] ? err->message : ckd_status_name(err->status);
+    if (as_json) {
+        print_json(message, err, code);
+    } else {
+        fputs("ckptdelta: ", stderr);
+        cli_print_clean(stderr, message);
+        print_where(err);
+        fputc('\n', stderr);
+    }
+    if (nevertheless) {
+        cli_note("nevertheless %s", committed);
     }
     return code;
 }
@@ -189,6 +240,10 @@ void cli_note(const char *format, ...) {
     va_start(args, format);
     vsnprintf(message, sizeof(message), format, args);
     va_end(args);
+    if (as_json) {
+        print_json(message, NULL, CLI_DONE);
+        return;
+    }
     fputs("ckptdelta: ", stderr);
     cli_print_clean(stderr, message);
     fputc('\n', stderr);

@@ -39,7 +39,7 @@ int cli_fail(const ckd_error *err);
  */
 void cli_committed(const char *format, ...) CLI_PRINTF(1, 2);
 
-/* The last step of the command: nothing may be lost between printf and the file behind standard output. */
+/* The last but one step of the command: nothing may be lost between printf and the file behind standard output. */
 int cli_flush_output(int code);
 
 /*
@@ -47,6 +47,14 @@ int cli_flush_output(int code);
  * is meant to steer the terminal goes to the descriptor.
  */
 void cli_clean_stderr(void);
+
+/*
+ * From now on each message on stderr is a line with one JSON object, `message` of docs/cli.md. What argp and getopt print is
+ * wrong usage: its first line becomes such an object when the process ends (cli_flush_errors).
+ */
+void cli_errors_as_json(void);
+/* At exit with this status. */
+void cli_flush_errors(int code);
 
 /* Something worth knowing, on stderr. */
 void cli_note(const char *format, ...) CLI_PRINTF(1, 2);
