@@ -1,6 +1,8 @@
 """What users of restic, git, zstd and rclone type by habit."""
 
 import json
+import os
+import pty
 import re
 import subprocess
 
@@ -283,3 +285,59 @@ def test_notes_are_json_and_names_are_escaped(store):
     assert "\x1b[2J\u202e\"" in err.messages[0]["message"]
     raw = subprocess.run([COMMAND, "list", store.path, "--json", "-r", "\x1b[2J\u202e"], capture_output=True, timeout=60).stderr
     assert b"\x1b" not in raw and raw.isascii() and raw.count(b"\n") == 1
+
+
+# ------------------------------------------------------------------------------------------------------- pipes
+
+
+def piped(args, data, expect=0, **options):
+    done = subprocess.run([COMMAND, *map(str, args)], input=data, capture_output=True, timeout=60, **options)
+    assert done.returncode == expect, done.stderr
+    return done
+
+
+def test_a_file_comes_from_a_pipe_and_goes_to_one(store, tmp_path):
+    spool = tmp_path / "spool"
+    spool.mkdir()
+    env = dict(os.environ, TMPDIR=str(spool))
+    content = store.file(state(1, width=300), {"a": "b"}).read_bytes()
+    piped(["save", store.path, "a@1", "-"], content, env=env)
+    with open(store.file(state(1, width=300), {"a": "b"}), "rb") as regular:  # standard input is a file
+        done = subprocess.run([COMMAND, "save", store.path, "a@2", "-"], stdin=regular, capture_output=True, timeout=60)
+        assert done.returncode == 0, done.stderr
+    shell = f'"{COMMAND}" save "{store.path}" a@3 <(sleep 0.2; cat "{store.file(state(1, width=300))}"; sleep 0.2)'
+    done = subprocess.run(["bash", "-c", shell], capture_output=True, env=env, timeout=60)
+    assert done.returncode == 0, done.stderr
+    for step in (1, 2, 3):
+        assert st.same(store.load("--step", step)[0], state(1, width=300))
+    assert not list(spool.iterdir())
+    written = piped(["load", store.path, "a@1", "-o", "-", "-v"], b"")
+    store.load("a@1")
+    assert written.stdout == (store.folder / "out.safetensors").read_bytes() and written.stderr == b""
+    assert b'"step"' in piped(["load", store.path, "a@1", "--tensor", "step", "-o", "-"], b"").stdout
+    # From one store into another.
+    piped(["save", tmp_path / "other", "b@1", "-"], written.stdout, env=env)
+    assert not (tmp_path / "-").exists()
+
+
+def test_what_a_pipe_refuses(named, tmp_path):
+    for data in (b"", b"1234567", b"\x08" + bytes(7) + b"notjson!", named.file(state(1)).read_bytes()[:-1]):
+        piped(["save", named.path, "p@1", "-"], data, expect=CORRUPT)
+    done = piped(["save", named.path, "p@1", "-"], b"x", expect=NOT_FOUND, env=dict(os.environ, TMPDIR=str(tmp_path / "absent")))
+    assert b"absent" in done.stderr
+    assert not [c for c in named.checkpoints() if c["run"] == "p"]
+    for args in (["--json"], ["--or-older"]):
+        piped(["load", named.path, "a@1", "-o", "-", *args], b"", expect=USAGE)
+    assert "load -o -" in named.call("export", "a@1", "-o", "-", expect=USAGE).err
+    # A full disk behind standard output is a failure, which says so.
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run([COMMAND, "load", named.path, "a@1", "-o", "-"], stdout=full, stderr=subprocess.PIPE, timeout=60)
+    assert done.returncode == FAILED and b"standard output" in done.stderr
+
+
+def test_a_terminal_takes_no_file(named):
+    main, other = pty.openpty()
+    done = subprocess.run([COMMAND, "load", named.path, "a@1", "-o", "-"], stdout=other, stderr=subprocess.PIPE, timeout=60)
+    os.close(main)
+    os.close(other)
+    assert done.returncode == USAGE and b"terminal" in done.stderr

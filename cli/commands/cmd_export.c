@@ -2,6 +2,7 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "cli/commands/commands.h"
 #include "cli/convert/export_plan.h"
@@ -74,6 +75,9 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
         state->child_inputs[3] = &a->common;
         return 0;
     case 'o':
+        if (strcmp(arg, "-") == 0) {
+            argp_error(state, "--out names a folder; ckptdelta load -o - writes a file to standard output");
+        }
         a->out = arg;
         return 0;
     case OPT_SHARD_SIZE:

@@ -19,7 +19,8 @@ static const struct argp_option options_table[] = {
      "Load nothing, write nothing: say how much would be read, from how many checkpoints, and how deep the chain is; -v: for each tensor",
      2},
     {"out", 'o', "FILE", 0,
-     "The file to write (required, but for --explain); it appears complete or not at all", 2},
+     "The file to write (required, but for --explain); it appears complete or not at all. -: standard output, as it comes",
+     2},
     {"tensor", OPT_TENSOR, "GLOB", 0, "Only tensors whose names match; may be given several times", 2},
     {"force", OPT_FORCE, 0, 0, "Replace FILE if it exists", 2},
     {"or-older", OPT_OLDER, 0, 0,
@@ -45,6 +46,7 @@ static const char doc[] =
     "newest checkpoint."
     "\vExamples:\n"
     "  ckptdelta load ckpts --out newest.safetensors\n"
+    "  ckptdelta load ckpts @best -o - | ssh gpu1 'cat > best.safetensors'\n"
     "  ckptdelta load ckpts --run gpt --step 100 --out step100.safetensors\n"
     "  ckptdelta load ckpts --tensor 'layers.0.*' --tensor '*.bias' --out part\n"
     "  ckptdelta load ckpts --shard 0/4 --dim 1 --out rank0.safetensors\n"
@@ -75,12 +77,28 @@ static void check_option(struct argp_state *state, ckd_status status, const ckd_
     }
 }
 
+/* It takes one file and nothing else, and what was written to it cannot be taken back. */
+static void check_standard_output(const arguments *a, struct argp_state *state) {
+    if (a->common.json) {
+        argp_error(state, "--json writes to standard output itself; leave out one of them");
+    }
+    if (writes_all_ranks(a)) {
+        argp_error(state, "standard output takes the file of one rank: say --shard I/N");
+    }
+    if (a->or_older) {
+        argp_error(state, "--or-older may have to begin again, which standard output cannot; name a file");
+    }
+}
+
 static void check_together(const arguments *a, struct argp_state *state) {
     if (!a->out && !a->explain) {
         argp_error(state, "--out names the FILE to write");
     }
     if (a->out && a->explain) {
         argp_error(state, "--explain writes nothing; leave out --out");
+    }
+    if (a->out && cli_output_is_standard(a->out)) {
+        check_standard_output(a, state);
     }
     if (a->choice.regions.dim_given && !a->choice.regions.shards) {
         argp_error(state, "--dim says what --shard cuts; give both");
@@ -161,6 +179,11 @@ static void count_written(written *w, const file_content *c) {
     w->data_bytes += c->data_size;
 }
 
+/* Text on standard output would be mixed with a file there. */
+static bool talks(const arguments *a) {
+    return cli_talks(&a->common) && !cli_output_is_standard(a->out);
+}
+
 static ckd_status tell(const arguments *a, const written *w, ckd_store *store, const ckd_load *load,
                        ckd_error *err) {
     const ckd_checkpoint *from = ckd_load_checkpoint(load);
@@ -177,7 +200,7 @@ static ckd_status tell(const arguments *a, const written *w, ckd_store *store, c
         ckd_checkpoint_list_free(all);
         return status;
     }
-    if (cli_talks(&a->common)) {
+    if (talks(a)) {
         printf("loaded %s into ", cli_place_of(from).text);
         cli_print_clean(stdout, a->out);
         if (writes_all_ranks(a)) {
@@ -192,7 +215,7 @@ static ckd_status tell(const arguments *a, const written *w, ckd_store *store, c
 }
 
 static void list_names(const arguments *a, const file_content *c) {
-    for (size_t i = 0; i < c->count && a->common.verbose && cli_talks(&a->common); i++) {
+    for (size_t i = 0; i < c->count && a->common.verbose && talks(a); i++) {
         fputs("  ", stdout);
         cli_print_clean(stdout, c->tensors[i].name);
         putchar('\n');

@@ -13,12 +13,22 @@
 
 struct cli_output {
     char *path, *directory, *temporary;
-    bool force;
+    bool force, is_standard;
     int fd;
 };
 
+bool cli_output_is_standard(const char *path) {
+    return strcmp(path, "-") == 0;
+}
+
 ckd_status cli_output_check(const char *path, bool force, ckd_error *err) {
     struct stat st;
+    if (cli_output_is_standard(path)) {
+        return isatty(STDOUT_FILENO) && !force
+                   ? cli_error(err, CKD_E_INVALID,
+                               "standard output is a terminal; --force writes to it all the same")
+                   : CKD_OK;
+    }
     if (lstat(path, &st) != 0) {
         return errno == ENOENT ? CKD_OK : cli_error_sys(err, errno, path, "cannot look at the output file");
     }
@@ -82,6 +92,12 @@ static ckd_status create_temporary(cli_output *o, ckd_error *err) {
                       : cli_error_sys(err, errno, o->temporary, "cannot create a file for the output");
 }
 
+static ckd_status open_standard(cli_output *o, ckd_error *err) {
+    strcpy(o->temporary, "standard output");
+    o->fd = fcntl(STDOUT_FILENO, F_DUPFD_CLOEXEC, 3);
+    return o->fd >= 0 ? CKD_OK : cli_error_sys(err, errno, o->temporary, "cannot open");
+}
+
 ckd_status cli_output_open(cli_output **out, const char *path, bool force, uint64_t size, ckd_error *err) {
     *out = NULL;
     cli_output *o = calloc(1, sizeof(*o));
@@ -90,11 +106,12 @@ ckd_status cli_output_open(cli_output **out, const char *path, bool force, uint6
     }
     o->fd = -1;
     o->force = force;
+    o->is_standard = cli_output_is_standard(path);
     ckd_status status = set_paths(o, path, err);
     if (status == CKD_OK) {
-        status = create_temporary(o, err);
+        status = o->is_standard ? open_standard(o, err) : create_temporary(o, err);
     }
-    if (status == CKD_OK && size > 0 && fallocate(o->fd, 0, 0, (off_t)size) != 0 &&
+    if (status == CKD_OK && size > 0 && !o->is_standard && fallocate(o->fd, 0, 0, (off_t)size) != 0 &&
         (errno == ENOSPC || errno == EDQUOT)) {
         status = cli_error_sys(err, errno, path, "there is no room for the output of %llu bytes",
                                (unsigned long long)size);
@@ -146,7 +163,19 @@ ckd_status cli_output_sync_folder(const char *path, ckd_error *err) {
     return failed ? cli_error_sys(err, failed, path, "cannot make the output's name durable") : CKD_OK;
 }
 
+static ckd_status commit_standard(cli_output *o, ckd_error *err) {
+    int fd = o->fd;
+    o->fd = -1;
+    ckd_status status =
+        close(fd) == 0 ? CKD_OK : cli_error_sys(err, errno, o->temporary, "cannot write the output");
+    cli_output_drop(o);
+    return status;
+}
+
 ckd_status cli_output_commit(cli_output *o, ckd_error *err) {
+    if (o->is_standard) {
+        return commit_standard(o, err);
+    }
     ckd_status status = CKD_OK;
     if (fsync(o->fd) != 0) {
         status = cli_error_sys(err, errno, o->temporary, "cannot make the output durable");
@@ -183,7 +212,7 @@ void cli_output_drop(cli_output *o) {
     if (o->fd >= 0) {
         close(o->fd);
     }
-    if (o->temporary && o->temporary[0]) {
+    if (o->temporary && o->temporary[0] && !o->is_standard) {
         unlink(o->temporary);
     }
     free(o->path);

@@ -9,6 +9,8 @@
 
 typedef struct cli_output cli_output;
 
+/* Is the output standard output? It takes the bytes as they come, and appears incomplete if something fails meanwhile. */
+bool cli_output_is_standard(const char *path);
 /*
  * EXISTS if there is something at `path` already, unless `force` and it is a regular file. Asked first of all, so that
  * nobody waits for a load that cannot be stored.

@@ -59,7 +59,9 @@ typedef struct safetensors_file {
     safetensors_header header;
 } safetensors_file;
 
-/* Opens and checks a file. Errors: NOT_FOUND, IO, CORRUPT, UNSUPPORTED, NOMEM. */
+/*
+ * Opens and checks a file. "-" is standard input. What comes through a pipe is copied into an unnamed file in TMPDIR (/tmp) first, as
+ * values are read out of order. Errors: NOT_FOUND, IO, CORRUPT, UNSUPPORTED, NOMEM. */
 ckd_status safetensors_open(safetensors_file **out, const char *path, ckd_error *err);
 void safetensors_close(safetensors_file *file); /* accepts NULL */
 /* `count` elements of a tensor of this file from `first` on. IO if the file has become shorter. */

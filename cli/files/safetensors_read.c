@@ -297,15 +297,77 @@ static ckd_status read_at(const safetensors_file *file, uint64_t offset, void *t
     return CKD_OK;
 }
 
-static ckd_status open_regular(safetensors_file *file, ckd_error *err) {
-    /* Not blocking, so that opening a pipe comes back with an error. */
-    file->fd = open(file->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+/* A file without a name, in the folder for temporary files. */
+static int open_unnamed(const char *folder) {
+    char path[4096];
+    int fd = open(folder, O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
+    if (fd >= 0 || snprintf(path, sizeof(path), "%s/ckptdelta-XXXXXX", folder) >= (int)sizeof(path)) {
+        return fd;
+    }
+    fd = mkostemp(path, O_CLOEXEC); /* a file system without O_TMPFILE */
+    if (fd >= 0) {
+        unlink(path);
+    }
+    return fd;
+}
+
+static ckd_status copy_pipe(int to, const safetensors_file *file, const char *folder, ckd_error *err) {
+    static char buffer[1 << 18];
+    for (;;) {
+        ssize_t got = read(file->fd, buffer, sizeof(buffer));
+        if (got == 0) {
+            return CKD_OK;
+        }
+        if (got < 0 && errno != EINTR) {
+            return cli_error_sys(err, errno, file->path, "cannot read");
+        }
+        for (ssize_t done = 0, written; done<got; done += written> 0 ? written : 0) {
+            written = write(to, buffer + done, (size_t)(got - done));
+            if (written < 0 && errno != EINTR) {
+                return cli_error_sys(
+                    err, errno, folder,
+                    "cannot store what comes through a pipe; TMPDIR may name a folder with more room");
+            }
+        }
+    }
+}
+
+/* The values of a safetensors file are read in another order than they come in: a pipe is copied into a file first. */
+static ckd_status spool(safetensors_file *file, ckd_error *err) {
+    const char *folder = getenv("TMPDIR");
+    folder = folder && *folder ? folder : "/tmp";
+    int to = open_unnamed(folder), flags = fcntl(file->fd, F_GETFL);
+    if (to < 0) {
+        return cli_error_sys(err, errno, folder, "cannot create a file for what comes through a pipe");
+    }
+    if (flags >= 0 && flags & O_NONBLOCK) {
+        (void)fcntl(file->fd, F_SETFL, flags & ~O_NONBLOCK);
+    }
+    ckd_status status = copy_pipe(to, file, folder, err);
+    close(file->fd);
+    file->fd = to;
+    return status;
+}
+
+static ckd_status open_input(safetensors_file *file, ckd_error *err) {
+    /* Not blocking, so that opening a pipe that nobody writes to comes back. */
+    file->fd = strcmp(file->path, "-") == 0 ? fcntl(STDIN_FILENO, F_DUPFD_CLOEXEC, 3)
+                                            : open(file->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     struct stat st;
     if (file->fd < 0 || fstat(file->fd, &st) != 0) {
         return cli_error_sys(err, errno, file->path, "cannot open");
     }
+    if (S_ISFIFO(st.st_mode) || S_ISSOCK(st.st_mode)) {
+        ckd_status status = spool(file, err);
+        if (status != CKD_OK) {
+            return status;
+        }
+        if (fstat(file->fd, &st) != 0) {
+            return cli_error_sys(err, errno, file->path, "cannot look at");
+        }
+    }
     if (!S_ISREG(st.st_mode)) {
-        return cli_error_at(err, CKD_E_IO, file->path, CKD_NO_OFFSET, "not a regular file");
+        return cli_error_at(err, CKD_E_IO, file->path, CKD_NO_OFFSET, "neither a regular file nor a pipe");
     }
     file->size = (uint64_t)st.st_size;
     file->modified = st.st_mtim;
@@ -361,7 +423,7 @@ ckd_status safetensors_open(safetensors_file **out, const char *path, ckd_error 
     }
     file->fd = -1;
     file->path = strdup(path);
-    ckd_status status = file->path ? open_regular(file, err) : cli_error_nomem(err);
+    ckd_status status = file->path ? open_input(file, err) : cli_error_nomem(err);
     if (status == CKD_OK) {
         status = read_header(file, err);
     }
