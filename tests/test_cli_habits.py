@@ -341,3 +341,45 @@ def test_a_terminal_takes_no_file(named):
     os.close(main)
     os.close(other)
     assert done.returncode == USAGE and b"terminal" in done.stderr
+
+
+# ------------------------------------------------------------------------------------------------------- blobs
+
+
+def test_blobs_go_in_and_come_out(store, tmp_path):
+    contents = {"config": b"lr: 1", "position": bytes(range(256)) * 1000, "empty": b"", "a/b": b"\n"}
+    args = []
+    for i, (name, content) in enumerate(contents.items()):
+        (tmp_path / f"in{i}=x").write_bytes(content)
+        args += ["--blob", f"{name}={tmp_path}/in{i}=x"]
+    store.save(1, state(1), *args)
+    store.save(2, state(1))
+    store.call("load", "a@1", *[f"--blob={name}={tmp_path}/out{i}" for i, name in enumerate(contents)])
+    for i, content in enumerate(contents.values()):
+        assert (tmp_path / f"out{i}").read_bytes() == content
+    done = store.call("load", "a@1", "-o", tmp_path / "x", "--blob", f"config={tmp_path}/c")
+    assert "1 blob" in done.out and (tmp_path / "c").read_bytes() == b"lr: 1" and st.same(st.read(tmp_path / "x")[0], state(1))
+    assert store.json("load", "a@1", "--blob", f"config={tmp_path}/d")["out"] is None
+    # They exist already; with --force they are replaced.
+    assert "exists" in store.call("load", "a@1", "--blob", f"config={tmp_path}/c", "-o", tmp_path / "y", expect=FAILED).err
+    assert not (tmp_path / "y").exists()
+    store.call("load", "a@1", "--force", "--blob", f"position={tmp_path}/c", "-q")
+    assert (tmp_path / "c").read_bytes() == contents["position"]
+    # Nothing is written if one is not there.
+    for place, name in (("a@2", "config"), ("a@1", "confi")):
+        store.call("load", place, "-o", tmp_path / "y", "--blob", f"empty={tmp_path}/e", "--blob", f"{name}={tmp_path}/f", expect=NOT_FOUND)
+        assert not [n for n in "yef" if (tmp_path / n).exists()]
+
+
+def test_blobs_that_make_no_sense(store, tmp_path):
+    file = store.file(state(1))
+    for blob in ("config", "=x", "config=", "safetensors.metadata=x"):
+        assert store.call("save", "a@1", file, "--blob", blob, expect=USAGE).err
+    assert "taken" in store.call("save", "a@1", file, "--blob", "a=x", "--blob", "a=y", expect=USAGE).err
+    store.call("save", "a@1", file, "--blob", f"a={tmp_path}/absent", expect=NOT_FOUND)
+    store.call("save", "a@1", file, "--blob", f"a={tmp_path}", expect=FAILED)
+    assert not store.checkpoints()
+    store.save(1, state(1), "--blob", f"a={file}")
+    for args in (["--explain"], ["--tensor", "step"], ["--shard", "0/2"], ["--region", "step=[]"]):
+        store.call("load", "a@1", "--blob", f"a={tmp_path}/x", *args, expect=USAGE)
+    assert "name of a file" in store.call("load", "a@1", "--blob", "a=-", expect=USAGE).err

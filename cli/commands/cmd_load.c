@@ -9,10 +9,21 @@
 #include "cli/output/json_out.h"
 #include "cli/commands/load_choice.h"
 #include "cli/output/options.h"
+#include "cli/files/blob_files.h"
 #include "cli/files/output_file.h"
 #include "cli/output/text.h"
 
-enum { OPT_TENSOR = 0x200, OPT_FORCE, OPT_SHARD, OPT_DIM, OPT_REGION, OPT_EXPLAIN, OPT_LAYOUT, OPT_OLDER };
+enum {
+    OPT_TENSOR = 0x200,
+    OPT_FORCE,
+    OPT_SHARD,
+    OPT_DIM,
+    OPT_REGION,
+    OPT_EXPLAIN,
+    OPT_LAYOUT,
+    OPT_OLDER,
+    OPT_BLOB
+};
 
 static const struct argp_option options_table[] = {
     {"explain", OPT_EXPLAIN, 0, 0,
@@ -22,6 +33,9 @@ static const struct argp_option options_table[] = {
      "The file to write (required, but for --explain); it appears complete or not at all. -: standard output, as it comes",
      2},
     {"tensor", OPT_TENSOR, "GLOB", 0, "Only tensors whose names match; may be given several times", 2},
+    {"blob", OPT_BLOB, "NAME=FILE", 0,
+     "Also write the blob NAME, as save --blob or a program stored it, into FILE; without --out nothing else. May be repeated",
+     2},
     {"force", OPT_FORCE, 0, 0, "Replace FILE if it exists", 2},
     {"or-older", OPT_OLDER, 0, 0,
      "If the checkpoint is damaged, load the newest one before it that is not, and say so", 2},
@@ -63,6 +77,7 @@ typedef struct arguments {
     json_t *skipped; /* what was damaged: list of {checkpoint, what} */
     const char *layout_path;
     load_choice choice;
+    cli_blobs blobs;
 } arguments;
 
 /* Every rank of the layout gets a file in the folder --out. */
@@ -90,9 +105,22 @@ static void check_standard_output(const arguments *a, struct argp_state *state) 
     }
 }
 
+static void check_blobs(const arguments *a, struct argp_state *state) {
+    const load_choice *c = &a->choice;
+    if (a->explain) {
+        argp_error(state, "--explain is about tensors; leave out --blob");
+    }
+    if (!a->out && (c->glob_count || c->regions.count || c->regions.shards || a->layout_path)) {
+        argp_error(state, "--out names the FILE for tensors; --blob alone writes none");
+    }
+}
+
 static void check_together(const arguments *a, struct argp_state *state) {
-    if (!a->out && !a->explain) {
+    if (!a->out && !a->explain && !a->blobs.count) {
         argp_error(state, "--out names the FILE to write");
+    }
+    if (a->blobs.count) {
+        check_blobs(a, state);
     }
     if (a->out && a->explain) {
         argp_error(state, "--explain writes nothing; leave out --out");
@@ -131,6 +159,9 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
         return 0;
     case OPT_EXPLAIN:
         a->explain = true;
+        return 0;
+    case OPT_BLOB:
+        check_option(state, cli_blobs_add(&a->blobs, arg, &err), &err);
         return 0;
     case OPT_OLDER:
         a->or_older = true;
@@ -181,7 +212,7 @@ static void count_written(written *w, const file_content *c) {
 
 /* Text on standard output would be mixed with a file there. */
 static bool talks(const arguments *a) {
-    return cli_talks(&a->common) && !cli_output_is_standard(a->out);
+    return cli_talks(&a->common) && !(a->out && cli_output_is_standard(a->out));
 }
 
 static ckd_status tell(const arguments *a, const written *w, ckd_store *store, const ckd_load *load,
@@ -201,6 +232,13 @@ static ckd_status tell(const arguments *a, const written *w, ckd_store *store, c
         return status;
     }
     if (talks(a)) {
+        if (a->blobs.count) {
+            printf("loaded %zu blob%s of %s\n", a->blobs.count, a->blobs.count == 1 ? "" : "s",
+                   cli_place_of(from).text);
+        }
+        if (!a->out) {
+            return CKD_OK;
+        }
         printf("loaded %s into ", cli_place_of(from).text);
         cli_print_clean(stdout, a->out);
         if (writes_all_ranks(a)) {
@@ -251,6 +289,7 @@ static ckd_status load_one(arguments *a, ckd_store *store, ckd_load *load, const
         status = explain(a, &c, store, load, err);
     } else if (status == CKD_OK) {
         status = write_content(a, a->out, &c, load, err);
+        status = status == CKD_OK ? cli_blobs_write(&a->blobs, a->force, err) : status;
         count_written(&w, &c);
         committed(status, load);
         status = status == CKD_OK ? tell(a, &w, store, load, err) : status;
@@ -297,8 +336,17 @@ static ckd_status load_all_ranks(arguments *a, ckd_store *store, ckd_load *load,
         file_content_free(&c);
         free(path);
     }
+    status = status == CKD_OK ? cli_blobs_write(&a->blobs, a->force, err) : status;
     committed(status, load);
     return status == CKD_OK ? tell(a, &w, store, load, err) : status;
+}
+
+/* Without --out. */
+static ckd_status load_blobs(arguments *a, ckd_store *store, ckd_load *load, ckd_error *err) {
+    const written none = {0};
+    ckd_status status = cli_blobs_write(&a->blobs, a->force, err);
+    committed(status, load);
+    return status == CKD_OK ? tell(a, &none, store, load, err) : status;
 }
 
 static ckd_status load_checkpoint(arguments *a, ckd_store *store, const ckd_checkpoint *from,
@@ -312,8 +360,12 @@ static ckd_status load_checkpoint(arguments *a, ckd_store *store, const ckd_chec
         status = bound_checkpoint_make(&bound, a->choice.layout, ckd_load_tensors(load), err);
     }
     if (status == CKD_OK) {
-        status = writes_all_ranks(a) ? load_all_ranks(a, store, load, &bound, err)
-                                     : load_one(a, store, load, &bound, err);
+        status = cli_blobs_load(&a->blobs, load, err);
+    }
+    if (status == CKD_OK) {
+        status = !a->out && !a->explain ? load_blobs(a, store, load, err)
+                 : writes_all_ranks(a)  ? load_all_ranks(a, store, load, &bound, err)
+                                        : load_one(a, store, load, &bound, err);
     }
     bound_checkpoint_free(&bound);
     ckd_load_end(load);
@@ -380,7 +432,11 @@ static ckd_status read_layout(arguments *a, ckd_error *err) {
 static int run(arguments *a) {
     ckd_error err;
     ckd_store *store = NULL;
-    ckd_status status = a->explain || writes_all_ranks(a) ? CKD_OK : cli_output_check(a->out, a->force, &err);
+    bool one_file = a->out && !a->explain && !writes_all_ranks(a);
+    ckd_status status = one_file ? cli_output_check(a->out, a->force, &err) : CKD_OK;
+    if (status == CKD_OK) {
+        status = cli_blobs_check_outputs(&a->blobs, a->force, &err);
+    }
     if (status == CKD_OK) {
         status = read_layout(a, &err);
     }
@@ -415,6 +471,7 @@ int cmd_load(int argc, char **argv) {
     cli_parse_arguments(&argp, argc, argv, &a);
     int code = run(&a);
     cli_regions_free(&a.choice.regions);
+    cli_blobs_free(&a.blobs);
     json_decref(a.skipped);
     free(a.choice.globs);
     return code;

@@ -23,6 +23,7 @@ enum {
     OPT_ON_DUPLICATE,
     OPT_ROLE,
     OPT_METRIC,
+    OPT_BLOB,
     OPT_CODEC,
     OPT_LEVEL,
     OPT_MAX_LOAD_COST,
@@ -53,6 +54,9 @@ static const struct argp_option options_table[] = {
      "Tensors whose name matches the glob PATTERN have this ROLE: weight, exp_avg, exp_avg_sq, master, other. The first "
      "match wins; without one the names say it, those of PyTorch, DeepSpeed, Megatron and Optax and others: exp_avg.X, "
      "optimizer.state.X.exp_avg_sq and so on belong to X",
+     3},
+    {"blob", OPT_BLOB, "NAME=FILE", 0,
+     "Store FILE with it, up to 1 GiB, as NAME: a configuration, a data loader's position. May be repeated",
      3},
     {"metric", OPT_METRIC, "NAME=VALUE", 0, "Record a figure with it, for example val_loss=2.71", 3},
     {0, 0, 0, 0,
@@ -222,6 +226,11 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
             argp_error(state, "%s", err.message);
         }
         return 0;
+    case OPT_BLOB:
+        if (cli_blobs_add(&a->blobs, arg, &err) != CKD_OK) {
+            argp_error(state, "%s", err.message);
+        }
+        return 0;
     case OPT_METRIC:
         parse_metric(a, arg, state);
         return 0;
@@ -243,6 +252,7 @@ const struct argp cli_saving_argp = {.options = options_table,
 
 void cli_saving_free(cli_saving *a) {
     cli_roles_free(&a->roles);
+    cli_blobs_free(&a->blobs);
     cli_optimizers_free(&a->optimizers);
 }
 
@@ -279,15 +289,18 @@ static ckd_status save_metadata(ckd_save *save, json_t *metadata, ckd_error *err
     return status;
 }
 
-static ckd_status save_all(ckd_checkpoint *info, ckd_store *store, const ckd_save_options *options,
-                           cli_inputs *inputs, ckd_error *err) {
+static ckd_status save_all(ckd_checkpoint *info, ckd_store *store, const cli_saving *a, cli_inputs *inputs,
+                           ckd_error *err) {
     ckd_save *save;
-    ckd_status status = ckd_save_begin(&save, store, options, err);
+    ckd_status status = ckd_save_begin(&save, store, &a->save, err);
     for (size_t i = 0; i < inputs->count && status == CKD_OK; i++) {
         status = save_tensor(save, &inputs->tensors[i], err);
     }
     if (status == CKD_OK) {
         status = save_metadata(save, inputs->metadata, err);
+    }
+    if (status == CKD_OK) {
+        status = cli_blobs_save(&a->blobs, save, err);
     }
     if (status == CKD_OK) {
         status = cli_inputs_check_unchanged(inputs, err);
@@ -430,7 +443,7 @@ int cli_saving_run(cli_saving *a, cli_inputs *inputs) {
     bool had = ckd_store_find(&before, store, a->save.run, a->save.step, NULL) == CKD_OK;
     ckd_status status = set_lineage(a, store, &err);
     if (status == CKD_OK) {
-        status = save_all(&info, store, &a->save, inputs, &err);
+        status = save_all(&info, store, a, inputs, &err);
     }
     if (status == CKD_OK) {
         cli_committed("%s is saved", cli_place_of(&info).text);

@@ -4,6 +4,7 @@
 
 #include <argp.h>
 
+#include "cli/files/blob_files.h"
 #include "cli/files/inputs.h"
 #include "cli/convert/optimizers.h"
 #include "cli/output/options.h"
@@ -19,6 +20,7 @@ typedef struct cli_saving {
     bool has_parent, has_resumed_from;
     char metric_name[32];
     cli_roles roles;
+    cli_blobs blobs;
     cli_optimizers optimizers;
     cli_progress progress;
 } cli_saving;
