@@ -383,3 +383,27 @@ def test_blobs_that_make_no_sense(store, tmp_path):
     for args in (["--explain"], ["--tensor", "step"], ["--shard", "0/2"], ["--region", "step=[]"]):
         store.call("load", "a@1", "--blob", f"a={tmp_path}/x", *args, expect=USAGE)
     assert "name of a file" in store.call("load", "a@1", "--blob", "a=-", expect=USAGE).err
+
+
+# ---------------------------------------------------------------------------------------------- missing tensors
+
+
+def test_a_save_that_lacks_tensors_says_so(store):
+    whole = state(1)
+    store.save(1, whole)
+    for step, left_out in ((2, ["layers.0.bias"]), (3, [])):
+        part = {name: values for name, values in whole.items() if name not in left_out}
+        store.save(step, part, **({"expect_message": "a@2 lacks 1 tensor that a@1 has:\nckptdelta:   layers.0.bias\n"} if left_out else {}))
+    less = {"step": whole["step"]}
+    err = store.save(4, less, expect_message="a@4 lacks 4 tensors that a@3 has").err
+    assert "and 1 more (-v names them all)" in err and err.count("\n") == 5
+    store.call("delete", "a@4")
+    assert store.save(4, less, "-v", expect_message="lacks 4").err.count("\n") == 5
+    store.call("delete", "a@4")
+    store.save(4, less, "-q")
+    told = store.save(5, {"other": whole["step"]}, "--json", expect_message="a@5 lacks 1 tensor that a@4 has")
+    assert told.json()["missing"] == ["step"]
+    # Tensors that are new and a run's first checkpoint lack nothing. A base is compared, too.
+    assert store.save(6, {**less, "other": whole["step"], "new": whole["step"]}, "--json").json()["missing"] == []
+    store.save(7, {"x": whole["step"]}, "--base", expect_message="a@7 lacks 3 tensors that a@6 has")
+    store.save(1, {"x": whole["step"]}, run_name="b")

@@ -329,7 +329,7 @@ def test_dimensions_from_the_last_one(store):
     check_both_ways(store, "mesh tp=3\n[a-z]+ sharded dim=-1 over=tp\n", parts, whole)
     check_both_ways(store, "mesh dp=2 tp=3\nb sharded dim=-3 over=dp dim=-1 over=tp parts=x,y,z\n", [
         {"b": np.concatenate([split(split(p, i, 2, 0), j, 3, 2) for p in np.split(noise(4, 6, 9), 3, 2)], 2)}
-        for i in range(2) for j in range(3)], {"b": noise(4, 6, 9)}, 2)
+        for i in range(2) for j in range(3)], {"b": noise(4, 6, 9)}, 2, expect_message="a@2 lacks 3 tensors")
     clash = written(store, "mesh dp=2 tp=2\nb sharded dim=1 over=dp dim=-2 over=tp\n")
     files = ranks(store.folder / "clash", *[{"b": noise(2, 2, 2)}] * 4)
     assert "layout:2: of a tensor of 3 dimensions, 1 and -2 are the same one" in do_import(store, clash, files, 3, expect=FAILED).err

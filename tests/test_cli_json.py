@@ -17,7 +17,7 @@ def full(store):
     """Two runs, one a branch; a metric, metadata, a scalar, an empty tensor."""
     store.save(1, state(1, 1), "--metric", "val_loss=2.5", run_name="gpt", metadata={"k": "v"})
     store.save(2, {**state(1, 2), "empty": np.zeros((0, 3), np.float32)}, run_name="gpt")
-    store.save(3, state(1, 3), "--parent", "gpt@2", "--resumed-from", "gpt@1", run_name="tuned")
+    store.save(3, state(1, 3), "--parent", "gpt@2", "--resumed-from", "gpt@1", "-q", run_name="tuned")
     return store
 
 
@@ -82,7 +82,7 @@ def test_all_documented_objects_are_printed(full):
     layout.write_text("mesh tp=1\nstep skipped\n.* replicated\n")
     plan = full.json("import", "--layout", layout, "--dry-run", full.file(state(1)))
     assert checked(plan, "import --dry-run", seen)["skipped"]
-    checked(full.save(4, state(1, 4), "--json", run_name="gpt").json(), "save", seen)
+    checked(full.save(4, state(1, 4), "--json", run_name="gpt", expect_message="lacks").json(), "save", seen)
     checked(full.call("rebuild", "--json", expect_message="").json(), "rebuild", seen)
     checked(full.json("verify"), "verify", seen)
     assert checked(full.json("scrub"), "scrub", seen)["files"]

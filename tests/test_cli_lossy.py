@@ -215,7 +215,7 @@ def test_what_a_lossy_save_says(store):
     assert len(store.save(1, state(1)).out.splitlines()) == 1, "of an exact one there is nothing to tell"
     assert store.save(2, state(2), "--fidelity", "near", "-q").out == ""
     weights = {name: value for name, value in state(3).items() if "exp" not in name}
-    assert store.save(3, weights, "--fidelity", "near").out.splitlines()[1].endswith("in weights")
+    assert store.save(3, weights, "--fidelity", "near", expect_message="a@3 lacks").out.splitlines()[1].endswith("in weights")
 
 
 def test_the_order(store):

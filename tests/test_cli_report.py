@@ -20,7 +20,7 @@ def full(store):
     for step in (10, 20, 30, 40):
         tensors = {**state(1, step), HOSTILE: np.full(100, step, np.float32)}
         store.save(step, tensors, *(["--fidelity", "near"] if step > 20 else []), run_name="gpt", metadata={"k": "v"})
-    store.save(45, state(1, 45), "--parent", "gpt@20", run_name="tuned")
+    store.save(45, state(1, 45), "--parent", "gpt@20", run_name="tuned", expect_message="lacks 1 tensor")
     return store
 
 
@@ -193,7 +193,7 @@ def test_what_a_policy_would_save(full):
 
 def test_what_stored_policies_and_the_trash_hold(full):
     for step in (50, 60, 70):
-        full.save(step, state(1), "--base", run_name="gpt")
+        full.save(step, state(1), "--base", "-q", run_name="gpt")
     full.call("policy", "--keep-last", 1, "--run", "gpt", "-q")
     plan = full.json("prune", "--dry-run")
     assert plan["deleted"] > 0

@@ -58,7 +58,7 @@ def fill(store):
         tensors = {**state(1, step), HOSTILE: np.full(100, step, np.float32)}
         store.save(step, tensors, *(["--fidelity", "near"] if step > 50 else []), run_name="gpt")
     branch = "gpt~2-" + "long-name-of-a-branch-" * 5
-    store.save(55, state(1, 55), "--parent", "gpt@50", run_name=branch)
+    store.save(55, state(1, 55), "--parent", "gpt@50", "-q", run_name=branch)
     store.save(75, state(1, 75), run_name=branch)
     store.save(85, state(1, 75), "--base", run_name=branch)
 

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "cli/commands/fidelity.h"
+#include "cli/commands/missing.h"
 #include "cli/output/interrupt.h"
 #include "cli/output/json_out.h"
 #include "cli/output/text.h"
@@ -396,9 +397,10 @@ static json_t *json_doubts(const cli_inputs *inputs) {
 }
 
 static json_t *json_saved(const ckd_checkpoint *info, const ckd_checkpoint_list *all,
-                          const cli_inputs *inputs) {
+                          const cli_inputs *inputs, json_t *missing) {
     json_t *root = cli_json_one_checkpoint(info, all), *doubts = json_doubts(inputs);
-    if (!root || json_object_set_new(root, "in_doubt", doubts) != 0) {
+    if (!root || json_object_set_new(root, "in_doubt", doubts) != 0 ||
+        json_object_set(root, "missing", missing) != 0) {
         json_decref(root);
         return NULL;
     }
@@ -413,14 +415,25 @@ static int tell(const cli_saving *a, const ckd_checkpoint *info, ckd_store *stor
     }
     ckd_error err;
     ckd_checkpoint_list *all;
+    json_t *missing = NULL;
+    ckd_id before;
     ckd_status status = ckd_store_list(&all, store, NULL, &err);
+    if (status == CKD_OK) {
+        status = cli_missing_find(&missing, &before, store, info, inputs, &err);
+    }
+    if (status == CKD_OK && !a->common.quiet && !was_there) {
+        const ckd_checkpoint *older = cli_by_id(all, &before);
+        cli_missing_tell(missing, cli_place_of(info).text, older ? cli_place_of(older).text : "",
+                         a->common.verbose > 0);
+    }
     if (status == CKD_OK && a->common.json) {
-        status = cli_json_print(json_saved(info, all, inputs), &err);
+        status = cli_json_print(json_saved(info, all, inputs, missing), &err);
     } else if (status == CKD_OK && cli_talks(&a->common)) {
         print_saved(a, info, all, was_there);
         status = print_errors(info, store, &err);
     }
     ckd_checkpoint_list_free(all);
+    json_decref(missing);
     if (status != CKD_OK) {
         (void)cli_fail(&err); /* the checkpoint is there all the same */
     }

@@ -1,0 +1,63 @@
+#include "cli/commands/missing.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "cli/output/json_out.h"
+
+enum { NAMES_TOLD = 3 };
+
+static int compare(const void *a, const void *b) {
+    return strcmp(*(const char *const *)a, *(const char *const *)b);
+}
+
+/* Sorted; free() it. */
+static const char **names_of(const cli_inputs *inputs) {
+    const char **names = malloc((inputs->count + 1) * sizeof(*names));
+    for (size_t i = 0; names && i < inputs->count; i++) {
+        names[i] = inputs->tensors[i].tensor->name;
+    }
+    if (names) {
+        qsort(names, inputs->count, sizeof(*names), compare);
+    }
+    return names;
+}
+
+ckd_status cli_missing_find(json_t **out, ckd_id *before, ckd_store *store, const ckd_checkpoint *saved,
+                            const cli_inputs *inputs, ckd_error *err) {
+    ckd_tensor_list *had = NULL;
+    ckd_checkpoint older;
+    *out = json_array();
+    *before = saved->parent;
+    if (cli_id_is_none(before)) {
+        if (ckd_store_before(&older, store, saved->run, saved->step, NULL) != CKD_OK) {
+            return *out ? CKD_OK : cli_error_nomem(err);
+        }
+        *before = older.id;
+    }
+    const char **names = names_of(inputs);
+    ckd_status status = names && *out ? ckd_store_tensors(&had, store, before, err) : cli_error_nomem(err);
+    for (size_t i = 0; status == CKD_OK && i < had->count; i++) {
+        const char *name = had->items[i].name;
+        if (!bsearch(&name, names, inputs->count, sizeof(*names), compare)) {
+            cli_json_append(out, cli_json_text(name));
+        }
+    }
+    ckd_tensor_list_free(had);
+    free(names);
+    return status != CKD_OK || *out ? status : cli_error_nomem(err);
+}
+
+void cli_missing_tell(const json_t *names, const char *saved, const char *before, bool all) {
+    size_t count = json_array_size(names), told = all || count < NAMES_TOLD ? count : NAMES_TOLD;
+    if (count == 0) {
+        return;
+    }
+    cli_note("%s lacks %zu tensor%s that %s has:", saved, count, count == 1 ? "" : "s", before);
+    for (size_t i = 0; i < told; i++) {
+        cli_note("  %s", json_string_value(json_array_get(names, i)));
+    }
+    if (told < count) {
+        cli_note("  and %zu more (-v names them all)", count - told);
+    }
+}
