@@ -407,3 +407,23 @@ def test_a_save_that_lacks_tensors_says_so(store):
     assert store.save(6, {**less, "other": whole["step"], "new": whole["step"]}, "--json").json()["missing"] == []
     store.save(7, {"x": whole["step"]}, "--base", expect_message="a@7 lacks 3 tensors that a@6 has")
     store.save(1, {"x": whole["step"]}, run_name="b")
+
+
+# ---------------------------------------------------------------------------------------------------- defaults
+
+
+@pytest.mark.parametrize("command", ALL)
+def test_help_shows_defaults_in_one_form(command):
+    options = re.split(r"\n\n", run(command, "--help").out)[0]
+    text = re.sub(r"\s+", " ", options)
+    assert not re.search(r"\((default|\d+[KMGhd]?|one per core|no limit|the only one[^)]*)\)", text), text
+    assert "[default: one per core]" in text or "--threads" not in text
+
+
+@pytest.mark.parametrize("command, option, default", [
+    ("save", "--max-load-cost", "4"), ("save", "--newest-load-cost", "2"), ("save", "--effort", "5"), ("save", "--codec", "auto"), ("save", "--staging", "256M"),
+    ("load", "--dim", "0"), ("show", "--run", "the only one of the store"), ("export", "--max-shard-size", "5G"), ("delete", "--undo", "24h"),
+    ("policy", "--auto", "1"), ("policy", "--compact", "25"), ("compact", "--max-depth", "16"), ("compact", "--pack-below", "256K"), ("scrub", "--rate", "50M")])
+def test_help_shows_the_default_of(command, option, default):
+    text = re.sub(r"\s+", " ", run(command, "--help").out)
+    assert re.search(rf"{option}\b[^\[]*(\[=[^\[]*)?\[default: {default}\]", text), text

@@ -20,7 +20,7 @@ static const struct argp_option options_table[] = {
     {"tag", OPT_TAG, "TAG", 0, "The checkpoint that has this tag; may be repeated", 1},
     {"as", OPT_AS, "RUN", 0, "Give the run another name in the destination", 2},
     {"tags", OPT_TAGS, 0, 0, "Copy the tags of these checkpoints, too", 2},
-    {"rate", OPT_RATE, "SIZE", 0, "Move at most so much a second, such as 20M (no limit)", 2},
+    {"rate", OPT_RATE, "SIZE", 0, "Move at most so much a second, such as 20M [default: no limit]", 2},
     {"dry-run", 'n', 0, 0, "Copy nothing; say what would be, and how large", 2},
     {0},
 };

@@ -11,8 +11,8 @@
 enum { OPT_UNDO = 0x200 };
 
 static const struct argp_option options_table[] = {
-    {"undo", OPT_UNDO, "TIME", 0, "For how long that can be taken back: 90m, 36h, 7d (24h); 0s: not at all",
-     1},
+    {"undo", OPT_UNDO, "TIME", 0,
+     "For how long that can be taken back: 90m, 36h, 7d; 0s: not at all [default: 24h]", 1},
     {0},
 };
 

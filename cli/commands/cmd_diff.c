@@ -11,7 +11,8 @@
 #include "cli/output/text.h"
 
 static const struct argp_option options_table[] = {
-    {"run", 'r', "RUN", 0, "The run of steps that are given as numbers (the only one of the store)", 1},
+    {"run", 'r', "RUN", 0, "The run of steps that are given as numbers [default: the only one of the store]",
+     1},
     {0},
 };
 

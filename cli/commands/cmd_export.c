@@ -21,7 +21,7 @@ static const struct argp_option options_table[] = {
      "Replace DIR, if there is nothing in it but what an export writes; the old one stays until the new one is complete",
      2},
     {"max-shard-size", OPT_SHARD_SIZE, "SIZE", 0,
-     "Begin another file rather than have more than this in one, such as 500M (5G); a larger tensor has a file of its own",
+     "Begin another file rather than have more than this in one, such as 500M; a larger tensor has a file of its own [default: 5G]",
      2},
     {"only", OPT_ONLY, "ROLE,...", 0,
      "Only tensors with these roles: weight, exp_avg, exp_avg_sq, master, other; no blobs", 3},

@@ -43,7 +43,7 @@ static const struct argp_option options_table[] = {
      "Only part I (from 0) of N of every tensor, cut along --dim as torch.chunk cuts, however it was saved; tensors without that "
      "dimension are whole",
      3},
-    {"dim", OPT_DIM, "D", 0, "The dimension that --shard cuts (0); -1 is the last one", 3},
+    {"dim", OPT_DIM, "D", 0, "The dimension that --shard cuts; -1 is the last one [default: 0]", 3},
     {"region", OPT_REGION, "NAME=[a:b,c:d]", 0,
      "Only elements a to b - 1 of the first dimension of tensor NAME, c to d - 1 of the second ...; a, b and dimensions at the "
      "end may be left out. May be given for several tensors; chooses them as --tensor does",

@@ -21,7 +21,7 @@ static const struct argp_option options_table[] = {
      1},
     {"off", OPT_OFF, 0, 0, "No parity from now on; remove what there is", 2},
     {"status", OPT_STATUS, 0, 0, "Make nothing; say what is covered", 2},
-    {"rate", OPT_RATE, "SIZE", 0, "Read at most so much a second, such as 20M (no limit)", 3},
+    {"rate", OPT_RATE, "SIZE", 0, "Read at most so much a second, such as 20M [default: no limit]", 3},
     {"dry-run", 'n', 0, 0, "Make nothing; say what would be", 3},
     {0},
 };

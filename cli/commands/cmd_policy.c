@@ -13,11 +13,13 @@ enum { OPT_AUTO = 0x200, OPT_COMPACT, OPT_UNDO, OPT_CLEAR };
 
 static const struct argp_option options_table[] = {
     {"auto", OPT_AUTO, "N", OPTION_ARG_OPTIONAL,
-     "Apply it by itself after each save to one of its runs, as soon as N checkpoints can go (1)", 3},
-    {"compact", OPT_COMPACT, "PERCENT", OPTION_ARG_OPTIONAL,
-     "With --auto: compact a run once more than PERCENT of its chunk files are what deleted checkpoints left (25); off: never",
+     "Apply it by itself after each save to one of its runs, as soon as N checkpoints can go [default: 1]",
      3},
-    {"undo", OPT_UNDO, "TIME", 0, "For how long what it deletes can be taken back (24h); 0s: not at all", 3},
+    {"compact", OPT_COMPACT, "PERCENT", OPTION_ARG_OPTIONAL,
+     "With --auto: compact a run once more than PERCENT of its chunk files are what deleted checkpoints left; off: never [default: 25]",
+     3},
+    {"undo", OPT_UNDO, "TIME", 0,
+     "For how long what it deletes can be taken back; 0s: not at all [default: 24h]", 3},
     {"clear", OPT_CLEAR, 0, 0, "Take away the policy of the RUN, or the one for every run", 4},
     {0},
 };

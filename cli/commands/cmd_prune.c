@@ -12,7 +12,8 @@ enum { OPT_UNDO = 0x200 };
 
 static const struct argp_option options_table[] = {
     {"undo", OPT_UNDO, "TIME", 0,
-     "For how long the deletion can be taken back (24h, or as the stored policy says); 0s: not at all", 3},
+     "For how long the deletion can be taken back; 0s: not at all [default: 24h, or as the stored policy says]",
+     3},
     {"dry-run", 'n', 0, 0, "Delete nothing; say what would be", 3},
     {0},
 };

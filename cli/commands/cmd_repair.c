@@ -17,7 +17,7 @@ static const struct argp_option options_table[] = {
      "Also bring back this checkpoint, whose manifest is lost unless it was deleted: a message of verify names it",
      1},
     {"purge", OPT_PURGE, 0, 0, "Also remove the damaged files that repairs have put aside (data/q)", 1},
-    {"rate", OPT_RATE, "SIZE", 0, "Read at most so much a second, such as 20M (no limit)", 1},
+    {"rate", OPT_RATE, "SIZE", 0, "Read at most so much a second, such as 20M [default: no limit]", 1},
     {0},
 };
 

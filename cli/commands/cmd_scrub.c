@@ -13,10 +13,10 @@
 enum { OPT_RATE = 0x200, OPT_OLDER, OPT_MAX_TIME };
 
 static const struct argp_option options_table[] = {
-    {"rate", OPT_RATE, "SIZE", 0, "Read at most so much a second, such as 20M (50M); max: as fast as it goes",
-     1},
+    {"rate", OPT_RATE, "SIZE", 0,
+     "Read at most so much a second, such as 20M; max: as fast as it goes [default: 50M]", 1},
     {"older-than", OPT_OLDER, "TIME", 0,
-     "Leave out what was verified this long ago or less, such as 36h (7d); 0s: nothing", 1},
+     "Leave out what was verified this long ago or less, such as 36h; 0s: nothing [default: 7d]", 1},
     {"max-time", OPT_MAX_TIME, "TIME", 0, "Begin no further file after this long, such as 1h (no limit)", 1},
     {0},
 };

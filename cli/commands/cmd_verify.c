@@ -18,7 +18,7 @@ static const struct argp_option options_table[] = {
     {"sample", OPT_SAMPLE, "P", 0,
      "Decode only about P percent of the blocks, such as 1 or 0.5; the rest is checked as with --quick", 2},
     {"seed", OPT_SEED, "N", 0,
-     "With --sample: which blocks (another time, others); the output says the number", 2},
+     "With --sample: which blocks; the output says the number [default: others each time]", 2},
     {0},
 };
 

@@ -16,10 +16,11 @@ enum { OPT_FIDELITY = 0x300, OPT_EFFORT, OPT_TARGET_BITS, OPT_TARGET_RATIO, OPT_
 static const struct argp_option options_table[] = {
     {0, 0, 0, 0, "How exactly it is stored (see below):", 6},
     {"fidelity", OPT_FIDELITY, "[ROLE=]NAME,...", 0,
-     "exact: bit for bit (default); near: lossy, training resumes as if from an exact checkpoint; compact: lossy, "
+     "exact: bit for bit [default]; near: lossy, training resumes as if from an exact checkpoint; compact: lossy, "
      "smallest. With a ROLE (weight, exp_avg, exp_avg_sq, master), of the tensors with this role. May be repeated",
      6},
-    {"effort", OPT_EFFORT, "N", 0, "Time spent on making a lossy checkpoint small: 1 (fast) to 9 (5)", 6},
+    {"effort", OPT_EFFORT, "N", 0,
+     "Time spent on making a lossy checkpoint small: 1 (fast) to 9 [default: 5]", 6},
     {"target-bits", OPT_TARGET_BITS, "X", 0,
      "Choose the steps so that a lossy delta takes about X bits for each parameter, its weight and its moments together",
      6},
@@ -29,7 +30,7 @@ static const struct argp_option options_table[] = {
      "No value of a lossy tensor is off by more than X times the root mean square of the tensor; between 0 and 1",
      6},
     {"step-scale", OPT_STEP_SCALE, "X", 0,
-     "Weights and first moments X times as coarse as the fidelity has them, from 1/64 to 64 (1)", 6},
+     "Weights and first moments X times as coarse as the fidelity has them, from 1/64 to 64 [default: 1]", 6},
     {0},
 };
 

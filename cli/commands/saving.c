@@ -41,13 +41,13 @@ static const struct argp_option options_table[] = {
     {0, 0, 0, 0, "Where it comes from:", 2},
     {"base", OPT_BASE, 0, 0, "Store it whole, depending on no other checkpoint", 2},
     {"parent", OPT_PARENT, "RUN@STEP", 0,
-     "Store it as a difference from this checkpoint, also @TAG (the run's newest before the step). From another run: RUN becomes a "
+     "Store it as a difference from this checkpoint, also @TAG [default: the run's newest before the step]. From another run: RUN becomes a "
      "branch of it",
      2},
     {"resumed-from", OPT_RESUMED_FROM, "RUN@STEP", 0,
      "Record which checkpoint, also @TAG, the training was resumed from", 2},
     {"on-duplicate", OPT_ON_DUPLICATE, "WHAT", 0,
-     "If the run has this step already: error (default); same-ok: fine if the content is identical; branch: the run was "
+     "If the run has this step already: error [default]; same-ok: fine if the content is identical; branch: the run was "
      "rewound, go on as RUN~2",
      2},
     {0, 0, 0, 0, "What is in it:", 3},
@@ -70,11 +70,12 @@ static const struct argp_option options_table[] = {
     {"sgd", OPT_SGD, "[GLOB:]lr=X,momentum=X,...", 0,
      "SGD with momentum, which is in exp_avg.X; and dampening=, nesterov=1", 5},
     {0, 0, 0, 0, "How it is stored:", 4},
-    {"codec", OPT_CODEC, "NAME", 0, "auto (default), zstd, lz4 or raw", 4},
+    {"codec", OPT_CODEC, "NAME", 0, "auto, zstd, lz4 or raw [default: auto]", 4},
     {"level", OPT_LEVEL, "N", 0, "Effort of zstd (1 to 19) or LZ4 (1 to 12)", 4},
-    {"max-load-cost", OPT_MAX_LOAD_COST, "X", 0, "It may not take longer to load than X bases (4)", 4},
+    {"max-load-cost", OPT_MAX_LOAD_COST, "X", 0, "It may not take longer to load than X bases [default: 4]",
+     4},
     {"newest-load-cost", OPT_NEWEST_LOAD_COST, "X", 0,
-     "The same as long as it is the newest of its run: what costs too much is kept ready (2)", 4},
+     "The same as long as it is the newest of its run: what costs too much is kept ready [default: 2]", 4},
     {0},
 };
 

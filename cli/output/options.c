@@ -183,7 +183,7 @@ static error_t parse_common(int key, char *arg, struct argp_state *state) {
 const struct argp cli_common_argp = {.options = common_options, .parser = parse_common};
 
 static const struct argp_option threads_options[] = {
-    {"threads", OPT_THREADS, "N", 0, "Work with N threads (one per core)", -2},
+    {"threads", OPT_THREADS, "N", 0, "Work with N threads [default: one per core]", -2},
     {0},
 };
 
@@ -203,7 +203,7 @@ const struct argp cli_threads_argp = {.options = threads_options, .parser = pars
 
 static const struct argp_option staging_options[] = {
     {"staging", OPT_STAGING, "SIZE", 0,
-     "Memory to use besides a little for each thread, such as 64M or 1G (256M)", -2},
+     "Memory to use besides a little for each thread, such as 64M or 1G [default: 256M]", -2},
     {0},
 };
 
@@ -221,7 +221,7 @@ static error_t parse_staging(int key, char *arg, struct argp_state *state) {
 const struct argp cli_staging_argp = {.options = staging_options, .parser = parse_staging};
 
 static const struct argp_option pick_options[] = {
-    {"run", 'r', "RUN", 0, "The run (the only one of the store)", 1},
+    {"run", 'r', "RUN", 0, "The run [default: the only one of the store]", 1},
     {"step", OPT_STEP, "N|latest", 0, "The step of the checkpoint; latest is the newest committed", 1},
     {"tag", OPT_TAG, "TAG", 0, "Instead of these: the checkpoint that has this tag", 1},
     {0},
