@@ -19,7 +19,7 @@ function kind_of(option, argument) {
 }
 
 # What may stand behind the store.
-function kinds_behind(usage, word, kinds, all, n, i) {
+function kinds_behind(usage, word, kinds, ordered, all, n, i) {
     gsub(/\[OPTION\.\.\.\]|[][]|\.\.\./, "", usage)
     n = split(usage, word, " ")
     for (i = 2; i <= n; i++) {
@@ -32,8 +32,10 @@ function kinds_behind(usage, word, kinds, all, n, i) {
         else if (word[i] ~ /^(FILE|SOURCE|DESTINATION|OLD|NEW)/)
             kinds[word[i] == "OLD" ? "runs" : word[i] == "NEW" ? "other" : "files"]
     }
-    for (i in kinds)
-        all = all (all == "" ? "" : " ") i
+    n = split("checkpoints runs tags files other", ordered, " ")
+    for (i = 1; i <= n; i++)
+        if (ordered[i] in kinds)
+            all = all (all == "" ? "" : " ") ordered[i]
     return all
 }
 

@@ -10,7 +10,8 @@
 #   group    TEXT                         the heading of the options that follow; empty: of no kind
 #   option   SHORT LONG ARGUMENT TEXT     "-q" or "", "--quiet" or "", "FILE" or "", what it does
 #   note     TEXT                         a paragraph after the options
-#   example  TEXT                         a line, as it is
+#   verbatim TEXT                         a line of either, as it is
+#   example  TEXT                         the same, of the examples
 set -eu
 program=$1
 # One line for each paragraph and option, whatever the terminal or the user's settings.
@@ -65,6 +66,7 @@ printf '%s\n' "$general" | awk '/^Commands:$/ { on = 1; next } /^$/ { on = 0 } o
             }
             /^ [^ ]/ { put(); sub(/^ /, ""); sub(/:$/, ""); print "group\t" $0; next }
             option != "" && /^ +[^ ]/ { sub(/^ +/, ""); add($0); next }
+            option == "" && /^  / { flush(); print "verbatim\t" substr($0, 3); next }
             /^$/ { if (option != "") { put(); print "group\t" } flush(); next }
             /^Mandatory or optional arguments to long options/ { next }
             { put(); text = text (text == "" ? "" : " ") $0 }

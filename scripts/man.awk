@@ -19,15 +19,22 @@ function put(line) { print line > page }
 
 # Begins a section. Within the section that was begun last: a paragraph.
 function section(name) {
-    if (examples && name != "EXAMPLES") {
+    if (as_it_is)
         put(".fi")
-        examples = 0
-    }
+    as_it_is = 0
     if (section_now != name)
         put(".SH \"" name "\"")
-    else if (name != "OPTIONS" && name != "EXAMPLES")
+    else if (name != "OPTIONS")
         put(".PP")
     section_now = name
+}
+
+# A line below the one before, with all its blanks.
+function line(text) {
+    if (!as_it_is)
+        put(".nf")
+    as_it_is = 1
+    put(roff(text))
 }
 
 function finish() {
@@ -106,22 +113,20 @@ $1 == "option" {
 
 # What is said after an example is about it.
 $1 == "note" && $2 !~ /^Exit status: / {
-    if (examples) {
-        put(".fi")
-        put(".PP")
-        examples = 0
-    } else
-        section("NOTES")
+    section(section_now == "EXAMPLES" ? "EXAMPLES" : "NOTES")
     put(roff($2))
 }
 
-# Lines one below the other, as they are.
+$1 == "verbatim" {
+    if (!as_it_is)
+        put(".PP")
+    line($2)
+}
+
 $1 == "example" {
-    section("EXAMPLES")
-    if (!examples)
-        put(".nf")
-    examples = 1
-    put(roff($2))
+    if (section_now != "EXAMPLES")
+        section("EXAMPLES")
+    line($2)
 }
 
 END { finish() }

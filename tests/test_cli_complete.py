@@ -103,8 +103,11 @@ def test_pages_say_what_the_help_says():
         of_help = re.findall(r"^ {2,6}(-[^ \n]+(?: --[^ \n]+)?)(?: {2,}|\n {20,})([^ ].*)$", text, re.MULTILINE)
         assert [tuple(h.split("\n")[:2]) for h in heads] == of_help, command
         assert len(of_help) >= 5
-        for line in examples.splitlines():
-            assert "\n" + line[2:] + "\n" in page
+        # Lines that are no prose stay as they are, each by itself: examples, and those below the options.
+        others = re.findall(r"^  (.*)$", text.split("Print program version")[-1], re.MULTILINE)
+        assert others or command != "import"
+        for line in others + [line[2:] for line in examples.splitlines()]:
+            assert "\n" + line + "\n" in page
         description = text.split("\n")[1:]
         assert "\n" + description[0] + "\n" in page
         usage = text.split("\n")[0].split(f"ckptdelta {command} ")[1]
@@ -119,7 +122,7 @@ def test_pages_render():
             assert text.count(f'\n.SH "{section}"\n') == 1, page
         # A plain - is a hyphen, which cannot be pasted into a command line.
         assert page.name == "ckptdelta.1" or "\n\\fB\\-?\\fR, \\fB\\-\\-help\\fR\n" in text
-        assert max(map(ord, text)) < 128 and text.count(".nf") == text.count(".fi") == 1
+        assert max(map(ord, text)) < 128 and 1 <= text.count(".nf") == text.count(".fi")
         if shutil.which("groff"):
             done = subprocess.run(["groff", "-ww", "-man", "-Tutf8", "-P-cbou", str(page)], stdout=subprocess.PIPE,
                                   stderr=subprocess.PIPE, text=True, env=dict(os.environ, LC_ALL="C.UTF-8"))
@@ -163,6 +166,7 @@ def bash(line, cwd, **environment):
     ("ckptdelta delete store a@", ["1", "2"]),  # bash has split there, and puts this behind it
     ("ckptdelta delete store @b", ["best"]),
     ("ckptdelta compact store ", ["a", "tuned~2.x"]),
+    ("ckptdelta tag store best ", ["a@1", "a@2", "tuned~2.x@30", "@best", "best"]),
     ("ckptdelta list st", ["store"]),
     ("ckptdelta load store --out in2.", ["in2.safetensors"]),
     ("ckptdelta list nowhere --run ", []),
@@ -176,7 +180,8 @@ def test_bash(filled, line, offered):
 def test_bash_offers_all_options(filled):
     for command in commands():
         assert bash(f"ckptdelta {command} store -", filled.folder) == options_of(command)
-    assert bash("ckptdelta ", filled.folder) == ["help", *commands(), "--help", "--version"]
+    aliases = re.findall(r"(\w+) for \w+", "".join(re.findall("^Aliases: .*", run("help").out, re.MULTILINE)))
+    assert bash("ckptdelta ", filled.folder) == ["help", *commands(), *aliases, "--help", "--version"]
 
 
 def test_bash_takes_the_store_of_the_environment(filled):
