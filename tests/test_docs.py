@@ -1,7 +1,9 @@
 """What the documents say, as far as a program can check it: links, and the commands of README."""
 
+import os
 import re
 import shlex
+import subprocess
 import sys
 from pathlib import Path
 
@@ -76,3 +78,47 @@ def test_rooms_are_those_that_are_enforced():
     assert {room: set(uses.replace(",", " ").split()) for room, uses in rows} == check_layers.ROOMS["engine"]
     order = [room for room, _ in rows]
     assert all(order.index(used) > order.index(room) for room, uses in rows for used in uses.replace(",", " ").split())
+
+
+# What the excerpts take for granted. MPI itself is not needed to see whether they fit the headers.
+AROUND = """
+#include <ckptdelta.h>
+#include <stdio.h>
+#define MPI_COMM_WORLD 0
+ckd_status ckd_mpi_load_all(ckd_load *, int, const ckd_load_request *, size_t, uint32_t, ckd_error *);
+int complain(const ckd_error *);
+void forward_and_backward(void), optimizer_step(void);
+extern float *weights, *my_half, *my_rows, *device_pointer;
+extern void *stream;
+extern uint64_t steps, rng, rank;
+extern const char *launch_id;
+"""
+LIBRARY = AROUND + """
+extern ckd_error err;
+extern ckd_store *store;
+extern ckd_tensor tensor;
+extern ckd_save_options options;
+extern ckd_load *load;
+extern ckd_load_request weight_request, moment_request;
+"""
+README = AROUND + """
+extern ckd_error err;
+extern ckd_session *session;
+extern ckd_session_options options;
+extern ckd_checkpoint from;
+extern ckd_tensor tensor;
+"""
+
+
+@pytest.mark.parametrize("document, around", [("README.md", README), ("docs/library.md", LIBRARY)])
+def test_c_of_the_documents_compiles(tmp_path, document, around):
+    """Each piece by itself, so that one may use names that another has used otherwise."""
+    pieces = re.findall(r"^```c\n(.*?)^```$", (ROOT / document).read_text(), re.MULTILINE | re.DOTALL)
+    assert pieces
+    for i, piece in enumerate(pieces):
+        source = tmp_path / f"piece{i}.c"
+        source.write_text(around + "int piece(void) {\n" + piece.replace("#include <ckptdelta.h>", "") + "return 0;\n}\n")
+        done = subprocess.run([*shlex.split(os.environ.get("CC", "gcc")), "-std=gnu11", "-fsyntax-only", "-Wall", "-Werror",
+                               "-Wno-unused", f"-I{ROOT}/include", str(source)],
+                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        assert done.returncode == 0, f"{document}:\n{piece}\n{done.stdout}"
