@@ -63,7 +63,7 @@ INSTALL_DIRS := $(BINDIR) $(INCLUDEDIR) $(LIBDIR)/pkgconfig $(CMAKE_DIR) $(MANDI
     $(BASH_COMPLETIONS) $(ZSH_COMPLETIONS) $(FISH_COMPLETIONS)
 INSTALLED = $(BINDIR)/ckptdelta $(patsubst include/%,$(INCLUDEDIR)/%,$(PUBLIC_HEADERS)) \
     $(LIBDIR)/pkgconfig/ckptdelta.pc $(LIBDIR)/libckptdelta.a $(LIBDIR)/libckptdelta.so $(LIBDIR)/libckptdelta.so.$(SOVERSION) $(LIBDIR)/libckptdelta.so.$(VERSION) \
-    $(LIBDIR)/libckptdelta_cuda.so $(LIBDIR)/libckptdelta_mpi.so $(INCLUDEDIR)/ckptdelta_mpi.h \
+    $(LIBDIR)/libckptdelta_cuda.so $(LIBDIR)/libckptdelta_mpi.so $(INCLUDEDIR)/ckptdelta_mpi.h $(LIBDIR)/pkgconfig/ckptdelta_mpi.pc \
     $(CMAKE_DIR)/ckptdelta-config.cmake $(CMAKE_DIR)/ckptdelta-config-version.cmake \
     $(BASH_COMPLETIONS)/ckptdelta $(ZSH_COMPLETIONS)/_ckptdelta $(FISH_COMPLETIONS)/ckptdelta.fish \
     $(addprefix $(DOCDIR)/,$(notdir $(DOCS)) $(SMALL_EXAMPLE_SRC))
@@ -91,7 +91,8 @@ install-files:
 	    install -m 755 '$(B)/libckptdelta_cuda.so' '$(DESTDIR)$(LIBDIR)/libckptdelta_cuda.so'; fi
 	if [ -e '$(B)/libckptdelta_mpi.so' ]; then \
 	    install -m 644 mpi/ckptdelta_mpi.h '$(DESTDIR)$(INCLUDEDIR)/ckptdelta_mpi.h' && \
-	    install -m 755 '$(B)/libckptdelta_mpi.so' '$(DESTDIR)$(LIBDIR)/libckptdelta_mpi.so'; fi
+	    install -m 755 '$(B)/libckptdelta_mpi.so' '$(DESTDIR)$(LIBDIR)/libckptdelta_mpi.so' && \
+	    $(call fill_in,ckptdelta_mpi.pc.in,$(LIBDIR)/pkgconfig/ckptdelta_mpi.pc); fi
 	install -m 644 $(MAN_PAGES) '$(DESTDIR)$(MANDIR)/man1'
 	install -m 644 '$(B)/completions/ckptdelta.bash' '$(DESTDIR)$(BASH_COMPLETIONS)/ckptdelta'
 	install -m 644 '$(B)/completions/_ckptdelta' '$(DESTDIR)$(ZSH_COMPLETIONS)/_ckptdelta'

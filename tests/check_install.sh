@@ -84,6 +84,18 @@ grep -qx 'resumes after step 12' "$root/said" || die "the example session did no
 "$root/session" "$root/one" 20 | tail -n 1 >"$root/straight" || die "the example session"
 tail -n 1 "$root/said" | cmp -s - "$root/straight" || die "the example session ends differently after a break"
 
+# A program of MPI, if libckptdelta_mpi was built. It calls nothing: it shows that all is found.
+mpi=
+if [ -e "$root/prefix/lib/libckptdelta_mpi.so" ] && command -v mpicc >/dev/null 2>&1; then
+    mpi=yes
+    printf '#include <ckptdelta_mpi.h>\nint main(int argc, char **argv) {\n    (void)argv;\n    return argc > 1 ? ckd_mpi_join(0, 0, MPI_COMM_WORLD, 0) : 0;\n}\n' \
+        >"$root/mpi.c"
+    # shellcheck disable=SC2046
+    mpicc -Wall -o "$root/mpi" "$root/mpi.c" -Wl,-rpath,"$root/prefix/lib" $(pkg-config --cflags --libs ckptdelta_mpi) ||
+        die "compiling a program with ckptdelta_mpi.pc"
+    "$root/mpi" || die "the program of MPI exits with $?"
+fi
+
 if command -v cmake >/dev/null 2>&1; then
     mkdir "$root/project"
     cat >"$root/project/CMakeLists.txt" <<CMAKE
@@ -95,6 +107,10 @@ target_link_libraries(shared ckptdelta::ckptdelta)
 add_executable(static "$share/doc/ckptdelta/examples/save.c")
 target_link_libraries(static ckptdelta::static)
 CMAKE
+    [ -z "$mpi" ] || cat >>"$root/project/CMakeLists.txt" <<CMAKE
+add_executable(mpi "$root/mpi.c")
+target_link_libraries(mpi ckptdelta::mpi)
+CMAKE
     configure() {
         cmake -S "$root/project" -B "$root/project/$1" -DCMAKE_PREFIX_PATH="$root/prefix" -DCMAKE_C_COMPILER="${CC:-gcc}" \
             -DCMAKE_C_FLAGS="${CKPTDELTA_CFLAGS-}" -DCMAKE_EXE_LINKER_FLAGS="${CKPTDELTA_LIBS-}" >"$root/log" 2>&1
@@ -104,6 +120,7 @@ CMAKE
     for kind in shared static; do
         "$root/project/build/$kind" "$root/$kind-store" >/dev/null || die "the $kind program of the CMake project exits with $?"
     done
+    [ -z "$mpi" ] || "$root/project/build/mpi" || die "the program of MPI of the CMake project exits with $?"
     readelf -dW "$root/project/build/static" | grep -q 'NEEDED.*libckptdelta' && die "ckptdelta::static links the shared library"
     # Before 1.0 another MINOR is another interface (CHANGELOG.md).
     for version in 99.0 0.0; do

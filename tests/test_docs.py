@@ -110,7 +110,7 @@ extern ckd_tensor tensor;
 """
 
 
-@pytest.mark.parametrize("document, around", [("README.md", README), ("docs/library.md", LIBRARY)])
+@pytest.mark.parametrize("document, around", [("README.md", README), ("docs/library.md", LIBRARY)], ids=["README", "library"])
 def test_c_of_the_documents_compiles(tmp_path, document, around):
     """Each piece by itself, so that one may use names that another has used otherwise."""
     pieces = re.findall(r"^```c\n(.*?)^```$", (ROOT / document).read_text(), re.MULTILINE | re.DOTALL)
