@@ -52,23 +52,25 @@ config:
 	    CUDA_ARCHS_SHOWN='$(filter-out -gencode,$(CUDA_ARCHS))' sh scripts/show-config.sh
 
 PUBLIC_HEADERS := $(wildcard include/ckptdelta*.h)
-DOCS := LICENSE NOTICE README.md CHANGELOG.md SECURITY.md $(wildcard docs/*.md docs/*.json)
+# Installed in the same folders, so that links between them hold.
+TOP_DOCS := LICENSE NOTICE README.md CHANGELOG.md SECURITY.md
+DOCS := $(wildcard docs/*.md docs/*.json)
 BASH_COMPLETIONS := $(DATADIR)/bash-completion/completions
 ZSH_COMPLETIONS := $(DATADIR)/zsh/site-functions
 FISH_COMPLETIONS := $(DATADIR)/fish/vendor_completions.d
 CMAKE_DIR := $(LIBDIR)/cmake/ckptdelta
 # The pages of the build are known when it has run: expanded in recipes only.
 MAN_PAGES = $(wildcard $(B)/man/*.1)
-INSTALL_DIRS := $(BINDIR) $(INCLUDEDIR) $(LIBDIR)/pkgconfig $(CMAKE_DIR) $(MANDIR)/man1 $(DOCDIR)/examples \
+INSTALL_DIRS := $(BINDIR) $(INCLUDEDIR) $(LIBDIR)/pkgconfig $(CMAKE_DIR) $(MANDIR)/man1 $(addprefix $(DOCDIR)/,examples docs codec) \
     $(BASH_COMPLETIONS) $(ZSH_COMPLETIONS) $(FISH_COMPLETIONS)
 INSTALLED = $(BINDIR)/ckptdelta $(patsubst include/%,$(INCLUDEDIR)/%,$(PUBLIC_HEADERS)) \
     $(LIBDIR)/pkgconfig/ckptdelta.pc $(LIBDIR)/libckptdelta.a $(LIBDIR)/libckptdelta.so $(LIBDIR)/libckptdelta.so.$(SOVERSION) $(LIBDIR)/libckptdelta.so.$(VERSION) \
     $(LIBDIR)/libckptdelta_cuda.so $(LIBDIR)/libckptdelta_mpi.so $(INCLUDEDIR)/ckptdelta_mpi.h $(LIBDIR)/pkgconfig/ckptdelta_mpi.pc \
     $(CMAKE_DIR)/ckptdelta-config.cmake $(CMAKE_DIR)/ckptdelta-config-version.cmake \
     $(BASH_COMPLETIONS)/ckptdelta $(ZSH_COMPLETIONS)/_ckptdelta $(FISH_COMPLETIONS)/ckptdelta.fish \
-    $(addprefix $(DOCDIR)/,$(notdir $(DOCS)) $(SMALL_EXAMPLE_SRC))
+    $(addprefix $(DOCDIR)/,$(TOP_DOCS) $(DOCS) codec/FORMAT.md $(SMALL_EXAMPLE_SRC))
 # Folders that are ours, if nobody put anything else there.
-INSTALLED_DIRS := $(DOCDIR)/examples $(DOCDIR) $(CMAKE_DIR)
+INSTALLED_DIRS := $(addprefix $(DOCDIR)/,examples docs codec) $(DOCDIR) $(CMAKE_DIR)
 fill_in = sed -e 's|@PREFIX@|$(PREFIX)|' -e 's|@LIBDIR@|$(LIBDIR)|' -e 's|@INCLUDEDIR@|$(INCLUDEDIR)|' \
     -e 's|@VERSION@|$(VERSION)|' -e 's|@SOVERSION@|$(SOVERSION)|' $(1) >'$(DESTDIR)$(2)'
 
@@ -97,7 +99,9 @@ install-files:
 	install -m 644 '$(B)/completions/ckptdelta.bash' '$(DESTDIR)$(BASH_COMPLETIONS)/ckptdelta'
 	install -m 644 '$(B)/completions/_ckptdelta' '$(DESTDIR)$(ZSH_COMPLETIONS)/_ckptdelta'
 	install -m 644 '$(B)/completions/ckptdelta.fish' '$(DESTDIR)$(FISH_COMPLETIONS)/ckptdelta.fish'
-	install -m 644 $(DOCS) '$(DESTDIR)$(DOCDIR)'
+	install -m 644 $(TOP_DOCS) '$(DESTDIR)$(DOCDIR)'
+	install -m 644 $(DOCS) '$(DESTDIR)$(DOCDIR)/docs'
+	install -m 644 codec/FORMAT.md '$(DESTDIR)$(DOCDIR)/codec'
 	install -m 644 $(SMALL_EXAMPLE_SRC) '$(DESTDIR)$(DOCDIR)/examples'
 
 uninstall:

@@ -54,7 +54,7 @@ function finish() {
     if (command != "")
         put(".BR ckptdelta (1)")
     put(command == "" ? "The" : "and the")
-    put("file cli.md in the folder share/doc/ckptdelta of the installation: what scripts may rely on.")
+    put("file docs/cli.md in the folder share/doc/ckptdelta of the installation: what scripts may rely on.")
     close(page)
 }
 

@@ -146,7 +146,8 @@ if command -v bash >/dev/null 2>&1; then
     ' bash "$share/bash-completion/completions/ckptdelta" >"$root/said" || die "the completion of bash"
     [ "$(cat "$root/said")" = toy ] || die "bash completes the runs of a store with: $(cat "$root/said")"
 fi
-for file in zsh/site-functions/_ckptdelta fish/vendor_completions.d/ckptdelta.fish doc/ckptdelta/LICENSE doc/ckptdelta/cli.md; do
+for file in zsh/site-functions/_ckptdelta fish/vendor_completions.d/ckptdelta.fish doc/ckptdelta/LICENSE \
+    doc/ckptdelta/docs/cli.md doc/ckptdelta/codec/FORMAT.md; do
     [ -s "$share/$file" ] || die "there is no share/$file"
 done
 
