@@ -98,16 +98,22 @@ $(MPI_TESTS): $(B)/tests/%: $(B)/obj/tests/%.o $(MPI_LIB) $(SHARED_LIB)
 
 .SECONDARY: $(call obj,$(TEST_SRC) $(FUZZ_SRC) $(BENCH_SRC) $(FUZZ_SUPPORT_SRC)) $(POWER_OBJ)
 
-.PHONY: test build-tests test-run fuzz fuzz-run
+# How thorough: tests/README.md says more.
+CKD_TEST_LEVEL ?= quick
+
+.PHONY: test test-full build-tests test-run fuzz fuzz-run
 test:
 	@CC='$(CC)' DEPS_PREFIX='$(DEPS_PREFIX)' scripts/setup-deps.sh test
 	@+$(SUBMAKE) test-run
+
+test-full:
+	@+$(SUBMAKE) test CKD_TEST_LEVEL=full
 
 build-tests: programs $(TESTS) $(REPLAYS) $(MPI_TESTS) $(CAMPAIGN_SHIM) $(CAMPAIGN_RANKS)
 
 test-run: build-tests
 	@CC='$(CC)' CKPTDELTA_CFLAGS='$(SANFLAGS)' CKPTDELTA_LIBS='$(DEPS_LDFLAGS) $(CKD_LIBS)' \
-	    $(PYTHON) tests/run.py --build '$(B)' --san '$(SAN)' --jobs '$(JOBS)' \
+	    $(PYTHON) tests/run.py --build '$(B)' --san '$(SAN)' --jobs '$(JOBS)' --level '$(CKD_TEST_LEVEL)' \
 	    --timeout '$(TEST_TIMEOUT)' --only '$(T)' --pytest-args '$(PYTEST_ARGS)' --cuda '$(HAVE_CUDA)'
 
 fuzz:

@@ -10,11 +10,15 @@ Four kinds of tests, all found by name (`tests/README.md` says how to write one)
 A program that dies, runs out of time, or writes no readable XML is a failure, whatever it printed. Exit status 77 is a
 skip; its reason is the last line printed that begins with `SKIP:`. With CKD_REQUIRE_GPU=1 a skipped test that has `gpu`
 or `cuda` in its name is a failure. Needs the standard library only.
+
+The longest test starts first, by the times of the last run in this build folder, or by `tests/times.txt`. Tests write to
+memory (/dev/shm) unless they are in ON_DISK, TMPDIR is set, or there is too little of it.
 """
 
 import argparse
 import concurrent.futures
 import fnmatch
+import json
 import os
 import re
 import shlex
@@ -23,12 +27,17 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 SKIP_STATUS = 77
 SHOWN_LINES = 150
+LEVELS = ("quick", "full", "big")
+MEMORY, MEMORY_BYTES = "/dev/shm", 2 << 30
+# What they test is a file system on a disk: direct I/O, io_uring, free space.
+ON_DISK = {"test_base_file", "test_file_ways", "test_write_paths"}
 NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
@@ -41,7 +50,7 @@ class Job:
         self.failed = []  # (test, message)
         self.skipped = []  # (test, reason)
         self.output = ""
-        self.seconds = 0.0
+        self.seconds = self.cpu_seconds = 0.0
 
     def needs_gpu(self, test):
         return re.search("cuda|gpu", f"{self.name} {test}", re.IGNORECASE) is not None
@@ -59,7 +68,6 @@ def find_jobs(args):
     for path in sorted(root.glob("tests/**/test_*.py")):
         name = str(path.relative_to(root / "tests"))
         jobs.append(Job("pytest", name, [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider",
-                                         "-o", "markers=slow: takes long; left out under sanitizers in CI",
                                          "--rootdir", str(root / "tests")]
                         + shlex.split(args.pytest_args) + [str(path)]))
     for source in sorted(root.glob("tests/test_*.c")):
@@ -76,6 +84,52 @@ def find_jobs(args):
     return jobs
 
 
+def folder_for(job):
+    """Where the job's temporary folder goes; None: where the system puts such things."""
+    if job.name in ON_DISK or os.environ.get("TMPDIR") or not os.access(MEMORY, os.W_OK | os.X_OK):
+        return None
+    about = os.statvfs(MEMORY)
+    return None if about.f_flag & os.ST_NOEXEC or about.f_bavail * about.f_frsize < MEMORY_BYTES else MEMORY
+
+
+def known_times(args):
+    """Seconds of each job: in tests/times.txt, or better, as this build folder measured them at this level."""
+    times = {}
+    try:
+        for line in (args.root / "tests" / "times.txt").read_text().splitlines():
+            seconds, name = line.split()
+            times[name] = float(seconds)
+    except OSError:
+        pass
+    return {**times, **measured_times(args).get(args.level, {})}
+
+
+def measured_times(args):
+    try:
+        return json.loads((Path(args.build) / "results" / "times.json").read_text())
+    except (OSError, ValueError):
+        return {}
+
+
+def keep_times(jobs, args):
+    times = measured_times(args)
+    times.setdefault(args.level, {}).update({j.name: round(j.seconds, 1) for j in jobs})
+    path = Path(args.build) / "results" / "times.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.with_suffix(".new").write_text(json.dumps(times, indent=1, sort_keys=True))
+    path.with_suffix(".new").replace(path)
+
+
+def sweep_seed(args):
+    """Which points the sweeps take that do not take all: others in each commit."""
+    given = os.environ.get("CKD_SWEEP_SEED")
+    if given:
+        return given
+    head = subprocess.run(["git", "-C", str(args.root), "rev-parse", "HEAD"], stdout=subprocess.PIPE,
+                          stderr=subprocess.DEVNULL, text=True, check=False).stdout if shutil.which("git") else ""
+    return str(int(head[:8], 16) if head else 1)
+
+
 def matches(name, pattern):
     stem = Path(name).stem
     bare = re.sub("^(test|fuzz|check)_", "", stem)
@@ -86,7 +140,7 @@ def environment(args, temporary):
     env = dict(os.environ)
     build = str(Path(args.build).resolve())
     env.update(CKPTDELTA=f"{build}/ckptdelta", CKPTDELTA_BUILD=build, TMPDIR=temporary, LC_ALL="C.UTF-8",
-               PYTHONDONTWRITEBYTECODE="1", PYTHON=sys.executable, CKPTDELTA_SAN=args.san, CMOCKA_MESSAGE_OUTPUT="XML")
+               CKD_TEST_LEVEL=args.level, CKD_SWEEP_SEED=args.seed, PYTHONDONTWRITEBYTECODE="1", PYTHON=sys.executable, CKPTDELTA_SAN=args.san, CMOCKA_MESSAGE_OUTPUT="XML")
     # make's own variables would make a test that calls make part of this build.
     for name in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "GNUMAKEFLAGS"):
         env.pop(name, None)
@@ -102,7 +156,7 @@ def run(job, args):
     results = Path(args.build).resolve() / "results" / re.sub("[^A-Za-z0-9_.-]", "_", job.name)
     shutil.rmtree(results, ignore_errors=True)
     results.mkdir(parents=True)
-    temporary = tempfile.mkdtemp(prefix="ckptdelta-test-")
+    temporary = tempfile.mkdtemp(prefix="ckptdelta-test-", dir=folder_for(job))
     os.chmod(temporary, 0o755)  # for tests that give up root's rights
     command = list(job.command)
     env = environment(args, temporary)
@@ -112,32 +166,36 @@ def run(job, args):
         command += ["--junitxml", f"{results}/pytest.xml", "--basetemp", f"{temporary}/pytest"]
     start = time.monotonic()
     try:
-        status = run_process(job, command, env, args)
+        status = run_process(job, command, env, results, args)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     job.seconds = time.monotonic() - start
-    (results / "output.txt").write_text(job.output)
     judge(job, status, sorted(results.glob("*.xml")), filtered=bool(args.pytest_args))
 
 
-def run_process(job, command, env, args):
+def run_process(job, command, env, results, args):
     """The exit status; negative for a signal, None if it ran out of time, a text if it could not be started."""
     try:
-        process = subprocess.Popen(command, cwd=args.root, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                                   stderr=subprocess.STDOUT, start_new_session=True)
+        with open(results / "output.txt", "wb") as output:
+            process = subprocess.Popen(command, cwd=args.root, env=env, stdin=subprocess.DEVNULL, stdout=output,
+                                       stderr=subprocess.STDOUT, start_new_session=True)
     except OSError as error:
         return f"cannot be started: {error}"
-    try:
-        output, _ = process.communicate(timeout=args.timeout)
-        status = process.returncode
-    except subprocess.TimeoutExpired:
+    late = threading.Event()
+
+    def end():
+        late.set()
         kill_group(process)
-        output, _ = process.communicate()
-        status = None
-    else:
-        kill_group(process)  # what it may have left running
-    job.output = output.decode("utf-8", "replace")
-    return status
+
+    timer = threading.Timer(args.timeout, end)
+    timer.start()
+    _, status, usage = os.wait4(process.pid, 0)
+    timer.cancel()
+    kill_group(process)  # what it may have left running
+    process.returncode = os.waitstatus_to_exitcode(status)
+    job.cpu_seconds = usage.ru_utime + usage.ru_stime
+    job.output = (results / "output.txt").read_text("utf-8", "replace")
+    return None if late.is_set() else process.returncode
 
 
 def kill_group(process):
@@ -201,7 +259,7 @@ def show(job):
     parts = [f"{job.passed} passed"]
     parts += [f"{len(job.failed)} FAILED"] if job.failed else []
     parts += [f"{len(job.skipped)} skipped"] if job.skipped else []
-    print(f"  {'FAIL' if job.failed else 'ok':5} {job.name:32} {', '.join(parts):28} {job.seconds:7.1f} s", flush=True)
+    print(f"  {'FAIL' if job.failed else 'ok':5} {job.name:32} {', '.join(parts):28} {job.seconds:7.1f} s, CPU {job.cpu_seconds:.1f} s", flush=True)
 
 
 def show_failure(job):
@@ -223,18 +281,24 @@ def main():
     parser.add_argument("--san", default="", help="the sanitizers it was built with")
     parser.add_argument("--cuda", default="", help="not empty: the CUDA backend was built")
     parser.add_argument("--jobs", type=int, default=0, help="processes at a time; 0: one for each core")
+    parser.add_argument("--level", default="full", choices=LEVELS, help="how thorough: tests/README.md says more")
     parser.add_argument("--timeout", type=float, default=900, help="seconds one of them may take")
     parser.add_argument("--only", default="", help="run only what matches one of these patterns")
     parser.add_argument("--pytest-args", default="", help="more arguments for pytest")
     args = parser.parse_args()
 
+    args.seed = sweep_seed(args)
+    print(f"Level {args.level}; sweeps that take a sample take that of CKD_SWEEP_SEED={args.seed}", flush=True)
     jobs = find_jobs(args)
+    times = known_times(args)
+    jobs.sort(key=lambda job: -times.get(job.name, 1))
     workers = args.jobs or len(os.sched_getaffinity(0))
     with concurrent.futures.ThreadPoolExecutor(workers) as pool:
         running = {pool.submit(run, job, args): job for job in jobs}
         for future in concurrent.futures.as_completed(running):
             future.result()
             show(running[future])
+    keep_times(jobs, args)
     for job in jobs:
         if job.failed:
             show_failure(job)

@@ -1,6 +1,8 @@
 """tests/run.py calls nothing passed that did not: crashes, missing or damaged results, time, skips, leftovers."""
 
+import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -150,6 +152,69 @@ def test_only_what_matches(tree):
     tree.results("test_chain", FAIL, status=1)
     assert tree.run("--only", "chu*")[0] == (1, 0, 0)
     assert tree.run("--only", "nothing")[0] == (0, 1, 0)
+
+
+def test_the_longest_is_first(tree):
+    for name in ("test_a", "test_b", "test_c"):
+        tree.results(name, PASS, before=f'echo {name} >>"$PWD/order"')
+    (tree.root / "tests" / "times.txt").write_text("2 test_b\n3 test_c\n")
+    tree.run("--jobs", "1")
+    assert (tree.root / "order").read_text().split() == ["test_c", "test_b", "test_a"]
+    times = tree.root / "build" / "results" / "times.json"
+    known = json.loads(times.read_text())
+    assert set(known["full"]) == {"test_a", "test_b", "test_c"}
+    times.write_text(json.dumps({"full": {"test_b": 9.0}, "quick": {"test_a": 99.0}}))  # this level's, not the other's
+    (tree.root / "order").unlink()
+    tree.run("--jobs", "1")
+    assert (tree.root / "order").read_text().split() == ["test_b", "test_c", "test_a"]
+    assert json.loads(times.read_text())["quick"] == {"test_a": 99.0}
+
+
+def test_level(tree):
+    shutil.copy(RUNNER.parent / "conftest.py", tree.root / "tests")
+    (tree.root / "tests" / "test_p.py").write_text("import pytest\n@pytest.mark.sampled(3)\n@pytest.mark.parametrize('i', range(9))\n"
+                                                   "def test_some(i): open('cases', 'a').write(f'{i} ')\ndef test_all(): pass\n")
+    program(tree.root / "tests", "check_a.sh", 'echo "$CKD_TEST_LEVEL" >"$PWD/level"')
+    cases = tree.root / "cases"
+    for level, passed in (("full", 11), ("big", 11)):
+        assert tree.run("--level", level)[0] == (passed, 0, 0)
+        assert (tree.root / "level").read_text() == f"{level}\n"
+    drawn = []
+    for seed in "123":
+        cases.unlink()
+        assert tree.run("--level", "quick", CKD_SWEEP_SEED=seed)[0] == (5, 0, 0)
+        drawn += cases.read_text().split()
+    assert (tree.root / "level").read_text() == "quick\n"
+    assert sorted(drawn) == list("012345678")  # other seeds, other cases
+
+
+def test_seed_of_sweeps(tree):
+    program(tree.root / "tests", "check_a.sh", 'echo "$CKD_SWEEP_SEED" >>"$PWD/seeds"')
+    env = {"GIT_CEILING_DIRECTORIES": str(tree.root.parent), "CKD_SWEEP_SEED": ""}
+    assert "CKD_SWEEP_SEED=1\n" in tree.run(**env)[1]  # no repository
+    assert "CKD_SWEEP_SEED=77\n" in tree.run(**{**env, "CKD_SWEEP_SEED": "77"})[1]
+    git = ["git", "-c", "user.name=n", "-c", "user.email=e"]
+    subprocess.run([*git, "init", "-q"], cwd=tree.root, check=True)
+    for _ in range(2):
+        subprocess.run([*git, "commit", "-q", "--allow-empty", "-m", "m", "--date", "now"], cwd=tree.root, check=True)
+        head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=tree.root, stdout=subprocess.PIPE, text=True, check=True).stdout
+        assert f"CKD_SWEEP_SEED={int(head[:8], 16)}\n" in tree.run(**env)[1]
+    assert len(set((tree.root / "seeds").read_text().split())) == 4
+
+
+@pytest.mark.skipif(not os.access("/dev/shm", os.W_OK), reason="there is no /dev/shm")
+def test_memory_or_disk(tree):
+    about = os.statvfs("/dev/shm")
+    if about.f_flag & os.ST_NOEXEC or about.f_bavail * about.f_frsize < 2 << 30:
+        pytest.skip("/dev/shm is too small, or runs no programs")
+    for name in ("test_a", "test_file_ways"):
+        tree.results(name, PASS, before=f'echo "$TMPDIR" >"$PWD/{name}"')
+    where = lambda name: (tree.root / name).read_text()  # noqa: E731
+    assert tree.run(TMPDIR="")[0] == (2, 0, 0)
+    assert where("test_a").startswith("/dev/shm/") and not where("test_file_ways").startswith("/dev/shm/")
+    (tree.root / "own").mkdir()
+    assert tree.run(TMPDIR=str(tree.root / "own"))[0] == (2, 0, 0)
+    assert where("test_a").startswith(f"{tree.root}/own/") and where("test_file_ways").startswith(f"{tree.root}/own/")
 
 
 def test_environment_and_temporary_folder(tree):

@@ -1,0 +1,25 @@
+"""Which cases a test takes at the quick level (tests/README.md)."""
+
+import os
+import zlib
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "sampled(n): at the quick level one in n of its cases runs, drawn by CKD_SWEEP_SEED")
+
+
+def pytest_collection_modifyitems(config, items):
+    if os.environ.get("CKD_TEST_LEVEL") != "quick":
+        return
+    seed = int(os.environ.get("CKD_SWEEP_SEED") or 0)
+    seen, out = {}, []
+    for item in items:
+        mark = item.get_closest_marker("sampled")
+        if mark:
+            test = item.nodeid.split("[")[0]
+            n = seen[test] = seen.get(test, -1) + 1
+            if (n + seed + zlib.crc32(test.encode())) % mark.args[0]:
+                out.append(item)
+    if out:
+        config.hook.pytest_deselected(items=out)
+        items[:] = [item for item in items if item not in out]

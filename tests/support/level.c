@@ -1,0 +1,43 @@
+#include "tests/support/level.h"
+
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+test_level test_level_now(void) {
+    static const char *const names[] = {"quick", "full", "big"};
+    const char *text = getenv("CKD_TEST_LEVEL");
+    if (text == NULL || text[0] == '\0') {
+        return TEST_FULL;
+    }
+    for (int i = TEST_QUICK; i <= TEST_BIG; i++) {
+        if (strcmp(text, names[i]) == 0) {
+            return (test_level)i;
+        }
+    }
+    fprintf(stderr, "CKD_TEST_LEVEL is quick, full or big, not '%s'\n", text);
+    abort();
+}
+
+unsigned long test_pick(unsigned long quick, unsigned long full, unsigned long big) {
+    test_level level = test_level_now();
+    return level == TEST_QUICK ? quick : level == TEST_FULL ? full : big;
+}
+
+unsigned long test_first(const char *sweep, unsigned long stride) {
+    const char *text = getenv("CKD_SWEEP_SEED");
+    if (text == NULL || text[0] == '\0') {
+        return 1;
+    }
+    uint64_t hash = strtoull(text, NULL, 10) ^ UINT64_C(0xcbf29ce484222325);
+    for (; *sweep; sweep++) {
+        hash = (hash ^ (uint8_t)*sweep) * UINT64_C(0x100000001b3);
+    }
+    hash ^= hash >> 29; /* the low bits of an FNV hash mix little */
+    return 1 + (unsigned long)((hash * UINT64_C(0x9e3779b97f4a7c15) >> 32) % stride);
+}
+
+bool test_draws(const char *list, unsigned long i, unsigned long every) {
+    return test_level_now() != TEST_QUICK || i % every == test_first(list, every) - 1;
+}

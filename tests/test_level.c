@@ -1,0 +1,82 @@
+/* Levels and samples: what is left out at the quick level comes with another seed. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include <cmocka.h>
+
+#include "tests/support/level.h"
+
+static void set_seed(unsigned seed) {
+    char text[16];
+    snprintf(text, sizeof(text), "%u", seed);
+    setenv("CKD_SWEEP_SEED", text, 1);
+}
+
+static void test_levels(void **state) {
+    (void)state;
+    static const struct {
+        const char *text;
+        test_level level;
+    } levels[] = {{"quick", TEST_QUICK}, {"full", TEST_FULL}, {"big", TEST_BIG}, {"", TEST_FULL}};
+    for (size_t i = 0; i < 4; i++) {
+        setenv("CKD_TEST_LEVEL", levels[i].text, 1);
+        assert_int_equal(test_level_now(), levels[i].level);
+        assert_int_equal(test_pick(7, 8, 9), 7 + (int)levels[i].level);
+    }
+    unsetenv("CKD_TEST_LEVEL");
+    assert_int_equal(test_level_now(), TEST_FULL);
+}
+
+static void test_each_point_is_first_for_some_seed(void **state) {
+    (void)state;
+    for (unsigned long stride = 1; stride <= 41; stride += 4) {
+        bool seen[42] = {false};
+        for (unsigned seed = 0; seed < 1000; seed++) {
+            set_seed(seed);
+            unsigned long first = test_first("sweep", stride);
+            assert_in_range(first, 1, stride);
+            assert_int_equal(test_first("sweep", stride), first);
+            seen[first] = true;
+        }
+        for (unsigned long i = 1; i <= stride; i++) {
+            assert_true(seen[i]);
+        }
+    }
+    set_seed(5);
+    unsigned other = 0;
+    for (unsigned seed = 0; seed < 100; seed++) { /* sweeps do not go together */
+        set_seed(seed);
+        other += test_first("sweep", 5) != test_first("another", 5);
+    }
+    assert_true(other > 50);
+    unsetenv("CKD_SWEEP_SEED");
+    assert_int_equal(test_first("sweep", 100), 1);
+}
+
+static void test_one_of_each_is_drawn(void **state) {
+    (void)state;
+    for (unsigned seed = 0; seed < 100; seed++) {
+        set_seed(seed);
+        unsigned drawn[2] = {0, 0};
+        for (unsigned i = 0; i < 12; i++) {
+            setenv("CKD_TEST_LEVEL", "quick", 1);
+            drawn[0] += test_draws("list", i, 4);
+            setenv("CKD_TEST_LEVEL", "full", 1);
+            drawn[1] += test_draws("list", i, 4);
+        }
+        assert_int_equal(drawn[0], 3);
+        assert_int_equal(drawn[1], 12);
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_levels),
+                                       cmocka_unit_test(test_each_point_is_first_for_some_seed),
+                                       cmocka_unit_test(test_one_of_each_is_drawn)};
+    return cmocka_run_group_tests_name("level", tests, NULL, NULL);
+}
