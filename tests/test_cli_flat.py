@@ -100,6 +100,7 @@ def options_of(pad=1, pad_all=1, align=1, each=False, stripped=False):
 @pytest.mark.parametrize("fidelity", ["exact", "near"])
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("there, here", [(4, 2), (2, 4), (4, 3)])
+@pytest.mark.sampled(4)
 def test_other_numbers_of_ranks(store, there, here, way, fidelity):
     """DP there -> here: what load writes is what the trainer would have with that many ranks; moments as well, and the way back."""
     for seed in range(3):

@@ -25,6 +25,7 @@ def check_model(store, folder, layout, tensors, tp, pp):
 
 @pytest.mark.parametrize("vocabulary", [17, 127, 128, 31123])
 @pytest.mark.parametrize("there, here", [((2, 4), (4, 2)), ((1, 8), (8, 1)), ((2, 1), (1, 8)), ((1, 1), (2, 4))])
+@pytest.mark.sampled(4)
 def test_tensor_and_pipeline_parallel(store, vocabulary, there, here):
     """(TP, PP) there -> here, from a base and from a delta on it."""
     layouts = [model_layout(store.folder / f"layout{i}", *mesh, vocabulary) for i, mesh in enumerate((there, here))]
@@ -39,6 +40,7 @@ def test_tensor_and_pipeline_parallel(store, vocabulary, there, here):
 
 
 @pytest.mark.parametrize("fidelity", ["exact", "near", "compact"])
+@pytest.mark.sampled(3)
 def test_through_long_chains(store, fidelity):
     """Imports of both layouts in turn; ranks get what the whole load has, at depths up to 16."""
     meshes = [(2, 4), (4, 2)]
@@ -183,6 +185,7 @@ def stored(store, like):
 @pytest.mark.parametrize("fidelity", ["exact", "near"])
 @pytest.mark.parametrize("kv", [1, 2, 4])
 @pytest.mark.parametrize("apart", [True, False])
+@pytest.mark.sampled(4)
 def test_gqa_with_repeated_keys(store, fidelity, kv, apart):
     """TP 2, 4, 8 of 8 query heads and 1, 2, 4 of keys and values, which more ranks than there are have copies of; moments, too."""
     q, k, v = noise(32, 10), noise(4 * kv, 10, seed=4), noise(4 * kv, 10, seed=5)

@@ -37,6 +37,7 @@ def chain(store, tensors, steps=3, *args):
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 11])
 @pytest.mark.parametrize("dim", [0, 1, 2, -1, -2, -3])
+@pytest.mark.sampled(3)
 def test_shards(store, n, dim):
     tensors = arrays()
     chain(store, tensors)

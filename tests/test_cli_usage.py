@@ -204,6 +204,7 @@ def on_terminal(*args, pause_when):
 
 
 @pytest.mark.parametrize("quiet", [False, True])
+@pytest.mark.sampled(2)
 def test_progress_on_a_terminal(store, quiet):
     """Four blocks that take the largest effort: time enough to be stopped in between."""
     path = store.file({"w": np.random.default_rng(1).standard_normal(1 << 20)})

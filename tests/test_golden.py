@@ -90,6 +90,7 @@ def read_safetensors(path):
 # --- the independent reader
 
 @pytest.mark.parametrize("name", EXPECTED)
+@pytest.mark.sampled(3)
 def test_reader_gives_what_is_expected(name):
     opened = ckd_reader.Store(GOLDEN / name)
     found = ckd_reader.describe(opened, opened.manifests)
@@ -257,6 +258,7 @@ def test_example_run_stream_in_the_document():
 
 @pytest.mark.parametrize("making", [make_library.make, make_library.make_frames, make_library.make_steps,
                                     make_library.make_runs, make_lossy.make])
+@pytest.mark.sampled(3)
 def test_reader_reads_what_the_command_writes_now(tmp_path, making):
     """Other values than in the golden stores, so that the document describes the encoder of today as well."""
     seed = int.from_bytes(os.urandom(4), "little")

@@ -54,6 +54,7 @@ def chain(request, store):  # noqa: F811
     return request.param, store
 
 
+@pytest.mark.sampled(2)
 def test_a_load_is_clean_and_gives_the_same(chain):
     _, of = chain
     natively, here = of.folder / "natively", of.folder / "here"
@@ -62,6 +63,7 @@ def test_a_load_is_clean_and_gives_the_same(chain):
     assert here.read_bytes() == natively.read_bytes()
 
 
+@pytest.mark.sampled(2)
 def test_a_save_is_clean_and_loads_to_the_same(chain):
     fidelity, of = chain
     tensors = state(STEPS)

@@ -25,6 +25,7 @@ def campaign(folder, *args):
 
 
 @pytest.mark.parametrize("mode", sorted(MODES))
+@pytest.mark.sampled(3)
 def test_mode(tmp_path, mode):
     code, out = campaign(tmp_path, "--mode", mode, "--seed", 1, "--ops", 40, "--scripts", 1, "--seconds", 5, "--shrink", 60)
     assert code == 0, out
@@ -44,6 +45,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("kind", sorted(WRONG))
+@pytest.mark.sampled(3)
 def test_finds_what_is_wrong(tmp_path, kind):
     command = tmp_path / "wrong"
     command.write_text(f'#!/bin/sh\nreal={COMMAND}\n"$real" "$@"\ncode=$?\n{WRONG[kind]}\nexit $code\n')
