@@ -451,20 +451,43 @@ static device_result zero(const device_queue *queue, void *memory, size_t bytes,
 
 /* ---- products ---- */
 
+/* Adds a row of the right factor, times a number, to a row of sums. */
+static void add_scaled(float *restrict sums, const float *restrict right, float left, uint64_t columns) {
+    for (uint64_t j = 0; j < columns; j++) {
+        sums[j] += left * right[j];
+    }
+}
+
+/* The right factor with its rows as rows; malloc'ed. */
+static float *right_upright(const device_product *p) {
+    float *right = malloc((p->rank * p->columns + 1) * sizeof(*right));
+    if (right == NULL) {
+        abort();
+    }
+    for (uint64_t j = 0; j < p->columns; j++) {
+        for (uint64_t k = 0; k < p->rank; k++) {
+            right[k * p->columns + j] = p->right[j * p->rank + k];
+        }
+    }
+    return right;
+}
+
+/* Each sum adds up in the order of k, whatever the order of the loops. */
 static device_result product(const device_queue *queue, const device_product *p, device_failure *why) {
     if (take_off(queue, "product", why) != DEVICE_DONE) {
         return why->result;
     }
+    float *upright = p->right_turned ? right_upright(p) : NULL;
+    const float *right = upright ? upright : p->right;
     for (uint64_t i = 0; i < p->rows; i++) {
-        for (uint64_t j = 0; j < p->columns; j++) {
-            float sum = 0;
-            for (uint64_t k = 0; k < p->rank; k++) {
-                sum += (p->left_turned ? p->left[k * p->rows + i] : p->left[i * p->rank + k]) *
-                       (p->right_turned ? p->right[j * p->rank + k] : p->right[k * p->columns + j]);
-            }
-            p->sums[i * p->columns + j] = sum;
+        float *sums = p->sums + i * p->columns;
+        memset(sums, 0, p->columns * sizeof(*sums));
+        for (uint64_t k = 0; k < p->rank; k++) {
+            float left = p->left_turned ? p->left[k * p->rows + i] : p->left[i * p->rank + k];
+            add_scaled(sums, right + k * p->columns, left, p->columns);
         }
     }
+    free(upright);
     landed();
     return DEVICE_DONE;
 }
