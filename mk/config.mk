@@ -114,9 +114,10 @@ endif
 ifeq ($(FUZZ),1)
 SANFLAGS += -fsanitize=fuzzer-no-link
 endif
+DEBUG = -g
 # -ffp-contract=off: what a decoder computes must not depend on whether the machine has fused multiply-add.
 # -fno-math-errno: a square root is an instruction, and loops with one are vectorised; the bits are the same.
-CKD_CFLAGS = -std=gnu11 $(OPT) -g -fPIC -fvisibility=hidden -ffp-contract=off -fno-math-errno -pthread $(WARNINGS) $(SANFLAGS) $(CFLAGS)
+CKD_CFLAGS = -std=gnu11 $(OPT) $(DEBUG) -fPIC -fvisibility=hidden -ffp-contract=off -fno-math-errno -pthread $(WARNINGS) $(SANFLAGS) $(CFLAGS)
 # _GNU_SOURCE is empty, as sources that define it themselves have it.
 CKD_CPPFLAGS = -I. -Iinclude -I$(B)/gen -D_FILE_OFFSET_BITS=64 -D_GNU_SOURCE= $(DEPS_CPPFLAGS) $(CPPFLAGS)
 # The run path lets dlopen find the CUDA backend next to the program (build folder) or in ../lib (installed).
