@@ -103,7 +103,7 @@ def power(r):
 
 
 def faults(r):
-    text = r.program("test_faults", {"CKD_TEST_BIG": "1"} if r.args.length > 1 else None)
+    text = r.program("test_faults", {"CKD_TEST_LEVEL": "big"} if r.args.length > 1 else None)
     steps, count = total(r": (\d+) steps", text), total(r", (\d+) faults", text)
     return f"{count} faults at {steps} steps on files; 0 lost, 0 wrong"
 

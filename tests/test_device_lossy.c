@@ -19,6 +19,7 @@
 #include "kernels/device_open.h"
 #include "tests/support/checkpoints.h"
 #include "tests/support/device_tensors.h"
+#include "tests/support/level.h"
 #include "tests/support/tempdir.h"
 
 /* ---- lossy tiles, coded on the device ---- */
@@ -172,12 +173,23 @@ static void compare_lossy(ckd_store *store, ckd_fidelity fidelity, ckd_dtype dty
     }
 }
 
+typedef struct state_kind {
+    ckd_fidelity fidelity;
+    ckd_dtype dtype;
+    bool cells;
+} state_kind;
+
 static void test_lossy_tiles(void **state) {
     ckd_store *store = store_create(*state);
-    compare_lossy(store, CKD_COMPACT, CKD_F32, false);
-    compare_lossy(store, CKD_COMPACT, CKD_F32, true);
-    compare_lossy(store, CKD_NEAR, CKD_F32, true);
-    compare_lossy(store, CKD_COMPACT, CKD_BF16, true);
+    static const state_kind kinds[] = {{CKD_COMPACT, CKD_F32, false},
+                                       {CKD_COMPACT, CKD_F32, true},
+                                       {CKD_NEAR, CKD_F32, true},
+                                       {CKD_COMPACT, CKD_BF16, true}};
+    for (unsigned i = 0; i < 4; i++) {
+        if (test_draws("lossy tiles", i, 2)) {
+            compare_lossy(store, kinds[i].fidelity, kinds[i].dtype, kinds[i].cells);
+        }
+    }
     assert_int_equal(verify_damage(store), 0);
     ckd_store_close(store);
     assert_int_equal(emulated_memory + emulated_pinned, 0);
@@ -325,9 +337,13 @@ static void compare_masters(ckd_store *store, ckd_fidelity fidelity, ckd_dtype d
 
 static void test_masters(void **state) {
     ckd_store *store = store_create(*state);
-    compare_masters(store, CKD_COMPACT, CKD_BF16, false);
-    compare_masters(store, CKD_COMPACT, CKD_F16, true);
-    compare_masters(store, CKD_NEAR, CKD_BF16, true);
+    static const state_kind kinds[] = {
+        {CKD_COMPACT, CKD_BF16, false}, {CKD_COMPACT, CKD_F16, true}, {CKD_NEAR, CKD_BF16, true}};
+    for (unsigned i = 0; i < 3; i++) {
+        if (test_draws("lossy masters", i, 3)) {
+            compare_masters(store, kinds[i].fidelity, kinds[i].dtype, kinds[i].cells);
+        }
+    }
     assert_int_equal(verify_damage(store), 0);
     ckd_store_close(store);
     assert_int_equal(emulated_memory + emulated_pinned, 0);
@@ -399,12 +415,17 @@ static void compare_spikes(ckd_store *store, unsigned count, ckd_dtype dtype, bo
 
 static void test_spikes(void **state) {
     ckd_store *store = store_create(*state);
-    compare_spikes(store, 1, CKD_F32, false, true);
-    compare_spikes(store, 10, CKD_F32, true, true);
-    compare_spikes(store, 10, CKD_BF16, true, true);
-    compare_spikes(store, 60, CKD_F32, false, true);
-    compare_spikes(store, 5, CKD_F32, true, false);
-    compare_spikes(store, 5, CKD_BF16, false, false);
+    static const struct {
+        unsigned count;
+        ckd_dtype dtype;
+        bool cells, numbers;
+    } kinds[] = {{1, CKD_F32, false, true},  {10, CKD_F32, true, true}, {10, CKD_BF16, true, true},
+                 {60, CKD_F32, false, true}, {5, CKD_F32, true, false}, {5, CKD_BF16, false, false}};
+    for (unsigned i = 0; i < 6; i++) {
+        if (test_draws("spikes", i, 3)) {
+            compare_spikes(store, kinds[i].count, kinds[i].dtype, kinds[i].cells, kinds[i].numbers);
+        }
+    }
     assert_int_equal(verify_damage(store), 0);
     ckd_store_close(store);
     assert_int_equal(emulated_memory + emulated_pinned, 0);
@@ -521,8 +542,12 @@ static void compare_references(const char *dir, ckd_dtype dtype, bool cells) {
 }
 
 static void test_references(void **state) {
-    compare_references(*state, CKD_F32, true);
-    compare_references(*state, CKD_BF16, false);
+    if (test_draws("references", 0, 2)) {
+        compare_references(*state, CKD_F32, true);
+    }
+    if (test_draws("references", 1, 2)) {
+        compare_references(*state, CKD_BF16, false);
+    }
 }
 
 /* ---- what goes wrong ---- */
@@ -542,7 +567,8 @@ static void fail_everywhere(ckd_store *store, uint64_t first, uint64_t each) {
     kernels_cpu()->cast(CKD_BF16, copy, CKD_F32, layer[2], LAYER);
     unsigned failed = 0, went_on = 0;
     bool happened = true;
-    for (uint64_t n = 1; happened; n += each) {
+    each *= test_pick(5, 1, 1);
+    for (uint64_t n = test_first("lossy failures", each); happened; n += each) {
         emulated_fail_after = (int)n;
         emulated_fail_as = n % 2 ? DEVICE_FULL : DEVICE_FAILED;
         ckd_status status =
@@ -553,7 +579,7 @@ static void fail_everywhere(ckd_store *store, uint64_t first, uint64_t each) {
         failed += status != CKD_OK;
         went_on += status == CKD_OK && happened;
     }
-    assert_true(failed > 3 && went_on > 30);
+    assert_true(failed >= test_pick(0, 4, 4) && went_on > test_pick(2, 30, 30));
     free(copy);
     for (int i = 0; i < OF_LAYER; i++) {
         free(layer[i]);

@@ -20,11 +20,12 @@
 #include "kernels/device_open.h"
 #include "tests/support/checkpoints.h"
 #include "tests/support/device_tensors.h"
+#include "tests/support/level.h"
 #include "tests/support/scenes.h"
 #include "tests/support/tempdir.h"
 #include "tests/support/thread_ranks.h"
 
-enum { TENSORS = 7, STEPS = 4 };
+enum { TENSORS = 7 };
 
 typedef struct tensor {
     const char *name;
@@ -38,13 +39,13 @@ static size_t size_of(const tensor *t) {
     return t->elements * ckd_dtype_size(t->dtype);
 }
 
-/* One that is cut into panels, of several pieces of pinned memory; ordinary ones; odd ones. */
-static void model(tensor *t) {
+/* One that is cut into panels, of several pieces of pinned memory unless it is to be small; ordinary ones; odd ones. */
+static void model(tensor *t, bool small) {
     const tensor all[TENSORS] = {
         {"layers.0.exp_avg_sq", CKD_F32, 2, {300, 260}, 0, NULL, NULL},
         {"layers.0.exp_avg", CKD_F32, 2, {300, 260}, 0, NULL, NULL},
         {"layers.0.weight", CKD_F32, 2, {300, 260}, 0, NULL, NULL},
-        {"wide.weight", CKD_BF16, 2, {2050, 2111}, 0, NULL, NULL},
+        {"wide.weight", CKD_BF16, 2, {small ? 1030 : 2050, small ? 1031 : 2111}, 0, NULL, NULL},
         {"bias", CKD_F16, 1, {77, 0}, 0, NULL, NULL},
         {"count", CKD_I64, 0, {0, 0}, 0, NULL, NULL},
         {"none", CKD_F32, 2, {0, 5}, 0, NULL, NULL},
@@ -159,6 +160,7 @@ static void loads_alike(ckd_store *store, const ckd_checkpoint *c, const tensor 
 /* The chains begin in one memory and go on in the other. */
 static void test_the_same_bytes(void **state) {
     static const ckd_fidelity fidelities[] = {CKD_EXACT, CKD_NEAR, CKD_COMPACT, CKD_EXACT};
+    const unsigned steps = (unsigned)test_pick(2, 4, 4);
     ckd_store *store = store_create(*state);
     ckd_error err;
     for (unsigned f = 0; f < 4; f++) {
@@ -166,8 +168,8 @@ static void test_the_same_bytes(void **state) {
         char host[16], device[16];
         snprintf(host, sizeof(host), "host-%u", f);
         snprintf(device, sizeof(device), "device-%u", f);
-        model(t);
-        for (unsigned step = 0; step < STEPS; step++) {
+        model(t, false);
+        for (unsigned step = 0; step < steps; step++) {
             ckd_codec codec = f == 3 ? CKD_CODEC_RAW : CKD_CODEC_AUTO;
             ckd_checkpoint a, b;
             bool turned = step % 2;
@@ -314,7 +316,7 @@ static void test_together(void **state) {
     tensor t[TENSORS];
     ckd_error err;
     ckd_checkpoint c;
-    model(t);
+    model(t, false);
     assert_int_equal(save_model(&c, store, "run", 1, CKD_EXACT, CKD_CODEC_AUTO, t, NULL, &err), CKD_OK);
     loading_ranks r = {.store = store, .c = &c, .t = t};
     for (unsigned i = 0; i < 2 * TENSORS; i++) {
@@ -365,7 +367,7 @@ static void refused(ckd_store *store, const ckd_tensor *t, ckd_status status, co
 static void test_refused(void **state) {
     ckd_store *store = store_create(*state);
     tensor t[TENSORS];
-    model(t);
+    model(t, false);
     ckd_device other = CKD_DEVICE_INIT;
     other.device = 1;
     ckd_tensor d = description(&t[0], &other);
@@ -394,12 +396,13 @@ static void test_refused(void **state) {
 static void test_failures(void **state) {
     ckd_store *store = store_create(*state);
     tensor t[TENSORS];
-    model(t);
+    model(t, test_level_now() == TEST_QUICK);
     ckd_error err;
     ckd_checkpoint c;
     int failed = 0, went_on = 0; /* without what the device says of blocks that stay as they are */
     /* Odd strides: both kinds of failure come. Longer where emulated kernels take minutes. */
-    const int all = under_sanitizer() ? 8 : 40, stride = under_sanitizer() ? 13 : 3;
+    const bool few = under_sanitizer() || test_level_now() == TEST_QUICK;
+    const int all = few ? 8 : 40, stride = under_sanitizer() ? 13 : few ? 9 : 3;
     for (int n = 1;; n += n < all ? 1 : stride) {
         emulated_fail_after = n;
         emulated_fail_as = n % 2 ? DEVICE_FAILED : DEVICE_FULL;
@@ -420,12 +423,13 @@ static void test_failures(void **state) {
             failed++;
         }
     }
-    const int least = under_sanitizer() ? 3 : 15;
+    const int least = few ? 3 : 15;
     assert_true(failed > least && went_on > least && failed + went_on > 2 * least);
     ckd_load *load;
     assert_int_equal(ckd_load_begin(&load, store, &c.id, &err), CKD_OK);
     void *to = to_device(t[3].host, size_of(&t[3]));
-    for (int n = 1;; n++) {
+    const int every = (int)test_pick(3, 1, 1);
+    for (int n = (int)test_first("calls of a load", (unsigned)every);; n += every) {
         ckd_load_request q = request_of(&t[3], to, &on_device);
         emulated_fail_after = n;
         emulated_fail_as = DEVICE_FAILED;
@@ -614,7 +618,8 @@ static void test_hashes_that_fail(void **state) {
     o.on_message = hear;
     o.message_context = &told;
     assert_int_equal(ckd_store_open(&store, path, CKD_OPEN_WRITE, &o, NULL), CKD_OK);
-    for (int n = 1;; n++) {
+    const int every = (int)test_pick(3, 1, 1);
+    for (int n = (int)test_first("hashes", (unsigned)every);; n += every) {
         ckd_save_options options = options_of("device", (uint64_t)n + 1);
         ckd_save *save = begin_with(store, &options);
         ckd_tensor one = description(&t[0], &on_device);
@@ -636,7 +641,7 @@ static void test_hashes_that_fail(void **state) {
             break;
         }
     }
-    assert_true(went_on > 10 && failed > 2);
+    assert_true(went_on > test_pick(2, 10, 10) && failed >= test_pick(0, 3, 3));
     staying_free(store, t, STAYING);
 }
 

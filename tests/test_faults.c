@@ -19,6 +19,7 @@
 
 #include "base/file.h"
 #include "tests/support/actions.h"
+#include "tests/support/level.h"
 #include "tests/support/marks.h"
 #include "tests/support/scenes.h"
 #include "tests/support/scratch.h"
@@ -114,7 +115,7 @@ static void act_under_fault(action *a, const sweep *w) {
     assert_int_equal(open_descriptors(), descriptors);
 }
 
-/* A sample of them, with one error or the other, in seconds; CKD_TEST_BIG=1: every step, with each error, in minutes. */
+/* A sample of the steps, with one error or the other; at the big level every step, with each error. */
 typedef struct manner {
     counted counted;
     lasting lasting;
@@ -138,11 +139,11 @@ static const manner many[] = {
 };
 
 static bool thorough(void) {
-    return getenv("CKD_TEST_BIG") != NULL;
+    return test_level_now() == TEST_BIG;
 }
 
 /* false if there are fewer steps. */
-static bool fail_at(const sweep *w, const manner *how, unsigned long at) {
+static bool fail_at(const sweep *w, const manner *how, unsigned long at, bool all) {
     char *dir = tempdir_create();
     action a = {.dir = dir, .trouble = &current.trouble};
     current = (faulter){.at = at,
@@ -165,7 +166,7 @@ static bool fail_at(const sweep *w, const manner *how, unsigned long at) {
     }
     /* What failed for a moment was done again. What failed for ever may have been named before, never to be taken back. */
     assert_true(how->lasting != ONCE || (a.committed | a.gone) == (w->act == act_prunes ? 16 : w->possible));
-    if (thorough() || at % 8 < 2) {
+    if (all) {
         survivors_check(dir, w->before | a.committed, w->possible & ~a.gone, w->next);
     } else {
         survivors_glance(dir, w->before | a.committed, w->possible & ~a.gone);
@@ -186,8 +187,9 @@ static unsigned long fail_everywhere(const char *what, const sweep *w) {
                               : sizeof(few) / sizeof(few[0]);
     unsigned long steps = 0, points = 0;
     for (size_t i = 0; i < count; i++) {
-        unsigned long at = 1, stride = hows[i].stride * (under_sanitizer() ? 2 : 1);
-        for (; fail_at(w, &hows[i], at); at += stride) {
+        unsigned long stride = hows[i].stride * (under_sanitizer() ? 2 : 1) * test_pick(5, 1, 1);
+        unsigned long at = test_first(what, stride);
+        for (; fail_at(w, &hows[i], at, thorough() || points % 4 == 0); at += stride) {
             points++;
         }
         steps = at > steps ? at - 1 : steps;

@@ -19,6 +19,7 @@
 #include "base/hash.h"
 #include "codec/chunk/chunk.h"
 #include "codec/metadata/note.h"
+#include "tests/support/level.h"
 #include "tests/support/scenes.h"
 #include "tests/support/scratch.h"
 #include "tests/support/tempdir.h"
@@ -314,7 +315,7 @@ static void test_flips(void **state) {
     const char *asked = getenv("CKD_FLIPS");
     unsigned share, shares;
     bool full = asked && sscanf(asked, "%u/%u", &share, &shares) == 2 && share < shares;
-    uint64_t slow = under_sanitizer() ? 10 : 1, stride = full ? shares : 199 * slow;
+    uint64_t slow = under_sanitizer() ? 10 : test_pick(5, 1, 1), stride = full ? shares : 199 * slow;
     char identity[512];
     campaign c = {.dir = *state, .part = full ? share : UINT64_MAX};
     seed += full ? share * UINT64_C(0x9e3779b97f4a7c15) : 0;
@@ -550,7 +551,7 @@ static void make_full_store(const char *dir, const char *older_catalog) {
 /* CKD_HARMS=N in the environment: N of each kind; by default a few. */
 static void test_other_damage(void **state) {
     const char *asked = getenv("CKD_HARMS");
-    unsigned long count = asked ? strtoul(asked, NULL, 10) : under_sanitizer() ? 2 : 10;
+    unsigned long count = asked ? strtoul(asked, NULL, 10) : under_sanitizer() ? 2 : test_pick(2, 10, 10);
     char pristine[600], older_catalog[600], work[600];
     campaign c = {.part = UINT64_MAX, .dir = work};
     snprintf(pristine, sizeof(pristine), "%s/store", (const char *)*state);

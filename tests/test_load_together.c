@@ -17,6 +17,7 @@
 #include "engine/ranks/together_load.h"
 #include "tests/support/checkpoints.h"
 #include "tests/support/drift.h"
+#include "tests/support/level.h"
 #include "tests/support/scenes.h"
 #include "tests/support/scratch.h"
 #include "tests/support/tempdir.h"
@@ -439,7 +440,7 @@ static void random_job(job *j, const known *k, uint64_t *random) {
 static void test_random_layouts(void **state) {
     (void)state;
     uint64_t random = UINT64_C(0x2545f4914f6cdd1d), read = 0, needed = 0;
-    size_t jobs = under_sanitizer() ? 8 : 60;
+    size_t jobs = under_sanitizer() ? 8 : test_pick(15, 60, 60);
     for (size_t i = 0; i < sizeof(runs) / sizeof(*runs); i++) {
         known k = learn(runs[i].run, runs[i].step);
         for (size_t n = 0; n < jobs; n++) {
@@ -510,7 +511,7 @@ static void test_the_transport_fails_at_any_call(void **state) {
     (void)state;
     known k = learn("exact", LAST);
     unsigned long at = 1;
-    for (bool failed = true; failed; at += 1 + at / (under_sanitizer() ? 5 : 20)) {
+    for (bool failed = true; failed; at += 1 + at / (under_sanitizer() ? 5 : test_pick(8, 20, 20))) {
         for (uint32_t victim = 0; victim < 3; victim++) {
             job j;
             small_job(&j, &k, 3);
@@ -627,7 +628,7 @@ static void test_one_rank_has_no_memory(void **state) {
     known k = learn("exact", 2);
     for (uint32_t poor = 0; poor < 2; poor++) {
         unsigned long at = 1, failed = 0;
-        for (bool hit = true; hit; at += 1 + at / (under_sanitizer() ? 5 : 25)) {
+        for (bool hit = true; hit; at += 1 + at / (under_sanitizer() ? 5 : test_pick(8, 25, 25))) {
             job j;
             small_job(&j, &k, 2);
             j.poor_rank = poor;
@@ -832,7 +833,7 @@ static void test_damaged_messages(void **state) {
     unsigned long damaged = 0;
     for (size_t i = 0; i < sizeof(runs) / sizeof(*runs); i++) {
         known k = learn(runs[i].run, runs[i].step);
-        for (unsigned n = 0; n < (under_sanitizer() ? 10u : 30u); n++) {
+        for (unsigned n = 0; n < (under_sanitizer() ? 10 : test_pick(10, 30, 30)); n++) {
             job j;
             small_job(&j, &k, 3);
             j.seen_by_one = 1 + n % 2;

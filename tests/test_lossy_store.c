@@ -20,6 +20,7 @@
 #include "kernels/cpu.h"
 #include "tests/support/checkpoints.h"
 #include "tests/support/drift.h"
+#include "tests/support/level.h"
 #include "tests/support/scenes.h"
 #include "tests/support/tempdir.h"
 
@@ -389,15 +390,18 @@ static int went_back(const long_run *r) {
 
 static void test_threads_choose_no_ancestors(void **state) {
     static const uint32_t threads[] = {2, 5};
-    for (int f = 0; f < 2; f++) {
+    for (unsigned f = 0; f < 2; f++) {
+        if (!test_draws("long runs", f, 2)) {
+            continue;
+        }
         char name[32];
-        snprintf(name, sizeof(name), "%d", f);
+        snprintf(name, sizeof(name), "%u", f);
         long_run one = save_long(*state, name, 1, fidelities[f]);
         print_message("%s: %d deltas of %d on ancestors\n", ckd_fidelity_name(fidelities[f]), went_back(&one),
                       (LONG - 1) * LAYERS);
         assert_true(went_back(&one) >= LAYERS);
         for (int i = 0; i < 2; i++) {
-            snprintf(name, sizeof(name), "%d.%d", f, i);
+            snprintf(name, sizeof(name), "%u.%d", f, i);
             long_run other = save_long(*state, name, threads[i], fidelities[f]);
             assert_memory_equal(other.depth, one.depth, sizeof(one.depth));
             assert_memory_equal(other.values, one.values, sizeof(one.values));
@@ -484,7 +488,7 @@ static void test_every_flipped_byte(void **state) {
     }
     ckd_store_close(store);
     dir_list files;
-    unsigned long flips = 0, found = 0, stride = under_sanitizer() ? 29 : 3;
+    unsigned long flips = 0, found = 0, stride = under_sanitizer() ? 29 : test_pick(17, 3, 1);
     assert_int_equal(dir_list_read(&files, store_path_of(*state, "data/c"), NULL), CKD_OK);
     assert_int_equal(files.count, 3);
     for (size_t f = 0; f < files.count; f++) {
@@ -492,7 +496,7 @@ static void test_every_flipped_byte(void **state) {
         size_t size;
         snprintf(path, sizeof(path), "%s/%s", store_path_of(*state, "data/c"), files.names[f]);
         unsigned char *content = read_whole_file(path, &size);
-        for (size_t at = f; at < size; at += stride) {
+        for (size_t at = test_first("flipped bytes", stride) - 1 + f; at < size; at += stride) {
             content[at] ^= (unsigned char)(1u << (at % 8));
             write_whole_file(path, content, size);
             content[at] ^= (unsigned char)(1u << (at % 8));

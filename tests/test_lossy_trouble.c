@@ -20,6 +20,7 @@
 #include "base/file.h"
 #include "tests/support/checkpoints.h"
 #include "tests/support/drift.h"
+#include "tests/support/level.h"
 #include "tests/support/scenes.h"
 #include "tests/support/scratch.h"
 #include "tests/support/tempdir.h"
@@ -169,7 +170,7 @@ static int kill_hook(void *context, file_step step, const char *path) {
 }
 
 static void test_killed_anywhere(void **state) {
-    unsigned long at = 1, stride = under_sanitizer() ? 5 : 1;
+    unsigned long stride = under_sanitizer() ? 5 : test_pick(5, 1, 1), at = test_first("killed", stride);
     for (bool finished = false; !finished; at += stride) {
         char *dir = copy_of(*state);
         int ended;
@@ -232,10 +233,10 @@ static bool fault_at(const char *template, unsigned long at, bool for_ever, int 
 }
 
 static void test_faults_anywhere(void **state) {
-    unsigned long points = 0, stride = under_sanitizer() ? 9 : 2;
+    unsigned long points = 0, stride = under_sanitizer() ? 9 : test_pick(9, 2, 1);
     parent_unread = true;
     for (int manner = 0; manner < 4; manner++) {
-        for (unsigned long at = 1 + (unsigned long)manner % stride;
+        for (unsigned long at = test_first("faults", stride) + (unsigned long)manner % 2;
              fault_at(*state, at, manner & 1, manner & 2 ? EIO : ENOSPC); at += stride) {
             points++;
         }
@@ -290,13 +291,15 @@ static bool load_shortage_at(const char *template, unsigned long at, bool for_ev
 }
 
 static void test_out_of_memory_anywhere(void **state) {
-    unsigned long saves = 0, loads = 0, stride = under_sanitizer() ? 13 : 3;
+    unsigned long saves = 0, loads = 0, stride = under_sanitizer() ? 13 : test_pick(13, 3, 1),
+                  every = test_pick(3, 1, 1);
     for (int for_ever = 0; for_ever < 2; for_ever++) {
-        for (unsigned long at = 1 + (unsigned long)for_ever; shortage_at(*state, at, for_ever);
+        for (unsigned long at = test_first("shortages", stride); shortage_at(*state, at, for_ever);
              at += stride) {
             saves++;
         }
-        for (unsigned long at = 1; load_shortage_at(*state, at, for_ever); at++) {
+        for (unsigned long at = test_first("shortages of loads", every);
+             load_shortage_at(*state, at, for_ever); at += every) {
             loads++;
         }
     }

@@ -27,6 +27,7 @@
 #include "engine/save/save_measures.h"
 #include "tests/support/actions.h"
 #include "tests/support/bundled.h"
+#include "tests/support/level.h"
 #include "tests/support/marks.h"
 #include "tests/support/samples.h"
 #include "tests/support/scenes.h"
@@ -117,7 +118,7 @@ typedef struct sweep {
 } sweep;
 
 /* false if there are fewer allocations. */
-static bool fail_at(const sweep *w, allocator from, bool for_ever, unsigned long at) {
+static bool fail_at(const sweep *w, allocator from, bool for_ever, unsigned long at, bool all) {
     char *dir = tempdir_create();
     action a = {.dir = dir, .source = w->source, .trouble = &shortage.trouble};
     if (w->template) {
@@ -135,7 +136,7 @@ static bool fail_at(const sweep *w, allocator from, bool for_ever, unsigned long
     ckd_store_close(a.store);
     assert_int_equal(open_descriptors(), descriptors);
     assert_true(for_ever || (a.committed | a.gone) == (w->act == act_prunes ? 16 : w->possible));
-    if (at % 16 == 1) {
+    if (all) {
         survivors_check(dir, w->before | a.committed, w->possible & ~a.gone, w->next);
     } else {
         survivors_glance(dir, w->before | a.committed, w->possible & ~a.gone);
@@ -148,12 +149,13 @@ static bool fail_at(const sweep *w, allocator from, bool for_ever, unsigned long
     return shortage.trouble.hits > 0;
 }
 
-/* From one allocation to the next: SQLite has far more of them. CKD_TEST_BIG=1: minutes instead of seconds. */
+/* From one allocation to the next: SQLite has far more of them. */
 static unsigned long stride_of(allocator from, bool for_ever) {
-    if (getenv("CKD_TEST_BIG")) {
+    if (test_level_now() == TEST_BIG) {
         return from == LIBRARY ? 1 : 17;
     }
-    return (from == LIBRARY ? 4 : 127) * (for_ever ? 2u : 1u) * (under_sanitizer() ? 2u : 1u);
+    return (from == LIBRARY ? test_pick(41, 4, 1) : test_pick(1201, 127, 17)) * (for_ever ? 2u : 1u) *
+           (under_sanitizer() ? 2u : 1u);
 }
 
 /* Returns how many allocations of the library there are. */
@@ -161,8 +163,8 @@ static unsigned long fail_everywhere(const char *what, const sweep *w) {
     unsigned long counts[2] = {0, 0}, points = 0;
     for (int i = 0; i < 4; i++) {
         allocator from = i < 2 ? LIBRARY : SQLITE;
-        unsigned long at = 1, stride = stride_of(from, i % 2);
-        for (; fail_at(w, from, i % 2, at); at += stride) {
+        unsigned long stride = stride_of(from, i % 2), at = test_first(what, stride);
+        for (; fail_at(w, from, i % 2, at, points % (from == LIBRARY ? 4 : 16) == 0); at += stride) {
             points++;
         }
         counts[from] = at - 1;

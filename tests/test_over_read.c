@@ -11,6 +11,7 @@
 
 #include "tests/support/checkpoints.h"
 #include "tests/support/drift.h"
+#include "tests/support/level.h"
 #include "tests/support/scenes.h"
 #include "tests/support/scratch.h"
 #include "tests/support/tempdir.h"
@@ -168,7 +169,7 @@ static void check_loaded(const fixture *f, ckd_load *load, const ckd_region *r, 
 static void test_an_eighth_of_a_chain(void **state) {
     fixture *f = *state;
     const uint64_t columns = 2 * DEPTH * 64, rows = SIDE; /* half the matrix, so that it does not take long */
-    const uint64_t depth = under_sanitizer() ? 2 : DEPTH;
+    const uint64_t depth = under_sanitizer() ? 2 : test_pick(3, DEPTH, DEPTH);
     for (uint64_t step = 0; step <= depth; step++) {
         change_values(CKD_F32, f->values, rows * columns, (unsigned)step);
         save_matrix(f, "chain", step, CKD_CODEC_AUTO, rows, columns);

@@ -16,6 +16,7 @@
 #include <unistd.h>
 
 #include "base/file.h"
+#include "tests/support/level.h"
 #include "tests/support/scenes.h"
 #include "tests/support/scratch.h"
 #include "tests/support/tempdir.h"
@@ -176,14 +177,15 @@ static void check_after(const char *dir, const snapshot *s) {
     store_check_clean(dir);
 }
 
-static void sweep(const char *dir, void (*prepare)(const char *, snapshot *), work_fn work, int errnum) {
+static void sweep(const char *what, const char *dir, void (*prepare)(const char *, snapshot *), work_fn work,
+                  int errnum) {
     char from[512], to[512];
     snapshot s;
     bool done = false;
-    unsigned long every = under_sanitizer() ? 7 : errnum ? 3 : 1;
+    unsigned long every = under_sanitizer() ? 7 : errnum ? test_pick(9, 3, 1) : test_pick(5, 1, 1);
     prepare(dir, &s);
     snprintf(from, sizeof(from), "%s", store_path_of(dir, ""));
-    for (unsigned long at = 1; !done; at += every) {
+    for (unsigned long at = test_first(what, every); !done; at += every) {
         char *copy = tempdir_create();
         snprintf(to, sizeof(to), "%s/store", copy);
         tree_copy(from, to);
@@ -198,19 +200,19 @@ static void sweep(const char *dir, void (*prepare)(const char *, snapshot *), wo
 }
 
 static void test_parity_killed(void **state) {
-    sweep(*state, prepare_parity, make_parity, 0);
+    sweep("parity killed", *state, prepare_parity, make_parity, 0);
 }
 
 static void test_repair_killed(void **state) {
-    sweep(*state, prepare_repair, repair, 0);
+    sweep("repair killed", *state, prepare_repair, repair, 0);
 }
 
 static void test_parity_fails(void **state) {
-    sweep(*state, prepare_parity, make_parity, EIO);
+    sweep("parity fails", *state, prepare_parity, make_parity, EIO);
 }
 
 static void test_repair_fails(void **state) {
-    sweep(*state, prepare_repair, repair, ENOSPC);
+    sweep("repair fails", *state, prepare_repair, repair, ENOSPC);
 }
 
 int main(void) {

@@ -22,6 +22,7 @@
 #include "base/file.h"
 #include "tests/support/compactions.h"
 #include "tests/support/fingerprints.h"
+#include "tests/support/level.h"
 #include "tests/support/marks.h"
 #include "tests/support/power_disk.h"
 #include "tests/support/power_rest.h"
@@ -303,7 +304,8 @@ static const char *const spared[] = {
 
 static void test_every_sync_is_needed(void **state) {
     (void)state;
-    if (!under_sanitizer() && !getenv("CKD_POWER_TEST") && !getenv("CKD_POWER_SITES")) {
+    if (!under_sanitizer() && test_level_now() != TEST_QUICK && !getenv("CKD_POWER_TEST") &&
+        !getenv("CKD_POWER_SITES")) {
         power_check_sites();
     }
 }

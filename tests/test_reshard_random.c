@@ -10,6 +10,7 @@
 
 #include "tests/support/checkpoints.h"
 #include "tests/support/layouts.h"
+#include "tests/support/level.h"
 #include "tests/support/scenes.h"
 #include "tests/support/scratch.h"
 #include "tests/support/tempdir.h"
@@ -61,7 +62,7 @@ static void new_layouts(reshard_cases *all, uint64_t *random) {
 static void check_random(ckd_fidelity fidelity, uint64_t seed) {
     reshard_cases all = {0};
     uint64_t random = seed;
-    while (all.count < (under_sanitizer() ? FEWER : TENSORS)) {
+    while (all.count < (under_sanitizer() ? FEWER : test_pick(FEWER, TENSORS, TENSORS))) {
         add_random(&all, fidelity, &random);
     }
     char *dir = tempdir_create();

@@ -15,6 +15,7 @@
 #include "base/file.h"
 #include "engine/session/session.h"
 #include "tests/support/checkpoints.h"
+#include "tests/support/level.h"
 #include "tests/support/scenes.h"
 #include "tests/support/scratch.h"
 #include "tests/support/tempdir.h"
@@ -106,7 +107,7 @@ static void isolate(const char *dir, ckd_snapshot how, uint32_t threads) {
     const char *asked = getenv("CKD_SAVES");
     uint64_t saves = asked               ? strtoull(asked, NULL, 10)
                      : under_sanitizer() ? 20
-                                         : 60,
+                                         : test_pick(20, 60, 60),
              rows = 20000; /* 5 x 5 MB: pieces */
     trainer *t = trainer_new(rows), *seen = trainer_new(rows);
     ckd_session_options o = session_options();

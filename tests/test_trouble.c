@@ -20,6 +20,7 @@
 #include "base/file.h"
 #include "include/ckptdelta.h"
 #include "tests/support/checkpoints.h"
+#include "tests/support/level.h"
 #include "tests/support/tempdir.h"
 
 /* ---- rivals ---- */
@@ -207,6 +208,8 @@ static void test_no_flipped_byte_goes_unseen(void **state) {
     }
     ckd_store_close(store);
     static const char *const folders[] = {"data/c", "data/m"};
+    const long every = FLIP_EVERY * (long)test_pick(7, 1, 1);
+    const long first = (long)test_first("flipped bytes", (unsigned long)every) - 1;
     size_t flips = 0;
     for (int k = 0; k < 2; k++) {
         char folder[2048], path[4096];
@@ -219,7 +222,7 @@ static void test_no_flipped_byte_goes_unseen(void **state) {
             if (e->d_name[0] == '.' || stat(path, &info) != 0) {
                 continue;
             }
-            for (long at = 0; at < info.st_size; at += FLIP_EVERY, flips++) {
+            for (long at = first; at < info.st_size; at += every, flips++) {
                 flip(path, at);
                 check_damaged(*state, values, STEPS, COUNT * 4);
                 flip(path, at);
@@ -227,7 +230,7 @@ static void test_no_flipped_byte_goes_unseen(void **state) {
         }
         closedir(d);
     }
-    assert_true(flips > 1000 / FLIP_EVERY);
+    assert_true((long)flips > 1000 / every);
     store = store_reopen(*state, CKD_OPEN_READ);
     assert_int_equal(verify_damage(store), 0);
     ckd_store_close(store);
@@ -344,9 +347,9 @@ static void save_made_up(ckd_store *store, uint64_t step, uint64_t elements) {
     }
 }
 
-/* CKD_TEST_BIG=1: 2 GiB. Saved as base and as delta and loaded in pieces, within 256 MiB in all. */
+/* At the big level: 2 GiB. Saved as base and as delta and loaded in pieces, within 256 MiB in all. */
 static void test_large_states_in_little_memory(void **state) {
-    uint64_t elements = getenv("CKD_TEST_BIG") ? UINT64_C(1) << 29 : UINT64_C(1) << 25;
+    uint64_t elements = test_level_now() == TEST_BIG ? UINT64_C(1) << 29 : UINT64_C(1) << 25;
     ckd_store *store = store_create(*state);
     long before = peak_kib();
     for (uint64_t step = 0; step < 2; step++) {
@@ -377,7 +380,7 @@ static void test_large_states_in_little_memory(void **state) {
     ckd_store_close(store);
 }
 
-/* A sparse i8 tensor beyond 2^32 elements (2^25 unless CKD_TEST_BIG=1), streamed. */
+/* A sparse i8 tensor beyond 2^32 elements (2^25 below the big level), streamed. */
 static ckd_status make_sparse(void *context, uint64_t first, uint64_t count, void *to, ckd_error *err) {
     (void)context;
     (void)err;
@@ -390,7 +393,8 @@ static ckd_status make_sparse(void *context, uint64_t first, uint64_t count, voi
 }
 
 static void test_sparse_tensor_is_streamed(void **state) {
-    uint64_t elements = getenv("CKD_TEST_BIG") ? (UINT64_C(1) << 33) + 12345 : (UINT64_C(1) << 25) + 12345;
+    uint64_t elements =
+        test_level_now() == TEST_BIG ? (UINT64_C(1) << 33) + 12345 : (UINT64_C(1) << 25) + 12345;
     ckd_store *store = store_create(*state);
     long before = peak_kib();
     ckd_save *save = begin_save(store, "run", 0);

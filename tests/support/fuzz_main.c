@@ -1,7 +1,7 @@
 /*
  * Turns a fuzz driver into an ordinary test: runs it on every file in the folders given, on damaged variants of each
- * (cut off at many lengths, bytes changed), and on a few inputs without any file. What is tried is the same on every
- * run. A finding is a crash or a sanitizer report; the file and the variant were printed before.
+ * (cut off at many lengths, bytes changed), and on a few inputs without any file. What is tried is the same in every
+ * run of the same level and seed. A finding is a crash or a sanitizer report; the file and the variant were printed before.
  *
  * Each input is a heap copy of exactly its size, so that reading past its end is seen by the address sanitizer.
  */
@@ -14,8 +14,9 @@
 #include <sys/stat.h>
 
 #include "fuzz.h"
+#include "tests/support/level.h"
 
-enum { CUTS = 48, CHANGES = 192, MAX_BYTES = 1 << 24 };
+enum { MAX_BYTES = 1 << 24 };
 
 static void try_input(const uint8_t *data, size_t size) {
     uint8_t *copy = malloc(size ? size : 1);
@@ -38,8 +39,9 @@ static uint64_t next_random(uint64_t *state) {
 }
 
 static void try_cuts(const uint8_t *data, size_t size) {
-    for (size_t i = 0; i < CUTS && i < size; i++)
-        try_input(data, size <= CUTS ? i : i * (size / CUTS));
+    size_t cuts = test_pick(12, 48, 48);
+    for (size_t i = 0; i < cuts && i < size; i++)
+        try_input(data, size <= cuts ? i : i * (size / cuts));
     if (size)
         try_input(data, size - 1);
 }
@@ -47,7 +49,10 @@ static void try_cuts(const uint8_t *data, size_t size) {
 /* One to four changes at a time: a flipped bit, an extreme byte, a random byte. */
 static void try_changes(uint8_t *data, size_t size) {
     uint64_t random = UINT64_C(0x9e3779b97f4a7c15) ^ size;
-    for (int i = 0; size && i < CHANGES; i++) {
+    unsigned long changes = test_pick(48, 192, 192);
+    if (test_level_now() == TEST_QUICK)
+        random ^= test_first("changes", UINT32_MAX); /* others for each seed */
+    for (unsigned long i = 0; size && i < changes; i++) {
         size_t at[4];
         uint8_t old[4];
         int count = 1 + (int)(next_random(&random) % 4);

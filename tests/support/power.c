@@ -1,3 +1,4 @@
+#include "tests/support/level.h"
 #include "tests/support/power.h"
 
 #include <dlfcn.h>
@@ -382,14 +383,15 @@ static void check_all(power *p, crash_keys *keys, uint64_t most, uint64_t seed) 
 }
 
 void power_end(power *p, const char *name) {
-    uint64_t most = number_of("CKD_POWER_STATES", under_sanitizer() ? 20 : STATES_USUAL);
+    uint64_t most =
+        number_of("CKD_POWER_STATES", under_sanitizer() ? 20 : test_pick(25, STATES_USUAL, STATES_USUAL));
     uint64_t seed = number_of("CKD_POWER_SEED", 1);
     crash_keys keys = {0};
     p->name = name;
     recorder_stop();
     note_reached(&p->record);
     check_all(p, &keys, most, seed);
-    bool without = !under_sanitizer() && number_of("CKD_POWER_SITES", 1);
+    bool without = !under_sanitizer() && number_of("CKD_POWER_SITES", test_level_now() != TEST_QUICK);
     for (size_t i = 0; i < site_count && without; i++) {
         if (!sites[i].needed && !is_spared(sites[i].label) && in_record(&p->record, i)) {
             leave_out(p, &keys, i, seed);
