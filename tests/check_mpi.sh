@@ -57,7 +57,9 @@ store=$root/loads
 loads 4 "$store" save exact 6
 file=$(find "$store/data" -name '*.ckd' -printf '%s %p\n' | sort -rn | sed -n '1s/^[0-9]* //p')
 loads 4 "$store" save near 5
-for n in 4 3 8 1; do
+counts="4 3 8 1"
+[ "${CKD_TEST_LEVEL:-full}" = quick ] && counts="3 8"
+for n in $counts; do
     loads "$n" "$store" load exact
     loads "$n" "$store" load near
 done
