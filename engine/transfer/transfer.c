@@ -120,18 +120,23 @@ static ckd_status name_files(transfer *t, const transfer_item *item, ckd_error *
 }
 
 /*
- * Moves an item's files back to where they wait for another try. A file that cannot go back is left to recovery, as the intent
- * names it. An item that was left out before files were chosen has files that are in no list.
+ * Files that got their names and that no published manifest names go back to where they wait for another try. They are those of checkpoints that were not
+ * committed, and those that a proof found to be of no use. What cannot go back is left to recovery: the intent names it.
  */
-static void take_back(transfer *t, const transfer_item *item) {
-    for (size_t i = 0; i < item->m.file_count; i++) {
-        transfer_file *f = transfer_find_file(t, &item->m.files[i].id);
-        if (f && f->there && f->arrived) {
+static void take_back(transfer *t) {
+    bool any = false;
+    for (size_t i = 0; i < t->file_count; i++) {
+        transfer_file *f = &t->files[i];
+        if (f->there && f->arrived) {
             pathname p = path_chunk(t->to->path, &f->file.id, "");
             bool back = file_publish(p.text, transfer_path(t, &f->file.id).text, NULL) == CKD_OK;
             t->undecided = t->undecided || !back;
             f->there = !back;
+            any = true;
         }
+    }
+    if (any) {
+        t->undecided = dir_sync(path_in(t->to->path, DIR_CHUNKS).text, NULL) != CKD_OK || t->undecided;
     }
 }
 
@@ -229,17 +234,8 @@ static ckd_status publish_batch(transfer *t, const batch *b, ckd_error *err) {
     for (size_t i = b->first; i < b->end && status == CKD_OK; i++) {
         status = transfer_moves(&t->items[i]) ? publish_item(t, b, &t->items[i], err) : CKD_OK;
     }
-    bool any = false;
-    for (size_t i = b->first; i < b->end && !t->undecided; i++) {
-        const transfer_item *item = &t->items[i];
-        bool fails = item->state == CKD_COPY_LEFT || (status != CKD_OK && transfer_moves(item));
-        if (fails && !item->committed) {
-            take_back(t, item);
-            any = true;
-        }
-    }
-    if (any) {
-        t->undecided = dir_sync(path_in(t->to->path, DIR_CHUNKS).text, NULL) != CKD_OK || t->undecided;
+    if (!t->undecided) {
+        take_back(t);
     }
     return status;
 }
@@ -465,11 +461,12 @@ static void finish_catalog(transfer *t) {
     lock_release(lock);
 }
 
-/* What has arrived of a checkpoint that does not fit, or cannot be completed, gives its room back. */
+/* What has arrived waits for another try, unless nothing is left to be tried, or the checkpoint does not fit or cannot be completed. */
 static void drop_arrived(const transfer *t, ckd_status status) {
     bool hopeless = status == CKD_E_NOSPACE || status == CKD_E_CORRUPT || status == CKD_E_UNSUPPORTED ||
                     status == CKD_E_EXISTS;
-    for (size_t i = 0; i < t->file_count && (hopeless || t->any_left); i++) {
+    bool waits = status != CKD_OK && !hopeless && !t->any_left;
+    for (size_t i = 0; i < t->file_count && !waits; i++) {
         if (!t->files[i].there || t->files[i].arrived) {
             file_remove(transfer_path(t, &t->files[i].file.id).text, true, NULL);
         }
