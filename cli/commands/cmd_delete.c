@@ -30,6 +30,18 @@ typedef struct arguments {
     ckd_delete_options deletion;
 } arguments;
 
+/* Whoever repeats a command with `latest` would delete another checkpoint each time. */
+static error_t take_place(arguments *a, const char *arg, struct argp_state *state) {
+    error_t failed = cli_places_add_any(&a->places, arg, state);
+    if (!failed && !a->places.items[a->places.count - 1].tag[0] &&
+        a->places.items[a->places.count - 1].step == CKD_LATEST) {
+        argp_error(state,
+                   "the newest checkpoint is another one next time; name its step, as in gpt@100, not '%s'",
+                   arg);
+    }
+    return failed;
+}
+
 static error_t parse(int key, char *arg, struct argp_state *state) {
     arguments *a = state->input;
     switch (key) {
@@ -40,7 +52,7 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
         a->deletion.undo_s = cli_seconds(state, "--undo", arg);
         return 0;
     case ARGP_KEY_ARG:
-        return cli_take_store(&a->common, arg) ? 0 : cli_places_add_any(&a->places, arg, state);
+        return cli_take_store(&a->common, arg) ? 0 : take_place(a, arg, state);
     case ARGP_KEY_END:
         if (!a->places.count) {
             argp_error(state, "name the checkpoints to delete, as in gpt@100");
